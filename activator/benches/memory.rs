@@ -34,7 +34,7 @@ fn main() -> std::io::Result<()> {
     let mut done = 0;
     for services in [1_000, 10_000] {
         for number in done..services {
-            take(&activator, sleeping(number));
+            apply_changes(&activator, sleeping_service_changes(number));
         }
         done = services;
         let bytes = (resident_bytes()? - empty) / u64::from(services);
@@ -50,7 +50,7 @@ fn main() -> std::io::Result<()> {
     )
 }
 
-fn take(activator: &ActivatorInstance, changes: Vec<RouteChange>) {
+fn apply_changes(activator: &ActivatorInstance, changes: Vec<RouteChange>) {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change))).collect();
     let other_ports =
         activator.gateway.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
@@ -58,7 +58,7 @@ fn take(activator: &ActivatorInstance, changes: Vec<RouteChange>) {
 }
 
 /// RouteTable entries of a sleeping service and of its revision, as the controller sends them.
-fn sleeping(number: u16) -> Vec<RouteChange> {
+fn sleeping_service_changes(number: u16) -> Vec<RouteChange> {
     let [high, low] = number.to_be_bytes();
     let (name, revision) = names(number);
     let service = ServiceEntry {
@@ -70,9 +70,9 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         port: NonZeroU16::MIN,
         activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
         targets: vec![RouteTarget { revision: revision.clone(), percent: 100 }],
-        path: ConnectionPath::Direct,
+        connection_path: ConnectionPath::Direct,
         hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
-        ingress: None,
+        gateway_rules: None,
     };
     let revision = RevisionEntry {
         name: revision,
@@ -86,7 +86,7 @@ fn sleeping(number: u16) -> Vec<RouteChange> {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        sources: None,
+        allowed_sources: None,
     };
     vec![RouteChange::Revision(revision), RouteChange::Service(service)]
 }

@@ -1,6 +1,6 @@
 //! Shell: an activator on one thread before a pod of the user's choice, for measurements without the other components.
 //!
-//! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [AFTER_MS]` serves port 20000
+//! `cargo run --release -p activator --example loopback -- 20000 127.0.0.1:9000 [CHECK_DELAY_MS]` serves port 20000
 //! with the pod at 127.0.0.1:9000. The pod becomes ready AFTER_MS milliseconds after the start (default 0).
 
 use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
@@ -36,7 +36,7 @@ async fn main() -> anyhow::Result<()> {
         let batch = RouteBatch { changes: states.collect(), ..RouteBatch::default() };
         activator.gateway.routes.apply(batch);
     };
-    apply(table(port).states().collect());
+    apply(table(port).all_states().collect());
     activator.ports.apply();
     tokio::time::sleep(Duration::from_millis(after)).await;
     apply(vec![RouteChange::Pod(ready(pod)?.into())]);
@@ -56,9 +56,9 @@ fn table(port: NonZeroU16) -> RouteTable {
         port,
         activator_port: port,
         targets: vec![RouteTarget { revision: revision(), percent: 100 }],
-        path: ConnectionPath::Activator,
+        connection_path: ConnectionPath::Activator,
         hosts: vec![],
-        ingress: None,
+        gateway_rules: None,
     };
     table.services.insert(service.name.clone(), service);
     let served = RevisionEntry {
@@ -73,7 +73,7 @@ fn table(port: NonZeroU16) -> RouteTable {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        sources: None,
+        allowed_sources: None,
     };
     table.revisions.insert(served.name.clone(), served);
     table
@@ -88,9 +88,9 @@ fn ready(address: SocketAddr) -> anyhow::Result<PodEntry> {
         zone: String::new(),
         phase: RoutingPhase::Ready,
         address: Some(address),
-        also: None,
-        confirmed: false,
+        other_family_address: None,
+        kubelet_ready: false,
         port: NonZeroU16::new(address.port()).context("POD needs a port")?,
-        probe: ReadinessProbe::listens(),
+        probe: ReadinessProbe::listener_probe(),
     })
 }

@@ -60,7 +60,7 @@ pub struct RefusalCounters([Counter; ClientBound::ALL.len()]);
 
 impl RefusalCounters {
     /// Counts one client that reached `bound`.
-    pub fn note(&self, bound: ClientBound) {
+    pub fn count_refusal(&self, bound: ClientBound) {
         self.0[bound as usize].inc();
     }
 }
@@ -82,8 +82,9 @@ impl ActivatorMetrics {
         let requests = Family::<StatusClassLabel, Counter>::default();
         let class = |code| requests.get_or_create(&StatusClassLabel { code }).clone();
         let refused = Family::<ClientBoundLabel, Counter>::default();
-        let at =
-            |it: ClientBound| refused.get_or_create(&ClientBoundLabel { bound: it.name() }).clone();
+        let at = |it: ClientBound| {
+            refused.get_or_create(&ClientBoundLabel { bound: it.label() }).clone()
+        };
         // Buckets from 0.1 ms to 105 s.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
         let all = Self {
@@ -142,7 +143,7 @@ impl ActivatorMetrics {
     }
 
     /// Counts one response by the class of its code.
-    pub fn answered(&self, status: http::StatusCode) {
+    pub fn count_response(&self, status: http::StatusCode) {
         let digit = usize::from(status.as_u16() / 100).clamp(1, 5);
         self.responses_by_class[digit - 1].inc();
     }
@@ -162,7 +163,7 @@ struct KnativeRevisionLabels {
 impl Collector for RevisionQueueCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let revisions = self.0.routes.revisions();
-        let all = revisions.iter().map(|it| (&it.name, it.figures()));
+        let all = revisions.iter().map(|it| (&it.name, it.queue_metrics()));
         // Revisions that are asleep have no series: ten thousand of them would fill every scrape with zeros.
         let all = all.filter(|(_, figures)| *figures != (false, 0, 0));
         let [queued, active, concurrency] =

@@ -33,7 +33,7 @@ const FIRST_FREE_UP_TO: u32 = 3;
 ///
 /// `limit` is containerConcurrency (0: no limit, and all pods have room). `cursor` is the position of round robin.
 /// `chance` is uniform over u64.
-pub fn pick(slots: &[PodLoad], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
+pub fn pick_pod(slots: &[PodLoad], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
     match limit {
         0 => better_of_two(slots, chance),
         1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.free_slots > 0),
@@ -44,17 +44,17 @@ pub fn pick(slots: &[PodLoad], limit: u32, cursor: &mut usize, chance: u64) -> O
 fn better_of_two(slots: &[PodLoad], chance: u64) -> Option<usize> {
     let count = u64::try_from(slots.len()).ok().filter(|&count| count > 0)?;
     let (high, low) = (chance >> 32, chance & u64::from(u32::MAX));
-    let one = index(low % count);
+    let one = to_index(low % count);
     if count == 1 {
         return Some(one);
     }
     // The second pick is another pod, so that two pods are always compared.
-    let other = index((low % count + 1 + high % (count - 1)) % count);
+    let other = to_index((low % count + 1 + high % (count - 1)) % count);
     // For equal loads `one` is uniformly random already.
     Some(if slots[other].in_flight < slots[one].in_flight { other } else { one })
 }
 
-fn index(value: u64) -> usize {
+fn to_index(value: u64) -> usize {
     usize::try_from(value).expect("below a slice's length: remainder of it")
 }
 
@@ -69,7 +69,7 @@ fn next_round_robin(slots: &[PodLoad], cursor: &mut usize) -> Option<usize> {
 /// Average time between two connections that are asked to reconnect: a pod's accept queue holds about a hundred.
 const RECONNECT_SPACING: Duration = Duration::from_micros(200);
 /// Time within which all connections are asked to reconnect, however many there are.
-const GONE_AFTER: Duration = Duration::from_secs(2);
+const RECONNECT_MAX_SPREAD: Duration = Duration::from_secs(2);
 
 /// Position of a connection among those that are asked to reconnect, drawn at random when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub struct ReconnectJitter(u16);
 
 impl ReconnectJitter {
     /// Draws a position. `chance` is uniform over u64.
-    pub fn draw(chance: u64) -> Self {
+    pub fn from_random(chance: u64) -> Self {
         Self((chance >> 48) as u16)
     }
 
@@ -86,8 +86,8 @@ impl ReconnectJitter {
     ///
     /// A single connection is asked at once. Many are asked one after the other, so that pods do not get all of them at
     /// the same time. Example: of 1,001 connections, half are asked within 100 ms and all within 200 ms.
-    pub fn goes(self, since: Duration, connections: u32) -> bool {
-        let spread = (RECONNECT_SPACING * connections.saturating_sub(1)).min(GONE_AFTER);
+    pub fn should_close(self, since: Duration, connections: u32) -> bool {
+        let spread = (RECONNECT_SPACING * connections.saturating_sub(1)).min(RECONNECT_MAX_SPREAD);
         since >= spread * u32::from(self.0) / (1 << 16)
     }
 }
@@ -95,7 +95,7 @@ impl ReconnectJitter {
 /// Chooses the revision of one request by the targets' percents. `None` without targets.
 ///
 /// Example: with percents 90 and 10, a `chance` whose remainder modulo 100 is 95 chooses the second.
-pub fn split<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Option<&T> {
+pub fn pick_by_percent<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Option<&T> {
     let total: u64 = targets.iter().map(|target| u64::from(percent(target))).sum();
     let mut ticket = chance.checked_rem(total)?;
     for target in targets {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     /// Pods with these numbers of requests in flight and the hard limit `limit`.
-    fn slots(in_flight: &[u32], limit: u32) -> Vec<PodLoad> {
+    fn pod_loads(in_flight: &[u32], limit: u32) -> Vec<PodLoad> {
         let slot = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
             let pod = PodEndpointKey { address, id: 0 };
@@ -124,47 +124,48 @@ mod tests {
     #[test]
     fn without_pods_none_is_picked() {
         for limit in [0, 1, 9] {
-            assert_eq!(pick(&[], limit, &mut 0, 7), None);
+            assert_eq!(pick_pod(&[], limit, &mut 0, 7), None);
         }
     }
 
     #[test]
     fn without_a_limit_the_less_loaded_of_two_is_picked() {
-        let pods = slots(&[5, 1], 0);
-        let mut spread = |chance: u64| pick(&pods, 0, &mut 0, chance);
+        let pods = pod_loads(&[5, 1], 0);
+        let mut spread = |chance: u64| pick_pod(&pods, 0, &mut 0, chance);
         assert_eq!((0..100).map(&mut spread).collect::<Vec<_>>(), vec![Some(1); 100]);
     }
 
     #[test]
     fn without_a_limit_equal_pods_are_picked_evenly() {
-        let pods = slots(&[0, 0, 0], 0);
+        let pods = pod_loads(&[0, 0, 0], 0);
         let mut seen = [0; 3];
         for chance in 0..3_000u64 {
-            seen[pick(&pods, 0, &mut 0, chance.wrapping_mul(0x9E37_79B9_7F4A_7C15)).unwrap()] += 1;
+            seen[pick_pod(&pods, 0, &mut 0, chance.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+                .unwrap()] += 1;
         }
         assert!(seen.iter().all(|&count| count > 800), "{seen:?}");
     }
 
     #[test]
     fn a_small_limit_takes_the_first_free_by_address() {
-        assert_eq!(pick(&slots(&[2, 1, 0], 2), 2, &mut 0, 9), Some(1));
-        assert_eq!(pick(&slots(&[2, 2, 2], 2), 2, &mut 0, 9), None);
+        assert_eq!(pick_pod(&pod_loads(&[2, 1, 0], 2), 2, &mut 0, 9), Some(1));
+        assert_eq!(pick_pod(&pod_loads(&[2, 2, 2], 2), 2, &mut 0, 9), None);
     }
 
     #[test]
     fn a_larger_limit_is_round_robin_and_skips_full_pods() {
-        let (pods, mut cursor) = (slots(&[0, 4, 0], 4), 0);
-        let picked: Vec<_> = (0..4).map(|_| pick(&pods, 4, &mut cursor, 0)).collect();
+        let (pods, mut cursor) = (pod_loads(&[0, 4, 0], 4), 0);
+        let picked: Vec<_> = (0..4).map(|_| pick_pod(&pods, 4, &mut cursor, 0)).collect();
         assert_eq!(picked, [Some(0), Some(2), Some(0), Some(2)]);
     }
 
     #[test]
     fn connections_that_may_use_the_direct_path_close_one_after_the_other() {
         let lots: Vec<ReconnectJitter> =
-            (0..1_000).map(|at: u64| ReconnectJitter::draw(at << 54)).collect();
+            (0..1_000).map(|at: u64| ReconnectJitter::from_random(at << 54)).collect();
         let gone = |ms, connections| {
             let since = Duration::from_millis(ms);
-            lots.iter().filter(|lot| lot.goes(since, connections)).count()
+            lots.iter().filter(|lot| lot.should_close(since, connections)).count()
         };
         assert_eq!(gone(0, 1), 1_000, "a single one need not wait");
         assert!((400..600).contains(&gone(100, 1_001)));
@@ -175,9 +176,9 @@ mod tests {
     #[test]
     fn a_split_follows_the_percents() {
         let targets = [("old", 90), ("new", 10)];
-        let new =
-            (0..1_000).filter(|&chance| split(&targets, |it| it.1, chance) == Some(&("new", 10)));
+        let new = (0..1_000)
+            .filter(|&chance| pick_by_percent(&targets, |it| it.1, chance) == Some(&("new", 10)));
         assert_eq!(new.count(), 100);
-        assert_eq!(split(&[] as &[u8], |&it| it, 5), None);
+        assert_eq!(pick_by_percent(&[] as &[u8], |&it| it, 5), None);
     }
 }

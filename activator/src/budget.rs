@@ -6,25 +6,25 @@ use std::{
 };
 
 /// Concurrent requests of a client over one HTTP/2 connection: the number that proxies commonly allow.
-pub const MAX_STREAMS: u32 = 100;
+pub const MAX_CLIENT_STREAMS: u32 = 100;
 /// Bytes of one body that a client may send over HTTP/2 before a pod takes them. An upload with a round trip of 10 ms
 /// still runs at 25 MB/s. The window of the connection bounds the memory.
-pub const STREAM_WINDOW: u32 = 256 << 10;
+pub const CLIENT_STREAM_WINDOW: u32 = 256 << 10;
 /// Bytes of all bodies over one HTTP/2 connection before pods take them: Envoy's advice for edge proxies.
-pub const CONNECTION_WINDOW: u32 = 1 << 20;
+pub const CLIENT_CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of one response that wait for an HTTP/2 client to read them.
 pub const CLIENT_SEND_BUFFER: usize = 64 << 10;
 
 /// Default of [`ClientBudget::request_bytes`]: bytes of requests that no pod has taken.
-pub const BYTES: usize = 128 << 20;
+pub const DEFAULT_REQUEST_BYTES: usize = 128 << 20;
 /// Default of [`ClientBudget::response_bytes`]: bytes of responses that wait for their clients.
 pub const DEFAULT_RESPONSE_BYTES: usize = 256 << 20;
 /// Default maximum of client connections, if the limit of open files leaves room for more.
-pub const CONNECTIONS: usize = 16_384;
+pub const DEFAULT_MAX_CONNECTIONS: usize = 16_384;
 /// File descriptors for all that is neither a client connection nor one to a pod: listeners, streams, files.
 const RESERVED_FILES: u64 = 256;
 /// Minimum of client connections, however low the limit of open files is.
-const FEWEST: u64 = 64;
+const MIN_CONNECTIONS: u64 = 64;
 
 /// Bytes of a request besides its head, while it waits or is at a pod: its task, its stream and its timer. Measurements
 /// show somewhat more, but not twice as much.
@@ -33,7 +33,7 @@ pub const REQUEST_OVERHEAD_BYTES: usize = 4 << 10;
 /// buffer is before the library and two are in it, for received and for sent bytes.
 const CONNECTION_OVERHEAD_BYTES: usize = 32 << 10;
 /// Size of one of these buffers in bytes. Growth of the library's buffers counts for as long as the connection lasts.
-pub const ROOM: usize = 8 << 10;
+pub const LIBRARY_BUFFER_BYTES: usize = 8 << 10;
 /// Bytes that the library keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is
 /// half of the measured value, because bytes of requests count twice.
 pub const STREAM_OVERHEAD_BYTES: usize = 1 << 10;
@@ -87,14 +87,14 @@ pub struct ClientBudget {
 impl ClientBudget {
     /// Client connections for a limit of `files` open files: each may need another descriptor for a pod.
     pub fn max_connections_for_files(files: u64) -> usize {
-        let room = (files.saturating_sub(RESERVED_FILES) / 2).max(FEWEST);
-        usize::try_from(room).unwrap_or(usize::MAX).min(CONNECTIONS)
+        let room = (files.saturating_sub(RESERVED_FILES) / 2).max(MIN_CONNECTIONS);
+        usize::try_from(room).unwrap_or(usize::MAX).min(DEFAULT_MAX_CONNECTIONS)
     }
 
     /// Bytes of bodies that one client connection can hold: the window of flow control over HTTP/2, the library's
     /// buffer over HTTP/1.1. (The number of small frames that hold these bytes is bounded by `h2`.)
-    pub fn ahead(&self, is_http2: bool) -> usize {
-        if is_http2 { CONNECTION_WINDOW as usize } else { self.max_head_bytes }
+    pub fn max_buffered_body(&self, is_http2: bool) -> usize {
+        if is_http2 { CLIENT_CONNECTION_WINDOW as usize } else { self.max_head_bytes }
     }
 
     /// Bytes that connections which were asked to close may keep until they are closed.
@@ -114,7 +114,7 @@ pub struct ClientNetwork(IpAddr);
 
 impl ClientNetwork {
     /// Client that an address belongs to.
-    pub fn of(address: IpAddr) -> Self {
+    pub fn from_address(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(it) => Ipv6Addr::from_bits(it.to_bits() >> 64 << 64).into(),
             v4 => v4,
@@ -128,17 +128,17 @@ pub enum ClientBound {
     /// Bytes of requests of all clients.
     Bytes,
     /// Bytes of requests of one client.
-    ClientBytes,
+    ClientRequestBytes,
     /// Bytes of responses to all clients.
-    AnswerBytes,
+    ResponseBytes,
     /// Number of connections of all clients.
     Connections,
     /// Number of connections of one client.
     ClientConnections,
     /// Time for the client to send more of a body.
-    BodyIdle,
+    BodyIdleTimeout,
     /// Time for which an HTTP/2 connection may be idle.
-    Idle,
+    IdleTimeout,
     /// Number of requests that the client reset before their responses.
     Resets,
 }
@@ -147,25 +147,25 @@ impl ClientBound {
     /// All bounds, in the order of their declaration.
     pub const ALL: [Self; 8] = [
         Self::Bytes,
-        Self::ClientBytes,
-        Self::AnswerBytes,
+        Self::ClientRequestBytes,
+        Self::ResponseBytes,
         Self::Connections,
         Self::ClientConnections,
-        Self::BodyIdle,
-        Self::Idle,
+        Self::BodyIdleTimeout,
+        Self::IdleTimeout,
         Self::Resets,
     ];
 
     /// Value of the metrics' label `bound`.
-    pub fn name(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
-            Self::ClientBytes => "client_bytes",
-            Self::AnswerBytes => "answer_bytes",
+            Self::ClientRequestBytes => "client_bytes",
+            Self::ResponseBytes => "answer_bytes",
             Self::Connections => "connections",
             Self::ClientConnections => "client_connections",
-            Self::BodyIdle => "body_idle",
-            Self::Idle => "idle",
+            Self::BodyIdleTimeout => "body_idle",
+            Self::IdleTimeout => "idle",
             Self::Resets => "resets",
         }
     }
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_client_network_is_an_address_or_a_prefix() {
-        let of = |text: &str| ClientNetwork::of(text.parse().expect("an address"));
+        let of = |text: &str| ClientNetwork::from_address(text.parse().expect("an address"));
         assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2::"));
         assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
         assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn connections_leave_half_of_the_file_table_to_pods() {
-        let rows = [(0, 64), (1_024, 384), (20_256, 10_000), (u64::MAX, CONNECTIONS)];
+        let rows = [(0, 64), (1_024, 384), (20_256, 10_000), (u64::MAX, DEFAULT_MAX_CONNECTIONS)];
         for (files, connections) in rows {
             assert_eq!(ClientBudget::max_connections_for_files(files), connections, "{files}");
         }

@@ -19,7 +19,7 @@ pub fn now_ns() -> u64 {
 }
 
 /// Random number, uniform over u64, for spreading load only (xorshift64*, Vigna 2014).
-pub fn chance() -> u64 {
+pub fn random_u64() -> u64 {
     thread_local! {
         static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(0u8) | 1);
     }

@@ -91,7 +91,7 @@ pub struct ActivatorConfig {
 
     /// Networks of trusted proxies before the gateway, ADDRESS/LENGTH, joined by commas: their X-Forwarded-* and
     /// Forwarded headers are used. Those of `config-network` are added. Empty: no proxy is trusted.
-    #[arg(long, env = "ROUSE_ACTIVATOR_TRUSTED_PROXIES", value_delimiter = ',', value_parser = network)]
+    #[arg(long, env = "ROUSE_ACTIVATOR_TRUSTED_PROXIES", value_delimiter = ',', value_parser = parse_network)]
     pub trusted_proxies: Vec<IpNet>,
 
     /// Each connection from trusted proxies begins with a header of the PROXY protocol, version 1 or 2.
@@ -124,7 +124,7 @@ pub struct ActivatorConfig {
 
     /// Bytes of received requests that no pod has taken, of all clients, 1048576 or more: heads that wait, and bodies
     /// ahead of a pod. Beyond it, requests of the connection that holds most get 503.
-    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_BYTES", default_value_t = budget::BYTES)]
+    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_BYTES", default_value_t = budget::DEFAULT_REQUEST_BYTES)]
     pub max_bytes: usize,
 
     /// Bytes of received requests that no pod has taken, of one client: an IPv4 address or an IPv6 /64, but no trusted
@@ -165,7 +165,7 @@ pub struct ActivatorConfig {
     pub head_timeout_ms: u64,
 
     /// Listen backlog assumed of a pod, 2 to 65535. At most half of it is dialled before its first response.
-    #[arg(long, env = "ROUSE_ACTIVATOR_POD_BACKLOG", default_value_t = crate::pool::BACKLOG)]
+    #[arg(long, env = "ROUSE_ACTIVATOR_POD_BACKLOG", default_value_t = crate::connection_pool::DEFAULT_LISTEN_BACKLOG)]
     pub pod_backlog: u32,
 
     /// Milliseconds for which a connection to a pod is kept idle. It is shorter than any common server's own bound (2 s
@@ -196,14 +196,14 @@ pub struct ActivatorConfig {
 }
 
 /// Addresses of the local node's gateway, the default of the addresses to listen on.
-const LOCAL: [IpAddr; 2] = [
+const LOCAL_GATEWAY_ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1)),
 ];
 
 /// Parses a network given on the command line, ADDRESS/LENGTH.
-fn network(text: &str) -> Result<IpNet, &'static str> {
-    wire::network(text).ok_or("must be ADDRESS/LENGTH")
+fn parse_network(text: &str) -> Result<IpNet, &'static str> {
+    wire::parse_network(text).ok_or("must be ADDRESS/LENGTH")
 }
 
 /// Error of a setting that is out of its range.
@@ -236,7 +236,7 @@ impl ActivatorConfig {
         }
         for (name, value) in [
             ("--linger-ms", self.linger()),
-            ("--settle-ms", self.settle()),
+            ("--settle-ms", self.propagation_delay()),
             ("--drain-ms", self.drain()),
             ("--tunnel-drain-ms", self.tunnel_drain()),
         ] {
@@ -282,33 +282,33 @@ impl ActivatorConfig {
     }
 
     /// Addresses to listen on, given or by default.
-    pub fn addresses(&self) -> Vec<IpAddr> {
+    pub fn listen_addresses(&self) -> Vec<IpAddr> {
         let pod = if self.pod_ips.is_empty() { self.pod_ip.as_slice() } else { &self.pod_ips };
         match (self.listen.as_slice(), pod) {
-            ([], []) => LOCAL.to_vec(),
+            ([], []) => LOCAL_GATEWAY_ADDRESSES.to_vec(),
             ([], pod) => pod.to_vec(),
             (listen, _) => listen.to_vec(),
         }
     }
 
     /// Gateways to open, as address and entrypoint.
-    pub fn gateways(&self) -> Vec<(SocketAddr, Entrypoint)> {
+    pub fn gateway_addresses(&self) -> Vec<(SocketAddr, Entrypoint)> {
         let on = |port: Option<NonZeroU16>, door| {
-            let each = self.addresses().into_iter();
+            let each = self.listen_addresses().into_iter();
             each.filter_map(move |ip| Some((SocketAddr::new(ip, port?.get()), door)))
         };
-        let given = self.outside.map(|address| (address, Entrypoint::Outside));
-        let ports = on(self.outside_port, Entrypoint::Outside)
-            .chain(on(self.inside_port, Entrypoint::Inside));
+        let given = self.outside.map(|address| (address, Entrypoint::External));
+        let ports = on(self.outside_port, Entrypoint::External)
+            .chain(on(self.inside_port, Entrypoint::Internal));
         given.into_iter().chain(ports).collect()
     }
 
     /// Policy for requests from outside, as given on the command line.
-    pub fn edge(&self) -> EdgeSettings {
+    pub fn edge_settings(&self) -> EdgeSettings {
         let trusted_proxies = self.trusted_proxies.clone();
         EdgeSettings {
             trusted_proxies,
-            proxy_protocol: self.proxy_protocol,
+            requires_proxy_protocol: self.proxy_protocol,
             ..EdgeSettings::default()
         }
     }
@@ -324,12 +324,12 @@ impl ActivatorConfig {
             request_bytes: self.max_bytes,
             client_request_bytes: self
                 .max_client_bytes
-                .unwrap_or_else(|| self.share(self.max_bytes)),
+                .unwrap_or_else(|| self.client_share(self.max_bytes)),
             response_bytes: self.max_answer_bytes,
             max_connections: connections,
             max_client_connections: self
                 .max_client_connections
-                .unwrap_or_else(|| self.share(connections)),
+                .unwrap_or_else(|| self.client_share(connections)),
             max_resets: self.max_resets,
             wait_queue: WaitQueueBounds {
                 max_requests: self.max_waiting,
@@ -339,38 +339,38 @@ impl ActivatorConfig {
     }
 
     /// Share of one client in a bound of all clients. The local node has few clients, and no others to protect.
-    fn share(&self, all: usize) -> usize {
-        if self.is_pod() { all.div_ceil(4) } else { all }
+    fn client_share(&self, all: usize) -> usize {
+        if self.is_in_pod() { all.div_ceil(4) } else { all }
     }
 
-    fn is_pod(&self) -> bool {
+    fn is_in_pod(&self) -> bool {
         !self.pod_ips.is_empty() || self.pod_ip.is_some()
     }
 
     /// Duration that was given, or else the default for a pod or for the local node.
-    fn bound(&self, given: Option<u64>, in_pod_ms: u64, else_ms: u64) -> Duration {
-        let otherwise = if self.is_pod() { in_pod_ms } else { else_ms };
+    fn duration_or_default(&self, given: Option<u64>, in_pod_ms: u64, else_ms: u64) -> Duration {
+        let otherwise = if self.is_in_pod() { in_pod_ms } else { else_ms };
         Duration::from_millis(given.unwrap_or(otherwise))
     }
 
     /// Time for which connections are accepted after the signal to stop.
     pub fn linger(&self) -> Duration {
-        self.bound(self.linger_ms, 45_000, 0)
+        self.duration_or_default(self.linger_ms, 45_000, 0)
     }
 
     /// Time for which connections are accepted once the table does not list this activator any more.
-    pub fn settle(&self) -> Duration {
+    pub fn propagation_delay(&self) -> Duration {
         Duration::from_millis(self.settle_ms)
     }
 
     /// Time for upgraded connections to end after that.
     pub fn tunnel_drain(&self) -> Duration {
-        self.bound(self.tunnel_drain_ms, 60_000, 0)
+        self.duration_or_default(self.tunnel_drain_ms, 60_000, 0)
     }
 
     /// Time for requests in flight to end after that.
     pub fn drain(&self) -> Duration {
-        self.bound(self.drain_ms, 555_000, 30_000)
+        self.duration_or_default(self.drain_ms, 555_000, 30_000)
     }
 }
 
@@ -389,12 +389,12 @@ mod tests {
         let pod = config(&["--pod-ips", "10.1.0.7,fd00::7", "--pod-name", "activator-x"]);
         let both: Vec<IpAddr> =
             vec!["10.1.0.7".parse().expect("v4"), "fd00::7".parse().expect("v6")];
-        assert_eq!((pod.addresses(), pod.name()), (both.clone(), "activator-x"));
+        assert_eq!((pod.listen_addresses(), pod.name()), (both.clone(), "activator-x"));
         let one = config(&["--pod-ip", "10.1.0.7"]);
-        assert_eq!(one.addresses(), both[..1]);
+        assert_eq!(one.listen_addresses(), both[..1]);
         let given = config(&["--pod-ip", "10.1.0.7", "--listen", "fd00::7", "--name", "a"]);
-        assert_eq!((given.addresses(), given.name()), (both[1..].to_vec(), "a"));
-        assert_eq!(config(&[]).addresses(), LOCAL);
+        assert_eq!((given.listen_addresses(), given.name()), (both[1..].to_vec(), "a"));
+        assert_eq!(config(&[]).listen_addresses(), LOCAL_GATEWAY_ADDRESSES);
         let stop =
             |config: ActivatorConfig| [config.linger(), config.drain(), config.tunnel_drain()];
         let seconds = |all: [u64; 3]| all.map(Duration::from_secs);
@@ -408,8 +408,8 @@ mod tests {
             config(&["--pod-ip", "10.1.0.7", "--outside-port", "8080", "--inside-port", "8081"]);
         let at = |port| SocketAddr::new(both[0], port);
         assert_eq!(
-            gate.gateways(),
-            [(at(8080), Entrypoint::Outside), (at(8081), Entrypoint::Inside)]
+            gate.gateway_addresses(),
+            [(at(8080), Entrypoint::External), (at(8081), Entrypoint::Internal)]
         );
     }
 
@@ -420,7 +420,7 @@ mod tests {
             let it = config.budget(1 << 20);
             (it.client_request_bytes, it.max_client_connections)
         };
-        let (bytes, connections) = (budget::BYTES, budget::CONNECTIONS);
+        let (bytes, connections) = (budget::DEFAULT_REQUEST_BYTES, budget::DEFAULT_MAX_CONNECTIONS);
         assert_eq!(shares(&["--pod-ip", "10.1.0.7"]), (bytes / 4, connections / 4));
         assert_eq!(shares(&[]), (bytes, connections));
         let given = ["--max-client-bytes", "5", "--max-client-connections", "6"];

@@ -23,33 +23,36 @@ use tokio::net::TcpStream;
 use tracing::debug;
 
 use crate::{
-    ask::PodRequestBody,
     clock::now_ns,
+    connection_pool::{PoolReservation, PoolableConnection},
     h1::{Http1ParseError, MAX_POD_HEAD},
-    pool::{PoolReservation, PoolableConnection},
-    single::{Http1PodConnection, Http1ResponseBody, InterimResponseSink, READ, UpgradedPodStream},
-    tcp,
+    http1_connection::{
+        Http1PodConnection, Http1ResponseBody, InterimResponseSink, READ_CHUNK_BYTES,
+        UpgradedPodStream,
+    },
+    pod_request_body::PodRequestBody,
+    tcp_keepalive,
 };
 
 /// Concurrent requests over one HTTP/2 connection: the number that servers commonly allow (RFC 9113 §6.5.2 asks for at
 /// least as many).
-const MAX_STREAMS: u32 = 100;
+const MAX_POD_STREAMS: u32 = 100;
 /// Bytes of a response that a pod may send before its client reads them. The window of the connection has room for all
 /// of its responses, so that none that is read slowly can stop the others.
-const STREAM_WINDOW: u32 = 64 << 10;
-const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
+const POD_STREAM_WINDOW: u32 = 64 << 10;
+const POD_CONNECTION_WINDOW: u32 = MAX_POD_STREAMS * POD_STREAM_WINDOW;
 /// Interval of pings while a stream is open. A pod that leaves a ping unanswered for as long is gone with its node.
-const PING_EVERY: Duration = Duration::from_secs(15);
+const PING_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Connection of a request: one of its own, or one use of a shared one.
 #[derive(Debug)]
 pub enum PodConnection {
     /// HTTP/1.1 connection, which carries one request at a time.
-    Single(Box<Http1PodConnection>),
+    Http1(Box<Http1PodConnection>),
     /// HTTP/2 connection, as it is kept in the pool.
-    Shared(Http2PodConnection),
+    Http2(Http2PodConnection),
     /// One stream of an HTTP/2 connection, as a request uses it.
-    Stream(Http2PodStream),
+    Http2Stream(Http2PodStream),
 }
 
 /// HTTP/2 connection to a pod, shared by its requests.
@@ -112,19 +115,19 @@ pub enum PodError {
 #[derive(Debug)]
 pub enum PodResponseBody {
     /// Body of a response over HTTP/1.1.
-    Single(Box<Http1ResponseBody>),
+    Http1(Box<Http1ResponseBody>),
     /// Body of a response over HTTP/2, with the stream's use of the connection.
-    Stream(Incoming, Http2PodStream),
+    Http2(Incoming, Http2PodStream),
     /// Body that is complete, or was given up.
     Ended,
 }
 
 impl PodResponseBody {
     /// Maximum number of its bytes that may be buffered here before the client asks for them.
-    pub fn ahead(&self) -> usize {
+    pub fn max_buffered(&self) -> usize {
         match self {
-            Self::Single(_) => READ,
-            Self::Stream(..) => STREAM_WINDOW as usize,
+            Self::Http1(_) => READ_CHUNK_BYTES,
+            Self::Http2(..) => POD_STREAM_WINDOW as usize,
             Self::Ended => 0,
         }
     }
@@ -138,10 +141,10 @@ impl PodConnection {
         max_idle: Duration,
     ) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        tcp::keep_alive(&stream)?;
+        tcp_keepalive::keep_alive(&stream)?;
         match protocol {
             AppProtocol::Http1 => {
-                Ok(Self::Single(Box::new(Http1PodConnection::new(stream, max_idle))))
+                Ok(Self::Http1(Box::new(Http1PodConnection::new(stream, max_idle))))
             }
             AppProtocol::H2c => Self::open_http2(stream, max_idle).await,
         }
@@ -154,10 +157,10 @@ impl PodConnection {
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_EVERY)
+            .initial_stream_window_size(POD_STREAM_WINDOW)
+            .initial_connection_window_size(POD_CONNECTION_WINDOW)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_INTERVAL)
             .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
         let (sender, driver) =
             builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
@@ -171,7 +174,7 @@ impl PodConnection {
             active_streams: AtomicU32::new(0),
             last_used_ns: AtomicU64::new(now_ns()),
         };
-        Ok(Self::Shared(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle }))
+        Ok(Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle }))
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
@@ -181,21 +184,21 @@ impl PodConnection {
         early: &mut (dyn InterimResponseSink + Send),
     ) -> Result<Response<PodResponseBody>, PodSendError> {
         match self {
-            Self::Single(single) => {
+            Self::Http1(single) => {
                 let response = single.send(request, early).await?;
-                Ok(response.map(|body| PodResponseBody::Single(Box::new(body))))
+                Ok(response.map(|body| PodResponseBody::Http1(Box::new(body))))
             }
-            Self::Shared(shared) => Http2PodStream::begin(shared).send(request).await,
-            Self::Stream(stream) => stream.send(request).await,
+            Self::Http2(shared) => Http2PodStream::start(shared).send(request).await,
+            Self::Http2Stream(stream) => stream.send(request).await,
         }
     }
 
     /// Returns true if it can carry another request and has not been idle for too long.
-    pub fn is_good(&self) -> bool {
+    pub fn is_reusable(&self) -> bool {
         match self {
-            Self::Single(single) => single.is_good(),
-            Self::Shared(shared) => shared.is_good(),
-            Self::Stream(_) => false,
+            Self::Http1(single) => single.is_reusable(),
+            Self::Http2(shared) => shared.is_reusable(),
+            Self::Http2Stream(_) => false,
         }
     }
 }
@@ -207,8 +210,8 @@ impl PodResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, PodError>>> {
         match self {
-            Self::Single(reading) => reading.poll_frame(cx),
-            Self::Stream(body, _) => {
+            Self::Http1(reading) => reading.poll_frame(cx),
+            Self::Http2(body, _) => {
                 let next = std::pin::Pin::new(body).poll_frame(cx);
                 next.map(|next| next.map(|frame| frame.map_err(PodError::Http2)))
             }
@@ -219,8 +222,8 @@ impl PodResponseBody {
     /// Returns true if the whole body was read.
     pub fn is_end(&self) -> bool {
         match self {
-            Self::Single(reading) => reading.is_end(),
-            Self::Stream(body, _) => body.is_end_stream(),
+            Self::Http1(reading) => reading.is_end(),
+            Self::Http2(body, _) => body.is_end_stream(),
             Self::Ended => true,
         }
     }
@@ -228,61 +231,63 @@ impl PodResponseBody {
     /// Size of the rest of the body, as far as it is known.
     pub fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Single(reading) => reading.size_hint(),
-            Self::Stream(body, _) => body.size_hint(),
+            Self::Http1(reading) => reading.size_hint(),
+            Self::Http2(body, _) => body.size_hint(),
             Self::Ended => SizeHint::with_exact(0),
         }
     }
 
     /// Passes on that the client has closed its sending half. Returns false if the pod cannot be notified.
-    pub fn pass_fin(&mut self, cx: &mut Context<'_>) -> bool {
-        if let Self::Single(reading) = self { reading.pass_fin(cx) } else { false }
+    pub fn forward_fin(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Self::Http1(reading) = self { reading.forward_fin(cx) } else { false }
     }
 
     /// Ends the exchange. Returns its connection, if it is the request's own and may serve another request.
-    pub fn end(&mut self) -> Option<PodConnection> {
+    pub fn take_reusable_connection(&mut self) -> Option<PodConnection> {
         match std::mem::replace(self, Self::Ended) {
-            Self::Single(reading) => reading.end().map(|it| PodConnection::Single(Box::new(it))),
-            Self::Stream(..) | Self::Ended => None,
+            Self::Http1(reading) => {
+                reading.into_reusable().map(|it| PodConnection::Http1(Box::new(it)))
+            }
+            Self::Http2(..) | Self::Ended => None,
         }
     }
 
     /// Leaves HTTP after a switch of protocols. `None`: the response is not one over HTTP/1.1.
-    pub fn into_raw(self) -> Option<UpgradedPodStream> {
-        if let Self::Single(reading) = self { reading.into_raw() } else { None }
+    pub fn into_upgraded(self) -> Option<UpgradedPodStream> {
+        if let Self::Http1(reading) = self { reading.into_upgraded() } else { None }
     }
 }
 
 impl PoolableConnection for PodConnection {
-    fn offer(&self) -> PoolReservation<Self> {
+    fn reserve(&self) -> PoolReservation<Self> {
         match self {
-            it if !it.is_good() => PoolReservation::Stale,
-            Self::Single(_) => PoolReservation::Whole,
-            Self::Shared(it) if it.streams() >= MAX_STREAMS => PoolReservation::Busy,
+            it if !it.is_reusable() => PoolReservation::Stale,
+            Self::Http1(_) => PoolReservation::Exclusive,
+            Self::Http2(it) if it.active_streams() >= MAX_POD_STREAMS => PoolReservation::Busy,
             // Streams begin under the pool's lock. Only their ends may come between, and these only make more room.
-            Self::Shared(it) => {
-                PoolReservation::Share(Self::Stream(Http2PodStream::begin(it.clone())))
+            Self::Http2(it) => {
+                PoolReservation::Shared(Self::Http2Stream(Http2PodStream::start(it.clone())))
             }
-            Self::Stream(_) => PoolReservation::Stale,
+            Self::Http2Stream(_) => PoolReservation::Stale,
         }
     }
 }
 
 impl Http2PodConnection {
-    fn streams(&self) -> u32 {
+    fn active_streams(&self) -> u32 {
         self.stream_uses.active_streams.load(Ordering::Relaxed)
     }
 
-    fn is_good(&self) -> bool {
+    fn is_reusable(&self) -> bool {
         let idle_ns =
             now_ns().saturating_sub(self.stream_uses.last_used_ns.load(Ordering::Relaxed));
-        let is_used = self.streams() > 0 || Duration::from_nanos(idle_ns) < self.max_idle;
+        let is_used = self.active_streams() > 0 || Duration::from_nanos(idle_ns) < self.max_idle;
         is_used && !self.sender.is_closed()
     }
 }
 
 impl Http2PodStream {
-    fn begin(shared: Http2PodConnection) -> Self {
+    fn start(shared: Http2PodConnection) -> Self {
         shared.stream_uses.active_streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
     }
@@ -298,7 +303,7 @@ impl Http2PodStream {
             PodRequestBody::Client(_) => None,
         };
         match self.0.sender.try_send_request(request).await {
-            Ok(response) => Ok(response.map(|body| PodResponseBody::Stream(body, self))),
+            Ok(response) => Ok(response.map(|body| PodResponseBody::Http2(body, self))),
             Err(error) => {
                 let mut error = PodSendError::from(error);
                 let may_repeat = matches!(&error.cause, ExchangeError::Pod(PodError::Http2(it)) if is_unprocessed(it));

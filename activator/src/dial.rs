@@ -11,7 +11,7 @@ pub const FIRST_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Longest wait between two sockets.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of sockets of one dial: 5 + 10 + … + 640 + 1000 · 8 ms, about 9 s.
-const SOCKETS: u32 = 16;
+const MAX_SOCKETS: u32 = 16;
 
 /// State of one dial.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub struct PodDial {
     sockets_opened: u32,
     /// Number of sockets that have not failed.
     sockets_open: u32,
-    /// True after `Win` or `GiveUp`.
+    /// True after `UseSocket` or `GiveUp`.
     is_finished: bool,
 }
 
@@ -45,25 +45,25 @@ pub enum DialAction {
     /// Waits for the next event.
     Wait,
     /// Uses the socket that was just connected and closes the others.
-    Win,
+    UseSocket,
     /// Closes all sockets: there is no connection.
     GiveUp,
 }
 
 impl PodDial {
-    /// Applies one event. Returns the next action, which is always `Wait` after `Win` or `GiveUp`.
+    /// Applies one event. Returns the next action, which is always `Wait` after `UseSocket` or `GiveUp`.
     pub fn step(&mut self, event: DialEvent) -> DialAction {
         if self.is_finished {
             return DialAction::Wait;
         }
         match event {
             DialEvent::Unanswered => self.open_socket(),
-            DialEvent::Connected => self.settle(DialAction::Win),
-            DialEvent::Refused => self.settle(DialAction::GiveUp),
+            DialEvent::Connected => self.finish(DialAction::UseSocket),
+            DialEvent::Refused => self.finish(DialAction::GiveUp),
             DialEvent::Failed => {
                 self.sockets_open = self.sockets_open.saturating_sub(1);
                 if self.sockets_open == 0 {
-                    self.settle(DialAction::GiveUp)
+                    self.finish(DialAction::GiveUp)
                 } else {
                     DialAction::Wait
                 }
@@ -72,13 +72,13 @@ impl PodDial {
     }
 
     /// Number of sockets opened so far.
-    pub fn sockets(&self) -> u32 {
+    pub fn sockets_opened(&self) -> u32 {
         self.sockets_opened
     }
 
     fn open_socket(&mut self) -> DialAction {
-        if self.sockets_opened == SOCKETS {
-            return self.settle(DialAction::GiveUp);
+        if self.sockets_opened == MAX_SOCKETS {
+            return self.finish(DialAction::GiveUp);
         }
         let wait = FIRST_RETRY_DELAY * 2u32.pow(self.sockets_opened);
         self.sockets_opened += 1;
@@ -86,7 +86,7 @@ impl PodDial {
         DialAction::Open(wait.min(MAX_RETRY_DELAY))
     }
 
-    fn settle(&mut self, action: DialAction) -> DialAction {
+    fn finish(&mut self, action: DialAction) -> DialAction {
         self.is_finished = true;
         action
     }
@@ -113,7 +113,7 @@ mod tests {
         while let DialAction::Open(wait) = dial.step(DialEvent::Unanswered) {
             spent += wait;
         }
-        assert_eq!(dial.sockets(), 16);
+        assert_eq!(dial.sockets_opened(), 16);
         assert_eq!(spent, Duration::from_millis(9_275));
     }
 
@@ -122,7 +122,7 @@ mod tests {
         let mut dial = PodDial::default();
         dial.step(DialEvent::Unanswered);
         dial.step(DialEvent::Unanswered);
-        assert_eq!(dial.step(DialEvent::Connected), DialAction::Win);
+        assert_eq!(dial.step(DialEvent::Connected), DialAction::UseSocket);
         assert_eq!(dial.step(DialEvent::Connected), DialAction::Wait);
         assert_eq!(dial.step(DialEvent::Unanswered), DialAction::Wait);
     }
@@ -151,9 +151,9 @@ mod tests {
             dial.step(DialEvent::Unanswered);
             let kinds = [DialEvent::Unanswered, DialEvent::Connected, DialEvent::Refused, DialEvent::Failed];
             let actions = events.iter().map(|&kind| dial.step(kinds[usize::from(kind)]));
-            let ends = actions.filter(|it| matches!(it, DialAction::Win | DialAction::GiveUp)).count();
+            let ends = actions.filter(|it| matches!(it, DialAction::UseSocket | DialAction::GiveUp)).count();
             prop_assert!(ends <= 1);
-            prop_assert!(dial.sockets() <= 16);
+            prop_assert!(dial.sockets_opened() <= 16);
         }
     }
 }

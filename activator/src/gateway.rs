@@ -21,28 +21,28 @@ use tracing::{debug, info};
 
 use crate::{
     admin::ActivatorMetrics,
-    ask::{BodyIdleTimer, PodRequestBody},
-    balance::{ReconnectJitter, split},
+    balance::{ReconnectJitter, pick_by_percent},
     budget::ClientBound,
-    clock::chance,
+    client_connections::ClientConnection,
+    client_headers::{ForwardedRequestSender, ProxiedClient, is_https},
+    client_socket::ClientSocket,
+    clock::random_u64,
     connection::{ExchangeError, PodConnection, PodResponseBody},
-    edge::EdgePolicy,
-    failure::ProxyRequestError,
-    forwarded::{ForwardedRequestSender, ProxiedClient, is_secure},
-    h1,
+    edge_policy::EdgePolicy,
+    h1, head_charge,
     headers::{self, PodRequestContext, TrafficOrigin},
-    held, host,
-    peers::Peers,
-    pods::PodDialError,
-    probe::{self, K_NETWORK_HASH, PlatformProbe, ProbeHealth},
-    reply::{ClientResponseBody, RequestTimer},
+    host,
+    http1_connection::InterimResponseSink,
+    peer_activators::Peers,
+    platform_probe::{self, K_NETWORK_HASH, PlatformProbe, ProbeHealth},
+    pod_endpoint::PodDialError,
+    pod_request_body::{BodyIdleTimer, PodRequestBody},
+    request_error::ProxyRequestError,
     request_log::{RequestLogEntry, RequestLogger},
+    response_body::{ClientResponseBody, RequestTimer},
     revision::{ActivatorRevision, PodPermit, RevisionRouteSettings},
     routes::{RouteIndex, RoutedService, ServiceMatch},
-    seats::ClientConnection,
-    single::InterimResponseSink,
-    socket::ClientSocket,
-    tunnel::tunnel,
+    tunnel::run_tunnel,
 };
 
 /// Number of refused connections of one request after which its client gets an error. With the pauses between, they
@@ -55,19 +55,19 @@ const MAX_STALE_RETRIES: u32 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entrypoint {
     /// A service's own port: requests are for that service, whatever their Host is.
-    Port(u16),
+    Service(u16),
     /// The gateway for workloads of the cluster, which routes to every service by Host.
-    Inside,
+    Internal,
     /// The gateway for requests from outside, which routes to public hosts only.
-    Outside,
+    External,
 }
 
 impl Entrypoint {
     /// Side of the entrypoint: the cluster, or outside.
-    pub fn side(self) -> TrafficOrigin {
+    pub fn traffic_origin(self) -> TrafficOrigin {
         match self {
-            Self::Port(_) | Self::Inside => TrafficOrigin::Inside,
-            Self::Outside => TrafficOrigin::Outside,
+            Self::Service(_) | Self::Internal => TrafficOrigin::Internal,
+            Self::External => TrafficOrigin::External,
         }
     }
 }
@@ -87,14 +87,14 @@ pub struct ClientInfo {
 
 impl ClientInfo {
     /// Address and port of the client's end of the connection.
-    pub fn socket(&self) -> SocketAddr {
+    pub fn socket_addr(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
 
     /// Sender of the request, for the headers that the pod gets.
-    fn sender(&self, door: Entrypoint) -> ForwardedRequestSender {
+    fn request_sender(&self, door: Entrypoint) -> ForwardedRequestSender {
         ForwardedRequestSender {
-            traffic_origin: door.side(),
+            traffic_origin: door.traffic_origin(),
             address: self.address,
             proxied_client: self.proxied_client,
         }
@@ -122,9 +122,9 @@ pub struct ActivatorGateway {
     /// do.
     pub reconnect_clients: CancellationToken,
     /// Cancelled once connections have to end as soon as nothing is in flight on them.
-    pub stop: CancellationToken,
+    pub close_when_idle: CancellationToken,
     /// Cancelled once upgraded connections have to end.
-    pub cut: CancellationToken,
+    pub close_upgraded: CancellationToken,
 }
 
 /// Pending request that was routed to a revision. It is kept in one heap allocation while it waits, because thousands
@@ -133,57 +133,60 @@ struct PendingRequest {
     /// Request as it came, until a pod has room for it; `None` while a pod's connection has it.
     request: Option<Request<PodRequestBody>>,
     /// True if its head is already in the form for the pod.
-    is_ready: bool,
-    door: Entrypoint,
+    is_head_prepared: bool,
+    entrypoint: Entrypoint,
     client: ClientInfo,
-    found: ServiceMatch,
+    service_match: ServiceMatch,
     /// Service whose revisions serve it.
     service: Arc<RoutedService>,
     /// Tag that a header chose.
     tag: Option<TagRouting>,
     revision: Arc<ActivatorRevision>,
-    terms: RevisionRouteSettings,
+    settings: RevisionRouteSettings,
     /// HTTP version of the client.
-    version: Version,
+    client_version: Version,
     /// Client's side of the connection, for the time after it switches to another protocol.
     upgrade: Option<OnUpgrade>,
     /// Client socket, if the client can get interim responses.
     socket: Option<ClientSocket>,
     /// Client connection that the request came over.
-    seat: Arc<ClientConnection>,
+    connection: Arc<ClientConnection>,
 }
 
 impl PendingRequest {
     /// Takes the request out, for a pod's connection that has it from here on.
-    fn take(&mut self) -> Request<PodRequestBody> {
+    fn take_request(&mut self) -> Request<PodRequestBody> {
         let mut request = self.request.take().expect("it is put back whenever it was not sent");
-        held::release_head(&mut request);
+        head_charge::release_head(&mut request);
         request
     }
 
     /// Changes the head to the form for the pod, once. It happens only now, because the head grows by it.
-    fn prepare(&mut self, edge: &EdgeSettings) -> Result<(), ProxyRequestError> {
-        if self.is_ready {
+    fn prepare_head(&mut self, edge: &EdgeSettings) -> Result<(), ProxyRequestError> {
+        if self.is_head_prepared {
             return Ok(());
         }
         let Some(request) = self.request.take() else { return Ok(()) };
         let (mut head, body) = request.into_parts();
         let passage = PodRequestContext {
-            sender: self.client.sender(self.door),
+            sender: self.client.request_sender(self.entrypoint),
             edge,
-            rewrite: self.found.domain().and_then(|domain| domain.rewrite.as_deref()),
+            host_rewrite: self
+                .service_match
+                .domain()
+                .and_then(|domain| domain.host_rewrite.as_deref()),
             tags: self.tag.as_ref().or_else(|| self.service.tags()),
-            protocol: self.terms.protocol,
-            chance,
+            protocol: self.settings.protocol,
+            random: random_u64,
         };
         let own_host = || format!("{}.{}.svc", self.service.name.name, self.service.name.namespace);
-        if headers::to_pod(&mut head, passage, own_host)?.is_some() {
+        if headers::rewrite_request_head(&mut head, passage, own_host)?.is_some() {
             // The handle is kept apart from the head: it is needed once the pod has switched.
             self.upgrade = head.extensions.remove::<OnUpgrade>();
             // Only HTTP/1.1 switches that way.
-            self.terms.protocol = AppProtocol::Http1;
+            self.settings.protocol = AppProtocol::Http1;
         }
-        self.is_ready = true;
+        self.is_head_prepared = true;
         self.request = Some(Request::from_parts(head, body));
         Ok(())
     }
@@ -192,7 +195,7 @@ impl PendingRequest {
 /// Response of a pod, with the permit of its request.
 struct PodResponse {
     response: Response<PodResponseBody>,
-    place: Arc<PodPermit>,
+    permit: Arc<PodPermit>,
 }
 
 /// Guard that counts a request whose client is gone before the response.
@@ -209,8 +212,8 @@ impl Drop for CancelledRequestGuard<'_> {
 impl ActivatorGateway {
     /// Applies a batch of the RouteTable. Returns true if the set of service ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        self.edge_policy.follow(&batch);
-        self.request_log.follow(&batch);
+        self.edge_policy.apply_batch(&batch);
+        self.request_log.apply_batch(&batch);
         self.routes.apply(batch)
     }
 
@@ -224,30 +227,30 @@ impl ActivatorGateway {
     ) -> impl Future<Output = Response<ClientResponseBody>> + Send + use<'_> {
         // Routed before the future is made: the future then holds one pointer, and not the parts of the request.
         let (head, body) = request.into_parts();
-        let mut entry = self.request_log.begin(&head, &body, door, client);
+        let mut entry = self.request_log.start_entry(&head, &body, door, client);
         let body = PodRequestBody::new(body, head.extensions.get::<ClientSocket>().cloned(), seat);
-        let looked = self.look(head, body, door, client, seat);
+        let looked = self.route_request(head, body, door, client, seat);
         async move {
             let mut cancelled = CancelledRequestGuard(Some(&self.metrics));
             let answered = match looked {
-                Ok(errand) => self.answer(errand, &mut entry).await,
+                Ok(errand) => self.respond(errand, &mut entry).await,
                 Err(told) => told.map(|response| *response),
             };
             let response = answered.unwrap_or_else(|failure| {
                 // Failures are logged here once, wherever they arose.
-                note(door, client.address, &failure);
-                failure.response(ClientResponseBody::own)
+                log_failure(door, client.address, &failure);
+                failure.response(ClientResponseBody::from_text)
             });
             cancelled.0 = None;
-            self.metrics.answered(response.status());
+            self.metrics.count_response(response.status());
             let Some(mut entry) = entry else { return response };
             entry.set_status(response.status());
-            response.map(|body| body.logged(entry))
+            response.map(|body| body.with_log_entry(entry))
         }
     }
 
     /// Routes a request to a revision. The error is a response or a failure that the client gets at once.
-    fn look(
+    fn route_request(
         &self,
         head: request::Parts,
         body: PodRequestBody,
@@ -258,19 +261,22 @@ impl ActivatorGateway {
     {
         host::check_host(&head).map_err(Err)?;
         if head.method == Method::CONNECT {
-            return Err(Err(ProxyRequestError::Connect));
+            return Err(Err(ProxyRequestError::ConnectMethod));
         }
         // A probe of the platform is answered before a revision is chosen, so that it never wakes one.
-        if let Some(asked) = probe::probe(&head).filter(|_| door.side() == TrafficOrigin::Inside) {
-            return Err(Ok(self.probed(asked, door, &head).into()));
+        if let Some(asked) = platform_probe::parse_probe(&head)
+            .filter(|_| door.traffic_origin() == TrafficOrigin::Internal)
+        {
+            return Err(Ok(self.respond_to_probe(asked, door, &head).into()));
         }
-        let found = self.find(door, &head).map_err(Err)?;
-        let is_secure = || is_secure(&head.headers, client.sender(door), &self.edge_policy.now());
-        if door == Entrypoint::Outside && found.redirects() && !is_secure() {
-            return Err(redirected(&head).map(Box::new));
+        let found = self.find_service(door, &head).map_err(Err)?;
+        let is_secure =
+            || is_https(&head.headers, client.request_sender(door), &self.edge_policy.current());
+        if door == Entrypoint::External && found.redirects_to_https() && !is_secure() {
+            return Err(redirect_to_https(&head).map(Box::new));
         }
-        let (service, tag) = self.tagged(&found, &head);
-        let (revision, terms) = revision(&service).map_err(Err)?;
+        let (service, tag) = self.select_tag(&found, &head);
+        let (revision, terms) = choose_revision(&service).map_err(Err)?;
         check_network_policy(door, client.address, &terms).map_err(Err)?;
         let version = head.version;
         // Interim responses are written below `hyper`, which only HTTP/1.1 allows.
@@ -280,40 +286,40 @@ impl ActivatorGateway {
         let (is_ready, upgrade) = (false, None);
         Ok(Box::new(PendingRequest {
             request,
-            is_ready,
-            door,
+            is_head_prepared: is_ready,
+            entrypoint: door,
             client,
-            found,
+            service_match: found,
             service,
             tag,
             revision,
-            terms,
-            version,
+            settings: terms,
+            client_version: version,
             upgrade,
             socket,
-            seat: Arc::clone(seat),
+            connection: Arc::clone(seat),
         }))
     }
 
-    async fn answer(
+    async fn respond(
         &self,
         mut errand: Box<PendingRequest>,
         entry: &mut Option<Box<RequestLogEntry>>,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         if let Some(entry) = entry {
-            entry.set_revision(&errand.revision.name, &errand.terms.owners);
+            entry.set_revision(&errand.revision.name, &errand.settings.owner_names);
         }
-        let mut timer = RequestTimer::start(errand.terms.timeouts);
+        let mut timer = RequestTimer::start(errand.settings.timeouts);
         // A response that arrives together with the timeout counts as in time.
         let answered = tokio::select! {
             biased;
-            answered = self.forward(&mut errand) => answered?,
+            answered = self.forward_to_pod(&mut errand) => answered?,
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         if let Some(entry) = entry {
-            entry.set_pod(&answered.place.pod);
+            entry.set_pod(&answered.permit.pod);
         }
-        let mut response = self.relay(answered, &mut errand, timer, entry);
+        let mut response = self.relay_response(answered, &mut errand, timer, entry);
         self.request_reconnect(&mut response, &errand);
         Ok(response)
     }
@@ -328,7 +334,7 @@ impl ActivatorGateway {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
-        let goes_direct = matches!(errand.door, Entrypoint::Port(_))
+        let goes_direct = matches!(errand.entrypoint, Entrypoint::Service(_))
             && self.should_use_direct_path(
                 &errand.service,
                 &errand.revision,
@@ -342,62 +348,71 @@ impl ActivatorGateway {
         }
     }
 
-    fn find(
+    fn find_service(
         &self,
         door: Entrypoint,
         head: &request::Parts,
     ) -> Result<ServiceMatch, ProxyRequestError> {
-        let host = || host::host(head).unwrap_or_default();
+        let host = || host::request_host(head).unwrap_or_default();
         let found = match door {
-            Entrypoint::Port(port) => self.routes.by_port(port).map(ServiceMatch::from),
-            Entrypoint::Outside => self.routes.by_host(&host()),
-            Entrypoint::Inside => {
+            Entrypoint::Service(port) => self.routes.service_by_port(port).map(ServiceMatch::from),
+            Entrypoint::External => self.routes.match_host(&host()),
+            Entrypoint::Internal => {
                 let host = host();
                 let local = host::cluster_local_service(&host, &self.cluster_domain);
                 let local = local.and_then(|name| {
                     // A revision's own Service is routed here too, while it has no pod.
-                    self.routes.by_name(&name).or_else(|| self.routes.by_revision(&name))
+                    self.routes
+                        .service_by_name(&name)
+                        .or_else(|| self.routes.service_for_revision(&name))
                 });
-                local.map(ServiceMatch::from).or_else(|| self.routes.by_host(&host))
+                local.map(ServiceMatch::from).or_else(|| self.routes.match_host(&host))
             }
         };
         found.ok_or_else(|| match door {
-            Entrypoint::Port(port) => ProxyRequestError::UnknownService(format!("port {port}")),
-            Entrypoint::Inside | Entrypoint::Outside => ProxyRequestError::UnknownService(host()),
+            Entrypoint::Service(port) => ProxyRequestError::UnknownService(format!("port {port}")),
+            Entrypoint::Internal | Entrypoint::External => {
+                ProxyRequestError::UnknownService(host())
+            }
         })
     }
 
     /// Service whose revisions serve the request: the one that was found, or the one of the tag that a header chooses.
-    fn tagged(
+    fn select_tag(
         &self,
         found: &ServiceMatch,
         head: &request::Parts,
     ) -> (Arc<RoutedService>, Option<TagRouting>) {
         let service = Arc::clone(&found.service);
-        let Some(TagRouting::Choice(tags)) = service.tags() else { return (service, None) };
+        let Some(TagRouting::ChooseTag(tags)) = service.tags() else { return (service, None) };
         // A tag without a service in the table falls back to the service itself, as an unknown tag does.
-        let asked = head.headers.get(headers::TAG).map(HeaderValue::as_bytes);
+        let asked = head.headers.get(headers::TAG_HEADER).map(HeaderValue::as_bytes);
         let tag = asked.and_then(|asked| tags.iter().find(|tag| tag.name.as_bytes() == asked));
         let chosen = tag.and_then(|tag| {
-            Some((self.routes.by_name(&tag.service)?, Some(TagRouting::Tag(tag.name.clone()))))
+            Some((
+                self.routes.service_by_name(&tag.service)?,
+                Some(TagRouting::ServeTag(tag.name.clone())),
+            ))
         });
         chosen.unwrap_or((service, None))
     }
 
-    fn probed(
+    fn respond_to_probe(
         &self,
         asked: PlatformProbe,
         door: Entrypoint,
         head: &request::Parts,
     ) -> Response<ClientResponseBody> {
         let has_pod = || {
-            let service = self.find(door, head).ok()?.service;
+            let service = self.find_service(door, head).ok()?.service;
             Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
         };
         let has_pod = asked == PlatformProbe::Queue && has_pod().unwrap_or(false);
-        let told = asked
-            .answer(ProbeHealth { is_leaving: self.reconnect_clients.is_cancelled(), has_pod });
-        let mut response = Response::new(ClientResponseBody::own(told.text));
+        let told = asked.respond(ProbeHealth {
+            is_shutting_down: self.reconnect_clients.is_cancelled(),
+            has_ready_pod: has_pod,
+        });
+        let mut response = Response::new(ClientResponseBody::from_text(told.text));
         *response.status_mut() = told.status;
         told.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
         response
@@ -416,46 +431,52 @@ impl ActivatorGateway {
         };
         // Many connections are spread over time, counted from the moment since which both conditions hold.
         let connections = u32::try_from(self.metrics.client_connections.get()).unwrap_or(0);
-        lot.goes(ready.max(service.since).elapsed(), connections)
+        lot.should_close(ready.max(service.path_since).elapsed(), connections)
     }
 
-    async fn forward(&self, errand: &mut PendingRequest) -> Result<PodResponse, ProxyRequestError> {
+    async fn forward_to_pod(
+        &self,
+        errand: &mut PendingRequest,
+    ) -> Result<PodResponse, ProxyRequestError> {
         let revision = Arc::clone(&errand.revision);
-        let weight = errand.request.as_ref().map_or(0, held::bytes);
-        let mut visit = revision.visit(weight);
+        let weight = errand.request.as_ref().map_or(0, head_charge::charged_bytes);
+        let mut visit = revision.queue_entry(weight);
         let (mut refusals, mut stale) = (0, 0);
         loop {
             // A permit that comes together with a refusal is used.
             let place = tokio::select! {
                 biased;
-                place = visit.place() => place?,
-                () = errand.seat.refused() => return Err(ProxyRequestError::TooManyBytes),
+                place = visit.acquire_permit() => place?,
+                () = errand.connection.wait_refused() => return Err(ProxyRequestError::TooManyRequestBytes),
             };
             let address = place.pod.key.address;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
-            errand.prepare(&self.edge_policy.now())?;
-            let connection = match connect(&place, errand.terms.protocol).await {
+            errand.prepare_head(&self.edge_policy.current())?;
+            let connection = match connect_to_pod(&place, errand.settings.protocol).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
                     // The pod is avoided for a pause. The queue entry keeps its turn, so the request does not fall
                     // behind others.
-                    revision.refused(place);
+                    revision.on_dial_refused(place);
                     if refusals == MAX_DIAL_ATTEMPTS {
-                        return Err(ProxyRequestError::Dial { address, reason: error.to_string() });
+                        return Err(ProxyRequestError::DialFailed {
+                            address,
+                            reason: error.to_string(),
+                        });
                     }
                     self.metrics.retries.inc();
                     continue;
                 }
             };
             // From here on the eBPF programs count the request at the pod: it must not count as waiting as well.
-            visit.leave();
-            let mut request = errand.take();
+            visit.finish_waiting();
+            let mut request = errand.take_request();
             let place = Arc::new(place);
             // A response may end before the request's body does. The body keeps the permit, since it still occupies the
             // pod.
-            request.body_mut().occupy(&place);
-            let pace = request.body().pace().map(|pace| (pace, is_stream(&request)));
+            request.body_mut().hold_permit(&place);
+            let pace = request.body().idle_timer().map(|pace| (pace, is_grpc(&request)));
             // A client that stalls in its body occupies a pod's room. So the wait for the response is bounded by the
             // body's progress.
             let mut early = ClientInterimSink(errand.socket.as_ref());
@@ -465,14 +486,14 @@ impl ActivatorGateway {
                 Some((pace, is_stream)) => tokio::select! {
                     biased;
                     sent = sent => sent,
-                    failure = slow(&errand.seat, &pace, is_stream) => return Err(failure),
+                    failure = wait_body_failure(&errand.connection, &pace, is_stream) => return Err(failure),
                 },
             };
             let error = match sent {
                 Ok(response) => {
                     // The pod accepts connections now: more may be dialled at once.
                     place.pod.on_response();
-                    return Ok(PodResponse { response, place });
+                    return Ok(PodResponse { response, permit: place });
                 }
                 Err(error) => error,
             };
@@ -480,72 +501,75 @@ impl ActivatorGateway {
             // with its turn.
             match error.resendable {
                 Some(mut unseen) if stale < MAX_STALE_RETRIES => {
-                    unseen.body_mut().free();
-                    held::recharge_head(&mut unseen, &errand.seat);
+                    unseen.body_mut().release_permit();
+                    head_charge::recharge_head(&mut unseen, &errand.connection);
                     errand.request = Some(unseen);
                 }
-                _ => return Err(broken(address, &error.cause)),
+                _ => return Err(exchange_error(address, &error.cause)),
             }
             stale += 1;
             self.metrics.retries.inc();
         }
     }
 
-    fn relay(
+    fn relay_response(
         &self,
         answered: PodResponse,
         errand: &mut PendingRequest,
         timer: RequestTimer,
         entry: &mut Option<Box<RequestLogEntry>>,
     ) -> Response<ClientResponseBody> {
-        let PodResponse { mut response, place } = answered;
+        let PodResponse { mut response, permit: place } = answered;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
-        headers::rewrite_response_head(response.headers_mut(), status, errand.version);
+        headers::rewrite_response_head(response.headers_mut(), status, errand.client_version);
         if !switched {
-            return response.map(|body| ClientResponseBody::pod(body, timer, place));
+            return response.map(|body| ClientResponseBody::from_pod(body, timer, place));
         }
         // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
         // error.
-        let pod = std::mem::replace(response.body_mut(), PodResponseBody::Ended).into_raw();
+        let pod = std::mem::replace(response.body_mut(), PodResponseBody::Ended).into_upgraded();
         let Some((client, pod)) = errand.upgrade.take().zip(pod) else {
             let text = "pod switched protocols unasked".to_owned();
             let failure =
-                ProxyRequestError::Broken { address: place.pod.key.address, reason: text };
-            return failure.response(ClientResponseBody::own);
+                ProxyRequestError::ExchangeFailed { address: place.pod.key.address, reason: text };
+            return failure.response(ClientResponseBody::from_text);
         };
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
         entry.iter_mut().for_each(|entry| entry.set_status(status));
-        let tunnel = tunnel(client, pod, place, timer, self.cut.clone());
-        let asked = errand.seat.asks();
+        let tunnel = run_tunnel(client, pod, place, timer, self.close_upgraded.clone());
+        let asked = errand.connection.start_request();
         self.tasks.spawn(async move {
-            asked.seat().cut.run_until_cancelled(tunnel).await;
+            asked.connection().cut_off.run_until_cancelled(tunnel).await;
             drop((entry, asked));
         });
-        response.map(|_empty| ClientResponseBody::own(""))
+        response.map(|_empty| ClientResponseBody::from_text(""))
     }
 }
 
 /// Opens a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if there is
 /// one.
-async fn connect(place: &PodPermit, protocol: AppProtocol) -> Result<PodConnection, PodDialError> {
+async fn connect_to_pod(
+    place: &PodPermit,
+    protocol: AppProtocol,
+) -> Result<PodConnection, PodDialError> {
     // Each round waits for one late dial. It ends when another pod is preferred, or when the dial ends.
     loop {
         match place.pod.connect(protocol).await {
-            Err(PodDialError::Late) if !place.doubt() => {}
+            Err(PodDialError::Unanswered) if !place.report_unanswered_dial() => {}
             answer => return answer,
         }
     }
 }
 
 /// Revision of the service chosen at random by the shares, with its settings.
-fn revision(
+fn choose_revision(
     service: &RoutedService,
 ) -> Result<(Arc<ActivatorRevision>, RevisionRouteSettings), ProxyRequestError> {
-    let chosen = split(&service.targets, |it| it.percent, chance());
-    let share = chosen.ok_or_else(|| ProxyRequestError::NoTarget(service.name.to_string()))?;
-    let terms = share.revision.terms();
+    let chosen = pick_by_percent(&service.targets, |it| it.percent, random_u64());
+    let share = chosen.ok_or_else(|| ProxyRequestError::NoRevision(service.name.to_string()))?;
+    let terms = share.revision.route_settings();
     let unknown = || ProxyRequestError::UnknownRevision(share.revision.name.to_string());
     Ok((Arc::clone(&share.revision), terms.ok_or_else(unknown)?))
 }
@@ -557,13 +581,13 @@ fn check_network_policy(
     client: IpAddr,
     terms: &RevisionRouteSettings,
 ) -> Result<(), ProxyRequestError> {
-    let sources = terms.sources.as_ref().filter(|_| door != Entrypoint::Outside);
-    let is_kept_out = sources.is_some_and(|it| !it.contain(client));
-    if is_kept_out { Err(ProxyRequestError::Forbidden(client)) } else { Ok(()) }
+    let sources = terms.allowed_sources.as_ref().filter(|_| door != Entrypoint::External);
+    let is_kept_out = sources.is_some_and(|it| !it.contains(client));
+    if is_kept_out { Err(ProxyRequestError::ForbiddenByNetworkPolicy(client)) } else { Ok(()) }
 }
 
 /// Returns true for gRPC, whose clients may pause for as long as they like: its calls have two directions at once.
-fn is_stream<B>(request: &Request<B>) -> bool {
+fn is_grpc<B>(request: &Request<B>) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let kind = request.headers().get(header::CONTENT_TYPE).map(|it| it.as_bytes());
     kind.and_then(|it| it.get(..GRPC.len())).is_some_and(|it| it.eq_ignore_ascii_case(GRPC))
@@ -571,25 +595,27 @@ fn is_stream<B>(request: &Request<B>) -> bool {
 
 /// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too many bytes are
 /// held.
-async fn slow(
+async fn wait_body_failure(
     seat: &Arc<ClientConnection>,
     pace: &BodyIdleTimer,
     is_stream: bool,
 ) -> ProxyRequestError {
-    let (seats, _tells) = (seat.seats(), seat.tells());
+    let (seats, _tells) = (seat.connections(), seat.subscribe_refusal());
     tokio::select! {
-        () = seat.refused() => ProxyRequestError::TooManyBytes,
-        () = pace.late(seats.budget.body_idle_timeout), if !is_stream => {
-            seats.note(ClientBound::BodyIdle);
-            ProxyRequestError::BodyIdle
+        () = seat.wait_refused() => ProxyRequestError::TooManyRequestBytes,
+        () = pace.wait_idle(seats.budget.body_idle_timeout), if !is_stream => {
+            seats.count_refusal(ClientBound::BodyIdleTimeout);
+            ProxyRequestError::BodyIdleTimeout
         }
     }
 }
 
 /// Response that redirects to the same URL over https (`http-protocol: Redirected`).
-fn redirected(head: &request::Parts) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
+fn redirect_to_https(
+    head: &request::Parts,
+) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
     let unnamed = || ProxyRequestError::UnknownService(String::new());
-    let mut response = Response::new(ClientResponseBody::own(""));
+    let mut response = Response::new(ClientResponseBody::from_text(""));
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
     let location = headers::https_location(head).ok_or_else(unnamed)?;
     response.headers_mut().insert(header::LOCATION, location);
@@ -597,32 +623,34 @@ fn redirected(head: &request::Parts) -> Result<Response<ClientResponseBody>, Pro
 }
 
 /// Logs a failure. Refusals that a flood of requests would repeat are logged at debug level only.
-fn note(door: Entrypoint, client: IpAddr, failure: &ProxyRequestError) {
+fn log_failure(door: Entrypoint, client: IpAddr, failure: &ProxyRequestError) {
     let code = failure.status().as_u16();
     match failure {
         ProxyRequestError::Timeout
-        | ProxyRequestError::Dial { .. }
-        | ProxyRequestError::Broken { .. } => {
+        | ProxyRequestError::DialFailed { .. }
+        | ProxyRequestError::ExchangeFailed { .. } => {
             info!(?door, %client, code, %failure, "request failed");
         }
         ProxyRequestError::UnknownService(_)
-        | ProxyRequestError::NoTarget(_)
+        | ProxyRequestError::NoRevision(_)
         | ProxyRequestError::UnknownRevision(_)
-        | ProxyRequestError::Forbidden(_)
+        | ProxyRequestError::ForbiddenByNetworkPolicy(_)
         | ProxyRequestError::QueueFull
-        | ProxyRequestError::TooManyBytes
-        | ProxyRequestError::BodyIdle
+        | ProxyRequestError::TooManyRequestBytes
+        | ProxyRequestError::BodyIdleTimeout
         | ProxyRequestError::BadRequest(_)
-        | ProxyRequestError::Connect => debug!(?door, %client, code, %failure, "request refused"),
+        | ProxyRequestError::ConnectMethod => {
+            debug!(?door, %client, code, %failure, "request refused")
+        }
     }
 }
 
 /// Failure for the client. An error of the client (its body broke off or was invalid) is not attributed to the pod.
-fn broken(address: SocketAddr, fault: &ExchangeError) -> ProxyRequestError {
-    let reason = common::link::chain(fault);
+fn exchange_error(address: SocketAddr, fault: &ExchangeError) -> ProxyRequestError {
+    let reason = common::link::error_chain(fault);
     match fault {
         ExchangeError::Client(_) => ProxyRequestError::BadRequest(reason),
-        ExchangeError::Pod(_) => ProxyRequestError::Broken { address, reason },
+        ExchangeError::Pod(_) => ProxyRequestError::ExchangeFailed { address, reason },
     }
 }
 
@@ -630,7 +658,7 @@ fn broken(address: SocketAddr, fault: &ExchangeError) -> ProxyRequestError {
 struct ClientInterimSink<'a>(Option<&'a ClientSocket>);
 
 impl InterimResponseSink for ClientInterimSink<'_> {
-    fn hear(&mut self, status: StatusCode, fields: &HeaderMap) {
+    fn on_interim_response(&mut self, status: StatusCode, fields: &HeaderMap) {
         let Some(socket) = self.0 else { return };
         let mut fields = fields.clone();
         headers::rewrite_response_head(&mut fields, status, Version::HTTP_11);

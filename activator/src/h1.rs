@@ -35,10 +35,10 @@ pub enum Http1ParseError {
     Field,
     /// Lengths that differ or are not numbers.
     #[error("invalid content-length parsed")]
-    Length,
+    ContentLength,
     /// A transfer coding in a message that may not have one.
     #[error("unexpected transfer-encoding parsed")]
-    Coding,
+    TransferEncoding,
     /// Chunks whose framing is invalid.
     #[error("invalid chunk parsed")]
     Chunk,
@@ -51,24 +51,24 @@ pub enum Http1ParseError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestBodyFraming {
     /// The request has no body.
-    Nothing,
+    NoBody,
     /// A body of this many bytes follows.
-    Exactly(u64),
+    Length(u64),
     /// A body in chunks follows.
-    Chunks,
+    Chunked,
 }
 
 /// End of a response's body.
 #[derive(Debug)]
 pub enum ResponseBodyFraming {
     /// The response has no body.
-    Empty,
+    NoBody,
     /// The body ends after this many more bytes.
-    After(u64),
+    Length(u64),
     /// The body ends with its last chunk.
-    Chunks(ChunkedDecoder),
+    Chunked(ChunkedDecoder),
     /// The body ends with the connection.
-    AtClose,
+    UntilClose,
 }
 
 /// Head of a pod's response.
@@ -81,9 +81,9 @@ pub struct Http1ResponseHead {
     /// Header fields, in order of arrival for each name.
     pub headers: HeaderMap,
     /// End of the body that follows.
-    pub ends: ResponseBodyFraming,
+    pub framing: ResponseBodyFraming,
     /// True if the connection may serve another request afterwards.
-    pub keeps: bool,
+    pub is_reusable: bool,
 }
 
 /// Writes a request's head with the framing of its body. `target` is the client's target if `http::Uri` cannot hold it.
@@ -106,10 +106,10 @@ pub fn write_request(
         }
     }
     match sends {
-        RequestBodyFraming::Exactly(length) => write_content_length(length, out),
-        RequestBodyFraming::Chunks => write_transfer_encoding(&head.headers, out),
-        RequestBodyFraming::Nothing if needs_content_length(head) => write_content_length(0, out),
-        RequestBodyFraming::Nothing => {}
+        RequestBodyFraming::Length(length) => write_content_length(length, out),
+        RequestBodyFraming::Chunked => write_transfer_encoding(&head.headers, out),
+        RequestBodyFraming::NoBody if needs_content_length(head) => write_content_length(0, out),
+        RequestBodyFraming::NoBody => {}
     }
     out.put_slice(b"\r\n");
 }
@@ -150,7 +150,7 @@ pub fn parse_response_head(
     seen: &mut usize,
     method: &Method,
 ) -> Result<Option<Http1ResponseHead>, Http1ParseError> {
-    if from.is_empty() || (from.len() > MAX_EAGER_PARSE && !has_end(from, *seen)) {
+    if from.is_empty() || (from.len() > MAX_EAGER_PARSE && !has_blank_line(from, *seen)) {
         *seen = from.len();
         return if from.len() > MAX_POD_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
     }
@@ -165,7 +165,7 @@ pub fn parse_response_head(
                 return Err(Http1ParseError::TooLarge);
             }
             Ok(httparse::Status::Complete(length)) => {
-                let answer = answer(&head, method)?;
+                let answer = build_response_head(&head, method)?;
                 bytes::Buf::advance(from, length);
                 *seen = 0;
                 return Ok(Some(answer));
@@ -185,25 +185,25 @@ pub fn parse_response_head(
 }
 
 /// Returns true if an empty line ends in the bytes behind `seen`.
-pub fn has_end(bytes: &[u8], seen: usize) -> bool {
+pub fn has_blank_line(bytes: &[u8], seen: usize) -> bool {
     let from = &bytes[seen.saturating_sub(3)..];
     let is_end = |at: usize| matches!(&from[at..], [b'\n', b'\n', ..] | [b'\n', b'\r', b'\n', ..]);
     (0..from.len()).any(is_end)
 }
 
-fn answer(
+fn build_response_head(
     head: &httparse::Response<'_, '_>,
     method: &Method,
 ) -> Result<Http1ResponseHead, Http1ParseError> {
     let code = head.code.ok_or(Http1ParseError::Status)?;
     let status = StatusCode::from_u16(code).map_err(|_out_of_range| Http1ParseError::Status)?;
     let is_old = head.version == Some(0);
-    let mut headers = fields(&*head.headers)?;
-    let lengths = length(&headers);
+    let mut headers = parse_fields(&*head.headers)?;
+    let lengths = parse_content_length(&headers);
     let is_coded = headers.contains_key(header::TRANSFER_ENCODING);
     if is_coded && is_old {
         // The sender is faulty, or a message was smuggled in: HTTP/1.0 knows no coding (§6.1).
-        return Err(Http1ParseError::Coding);
+        return Err(Http1ParseError::TransferEncoding);
     }
     // These responses have no body, whatever their headers state (§6.3).
     let has_body = *method != Method::HEAD
@@ -216,24 +216,26 @@ fn answer(
     }
     // Without a length or chunks the body ends with the connection, which then cannot be used again.
     let ends = match (has_body, is_coded) {
-        (false, _) => ResponseBodyFraming::Empty,
+        (false, _) => ResponseBodyFraming::NoBody,
         (true, true) if is_chunked(&headers) => {
-            ResponseBodyFraming::Chunks(ChunkedDecoder::default())
+            ResponseBodyFraming::Chunked(ChunkedDecoder::default())
         }
-        (true, true) => ResponseBodyFraming::AtClose,
-        (true, false) => lengths?.map_or(ResponseBodyFraming::AtClose, ResponseBodyFraming::After),
+        (true, true) => ResponseBodyFraming::UntilClose,
+        (true, false) => {
+            lengths?.map_or(ResponseBodyFraming::UntilClose, ResponseBodyFraming::Length)
+        }
     };
     let keeps = !is_doubtful
-        && !matches!(ends, ResponseBodyFraming::AtClose)
-        && !mentions(&headers, "close")
-        && (!is_old || mentions(&headers, "keep-alive"));
+        && !matches!(ends, ResponseBodyFraming::UntilClose)
+        && !connection_has_token(&headers, "close")
+        && (!is_old || connection_has_token(&headers, "keep-alive"));
     let usual = status.canonical_reason().unwrap_or_default();
     let reason = head.reason.filter(|it| *it != usual);
     let reason = reason.map(|it| Bytes::copy_from_slice(it.as_bytes()));
-    Ok(Http1ResponseHead { status, reason, headers, ends, keeps })
+    Ok(Http1ResponseHead { status, reason, headers, framing: ends, is_reusable: keeps })
 }
 
-fn fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Http1ParseError> {
+fn parse_fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Http1ParseError> {
     let mut headers = HeaderMap::with_capacity(from.len());
     for field in from {
         let name =
@@ -245,7 +247,7 @@ fn fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Http1ParseError> {
 }
 
 /// Length that a head states, once or repeatedly with the same value.
-fn length(headers: &HeaderMap) -> Result<Option<u64>, Http1ParseError> {
+fn parse_content_length(headers: &HeaderMap) -> Result<Option<u64>, Http1ParseError> {
     let mut length = None;
     for value in headers.get_all(header::CONTENT_LENGTH) {
         // A repeated length is allowed only with the same value: recipients that choose differently would lose the
@@ -254,9 +256,10 @@ fn length(headers: &HeaderMap) -> Result<Option<u64>, Http1ParseError> {
             let one = one.trim_ascii();
             let is_number = !one.is_empty() && one.iter().all(u8::is_ascii_digit);
             let one = str::from_utf8(one).ok().filter(|_| is_number);
-            let one: u64 = one.and_then(|it| it.parse().ok()).ok_or(Http1ParseError::Length)?;
+            let one: u64 =
+                one.and_then(|it| it.parse().ok()).ok_or(Http1ParseError::ContentLength)?;
             if length.is_some_and(|before| before != one) {
-                return Err(Http1ParseError::Length);
+                return Err(Http1ParseError::ContentLength);
             }
             length = Some(one);
         }
@@ -271,7 +274,7 @@ fn is_chunked(headers: &HeaderMap) -> bool {
     last.is_some_and(|it| it.trim_ascii().eq_ignore_ascii_case(b"chunked"))
 }
 
-fn mentions(headers: &HeaderMap, token: &str) -> bool {
+fn connection_has_token(headers: &HeaderMap, token: &str) -> bool {
     let values = headers.get_all(header::CONNECTION).iter();
     let mut tokens = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     tokens.any(|it| it.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
@@ -296,15 +299,15 @@ pub fn write_interim_head(status: StatusCode, headers: &HeaderMap) -> BytesMut {
 /// When an invariant does not hold.
 pub fn check(bytes: &[u8]) {
     let Some((size, bytes)) = bytes.split_first() else { return };
-    let whole = understood(bytes, bytes.len());
-    assert_eq!(understood(bytes, usize::from(*size)), whole, "in pieces of {size}");
+    let whole = parse_in_pieces(bytes, bytes.len());
+    assert_eq!(parse_in_pieces(bytes, usize::from(*size)), whole, "in pieces of {size}");
 }
 
 /// Result of parsing a response: code, fields, `keeps`, the data of its chunks, and true if these are complete. `None`
 /// while the head is not complete, and for an invalid one, which may be found before all of it was read.
 type ParsedHttp1Response = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
 
-fn understood(bytes: &[u8], size: usize) -> ParsedHttp1Response {
+fn parse_in_pieces(bytes: &[u8], size: usize) -> ParsedHttp1Response {
     let (mut from, mut seen) = (BytesMut::new(), 0);
     let mut pieces = bytes.chunks(size.max(1));
     let answer = loop {
@@ -313,12 +316,12 @@ fn understood(bytes: &[u8], size: usize) -> ParsedHttp1Response {
             break answer;
         }
     };
-    let ResponseBodyFraming::Chunks(mut chunks) = answer.ends else {
-        return Some((answer.status, answer.headers, answer.keeps, Vec::new(), false));
+    let ResponseBodyFraming::Chunked(mut chunks) = answer.framing else {
+        return Some((answer.status, answer.headers, answer.is_reusable, Vec::new(), false));
     };
     let mut body = Vec::new();
     loop {
-        match chunks.read(&mut from).ok()? {
+        match chunks.next_piece(&mut from).ok()? {
             Some(chunked::ChunkedPiece::Data(data)) => body.extend_from_slice(&data),
             Some(chunked::ChunkedPiece::Trailers(_)) => {}
             Some(chunked::ChunkedPiece::End) => break,
@@ -328,7 +331,7 @@ fn understood(bytes: &[u8], size: usize) -> ParsedHttp1Response {
             },
         }
     }
-    Some((answer.status, answer.headers, answer.keeps, body, chunks.is_over()))
+    Some((answer.status, answer.headers, answer.is_reusable, body, chunks.is_finished()))
 }
 
 impl From<httparse::Error> for Http1ParseError {

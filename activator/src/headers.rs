@@ -9,10 +9,10 @@ use common::wire::{AppProtocol, EdgeSettings, TagRouting};
 
 use crate::{
     budget::REQUEST_OVERHEAD_BYTES,
-    failure::ProxyRequestError,
-    forwarded::{ForwardedRequestSender, forwarded, traced},
+    client_headers::{ForwardedRequestSender, ensure_trace_context, write_client_headers},
     host,
-    probe::{K_KUBELET_PROBE, K_NETWORK_HASH, K_NETWORK_PROBE},
+    platform_probe::{K_KUBELET_PROBE, K_NETWORK_HASH, K_NETWORK_PROBE},
+    request_error::ProxyRequestError,
 };
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -21,14 +21,14 @@ const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
 /// Header by which a client chooses a tag of a route, and by which the pod learns the chosen one
 /// (`networking/pkg/http/header/header.go`).
-pub const TAG: HeaderName = HeaderName::from_static("knative-serving-tag");
+pub const TAG_HEADER: HeaderName = HeaderName::from_static("knative-serving-tag");
 const DEFAULT_ROUTE_HEADER: HeaderName = HeaderName::from_static("knative-serving-default-route");
 
 /// Headers between components of Knative. The values that a client wrote there never reach the app.
-const INTERNAL: [HeaderName; 10] = [
+const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
     HeaderName::from_static("knative-serving-revision"),
     HeaderName::from_static("knative-serving-namespace"),
-    TAG,
+    TAG_HEADER,
     DEFAULT_ROUTE_HEADER,
     HeaderName::from_static("k-proxy-request"),
     K_ORIGINAL_HOST,
@@ -38,14 +38,14 @@ const INTERNAL: [HeaderName; 10] = [
     K_NETWORK_HASH,
 ];
 /// Prefixes of the platform's header names, also of future ones. Headers from outside with such names are dropped.
-const PLATFORM: [&str; 2] = ["k-", "knative-serving-"];
+const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
 
 /// Protocol to which every client may switch (RFC 6455).
 const WEBSOCKET: &str = "websocket";
 
 /// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by the HTTP library, which needs to see
 /// it; `Trailer` has to reach the other end.
-const HOP: [HeaderName; 6] = [
+const HOP_BY_HOP_HEADERS: [HeaderName; 6] = [
     header::CONNECTION,
     KEEP_ALIVE,
     PROXY_CONNECTION,
@@ -58,9 +58,9 @@ const HOP: [HeaderName; 6] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrafficOrigin {
     /// The sender is a workload of the cluster.
-    Inside,
+    Internal,
     /// The sender is outside, so that its headers about the client are not trusted.
-    Outside,
+    External,
 }
 
 /// Information of the RouteTable and of the connection about a request, in addition to the request itself.
@@ -71,31 +71,31 @@ pub struct PodRequestContext<'a> {
     /// Policy of operators for proxies and upgrades.
     pub edge: &'a EdgeSettings,
     /// Host for the pod's request, if it is not the client's.
-    pub rewrite: Option<&'a str>,
+    pub host_rewrite: Option<&'a str>,
     /// Tags of the route, or the tag that was chosen.
     pub tags: Option<&'a TagRouting>,
     /// HTTP version that its pod speaks.
     pub protocol: AppProtocol,
     /// Source of random numbers, uniform over u64, for the id of a new trace.
-    pub chance: fn() -> u64,
+    pub random: fn() -> u64,
 }
 
 /// Changes a head from the form that arrived to the one for a pod. Returns the protocol that the client wants to switch
 /// to, which is possible over HTTP/1.1 only: the pod's request is in HTTP/1.1 then.
-pub fn to_pod(
+pub fn rewrite_request_head(
     head: &mut request::Parts,
     passage: PodRequestContext<'_>,
     service_host: impl FnOnce() -> String,
 ) -> Result<Option<HeaderValue>, ProxyRequestError> {
     if head.method == Method::CONNECT {
-        return Err(ProxyRequestError::Connect);
+        return Err(ProxyRequestError::ConnectMethod);
     }
     normalize_host(head, service_host)?;
     // Everything that the hop's headers decide is read before they are removed.
     let may_switch = head.version == Version::HTTP_11;
     let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, passage.edge)).flatten();
-    let wants_trailers = mentions(&head.headers, header::TE, "trailers");
-    let tag = head.headers.get(TAG).cloned();
+    let wants_trailers = has_header_token(&head.headers, header::TE, "trailers");
+    let tag = head.headers.get(TAG_HEADER).cloned();
     strip_hop_by_hop(&mut head.headers);
     head.headers.remove(header::TE);
     strip_platform_headers(&mut head.headers, passage.sender.traffic_origin, passage.edge);
@@ -109,9 +109,9 @@ pub fn to_pod(
     }
     // After the platform's headers were removed: from here on these names have the activator's values only.
     write_tag_headers(&mut head.headers, tag, passage.tags)?;
-    forwarded(&mut head.headers, passage.sender, passage.edge);
-    traced(&mut head.headers, passage.chance);
-    rewrite_host(&mut head.headers, passage.rewrite)?;
+    write_client_headers(&mut head.headers, passage.sender, passage.edge);
+    ensure_trace_context(&mut head.headers, passage.random);
+    rewrite_host(&mut head.headers, passage.host_rewrite)?;
     match passage.protocol {
         AppProtocol::H2c if upgrade.is_none() => convert_to_http2(head),
         AppProtocol::H2c | AppProtocol::Http1 => {
@@ -124,7 +124,7 @@ pub fn to_pod(
 
 /// Location of the redirect by `http-protocol: Redirected`: the same URL over https.
 pub fn https_location(head: &request::Parts) -> Option<HeaderValue> {
-    let host = host::host(head)?;
+    let host = host::request_host(head)?;
     let path = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
     HeaderValue::try_from(format!("https://{host}{path}")).ok()
 }
@@ -145,7 +145,7 @@ pub fn rewrite_response_head(headers: &mut HeaderMap, status: StatusCode, versio
 
 /// Approximate number of bytes of a head while it waits: names, values and the map's overhead for each. A map that has
 /// just grown takes twice as much, which [`memory_mib`](crate::budget::memory_mib) accounts for.
-pub fn weight<B>(request: &Request<B>) -> usize {
+pub fn estimate_head_bytes<B>(request: &Request<B>) -> usize {
     // A bucket of `http::HeaderMap` whose name and value are elsewhere, 104 bytes, and its entry in the index.
     const PER_HEADER: usize = 112;
     let line = request.uri().path_and_query().map_or(1, |it| it.as_str().len());
@@ -179,7 +179,7 @@ fn normalize_host(
 
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(header::CONNECTION) {
-        let named: Vec<HeaderName> = tokens(headers, header::CONNECTION)
+        let named: Vec<HeaderName> = header_tokens(headers, header::CONNECTION)
             .filter_map(|token| token.parse().ok())
             // Headers that frame or address the message stay, whatever the peer lists.
             .filter(|name| {
@@ -190,7 +190,7 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    for name in &HOP {
+    for name in &HOP_BY_HOP_HEADERS {
         headers.remove(name);
     }
 }
@@ -201,32 +201,32 @@ fn allowed_upgrade(headers: &HeaderMap, edge: &EdgeSettings) -> Option<HeaderVal
     let mut protocols = headers.get_all(header::UPGRADE).iter();
     let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };
     let name = protocol.to_str().ok()?.trim();
-    let listed = edge.upgrades.iter().map(String::as_str).chain([WEBSOCKET]);
+    let listed = edge.allowed_upgrades.iter().map(String::as_str).chain([WEBSOCKET]);
     let is_listed = listed.into_iter().any(|it| it.eq_ignore_ascii_case(name));
-    let asked = mentions(headers, header::CONNECTION, "upgrade");
+    let asked = has_header_token(headers, header::CONNECTION, "upgrade");
     (asked && is_listed).then(|| protocol.clone())
 }
 
-fn mentions(headers: &HeaderMap, name: HeaderName, token: &str) -> bool {
-    tokens(headers, name).any(|it| it.eq_ignore_ascii_case(token))
+fn has_header_token(headers: &HeaderMap, name: HeaderName, token: &str) -> bool {
+    header_tokens(headers, name).any(|it| it.eq_ignore_ascii_case(token))
 }
 
-fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+fn header_tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
 fn strip_platform_headers(headers: &mut HeaderMap, side: TrafficOrigin, edge: &EdgeSettings) {
-    for name in &INTERNAL {
+    for name in &KNATIVE_INTERNAL_HEADERS {
         headers.remove(name);
     }
-    if side == TrafficOrigin::Inside {
+    if side == TrafficOrigin::Internal {
         return;
     }
     // Servers that pass headers on as variables (CGI, WSGI) cannot tell `X_Real_IP` from `X-Real-IP`.
-    let is_alias = |name: &str| !edge.underscores && name.contains('_');
+    let is_alias = |name: &str| !edge.allows_underscores && name.contains('_');
     let is_ours = |name: &&HeaderName| {
-        PLATFORM.iter().any(|it| name.as_str().starts_with(it)) || is_alias(name.as_str())
+        PLATFORM_PREFIXES.iter().any(|it| name.as_str().starts_with(it)) || is_alias(name.as_str())
     };
     let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
     for name in ours {
@@ -242,12 +242,12 @@ fn write_tag_headers(
 ) -> Result<(), ProxyRequestError> {
     match tags {
         None => {}
-        Some(TagRouting::Tag(own)) => {
-            headers.insert(TAG, value("tag", own)?);
+        Some(TagRouting::ServeTag(own)) => {
+            headers.insert(TAG_HEADER, header_value("tag", own)?);
         }
-        Some(TagRouting::Choice(_)) => {
+        Some(TagRouting::ChooseTag(_)) => {
             headers.insert(DEFAULT_ROUTE_HEADER, HeaderValue::from_static("true"));
-            asked.map(|asked| headers.insert(TAG, asked));
+            asked.map(|asked| headers.insert(TAG_HEADER, asked));
         }
     }
     Ok(())
@@ -255,13 +255,13 @@ fn write_tag_headers(
 
 fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), ProxyRequestError> {
     let Some(rewrite) = rewrite else { return Ok(()) };
-    if let Some(asked) = headers.insert(header::HOST, value("host", rewrite)?) {
+    if let Some(asked) = headers.insert(header::HOST, header_value("host", rewrite)?) {
         headers.insert(K_ORIGINAL_HOST, asked);
     }
     Ok(())
 }
 
-fn value(what: &str, text: &str) -> Result<HeaderValue, ProxyRequestError> {
+fn header_value(what: &str, text: &str) -> Result<HeaderValue, ProxyRequestError> {
     let refused = |error| ProxyRequestError::BadRequest(format!("bad {what}: {error}"));
     HeaderValue::from_str(text).map_err(refused)
 }

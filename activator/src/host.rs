@@ -4,10 +4,10 @@ use http::{Version, header, request};
 
 use common::wire::NamespacedName;
 
-use crate::failure::ProxyRequestError;
+use crate::request_error::ProxyRequestError;
 
 /// Host that a request names: lower case, without port and final dot.
-pub fn host(head: &request::Parts) -> Option<String> {
+pub fn request_host(head: &request::Parts) -> Option<String> {
     let named = match head.uri.authority() {
         Some(authority) => authority.as_str(),
         None => head.headers.get(header::HOST)?.to_str().ok()?,
@@ -35,8 +35,8 @@ pub fn check_host(head: &request::Parts) -> Result<(), ProxyRequestError> {
             refused("missing required :authority")
         }
         (_, Some(_)) => refused("too many Host headers"),
-        (Some(host), None) if !is_host(host.as_bytes()) => refused("malformed Host header"),
-        _ if head.uri.authority().is_some_and(|it| !is_host(it.as_str().as_bytes())) => {
+        (Some(host), None) if !is_valid_host(host.as_bytes()) => refused("malformed Host header"),
+        _ if head.uri.authority().is_some_and(|it| !is_valid_host(it.as_str().as_bytes())) => {
             refused("malformed host in the request's target")
         }
         _ => Ok(()),
@@ -44,7 +44,7 @@ pub fn check_host(head: &request::Parts) -> Result<(), ProxyRequestError> {
 }
 
 /// Returns true for `uri-host [":" port]` (RFC 3986 §3.2); as there, the host may be empty.
-fn is_host(text: &[u8]) -> bool {
+fn is_valid_host(text: &[u8]) -> bool {
     let (host, port) = match text.iter().rposition(|&byte| byte == b':' || byte == b']') {
         Some(at) if text[at] == b':' => (&text[..at], &text[at + 1..]),
         Some(_) | None => (text, &[][..]),
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_host_is_compared_without_port_case_and_final_dot() {
-        let named = |uri, it| host(&head(uri, &[("host", it)]));
+        let named = |uri, it| request_host(&head(uri, &[("host", it)]));
         assert_eq!(
             named("/", "Hello.Default.Example.COM:8080"),
             Some("hello.default.example.com".into())
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(named("/", "[fd00::1]:80"), Some("[fd00::1]".into()));
         assert_eq!(named("http://real:9/x", "other"), Some("real".into()));
         assert_eq!(named("/", ""), None);
-        assert_eq!(host(&head("/", &[])), None);
+        assert_eq!(request_host(&head("/", &[])), None);
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
             "[fe80::1%25eth0]:80",
             "caf%C3%A9.example",
         ] {
-            assert!(is_host(good.as_bytes()), "{good}");
+            assert!(is_valid_host(good.as_bytes()), "{good}");
         }
         for bad in [
             "a b",
@@ -194,7 +194,7 @@ mod tests {
             "caf\u{e9}",
             "a\t",
         ] {
-            assert!(!is_host(bad.as_bytes()), "{bad}");
+            assert!(!is_valid_host(bad.as_bytes()), "{bad}");
         }
     }
 

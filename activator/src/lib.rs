@@ -6,27 +6,27 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`queue`] | Pure: the wait queue of one revision |
+//! | [`wait_queue`] | Pure: the wait queue of one revision |
 //! | [`balance`] | Pure: choice of the pod and of the revision |
 //! | [`dial`] | Pure: one connection, opened by up to 16 sockets |
 //! | [`slots`] | Pure: slots of a revision with a hard limit, shared by the activators |
-//! | [`pool`] | Pure: one pod's connections and the requests that wait for them |
-//! | [`host`], [`headers`], [`forwarded`], [`via`] | Pure: heads on their way to the pod and back |
+//! | [`connection_pool`] | Pure: one pod's connections and the requests that wait for them |
+//! | [`host`], [`headers`], [`client_headers`], [`forwarded_header`] | Pure: heads on their way to the pod and back |
 //! | [`proxy_protocol`] | Pure: the header by which a proxy names its client |
-//! | [`probe`], [`failure`] | Pure: requests to the platform itself, and responses to failed requests |
+//! | [`platform_probe`], [`request_error`] | Pure: requests to the platform itself, and responses to failed requests |
 //! | [`config`], [`budget`] | Pure: settings; bounds on what clients may use |
-//! | [`gateway`], [`reply`], [`tunnel`] | Shell: one request from its arrival to its response |
-//! | [`h1`], [`targets`] | Pure: HTTP/1.1 with pods; request targets that the library refuses |
-//! | [`frames`] | Pure: memory that a client's HTTP/2 frames make the library hold |
-//! | [`revision`], [`pods`], [`connection`] | Shell: a revision's queue and the connections to its pods |
-//! | [`single`], [`upload`], [`ask`], [`tcp`] | Shell: an HTTP/1.1 connection, its requests, bodies, keep-alive |
-//! | [`server`], [`ports`], [`range`] | Shell: client connections; the listener, or listeners, of services |
-//! | [`seats`], [`held`] | Shell: memory of each client connection, and the choice of the requests to refuse |
-//! | [`socket`] | Shell: a client's socket, and detection of a client that is gone |
-//! | [`edge`] | Shell: policy for proxies and upgrades |
+//! | [`gateway`], [`response_body`], [`tunnel`] | Shell: one request from its arrival to its response |
+//! | [`h1`], [`request_targets`] | Pure: HTTP/1.1 with pods; request targets that the library refuses |
+//! | [`http2_frames`] | Pure: memory that a client's HTTP/2 frames make the library hold |
+//! | [`revision`], [`pod_endpoint`], [`connection`] | Shell: a revision's queue and the connections to its pods |
+//! | [`http1_connection`], [`request_upload`], [`pod_request_body`], [`tcp_keepalive`] | Shell: an HTTP/1.1 connection, its requests, bodies, keep-alive |
+//! | [`client_server`], [`service_ports`], [`port_range`] | Shell: client connections; the listener, or listeners, of services |
+//! | [`client_connections`], [`head_charge`] | Shell: memory of each client connection, and the choice of the requests to refuse |
+//! | [`client_socket`] | Shell: a client's socket, and detection of a client that is gone |
+//! | [`edge_policy`] | Shell: policy for proxies and upgrades |
 //! | [`request_log`] | Shell: a log line of each finished request |
-//! | [`routes`], [`controller`] | Shell: the RouteTable |
-//! | [`autoscaler`], [`peers`] | Shell: usage reports; slots among activators |
+//! | [`routes`], [`route_stream`] | Shell: the RouteTable |
+//! | [`usage_reporter`], [`peer_activators`] | Shell: usage reports; slots among activators |
 //! | [`admin`], [`clock`] | Shell: metrics; time and random numbers |
 
 use std::{
@@ -41,8 +41,9 @@ use std::{
 
 use common::{
     admin::{AdminError, AdminState},
+    enrollment,
     link::{ComponentLink, LinkError, ReplicaResolver},
-    tls::{TlsCredentials, enrol, peer::CertificateRole},
+    tls::{TlsCredentials, peer::CertificateRole},
     wire::{self, ComponentReplica, ComponentRole},
 };
 use nix::sys::resource::{Resource, getrlimit};
@@ -52,68 +53,68 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
 pub mod admin;
-pub mod ask;
-pub mod autoscaler;
 pub mod balance;
 pub mod budget;
+pub mod client_connections;
+pub mod client_headers;
+pub mod client_server;
+pub mod client_socket;
 pub mod clock;
 pub mod config;
 pub mod connection;
-pub mod controller;
+pub mod connection_pool;
 pub mod dial;
-pub mod edge;
-pub mod failure;
-pub mod forwarded;
-pub mod frames;
+pub mod edge_policy;
+pub mod forwarded_header;
 pub mod gateway;
 pub mod h1;
+pub mod head_charge;
 pub mod headers;
-pub mod held;
 pub mod host;
-pub mod peers;
-pub mod pods;
-pub mod pool;
-pub mod ports;
-pub mod probe;
+pub mod http1_connection;
+pub mod http2_frames;
+pub mod peer_activators;
+pub mod platform_probe;
+pub mod pod_endpoint;
+pub mod pod_request_body;
+pub mod port_range;
 pub mod proxy_protocol;
-pub mod queue;
-pub mod range;
-pub mod reply;
+pub mod request_error;
 pub mod request_log;
+pub mod request_targets;
+pub mod request_upload;
+pub mod response_body;
 pub mod revision;
+pub mod route_stream;
 pub mod routes;
-pub mod seats;
-pub mod server;
-pub mod single;
+pub mod service_ports;
 pub mod slots;
-pub mod socket;
-pub mod targets;
-pub mod tcp;
+pub mod tcp_keepalive;
 pub mod tunnel;
-pub mod upload;
-pub mod via;
+pub mod usage_reporter;
+pub mod wait_queue;
 
 pub use config::ActivatorConfig;
 
 use crate::{
     admin::{ActivatorMetrics, RevisionQueueCollector},
-    autoscaler::QueueUsageReporter,
+    client_connections::ClientConnections,
+    client_server::ClientConnectionServer,
     config::ActivatorConfigError,
-    controller::RoutesReceivedFlag,
-    edge::EdgePolicy,
+    edge_policy::EdgePolicy,
     gateway::{ActivatorGateway, Entrypoint},
-    peers::{PeerStreams, Peers},
-    pods::PodConnectionSettings,
-    ports::ServicePortListeners,
+    peer_activators::{PeerStreams, Peers},
+    pod_endpoint::PodConnectionSettings,
     request_log::RequestLogger,
     revision::RevisionContext,
+    route_stream::RoutesReceivedFlag,
     routes::{ActivatorListing, RouteIndex},
-    seats::ClientConnections,
-    server::ClientConnectionServer,
+    service_ports::ServicePortListeners,
+    usage_reporter::QueueUsageReporter,
 };
 
 /// Interval at which idle connections and failed ports are checked.
-const HOUSEKEEPING: Duration = Duration::from_secs(1);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit for writing the log lines of the last requests.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -163,30 +164,31 @@ impl ActivatorInstance {
         let metrics = ActivatorMetrics::register(registry);
         let usage_reporter = Arc::new(QueueUsageReporter::default());
         let pods = PodConnectionSettings {
-            backlog: config.pod_backlog,
+            listen_backlog: config.pod_backlog,
             max_idle: Duration::from_millis(config.pod_idle_ms),
             metrics: metrics.clone(),
         };
-        let peers = Arc::new(Peers::new(config.name(), config.peer_port, config.addresses()));
+        let peers =
+            Arc::new(Peers::new(config.name(), config.peer_port, config.listen_addresses()));
         let budget = config.budget(open_file_limit());
         let settings = RevisionContext {
             peers: Arc::clone(&peers),
-            bounds: budget.wait_queue,
-            pods,
-            usage: Arc::clone(&usage_reporter),
-            met: AtomicU64::new(0),
+            queue_bounds: budget.wait_queue,
+            pod_settings: pods,
+            usage_reporter: Arc::clone(&usage_reporter),
+            next_pod_id: AtomicU64::new(0),
         };
         let gateway = Arc::new(ActivatorGateway {
             routes: RouteIndex::new(settings),
             peers,
-            edge_policy: EdgePolicy::new(config.edge()),
+            edge_policy: EdgePolicy::new(config.edge_settings()),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
             reconnect_clients: CancellationToken::new(),
-            stop: shutdown.clone(),
-            cut: CancellationToken::new(),
+            close_when_idle: shutdown.clone(),
+            close_upgraded: CancellationToken::new(),
         });
         registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&gateway))));
         let seats = Arc::new(ClientConnections::new(budget, gateway.metrics.refusals.clone()));
@@ -194,22 +196,22 @@ impl ActivatorInstance {
         let ports = Arc::new(ServicePortListeners::new(
             Arc::clone(&server),
             Arc::clone(&gateway),
-            config.addresses(),
+            config.listen_addresses(),
             config.ports_map.clone(),
             shutdown.clone(),
         ));
         Self { gateway, server, ports, usage_reporter }
     }
 
-    async fn look_after(&self) {
-        let mut tick = tokio::time::interval(HOUSEKEEPING);
+    async fn run_housekeeping(&self) {
+        let mut tick = tokio::time::interval(HOUSEKEEPING_INTERVAL);
         loop {
             tick.tick().await;
-            self.ports.retry();
-            self.gateway.routes.forget_left();
+            self.ports.retry_failed();
+            self.gateway.routes.drop_unreferenced_revisions();
             self.gateway.routes.fail_missing_revisions(Instant::now());
-            for revision in self.gateway.routes.awake() {
-                revision.prune();
+            for revision in self.gateway.routes.revisions_with_pods() {
+                revision.prune_connections();
             }
         }
     }
@@ -221,12 +223,12 @@ impl ActivatorInstance {
         // connection has to be accepted.
         let bound = config.linger();
         self.gateway.reconnect_clients.cancel();
-        let mut listed = self.gateway.routes.listed();
+        let mut listed = self.gateway.routes.subscribe_listing();
         let left = async {
             // The sender cannot be gone, since it is in the gateway.
-            let _ = listed.wait_for(|it| *it == ActivatorListing::NoMore).await;
+            let _ = listed.wait_for(|it| *it == ActivatorListing::Removed).await;
             // Kube-proxies of other nodes follow EndpointSlices later than this activator follows the table.
-            tokio::time::sleep(config.settle()).await;
+            tokio::time::sleep(config.propagation_delay()).await;
         };
         info!(?bound, "leaving: connections are still taken");
         let is_left = tokio::time::timeout(bound, left).await.is_ok();
@@ -241,7 +243,7 @@ impl ActivatorInstance {
         // Upgraded connections can last forever. They get a part of the drain time only.
         let cut = async {
             tokio::time::sleep(config.tunnel_drain()).await;
-            self.gateway.cut.cancel();
+            self.gateway.close_upgraded.cancel();
             std::future::pending::<()>().await;
         };
         let ended = async {
@@ -264,20 +266,23 @@ pub async fn run(
 ) -> Result<(), ActivatorError> {
     config.validate()?;
     // A port that is taken has to be an error before the controller learns of this activator.
-    let gateways = gateways(&mut config)?;
+    let gateways = bind_gateways(&mut config)?;
     let mut registry = Registry::default();
     let stop = CancellationToken::new();
     let activator = ActivatorInstance::new(&config, &mut registry, &stop);
     for (listener, door) in gateways {
         let server = Arc::clone(&activator.server);
-        tokio::spawn(server.accept(listener, Some(door), stop.clone()));
+        tokio::spawn(server.run_listener(listener, Some(door), stop.clone()));
     }
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
     let finished = CancellationToken::new();
     let links = Arc::new(ControlPlaneLinks::new(&config, &finished));
-    let admin = AdminState { registry, troubles: troubles(&activator, &links, &shutdown) };
+    let admin = AdminState {
+        registry,
+        not_ready_reasons: not_ready_reasons(&activator, &links, &shutdown),
+    };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), finished.clone());
-    let follow = controller::follow(
+    let follow = route_stream::watch_routes(
         &links.routes,
         &links.reports,
         &activator.gateway,
@@ -297,7 +302,7 @@ pub async fn run(
         // Slots are announced as free only after the last request, and the log is written last, since each request adds
         // to it.
         activator.drain(&config).await;
-        peers.leave().await;
+        peers.announce_shutdown().await;
         activator.gateway.request_log.flush(LOG_FLUSH_TIMEOUT).await;
     };
     info!(name = %config.name(), controller = %config.controller, "activator started");
@@ -305,8 +310,8 @@ pub async fn run(
         served = pages => served.map_err(ActivatorError::from),
         served = peers.run() => served.map_err(ActivatorError::from),
         () = follow => Ok(()),
-        () = activator.usage_reporter.report(&links.usage) => Ok(()),
-        () = activator.look_after() => Ok(()),
+        () = activator.usage_reporter.run(&links.usage) => Ok(()),
+        () = activator.run_housekeeping() => Ok(()),
         () = end => {
             finished.cancel();
             info!(name = %config.name(), "activator stopped");
@@ -334,29 +339,35 @@ impl ControlPlaneLinks {
             node: config.node.clone(),
         };
         let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
-        let controllers = ReplicaResolver::known_as(
+        let controllers = ReplicaResolver::with_credentials(
             CertificateRole::Controller,
             &config.controller,
             credentials.as_ref(),
         );
-        let autoscalers = ReplicaResolver::known_as(
+        let autoscalers = ReplicaResolver::with_credentials(
             CertificateRole::Autoscaler,
             &config.autoscaler,
             credentials.as_ref(),
         );
         if let (Some(credentials), Some(folder)) = (credentials.clone(), &config.identity) {
             let controllers = Arc::clone(&controllers);
-            let files = enrol::EnrollmentFiles::below(folder);
-            tokio::spawn(enrol::keep(credentials, controllers, files, finished.clone()));
+            let files = enrollment::EnrollmentFiles::in_folder(folder);
+            tokio::spawn(enrollment::keep_enrolled(
+                credentials,
+                controllers,
+                files,
+                finished.clone(),
+            ));
         }
         let link = |to: &Arc<ReplicaResolver>| {
-            ComponentLink::to(Arc::clone(to), subscriber.clone(), finished.clone())
+            ComponentLink::with_resolver(Arc::clone(to), subscriber.clone(), finished.clone())
         };
         // The stream of routes also lists the replicas of both components, which the resolvers follow.
-        let routes =
-            link(&controllers).tells(wire::ServerComponent::Controller, Arc::clone(&controllers));
+        let routes = link(&controllers)
+            .with_listed_replicas(wire::ServerComponent::Controller, Arc::clone(&controllers));
         Self {
-            routes: routes.tells(wire::ServerComponent::Autoscaler, Arc::clone(&autoscalers)),
+            routes: routes
+                .with_listed_replicas(wire::ServerComponent::Autoscaler, Arc::clone(&autoscalers)),
             reports: link(&controllers),
             usage: link(&autoscalers),
             routes_received: RoutesReceivedFlag::default(),
@@ -366,7 +377,7 @@ impl ControlPlaneLinks {
     }
 }
 
-fn troubles(
+fn not_ready_reasons(
     activator: &ActivatorInstance,
     links: &Arc<ControlPlaneLinks>,
     shutdown: &CancellationToken,
@@ -374,7 +385,7 @@ fn troubles(
     let (ports, links, shutdown) =
         (Arc::clone(&activator.ports), Arc::clone(links), shutdown.clone());
     Box::new(move || {
-        let mut all = ports.troubles();
+        let mut all = ports.not_ready_reasons();
         let mut add = |wrong: bool, text: &str| {
             if wrong {
                 all.push(text.to_owned());
@@ -384,7 +395,10 @@ fn troubles(
             !links.routes_received.load(Ordering::Relaxed),
             "no routes received from the controller yet",
         );
-        add(!links.usage.is_up(), "no stream to the autoscaler: waiting requests are not reported");
+        add(
+            !links.usage.is_connected(),
+            "no stream to the autoscaler: waiting requests are not reported",
+        );
         add(shutdown.is_cancelled(), "shutting down");
         all
     })
@@ -397,7 +411,7 @@ fn open_file_limit() -> u64 {
 }
 
 /// Listeners of the gateways, bound before anything else starts.
-fn gateways(
+fn bind_gateways(
     config: &mut ActivatorConfig,
 ) -> Result<Vec<(TcpListener, Entrypoint)>, ActivatorError> {
     let failed = |address: String| move |source| ActivatorError::Gateway { address, source };
@@ -405,12 +419,12 @@ fn gateways(
         config.outside = None;
         let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
         let given = ready.map_err(failed("a given socket".to_owned()))?;
-        let mut all = gateways(config)?;
-        all.push((given, Entrypoint::Outside));
+        let mut all = bind_gateways(config)?;
+        all.push((given, Entrypoint::External));
         return Ok(all);
     }
     let open = |(address, door): (SocketAddr, Entrypoint)| {
-        Ok((ports::listen(address).map_err(failed(address.to_string()))?, door))
+        Ok((service_ports::bind_listener(address).map_err(failed(address.to_string()))?, door))
     };
-    config.gateways().into_iter().map(open).collect()
+    config.gateway_addresses().into_iter().map(open).collect()
 }

@@ -28,17 +28,17 @@ use tracing::{info, warn};
 use crate::{
     gateway::{ClientInfo, Entrypoint},
     headers::TrafficOrigin,
-    pods::PodEndpoint,
-    probe,
+    platform_probe,
+    pod_endpoint::PodEndpoint,
     revision::RevisionOwnerNames,
 };
 
 /// Maximum number of lines that wait to be written.
-const MOST_LINES: usize = 8192;
+const MAX_QUEUED_LINES: usize = 8192;
 /// Maximum number of bytes of these lines.
-const MOST_BYTES: usize = 8 << 20;
+const MAX_QUEUED_BYTES: usize = 8 << 20;
 /// Bytes that are written at once if as many wait.
-const BATCH: usize = 64 << 10;
+const WRITE_BATCH_BYTES: usize = 64 << 10;
 /// Code of a request whose client was gone before the response: nginx's, because HTTP has none.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
@@ -57,13 +57,13 @@ pub struct RequestLogCounters {
 /// Request log, off until the settings of the RouteTable turn it on.
 pub struct RequestLogger {
     is_on: AtomicBool,
-    rules: RwLock<Option<Arc<wire::RequestLogSettings>>>,
+    settings: RwLock<Option<Arc<wire::RequestLogSettings>>>,
     sink: Mutex<Option<RequestLogSink>>,
     /// Channel to the writing thread, which is started with the first rules.
-    lines: OnceLock<SyncSender<LogWriterMessage>>,
+    line_sender: OnceLock<SyncSender<LogWriterMessage>>,
     /// Bytes of the lines that wait.
-    queued: Arc<AtomicUsize>,
-    counts: RequestLogCounters,
+    queued_bytes: Arc<AtomicUsize>,
+    counters: RequestLogCounters,
 }
 
 /// Message to the writing thread.
@@ -75,62 +75,62 @@ enum LogWriterMessage {
 
 impl RequestLogger {
     /// Creates a log that writes to standard output, once it is on.
-    pub fn new(counts: RequestLogCounters) -> Self {
+    pub fn new(counters: RequestLogCounters) -> Self {
         Self {
             is_on: AtomicBool::new(false),
-            rules: RwLock::default(),
+            settings: RwLock::default(),
             sink: Mutex::new(Some(Box::new(io::stdout()))),
-            lines: OnceLock::new(),
-            queued: Arc::default(),
-            counts,
+            line_sender: OnceLock::new(),
+            queued_bytes: Arc::default(),
+            counters,
         }
     }
 
     /// Sets another output. It has no effect once the log was on.
-    pub fn write_to(&self, sink: RequestLogSink) {
+    pub fn set_sink(&self, sink: RequestLogSink) {
         *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
     }
 
     /// Applies the settings of a batch of the RouteTable.
-    pub fn follow(&self, batch: &RouteBatch) {
+    pub fn apply_batch(&self, batch: &RouteBatch) {
         match batch.changes.get(&RouteKey::Settings) {
-            Some(RouteChange::Settings(it)) => self.set(it.request_log.clone()),
+            Some(RouteChange::Settings(it)) => self.apply_settings(it.request_log.clone()),
             None if !batch.is_whole => {}
-            Some(_) | None => self.set(None),
+            Some(_) | None => self.apply_settings(None),
         }
     }
 
     /// Sets the rules for requests that arrive from now on. `None`: requests are not logged.
-    fn set(&self, rules: Option<wire::RequestLogSettings>) {
-        let mut now = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+    fn apply_settings(&self, rules: Option<wire::RequestLogSettings>) {
+        let mut now = self.settings.write().unwrap_or_else(PoisonError::into_inner);
         if now.as_deref() == rules.as_ref() {
             return;
         }
-        let (is_on, probes) = (rules.is_some(), rules.as_ref().is_some_and(|it| it.probes));
+        let (is_on, probes) = (rules.is_some(), rules.as_ref().is_some_and(|it| it.logs_probes));
         info!(is_on, probes, "request log set");
         // The thread is running before the first request can see the log as on.
         if is_on {
-            self.start();
+            self.start_writer();
         }
         *now = rules.map(Arc::new);
         self.is_on.store(is_on, Ordering::Release);
     }
 
-    fn start(&self) {
+    fn start_writer(&self) {
         let Some(sink) = self.sink.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return;
         };
-        let (lines, words) = sync_channel(MOST_LINES);
-        let (queued, counts) = (Arc::clone(&self.queued), self.counts.clone());
-        let write = move || write(sink, &words, &queued, &counts);
+        let (lines, words) = sync_channel(MAX_QUEUED_LINES);
+        let (queued, counts) = (Arc::clone(&self.queued_bytes), self.counters.clone());
+        let write = move || run_writer(sink, &words, &queued, &counts);
         match std::thread::Builder::new().name("request-log".to_owned()).spawn(write) {
-            Ok(_runs_until_all_senders_are_gone) => drop(self.lines.set(lines)),
+            Ok(_runs_until_all_senders_are_gone) => drop(self.line_sender.set(lines)),
             Err(error) => warn!(%error, "cannot start a thread: requests are not logged"),
         }
     }
 
     /// Starts the entry of a request that has arrived. `None`: the request is not logged.
-    pub fn begin(
+    pub fn start_entry(
         self: &Arc<Self>,
         head: &request::Parts,
         body: &impl Body,
@@ -141,42 +141,44 @@ impl RequestLogger {
         if !self.is_on.load(Ordering::Relaxed) {
             return None;
         }
-        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        let is_probe = door.side() == TrafficOrigin::Inside && probe::probe(head).is_some();
-        if is_probe && !rules.probes {
+        let rules = self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let is_probe = door.traffic_origin() == TrafficOrigin::Internal
+            && platform_probe::parse_probe(head).is_some();
+        if is_probe && !rules.logs_probes {
             return None;
         }
-        let taken = take(&rules, head, body, client);
+        let taken = capture_request(&rules, head, body, client);
         Some(Box::new(RequestLogEntry {
             log: Arc::clone(self),
-            rules,
-            taken,
-            begun: Instant::now(),
+            settings: rules,
+            captured: taken,
+            started_at: Instant::now(),
             is_probe,
             revision: None,
             pod: None,
-            code: CLIENT_CLOSED_REQUEST,
-            size: 0,
+            status: CLIENT_CLOSED_REQUEST,
+            body_bytes: 0,
         }))
     }
 
     /// Waits until the lines so far are written, at most for `bound`.
     pub async fn flush(&self, bound: Duration) {
-        let Some(lines) = self.lines.get() else { return };
+        let Some(lines) = self.line_sender.get() else { return };
         let (done, written) = oneshot::channel();
         if lines.try_send(LogWriterMessage::Flush(done)).is_ok() {
             let _in_time = tokio::time::timeout(bound, written).await;
         }
     }
 
-    fn push(&self, line: String) {
-        let Some(lines) = self.lines.get() else { return };
+    fn enqueue_line(&self, line: String) {
+        let Some(lines) = self.line_sender.get() else { return };
         let size = line.len();
         // Reserved before it is sent, so that several requests at once cannot exceed the bound together.
-        let has_room = self.queued.fetch_add(size, Ordering::Relaxed) + size <= MOST_BYTES;
+        let has_room =
+            self.queued_bytes.fetch_add(size, Ordering::Relaxed) + size <= MAX_QUEUED_BYTES;
         if !has_room || lines.try_send(LogWriterMessage::Line(line)).is_err() {
-            self.queued.fetch_sub(size, Ordering::Relaxed);
-            self.counts.dropped.inc();
+            self.queued_bytes.fetch_sub(size, Ordering::Relaxed);
+            self.counters.dropped.inc();
         }
     }
 }
@@ -188,13 +190,13 @@ impl fmt::Debug for RequestLogger {
 }
 
 /// Captures the parts of a request that the template needs.
-fn take(
+fn capture_request(
     rules: &wire::RequestLogSettings,
     head: &request::Parts,
     body: &impl Body,
     client: ClientInfo,
 ) -> CapturedRequest {
-    let headers = |name: &str| head.headers.get_all(name).iter().map(text).collect();
+    let headers = |name: &str| head.headers.get_all(name).iter().map(header_text).collect();
     let uri = &head.uri;
     // In HTTP/2 every request has scheme and host in its target, and Go shows neither in this field.
     let is_whole = uri.scheme().is_some() && head.version < Version::HTTP_2;
@@ -202,29 +204,29 @@ fn take(
         Some(target) if !is_whole => Cow::Borrowed(target.as_str()),
         _ => uri.to_string().into(),
     };
-    let asked = head.headers.get(header::HOST).map(text);
+    let asked = head.headers.get(header::HOST).map(header_text);
     let authority = || uri.authority().map_or("", |it| it.as_str()).to_owned();
     let host = asked.unwrap_or_else(authority);
     let known = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
-    rules.template.take(&LoggedRequest {
+    rules.template.capture(&LoggedRequest {
         method: head.method.as_str(),
         target: &target,
         path: uri.path(),
         query: uri.query().unwrap_or_default(),
         host: &host,
-        version: version(head.version),
-        remote: client.socket(),
+        version: version_numbers(head.version),
+        remote: client.socket_addr(),
         length: known.and_then(|it| i64::try_from(it).ok()).unwrap_or(-1),
         headers: &headers,
     })
 }
 
 /// Value of a header as text; Go shows no byte that is not UTF-8 either.
-fn text(value: &HeaderValue) -> String {
+fn header_text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
 
-fn version(version: Version) -> (u8, u8) {
+fn version_numbers(version: Version) -> (u8, u8) {
     match version {
         Version::HTTP_10 => (1, 0),
         Version::HTTP_2 => (2, 0),
@@ -236,15 +238,15 @@ fn version(version: Version) -> (u8, u8) {
 #[derive(Debug)]
 pub struct RequestLogEntry {
     log: Arc<RequestLogger>,
-    rules: Arc<wire::RequestLogSettings>,
-    taken: CapturedRequest,
-    begun: Instant,
+    settings: Arc<wire::RequestLogSettings>,
+    captured: CapturedRequest,
+    started_at: Instant,
     is_probe: bool,
     /// Revision of the request, with its owners. Requests without a revision are not logged, except probes.
     revision: Option<(NamespacedName, RevisionOwnerNames)>,
     pod: Option<Arc<PodEndpoint>>,
-    code: u16,
-    size: u64,
+    status: u16,
+    body_bytes: u64,
 }
 
 impl RequestLogEntry {
@@ -260,19 +262,19 @@ impl RequestLogEntry {
 
     /// Sets the status code of the response, which has begun.
     pub fn set_status(&mut self, code: http::StatusCode) {
-        self.code = code.as_u16();
+        self.status = code.as_u16();
     }
 
     /// Adds bytes of the response that were passed on.
-    pub fn passed_on(&mut self, bytes: usize) {
-        self.size = self.size.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+    pub fn add_body_bytes(&mut self, bytes: usize) {
+        self.body_bytes = self.body_bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    fn line(&self) -> String {
+    fn format_line(&self) -> String {
         let response = LoggedResponse {
-            code: self.code,
-            size: self.size,
-            latency: self.begun.elapsed().as_secs_f64(),
+            code: self.status,
+            size: self.body_bytes,
+            latency: self.started_at.elapsed().as_secs_f64(),
         };
         let of = |field: fn(&(NamespacedName, RevisionOwnerNames)) -> &str| {
             self.revision.as_ref().map_or("", field)
@@ -285,20 +287,20 @@ impl RequestLogEntry {
             pod_name: self.pod.as_ref().map_or("", |pod| &*pod.name),
             pod_ip: self.pod.as_ref().map(|pod| pod.key.address.ip()),
         };
-        self.rules.template.line(&self.taken, &response, &revision)
+        self.settings.template.render_line(&self.captured, &response, &revision)
     }
 }
 
 impl Drop for RequestLogEntry {
     fn drop(&mut self) {
         if self.is_probe || self.revision.is_some() {
-            self.log.push(self.line());
+            self.log.enqueue_line(self.format_line());
         }
     }
 }
 
 /// Writes lines until all senders are gone.
-fn write(
+fn run_writer(
     mut sink: RequestLogSink,
     words: &Receiver<LogWriterMessage>,
     queued: &AtomicUsize,
@@ -320,7 +322,7 @@ fn write(
                 }
                 LogWriterMessage::Flush(done) => flushed.push(done),
             }
-            next = if batch.len() < BATCH { words.try_recv().ok() } else { None };
+            next = if batch.len() < WRITE_BATCH_BYTES { words.try_recv().ok() } else { None };
         }
         let written = sink.write_all(batch.as_bytes()).and_then(|()| sink.flush());
         // Written or not, the bytes do not wait any more.

@@ -21,23 +21,23 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use crate::{
-    autoscaler::QueueUsageReporter,
     balance::PodEndpointKey,
     budget::WaitQueueBounds,
-    clock::{chance, now_ns},
-    peers::Peers,
-    pods::{PodConnectionSettings, PodEndpoint, PodIdentity},
-    queue::{DispatchedRequest, WaitQueue},
+    clock::{now_ns, random_u64},
+    peer_activators::Peers,
+    pod_endpoint::{PodConnectionSettings, PodEndpoint, PodIdentity},
     slots::{ActivatorName, RevisionSlots},
+    usage_reporter::QueueUsageReporter,
+    wait_queue::{DispatchedRequest, WaitQueue},
 };
 
-mod visit;
+mod queue_entry;
 
 /// Time for which requests avoid a pod that left a dial unanswered: the same as for connects that the eBPF programs
 /// route.
-const DOUBTED: Duration = Duration::from_nanos(abi::UNANSWERED_NS);
+const UNANSWERED_POD_PAUSE: Duration = Duration::from_nanos(abi::AVOID_UNANSWERED_NS);
 
-pub use visit::QueueEntry;
+pub use queue_entry::QueueEntry;
 
 /// Settings and services that all revisions share.
 #[derive(Debug)]
@@ -45,28 +45,28 @@ pub struct RevisionContext {
     /// View of the other activators, and the outboxes for claims and grants.
     pub peers: Arc<Peers>,
     /// Bounds of each revision's wait queue.
-    pub bounds: WaitQueueBounds,
+    pub queue_bounds: WaitQueueBounds,
     /// Settings for the pods of all revisions.
-    pub pods: PodConnectionSettings,
+    pub pod_settings: PodConnectionSettings,
     /// Reporter of waiting requests to the autoscaler.
-    pub usage: Arc<QueueUsageReporter>,
+    pub usage_reporter: Arc<QueueUsageReporter>,
     /// Number of pods seen so far: the next pod's [`PodEndpointKey::id`], so that no two pods share a key.
-    pub met: AtomicU64,
+    pub next_pod_id: AtomicU64,
 }
 
 /// Settings of a revision in the RouteTable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevisionRouteSettings {
     /// Hard limit of each pod (containerConcurrency); 0: no limit.
-    pub limit: u32,
+    pub concurrency_limit: u32,
     /// HTTP version that its pods speak.
     pub protocol: AppProtocol,
     /// Timeouts of its requests.
     pub timeouts: RequestTimeouts,
     /// Clients that may send requests, by the pods' NetworkPolicies; `None`: all clients.
-    pub sources: Option<Arc<AllowedSources>>,
+    pub allowed_sources: Option<Arc<AllowedSources>>,
     /// Service and Configuration that own the revision.
-    pub owners: RevisionOwnerNames,
+    pub owner_names: RevisionOwnerNames,
 }
 
 /// Owners of a revision, for the request log.
@@ -82,17 +82,17 @@ impl RevisionRouteSettings {
     /// Extracts the settings from a revision of the RouteTable.
     pub fn new(told: &wire::RevisionEntry) -> Self {
         let timeouts = RequestTimeouts {
-            whole: told.timeout,
-            start: told.response_start_timeout,
-            idle: told.idle_timeout,
+            total: told.timeout,
+            response_start: told.response_start_timeout,
+            between_frames: told.idle_timeout,
         };
-        let sources = told.sources.clone();
-        let limit = told.container_concurrency;
-        let owners = RevisionOwnerNames {
+        let allowed_sources = told.allowed_sources.clone();
+        let concurrency_limit = told.container_concurrency;
+        let owner_names = RevisionOwnerNames {
             service: told.service.clone(),
             configuration: told.configuration.clone(),
         };
-        Self { limit, protocol: told.protocol, timeouts, sources, owners }
+        Self { concurrency_limit, protocol: told.protocol, timeouts, allowed_sources, owner_names }
     }
 }
 
@@ -114,11 +114,11 @@ pub type PodTable = BTreeMap<String, PodTableEntry>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestTimeouts {
     /// Time for a whole request, including the time it waits (`timeoutSeconds`).
-    pub whole: Duration,
+    pub total: Duration,
     /// Time until the response begins (`responseStartTimeoutSeconds`).
-    pub start: Option<Duration>,
+    pub response_start: Option<Duration>,
     /// Time between two pieces of the response (`idleTimeoutSeconds`).
-    pub idle: Option<Duration>,
+    pub between_frames: Option<Duration>,
 }
 
 /// One revision at this activator. While it is asleep and no request waits, it stores little more than its name.
@@ -127,18 +127,18 @@ pub struct ActivatorRevision {
     /// Name and namespace of the revision.
     pub name: NamespacedName,
     /// True if the revision is in the list of revisions whose usage is still to be reported.
-    pub in_report: AtomicBool,
-    settings: Arc<RevisionContext>,
-    core: Mutex<LockedRevisionState>,
+    pub is_report_pending: AtomicBool,
+    context: Arc<RevisionContext>,
+    state: Mutex<LockedRevisionState>,
 }
 
 #[derive(Debug, Default)]
 struct LockedRevisionState {
     /// Settings from the RouteTable; `None`: the table does not contain the revision.
-    terms: Option<RevisionRouteSettings>,
+    route_settings: Option<RevisionRouteSettings>,
     totals: RequestTotals,
     /// Wait queue and pods. Created for the first pod or request, dropped when there is neither.
-    live: Option<Box<ActiveRevisionState>>,
+    active: Option<Box<ActiveRevisionState>>,
     /// State of the hard limit. Created when requests need slots, or when another activator sends a claim or grant.
     slots: Option<Box<RevisionSlots>>,
 }
@@ -146,12 +146,12 @@ struct LockedRevisionState {
 /// State of a revision while it has pods or requests.
 #[derive(Debug)]
 struct ActiveRevisionState {
-    line: WaitQueue<oneshot::Sender<PodPermit>>,
+    wait_queue: WaitQueue<oneshot::Sender<PodPermit>>,
     pods: HashMap<PodEndpointKey, Arc<PodEndpoint>>,
     /// Start of the time in which the RouteTable lists at least one ready pod.
     ready_since: Option<Instant>,
     /// Queue entries that have a turn and may wait with it again.
-    visits: usize,
+    queue_entries: usize,
 }
 
 /// Room for one request at one pod. Dropping it registers the end of the request there.
@@ -165,104 +165,108 @@ pub struct PodPermit {
 impl PodPermit {
     /// Reports that the pod leaves a dial unanswered. Returns true if another pod takes requests, which is then
     /// preferred.
-    pub fn doubt(&self) -> bool {
-        self.revision.doubt(&self.pod)
+    pub fn report_unanswered_dial(&self) -> bool {
+        self.revision.on_unanswered_dial(&self.pod)
     }
 }
 
 impl Drop for PodPermit {
     fn drop(&mut self) {
-        self.revision.done(&self.pod);
+        self.revision.on_request_done(&self.pod);
     }
 }
 
 impl ActivatorRevision {
     /// Creates a revision without pods, which the RouteTable has not described yet.
-    pub fn new(name: NamespacedName, settings: Arc<RevisionContext>) -> Self {
-        Self { name, in_report: AtomicBool::new(false), settings, core: Mutex::default() }
+    pub fn new(name: NamespacedName, context: Arc<RevisionContext>) -> Self {
+        Self { name, is_report_pending: AtomicBool::new(false), context, state: Mutex::default() }
     }
 
     /// Sets the settings of the RouteTable. `None`: the table does not contain the revision any more.
-    pub fn tell(&self, terms: Option<RevisionRouteSettings>) {
-        self.core().terms = terms;
+    pub fn set_route_settings(&self, terms: Option<RevisionRouteSettings>) {
+        self.lock_state().route_settings = terms;
     }
 
     /// Settings of the revision in the RouteTable; `None`: the table does not contain it.
-    pub fn terms(&self) -> Option<RevisionRouteSettings> {
-        self.core().terms.clone()
+    pub fn route_settings(&self) -> Option<RevisionRouteSettings> {
+        self.lock_state().route_settings.clone()
     }
 
     /// Start of the time in which the RouteTable lists at least one ready pod; `None`: it lists none.
     pub fn ready_since(&self) -> Option<Instant> {
-        self.core().live.as_ref().and_then(|live| live.ready_since)
+        self.lock_state().active.as_ref().and_then(|live| live.ready_since)
     }
 
     /// Totals of the requests that waited here, and the time at which they were read, in ns of [`now_ns`].
     pub fn totals(&self) -> (RequestTotals, u64) {
-        let core = self.core();
+        let core = self.lock_state();
         (core.totals, now_ns())
     }
 
     /// Number of requests that wait here.
-    pub fn waiting(&self) -> usize {
-        self.core().live.as_ref().map_or(0, |live| live.line.waiting())
+    pub fn waiting_count(&self) -> usize {
+        self.lock_state().active.as_ref().map_or(0, |live| live.wait_queue.waiting_count())
     }
 
     /// Figures for metrics: true if some pod is ready, the number of waiting requests, and that of requests at pods.
-    pub fn figures(&self) -> (bool, usize, u64) {
-        let core = self.core();
+    pub fn queue_metrics(&self) -> (bool, usize, u64) {
+        let core = self.lock_state();
         let of = |live: &ActiveRevisionState| {
-            (live.ready_since.is_some(), live.line.waiting(), live.line.in_flight())
+            (
+                live.ready_since.is_some(),
+                live.wait_queue.waiting_count(),
+                live.wait_queue.in_flight(),
+            )
         };
-        core.live.as_deref().map_or((false, 0, 0), of)
+        core.active.as_deref().map_or((false, 0, 0), of)
     }
 
     /// Closes connections to pods that were idle for too long.
-    pub fn prune(&self) {
+    pub fn prune_connections(&self) {
         let pods: Vec<Arc<PodEndpoint>> =
-            self.core().live.iter().flat_map(|live| live.pods.values().cloned()).collect();
-        pods.iter().for_each(|pod| pod.prune());
+            self.lock_state().active.iter().flat_map(|live| live.pods.values().cloned()).collect();
+        pods.iter().for_each(|pod| pod.prune_idle());
     }
 
     /// Applies the pods of the RouteTable. Requests that wait are dispatched to newly ready pods at once.
     pub fn set_pods(self: &Arc<Self>, pods: &PodTable) {
-        let mut core = self.core();
+        let mut core = self.lock_state();
         // Most revisions are asleep: one without pods and state must not allocate anything on each change of the table.
-        if pods.is_empty() && core.live.is_none() && core.slots.is_none() {
+        if pods.is_empty() && core.active.is_none() && core.slots.is_none() {
             return;
         }
-        let (limit, protocol) = core.rules();
+        let (limit, protocol) = core.limit_and_protocol();
         if limit > 0 {
-            core.slots(&self.name, &self.settings);
+            core.ensure_slots(&self.name, &self.context);
         }
-        let live = core.live(self.settings.bounds);
-        let ready = live.meet(pods, protocol, &self.settings);
+        let live = core.ensure_active(self.context.queue_bounds);
+        let ready = live.update_pods(pods, protocol, &self.context);
         let since = live.ready_since.unwrap_or_else(Instant::now);
         live.ready_since = (!ready.is_empty()).then_some(since);
-        let (count, waiting) = (ready.len(), live.line.waiting());
+        let (count, waiting) = (ready.len(), live.wait_queue.waiting_count());
         // The queue releases first, then the slots: with a hard limit `on_routes` leaves no room, and `settle` assigns
         // it.
-        let mut gone = live.line.on_routes(ready, limit, chance);
-        core.went(&gone);
-        gone.extend(self.settle(&mut core));
-        let places = self.places(&core, gone);
-        core.tidy();
+        let mut gone = live.wait_queue.on_routes(ready, limit, random_u64);
+        core.on_dispatched(&gone);
+        gone.extend(self.reconcile_slots(&mut core));
+        let places = self.grant_permits(&core, gone);
+        core.drop_if_idle();
         // The waiters run as soon as they have their permits, so the lock is released before.
         drop(core);
         let released = places.len();
-        tell(places);
+        send_permits(places);
         if waiting > 0 {
             info!(revision = %self.name, ready = count, limit, waiting, released, "pods changed");
         }
     }
 
     /// Fails all waiting requests, because the RouteTable has not contained the revision for some time.
-    pub fn give_up(self: &Arc<Self>) {
-        let mut core = self.core();
-        let is_back = core.terms.is_some();
-        let live = core.live.as_mut().filter(|_| !is_back);
-        let left = live.map(|live| live.line.give_up()).unwrap_or_default();
-        let gone = self.settle(&mut core);
+    pub fn fail_waiters(self: &Arc<Self>) {
+        let mut core = self.lock_state();
+        let is_back = core.route_settings.is_some();
+        let live = core.active.as_mut().filter(|_| !is_back);
+        let left = live.map(|live| live.wait_queue.drain_waiters()).unwrap_or_default();
+        let gone = self.reconcile_slots(&mut core);
         debug_assert!(gone.is_empty(), "none waits");
         drop(core);
         if !left.is_empty() {
@@ -271,14 +275,14 @@ impl ActivatorRevision {
     }
 
     /// Creates the queue entry of an arriving request, which holds `bytes` bytes while it waits.
-    pub fn visit(self: &Arc<Self>, bytes: usize) -> QueueEntry {
+    pub fn queue_entry(self: &Arc<Self>, bytes: usize) -> QueueEntry {
         QueueEntry::new(Arc::clone(self), bytes)
     }
 
     /// Handles a refused connection to the permit's pod: the pod gets no requests for a short pause.
-    pub fn refused(self: &Arc<Self>, place: PodPermit) {
+    pub fn on_dial_refused(self: &Arc<Self>, place: PodPermit) {
         let pod = Arc::clone(&place.pod);
-        let newly = self.close(pod.key);
+        let newly = self.close_pod(pod.key);
         drop(place);
         // Of several requests that are refused at the same time, only the first pauses the pod and starts the timer.
         if !newly {
@@ -289,123 +293,129 @@ impl ActivatorRevision {
         let revision = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            revision.retry(pod.key);
+            revision.reopen_pod(pod.key);
         });
     }
 
     /// Handles an unanswered dial: requests avoid the pod for a while if another one is open. Returns true if one is.
-    fn doubt(self: &Arc<Self>, pod: &PodEndpoint) -> bool {
-        let has_other = self.has_other(pod.key);
-        if has_other && self.close(pod.key) {
+    fn on_unanswered_dial(self: &Arc<Self>, pod: &PodEndpoint) -> bool {
+        let has_other = self.has_other_open_pod(pod.key);
+        if has_other && self.close_pod(pod.key) {
             info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
-            pod.send_away();
+            pod.redirect_waiters();
             tokio::spawn(Arc::clone(self).avoid_unanswered_pod(pod.key));
         }
         has_other
     }
 
-    /// Waits until the pod may get requests again: after [`DOUBTED`], or as soon as no other pod takes requests.
+    /// Waits until the pod may get requests again: after [`UNANSWERED_POD_PAUSE`], or as soon as no other pod takes
+    /// requests.
     async fn avoid_unanswered_pod(self: Arc<Self>, pod: PodEndpointKey) {
-        let until = Instant::now() + DOUBTED;
-        while Instant::now() < until && self.has_other(pod) {
-            tokio::time::sleep(DOUBTED / 100).await;
+        let until = Instant::now() + UNANSWERED_POD_PAUSE;
+        while Instant::now() < until && self.has_other_open_pod(pod) {
+            tokio::time::sleep(UNANSWERED_POD_PAUSE / 100).await;
         }
-        self.retry(pod);
+        self.reopen_pod(pod);
     }
 
-    fn has_other(&self, pod: PodEndpointKey) -> bool {
-        self.core().live.as_ref().is_some_and(|live| live.line.has_other(pod))
+    fn has_other_open_pod(&self, pod: PodEndpointKey) -> bool {
+        self.lock_state().active.as_ref().is_some_and(|live| live.wait_queue.has_other_open(pod))
     }
 
     /// Stops requests to the pod for now, and frees its slots for other activators. Returns true if it took requests.
-    fn close(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
+    fn close_pod(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
         let mut newly = false;
-        self.release(|core| {
-            newly = core.live.as_mut().is_some_and(|live| live.line.on_refused(pod));
+        self.update_and_dispatch(|core| {
+            newly = core.active.as_mut().is_some_and(|live| live.wait_queue.on_pod_refused(pod));
             Vec::new()
         });
         newly
     }
 
-    fn retry(self: &Arc<Self>, pod: PodEndpointKey) {
-        self.release(|core| {
-            let Some(live) = core.live.as_mut() else { return Vec::new() };
-            live.line.on_retry(pod, chance)
+    fn reopen_pod(self: &Arc<Self>, pod: PodEndpointKey) {
+        self.update_and_dispatch(|core| {
+            let Some(live) = core.active.as_mut() else { return Vec::new() };
+            live.wait_queue.on_pod_retry(pod, random_u64)
         });
     }
 
-    fn done(self: &Arc<Self>, pod: &PodEndpoint) {
-        let mut core = self.core();
-        let Some(live) = core.live.as_mut() else { return };
-        let mut gone = live.line.on_done(pod.key, chance);
-        core.went(&gone);
+    fn on_request_done(self: &Arc<Self>, pod: &PodEndpoint) {
+        let mut core = self.lock_state();
+        let Some(live) = core.active.as_mut() else { return };
+        let mut gone = live.wait_queue.on_request_done(pod.key, random_u64);
+        core.on_dispatched(&gone);
         // A slot that is spare again at once needs no new distribution: the common case under load stays cheap.
-        let is_open = core.live.as_ref().is_some_and(|live| live.line.is_open(pod.key));
-        let again = core.slots.as_mut().is_some_and(|slots| slots.ended(&pod.uid)) && is_open;
-        match &mut core.live {
+        let is_open = core.active.as_ref().is_some_and(|live| live.wait_queue.is_open(pod.key));
+        let again =
+            core.slots.as_mut().is_some_and(|slots| slots.on_request_done(&pod.uid)) && is_open;
+        match &mut core.active {
             Some(live) if again => {
-                let more = live.line.add_free_slot(pod.key, chance);
-                core.went(&more);
+                let more = live.wait_queue.add_free_slot(pod.key, random_u64);
+                core.on_dispatched(&more);
                 gone.extend(more);
             }
-            Some(_) | None => gone.extend(self.settle(&mut core)),
+            Some(_) | None => gone.extend(self.reconcile_slots(&mut core)),
         }
-        let places = self.places(&core, gone);
-        core.tidy();
+        let places = self.grant_permits(&core, gone);
+        core.drop_if_idle();
         drop(core);
-        tell(places);
+        send_permits(places);
     }
 
     /// Runs `step` on the state and resumes the requests that may be dispatched after it.
-    fn release(
+    fn update_and_dispatch(
         self: &Arc<Self>,
         step: impl FnOnce(
             &mut LockedRevisionState,
         ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
     ) {
-        let mut core = self.core();
+        let mut core = self.lock_state();
         let mut gone = step(&mut core);
-        core.went(&gone);
-        gone.extend(self.settle(&mut core));
-        let places = self.places(&core, gone);
-        core.tidy();
+        core.on_dispatched(&gone);
+        gone.extend(self.reconcile_slots(&mut core));
+        let places = self.grant_permits(&core, gone);
+        core.drop_if_idle();
         drop(core);
-        tell(places);
+        send_permits(places);
     }
 
     /// Updates the slots after a change, and publishes claims and grants. Returns the requests dispatched by it.
-    fn settle(
+    fn reconcile_slots(
         &self,
         core: &mut LockedRevisionState,
     ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
-        let (limit, _) = core.rules();
-        let LockedRevisionState { live, slots: Some(slots), .. } = core else { return Vec::new() };
-        slots.on_view(self.settings.peers.view());
+        let (limit, _) = core.limit_and_protocol();
+        let LockedRevisionState { active: live, slots: Some(slots), .. } = core else {
+            return Vec::new();
+        };
+        slots.on_peer_view(self.context.peers.view());
         if let Some(live) = live {
-            slots.on_table(limit, live.ready());
+            slots.on_routes(limit, live.ready_pod_uids());
         }
         let mut all = Vec::new();
         // Slots and queue depend on each other: a dispatched request changes what is spare, until no request is
         // dispatched.
         loop {
             let (waiting, open) =
-                live.as_deref().map(ActiveRevisionState::line).unwrap_or_default();
+                live.as_deref().map(ActiveRevisionState::queue_state).unwrap_or_default();
             slots.on_queue(waiting, open);
-            slots.settle(chance);
+            slots.reconcile(random_u64);
             let Some(live) = live.as_mut().filter(|_| limit > 0) else { break };
-            let ActiveRevisionState { line, pods, .. } = &mut **live;
-            let gone = line
-                .set_free_slots(|key| pods.get(&key).map_or(0, |it| slots.spare(&it.uid)), chance);
+            let ActiveRevisionState { wait_queue: line, pods, .. } = &mut **live;
+            let gone = line.set_free_slots(
+                |key| pods.get(&key).map_or(0, |it| slots.free_slots(&it.uid)),
+                random_u64,
+            );
             if gone.is_empty() {
                 break;
             }
-            gone.iter().for_each(|(_, key)| slots.took(&pods[key].uid));
+            gone.iter().for_each(|(_, key)| slots.on_dispatched(&pods[key].uid));
             all.extend(gone);
         }
         // Published even when nothing was dispatched: other activators may need to know of the new number of waiting
         // requests.
-        self.settings.peers.say(&self.name, slots.said());
-        if slots.is_void() {
+        self.context.peers.publish(&self.name, slots.take_messages());
+        if slots.is_unused() {
             core.slots = None;
         }
         all
@@ -413,12 +423,12 @@ impl ActivatorRevision {
 
     /// Updates the slots after only the number of waiting requests has changed. Without other activators there is
     /// nothing to do.
-    fn wanting(
+    fn reconcile_waiting(
         &self,
         core: &mut LockedRevisionState,
     ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
         match &core.slots {
-            Some(slots) if !slots.is_alone() => self.settle(core),
+            Some(slots) if !slots.is_sole_activator() => self.reconcile_slots(core),
             Some(_) | None => Vec::new(),
         }
     }
@@ -427,28 +437,28 @@ impl ActivatorRevision {
 
     /// Applies the latest grant of an owner; `None`: the owner has withdrawn it.
     pub fn on_grant(self: &Arc<Self>, from: &ActivatorName, grant: Option<SlotGrant>) {
-        self.hear(grant.is_some(), |slots| slots.on_grant(from, grant));
+        self.handle_slot_event(grant.is_some(), |slots| slots.on_grant(from, grant));
     }
 
     /// Applies the latest claim of a holder; `None`: the holder has withdrawn it.
     pub fn on_claim(self: &Arc<Self>, from: &ActivatorName, claim: Option<SlotClaim>) {
-        self.hear(claim.is_some(), |slots| slots.on_claim(from, claim));
+        self.handle_slot_event(claim.is_some(), |slots| slots.on_claim(from, claim));
     }
 
     /// Registers that a holder's stream has begun or ended.
-    pub fn on_stream(self: &Arc<Self>, from: &ActivatorName) {
-        self.hear(false, |slots| slots.on_stream(from));
+    pub fn on_holder_stream(self: &Arc<Self>, from: &ActivatorName) {
+        self.handle_slot_event(false, |slots| slots.on_holder_stream(from));
     }
 
     /// Registers a change of the known activators.
-    pub fn on_view(self: &Arc<Self>) {
-        self.hear(false, |_| {});
+    pub fn on_peer_view(self: &Arc<Self>) {
+        self.handle_slot_event(false, |_| {});
     }
 
-    fn hear(self: &Arc<Self>, is_news: bool, step: impl FnOnce(&mut RevisionSlots)) {
-        self.release(|core| {
+    fn handle_slot_event(self: &Arc<Self>, is_news: bool, step: impl FnOnce(&mut RevisionSlots)) {
+        self.update_and_dispatch(|core| {
             if is_news {
-                core.slots(&self.name, &self.settings);
+                core.ensure_slots(&self.name, &self.context);
             }
             if let Some(slots) = &mut core.slots {
                 step(slots);
@@ -459,33 +469,37 @@ impl ActivatorRevision {
 
     /// Returns true if the revision keeps state of its slots.
     pub fn has_slots(&self) -> bool {
-        self.core().slots.is_some()
+        self.lock_state().slots.is_some()
     }
 
     /// Returns true if any request of the revision is at a pod.
     pub fn has_requests_at_pods(&self) -> bool {
-        self.core().live.as_ref().is_some_and(|live| live.line.in_flight() > 0)
+        self.lock_state().active.as_ref().is_some_and(|live| live.wait_queue.in_flight() > 0)
     }
 
-    fn places(
+    fn grant_permits(
         self: &Arc<Self>,
         core: &LockedRevisionState,
         gone: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
     ) -> GrantedPermits {
-        let Some(live) = &core.live else { return Vec::new() };
-        let place = |(whom, key)| (whom, self.place(live, key));
+        let Some(live) = &core.active else { return Vec::new() };
+        let place = |(whom, key)| (whom, self.grant_permit(live, key));
         gone.into_iter().map(place).collect()
     }
 
-    fn place(self: &Arc<Self>, live: &ActiveRevisionState, key: PodEndpointKey) -> PodPermit {
+    fn grant_permit(
+        self: &Arc<Self>,
+        live: &ActiveRevisionState,
+        key: PodEndpointKey,
+    ) -> PodPermit {
         let pod = live.pods.get(&key).expect("the line knows only pods that `meet` named");
         PodPermit { pod: Arc::clone(pod), revision: Arc::clone(self) }
     }
 
-    fn core(&self) -> MutexGuard<'_, LockedRevisionState> {
+    fn lock_state(&self) -> MutexGuard<'_, LockedRevisionState> {
         // A panic elsewhere cannot leave queue and totals inconsistent: each of their own steps completes or does not
         // begin.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -493,7 +507,7 @@ type GrantedPermits = Vec<(oneshot::Sender<PodPermit>, PodPermit)>;
 
 /// Resumes dispatched requests. Call it without the lock: if a request is gone, its permit is dropped here, which
 /// locks.
-fn tell(places: GrantedPermits) {
+fn send_permits(places: GrantedPermits) {
     for (whom, place) in places {
         drop(whom.send(place));
     }
@@ -501,80 +515,88 @@ fn tell(places: GrantedPermits) {
 
 impl LockedRevisionState {
     /// Hard limit of each pod, and the HTTP version of the pods.
-    fn rules(&self) -> (u32, AppProtocol) {
-        self.terms.as_ref().map_or((0, AppProtocol::Http1), |it| (it.limit, it.protocol))
+    fn limit_and_protocol(&self) -> (u32, AppProtocol) {
+        self.route_settings
+            .as_ref()
+            .map_or((0, AppProtocol::Http1), |it| (it.concurrency_limit, it.protocol))
     }
 
     /// Slots of the revision, created if needed. Requests that are already at pods use some of them.
-    fn slots(&mut self, name: &NamespacedName, settings: &RevisionContext) -> &mut RevisionSlots {
-        let live = &self.live;
+    fn ensure_slots(
+        &mut self,
+        name: &NamespacedName,
+        settings: &RevisionContext,
+    ) -> &mut RevisionSlots {
+        let live = &self.active;
         self.slots.get_or_insert_with(|| {
             let mut slots = RevisionSlots::new(name.clone(), settings.peers.view());
-            slots.set_in_use(live.as_ref().map(|live| live.busy()).unwrap_or_default());
+            slots.set_in_use(live.as_ref().map(|live| live.requests_by_pod()).unwrap_or_default());
             Box::new(slots)
         })
     }
 
     /// Prepares an arriving request: with a hard limit it needs slots.
-    fn begin(&mut self, revision: &ActivatorRevision) {
-        if self.rules().0 > 0 && self.slots.is_none() {
-            self.slots(&revision.name, &revision.settings);
+    fn prepare_request(&mut self, revision: &ActivatorRevision) {
+        if self.limit_and_protocol().0 > 0 && self.slots.is_none() {
+            self.ensure_slots(&revision.name, &revision.context);
         }
     }
 
     /// Registers that one request is sent to `pod`.
-    fn took(&mut self, pod: &PodEndpoint) {
+    fn on_dispatched_to(&mut self, pod: &PodEndpoint) {
         if let Some(slots) = &mut self.slots {
-            slots.took(&pod.uid);
+            slots.on_dispatched(&pod.uid);
         }
     }
 
     /// Registers that these requests are sent to pods.
-    fn went<W>(&mut self, gone: &[DispatchedRequest<W>]) {
-        let (Some(live), Some(slots)) = (&self.live, &mut self.slots) else { return };
-        gone.iter().filter_map(|(_, key)| live.pods.get(key)).for_each(|pod| slots.took(&pod.uid));
+    fn on_dispatched<W>(&mut self, gone: &[DispatchedRequest<W>]) {
+        let (Some(live), Some(slots)) = (&self.active, &mut self.slots) else { return };
+        gone.iter()
+            .filter_map(|(_, key)| live.pods.get(key))
+            .for_each(|pod| slots.on_dispatched(&pod.uid));
     }
 
-    fn live(&mut self, bounds: WaitQueueBounds) -> &mut ActiveRevisionState {
-        self.live.get_or_insert_with(|| {
+    fn ensure_active(&mut self, bounds: WaitQueueBounds) -> &mut ActiveRevisionState {
+        self.active.get_or_insert_with(|| {
             let line = WaitQueue::new(bounds);
             Box::new(ActiveRevisionState {
-                line,
+                wait_queue: line,
                 pods: HashMap::new(),
                 ready_since: None,
-                visits: 0,
+                queue_entries: 0,
             })
         })
     }
 
     /// Drops the queue and the pods if there are no pods and no requests.
-    fn tidy(&mut self) {
+    fn drop_if_idle(&mut self) {
         let is_idle = |live: &mut Box<ActiveRevisionState>| {
-            live.pods.is_empty() && live.visits == 0 && live.line.in_flight() == 0
+            live.pods.is_empty() && live.queue_entries == 0 && live.wait_queue.in_flight() == 0
         };
-        drop(self.live.take_if(is_idle));
+        drop(self.active.take_if(is_idle));
     }
 }
 
 impl ActiveRevisionState {
     /// Uids of the pods that the RouteTable lists as ready.
-    fn ready(&self) -> BTreeSet<SmolStr> {
-        let ready = self.line.ready().filter_map(|key| self.pods.get(&key));
+    fn ready_pod_uids(&self) -> BTreeSet<SmolStr> {
+        let ready = self.wait_queue.ready_pods().filter_map(|key| self.pods.get(&key));
         ready.map(|pod| pod.uid.clone()).collect()
     }
 
     /// Number of waiting requests, and uids of the pods that take requests.
-    fn line(&self) -> (u32, BTreeSet<SmolStr>) {
-        let open = self.line.open().filter_map(|key| self.pods.get(&key));
-        let waiting = u32::try_from(self.line.waiting()).unwrap_or(u32::MAX);
+    fn queue_state(&self) -> (u32, BTreeSet<SmolStr>) {
+        let open = self.wait_queue.open_pods().filter_map(|key| self.pods.get(&key));
+        let waiting = u32::try_from(self.wait_queue.waiting_count()).unwrap_or(u32::MAX);
         (waiting, open.map(|pod| pod.uid.clone()).collect())
     }
 
     /// Number of requests at pods, by uid.
-    fn busy(&self) -> SlotsByPod {
+    fn requests_by_pod(&self) -> SlotsByPod {
         let mut busy = SlotsByPod::new();
         for (key, pod) in &self.pods {
-            if let Some(slots) = NonZeroU32::new(self.line.at(*key)) {
+            if let Some(slots) = NonZeroU32::new(self.wait_queue.in_flight_at(*key)) {
                 *busy.entry(pod.uid.clone()).or_default() += slots.get();
             }
         }
@@ -583,7 +605,7 @@ impl ActiveRevisionState {
 
     /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones,
     /// sorted.
-    fn meet(
+    fn update_pods(
         &mut self,
         told: &PodTable,
         protocol: AppProtocol,
@@ -598,10 +620,12 @@ impl ActiveRevisionState {
             let Some(address) = it.address else { continue };
             let known = before.remove(&(uid.as_str().into(), address));
             let pod = known.unwrap_or_else(|| {
-                let key =
-                    PodEndpointKey { address, id: settings.met.fetch_add(1, Ordering::Relaxed) };
+                let key = PodEndpointKey {
+                    address,
+                    id: settings.next_pod_id.fetch_add(1, Ordering::Relaxed),
+                };
                 let named = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
-                Arc::new(PodEndpoint::new(key, named, protocol, settings.pods.clone()))
+                Arc::new(PodEndpoint::new(key, named, protocol, settings.pod_settings.clone()))
             });
             pod.set_accepting(it.is_ready);
             if it.is_ready {
@@ -618,8 +642,8 @@ impl ActiveRevisionState {
 
 impl ActivatorRevision {
     fn on_waiting_started(self: &Arc<Self>, waiting: usize) {
-        self.settings.pods.metrics.waiting_requests.inc();
-        self.settings.usage.waiting(self);
+        self.context.pod_settings.metrics.waiting_requests.inc();
+        self.context.usage_reporter.report_waiting(self);
         if waiting == 1 {
             info!(revision = %self.name, ready = self.ready_since().is_some(), "request waits");
         }
@@ -627,6 +651,6 @@ impl ActivatorRevision {
 
     /// Puts the revision into the report list. Returns true if it was not in it before.
     pub fn mark_report_pending(&self) -> bool {
-        !self.in_report.swap(true, Ordering::AcqRel)
+        !self.is_report_pending.swap(true, Ordering::AcqRel)
     }
 }

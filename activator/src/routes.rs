@@ -24,20 +24,20 @@ use crate::revision::{
     ActivatorRevision, PodTable, PodTableEntry, RevisionContext, RevisionRouteSettings,
 };
 
-mod keys;
+mod index_entries;
 
-use keys::{HostIndexEntry, NameIndexEntry};
+use index_entries::{HostIndexEntry, NameIndexEntry};
 
 /// Time for which requests wait for a revision that is not in the RouteTable. Another controller may know of it a
 /// little later, and a revision that is made again has the same name.
-const AWAY: Duration = Duration::from_secs(2);
+const MISSING_REVISION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Indexes of the RouteTable by port, host and name. Shared by all connections; locks are held for single look-ups.
 #[derive(Debug)]
 pub struct RouteIndex {
-    settings: Arc<RevisionContext>,
-    index: RwLock<RouteIndexState>,
-    listed: watch::Sender<ActivatorListing>,
+    revision_context: Arc<RevisionContext>,
+    state: RwLock<RouteIndexState>,
+    listing: watch::Sender<ActivatorListing>,
 }
 
 /// Presence of this activator in the RouteTable: while it is listed, connections are routed here.
@@ -45,11 +45,11 @@ pub struct RouteIndex {
 pub enum ActivatorListing {
     /// It was never listed, so the table gives no information.
     #[default]
-    Never,
+    NotListedYet,
     /// It is listed now.
-    Now,
+    Listed,
     /// It was listed, and is not any more.
-    NoMore,
+    Removed,
 }
 
 /// One addressable name: a service, for requests.
@@ -62,7 +62,7 @@ pub struct RoutedService {
     /// Path of new connections inside the cluster: directly to pods, or by activators.
     pub path: ConnectionPath,
     /// Start of the time in which it has its present path.
-    pub since: Instant,
+    pub path_since: Instant,
     port: u16,
     hosts: Box<[Box<str>]>,
     ingress: Option<Box<GatewayRules>>,
@@ -73,42 +73,42 @@ pub struct RoutedService {
 pub struct ServiceMatch {
     /// Service that was found by its host or port.
     pub service: Arc<RoutedService>,
-    domain: Option<usize>,
+    domain_index: Option<usize>,
 }
 
 impl ServiceMatch {
     /// DomainMapping that has the host; `None`: the service was found by its port, its name or a host of its own.
     pub fn domain(&self) -> Option<&MappedDomain> {
-        self.service.domains().get(self.domain?)
+        self.service.domains().get(self.domain_index?)
     }
 
     /// Returns true if http from outside is redirected to https.
-    pub fn redirects(&self) -> bool {
+    pub fn redirects_to_https(&self) -> bool {
         match self.domain() {
-            Some(domain) => domain.redirects,
-            None => self.service.ingress.as_ref().is_some_and(|it| it.redirects),
+            Some(domain) => domain.redirects_to_https,
+            None => self.service.ingress.as_ref().is_some_and(|it| it.redirects_to_https),
         }
     }
 }
 
 impl From<Arc<RoutedService>> for ServiceMatch {
     fn from(service: Arc<RoutedService>) -> Self {
-        Self { service, domain: None }
+        Self { service, domain_index: None }
     }
 }
 
 impl RoutedService {
     /// Meaning of tags for the service's requests: a choice of tags, or the tag that it is itself.
     pub fn tags(&self) -> Option<&TagRouting> {
-        self.ingress.as_ref()?.tags.as_ref()
+        self.ingress.as_ref()?.tag_routing.as_ref()
     }
 
     fn domains(&self) -> &[MappedDomain] {
-        self.ingress.as_ref().map_or(&[], |it| &it.domains)
+        self.ingress.as_ref().map_or(&[], |it| &it.mapped_domains)
     }
 
     /// Host number `at` among all that reach it from outside: its own, then those of its DomainMappings.
-    fn host(&self, at: usize) -> Option<&str> {
+    fn nth_host(&self, at: usize) -> Option<&str> {
         let own = self.hosts.get(at).map(AsRef::as_ref);
         own.or_else(|| Some(self.domains().get(at - self.hosts.len())?.host.as_str()))
     }
@@ -129,57 +129,57 @@ struct RouteIndexState {
     by_port: HashMap<u16, Arc<RoutedService>>,
     by_host: HashSet<HostIndexEntry>,
     /// Services whose host belongs to another service too, by host.
-    waiting: HashMap<Box<str>, Vec<HostIndexEntry>>,
+    shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
     revisions: HashSet<NameIndexEntry<ActivatorRevision>>,
     /// Revisions of these that are not in the table, not yet or not any more, with the time since when.
-    untold: BTreeMap<NamespacedName, Instant>,
+    missing_since: BTreeMap<NamespacedName, Instant>,
     /// Pods by revision; revisions without pods have no entry.
-    pods: BTreeMap<NamespacedName, PodTable>,
+    pods_by_revision: BTreeMap<NamespacedName, PodTable>,
     /// Revision of each pod, by the pod's uid.
-    revision_of: HashMap<String, NamespacedName>,
+    revision_by_pod: HashMap<String, NamespacedName>,
     /// Addresses of the activators, by name.
-    activators: BTreeMap<String, Vec<IpAddr>>,
+    activator_addresses: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl RouteIndex {
     /// Creates empty indexes, by which nothing is routed.
     pub fn new(settings: RevisionContext) -> Self {
-        let listed = watch::Sender::new(ActivatorListing::Never);
-        Self { settings: Arc::new(settings), index: RwLock::default(), listed }
+        let listing = watch::Sender::new(ActivatorListing::NotListedYet);
+        Self { revision_context: Arc::new(settings), state: RwLock::default(), listing }
     }
 
     /// Service behind a port of the activator.
-    pub fn by_port(&self, port: u16) -> Option<Arc<RoutedService>> {
+    pub fn service_by_port(&self, port: u16) -> Option<Arc<RoutedService>> {
         self.read().by_port.get(&port).cloned()
     }
 
     /// Service behind a host, which is in lower case and without port.
-    pub fn by_host(&self, host: &str) -> Option<ServiceMatch> {
+    pub fn match_host(&self, host: &str) -> Option<ServiceMatch> {
         let index = self.read();
-        let HostIndexEntry { service, at } = index.by_host.get(host)?;
+        let HostIndexEntry { service, host_index: at } = index.by_host.get(host)?;
         let domain = at.checked_sub(service.hosts.len());
-        Some(ServiceMatch { service: Arc::clone(service), domain })
+        Some(ServiceMatch { service: Arc::clone(service), domain_index: domain })
     }
 
     /// Service with this name.
-    pub fn by_name(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
+    pub fn service_by_name(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))
     }
 
     /// Service of a revision's own name: all of its requests are for that revision.
-    pub fn by_revision(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
+    pub fn service_for_revision(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         let index = self.read();
         let revision = Arc::clone(&index.revisions.get(name)?.0);
         // A revision that is only referred to is not in the table, not yet or not any more.
-        if index.untold.contains_key(name) {
+        if index.missing_since.contains_key(name) {
             return None;
         }
         Some(Arc::new(RoutedService {
             name: name.clone(),
             targets: Box::new([TrafficShare { revision, percent: 100 }]),
             path: ConnectionPath::Activator,
-            since: Instant::now(),
+            path_since: Instant::now(),
             port: 0,
             hosts: Box::default(),
             ingress: None,
@@ -187,8 +187,8 @@ impl RouteIndex {
     }
 
     /// Presence of this activator in the table, with every change of it.
-    pub fn listed(&self) -> watch::Receiver<ActivatorListing> {
-        self.listed.subscribe()
+    pub fn subscribe_listing(&self) -> watch::Receiver<ActivatorListing> {
+        self.listing.subscribe()
     }
 
     /// Revision with this name.
@@ -197,20 +197,20 @@ impl RouteIndex {
     }
 
     /// Revision with this name, in the table or not: another activator may know of it earlier or longer.
-    pub fn meet(&self, name: &NamespacedName) -> Arc<ActivatorRevision> {
+    pub fn get_or_create_revision(&self, name: &NamespacedName) -> Arc<ActivatorRevision> {
         let known = self.revision(name);
-        known.unwrap_or_else(|| self.write().meet(name, &self.settings))
+        known.unwrap_or_else(|| self.write().get_or_create_revision(name, &self.revision_context))
     }
 
     /// Updates the slots of all revisions, because the known activators have changed.
-    pub fn settle(&self) {
-        self.revisions().iter().for_each(|revision| revision.on_view());
+    pub fn reconcile_all_slots(&self) {
+        self.revisions().iter().for_each(|revision| revision.on_peer_view());
     }
 
     /// All revisions that have pods.
-    pub fn awake(&self) -> Vec<Arc<ActivatorRevision>> {
+    pub fn revisions_with_pods(&self) -> Vec<Arc<ActivatorRevision>> {
         let index = self.read();
-        let found = index.pods.keys().filter_map(|name| index.revisions.get(name));
+        let found = index.pods_by_revision.keys().filter_map(|name| index.revisions.get(name));
         found.map(|it| Arc::clone(&it.0)).collect()
     }
 
@@ -225,31 +225,32 @@ impl RouteIndex {
     }
 
     /// Number of services and number of pods.
-    pub fn counts(&self) -> (usize, usize) {
+    pub fn service_and_pod_counts(&self) -> (usize, usize) {
         let index = self.read();
-        (index.services.len(), index.revision_of.len())
+        (index.services.len(), index.revision_by_pod.len())
     }
 
     /// Drops revisions that are not in the table and not referred to, by any service or request.
-    pub fn forget_left(&self) {
-        if self.read().untold.is_empty() {
+    pub fn drop_unreferenced_revisions(&self) {
+        if self.read().missing_since.is_empty() {
             return;
         }
-        for name in self.write().forget_left() {
-            self.settings.usage.gone(&name);
+        for name in self.write().take_unreferenced_revisions() {
+            self.revision_context.usage_reporter.remove_revision(&name);
         }
     }
 
-    /// Fails requests that wait at a revision which, at `now`, was missing in the table for `AWAY`: it will have no
-    /// pod.
+    /// Fails requests that wait at a revision which, at `now`, was missing in the table for `MISSING_REVISION_TIMEOUT`:
+    /// it will have no pod.
     pub fn fail_missing_revisions(&self, now: Instant) {
         let index = self.read();
-        let long = |since: Instant| now.saturating_duration_since(since) >= AWAY;
-        let left = index.untold.iter().filter(|(_, since)| long(**since));
+        let long =
+            |since: Instant| now.saturating_duration_since(since) >= MISSING_REVISION_TIMEOUT;
+        let left = index.missing_since.iter().filter(|(_, since)| long(**since));
         let found = left.filter_map(|(name, _)| index.revisions.get(name));
         let left: Vec<_> = found.map(|it| Arc::clone(&it.0)).collect();
         drop(index);
-        left.iter().for_each(|revision| revision.give_up());
+        left.iter().for_each(|revision| revision.fail_waiters());
     }
 
     /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
@@ -260,86 +261,94 @@ impl RouteIndex {
         let mut changes = batch.changes;
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_whole {
-            let gone = index.missing(&changes);
-            changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Gone(key))));
+            let gone = index.keys_missing_in(&changes);
+            changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
         }
         for change in changes.into_values() {
             match change {
-                RouteChange::Service(it) => other_ports |= index.set_service(it, &self.settings),
+                RouteChange::Service(it) => {
+                    other_ports |= index.set_service(it, &self.revision_context)
+                }
                 RouteChange::Revision(it) => {
                     let terms = RevisionRouteSettings::new(&it);
-                    index.tell(&it.name, Some(terms), &self.settings);
+                    index.set_route_settings(&it.name, Some(terms), &self.revision_context);
                     touched.insert(it.name);
                 }
                 RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
-                RouteChange::Gone(RouteKey::Service(name)) => {
+                RouteChange::Removed(RouteKey::Service(name)) => {
                     other_ports |= index.remove_service(&name).is_some();
                 }
-                RouteChange::Gone(RouteKey::Revision(name)) => {
-                    index.tell(&name, None, &self.settings);
+                RouteChange::Removed(RouteKey::Revision(name)) => {
+                    index.set_route_settings(&name, None, &self.revision_context);
                     touched.insert(name);
                 }
-                RouteChange::Gone(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
+                RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
                 RouteChange::Activator(it) => {
-                    let before = index.activators.insert(it.name, it.addresses.clone());
+                    let before = index.activator_addresses.insert(it.name, it.addresses.clone());
                     other_peers |= before != Some(it.addresses);
                 }
-                RouteChange::Gone(RouteKey::Activator(name)) => {
-                    other_peers |= index.activators.remove(&name).is_some();
+                RouteChange::Removed(RouteKey::Activator(name)) => {
+                    other_peers |= index.activator_addresses.remove(&name).is_some();
                 }
                 RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
-                | RouteChange::Gone(RouteKey::Replicas(_) | RouteKey::Settings)
+                | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
                 | RouteChange::Synced => {}
             }
         }
         // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
         // order.
         if other_peers {
-            let all = index.activators.iter();
+            let all = index.activator_addresses.iter();
             let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
-            let peers = &self.settings.peers;
-            other_peers = peers.list(all);
-            self.list(index.activators.contains_key(peers.view().own.as_str()));
+            let peers = &self.revision_context.peers;
+            other_peers = peers.set_listed(all);
+            self.set_listing(
+                index.activator_addresses.contains_key(peers.view().own_name.as_str()),
+            );
         }
         drop(index);
         if other_peers {
-            self.settle();
+            self.reconcile_all_slots();
         }
         // Revisions dispatch requests, so they are updated without the lock, which a request's look-up needs.
-        touched.iter().for_each(|name| self.update(name));
-        self.forget_left();
+        touched.iter().for_each(|name| self.update_revision_pods(name));
+        self.drop_unreferenced_revisions();
         other_ports
     }
 
-    fn list(&self, is_named: bool) {
-        self.listed.send_if_modified(|listed| {
+    fn set_listing(&self, is_named: bool) {
+        self.listing.send_if_modified(|listed| {
             let now = match (*listed, is_named) {
-                (_, true) => ActivatorListing::Now,
-                (ActivatorListing::Never, false) => ActivatorListing::Never,
-                (ActivatorListing::Now | ActivatorListing::NoMore, false) => {
-                    ActivatorListing::NoMore
+                (_, true) => ActivatorListing::Listed,
+                (ActivatorListing::NotListedYet, false) => ActivatorListing::NotListedYet,
+                (ActivatorListing::Listed | ActivatorListing::Removed, false) => {
+                    ActivatorListing::Removed
                 }
             };
             std::mem::replace(listed, now) != now
         });
     }
 
-    fn update(&self, name: &NamespacedName) {
+    fn update_revision_pods(&self, name: &NamespacedName) {
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
         // A revision that is not in the table has no pods, whatever the table's pods state.
-        let pods = index.pods.get(name).filter(|_| !index.untold.contains_key(name)).cloned();
+        let pods = index
+            .pods_by_revision
+            .get(name)
+            .filter(|_| !index.missing_since.contains_key(name))
+            .cloned();
         drop(index);
         revision.set_pods(&pods.unwrap_or_default());
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, RouteIndexState> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -352,26 +361,26 @@ impl RouteIndexState {
     fn set_service(&mut self, told: wire::ServiceEntry, settings: &Arc<RevisionContext>) -> bool {
         // Clients are asked to reconnect one after the other from this time on, so only a change of the path begins it
         // again.
-        let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == told.path;
-        let since = self.services.get(&told.name).filter(same_path).map(|it| it.0.since);
+        let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == told.connection_path;
+        let since = self.services.get(&told.name).filter(same_path).map(|it| it.0.path_since);
         let port_before = self.remove_service(&told.name);
         let targets = told.targets.into_iter().map(|target| TrafficShare {
-            revision: self.meet(&target.revision, settings),
+            revision: self.get_or_create_revision(&target.revision, settings),
             percent: target.percent,
         });
         let service = Arc::new(RoutedService {
             targets: targets.collect(),
             name: told.name,
-            path: told.path,
-            since: since.unwrap_or_else(Instant::now),
+            path: told.connection_path,
+            path_since: since.unwrap_or_else(Instant::now),
             port: told.activator_port.get(),
             hosts: told.hosts.into_iter().map(Into::into).collect(),
-            ingress: told.ingress,
+            ingress: told.gateway_rules,
         });
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
         for at in 0..service.hosts.len() + service.domains().len() {
-            self.add_host(HostIndexEntry { service: Arc::clone(&service), at });
+            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index: at });
         }
         let port = service.port;
         self.services.insert(NameIndexEntry(service));
@@ -385,7 +394,7 @@ impl RouteIndexState {
         if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
             self.by_port.remove(&old.port);
         }
-        for host in (0..).map_while(|at| old.host(at)) {
+        for host in (0..).map_while(|at| old.nth_host(at)) {
             self.remove_host(host, &old);
         }
         Some(old.port)
@@ -403,7 +412,7 @@ impl RouteIndexState {
             },
         };
         let host: &str = lost.borrow();
-        self.waiting.entry(host.into()).or_default().push(lost);
+        self.shadowed_hosts.entry(host.into()).or_default().push(lost);
     }
 
     fn remove_host(&mut self, host: &str, of: &Arc<RoutedService>) {
@@ -411,19 +420,19 @@ impl RouteIndexState {
         if self.by_host.get(host).is_some_and(is_its) {
             self.by_host.remove(host);
         }
-        let Some(mut waiting) = self.waiting.remove(host) else { return };
+        let Some(mut waiting) = self.shadowed_hosts.remove(host) else { return };
         waiting.retain(|it| !is_its(it));
         if let (None, Some(first)) = (self.by_host.get(host), first_host_by_service_name(&waiting))
         {
             self.by_host.insert(waiting.swap_remove(first));
         }
         if !waiting.is_empty() {
-            self.waiting.insert(host.into(), waiting);
+            self.shadowed_hosts.insert(host.into(), waiting);
         }
     }
 
     /// Revision with this name, created if necessary, also if it is not in the table.
-    fn meet(
+    fn get_or_create_revision(
         &mut self,
         name: &NamespacedName,
         settings: &Arc<RevisionContext>,
@@ -432,40 +441,41 @@ impl RouteIndexState {
             return Arc::clone(&known.0);
         }
         let revision = Arc::new(ActivatorRevision::new(name.clone(), Arc::clone(settings)));
-        self.untold.insert(name.clone(), Instant::now());
+        self.missing_since.insert(name.clone(), Instant::now());
         self.revisions.insert(NameIndexEntry(Arc::clone(&revision)));
         revision
     }
 
     /// Sets a revision's settings. Requests that wait at a revision that leaves the table stay for a while, in case it
     /// returns.
-    fn tell(
+    fn set_route_settings(
         &mut self,
         name: &NamespacedName,
         terms: Option<RevisionRouteSettings>,
         settings: &Arc<RevisionContext>,
     ) {
         if terms.is_some() {
-            self.meet(name, settings).tell(terms);
-            self.untold.remove(name);
+            self.get_or_create_revision(name, settings).set_route_settings(terms);
+            self.missing_since.remove(name);
         } else if let Some(known) = self.revisions.get(name) {
-            known.0.tell(None);
-            self.untold.entry(name.clone()).or_insert_with(Instant::now);
+            known.0.set_route_settings(None);
+            self.missing_since.entry(name.clone()).or_insert_with(Instant::now);
         }
     }
 
     /// Drops revisions that are not referred to. Returns their names.
-    fn forget_left(&mut self) -> Vec<NamespacedName> {
+    fn take_unreferenced_revisions(&mut self) -> Vec<NamespacedName> {
         // References are copied from this index or from another reference. If the index has the only one, no other can
         // arise while the index is locked.
         let is_left = |name: &&NamespacedName| {
             let known = self.revisions.get(*name);
             known.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
         };
-        let left: Vec<NamespacedName> = self.untold.keys().filter(is_left).cloned().collect();
+        let left: Vec<NamespacedName> =
+            self.missing_since.keys().filter(is_left).cloned().collect();
         for name in &left {
             self.revisions.remove(name);
-            self.untold.remove(name);
+            self.missing_since.remove(name);
         }
         left
     }
@@ -475,30 +485,33 @@ impl RouteIndexState {
         let mut touched: Vec<NamespacedName> = self.remove_pod(&told.uid).into_iter().collect();
         let is_ready = told.phase == RoutingPhase::Ready;
         let pod = PodTableEntry { address: told.address, is_ready, name: told.name.into() };
-        self.pods.entry(told.revision.clone()).or_default().insert(told.uid.clone(), pod);
-        self.revision_of.insert(told.uid, told.revision.clone());
+        self.pods_by_revision
+            .entry(told.revision.clone())
+            .or_default()
+            .insert(told.uid.clone(), pod);
+        self.revision_by_pod.insert(told.uid, told.revision.clone());
         touched.push(told.revision);
         touched
     }
 
     /// Removes a pod. Returns the revision that it had.
     fn remove_pod(&mut self, uid: &str) -> Option<NamespacedName> {
-        let revision = self.revision_of.remove(uid)?;
-        if let Some(pods) = self.pods.get_mut(&revision) {
+        let revision = self.revision_by_pod.remove(uid)?;
+        if let Some(pods) = self.pods_by_revision.get_mut(&revision) {
             pods.remove(uid);
             if pods.is_empty() {
-                self.pods.remove(&revision);
+                self.pods_by_revision.remove(&revision);
             }
         }
         Some(revision)
     }
 
     /// Subjects that are missing in a snapshot.
-    fn missing(&self, named: &RouteChanges) -> Vec<RouteKey> {
+    fn keys_missing_in(&self, named: &RouteChanges) -> Vec<RouteKey> {
         let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
-        let pods = self.revision_of.keys().cloned().map(RouteKey::Pod);
-        let activators = self.activators.keys().cloned().map(RouteKey::Activator);
+        let pods = self.revision_by_pod.keys().cloned().map(RouteKey::Pod);
+        let activators = self.activator_addresses.keys().cloned().map(RouteKey::Activator);
         let all = services.chain(revisions).chain(pods).chain(activators);
         all.filter(|key| !named.contains_key(key)).collect()
     }

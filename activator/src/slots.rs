@@ -34,31 +34,31 @@ pub type ActivatorName = SmolStr;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerView {
     /// Name of the activator whose view it is.
-    pub own: ActivatorName,
+    pub own_name: ActivatorName,
     /// Activators that the RouteTable lists, without those that have announced their end.
     pub listed: BTreeSet<ActivatorName>,
     /// Other activators that may be alive: listed, connected, or either of them until a moment ago.
-    pub known: BTreeSet<ActivatorName>,
+    pub alive: BTreeSet<ActivatorName>,
     /// Subset of `known` that has a stream to this activator.
     pub connected: BTreeSet<ActivatorName>,
     /// True if it follows the RouteTable only since lately. A table from before its first one may still be in force at
     /// another activator, and list activators that it cannot know of.
-    pub is_new: bool,
+    pub is_new_activator: bool,
 }
 
 impl PeerView {
     /// Owner of a revision by this view: the listed activator that comes first in an order of the revision's own. While
     /// none is listed, the owner is one of those that are alive.
     pub fn owner(&self, revision: &NamespacedName) -> &ActivatorName {
-        let live = self.known.iter().chain([&self.own]).filter(|_| self.listed.is_empty());
+        let live = self.alive.iter().chain([&self.own_name]).filter(|_| self.listed.is_empty());
         let all = self.listed.iter().chain(live);
-        all.max_by_key(|peer| (rank(revision, peer), *peer)).unwrap_or(&self.own)
+        all.max_by_key(|peer| (owner_rank(revision, peer), *peer)).unwrap_or(&self.own_name)
     }
 }
 
 /// Activators of the table that have not ended. If all have ended, it returns all of them. An activator that is not
 /// listed itself then waits for the next table, as others in the same situation do.
-pub fn lasting(
+pub fn without_ended(
     listed: &BTreeSet<ActivatorName>,
     ended: &BTreeSet<ActivatorName>,
 ) -> BTreeSet<ActivatorName> {
@@ -66,7 +66,7 @@ pub fn lasting(
 }
 
 /// Rank of an activator in a revision's order: rendezvous hashing, the same in every process.
-fn rank(revision: &NamespacedName, peer: &str) -> u64 {
+fn owner_rank(revision: &NamespacedName, peer: &str) -> u64 {
     let parts = [&*revision.namespace, "/", &*revision.name, "\0", peer];
     let bytes = parts.into_iter().flat_map(str::bytes);
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
@@ -85,42 +85,42 @@ pub struct RevisionSlots {
     /// Hard limit of each pod (containerConcurrency); 0 while it is not known.
     limit: u32,
     /// Pods that the RouteTable lists as ready.
-    ready: BTreeSet<SmolStr>,
+    ready_pods: BTreeSet<SmolStr>,
     /// Subset of `ready` that takes requests of this activator.
-    open: BTreeSet<SmolStr>,
+    open_pods: BTreeSet<SmolStr>,
     /// Requests of this activator at pods, by pod.
-    busy: SlotsByPod,
+    in_use: SlotsByPod,
     /// Number of requests that wait at this activator.
     waiting: u32,
     /// Further requests that each pod may get from this activator now.
-    spare: SlotsByPod,
+    free_slots: SlotsByPod,
     holder: SlotHolder,
     /// Latest grant of each owner on its open stream.
-    offers: BTreeMap<ActivatorName, SlotGrant>,
+    received_grants: BTreeMap<ActivatorName, SlotGrant>,
     /// Latest claim of each holder on its open stream.
-    claims: BTreeMap<ActivatorName, SlotClaim>,
+    received_claims: BTreeMap<ActivatorName, SlotClaim>,
     /// Ledger of the current term, while this activator is the owner by its own table.
     ledger: Option<SlotLedger>,
     /// Slots that it had granted when it stopped being the owner, kept until another owner acts.
-    former: BTreeMap<ActivatorName, SlotsByPod>,
+    former_grants: BTreeMap<ActivatorName, SlotsByPod>,
     /// Holders that were sent a grant which is not withdrawn.
-    told: BTreeSet<ActivatorName>,
+    granted_to: BTreeSet<ActivatorName>,
     /// Owner that was sent a claim which is not withdrawn.
-    claimed: Option<ActivatorName>,
+    claimed_owner: Option<ActivatorName>,
 }
 
 /// Slots that this activator holds of another owner.
 #[derive(Debug, Default)]
 struct SlotHolder {
-    follows: Option<FollowedTerm>,
+    followed_term: Option<FollowedTerm>,
     /// Slots that it may use, including those in use.
     held: SlotsByPod,
     /// Subset of `held` that was granted lately and not used yet: each may serve one request even when `keep` is lower.
-    fresh: u32,
+    fresh_slots: u32,
     /// Number of slots beyond which the owner asks for idle ones back; `None`: all may be kept.
-    keep: Option<u32>,
+    max_idle_total: Option<u32>,
     /// Pods of which it does not want slots, because they take no requests of this activator.
-    avoid: BTreeSet<SmolStr>,
+    avoided_pods: BTreeSet<SmolStr>,
 }
 
 #[derive(Debug)]
@@ -129,7 +129,7 @@ struct FollowedTerm {
     owner: ActivatorName,
     epoch: u64,
     /// Number of the latest grant that was applied.
-    seen: u64,
+    last_grant: u64,
 }
 
 /// Messages to other activators: the latest state for each, or `None` to withdraw the state sent before.
@@ -148,36 +148,36 @@ impl RevisionSlots {
             revision,
             view,
             limit: 0,
-            ready: BTreeSet::new(),
-            open: BTreeSet::new(),
-            busy: SlotsByPod::new(),
+            ready_pods: BTreeSet::new(),
+            open_pods: BTreeSet::new(),
+            in_use: SlotsByPod::new(),
             waiting: 0,
-            spare: SlotsByPod::new(),
+            free_slots: SlotsByPod::new(),
             holder: SlotHolder::default(),
-            offers: BTreeMap::new(),
-            claims: BTreeMap::new(),
+            received_grants: BTreeMap::new(),
+            received_claims: BTreeMap::new(),
             ledger: None,
-            former: BTreeMap::new(),
-            told: BTreeSet::new(),
-            claimed: None,
+            former_grants: BTreeMap::new(),
+            granted_to: BTreeSet::new(),
+            claimed_owner: None,
         }
     }
 
-    // Events. The caller runs `settle` after any of them.
+    // Events. The caller runs `reconcile` after any of them.
 
     /// Sets the view of the other activators.
-    pub fn on_view(&mut self, view: Arc<PeerView>) {
+    pub fn on_peer_view(&mut self, view: Arc<PeerView>) {
         self.view = view;
     }
 
     /// Sets the hard limit and the ready pods from the RouteTable.
-    pub fn on_table(&mut self, limit: u32, ready: BTreeSet<SmolStr>) {
-        (self.limit, self.ready) = (limit, ready);
+    pub fn on_routes(&mut self, limit: u32, ready: BTreeSet<SmolStr>) {
+        (self.limit, self.ready_pods) = (limit, ready);
     }
 
     /// Sets the number of waiting requests and the pods that take requests.
     pub fn on_queue(&mut self, waiting: u32, open: BTreeSet<SmolStr>) {
-        (self.waiting, self.open) = (waiting, open);
+        (self.waiting, self.open_pods) = (waiting, open);
     }
 
     /// Sets the number of waiting requests.
@@ -187,192 +187,203 @@ impl RevisionSlots {
 
     /// Sets the requests that were at pods before there was a hard limit.
     pub fn set_in_use(&mut self, busy: SlotsByPod) {
-        self.busy = busy;
+        self.in_use = busy;
     }
 
     /// Stores the latest claim of a holder; `None`: the holder has withdrawn it.
     pub fn on_claim(&mut self, from: &ActivatorName, claim: Option<SlotClaim>) {
         match claim {
-            Some(claim) => drop(self.claims.insert(from.clone(), claim)),
-            None => drop(self.claims.remove(from)),
+            Some(claim) => drop(self.received_claims.insert(from.clone(), claim)),
+            None => drop(self.received_claims.remove(from)),
         }
     }
 
     /// Stores the latest grant of an owner; `None`: the owner has withdrawn it.
     pub fn on_grant(&mut self, from: &ActivatorName, grant: Option<SlotGrant>) {
         match grant {
-            Some(grant) => drop(self.offers.insert(from.clone(), grant)),
-            None => drop(self.offers.remove(from)),
+            Some(grant) => drop(self.received_grants.insert(from.clone(), grant)),
+            None => drop(self.received_grants.remove(from)),
         }
     }
 
     /// Registers that a holder's stream has begun or ended. The holder may be a new process, and sends its state again.
-    pub fn on_stream(&mut self, from: &ActivatorName) {
-        self.claims.remove(from);
+    pub fn on_holder_stream(&mut self, from: &ActivatorName) {
+        self.received_claims.remove(from);
         if let Some(ledger) = &mut self.ledger {
-            ledger.recount(from);
+            ledger.request_report(from);
         }
     }
 
     /// Registers that a request is sent to a pod that had a spare slot.
-    pub fn took(&mut self, pod: &str) {
-        add(&mut self.busy, pod, 1);
-        subtract(&mut self.spare, pod);
+    pub fn on_dispatched(&mut self, pod: &str) {
+        add_slots(&mut self.in_use, pod, 1);
+        remove_slot(&mut self.free_slots, pod);
         match &mut self.ledger {
             Some(ledger) => ledger.on_own_slot_used(),
-            None => self.holder.fresh = self.holder.fresh.saturating_sub(1),
+            None => self.holder.fresh_slots = self.holder.fresh_slots.saturating_sub(1),
         }
     }
 
-    /// Registers the end of a request at a pod. Returns true if its slot is spare again, so that `settle` is not
+    /// Registers the end of a request at a pod. Returns true if its slot is spare again, so that `reconcile` is not
     /// needed.
-    pub fn ended(&mut self, pod: &str) -> bool {
-        subtract(&mut self.busy, pod);
+    pub fn on_request_done(&mut self, pod: &str) -> bool {
+        remove_slot(&mut self.in_use, pod);
         let is_ours = match &self.ledger {
-            Some(ledger) => ledger.is_free(pod, self.limit, &self.busy, &self.spare),
-            None => self.holder.follows.is_some() && self.holder.keep.is_none(),
+            Some(ledger) => ledger.has_free_slot(pod, self.limit, &self.in_use, &self.free_slots),
+            None => self.holder.followed_term.is_some() && self.holder.max_idle_total.is_none(),
         };
-        let again = is_ours && self.open.contains(pod);
+        let again = is_ours && self.open_pods.contains(pod);
         if again {
-            add(&mut self.spare, pod, 1);
+            add_slots(&mut self.free_slots, pod, 1);
         }
         again
     }
 
     /// Number of requests that the pod may get from this activator now.
-    pub fn spare(&self, pod: &str) -> u32 {
-        self.spare.get(pod).copied().unwrap_or(0)
+    pub fn free_slots(&self, pod: &str) -> u32 {
+        self.free_slots.get(pod).copied().unwrap_or(0)
     }
 
     /// Returns true if no other activator holds or may claim slots of this revision.
-    pub fn is_alone(&self) -> bool {
-        self.view.known.is_empty() && self.ledger.as_ref().is_some_and(SlotLedger::is_alone)
+    pub fn is_sole_activator(&self) -> bool {
+        self.view.alive.is_empty() && self.ledger.as_ref().is_some_and(SlotLedger::has_no_holders)
     }
 
     /// Returns true if there is no state to keep.
-    pub fn is_void(&self) -> bool {
-        let nothing = self.offers.is_empty() && self.claims.is_empty() && self.former.is_empty();
-        let silent = self.told.is_empty() && self.claimed.is_none();
-        nothing && silent && self.ledger.is_none() && self.busy.is_empty() && self.waiting == 0
+    pub fn is_unused(&self) -> bool {
+        let nothing = self.received_grants.is_empty()
+            && self.received_claims.is_empty()
+            && self.former_grants.is_empty();
+        let silent = self.granted_to.is_empty() && self.claimed_owner.is_none();
+        nothing && silent && self.ledger.is_none() && self.in_use.is_empty() && self.waiting == 0
     }
 
     /// Updates the state after an event. `chance` is a random number that names a new term: no two terms are alike.
-    pub fn settle(&mut self, chance: impl FnOnce() -> u64) {
+    pub fn reconcile(&mut self, chance: impl FnOnce() -> u64) {
         let owner = self.view.owner(&self.revision).clone();
-        if owner == self.view.own {
-            self.own(chance);
+        if owner == self.view.own_name {
+            self.reconcile_as_owner(chance);
         } else {
-            self.follow(&owner);
+            self.reconcile_as_holder(&owner);
         }
     }
 
     // --- as owner
 
-    fn own(&mut self, chance: impl FnOnce() -> u64) {
+    fn reconcile_as_owner(&mut self, chance: impl FnOnce() -> u64) {
         // An owner holds nothing of another owner: its requests in flight stay in `busy`.
         self.holder = SlotHolder::default();
         let is_wanted = self.waiting > 0
-            || !self.ready.is_empty()
-            || self.claims.values().any(|claim| claim.need > 0);
+            || !self.ready_pods.is_empty()
+            || self.received_claims.values().any(|claim| claim.needed > 0);
         if self.ledger.is_none() && is_wanted {
             // Epoch 0 means that a claim follows no term.
             self.ledger = Some(SlotLedger::new(chance() | 1));
         }
-        self.spare.clear();
+        self.free_slots.clear();
         let Some(mut ledger) = self.ledger.take() else { return };
-        // A term begins to act once, when all known holders follow it. From then on `hear` applies their claims.
-        if !ledger.acts() && !self.view.is_new {
-            ledger.gather(&self.view, &self.claims, &self.former);
+        // A term begins to act once, when all known holders follow it. From then on `apply_claims` applies their
+        // claims.
+        if !ledger.is_active() && !self.view.is_new_activator {
+            ledger.try_activate(&self.view, &self.received_claims, &self.former_grants);
         }
-        if ledger.acts() {
-            self.former.clear();
-            ledger.hear(&self.view, &self.claims);
-            self.spare = ledger.distribute(&ledger::SlotDemand {
+        if ledger.is_active() {
+            self.former_grants.clear();
+            ledger.apply_claims(&self.view, &self.received_claims);
+            self.free_slots = ledger.distribute(&ledger::SlotDemand {
                 limit: self.limit,
-                ready: &self.ready,
-                open: &self.open,
-                busy: &self.busy,
+                ready_pods: &self.ready_pods,
+                open_pods: &self.open_pods,
+                in_use: &self.in_use,
                 waiting: self.waiting,
-                claims: &self.claims,
+                claims: &self.received_claims,
             });
         }
         // A term ends only when nothing is granted: a new term would not know what holders still use.
-        let is_over = ledger.acts() && !is_wanted && ledger.granted() == 0;
+        let is_over = ledger.is_active() && !is_wanted && ledger.granted_total() == 0;
         self.ledger = (!is_over).then_some(ledger);
     }
 
     // --- as holder
 
-    fn follow(&mut self, owner: &ActivatorName) {
+    fn reconcile_as_holder(&mut self, owner: &ActivatorName) {
         // The next owner reads from `former`, in this activator's claim, what was granted before its term.
         if let Some(ledger) = self.ledger.take() {
-            ledger.hand_over(&mut self.former);
-            self.rest();
+            ledger.export_grants(&mut self.former_grants);
+            self.stop_following();
         }
-        if self.holder.follows.as_ref().is_some_and(|it| it.owner != *owner) {
-            self.rest();
+        if self.holder.followed_term.as_ref().is_some_and(|it| it.owner != *owner) {
+            self.stop_following();
         }
-        if let Some(offer) = self.offers.get(owner).cloned() {
+        if let Some(offer) = self.received_grants.get(owner).cloned() {
             self.apply_grant(owner, offer);
         } else {
-            self.rest();
+            self.stop_following();
         }
-        self.give_back();
-        self.spare = idle(&self.holder.held, &self.busy);
+        self.return_idle_slots();
+        self.free_slots = idle_slots(&self.holder.held, &self.in_use);
     }
 
     /// Stops following any term: only slots in use are kept.
-    fn rest(&mut self) {
-        self.holder = SlotHolder { held: self.busy.clone(), ..SlotHolder::default() };
+    fn stop_following(&mut self) {
+        self.holder = SlotHolder { held: self.in_use.clone(), ..SlotHolder::default() };
     }
 
     fn apply_grant(&mut self, owner: &ActivatorName, offer: SlotGrant) {
-        let SlotGrant { epoch, number, held, keep, acts } = offer;
-        match &mut self.holder.follows {
+        let SlotGrant {
+            owner_term: epoch,
+            grant_number: number,
+            held,
+            keep_limit: keep,
+            is_acting: acts,
+        } = offer;
+        match &mut self.holder.followed_term {
             Some(it) if it.epoch == epoch => {
-                if number > it.seen {
-                    it.seen = number;
-                    self.holder.held = most(held, &self.busy);
-                    self.holder.fresh = sum(&self.holder.held) - sum(&self.busy);
+                if number > it.last_grant {
+                    it.last_grant = number;
+                    self.holder.held = max_by_pod(held, &self.in_use);
+                    self.holder.fresh_slots =
+                        total_slots(&self.holder.held) - total_slots(&self.in_use);
                 }
             }
             // Slots of an earlier grant are not used again: they may have been given back.
             Some(_) | None => {
-                self.rest();
-                self.holder.follows =
-                    Some(FollowedTerm { owner: owner.clone(), epoch, seen: number });
+                self.stop_following();
+                self.holder.followed_term =
+                    Some(FollowedTerm { owner: owner.clone(), epoch, last_grant: number });
             }
         }
-        self.holder.keep = keep;
+        self.holder.max_idle_total = keep;
         if acts {
-            self.former.clear();
+            self.former_grants.clear();
         }
     }
 
     /// Gives back idle slots of pods that take no requests here, and those beyond what the owner lets it keep.
-    fn give_back(&mut self) {
-        let Self { holder, busy, open, waiting, .. } = self;
-        holder.avoid.retain(|pod| !open.contains(pod));
+    fn return_idle_slots(&mut self) {
+        let Self { holder, in_use: busy, open_pods: open, waiting, .. } = self;
+        holder.avoided_pods.retain(|pod| !open.contains(pod));
         // Idle slots of a pod that takes no requests here are useless: they go back, and `avoid` asks the owner for no
         // more.
-        for pod in idle(&holder.held, busy).into_keys() {
+        for pod in idle_slots(&holder.held, busy).into_keys() {
             if !open.contains(&pod) {
                 holder.held.remove(&pod);
                 if let Some(slots) = busy.get(&pod) {
                     holder.held.insert(pod.clone(), *slots);
                 }
-                holder.avoid.insert(pod);
+                holder.avoided_pods.insert(pod);
             }
         }
         // Slots in use are never given back. Fresh ones may serve one request each first: otherwise a slot could be
         // passed from activator to activator without serving any.
-        let Some(keep) = holder.keep else { return };
-        let used = sum(busy);
-        let most = keep.max(used.saturating_add(holder.fresh)).min(used.saturating_add(*waiting));
-        let mut over = sum(&holder.held).saturating_sub(most.max(used));
-        for (pod, idle) in idle(&holder.held, busy) {
+        let Some(keep) = holder.max_idle_total else { return };
+        let used = total_slots(busy);
+        let most =
+            keep.max(used.saturating_add(holder.fresh_slots)).min(used.saturating_add(*waiting));
+        let mut over = total_slots(&holder.held).saturating_sub(most.max(used));
+        for (pod, idle) in idle_slots(&holder.held, busy) {
             for _ in 0..idle.min(over) {
-                subtract(&mut holder.held, &pod);
+                remove_slot(&mut holder.held, &pod);
             }
             over -= idle.min(over);
         }
@@ -380,63 +391,74 @@ impl RevisionSlots {
 
     // --- messages to other activators
 
-    /// Messages that other activators have to get now. The caller runs it after each [`settle`](Self::settle).
-    pub fn said(&mut self) -> SlotMessages {
+    /// Messages that other activators have to get now. The caller runs it after each [`reconcile`](Self::reconcile).
+    pub fn take_messages(&mut self) -> SlotMessages {
         let mut said = SlotMessages::default();
         if let Some(ledger) = &self.ledger {
             // A known activator gets a grant even without slots: the grant carries the term that it has to follow.
-            for peer in &self.view.known {
-                said.grants.push((peer.clone(), Some(ledger.grant(peer))));
+            for peer in &self.view.alive {
+                said.grants.push((peer.clone(), Some(ledger.grant_for(peer))));
             }
         }
         let told: BTreeSet<ActivatorName> =
             said.grants.iter().map(|(peer, _)| peer.clone()).collect();
-        let gone = self.told.difference(&told).map(|peer| (peer.clone(), None));
+        let gone = self.granted_to.difference(&told).map(|peer| (peer.clone(), None));
         said.grants.extend(gone.collect::<Vec<_>>());
-        self.told = told;
+        self.granted_to = told;
 
         // A claim goes to one owner only: one that was sent to another owner before is withdrawn.
-        let claim = self.claim();
+        let claim = self.build_claim();
         let now = claim.as_ref().map(|(owner, _)| owner.clone());
-        if let Some(before) = self.claimed.take().filter(|it| Some(it) != now.as_ref()) {
+        if let Some(before) = self.claimed_owner.take().filter(|it| Some(it) != now.as_ref()) {
             said.claims.push((before, None));
         }
         said.claims.extend(claim.map(|(owner, claim)| (owner, Some(claim))));
-        self.claimed = now;
+        self.claimed_owner = now;
         said
     }
 
-    fn claim(&self) -> Option<(ActivatorName, SlotClaim)> {
+    fn build_claim(&self) -> Option<(ActivatorName, SlotClaim)> {
         let owner = self.view.owner(&self.revision);
-        if *owner == self.view.own {
+        if *owner == self.view.own_name {
             return None;
         }
-        let SlotHolder { follows, held, avoid, .. } = &self.holder;
-        let (epoch, seen) = follows.as_ref().map_or((0, 0), |it| (it.epoch, it.seen));
-        let need = sum(held).saturating_add(self.waiting);
-        if epoch == 0 && need == 0 && self.former.is_empty() {
+        let SlotHolder { followed_term: follows, held, avoided_pods: avoid, .. } = &self.holder;
+        let (epoch, seen) = follows.as_ref().map_or((0, 0), |it| (it.epoch, it.last_grant));
+        let need = total_slots(held).saturating_add(self.waiting);
+        if epoch == 0 && need == 0 && self.former_grants.is_empty() {
             return None;
         }
         // Until the owner acts, the claim names the activators connected here: the owner may not know one of them yet.
-        let acts = self.offers.get(owner).is_some_and(|it| it.acts);
+        let acts = self.received_grants.get(owner).is_some_and(|it| it.is_acting);
         let known = if acts { BTreeSet::new() } else { self.view.connected.clone() };
-        let (held, avoid, former) = (held.clone(), avoid.clone(), self.former.clone());
-        Some((owner.clone(), SlotClaim { epoch, seen, held, need, avoid, former, known }))
+        let (held, avoid, former) = (held.clone(), avoid.clone(), self.former_grants.clone());
+        Some((
+            owner.clone(),
+            SlotClaim {
+                owner_term: epoch,
+                applied_grant: seen,
+                held,
+                needed: need,
+                unusable_pods: avoid,
+                former_grants: former,
+                live_activators: known,
+            },
+        ))
     }
 }
 
-fn sum(all: &SlotsByPod) -> u32 {
+fn total_slots(all: &SlotsByPod) -> u32 {
     all.values().fold(0, |sum, slots| sum.saturating_add(*slots))
 }
 
-fn add(all: &mut SlotsByPod, pod: &str, slots: u32) {
+fn add_slots(all: &mut SlotsByPod, pod: &str, slots: u32) {
     match all.get_mut(pod) {
         Some(it) => *it += slots,
         None => drop(all.insert(pod.into(), slots)),
     }
 }
 
-fn subtract(all: &mut SlotsByPod, pod: &str) {
+fn remove_slot(all: &mut SlotsByPod, pod: &str) {
     if let Some(slots) = all.get_mut(pod) {
         *slots -= 1;
         if *slots == 0 {
@@ -446,7 +468,7 @@ fn subtract(all: &mut SlotsByPod, pod: &str) {
 }
 
 /// Greater number of both maps for each pod.
-fn most(mut one: SlotsByPod, other: &SlotsByPod) -> SlotsByPod {
+fn max_by_pod(mut one: SlotsByPod, other: &SlotsByPod) -> SlotsByPod {
     for (pod, slots) in other {
         let it = one.entry(pod.clone()).or_default();
         *it = (*it).max(*slots);
@@ -455,7 +477,7 @@ fn most(mut one: SlotsByPod, other: &SlotsByPod) -> SlotsByPod {
 }
 
 /// Slots that are held and not in use, by pod.
-fn idle(held: &SlotsByPod, busy: &SlotsByPod) -> SlotsByPod {
+fn idle_slots(held: &SlotsByPod, busy: &SlotsByPod) -> SlotsByPod {
     let of = |(pod, slots): (&SmolStr, &u32)| {
         let idle = slots.saturating_sub(busy.get(pod).copied().unwrap_or(0));
         (idle > 0).then(|| (pod.clone(), idle))

@@ -21,13 +21,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use crate::{reply::RequestTimer, revision::PodPermit, single::UpgradedPodStream};
+use crate::{
+    http1_connection::UpgradedPodStream, response_body::RequestTimer, revision::PodPermit,
+};
 
 /// Copies bytes both ways until both ends have closed, a timeout of the request is over, or the activator stops.
 ///
 /// Knative ends upgraded connections by `timeoutSeconds` too, and by the other timeouts even while bytes pass. Here
 /// bytes that pass count as a response does.
-pub async fn tunnel(
+pub async fn run_tunnel(
     client: OnUpgrade,
     mut pod: UpgradedPodStream,
     place: Arc<PodPermit>,
@@ -35,11 +37,11 @@ pub async fn tunnel(
     stop: CancellationToken,
 ) {
     // Bytes that the pod has sent behind its head count as its first ones.
-    let heard = Arc::new(TunnelActivity::new(!pod.said.is_empty()));
+    let heard = Arc::new(TunnelActivity::new(!pod.buffered.is_empty()));
     let carry = async {
         // The client's side is complete only when its library has sent the head of the response.
         let mut client = ActivityTrackedIo(TokioIo::new(client.await?), Arc::clone(&heard));
-        client.write_all(&pod.said).await?;
+        client.write_all(&pod.buffered).await?;
         let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&heard));
         let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
         debug!(pod = %place.pod.uid, ?carried, "upgraded connection ended");
@@ -49,7 +51,7 @@ pub async fn tunnel(
         ended = carry => if let Err(error) = ended {
             debug!(pod = %place.pod.uid, %error, "upgraded connection broke");
         },
-        () = heard.silent(&timer) => {
+        () = heard.wait_timeout(&timer) => {
             info!(pod = %place.pod.uid, "upgraded connection ended: request timeout");
         }
         () = stop.cancelled() => {}
@@ -59,33 +61,39 @@ pub async fn tunnel(
 /// Time at which either end sent something last.
 #[derive(Debug)]
 struct TunnelActivity {
-    begun: Instant,
-    /// Time of the last bytes, in ms after `begun`.
-    last: AtomicU64,
+    started_at: Instant,
+    /// Time of the last bytes, in ms after `started_at`.
+    last_activity_ms: AtomicU64,
     /// True once any bytes were sent.
-    is_any: AtomicBool,
+    has_activity: AtomicBool,
 }
 
 impl TunnelActivity {
     fn new(is_any: bool) -> Self {
-        Self { begun: Instant::now(), last: AtomicU64::new(0), is_any: AtomicBool::new(is_any) }
+        Self {
+            started_at: Instant::now(),
+            last_activity_ms: AtomicU64::new(0),
+            has_activity: AtomicBool::new(is_any),
+        }
     }
 
-    fn note(&self) {
-        let since = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last.store(since, Ordering::Relaxed);
-        self.is_any.store(true, Ordering::Relaxed);
+    fn record(&self) {
+        let since = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_activity_ms.store(since, Ordering::Relaxed);
+        self.has_activity.store(true, Ordering::Relaxed);
     }
 
     /// Waits until a timeout is over.
-    async fn silent(&self, timer: &RequestTimer) {
+    async fn wait_timeout(&self, timer: &RequestTimer) {
         loop {
             // Each timeout is computed again after the sleep, since bytes may have passed meanwhile.
-            let last = self.begun + Duration::from_millis(self.last.load(Ordering::Relaxed));
-            let idle = timer.idle().map(|it| last + it);
-            let start = timer.start_by().filter(|_| !self.is_any.load(Ordering::Relaxed));
-            let first = [Some(timer.whole()), idle, start].into_iter().flatten().min();
-            let until = first.unwrap_or_else(|| timer.whole());
+            let last = self.started_at
+                + Duration::from_millis(self.last_activity_ms.load(Ordering::Relaxed));
+            let idle = timer.idle_timeout().map(|it| last + it);
+            let start =
+                timer.start_deadline().filter(|_| !self.has_activity.load(Ordering::Relaxed));
+            let first = [Some(timer.deadline()), idle, start].into_iter().flatten().min();
+            let until = first.unwrap_or_else(|| timer.deadline());
             if until <= Instant::now() {
                 return;
             }
@@ -107,7 +115,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for ActivityTrackedIo<T> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.0).poll_read(cx, into);
         if into.filled().len() > before {
-            self.1.note();
+            self.1.record();
         }
         read
     }

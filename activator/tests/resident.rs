@@ -14,11 +14,11 @@ use std::{
     time::Duration,
 };
 
-use activator::budget::{BASE_MEMORY_MIB, MAX_STREAMS, REQUEST_OVERHEAD_BYTES, memory_mib};
+use activator::budget::{BASE_MEMORY_MIB, MAX_CLIENT_STREAMS, REQUEST_OVERHEAD_BYTES, memory_mib};
 use common::wire::AppProtocol;
 use futures::StreamExt as _;
-use h2c::{WIDE, asking, endless, frame, indexed, preface};
-use harness::{ActivatorFixture, GET, LONG, OK, handling, read_head, revision, server};
+use h2c::{WIDE, client_preface, encode_gets, encode_indexed_requests, frame, start_endless_pod};
+use harness::{ActivatorFixture, GET, LONG, OK, read_head, revision, start_pod, start_pod_with};
 use http_body_util::BodyExt as _;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -69,12 +69,12 @@ async fn an_activator_of_its_own() {
     while let Some(line) = lines.recv().await {
         let (protocol, address) = line.split_once(' ').unwrap();
         let protocol = if protocol == "h2c" { AppProtocol::H2c } else { AppProtocol::Http1 };
-        world.change(|table| {
+        world.apply_change(|table| {
             let revision = table.revisions.get_mut(&revision()).unwrap();
             // The test gives up a client before the activator does, so that an answer too late is seen as one.
             (revision.protocol, revision.timeout) = (protocol, PATIENCE * 2);
         });
-        world.ready("p", address.parse().unwrap());
+        world.add_ready_pod("p", address.parse().unwrap());
         println!("{DONE}");
     }
 }
@@ -82,12 +82,12 @@ async fn an_activator_of_its_own() {
 /// Activator in another process.
 struct ActivatorProcessFixture {
     child: Child,
-    says: Lines<BufReader<ChildStdout>>,
+    stdout_lines: Lines<BufReader<ChildStdout>>,
     port: u16,
     /// Maximum number of its connections.
-    connections: usize,
+    max_connections: usize,
     /// Resident memory before the first request, in MiB.
-    empty: usize,
+    idle_memory_mib: usize,
 }
 
 impl ActivatorProcessFixture {
@@ -108,13 +108,19 @@ impl ActivatorProcessFixture {
         let mut says = BufReader::new(child.stdout.take().unwrap()).lines();
         let port = says.find_map(|line| line.unwrap().split_once(PORT)?.1.parse().ok());
         let port = port.expect("it says its port");
-        let mut other = Self { child, says, port, connections, empty: 0 };
-        other.empty = other.memory("VmRSS:");
+        let mut other = Self {
+            child,
+            stdout_lines: says,
+            port,
+            max_connections: connections,
+            idle_memory_mib: 0,
+        };
+        other.idle_memory_mib = other.memory_mib("VmRSS:");
         other
     }
 
     /// Value of the process's status in the kernel, in MiB.
-    fn memory(&self, name: &str) -> usize {
+    fn memory_mib(&self, name: &str) -> usize {
         let file = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(file).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -122,8 +128,8 @@ impl ActivatorProcessFixture {
     }
 
     /// Maximum growth of the process so far, in MiB.
-    fn grown(&self) -> usize {
-        self.memory("VmHWM:") - self.empty
+    fn peak_growth_mib(&self) -> usize {
+        self.memory_mib("VmHWM:") - self.idle_memory_mib
     }
 
     async fn connect(&self, source: Ipv4Addr) -> TcpStream {
@@ -132,23 +138,23 @@ impl ActivatorProcessFixture {
         socket.connect((Ipv4Addr::LOCALHOST, self.port).into()).await.unwrap()
     }
 
-    fn has_pod(&mut self, protocol: &str, address: SocketAddr) {
+    fn set_pod(&mut self, protocol: &str, address: SocketAddr) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{protocol} {address}").unwrap();
-        assert!(self.says.any(|line| line.unwrap() == DONE), "it ended");
+        assert!(self.stdout_lines.any(|line| line.unwrap() == DONE), "it ended");
     }
 
     /// Waits until the process grows no more.
-    async fn at_rest(&self) {
+    async fn wait_idle(&self) {
         let mut before = usize::MAX;
-        while before != self.grown() {
-            before = self.grown();
+        while before != self.peak_growth_mib() {
+            before = self.peak_growth_mib();
             tokio::time::sleep(Duration::from_millis(700)).await;
         }
     }
 
     /// Checks that a well-behaved client is served, even while thousands of waiting requests are sent to their pods.
     ///
-    /// It reads the head and the first bytes of the body: [`endless`] bodies have no end to wait for.
+    /// It reads the head and the first bytes of the body: [`start_endless_pod`] bodies have no end to wait for.
     async fn assert_serves_others(&self) {
         let mut other = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
         other.write_all(GET.as_bytes()).await.unwrap();
@@ -172,7 +178,7 @@ impl Drop for ActivatorProcessFixture {
 }
 
 /// Runs clients that all send `words` and read their responses, until the activator grows no more.
-async fn attack(other: &ActivatorProcessFixture, clients: usize, words: [Vec<u8>; 2]) {
+async fn run_attack(other: &ActivatorProcessFixture, clients: usize, words: [Vec<u8>; 2]) {
     let words = std::sync::Arc::new(words);
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..clients {
@@ -190,7 +196,7 @@ async fn attack(other: &ActivatorProcessFixture, clients: usize, words: [Vec<u8>
             let (_sent, ()) = tokio::join!(sends, hears);
         });
     }
-    other.at_rest().await;
+    other.wait_idle().await;
 }
 
 /// Header block of :method POST, :scheme http, :path /, :authority a.
@@ -204,7 +210,7 @@ fn posts(streams: u32, piece: usize, pieces: usize) -> [Vec<u8>; 2] {
     for _ in 0..pieces {
         (0..streams).for_each(|it| all.extend(frame(0, 0, 2 * it + 1, &body)));
     }
-    [preface(), all]
+    [client_preface(), all]
 }
 
 /// Encodes requests over HTTP/2 with as many fields as fit, of four bytes each: a literal without a value.
@@ -212,7 +218,7 @@ fn fields(streams: u32) -> [Vec<u8>; 2] {
     let mut head = POST.to_vec();
     (0..1900).for_each(|_| head.extend([0, 1, b'a', 0]));
     let all = (0..streams).flat_map(|it| frame(1, 5, 2 * it + 1, &head)).collect();
-    [preface(), all]
+    [client_preface(), all]
 }
 
 /// Head with as many lines as fit.
@@ -236,9 +242,10 @@ fn assert_within(
     what: &str,
 ) {
     let at_pods = (at_pods * 2 * REQUEST_OVERHEAD_BYTES) >> 20;
-    let bound =
-        memory_mib(requests, answers, other.connections) - BASE_MEMORY_MIB + PROGRAM_MIB + at_pods;
-    let grown = other.grown();
+    let bound = memory_mib(requests, answers, other.max_connections) - BASE_MEMORY_MIB
+        + PROGRAM_MIB
+        + at_pods;
+    let grown = other.peak_growth_mib();
     println!("{what}: {grown} MiB of {bound}");
     assert!(grown <= bound, "{what}: it grew by {grown} MiB, the bound is {bound}");
 }
@@ -254,7 +261,7 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
         ("bodies in large frames", || posts(16, 15 << 10, 4)),
         ("bodies in small frames", || posts(16, 1, 4000)),
         ("empty frames", || posts(16, 0, 4000)),
-        ("small heads over HTTP/2", || [asking(MAX_STREAMS, 0), vec![]]),
+        ("small heads over HTTP/2", || [encode_gets(MAX_CLIENT_STREAMS, 0), vec![]]),
         ("heads of many fields over HTTP/2", || fields(4)),
         ("heads without an end", || {
             let [head, _] = lines(|at| format!("x{at}: {}\r\n", "y".repeat(900)));
@@ -263,10 +270,10 @@ async fn requests_that_wait_take_no_more_memory_than_is_stated() {
     ];
     for (what, words) in attacks {
         let mut other = ActivatorProcessFixture::start();
-        attack(&other, 400, words()).await;
+        run_attack(&other, 400, words()).await;
         // Refusals are responses, and may be left unread, too.
         assert_within(&other, [BYTES, BYTES], 0, what);
-        other.has_pod("http1", server(OK, Duration::ZERO).await.address);
+        other.set_pod("http1", start_pod(OK, Duration::ZERO).await.address);
         other.assert_serves_others().await;
     }
 }
@@ -276,19 +283,19 @@ async fn answers_that_are_not_read_take_no_more_memory_than_is_stated() {
     // A client with a window of 0 reads no byte of a response, and the pod sends ahead all the same.
     for (what, window) in [("answers that are not read", WIDE), ("answers without a window", 0)] {
         let mut other = ActivatorProcessFixture::start();
-        let (pod, _taken) = endless().await;
-        other.has_pod("h2c", pod);
+        let (pod, _taken) = start_endless_pod().await;
+        other.set_pod("h2c", pod);
         other.assert_serves_others().await;
         let mut clients = Vec::new();
         for _ in 0..40 {
             let mut client = other.connect(ATTACKER).await;
-            client.write_all(&asking(MAX_STREAMS, window)).await.unwrap();
+            client.write_all(&encode_gets(MAX_CLIENT_STREAMS, window)).await.unwrap();
             clients.push(client);
         }
-        other.at_rest().await;
+        other.wait_idle().await;
         // Pods send on until connections that are cut off are closed.
         let passing = BYTES;
-        assert_within(&other, [0, BYTES + passing], 40 * MAX_STREAMS as usize, what);
+        assert_within(&other, [0, BYTES + passing], 40 * MAX_CLIENT_STREAMS as usize, what);
         other.assert_serves_others().await;
     }
 }
@@ -324,7 +331,7 @@ async fn clients(
 }
 
 /// Reads each request completely, however large, and answers hello.
-async fn greets(stream: TcpStream, _: usize) {
+async fn answer_hello(stream: TcpStream, _: usize) {
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| async {
         request.into_body().collect().await?;
         Ok::<_, hyper::Error>(http::Response::new("hello".to_owned()))
@@ -333,13 +340,13 @@ async fn greets(stream: TcpStream, _: usize) {
     http1::Builder::new().max_headers(5000).serve_connection(io, service).await.ok();
 }
 
-/// Ends of the responses of [`greets`], or of a refusal for lack of room.
+/// Ends of the responses of [`answer_hello`], or of a refusal for lack of room.
 const ANSWERS: &[&[u8]] = &[b"hello", b"are held"];
 /// First bytes of the answer to a PING (RFC 9113 §6.7).
 const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];
 
 /// Sends `words` and waits until `count` of these `answers` have come, or until the connection is closed.
-async fn says(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u8]]) {
+async fn exchange_bytes(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u8]]) {
     stream.write_all(words).await.ok();
     let mut told = Vec::new();
     let is_told = |told: &[u8]| {
@@ -372,30 +379,35 @@ async fn idle_connections_take_no_more_memory_than_is_stated() {
     // Memory that a connection keeps of what it once needed counts as bytes of requests. A kind has its bytes, the
     // number of connections, and for each what it sends and the number of responses to wait for.
     type Kind = (&'static str, usize, usize, Vec<(Vec<u8>, usize)>);
-    let tables = (0..12).map(|it| (indexed(10 * it..10 * (it + 1)), 10));
-    let tables = [(preface(), 0)].into_iter().chain(tables).collect();
+    let tables = (0..12).map(|it| (encode_indexed_requests(10 * it..10 * (it + 1)), 10));
+    let tables = [(client_preface(), 0)].into_iter().chain(tables).collect();
     let kinds: [Kind; 10] = [
         ("connections that say nothing", 0, MANY, vec![]),
         ("heads half-way", 0, MANY, vec![(b"GET / HTTP/1.1\r\nhost: ".to_vec(), 0)]),
         ("prefaces half-way", 0, MANY, vec![(b"PRI * HT".to_vec(), 0)]),
-        ("HTTP/2 without a request", 0, MANY, vec![(preface(), 0)]),
+        ("HTTP/2 without a request", 0, MANY, vec![(client_preface(), 0)]),
         ("kept connections", 0, MANY, vec![(KEPT.into(), 1)]),
         ("kept connections after a long head", BYTES, MANY, vec![(long(), 1)]),
         ("kept connections after a long body", BYTES, MANY / 2, vec![((post + &body).into(), 1)]),
-        ("HTTP/2 after requests", BYTES, MANY / 4, vec![(asking(MAX_STREAMS, WIDE), 100)]),
+        (
+            "HTTP/2 after requests",
+            BYTES,
+            MANY / 4,
+            vec![(encode_gets(MAX_CLIENT_STREAMS, WIDE), 100)],
+        ),
         ("HTTP/2 after bodies", BYTES, MANY / 4, vec![(ended(4), 4)]),
         ("HTTP/2 after entries of the table", BYTES, 100, tables),
     ];
     for (what, bytes, count, words) in kinds {
         let mut other = ActivatorProcessFixture::for_connections(count + 20);
-        other.has_pod("http1", handling(greets).await);
+        other.set_pod("http1", start_pod_with(answer_hello).await);
         let all = clients(&other, count, async |stream| {
             for (words, answers) in &words {
-                says(stream, words, *answers, ANSWERS).await;
+                exchange_bytes(stream, words, *answers, ANSWERS).await;
             }
         })
         .await;
-        other.at_rest().await;
+        other.wait_idle().await;
         println!("{what}: {} of {count} are still there", open(&all));
         assert_within(&other, [bytes, 0], 0, what);
         other.assert_serves_others().await;
@@ -424,15 +436,15 @@ async fn resets_leave_no_more_memory_than_is_stated() {
         [("resets within the bound", resets(40, 10)), ("resets beyond the bound", resets(80, 10))];
     for (what, rounds) in kinds {
         let mut other = ActivatorProcessFixture::start();
-        other.has_pod("http1", handling(greets).await);
+        other.set_pod("http1", start_pod_with(answer_hello).await);
         let all = clients(&other, 200, async |stream| {
-            says(stream, &preface(), 0, PONGS).await;
+            exchange_bytes(stream, &client_preface(), 0, PONGS).await;
             for words in &rounds {
-                says(stream, words, 1, PONGS).await;
+                exchange_bytes(stream, words, 1, PONGS).await;
             }
         })
         .await;
-        other.at_rest().await;
+        other.wait_idle().await;
         println!("{what}: {} of 200 are still there", open(&all));
         assert_within(&other, [0, 0], 0, what);
         other.assert_serves_others().await;
@@ -442,9 +454,10 @@ async fn resets_leave_no_more_memory_than_is_stated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
     let h1 = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n".to_vec();
-    let h2 = posts(MAX_STREAMS, 0, 0).concat();
+    let h2 = posts(MAX_CLIENT_STREAMS, 0, 0).concat();
     // One byte for each stream.
-    let bytes: Vec<u8> = (0..MAX_STREAMS).flat_map(|it| frame(0, 0, 2 * it + 1, b"x")).collect();
+    let bytes: Vec<u8> =
+        (0..MAX_CLIENT_STREAMS).flat_map(|it| frame(0, 0, 2 * it + 1, b"x")).collect();
     let kinds = [
         // Number of bytes that the requests are charged with.
         ("slow bodies", [400 * 2 * REQUEST_OVERHEAD_BYTES, 0], &h1, &b"x"[..]),
@@ -461,9 +474,9 @@ async fn slow_bodies_that_wait_take_no_more_memory_than_is_stated() {
             }
         })
         .await;
-        other.at_rest().await;
+        other.wait_idle().await;
         assert_within(&other, held, 0, what);
-        other.has_pod("http1", handling(greets).await);
+        other.set_pod("http1", start_pod_with(answer_hello).await);
         other.assert_serves_others().await;
         drop(all);
     }
@@ -476,7 +489,7 @@ const SWITCHED: &str =
     "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
 
 /// Sends as much as it can if it `floods`, and never reads.
-async fn deaf(mut stream: TcpStream, floods: bool) {
+async fn never_read(mut stream: TcpStream, floods: bool) {
     let piece = vec![b'x'; 64 << 10];
     while floods && stream.write_all(&piece).await.is_ok() {}
     std::future::pending::<()>().await;
@@ -490,9 +503,9 @@ async fn upgraded_connections_take_no_more_memory_than_is_stated() {
         let switches = move |mut stream: TcpStream, _| async move {
             read_head(&mut stream).await;
             stream.write_all(SWITCHED.as_bytes()).await.ok();
-            deaf(stream, floods).await;
+            never_read(stream, floods).await;
         };
-        other.has_pod("http1", handling(switches).await);
+        other.set_pod("http1", start_pod_with(switches).await);
         let all = clients(&other, count, async |stream| {
             stream.write_all(SWITCH.as_bytes()).await.unwrap();
             let head = read_head(stream).await;
@@ -500,10 +513,10 @@ async fn upgraded_connections_take_no_more_memory_than_is_stated() {
         })
         .await;
         let mut deaf_ones = tokio::task::JoinSet::new();
-        all.into_iter().for_each(|it| drop(deaf_ones.spawn(deaf(it, floods))));
-        other.at_rest().await;
+        all.into_iter().for_each(|it| drop(deaf_ones.spawn(never_read(it, floods))));
+        other.wait_idle().await;
         assert_within(&other, [0, 0], count, what);
-        other.has_pod("http1", handling(greets).await);
+        other.set_pod("http1", start_pod_with(answer_hello).await);
         deaf_ones.shutdown().await;
         other.assert_serves_others().await;
     }

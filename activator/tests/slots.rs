@@ -24,7 +24,9 @@ use common::{
     wire::{ActivatorEntry, RouteChange, RouteKey, RoutingPhase},
 };
 use futures::future::join_all;
-use harness::{LONG, OK, hello, hello_1, pod, read_head, revision, service, until};
+use harness::{
+    LONG, OK, hello_revision, hello_service, pod, read_head, revision, service, wait_until,
+};
 use parts::RunningActivatorFixture;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -35,13 +37,13 @@ use tokio::{
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-fn free() -> NonZeroU16 {
+fn free_port() -> NonZeroU16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     NonZeroU16::new(listener.local_addr().unwrap().port()).unwrap()
 }
 
-fn chance(below: usize) -> usize {
-    usize::try_from(activator::clock::chance() >> 33).unwrap() % below
+fn random_below(below: usize) -> usize {
+    usize::try_from(activator::clock::random_u64() >> 33).unwrap() % below
 }
 
 /// Pod that counts its concurrent requests.
@@ -49,8 +51,8 @@ fn chance(below: usize) -> usize {
 struct CountingFakePod {
     address: SocketAddr,
     /// Number of requests at present, and the maximum so far.
-    busy: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
+    in_flight: Arc<AtomicUsize>,
+    max_in_flight: Arc<AtomicUsize>,
     served: Arc<AtomicUsize>,
 }
 
@@ -59,23 +61,23 @@ impl CountingFakePod {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (busy, most, served) = (Arc::default(), Arc::default(), Arc::default());
-        let pod = Self { address, busy, most, served };
+        let pod = Self { address, in_flight: busy, max_in_flight: most, served };
         let each = pod.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(each.clone().answer(stream, pause));
+                tokio::spawn(each.clone().serve_connection(stream, pause));
             }
         });
         pod
     }
 
-    async fn answer(self, mut stream: TcpStream, pause: Duration) {
+    async fn serve_connection(self, mut stream: TcpStream, pause: Duration) {
         while has_head(&mut stream).await {
-            let now = self.busy.fetch_add(1, Ordering::SeqCst) + 1;
-            self.most.fetch_max(now, Ordering::SeqCst);
+            let now = self.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
+            self.max_in_flight.fetch_max(now, Ordering::SeqCst);
             tokio::time::sleep(pause).await;
             self.served.fetch_add(1, Ordering::SeqCst);
-            self.busy.fetch_sub(1, Ordering::SeqCst);
+            self.in_flight.fetch_sub(1, Ordering::SeqCst);
             stream.write_all(OK.as_bytes()).await.ok();
         }
     }
@@ -100,40 +102,40 @@ struct ActivatorFleetFixture {
     port: NonZeroU16,
     peer_port: NonZeroU16,
     started: u8,
-    live: Vec<FleetActivator>,
+    running_activators: Vec<FleetActivator>,
     /// Tables of activators that are stopping, which still receive changes.
     stopping: BTreeMap<String, Outbox<RouteKey, RouteChange>>,
     /// Present state of the RouteTable.
-    said: BTreeMap<RouteKey, RouteChange>,
+    route_table: BTreeMap<RouteKey, RouteChange>,
     pods: Vec<(String, CountingFakePod)>,
     all_pods: Vec<CountingFakePod>,
-    ending: JoinSet<String>,
+    stopping_tasks: JoinSet<String>,
     /// Addresses that clients connect to.
-    doors: Arc<Mutex<Vec<SocketAddr>>>,
+    entrypoints: Arc<Mutex<Vec<SocketAddr>>>,
 }
 
 struct FleetActivator {
     name: String,
     ip: IpAddr,
-    running: RunningActivatorFixture,
+    fixture: RunningActivatorFixture,
 }
 
 impl FleetActivator {
     /// Waits until the activator has ended. Returns its name.
-    async fn over(self) -> String {
-        self.running.over().await;
+    async fn wait_stopped(self) -> String {
+        self.fixture.wait_stopped().await;
         self.name
     }
 }
 
 impl ActivatorFleetFixture {
     fn new(test: &'static str, limit: u32) -> Self {
-        let (port, peer_port) = (free(), free());
-        let mut hello_1 = hello_1();
+        let (port, peer_port) = (free_port(), free_port());
+        let mut hello_1 = hello_revision();
         hello_1.container_concurrency = limit;
         let said = [
             (RouteKey::Revision(revision()), RouteChange::Revision(hello_1)),
-            (RouteKey::Service(service()), RouteChange::Service(hello(port.get()))),
+            (RouteKey::Service(service()), RouteChange::Service(hello_service(port.get()))),
         ];
         Self {
             test,
@@ -141,13 +143,13 @@ impl ActivatorFleetFixture {
             port,
             peer_port,
             started: 0,
-            live: Vec::new(),
+            running_activators: Vec::new(),
             stopping: BTreeMap::new(),
-            said: said.into(),
+            route_table: said.into(),
             pods: Vec::new(),
             all_pods: Vec::new(),
-            ending: JoinSet::new(),
-            doors: Arc::default(),
+            stopping_tasks: JoinSet::new(),
+            entrypoints: Arc::default(),
         }
     }
 
@@ -165,129 +167,134 @@ impl ActivatorFleetFixture {
             config.drain_ms = Some(20_000);
         })
         .await;
-        self.said.iter().for_each(|(key, it)| running.routes.set(key.clone(), it.clone()));
-        running.in_force().await;
-        self.live.push(FleetActivator { name, ip, running });
+        self.route_table.iter().for_each(|(key, it)| running.routes.set(key.clone(), it.clone()));
+        running.wait_in_force().await;
+        self.running_activators.push(FleetActivator { name, ip, fixture: running });
     }
 
     /// Changes the table, for one activator after the other.
-    async fn say(&mut self, key: RouteKey, change: Option<RouteChange>) {
+    async fn publish_change(&mut self, key: RouteKey, change: Option<RouteChange>) {
         match change.clone() {
-            Some(change) => drop(self.said.insert(key.clone(), change)),
-            None => drop(self.said.remove(&key)),
+            Some(change) => drop(self.route_table.insert(key.clone(), change)),
+            None => drop(self.route_table.remove(&key)),
         }
-        let live = self.live.iter().map(|it| &it.running.routes);
+        let live = self.running_activators.iter().map(|it| &it.fixture.routes);
         let mut routes: Vec<_> = live.chain(self.stopping.values()).collect();
-        let first = chance(routes.len());
+        let first = random_below(routes.len());
         routes.rotate_left(first);
         for routes in routes {
             match change.clone() {
                 Some(change) => routes.set(key.clone(), change),
                 None => routes.remove(&key),
             }
-            tokio::time::sleep(Duration::from_micros(u64::try_from(chance(2_000)).unwrap())).await;
+            tokio::time::sleep(Duration::from_micros(u64::try_from(random_below(2_000)).unwrap()))
+                .await;
         }
     }
 
-    fn doors(&self) {
-        let listed =
-            |it: &&FleetActivator| self.said.contains_key(&RouteKey::Activator(it.name.clone()));
-        let doors = self.live.iter().filter(listed);
+    fn update_entrypoints(&self) {
+        let listed = |it: &&FleetActivator| {
+            self.route_table.contains_key(&RouteKey::Activator(it.name.clone()))
+        };
+        let doors = self.running_activators.iter().filter(listed);
         let doors = doors.map(|it| SocketAddr::new(it.ip, self.port.get())).collect();
-        *self.doors.lock().unwrap() = doors;
+        *self.entrypoints.lock().unwrap() = doors;
     }
 
-    async fn list(&mut self) {
-        let FleetActivator { name, ip, .. } = self.live.last().unwrap();
+    async fn list_newest(&mut self) {
+        let FleetActivator { name, ip, .. } = self.running_activators.last().unwrap();
         let (node, zone) = (String::new(), String::new());
         let it = ActivatorEntry { name: name.clone(), node, zone, addresses: vec![*ip] };
-        self.say(RouteKey::Activator(name.clone()), Some(RouteChange::Activator(it))).await;
-        self.doors();
+        self.publish_change(RouteKey::Activator(name.clone()), Some(RouteChange::Activator(it)))
+            .await;
+        self.update_entrypoints();
     }
 
     /// Stops the oldest activator, and removes it from the table.
-    async fn unlist(&mut self) {
-        let name = self.live[0].name.clone();
-        self.live[0].running.stop.cancel();
-        self.doors.lock().unwrap().retain(|door| door.ip() != self.live[0].ip);
-        self.say(RouteKey::Activator(name), None).await;
-        let ended = self.live.remove(0);
-        self.stopping.insert(ended.name.clone(), ended.running.routes.clone());
-        self.ending.spawn(ended.over());
+    async fn stop_oldest(&mut self) {
+        let name = self.running_activators[0].name.clone();
+        self.running_activators[0].fixture.stop.cancel();
+        self.entrypoints.lock().unwrap().retain(|door| door.ip() != self.running_activators[0].ip);
+        self.publish_change(RouteKey::Activator(name), None).await;
+        let ended = self.running_activators.remove(0);
+        self.stopping.insert(ended.name.clone(), ended.fixture.routes.clone());
+        self.stopping_tasks.spawn(ended.wait_stopped());
     }
 
     async fn add_pod(&mut self) {
-        let pause = Duration::from_micros(300 + 100 * u64::try_from(chance(20)).unwrap());
+        let pause = Duration::from_micros(300 + 100 * u64::try_from(random_below(20)).unwrap());
         let server = CountingFakePod::start(pause).await;
         let uid = format!("pod-{}", self.all_pods.len());
         let ready = pod(&uid, server.address, RoutingPhase::Ready);
         self.pods.push((uid.clone(), server.clone()));
         self.all_pods.push(server);
-        self.say(RouteKey::Pod(uid), Some(RouteChange::Pod(ready.into()))).await;
+        self.publish_change(RouteKey::Pod(uid), Some(RouteChange::Pod(ready.into()))).await;
     }
 
-    async fn fewer_pods(&mut self) {
-        let at = chance(self.pods.len());
+    async fn remove_pod(&mut self) {
+        let at = random_below(self.pods.len());
         let (uid, server) = self.pods.remove(at);
         let draining = pod(&uid, server.address, RoutingPhase::Draining);
-        self.say(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(draining.into()))).await;
-        if chance(3) == 0 {
+        self.publish_change(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(draining.into())))
+            .await;
+        if random_below(3) == 0 {
             let ready = pod(&uid, server.address, RoutingPhase::Ready);
-            self.say(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(ready.into()))).await;
+            self.publish_change(RouteKey::Pod(uid.clone()), Some(RouteChange::Pod(ready.into())))
+                .await;
             self.pods.push((uid, server));
         } else {
-            until(|| server.busy.load(Ordering::SeqCst) == 0).await;
-            self.say(RouteKey::Pod(uid), None).await;
+            wait_until(|| server.in_flight.load(Ordering::SeqCst) == 0).await;
+            self.publish_change(RouteKey::Pod(uid), None).await;
         }
     }
 
-    fn check(&mut self) {
-        while let Some(ended) = self.ending.try_join_next() {
+    fn assert_limit_holds(&mut self) {
+        while let Some(ended) = self.stopping_tasks.try_join_next() {
             self.stopping.remove(&ended.unwrap());
         }
         for pod in &self.all_pods {
-            let most = pod.most.load(Ordering::SeqCst);
+            let most = pod.max_in_flight.load(Ordering::SeqCst);
             assert!(most <= usize::try_from(self.limit).unwrap(), "{most} at once");
         }
     }
 
-    async fn end(mut self) {
-        for one in std::mem::take(&mut self.live) {
-            one.running.routes.remove(&RouteKey::Activator(one.name.clone()));
-            one.running.stop.cancel();
-            self.ending.spawn(one.over());
+    async fn stop_all(mut self) {
+        for one in std::mem::take(&mut self.running_activators) {
+            one.fixture.routes.remove(&RouteKey::Activator(one.name.clone()));
+            one.fixture.stop.cancel();
+            self.stopping_tasks.spawn(one.wait_stopped());
         }
-        while let Some(ended) = self.ending.join_next().await {
+        while let Some(ended) = self.stopping_tasks.join_next().await {
             ended.unwrap();
         }
-        self.check();
+        self.assert_limit_holds();
     }
 }
 
 /// Load of all clients: the number of requests still to be sent, and of those that were answered.
 #[derive(Default)]
 struct FleetClientLoad {
-    left: AtomicUsize,
+    remaining: AtomicUsize,
     answered: AtomicUsize,
     /// Maximum number of requests that were answered while another one waited.
-    passed: AtomicUsize,
+    max_overtaken: AtomicUsize,
 }
 
 impl FleetClientLoad {
-    fn of(count: usize) -> Arc<Self> {
-        Arc::new(Self { left: count.into(), ..Self::default() })
+    fn with_requests(count: usize) -> Arc<Self> {
+        Arc::new(Self { remaining: count.into(), ..Self::default() })
     }
 
-    fn take(&self) -> bool {
+    fn take_request(&self) -> bool {
         let left =
-            self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |it| it.checked_sub(1));
+            self.remaining.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |it| it.checked_sub(1));
         left.is_ok()
     }
 
     /// Runs a client that sends one request after the other, to activators chosen at random.
-    async fn client(self: Arc<Self>, doors: Arc<Mutex<Vec<SocketAddr>>>) {
+    async fn run_client(self: Arc<Self>, doors: Arc<Mutex<Vec<SocketAddr>>>) {
         let mut kept: Option<TcpStream> = None;
-        while self.take() {
+        while self.take_request() {
             let before = self.answered.load(Ordering::SeqCst);
             let (mut is_kept, mut tries) = (kept.is_some(), 0);
             let head = loop {
@@ -300,7 +307,7 @@ impl FleetClientLoad {
                 if !head.is_empty() {
                     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
                     assert_eq!(stream.read_exact(&mut [0; 5]).await.unwrap(), 5);
-                    let goes_on = !head.contains("connection: close") && chance(20) > 0;
+                    let goes_on = !head.contains("connection: close") && random_below(20) > 0;
                     kept = goes_on.then_some(stream);
                     break head;
                 }
@@ -311,7 +318,7 @@ impl FleetClientLoad {
             };
             drop(head);
             let answered = self.answered.fetch_add(1, Ordering::SeqCst);
-            self.passed.fetch_max(answered - before, Ordering::SeqCst);
+            self.max_overtaken.fetch_max(answered - before, Ordering::SeqCst);
         }
     }
 }
@@ -320,7 +327,7 @@ async fn connect(doors: &Mutex<Vec<SocketAddr>>) -> TcpStream {
     loop {
         let door = {
             let doors = doors.lock().unwrap();
-            doors[chance(doors.len())]
+            doors[random_below(doors.len())]
         };
         if let Ok(stream) = TcpStream::connect(door).await {
             return stream;
@@ -338,12 +345,13 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
     fleet.wait_for_more_pods().await;
     for _ in 0..3 {
         fleet.start().await;
-        fleet.list().await;
+        fleet.list_newest().await;
     }
-    let load = FleetClientLoad::of(count);
+    let load = FleetClientLoad::with_requests(count);
     let clients = 24;
-    let asking: JoinSet<()> =
-        (0..clients).map(|_| Arc::clone(&load).client(Arc::clone(&fleet.doors))).collect();
+    let asking: JoinSet<()> = (0..clients)
+        .map(|_| Arc::clone(&load).run_client(Arc::clone(&fleet.entrypoints)))
+        .collect();
     let asked = asking.join_all();
     let (ended, mut rolled) = oneshot::channel();
     let asked = tokio::spawn(async move {
@@ -352,34 +360,34 @@ async fn the_limit_holds_while_activators_and_pods_come_and_go() {
     });
     let mut exchanged = 0;
     while rolled.try_recv().is_err() {
-        match chance(6) {
-            0 | 1 if fleet.live.len() < 5 && fleet.started < 250 => {
+        match random_below(6) {
+            0 | 1 if fleet.running_activators.len() < 5 && fleet.started < 250 => {
                 fleet.start().await;
-                fleet.list().await;
+                fleet.list_newest().await;
             }
-            0..=2 if fleet.live.len() > 1 => {
-                fleet.unlist().await;
+            0..=2 if fleet.running_activators.len() > 1 => {
+                fleet.stop_oldest().await;
                 exchanged += 1;
             }
             3 | 4 if fleet.pods.len() < 4 => fleet.add_pod().await,
-            _ if fleet.pods.len() > 1 => fleet.fewer_pods().await,
+            _ if fleet.pods.len() > 1 => fleet.remove_pod().await,
             _ => {}
         }
         // The next change waits until further requests are answered, so that requests have to make progress without it.
-        let enough = (load.answered.load(Ordering::SeqCst) + chance(150)).min(count);
-        until(|| load.answered.load(Ordering::SeqCst) >= enough || asked.is_finished()).await;
-        fleet.check();
+        let enough = (load.answered.load(Ordering::SeqCst) + random_below(150)).min(count);
+        wait_until(|| load.answered.load(Ordering::SeqCst) >= enough || asked.is_finished()).await;
+        fleet.assert_limit_holds();
         assert!(!asked.is_finished() || load.answered.load(Ordering::SeqCst) == count);
     }
     asked.await.unwrap();
     let (answered, passed) =
-        (load.answered.load(Ordering::SeqCst), load.passed.load(Ordering::SeqCst));
+        (load.answered.load(Ordering::SeqCst), load.max_overtaken.load(Ordering::SeqCst));
     let served: usize = fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).sum();
     println!("{exchanged} exchanged, {} pods, {passed} passed one", fleet.all_pods.len());
     assert_eq!((answered, served), (count, count), "each request is answered, and asked once");
     assert!(exchanged > 3, "{exchanged}");
     assert!(passed < count / 4, "{passed} were answered while one waited");
-    fleet.end().await;
+    fleet.stop_all().await;
 }
 
 impl ActivatorFleetFixture {
@@ -389,7 +397,7 @@ impl ActivatorFleetFixture {
             let server = CountingFakePod::start(Duration::from_millis(1)).await;
             let uid = format!("pod-{}", self.all_pods.len());
             let ready = pod(&uid, server.address, RoutingPhase::Ready);
-            self.said.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(ready.into()));
+            self.route_table.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(ready.into()));
             self.pods.push((uid, server.clone()));
             self.all_pods.push(server);
         }
@@ -402,24 +410,24 @@ async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
     fleet.wait_for_more_pods().await;
     for _ in 0..2 {
         fleet.start().await;
-        fleet.list().await;
+        fleet.list_newest().await;
     }
     for at in 0..2 {
-        let door = SocketAddr::new(fleet.live[at].ip, fleet.port.get());
+        let door = SocketAddr::new(fleet.running_activators[at].ip, fleet.port.get());
         let before: Vec<_> =
             fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).collect();
-        let load = FleetClientLoad::of(200);
+        let load = FleetClientLoad::with_requests(200);
         let doors = Arc::new(Mutex::new(vec![door]));
-        join_all((0..8).map(|_| Arc::clone(&load).client(Arc::clone(&doors)))).await;
+        join_all((0..8).map(|_| Arc::clone(&load).run_client(Arc::clone(&doors)))).await;
         for (pod, before) in fleet.all_pods.iter().zip(before) {
             assert!(pod.served.load(Ordering::SeqCst) > before, "by either, every pod");
         }
     }
-    fleet.end().await;
+    fleet.stop_all().await;
 }
 
 /// Sends a request. The pod keeps it for as long as it pauses.
-async fn ask(door: SocketAddr) -> TcpStream {
+async fn send_request(door: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(door).await.unwrap();
     stream.write_all(harness::GET.as_bytes()).await.unwrap();
     stream
@@ -430,21 +438,21 @@ async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
     let mut fleet = ActivatorFleetFixture::new("keeps", 1);
     let server = CountingFakePod::start(Duration::from_secs(1)).await;
     let ready = pod("p", server.address, RoutingPhase::Ready);
-    fleet.said.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
+    fleet.route_table.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     fleet.all_pods.push(server.clone());
     fleet.start().await;
-    fleet.list().await;
-    let doors = |fleet: &ActivatorFleetFixture| fleet.doors.lock().unwrap().clone();
-    let mut first = ask(doors(&fleet)[0]).await;
-    until(|| server.busy.load(Ordering::SeqCst) == 1).await;
+    fleet.list_newest().await;
+    let doors = |fleet: &ActivatorFleetFixture| fleet.entrypoints.lock().unwrap().clone();
+    let mut first = send_request(doors(&fleet)[0]).await;
+    wait_until(|| server.in_flight.load(Ordering::SeqCst) == 1).await;
     fleet.start().await;
-    fleet.list().await;
-    fleet.unlist().await;
-    let mut second = ask(doors(&fleet)[0]).await;
-    let answers = tokio::join!(harness::rest(&mut first), harness::rest(&mut second));
+    fleet.list_newest().await;
+    fleet.stop_oldest().await;
+    let mut second = send_request(doors(&fleet)[0]).await;
+    let answers = tokio::join!(harness::read_rest(&mut first), harness::read_rest(&mut second));
     assert!(answers.0.ends_with("hello") && answers.1.ends_with("hello"), "{answers:?}");
     assert_eq!(server.served.load(Ordering::SeqCst), 2);
-    fleet.end().await;
+    fleet.stop_all().await;
 }
 
 /// Activators of a version that serves no slots, or whose process has just died: connections to them are refused.
@@ -453,7 +461,7 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     let mut fleet = ActivatorFleetFixture::new("deaf", 1);
     fleet.wait_for_more_pods().await;
     fleet.start().await;
-    fleet.list().await;
+    fleet.list_newest().await;
     let (node, zone) = (String::new(), String::new());
     // Of so many, at least one precedes the real activator in the revision's order, whatever the order is.
     for at in 200..216 {
@@ -465,18 +473,18 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
             zone: zone.clone(),
             addresses,
         };
-        fleet.say(RouteKey::Activator(name), Some(RouteChange::Activator(it))).await;
+        fleet.publish_change(RouteKey::Activator(name), Some(RouteChange::Activator(it))).await;
     }
-    let load = FleetClientLoad::of(20);
-    let asked = Arc::clone(&load).client(Arc::clone(&fleet.doors));
+    let load = FleetClientLoad::with_requests(20);
+    let asked = Arc::clone(&load).run_client(Arc::clone(&fleet.entrypoints));
     assert!(tokio::time::timeout(LONG, asked).await.is_ok(), "answered without them");
     // A further activator that does serve slots counts all the same.
     fleet.start().await;
-    fleet.list().await;
-    let load = FleetClientLoad::of(200);
-    let asking = (0..4).map(|_| Arc::clone(&load).client(Arc::clone(&fleet.doors)));
+    fleet.list_newest().await;
+    let load = FleetClientLoad::with_requests(200);
+    let asking = (0..4).map(|_| Arc::clone(&load).run_client(Arc::clone(&fleet.entrypoints)));
     assert!(tokio::time::timeout(LONG, join_all(asking)).await.is_ok(), "answered by both");
-    fleet.end().await;
+    fleet.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -484,20 +492,20 @@ async fn clients_of_two_activators_take_turns_at_a_pod_that_takes_one() {
     let mut fleet = ActivatorFleetFixture::new("turns", 1);
     let server = CountingFakePod::start(Duration::from_millis(1)).await;
     let ready = pod("p", server.address, RoutingPhase::Ready);
-    fleet.said.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
+    fleet.route_table.insert(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     fleet.all_pods.push(server.clone());
     for _ in 0..2 {
         fleet.start().await;
-        fleet.list().await;
+        fleet.list_newest().await;
     }
-    let doors = fleet.doors.lock().unwrap().clone();
-    let loads = [FleetClientLoad::of(300), FleetClientLoad::of(300)];
+    let doors = fleet.entrypoints.lock().unwrap().clone();
+    let loads = [FleetClientLoad::with_requests(300), FleetClientLoad::with_requests(300)];
     let asking = doors.iter().zip(&loads).flat_map(|(door, load)| {
         let doors = Arc::new(Mutex::new(vec![*door]));
-        (0..4).map(move |_| Arc::clone(load).client(Arc::clone(&doors)))
+        (0..4).map(move |_| Arc::clone(load).run_client(Arc::clone(&doors)))
     });
     let done = tokio::time::timeout(LONG, join_all(asking));
     assert!(done.await.is_ok(), "neither starves");
     assert_eq!(server.served.load(Ordering::SeqCst), 600);
-    fleet.end().await;
+    fleet.stop_all().await;
 }

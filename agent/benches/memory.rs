@@ -11,14 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::plan::{KernelRoutes, RoutePlanner};
+use agent::{kernel::map_op::KernelRoutes, routes::plan::RoutePlanner};
 use common::wire::{
     ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteChange,
     RouteTarget, ServiceEntry,
 };
 use datapath::{
-    abi::{FIRST_SERVICE, FrontendKey, REST_NS},
-    flow::{RoutingMode, SvcInfo, SvcState},
+    abi::{FIRST_SERVICE, FrontendKey, QUARANTINE_NS},
+    load_balancing::{RoutingMode, SvcInfo, SvcState},
 };
 
 fn main() -> std::io::Result<()> {
@@ -47,7 +47,7 @@ fn main() -> std::io::Result<()> {
     let kernel = kernel_routes(done);
     let begin = Instant::now();
     planner.restart(kernel, now);
-    let again = planner.plan(now + REST_NS, &BTreeMap::new());
+    let again = planner.plan(now + QUARANTINE_NS, &BTreeMap::new());
     let ms = begin.elapsed().as_secs_f64() * 1e3;
     assert!(again.is_ok(), "it fits");
     writeln!(out, r#"{{"case":"resume","subject":"agent","unit":"ms","p50":{ms:.1},"n":{done}}}"#)
@@ -82,7 +82,7 @@ fn addresses(number: u16) -> [IpAddr; 2] {
 fn apply_changes(planner: &mut RoutePlanner, changes: Vec<RouteChange>, now: &mut u64) {
     changes.into_iter().for_each(|change| planner.apply_change(change));
     // A plan puts what it frees in quarantine for a second.
-    *now += REST_NS;
+    *now += QUARANTINE_NS;
     let plan = planner.plan(*now, &BTreeMap::new());
     assert!(plan.is_ok_and(|plan| !plan.ops.is_empty()), "each change is something to write");
 }
@@ -96,9 +96,9 @@ fn sleeping_service(number: u16) -> Vec<RouteChange> {
         port: NonZeroU16::MIN,
         activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
         targets: vec![RouteTarget { revision: revision.clone(), percent: 100 }],
-        path: ConnectionPath::Direct,
+        connection_path: ConnectionPath::Direct,
         hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
-        ingress: None,
+        gateway_rules: None,
     };
     let revision = RevisionEntry {
         name: revision,
@@ -112,7 +112,7 @@ fn sleeping_service(number: u16) -> Vec<RouteChange> {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        sources: None,
+        allowed_sources: None,
     };
     vec![RouteChange::Revision(revision), RouteChange::Service(service)]
 }

@@ -1,243 +1,25 @@
 //! Shell: health and metrics pages of the agent.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, atomic::AtomicU64},
-};
-
 use common::admin::AdminState;
-use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
-    registry::{Registry, Unit},
-};
+use prometheus_client::registry::Registry;
 
-use self::revision_metrics::RevisionTotalsCollector;
 use crate::{
-    audit, incompatible::ForeignProgramOwner, lock, pods::PodStateCounts,
-    revision_totals_store::SharedRevisionTotals,
+    metrics::{AgentMetrics, NotReadyReasons},
+    usage::{
+        revision_metrics::RevisionTotalsCollector, revision_totals_store::SharedRevisionTotals,
+    },
 };
 
-pub(crate) mod revision_metrics;
-
-/// Not-ready reasons by subject. Cheap to clone; all clones share the reasons.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct NotReadyReasons {
-    lines: Arc<Mutex<BTreeMap<&'static str, String>>>,
-}
-
-impl NotReadyReasons {
-    /// Sets the reason of the subject `what`, or removes it.
-    pub(crate) fn set(&self, what: &'static str, trouble: Option<String>) {
-        let mut lines = lock(&self.lines);
-        match trouble {
-            Some(trouble) => drop(lines.insert(what, trouble)),
-            None => drop(lines.remove(what)),
-        }
-    }
-
-    fn lines(&self) -> Vec<String> {
-        let lines = lock(&self.lines);
-        lines.iter().map(|(what, trouble)| format!("{what}: {trouble}")).collect()
-    }
-}
-
-/// Metrics of the agent. Names get their unit as a suffix, counters `_total`.
-#[derive(Clone, Debug)]
-pub(crate) struct AgentMetrics {
-    /// Pods of this node by state.
-    pods: Family<[(&'static str, &'static str); 1], Gauge>,
-    /// Events read from the kernel's ring.
-    pub(crate) events: Counter,
-    /// Events that found the kernel's ring full.
-    pub(crate) events_dropped: Gauge,
-    /// Time from listen(2) until the report is in the stream's outbox.
-    pub(crate) listen_to_report: Histogram,
-    /// Time to plan a RouteTable and write it to the maps.
-    pub(crate) apply: Histogram,
-    /// Failed writes of a RouteTable.
-    pub(crate) apply_failures: Counter,
-    /// Version of the RouteTable in force.
-    pub(crate) version: Gauge<u64, AtomicU64>,
-    /// Attempts of readiness probes by result.
-    probes: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Connects without accounting: there was no memory for it, or they are flows of Multipath TCP.
-    pub(crate) untracked: Gauge,
-    /// Connects that found no local listener and went to the activator.
-    pub(crate) fallbacks: Gauge,
-    /// Connects whose first packet got no answer within a second.
-    pub(crate) unanswered: Gauge,
-    /// Listeners for which `LISTEN` had no room.
-    pub(crate) listeners_unseen: Gauge,
-    /// Listeners beyond the bound for one namespace, which are not followed.
-    pub(crate) listeners_beyond: Gauge,
-    /// Services that find no room in the kernel's maps.
-    pub(crate) services_refused: Gauge,
-    /// Stale connections that were closed.
-    pub(crate) connections_closed: Counter,
-    /// Times that a stale connection was due but turned out to be in use.
-    pub(crate) connections_spared: Counter,
-    /// Stale connections that are left.
-    pub(crate) connections_stale: Gauge,
-    /// 1 if stale connections are closed under their locks, else 0.
-    pub(crate) closes_locked: Gauge,
-    /// Connections that were closed because their request was overdue.
-    pub(crate) overdue_closed: Counter,
-    /// Scans of pods for overdue requests.
-    pub(crate) deadline_scans: Counter,
-    /// 1 if connections of overdue requests are closed at all, else 0.
-    pub(crate) deadlines_enforced: Gauge,
-    /// Audits of a pod's gauges by result.
-    audit_scans: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Sum of the drift of gauges that was corrected.
-    audit_drift: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Connections to serving ports that no gauge counts.
-    pub(crate) uncounted: Gauge,
-    /// Foreign programs that redirect connects, by owner.
-    foreign_programs: Family<[(&'static str, &'static str); 1], Gauge>,
-}
-
-impl AgentMetrics {
-    /// Makes new metrics, and the registry that exports them and the totals of Revisions.
-    pub(crate) fn new(revisions: SharedRevisionTotals) -> (Self, Registry) {
-        let seconds = |first| {
-            let bounds = std::iter::successors(Some(first), |bound| Some(bound * 2.0));
-            Histogram::new(bounds.take(16).collect::<Vec<f64>>())
-        };
-        let metrics = Self {
-            pods: Family::default(),
-            events: Counter::default(),
-            events_dropped: Gauge::default(),
-            listen_to_report: seconds(10e-6),
-            apply: seconds(10e-6),
-            apply_failures: Counter::default(),
-            version: Gauge::default(),
-            probes: Family::default(),
-            untracked: Gauge::default(),
-            fallbacks: Gauge::default(),
-            unanswered: Gauge::default(),
-            listeners_unseen: Gauge::default(),
-            listeners_beyond: Gauge::default(),
-            services_refused: Gauge::default(),
-            connections_closed: Counter::default(),
-            connections_spared: Counter::default(),
-            connections_stale: Gauge::default(),
-            closes_locked: Gauge::default(),
-            overdue_closed: Counter::default(),
-            deadline_scans: Counter::default(),
-            deadlines_enforced: Gauge::default(),
-            audit_scans: Family::default(),
-            audit_drift: Family::default(),
-            uncounted: Gauge::default(),
-            foreign_programs: Family::default(),
-        };
-        // Exported from the first moment: an alert on a counter needs its 0 before its first increment.
-        audit::PodGauge::ALL.into_iter().for_each(|gauge| metrics.add_drift(gauge, 0));
-        let mut registry = Registry::default();
-        metrics.register(registry.sub_registry_with_prefix("rouse_agent"));
-        registry.register_collector(Box::new(RevisionTotalsCollector(revisions)));
-        (metrics, registry)
-    }
-
-    fn register(&self, registry: &mut Registry) {
-        // Metrics are compared with docs/operations.md and deploy/monitoring/ by `xtask tidy`.
-        registry.register("pods", "Pods of this node by state", self.pods.clone());
-        registry.register("events", "Events read from the kernel's ring", self.events.clone());
-        let help = "Events that found the kernel's ring full";
-        registry.register("events_dropped", help, self.events_dropped.clone());
-        let help = "Time from listen(2) to the report";
-        registry.register_with_unit(
-            "listen_to_report",
-            help,
-            Unit::Seconds,
-            self.listen_to_report.clone(),
-        );
-        let help = "Time to plan and write a route table";
-        registry.register_with_unit("apply", help, Unit::Seconds, self.apply.clone());
-        let help = "Route tables that could not be written";
-        registry.register("apply_failures", help, self.apply_failures.clone());
-        registry.register("route_version", "Route table in force", self.version.clone());
-        registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
-        let help = "Connects whose bookkeeping failed";
-        registry.register("connects_untracked", help, self.untracked.clone());
-        let help = "Connects that went to the activator for want of a listener";
-        registry.register("connects_fallback", help, self.fallbacks.clone());
-        let help = "Connects whose first packet was not answered within a second";
-        registry.register("connects_unanswered", help, self.unanswered.clone());
-        let help = "Listeners for which the kernel had no room";
-        registry.register("listeners_unseen", help, self.listeners_unseen.clone());
-        let help = "Listeners beyond those of one network namespace that are followed";
-        registry.register("listeners_beyond", help, self.listeners_beyond.clone());
-        let help = "Services that find no room in the kernel's maps";
-        registry.register("services_refused", help, self.services_refused.clone());
-        let help = "Kept connections ended to move them";
-        registry.register("connections_ended", help, self.connections_closed.clone());
-        let help = "Times that a kept connection was to be ended and turned out to be in use";
-        registry.register("connections_spared", help, self.connections_spared.clone());
-        let help = "Idle keep-alive connections to pods that new connections no longer choose";
-        registry.register("connections_left", help, self.connections_stale.clone());
-        let help = "1 where kept connections are ended under their locks (Linux 6.5), 0 elsewhere";
-        registry.register("ends_locked", help, self.closes_locked.clone());
-        let help = "Connections ended because a request took longer than timeoutSeconds";
-        registry.register("deadlines_ended", help, self.overdue_closed.clone());
-        let help = "Looks into pods for requests that take longer than timeoutSeconds";
-        registry.register("deadlines_looks", help, self.deadline_scans.clone());
-        let help = "1 where the kernel lets such connections be found and ended, 0 elsewhere";
-        registry.register("deadlines_kept", help, self.deadlines_enforced.clone());
-        let help = "Comparisons of a pod's gauges with its sockets, by result";
-        registry.register("audit_looks", help, self.audit_scans.clone());
-        let help = "By how much gauges had drifted from the pods' sockets and were put right";
-        registry.register("audit_drift", help, self.audit_drift.clone());
-        let help = "Connections to pods' serving ports that the eBPF programs do not count";
-        registry.register("audit_uncounted_connections", help, self.uncounted.clone());
-        let help = "Programs of others that redirect connects, by owner";
-        registry.register("foreign_programs", help, self.foreign_programs.clone());
-    }
-
-    /// Sets the numbers of pods by state.
-    pub(crate) fn set_pod_counts(&self, counts: PodStateCounts) {
-        let states = [
-            ("named", counts.in_table),
-            ("listening", counts.listening),
-            ("ready", counts.ready),
-            ("crowded", counts.crowded),
-        ];
-        for (state, count) in states {
-            self.pods
-                .get_or_create(&[("state", state)])
-                .set(i64::try_from(count).unwrap_or(i64::MAX));
-        }
-    }
-
-    /// Sets the number of foreign programs by owner.
-    pub(crate) fn set_foreign_programs(&self, others: &BTreeMap<ForeignProgramOwner, usize>) {
-        // Cleared first: an owner whose programs are gone must not stay in the metric.
-        self.foreign_programs.clear();
-        for (owner, programs) in others {
-            let gauge = self.foreign_programs.get_or_create(&[("owner", owner.name())]);
-            gauge.set(i64::try_from(*programs).unwrap_or(i64::MAX));
-        }
-    }
-
-    /// Counts one audit of a pod's gauges: `still`, `moved` or `failed`.
-    pub(crate) fn count_audit(&self, result: &'static str) {
-        self.audit_scans.get_or_create(&[("result", result)]).inc();
-    }
-
-    /// Adds the corrected drift of a gauge.
-    pub(crate) fn add_drift(&self, gauge: audit::PodGauge, by: u64) {
-        self.audit_drift.get_or_create(&[("gauge", gauge.name())]).inc_by(by);
-    }
-
-    /// Counts one attempt of a probe.
-    pub(crate) fn count_probe(&self, passed: bool) {
-        let result = if passed { "passed" } else { "failed" };
-        self.probes.get_or_create(&[("result", result)]).inc();
-    }
+/// Makes the agent's metrics, and the registry that exports them and the totals of Revisions.
+pub(crate) fn metrics_registry(revisions: SharedRevisionTotals) -> (AgentMetrics, Registry) {
+    let (metrics, mut registry) = AgentMetrics::new();
+    registry.register_collector(Box::new(RevisionTotalsCollector(revisions)));
+    (metrics, registry)
 }
 
 /// Returns the content of the admin pages.
 pub(crate) fn pages(registry: Registry, troubles: NotReadyReasons) -> AdminState {
-    AdminState { registry, troubles: Box::new(move || troubles.lines()) }
+    AdminState { registry, not_ready_reasons: Box::new(move || troubles.lines()) }
 }
 
 #[cfg(test)]
@@ -249,26 +31,8 @@ mod tests {
         let troubles = NotReadyReasons::default();
         let admin = pages(Registry::default(), troubles.clone());
         troubles.set("canary", Some("connect was not redirected".into()));
-        assert_eq!((admin.troubles)(), ["canary: connect was not redirected"]);
+        assert_eq!((admin.not_ready_reasons)(), ["canary: connect was not redirected"]);
         troubles.set("canary", None);
-        assert!((admin.troubles)().is_empty());
-    }
-
-    #[test]
-    fn metric_names_carry_units() {
-        let (metrics, registry) = AgentMetrics::new(SharedRevisionTotals::default());
-        metrics.set_pod_counts(PodStateCounts { in_table: 3, listening: 2, ready: 1, crowded: 0 });
-        metrics.count_probe(true);
-        metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).expect("it is text");
-        for line in [
-            "rouse_agent_pods{state=\"ready\"} 1",
-            "rouse_agent_probes_total{result=\"passed\"} 1",
-            "rouse_agent_listen_to_report_seconds_count 0",
-            "rouse_agent_foreign_programs{owner=\"cilium\"} 2",
-        ] {
-            assert!(text.contains(line), "{line} in {text}");
-        }
+        assert!((admin.not_ready_reasons)().is_empty());
     }
 }

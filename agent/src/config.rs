@@ -8,30 +8,10 @@ use std::{
 
 use common::replicas;
 
+use crate::paths::AgentPaths;
+
 /// Default folder of pins; each node has a folder below it.
 const DEFAULT_PINS: &str = "/sys/fs/bpf/rouse";
-
-/// Paths of the cgroups and pins that the agent works with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AgentPaths {
-    /// Bpf filesystem; the agent mounts it if it is not mounted.
-    pub bpffs: PathBuf,
-    /// Cgroup below which connects are redirected.
-    pub clients: PathBuf,
-    /// Cgroup below which the pods' cgroups are.
-    pub pods: PathBuf,
-    /// Cgroup of the kubelet, if its connections are to be marked as probes.
-    pub kubelet: Option<PathBuf>,
-    /// ABI version of the pins: this build's version, except in tests of upgrades.
-    pub version: u32,
-}
-
-impl AgentPaths {
-    /// Returns the folder of this version's pins: `v<version>` below the bpf filesystem.
-    pub fn pins(&self) -> PathBuf {
-        self.bpffs.join(format!("v{}", self.version))
-    }
-}
 
 /// Settings of one agent. Logged once at start.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Parser)]
@@ -114,7 +94,7 @@ pub struct AgentConfigError {
 impl AgentConfig {
     /// Refuses settings that cannot work, with one line that names the rule.
     pub fn validate(&self) -> Result<(), AgentConfigError> {
-        if !common::wire::is_subdomain(&self.node) {
+        if !common::wire::is_dns_subdomain(&self.node) {
             return Err(setting_error(
                 "node",
                 &self.node,

@@ -1,67 +1,42 @@
 //! Agent of one node: finds the node's pods, writes the RouteTable into the kernel's maps, and reports the pods' state.
 //!
-//! | module | what |
+//! Floors, from the ground up. A module imports modules of its own floor and of lower ones.
+//!
+//! | room | subject |
 //! |---|---|
-//! | [`readiness`], [`pods`] | pure: readiness of one pod; state of each pod and the actions that follow from it |
-//! | [`plan`] | pure: from the RouteTable to ordered writes of the kernel's maps |
-//! | `listeners` | pure: the kernel's counts of listeners |
-//! | [`reachability`] | pure: reachability of the pods of other nodes |
-//! | [`cgroups`], `cgroup_search` | pure: the layouts of pods' cgroups; the layout of this node |
-//! | [`pod_server`] | pod server: the port in each pod's namespace that the kubelet and other nodes' agents call |
-//! | [`maps`], [`sys`] | the kernel's maps and the agent's own system calls |
-//! | `pods/finder`, `pods/namespace`, `pods/probe_marks` | cgroups, namespaces, and the marks of probes in the kernel |
-//! | [`sockdiag`] | the TCP sockets of a namespace: listing and closing them |
-//! | [`idle_connections`] | pure: stale connections to close; `idle_connections/pod_query` asks pods, `idle_connections/close` and [`idle_connections::locked_close`] close them |
-//! | `revision_totals` | pure: totals of each Revision; `revision_totals_store` keeps them, `admin/revision_metrics` exports them |
-//! | `deadlines` | pure: pods that may have overdue requests; `deadlines/scan` scans them and closes connections |
-//! | [`audit`] | pure: drift of gauges from the pods' sockets; `audit/scan` scans and corrects |
-//! | `btf` | pure: offsets of the fields of the kernel's sockets |
+//! | [`config`], [`paths`], [`incompatible`], [`pod_gauge`], `metrics`, `clock`, `lock` | the ground floor, for all |
+//! | [`net`] | sockets, addresses and rules of a network namespace, and connects to pods of other nodes |
+//! | [`kernel`] | the eBPF programs, their maps, and the agent's own system calls |
+//! | [`routes`] | the RouteTable on this node: its stream, and the plans that put it in force |
+//! | `usage` | requests that pods have served: reports to the autoscaler, and totals of Revisions |
+//! | [`pods`] | the pods of this node: search, registration, readiness and end |
+//! | `connections` | scans of connections: stale ones, overdue requests, drift of gauges |
+//! | `admin` | health and metrics pages |
 //! | `agent` | the loop that joins them |
-//! | `route_stream`, `usage_reporter`, `admin` | the streams, health and metrics |
 
 mod admin;
 mod agent;
-pub mod audit;
-mod btf;
-mod cgroup_search;
-pub mod cgroups;
 mod clock;
 pub mod config;
-mod deadlines;
-pub mod features;
-mod growth_throttle;
-pub mod idle_connections;
+mod connections;
 pub mod incompatible;
-mod listener_counts;
-pub mod maps;
-mod netfilter;
-mod netlink;
-pub mod netns_cookies;
-pub mod plan;
-pub mod pod_server;
-mod pod_slots;
+pub mod kernel;
+mod lock;
+mod metrics;
+pub mod net;
+pub mod paths;
+pub mod pod_gauge;
 pub mod pods;
-mod program_supervisor;
-pub mod programs;
-pub mod reachability;
-pub mod readiness;
-mod revision_totals;
-mod revision_totals_store;
-mod route_stream;
-pub mod sockdiag;
-pub mod sys;
-mod usage_reporter;
+pub mod routes;
+mod usage;
 
-use std::{
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{io, sync::Arc};
 
 use common::{
-    admin as pages,
+    admin as pages, enrollment,
     link::{ComponentLink, PodReportKey, ReplicaResolver},
     outbox::Outbox,
-    tls::{TlsCredentials, enrol, peer::CertificateRole},
+    tls::{TlsCredentials, peer::CertificateRole},
     wire::{ComponentReplica, ComponentRole, PodReportItem, ServerComponent},
 };
 use tokio::sync::{mpsc, watch};
@@ -69,15 +44,26 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
 use crate::{
-    admin::{AgentMetrics, NotReadyReasons},
     agent::{Agent, AgentHandles},
-    config::{AgentConfig, AgentPaths},
-    idle_connections::close::StaleConnectionCloser,
-    netns_cookies::NetnsCookies,
-    pod_server::prestop::PreStopHooks,
-    pods::{finder::PodServerDeps, probe_marks::ProbeMarks},
-    revision_totals_store::RevisionTotalsStore,
-    route_stream::RouteBatchStream,
+    config::AgentConfig,
+    connections::idle_connections::close::StaleConnectionCloser,
+    kernel::{
+        netns_cookies::NetnsCookies, program_supervisor, takeover_stage::ProgramTakeoverStage,
+    },
+    metrics::NotReadyReasons,
+    paths::AgentPaths,
+    pods::{
+        finder::{self, PodServerDeps},
+        finder_queue::FinderQueue,
+        pod_server::prestop::PreStopHooks,
+        probe_marks::ProbeMarks,
+        types::PodTrackerEvent,
+    },
+    routes::route_stream::{self, RouteBatchStream},
+    usage::{
+        revision_totals_store::{RevisionTotalsStore, SharedRevisionTotals},
+        usage_reporter::PodUsageReporter,
+    },
 };
 
 /// Capabilities that the agent needs, each with its reason. A manifest gives it these, besides user 0, the host's
@@ -110,10 +96,10 @@ pub enum AgentError {
     Config(#[from] config::AgentConfigError),
     /// The eBPF programs cannot be loaded or attached.
     #[error(transparent)]
-    Programs(#[from] programs::EbpfProgramsError),
+    Programs(#[from] kernel::programs::EbpfProgramsError),
     /// A kernel map cannot be opened, read or written.
     #[error(transparent)]
-    Maps(#[from] maps::KernelMapError),
+    Maps(#[from] kernel::maps::KernelMapError),
     /// The ring of kernel events cannot be polled.
     #[error("cannot wait for the kernel's events")]
     Events(#[source] io::Error),
@@ -132,12 +118,17 @@ fn replica_resolvers(
     shutdown: &CancellationToken,
 ) -> (Arc<ReplicaResolver>, Arc<ReplicaResolver>) {
     let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
-    let find = |holder, text| ReplicaResolver::known_as(holder, text, credentials.as_ref());
+    let find = |holder, text| ReplicaResolver::with_credentials(holder, text, credentials.as_ref());
     let controllers = find(CertificateRole::Controller, &config.controller);
     let autoscalers = find(CertificateRole::Autoscaler, &config.autoscaler);
     if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
         let (own, to) = (Arc::clone(credentials), Arc::clone(&controllers));
-        tasks.spawn(enrol::keep(own, to, enrol::EnrollmentFiles::below(folder), shutdown.clone()));
+        tasks.spawn(enrollment::keep_enrolled(
+            own,
+            to,
+            enrollment::EnrollmentFiles::in_folder(folder),
+            shutdown.clone(),
+        ));
     }
     (controllers, autoscalers)
 }
@@ -165,7 +156,7 @@ struct AgentOutboundStreams {
     routes: Arc<RouteBatchStream>,
     reports: Outbox<PodReportKey, PodReportItem>,
     reports_ready: CancellationToken,
-    usage: usage_reporter::PodUsageReporter,
+    usage: PodUsageReporter,
 }
 
 impl AgentOutboundStreams {
@@ -173,12 +164,12 @@ impl AgentOutboundStreams {
     fn open(config: &AgentConfig, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
         let (controllers, autoscalers) = replica_resolvers(config, tasks, shutdown);
         let link = |to: &Arc<ReplicaResolver>| {
-            ComponentLink::to(Arc::clone(to), own_subscriber(config), shutdown.clone())
+            ComponentLink::with_resolver(Arc::clone(to), own_subscriber(config), shutdown.clone())
         };
         let routes = Arc::new(RouteBatchStream::default());
         let routes_link = link(&controllers)
-            .tells(ServerComponent::Controller, Arc::clone(&controllers))
-            .tells(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
+            .with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers))
+            .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
         let following = Arc::clone(&routes);
         tasks.spawn(async move { following.receive_batches(Arc::new(routes_link)).await });
         let (reports, reports_ready) = (Outbox::new(), CancellationToken::new());
@@ -188,7 +179,7 @@ impl AgentOutboundStreams {
             reports_ready.clone(),
             shutdown.clone(),
         ));
-        let usage = usage_reporter::PodUsageReporter::default();
+        let usage = PodUsageReporter::default();
         let (totals, usage_link) = (usage.outbox(), link(&autoscalers));
         tasks.spawn(async move { usage_link.report_usage(&totals).await });
         Self { routes, reports, reports_ready, usage }
@@ -202,8 +193,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let drains = PreStopHooks::default();
     let shutdown = shutdown_after_prestop(shutdown, drains.clone());
     let tasks = TaskTracker::new();
-    let shown = revision_totals_store::SharedRevisionTotals::default();
-    let (metrics, registry) = AgentMetrics::new(shown.clone());
+    let shown = SharedRevisionTotals::default();
+    let (metrics, registry) = admin::metrics_registry(shown.clone());
     let troubles = NotReadyReasons::default();
     troubles.set("programs", Some("not in force yet".to_owned()));
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
@@ -221,21 +212,21 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     };
     troubles.set("programs", None);
     let marks = ProbeMarks::open(&places.pins())?;
-    let events = sys::register_readable(events).map_err(AgentError::Events)?;
+    let events = kernel::sys::register_readable(events).map_err(AgentError::Events)?;
 
-    let (stage, stages) = watch::channel(program_supervisor::ProgramTakeoverStage::default());
+    let (stage, stages) = watch::channel(ProgramTakeoverStage::default());
     tasks.spawn(kernel.run(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
     let AgentOutboundStreams { routes, reports, reports_ready: settled, usage } =
         AgentOutboundStreams::open(&config, &tasks, &shutdown);
     let (found, finds) = mpsc::channel(FINDER_EVENTS_MAX);
     let answers = PodServerDeps { prestop_hooks: drains.clone(), conns: maps.conns() };
-    let finder = start_pod_finder(&config, &places, answers, found)?;
+    let finder_commands = start_pod_finder(&config, &places, answers, found)?;
     let revisions = RevisionTotalsStore::resume(&maps, shown);
     let ends = AgentHandles {
         maps,
         probe_marks: marks,
-        finder_commands: finder,
+        finder: FinderQueue::new(finder_commands),
         reports,
         usage,
         revision_totals: revisions,
@@ -274,16 +265,11 @@ fn start_pod_finder(
     config: &AgentConfig,
     places: &AgentPaths,
     answers: PodServerDeps,
-    found: mpsc::Sender<pods::PodTrackerEvent>,
-) -> Result<mpsc::Sender<pods::finder::FinderCommand>, AgentError> {
+    found: mpsc::Sender<PodTrackerEvent>,
+) -> Result<mpsc::Sender<finder::FinderCommand>, AgentError> {
     let namespaces = config.namespaces.clone();
     let answers = config.wait_for_drain.then_some(answers);
     let (cgroups, cookies) = (places.pods.clone(), NetnsCookies::new(places));
-    let places = pods::finder::FinderConfig { cgroups, namespaces, cookies, pod_servers: answers };
-    pods::finder::start(places, found).map_err(AgentError::PodFinder)
-}
-
-/// Locks a mutex, and ignores the poison of a panic: no lock of this crate guards a half-done change.
-pub(crate) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
+    let places = finder::FinderConfig { cgroups, namespaces, cookies, pod_servers: answers };
+    finder::start(places, found).map_err(AgentError::PodFinder)
 }

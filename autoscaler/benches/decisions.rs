@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use autoscaler::fleet::{DecisionUpdate, ScaledRevisions};
+use autoscaler::revisions::{DecisionUpdate, ScaledRevisions};
 use common::wire::{
     AppProtocol, ComponentReplica, ComponentRole, ConnectionPath, NamespacedName, RequestTotals,
     RevisionEntry, RouteTable, RouteTarget, ScalePolicy, ServiceEntry, UsageKey, UsageSample,
@@ -20,26 +20,26 @@ use common::wire::{
 const SERVICES: usize = 10_000;
 
 fn main() -> std::io::Result<()> {
-    let table = table();
+    let table = route_table();
     let empty = resident_kib()?;
     let mut fleet = ScaledRevisions::new(Duration::from_secs(2));
     let second = Duration::from_secs(1);
-    fleet.routes(second, &table, &table.keys());
-    fleet.run(second);
+    fleet.apply_routes(second, &table, &table.keys());
+    fleet.evaluate_due(second);
     let sleeping = resident_kib()?.saturating_sub(empty);
 
     let who =
         ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
-    let stream = fleet.open(second, who);
-    let stream = fleet.synced(second, stream);
+    let stream = fleet.open_stream(second, who);
+    let stream = fleet.complete_batch(second, stream);
     let reports: Vec<UsageSample> = table.revisions.keys().map(waiting).collect();
     let mut each = Vec::with_capacity(SERVICES);
     let begin = Instant::now();
     for report in &reports {
         let start = Instant::now();
-        fleet.seen(2 * second, stream, report);
+        fleet.apply_usage(2 * second, stream, report);
         let woke = fleet
-            .run(2 * second)
+            .evaluate_due(2 * second)
             .iter()
             .filter(|step| matches!(step, DecisionUpdate::Decided(_)))
             .count();
@@ -69,10 +69,10 @@ fn main() -> std::io::Result<()> {
 fn waiting(revision: &NamespacedName) -> UsageSample {
     let key = UsageKey { revision: revision.clone(), pod: None };
     let totals = RequestTotals { started: 1, started_sum_ns: 7, ..RequestTotals::default() };
-    UsageSample { key, at_ns: 7, totals, status: vec![], latency: vec![] }
+    UsageSample { key, read_at_ns: 7, totals, status: vec![], latency: vec![] }
 }
 
-fn table() -> RouteTable {
+fn route_table() -> RouteTable {
     let mut table = RouteTable::default();
     for at in 0..SERVICES {
         let name = NamespacedName::new("default", format!("service-{at}-00001"));
@@ -87,9 +87,9 @@ fn table() -> RouteTable {
             port,
             activator_port: port,
             targets,
-            path,
+            connection_path: path,
             hosts,
-            ingress: None,
+            gateway_rules: None,
         };
         table.services.insert(service, it);
     }
@@ -110,7 +110,7 @@ fn revision(name: NamespacedName) -> RevisionEntry {
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,
-        sources: None,
+        allowed_sources: None,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{alloc::System, io::Write as _, num::NonZeroU16, sync::Arc, time::Duration};
 
-use autoscaler::controller::ScaleEvaluator;
+use autoscaler::evaluator::ScaleEvaluator;
 use common::wire::{
     AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteTable, RouteTarget,
     ScalePolicy, ServiceEntry,
@@ -17,12 +17,12 @@ static HEAP: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 fn main() -> std::io::Result<()> {
     for services in [1_000, 10_000] {
-        let empty = live();
+        let empty = live_bytes();
         // The same constructor as in `run`; outside a runtime none of its timers starts.
         let brain = ScaleEvaluator::new(Duration::from_secs(2), 0);
-        tell(&brain, services);
-        let bytes = (live() - empty) / services;
-        let (met, awake) = brain.look(|fleet| {
+        add_services(&brain, services);
+        let bytes = (live_bytes() - empty) / services;
+        let (met, awake) = brain.read(|fleet| {
             (fleet.revisions().count(), fleet.revisions().filter(|(_, it)| it.is_awake()).count())
         });
         assert_eq!((met, awake), (services, 0), "all are met and sleep");
@@ -34,21 +34,21 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-fn tell(brain: &ScaleEvaluator, services: usize) {
-    let table = table(services);
-    brain.tell(|fleet, now| {
-        let gone = fleet.routes(now, &table, &table.keys());
+fn add_services(brain: &ScaleEvaluator, services: usize) {
+    let table = route_table(services);
+    brain.update(|fleet, now| {
+        let gone = fleet.apply_routes(now, &table, &table.keys());
         assert_eq!(gone.len(), 0);
     });
 }
 
 /// Bytes allocated and not yet freed.
-fn live() -> usize {
+fn live_bytes() -> usize {
     let stats = HEAP.stats();
     stats.bytes_allocated - stats.bytes_deallocated
 }
 
-fn table(services: usize) -> RouteTable {
+fn route_table(services: usize) -> RouteTable {
     let mut table = RouteTable::default();
     for at in 0..services {
         let service = NamespacedName::new("default", format!("sleeper-{at}"));
@@ -60,9 +60,9 @@ fn table(services: usize) -> RouteTable {
             port: NonZeroU16::MIN,
             activator_port: NonZeroU16::MIN,
             targets: vec![RouteTarget { revision: name, percent: 100 }],
-            path: ConnectionPath::Direct,
+            connection_path: ConnectionPath::Direct,
             hosts: vec![],
-            ingress: None,
+            gateway_rules: None,
         };
         table.services.insert(service, it);
     }
@@ -82,6 +82,6 @@ fn revision(name: NamespacedName, service: &str) -> RevisionEntry {
         policy: Some(Arc::new(ScalePolicy::default())),
         reachable: true,
         initial_scale_reached: true,
-        sources: None,
+        allowed_sources: None,
     }
 }

@@ -20,33 +20,35 @@ use prometheus_client::{
 };
 
 use crate::{
-    controller::ScaleEvaluator,
+    evaluator::ScaleEvaluator,
     revision::{ScaleMetrics, ScaledRevision},
 };
 
 /// Builds the autoscaler's admin pages. The autoscaler is ready while it has a stream of routes from the controller.
-pub fn admin(brain: Arc<ScaleEvaluator>, routes: Arc<ComponentLink>) -> AdminState {
+pub fn admin_pages(brain: Arc<ScaleEvaluator>, routes: Arc<ComponentLink>) -> AdminState {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(ScaleMetricsCollector { brain }));
-    let troubles = move || match routes.is_up() {
+    registry.register_collector(Box::new(ScaleMetricsCollector { evaluator: brain }));
+    let troubles = move || match routes.is_connected() {
         true => Vec::new(),
         false => vec!["no stream of routes from the controller".to_owned()],
     };
-    AdminState { registry, troubles: Box::new(troubles) }
+    AdminState { registry, not_ready_reasons: Box::new(troubles) }
 }
 
 #[derive(Debug)]
 struct ScaleMetricsCollector {
-    brain: Arc<ScaleEvaluator>,
+    evaluator: Arc<ScaleEvaluator>,
 }
 
 /// One metric of a Revision: name, help, and the function that reads its value; `None` where it does not apply.
 type ScaleMetricSpec =
     (&'static str, &'static str, fn(&ScaledRevision, &ScaleMetrics) -> Option<f64>);
 
-const ROWS: [ScaleMetricSpec; 17] = [
-    ("kn_revision_pods_desired", "Pods the load asks for", |_, it| it.wish.pods.map(f64::from)),
-    ("kn_revision_pods_requested", "Pods decided", |_, it| it.requested.map(f64::from)),
+const SCALE_METRICS: [ScaleMetricSpec; 17] = [
+    ("kn_revision_pods_desired", "Pods the load asks for", |_, it| {
+        it.desired_scale.pods.map(f64::from)
+    }),
+    ("kn_revision_pods_requested", "Pods decided", |_, it| it.requested_pods.map(f64::from)),
     ("kn_revision_pods_count", "Pods that take requests", |rev, _| Some(rev.pods.ready.into())),
     ("kn_revision_pods_not_ready_count", "Pods starting", |rev, _| Some(rev.pods.starting.into())),
     ("kn_revision_pods_pending_count", "Pods without a network yet", |rev, _| {
@@ -56,26 +58,26 @@ const ROWS: [ScaleMetricSpec; 17] = [
         Some(rev.pods.draining.into())
     }),
     ("kn_revision_capacity_excess", "Burst capacity to spare, in requests", |_, it| {
-        Some(it.wish.excess_burst_capacity)
+        Some(it.desired_scale.excess_burst_capacity)
     }),
     ("kn_revision_panic_mode", "Whether panic holds", |_, it| Some(it.is_panicking.into())),
     ("kn_revision_concurrency_stable", "Requests at once, stable window", |rev, it| {
-        of(rev, ScaleMetric::Concurrency, it.averages.stable)
+        value_if_metric(rev, ScaleMetric::Concurrency, it.averages.stable)
     }),
     ("kn_revision_concurrency_panic", "Requests at once, panic window", |rev, it| {
-        of(rev, ScaleMetric::Concurrency, it.averages.panic)
+        value_if_metric(rev, ScaleMetric::Concurrency, it.averages.panic)
     }),
     ("kn_revision_concurrency_target", "Requests at once aimed at for one pod", |rev, it| {
-        of(rev, ScaleMetric::Concurrency, it.wish.target)
+        value_if_metric(rev, ScaleMetric::Concurrency, it.desired_scale.target)
     }),
     ("kn_revision_rps_stable", "Requests a second, stable window", |rev, it| {
-        of(rev, ScaleMetric::Rps, it.averages.stable)
+        value_if_metric(rev, ScaleMetric::Rps, it.averages.stable)
     }),
     ("kn_revision_rps_panic", "Requests a second, panic window", |rev, it| {
-        of(rev, ScaleMetric::Rps, it.averages.panic)
+        value_if_metric(rev, ScaleMetric::Rps, it.averages.panic)
     }),
     ("kn_revision_rps_target", "Requests a second aimed at for one pod", |rev, it| {
-        of(rev, ScaleMetric::Rps, it.wish.target)
+        value_if_metric(rev, ScaleMetric::Rps, it.desired_scale.target)
     }),
     ("rouse_revision_in_flight_requests", "Requests in flight and waiting", |rev, _| {
         Some(rev.load.in_flight() as f64)
@@ -88,14 +90,14 @@ const ROWS: [ScaleMetricSpec; 17] = [
     }),
 ];
 
-fn of(revision: &ScaledRevision, metric: ScaleMetric, value: f64) -> Option<f64> {
+fn value_if_metric(revision: &ScaledRevision, metric: ScaleMetric, value: f64) -> Option<f64> {
     (revision.metric() == metric).then_some(value)
 }
 
 type ScaleMetricLabels = [(&'static str, String); 4];
 
-fn labels(name: &NamespacedName, revision: &ScaledRevision) -> ScaleMetricLabels {
-    let [service, configuration] = revision.owners(&name.name);
+fn revision_labels(name: &NamespacedName, revision: &ScaledRevision) -> ScaleMetricLabels {
+    let [service, configuration] = revision.owner_names(&name.name);
     [
         ("k8s_namespace_name", name.namespace.to_string()),
         ("kn_service_name", service.to_string()),
@@ -107,46 +109,51 @@ fn labels(name: &NamespacedName, revision: &ScaledRevision) -> ScaleMetricLabels
 impl Collector for ScaleMetricsCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // One lock for all values, so that they belong to one moment; encoding happens without it.
-        let (all, awake, steps, agents, activators) = self.brain.look(|fleet| {
+        let (all, awake, steps, agents, activators) = self.evaluator.read(|fleet| {
             let figures = |(name, it): (&NamespacedName, &ScaledRevision)| {
-                Some((labels(name, it), values(it)?, it.load.begun()))
+                Some((revision_labels(name, it), metric_values(it)?, it.load.requests_started()))
             };
             let awake: Vec<(ScaleMetricLabels, ScaleMetricValues, u64)> =
                 fleet.revisions().filter_map(figures).collect();
-            let online = |role| fleet.online(role);
+            let online = |role| fleet.online_senders(role);
             let (agents, activators) =
                 (online(ComponentRole::Agent), online(ComponentRole::Activator));
-            (fleet.revisions().count(), awake, fleet.steps, agents, activators)
+            (fleet.revisions().count(), awake, fleet.evaluations, agents, activators)
         });
-        for (at, (name, help, _)) in ROWS.iter().enumerate() {
-            gauge(
+        for (at, (name, help, _)) in SCALE_METRICS.iter().enumerate() {
+            encode_gauge(
                 &mut out,
                 name,
                 help,
                 awake.iter().filter_map(|(of, row, _)| Some((&of[..], row[at]?))),
             )?;
         }
-        requests(&mut out, &awake)?;
+        encode_requests(&mut out, &awake)?;
         let asleep = [("state", "asleep".to_owned())];
         let states = [("state", "awake".to_owned())];
         let counts = [(&states[..], awake.len()), (&asleep[..], all - awake.len())];
-        gauge(&mut out, "rouse_autoscaler_revisions", "Revisions", counts.map(float))?;
+        encode_gauge(&mut out, "rouse_autoscaler_revisions", "Revisions", counts.map(with_f64))?;
         let (one, two) = ([("role", "agent".to_owned())], [("role", "activator".to_owned())]);
         let senders = [(&one[..], agents), (&two[..], activators)];
-        gauge(
+        encode_gauge(
             &mut out,
             "rouse_autoscaler_senders",
             "Usage streams that stand",
-            senders.map(float),
+            senders.map(with_f64),
         )?;
-        counter(&mut out, "rouse_autoscaler_evaluations", "Evaluations made", steps)?;
-        counter(&mut out, "rouse_autoscaler_decisions", "Decisions sent", self.brain.decisions())?;
-        let usage = self.brain.usage().load(std::sync::atomic::Ordering::Relaxed);
-        counter(&mut out, "rouse_autoscaler_usage_items", "Usage items received", usage)
+        encode_counter(&mut out, "rouse_autoscaler_evaluations", "Evaluations made", steps)?;
+        encode_counter(
+            &mut out,
+            "rouse_autoscaler_decisions",
+            "Decisions sent",
+            self.evaluator.decisions_sent(),
+        )?;
+        let usage = self.evaluator.usage_items().load(std::sync::atomic::Ordering::Relaxed);
+        encode_counter(&mut out, "rouse_autoscaler_usage_items", "Usage items received", usage)
     }
 }
 
-fn requests(
+fn encode_requests(
     out: &mut DescriptorEncoder<'_>,
     awake: &[(ScaleMetricLabels, ScaleMetricValues, u64)],
 ) -> fmt::Result {
@@ -159,18 +166,18 @@ fn requests(
     Ok(())
 }
 
-type ScaleMetricValues = [Option<f64>; ROWS.len()];
+type ScaleMetricValues = [Option<f64>; SCALE_METRICS.len()];
 
-fn values(revision: &ScaledRevision) -> Option<ScaleMetricValues> {
-    let figures = revision.figures()?;
-    Some(ROWS.map(|(_, _, read)| read(revision, &figures)))
+fn metric_values(revision: &ScaledRevision) -> Option<ScaleMetricValues> {
+    let figures = revision.scale_metrics()?;
+    Some(SCALE_METRICS.map(|(_, _, read)| read(revision, &figures)))
 }
 
-fn float<L>((labels, count): (L, usize)) -> (L, f64) {
+fn with_f64<L>((labels, count): (L, usize)) -> (L, f64) {
     (labels, count as f64)
 }
 
-fn gauge<'a>(
+fn encode_gauge<'a>(
     out: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -185,7 +192,12 @@ fn gauge<'a>(
     Ok(())
 }
 
-fn counter(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+fn encode_counter(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> fmt::Result {
     let kind = prometheus_client::metrics::MetricType::Counter;
     ConstCounter::new(value).encode(out.encode_descriptor(name, help, None, kind)?)
 }

@@ -9,13 +9,13 @@
 //! |---|---|---|
 //! | [`window`] | pure | load by the second → stable and panic averages |
 //! | [`usage`] | pure | running totals from many senders → load by the second |
-//! | [`decide`] | pure | averages → desired pods, panic mode, burst capacity |
-//! | [`zero`] | pure | bounds, `Active` condition, scale to zero |
+//! | [`scaler`] | pure | averages → desired pods, panic mode, burst capacity |
+//! | [`scale_to_zero`] | pure | bounds, `Active` condition, scale to zero |
 //! | [`revision`] | pure | one Revision: the four above, and when to evaluate |
-//! | [`fleet`] | pure | all Revisions: senders, routes, due evaluations |
-//! | [`heart`] | pure | heartbeats, by which controllers choose the active autoscaler |
-//! | [`agents`] | shell | the Usage service |
-//! | [`controller`] | shell | routes in, decisions out |
+//! | [`revisions`] | pure | all Revisions: senders, routes, due evaluations |
+//! | [`heartbeat`] | pure | heartbeats, by which controllers choose the active autoscaler |
+//! | [`usage_service`] | shell | the Usage service |
+//! | [`evaluator`] | shell | routes in, decisions out |
 //!
 //! Nothing runs for a Revision that is asleep: it has no timer. The task that receives a report of such a Revision also
 //! decides on it. The autoscaler never talks to Kubernetes; when it fails, the last decisions stay in force.
@@ -27,24 +27,25 @@ use std::{
 
 use common::{
     admin::AdminError,
+    enrollment,
     link::{ComponentLink, LinkError, ReplicaResolver, TlsAdmission},
-    tls::{TlsCredentials, accept::AcceptLimits, enrol, peer::CertificateRole},
+    tls::{TlsCredentials, accept::AcceptLimits, peer::CertificateRole},
     wire::{ComponentReplica, ComponentRole, ServerComponent},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 pub mod admin;
-pub mod agents;
 pub mod config;
-pub mod controller;
-pub mod decide;
-pub mod fleet;
-pub mod heart;
+pub mod evaluator;
+pub mod heartbeat;
 pub mod revision;
+pub mod revisions;
+pub mod scale_to_zero;
+pub mod scaler;
 pub mod usage;
+pub mod usage_service;
 pub mod window;
-pub mod zero;
 
 pub use config::AutoscalerProcessConfig;
 
@@ -75,35 +76,39 @@ pub async fn run(
         node: String::new(),
     };
     let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
-    let controllers = ReplicaResolver::known_as(
+    let controllers = ReplicaResolver::with_credentials(
         CertificateRole::Controller,
         &config.controller,
         credentials.as_ref(),
     );
-    let enrolled = enrolled(&config, credentials.as_ref(), &controllers, &shutdown);
+    let enrolled = maintain_certificate(&config, credentials.as_ref(), &controllers, &shutdown);
     // No client without a certificate: agents and activators get theirs from the controller before they report.
     let door = credentials.map(|credentials| TlsAdmission {
         credentials,
-        open: false,
-        bounds: AcceptLimits::default(),
+        allows_anonymous: false,
+        limits: AcceptLimits::default(),
     });
-    let link = || ComponentLink::to(Arc::clone(&controllers), who.clone(), shutdown.clone());
-    let routes = Arc::new(link().tells(ServerComponent::Controller, Arc::clone(&controllers)));
+    let link =
+        || ComponentLink::with_resolver(Arc::clone(&controllers), who.clone(), shutdown.clone());
+    let routes = Arc::new(
+        link().with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers)),
+    );
     let decisions = link();
-    let brain = Arc::new(controller::ScaleEvaluator::new(config.tick(), now_ms()));
-    let admin = admin::admin(Arc::clone(&brain), Arc::clone(&routes));
-    let usage = agents::serve(&config.usage, Arc::clone(&brain), door.as_ref(), shutdown.clone());
+    let brain = Arc::new(evaluator::ScaleEvaluator::new(config.tick(), unix_time_ms()));
+    let admin = admin::admin_pages(Arc::clone(&brain), Arc::clone(&routes));
+    let usage =
+        usage_service::serve(&config.usage, Arc::clone(&brain), door.as_ref(), shutdown.clone());
     let usage = async { Ok(usage.await?) };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), shutdown.clone());
     let pages = async { Ok::<(), AutoscalerError>(pages.await?) };
     // The route stream and the decision stream are separate links, so a slow controller delays neither by the other.
     let streams = async {
-        let (outbox, alive) = (brain.outbox(), brain.alive());
+        let (outbox, alive) = (brain.outbox(), brain.subscribe_heartbeats());
         tokio::join!(
-            controller::follow(&routes, &brain),
-            decisions.decide(outbox, &alive),
-            brain.keep_time(&shutdown),
-            brain.beat(&shutdown),
+            evaluator::apply_route_batches(&routes, &brain),
+            decisions.send_decisions(outbox, &alive),
+            brain.run_timer(&shutdown),
+            brain.send_heartbeats(&shutdown),
             enrolled,
         );
         Ok(())
@@ -115,25 +120,27 @@ pub async fn run(
 }
 
 /// Keeps the certificate fresh until `shutdown`, if the configuration names an identity folder.
-fn enrolled(
+fn maintain_certificate(
     config: &AutoscalerProcessConfig,
     credentials: Option<&Arc<TlsCredentials>>,
     controllers: &Arc<ReplicaResolver>,
     shutdown: &CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let files = config.identity.as_deref().map(enrol::EnrollmentFiles::below);
+    let files = config.identity.as_deref().map(enrollment::EnrollmentFiles::in_folder);
     let own = credentials.cloned().zip(files);
     let (controllers, shutdown) = (Arc::clone(controllers), shutdown.clone());
     async move {
         match own {
-            Some((own, files)) => enrol::keep(own, controllers, files, shutdown).await,
+            Some((own, files)) => {
+                enrollment::keep_enrolled(own, controllers, files, shutdown).await
+            }
             None => shutdown.cancelled().await,
         }
     }
 }
 
 /// Current time in milliseconds since 1970. Controllers of earlier releases order autoscaler replicas by it.
-fn now_ms() -> u64 {
+fn unix_time_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -18,10 +18,10 @@ use common::wire::{
 };
 
 use crate::{
-    decide::{DesiredScale, ScaleReason, Scaler, ScalerPods, carriers, target},
+    scale_to_zero::{RequestedScale, ScaleBound, ScaleToZero, ScaleToZeroInput},
+    scaler::{DesiredScale, ScaleReason, Scaler, ScalerPods, pods_for_level, target_per_pod},
     usage::RevisionLoad,
     window::{LoadAverages, panic_window},
-    zero::{RequestedScale, ScaleBound, ScaleToZero, ScaleToZeroInput},
 };
 
 /// Number of pods of a Revision in each phase.
@@ -39,7 +39,7 @@ pub struct PodPhaseCounts {
 
 impl PodPhaseCounts {
     /// Number of pods that are ready or will be.
-    pub fn coming(&self) -> u32 {
+    pub fn non_draining(&self) -> u32 {
         self.pending + self.starting + self.ready
     }
 }
@@ -58,36 +58,36 @@ pub struct ScaledRevision {
     pub pods: PodPhaseCounts,
     /// Reported totals and recorded load of the Revision.
     pub load: RevisionLoad,
-    zero: Option<ScaleToZero>,
+    scale_to_zero: Option<ScaleToZero>,
     /// State of evaluation; `None` while the Revision is asleep.
     awake: Option<Box<AwakeRevision>>,
-    said: Option<DecisionFingerprint>,
+    sent_fingerprint: Option<DecisionFingerprint>,
 }
 
 /// Owning Service and Configuration, for metrics.
 #[derive(Debug)]
 enum ScaledRevisionOwners {
     /// Length in bytes of the name of both owners, which begins the Revision's name: the usual case.
-    Prefix(u8),
+    CommonPrefix(u8),
     /// Names of the Service and the Configuration.
-    Named(Box<[Box<str>; 2]>),
+    Separate(Box<[Box<str>; 2]>),
 }
 
 #[derive(Debug)]
 struct AwakeRevision {
     scaler: Scaler,
-    wish: DesiredScale,
+    desired_scale: DesiredScale,
     averages: LoadAverages,
     /// Load coverage at the last evaluation.
-    sight: UsageCoverage,
+    load_coverage: UsageCoverage,
     /// Highest number of ready and starting pods since the Revision woke.
-    most_coming: u32,
+    max_non_draining: u32,
     /// Time at which load was last unknown or not current.
-    unknown_at: Option<Duration>,
+    last_unknown_at: Option<Duration>,
     /// Time of the next tick, at which load is evaluated.
-    tick_at: Duration,
+    next_tick_at: Duration,
     /// Time of the last tick at which load was evaluated.
-    ticked_at: Option<Duration>,
+    last_tick_at: Option<Duration>,
     /// True if load of this moment must be evaluated before the next tick.
     is_urgent: bool,
 }
@@ -109,20 +109,20 @@ pub struct EvaluationOutcome {
     /// True if the last decision must be withdrawn from the controller.
     pub is_withdrawn: bool,
     /// Time of the next step; `None`: the Revision is asleep until a report or update arrives.
-    pub again_at: Option<Duration>,
+    pub next_step_at: Option<Duration>,
 }
 
 /// Values that metrics show of a Revision that is awake.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleMetrics {
     /// Desired scale of the last evaluation.
-    pub wish: DesiredScale,
+    pub desired_scale: DesiredScale,
     /// Averages of load at the last evaluation.
     pub averages: LoadAverages,
     /// True while panic mode is on.
     pub is_panicking: bool,
     /// Requested pods; `None` before the first decision.
-    pub requested: Option<u32>,
+    pub requested_pods: Option<u32>,
     /// Decided path of new connections.
     pub path: ConnectionPath,
 }
@@ -132,24 +132,24 @@ impl ScaledRevision {
     pub fn new(it: &common::wire::RevisionEntry, policy: Arc<ScalePolicy>) -> Self {
         Self {
             policy,
-            owners: ScaledRevisionOwners::of(it),
+            owners: ScaledRevisionOwners::from_revision(it),
             is_reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,
             pods: PodPhaseCounts::default(),
             load: RevisionLoad::new(),
-            zero: None,
+            scale_to_zero: None,
             awake: None,
-            said: None,
+            sent_fingerprint: None,
         }
     }
 
     /// Returns the names of the Service and the Configuration that own the Revision `name`.
-    pub fn owners<'a>(&'a self, name: &'a str) -> [&'a str; 2] {
+    pub fn owner_names<'a>(&'a self, name: &'a str) -> [&'a str; 2] {
         match &self.owners {
-            ScaledRevisionOwners::Prefix(length) => {
+            ScaledRevisionOwners::CommonPrefix(length) => {
                 [name.get(..usize::from(*length)).unwrap_or_default(); 2]
             }
-            ScaledRevisionOwners::Named(names) => [&names[0], &names[1]],
+            ScaledRevisionOwners::Separate(names) => [&names[0], &names[1]],
         }
     }
 
@@ -164,24 +164,24 @@ impl ScaledRevision {
             self.load.wake(now, &self.policy);
             let wish = DesiredScale {
                 pods: None,
-                why: ScaleReason::NoData,
+                reason: ScaleReason::NoData,
                 excess_burst_capacity: 0.0,
                 activators: 0,
-                target: target(&self.policy),
+                target: target_per_pod(&self.policy),
             };
             let averages = LoadAverages { stable: 0.0, panic: 0.0 };
             let scaler = Scaler::new(now, self.pods.ready);
             self.awake = Some(Box::new(AwakeRevision {
                 scaler,
-                wish,
+                desired_scale: wish,
                 averages,
-                sight: UsageCoverage::Blind,
-                most_coming: 0,
+                load_coverage: UsageCoverage::Missing,
+                max_non_draining: 0,
                 // A Revision that was asleep had no load. Load of pods that ran before they were first met is not
                 // known.
-                unknown_at: (self.pods != PodPhaseCounts::default()).then_some(now),
-                tick_at: now,
-                ticked_at: None,
+                last_unknown_at: (self.pods != PodPhaseCounts::default()).then_some(now),
+                next_tick_at: now,
+                last_tick_at: None,
                 is_urgent: self.load.may_hold_requests(),
             }));
         }
@@ -193,11 +193,11 @@ impl ScaledRevision {
         if self.is_awake() {
             self.load.wake(now, &self.policy);
         }
-        self.hurry(now);
+        self.mark_urgent(now);
     }
 
     /// Makes the next [`step`](Self::step) evaluate load of this moment before its tick.
-    pub fn hurry(&mut self, now: Duration) {
+    pub fn mark_urgent(&mut self, now: Duration) {
         self.wake(now);
         if let Some(awake) = &mut self.awake {
             awake.is_urgent = true;
@@ -206,17 +206,18 @@ impl ScaledRevision {
 
     /// Returns true if load cannot wait for the next tick.
     pub fn is_urgent(&self, now: Duration) -> bool {
-        let level = self.load.level(now);
-        let asleep = self.zero.is_none_or(|zero| {
-            zero.applied == Some(0) || zero.activity == RevisionActivity::Inactive
+        let level = self.load.current_level(now);
+        let asleep = self.scale_to_zero.is_none_or(|zero| {
+            zero.applied_pods == Some(0) || zero.activity == RevisionActivity::Inactive
         });
         if asleep {
             return self.load.in_flight() > 0 || level > 0.0;
         }
-        let decided = self.zero.and_then(|zero| zero.applied).unwrap_or_default();
+        let decided = self.scale_to_zero.and_then(|zero| zero.applied_pods).unwrap_or_default();
         let can_grow = self.policy.max_scale == 0 || decided < self.policy.max_scale;
         // Starting pods count as carrying, or each report during a cold start would ask for more.
-        let carried = f64::from(self.pods.coming().max(decided)) * target(&self.policy);
+        let carried =
+            f64::from(self.pods.non_draining().max(decided)) * target_per_pod(&self.policy);
         can_grow && level > carried
     }
 
@@ -233,42 +234,44 @@ impl ScaledRevision {
     ) -> EvaluationOutcome {
         self.wake(now);
         self.evaluate(now, tick, sight);
-        let facts = self.facts();
-        let (coming, policy) = (self.pods.coming(), &self.policy);
+        let facts = self.scale_to_zero_input();
+        let (coming, policy) = (self.pods.non_draining(), &self.policy);
         let Some(awake) = &self.awake else { return EvaluationOutcome::default() };
         // By requests per second, a long request is no load in later seconds; it must keep its pod.
         let least = u32::from(self.load.may_hold_requests());
-        let pods = awake.wish.pods.map(|pods| pods.max(least));
-        let capacity = awake.wish.excess_burst_capacity;
-        let zero = self.zero.get_or_insert_with(|| ScaleToZero::new(now, policy, facts, coming));
+        let pods = awake.desired_scale.pods.map(|pods| pods.max(least));
+        let capacity = awake.desired_scale.excess_burst_capacity;
+        let zero =
+            self.scale_to_zero.get_or_insert_with(|| ScaleToZero::new(now, policy, facts, coming));
         let before = zero.activity;
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
-        let held = zero.applied.unwrap_or(awake.most_coming);
+        let held = zero.applied_pods.unwrap_or(awake.max_non_draining);
         // Load may need more pods than there are, because some of those seen have gone. Without a decision no pod takes
         // their place. A number below the highest one seen could lower an earlier decision, so that one is requested.
-        let is_short = zero.applied.is_none() && pods > Some(coming);
+        let is_short = zero.applied_pods.is_none() && pods > Some(coming);
         let pods = if is_short { pods.max(Some(held)) } else { pods };
-        let hold = awake.held(now, memory(policy, tick)).map(|why| (held, why));
+        let hold =
+            awake.scale_down_block(now, decision_lookback(policy, tick)).map(|why| (held, why));
         let verdict = zero.step(now, policy, facts, pods, capacity, hold);
         let turned = before != zero.activity;
-        let tick_at = awake.tick_at;
+        let tick_at = awake.next_tick_at;
         // A step that changes nothing must not ask to be repeated at once.
-        let again_at = verdict.again_at.filter(|&at| at > now || turned);
-        if self.may_sleep(now, verdict)
+        let again_at = verdict.next_step_at.filter(|&at| at > now || turned);
+        if self.can_sleep(now, verdict)
             && verdict.activity == RevisionActivity::Inactive
             && facts.initial_scale_reached
         {
             self.sleep();
-            let is_withdrawn = self.said.take().is_some();
+            let is_withdrawn = self.sent_fingerprint.take().is_some();
             return EvaluationOutcome { is_withdrawn, ..EvaluationOutcome::default() };
         }
-        let decision = self.say(name, verdict);
-        if self.may_sleep(now, verdict) {
+        let decision = self.changed_decision(name, verdict);
+        if self.can_sleep(now, verdict) {
             self.sleep();
             return EvaluationOutcome { decision, ..EvaluationOutcome::default() };
         }
         let again_at = Some(again_at.map_or(tick_at, |at| at.min(tick_at)));
-        EvaluationOutcome { decision, again_at, is_withdrawn: false }
+        EvaluationOutcome { decision, next_step_at: again_at, is_withdrawn: false }
     }
 
     fn sleep(&mut self) {
@@ -276,7 +279,7 @@ impl ScaledRevision {
         self.awake = None;
     }
 
-    fn facts(&self) -> ScaleToZeroInput {
+    fn scale_to_zero_input(&self) -> ScaleToZeroInput {
         ScaleToZeroInput {
             ready: self.pods.ready,
             is_reachable: self.is_reachable,
@@ -287,47 +290,49 @@ impl ScaledRevision {
     fn evaluate(&mut self, now: Duration, tick: Duration, sight: UsageCoverage) {
         // As in Knative nothing is recorded while no pod is ready: silence then must not dilute the load of waiting
         // requests.
-        self.load.settle(now, sight != UsageCoverage::Blind && self.pods.ready > 0);
+        self.load.accrue_until(now, sight != UsageCoverage::Missing && self.pods.ready > 0);
         let has_gap = self.load.take_gap();
-        let carriers = carriers(&self.policy, self.pods.ready, self.load.level(now));
+        let carriers = pods_for_level(&self.policy, self.pods.ready, self.load.current_level(now));
         let Some(awake) = &mut self.awake else { return };
-        awake.most_coming = awake.most_coming.max(self.pods.coming());
-        let decided = self.zero.and_then(|zero| zero.applied).unwrap_or(awake.most_coming);
-        awake.sight = sight;
+        awake.max_non_draining = awake.max_non_draining.max(self.pods.non_draining());
+        let decided =
+            self.scale_to_zero.and_then(|zero| zero.applied_pods).unwrap_or(awake.max_non_draining);
+        awake.load_coverage = sight;
         // From here on nothing is lowered until everything has been known for a whole memory again.
-        if has_gap || sight != UsageCoverage::Whole {
-            awake.unknown_at = Some(now);
+        if has_gap || sight != UsageCoverage::Complete {
+            awake.last_unknown_at = Some(now);
         }
         // An ordinary tick keeps pods for what is in flight; only an urgent evaluation raises the number by it.
         let mut least = decided.min(carriers);
         if std::mem::take(&mut awake.is_urgent) {
             least = carriers;
-        } else if now < awake.tick_at {
+        } else if now < awake.next_tick_at {
             return;
         }
-        if now >= awake.tick_at {
-            awake.ticked_at = Some(now);
-            awake.tick_at = after(awake.tick_at, now, tick);
+        if now >= awake.next_tick_at {
+            awake.last_tick_at = Some(now);
+            awake.next_tick_at = next_tick_after(awake.next_tick_at, now, tick);
             // Without pods and without waiting requests there is no load, whatever was recorded.
             let is_empty = self.pods == PodPhaseCounts::default() && !self.load.may_hold_requests();
             let none = is_empty.then_some(LoadAverages { stable: 0.0, panic: 0.0 });
             let seen = self.load.averages(now, self.pods.ready, &self.policy).or(none);
             let pods = ScalerPods { ready: self.pods.ready, is_reachable: self.is_reachable };
-            awake.wish = awake.scaler.step(now, &self.policy, pods, seen);
+            awake.desired_scale = awake.scaler.step(now, &self.policy, pods, seen);
             awake.averages = seen.unwrap_or(LoadAverages { stable: 0.0, panic: 0.0 });
             // Panic mode keeps its highest number while it lasts, and a higher one may have been missed.
             if awake.scaler.panicked_at() == Some(now)
-                && awake.is_unknown(now, memory(&self.policy, tick))
+                && awake.was_load_unknown(now, decision_lookback(&self.policy, tick))
             {
-                awake.unknown_at = Some(now);
+                awake.last_unknown_at = Some(now);
             }
         }
-        if least > awake.wish.pods.unwrap_or_default() {
-            (awake.wish.pods, awake.wish.why) = (Some(least), ScaleReason::InFlight);
+        if least > awake.desired_scale.pods.unwrap_or_default() {
+            (awake.desired_scale.pods, awake.desired_scale.reason) =
+                (Some(least), ScaleReason::InFlight);
         }
     }
 
-    fn may_sleep(&self, now: Duration, verdict: RequestedScale) -> bool {
+    fn can_sleep(&self, now: Duration, verdict: RequestedScale) -> bool {
         let is_inactive =
             matches!(verdict.activity, RevisionActivity::Inactive | RevisionActivity::TimedOut);
         verdict.pods == Some(0)
@@ -336,66 +341,75 @@ impl ScaledRevision {
             && self.load.is_quiet(now)
     }
 
-    fn say(&mut self, name: &NamespacedName, verdict: RequestedScale) -> Option<ScaleDecision> {
+    fn changed_decision(
+        &mut self,
+        name: &NamespacedName,
+        verdict: RequestedScale,
+    ) -> Option<ScaleDecision> {
         let awake = self.awake.as_ref()?;
         let said = DecisionFingerprint {
             pods: verdict.pods,
             path: verdict.path,
-            activators: awake.wish.activators,
+            activators: awake.desired_scale.activators,
             activity: verdict.activity,
         };
         // Averages change at each tick; only a change of these fields is worth a message.
-        if self.said.replace(said) == Some(said) {
+        if self.sent_fingerprint.replace(said) == Some(said) {
             return None;
         }
         Some(ScaleDecision {
             revision: name.clone(),
-            wanted: said.pods,
-            path: said.path,
-            activators: said.activators,
+            desired_scale: said.pods,
+            connection_path: said.path,
+            activator_count: said.activators,
             activity: said.activity,
-            stable: awake.averages.stable,
-            panic: awake.averages.panic,
-            target: awake.wish.target,
+            stable_load: awake.averages.stable,
+            panic_load: awake.averages.panic,
+            target_load: awake.desired_scale.target,
             ready_pods: self.pods.ready,
-            panicking: awake.scaler.is_panicking(),
-            excess_burst_capacity: awake.wish.excess_burst_capacity,
-            reason: reason(verdict.bound, awake.wish.why).to_owned(),
-            inputs: Some(self.inputs(awake, verdict)),
+            is_panicking: awake.scaler.is_panicking(),
+            excess_burst_capacity: awake.desired_scale.excess_burst_capacity,
+            reason: decision_reason(verdict.bound, awake.desired_scale.reason).to_owned(),
+            inputs: Some(self.decision_inputs(awake, verdict)),
         })
     }
 
     /// Returns the inputs that the decision was made from, for the decision's record.
-    fn inputs(&self, awake: &AwakeRevision, verdict: RequestedScale) -> ScaleDecisionInputs {
+    fn decision_inputs(
+        &self,
+        awake: &AwakeRevision,
+        verdict: RequestedScale,
+    ) -> ScaleDecisionInputs {
         let policy = &self.policy;
         let loads = verdict.bound.is_none()
             && matches!(
-                awake.wish.why,
+                awake.desired_scale.reason,
                 ScaleReason::Stable | ScaleReason::InFlight | ScaleReason::NoData
             );
-        let bound = if loads { "" } else { reason(verdict.bound, awake.wish.why) };
+        let bound =
+            if loads { "" } else { decision_reason(verdict.bound, awake.desired_scale.reason) };
         ScaleDecisionInputs {
             in_flight: self.load.in_flight(),
             waiting: self.load.waiting(),
             stable_window: policy.stable_window,
             panic_window: panic_window(policy.stable_window, policy.panic_window_percent),
-            by_load: awake.wish.pods,
+            desired_by_load: awake.desired_scale.pods,
             min_scale: if self.is_reachable { policy.min_scale } else { 0 },
             max_scale: policy.max_scale,
-            bound: bound.to_owned(),
-            sight: awake.sight,
+            applied_bound: bound.to_owned(),
+            coverage: awake.load_coverage,
         }
     }
 
     /// Returns the values for metrics; `None` while the Revision is asleep.
-    pub fn figures(&self) -> Option<ScaleMetrics> {
+    pub fn scale_metrics(&self) -> Option<ScaleMetrics> {
         let awake = self.awake.as_ref()?;
         Some(ScaleMetrics {
-            wish: awake.wish,
+            desired_scale: awake.desired_scale,
             averages: awake.averages,
             is_panicking: awake.scaler.is_panicking(),
-            requested: self.zero.and_then(|zero| zero.applied),
-            path: self.said?.path,
+            requested_pods: self.scale_to_zero.and_then(|zero| zero.applied_pods),
+            path: self.sent_fingerprint?.path,
         })
     }
 
@@ -407,46 +421,50 @@ impl ScaledRevision {
 
 impl AwakeRevision {
     /// Returns the bound that forbids lower pods at `now`, if any.
-    fn held(&self, now: Duration, memory: Duration) -> Option<ScaleBound> {
-        if self.is_unknown(now, memory) {
-            return Some(ScaleBound::Unknown);
+    fn scale_down_block(&self, now: Duration, memory: Duration) -> Option<ScaleBound> {
+        if self.was_load_unknown(now, memory) {
+            return Some(ScaleBound::LoadUnknown);
         }
-        (self.ticked_at != Some(now)).then_some(ScaleBound::Tick)
+        (self.last_tick_at != Some(now)).then_some(ScaleBound::BetweenTicks)
     }
 
     /// Returns true if load was unknown at any time in the last `memory`.
-    fn is_unknown(&self, now: Duration, memory: Duration) -> bool {
-        self.unknown_at.is_some_and(|at| now < at + memory)
+    fn was_load_unknown(&self, now: Duration, memory: Duration) -> bool {
+        self.last_unknown_at.is_some_and(|at| now < at + memory)
     }
 }
 
 /// Time span that a decision may depend on: both windows, the delay and retention before pods are lowered, and a tick.
-fn memory(policy: &ScalePolicy, tick: Duration) -> Duration {
+fn decision_lookback(policy: &ScalePolicy, tick: Duration) -> Duration {
     let panic = panic_window(policy.stable_window, policy.panic_window_percent);
-    policy.stable_window + panic + policy.scale_down_delay + policy.retention + tick
+    policy.stable_window
+        + panic
+        + policy.scale_down_delay
+        + policy.scale_to_zero_retention_period
+        + tick
 }
 
 /// Returns the first tick in the series of `tick_at` that is after `now`.
-fn after(tick_at: Duration, now: Duration, tick: Duration) -> Duration {
+fn next_tick_after(tick_at: Duration, now: Duration, tick: Duration) -> Duration {
     let missed = now.saturating_sub(tick_at).as_nanos() / tick.as_nanos().max(1);
     tick_at + tick * u32::try_from(missed + 1).unwrap_or(u32::MAX)
 }
 
 impl ScaledRevisionOwners {
-    fn of(it: &common::wire::RevisionEntry) -> Self {
+    fn from_revision(it: &common::wire::RevisionEntry) -> Self {
         let begins =
             it.service == it.configuration && it.name.name.starts_with(it.service.as_str());
         match u8::try_from(it.service.len()) {
-            Ok(length) if begins => Self::Prefix(length),
+            Ok(length) if begins => Self::CommonPrefix(length),
             Ok(_) | Err(_) => {
                 let names = [&it.service, &it.configuration];
-                Self::Named(Box::new(names.map(|name| name.as_str().into())))
+                Self::Separate(Box::new(names.map(|name| name.as_str().into())))
             }
         }
     }
 }
 
-fn reason(bound: Option<ScaleBound>, why: ScaleReason) -> &'static str {
+fn decision_reason(bound: Option<ScaleBound>, why: ScaleReason) -> &'static str {
     match (bound, why) {
         (Some(ScaleBound::MinScale), _) => "min-scale",
         (Some(ScaleBound::MaxScale), _) => "max-scale",
@@ -457,16 +475,16 @@ fn reason(bound: Option<ScaleBound>, why: ScaleReason) -> &'static str {
         (Some(ScaleBound::StableWindow), _) => "not active for a stable window yet",
         (Some(ScaleBound::TurningInactive), _) => "no load, turning inactive",
         (Some(ScaleBound::Retention), _) => "last pod retention",
-        (Some(ScaleBound::Quiet), _) => "no load for the stable window",
-        (Some(ScaleBound::Unknown), _) => "load not known for the whole window, pods are kept",
-        (Some(ScaleBound::Tick), _) => "pods are kept until the next tick",
+        (Some(ScaleBound::NoLoad), _) => "no load for the stable window",
+        (Some(ScaleBound::LoadUnknown), _) => "load not known for the whole window, pods are kept",
+        (Some(ScaleBound::BetweenTicks), _) => "pods are kept until the next tick",
         (None, ScaleReason::NoData) => "load not known",
         (None, ScaleReason::Stable) => "stable load",
         (None, ScaleReason::InFlight) => "requests in flight",
         (None, ScaleReason::Panic) => "panic",
         (None, ScaleReason::ActivationScale) => "activation-scale",
-        (None, ScaleReason::UpRate) => "max-scale-up-rate",
-        (None, ScaleReason::DownRate) => "max-scale-down-rate",
-        (None, ScaleReason::DownDelay) => "scale-down-delay",
+        (None, ScaleReason::MaxScaleUpRate) => "max-scale-up-rate",
+        (None, ScaleReason::MaxScaleDownRate) => "max-scale-down-rate",
+        (None, ScaleReason::ScaleDownDelay) => "scale-down-delay",
     }
 }

@@ -18,14 +18,14 @@ use common::wire::{RequestTotals, ScaleMetric, ScalePolicy, UsageSample};
 use crate::window::{LoadAverages, LoadWindow};
 
 /// Age from which the last report on a pod is not current: the next one, due after a second, should have arrived.
-pub const LATE: Duration = Duration::from_millis(1500);
+pub const REPORT_OVERDUE_AFTER: Duration = Duration::from_millis(1500);
 
 /// Longest time between two reports on a pod after which its seconds are still known. One lost report makes a longer
 /// gap.
-pub const GAP: Duration = Duration::from_millis(1900);
+pub const MAX_REPORT_GAP: Duration = Duration::from_millis(1900);
 
 /// Bound of the drift between two hosts' clocks, as a divisor: one part in so many.
-const DRIFT: u32 = 1000;
+const CLOCK_DRIFT_DIVISOR: u32 = 1000;
 
 /// One stream of reports: its sender, and its number among that sender's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +46,11 @@ pub struct RevisionLoad {
     /// Window and its metric; `None` while the Revision is asleep.
     window: Option<Box<(ScaleMetric, LoadWindow)>>,
     /// Creation time of the window; earlier load does not belong to it.
-    woken: Duration,
+    window_created_at: Duration,
     /// True if some seconds of load are known only as a sum.
     has_gap: bool,
     /// Requests that have begun at pods, according to reports.
-    begun: u64,
+    requests_started: u64,
 }
 
 #[derive(Debug)]
@@ -59,37 +59,37 @@ struct UsageSource {
     /// UID of the pod; `None`: requests waiting at the sender.
     pod: Option<Box<str>>,
     /// Number of the sender's latest stream that reported this source.
-    stream: u32,
+    stream_number: u32,
     /// True while that stream is open.
     is_online: bool,
     /// True if the source adds to the load; requests of a draining pod need no other pod.
-    counts: bool,
+    is_counted: bool,
     totals: RequestTotals,
     at_ns: u64,
     /// Time of the totals by the autoscaler's clock, estimated from the sender's; never later than their arrival.
-    since: Duration,
+    totals_read_at: Duration,
     /// End of the time for which the level has been added to the window.
-    until: Duration,
-    /// Request-seconds added since `since`.
-    added: f64,
+    accrued_until: Duration,
+    /// Request-seconds added since `totals_read_at`.
+    assumed_load: f64,
 }
 
 impl RevisionLoad {
     /// An empty load: no window and no totals.
     pub fn new() -> Self {
-        let (window, woken) = (None, Duration::ZERO);
-        Self { sources: Vec::new(), window, woken, has_gap: false, begun: 0 }
+        let (window, window_created_at) = (None, Duration::ZERO);
+        Self { sources: Vec::new(), window, window_created_at, has_gap: false, requests_started: 0 }
     }
 
     /// Creates the window for `policy`, or resizes it. A change of the metric starts with an empty window.
     pub fn wake(&mut self, now: Duration, policy: &ScalePolicy) {
         let (stable, panic) = (policy.stable_window, policy.panic_window_percent);
-        match kept(&mut self.window) {
+        match metric_and_window(&mut self.window) {
             Some((metric, window)) if metric == policy.metric => window.resize(stable, panic),
             Some(_) | None => {
                 // Seconds recorded by another metric have another unit, so their load is unknown in this one.
                 self.has_gap |= self.window.is_some();
-                self.woken = now;
+                self.window_created_at = now;
                 self.window = Some(Box::new((policy.metric, LoadWindow::new(stable, panic))));
             }
         }
@@ -99,7 +99,7 @@ impl RevisionLoad {
     pub fn sleep(&mut self) {
         self.window = None;
         // Pods of a closed stream need no base any more; waiting requests stay until their activator is forgotten.
-        self.sources.retain(|source| source.is_online || source.waits());
+        self.sources.retain(|source| source.is_online || source.is_wait_queue());
         self.sources.shrink_to_fit();
     }
 
@@ -109,11 +109,11 @@ impl RevisionLoad {
     }
 
     /// Returns true if these totals show load: requests in flight, or requests begun since the last report.
-    pub fn is_news(&self, stream: UsageStream, seen: &UsageSample) -> bool {
-        if self.is_overtaken(stream, seen) {
+    pub fn has_new_load(&self, stream: UsageStream, seen: &UsageSample) -> bool {
+        if self.is_stale_report(stream, seen) {
             return false;
         }
-        let begun = match self.find(stream.sender, seen.key.pod.as_deref()) {
+        let begun = match self.find_source(stream.sender, seen.key.pod.as_deref()) {
             Ok(at) => seen.totals.started > self.sources[at].totals.started,
             // A stream that begins names subjects with all their past, which is no new load.
             Err(_) => stream.synced && seen.totals.started > 0,
@@ -122,67 +122,78 @@ impl RevisionLoad {
     }
 
     /// Adds the totals of one subject. `counts` is false for a draining pod.
-    pub fn seen(&mut self, now: Duration, stream: UsageStream, counts: bool, seen: &UsageSample) {
+    pub fn apply_report(
+        &mut self,
+        now: Duration,
+        stream: UsageStream,
+        counts: bool,
+        seen: &UsageSample,
+    ) {
         let pod = seen.key.pod.as_deref();
-        if self.is_overtaken(stream, seen) {
+        if self.is_stale_report(stream, seen) {
             return;
         }
         let was_quiet = self.was_quiet(now);
-        let grew = match self.find(stream.sender, pod) {
-            Ok(at) if self.sources[at].precedes(seen) => self.advance(at, now, stream, seen),
+        let grew = match self.find_source(stream.sender, pod) {
+            Ok(at) if self.sources[at].is_continued_by(seen) => {
+                self.apply_later_report(at, now, stream, seen)
+            }
             Ok(at) => {
                 // A counter that went backwards was reset: what it counted between the two reports is lost.
                 self.has_gap |= pod.is_some();
                 self.sources.remove(at);
-                self.begin(at, now, stream, seen);
+                self.insert_source(at, now, stream, seen);
                 false
             }
-            Err(at) => self.begin(at, now, stream, seen),
+            Err(at) => self.insert_source(at, now, stream, seen),
         };
-        let source = self.find(stream.sender, pod).ok().map(|at| &mut self.sources[at]);
-        source.into_iter().for_each(|source| source.counts = counts);
+        let source = self.find_source(stream.sender, pod).ok().map(|at| &mut self.sources[at]);
+        source.into_iter().for_each(|source| source.is_counted = counts);
         // Knative's rule: the first request after a quiet second counts for its whole second.
         if let (true, true, true, Some((ScaleMetric::Concurrency, window))) =
-            (grew, counts, was_quiet, kept(&mut self.window))
+            (grew, counts, was_quiet, metric_and_window(&mut self.window))
         {
             window.prepay(now, 1.0);
         }
     }
 
     /// Removes a subject that its sender no longer reports.
-    pub fn gone(&mut self, now: Duration, sender: u32, pod: Option<&str>) {
-        if let Ok(at) = self.find(sender, pod) {
-            self.settle_source(at, now);
+    pub fn remove_source(&mut self, now: Duration, sender: u32, pod: Option<&str>) {
+        if let Ok(at) = self.find_source(sender, pod) {
+            self.accrue_source(at, now);
             self.sources.remove(at);
         }
     }
 
     /// Marks a sender's stream as ended. Its pods and waiting requests keep their last reported level until the sender
-    /// returns or is [forgotten](Self::forget), or the pod is gone.
-    pub fn lost(&mut self, now: Duration, sender: u32) {
+    /// returns or is [forgotten](Self::forget_sender), or the pod is gone.
+    pub fn mark_sender_offline(&mut self, now: Duration, sender: u32) {
         for at in 0..self.sources.len() {
             if self.sources[at].sender == sender {
-                self.settle_source(at, now);
+                self.accrue_source(at, now);
                 self.sources[at].is_online = false;
             }
         }
     }
 
     /// Removes all totals of a sender that will not return.
-    pub fn forget(&mut self, now: Duration, sender: u32) {
+    pub fn forget_sender(&mut self, now: Duration, sender: u32) {
         let own = (0..self.sources.len()).filter(|&at| self.sources[at].sender == sender);
-        own.collect::<Vec<_>>().into_iter().for_each(|at| self.settle_source(at, now));
+        own.collect::<Vec<_>>().into_iter().for_each(|at| self.accrue_source(at, now));
         self.sources.retain(|source| source.sender != sender);
     }
 
     /// Returns true if every reported pod that counts has a current report.
     pub fn is_current(&self, now: Duration) -> bool {
-        let mut pods = self.sources.iter().filter(|source| source.counts && !source.waits());
-        pods.all(|source| source.is_online && now.saturating_sub(source.since) < LATE)
+        let mut pods =
+            self.sources.iter().filter(|source| source.is_counted && !source.is_wait_queue());
+        pods.all(|source| {
+            source.is_online && now.saturating_sub(source.totals_read_at) < REPORT_OVERDUE_AFTER
+        })
     }
 
     /// Records that some second may have held load that was never reported.
-    pub fn miss(&mut self) {
+    pub fn mark_gap(&mut self) {
         self.has_gap |= self.window.is_some();
     }
 
@@ -193,35 +204,38 @@ impl RevisionLoad {
 
     /// Returns true if requests may be in flight or waiting, according to the last reports.
     pub fn may_hold_requests(&self) -> bool {
-        self.sources.iter().any(|source| source.counts && source.totals.in_flight() > 0)
+        self.sources.iter().any(|source| source.is_counted && source.totals.in_flight() > 0)
     }
 
     /// Completes the snapshot of a stream: subjects of its sender that it did not name are removed.
-    pub fn synced(&mut self, now: Duration, stream: UsageStream) {
-        let gone = |it: &UsageSource| it.sender == stream.sender && it.stream != stream.number;
+    pub fn complete_snapshot(&mut self, now: Duration, stream: UsageStream) {
+        let gone =
+            |it: &UsageSource| it.sender == stream.sender && it.stream_number != stream.number;
         let gone = (0..self.sources.len()).filter(|&at| gone(&self.sources[at]));
-        gone.collect::<Vec<_>>().into_iter().for_each(|at| self.settle_source(at, now));
-        self.sources
-            .retain(|source| source.sender != stream.sender || source.stream == stream.number);
+        gone.collect::<Vec<_>>().into_iter().for_each(|at| self.accrue_source(at, now));
+        self.sources.retain(|source| {
+            source.sender != stream.sender || source.stream_number == stream.number
+        });
     }
 
     /// Sets whether the pod counts as load.
-    pub fn count_pod(&mut self, now: Duration, pod: &str, counts: bool) {
+    pub fn set_pod_counted(&mut self, now: Duration, pod: &str, counts: bool) {
         for at in 0..self.sources.len() {
-            if self.sources[at].pod.as_deref() == Some(pod) && self.sources[at].counts != counts {
-                self.settle_source(at, now);
-                self.sources[at].counts = counts;
+            if self.sources[at].pod.as_deref() == Some(pod) && self.sources[at].is_counted != counts
+            {
+                self.accrue_source(at, now);
+                self.sources[at].is_counted = counts;
             }
         }
     }
 
     /// Brings the window up to `now`. With `known`, silence means no load; otherwise silence means unknown load.
-    pub fn settle(&mut self, now: Duration, known: bool) {
-        (0..self.sources.len()).for_each(|at| self.settle_source(at, now));
+    pub fn accrue_until(&mut self, now: Duration, known: bool) {
+        (0..self.sources.len()).for_each(|at| self.accrue_source(at, now));
         // The second before the window was made may not have been quiet; as a zero it would halve a burst's average.
-        let is_known = known && now.as_secs() > self.woken.as_secs();
-        if let (true, Some((_, window))) = (is_known, kept(&mut self.window)) {
-            window.known_until(now);
+        let is_known = known && now.as_secs() > self.window_created_at.as_secs();
+        if let (true, Some((_, window))) = (is_known, metric_and_window(&mut self.window)) {
+            window.mark_known_until(now);
         }
     }
 
@@ -237,34 +251,34 @@ impl RevisionLoad {
     ) -> Option<LoadAverages> {
         let (metric, window) = self.window.as_deref()?;
         let floor = match metric {
-            ScaleMetric::Concurrency if ready == 0 => float(self.waiting()),
+            ScaleMetric::Concurrency if ready == 0 => count_to_f64(self.waiting()),
             ScaleMetric::Concurrency | ScaleMetric::Rps => 0.0,
         };
         window.averages(now, floor, policy.aggregation)
     }
 
     /// Load at this moment in the metric's unit: requests in flight, or requests begun in the running second.
-    pub fn level(&self, now: Duration) -> f64 {
+    pub fn current_level(&self, now: Duration) -> f64 {
         match self.window.as_deref() {
-            Some((ScaleMetric::Rps, window)) => window.held(now),
-            Some((ScaleMetric::Concurrency, _)) | None => float(self.in_flight()),
+            Some((ScaleMetric::Rps, window)) => window.load_in_second(now),
+            Some((ScaleMetric::Concurrency, _)) | None => count_to_f64(self.in_flight()),
         }
     }
 
     /// Requests that have begun at pods since the Revision was first met, according to reports.
-    pub fn begun(&self) -> u64 {
-        self.begun
+    pub fn requests_started(&self) -> u64 {
+        self.requests_started
     }
 
     /// Requests in flight at pods and waiting at activators.
     pub fn in_flight(&self) -> u64 {
-        let counted = self.sources.iter().filter(|source| source.counts);
+        let counted = self.sources.iter().filter(|source| source.is_counted);
         counted.map(|source| source.totals.in_flight()).sum()
     }
 
     /// Requests waiting at activators for a pod.
     pub fn waiting(&self) -> u64 {
-        let waiting = |source: &&UsageSource| source.waits();
+        let waiting = |source: &&UsageSource| source.is_wait_queue();
         self.sources.iter().filter(waiting).map(|source| source.totals.in_flight()).sum()
     }
 
@@ -274,100 +288,113 @@ impl RevisionLoad {
     }
 
     /// Returns true if a report of the sender is kept.
-    pub fn hears_from(&self, sender: u32) -> bool {
+    pub fn has_reports_from(&self, sender: u32) -> bool {
         self.sources.iter().any(|source| source.sender == sender)
     }
 
     /// Returns true if an open stream reports the pod.
-    pub fn hears_of(&self, pod: &str) -> bool {
+    pub fn is_pod_reported(&self, pod: &str) -> bool {
         let of_pod = |source: &UsageSource| source.is_online && source.pod.as_deref() == Some(pod);
         self.sources.iter().any(of_pod)
     }
 
-    fn find(&self, sender: u32, pod: Option<&str>) -> Result<usize, usize> {
+    fn find_source(&self, sender: u32, pod: Option<&str>) -> Result<usize, usize> {
         self.sources.binary_search_by(|it| (it.sender, it.pod.as_deref()).cmp(&(sender, pod)))
     }
 
     /// Returns true if the same stream has already reported newer totals: a repeated or late report changes nothing.
-    fn is_overtaken(&self, stream: UsageStream, seen: &UsageSample) -> bool {
-        let known = self.find(stream.sender, seen.key.pod.as_deref());
+    fn is_stale_report(&self, stream: UsageStream, seen: &UsageSample) -> bool {
+        let known = self.find_source(stream.sender, seen.key.pod.as_deref());
         let known = known.ok().map(|at| &self.sources[at]);
-        known.is_some_and(|it| it.stream == stream.number && seen.at_ns < it.at_ns)
+        known.is_some_and(|it| it.stream_number == stream.number && seen.read_at_ns < it.at_ns)
     }
 
     fn was_quiet(&self, now: Duration) -> bool {
         let Some((_, window)) = self.window.as_deref() else { return true };
         let before = now.saturating_sub(Duration::from_secs(1));
-        self.in_flight() == 0 && window.held(now) <= 0.0 && window.held(before) <= 0.0
+        self.in_flight() == 0
+            && window.load_in_second(now) <= 0.0
+            && window.load_in_second(before) <= 0.0
     }
 
     /// Adds a subject first reported, or one whose counters were reset; requests of its past do not count. Returns true
     /// if requests have begun since the last report.
-    fn begin(&mut self, at: usize, now: Duration, stream: UsageStream, seen: &UsageSample) -> bool {
-        let source = UsageSource {
-            sender: stream.sender,
-            pod: seen.key.pod.as_deref().map(Into::into),
-            stream: stream.number,
-            is_online: true,
-            counts: true,
-            totals: seen.totals,
-            at_ns: seen.at_ns,
-            since: now,
-            until: now,
-            added: 0.0,
-        };
-        self.sources.insert(at, source);
-        // Totals since the subject's start may span hours, so at most one finished request counts as new.
-        let begun = seen.totals.in_flight().max(u64::from(seen.totals.started > 0));
-        if let (true, Some((ScaleMetric::Rps, window))) = (stream.synced, kept(&mut self.window)) {
-            window.add(now, float(begun));
-        }
-        seen.totals.in_flight() > 0 || (stream.synced && begun > 0)
-    }
-
-    /// Applies a later report of a known subject. Returns true if requests have begun.
-    fn advance(
+    fn insert_source(
         &mut self,
         at: usize,
         now: Duration,
         stream: UsageStream,
         seen: &UsageSample,
     ) -> bool {
-        self.settle_source(at, now);
+        let source = UsageSource {
+            sender: stream.sender,
+            pod: seen.key.pod.as_deref().map(Into::into),
+            stream_number: stream.number,
+            is_online: true,
+            is_counted: true,
+            totals: seen.totals,
+            at_ns: seen.read_at_ns,
+            totals_read_at: now,
+            accrued_until: now,
+            assumed_load: 0.0,
+        };
+        self.sources.insert(at, source);
+        // Totals since the subject's start may span hours, so at most one finished request counts as new.
+        let begun = seen.totals.in_flight().max(u64::from(seen.totals.started > 0));
+        if let (true, Some((ScaleMetric::Rps, window))) =
+            (stream.synced, metric_and_window(&mut self.window))
+        {
+            window.add(now, count_to_f64(begun));
+        }
+        seen.totals.in_flight() > 0 || (stream.synced && begun > 0)
+    }
+
+    /// Applies a later report of a known subject. Returns true if requests have begun.
+    fn apply_later_report(
+        &mut self,
+        at: usize,
+        now: Duration,
+        stream: UsageStream,
+        seen: &UsageSample,
+    ) -> bool {
+        self.accrue_source(at, now);
         let source = &mut self.sources[at];
         let begun = seen.totals.started - source.totals.started;
         let ended = seen.totals.finished - source.totals.finished;
-        let left = seen.totals.left.saturating_sub(source.totals.left);
-        let gained = signed(seen.totals.integral(seen.at_ns), source.totals.integral(source.at_ns));
+        let left = seen.totals.abandoned.saturating_sub(source.totals.abandoned);
+        let gained = wrapping_difference(
+            seen.totals.in_flight_integral(seen.read_at_ns),
+            source.totals.in_flight_integral(source.at_ns),
+        );
         // The assumed load is split at `read`, the moment when the totals were read: `ahead` is the part after it.
-        let passed = Duration::from_nanos(seen.at_ns - source.at_ns);
+        let passed = Duration::from_nanos(seen.read_at_ns - source.at_ns);
         // A sender's clock may run slow: without the drift `read` would fall behind a little more with each report.
-        let read = (source.since + passed + passed / DRIFT).min(now);
-        let level = float(source.totals.in_flight());
-        let ahead = level * source.until.saturating_sub(read).as_secs_f64();
+        let read = (source.totals_read_at + passed + passed / CLOCK_DRIFT_DIVISOR).min(now);
+        let level = count_to_f64(source.totals.in_flight());
+        let ahead = level * source.accrued_until.saturating_sub(read).as_secs_f64();
         // Real gain minus what was assumed for the same time; negative if requests ended early.
-        let excess = gained / 1e9 - (source.added - ahead);
-        self.has_gap |= source.pod.is_some() && passed > GAP;
-        let from = if source.stream == stream.number || source.waits() {
-            read.saturating_sub(source.spread(seen, passed, -excess / level))
+        let excess = gained / 1e9 - (source.assumed_load - ahead);
+        self.has_gap |= source.pod.is_some() && passed > MAX_REPORT_GAP;
+        let from = if source.stream_number == stream.number || source.is_wait_queue() {
+            read.saturating_sub(source.event_span(seen, passed, -excess / level))
         } else {
             // Load that an absent stream could not report lies anywhere in its absence.
-            source.since
+            source.totals_read_at
         };
-        let from = from.max(source.since);
-        let (counts, waits) = (source.counts, source.waits());
-        self.begun += if waits { 0 } else { begun };
-        (source.totals, source.at_ns) = (seen.totals, seen.at_ns);
-        let after = float(source.totals.in_flight());
+        let from = from.max(source.totals_read_at);
+        let (counts, waits) = (source.is_counted, source.is_wait_queue());
+        self.requests_started += if waits { 0 } else { begun };
+        (source.totals, source.at_ns) = (seen.totals, seen.read_at_ns);
+        let after = count_to_f64(source.totals.in_flight());
         // From `read` to `until` the old level was assumed; the difference to the new one corrects it.
-        let (tail, until) = (after - level, source.until.max(read));
-        source.added = after * until.saturating_sub(read).as_secs_f64();
-        (source.since, source.until) = (read, until);
-        (source.stream, source.is_online) = (stream.number, true);
-        let (from, share) = since_woken(self.woken, from, read);
-        match kept(&mut self.window) {
+        let (tail, until) = (after - level, source.accrued_until.max(read));
+        source.assumed_load = after * until.saturating_sub(read).as_secs_f64();
+        (source.totals_read_at, source.accrued_until) = (read, until);
+        (source.stream_number, source.is_online) = (stream.number, true);
+        let (from, share) = clip_to_window(self.window_created_at, from, read);
+        match metric_and_window(&mut self.window) {
             Some((ScaleMetric::Concurrency, window)) if counts => {
-                spread(window, excess * share, from, read);
+                spread_load(window, excess * share, from, read);
                 if tail != 0.0 {
                     window.add_level(tail, read, until);
                 }
@@ -375,8 +402,8 @@ impl RevisionLoad {
             Some((ScaleMetric::Rps, window)) if counts => {
                 // A request that waited begins again at its pod, so the end of its wait takes its arrival back. A
                 // request that left without a pod stays an arrival.
-                let again = if waits { float(ended.saturating_sub(left)) } else { 0.0 };
-                spread(window, (float(begun) - again) * share, from, read);
+                let again = if waits { count_to_f64(ended.saturating_sub(left)) } else { 0.0 };
+                spread_load(window, (count_to_f64(begun) - again) * share, from, read);
             }
             Some(_) | None => {}
         }
@@ -384,18 +411,18 @@ impl RevisionLoad {
     }
 
     /// Adds the level held since the last report, up to `now`.
-    fn settle_source(&mut self, at: usize, now: Duration) {
+    fn accrue_source(&mut self, at: usize, now: Duration) {
         let source = &mut self.sources[at];
-        let level = float(source.totals.in_flight());
-        if level > 0.0 && now > source.until {
-            source.added += level * (now - source.until).as_secs_f64();
+        let level = count_to_f64(source.totals.in_flight());
+        if level > 0.0 && now > source.accrued_until {
+            source.assumed_load += level * (now - source.accrued_until).as_secs_f64();
             if let (true, Some((ScaleMetric::Concurrency, window))) =
-                (source.counts, kept(&mut self.window))
+                (source.is_counted, metric_and_window(&mut self.window))
             {
-                window.add_level(level, source.until, now);
+                window.add_level(level, source.accrued_until, now);
             }
         }
-        source.until = source.until.max(now);
+        source.accrued_until = source.accrued_until.max(now);
     }
 }
 
@@ -407,22 +434,22 @@ impl Default for RevisionLoad {
 
 impl UsageSource {
     /// Returns true if `seen` continues these totals; a counter that went backwards was reset.
-    fn precedes(&self, seen: &UsageSample) -> bool {
+    fn is_continued_by(&self, seen: &UsageSample) -> bool {
         seen.totals.started >= self.totals.started
             && seen.totals.finished >= self.totals.finished
-            && seen.at_ns >= self.at_ns
+            && seen.read_at_ns >= self.at_ns
     }
 
     /// Returns true if the source counts waiting requests, not those of a pod.
-    fn waits(&self) -> bool {
+    fn is_wait_queue(&self) -> bool {
         self.pod.is_none()
     }
 
     /// Time before `seen` over which its requests began and ended, at most `passed`: twice their mean age. That is
     /// right if all came at once and if they came evenly. It is at least `least` seconds, in which as much load was
     /// assumed as is taken back. After a gap in the reports on a pod it is all of `passed`.
-    fn spread(&self, seen: &UsageSample, passed: Duration, least: f64) -> Duration {
-        if !self.waits() && passed > GAP {
+    fn event_span(&self, seen: &UsageSample, passed: Duration, least: f64) -> Duration {
+        if !self.is_wait_queue() && passed > MAX_REPORT_GAP {
             return passed;
         }
         let (new, old) = (&seen.totals, &self.totals);
@@ -430,15 +457,16 @@ impl UsageSource {
         let sum = |of: fn(&RequestTotals) -> u64| of(new).wrapping_sub(of(old));
         let began_and_ended =
             sum(|it| it.started_sum_ns).wrapping_add(sum(|it| it.finished_sum_ns));
-        let ages_ns = signed(events.wrapping_mul(seen.at_ns), began_and_ended).max(0.0);
-        let mean = ages_ns / 1e9 / float(events.max(1));
+        let ages_ns =
+            wrapping_difference(events.wrapping_mul(seen.read_at_ns), began_and_ended).max(0.0);
+        let mean = ages_ns / 1e9 / count_to_f64(events.max(1));
         let least = if least.is_finite() { least } else { 0.0 };
         Duration::from_secs_f64((2.0 * mean).max(least).min(passed.as_secs_f64()))
     }
 }
 
 /// Returns the metric and the window, if the Revision is awake.
-fn kept(
+fn metric_and_window(
     window: &mut Option<Box<(ScaleMetric, LoadWindow)>>,
 ) -> Option<(ScaleMetric, &mut LoadWindow)> {
     window.as_deref_mut().map(|(metric, window)| (*metric, window))
@@ -446,7 +474,7 @@ fn kept(
 
 /// Returns the start of the part of `from` to `to` that is not before the window's first second, and its share of the
 /// whole.
-fn since_woken(woken: Duration, from: Duration, to: Duration) -> (Duration, f64) {
+fn clip_to_window(woken: Duration, from: Duration, to: Duration) -> (Duration, f64) {
     let part = from.max(Duration::from_secs(woken.as_secs()));
     if part == from || to <= from {
         return (from, 1.0);
@@ -455,7 +483,7 @@ fn since_woken(woken: Duration, from: Duration, to: Duration) -> (Duration, f64)
     (part.min(to), share)
 }
 
-fn spread(window: &mut LoadWindow, amount: f64, from: Duration, to: Duration) {
+fn spread_load(window: &mut LoadWindow, amount: f64, from: Duration, to: Duration) {
     if amount == 0.0 {
         return;
     }
@@ -468,12 +496,12 @@ fn spread(window: &mut LoadWindow, amount: f64, from: Duration, to: Duration) {
 }
 
 /// Difference of two wrapping integrals. It is small against their range, so the top bit is its sign.
-fn signed(new: u64, old: u64) -> f64 {
+fn wrapping_difference(new: u64, old: u64) -> f64 {
     new.wrapping_sub(old).cast_signed() as f64
 }
 
 /// Converts a count to a float; exact below 2⁵³.
-fn float(count: u64) -> f64 {
+fn count_to_f64(count: u64) -> f64 {
     count as f64
 }
 

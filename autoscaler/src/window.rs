@@ -19,13 +19,13 @@ use common::wire::WindowAggregation;
 const PRECISION: f64 = 1e6;
 
 /// Share of the load that the weights of a weighted-exponential average cover.
-const COVERED: f64 = 0.9999;
+const WEIGHTED_COVERAGE: f64 = 0.9999;
 
 /// Lower bound of the weight of the newest second in a weighted-exponential average.
-const LEAST_WEIGHT: f64 = 0.2;
+const MIN_NEWEST_WEIGHT: f64 = 0.2;
 
 /// Magnitude below which a sum is floating-point residue and counts as zero.
-const RESIDUE: f64 = 1e-9;
+const FLOAT_RESIDUE: f64 = 1e-9;
 
 /// Load of one Revision by the second, newest last, over the stable window and the running second.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub struct LoadWindow {
     sums: Box<[f64]>,
     /// Length of the panic window in seconds.
     panic_len: u64,
-    written: Option<RecordedRange>,
+    recorded: Option<RecordedRange>,
     prepaid: PrepaidLoad,
 }
 
@@ -42,7 +42,7 @@ pub struct LoadWindow {
 #[derive(Clone, Copy, Debug, Default)]
 struct PrepaidLoad {
     second: u64,
-    left: f64,
+    remaining: f64,
     used: f64,
 }
 
@@ -72,7 +72,7 @@ impl LoadWindow {
         let len = stable.as_secs().max(1);
         let sums = vec![0.0; usize::try_from(len).unwrap_or(usize::MAX) + 1].into_boxed_slice();
         let panic_len = panic_seconds(len, panic_percent);
-        Self { sums, panic_len, written: None, prepaid: PrepaidLoad::default() }
+        Self { sums, panic_len, recorded: None, prepaid: PrepaidLoad::default() }
     }
 
     /// Changes the lengths of the windows and keeps the newest seconds.
@@ -83,9 +83,9 @@ impl LoadWindow {
             return;
         }
         let mut next = Self::new(stable, panic_percent);
-        if let Some(written) = self.written {
+        if let Some(written) = self.recorded {
             let oldest = written.last.saturating_sub(len.min(self.len()));
-            next.written = Some(RecordedRange {
+            next.recorded = Some(RecordedRange {
                 first: written.first.max(oldest),
                 first_in_panic: written.first_in_panic.max(oldest),
                 last: written.last,
@@ -103,21 +103,21 @@ impl LoadWindow {
         // Cleared first, so that `add` does not charge the new amount to an older prepayment.
         self.prepaid = PrepaidLoad::default();
         self.add(at, amount);
-        self.prepaid = PrepaidLoad { second: at.as_secs(), left: amount, used: 0.0 };
+        self.prepaid = PrepaidLoad { second: at.as_secs(), remaining: amount, used: 0.0 };
     }
 
     /// Adds `amount` to the second of `at`. Amounts older than the window are dropped.
     pub fn add(&mut self, at: Duration, mut amount: f64) {
         let second = at.as_secs();
-        self.touch(second);
+        self.mark_recorded(second);
         if self.prepaid.second == second {
-            amount -= self.prepaid.take(amount);
+            amount -= self.prepaid.deduct(amount);
         }
-        if self.written.is_some_and(|written| second + self.len() >= written.last) {
+        if self.recorded.is_some_and(|written| second + self.len() >= written.last) {
             let index = self.index(second);
             let sum = self.sums[index] + amount;
             // An amount taken back exactly must leave zero: a weighted average would round the residue up to a pod.
-            self.sums[index] = if sum.abs() < RESIDUE { 0.0 } else { sum };
+            self.sums[index] = if sum.abs() < FLOAT_RESIDUE { 0.0 } else { sum };
         }
     }
 
@@ -133,22 +133,22 @@ impl LoadWindow {
     }
 
     /// Records that load is known up to `now`: seconds that are over and have no record held no load.
-    pub fn known_until(&mut self, now: Duration) {
-        self.touch(now.as_secs().saturating_sub(1));
+    pub fn mark_known_until(&mut self, now: Duration) {
+        self.mark_recorded(now.as_secs().saturating_sub(1));
     }
 
     /// Load recorded in the second of `at`; 0 outside the window.
-    pub fn held(&self, at: Duration) -> f64 {
+    pub fn load_in_second(&self, at: Duration) -> f64 {
         let second = at.as_secs();
         let inside = |written: RecordedRange| {
             (written.last.saturating_sub(self.len())..=written.last).contains(&second)
         };
-        if self.written.is_some_and(inside) { self.sums[self.index(second)] } else { 0.0 }
+        if self.recorded.is_some_and(inside) { self.sums[self.index(second)] } else { 0.0 }
     }
 
     /// Returns true if no second of the window that ends at `now` holds any load.
     pub fn is_quiet(&self, now: Duration) -> bool {
-        let Some(written) = self.written else { return true };
+        let Some(written) = self.recorded else { return true };
         now.as_secs() > written.last + self.len() || self.sums.iter().all(|&sum| sum <= 0.0)
     }
 
@@ -159,7 +159,7 @@ impl LoadWindow {
         floor: f64,
         how: WindowAggregation,
     ) -> Option<LoadAverages> {
-        let Some(written) = self.written else {
+        let Some(written) = self.recorded else {
             return (floor > 0.0).then_some(LoadAverages { stable: floor, panic: floor });
         };
         let running = now.as_secs();
@@ -169,7 +169,7 @@ impl LoadWindow {
         // The average without the running second, or with it if that is higher: a part of a second must not lower it.
         let over = |len, first| {
             let whole = running.checked_sub(1).map(|end| self.average(end, len, first, None, how));
-            let holds = self.held(now).max(floor);
+            let holds = self.load_in_second(now).max(floor);
             let begun = (written.last >= running || floor > 0.0)
                 .then(|| self.average(running, len, first, Some(holds), how));
             whole.unwrap_or_default().max(begun.unwrap_or_default())
@@ -189,7 +189,7 @@ impl LoadWindow {
         newest: Option<f64>,
         how: WindowAggregation,
     ) -> f64 {
-        let Some(written) = self.written else { return 0.0 };
+        let Some(written) = self.recorded else { return 0.0 };
         // Silence as long as the window has emptied it; only `newest` is left.
         let first = if end >= written.last + len { end } else { first };
         let last = if newest.is_some() { end } else { written.last.min(end) };
@@ -204,18 +204,20 @@ impl LoadWindow {
         };
         let sums = (oldest..=last).rev().map(sum);
         let average = match how {
-            WindowAggregation::Linear => round(sums.sum::<f64>() / count(last - oldest + 1)),
-            WindowAggregation::WeightedExponential => weighted(sums, coefficient(len)),
+            WindowAggregation::Linear => {
+                round(sums.sum::<f64>() / seconds_to_f64(last - oldest + 1))
+            }
+            WindowAggregation::WeightedExponential => weighted_sum(sums, newest_weight(len)),
         };
         average.max(0.0)
     }
 
     /// Marks `second` as recorded; seconds skipped since the last record held no load.
-    fn touch(&mut self, second: u64) {
-        let Some(mut written) = self.written else {
+    fn mark_recorded(&mut self, second: u64) {
+        let Some(mut written) = self.recorded else {
             self.sums.fill(0.0);
             let only = RecordedRange { first: second, first_in_panic: second, last: second };
-            self.written = Some(only);
+            self.recorded = Some(only);
             return;
         };
         if second <= written.last {
@@ -226,7 +228,7 @@ impl LoadWindow {
             if second + self.panic_len > written.last {
                 written.first_in_panic = written.first_in_panic.min(second);
             }
-            self.written = Some(written);
+            self.recorded = Some(written);
             return;
         }
         let silence = second - written.last;
@@ -244,7 +246,7 @@ impl LoadWindow {
             written.first_in_panic = second;
         }
         written.last = second;
-        self.written = Some(written);
+        self.recorded = Some(written);
     }
 
     fn len(&self) -> u64 {
@@ -259,9 +261,9 @@ impl LoadWindow {
 
 impl PrepaidLoad {
     /// Deducts the prepaid part of `amount` and returns it; a negative amount gives back what was used.
-    fn take(&mut self, amount: f64) -> f64 {
-        let part = amount.clamp(-self.used, self.left);
-        self.left -= part;
+    fn deduct(&mut self, amount: f64) -> f64 {
+        let part = amount.clamp(-self.used, self.remaining);
+        self.remaining -= part;
         self.used += part;
         part
     }
@@ -274,15 +276,15 @@ pub fn panic_window(stable: Duration, percent: f64) -> Duration {
 
 fn panic_seconds(stable: u64, percent: f64) -> u64 {
     // The product is small, since the policy is checked on arrival; the cast saturates otherwise.
-    ((count(stable) * percent / 100.0).round() as u64).clamp(1, stable)
+    ((seconds_to_f64(stable) * percent / 100.0).round() as u64).clamp(1, stable)
 }
 
 /// Weight of the newest of `len` seconds: `max(1 − (1 − 0.9999)^(1/len), 0.2)`.
-fn coefficient(len: u64) -> f64 {
-    (1.0 - (1.0 - COVERED).powf(1.0 / count(len))).max(LEAST_WEIGHT)
+fn newest_weight(len: u64) -> f64 {
+    (1.0 - (1.0 - WEIGHTED_COVERAGE).powf(1.0 / seconds_to_f64(len))).max(MIN_NEWEST_WEIGHT)
 }
 
-fn weighted(newest_first: impl Iterator<Item = f64>, coefficient: f64) -> f64 {
+fn weighted_sum(newest_first: impl Iterator<Item = f64>, coefficient: f64) -> f64 {
     let mut weight = coefficient;
     let mut total = 0.0;
     for sum in newest_first {
@@ -297,7 +299,7 @@ fn round(value: f64) -> f64 {
 }
 
 /// Converts a small count to a float; exact below 2⁵³.
-fn count(value: u64) -> f64 {
+fn seconds_to_f64(value: u64) -> f64 {
     value as f64
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use autoscaler::{
-    decide::{Scaler, ScalerPods},
+    scaler::{Scaler, ScalerPods},
     window::LoadWindow,
 };
 use common::wire::{ScalePolicy, WindowAggregation};
@@ -24,7 +24,7 @@ use serde_json::Value;
 const SERIES: &[u8] = include_bytes!("data/series.jsonl.gz");
 
 /// Largest permitted difference of two averages: both sides round.
-const CLOSE: f64 = 1.5e-6;
+const MAX_AVERAGE_DIFFERENCE: f64 = 1.5e-6;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -52,8 +52,8 @@ fn policy(case: &Value) -> ScalePolicy {
         activation_scale: number(case, "activation") as u32,
         scale_down_delay: seconds(case, "delay"),
         target_burst_capacity: number(case, "tbc"),
-        total,
-        utilization: number(case, "target") / total,
+        target_total: total,
+        target_utilization: number(case, "target") / total,
         aggregation: if is_weighted {
             WindowAggregation::WeightedExponential
         } else {
@@ -73,7 +73,7 @@ fn pods(case: &Value, tick: usize) -> ScalerPods {
 }
 
 /// Checks each tick of a series against Knative and returns their number; a panic names the tick that differs.
-fn equal_ticks(case: &Value) -> usize {
+fn check_ticks(case: &Value) -> usize {
     let policy = policy(case);
     let mut window = LoadWindow::new(policy.stable_window, policy.panic_window_percent);
     let created = Duration::from_nanos(case["created_ns"].as_u64().expect("a time")) + SECOND;
@@ -95,7 +95,10 @@ fn equal_ticks(case: &Value) -> usize {
         assert_eq!(wish.excess_burst_capacity, said(2), "{which}: excess burst capacity");
         let load = load.expect("known load");
         let apart = [(load.stable, said(3)), (load.panic, said(4))].map(|(a, b)| (a - b).abs());
-        assert!(apart.iter().all(|it| *it <= CLOSE), "{which}: {load:?}, not {knative}");
+        assert!(
+            apart.iter().all(|it| *it <= MAX_AVERAGE_DIFFERENCE),
+            "{which}: {load:?}, not {knative}"
+        );
     }
     list(case, "knative").len()
 }
@@ -106,7 +109,7 @@ fn three_hundred_series_are_decided_as_knative_decides_them() {
     let (mut cases, mut ticks) = (0, 0);
     for line in lines {
         let case = serde_json::from_str(&line.expect("text")).expect("JSON");
-        ticks += equal_ticks(&case);
+        ticks += check_ticks(&case);
         cases += 1;
     }
     assert_eq!((cases, ticks), (300, 18_102));

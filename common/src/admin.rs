@@ -21,12 +21,12 @@ pub struct AdminState {
     /// Metrics that `/metrics` encodes, registered by the component.
     pub registry: Registry,
     /// Returns the not-ready reasons, one line each; an empty list means ready. Called for each `/readyz`.
-    pub troubles: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+    pub not_ready_reasons: Box<dyn Fn() -> Vec<String> + Send + Sync>,
 }
 
 impl std::fmt::Debug for AdminState {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Admin").field("troubles", &(self.troubles)()).finish()
+        out.debug_struct("Admin").field("troubles", &(self.not_ready_reasons)()).finish()
     }
 }
 
@@ -53,16 +53,16 @@ pub async fn serve(
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let pages = Router::new()
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready))
+        .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Arc::new(admin));
     let stop = shutdown.cancelled_owned();
     axum::serve(listener, pages.merge(extra)).with_graceful_shutdown(stop).await.map_err(failed)
 }
 
-async fn ready(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
+async fn readyz(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
     // Readiness is computed at each request: a cached one would outlive its reason.
-    match (admin.troubles)() {
+    match (admin.not_ready_reasons)() {
         troubles if troubles.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
         troubles => (StatusCode::SERVICE_UNAVAILABLE, troubles.join("\n") + "\n"),
     }

@@ -1,12 +1,12 @@
 //! Types and functions that two components of Rouse must agree on.
 //!
-//! A type belongs to this crate when two components exchange it, and for no other reason. Only `link`, `log`, `probe`,
-//! `tls` and `admin` (feature `shell`) do I/O; every component would otherwise repeat them.
+//! A type belongs to this crate when two components exchange it, and for no other reason. Only `link`, `log`,
+//! `probe`, `tls`, `enrollment` and `admin` do I/O; every component would otherwise repeat them.
 //!
 //! | module | between | content |
 //! |---|---|---|
 //! | [`wire`] | user-space components | the four messages |
-//! | [`node`] | controller, local node | pods to run and their status |
+//! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
 //! | [`request_log`] | controller, activator | the line of a finished request |
@@ -14,13 +14,15 @@
 //! | [`link`] | user-space components | opening, keeping and serving of streams |
 //! | [`log`] | components, the process that runs them | log levels |
 //! | [`tls`] | user-space components | identities and encryption |
+//! | [`enrollment`] | user-space components, controller | requests of a certificate |
 //! | [`admin`] | user-space components, operators | health, readiness, metrics |
 #![warn(missing_docs)]
 
 pub mod admin;
+pub mod enrollment;
 pub mod link;
+pub mod local_node;
 pub mod log;
-pub mod node;
 pub mod outbox;
 pub mod probe;
 pub mod replicas;

@@ -41,22 +41,22 @@ use crate::{
 };
 
 pub(crate) mod dial;
-mod finder;
-mod hold;
-mod routes;
+mod resolver;
+mod route_batches;
 mod serve;
+mod slot_stream;
 
-pub use finder::{DnsResolver, ReplicaResolver, SystemDnsResolver};
-pub use hold::{SlotStreamEvent, grant_stream};
-pub use routes::{DrainAckReporter, RouteBatch, RouteChanges, RoutedServiceReporter};
-pub use serve::{TlsAdmission, receive, route_stream, serve, serve_to, server};
+pub use resolver::{DnsResolver, ReplicaResolver, SystemDnsResolver};
+pub use route_batches::{DrainAckReporter, RouteBatch, RouteChanges, RoutedServiceReporter};
+pub use serve::{TlsAdmission, receive_items, route_stream, serve, serve_with_tls, server_builder};
+pub use slot_stream::{SlotStreamEvent, grant_stream};
 
 /// Longest silence of a sender of usage: a receiver treats load that is not reported in time as unknown.
-const BEAT: Duration = Duration::from_secs(1);
+const USAGE_HEARTBEAT: Duration = Duration::from_secs(1);
 /// Timeout of a route stream that has not named every subject, counted from its latest item.
-const SILENT: Duration = Duration::from_secs(10);
+const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Lifetime from which a stream counts as established: its server did not refuse it.
-const LASTED: Duration = Duration::from_secs(1);
+const ESTABLISHED_AFTER: Duration = Duration::from_secs(1);
 
 /// Error of a stream that could not be opened or broke, or of a server.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ pub enum LinkError {
     },
     /// The peer ended the stream with an error.
     #[error("stream with {endpoint} broke")]
-    Broke {
+    StreamBroke {
         /// Endpoint of the peer.
         endpoint: String,
         /// gRPC status that the peer sent.
@@ -93,7 +93,7 @@ pub enum LinkError {
     },
     /// The peer has not sent a whole table within the timeout.
     #[error("{endpoint} has not sent a whole table")]
-    Silent {
+    TableTimeout {
         /// Endpoint of the peer.
         endpoint: String,
     },
@@ -131,12 +131,12 @@ impl LinkError {
 /// Connection of a component to the replicas of one other component.
 #[derive(Debug)]
 pub struct ComponentLink {
-    to: Arc<ReplicaResolver>,
+    resolver: Arc<ReplicaResolver>,
     /// Resolvers that receive the replicas listed in the RouteTable, by component.
-    told: Vec<(ServerComponent, Arc<ReplicaResolver>)>,
-    who: ComponentReplica,
+    listed_resolvers: Vec<(ServerComponent, Arc<ReplicaResolver>)>,
+    local_replica: ComponentReplica,
     shutdown: CancellationToken,
-    up: AtomicUsize,
+    open_streams: AtomicUsize,
 }
 
 /// Key of one subject of a PodReport stream.
@@ -147,11 +147,11 @@ pub enum PodReportKey {
     /// Version of the RouteTable that is in force.
     Applied,
     /// Draining pod that the sender opens no connection to, by its uid.
-    Avoided(String),
+    DrainAck(String),
     /// Announcement that the sender names each service that it routes to some Revision.
-    NamesRouted,
+    RoutedServicesAnnounced,
     /// Service that the sender routes to some Revision.
-    Routed(NamespacedName),
+    RoutedService(NamespacedName),
 }
 
 impl ComponentLink {
@@ -162,44 +162,54 @@ impl ComponentLink {
         who: ComponentReplica,
         shutdown: CancellationToken,
     ) -> Self {
-        Self::to(ReplicaResolver::of(endpoint.as_ref()), who, shutdown)
+        Self::with_resolver(ReplicaResolver::from_setting(endpoint.as_ref()), who, shutdown)
     }
 
     /// Returns a link from `who` to the replicas that `to` finds, until `shutdown`.
-    pub fn to(
-        to: Arc<ReplicaResolver>,
-        who: ComponentReplica,
+    pub fn with_resolver(
+        resolver: Arc<ReplicaResolver>,
+        local_replica: ComponentReplica,
         shutdown: CancellationToken,
     ) -> Self {
-        Self { to, told: Vec::new(), who, shutdown, up: AtomicUsize::new(0) }
+        Self {
+            resolver,
+            listed_resolvers: Vec::new(),
+            local_replica,
+            shutdown,
+            open_streams: AtomicUsize::new(0),
+        }
     }
 
     /// Passes the replicas of `part` that the RouteTable lists to `finder`.
-    pub fn tells(mut self, part: ServerComponent, finder: Arc<ReplicaResolver>) -> Self {
-        self.told.push((part, finder));
+    pub fn with_listed_replicas(
+        mut self,
+        part: ServerComponent,
+        finder: Arc<ReplicaResolver>,
+    ) -> Self {
+        self.listed_resolvers.push((part, finder));
         self
     }
 
     /// Returns true if any stream is open.
-    pub fn is_up(&self) -> bool {
-        self.standing() > 0
+    pub fn is_connected(&self) -> bool {
+        self.open_stream_count() > 0
     }
 
     /// Returns the number of open streams.
-    pub fn standing(&self) -> usize {
-        self.up.load(Ordering::Relaxed)
+    pub fn open_stream_count(&self) -> usize {
+        self.open_streams.load(Ordering::Relaxed)
     }
 
     /// Follows the RouteTable. `each` gets the whole table and the keys that one batch changed.
     pub async fn watch_routes(&self, mut each: impl FnMut(&RouteView, &BTreeSet<RouteKey>)) {
         let mut view = RouteView::default();
-        // A batch names each subject once, so `Synced` is added behind it, and `absorb` acts only there.
+        // A batch names each subject once, so `Synced` is added behind it, and `apply_item` acts only there.
         self.watch_batches(|RouteBatch { version, is_whole, changes }| {
             if is_whole {
-                view.restart();
+                view.begin_stream();
             }
             for change in changes.into_values().chain([RouteChange::Synced]) {
-                if let Some(changed) = view.absorb(RouteItem { version, change }) {
+                if let Some(changed) = view.apply_item(RouteItem { version, change }) {
                     each(&view, &changed);
                 }
             }
@@ -210,37 +220,45 @@ impl ComponentLink {
     /// Follows the RouteTable without storing it. Subjects that a batch with `is_whole` omits are removed.
     pub async fn watch_batches(&self, each: impl FnMut(RouteBatch)) {
         tokio::select! {
-            () = self.follow(each) => {}
-            () = self.to.keep_looking() => {}
+            () = self.keep_route_stream(each) => {}
+            () = self.resolver.run_lookups() => {}
             () = self.shutdown.cancelled() => {}
         }
     }
 
-    async fn follow(&self, mut each: impl FnMut(RouteBatch)) {
+    async fn keep_route_stream(&self, mut each: impl FnMut(RouteBatch)) {
         let mut chooser = ReplicaSelector::default();
-        let mut table = routes::RouteStreamState::default();
+        let mut table = route_batches::RouteStreamState::default();
         let begin = Instant::now();
         loop {
-            let endpoint = self.choose(&mut chooser, begin).await;
+            let endpoint = self.wait_for_replica(&mut chooser, begin).await;
             let opened = Instant::now();
-            let ended = self.follow_one(&endpoint, &mut table, &mut each).await;
-            let wait =
-                chooser.failed(begin.elapsed(), &endpoint, opened.elapsed() >= LASTED, chance());
-            self.ended(&endpoint, ended, wait);
+            let ended = self.run_route_stream(&endpoint, &mut table, &mut each).await;
+            let wait = chooser.record_failure(
+                begin.elapsed(),
+                &endpoint,
+                opened.elapsed() >= ESTABLISHED_AFTER,
+                random_u64(),
+            );
+            self.record_stream_ended(&endpoint, ended, wait);
         }
     }
 
     /// Waits until some replica may be tried.
-    async fn choose(&self, chooser: &mut ReplicaSelector, begin: Instant) -> ReplicaEndpoint {
-        let mut known = self.to.known();
+    async fn wait_for_replica(
+        &self,
+        chooser: &mut ReplicaSelector,
+        begin: Instant,
+    ) -> ReplicaEndpoint {
+        let mut known = self.resolver.subscribe_known();
         // A new replica ends the wait: it has no failures and may be tried at once.
         loop {
             let all = known.borrow_and_update().all();
             chooser.retain(&all);
-            let wait = match chooser.next(begin.elapsed(), &all, chance()) {
+            let wait = match chooser.next(begin.elapsed(), &all, random_u64()) {
                 NextReplica::Try(endpoint) => return endpoint,
                 NextReplica::Wait(until) => Some(begin + until),
-                NextReplica::Nobody => None,
+                NextReplica::NoneKnown => None,
             };
             let timer = async {
                 match wait {
@@ -255,80 +273,83 @@ impl ComponentLink {
         }
     }
 
-    async fn follow_one(
+    async fn run_route_stream(
         &self,
         endpoint: &ReplicaEndpoint,
-        table: &mut routes::RouteStreamState,
+        table: &mut route_batches::RouteStreamState,
         each: &mut impl FnMut(RouteBatch),
     ) -> Result<(), LinkError> {
-        let broke = |status| broke(endpoint, status);
-        let mut client = RoutesClient::new(self.to.dial(endpoint).await?);
-        let opening = client.watch(raw::Subscriber::from(self.who.clone()));
-        let opened = tokio::time::timeout(SILENT, opening).await;
-        let silent = |_elapsed| LinkError::Silent { endpoint: endpoint.to_string() };
+        let broke = |status| stream_error(endpoint, status);
+        let mut client = RoutesClient::new(self.resolver.dial(endpoint).await?);
+        let opening = client.watch(raw::Subscriber::from(self.local_replica.clone()));
+        let opened = tokio::time::timeout(TABLE_TIMEOUT, opening).await;
+        let silent = |_elapsed| LinkError::TableTimeout { endpoint: endpoint.to_string() };
         let mut items = opened.map_err(silent)?.map_err(broke)?.into_inner();
-        let _up = self.opened(endpoint, "routes");
+        let _up = self.record_stream_opened(endpoint, "routes");
         // Until the first `Synced`, the table of the former stream stays in force.
-        table.restart(endpoint);
+        table.begin_stream(endpoint);
         loop {
             // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
-            let patience = if table.is_whole_next() { Some(Instant::now() + SILENT) } else { None };
+            let patience =
+                if table.is_whole_next() { Some(Instant::now() + TABLE_TIMEOUT) } else { None };
             let item = tokio::select! {
                 item = items.message() => item.map_err(broke)?,
                 () = sleep_until(patience) => {
-                    return Err(LinkError::Silent { endpoint: endpoint.to_string() });
+                    return Err(LinkError::TableTimeout { endpoint: endpoint.to_string() });
                 }
                 () = sleep_until(table.held_until()) => {
-                    each(table.release());
+                    each(table.release_held());
                     continue;
                 }
             };
             let Some(item) = item else { return Ok(()) };
-            let Some(item) = serve::accept::<_, RouteItem>(item) else { continue };
-            if let Some(batch) = table.absorb(item) {
+            let Some(item) = serve::parse_item::<_, RouteItem>(item) else { continue };
+            if let Some(batch) = table.apply_item(item) {
                 // Before `each`, so that streams to a new replica open while the receiver still works on the batch.
-                self.tell(&batch);
+                self.apply_to_process(&batch);
                 each(batch);
             }
         }
     }
 
     /// Applies what a batch says of replicas and of this component's log level.
-    fn tell(&self, batch: &RouteBatch) {
-        let speaker = LogComponent::from(self.who.role);
+    fn apply_to_process(&self, batch: &RouteBatch) {
+        let speaker = LogComponent::from(self.local_replica.role);
         match batch.changes.get(&RouteKey::Settings) {
-            Some(RouteChange::Settings(it)) => log::set(speaker, speaker.level(&it.levels)),
+            Some(RouteChange::Settings(it)) => {
+                log::set_level(speaker, speaker.level(&it.log_levels))
+            }
             // Settings that a batch omits are unchanged, but those that a whole table omits have their defaults.
             None if !batch.is_whole => {}
-            Some(_) | None => log::set(speaker, LogLevel::default()),
+            Some(_) | None => log::set_level(speaker, LogLevel::default()),
         }
-        for (part, finder) in &self.told {
+        for (part, finder) in &self.listed_resolvers {
             match batch.changes.get(&RouteKey::Replicas(*part)) {
                 Some(RouteChange::Replicas(it)) => {
-                    finder.tell(it.members.iter().map(|it| it.address));
+                    finder.set_listed(it.members.iter().map(|it| it.address));
                 }
-                Some(_) => finder.tell([]),
-                None if batch.is_whole => finder.tell([]),
+                Some(_) => finder.set_listed([]),
+                None if batch.is_whole => finder.set_listed([]),
                 None => {}
             }
         }
     }
 
     /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without
-    /// a key of their own: `Seen`, `Applied`, `Avoided`, `NamesRouted`, `Routed`.
+    /// a key of their own: `Sample`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
-        self.to_all(|endpoint| async move {
+        self.keep_streams_to_all(|endpoint| async move {
             let gone = |key| match key {
-                PodReportKey::Pod(uid) => PodReportItem::Gone(uid),
+                PodReportKey::Pod(uid) => PodReportItem::Removed(uid),
                 PodReportKey::Applied => PodReportItem::Applied(0),
-                PodReportKey::Avoided(uid) => PodReportItem::AvoidedNoMore(uid),
+                PodReportKey::DrainAck(uid) => PodReportItem::DrainAckRemoved(uid),
                 // Never removed from the outbox, so this value is never sent as a removal.
-                PodReportKey::NamesRouted => PodReportItem::NamesRouted,
-                PodReportKey::Routed(name) => PodReportItem::RoutedNoMore(name),
+                PodReportKey::RoutedServicesAnnounced => PodReportItem::RoutedServicesAnnounced,
+                PodReportKey::RoutedService(name) => PodReportItem::RoutedServiceRemoved(name),
             };
-            let first = vec![PodReportItem::Sender(self.who.clone())];
-            let channel = self.to.dial(&endpoint).await?;
-            let items = serve::outgoing(
+            let first = vec![PodReportItem::Sender(self.local_replica.clone())];
+            let channel = self.resolver.dial(&endpoint).await?;
+            let items = serve::item_stream(
                 first,
                 outbox.subscribe(),
                 |_, it| it,
@@ -336,51 +357,52 @@ impl ComponentLink {
                 PodReportItem::Synced,
                 None,
             );
-            let _up = self.opened(&endpoint, "pods");
+            let _up = self.record_stream_opened(&endpoint, "pods");
             let ended = PodsClient::new(channel).report(items).await;
-            ended.map(drop).map_err(|status| broke(&endpoint, status))
+            ended.map(drop).map_err(|status| stream_error(&endpoint, status))
         })
         .await;
     }
 
     /// Sends usage samples to every replica.
     pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSample>) {
-        self.to_all(|endpoint| async move {
-            let first = vec![UsageItem::Sender(self.who.clone())];
-            let seen = |_, it| UsageItem::Seen(it);
-            let (gone, synced) = (UsageItem::Gone, UsageItem::Synced);
-            let channel = self.to.dial(&endpoint).await?;
-            let beat = Some(BEAT);
-            let items = serve::outgoing(first, outbox.subscribe(), seen, gone, synced, beat);
-            let _up = self.opened(&endpoint, "usage");
+        self.keep_streams_to_all(|endpoint| async move {
+            let first = vec![UsageItem::Sender(self.local_replica.clone())];
+            let seen = |_, it| UsageItem::Sample(it);
+            let (gone, synced) = (UsageItem::Removed, UsageItem::Synced);
+            let channel = self.resolver.dial(&endpoint).await?;
+            let beat = Some(USAGE_HEARTBEAT);
+            let items = serve::item_stream(first, outbox.subscribe(), seen, gone, synced, beat);
+            let _up = self.record_stream_opened(&endpoint, "usage");
             let ended = UsageClient::new(channel).report(items).await;
-            ended.map(drop).map_err(|status| broke(&endpoint, status))
+            ended.map(drop).map_err(|status| stream_error(&endpoint, status))
         })
         .await;
     }
 
     /// Sends scale decisions to every replica, and each heartbeat that `alive` receives.
-    pub async fn decide(
+    pub async fn send_decisions(
         &self,
         outbox: &Outbox<NamespacedName, ScaleDecision>,
         alive: &tokio::sync::watch::Receiver<AutoscalerHeartbeat>,
     ) {
-        self.to_all(|endpoint| async move {
-            let channel = self.to.dial(&endpoint).await?;
+        self.keep_streams_to_all(|endpoint| async move {
+            let channel = self.resolver.dial(&endpoint).await?;
             let mut alive = alive.clone();
             // The heartbeat precedes the decisions, since a controller elects the active autoscaler by it.
-            let now = ScaleItem::Alive(alive.borrow_and_update().clone());
-            let first = [ScaleItem::Sender(self.who.clone()), now].map(raw::ScaleItem::from);
+            let now = ScaleItem::Heartbeat(alive.borrow_and_update().clone());
+            let first =
+                [ScaleItem::Sender(self.local_replica.clone()), now].map(raw::ScaleItem::from);
             let state = |_, it| ScaleItem::Decision(it);
-            let (gone, synced) = (ScaleItem::Gone, ScaleItem::Synced);
+            let (gone, synced) = (ScaleItem::Removed, ScaleItem::Synced);
             let decisions =
-                serve::outgoing(Vec::new(), outbox.subscribe(), state, gone, synced, None);
+                serve::item_stream(Vec::new(), outbox.subscribe(), state, gone, synced, None);
             // Heartbeats bypass the outbox: only the latest one matters, and none must wait behind decisions.
-            let beats = serve::changes(alive).map(|it| ScaleItem::Alive(it).into());
+            let beats = serve::watch_stream(alive).map(|it| ScaleItem::Heartbeat(it).into());
             let items = stream::iter(first).chain(stream::select(decisions, beats));
-            let _up = self.opened(&endpoint, "decisions");
+            let _up = self.record_stream_opened(&endpoint, "decisions");
             let ended = ScaleClient::new(channel).decide(items).await;
-            ended.map(drop).map_err(|status| broke(&endpoint, status))
+            ended.map(drop).map_err(|status| stream_error(&endpoint, status))
         })
         .await;
     }
@@ -389,19 +411,19 @@ impl ComponentLink {
     ///
     /// A stream that is open stays open when its replica is no longer known. A replica that ends closes the stream
     /// itself, and a failure of DNS must not.
-    async fn to_all<F>(&self, once: impl Fn(ReplicaEndpoint) -> F)
+    async fn keep_streams_to_all<F>(&self, once: impl Fn(ReplicaEndpoint) -> F)
     where
         F: Future<Output = Result<(), LinkError>>,
     {
         let all = async {
             // An endpoint stays in `kept` until its stream has ended: a replica that is named again has no second
             // stream.
-            let (mut known, mut kept) = (self.to.known(), BTreeSet::new());
+            let (mut known, mut kept) = (self.resolver.subscribe_known(), BTreeSet::new());
             let mut streams = FuturesUnordered::new();
             loop {
                 for endpoint in known.borrow_and_update().all() {
                     if kept.insert(endpoint.clone()) {
-                        streams.push(self.keep(endpoint, &once));
+                        streams.push(self.keep_stream(endpoint, &once));
                     }
                 }
                 tokio::select! {
@@ -412,13 +434,13 @@ impl ComponentLink {
         };
         tokio::select! {
             () = all => {}
-            () = self.to.keep_looking() => {}
+            () = self.resolver.run_lookups() => {}
             () = self.shutdown.cancelled() => {}
         }
     }
 
     /// Keeps one stream open as long as its replica is known.
-    async fn keep<F>(
+    async fn keep_stream<F>(
         &self,
         endpoint: ReplicaEndpoint,
         once: &impl Fn(ReplicaEndpoint) -> F,
@@ -427,13 +449,13 @@ impl ComponentLink {
         F: Future<Output = Result<(), LinkError>>,
     {
         let (mut chooser, begin) = (ReplicaSelector::default(), Instant::now());
-        let mut known = self.to.known();
-        while self.to.knows(&endpoint) {
+        let mut known = self.resolver.subscribe_known();
+        while self.resolver.is_known(&endpoint) {
             let opened = Instant::now();
             let ended = once(endpoint.clone()).await;
-            let stood = opened.elapsed() >= LASTED;
-            let wait = chooser.failed(begin.elapsed(), &endpoint, stood, chance());
-            self.ended(&endpoint, ended, wait);
+            let stood = opened.elapsed() >= ESTABLISHED_AFTER;
+            let wait = chooser.record_failure(begin.elapsed(), &endpoint, stood, random_u64());
+            self.record_stream_ended(&endpoint, ended, wait);
             // A replica that is no longer known ends the wait, so that the loop notices it.
             let forgotten = known.wait_for(|known: &KnownReplicas| !known.contains(&endpoint));
             let _either = tokio::time::timeout(wait, forgotten).await;
@@ -441,24 +463,33 @@ impl ComponentLink {
         endpoint
     }
 
-    fn opened(&self, endpoint: &ReplicaEndpoint, what: &'static str) -> OpenStreamGuard<'_> {
-        self.up.fetch_add(1, Ordering::Relaxed);
+    fn record_stream_opened(
+        &self,
+        endpoint: &ReplicaEndpoint,
+        what: &'static str,
+    ) -> OpenStreamGuard<'_> {
+        self.open_streams.fetch_add(1, Ordering::Relaxed);
         info!(%endpoint, what, "stream opened");
-        OpenStreamGuard(&self.up)
+        OpenStreamGuard(&self.open_streams)
     }
 
-    fn ended(&self, endpoint: &ReplicaEndpoint, ended: Result<(), LinkError>, retry: Duration) {
+    fn record_stream_ended(
+        &self,
+        endpoint: &ReplicaEndpoint,
+        ended: Result<(), LinkError>,
+        retry: Duration,
+    ) {
         match ended {
             Ok(()) => info!(%endpoint, "stream ended by peer"),
             Err(error) => {
                 // A refusal needs an operator; every other error may be a passing failure of the network.
-                let refused = matches!(&error, LinkError::Broke { source, .. }
+                let refused = matches!(&error, LinkError::StreamBroke { source, .. }
                     if matches!(source.code(), Code::PermissionDenied | Code::Unauthenticated));
-                warn!(error = %chain(&error), refused, ?retry, "stream down");
+                warn!(error = %error_chain(&error), refused, ?retry, "stream down");
             }
         }
         // The replica may have moved: a lookup now is sooner than the next regular one.
-        self.to.look_again();
+        self.resolver.request_lookup();
     }
 }
 
@@ -471,8 +502,8 @@ impl Drop for OpenStreamGuard<'_> {
     }
 }
 
-fn broke(endpoint: &ReplicaEndpoint, status: Status) -> LinkError {
-    LinkError::Broke { endpoint: endpoint.to_string(), source: Box::new(status) }
+fn stream_error(endpoint: &ReplicaEndpoint, status: Status) -> LinkError {
+    LinkError::StreamBroke { endpoint: endpoint.to_string(), source: Box::new(status) }
 }
 
 async fn sleep_until(at: Option<Instant>) {
@@ -483,13 +514,13 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 /// Returns a random number that no peer can predict.
-pub(crate) fn chance() -> u64 {
+pub(crate) fn random_u64() -> u64 {
     // Each `RandomState` has new random keys, so the hash of nothing is random too.
     RandomState::new().build_hasher().finish()
 }
 
 /// Formats the error with all its causes on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

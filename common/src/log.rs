@@ -70,12 +70,12 @@ static LEVELS: RwLock<Vec<(LogComponent, LogLevel)>> = RwLock::new(Vec::new());
 
 /// Registers `listener`, which receives the levels of all components that were set, on every change. The first call
 /// wins.
-pub fn listen(listener: impl Fn(&[(LogComponent, LogLevel)]) + Send + Sync + 'static) {
+pub fn set_listener(listener: impl Fn(&[(LogComponent, LogLevel)]) + Send + Sync + 'static) {
     let _ = LISTENER.set(Box::new(listener));
 }
 
 /// Records the level that a component received, and calls the listener if it changed.
-pub fn set(speaker: LogComponent, level: LogLevel) {
+pub fn set_level(speaker: LogComponent, level: LogLevel) {
     let mut levels = LEVELS.write().unwrap_or_else(PoisonError::into_inner);
     // A component at the default level needs no entry until it has had another one.
     match levels.iter_mut().find(|(it, _)| *it == speaker) {

@@ -30,7 +30,7 @@ struct OutboxState<K, V> {
     /// Subjects by the version of their latest change.
     order: BTreeMap<u64, Arc<K>>,
     /// Versions of the removals whose marks are still kept.
-    gone: BTreeSet<u64>,
+    removals: BTreeSet<u64>,
     /// Version that each stream has reached, by the id of its cursor.
     cursors: BTreeMap<u64, u64>,
     next_cursor: u64,
@@ -42,15 +42,15 @@ pub struct OutboxBatch<K, V> {
     /// Version that the stream has reached when it has sent the batch.
     pub version: u64,
     /// Latest states, oldest change first; `None` for a removed subject.
-    pub steps: Vec<(K, Option<V>)>,
+    pub changes: Vec<(K, Option<V>)>,
 }
 
 /// Position of one stream in an [`Outbox`].
 pub struct OutboxCursor<K: Eq + Hash + Clone, V: Clone> {
     outbox: Outbox<K, V>,
     id: u64,
-    at: u64,
-    begun: bool,
+    delivered_version: u64,
+    has_started: bool,
     changed: watch::Receiver<u64>,
 }
 
@@ -61,17 +61,17 @@ impl<K: Eq + Hash + Clone, V: Clone + PartialEq> Outbox<K, V> {
         if matches!(inner.states.get(&key), Some((_, Some(old))) if **old == value) {
             return;
         }
-        inner.put(key, Some(Box::new(value)));
-        self.announce(inner);
+        inner.put_state(key, Some(Box::new(value)));
+        self.notify_cursors(inner);
     }
 
     /// Removes the subject, which streams send as a removal.
     pub fn remove(&self, key: &K) {
         let mut inner = self.lock();
         if matches!(inner.states.get(key), Some((_, Some(_)))) {
-            inner.put(key.clone(), None);
-            inner.forget_passed();
-            self.announce(inner);
+            inner.put_state(key.clone(), None);
+            inner.drop_delivered_removals();
+            self.notify_cursors(inner);
         }
     }
 }
@@ -91,7 +91,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
             version,
             states: HashMap::new(),
             order: BTreeMap::new(),
-            gone: BTreeSet::new(),
+            removals: BTreeSet::new(),
             cursors: BTreeMap::new(),
             next_cursor: 0,
         };
@@ -112,10 +112,10 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
     /// Returns a cursor for a new stream, which begins with every state.
     pub fn subscribe(&self) -> OutboxCursor<K, V> {
         let mut inner = self.lock();
-        let id = inner.enter(0);
+        let id = inner.add_cursor(0);
         let changed = self.shared.version.subscribe();
         drop(inner);
-        OutboxCursor { outbox: self.clone(), id, at: 0, begun: false, changed }
+        OutboxCursor { outbox: self.clone(), id, delivered_version: 0, has_started: false, changed }
     }
 
     fn lock(&self) -> MutexGuard<'_, OutboxState<K, V>> {
@@ -124,7 +124,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
         self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn announce(&self, inner: MutexGuard<'_, OutboxState<K, V>>) {
+    fn notify_cursors(&self, inner: MutexGuard<'_, OutboxState<K, V>>) {
         let version = inner.version;
         drop(inner);
         // Two setters may arrive here in either order: the watched version only grows, so no wake-up is lost.
@@ -137,17 +137,17 @@ impl<K: Eq + Hash + Clone, V: Clone> Outbox<K, V> {
 }
 
 impl<K: Eq + Hash, V> OutboxState<K, V> {
-    fn put(&mut self, key: K, value: Option<Box<V>>) {
+    fn put_state(&mut self, key: K, value: Option<Box<V>>) {
         self.version += 1;
         if value.is_none() {
-            self.gone.insert(self.version);
+            self.removals.insert(self.version);
         }
         let key = match self.states.get_mut(&key) {
             // A subject has one entry in `order`: the one of its former version goes, and with it the mark of a
             // removal.
             Some(state) => {
                 let (at, _) = std::mem::replace(state, (self.version, value));
-                self.gone.remove(&at);
+                self.removals.remove(&at);
                 self.order.remove(&at).expect("each state stands in the order under its version")
             }
             None => {
@@ -160,7 +160,7 @@ impl<K: Eq + Hash, V> OutboxState<K, V> {
     }
 
     /// Adds a stream that has received everything up to this version.
-    fn enter(&mut self, at: u64) -> u64 {
+    fn add_cursor(&mut self, at: u64) -> u64 {
         let id = self.next_cursor;
         self.next_cursor += 1;
         self.cursors.insert(id, at);
@@ -168,11 +168,11 @@ impl<K: Eq + Hash, V> OutboxState<K, V> {
     }
 
     /// Drops the marks of removals that every stream has received.
-    fn forget_passed(&mut self) {
+    fn drop_delivered_removals(&mut self) {
         // Without any stream the marks are useless, since a new stream begins with the states.
         let heard = self.cursors.values().copied().min().unwrap_or(u64::MAX);
-        while let Some(at) = self.gone.first().copied().filter(|at| *at <= heard) {
-            self.gone.remove(&at);
+        while let Some(at) = self.removals.first().copied().filter(|at| *at <= heard) {
+            self.removals.remove(&at);
             if let Some(key) = self.order.remove(&at) {
                 self.states.remove(&key);
             }
@@ -186,7 +186,7 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
     /// Nothing is lost when the returned future is dropped before it is ready.
     pub async fn next(&mut self) -> OutboxBatch<K, V> {
         loop {
-            if let Some(batch) = self.take() {
+            if let Some(batch) = self.try_next() {
                 return batch;
             }
             // The sender lives in the outbox that this cursor holds, so it cannot have been dropped.
@@ -196,7 +196,7 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
 
     /// Returns the version up to which everything was sent.
     pub fn version(&self) -> u64 {
-        self.at
+        self.delivered_version
     }
 
     /// Returns a cursor at this position for another stream, which has received all that this one has.
@@ -204,37 +204,43 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
     pub fn fork(&self) -> Self {
         let mut inner = self.outbox.lock();
         // Registered at the same version, so that marks of removals stay until this cursor has passed them too.
-        let id = inner.enter(self.at);
+        let id = inner.add_cursor(self.delivered_version);
         drop(inner);
         let (outbox, changed) = (self.outbox.clone(), self.changed.clone());
-        Self { outbox, id, at: self.at, begun: self.begun, changed }
+        Self {
+            outbox,
+            id,
+            delivered_version: self.delivered_version,
+            has_started: self.has_started,
+            changed,
+        }
     }
 
     /// Returns the changes to send now, without waiting.
-    pub fn take(&mut self) -> Option<OutboxBatch<K, V>> {
+    pub fn try_next(&mut self) -> Option<OutboxBatch<K, V>> {
         // Before the lock is taken: a change in between costs a needless wake-up. The other order could miss it.
         self.changed.mark_unchanged();
         let mut inner = self.outbox.lock();
-        if self.begun && inner.version == self.at {
+        if self.has_started && inner.version == self.delivered_version {
             return None;
         }
-        let news = inner.order.range(self.at + 1..);
+        let news = inner.order.range(self.delivered_version + 1..);
         let state =
             |key: &K| inner.states.get(key).and_then(|(_, value)| value.as_deref().cloned());
         let step = |key: &Arc<K>| (K::clone(key), state(key));
         // The whole range is copied under the lock, so the batch is the state at exactly `inner.version`.
         let mut steps: Vec<_> = news.map(|(_, key)| step(key)).collect();
-        self.at = inner.version;
-        inner.cursors.insert(self.id, self.at);
+        self.delivered_version = inner.version;
+        inner.cursors.insert(self.id, self.delivered_version);
         if steps.iter().any(|(_, value)| value.is_none()) {
-            inner.forget_passed();
+            inner.drop_delivered_removals();
         }
         // A receiver that begins has no state to remove, so it gets no removals.
-        if !self.begun {
+        if !self.has_started {
             steps.retain(|(_, value)| value.is_some());
         }
-        self.begun = true;
-        Some(OutboxBatch { version: self.at, steps })
+        self.has_started = true;
+        Some(OutboxBatch { version: self.delivered_version, changes: steps })
     }
 }
 
@@ -242,7 +248,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Drop for OutboxCursor<K, V> {
     fn drop(&mut self) {
         let mut inner = self.outbox.lock();
         inner.cursors.remove(&self.id);
-        inner.forget_passed();
+        inner.drop_delivered_removals();
     }
 }
 
@@ -266,7 +272,7 @@ impl<K, V> fmt::Debug for Outbox<K, V> {
 
 impl<K: Eq + Hash + Clone, V: Clone> fmt::Debug for OutboxCursor<K, V> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Cursor").field("at", &self.at).finish()
+        out.debug_struct("Cursor").field("at", &self.delivered_version).finish()
     }
 }
 
@@ -277,15 +283,15 @@ mod tests {
     use super::*;
 
     fn all(cursor: &mut OutboxCursor<&'static str, u8>) -> Vec<(&'static str, Option<u8>)> {
-        cursor.take().map(|batch| batch.steps).unwrap_or_default()
+        cursor.try_next().map(|batch| batch.changes).unwrap_or_default()
     }
 
     #[test]
     fn a_stream_begins_with_every_state_even_with_none() {
         let outbox = Outbox::new();
         let mut early = outbox.subscribe();
-        assert_eq!(early.take(), Some(OutboxBatch { version: 1, steps: vec![] }));
-        assert_eq!(early.take(), None);
+        assert_eq!(early.try_next(), Some(OutboxBatch { version: 1, changes: vec![] }));
+        assert_eq!(early.try_next(), None);
         outbox.set("a", 1);
         outbox.set("b", 2);
         outbox.remove(&"a");
@@ -295,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_forks_from_another_hears_what_came_after_it() {
+    fn a_stream_that_forks_from_another_receives_what_came_after_it() {
         let outbox = Outbox::new();
         outbox.set("a", 1);
         let mut one = outbox.subscribe();
@@ -306,22 +312,25 @@ mod tests {
         assert_eq!(all(&mut one), [("a", None), ("b", Some(2))]);
         drop(one);
         assert_eq!(all(&mut two), [("a", None), ("b", Some(2))]);
-        assert_eq!(two.take(), None);
+        assert_eq!(two.try_next(), None);
     }
 
     #[test]
-    fn what_changed_often_is_said_once() {
+    fn a_state_that_changed_often_is_sent_once() {
         let outbox = Outbox::new();
         let mut cursor = outbox.subscribe();
         all(&mut cursor);
         (0..9).for_each(|value| outbox.set("a", value));
         outbox.set("a", 8);
-        assert_eq!(cursor.take(), Some(OutboxBatch { version: 10, steps: vec![("a", Some(8))] }));
-        assert_eq!(cursor.take(), None);
+        assert_eq!(
+            cursor.try_next(),
+            Some(OutboxBatch { version: 10, changes: vec![("a", Some(8))] })
+        );
+        assert_eq!(cursor.try_next(), None);
     }
 
     #[test]
-    fn marks_of_gone_subjects_are_dropped_once_heard() {
+    fn marks_of_removed_subjects_are_dropped_once_delivered() {
         let outbox = Outbox::new();
         outbox.set("a", 1);
         let (mut one, mut two) = (outbox.subscribe(), outbox.subscribe());
@@ -354,15 +363,15 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_looks_at_no_other_subject() {
+    fn a_removal_looks_up_no_other_subject() {
         let looked_at = |states: u32, streams: usize| {
             let outbox = Outbox::new();
             (0..states).for_each(|at| outbox.set(CountedKeyFixture(at), 1));
             let mut cursors: Vec<_> = (0..streams).map(|_| outbox.subscribe()).collect();
             let said = |cursor: &mut OutboxCursor<CountedKeyFixture, u8>| {
-                cursor.take().map_or(0, |batch| batch.steps.len())
+                cursor.try_next().map_or(0, |batch| batch.changes.len())
             };
-            cursors.iter_mut().for_each(|cursor| drop(cursor.take()));
+            cursors.iter_mut().for_each(|cursor| drop(cursor.try_next()));
             LOOKED_AT.set(0);
             (0..10).for_each(|at| outbox.remove(&CountedKeyFixture(at)));
             let removed = LOOKED_AT.replace(0);
@@ -382,7 +391,7 @@ mod tests {
         let setter = outbox.clone();
         let waiting = tokio::spawn(async move { cursor.next().await });
         setter.set("a", 1);
-        assert_eq!(waiting.await.expect("no panic").steps, [("a", Some(1))]);
+        assert_eq!(waiting.await.expect("no panic").changes, [("a", Some(1))]);
     }
 
     proptest::proptest! {
@@ -395,18 +404,18 @@ mod tests {
                 match kind {
                     0 => { outbox.remove(&key); truth.remove(&key); }
                     1 => { outbox.set(key, value); truth.insert(key, value); }
-                    _ => absorb(&mut cursor, &mut seen),
+                    _ => apply_batch(&mut cursor, &mut seen),
                 }
             }
-            absorb(&mut cursor, &mut seen);
+            apply_batch(&mut cursor, &mut seen);
             proptest::prop_assert_eq!(&seen, &truth);
-            proptest::prop_assert!(outbox.lock().gone.is_empty());
+            proptest::prop_assert!(outbox.lock().removals.is_empty());
             proptest::prop_assert_eq!(outbox.lock().states.len(), truth.len());
         }
     }
 
-    fn absorb(cursor: &mut OutboxCursor<u8, u8>, seen: &mut BTreeMap<u8, u8>) {
-        for (key, value) in cursor.take().map(|batch| batch.steps).unwrap_or_default() {
+    fn apply_batch(cursor: &mut OutboxCursor<u8, u8>, seen: &mut BTreeMap<u8, u8>) {
+        for (key, value) in cursor.try_next().map(|batch| batch.changes).unwrap_or_default() {
             match value {
                 Some(value) => drop(seen.insert(key, value)),
                 None => drop(seen.remove(&key)),

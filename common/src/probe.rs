@@ -20,7 +20,7 @@ use tonic::{
 
 use crate::wire::ProbeHandler;
 
-mod tls;
+mod unverified_tls;
 
 /// User-Agent with the prefix of the kubelet's own, by which applications and Knative tell probes from requests
 /// (knative/networking `pkg/http/header/consts.go`, `KubeProbeUAPrefix`).
@@ -37,13 +37,13 @@ pub trait ProbeConnector: Clone + Send + Sync + 'static {
 }
 
 /// Makes one attempt, which fails after `patience`. `Err` states the reason in a few words.
-pub async fn ask(
+pub async fn run_probe(
     how: &ProbeHandler,
     at: SocketAddr,
     patience: Duration,
     way: &impl ProbeConnector,
 ) -> Result<(), String> {
-    let target = ProbeTarget { at, patience, way: way.clone() };
+    let target = ProbeTarget { address: at, timeout: patience, connector: way.clone() };
     let asked = async {
         match how {
             // Nothing to ask over the network: the agent learns of listeners from the eBPF programs.
@@ -51,9 +51,9 @@ pub async fn ask(
             ProbeHandler::Tcp => target.connect().await.map(drop),
             ProbeHandler::Http { path, headers, host, https } => {
                 let ask = HttpProbe { path, headers, host, target };
-                if *https { ask.over_tls().await } else { ask.plainly().await }
+                if *https { ask.send_over_tls().await } else { ask.send_without_tls().await }
             }
-            ProbeHandler::Grpc { service } => grpc(target, service).await,
+            ProbeHandler::Grpc { service } => probe_grpc(target, service).await,
         }
     };
     match timeout(patience, asked).await {
@@ -65,14 +65,14 @@ pub async fn ask(
 /// Address of the probed pod, time limit, and method of connecting.
 #[derive(Clone, Debug)]
 struct ProbeTarget<W> {
-    at: SocketAddr,
-    patience: Duration,
-    way: W,
+    address: SocketAddr,
+    timeout: Duration,
+    connector: W,
 }
 
 impl<W: ProbeConnector> ProbeTarget<W> {
     async fn connect(&self) -> Result<TcpStream, String> {
-        let Self { at, patience, way } = self;
+        let Self { address: at, timeout: patience, connector: way } = self;
         let failed = |error: io::Error| format!("cannot connect to {at}: {error}");
         let stream = way.connect(*at, *patience).await.map_err(failed)?;
         // A probe leaves no TIME_WAIT behind, however often it is made.
@@ -105,28 +105,28 @@ struct HttpProbe<'a, W> {
 }
 
 impl<W: ProbeConnector> HttpProbe<'_, W> {
-    async fn plainly(&self) -> Result<(), String> {
-        self.over(TokioIo::new(self.target.connect().await?)).await
+    async fn send_without_tls(&self) -> Result<(), String> {
+        self.send_over(TokioIo::new(self.target.connect().await?)).await
     }
 
-    async fn over_tls(&self) -> Result<(), String> {
+    async fn send_over_tls(&self) -> Result<(), String> {
         let stream = self.target.connect().await?;
         // The server name is the probe's host, or else the pod's address. A `Host` header does not change it.
         let host = if self.host.is_empty() {
-            self.target.at.ip().to_string()
+            self.target.address.ip().to_string()
         } else {
             self.host.to_owned()
         };
-        self.over(TokioIo::new(tls::wrap(stream, host).await?)).await
+        self.send_over(TokioIo::new(unverified_tls::connect_unverified(stream, host).await?)).await
     }
 
-    async fn over<T>(&self, io: TokioIo<T>) -> Result<(), String>
+    async fn send_over<T>(&self, io: TokioIo<T>) -> Result<(), String>
     where
         TokioIo<T>: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
         let failed = |error: hyper::Error| format!("GET {} failed: {error}", self.path);
         let (mut sender, connection) = http1::handshake(io).await.map_err(failed)?;
-        let mut exchange = pin!(sender.send_request(self.request()?));
+        let mut exchange = pin!(sender.send_request(self.build_request()?));
         // `connection` moves the bytes and may end in the same poll in which the response is ready. So its end is no
         // failure: the exchange still has the response.
         let answer = tokio::select! {
@@ -141,7 +141,7 @@ impl<W: ProbeConnector> HttpProbe<'_, W> {
         }
     }
 
-    fn request(&self) -> Result<Request<Empty<Bytes>>, String> {
+    fn build_request(&self) -> Result<Request<Empty<Bytes>>, String> {
         let path = if self.path.starts_with('/') {
             self.path.to_owned()
         } else {
@@ -152,7 +152,7 @@ impl<W: ProbeConnector> HttpProbe<'_, W> {
         let names = |name: &str| self.headers.iter().any(|(key, _)| key.eq_ignore_ascii_case(name));
         if !names("host") {
             let host = if self.host.is_empty() {
-                self.target.at.to_string()
+                self.target.address.to_string()
             } else {
                 self.host.to_owned()
             };
@@ -186,10 +186,10 @@ struct HealthResponse {
 
 const SERVING: i32 = 1;
 
-async fn grpc(target: ProbeTarget<impl ProbeConnector>, service: &str) -> Result<(), String> {
-    let (at, patience) = (target.at, target.patience);
+async fn probe_grpc(target: ProbeTarget<impl ProbeConnector>, service: &str) -> Result<(), String> {
+    let (at, patience) = (target.address, target.timeout);
     let failed = |error: &dyn std::error::Error| {
-        format!("health check at {at} failed: {}", crate::link::chain(error))
+        format!("health check at {at} failed: {}", crate::link::error_chain(error))
     };
     let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|error| failed(&error))?;
     let endpoint = endpoint.connect_timeout(patience).user_agent(USER_AGENT);
@@ -229,8 +229,8 @@ mod tests {
         }
     }
 
-    async fn asked(at: SocketAddr, how: ProbeHandler) -> Result<(), String> {
-        ask(&how, at, PATIENCE, &PlainConnectorFixture).await
+    async fn run_plain_probe(at: SocketAddr, how: ProbeHandler) -> Result<(), String> {
+        run_probe(&how, at, PATIENCE, &PlainConnectorFixture).await
     }
 
     fn http(path: &str, headers: &[(&str, &str)]) -> ProbeHandler {
@@ -259,7 +259,8 @@ mod tests {
     async fn an_http_probe_names_itself_and_its_host() {
         let (at, asked) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
         let result =
-            ask(&http("ready?deep=1", &[("x-a", "b")]), at, PATIENCE, &PlainConnectorFixture).await;
+            run_probe(&http("ready?deep=1", &[("x-a", "b")]), at, PATIENCE, &PlainConnectorFixture)
+                .await;
         assert_eq!(result, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.starts_with("GET /ready?deep=1 HTTP/1.1\r\n"), "{asked}");
@@ -273,7 +274,7 @@ mod tests {
     async fn a_header_of_the_probe_replaces_our_own() {
         let (at, asked) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
         let own = [("Host", "hello.local"), ("User-Agent", "mine")];
-        assert_eq!(ask(&http("/", &own), at, PATIENCE, &PlainConnectorFixture).await, Ok(()));
+        assert_eq!(run_probe(&http("/", &own), at, PATIENCE, &PlainConnectorFixture).await, Ok(()));
         let asked = asked.await.expect("no panic");
         assert!(asked.contains("host: hello.local\r\n") && asked.contains("user-agent: mine\r\n"));
         assert_eq!(asked.matches("host:").count(), 1, "{asked}");
@@ -282,7 +283,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_from_400_is_a_failure_in_words() {
         let (at, _asked) = serve_once("HTTP/1.1 503 Busy\r\nconnection: close\r\n\r\nno").await;
-        let result = asked(at, http("/ready", &[])).await;
+        let result = run_plain_probe(at, http("/ready", &[])).await;
         assert_eq!(result, Err("GET /ready answered 503".into()));
     }
 
@@ -290,9 +291,9 @@ mod tests {
     async fn a_tcp_probe_needs_a_listener() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
-        assert_eq!(asked(at, ProbeHandler::Tcp).await, Ok(()));
+        assert_eq!(run_plain_probe(at, ProbeHandler::Tcp).await, Ok(()));
         drop(listener);
-        let refused = asked(at, ProbeHandler::Tcp).await.expect_err("nobody listens");
+        let refused = run_plain_probe(at, ProbeHandler::Tcp).await.expect_err("nobody listens");
         assert!(refused.starts_with(&format!("cannot connect to {at}")), "{refused}");
     }
 
@@ -302,7 +303,7 @@ mod tests {
         let at = listener.local_addr().expect("bound");
         let patience = Duration::from_millis(20);
         assert_eq!(
-            ask(&http("/", &[]), at, patience, &PlainConnectorFixture).await,
+            run_probe(&http("/", &[]), at, patience, &PlainConnectorFixture).await,
             Err(format!("no answer from {at} within 20ms"))
         );
     }
@@ -317,7 +318,7 @@ mod tests {
         let server = tonic::transport::Server::builder().add_routes(routes);
         tokio::spawn(server.serve_with_incoming(incoming));
         let how = ProbeHandler::Grpc { service: String::new() };
-        let failed = asked(at, how).await.expect_err("there is none");
+        let failed = run_plain_probe(at, how).await.expect_err("there is none");
         assert!(failed.starts_with(&format!("health check at {at} failed")), "{failed}");
     }
 
@@ -349,7 +350,7 @@ mod tests {
             let server = tonic::transport::Server::builder().add_routes(app.into());
             tokio::spawn(server.serve_with_incoming(incoming));
             let how = ProbeHandler::Grpc { service: "main".into() };
-            let result = asked(at, how).await;
+            let result = run_plain_probe(at, how).await;
             assert_eq!(result.is_ok(), want, "{result:?}");
         }
     }

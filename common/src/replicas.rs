@@ -92,7 +92,7 @@ impl FromStr for EndpointSetting {
             let parsed = rest.rsplit_once(':').and_then(|(name, port)| {
                 let port = port.parse().ok().filter(|port| *port > 0)?;
                 // An absolute name ends with a dot, which is no part of its last label.
-                let is_name = crate::wire::is_subdomain(name.trim_end_matches('.'));
+                let is_name = crate::wire::is_dns_subdomain(name.trim_end_matches('.'));
                 is_name.then(|| Self::Dns { name: name.to_owned(), port })
             });
             return parsed.ok_or_else(|| EndpointError { text: text.to_owned() });
@@ -116,8 +116,8 @@ impl EndpointSetting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownReplicas {
     fixed: BTreeSet<ReplicaEndpoint>,
-    looked_up: BTreeSet<ReplicaEndpoint>,
-    told: BTreeSet<ReplicaEndpoint>,
+    resolved: BTreeSet<ReplicaEndpoint>,
+    listed: BTreeSet<ReplicaEndpoint>,
 }
 
 impl KnownReplicas {
@@ -127,36 +127,36 @@ impl KnownReplicas {
             EndpointSetting::Fixed(all) => all.clone(),
             EndpointSetting::Dns { .. } => BTreeSet::new(),
         };
-        Self { fixed, looked_up: BTreeSet::new(), told: BTreeSet::new() }
+        Self { fixed, resolved: BTreeSet::new(), listed: BTreeSet::new() }
     }
 
     /// Replaces the addresses of the name. Returns true if they changed. An empty result is ignored: some replica
     /// always exists, or none can be asked.
-    pub fn look_up(&mut self, addresses: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
+    pub fn set_resolved(&mut self, addresses: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
         let new: BTreeSet<_> = addresses.into_iter().collect();
-        let differs = !new.is_empty() && new != self.looked_up;
+        let differs = !new.is_empty() && new != self.resolved;
         if differs {
-            self.looked_up = new;
+            self.resolved = new;
         }
         differs
     }
 
     /// Replaces the replicas that the RouteTable lists, possibly by none. Returns true if they changed.
-    pub fn tell(&mut self, addresses: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
+    pub fn set_listed(&mut self, addresses: impl IntoIterator<Item = ReplicaEndpoint>) -> bool {
         let new: BTreeSet<_> = addresses.into_iter().collect();
-        let differs = new != self.told;
-        self.told = new;
+        let differs = new != self.listed;
+        self.listed = new;
         differs
     }
 
     /// Returns every known replica, each one once.
     pub fn all(&self) -> BTreeSet<ReplicaEndpoint> {
-        self.fixed.iter().chain(&self.looked_up).chain(&self.told).cloned().collect()
+        self.fixed.iter().chain(&self.resolved).chain(&self.listed).cloned().collect()
     }
 
     /// Returns true if any source names `endpoint`.
     pub fn contains(&self, endpoint: &ReplicaEndpoint) -> bool {
-        [&self.fixed, &self.looked_up, &self.told].into_iter().any(|all| all.contains(endpoint))
+        [&self.fixed, &self.resolved, &self.listed].into_iter().any(|all| all.contains(endpoint))
     }
 }
 
@@ -168,19 +168,19 @@ pub enum NextReplica {
     /// All replicas wait; the first may be tried at this time.
     Wait(Duration),
     /// No source names a replica.
-    Nobody,
+    NoneKnown,
 }
 
 /// Recent failures of each replica, so that none is tried too often and a healthy one is preferred.
 #[derive(Clone, Debug, Default)]
 pub struct ReplicaSelector {
-    failed: BTreeMap<ReplicaEndpoint, ReplicaFailures>,
+    failures: BTreeMap<ReplicaEndpoint, ReplicaFailures>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct ReplicaFailures {
-    times: u32,
-    again_at: Duration,
+    count: u32,
+    retry_at: Duration,
 }
 
 impl ReplicaSelector {
@@ -192,16 +192,18 @@ impl ReplicaSelector {
         known: &BTreeSet<ReplicaEndpoint>,
         chance: u64,
     ) -> NextReplica {
-        let may = |it: &&ReplicaEndpoint| self.failed.get(*it).is_none_or(|it| it.again_at <= now);
-        let times = |it: &ReplicaEndpoint| self.failed.get(it).map_or(0, |it| it.times);
+        let may =
+            |it: &&ReplicaEndpoint| self.failures.get(*it).is_none_or(|it| it.retry_at <= now);
+        let times = |it: &ReplicaEndpoint| self.failures.get(it).map_or(0, |it| it.count);
         let least = known.iter().filter(may).map(times).min();
         let best: Vec<_> = known.iter().filter(may).filter(|it| Some(times(it)) == least).collect();
         // The remainder fails for an empty `best` only: then every known replica is waiting, or none is known.
         if let Some(place) = usize::try_from(chance).unwrap_or(usize::MAX).checked_rem(best.len()) {
             return NextReplica::Try(best[place].clone());
         }
-        let soonest = known.iter().filter_map(|it| self.failed.get(it)).map(|it| it.again_at).min();
-        soonest.map_or(NextReplica::Nobody, NextReplica::Wait)
+        let soonest =
+            known.iter().filter_map(|it| self.failures.get(it)).map(|it| it.retry_at).min();
+        soonest.map_or(NextReplica::NoneKnown, NextReplica::Wait)
     }
 
     /// Records that a try failed or a stream broke; `stood` is true if the stream had lasted long enough to count as
@@ -209,32 +211,33 @@ impl ReplicaSelector {
     ///
     /// The wait lies between half and the whole of 10 ms, 20 ms, … 1 s. After an established stream it starts again at
     /// 10 ms.
-    pub fn failed(
+    pub fn record_failure(
         &mut self,
         now: Duration,
         endpoint: &ReplicaEndpoint,
         stood: bool,
         chance: u64,
     ) -> Duration {
-        let before = self.failed.get(endpoint).map_or(0, |it| it.times);
+        let before = self.failures.get(endpoint).map_or(0, |it| it.count);
         let times = if stood { 1 } else { before.saturating_add(1) };
         // 10 ms · 2¹⁰ is beyond the longest wait, so the shift needs no larger exponent.
         let whole = FIRST_RETRY.saturating_mul(1 << (times - 1).min(10)).min(LAST_RETRY);
         // Jitter of up to half of the wait, so that clients of a replica that restarts do not all return at once.
         let share = u32::try_from(chance % 1_024).unwrap_or_default();
         let wait = whole / 2 + (whole / 2) * share / 1_024;
-        self.failed.insert(endpoint.clone(), ReplicaFailures { times, again_at: now + wait });
+        self.failures
+            .insert(endpoint.clone(), ReplicaFailures { count: times, retry_at: now + wait });
         wait
     }
 
     /// Clears the failures of a replica whose stream is established.
-    pub fn stood(&mut self, endpoint: &ReplicaEndpoint) {
-        self.failed.remove(endpoint);
+    pub fn record_established(&mut self, endpoint: &ReplicaEndpoint) {
+        self.failures.remove(endpoint);
     }
 
     /// Drops the failures of replicas that no source names any more.
     pub fn retain(&mut self, known: &BTreeSet<ReplicaEndpoint>) {
-        self.failed.retain(|endpoint, _| known.contains(endpoint));
+        self.failures.retain(|endpoint, _| known.contains(endpoint));
     }
 }
 
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_say_what_they_mean() {
+    fn settings_are_parsed() {
         let parse = |text: &str| text.parse::<EndpointSetting>();
         assert_eq!(
             parse("unix:/run/c.sock"),
@@ -300,37 +303,37 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_answer_and_a_silent_table_lose_nobody() {
+    fn an_empty_lookup_and_an_empty_table_lose_no_replica() {
         let mut known = KnownReplicas::new(&EndpointSetting::Dns { name: "a".into(), port: 1 });
-        assert!(known.look_up([at(1), at(2)]));
-        assert!(!known.look_up([]));
+        assert!(known.set_resolved([at(1), at(2)]));
+        assert!(!known.set_resolved([]));
         assert_eq!(known.all(), [at(1), at(2)].into());
-        assert!(known.tell([at(2), at(3)]));
-        assert!(known.look_up([at(2)]));
+        assert!(known.set_listed([at(2), at(3)]));
+        assert!(known.set_resolved([at(2)]));
         assert_eq!(known.all(), [at(2), at(3)].into());
-        assert!(known.tell([]));
+        assert!(known.set_listed([]));
         assert_eq!(known.all(), [at(2)].into());
     }
 
     #[test]
     fn another_replica_is_preferred_at_once() {
         let (mut chooser, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
-        chooser.failed(ms(0), &at(1), true, 0);
+        chooser.record_failure(ms(0), &at(1), true, 0);
         for chance in 0..9 {
             assert_eq!(chooser.next(ms(0), &known, chance), NextReplica::Try(at(2)));
         }
-        chooser.failed(ms(0), &at(2), false, 0);
+        chooser.record_failure(ms(0), &at(2), false, 0);
         assert_eq!(chooser.next(ms(0), &known, 0), NextReplica::Wait(ms(5)));
-        assert_eq!(chooser.next(ms(5), &[].into(), 0), NextReplica::Nobody);
+        assert_eq!(chooser.next(ms(5), &[].into(), 0), NextReplica::NoneKnown);
     }
 
     #[test]
     fn one_that_failed_less_is_tried_first() {
         let (mut chooser, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
-        (0..3).for_each(|_| _ = chooser.failed(ms(0), &at(1), false, 0));
-        chooser.failed(ms(0), &at(2), false, 0);
+        (0..3).for_each(|_| _ = chooser.record_failure(ms(0), &at(1), false, 0));
+        chooser.record_failure(ms(0), &at(2), false, 0);
         assert_eq!(chooser.next(ms(60_000), &known, 7), NextReplica::Try(at(2)));
-        chooser.stood(&at(1));
+        chooser.record_established(&at(1));
         assert_eq!(chooser.next(ms(60_000), &known, 7), NextReplica::Try(at(1)));
     }
 
@@ -341,21 +344,21 @@ mod tests {
             let mut chooser = ReplicaSelector::default();
             for (times, chance) in (0u32..).zip(chances) {
                 let whole = ms((10u64 << times.min(10)).min(1_000));
-                let wait = chooser.failed(ms(0), &at(1), false, chance);
+                let wait = chooser.record_failure(ms(0), &at(1), false, chance);
                 prop_assert!(wait >= whole / 2 && wait <= whole, "{:?} of {:?}", wait, whole);
             }
-            let wait = chooser.failed(ms(0), &at(1), true, u64::MAX);
+            let wait = chooser.record_failure(ms(0), &at(1), true, u64::MAX);
             prop_assert!(wait <= ms(10));
         }
 
         /// After any failures, some known replica is tried within a second.
         #[test]
-        fn somebody_is_tried_within_a_second(
+        fn some_replica_is_tried_within_a_second(
             failures in proptest::collection::vec((0u8..4, any::<bool>(), any::<u64>()), 0..60),
         ) {
             let (mut chooser, known) = (ReplicaSelector::default(), (0..4).map(at).collect::<BTreeSet<_>>());
             for (which, stood, chance) in failures {
-                chooser.failed(ms(0), &at(which), stood, chance);
+                chooser.record_failure(ms(0), &at(which), stood, chance);
             }
             let tried = matches!(chooser.next(ms(1_000), &known, 3), NextReplica::Try(_));
             prop_assert!(tried);

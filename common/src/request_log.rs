@@ -16,7 +16,7 @@ mod escape;
 mod parse;
 
 /// Knative's default template, in force where request logs are enabled without a template.
-pub const USUAL: &str = concat!(
+pub const DEFAULT_TEMPLATE: &str = concat!(
     r#"{"httpRequest": {"requestMethod": "{{.Request.Method}}", "requestUrl": "{{js .Request.RequestURI}}", "#,
     r#""requestSize": "{{.Request.ContentLength}}", "status": {{.Response.Code}}, "#,
     r#""responseSize": "{{.Response.Size}}", "userAgent": "{{js .Request.UserAgent}}", "#,
@@ -26,13 +26,13 @@ pub const USUAL: &str = concat!(
 );
 
 /// Longest template in bytes.
-pub const LONGEST: usize = 4096;
+pub const MAX_TEMPLATE_BYTES: usize = 4096;
 /// Most values in one template.
-pub const MOST_VALUES: usize = 32;
+pub const MAX_VALUES: usize = 32;
 /// Most functions for one value: each can make it six times as long.
-const MOST_FUNCTIONS: usize = 2;
+const MAX_FUNCTIONS: usize = 2;
 /// Longest value in bytes before its functions; the rest is replaced by three dots.
-pub const LONGEST_VALUE: usize = 2048;
+pub const MAX_VALUE_BYTES: usize = 2048;
 
 /// List of supported fields and functions, for error messages.
 const SUPPORTED: &str = "a template may have .Request (Method, RequestURI, URL, URL.Path, URL.RawQuery, Host, Proto, \
@@ -69,8 +69,8 @@ enum TemplatePart {
 /// Value of a template with the functions to apply, first one first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TemplateValue {
-    from: ValueSource,
-    through: Vec<TemplateFunction>,
+    source: ValueSource,
+    functions: Vec<TemplateFunction>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,20 +84,20 @@ enum ValueSource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RequestField {
     Method,
-    Target,
+    RequestTarget,
     Path,
     Query,
     Host,
-    Proto,
-    Major,
-    Minor,
-    Remote,
-    Length,
+    Protocol,
+    ProtocolMajor,
+    ProtocolMinor,
+    RemoteAddress,
+    ContentLength,
     /// First value of the header with this name.
     Header(Box<str>),
     /// All values of the header, in brackets, as Go prints a list.
     Headers(Box<str>),
-    Trace,
+    TraceId,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,11 +199,14 @@ impl LogTemplate {
     }
 
     /// Returns names of client-controlled values without an escaping function. In JSON they need `js`.
-    pub fn unescaped(&self) -> Vec<String> {
+    pub fn unescaped_values(&self) -> Vec<String> {
         let bare = |part: &TemplatePart| match part {
-            TemplatePart::Value(TemplateValue { from: ValueSource::Request(it), through }) => {
+            TemplatePart::Value(TemplateValue {
+                source: ValueSource::Request(it),
+                functions: through,
+            }) => {
                 let bare = through.iter().all(|it| *it == TemplateFunction::Print);
-                bare.then(|| it.free()).flatten()
+                bare.then(|| it.client_controlled_name()).flatten()
             }
             TemplatePart::Text(_) | TemplatePart::Value(_) => None,
         };
@@ -211,16 +214,19 @@ impl LogTemplate {
     }
 
     /// Captures the request values that the line needs, before the request is forwarded.
-    pub fn take(&self, request: &LoggedRequest<'_>) -> CapturedRequest {
+    pub fn capture(&self, request: &LoggedRequest<'_>) -> CapturedRequest {
         let asked = self.parts.iter().filter_map(|part| match part {
-            TemplatePart::Value(TemplateValue { from: ValueSource::Request(it), .. }) => Some(it),
+            TemplatePart::Value(TemplateValue { source: ValueSource::Request(it), .. }) => Some(it),
             TemplatePart::Text(_) | TemplatePart::Value(_) => None,
         });
-        CapturedRequest(asked.map(|it| escape::cut(it.of(request)).into()).collect())
+        CapturedRequest(
+            asked.map(|it| escape::truncate_value(it.value_in(request)).into()).collect(),
+        )
     }
 
-    /// Returns the line of a request, with its line end. `taken` comes from [`take`](Self::take) of this template.
-    pub fn line(
+    /// Returns the line of a request, with its line end. `taken` comes from [`capture`](Self::capture) of this
+    /// template.
+    pub fn render_line(
         &self,
         taken: &CapturedRequest,
         response: &LoggedResponse,
@@ -232,16 +238,16 @@ impl LogTemplate {
         for part in &*self.parts {
             match part {
                 TemplatePart::Text(text) => line.push_str(text),
-                TemplatePart::Value(TemplateValue { from, through }) => {
+                TemplatePart::Value(TemplateValue { source: from, functions: through }) => {
                     let value: Cow<'_, str> = match from {
                         ValueSource::Literal(text) => (&**text).into(),
                         ValueSource::Request(_) => taken.next().map_or("", |it| &**it).into(),
-                        ValueSource::Response(it) => it.of(response).into(),
-                        ValueSource::Revision(it) => it.of(revision),
+                        ValueSource::Response(it) => it.value_in(response).into(),
+                        ValueSource::Revision(it) => it.value_in(revision),
                     };
                     // Escaped at the end too: functions such as `print` leave control characters in place.
-                    let value = through.iter().fold(value, |it, function| function.of(it));
-                    escape::push_in_line(&mut line, &value);
+                    let value = through.iter().fold(value, |it, function| function.apply(it));
+                    escape::push_line_value(&mut line, &value);
                 }
             }
         }
@@ -253,38 +259,38 @@ impl LogTemplate {
 }
 
 impl RequestField {
-    fn of<'a>(&self, request: &LoggedRequest<'a>) -> Cow<'a, str> {
+    fn value_in<'a>(&self, request: &LoggedRequest<'a>) -> Cow<'a, str> {
         let (major, minor) = request.version;
         match self {
             Self::Method => request.method.into(),
-            Self::Target => request.target.into(),
-            Self::Path => escape::percent_decoded(request.path),
+            Self::RequestTarget => request.target.into(),
+            Self::Path => escape::decode_percent(request.path),
             Self::Query => request.query.into(),
             Self::Host => request.host.into(),
-            Self::Proto => format!("HTTP/{major}.{minor}").into(),
-            Self::Major => major.to_string().into(),
-            Self::Minor => minor.to_string().into(),
-            Self::Remote => request.remote.to_string().into(),
-            Self::Length => request.length.to_string().into(),
+            Self::Protocol => format!("HTTP/{major}.{minor}").into(),
+            Self::ProtocolMajor => major.to_string().into(),
+            Self::ProtocolMinor => minor.to_string().into(),
+            Self::RemoteAddress => request.remote.to_string().into(),
+            Self::ContentLength => request.length.to_string().into(),
             Self::Header(name) => {
                 (request.headers)(name).into_iter().next().unwrap_or_default().into()
             }
             Self::Headers(name) => format!("[{}]", (request.headers)(name).join(" ")).into(),
-            Self::Trace => trace(request.headers).into(),
+            Self::TraceId => trace_id(request.headers).into(),
         }
     }
 
     /// Returns the name of the value, if the client controls its text.
-    fn free(&self) -> Option<String> {
+    fn client_controlled_name(&self) -> Option<String> {
         match self {
             Self::Method
-            | Self::Proto
-            | Self::Major
-            | Self::Minor
-            | Self::Remote
-            | Self::Length
-            | Self::Trace => None,
-            Self::Target => Some(".Request.RequestURI".into()),
+            | Self::Protocol
+            | Self::ProtocolMajor
+            | Self::ProtocolMinor
+            | Self::RemoteAddress
+            | Self::ContentLength
+            | Self::TraceId => None,
+            Self::RequestTarget => Some(".Request.RequestURI".into()),
             Self::Path => Some(".Request.URL.Path".into()),
             Self::Query => Some(".Request.URL.RawQuery".into()),
             Self::Host => Some(".Request.Host".into()),
@@ -294,17 +300,17 @@ impl RequestField {
 }
 
 impl ResponseField {
-    fn of(self, response: &LoggedResponse) -> String {
+    fn value_in(self, response: &LoggedResponse) -> String {
         match self {
             Self::Code => response.code.to_string(),
             Self::Size => response.size.to_string(),
-            Self::Latency => escape::float(response.latency),
+            Self::Latency => escape::format_go_float(response.latency),
         }
     }
 }
 
 impl RevisionField {
-    fn of<'a>(self, revision: &LoggedRevision<'a>) -> Cow<'a, str> {
+    fn value_in<'a>(self, revision: &LoggedRevision<'a>) -> Cow<'a, str> {
         match self {
             Self::Name => revision.name.into(),
             Self::Namespace => revision.namespace.into(),
@@ -317,18 +323,18 @@ impl RevisionField {
 }
 
 impl TemplateFunction {
-    fn of(self, text: Cow<'_, str>) -> Cow<'_, str> {
+    fn apply(self, text: Cow<'_, str>) -> Cow<'_, str> {
         match self {
-            Self::Js => escape::js(&text).into(),
-            Self::Html => escape::html(&text).into(),
-            Self::UrlQuery => escape::url_query(&text).into(),
+            Self::Js => escape::escape_js(&text).into(),
+            Self::Html => escape::escape_html(&text).into(),
+            Self::UrlQuery => escape::escape_url_query(&text).into(),
             Self::Print => text,
         }
     }
 }
 
 /// Returns the trace id of a request from W3C's `traceparent`, or else from B3's header; empty: none.
-fn trace(headers: &dyn Fn(&str) -> Vec<String>) -> String {
+fn trace_id(headers: &dyn Fn(&str) -> Vec<String>) -> String {
     // A client controls these headers: anything but hexadecimal digits of the right length is left out.
     let hexadecimal = |it: &str, lengths: &[usize]| {
         lengths.contains(&it.len()) && it.bytes().all(|it| it.is_ascii_hexdigit())

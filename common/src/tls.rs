@@ -1,8 +1,8 @@
 //! Shell: mutual TLS between components.
 //!
 //! Every component makes its own key, which never leaves its process, and requests a certificate for it from the
-//! controller (`enrol`). Both sides of a connection present theirs. Names and addresses prove nothing; only the
-//! identity in the certificate does ([`peer()`]). Certificates live for an hour and are replaced in place:
+//! controller ([`crate::enrollment`]). Both sides of a connection present theirs. Names and addresses prove nothing; only the
+//! identity in the certificate does ([`request_peer()`]). Certificates live for an hour and are replaced in place:
 //! [`TlsCredentials`] gives every new handshake the newest one, and open connections stay.
 //!
 //! | attack | defence |
@@ -37,13 +37,12 @@ use tokio::sync::watch;
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 
 pub mod accept;
-pub mod enrol;
 pub mod peer;
 
 use peer::{CertificateIdentity, CertificateRole, TlsPeer};
 
 /// ALPN protocol name of HTTP/2.
-const H2: &[u8] = b"h2";
+const ALPN_H2: &[u8] = b"h2";
 
 /// Error of a key or certificate that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +58,7 @@ pub enum TlsError {
     Certificate(#[source] webpki::Error),
     /// The certificate chain is empty.
     #[error("the certificate names no component")]
-    Nobody,
+    EmptyChain,
 }
 
 /// Certificate of the process and the authorities that it trusts. Both may change at any time.
@@ -70,15 +69,15 @@ pub struct TlsCredentials {
 
 #[derive(Default)]
 struct CurrentCredentials {
-    own: Option<(Arc<CertifiedKey>, Arc<CertificateIdentity>)>,
+    certificate: Option<(Arc<CertifiedKey>, Arc<CertificateIdentity>)>,
     anchors: Vec<TrustAnchor<'static>>,
 }
 
 impl fmt::Debug for TlsCredentials {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let current = self.now();
+        let current = self.snapshot();
         out.debug_struct("Credentials")
-            .field("own", &current.own.as_ref().map(|(_, identity)| identity.to_string()))
+            .field("own", &current.certificate.as_ref().map(|(_, identity)| identity.to_string()))
             .field("authorities", &current.anchors.len())
             .finish()
     }
@@ -92,56 +91,60 @@ impl TlsCredentials {
     }
 
     /// Replaces the trusted authorities.
-    pub fn trust(&self, authorities: &[CertificateDer<'_>]) -> Result<(), TlsError> {
+    pub fn set_authorities(&self, authorities: &[CertificateDer<'_>]) -> Result<(), TlsError> {
         let anchor = |it| anchor_from_trusted_cert(it).map(|it| it.to_owned());
         let anchors: Result<Vec<_>, _> = authorities.iter().map(anchor).collect();
         let anchors = anchors.map_err(TlsError::Authority)?;
-        self.current
-            .send_modify(|it| *it = Arc::new(CurrentCredentials { own: it.own.clone(), anchors }));
+        self.current.send_modify(|it| {
+            *it = Arc::new(CurrentCredentials { certificate: it.certificate.clone(), anchors })
+        });
         Ok(())
     }
 
     /// Replaces the certificate to present: a chain, its own certificate first, and that one's key in PKCS#8.
-    pub fn show(
+    pub fn set_certificate(
         &self,
         chain: Vec<CertificateDer<'static>>,
         key: PrivatePkcs8KeyDer<'static>,
     ) -> Result<Arc<CertificateIdentity>, TlsError> {
         // All checks come before the exchange, so an unusable certificate never replaces a good one.
-        let first = chain.first().ok_or(TlsError::Nobody)?;
-        let identity = Arc::new(identity_of(first).map_err(TlsError::Certificate)?);
+        let first = chain.first().ok_or(TlsError::EmptyChain)?;
+        let identity = Arc::new(parse_identity(first).map_err(TlsError::Certificate)?);
         let key = ring::sign::any_supported_type(&PrivateKeyDer::Pkcs8(key));
         let own = CertifiedKey::new(chain, key.map_err(TlsError::Key)?);
         own.keys_match().map_err(TlsError::Key)?;
         let own = Some((Arc::new(own), Arc::clone(&identity)));
         self.current.send_modify(|it| {
-            *it = Arc::new(CurrentCredentials { own: own.clone(), anchors: it.anchors.clone() });
+            *it = Arc::new(CurrentCredentials {
+                certificate: own.clone(),
+                anchors: it.anchors.clone(),
+            });
         });
         Ok(identity)
     }
 
     /// Returns the identity in the own certificate, if there is one.
     pub fn identity(&self) -> Option<Arc<CertificateIdentity>> {
-        self.now().own.as_ref().map(|(_, identity)| Arc::clone(identity))
+        self.snapshot().certificate.as_ref().map(|(_, identity)| Arc::clone(identity))
     }
 
     /// Waits until there is a certificate to present.
-    pub async fn ready(&self) {
+    pub async fn wait_for_certificate(&self) {
         let mut current = self.current.subscribe();
         // The sender belongs to `self`, so it cannot have been dropped.
-        let _ready = current.wait_for(|it| it.own.is_some()).await;
+        let _ready = current.wait_for(|it| it.certificate.is_some()).await;
     }
 
-    fn now(&self) -> Arc<CurrentCredentials> {
+    fn snapshot(&self) -> Arc<CurrentCredentials> {
         Arc::clone(&self.current.borrow())
     }
 
-    fn key(&self) -> Option<Arc<CertifiedKey>> {
-        self.now().own.as_ref().map(|(own, _)| Arc::clone(own))
+    fn certified_key(&self) -> Option<Arc<CertifiedKey>> {
+        self.snapshot().certificate.as_ref().map(|(own, _)| Arc::clone(own))
     }
 
     /// Returns the identity of a certificate, if a trusted authority has signed it and it is valid at `now`.
-    fn check(
+    fn verify_certificate(
         &self,
         shown: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
@@ -152,7 +155,7 @@ impl TlsCredentials {
             Error::InvalidCertificate(rustls::CertificateError::Other(OtherError(Arc::new(error))))
         };
         // One snapshot for the whole check: the authorities may be replaced meanwhile.
-        let current = self.now();
+        let current = self.snapshot();
         let algorithms = self.provider.signature_verification_algorithms.all;
         let certificate = EndEntityCert::try_from(shown).map_err(broken)?;
         let checked = certificate.verify_for_usage(
@@ -166,12 +169,12 @@ impl TlsCredentials {
         );
         checked.map(drop).map_err(broken)?;
         // Only after the signature is verified do the names in the certificate mean anything.
-        identity_of(shown).map_err(broken)
+        parse_identity(shown).map_err(broken)
     }
 }
 
 /// Returns the one identity that a certificate names; none or several are an error.
-fn identity_of(certificate: &CertificateDer<'_>) -> Result<CertificateIdentity, webpki::Error> {
+fn parse_identity(certificate: &CertificateDer<'_>) -> Result<CertificateIdentity, webpki::Error> {
     let certificate = EndEntityCert::try_from(certificate)?;
     let mut all = certificate.valid_uri_names().map(str::parse::<CertificateIdentity>);
     // A second URI would leave open which identity counts, so it is refused even if it is no identity.
@@ -182,15 +185,16 @@ fn identity_of(certificate: &CertificateDer<'_>) -> Result<CertificateIdentity, 
 }
 
 /// Returns the peer of the connection that carried this request.
-pub fn peer<T>(request: &tonic::Request<T>) -> TlsPeer {
-    request.extensions().get::<TlsPeer>().cloned().unwrap_or(TlsPeer::Unchecked)
+pub fn request_peer<T>(request: &tonic::Request<T>) -> TlsPeer {
+    request.extensions().get::<TlsPeer>().cloned().unwrap_or(TlsPeer::Unauthenticated)
 }
 
 /// Returns the gRPC status for a denied request.
-pub fn status(denied: &peer::PeerDeniedError) -> tonic::Status {
+pub fn denied_status(denied: &peer::PeerDeniedError) -> tonic::Status {
     match denied {
         peer::PeerDeniedError::Anonymous => tonic::Status::unauthenticated(denied.to_string()),
-        peer::PeerDeniedError::Other { .. } | peer::PeerDeniedError::Role { .. } => {
+        peer::PeerDeniedError::IdentityMismatch { .. }
+        | peer::PeerDeniedError::RoleNotAllowed { .. } => {
             tonic::Status::permission_denied(denied.to_string())
         }
     }
@@ -202,7 +206,10 @@ pub(crate) fn client_config(
     server: CertificateRole,
     named: bool,
 ) -> ClientConfig {
-    let verifier = Arc::new(ServerRoleVerifier { credentials: Arc::clone(credentials), server });
+    let verifier = Arc::new(ServerRoleVerifier {
+        credentials: Arc::clone(credentials),
+        required_role: server,
+    });
     let config = ClientConfig::builder_with_provider(Arc::clone(&credentials.provider));
     let config = config.with_protocol_versions(&[&TLS13]).expect("ring knows TLS 1.3");
     // "Dangerous" replaces the check of host names: servers are identified by role, and their addresses change.
@@ -212,7 +219,7 @@ pub(crate) fn client_config(
     } else {
         config.with_no_client_auth()
     };
-    config.alpn_protocols = vec![H2.to_vec()];
+    config.alpn_protocols = vec![ALPN_H2.to_vec()];
     // A resumed session would keep using a certificate that has been replaced.
     config.resumption = Resumption::disabled();
     config
@@ -220,12 +227,13 @@ pub(crate) fn client_config(
 
 /// Returns the TLS configuration of a server; `open`: also for clients that have no certificate yet.
 pub(crate) fn server_config(credentials: &Arc<TlsCredentials>, open: bool) -> ServerConfig {
-    let verifier = Arc::new(AnyRoleVerifier { credentials: Arc::clone(credentials), open });
+    let verifier =
+        Arc::new(AnyRoleVerifier { credentials: Arc::clone(credentials), allows_anonymous: open });
     let config = ServerConfig::builder_with_provider(Arc::clone(&credentials.provider));
     let config = config.with_protocol_versions(&[&TLS13]).expect("ring knows TLS 1.3");
     let config = config.with_client_cert_verifier(verifier);
     let mut config = config.with_cert_resolver(Arc::new(OwnCertResolver(Arc::clone(credentials))));
-    config.alpn_protocols = vec![H2.to_vec()];
+    config.alpn_protocols = vec![ALPN_H2.to_vec()];
     // Without tickets no session is resumed: each handshake presents and checks the newest certificates.
     config.send_tls13_tickets = 0;
     config
@@ -237,7 +245,7 @@ struct OwnCertResolver(Arc<TlsCredentials>);
 
 impl ResolvesClientCert for OwnCertResolver {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.0.key()
+        self.0.certified_key()
     }
 
     fn has_certs(&self) -> bool {
@@ -247,7 +255,7 @@ impl ResolvesClientCert for OwnCertResolver {
 
 impl ResolvesServerCert for OwnCertResolver {
     fn resolve(&self, _: server::ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0.key()
+        self.0.certified_key()
     }
 }
 
@@ -255,7 +263,7 @@ impl ResolvesServerCert for OwnCertResolver {
 #[derive(Debug)]
 struct ServerRoleVerifier {
     credentials: Arc<TlsCredentials>,
-    server: CertificateRole,
+    required_role: CertificateRole,
 }
 
 impl ServerCertVerifier for ServerRoleVerifier {
@@ -267,16 +275,16 @@ impl ServerCertVerifier for ServerRoleVerifier {
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let usage = match self.server {
+        let usage = match self.required_role {
             // Activators connect to each other with client certificates; the identity states the role.
             CertificateRole::Activator => KeyUsage::client_auth(),
             CertificateRole::Controller | CertificateRole::Autoscaler | CertificateRole::Agent => {
                 KeyUsage::server_auth()
             }
         };
-        let identity = self.credentials.check(shown, intermediates, now, usage)?;
-        if identity.holder != self.server {
-            return Err(Error::General(format!("{identity} is no {}", self.server)));
+        let identity = self.credentials.verify_certificate(shown, intermediates, now, usage)?;
+        if identity.role != self.required_role {
+            return Err(Error::General(format!("{identity} is no {}", self.required_role)));
         }
         Ok(ServerCertVerified::assertion())
     }
@@ -310,12 +318,12 @@ impl ServerCertVerifier for ServerRoleVerifier {
 #[derive(Debug)]
 struct AnyRoleVerifier {
     credentials: Arc<TlsCredentials>,
-    open: bool,
+    allows_anonymous: bool,
 }
 
 impl ClientCertVerifier for AnyRoleVerifier {
     fn client_auth_mandatory(&self) -> bool {
-        !self.open
+        !self.allows_anonymous
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -328,7 +336,8 @@ impl ClientCertVerifier for AnyRoleVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let checked = self.credentials.check(shown, intermediates, now, KeyUsage::client_auth());
+        let checked =
+            self.credentials.verify_certificate(shown, intermediates, now, KeyUsage::client_auth());
         checked.map(|_| ClientCertVerified::assertion())
     }
 

@@ -34,15 +34,16 @@ pub mod raw {
     tonic::include_proto!("rouse.v1");
 }
 
-mod check;
+mod conversion;
 mod settings;
 mod slots;
 mod sources;
 mod usage;
 
-pub use check::WireError;
+pub use conversion::WireError;
 pub use settings::{
-    EdgeSettings, GlobalSettings, LogLevel, LogLevels, RequestLogSettings, is_upgrade, network,
+    EdgeSettings, GlobalSettings, LogLevel, LogLevels, RequestLogSettings, is_allowed_upgrade_name,
+    parse_network,
 };
 pub use slots::{SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem, SlotsByPod};
 pub use sources::{AllowedSources, IpBlock};
@@ -85,7 +86,7 @@ impl FromStr for NamespacedName {
 
     fn from_str(text: &str) -> Result<Self, WireError> {
         match text.split_once('/') {
-            Some((namespace, name)) if is_label(namespace) && is_subdomain(name) => {
+            Some((namespace, name)) if is_dns_label(namespace) && is_dns_subdomain(name) => {
                 Ok(Self::new(namespace, name))
             }
             _ => Err(WireError::new("name", text, "must be namespace/name")),
@@ -94,7 +95,7 @@ impl FromStr for NamespacedName {
 }
 
 /// Returns true if `text` is a DNS-1123 label: 1 to 63 of `a-z`, `0-9` and inner `-`.
-pub fn is_label(text: &str) -> bool {
+pub fn is_dns_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&text.len())
         && text.bytes().all(inner)
@@ -103,8 +104,8 @@ pub fn is_label(text: &str) -> bool {
 }
 
 /// Returns true if `text` is a DNS-1123 subdomain: labels joined by `.`, at most 253 bytes.
-pub fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_label)
+pub fn is_dns_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_dns_label)
 }
 
 /// Replica of a component that opened a stream.
@@ -162,23 +163,23 @@ pub struct ServiceEntry {
     /// Traffic targets; their percents add up to 100. Empty: no Revision to route to yet, answer 503.
     pub targets: Vec<RouteTarget>,
     /// Path of new connections while pods are ready.
-    pub path: ConnectionPath,
+    pub connection_path: ConnectionPath,
     /// Host names that reach the service through the gateway, lower case, without port.
     pub hosts: Vec<String>,
     /// Gateway rules beyond `hosts`. Few services have any, so the others pay for one word.
-    pub ingress: Option<Box<GatewayRules>>,
+    pub gateway_rules: Option<Box<GatewayRules>>,
 }
 
 /// Gateway rules of a service beyond routing its hosts to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayRules {
     /// True if `hosts` answer http from outside with a redirect to https (`http-protocol: Redirected`).
-    pub redirects: bool,
+    pub redirects_to_https: bool,
     /// Further hosts that reach the service from outside, from DomainMappings.
-    pub domains: Vec<MappedDomain>,
+    pub mapped_domains: Vec<MappedDomain>,
     /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. Only an activator can read the
     /// header, so such a service has [`ConnectionPath::Activator`].
-    pub tags: Option<TagRouting>,
+    pub tag_routing: Option<TagRouting>,
 }
 
 /// One DomainMapping, as the gateway sees it.
@@ -188,18 +189,18 @@ pub struct MappedDomain {
     pub host: String,
     /// Host that the pods receive; the client's host is then in `K-Original-Host`. `None`: the pods receive the
     /// client's host, which an app sees in the end where Knative's sidecar restores it.
-    pub rewrite: Option<String>,
+    pub host_rewrite: Option<String>,
     /// True if the host answers http from outside with a redirect to https.
-    pub redirects: bool,
+    pub redirects_to_https: bool,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TagRouting {
     /// The service is a Route: the header chooses one of these tags; any other value means default traffic.
-    Choice(Vec<RouteTag>),
+    ChooseTag(Vec<RouteTag>),
     /// The service is this tag of such a Route; its pods receive the tag in the header.
-    Tag(String),
+    ServeTag(String),
 }
 
 /// One tag of a Route.
@@ -256,7 +257,7 @@ pub struct RevisionEntry {
     /// True if the Revision has reached its initial scale once.
     pub initial_scale_reached: bool,
     /// Clients that may send requests to the pods; `None`: all. Only sent to activators.
-    pub sources: Option<Arc<AllowedSources>>,
+    pub allowed_sources: Option<Arc<AllowedSources>>,
 }
 
 /// Protocol that a Revision's pods speak on their serving port.
@@ -275,9 +276,9 @@ pub struct ScalePolicy {
     /// Metric that the autoscaler averages.
     pub metric: ScaleMetric,
     /// Highest load of one pod: concurrent requests, or requests per second. At least 0.01.
-    pub total: f64,
-    /// Share of `total` that the autoscaler aims at, 0 < u ≤ 1. Default 0.7.
-    pub utilization: f64,
+    pub target_total: f64,
+    /// Share of `target_total` that the autoscaler aims at, 0 < u ≤ 1. Default 0.7.
+    pub target_utilization: f64,
     /// Burst capacity to keep free; −1: always through the activator; 0 (shipped): never for lack of capacity.
     pub target_burst_capacity: f64,
     /// Concurrent requests that one activator is expected to handle. Default 100.
@@ -305,9 +306,9 @@ pub struct ScalePolicy {
     /// True if zero pods are allowed. Default true.
     pub scale_to_zero: bool,
     /// Least time on the activator path before the last pod ends. Default 30 s.
-    pub grace: Duration,
+    pub scale_to_zero_grace_period: Duration,
     /// Least time that the last pod stays after the load ended. Default 0.
-    pub retention: Duration,
+    pub scale_to_zero_retention_period: Duration,
     /// Time after which a start that is not ready counts as failed. Default 600 s.
     pub progress_deadline: Duration,
     /// Weights of the seconds in a window's average.
@@ -320,18 +321,18 @@ pub struct ScalePolicyPool(Vec<Arc<ScalePolicy>>);
 
 impl ScalePolicyPool {
     /// Number of policies to compare with; beyond them each policy is stored by itself.
-    const KNOWN: usize = 64;
+    const CAPACITY: usize = 64;
 
     /// Returns the known policy equal to `policy`, or `policy` itself, which may become known.
-    pub fn share(&mut self, policy: Arc<ScalePolicy>) -> Arc<ScalePolicy> {
+    pub fn intern(&mut self, policy: Arc<ScalePolicy>) -> Arc<ScalePolicy> {
         if let Some(known) = self.0.iter().find(|known| **known == policy) {
             return Arc::clone(known);
         }
         // The pool itself holds one count of each: policies that no Revision uses make room first.
-        if self.0.len() == Self::KNOWN {
+        if self.0.len() == Self::CAPACITY {
             self.0.retain(|known| Arc::strong_count(known) > 1);
         }
-        if self.0.len() < Self::KNOWN {
+        if self.0.len() < Self::CAPACITY {
             self.0.push(Arc::clone(&policy));
         }
         policy
@@ -344,8 +345,8 @@ impl Default for ScalePolicy {
     fn default() -> Self {
         Self {
             metric: ScaleMetric::Concurrency,
-            total: 100.0,
-            utilization: 0.7,
+            target_total: 100.0,
+            target_utilization: 0.7,
             target_burst_capacity: 0.0,
             activator_capacity: 100.0,
             stable_window: Duration::from_secs(60),
@@ -359,8 +360,8 @@ impl Default for ScalePolicy {
             activation_scale: 0,
             scale_down_delay: Duration::ZERO,
             scale_to_zero: true,
-            grace: Duration::from_secs(30),
-            retention: Duration::ZERO,
+            scale_to_zero_grace_period: Duration::from_secs(30),
+            scale_to_zero_retention_period: Duration::ZERO,
             progress_deadline: Duration::from_secs(600),
             aggregation: WindowAggregation::Linear,
         }
@@ -403,9 +404,9 @@ pub struct PodEntry {
     /// Address and port that the pod serves on; `None` until its network exists.
     pub address: Option<SocketAddr>,
     /// Address of the other family, at the same port, if the pod has one and serves there too.
-    pub also: Option<IpAddr>,
+    pub other_family_address: Option<IpAddr>,
     /// True if the kubelet calls the pod ready: other nodes need not test if they reach it.
-    pub confirmed: bool,
+    pub kubelet_ready: bool,
     /// Serving port of the pod (`PORT`).
     pub port: NonZeroU16,
     /// Readiness probe that the agent on the pod's node runs.
@@ -427,7 +428,7 @@ pub enum RoutingPhase {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadinessProbe {
     /// Handler: the request that an attempt makes.
-    pub how: ProbeHandler,
+    pub handler: ProbeHandler,
     /// Port to probe; `None`: the serving port.
     pub port: Option<NonZeroU16>,
     /// Time between two attempts; zero: as fast as sensible (Knative's aggressive probe).
@@ -442,9 +443,9 @@ pub struct ReadinessProbe {
 
 impl ReadinessProbe {
     /// Returns the default probe: the pod is ready when its process listens.
-    pub fn listens() -> Self {
+    pub fn listener_probe() -> Self {
         Self {
-            how: ProbeHandler::Listen,
+            handler: ProbeHandler::Listen,
             port: None,
             period: Duration::ZERO,
             timeout: Duration::ZERO,
@@ -505,11 +506,11 @@ pub enum ServerComponent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerReplicas {
     /// Component that the replicas belong to.
-    pub part: ServerComponent,
+    pub component: ServerComponent,
     /// Replicas with the addresses that accept streams.
     pub members: Vec<ServerReplica>,
     /// Name of the active replica; `None`: none yet. Controllers obey the decisions of the active autoscaler.
-    pub chosen: Option<String>,
+    pub active: Option<String>,
 }
 
 /// One replica of a component.
@@ -546,7 +547,7 @@ pub enum RouteChange {
     /// Settings that hold for all services.
     Settings(GlobalSettings),
     /// Removal of the subject.
-    Gone(RouteKey),
+    Removed(RouteKey),
     /// End of a batch: the stream has sent everything up to this version.
     Synced,
 }
@@ -576,9 +577,9 @@ impl RouteChange {
             Self::Revision(it) => Some(RouteKey::Revision(it.name.clone())),
             Self::Pod(it) => Some(RouteKey::Pod(it.uid.clone())),
             Self::Activator(it) => Some(RouteKey::Activator(it.name.clone())),
-            Self::Replicas(it) => Some(RouteKey::Replicas(it.part)),
+            Self::Replicas(it) => Some(RouteKey::Replicas(it.component)),
             Self::Settings(_) => Some(RouteKey::Settings),
-            Self::Gone(key) => Some(key.clone()),
+            Self::Removed(key) => Some(key.clone()),
             Self::Synced => None,
         }
     }
@@ -586,32 +587,34 @@ impl RouteChange {
 
 impl RouteTable {
     /// Returns the whole states of all subjects.
-    pub fn states(&self) -> impl Iterator<Item = RouteChange> {
+    pub fn all_states(&self) -> impl Iterator<Item = RouteChange> {
         let services = self.services.values().cloned().map(RouteChange::Service);
         let revisions = self.revisions.values().cloned().map(RouteChange::Revision);
         let pods = self.pods.values().cloned().map(|it| RouteChange::Pod(it.into()));
         let activators = self.activators.values().cloned().map(RouteChange::Activator);
         let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
-        let settings = self.settings.said().map(RouteChange::Settings);
+        let settings = self.settings.if_not_default().map(RouteChange::Settings);
         // Named subjects come before the services that name them, although a receiver acts only at `Synced`.
         let first = settings.into_iter().chain(replicas).chain(activators);
         first.chain(revisions).chain(pods).chain(services)
     }
 
     /// Returns the changes that turn `self` into `next`: states first, then removals.
-    pub fn changes(&self, next: &Self) -> Vec<RouteChange> {
+    pub fn changes_to(&self, next: &Self) -> Vec<RouteChange> {
         let mut out = Vec::new();
         if self.settings != next.settings {
-            out.extend(next.settings.said().map(RouteChange::Settings));
+            out.extend(next.settings.if_not_default().map(RouteChange::Settings));
         }
-        changed(&self.replicas, &next.replicas, |v| out.push(RouteChange::Replicas(v)));
-        changed(&self.activators, &next.activators, |v| out.push(RouteChange::Activator(v)));
-        changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
-        changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
-        changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
+        for_each_changed(&self.replicas, &next.replicas, |v| out.push(RouteChange::Replicas(v)));
+        for_each_changed(&self.activators, &next.activators, |v| {
+            out.push(RouteChange::Activator(v))
+        });
+        for_each_changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
+        for_each_changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
+        for_each_changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
         // Removals come last, so that no service names a subject that is already removed.
         let gone = self.keys().into_iter().filter(|key| !next.contains(key));
-        out.extend(gone.map(RouteChange::Gone));
+        out.extend(gone.map(RouteChange::Removed));
         out
     }
 
@@ -622,7 +625,7 @@ impl RouteTable {
         let pods = self.pods.keys().cloned().map(RouteKey::Pod);
         let activators = self.activators.keys().cloned().map(RouteKey::Activator);
         let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
-        let settings = self.settings.said().map(|_| RouteKey::Settings);
+        let settings = self.settings.if_not_default().map(|_| RouteKey::Settings);
         let named = services.chain(revisions).chain(pods).chain(activators).chain(replicas);
         named.chain(settings).collect()
     }
@@ -634,21 +637,21 @@ impl RouteTable {
             RouteKey::Pod(uid) => self.pods.contains_key(uid),
             RouteKey::Activator(name) => self.activators.contains_key(name),
             RouteKey::Replicas(part) => self.replicas.contains_key(part),
-            RouteKey::Settings => self.settings.said().is_some(),
+            RouteKey::Settings => self.settings.if_not_default().is_some(),
         }
     }
 
     /// Applies one change and returns the key of its subject. `Synced` changes nothing.
-    fn set(&mut self, change: RouteChange) -> Option<RouteKey> {
+    fn apply_change(&mut self, change: RouteChange) -> Option<RouteKey> {
         let key = change.key()?;
         match change {
             RouteChange::Service(it) => drop(self.services.insert(it.name.clone(), it)),
             RouteChange::Revision(it) => drop(self.revisions.insert(it.name.clone(), it)),
             RouteChange::Pod(it) => drop(self.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(self.activators.insert(it.name.clone(), it)),
-            RouteChange::Replicas(it) => drop(self.replicas.insert(it.part, it)),
+            RouteChange::Replicas(it) => drop(self.replicas.insert(it.component, it)),
             RouteChange::Settings(it) => self.settings = it,
-            RouteChange::Gone(_) => self.remove(&key),
+            RouteChange::Removed(_) => self.remove(&key),
             RouteChange::Synced => {}
         }
         Some(key)
@@ -667,7 +670,7 @@ impl RouteTable {
 }
 
 /// Calls `each` for every value of `next` that is new or differs in `now`.
-fn changed<K: Ord, V: Clone + PartialEq>(
+fn for_each_changed<K: Ord, V: Clone + PartialEq>(
     now: &BTreeMap<K, V>,
     next: &BTreeMap<K, V>,
     each: impl FnMut(V),
@@ -678,23 +681,23 @@ fn changed<K: Ord, V: Clone + PartialEq>(
 
 /// Receiver's copy of the RouteTable, kept when a stream breaks.
 ///
-/// Call [`restart`](Self::restart) when a stream opens and [`absorb`](Self::absorb) for each item. The table is
-/// consistent, and may be acted on, only when `absorb` has returned a set.
+/// Call [`begin_stream`](Self::begin_stream) when a stream opens and [`apply_item`](Self::apply_item) for each item.
+/// The table is consistent, and may be acted on, only when `apply_item` has returned a set.
 #[derive(Clone, Debug, Default)]
 pub struct RouteView {
     /// Table as received so far; consistent after each `Synced`.
     pub table: RouteTable,
     /// Version in force; 0 before the first `Synced` of a stream.
     pub version: u64,
-    unnamed: Option<BTreeSet<RouteKey>>,
+    not_yet_named: Option<BTreeSet<RouteKey>>,
     changed: BTreeSet<RouteKey>,
-    policies: ScalePolicyPool,
+    policy_pool: ScalePolicyPool,
 }
 
 impl RouteView {
     /// Begins a new stream: every subject not named before its first `Synced` will be removed.
-    pub fn restart(&mut self) {
-        self.unnamed = Some(self.table.keys());
+    pub fn begin_stream(&mut self) {
+        self.not_yet_named = Some(self.table.keys());
         self.version = 0;
     }
 
@@ -704,22 +707,22 @@ impl RouteView {
     }
 
     /// Applies one item. At `Synced`, which ends each batch, returns the keys changed since the last one.
-    pub fn absorb(&mut self, mut item: RouteItem) -> Option<BTreeSet<RouteKey>> {
+    pub fn apply_item(&mut self, mut item: RouteItem) -> Option<BTreeSet<RouteKey>> {
         // Policies arrive as separate copies: ten thousand Revisions then share a handful.
         if let RouteChange::Revision(it) = &mut item.change {
-            it.policy = it.policy.take().map(|policy| self.policies.share(policy));
+            it.policy = it.policy.take().map(|policy| self.policy_pool.intern(policy));
         }
         let synced = matches!(item.change, RouteChange::Synced);
         if synced {
             // The first `Synced` of a stream: what the new stream did not name was removed while this end was away.
-            for key in self.unnamed.take().into_iter().flatten() {
+            for key in self.not_yet_named.take().into_iter().flatten() {
                 self.table.remove(&key);
                 self.changed.insert(key);
             }
             self.version = item.version;
         } else {
-            let key = self.table.set(item.change);
-            if let (Some(unnamed), Some(key)) = (&mut self.unnamed, &key) {
+            let key = self.table.apply_change(item.change);
+            if let (Some(unnamed), Some(key)) = (&mut self.not_yet_named, &key) {
                 unnamed.remove(key);
             }
             self.changed.extend(key);
@@ -736,21 +739,21 @@ pub enum PodReportItem {
     /// Replica that sends the stream.
     Sender(ComponentReplica),
     /// State of one pod on the sender's node.
-    Seen(PodObservation),
+    Observed(PodObservation),
     /// The pod, named by its uid, is no longer on this node.
-    Gone(String),
+    Removed(String),
     /// This version of the RouteTable is in force at the sender. Only the replica that serves that table uses it.
     Applied(u64),
     /// Drain acknowledgement: the sender opens no new connection to this draining pod. Every replica uses it.
-    Avoided(String),
+    DrainAck(String),
     /// The sender may open new connections to the pod again, or the pod is no longer in the table.
-    AvoidedNoMore(String),
+    DrainAckRemoved(String),
     /// The sender, an activator, will name each service that it routes to some Revision. Every replica uses it.
-    NamesRouted,
+    RoutedServicesAnnounced,
     /// The sender routes requests for this service to some Revision. Every replica uses it.
-    Routed(NamespacedName),
+    RoutedService(NamespacedName),
     /// The sender no longer routes requests for this service to a Revision.
-    RoutedNoMore(NamespacedName),
+    RoutedServiceRemoved(NamespacedName),
     /// The sender has named every pod.
     Synced,
 }
@@ -763,7 +766,7 @@ pub struct PodObservation {
     /// Address and port that the pod serves on, read from its own network namespace.
     pub address: Option<SocketAddr>,
     /// Address of the other family, if the pod serves there too.
-    pub also: Option<IpAddr>,
+    pub other_family_address: Option<IpAddr>,
     /// True if a process listens on the serving port.
     pub listening: bool,
     /// True if a process listens and the readiness probe passes.
@@ -775,7 +778,7 @@ pub struct PodObservation {
     /// Time at which the pod began to listen, CLOCK_MONOTONIC of its node in ns; 0: it does not listen.
     pub listening_since_ns: u64,
     /// Reason for not being ready, for the user; empty when there is no error.
-    pub trouble: String,
+    pub not_ready_reason: String,
 }
 
 #[cfg(test)]

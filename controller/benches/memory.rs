@@ -7,14 +7,14 @@
 use std::{alloc::System, fs, io::Write as _, path::Path, sync::Arc, time::Instant};
 
 use common::{
-    node::LocalNodeSpec,
+    local_node::LocalNodeSpec,
     outbox::Outbox,
     wire::{ConnectionPath as Way, NamespacedName, RevisionActivity, ScaleDecision},
 };
 use controller::{
-    files::{self, LocalFiles},
+    local_files::{self, LocalFiles},
     machine::{ControllerEvent, ControllerStateMachine},
-    shared::ControllerRuntime,
+    runtime::ControllerRuntime,
     world::{ClusterState, ConditionType},
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -38,9 +38,12 @@ fn main() -> std::io::Result<()> {
 async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
     fs::create_dir_all(folder.join("manifests"))?;
     for at in 0..services {
-        fs::write(folder.join(format!("manifests/default_sleeper-{at}.yaml")), manifest(at))?;
+        fs::write(
+            folder.join(format!("manifests/default_sleeper-{at}.yaml")),
+            service_manifest(at),
+        )?;
     }
-    let (empty, started) = (live(), Instant::now());
+    let (empty, started) = (allocated_bytes(), Instant::now());
     let (orders, _ordered) = watch::channel(LocalNodeSpec::default());
     let shared = Arc::new(ControllerRuntime::new(
         ControllerStateMachine::new(ClusterState::default(), Outbox::new()),
@@ -48,15 +51,15 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
     ));
     let files = LocalFiles::open(folder, Arc::clone(&shared)).map_err(std::io::Error::other)?;
     for at in 0..services {
-        shared.step(ControllerEvent::Decide(asleep(at)));
+        shared.step(ControllerEvent::DecisionReceived(sleeping_decision(at)));
     }
     // Cancelled at once: it writes everything that is due, then returns.
     let ended = CancellationToken::new();
     ended.cancel();
-    files::keep_writing(Arc::clone(&shared), folder.to_owned(), ended).await;
+    local_files::write_objects_until_shutdown(Arc::clone(&shared), folder.to_owned(), ended).await;
     let took = started.elapsed().as_secs_f64();
-    let bytes = (live() - empty) / services;
-    let ready = shared.look(|machine| {
+    let bytes = (allocated_bytes() - empty) / services;
+    let ready = shared.with_machine(|machine| {
         let apps = machine.world().apps.values();
         apps.filter(|app| app.conditions.is_true(ConditionType::ServiceReady)).count()
     });
@@ -69,30 +72,30 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
 }
 
 /// Returns the bytes that are allocated and not freed.
-fn live() -> usize {
+fn allocated_bytes() -> usize {
     let stats = HEAP.stats();
     stats.bytes_allocated - stats.bytes_deallocated
 }
 
-fn asleep(at: usize) -> ScaleDecision {
+fn sleeping_decision(at: usize) -> ScaleDecision {
     ScaleDecision {
         revision: NamespacedName::new("default", format!("sleeper-{at}-00001")),
-        wanted: Some(0),
-        path: Way::Activator,
-        activators: 0,
+        desired_scale: Some(0),
+        connection_path: Way::Activator,
+        activator_count: 0,
         activity: RevisionActivity::Inactive,
-        stable: 0.0,
-        panic: 0.0,
-        target: 70.0,
+        stable_load: 0.0,
+        panic_load: 0.0,
+        target_load: 70.0,
         ready_pods: 0,
-        panicking: false,
+        is_panicking: false,
         excess_burst_capacity: 0.0,
         reason: "no load for the stable window".into(),
         inputs: None,
     }
 }
 
-fn manifest(at: usize) -> String {
+fn service_manifest(at: usize) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
 kind: Service

@@ -26,7 +26,7 @@ pub mod services;
 pub mod slices;
 pub mod subset;
 
-pub use names::{child_name, tagged};
+pub use names::{child_name, tagged_name};
 pub use resource::ResourceKind;
 
 /// A complete object, ready to be applied.
@@ -46,18 +46,18 @@ impl ChildObject {
     /// Builds an object from its metadata and the other top-level fields.
     pub(crate) fn new(resource: ResourceKind, meta: ObjectMeta, rest: impl Serialize) -> Self {
         let (namespace, name) = (meta.namespace.clone(), meta.name.clone());
-        let mut body = value(rest);
+        let mut body = to_json_value(rest);
         if let Value::Object(fields) = &mut body {
             fields.insert("apiVersion".into(), json!(resource.api_version()));
             fields.insert("kind".into(), json!(resource.kind()));
-            fields.insert("metadata".into(), value(meta));
+            fields.insert("metadata".into(), to_json_value(meta));
         }
         let namespace = namespace.unwrap_or_default();
         Self { resource, namespace, name: name.unwrap_or_default(), body }
     }
 }
 
-fn value(it: impl Serialize) -> Value {
+fn to_json_value(it: impl Serialize) -> Value {
     // Types of an API always serialize; the API server would refuse `null`.
     serde_json::to_value(it).unwrap_or_default()
 }
@@ -75,7 +75,7 @@ pub struct OwnerObject<'a> {
 
 impl OwnerObject<'_> {
     /// Owner reference that makes this object the controller of another one.
-    pub fn reference(&self) -> OwnerReference {
+    pub fn to_owner_reference(&self) -> OwnerReference {
         OwnerReference {
             api_version: self.resource.api_version(),
             kind: self.resource.kind().into(),
@@ -117,14 +117,14 @@ impl<'a> RevisionView<'a> {
     }
 
     /// Returns true if its pods speak HTTP/2 without TLS (a port named `h2c`).
-    pub fn h2c(&self) -> bool {
+    pub fn is_h2c(&self) -> bool {
         let containers = &self.spec.pod.containers;
         let ports = containers.iter().flat_map(|it| it.ports.iter().flatten());
         ports.clone().any(|port| port.name.as_deref() == Some("h2c"))
     }
 
     /// Image with digest of a container, once it is resolved.
-    fn image(&self, container: &str) -> Option<&str> {
+    fn resolved_image(&self, container: &str) -> Option<&str> {
         let known = self.digests.iter().find(|(name, _)| **name == *container);
         // For a skipped registry the entry holds a tag or nothing; the spec's own image is used then.
         known.map(|(_, image)| &**image).filter(|image| image.contains('@'))
@@ -141,10 +141,10 @@ pub struct DeploymentSettings {
     /// Runtime classes with the labels a pod must have for each (`runtime-class-name`).
     pub runtime_classes: BTreeMap<String, BTreeMap<String, String>>,
     /// `enableServiceLinks` of pods whose user does not set it; none leaves it to Kubernetes (`enable-service-links`).
-    pub service_links: Option<bool>,
+    pub enable_service_links: Option<bool>,
     /// `automountServiceAccountToken` of pods without a service account of their own
     /// (`automount-service-account-token`).
-    pub automount_token: Option<bool>,
+    pub automount_service_account_token: Option<bool>,
     /// True if liveness probes may use another port than the serving one (`multi-container-probing`).
     pub probe_any_port: bool,
     /// True if pods get a preStop hook, so that they stop only once the agent reports nothing in flight.
@@ -157,8 +157,8 @@ impl Default for DeploymentSettings {
             progress_deadline_seconds: 600,
             spread_over_nodes: true,
             runtime_classes: BTreeMap::new(),
-            service_links: Some(false),
-            automount_token: None,
+            enable_service_links: Some(false),
+            automount_service_account_token: None,
             probe_any_port: false,
             wait_for_drain: true,
         }
@@ -179,19 +179,19 @@ pub struct RevisionScaleInputs {
 }
 
 /// All child objects of a Revision.
-pub fn of_revision(
+pub fn revision_children(
     revision: &RevisionView<'_>,
     config: &DeploymentSettings,
     parts: &RevisionScaleInputs,
 ) -> Vec<ChildObject> {
     let mut all = vec![
         deployment::deployment(revision, config, parts.replicas),
-        services::private(revision),
-        services::public(revision),
-        scaling::autoscaler(revision, parts.reachability),
+        services::private_service(revision),
+        services::public_service(revision),
+        scaling::pod_autoscaler(revision, parts.reachability),
         scaling::serverless_service(revision, parts.mode, parts.activators),
     ];
-    all.extend(images::images(revision));
+    all.extend(images::image_objects(revision));
     all
 }
 

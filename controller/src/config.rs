@@ -6,9 +6,9 @@ use std::{
 };
 
 use common::replicas::ReplicaEndpoint;
-use common::wire::{ActivatorEntry, is_label, is_subdomain};
+use common::wire::{ActivatorEntry, is_dns_label, is_dns_subdomain};
 
-use crate::{policy::ScalePolicyConfig, world::ControllerSettings};
+use crate::{scale_policy::ScalePolicyConfig, world::ControllerSettings};
 
 /// Start-up options of the controller, on any platform.
 #[derive(Clone, Debug, clap::Args)]
@@ -96,13 +96,13 @@ impl KubernetesConfig {
         let bad = |name, value: &str, rule| {
             Err(ControllerConfigError { name, value: value.into(), rule })
         };
-        if !is_label(&self.system_namespace) {
+        if !is_dns_label(&self.system_namespace) {
             return bad("system-namespace", &self.system_namespace, "must be a DNS label");
         }
-        if !is_subdomain(&self.pod) {
+        if !is_dns_subdomain(&self.pod) {
             return bad("pod", &self.pod, "must be a pod's name");
         }
-        if !is_subdomain(&self.cluster_domain) {
+        if !is_dns_subdomain(&self.cluster_domain) {
             return bad("cluster-domain", &self.cluster_domain, "must be a domain name");
         }
         if let Some(url) = self.webhook_url.as_deref().filter(|it| !it.starts_with("https://")) {
@@ -127,10 +127,10 @@ impl ControllerConfig {
         let bad = |name, value: &dyn std::fmt::Display, rule| {
             Err(ControllerConfigError { name, value: value.to_string(), rule })
         };
-        if !is_label(&self.node) {
+        if !is_dns_label(&self.node) {
             return bad("node", &self.node, "must be a DNS label");
         }
-        if !is_subdomain(&self.domain) {
+        if !is_dns_subdomain(&self.domain) {
             return bad("domain", &self.domain, "must be a domain name");
         }
         if !self.state.is_absolute() {
@@ -150,7 +150,7 @@ impl ControllerConfig {
     }
 
     /// World settings that follow from the options. `boot` identifies this boot of the machine.
-    pub fn settings(&self, boot: String, autoscaler: ScalePolicyConfig) -> ControllerSettings {
+    pub fn to_settings(&self, boot: String, autoscaler: ScalePolicyConfig) -> ControllerSettings {
         let activator = ActivatorEntry {
             name: self.node.clone(),
             node: self.node.clone(),
@@ -158,11 +158,11 @@ impl ControllerConfig {
             addresses: self.activators.clone(),
         };
         ControllerSettings {
-            domain: self.domain.clone(),
-            node: self.node.clone(),
-            boot,
-            autoscaler,
-            activators: vec![activator],
+            external_domain: self.domain.clone(),
+            node_name: self.node.clone(),
+            boot_id: boot,
+            scale_policy: autoscaler,
+            fixed_activators: vec![activator],
             ..ControllerSettings::default()
         }
     }

@@ -12,8 +12,8 @@ use std::{
 };
 
 use crate::{
-    parse::{Problem, line},
-    policy::ScalePolicyConfig,
+    parse::{Problem, problems_line},
+    scale_policy::ScalePolicyConfig,
 };
 
 mod autoscaler;
@@ -24,13 +24,13 @@ pub mod domain;
 pub mod example;
 pub mod features;
 pub mod gc;
-pub mod go;
+pub mod go_template;
+pub mod go_values;
 pub mod keys;
 pub mod leader_election;
 pub mod logging;
 pub mod network;
 pub mod observability;
-pub mod template;
 
 pub use certmanager::CertManagerConfig;
 pub use defaults::RevisionDefaults;
@@ -105,7 +105,7 @@ macro_rules! configs {
             /// Applies the data of one ConfigMap, or its deletion. Names outside [`NAMES`] change nothing.
             pub fn update(&mut self, name: &str, data: Option<&BTreeMap<String, String>>) -> ConfigMapUpdate {
                 match name {
-                    $(<$type>::NAME => follow(&mut self.$field, &mut self.seen, data),)*
+                    $(<$type>::NAME => apply_data(&mut self.$field, &mut self.seen, data),)*
                     _ => ConfigMapUpdate::default(),
                 }
             }
@@ -182,8 +182,8 @@ impl Configs {
     }
 
     /// ConfigMaps whose latest data were refused, each with the reason.
-    pub fn refused(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.seen.iter().filter_map(|(name, seen)| Some((*name, seen.refused.as_deref()?)))
+    pub fn refused_config_maps(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.seen.iter().filter_map(|(name, seen)| Some((*name, seen.refusal.as_deref()?)))
     }
 }
 
@@ -191,13 +191,13 @@ impl Configs {
 #[derive(Clone, Debug, PartialEq)]
 struct LatestConfigMap {
     /// Hash of the data, so that a watch that begins again reports nothing twice.
-    hash: u64,
+    data_hash: u64,
     /// Reason for which the data were refused; none if they are in force.
-    refused: Option<String>,
+    refusal: Option<String>,
 }
 
 /// Applies the data of one ConfigMap to its settings `have`: the common part of every [`Configs::update`].
-fn follow<T: ConfigMapSettings + PartialEq + fmt::Debug>(
+fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
     have: &mut Arc<T>,
     seen: &mut BTreeMap<&'static str, LatestConfigMap>,
     data: Option<&BTreeMap<String, String>>,
@@ -207,7 +207,7 @@ fn follow<T: ConfigMapSettings + PartialEq + fmt::Debug>(
         let known = seen.remove(T::NAME).is_some();
         let message = format!("{} is gone: its defaults hold", T::NAME);
         let gone = known.then(|| ConfigMapEvent::new(false, "ConfigDeleted", message));
-        let is_changed = replace(have, T::default());
+        let is_changed = replace_if_changed(have, T::default());
         return ConfigMapUpdate { is_changed, events: gone.into_iter().collect() };
     };
     let mut hasher = DefaultHasher::new();
@@ -215,33 +215,33 @@ fn follow<T: ConfigMapSettings + PartialEq + fmt::Debug>(
     let hash = hasher.finish();
     // Equal data were reported already, also if they were refused.
     let was_refused = match seen.entry(T::NAME) {
-        Entry::Occupied(seen) if seen.get().hash == hash => return ConfigMapUpdate::default(),
-        Entry::Occupied(seen) => seen.get().refused.is_some(),
+        Entry::Occupied(seen) if seen.get().data_hash == hash => return ConfigMapUpdate::default(),
+        Entry::Occupied(seen) => seen.get().refusal.is_some(),
         Entry::Vacant(_) => false,
     };
     match read::<T>(data) {
         Err(problems) => {
             // `have` stays as it is: the last valid settings remain in force.
-            let why = line(&problems);
+            let why = problems_line(&problems);
             let message = format!("{}: {why}. The settings before it hold", T::NAME);
-            seen.insert(T::NAME, LatestConfigMap { hash, refused: Some(why) });
+            seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: Some(why) });
             let event = ConfigMapEvent::new(true, "ConfigRefused", message);
             ConfigMapUpdate { is_changed: false, events: vec![event] }
         }
         Ok(ParsedConfigMap { value, warnings }) => {
-            seen.insert(T::NAME, LatestConfigMap { hash, refused: None });
+            seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: None });
             let hint = |it| ConfigMapEvent::new(true, "ConfigHint", format!("{}: {it}", T::NAME));
             let again =
                 || ConfigMapEvent::new(false, "ConfigAccepted", format!("{} is in force", T::NAME));
             let events = was_refused.then(again).into_iter();
             let events = events.chain(warnings.into_iter().map(hint)).collect();
-            ConfigMapUpdate { is_changed: replace(have, value), events }
+            ConfigMapUpdate { is_changed: replace_if_changed(have, value), events }
         }
     }
 }
 
 /// Puts `value` in force; returns true if it differs from the one before.
-fn replace<T: PartialEq>(have: &mut Arc<T>, value: T) -> bool {
+fn replace_if_changed<T: PartialEq>(have: &mut Arc<T>, value: T) -> bool {
     let is_changed = **have != value;
     if is_changed {
         *have = Arc::new(value);

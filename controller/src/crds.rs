@@ -11,15 +11,15 @@ use crate::knative::{
     ServiceSpec, ServiceStatus,
     autoscaling::{MetricSpec, MetricStatus, PodAutoscalerSpec, PodAutoscalerStatus},
     caching::{ImageSpec, ImageStatus},
-    domain::{DomainMappingSpec, DomainMappingStatus},
+    domain_mapping::{DomainMappingSpec, DomainMappingStatus},
     networking::{
         ClusterDomainClaimSpec, EmptyStatus, ServerlessServiceSpec, ServerlessServiceStatus,
     },
 };
 
-mod lists;
-mod rules;
-mod schema;
+mod merge_types;
+mod structural_schema;
+mod validation_rules;
 
 /// One kind: names, columns and schemas of its definition.
 struct CrdKind {
@@ -27,12 +27,12 @@ struct CrdKind {
     version: &'static str,
     kind: &'static str,
     plural: &'static str,
-    short: &'static [&'static str],
+    short_names: &'static [&'static str],
     categories: &'static [&'static str],
     scope: &'static str,
     labels: &'static [&'static str],
     columns: &'static [PrinterColumn],
-    about: &'static str,
+    description: &'static str,
     spec: Value,
     status: Value,
 }
@@ -40,17 +40,21 @@ struct CrdKind {
 /// A column of `kubectl get`: title, type, JSON path.
 type PrinterColumn = (&'static str, &'static str, &'static str);
 
-const READY: PrinterColumn = ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status");
-const REASON: PrinterColumn = ("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason");
-const URL: PrinterColumn = ("URL", "string", ".status.url");
-const CREATED: PrinterColumn = ("LatestCreated", "string", ".status.latestCreatedRevisionName");
-const LATEST_READY: PrinterColumn = ("LatestReady", "string", ".status.latestReadyRevisionName");
-const USER: &[&str] = &["all", "knative", "serving"];
-const ADDRESSABLE: &str = "duck.knative.dev/addressable";
-const PODSPECABLE: &str = "duck.knative.dev/podspecable";
+const READY_COLUMN: PrinterColumn =
+    ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status");
+const REASON_COLUMN: PrinterColumn =
+    ("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason");
+const URL_COLUMN: PrinterColumn = ("URL", "string", ".status.url");
+const LATEST_CREATED_COLUMN: PrinterColumn =
+    ("LatestCreated", "string", ".status.latestCreatedRevisionName");
+const LATEST_READY_COLUMN: PrinterColumn =
+    ("LatestReady", "string", ".status.latestReadyRevisionName");
+const USER_CATEGORIES: &[&str] = &["all", "knative", "serving"];
+const ADDRESSABLE_LABEL: &str = "duck.knative.dev/addressable";
+const PODSPECABLE_LABEL: &str = "duck.knative.dev/podspecable";
 
 /// All definitions, in a sensible order for readers.
-pub fn all() -> Vec<Value> {
+pub fn all_definitions() -> Vec<Value> {
     let kinds = [
         service(),
         configuration(),
@@ -63,35 +67,41 @@ pub fn all() -> Vec<Value> {
         cluster_domain_claim(),
         image(),
     ];
-    kinds.into_iter().map(definition).collect()
+    kinds.into_iter().map(kind_definition).collect()
 }
 
 fn service() -> CrdKind {
     CrdKind {
         plural: "services",
-        short: &["kservice", "ksvc"],
-        labels: &[ADDRESSABLE, PODSPECABLE],
-        columns: &[URL, CREATED, LATEST_READY, READY, REASON],
-        about: "A service that runs on requests: a Configuration and a Route under one name.",
-        ..serving::<ServiceSpec, ServiceStatus>("Service")
+        short_names: &["kservice", "ksvc"],
+        labels: &[ADDRESSABLE_LABEL, PODSPECABLE_LABEL],
+        columns: &[
+            URL_COLUMN,
+            LATEST_CREATED_COLUMN,
+            LATEST_READY_COLUMN,
+            READY_COLUMN,
+            REASON_COLUMN,
+        ],
+        description: "A service that runs on requests: a Configuration and a Route under one name.",
+        ..serving_kind::<ServiceSpec, ServiceStatus>("Service")
     }
 }
 
 fn configuration() -> CrdKind {
     CrdKind {
         plural: "configurations",
-        short: &["config", "cfg"],
-        labels: &[PODSPECABLE],
-        columns: &[CREATED, LATEST_READY, READY, REASON],
-        about: "The newest template of a service. Each change of it makes a Revision.",
-        ..serving::<ConfigurationSpec, ConfigurationStatus>("Configuration")
+        short_names: &["config", "cfg"],
+        labels: &[PODSPECABLE_LABEL],
+        columns: &[LATEST_CREATED_COLUMN, LATEST_READY_COLUMN, READY_COLUMN, REASON_COLUMN],
+        description: "The newest template of a service. Each change of it makes a Revision.",
+        ..serving_kind::<ConfigurationSpec, ConfigurationStatus>("Configuration")
     }
 }
 
 fn revision() -> CrdKind {
     CrdKind {
         plural: "revisions",
-        short: &["rev"],
+        short_names: &["rev"],
         columns: &[
             ("Config Name", "string", ".metadata.labels['serving\\.knative\\.dev/configuration']"),
             (
@@ -99,24 +109,24 @@ fn revision() -> CrdKind {
                 "string",
                 ".metadata.labels['serving\\.knative\\.dev/configurationGeneration']",
             ),
-            READY,
-            REASON,
+            READY_COLUMN,
+            REASON_COLUMN,
             ("Actual Replicas", "integer", ".status.actualReplicas"),
             ("Desired Replicas", "integer", ".status.desiredReplicas"),
         ],
-        about: "One immutable version of code and configuration.",
-        ..serving::<RevisionSpec, RevisionStatus>("Revision")
+        description: "One immutable version of code and configuration.",
+        ..serving_kind::<RevisionSpec, RevisionStatus>("Revision")
     }
 }
 
 fn route() -> CrdKind {
     CrdKind {
         plural: "routes",
-        short: &["rt"],
-        labels: &[ADDRESSABLE],
-        columns: &[URL, READY, REASON],
-        about: "Which Revisions a name leads to.",
-        ..serving::<RouteSpec, RouteStatus>("Route")
+        short_names: &["rt"],
+        labels: &[ADDRESSABLE_LABEL],
+        columns: &[URL_COLUMN, READY_COLUMN, REASON_COLUMN],
+        description: "Which Revisions a name leads to.",
+        ..serving_kind::<RouteSpec, RouteStatus>("Route")
     }
 }
 
@@ -124,10 +134,10 @@ fn domain_mapping() -> CrdKind {
     CrdKind {
         version: "v1beta1",
         plural: "domainmappings",
-        short: &["dm"],
-        columns: &[URL, READY, REASON],
-        about: "One more domain name for a service.",
-        ..serving::<DomainMappingSpec, DomainMappingStatus>("DomainMapping")
+        short_names: &["dm"],
+        columns: &[URL_COLUMN, READY_COLUMN, REASON_COLUMN],
+        description: "One more domain name for a service.",
+        ..serving_kind::<DomainMappingSpec, DomainMappingStatus>("DomainMapping")
     }
 }
 
@@ -135,16 +145,16 @@ fn pod_autoscaler() -> CrdKind {
     CrdKind {
         group: "autoscaling.internal.knative.dev",
         plural: "podautoscalers",
-        short: &["kpa", "pa"],
+        short_names: &["kpa", "pa"],
         categories: &["knative-internal", "autoscaling"],
         columns: &[
             ("DesiredScale", "integer", ".status.desiredScale"),
             ("ActualScale", "integer", ".status.actualScale"),
-            READY,
-            REASON,
+            READY_COLUMN,
+            REASON_COLUMN,
         ],
-        about: "How one Revision scales. Written by the controller.",
-        ..internal::<PodAutoscalerSpec, PodAutoscalerStatus>("PodAutoscaler")
+        description: "How one Revision scales. Written by the controller.",
+        ..internal_kind::<PodAutoscalerSpec, PodAutoscalerStatus>("PodAutoscaler")
     }
 }
 
@@ -153,9 +163,9 @@ fn metric() -> CrdKind {
         group: "autoscaling.internal.knative.dev",
         plural: "metrics",
         categories: &["knative-internal", "autoscaling"],
-        columns: &[READY, REASON],
-        about: "What of a Revision is measured. Written by the controller.",
-        ..internal::<MetricSpec, MetricStatus>("Metric")
+        columns: &[READY_COLUMN, REASON_COLUMN],
+        description: "What of a Revision is measured. Written by the controller.",
+        ..internal_kind::<MetricSpec, MetricStatus>("Metric")
     }
 }
 
@@ -163,18 +173,18 @@ fn serverless_service() -> CrdKind {
     CrdKind {
         group: "networking.internal.knative.dev",
         plural: "serverlessservices",
-        short: &["sks"],
+        short_names: &["sks"],
         categories: &["knative-internal", "networking"],
         columns: &[
             ("Mode", "string", ".spec.mode"),
             ("Activators", "integer", ".spec.numActivators"),
             ("ServiceName", "string", ".status.serviceName"),
             ("PrivateServiceName", "string", ".status.privateServiceName"),
-            READY,
-            REASON,
+            READY_COLUMN,
+            REASON_COLUMN,
         ],
-        about: "Where connections to a Revision lead. Written by the controller.",
-        ..internal::<ServerlessServiceSpec, ServerlessServiceStatus>("ServerlessService")
+        description: "Where connections to a Revision lead. Written by the controller.",
+        ..internal_kind::<ServerlessServiceSpec, ServerlessServiceStatus>("ServerlessService")
     }
 }
 
@@ -182,12 +192,12 @@ fn cluster_domain_claim() -> CrdKind {
     CrdKind {
         group: "networking.internal.knative.dev",
         plural: "clusterdomainclaims",
-        short: &["cdc"],
+        short_names: &["cdc"],
         categories: &["knative-internal", "networking"],
         scope: "Cluster",
         columns: &[("Namespace", "string", ".spec.namespace")],
-        about: "Which namespace may map a domain.",
-        ..internal::<ClusterDomainClaimSpec, EmptyStatus>("ClusterDomainClaim")
+        description: "Which namespace may map a domain.",
+        ..internal_kind::<ClusterDomainClaimSpec, EmptyStatus>("ClusterDomainClaim")
     }
 }
 
@@ -195,41 +205,41 @@ fn image() -> CrdKind {
     CrdKind {
         group: "caching.internal.knative.dev",
         plural: "images",
-        short: &["img"],
+        short_names: &["img"],
         categories: &["knative-internal", "caching"],
         columns: &[("Image", "string", ".spec.image")],
-        about: "An image that pods will want.",
-        ..internal::<ImageSpec, ImageStatus>("Image")
+        description: "An image that pods will want.",
+        ..internal_kind::<ImageSpec, ImageStatus>("Image")
     }
 }
 
-fn serving<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
+fn serving_kind<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
     CrdKind {
         group: "serving.knative.dev",
         version: "v1",
-        categories: USER,
-        ..internal::<S, T>(kind)
+        categories: USER_CATEGORIES,
+        ..internal_kind::<S, T>(kind)
     }
 }
 
-fn internal<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
+fn internal_kind<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
     CrdKind {
         group: "",
         version: "v1alpha1",
         kind,
         plural: "",
-        short: &[],
+        short_names: &[],
         categories: &[],
         scope: "Namespaced",
         labels: &[],
         columns: &[],
-        about: "",
-        spec: schema::of::<S>(),
-        status: schema::of::<T>(),
+        description: "",
+        spec: structural_schema::structural_schema::<S>(),
+        status: structural_schema::structural_schema::<T>(),
     }
 }
 
-fn definition(it: CrdKind) -> Value {
+fn kind_definition(it: CrdKind) -> Value {
     let name = format!("{}.{}", it.plural, it.group);
     let mut labels = json!({
         "app.kubernetes.io/part-of": "rouse",
@@ -242,7 +252,7 @@ fn definition(it: CrdKind) -> Value {
     let columns: Vec<Value> = it.columns.iter().map(column).collect();
     let mut root = json!({
         "type": "object",
-        "description": it.about,
+        "description": it.description,
         "properties": {
             "apiVersion": {
                 "type": "string",
@@ -255,8 +265,8 @@ fn definition(it: CrdKind) -> Value {
         },
     });
     // Both address fields by their path from the root, so they come after the whole schema is built.
-    rules::add(it.kind, &mut root);
-    lists::mark(it.kind, &mut root);
+    validation_rules::add_rules(it.kind, &mut root);
+    merge_types::add_merge_types(it.kind, &mut root);
     let mut version = json!({
         "name": it.version,
         "served": true,
@@ -274,8 +284,8 @@ fn definition(it: CrdKind) -> Value {
         "singular": it.kind.to_lowercase(),
         "categories": it.categories,
     });
-    if !it.short.is_empty() {
-        names["shortNames"] = json!(it.short);
+    if !it.short_names.is_empty() {
+        names["shortNames"] = json!(it.short_names);
     }
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",

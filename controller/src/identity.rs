@@ -2,11 +2,11 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | [`claim`] | Pure: result of a TokenReview → identity for a certificate |
+//! | [`token_review`] | Pure: result of a TokenReview → identity for a certificate |
 //! | [`rotation`] | Pure: choice of the authority that signs, and its replacement |
-//! | [`sign`] | Shell: keys and certificates |
-//! | [`keep`] | Shell: authorities in the cluster, the controller's own certificate |
-//! | [`kube`] | Shell: TokenReview, Secret and ConfigMap |
+//! | [`signing`] | Shell: keys and certificates |
+//! | [`authority_store`] | Shell: authorities in the cluster, the controller's own certificate |
+//! | [`cluster_api`] | Shell: TokenReview, Secret and ConfigMap |
 //!
 //! A request needs no certificate, so everything about it is bounded: its size, the number of reviews at once, and the
 //! time of the API server. A refusal states its reason, and nothing about what would be accepted.
@@ -28,25 +28,25 @@ use tokio::{sync::Semaphore, time::timeout};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-pub mod claim;
-pub mod keep;
-pub mod kube;
+pub mod authority_store;
+pub mod cluster_api;
 pub mod rotation;
-pub mod sign;
+pub mod signing;
+pub mod token_review;
 
-use claim::TokenReviewResult;
-use keep::{AuthorityManager, AuthorityStoreError};
+use authority_store::{AuthorityManager, AuthorityStoreError};
+use token_review::TokenReviewResult;
 
 /// Longest token in bytes; a projected token is a JWT of about 1 KiB.
-const TOKEN_BYTES: usize = 8 << 10;
+const MAX_TOKEN_BYTES: usize = 8 << 10;
 /// Longest certificate request in bytes; one for a P-256 key has about 300.
-const REQUEST_BYTES: usize = 2 << 10;
+const MAX_REQUEST_BYTES: usize = 2 << 10;
 /// Longest message in bytes: token, request and protobuf. Longer ones are not decoded.
-const MESSAGE_BYTES: usize = TOKEN_BYTES + REQUEST_BYTES + 1_024;
+const MAX_MESSAGE_BYTES: usize = MAX_TOKEN_BYTES + MAX_REQUEST_BYTES + 1_024;
 /// Greatest number of TokenReviews at once.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_REVIEWS: usize = 16;
 /// Longest wait for a free review, and then for the API server.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Source of reviews of service account tokens.
 #[tonic::async_trait]
@@ -58,10 +58,10 @@ pub trait TokenReviewer: Send + Sync + std::fmt::Debug {
 /// Issuer of certificates for components.
 #[derive(Debug)]
 pub struct CertificateIssuer {
-    keeper: Arc<AuthorityManager>,
-    reviewer: Arc<dyn TokenReviewer>,
+    authority_manager: Arc<AuthorityManager>,
+    token_reviewer: Arc<dyn TokenReviewer>,
     namespace: String,
-    turns: Semaphore,
+    review_permits: Semaphore,
 }
 
 impl CertificateIssuer {
@@ -71,49 +71,55 @@ impl CertificateIssuer {
         reviewer: Arc<dyn TokenReviewer>,
         namespace: &str,
     ) -> Arc<Self> {
-        let (namespace, turns) = (namespace.to_owned(), Semaphore::new(AT_ONCE));
-        Arc::new(Self { keeper, reviewer, namespace, turns })
+        let (namespace, turns) = (namespace.to_owned(), Semaphore::new(MAX_CONCURRENT_REVIEWS));
+        Arc::new(Self {
+            authority_manager: keeper,
+            token_reviewer: reviewer,
+            namespace,
+            review_permits: turns,
+        })
     }
 
     /// The gRPC service, with its limit of the message size.
-    pub fn service(self: &Arc<Self>) -> IdentityServer<IdentityGrpcService> {
+    pub fn grpc_service(self: &Arc<Self>) -> IdentityServer<IdentityGrpcService> {
         let service = IdentityServer::new(IdentityGrpcService(Arc::clone(self)));
-        service.max_decoding_message_size(MESSAGE_BYTES)
+        service.max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// Admission rule for connections: peers without a certificate are admitted too.
-    pub fn door(&self) -> TlsAdmission {
-        let credentials = Arc::clone(self.keeper.credentials());
-        TlsAdmission { credentials, open: true, bounds: AcceptLimits::default() }
+    pub fn tls_admission(&self) -> TlsAdmission {
+        let credentials = Arc::clone(self.authority_manager.credentials());
+        TlsAdmission { credentials, allows_anonymous: true, limits: AcceptLimits::default() }
     }
 
     /// Reviews the token, and signs a certificate for the key in the request.
     async fn issue(&self, request: IssueRequest) -> Result<IssueReply, Status> {
         // The limit of the message does not bound its two parts, and the token goes on to the API server.
-        if request.token.len() > TOKEN_BYTES || request.request.len() > REQUEST_BYTES {
+        if request.token.len() > MAX_TOKEN_BYTES || request.request.len() > MAX_REQUEST_BYTES {
             return Err(Status::invalid_argument("token or request is too large"));
         }
         // Before the review: without an authority its result would be of no use.
-        let signing = self.keeper.signing();
+        let signing = self.authority_manager.signing();
         let signing = signing.ok_or_else(|| Status::unavailable("no authority yet: try again"))?;
         // Any peer may invent tokens, and must not flood the API server with them.
-        let turn = timeout(PATIENCE, self.turns.acquire()).await;
+        let turn = timeout(REVIEW_TIMEOUT, self.review_permits.acquire()).await;
         let _turn =
             turn.map_err(|_elapsed| Status::resource_exhausted("too many ask: try again"))?;
-        let review = timeout(PATIENCE, self.reviewer.review(&request.token)).await;
+        let review = timeout(REVIEW_TIMEOUT, self.token_reviewer.review(&request.token)).await;
         let review = review.unwrap_or_else(|_elapsed| Err("the API server did not answer".into()));
         let reviewed = review.map_err(|error| {
             warn!(error, "token not reviewed");
             Status::unavailable("the token could not be reviewed: try again")
         })?;
-        let identity = claim::identity(&reviewed, &self.namespace).map_err(|refusal| {
-            warn!(%refusal, "certificate refused");
-            Status::unauthenticated(refusal.to_string())
-        })?;
-        let signed = signing.signer.sign(&request.request, &identity, SystemTime::now());
+        let identity =
+            token_review::identity_of_token(&reviewed, &self.namespace).map_err(|refusal| {
+                warn!(%refusal, "certificate refused");
+                Status::unauthenticated(refusal.to_string())
+            })?;
+        let signed = signing.signer.sign_request(&request.request, &identity, SystemTime::now());
         // The library's error is for the log only: a caller cannot act on its details.
         let (certificate, end) = signed.map_err(|error| {
-            warn!(%identity, error = %common::link::chain(&error), "request refused");
+            warn!(%identity, error = %common::link::error_chain(&error), "request refused");
             Status::invalid_argument("the request holds no key that could be signed")
         })?;
         info!(%identity, "certificate issued");

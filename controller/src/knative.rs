@@ -15,7 +15,7 @@ pub const API_VERSION: &str = "serving.knative.dev/v1";
 
 pub mod autoscaling;
 pub mod caching;
-pub mod domain;
+pub mod domain_mapping;
 pub mod key;
 pub mod networking;
 

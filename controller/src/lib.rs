@@ -6,24 +6,24 @@
 //! | module | content |
 //! |---|---|
 //! | [`knative`] | the objects as users see them |
-//! | [`parse`], [`policy`] | manifest → checked facts, or every broken rule; admission |
+//! | [`parse`], [`scale_policy`] | manifest → checked facts, or every broken rule; admission |
 //! | [`crds`] | the types as CustomResourceDefinitions |
 //! | [`config_maps`] | the `config-*` ConfigMaps as settings, followed live |
-//! | [`digests`] | tags of images → digests, in the background |
-//! | [`domains`], [`rollout`], [`retention`] | host names of Routes, gradual rollouts, old Revisions |
+//! | [`image_digests`] | tags of images → digests, in the background |
+//! | [`host_names`], [`rollout`], [`retention`] | host names of Routes, gradual rollouts, old Revisions |
 //! | [`world`] | everything observed at one moment |
 //! | [`plan`] | world → objects, pods, routes, timers |
 //! | [`machine`] | event → plan of the affected app → effects |
 //! | [`render`], [`restore`] | facts → objects, and back after a restart |
 //! | [`children`] | facts → child objects as Kubernetes holds them |
-//! | [`shared`] | the machine behind a lock, with a clock |
-//! | [`agents`] | streams: routes out, reports and decisions in |
+//! | [`runtime`] | the machine behind a lock, with a clock |
+//! | [`grpc_services`] | streams: routes out, reports and decisions in |
 //! | [`webhook`] | admission webhook of the API server |
-//! | [`bind`] | node to which a pod may be bound at its creation |
-//! | [`kube`] | Kubernetes: watches, writes, leader election |
+//! | [`node_binding`] | node to which a pod may be bound at its creation |
+//! | [`api`] | Kubernetes: watches, writes, leader election |
 //! | [`identity`] | identities of components: tokens in, certificates out |
-//! | [`followers`], [`deciders`] | drain acknowledgements; election of the active autoscaler |
-//! | [`files`], [`local`] | the local platform: folders and the local node |
+//! | [`drain_acks`], [`active_autoscaler`] | drain acknowledgements; election of the active autoscaler |
+//! | [`local_files`], [`local_node`] | the local platform: folders and the local node |
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -37,42 +37,42 @@ use common::{
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+pub mod active_autoscaler;
 pub mod admin;
-pub mod agents;
-pub mod bind;
+pub mod api;
 pub mod children;
 pub mod config;
 pub mod config_maps;
 pub mod crds;
-pub mod deciders;
-pub mod digests;
-pub mod domains;
-pub mod files;
-pub mod followers;
+pub mod desired;
+pub mod drain_acks;
+pub mod grpc_services;
+pub mod host_names;
 pub mod identity;
+pub mod image_digests;
 pub mod knative;
-pub mod kube;
-pub mod local;
+pub mod local_files;
+pub mod local_node;
 pub mod machine;
 pub mod network_policies;
+pub mod node_binding;
 pub mod observe;
 pub mod parse;
 pub mod plan;
-pub mod policy;
 pub mod render;
 pub mod restore;
 pub mod retention;
 pub mod rollout;
-pub mod shared;
-pub mod want;
+pub mod runtime;
+pub mod scale_policy;
 pub mod webhook;
 pub mod world;
 
 pub use config::ControllerConfig;
-use digests::{registry::RegistryClient, resolver::DigestResolver};
-use identity::{CertificateIssuer, keep::AuthorityManager};
+use identity::{CertificateIssuer, authority_store::AuthorityManager};
+use image_digests::{registry::RegistryClient, resolver::DigestResolver};
 use machine::ControllerStateMachine;
-use shared::ControllerRuntime;
+use runtime::ControllerRuntime;
 use world::{ClusterState, ControllerSettings, PlatformKind};
 
 /// Error that ends the controller.
@@ -86,10 +86,10 @@ pub enum ControllerError {
     Link(#[from] LinkError),
     /// Manifests or objects could not be read or written.
     #[error("cannot keep objects")]
-    Files(#[from] files::LocalFilesError),
+    Files(#[from] local_files::LocalFilesError),
     /// The API server cannot be used.
     #[error("cannot use Kubernetes")]
-    Kubernetes(#[from] kube::client::KubeClientError),
+    Kubernetes(#[from] api::client::KubeClientError),
     /// The controller's identity cannot be formed from its node and pod names.
     #[error("cannot name this controller")]
     Identity(#[from] CertificateIdentityError),
@@ -101,34 +101,40 @@ pub enum ControllerError {
 /// Runs the controller with a local node until `shutdown`.
 pub async fn run(
     config: ControllerConfig,
-    node: local::LocalNodeChannels,
+    node: local_node::LocalNodeChannels,
     shutdown: CancellationToken,
 ) -> Result<(), ControllerError> {
     config.validate()?;
     // The end of this function, for any reason, also ends the tasks it started.
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
-    let settings = config.settings(boot_id(), policy::ScalePolicyConfig::default());
-    let world =
-        ClusterState { settings: Arc::new(settings), seed: seed(), ..ClusterState::default() };
-    let routes = Outbox::starting_at(first_version());
+    let settings = config.to_settings(boot_id(), scale_policy::ScalePolicyConfig::default());
+    let world = ClusterState {
+        settings: Arc::new(settings),
+        uid_seed: random_uid_seed(),
+        ..ClusterState::default()
+    };
+    let routes = Outbox::starting_at(first_route_version());
     let shared =
         Arc::new(ControllerRuntime::new(ControllerStateMachine::new(world, routes), node.orders));
-    let files = files::LocalFiles::open(&config.state, Arc::clone(&shared))?;
+    let files = local_files::LocalFiles::open(&config.state, Arc::clone(&shared))?;
     info!(listen = config.listen, state = %config.state.display(), "controller started");
     let keep = Arc::clone(&shared);
     let stop = || shutdown.clone();
     // A task of its own: it must write the last objects after `shutdown`, which the `select!` would drop.
-    let writing =
-        tokio::spawn(files::keep_writing(Arc::clone(&shared), config.state.clone(), stop()));
+    let writing = tokio::spawn(local_files::write_objects_until_shutdown(
+        Arc::clone(&shared),
+        config.state.clone(),
+        stop(),
+    ));
     let done = tokio::select! {
-        served = agents::serve(Arc::clone(&shared), &config.listen, stop()) => served.map_err(ControllerError::from),
-        watched = files.watch(stop()) => watched.map_err(ControllerError::from),
-        served = pages::serve(config.admin, admin::admin(&shared), axum::Router::new(), stop()) => {
+        served = grpc_services::serve(Arc::clone(&shared), &config.listen, stop()) => served.map_err(ControllerError::from),
+        watched = files.watch_manifests(stop()) => watched.map_err(ControllerError::from),
+        served = pages::serve(config.admin, admin::admin_state(&shared), axum::Router::new(), stop()) => {
             served.map_err(ControllerError::from)
         }
-        () = forever(local::follow(Arc::clone(&shared), node.statuses, stop()), &shutdown) => Ok(()),
-        () = keep.keep_time(stop()) => Ok(()),
+        () = run_until_shutdown(local_node::forward_pod_statuses(Arc::clone(&shared), node.statuses, stop()), &shutdown) => Ok(()),
+        () = keep.run_timers(stop()) => Ok(()),
     };
     shutdown.cancel();
     // It fails only after a panic, which was logged.
@@ -138,7 +144,7 @@ pub async fn run(
 }
 
 /// Runs `work`, then waits for `shutdown`, so that the end of `work` ends nothing else.
-async fn forever(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
+async fn run_until_shutdown(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
     work.await;
     shutdown.cancelled().await;
 }
@@ -154,18 +160,18 @@ pub async fn run_on_kubernetes(
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
     let shared = Arc::new(loading_runtime(&config, &cluster));
-    let platform = kube::run::KubernetesPlatform::new(&cluster, Arc::clone(&shared)).await?;
-    let identities = identities(&config, &cluster, &platform)?;
+    let platform = api::platform::KubernetesPlatform::new(&cluster, Arc::clone(&shared)).await?;
+    let identities = certificate_services(&config, &cluster, &platform)?;
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
     // Small, since the receiver only steps the machine.
     let (changed, mut resolved) = tokio::sync::mpsc::channel(64);
-    let secrets = kube::secrets::ClusterPullSecrets::new(platform.client().clone());
+    let secrets = api::pull_secrets::ClusterPullSecrets::new(platform.client().clone());
     let resolver = DigestResolver::new(secrets, RegistryClient::default(), changed);
-    shared.resolve_with(Arc::clone(&resolver));
+    shared.set_digest_resolver(Arc::clone(&resolver));
     let resolving = async {
         while let Some(revision) = resolved.recv().await {
-            shared.resolve(&revision);
+            shared.resolve_digests(&revision);
         }
     };
     let synced = platform.synced();
@@ -173,22 +179,22 @@ pub async fn run_on_kubernetes(
         // A table that lacks objects which are not listed yet would take routes away.
         synced.cancelled().await;
         let issuer = identities.as_ref().map(|(_, issuer)| issuer);
-        agents::serve_to(Arc::clone(&shared), &config.listen, issuer, stop()).await
+        grpc_services::serve_with_issuer(Arc::clone(&shared), &config.listen, issuer, stop()).await
     };
     // Only the leader renews authorities, or two replicas would issue different ones.
     let keeping = async {
         if let Some((keeper, _)) = &identities {
-            keeper.keep(|| platform.may_write(), stop()).await;
+            keeper.run(|| platform.may_write(), stop()).await;
         }
         shutdown.cancelled().await;
     };
-    let admin = platform.admin(admin::admin(&shared));
+    let admin = platform.extend_admin(admin::admin_state(&shared));
     let done = tokio::select! {
         served = serving => served.map_err(ControllerError::from),
         served = pages::serve(config.admin, admin, axum::Router::new(), stop()) => {
             served.map_err(ControllerError::from)
         }
-        () = shared.keep_time(stop()) => Ok(()),
+        () = shared.run_timers(stop()) => Ok(()),
         () = platform.run(stop()) => Ok(()),
         () = resolver.run(stop()) => Ok(()),
         () = resolving => Ok(()),
@@ -196,7 +202,7 @@ pub async fn run_on_kubernetes(
     };
     shutdown.cancel();
     // Until the Lease is released: otherwise the next leader would have to wait for its expiry.
-    platform.ended().await;
+    platform.wait_for_release().await;
     info!("controller stopped");
     done
 }
@@ -209,22 +215,22 @@ fn loading_runtime(
     let settings = ControllerSettings {
         platform: PlatformKind::Kubernetes,
         cluster_domain: cluster.cluster_domain.clone(),
-        namespace: cluster.system_namespace.clone(),
-        pod: cluster.pod.clone(),
-        activators: Vec::new(),
-        ..config.settings(String::new(), policy::ScalePolicyConfig::default())
+        system_namespace: cluster.system_namespace.clone(),
+        own_pod_name: cluster.pod.clone(),
+        fixed_activators: Vec::new(),
+        ..config.to_settings(String::new(), scale_policy::ScalePolicyConfig::default())
     };
     // The holder of the Lease is the leader; no replica is one before it holds the Lease.
     let leads = false;
     let world = ClusterState {
         settings: Arc::new(settings),
-        seed: seed(),
-        leads,
+        uid_seed: random_uid_seed(),
+        is_leader: leads,
         ..ClusterState::default()
     };
-    let routes = Outbox::starting_at(first_version());
+    let routes = Outbox::starting_at(first_route_version());
     // The receiver is dropped: on Kubernetes, pods are created through the API server.
-    let orders = tokio::sync::watch::channel(common::node::LocalNodeSpec::default()).0;
+    let orders = tokio::sync::watch::channel(common::local_node::LocalNodeSpec::default()).0;
     ControllerRuntime::new(ControllerStateMachine::new(world, routes).loading(), orders)
 }
 
@@ -232,10 +238,10 @@ fn loading_runtime(
 type CertificateServices = (Arc<AuthorityManager>, Arc<CertificateIssuer>);
 
 /// Returns keeper and issuer if streams are served over TLS.
-fn identities(
+fn certificate_services(
     config: &ControllerConfig,
     cluster: &config::KubernetesConfig,
-    platform: &kube::run::KubernetesPlatform,
+    platform: &api::platform::KubernetesPlatform,
 ) -> Result<Option<CertificateServices>, ControllerError> {
     if !config.listen.starts_with("https://") {
         return Ok(None);
@@ -247,9 +253,11 @@ fn identities(
         &cluster.pod,
         &cluster.pod,
     )?;
-    let kept = identity::kube::IdentityApiClient::new(platform.client(), &cluster.system_namespace);
+    let kept =
+        identity::cluster_api::IdentityApiClient::new(platform.client(), &cluster.system_namespace);
     let kept = Arc::new(kept);
-    let keeper = AuthorityManager::new(Arc::<identity::kube::IdentityApiClient>::clone(&kept), own);
+    let keeper =
+        AuthorityManager::new(Arc::<identity::cluster_api::IdentityApiClient>::clone(&kept), own);
     let issuer = CertificateIssuer::new(Arc::clone(&keeper), kept, &cluster.system_namespace);
     Ok(Some((keeper, issuer)))
 }
@@ -263,13 +271,13 @@ fn boot_id() -> String {
 
 /// Returns a table version above all versions of earlier starts: microseconds since 1970. Otherwise a report about an
 /// earlier table could be taken for one about the present table.
-fn first_version() -> u64 {
+fn first_route_version() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     u64::try_from(now.unwrap_or_default().as_micros()).unwrap_or(1).max(1)
 }
 
 /// Returns a random number that distinguishes this start of the controller from all others.
-fn seed() -> u128 {
+fn random_uid_seed() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
     world::Uid::parse(text.trim()).unwrap_or_default().0
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{
-    node::{self, LocalPodSpec, LocalPodStatus},
+    local_node::{self, LocalPodSpec, LocalPodStatus},
     outbox::Outbox,
     wire::{
         ComponentReplica, NamespacedName, PodObservation, RouteChange, RouteKey, ScaleDecision,
@@ -22,8 +22,8 @@ use smol_str::SmolStr;
 use tracing::info;
 
 use crate::{
+    api::{ObjectPart, ObjectPartKey, WriteError},
     children::ResourceKind,
-    kube::{ObjectPart, ObjectPartKey, WriteError},
     network_policies::PolicyClientPod,
     plan::{self, AppPlan, TemplateFacts},
     render::KnativeObjectKey,
@@ -33,78 +33,78 @@ use crate::{
     },
 };
 
-mod allot;
+mod allocate;
 mod decisions;
 mod digests;
-mod domains;
-mod keys;
-mod manifest;
-mod names;
+mod domain_mappings;
+mod fingerprint;
+mod manifests;
+mod name_claims;
 mod observe;
-mod parts;
+mod replicas;
 mod reports;
-mod said;
 mod settings;
+mod write_keys;
 
 pub use digests::DigestResolution;
-pub use said::{RouteFingerprint, RouteMessageBatch};
+pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
 
 /// Input of the machine: an observation, a decision, a report or a passed timer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ControllerEvent {
     /// A user applied a manifest on the local platform.
-    Apply(NamespacedName, ServiceManifest),
+    ManifestApplied(NamespacedName, ServiceManifest),
     /// A manifest cannot be used, for this reason.
-    Refuse(NamespacedName, String),
+    ManifestRejected(NamespacedName, String),
     /// A manifest was deleted.
-    Delete(NamespacedName),
+    ManifestDeleted(NamespacedName),
     /// An app was restored from disk.
-    Restore(NamespacedName, Box<AppState>),
+    AppRestored(NamespacedName, Box<AppState>),
     /// The active autoscaler sent a scale decision.
-    Decide(ScaleDecision),
+    DecisionReceived(ScaleDecision),
     /// The active autoscaler has forgotten a Revision.
-    Undecide(NamespacedName),
+    DecisionWithdrawn(NamespacedName),
     /// An autoscaler's stream of decisions begins.
-    DecisionsBegin,
+    DecisionStreamBegin,
     /// The autoscaler's stream has named every Revision.
-    DecisionsSynced,
+    DecisionStreamSynced,
     /// The report of an agent or activator begins, on the stream of this number.
-    ReportBegin(ComponentReplica, u64),
+    ReportStreamBegin(ComponentReplica, u64),
     /// An agent or activator reports the state of a pod.
-    Seen(ComponentReplica, PodObservation),
+    PodReported(ComponentReplica, PodObservation),
     /// An agent or activator no longer sees a pod.
-    Unseen(ComponentReplica, String),
+    PodReportWithdrawn(ComponentReplica, String),
     /// The subscriber opens no more connections to this draining pod: a drain acknowledgement.
-    Avoided(ComponentReplica, u64, String),
+    DrainAcked(ComponentReplica, u64, String),
     /// The subscriber withdraws its drain acknowledgement of the pod.
-    AvoidedNoMore(ComponentReplica, u64, String),
+    DrainAckWithdrawn(ComponentReplica, u64, String),
     /// The activator's stream names each service that the activator routes to some Revision.
-    NamesRouted(ComponentReplica, u64),
+    RoutedServicesBegin(ComponentReplica, u64),
     /// The activator does, or no longer does, route requests for this service to some Revision.
-    Routed(ComponentReplica, u64, NamespacedName, bool),
+    ServiceRouted(ComponentReplica, u64, NamespacedName, bool),
     /// The subscriber's report has named every pod.
-    ReportSynced(ComponentReplica, u64),
+    ReportStreamSynced(ComponentReplica, u64),
     /// The subscriber's stream of this number has ended.
-    ReportEnd(ComponentReplica, u64),
+    ReportStreamEnd(ComponentReplica, u64),
     /// The images of a Revision are resolved to digests, or cannot be resolved.
-    Resolved(NamespacedName, DigestResolution),
+    DigestsResolved(NamespacedName, DigestResolution),
     /// The chosen replica of a component: the leader, or the active autoscaler; `None`: none.
-    Choose(ServerComponent, Option<String>),
+    ReplicaChosen(ServerComponent, Option<String>),
     /// The local node reports the state of a pod.
-    Status(LocalPodStatus),
+    LocalPodStatus(LocalPodStatus),
     /// An object as the API server holds it; `None`: it was deleted.
-    Observe(ResourceKind, NamespacedName, Option<Box<Value>>),
+    ObjectObserved(ResourceKind, NamespacedName, Option<Box<Value>>),
     /// A pod that NetworkPolicies may admit; `None`: it was deleted.
-    Client(NamespacedName, Option<PolicyClientPod>),
+    ClientPodObserved(NamespacedName, Option<PolicyClientPod>),
     /// A write error of an object; `None`: its last write succeeded.
-    Trouble(ObjectPartKey, Option<WriteError>),
+    WriteErrorChanged(ObjectPartKey, Option<WriteError>),
     /// Child objects of this object of an app do not exist; `None`: all exist.
-    Unmade(NamespacedName, ResourceKind, NamespacedName, Option<WriteError>),
+    ChildrenMissing(NamespacedName, ResourceKind, NamespacedName, Option<WriteError>),
     /// All objects that existed at the start have been observed.
-    Known,
+    InitialListSynced,
     /// True if this replica has become the leader, false if it is no longer.
-    Lead(bool),
+    LeadershipChanged(bool),
     /// Time has passed, and timers may be due.
     Tick,
 }
@@ -113,23 +113,23 @@ pub enum ControllerEvent {
 #[derive(Debug, Default)]
 pub struct ControllerEffects {
     /// Pods that the local node should start.
-    pub start: Vec<LocalPodSpec>,
+    pub pods_to_start: Vec<LocalPodSpec>,
     /// UIDs of pods that the local node should stop.
-    pub stop: Vec<String>,
+    pub pods_to_stop: Vec<String>,
     /// Names with their addresses, for the local node's DNS; no addresses: the name is deleted.
-    pub names: Vec<(NamespacedName, Vec<IpAddr>)>,
+    pub dns_names: Vec<(NamespacedName, Vec<IpAddr>)>,
     /// Objects to write to disk or delete from it, on the local platform.
-    pub objects: Vec<KnativeObjectKey>,
+    pub changed_objects: Vec<KnativeObjectKey>,
     /// Parts of objects that may have to be written, on Kubernetes.
-    pub keys: Vec<ObjectPartKey>,
+    pub changed_keys: Vec<ObjectPartKey>,
     /// Apps whose planned objects should exist soon, so that a check is scheduled.
-    pub planned: Vec<NamespacedName>,
+    pub apps_to_check: Vec<NamespacedName>,
     /// Events to record on ConfigMaps.
-    pub news: Vec<ConfigMapEventRecord>,
+    pub config_map_events: Vec<ConfigMapEventRecord>,
     /// Revisions whose digests are to be resolved, or are no longer needed.
-    pub resolve: Vec<NamespacedName>,
+    pub revisions_to_resolve: Vec<NamespacedName>,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.
-    pub refused: u64,
+    pub refused_reports: u64,
 }
 
 /// State machine that is the controller's core.
@@ -138,31 +138,32 @@ pub struct ControllerStateMachine {
     world: ClusterState,
     routes: Outbox<RouteKey, RouteFingerprint>,
     /// App of each pod, by the pod's UID.
-    owners: HashMap<String, NamespacedName>,
-    /// True before [`ControllerEvent::Known`]: nothing is planned while a part of the objects is unknown.
-    loading: bool,
+    app_by_pod_uid: HashMap<String, NamespacedName>,
+    /// True before [`ControllerEvent::InitialListSynced`]: nothing is planned while a part of the objects is unknown.
+    is_loading: bool,
     /// UIDs of the observed pods, by name.
-    uids: BTreeMap<NamespacedName, Box<str>>,
+    pod_uids: BTreeMap<NamespacedName, Box<str>>,
     /// Pods that were observed before their Revision, by the Revision's name and the pod's.
-    early: BTreeMap<NamespacedName, BTreeMap<NamespacedName, RevisionPod>>,
+    pods_without_revision: BTreeMap<NamespacedName, BTreeMap<NamespacedName, RevisionPod>>,
     /// Pods that each reporter has named, by reporter.
-    reports: BTreeMap<String, reports::ReporterPods>,
+    pods_by_reporter: BTreeMap<String, reports::ReporterPods>,
     /// Scale decisions on Revisions that are not observed yet.
-    ahead: BTreeMap<NamespacedName, CurrentDecision>,
+    pending_decisions: BTreeMap<NamespacedName, CurrentDecision>,
     /// Revisions that the current stream of decisions has not named yet.
-    undecided: Option<BTreeSet<NamespacedName>>,
+    unconfirmed_decisions: Option<BTreeSet<NamespacedName>>,
     /// Reasons for which Revisions and Routes cannot become as desired.
-    hindrances: BTreeMap<keys::BlockedObject, BTreeMap<keys::BlockingCause, ConditionReason>>,
+    blocking_causes:
+        BTreeMap<write_keys::BlockedObject, BTreeMap<write_keys::BlockingCause, ConditionReason>>,
     /// Apps that have draining pods.
-    draining: BTreeSet<NamespacedName>,
+    draining_apps: BTreeSet<NamespacedName>,
     /// Apps whose objects may not follow the present settings yet.
-    stale: VecDeque<NamespacedName>,
+    apps_to_rewrite: VecDeque<NamespacedName>,
     /// Events on ConfigMaps that this replica records only if it becomes the leader.
-    untold: BTreeMap<NamespacedName, Vec<ConfigMapEventRecord>>,
+    unrecorded_events: BTreeMap<NamespacedName, Vec<ConfigMapEventRecord>>,
     /// Number of apps created so far; part of each new UID.
-    born: u64,
+    apps_created: u64,
     timers: BTreeSet<(UnixMillis, NamespacedName)>,
-    timer_of: BTreeMap<NamespacedName, UnixMillis>,
+    timer_by_app: BTreeMap<NamespacedName, UnixMillis>,
     effects: ControllerEffects,
 }
 
@@ -170,45 +171,46 @@ impl ControllerStateMachine {
     /// Returns a machine for `world` that writes to the outbox `routes`.
     pub fn new(world: ClusterState, routes: Outbox<RouteKey, RouteFingerprint>) -> Self {
         // Fixed activators come from the configuration, so no event announces them.
-        for activator in &world.settings.activators {
+        for activator in &world.settings.fixed_activators {
             let key = RouteKey::Activator(activator.name.clone());
-            routes.set(key, RouteFingerprint::of(&RouteChange::Activator(activator.clone())));
+            routes
+                .set(key, RouteFingerprint::of_change(&RouteChange::Activator(activator.clone())));
         }
         Self {
             world,
             routes,
-            owners: HashMap::new(),
-            loading: false,
-            uids: BTreeMap::new(),
-            early: BTreeMap::new(),
-            reports: BTreeMap::new(),
-            ahead: BTreeMap::new(),
-            undecided: None,
-            hindrances: BTreeMap::new(),
-            draining: BTreeSet::new(),
-            stale: VecDeque::new(),
-            untold: BTreeMap::new(),
-            born: 0,
+            app_by_pod_uid: HashMap::new(),
+            is_loading: false,
+            pod_uids: BTreeMap::new(),
+            pods_without_revision: BTreeMap::new(),
+            pods_by_reporter: BTreeMap::new(),
+            pending_decisions: BTreeMap::new(),
+            unconfirmed_decisions: None,
+            blocking_causes: BTreeMap::new(),
+            draining_apps: BTreeSet::new(),
+            apps_to_rewrite: VecDeque::new(),
+            unrecorded_events: BTreeMap::new(),
+            apps_created: 0,
             timers: BTreeSet::new(),
-            timer_of: BTreeMap::new(),
+            timer_by_app: BTreeMap::new(),
             effects: ControllerEffects::default(),
         }
     }
 
-    /// Delays all planning until [`ControllerEvent::Known`].
+    /// Delays all planning until [`ControllerEvent::InitialListSynced`].
     #[must_use]
     pub fn loading(self) -> Self {
-        Self { loading: true, ..self }
+        Self { is_loading: true, ..self }
     }
 
-    fn known(&mut self, now: UnixMillis) {
-        self.loading = false;
+    fn handle_initial_list(&mut self, now: UnixMillis) {
+        self.is_loading = false;
         // Owners of names first: a plan depends on the names that the app owns.
-        self.settle_rivals(now);
+        self.reconcile_claimants(now);
         for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
-            self.settle(&name, None, true, now);
+            self.reconcile_app(&name, None, true, now);
         }
-        self.settle_mappings(now);
+        self.reconcile_all_mappings(now);
     }
 
     /// Returns the world as it is now.
@@ -229,112 +231,132 @@ impl ControllerStateMachine {
     /// Handles one event and returns its effects.
     pub fn step(&mut self, now: UnixMillis, event: ControllerEvent) -> ControllerEffects {
         match event {
-            ControllerEvent::Apply(name, manifest) => self.apply(name, manifest, now),
-            ControllerEvent::Refuse(name, why) => self.refuse(name, &why, now),
-            ControllerEvent::Delete(name) => self.delete(&name, now),
-            ControllerEvent::Restore(name, app) => self.restore(name, *app, now),
-            ControllerEvent::Decide(decision) => self.decide(decision, now),
-            ControllerEvent::Undecide(revision) => self.undecide(&revision, now),
-            ControllerEvent::DecisionsBegin => {
-                self.undecided = Some(self.decided().collect());
+            ControllerEvent::ManifestApplied(name, manifest) => {
+                self.apply_manifest(name, manifest, now)
             }
-            ControllerEvent::DecisionsSynced => {
-                for revision in self.undecided.take().into_iter().flatten() {
-                    self.undecide(&revision, now);
+            ControllerEvent::ManifestRejected(name, why) => self.reject_manifest(name, &why, now),
+            ControllerEvent::ManifestDeleted(name) => self.delete_app(&name, now),
+            ControllerEvent::AppRestored(name, app) => self.restore_app(name, *app, now),
+            ControllerEvent::DecisionReceived(decision) => self.handle_decision(decision, now),
+            ControllerEvent::DecisionWithdrawn(revision) => {
+                self.handle_decision_withdrawn(&revision, now)
+            }
+            ControllerEvent::DecisionStreamBegin => {
+                self.unconfirmed_decisions = Some(self.decided_revisions().collect());
+            }
+            ControllerEvent::DecisionStreamSynced => {
+                for revision in self.unconfirmed_decisions.take().into_iter().flatten() {
+                    self.handle_decision_withdrawn(&revision, now);
                 }
             }
-            ControllerEvent::ReportBegin(who, stream) => self.report_begin(&who, stream, now),
-            ControllerEvent::Seen(who, seen) => self.see(&who, seen, now),
-            ControllerEvent::Unseen(who, uid) => self.unsee(&who, &uid, now),
-            ControllerEvent::Avoided(who, stream, uid) => self.avoid(&who, stream, &uid, true, now),
-            ControllerEvent::AvoidedNoMore(who, stream, uid) => {
-                self.avoid(&who, stream, &uid, false, now)
+            ControllerEvent::ReportStreamBegin(who, stream) => {
+                self.handle_report_begin(&who, stream, now)
             }
-            ControllerEvent::NamesRouted(who, stream) => self.names_routed(&who, stream),
-            ControllerEvent::Routed(who, stream, name, leads) => {
-                self.routed(&who, stream, &name, leads, now);
+            ControllerEvent::PodReported(who, seen) => self.handle_pod_report(&who, seen, now),
+            ControllerEvent::PodReportWithdrawn(who, uid) => {
+                self.handle_report_withdrawn(&who, &uid, now)
             }
-            ControllerEvent::ReportSynced(who, stream) => self.report_synced(&who, stream, now),
-            ControllerEvent::ReportEnd(who, stream) => self.report_end(&who, stream, now),
-            ControllerEvent::Resolved(revision, digests) => self.resolved(&revision, digests, now),
-            ControllerEvent::Choose(part, chosen) => self.choose(part, chosen),
-            ControllerEvent::Status(status) => self.status(status, now),
-            ControllerEvent::Observe(resource, name, object) => {
-                self.observe(resource, name, object.as_deref(), now);
+            ControllerEvent::DrainAcked(who, stream, uid) => {
+                self.handle_drain_ack(&who, stream, &uid, true, now)
             }
-            ControllerEvent::Client(name, client) => {
-                let touched = self.world.network_policies.client(name, client);
-                self.settle_all_of(&touched, now);
+            ControllerEvent::DrainAckWithdrawn(who, stream, uid) => {
+                self.handle_drain_ack(&who, stream, &uid, false, now)
             }
-            ControllerEvent::Trouble(key, trouble) => self.trouble(&key, trouble, now),
-            ControllerEvent::Unmade(app, of, name, trouble) => {
-                self.unmade(app, of, &name, trouble, now)
+            ControllerEvent::RoutedServicesBegin(who, stream) => {
+                self.begin_routed_services(&who, stream)
             }
-            ControllerEvent::Known => self.known(now),
-            ControllerEvent::Lead(leads) => self.lead(leads, now),
-            ControllerEvent::Tick => self.tick(now),
+            ControllerEvent::ServiceRouted(who, stream, name, leads) => {
+                self.handle_service_routed(&who, stream, &name, leads, now);
+            }
+            ControllerEvent::ReportStreamSynced(who, stream) => {
+                self.handle_report_synced(&who, stream, now)
+            }
+            ControllerEvent::ReportStreamEnd(who, stream) => {
+                self.handle_report_end(&who, stream, now)
+            }
+            ControllerEvent::DigestsResolved(revision, digests) => {
+                self.handle_digests_resolved(&revision, digests, now)
+            }
+            ControllerEvent::ReplicaChosen(part, chosen) => self.set_chosen_replica(part, chosen),
+            ControllerEvent::LocalPodStatus(status) => self.handle_pod_status(status, now),
+            ControllerEvent::ObjectObserved(resource, name, object) => {
+                self.observe_object(resource, name, object.as_deref(), now);
+            }
+            ControllerEvent::ClientPodObserved(name, client) => {
+                let touched = self.world.network_policies.set_client(name, client);
+                self.reconcile_namespaces(&touched, now);
+            }
+            ControllerEvent::WriteErrorChanged(key, trouble) => {
+                self.handle_write_error(&key, trouble, now)
+            }
+            ControllerEvent::ChildrenMissing(app, of, name, trouble) => {
+                self.handle_missing_children(app, of, &name, trouble, now)
+            }
+            ControllerEvent::InitialListSynced => self.handle_initial_list(now),
+            ControllerEvent::LeadershipChanged(leads) => self.handle_leadership(leads, now),
+            ControllerEvent::Tick => self.handle_tick(now),
         }
         // Any event may have moved a name to another owner, or made a Revision known that was already decided on.
-        self.settle_rivals(now);
-        self.catch_up(now);
+        self.reconcile_claimants(now);
+        self.apply_pending_decisions(now);
         std::mem::take(&mut self.effects)
     }
 
-    fn restore(&mut self, name: NamespacedName, mut app: AppState, now: UnixMillis) {
+    fn restore_app(&mut self, name: NamespacedName, mut app: AppState, now: UnixMillis) {
         // Templates from disk are equal but separate; shared, each is in memory only once.
         let texts = app.revisions.iter_mut().map(|it| &mut it.template);
         let texts = texts.chain(app.service.as_mut().map(|it| &mut it.manifest.template));
         for template in texts.chain(app.configuration.as_mut().map(|it| &mut it.template)) {
-            *template = self.world.templates.share(template);
+            *template = self.world.template_cache.intern(template);
         }
-        allot::claim(&app, &mut self.world);
-        self.index(&name, None, Some(&app));
+        allocate::reserve_restored(&app, &mut self.world);
+        self.update_owner_exceptions(&name, None, Some(&app));
         self.world.apps.insert(name.clone(), Box::new(app));
-        self.settle(&name, None, true, now);
+        self.reconcile_app(&name, None, true, now);
     }
 
-    fn status(&mut self, status: LocalPodStatus, now: UnixMillis) {
-        let Some(app) = self.owners.get(&status.uid).cloned() else { return };
-        let (uid, gone) = (status.uid.clone(), status.phase == node::LocalPodPhase::Gone);
-        let before = self.world.statuses.get(&uid);
+    fn handle_pod_status(&mut self, status: LocalPodStatus, now: UnixMillis) {
+        let Some(app) = self.app_by_pod_uid.get(&status.uid).cloned() else { return };
+        let (uid, gone) = (status.uid.clone(), status.phase == local_node::LocalPodPhase::Removed);
+        let before = self.world.pod_statuses.get(&uid);
         if before == Some(&status) {
             return;
         }
         info!(pod = uid, phase = ?status.phase, "pod status");
-        self.world.statuses.insert(uid.clone(), status);
-        self.effects.objects.extend(self.pod_object(&app, &uid));
-        self.settle(&app, None, false, now);
+        self.world.pod_statuses.insert(uid.clone(), status);
+        self.effects.changed_objects.extend(self.pod_object_key(&app, &uid));
+        self.reconcile_app(&app, None, false, now);
         // The plan above still needed the last status, to see that the pod ended.
         if gone {
-            self.world.statuses.remove(&uid);
+            self.world.pod_statuses.remove(&uid);
             self.forget_reports(&uid);
         }
     }
 
-    fn pod_object(&self, app: &NamespacedName, uid: &str) -> Option<KnativeObjectKey> {
+    fn pod_object_key(&self, app: &NamespacedName, uid: &str) -> Option<KnativeObjectKey> {
         let mut pods = self.world.apps.get(app)?.pods();
         let (_, pod) = pods.find(|(_, pod)| *pod.uid == *uid)?;
         Some(KnativeObjectKey::pod(&app.namespace, &pod.name))
     }
 
-    fn tick(&mut self, now: UnixMillis) {
+    fn handle_tick(&mut self, now: UnixMillis) {
         while let Some((at, name)) = self.timers.first().cloned() {
             if at > now {
                 return;
             }
             self.timers.pop_first();
             // The empty name is the timer of rewrites, which belongs to no app.
-            if name == settings::REWRITE {
-                self.rewrite(now);
+            if name == settings::REWRITE_TIMER_KEY {
+                self.rewrite_next_apps(now);
                 continue;
             }
-            self.timer_of.remove(&name);
-            self.settle(&name, None, false, now);
+            self.timer_by_app.remove(&name);
+            self.reconcile_app(&name, None, false, now);
         }
     }
 
     /// Plans one app, and the apps whose Routes name its Revisions.
-    fn settle(
+    fn reconcile_app(
         &mut self,
         name: &NamespacedName,
         before: Option<&AppState>,
@@ -342,100 +364,108 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         // Nearly always there is no mapping, and then no copy of the app is needed.
-        let is_mapped = !self.world.mapped.is_empty();
+        let is_mapped = !self.world.mappings_by_target.is_empty();
         let own = before.or_else(|| self.world.apps.get(name).map(|it| &**it));
         let own = own.filter(|_| is_mapped).cloned();
-        self.settle_one(name, before, rewrite, now);
+        self.plan_and_apply(name, before, rewrite, now);
         if let Some(own) = own {
-            self.settle_mappings_of(name, &own, now);
+            self.reconcile_mappings_of_app(name, &own, now);
         }
-        let Some(others) = self.world.referrers.get(name).cloned() else { return };
+        let Some(others) = self.world.referring_apps.get(name).cloned() else { return };
         for other in others {
-            self.settle_one(&other, None, false, now);
+            self.plan_and_apply(&other, None, false, now);
         }
         // The routing labels of this app's Revisions depend on the targets of those Routes.
-        self.settle_one(name, None, false, now);
+        self.plan_and_apply(name, None, false, now);
     }
 
     /// Plans every app of these namespaces.
-    fn settle_all_of(&mut self, namespaces: &BTreeSet<SmolStr>, now: UnixMillis) {
+    fn reconcile_namespaces(&mut self, namespaces: &BTreeSet<SmolStr>, now: UnixMillis) {
         for namespace in namespaces {
             let from = self.world.apps.range(NamespacedName::new(namespace.clone(), "")..);
             let here = from.map(|(name, _)| name).take_while(|it| it.namespace == *namespace);
             for name in here.cloned().collect::<Vec<_>>() {
-                self.settle(&name, None, false, now);
+                self.reconcile_app(&name, None, false, now);
             }
         }
     }
 
     /// Plans one app and applies the plan to the world. `before` is the app before the event changed it.
-    fn settle_one(
+    fn plan_and_apply(
         &mut self,
         name: &NamespacedName,
         before: Option<&AppState>,
         rewrite: bool,
         now: UnixMillis,
     ) {
-        if self.loading {
+        if self.is_loading {
             return;
         }
         let Some(current) = self.world.apps.get(name).cloned() else { return };
-        names::ask(&current, name, &mut self.world);
+        name_claims::update_route_claims(&current, name, &mut self.world);
         // The plan reads which names the app owns, so its claims must be current.
-        let plan = plan::app(&self.world, name, now);
+        let plan = plan::plan_app(&self.world, name, now);
         let before = before.unwrap_or(&current);
-        self.say_routes(name, before, &plan);
+        self.update_routes(name, before, &plan);
         match self.world.settings.platform {
             PlatformKind::Local => {
-                self.orders(name, before, plan.app.as_ref());
-                self.objects(name, before, plan.app.as_ref(), rewrite);
+                self.update_pod_orders(name, before, plan.app.as_ref());
+                self.update_local_objects(name, before, plan.app.as_ref(), rewrite);
             }
             PlatformKind::Kubernetes => {
-                let keys = keys::changed(name, before, plan.app.as_ref(), &self.world);
-                if self.world.leads && keys.iter().any(|it| it.part == ObjectPart::Object) {
-                    self.effects.planned.push(name.clone());
+                let keys = write_keys::changed_keys(name, before, plan.app.as_ref(), &self.world);
+                if self.world.is_leader && keys.iter().any(|it| it.part == ObjectPart::Object) {
+                    self.effects.apps_to_check.push(name.clone());
                 }
-                self.effects.keys.extend(keys);
-                self.ask_digests(name, before, plan.app.as_ref());
+                self.effects.changed_keys.extend(keys);
+                self.request_digests(name, before, plan.app.as_ref());
             }
         }
         self.set_timer(name, plan.timer);
-        reports::forget_revived(&mut self.world, &current, plan.app.as_ref());
-        self.index(name, Some(&current), plan.app.as_ref());
-        self.keep_decided_of_lost(name, &current, plan.app.as_ref());
+        reports::forget_revived_pods(&mut self.world, &current, plan.app.as_ref());
+        self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
+        self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
         let Some(app) = plan.app else {
-            self.forget(name);
+            self.remove_app(name);
             return;
         };
         let drains = |(_, pod): (_, &RevisionPod)| matches!(pod.stage, PodStage::Draining { .. });
         if app.pods().any(drains) {
-            self.draining.insert(name.clone());
+            self.draining_apps.insert(name.clone());
         } else {
-            self.draining.remove(name);
+            self.draining_apps.remove(name);
         }
         log_changes(name, before, &app);
         self.world.apps.insert(name.clone(), Box::new(app));
     }
 
     /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
-    fn say_routes(&self, name: &NamespacedName, before: &AppState, plan: &AppPlan) {
+    fn update_routes(&self, name: &NamespacedName, before: &AppState, plan: &AppPlan) {
         let mut said = BTreeSet::new();
         for change in &plan.routes {
             let Some(key) = change.key() else { continue };
-            self.routes.set(key.clone(), RouteFingerprint::of(change));
+            self.routes.set(key.clone(), RouteFingerprint::of_change(change));
             said.insert(key);
         }
         // Another app may have taken over the name, whose subject must stay.
         let is_others = |key: &RouteKey| match key {
-            RouteKey::Service(it) => self.world.app_named(it).is_some_and(|app| app != *name),
+            RouteKey::Service(it) => {
+                self.world.app_of_route_name(it).is_some_and(|app| app != *name)
+            }
             _ => false,
         };
-        for key in keys(name, before).filter(|key| !said.contains(key) && !is_others(key)) {
+        for key in app_route_keys(name, before).filter(|key| !said.contains(key) && !is_others(key))
+        {
             self.routes.remove(&key);
         }
     }
 
-    fn orders(&mut self, name: &NamespacedName, before: &AppState, after: Option<&AppState>) {
+    fn update_pod_orders(
+        &mut self,
+        name: &NamespacedName,
+        before: &AppState,
+        after: Option<&AppState>,
+    ) {
         let ordered = |pod: &RevisionPod| !matches!(pod.stage, PodStage::Stopping { .. });
         let uids = |app: &AppState| -> BTreeSet<Box<str>> {
             app.pods().filter(|(_, pod)| ordered(pod)).map(|(_, pod)| pod.uid.clone()).collect()
@@ -443,35 +473,35 @@ impl ControllerStateMachine {
         let (had, has) = (uids(before), after.map(uids).unwrap_or_default());
         for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
             // An order holds until it is withdrawn, so each pod is ordered once.
-            let known = self.owners.contains_key(&*pod.uid);
+            let known = self.app_by_pod_uid.contains_key(&*pod.uid);
             if ordered(pod) && !known {
-                let facts = TemplateFacts::of(revision, &self.world);
-                self.effects.start.push(facts.order(name, revision, pod));
-                self.owners.insert(pod.uid.to_string(), name.clone());
+                let facts = TemplateFacts::of_revision(revision, &self.world);
+                self.effects.pods_to_start.push(facts.pod_order(name, revision, pod));
+                self.app_by_pod_uid.insert(pod.uid.to_string(), name.clone());
             }
         }
         for uid in had.difference(&has) {
-            self.effects.stop.push(uid.to_string());
+            self.effects.pods_to_stop.push(uid.to_string());
         }
         // A stopped pod stays known until the plan drops it, which is once the node has reported its end.
         let kept: BTreeSet<&str> =
             after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
         for (_, pod) in before.pods().filter(|(_, pod)| !kept.contains(&*pod.uid)) {
-            self.owners.remove(&*pod.uid);
+            self.app_by_pod_uid.remove(&*pod.uid);
             self.forget_reports(&pod.uid);
-            self.effects.objects.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
+            self.effects.changed_objects.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
         }
     }
 
-    fn objects(
+    fn update_local_objects(
         &mut self,
         name: &NamespacedName,
         before: &AppState,
         after: Option<&AppState>,
         rewrite: bool,
     ) {
-        let out = &mut self.effects.objects;
-        let gone = after.is_none_or(AppState::leaving);
+        let out = &mut self.effects.changed_objects;
+        let gone = after.is_none_or(AppState::is_terminating);
         let own = |app: &AppState| {
             let names: Vec<Box<str>> = app.revisions.iter().map(|it| it.name.clone()).collect();
             (
@@ -484,25 +514,26 @@ impl ControllerStateMachine {
         if rewrite || gone || after.is_some_and(|app| own(app) != own(before)) {
             out.extend(KnativeObjectKey::of_app(name));
             let names = |app: &AppState, none: bool| -> Vec<(NamespacedName, Vec<IpAddr>)> {
-                let all = app.allotted().iter().map(|it| {
-                    let host = plan::host_name(it, &name.name);
-                    let addresses = self.world.settings.addresses(&it.addresses);
+                let all = app.allocations().iter().map(|it| {
+                    let host = plan::placeholder_name(it, &name.name);
+                    let addresses = self.world.settings.cluster_ips(&it.cluster_ips);
                     let addresses = if none { Vec::new() } else { addresses };
                     (NamespacedName::new(name.namespace.clone(), host), addresses)
                 });
                 all.collect()
             };
             // A name that has another owner by now is in that owner's effects.
-            let is_others =
-                |it: &NamespacedName| self.world.app_named(it).is_some_and(|app| app != *name);
+            let is_others = |it: &NamespacedName| {
+                self.world.app_of_route_name(it).is_some_and(|app| app != *name)
+            };
             let now = after.filter(|_| !gone).map(|app| names(app, false)).unwrap_or_default();
             let old = names(before, true).into_iter();
-            self.effects.names.extend(
+            self.effects.dns_names.extend(
                 old.filter(|(old, _)| !is_others(old) && !now.iter().any(|(name, _)| name == old)),
             );
-            self.effects.names.extend(now);
+            self.effects.dns_names.extend(now);
         }
-        let out = &mut self.effects.objects;
+        let out = &mut self.effects.changed_objects;
         let after = after.map(|app| app.revisions.as_slice()).unwrap_or_default();
         for revision in after {
             let old = before.revision(&revision.name);
@@ -522,29 +553,31 @@ impl ControllerStateMachine {
     }
 
     fn set_timer(&mut self, name: &NamespacedName, at: Option<UnixMillis>) {
-        if let Some(old) = self.timer_of.remove(name) {
+        if let Some(old) = self.timer_by_app.remove(name) {
             self.timers.remove(&(old, name.clone()));
         }
         if let Some(at) = at {
             self.timers.insert((at, name.clone()));
-            self.timer_of.insert(name.clone(), at);
+            self.timer_by_app.insert(name.clone(), at);
         }
     }
 
-    fn forget(&mut self, name: &NamespacedName) {
-        self.draining.remove(name);
-        self.forget_hindrances(name);
+    fn remove_app(&mut self, name: &NamespacedName) {
+        self.draining_apps.remove(name);
+        self.remove_blocking_causes(name);
         self.world.apps.remove(name);
         info!(service = %name, "service gone");
     }
 }
 
 /// Returns every subject that the app may have in the RouteTable, in the order in which they are to be removed.
-fn keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item = RouteKey> {
+fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item = RouteKey> {
     let full = |own: &str| NamespacedName::new(name.namespace.clone(), own);
     // Services first, so that no stream ever has a service without its Revision.
-    let services =
-        app.allotted().iter().map(|it| RouteKey::Service(full(&plan::host_name(it, &name.name))));
+    let services = app
+        .allocations()
+        .iter()
+        .map(|it| RouteKey::Service(full(&plan::placeholder_name(it, &name.name))));
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
     let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
@@ -552,10 +585,16 @@ fn keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item = RouteKey>
 
 fn log_changes(name: &NamespacedName, before: &AppState, after: &AppState) {
     for revision in &after.revisions {
-        let from = before.revision(&revision.name).map_or(0, |it| it.desired);
-        if from != revision.desired {
+        let from = before.revision(&revision.name).map_or(0, |it| it.desired_scale);
+        if from != revision.desired_scale {
             let key = format!("{}/{}", name.namespace, revision.name);
-            info!(revision = key, from, to = revision.desired, ready = revision.actual, "scaled");
+            info!(
+                revision = key,
+                from,
+                to = revision.desired_scale,
+                ready = revision.actual_scale,
+                "scaled"
+            );
         }
     }
     let ready = |app: &AppState| app.conditions.get(ConditionType::ServiceReady);

@@ -24,7 +24,7 @@ use kube::core::{Selector, SelectorExt as _};
 use serde_json::Value;
 use smol_str::SmolStr;
 
-use crate::children::pod::PORT_NAME;
+use crate::children::pod::USER_PORT_NAME;
 
 type LabelMap = BTreeMap<String, String>;
 
@@ -33,9 +33,9 @@ type LabelMap = BTreeMap<String, String>;
 pub struct NetworkPolicies {
     policies: BTreeMap<NamespacedName, IngressPolicy>,
     /// Labels of each namespace, by its name.
-    namespaces: BTreeMap<SmolStr, LabelMap>,
+    namespace_labels: BTreeMap<SmolStr, LabelMap>,
     /// Pods that have an address of their own, which policies may admit as clients.
-    clients: BTreeMap<NamespacedName, PolicyClientPod>,
+    client_pods: BTreeMap<NamespacedName, PolicyClientPod>,
 }
 
 /// A pod that may be a client, with its labels and addresses.
@@ -49,7 +49,7 @@ pub struct PolicyClientPod {
 #[derive(Clone, Debug)]
 struct IngressPolicy {
     /// Selector of the pods that the policy protects, by their labels.
-    pods: Selector,
+    pod_selector: Selector,
     rules: Vec<IngressRule>,
 }
 
@@ -58,7 +58,7 @@ struct IngressRule {
     /// Ports that the rule admits; an empty list means all ports.
     ports: Vec<AdmittedPort>,
     /// Peers that the rule admits; an empty list means all clients.
-    from: Vec<AdmittedPeer>,
+    peers: Vec<AdmittedPeer>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ enum AdmittedPort {
 
 #[derive(Clone, Debug)]
 enum AdmittedPeer {
-    Block(IpBlock),
+    IpBlock(IpBlock),
     Pods {
         /// Selector of the peers' namespaces; `None`: only the policy's own namespace.
         namespaces: Option<Selector>,
@@ -79,9 +79,13 @@ enum AdmittedPeer {
 
 impl NetworkPolicies {
     /// Sets or, with `None`, removes a policy. Returns the namespaces in which this may change the admitted sources.
-    pub fn policy(&mut self, name: NamespacedName, object: Option<&Value>) -> BTreeSet<SmolStr> {
+    pub fn set_policy(
+        &mut self,
+        name: NamespacedName,
+        object: Option<&Value>,
+    ) -> BTreeSet<SmolStr> {
         let touched = [name.namespace.clone()].into();
-        match object.and_then(IngressPolicy::read) {
+        match object.and_then(IngressPolicy::from_object) {
             Some(policy) => drop(self.policies.insert(name, policy)),
             None if self.policies.remove(&name).is_none() => return BTreeSet::new(),
             None => {}
@@ -90,102 +94,113 @@ impl NetworkPolicies {
     }
 
     /// Sets or, with `None`, removes a namespace's labels. Returns the namespaces whose admitted sources may change.
-    pub fn namespace(&mut self, name: &str, object: Option<&Value>) -> BTreeSet<SmolStr> {
-        let after = object.map(labels);
-        if self.namespaces.get(name) == after.as_ref() {
+    pub fn set_namespace(&mut self, name: &str, object: Option<&Value>) -> BTreeSet<SmolStr> {
+        let after = object.map(labels_of);
+        if self.namespace_labels.get(name) == after.as_ref() {
             return BTreeSet::new();
         }
         match after {
-            Some(labels) => drop(self.namespaces.insert(name.into(), labels)),
-            None => drop(self.namespaces.remove(name)),
+            Some(labels) => drop(self.namespace_labels.insert(name.into(), labels)),
+            None => drop(self.namespace_labels.remove(name)),
         }
         // Only policies that select namespaces by label can see a difference.
-        self.holding(|peer| matches!(peer, AdmittedPeer::Pods { namespaces: Some(_), .. }))
+        self.namespaces_with_peer(|peer| {
+            matches!(peer, AdmittedPeer::Pods { namespaces: Some(_), .. })
+        })
     }
 
     /// Sets or, with `None`, removes a client pod. Returns the namespaces whose admitted sources may change.
-    pub fn client(
+    pub fn set_client(
         &mut self,
         name: NamespacedName,
         client: Option<PolicyClientPod>,
     ) -> BTreeSet<SmolStr> {
         let before = match client {
-            Some(client) => self.clients.insert(name.clone(), client),
-            None => self.clients.remove(&name),
+            Some(client) => self.client_pods.insert(name.clone(), client),
+            None => self.client_pods.remove(&name),
         };
-        let after = self.clients.get(&name);
+        let after = self.client_pods.get(&name);
         if before.as_ref() == after {
             return BTreeSet::new();
         }
         // Both states count: a pod that changes its labels may leave one policy and enter another.
         let all: Vec<&PolicyClientPod> = before.iter().chain(after).collect();
         let names = self.policies.iter().filter(|(policy, it)| {
-            let peers = it.rules.iter().flat_map(|rule| &rule.from);
-            let lets_in =
-                |peer: &AdmittedPeer| all.iter().any(|it| self.lets_in(peer, policy, &name, it));
+            let peers = it.rules.iter().flat_map(|rule| &rule.peers);
+            let lets_in = |peer: &AdmittedPeer| {
+                all.iter().any(|it| self.admits_client(peer, policy, &name, it))
+            };
             peers.into_iter().any(lets_in)
         });
         names.map(|(policy, _)| policy.namespace.clone()).collect()
     }
 
     /// Returns true if the controller must watch all pods, since a policy admits some by their labels.
-    pub fn needs_clients(&self) -> bool {
-        !self.holding(|peer| matches!(peer, AdmittedPeer::Pods { .. })).is_empty()
+    pub fn needs_client_pods(&self) -> bool {
+        !self.namespaces_with_peer(|peer| matches!(peer, AdmittedPeer::Pods { .. })).is_empty()
     }
 
     /// Returns the sources that may connect to pods of `namespace` with these labels at this port; `None`: all sources.
-    pub fn sources(
+    pub fn admitted_sources(
         &self,
         namespace: &SmolStr,
         labels: impl FnOnce() -> LabelMap,
         port: u16,
     ) -> Option<Arc<AllowedSources>> {
-        let mut here = self.of(namespace).peekable();
+        let mut here = self.policies_in(namespace).peekable();
         // Nearly all namespaces have no policy: without one the labels are not even computed.
         here.peek()?;
         let labels = labels();
-        let mut selecting = here.filter(|(_, it)| it.pods.matches(&labels)).peekable();
+        let mut selecting = here.filter(|(_, it)| it.pod_selector.matches(&labels)).peekable();
         // Pods that no policy selects are open to all; pods that one selects only to what some rule admits.
         selecting.peek()?;
         let mut sources = AllowedSources::default();
         for (name, rule) in
             selecting.flat_map(|(name, it)| it.rules.iter().map(move |it| (name, it)))
         {
-            if !rule.covers(port) {
+            if !rule.covers_port(port) {
                 continue;
             }
             // Policies add up, so one rule that admits all clients decides.
-            if rule.from.is_empty() {
+            if rule.peers.is_empty() {
                 return None;
             }
-            rule.from.iter().for_each(|peer| self.add(peer, name, &mut sources));
+            rule.peers.iter().for_each(|peer| self.add_peer_sources(peer, name, &mut sources));
         }
         Some(Arc::new(sources))
     }
 
-    fn of(&self, namespace: &SmolStr) -> impl Iterator<Item = (&NamespacedName, &IngressPolicy)> {
+    fn policies_in(
+        &self,
+        namespace: &SmolStr,
+    ) -> impl Iterator<Item = (&NamespacedName, &IngressPolicy)> {
         let from = NamespacedName::new(namespace.clone(), "");
         self.policies.range(from..).take_while(move |(name, _)| name.namespace == *namespace)
     }
 
     /// Returns the namespaces with a policy that has such a peer.
-    fn holding(&self, is_such: impl Fn(&AdmittedPeer) -> bool) -> BTreeSet<SmolStr> {
-        let such = |it: &IngressPolicy| it.rules.iter().flat_map(|rule| &rule.from).any(&is_such);
+    fn namespaces_with_peer(&self, is_such: impl Fn(&AdmittedPeer) -> bool) -> BTreeSet<SmolStr> {
+        let such = |it: &IngressPolicy| it.rules.iter().flat_map(|rule| &rule.peers).any(&is_such);
         let names = self.policies.iter().filter(|(_, it)| such(it));
         names.map(|(name, _)| name.namespace.clone()).collect()
     }
 
-    fn add(&self, peer: &AdmittedPeer, policy: &NamespacedName, sources: &mut AllowedSources) {
-        if let AdmittedPeer::Block(block) = peer {
-            sources.blocks.push(block.clone());
+    fn add_peer_sources(
+        &self,
+        peer: &AdmittedPeer,
+        policy: &NamespacedName,
+        sources: &mut AllowedSources,
+    ) {
+        if let AdmittedPeer::IpBlock(block) = peer {
+            sources.ip_blocks.push(block.clone());
             return;
         }
-        let all = self.clients.iter();
-        let such = all.filter(|(name, it)| self.lets_in(peer, policy, name, it));
+        let all = self.client_pods.iter();
+        let such = all.filter(|(name, it)| self.admits_client(peer, policy, name, it));
         sources.addresses.extend(such.flat_map(|(_, it)| it.addresses.iter().copied()));
     }
 
-    fn lets_in(
+    fn admits_client(
         &self,
         peer: &AdmittedPeer,
         policy: &NamespacedName,
@@ -196,7 +211,7 @@ impl NetworkPolicies {
         let is_there = match namespaces {
             None => name.namespace == policy.namespace,
             Some(selector) => {
-                let labels = self.namespaces.get(&name.namespace);
+                let labels = self.namespace_labels.get(&name.namespace);
                 labels.is_some_and(|labels| selector.matches(labels))
             }
         };
@@ -207,7 +222,7 @@ impl NetworkPolicies {
 impl PolicyClientPod {
     /// Reads a pod, if it has an address of its own and still runs: the network may give that of an ended pod to
     /// another.
-    pub fn read(object: &Value) -> Option<Self> {
+    pub fn from_pod(object: &Value) -> Option<Self> {
         let (spec, status) = (&object["spec"], &object["status"]);
         let is_over = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
         if spec["hostNetwork"] == true || is_over {
@@ -216,13 +231,13 @@ impl PolicyClientPod {
         let all = status["podIPs"].as_array().into_iter().flatten();
         let address = |it: &Value| it["ip"].as_str()?.parse::<IpAddr>().ok();
         let addresses: Vec<IpAddr> = all.filter_map(address).collect();
-        (!addresses.is_empty()).then(|| Self { labels: labels(object), addresses })
+        (!addresses.is_empty()).then(|| Self { labels: labels_of(object), addresses })
     }
 }
 
 impl IngressPolicy {
     /// Reads a policy, if it restricts ingress traffic.
-    fn read(object: &Value) -> Option<Self> {
+    fn from_object(object: &Value) -> Option<Self> {
         let spec: NetworkPolicySpec = serde_json::from_value(object["spec"].clone()).ok()?;
         // Without `policyTypes` a policy is about ingress (API reference of NetworkPolicySpec).
         let types = spec.policy_types.unwrap_or_default();
@@ -230,7 +245,7 @@ impl IngressPolicy {
             return None;
         }
         let rules = spec.ingress.unwrap_or_default().into_iter().map(IngressRule::from).collect();
-        Some(Self { pods: selector(spec.pod_selector.unwrap_or_default())?, rules })
+        Some(Self { pod_selector: parse_selector(spec.pod_selector.unwrap_or_default())?, rules })
     }
 }
 
@@ -239,34 +254,34 @@ impl From<NetworkPolicyIngressRule> for IngressRule {
         let (ports, from) = (it.ports.unwrap_or_default(), it.from.unwrap_or_default());
         // A rule or peer that cannot be read must admit no source; an empty list would admit all.
         let none = || AdmittedPort::Range(1, 0);
-        let nobody = || AdmittedPeer::Pods { namespaces: None, pods: nothing() };
+        let nobody = || AdmittedPeer::Pods { namespaces: None, pods: match_nothing() };
         Self {
-            ports: ports.into_iter().map(|it| port(it).unwrap_or_else(none)).collect(),
-            from: from.into_iter().map(|it| peer(it).unwrap_or_else(nobody)).collect(),
+            ports: ports.into_iter().map(|it| parse_port(it).unwrap_or_else(none)).collect(),
+            peers: from.into_iter().map(|it| parse_peer(it).unwrap_or_else(nobody)).collect(),
         }
     }
 }
 
 impl IngressRule {
-    fn covers(&self, port: u16) -> bool {
+    fn covers_port(&self, port: u16) -> bool {
         self.ports.is_empty()
             || self.ports.iter().any(|it| match it {
                 AdmittedPort::Range(first, last) => (*first..=*last).contains(&port),
-                AdmittedPort::Name(name) => name == PORT_NAME,
+                AdmittedPort::Name(name) => name == USER_PORT_NAME,
             })
     }
 }
 
 /// Returns a selector that matches no labels.
-fn nothing() -> Selector {
+fn match_nothing() -> Selector {
     kube::core::Expression::In(String::new(), BTreeSet::new()).into()
 }
 
-fn selector(it: LabelSelector) -> Option<Selector> {
+fn parse_selector(it: LabelSelector) -> Option<Selector> {
     it.try_into().ok()
 }
 
-fn port(it: NetworkPolicyPort) -> Option<AdmittedPort> {
+fn parse_port(it: NetworkPolicyPort) -> Option<AdmittedPort> {
     if it.protocol.is_some_and(|it| it != "TCP") {
         return None;
     }
@@ -281,20 +296,26 @@ fn port(it: NetworkPolicyPort) -> Option<AdmittedPort> {
     }
 }
 
-fn peer(it: NetworkPolicyPeer) -> Option<AdmittedPeer> {
+fn parse_peer(it: NetworkPolicyPeer) -> Option<AdmittedPeer> {
     if let Some(block) = it.ip_block {
         let except = block.except.unwrap_or_default();
         let except = except.iter().map(|it| it.parse().ok()).collect::<Option<_>>()?;
-        return Some(AdmittedPeer::Block(IpBlock { net: block.cidr.parse().ok()?, except }));
+        return Some(AdmittedPeer::IpBlock(IpBlock {
+            network: block.cidr.parse().ok()?,
+            exceptions: except,
+        }));
     }
     let namespaces = match it.namespace_selector {
         None => None,
-        Some(it) => Some(selector(it)?),
+        Some(it) => Some(parse_selector(it)?),
     };
-    Some(AdmittedPeer::Pods { namespaces, pods: selector(it.pod_selector.unwrap_or_default())? })
+    Some(AdmittedPeer::Pods {
+        namespaces,
+        pods: parse_selector(it.pod_selector.unwrap_or_default())?,
+    })
 }
 
-fn labels(object: &Value) -> LabelMap {
+fn labels_of(object: &Value) -> LabelMap {
     let all = object["metadata"]["labels"].as_object().into_iter().flatten();
     all.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
 }

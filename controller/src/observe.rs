@@ -8,21 +8,21 @@ use std::{
 };
 
 use common::{
-    node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
+    local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
     wire::{ActivatorEntry, NamespacedName, ServerComponent, ServerReplica},
 };
 use serde_json::Value;
 
 use crate::{
-    children::services::ACTIVATOR_PORT,
+    api::object_cache::applied_hash,
+    children::services::ACTIVATOR_PORT_ANNOTATION,
     config_maps::{Features, RevisionDefaults},
     knative::key,
-    kube::cache::applied,
     parse::{self, AdmissionPlatform, AdmissionRules},
-    policy::{self, ScalePolicyConfig},
     render,
-    restore::{self, array, text},
+    restore::{self, array_items, non_empty_text},
     rollout::{self, Rollout},
+    scale_policy::{self, ScalePolicyConfig},
     world::{
         AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
         ConditionType, ConfigurationState, DomainClaimState, DomainMappingState, KubePodStatus,
@@ -34,15 +34,15 @@ use crate::{
 /// Annotation on a draining pod: the moment at which draining began.
 pub const DRAINING: &str = "rouse.dev/draining";
 /// Label with the zone of a node.
-const ZONE: &str = "topology.kubernetes.io/zone";
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// Returns an object's namespace and name.
-pub fn name(object: &Value) -> NamespacedName {
+pub fn object_name(object: &Value) -> NamespacedName {
     let field = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
     NamespacedName::new(field("namespace"), field("name"))
 }
 
-fn is_deleted(object: &Value) -> bool {
+fn is_terminating(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
@@ -54,18 +54,18 @@ fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][key].as_str()
 }
 
-fn pairs(object: &Value, field: &str) -> CompactStringMap {
+fn read_pairs(object: &Value, field: &str) -> CompactStringMap {
     let map = serde_json::from_value(object["metadata"][field].clone());
     map.ok().as_ref().map(CompactStringMap::from).unwrap_or_default()
 }
 
 /// Reads a Service. One that breaks a rule, which the webhook would have refused, keeps the manifest in force before.
-pub fn service(
+pub fn read_service(
     object: &Value,
     config: &ScalePolicyConfig,
     before: Option<&ServiceState>,
 ) -> ServiceState {
-    let (meta, leaving) = (restore::meta(object), is_deleted(object));
+    let (meta, leaving) = (restore::read_meta(object), is_terminating(object));
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let rules = AdmissionRules {
         platform: AdmissionPlatform::Kubernetes,
@@ -74,21 +74,28 @@ pub fn service(
         autoscaler: config,
         cluster_domain: "cluster.local",
     };
-    match parse::observed(object, rules) {
-        Ok((_, manifest)) => ServiceState { meta, manifest, refused: None, leaving },
+    match parse::observed_service(object, rules) {
+        Ok((_, manifest)) => {
+            ServiceState { meta, manifest, manifest_error: None, is_terminating: leaving }
+        }
         Err(problems) => {
             let manifest = before.map(|it| it.manifest.clone()).unwrap_or_default();
-            ServiceState { meta, manifest, refused: Some(parse::line(&problems).into()), leaving }
+            ServiceState {
+                meta,
+                manifest,
+                manifest_error: Some(parse::problems_line(&problems).into()),
+                is_terminating: leaving,
+            }
         }
     }
 }
 
 /// Returns the owner of an object: the Service of its own name, none, or another object.
-fn owner(object: &Value) -> ObjectOwner {
+fn read_owner(object: &Value) -> ObjectOwner {
     let all = object["metadata"]["ownerReferences"].as_array();
     let controller = all.into_iter().flatten().find(|it| it["controller"] == true);
     match controller {
-        None => ObjectOwner::Nobody,
+        None => ObjectOwner::Unowned,
         Some(it) if it["kind"] == "Service" && it["name"] == object["metadata"]["name"] => {
             ObjectOwner::Service
         }
@@ -97,65 +104,69 @@ fn owner(object: &Value) -> ObjectOwner {
 }
 
 /// Reads a Configuration with the name of its latest ready Revision.
-pub fn configuration(object: &Value) -> ConfigurationState {
+pub fn read_configuration(object: &Value) -> ConfigurationState {
     let template = &object["spec"]["template"];
     ConfigurationState {
-        meta: restore::meta(object),
-        owner: owner(object),
-        revision: text(&template["metadata"]["name"]),
-        template: restore::canonical(template),
-        modifier: annotation(object, key::LAST_MODIFIER).map(Into::into),
-        latest_ready: text(&object["status"]["latestReadyRevisionName"]),
-        applied: applied(object),
-        leaving: is_deleted(object),
+        meta: restore::read_meta(object),
+        owner: read_owner(object),
+        revision_name: non_empty_text(&template["metadata"]["name"]),
+        template: restore::canonical_template(template),
+        last_modifier: annotation(object, key::LAST_MODIFIER).map(Into::into),
+        latest_ready: non_empty_text(&object["status"]["latestReadyRevisionName"]),
+        applied_hash: applied_hash(object),
+        is_terminating: is_terminating(object),
     }
 }
 
 /// Reads a Route, without the allocations of its names.
-pub fn route(object: &Value) -> RouteState {
-    let owner = owner(object);
+pub fn read_route(object: &Value) -> RouteState {
+    let owner = read_owner(object);
     let own = |field| {
         if owner == ObjectOwner::Service {
             CompactStringMap::default()
         } else {
-            pairs(object, field)
+            read_pairs(object, field)
         }
     };
     RouteState {
-        meta: restore::meta(object),
+        meta: restore::read_meta(object),
         owner,
         labels: own("labels"),
         annotations: own("annotations"),
-        wanted: array(&object["spec"]["traffic"]).map(restore::traffic).collect(),
-        allotted: Vec::new(),
-        traffic: array(&object["status"]["traffic"]).filter_map(restore::assigned).collect(),
-        rollout: rollout(object),
-        blocked: None,
-        applied: applied(object),
-        leaving: is_deleted(object),
+        traffic_spec: array_items(&object["spec"]["traffic"])
+            .map(restore::read_traffic_spec)
+            .collect(),
+        allocations: Vec::new(),
+        traffic: array_items(&object["status"]["traffic"])
+            .filter_map(restore::read_assigned_traffic)
+            .collect(),
+        rollout: read_rollout(object),
+        blocked_reason: None,
+        applied_hash: applied_hash(object),
+        is_terminating: is_terminating(object),
     }
 }
 
 /// Reads the state of a rollout, as the leader wrote it in the status.
-fn rollout(object: &Value) -> Option<Box<Rollout>> {
-    let noted = object["status"]["annotations"][rollout::ANNOTATION].as_str()?;
+fn read_rollout(object: &Value) -> Option<Box<Rollout>> {
+    let noted = object["status"]["annotations"][rollout::ROLLOUT_ANNOTATION].as_str()?;
     Rollout::parse(noted).map(Box::new)
 }
 
 /// Returns the app of a Revision or of a Revision's child object: the app of its Configuration.
-pub fn app(object: &Value) -> Option<NamespacedName> {
+pub fn owning_app(object: &Value) -> Option<NamespacedName> {
     let configuration = label(object, key::CONFIGURATION)?;
-    Some(NamespacedName::new(name(object).namespace, configuration))
+    Some(NamespacedName::new(object_name(object).namespace, configuration))
 }
 
 /// Returns the name of the Revision that an object was made for.
-pub fn made_for(object: &Value) -> Option<&str> {
+pub fn revision_name_of(object: &Value) -> Option<&str> {
     label(object, key::REVISION)
 }
 
 /// Reads a Revision as a newly observed one, without pods and decisions.
-pub fn revision(object: &Value) -> AppRevision {
-    let name = name(object).name;
+pub fn read_revision(object: &Value) -> AppRevision {
+    let name = object_name(object).name;
     let generation = label(object, key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
     let routing = match label(object, key::ROUTING_STATE) {
         Some("active") => RoutingState::Active,
@@ -164,12 +175,13 @@ pub fn revision(object: &Value) -> AppRevision {
     };
     let since = annotation(object, key::ROUTING_STATE_MODIFIED).and_then(UnixMillis::parse);
     // A container of a registry that is skipped has an entry without digest: that too is a final result.
-    let digest =
-        |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"]).unwrap_or_default()));
-    let digests = array(&object["status"]["containerStatuses"])
-        .chain(array(&object["status"]["initContainerStatuses"]));
+    let digest = |it: &Value| {
+        Some((non_empty_text(&it["name"])?, non_empty_text(&it["imageDigest"]).unwrap_or_default()))
+    };
+    let digests = array_items(&object["status"]["containerStatuses"])
+        .chain(array_items(&object["status"]["initContainerStatuses"]));
     let mut conditions = ConditionSet::default();
-    restore::conditions(&mut conditions, object, &render::REVISION);
+    restore::read_conditions(&mut conditions, object, &render::REVISION_CONDITIONS);
     // A new leader has not seen the crash, and only a pod that works clears the failure.
     let failure = match conditions.get(ConditionType::RevisionHealthy) {
         ConditionStatus::False(why) if why.reason.starts_with("ExitCode") => Some(Box::new(why)),
@@ -179,49 +191,50 @@ pub fn revision(object: &Value) -> AppRevision {
         failure,
         meta: ObjectMetaSummary {
             generation: generation.unwrap_or_default(),
-            ..restore::meta(object)
+            ..restore::read_meta(object)
         },
-        template: template(object),
+        template: user_template(object),
         creator: annotation(object, key::CREATOR).map(Into::into),
-        routing: (routing, since.unwrap_or_default()),
+        routing_state: (routing, since.unwrap_or_default()),
         // The condition means that resources were available once; only an exceeded deadline sets it back later.
-        reached: conditions.is_true(ConditionType::RevisionResources),
+        initial_scale_reached: conditions.is_true(ConditionType::RevisionResources),
         digests: digests.filter_map(digest).collect(),
         conditions,
         name: name.as_str().into(),
-        leaving: is_deleted(object),
-        is_orphan: owner(object) == ObjectOwner::Nobody,
+        is_terminating: is_terminating(object),
+        is_orphan: read_owner(object) == ObjectOwner::Unowned,
         ..AppRevision::default()
     }
 }
 
 /// Returns the template a Revision was made of: its spec, and the labels and annotations that are the user's.
-fn template(object: &Value) -> Arc<str> {
+fn user_template(object: &Value) -> Arc<str> {
     let user = |field: &str| {
         let mut map: std::collections::BTreeMap<String, String> =
             serde_json::from_value(object["metadata"][field].clone()).unwrap_or_default();
-        map.retain(|name, _| key::is_users(name));
+        map.retain(|name, _| key::is_set_by_user(name));
         map
     };
-    restore::canonical(&serde_json::json!({
+    restore::canonical_template(&serde_json::json!({
         "metadata": {"labels": user("labels"), "annotations": user("annotations")},
         "spec": object["spec"],
     }))
 }
 
 /// Returns the decision in force, as the Revision's status shows it.
-pub fn decision(object: &Value) -> Option<Box<str>> {
-    text(&object["status"]["annotations"][render::DECISION])
+pub fn read_decision(object: &Value) -> Option<Box<str>> {
+    non_empty_text(&object["status"]["annotations"][render::DECISION_ANNOTATION])
 }
 
 /// Returns true for a PodAutoscaler of the class that requires a HorizontalPodAutoscaler.
-pub fn is_horizontal(object: &Value) -> bool {
-    annotation(object, &format!("{}class", policy::PREFIX)) == Some(policy::HPA)
+pub fn is_hpa_class(object: &Value) -> bool {
+    annotation(object, &format!("{}class", scale_policy::AUTOSCALING_PREFIX))
+        == Some(scale_policy::HPA_CLASS)
 }
 
 /// Returns the reason why a Deployment's pods cannot be made, from its condition `ReplicaFailure`.
-pub fn deployment(object: &Value) -> Option<ConditionReason> {
-    let conditions = || array(&object["status"]["conditions"]);
+pub fn replica_failure(object: &Value) -> Option<ConditionReason> {
+    let conditions = || array_items(&object["status"]["conditions"]);
     let failed =
         conditions().find(|it| it["type"] == "ReplicaFailure" && it["status"] == "True")?;
     let word = |field: &str| failed[field].as_str().unwrap_or_default().to_owned();
@@ -229,30 +242,30 @@ pub fn deployment(object: &Value) -> Option<ConditionReason> {
 }
 
 /// Reads a pod and its status; `None` once all its containers have ended for good.
-pub fn pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
+pub fn read_pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
     let meta = &object["metadata"];
     let status = &object["status"];
     if matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")) {
         return None;
     }
-    let deleted = is_deleted(object);
+    let deleted = is_terminating(object);
     let since = annotation(object, DRAINING).and_then(UnixMillis::parse);
-    let uid: Box<str> = text(&meta["uid"])?;
+    let uid: Box<str> = non_empty_text(&meta["uid"])?;
     let pod = RevisionPod {
         uid: uid.clone(),
-        name: text(&meta["name"])?,
-        created: restore::meta(object).created,
-        met: UnixMillis::default(),
+        name: non_empty_text(&meta["name"])?,
+        created: restore::read_meta(object).created,
+        first_seen_at: UnixMillis::default(),
         was_ready: false,
-        steady: None,
+        steady_since: None,
         stage: PodStage::Serving,
-        remembered: None,
-        placed: Some(Box::new(KubePodStatus {
-            node: text(&object["spec"]["nodeName"]).unwrap_or_default(),
-            kubelet: kubelet(status),
-            deleted,
-            draining: since,
-            unschedulable: unschedulable(status),
+        restored_address: None,
+        kube_status: Some(Box::new(KubePodStatus {
+            node: non_empty_text(&object["spec"]["nodeName"]).unwrap_or_default(),
+            kubelet_readiness: kubelet_readiness(status),
+            is_terminating: deleted,
+            draining_since: since,
+            unschedulable: unschedulable_reason(status),
         })),
     };
     let phase = match status["phase"].as_str() {
@@ -261,44 +274,46 @@ pub fn pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
         Some("Running") => LocalPodPhase::Running,
         _ => LocalPodPhase::Pending,
     };
-    let init = array(&status["initContainerStatuses"]).map(|it| container(it, true));
-    let all = init.chain(array(&status["containerStatuses"]).map(|it| container(it, false)));
-    let ready = pod.placed.as_ref().is_some_and(|it| it.kubelet == KubeletReadiness::Ready);
+    let init = array_items(&status["initContainerStatuses"]).map(|it| read_container(it, true));
+    let all =
+        init.chain(array_items(&status["containerStatuses"]).map(|it| read_container(it, false)));
+    let ready =
+        pod.kube_status.as_ref().is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready);
     let status = LocalPodStatus {
         uid: uid.into(),
         phase,
-        addresses: addresses(status),
+        addresses: pod_addresses(status),
         containers: all.collect(),
         ready,
     };
     Some((pod, status))
 }
 
-/// Returns the kubelet's view of readiness. [`KubeletReadiness::Lost`] depends on the earlier state, which the caller
-/// knows.
+/// Returns the kubelet's view of readiness. [`KubeletReadiness::NoLongerReady`] depends on the earlier state, which the
+/// caller knows.
 ///
 /// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
 /// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets.
 /// [`ClusterState`](crate::world::ClusterState) decides about such a node.
-fn kubelet(status: &Value) -> KubeletReadiness {
-    let mut conditions = array(&status["conditions"]);
+fn kubelet_readiness(status: &Value) -> KubeletReadiness {
+    let mut conditions = array_items(&status["conditions"]);
     let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
     match conditions.any(|it| is_ready(it) && it["status"] == "True") {
         true => KubeletReadiness::Ready,
-        false => KubeletReadiness::Waits,
+        false => KubeletReadiness::NotYetReady,
     }
 }
 
-fn unschedulable(status: &Value) -> Option<ConditionReason> {
-    let mut conditions = array(&status["conditions"]);
+fn unschedulable_reason(status: &Value) -> Option<ConditionReason> {
+    let mut conditions = array_items(&status["conditions"]);
     let it = conditions.find(|it| it["type"] == "PodScheduled" && it["status"] == "False")?;
     let word = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
     Some(ConditionReason::new(word("reason"), word("message")))
 }
 
 /// Returns the addresses of a pod, IPv4 first.
-fn addresses(status: &Value) -> Vec<IpAddr> {
-    let many = array(&status["podIPs"]).filter_map(|it| it["ip"].as_str());
+fn pod_addresses(status: &Value) -> Vec<IpAddr> {
+    let many = array_items(&status["podIPs"]).filter_map(|it| it["ip"].as_str());
     let all = status["podIP"].as_str().into_iter().chain(many);
     let mut all: Vec<IpAddr> = all.filter_map(|it| it.parse().ok()).collect();
     all.sort_by_key(|it| !it.is_ipv4());
@@ -307,7 +322,7 @@ fn addresses(status: &Value) -> Vec<IpAddr> {
 }
 
 /// Reads the state of a container. An init container is expected to end, any other one to run.
-fn container(it: &Value, is_init: bool) -> LocalContainerStatus {
+fn read_container(it: &Value, is_init: bool) -> LocalContainerStatus {
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let code = |value: &Value| value.as_i64().and_then(|it| i32::try_from(it).ok());
     let (state, last) = (&it["state"], &it["lastState"]["terminated"]);
@@ -346,24 +361,30 @@ fn container(it: &Value, is_init: bool) -> LocalContainerStatus {
 }
 
 /// Reads a placeholder: the ClusterIPs and the port allocated to a name of a Route.
-pub fn placeholder(object: &Value) -> Option<PlaceholderState> {
+pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
     label(object, key::ROUTE)?;
-    let given = array(&object["spec"]["clusterIPs"]).filter_map(Value::as_str);
+    let given = array_items(&object["spec"]["clusterIPs"]).filter_map(Value::as_str);
     let mut addresses: Vec<IpAddr> = given.filter_map(|it| it.parse().ok()).collect();
     addresses.sort_by_key(|it| !it.is_ipv4());
-    let port = annotation(object, ACTIVATOR_PORT).and_then(|it| it.parse().ok());
+    let port = annotation(object, ACTIVATOR_PORT_ANNOTATION).and_then(|it| it.parse().ok());
     let hidden = label(object, key::VISIBILITY) == Some("cluster-local");
-    let mut owners = array(&object["metadata"]["ownerReferences"]);
+    let mut owners = array_items(&object["metadata"]["ownerReferences"]);
     let owner = owners.find(|it| it["controller"] == true && it["kind"] == "Route");
     // An unreadable UID counts as no owner: then the claimants' age decides about the name.
     let owner = owner.and_then(|it| Uid::parse(it["uid"].as_str()?)).unwrap_or_default();
-    let created = restore::meta(object).created;
-    Some(PlaceholderState { addresses: addresses.into(), port, hidden, owner, created })
+    let created = restore::read_meta(object).created;
+    Some(PlaceholderState {
+        cluster_ips: addresses.into(),
+        activator_port: port,
+        is_cluster_local: hidden,
+        owner_uid: owner,
+        created,
+    })
 }
 
 /// Reads a DomainMapping, without its conditions.
-pub fn mapping(object: &Value) -> DomainMappingState {
-    let (own, to) = (name(object), &object["spec"]["ref"]);
+pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
+    let (own, to) = (object_name(object), &object["spec"]["ref"]);
     let word = |field: &str| to[field].as_str().unwrap_or_default();
     let group = word("apiVersion").rsplit_once('/').map_or("", |(group, _)| group);
     // Lower case and an `s` is the plural of every resource that a mapping may refer to.
@@ -373,26 +394,26 @@ pub fn mapping(object: &Value) -> DomainMappingState {
     let http = key::HTTP_PROTOCOL.iter().find_map(|it| annotation(object, it));
     let secret = object["spec"]["tls"]["secretName"].as_str();
     DomainMappingState {
-        meta: restore::meta(object),
-        kind: kind.into(),
+        meta: restore::read_meta(object),
+        target_resource: kind.into(),
         target: NamespacedName::new(namespace.unwrap_or(&own.namespace), word("name")),
-        secret: secret.filter(|it| !it.is_empty()).map(Into::into),
-        http: http.map(Into::into),
+        tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),
+        http_protocol: http.map(Into::into),
         conditions: ConditionSet::default(),
-        leaving: is_deleted(object),
+        is_terminating: is_terminating(object),
     }
 }
 
 /// Reads a ClusterDomainClaim: the namespace that may use the domain.
-pub fn claim(object: &Value) -> DomainClaimState {
+pub fn read_domain_claim(object: &Value) -> DomainClaimState {
     DomainClaimState {
         namespace: object["spec"]["namespace"].as_str().unwrap_or_default().to_owned(),
     }
 }
 
 /// Returns the zone of a node, if it has one.
-pub fn zone(object: &Value) -> Option<String> {
-    label(object, ZONE).map(Into::into)
+pub fn node_zone(object: &Value) -> Option<String> {
+    label(object, ZONE_LABEL).map(Into::into)
 }
 
 /// A pod of one of Rouse's own components.
@@ -415,25 +436,28 @@ const CONTROLLER_PORT: u16 = 7100;
 const AUTOSCALER_PORT: u16 = 7110;
 
 /// Returns the component that a pod of the system namespace runs, by its label `app`.
-pub fn own(object: &Value) -> Option<ComponentPod> {
+pub fn read_component_pod(object: &Value) -> Option<ComponentPod> {
     let status = &object["status"];
     // An evicted pod stays as an object until the garbage collector or an operator removes it.
     let ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
-    if made_for(object).is_some() || ended {
+    if revision_name_of(object).is_some() || ended {
         return None;
     }
     let replica = |part, port| {
         // A replica that is being deleted takes no new streams, so it has no address any more.
-        let address = addresses(status).first().copied().filter(|_| !is_deleted(object))?;
+        let address = pod_addresses(status).first().copied().filter(|_| !is_terminating(object))?;
         let address = SocketAddr::new(address, port);
-        Some(ComponentPod::Replica(part, ServerReplica { name: name(object).name.into(), address }))
+        Some(ComponentPod::Replica(
+            part,
+            ServerReplica { name: object_name(object).name.into(), address },
+        ))
     };
     match label(object, "app")? {
         "activator" => {
-            activator(object).map(|(it, standing)| ComponentPod::Activator(it, standing))
+            read_activator(object).map(|(it, standing)| ComponentPod::Activator(it, standing))
         }
         "rouse-agent" => {
-            let node = text(&object["spec"]["nodeName"]).filter(|it| !it.is_empty())?;
+            let node = non_empty_text(&object["spec"]["nodeName"]).filter(|it| !it.is_empty())?;
             Some(ComponentPod::Agent { node: node.into() })
         }
         "controller" => replica(ServerComponent::Controller, CONTROLLER_PORT),
@@ -442,35 +466,37 @@ pub fn own(object: &Value) -> Option<ComponentPod> {
     }
 }
 
-fn activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)> {
+fn read_activator(object: &Value) -> Option<(ActivatorEntry, ActivatorReadiness)> {
     let status = &object["status"];
     let activator = ActivatorEntry {
-        name: name(object).name.into(),
+        name: object_name(object).name.into(),
         node: object["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
         zone: String::new(),
-        addresses: addresses(status),
+        addresses: pod_addresses(status),
     };
     // Deletion counts before readiness: a pod that is being deleted stays ready until it stops.
-    let standing = match kubelet(status) {
-        _ if is_deleted(object) => ActivatorReadiness::Leaving,
+    let standing = match kubelet_readiness(status) {
+        _ if is_terminating(object) => ActivatorReadiness::Terminating,
         KubeletReadiness::Ready => ActivatorReadiness::Ready,
-        KubeletReadiness::Waits | KubeletReadiness::Lost => ActivatorReadiness::Waits,
+        KubeletReadiness::NotYetReady | KubeletReadiness::NoLongerReady => {
+            ActivatorReadiness::NotReady
+        }
     };
     Some((activator, standing)).filter(|(it, _)| !it.addresses.is_empty())
 }
 
 /// Returns the names of the pods that an EndpointSlice lists.
-pub fn targets(object: &Value) -> Vec<&str> {
-    array(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
+pub fn slice_target_names(object: &Value) -> Vec<&str> {
+    array_items(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
 }
 
 /// Readiness of an activator for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivatorReadiness {
     /// The activator is not ready yet, or not at present.
-    Waits,
+    NotReady,
     /// The activator is ready for requests.
     Ready,
     /// The activator is being deleted and about to stop.
-    Leaving,
+    Terminating,
 }

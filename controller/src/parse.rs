@@ -1,12 +1,13 @@
 //! Pure: parsing of manifests into checked facts, or into every broken rule with its field, its value and advice.
 //!
 //! Rules and texts are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
-//! refused here is refused there for the same reason. Both platforms use the same functions. [`service`] reads a file
-//! of the local node into a [`ServiceManifest`]; [`admit`] defaults and validates objects for a Kubernetes API server.
+//! refused here is refused there for the same reason. Both platforms use the same functions. [`service_manifest`] reads a file
+//! of the local node into a [`ServiceManifest`]; [`admission`] defaults and validates objects for a Kubernetes API
+//! server.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use common::wire::{NamespacedName, is_label};
+use common::wire::{NamespacedName, is_dns_label};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
@@ -14,38 +15,38 @@ use serde_json::{Map, Value};
 use crate::{
     config_maps::{Features, RevisionDefaults},
     knative::{API_VERSION, RevisionTemplate, TrafficTarget},
-    policy::{self, ScalePolicyConfig},
+    scale_policy::{self, ScalePolicyConfig},
     world::{CompactStringMap, ServiceManifest, TrafficSpec},
 };
 
-pub mod admit;
+pub mod admission;
+mod apiserver_rules;
 mod container;
 mod defaults;
 mod diff;
-pub(crate) mod dns;
-pub(crate) mod idle;
-mod local;
-pub(crate) mod mask;
+pub(crate) mod dns_names;
+pub(crate) mod field_mask;
+pub(crate) mod known_keys;
+mod local_warnings;
 mod metadata;
 mod pod;
 mod probe;
 pub mod problem;
+mod revision_template;
 pub mod rules;
 mod security;
-mod server;
-mod template;
 mod traffic;
 mod typed;
 mod volume;
 
-pub(crate) use defaults::{RESPONSE_START, serving_index};
-pub use problem::{Problem, line};
+pub(crate) use defaults::{RESPONSE_START_TIMEOUT_S, serving_index};
+pub use problem::{Problem, problems_line};
 use rules::TemplateParent;
 pub use rules::{AdmissionPlatform, AdmissionRules};
-use typed::{keys, typed};
+use typed::{check_known_fields, parse_typed};
 
 /// Longest name on the local node that leaves room for `-00001`; Knative cuts longer ones and adds a hash.
-const MAX_NAME: usize = 57;
+const MAX_NAME_BYTES: usize = 57;
 
 /// Result of one document of a manifest file.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,14 +58,16 @@ pub enum ManifestDocument {
 }
 
 /// Parses every document of a file.
-pub fn documents(text: &str, config: &ScalePolicyConfig) -> Vec<ManifestDocument> {
+pub fn manifest_documents(text: &str, config: &ScalePolicyConfig) -> Vec<ManifestDocument> {
     let mut out = Vec::new();
     for document in serde_norway::Deserializer::from_str(text) {
         match Value::deserialize(document) {
             Ok(Value::Null) => {}
-            Ok(value) => out.push(match service(&value, config) {
+            Ok(value) => out.push(match service_manifest(&value, config) {
                 Ok((name, manifest)) => ManifestDocument::Service(name, manifest),
-                Err(problems) => ManifestDocument::Refused(name_of(&value), line(&problems)),
+                Err(problems) => {
+                    ManifestDocument::Refused(document_name(&value), problems_line(&problems))
+                }
             }),
             Err(error) => {
                 out.push(ManifestDocument::Refused(None, format!("not readable as YAML: {error}")));
@@ -77,7 +80,7 @@ pub fn documents(text: &str, config: &ScalePolicyConfig) -> Vec<ManifestDocument
 }
 
 /// Checks one Service for the local node and fills in defaults.
-pub fn service(
+pub fn service_manifest(
     value: &Value,
     config: &ScalePolicyConfig,
 ) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
@@ -85,13 +88,18 @@ pub fn service(
     let Value::Object(object) = value else {
         return Err(vec![Problem::new("", "must be an object with apiVersion, kind and metadata")]);
     };
-    kind(object)?;
-    keys(object, "", &["apiVersion", "kind", "metadata", "spec", "status"], &mut problems);
-    let meta: ObjectMeta = typed(object.get("metadata"), "metadata", &mut problems);
+    check_kind(object)?;
+    check_known_fields(
+        object,
+        "",
+        &["apiVersion", "kind", "metadata", "spec", "status"],
+        &mut problems,
+    );
+    let meta: ObjectMeta = parse_typed(object.get("metadata"), "metadata", &mut problems);
     let name = check_name(&meta, object.get("metadata"), &mut problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
-    metadata::no_autoscaling(&annotations, &mut problems);
-    metadata::route_annotations(&annotations, &mut problems);
+    metadata::refuse_autoscaling_annotations(&annotations, &mut problems);
+    metadata::check_route_annotations(&annotations, &mut problems);
     let mut spec = match object.get("spec") {
         Some(Value::Object(spec)) => spec.clone(),
         None | Some(Value::Null) => {
@@ -103,65 +111,65 @@ pub fn service(
             return Err(problems);
         }
     };
-    keys(&spec, "spec", &["template", "traffic"], &mut problems);
+    check_known_fields(&spec, "spec", &["template", "traffic"], &mut problems);
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
-    let rules = local(&defaults, &features, config);
-    let template = template(&mut spec, &meta, &name.name, &rules, &mut problems);
-    let traffic = traffic(&mut spec, &mut problems);
+    let rules = local_rules(&defaults, &features, config);
+    let template = parse_template(&mut spec, &meta, &name.name, &rules, &mut problems);
+    let traffic = parse_traffic(&mut spec, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
     }
-    manifest(name, &meta, &template, traffic)
+    build_manifest(name, &meta, &template, traffic)
 }
 
 /// Returns warnings about a Service for the local node: settings without effect, and retired names.
-pub fn warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Problem> {
+pub fn service_warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Problem> {
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
-    let rules = local(&defaults, &features, config);
-    let question = admit::AdmissionRequest {
-        kind: admit::AdmittedKind::Service,
+    let rules = local_rules(&defaults, &features, config);
+    let question = admission::AdmissionRequest {
+        kind: admission::AdmittedKind::Service,
         object: value,
         old: None,
         user: None,
         rules,
     };
-    admit::validate(&question).warnings
+    admission::validate(&question).warnings
 }
 
 /// Parses a Service as an API server holds it.
 ///
 /// Admission judged the Service by the settings of its time, and present settings do not invalidate it. Only content
 /// that cannot be read or run at all is refused. A Service that never passed admission gets its defaults here.
-pub fn observed(
+pub fn observed_service(
     value: &Value,
     rules: AdmissionRules<'_>,
 ) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let mut problems = Vec::new();
     // Admission always sets `timeoutSeconds`, so an object without it never passed admission.
     let fresh = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
-    let question = admit::AdmissionRequest {
-        kind: admit::AdmittedKind::Service,
+    let question = admission::AdmissionRequest {
+        kind: admission::AdmittedKind::Service,
         object: value,
         old: None,
         user: None,
         rules,
     };
-    let mut filled = if fresh { admit::default(&question).0 } else { value.clone() };
-    let meta: ObjectMeta = typed(filled.get("metadata"), "metadata", &mut problems);
+    let mut filled = if fresh { admission::apply_defaults(&question).0 } else { value.clone() };
+    let meta: ObjectMeta = parse_typed(filled.get("metadata"), "metadata", &mut problems);
     let (name, namespace) = (meta.name.clone(), meta.namespace.clone());
     let name = NamespacedName::new(namespace.unwrap_or_default(), name.unwrap_or_default());
     let Some(Value::Object(spec)) = filled.get_mut("spec") else {
         return Err(vec![Problem::missing("spec")]);
     };
-    let template = whole_template(spec.get("template"), &name.name, &mut problems);
-    let traffic = traffic(spec, &mut problems);
+    let template = observed_template(spec.get("template"), &name.name, &mut problems);
+    let traffic = parse_traffic(spec, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
     }
-    manifest(name, &meta, &template, traffic)
+    build_manifest(name, &meta, &template, traffic)
 }
 
-fn whole_template(
+fn observed_template(
     value: Option<&Value>,
     service: &str,
     problems: &mut Vec<Problem>,
@@ -177,7 +185,7 @@ fn whole_template(
             RevisionTemplate::default()
         });
     let parent = TemplateParent { name: service, generate_name: "" };
-    metadata::revision_name(&template.metadata, parent, problems);
+    metadata::check_revision_name(&template.metadata, parent, problems);
     let images = template.spec.pod.containers.iter().map(|it| it.image.as_deref());
     // A wrong type leaves an empty template, which is not a missing container besides.
     if problems.is_empty() && images.clone().count() == 0 {
@@ -186,12 +194,12 @@ fn whole_template(
     for (index, _) in images.enumerate().filter(|(_, it)| it.is_none_or(str::is_empty)) {
         problems.push(Problem::missing(format!("{AT}.spec.containers[{index}].image")));
     }
-    template.metadata = own_metadata(std::mem::take(&mut template.metadata));
+    template.metadata = template_metadata(std::mem::take(&mut template.metadata));
     template
 }
 
 /// Returns the part of the metadata that a template keeps; all other fields belong to the API server.
-fn own_metadata(meta: ObjectMeta) -> ObjectMeta {
+fn template_metadata(meta: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: meta.name.filter(|name| !name.is_empty()),
         labels: meta.labels.filter(|labels| !labels.is_empty()),
@@ -200,7 +208,7 @@ fn own_metadata(meta: ObjectMeta) -> ObjectMeta {
     }
 }
 
-fn manifest(
+fn build_manifest(
     name: NamespacedName,
     meta: &ObjectMeta,
     template: &RevisionTemplate,
@@ -214,14 +222,14 @@ fn manifest(
     let manifest = ServiceManifest {
         labels: pairs(meta.labels.as_ref()),
         annotations: pairs(meta.annotations.as_ref()),
-        revision: template.metadata.name.as_deref().map(Into::into),
+        revision_name: template.metadata.name.as_deref().map(Into::into),
         template: Arc::from(text),
         traffic,
     };
     Ok((name, manifest))
 }
 
-fn local<'a>(
+fn local_rules<'a>(
     defaults: &'a RevisionDefaults,
     features: &'a Features,
     autoscaler: &'a ScalePolicyConfig,
@@ -231,16 +239,16 @@ fn local<'a>(
 }
 
 /// Returns the name in a document, as far as it can be read.
-fn name_of(value: &Value) -> Option<NamespacedName> {
+fn document_name(value: &Value) -> Option<NamespacedName> {
     let field =
         |name| value.get("metadata").and_then(|meta| meta.get(name)).and_then(Value::as_str);
     let namespace = field("namespace").unwrap_or("default");
     field("name")
-        .filter(|name| is_label(name) && is_label(namespace))
+        .filter(|name| is_dns_label(name) && is_dns_label(namespace))
         .map(|name| NamespacedName::new(namespace, name))
 }
 
-fn kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
+fn check_kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
     let text = |field| object.get(field).and_then(Value::as_str).unwrap_or_default();
     if text("apiVersion") == API_VERSION && text("kind") == "Service" {
         return Ok(());
@@ -251,7 +259,7 @@ fn kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
     };
     let advice =
         format!("apply a {API_VERSION} Service; Configuration, Revision and Route follow from it");
-    Err(vec![Problem::invalid("kind", found).advise(advice)])
+    Err(vec![Problem::invalid("kind", found).with_advice(advice)])
 }
 
 fn check_name(
@@ -269,18 +277,18 @@ fn check_name(
         if is_object && written.is_none_or(Value::is_string) {
             problems.push(Problem::missing("metadata.name"));
         }
-    } else if !dns::dns1035(&name).is_empty() || name.len() > MAX_NAME {
+    } else if !dns_names::dns1035_errors(&name).is_empty() || name.len() > MAX_NAME_BYTES {
         let advice = "use 1 to 57 of a-z, 0-9 and -, beginning with a letter";
-        problems.push(Problem::invalid("metadata.name", &name).advise(advice));
+        problems.push(Problem::invalid("metadata.name", &name).with_advice(advice));
     }
     let namespace = meta.namespace.clone().unwrap_or_else(|| "default".into());
-    if !is_label(&namespace) {
+    if !is_dns_label(&namespace) {
         problems.push(Problem::invalid("metadata.namespace", &namespace));
     }
     NamespacedName::new(namespace, name)
 }
 
-fn template(
+fn parse_template(
     spec: &mut Map<String, Value>,
     service: &ObjectMeta,
     name: &str,
@@ -292,40 +300,50 @@ fn template(
         problems.push(Problem::missing("spec.template"));
         return RevisionTemplate::default();
     };
-    defaults::template(value, service, true, rules);
+    defaults::fill_template(value, service, true, rules);
     let Value::Object(template) = value else { return RevisionTemplate::default() };
-    keys(template, "spec.template", &["metadata", "spec"], problems);
-    let meta: ObjectMeta = typed(template.get("metadata"), META, problems);
-    let spec = template::spec(template.get("spec"), "spec.template.spec", rules, problems);
-    metadata::revision_name(&meta, TemplateParent { name, generate_name: "" }, problems);
+    check_known_fields(template, "spec.template", &["metadata", "spec"], problems);
+    let meta: ObjectMeta = parse_typed(template.get("metadata"), META, problems);
+    let spec = revision_template::parse_revision_spec(
+        template.get("spec"),
+        "spec.template.spec",
+        rules,
+        problems,
+    );
+    metadata::check_revision_name(&meta, TemplateParent { name, generate_name: "" }, problems);
     let annotations = meta.annotations.clone().unwrap_or_default();
     let at = format!("{META}.annotations");
-    template::annotations(&annotations, &spec, &at, rules, problems);
-    if let Some(class) = annotations.get(&format!("{}class", policy::PREFIX))
-        && class != policy::KPA
+    revision_template::check_annotations(&annotations, &spec, &at, rules, problems);
+    if let Some(class) = annotations.get(&format!("{}class", scale_policy::AUTOSCALING_PREFIX))
+        && class != scale_policy::KPA_CLASS
     {
-        let problem = Problem::invalid(format!("{at}.{}class", policy::PREFIX), class);
-        let advice = format!("only {} scales without Kubernetes", policy::KPA);
-        problems.push(problem.advise(advice));
+        let problem =
+            Problem::invalid(format!("{at}.{}class", scale_policy::AUTOSCALING_PREFIX), class);
+        let advice = format!("only {} scales without Kubernetes", scale_policy::KPA_CLASS);
+        problems.push(problem.with_advice(advice));
     }
-    let metadata = own_metadata(ObjectMeta { annotations: Some(annotations), ..meta });
+    let metadata = template_metadata(ObjectMeta { annotations: Some(annotations), ..meta });
     RevisionTemplate { metadata, spec }
 }
 
 /// Checks traffic targets. No targets at all mean everything to the latest Revision.
-fn traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[TrafficSpec]> {
-    defaults::traffic(spec, true);
+fn parse_traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[TrafficSpec]> {
+    defaults::fill_traffic(spec, true);
     let before = problems.len();
-    let targets: Vec<TrafficTarget> = typed(spec.get("traffic"), "spec.traffic", problems);
+    let targets: Vec<TrafficTarget> = parse_typed(spec.get("traffic"), "spec.traffic", problems);
     // An unreadable list was reported as such, and is not reported as missing besides.
     if problems.len() == before || !targets.is_empty() {
-        traffic::check(&targets, true, problems);
+        traffic::check_targets(&targets, true, problems);
     }
     let percent = |target: &TrafficTarget| target.percent.and_then(|it| u8::try_from(it).ok());
     let own = |target: &TrafficTarget| TrafficSpec {
         tag: target.tag.as_deref().filter(|tag| !tag.is_empty()).map(Into::into),
-        revision: target.revision_name.as_deref().filter(|name| !name.is_empty()).map(Into::into),
-        configuration: None,
+        revision_name: target
+            .revision_name
+            .as_deref()
+            .filter(|name| !name.is_empty())
+            .map(Into::into),
+        configuration_name: None,
         percent: percent(target).unwrap_or(0),
     };
     targets.iter().map(own).collect()

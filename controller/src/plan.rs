@@ -1,7 +1,7 @@
 //! Pure: the world → plans: objects, pods, routes, and the time of the next look.
 //!
-//! Each app is planned alone, from the facts observed about it; planning is idempotent. [`whole`] plans every app. It
-//! is the reference to which incremental planning must be equal.
+//! Each app is planned alone, from the facts observed about it; planning is idempotent. [`plan_all`] plans every app.
+//! It is the reference to which incremental planning must be equal.
 
 use std::{
     collections::BTreeMap,
@@ -13,18 +13,18 @@ use common::wire::{NamespacedName, RouteChange};
 
 use crate::world::{AppRevision, AppState, ClusterState, PodStage, RevisionPod, UnixMillis};
 
-pub mod domains;
+mod conditions;
+pub mod domain_mappings;
 mod drain;
+mod gradual_rollout;
 pub mod revision;
-mod roll;
 mod routes;
 mod scale;
-mod status;
 mod traffic;
 
+pub(crate) use conditions::CONTAINER_MISSING;
 pub use revision::{TemplateCache, TemplateFacts};
-pub(crate) use routes::{goes_direct, host_name, target_of};
-pub(crate) use status::CONTAINER_MISSING;
+pub(crate) use routes::{is_direct_path, placeholder_name, route_host};
 
 /// Plan of one app: its desired state, its routes, and the time of the next plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,67 +39,69 @@ pub struct AppPlan {
 }
 
 /// Upper limit of passes. A plan settles in two, rarely three; a mistake here must not stop the controller.
-const PASSES: usize = 6;
+const MAX_PASSES: usize = 6;
 
 /// Plans one app, as of `now`.
-pub fn app(world: &ClusterState, name: &NamespacedName, now: UnixMillis) -> AppPlan {
+pub fn plan_app(world: &ClusterState, name: &NamespacedName, now: UnixMillis) -> AppPlan {
     let Some(have) = world.apps.get(name) else {
         return AppPlan { app: None, routes: Vec::new(), timer: None };
     };
     let (mut app, mut timer) = (AppState::clone(have), PlanTimer::default());
-    revision::ensure(&mut app, name, world, now);
-    let facts: Vec<_> = app.revisions.iter().map(|it| TemplateFacts::of(it, world)).collect();
+    revision::ensure_latest_revision(&mut app, name, world, now);
+    let facts: Vec<_> =
+        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, world)).collect();
     // A step may depend on decisions of a later one, so all are repeated until nothing changes any more.
-    for _ in 0..PASSES {
+    for _ in 0..MAX_PASSES {
         let before = app.clone();
         timer = PlanTimer::default();
-        pass(&mut app, name, &facts, world, now, &mut timer);
+        run_pass(&mut app, name, &facts, world, now, &mut timer);
         if app == before {
             break;
         }
     }
-    let routes = routes::subjects(&app, name, &facts, world);
-    revision::collect(&mut app, &world.settings.configs.gc, now, &mut timer);
-    app.revisions.retain(|it| !it.gone || !it.pods.is_empty());
+    let routes = routes::route_subjects(&app, name, &facts, world);
+    revision::collect_garbage(&mut app, &world.settings.config_maps.gc, now, &mut timer);
+    app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
     let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
     // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
-    let leaves = app.ends(world.settings.platform);
+    let leaves = app.cascades_deletion(world.settings.platform);
     let ended = (ended || leaves) && app.revisions.iter().all(|it| it.pods.is_empty());
     AppPlan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
 
 /// Returns the subjects of the RouteTable for an app that is already as planned.
-pub fn subjects(world: &ClusterState, name: &NamespacedName) -> Vec<RouteChange> {
+pub fn route_subjects(world: &ClusterState, name: &NamespacedName) -> Vec<RouteChange> {
     let Some(app) = world.apps.get(name) else { return Vec::new() };
-    let facts: Vec<_> = app.revisions.iter().map(|it| TemplateFacts::of(it, world)).collect();
-    routes::subjects(app, name, &facts, world)
+    let facts: Vec<_> =
+        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, world)).collect();
+    routes::route_subjects(app, name, &facts, world)
 }
 
 /// Returns the address of a pod that serves and is ready. `None`: it does not serve, and further facts about it matter.
 ///
 /// While this result stays the same, reports of an agent about the pod change nothing in the plan.
-pub(crate) fn serves(
+pub(crate) fn serving_addresses(
     world: &ClusterState,
     name: &NamespacedName,
     uid: &str,
 ) -> Option<ServingAddresses> {
     let (revision, pod) = world.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
-    let facts = TemplateFacts::of(revision, world);
+    let facts = TemplateFacts::of_revision(revision, world);
     let view = RevisionPlanContext {
         world,
         namespace: &name.namespace,
         facts: &facts,
         now: UnixMillis::default(),
     };
-    let serves = pod.stage == PodStage::Serving && pod.was_ready && scale::is_ready(pod, &view);
-    serves.then(|| routes::addresses(pod, &view))
+    let serves = pod.stage == PodStage::Serving && pod.was_ready && scale::is_pod_ready(pod, &view);
+    serves.then(|| routes::pod_addresses(pod, &view))
 }
 
 /// Address of a pod, and its address of the other IP family.
 pub(crate) type ServingAddresses = (Option<SocketAddr>, Option<IpAddr>);
 
 /// Takes every step once: states of pods, then traffic, then numbers of pods, then conditions.
-fn pass(
+fn run_pass(
     app: &mut AppState,
     name: &NamespacedName,
     facts: &[Arc<TemplateFacts>],
@@ -109,28 +111,28 @@ fn pass(
 ) {
     for (revision, facts) in app.revisions.iter_mut().zip(facts) {
         let view = RevisionPlanContext { world, namespace: &name.namespace, facts, now };
-        scale::forget_gone(revision, &view, timer);
-        status::revision(revision, &view, timer);
+        scale::remove_ended_pods(revision, &view, timer);
+        conditions::update_revision(revision, &view, timer);
     }
-    traffic::latest_ready(app);
-    status::configuration(app, now);
-    traffic::assign(app, name, world, now, timer);
-    traffic::label(app, name, world, now);
+    traffic::update_latest_ready(app);
+    conditions::update_configuration(app, now);
+    traffic::assign_traffic(app, name, world, now, timer);
+    traffic::update_routing_states(app, name, world, now);
     // Only the leader decides about pods; other replicas keep the stages that it has noted on them.
-    let app_leaves = app.ends(world.settings.platform);
-    for (revision, facts) in app.revisions.iter_mut().zip(facts).filter(|_| world.leads) {
+    let app_leaves = app.cascades_deletion(world.settings.platform);
+    for (revision, facts) in app.revisions.iter_mut().zip(facts).filter(|_| world.is_leader) {
         let view = RevisionPlanContext { world, namespace: &name.namespace, facts, now };
-        let leaving = app_leaves || revision.leaving || revision.gone;
-        scale::pods(revision, leaving, &view, timer);
-        drain::advance(revision, &view, timer);
+        let leaving = app_leaves || revision.is_terminating || revision.is_deleted;
+        scale::scale_pods(revision, leaving, &view, timer);
+        drain::stop_drained_pods(revision, &view, timer);
     }
-    status::route(app, name, world, now, timer);
-    status::service(app, name, now);
+    conditions::update_route(app, name, world, now, timer);
+    conditions::update_service(app, name, now);
 }
 
 /// Plans every app, each independently of the others.
-pub fn whole(world: &ClusterState, now: UnixMillis) -> BTreeMap<NamespacedName, AppPlan> {
-    world.apps.keys().map(|name| (name.clone(), app(world, name, now))).collect()
+pub fn plan_all(world: &ClusterState, now: UnixMillis) -> BTreeMap<NamespacedName, AppPlan> {
+    world.apps.keys().map(|name| (name.clone(), plan_app(world, name, now))).collect()
 }
 
 /// Inputs of the steps for one Revision.
@@ -144,11 +146,11 @@ struct RevisionPlanContext<'a> {
 impl RevisionPlanContext<'_> {
     /// Returns the zone of a pod's node; empty when unknown.
     fn zone(&self, pod: &RevisionPod) -> String {
-        let zone = pod.placed.as_ref().and_then(|it| self.world.zones.get(&*it.node));
+        let zone = pod.kube_status.as_ref().and_then(|it| self.world.node_zones.get(&*it.node));
         zone.cloned().unwrap_or_default()
     }
 
-    fn key(&self, revision: &AppRevision) -> NamespacedName {
+    fn revision_key(&self, revision: &AppRevision) -> NamespacedName {
         NamespacedName::new(self.namespace, &*revision.name)
     }
 }
@@ -159,7 +161,7 @@ struct PlanTimer(Option<UnixMillis>);
 
 impl PlanTimer {
     /// Requests another plan at `at`, unless that has passed. Returns true if it has.
-    fn passed(&mut self, at: UnixMillis, now: UnixMillis) -> bool {
+    fn is_due_or_schedule(&mut self, at: UnixMillis, now: UnixMillis) -> bool {
         if at > now {
             self.0 = Some(self.0.map_or(at, |have| have.min(at)));
         }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use common::{
-    node::{self, LocalContainerState},
+    local_node::{self, LocalContainerState},
     wire::NamespacedName,
 };
 use k8s_openapi::{
@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use crate::{
     knative::{
         API_VERSION, AddressableUrl, ConfigurationStatus, ContainerDigest, KnativeCondition,
-        RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget, domain::DomainMappingStatus,
-        key,
+        RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget,
+        domain_mapping::DomainMappingStatus, key,
     },
     plan::{self, TemplateFacts},
     rollout,
@@ -112,58 +112,63 @@ impl fmt::Display for KnativeObjectKey {
     }
 }
 
-/// Returns the present object; `None` if there is none, and for the two kinds that [`crate::want::shown`] makes.
-pub fn object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
+/// Returns the present object; `None` if there is none, and for the two kinds that [`crate::want::local_object`] makes.
+pub fn render_object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
     let name = &key.name;
     // On the local node an app that is deleted is gone for its users, although its pods still drain.
-    let app = || world.apps.get(name).filter(|app| !app.leaving());
+    let app = || world.apps.get(name).filter(|app| !app.is_terminating());
     match key.kind {
         KnativeObjectKind::Service => {
             let app = app()?;
-            Some(service(app, app.service.as_ref()?, name, world))
+            Some(render_service(app, app.service.as_ref()?, name, world))
         }
         KnativeObjectKind::Configuration => {
             let app = app()?;
-            Some(configuration(app, app.configuration.as_ref()?, name))
+            Some(render_configuration(app, app.configuration.as_ref()?, name))
         }
         KnativeObjectKind::Route => {
             let app = app()?;
-            Some(route(app, app.route.as_ref()?, name, world))
+            Some(render_route(app, app.route.as_ref()?, name, world))
         }
         KnativeObjectKind::Revision => {
-            let owner = world.app_of(name)?;
-            let app = world.apps.get(&owner).filter(|app| !app.leaving())?;
-            Some(revision(app, app.revision(&name.name)?, &owner, world))
+            let owner = world.app_of_revision(name)?;
+            let app = world.apps.get(&owner).filter(|app| !app.is_terminating())?;
+            Some(render_revision(app, app.revision(&name.name)?, &owner, world))
         }
         KnativeObjectKind::Pod => {
             // The name of a local pod begins with its Revision's, see `plan::scale`.
             let (revision, _) = name.name.rsplit_once("-deployment-")?;
-            let owner = world.app_of(&NamespacedName::new(name.namespace.clone(), revision))?;
+            let owner =
+                world.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))?;
             let revision = world.apps.get(&owner)?.revision(revision)?;
             let pod = revision.pods.iter().find(|pod| *pod.name == *name.name)?;
-            Some(pod_object(pod, revision, &owner, world))
+            Some(render_pod(pod, revision, &owner, world))
         }
         KnativeObjectKind::PodAutoscaler | KnativeObjectKind::ServerlessService => None,
     }
 }
 
-fn time(at: UnixMillis) -> Option<Time> {
+fn api_time(at: UnixMillis) -> Option<Time> {
     let seconds = i64::try_from(at.0 / 1000).ok()?;
     Timestamp::from_second(seconds).ok().map(Time)
 }
 
-fn meta(name: &NamespacedName, own: &ObjectMetaSummary) -> ObjectMeta {
+fn object_meta(name: &NamespacedName, own: &ObjectMetaSummary) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.name.to_string()),
         namespace: Some(name.namespace.to_string()),
         uid: Some(own.uid.to_string()),
         generation: Some(own.generation.into()),
-        creation_timestamp: time(own.created),
+        creation_timestamp: api_time(own.created),
         ..ObjectMeta::default()
     }
 }
 
-fn owned(kind: &str, name: &str, uid: &ObjectMetaSummary) -> Option<Vec<OwnerReference>> {
+fn owner_references(
+    kind: &str,
+    name: &str,
+    uid: &ObjectMetaSummary,
+) -> Option<Vec<OwnerReference>> {
     Some(vec![OwnerReference {
         api_version: API_VERSION.into(),
         block_owner_deletion: Some(true),
@@ -174,177 +179,188 @@ fn owned(kind: &str, name: &str, uid: &ObjectMetaSummary) -> Option<Vec<OwnerRef
     }])
 }
 
-fn value(it: impl Serialize) -> Value {
+fn to_json_value(it: impl Serialize) -> Value {
     serde_json::to_value(it).unwrap_or_default()
 }
 
-fn whole(kind: &str, metadata: ObjectMeta, spec: Value, status: impl Serialize) -> Value {
+fn object_json(kind: &str, metadata: ObjectMeta, spec: Value, status: impl Serialize) -> Value {
     json!({
         "apiVersion": API_VERSION,
         "kind": kind,
-        "metadata": value(metadata),
+        "metadata": to_json_value(metadata),
         "spec": spec,
-        "status": value(status),
+        "status": to_json_value(status),
     })
 }
 
-fn template(text: &str) -> Value {
+fn template_json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-fn wanted_traffic(traffic: &[crate::world::TrafficSpec]) -> Vec<TrafficTarget> {
+fn spec_traffic(traffic: &[crate::world::TrafficSpec]) -> Vec<TrafficTarget> {
     let target = |it: &crate::world::TrafficSpec| TrafficTarget {
         tag: it.tag.as_deref().map(Into::into),
-        revision_name: it.revision.as_deref().map(Into::into),
-        configuration_name: it.configuration.as_deref().map(Into::into),
-        latest_revision: Some(it.revision.is_none()),
+        revision_name: it.revision_name.as_deref().map(Into::into),
+        configuration_name: it.configuration_name.as_deref().map(Into::into),
+        latest_revision: Some(it.revision_name.is_none()),
         percent: Some(it.percent.into()),
         ..TrafficTarget::default()
     };
     traffic.iter().map(target).collect()
 }
 
-fn inner_url(name: &NamespacedName, world: &ClusterState) -> Option<AddressableUrl> {
+fn internal_address(name: &NamespacedName, world: &ClusterState) -> Option<AddressableUrl> {
     let domain = &world.settings.cluster_domain;
     Some(AddressableUrl { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
 }
 
 /// Returns the external URL of a Route or of one of its tags; empty if no valid host results.
-fn outer_url(
+fn external_url(
     app: &AppState,
     name: &NamespacedName,
     tag: Option<&str>,
     world: &ClusterState,
 ) -> String {
-    plan::target_of(app, name, tag, world).map(|it| it.url).unwrap_or_default()
+    plan::route_host(app, name, tag, world).map(|it| it.url).unwrap_or_default()
 }
 
-fn assigned(app: &AppState, name: &NamespacedName, world: &ClusterState) -> Vec<TrafficTarget> {
+fn status_traffic(
+    app: &AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+) -> Vec<TrafficTarget> {
     let target = |it: &AssignedTraffic| TrafficTarget {
         tag: it.tag.as_deref().map(Into::into),
-        url: it.tag.as_deref().map(|tag| outer_url(app, name, Some(tag), world)),
-        revision_name: Some(it.revision.to_string()),
-        latest_revision: Some(it.latest),
+        url: it.tag.as_deref().map(|tag| external_url(app, name, Some(tag), world)),
+        revision_name: Some(it.revision_name.to_string()),
+        latest_revision: Some(it.is_latest),
         percent: Some(it.percent.into()),
         configuration_name: None,
     };
     app.traffic().iter().map(target).collect()
 }
 
-fn service(
+fn render_service(
     app: &AppState,
     service: &ServiceState,
     name: &NamespacedName,
     world: &ClusterState,
 ) -> Value {
     let manifest = &service.manifest;
-    let mut metadata = meta(name, &service.meta);
-    metadata.labels = Some(manifest.labels.to_map()).filter(|it| !it.is_empty());
-    metadata.annotations = Some(manifest.annotations.to_map()).filter(|it| !it.is_empty());
+    let mut metadata = object_meta(name, &service.meta);
+    metadata.labels = Some(manifest.labels.to_btree_map()).filter(|it| !it.is_empty());
+    metadata.annotations = Some(manifest.annotations.to_btree_map()).filter(|it| !it.is_empty());
     // A URL in the status promises an answer, so there is none before traffic is assigned.
     let routed = !app.traffic().is_empty();
     let status = ServiceStatus {
         observed_generation: service.meta.generation.into(),
-        conditions: conditions(&app.conditions, &SERVICE),
-        latest_created_revision_name: latest_created(app),
+        conditions: render_conditions(&app.conditions, &SERVICE_CONDITIONS),
+        latest_created_revision_name: latest_created_name(app),
         latest_ready_revision_name: app.latest_ready().unwrap_or_default().into(),
-        url: if routed { outer_url(app, name, None, world) } else { String::new() },
-        address: inner_url(name, world).filter(|_| routed),
-        traffic: assigned(app, name, world),
+        url: if routed { external_url(app, name, None, world) } else { String::new() },
+        address: internal_address(name, world).filter(|_| routed),
+        traffic: status_traffic(app, name, world),
     };
-    let traffic = wanted_traffic(&manifest.traffic);
-    let spec = json!({"template": template(&manifest.template), "traffic": traffic});
-    whole("Service", metadata, spec, status)
+    let traffic = spec_traffic(&manifest.traffic);
+    let spec = json!({"template": template_json(&manifest.template), "traffic": traffic});
+    object_json("Service", metadata, spec, status)
 }
 
-fn latest_created(app: &AppState) -> String {
+fn latest_created_name(app: &AppState) -> String {
     app.latest_created().map(|it| it.name.to_string()).unwrap_or_default()
 }
 
-fn configuration(
+fn render_configuration(
     app: &AppState,
     configuration: &ConfigurationState,
     name: &NamespacedName,
 ) -> Value {
-    let mut metadata = meta(name, &configuration.meta);
+    let mut metadata = object_meta(name, &configuration.meta);
     if let Some(ServiceState { meta, manifest, .. }) = &app.service {
-        let mut labels = manifest.labels.to_map();
+        let mut labels = manifest.labels.to_btree_map();
         labels.insert(key::SERVICE.into(), name.name.to_string());
         labels.insert(key::SERVICE_UID.into(), meta.uid.to_string());
         metadata.labels = Some(labels);
-        let mut annotations = manifest.annotations.to_map();
+        let mut annotations = manifest.annotations.to_btree_map();
         // A rollout is the Route's: Knative leaves its annotations off the Configuration.
         annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
         annotations.insert(key::ROUTES.into(), name.name.to_string());
         metadata.annotations = Some(annotations);
-        metadata.owner_references = owned("Service", &name.name, meta);
+        metadata.owner_references = owner_references("Service", &name.name, meta);
     }
     let status = ConfigurationStatus {
         observed_generation: configuration.meta.generation.into(),
-        conditions: conditions(&app.conditions, &CONFIGURATION),
-        latest_created_revision_name: latest_created(app),
+        conditions: render_conditions(&app.conditions, &CONFIGURATION_CONDITIONS),
+        latest_created_revision_name: latest_created_name(app),
         latest_ready_revision_name: app.latest_ready().unwrap_or_default().into(),
     };
-    let spec = json!({"template": template(&configuration.template)});
-    whole("Configuration", metadata, spec, status)
+    let spec = json!({"template": template_json(&configuration.template)});
+    object_json("Configuration", metadata, spec, status)
 }
 
-fn route(app: &AppState, route: &RouteState, name: &NamespacedName, world: &ClusterState) -> Value {
-    let mut metadata = meta(name, &route.meta);
-    let (mut labels, mut annotations) = (route.labels.to_map(), route.annotations.to_map());
+fn render_route(
+    app: &AppState,
+    route: &RouteState,
+    name: &NamespacedName,
+    world: &ClusterState,
+) -> Value {
+    let mut metadata = object_meta(name, &route.meta);
+    let (mut labels, mut annotations) =
+        (route.labels.to_btree_map(), route.annotations.to_btree_map());
     if let Some(ServiceState { meta, manifest, .. }) = &app.service {
-        labels = manifest.labels.to_map();
+        labels = manifest.labels.to_btree_map();
         labels.insert(key::SERVICE.into(), name.name.to_string());
-        annotations = manifest.annotations.to_map();
-        metadata.owner_references = owned("Service", &name.name, meta);
+        annotations = manifest.annotations.to_btree_map();
+        metadata.owner_references = owner_references("Service", &name.name, meta);
     }
     // A restarted controller gives each name the same numbers again by this annotation.
-    annotations.insert(key::ALLOTTED.into(), allotted(route));
+    annotations.insert(key::ALLOCATIONS.into(), allocation_annotation(route));
     (metadata.labels, metadata.annotations) = (Some(labels), Some(annotations));
     let routed = !route.traffic.is_empty();
     let status = RouteStatus {
         observed_generation: route.meta.generation.into(),
-        conditions: conditions(&app.conditions, &ROUTE),
-        url: if routed { outer_url(app, name, None, world) } else { String::new() },
-        address: inner_url(name, world).filter(|_| routed),
-        traffic: assigned(app, name, world),
+        conditions: render_conditions(&app.conditions, &ROUTE_CONDITIONS),
+        url: if routed { external_url(app, name, None, world) } else { String::new() },
+        address: internal_address(name, world).filter(|_| routed),
+        traffic: status_traffic(app, name, world),
         annotations: route
             .rollout
             .iter()
-            .map(|it| (rollout::ANNOTATION.to_owned(), it.to_json()))
+            .map(|it| (rollout::ROLLOUT_ANNOTATION.to_owned(), it.to_json()))
             .collect(),
     };
-    whole("Route", metadata, json!({"traffic": wanted_traffic(&route.wanted)}), status)
+    object_json("Route", metadata, json!({"traffic": spec_traffic(&route.traffic_spec)}), status)
 }
 
 /// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
-fn allotted(route: &RouteState) -> String {
-    let one = |it: &crate::world::RouteNameAllocation| match &it.addresses {
-        ClusterIpSource::Host(host) => {
-            Some(format!("{}={host}:{}", it.tag.as_deref().unwrap_or_default(), it.port))
+fn allocation_annotation(route: &RouteState) -> String {
+    let one = |it: &crate::world::RouteNameAllocation| match &it.cluster_ips {
+        ClusterIpSource::LocalRange(host) => {
+            Some(format!("{}={host}:{}", it.tag.as_deref().unwrap_or_default(), it.activator_port))
         }
-        ClusterIpSource::Given(_) => None,
+        ClusterIpSource::ApiServer(_) => None,
     };
-    route.allotted.iter().filter_map(one).collect::<Vec<_>>().join(" ")
+    route.allocations.iter().filter_map(one).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the Configuration or Route of a Service as it is applied, without status.
-pub(crate) fn made_for_service(
+pub(crate) fn render_service_child(
     kind: KnativeObjectKind,
     service: &ServiceState,
     name: &NamespacedName,
 ) -> Value {
     let ServiceState { meta: own, manifest, .. } = service;
-    let (mut labels, mut annotations) = (manifest.labels.to_map(), manifest.annotations.to_map());
+    let (mut labels, mut annotations) =
+        (manifest.labels.to_btree_map(), manifest.annotations.to_btree_map());
     labels.insert(key::SERVICE.into(), name.name.to_string());
     let spec = if kind == KnativeObjectKind::Configuration {
         labels.insert(key::SERVICE_UID.into(), own.uid.to_string());
         annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
         annotations.insert(key::ROUTES.into(), name.name.to_string());
-        json!({"template": template(&manifest.template)})
+        json!({"template": template_json(&manifest.template)})
     } else {
-        let mut traffic = wanted_traffic(&manifest.traffic);
+        let mut traffic = spec_traffic(&manifest.traffic);
         // A Route names the Configuration, since it has no Service to imply it (Knative's `resources.MakeRoute`).
         for target in traffic.iter_mut().filter(|it| it.revision_name.is_none()) {
             target.configuration_name = Some(name.name.to_string());
@@ -356,11 +372,11 @@ pub(crate) fn made_for_service(
         namespace: Some(name.namespace.to_string()),
         labels: Some(labels),
         annotations: Some(annotations).filter(|it| !it.is_empty()),
-        owner_references: owned("Service", &name.name, own),
+        owner_references: owner_references("Service", &name.name, own),
         ..ObjectMeta::default()
     };
     let kind = if kind == KnativeObjectKind::Configuration { "Configuration" } else { "Route" };
-    json!({"apiVersion": API_VERSION, "kind": kind, "metadata": value(metadata), "spec": spec})
+    json!({"apiVersion": API_VERSION, "kind": kind, "metadata": to_json_value(metadata), "spec": spec})
 }
 
 /// Returns labels, annotations and owner of a Revision.
@@ -370,14 +386,14 @@ pub(crate) fn revision_meta(
     owner: &NamespacedName,
 ) -> ObjectMeta {
     let name = NamespacedName::new(owner.namespace.clone(), &*revision.name);
-    let template = template(&revision.template);
+    let template = template_json(&revision.template);
     let metadata = template.get("metadata").cloned().unwrap_or_default();
     let given: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
-    let mut metadata = meta(&name, &revision.meta);
+    let mut metadata = object_meta(&name, &revision.meta);
     // The spec of a Revision never changes; `generation` in its metadata here counts its Configuration's changes.
     metadata.generation = Some(1);
     let mut labels = given.labels.unwrap_or_default();
-    let state = match revision.routing.0 {
+    let state = match revision.routing_state.0 {
         RoutingState::Pending => "pending",
         RoutingState::Active => "active",
         RoutingState::Reserve => "reserve",
@@ -398,29 +414,29 @@ pub(crate) fn revision_meta(
     }
     metadata.labels = Some(labels);
     let mut annotations = given.annotations.unwrap_or_default();
-    annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing.1.rfc3339());
+    annotations.insert(key::ROUTING_STATE_MODIFIED.into(), revision.routing_state.1.rfc3339());
     if let Some(creator) = &revision.creator {
         annotations.insert(key::CREATOR.into(), creator.to_string());
     }
-    if revision.routing.0 == RoutingState::Active {
+    if revision.routing_state.0 == RoutingState::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }
-    if revision.reached {
-        annotations.insert(key::REACHED.into(), "true".into());
+    if revision.initial_scale_reached {
+        annotations.insert(key::INITIAL_SCALE_REACHED.into(), "true".into());
     }
     metadata.annotations = Some(annotations);
-    metadata.owner_references = owned("Configuration", &owner.name, &configuration);
+    metadata.owner_references = owner_references("Configuration", &owner.name, &configuration);
     metadata
 }
 
-fn revision(
+fn render_revision(
     app: &AppState,
     revision: &AppRevision,
     owner: &NamespacedName,
     world: &ClusterState,
 ) -> Value {
     let metadata = revision_meta(app, revision, owner);
-    let mut template = template(&revision.template);
+    let mut template = template_json(&revision.template);
     let first: Vec<String> = template["spec"]["initContainers"]
         .as_array()
         .into_iter()
@@ -439,59 +455,59 @@ fn revision(
         };
         all.map(digest).collect()
     };
-    let log_url = world.settings.configs.observability.log_url(&revision.meta.uid.to_string());
+    let log_url = world.settings.config_maps.observability.log_url(&revision.meta.uid.to_string());
     let status = RevisionStatus {
         observed_generation: 1,
-        conditions: conditions(&revision.conditions, &REVISION),
-        annotations: decision(
+        conditions: render_conditions(&revision.conditions, &REVISION_CONDITIONS),
+        annotations: decision_annotation(
             world,
             &NamespacedName::new(owner.namespace.clone(), &*revision.name),
         ),
         log_url: log_url.unwrap_or_default(),
         container_statuses: digests(false),
         init_container_statuses: digests(true),
-        actual_replicas: i32::try_from(revision.actual).ok(),
-        desired_replicas: i32::try_from(revision.desired).ok(),
+        actual_replicas: i32::try_from(revision.actual_scale).ok(),
+        desired_replicas: i32::try_from(revision.desired_scale).ok(),
     };
     let spec = template.get_mut("spec").map(Value::take).unwrap_or_default();
-    whole("Revision", metadata, spec, status)
+    object_json("Revision", metadata, spec, status)
 }
 
 /// Annotation in the status of a PodAutoscaler or Revision: the decision in force, and the figures behind it.
-pub(crate) const DECISION: &str = "rouse.dev/decision";
+pub(crate) const DECISION_ANNOTATION: &str = "rouse.dev/decision";
 
 /// Returns the annotation that explains the Revision's number of pods, for a status.
-pub(crate) fn decision(
+pub(crate) fn decision_annotation(
     world: &ClusterState,
     revision: &NamespacedName,
 ) -> BTreeMap<String, String> {
-    let line = world.decisions.get(revision);
-    line.into_iter().map(|line| (DECISION.to_owned(), line.to_string())).collect()
+    let line = world.decision_explanations.get(revision);
+    line.into_iter().map(|line| (DECISION_ANNOTATION.to_owned(), line.to_string())).collect()
 }
 
 /// Conditions of a kind of object with their types, in Knative's order (by type).
 type ConditionTable = [(ConditionType, &'static str)];
-pub(crate) const SERVICE: [(ConditionType, &str); 3] = [
+pub(crate) const SERVICE_CONDITIONS: [(ConditionType, &str); 3] = [
     (ConditionType::ServiceConfigurations, "ConfigurationsReady"),
     (ConditionType::ServiceReady, "Ready"),
     (ConditionType::ServiceRoutes, "RoutesReady"),
 ];
-pub(crate) const CONFIGURATION: [(ConditionType, &str); 1] =
+pub(crate) const CONFIGURATION_CONDITIONS: [(ConditionType, &str); 1] =
     [(ConditionType::ConfigurationReady, "Ready")];
-pub(crate) const ROUTE: [(ConditionType, &str); 4] = [
+pub(crate) const ROUTE_CONDITIONS: [(ConditionType, &str); 4] = [
     (ConditionType::RouteTraffic, "AllTrafficAssigned"),
     (ConditionType::RouteCertificate, "CertificateProvisioned"),
     (ConditionType::RouteIngress, "IngressReady"),
     (ConditionType::RouteReady, "Ready"),
 ];
-pub(crate) const DOMAIN: [(ConditionType, &str); 5] = [
+pub(crate) const DOMAIN_CONDITIONS: [(ConditionType, &str); 5] = [
     (ConditionType::DomainCertificate, "CertificateProvisioned"),
     (ConditionType::DomainClaimed, "DomainClaimed"),
     (ConditionType::DomainIngress, "IngressReady"),
     (ConditionType::DomainReady, "Ready"),
     (ConditionType::DomainReference, "ReferenceResolved"),
 ];
-pub(crate) const REVISION: [(ConditionType, &str); 5] = [
+pub(crate) const REVISION_CONDITIONS: [(ConditionType, &str); 5] = [
     (ConditionType::RevisionActive, "Active"),
     (ConditionType::RevisionAnnotations, "AutoscalingAnnotationsValid"),
     (ConditionType::RevisionHealthy, "ContainerHealthy"),
@@ -499,7 +515,7 @@ pub(crate) const REVISION: [(ConditionType, &str); 5] = [
     (ConditionType::RevisionResources, "ResourcesAvailable"),
 ];
 
-fn conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeCondition> {
+fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeCondition> {
     let one = |(kind, name): &(ConditionType, &str)| {
         // An absent condition means `Unknown` (Kubernetes API conventions).
         let (_, since, truth) = all.iter().find(|(have, _, _)| have == kind)?;
@@ -528,54 +544,54 @@ fn conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeConditio
 }
 
 /// Returns the status of a DomainMapping.
-pub(crate) fn mapping_status(
+pub(crate) fn render_mapping_status(
     name: &NamespacedName,
     mapping: &DomainMappingState,
     world: &ClusterState,
 ) -> Value {
-    let url = format!("{}://{}", world.settings.configs.network.external_scheme, name.name);
-    value(DomainMappingStatus {
+    let url = format!("{}://{}", world.settings.config_maps.network.external_scheme, name.name);
+    to_json_value(DomainMappingStatus {
         observed_generation: mapping.meta.generation.into(),
-        conditions: conditions(&mapping.conditions, &DOMAIN),
+        conditions: render_conditions(&mapping.conditions, &DOMAIN_CONDITIONS),
         address: Some(AddressableUrl { url: url.clone() }),
         url,
     })
 }
 
-fn pod_object(
+fn render_pod(
     pod: &RevisionPod,
     revision: &AppRevision,
     owner: &NamespacedName,
     world: &ClusterState,
 ) -> Value {
-    let facts = TemplateFacts::of(revision, world);
-    let order = facts.order(owner, revision, pod);
+    let facts = TemplateFacts::of_revision(revision, world);
+    let order = facts.pod_order(owner, revision, pod);
     let own = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
-    let status = world.statuses.get(&*pod.uid);
-    let seen = world.seen.get(&*pod.uid);
+    let status = world.pod_statuses.get(&*pod.uid);
+    let seen = world.pod_reports.get(&*pod.uid);
     // Until its agent reports, a pod that served before the restart counts as ready.
-    let ready = seen.map_or_else(|| pod.remembered.is_some(), |seen| seen.ready);
+    let ready = seen.map_or_else(|| pod.restored_address.is_some(), |seen| seen.ready);
     let mut annotations = std::collections::BTreeMap::new();
     // Read by `restore` after a restart of the controller.
-    annotations.insert(BOOT.to_owned(), world.settings.boot.clone());
-    let address = seen.and_then(|seen| seen.address).or(pod.remembered).filter(|_| ready);
+    annotations.insert(BOOT_ANNOTATION.to_owned(), world.settings.boot_id.clone());
+    let address = seen.and_then(|seen| seen.address).or(pod.restored_address).filter(|_| ready);
     if let Some(address) = address {
-        annotations.insert(ADDRESS.to_owned(), address.to_string());
+        annotations.insert(ADDRESS_ANNOTATION.to_owned(), address.to_string());
     }
     // A draining pod is no deleted one yet: it still answers requests.
     let stopping = match pod.stage {
-        PodStage::Stopping { since } => time(since),
+        PodStage::Stopping { since } => api_time(since),
         PodStage::Serving | PodStage::Draining { .. } => None,
     };
     let metadata = ObjectMeta {
         name: Some(order.name),
         namespace: Some(owner.namespace.to_string()),
         uid: Some(order.uid),
-        creation_timestamp: time(pod.created),
+        creation_timestamp: api_time(pod.created),
         deletion_timestamp: stopping,
         labels: Some(order.labels),
         annotations: Some(annotations),
-        owner_references: owned("Revision", &revision.name, &own),
+        owner_references: owner_references("Revision", &revision.name, &own),
         ..ObjectMeta::default()
     };
     let condition = |r#type: &str, holds: bool| PodCondition {
@@ -586,33 +602,37 @@ fn pod_object(
     let ips = status.map(|it| it.addresses.as_slice()).unwrap_or_default();
     let phase = match status.map(|it| it.phase) {
         // As in Kubernetes: a pod that is being deleted stays `Running` until its containers have ended.
-        Some(node::LocalPodPhase::Running | node::LocalPodPhase::Terminating) => "Running",
-        Some(node::LocalPodPhase::Gone) => "Succeeded",
-        Some(node::LocalPodPhase::Pending) | None => "Pending",
+        Some(local_node::LocalPodPhase::Running | local_node::LocalPodPhase::Terminating) => {
+            "Running"
+        }
+        Some(local_node::LocalPodPhase::Removed) => "Succeeded",
+        Some(local_node::LocalPodPhase::Pending) | None => "Pending",
     };
     let containers = status.map(|it| it.containers.as_slice()).unwrap_or_default();
     let status = PodStatus {
         phase: Some(phase.into()),
         pod_ip: ips.first().map(ToString::to_string),
         pod_ips: Some(ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
-        start_time: time(pod.created),
+        start_time: api_time(pod.created),
         conditions: Some(vec![condition("Ready", ready)]),
-        container_statuses: Some(containers.iter().map(|it| container(it, ready)).collect()),
+        container_statuses: Some(
+            containers.iter().map(|it| render_container_status(it, ready)).collect(),
+        ),
         ..PodStatus::default()
     };
     let spec = Some(order.spec);
-    let mut out = value(PodObject { metadata, spec, status: Some(status) });
+    let mut out = to_json_value(PodObject { metadata, spec, status: Some(status) });
     // Only in the object: the order itself goes to the only node there is.
-    out["spec"]["nodeName"] = json!(world.settings.node);
+    out["spec"]["nodeName"] = json!(world.settings.node_name);
     out
 }
 
 /// Annotation on a pod: its last serving address, so that a restarted controller need not wait for a report.
-pub(crate) const ADDRESS: &str = "rouse.dev/address";
+pub(crate) const ADDRESS_ANNOTATION: &str = "rouse.dev/address";
 /// Annotation on a pod: the boot of the machine in which it was started. No pod outlives that boot.
-pub(crate) const BOOT: &str = "rouse.dev/boot";
+pub(crate) const BOOT_ANNOTATION: &str = "rouse.dev/boot";
 
-fn container(it: &node::LocalContainerStatus, ready: bool) -> ContainerStatus {
+fn render_container_status(it: &local_node::LocalContainerStatus, ready: bool) -> ContainerStatus {
     let state = match &it.state {
         LocalContainerState::Waiting { reason, message, .. } => {
             json!({"waiting": {"reason": reason, "message": message}})

@@ -7,7 +7,10 @@ use serde_json::Value;
 
 use crate::{
     knative::{KnativeCondition, key},
-    render::{ADDRESS, BOOT, CONFIGURATION, REVISION, ROUTE, SERVICE},
+    render::{
+        ADDRESS_ANNOTATION, BOOT_ANNOTATION, CONFIGURATION_CONDITIONS, REVISION_CONDITIONS,
+        ROUTE_CONDITIONS, SERVICE_CONDITIONS,
+    },
     world::{
         AppRevision, AppState, AssignedTraffic, ClusterIpSource, CompactStringMap, ConditionReason,
         ConditionSet, ConditionStatus, ConditionType, ConfigurationState, ObjectMetaSummary,
@@ -33,47 +36,48 @@ pub struct StoredAppObjects {
 
 /// Builds the app that these objects describe. `boot` identifies this boot of the machine: pods of an earlier boot no
 /// longer exist.
-pub fn app(objects: &StoredAppObjects, boot: &str) -> AppState {
-    let manifest = manifest(&objects.service);
+pub fn restore_app(objects: &StoredAppObjects, boot: &str) -> AppState {
+    let manifest = read_manifest(&objects.service);
     let status = &objects.service["status"];
     let mut app = AppState {
         configuration: Some(ConfigurationState {
-            meta: meta(&objects.configuration),
-            revision: manifest.revision.clone(),
+            meta: read_meta(&objects.configuration),
+            revision_name: manifest.revision_name.clone(),
             template: Arc::clone(&manifest.template),
-            latest_ready: text(&status["latestReadyRevisionName"]),
+            latest_ready: non_empty_text(&status["latestReadyRevisionName"]),
             ..ConfigurationState::default()
         }),
         route: Some(RouteState {
-            meta: meta(&objects.route),
-            wanted: Arc::clone(&manifest.traffic),
-            allotted: allotted(&objects.route),
-            traffic: array(&status["traffic"]).filter_map(assigned).collect(),
+            meta: read_meta(&objects.route),
+            traffic_spec: Arc::clone(&manifest.traffic),
+            allocations: parse_allocations(&objects.route),
+            traffic: array_items(&status["traffic"]).filter_map(read_assigned_traffic).collect(),
             ..RouteState::default()
         }),
         ..AppState::default()
     };
-    app.revisions = objects.revisions.iter().map(|it| revision(it, objects, boot)).collect();
+    app.revisions =
+        objects.revisions.iter().map(|it| restore_revision(it, objects, boot)).collect();
     app.revisions.sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
-    conditions(&mut app.conditions, &objects.service, &SERVICE);
-    conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION);
-    conditions(&mut app.conditions, &objects.route, &ROUTE);
+    read_conditions(&mut app.conditions, &objects.service, &SERVICE_CONDITIONS);
+    read_conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION_CONDITIONS);
+    read_conditions(&mut app.conditions, &objects.route, &ROUTE_CONDITIONS);
     // Texts read one by one would each take memory of their own: share the template, as before the restart.
     for revision in &mut app.revisions {
         if revision.template == manifest.template {
             revision.template = Arc::clone(&manifest.template);
         }
     }
-    let meta = meta(&objects.service);
+    let meta = read_meta(&objects.service);
     app.service = Some(ServiceState { meta, manifest, ..ServiceState::default() });
     app
 }
 
-pub(crate) fn array(value: &Value) -> impl Iterator<Item = &Value> {
+pub(crate) fn array_items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-pub(crate) fn text(value: &Value) -> Option<Box<str>> {
+pub(crate) fn non_empty_text(value: &Value) -> Option<Box<str>> {
     value.as_str().filter(|text| !text.is_empty()).map(Into::into)
 }
 
@@ -81,58 +85,58 @@ fn object_meta(object: &Value) -> ObjectMeta {
     serde_json::from_value(object["metadata"].clone()).unwrap_or_default()
 }
 
-fn stamp(time: &Time) -> UnixMillis {
+fn to_unix_millis(time: &Time) -> UnixMillis {
     UnixMillis(u64::try_from(time.0.as_millisecond()).unwrap_or_default())
 }
 
-pub(crate) fn meta(object: &Value) -> ObjectMetaSummary {
+pub(crate) fn read_meta(object: &Value) -> ObjectMetaSummary {
     let meta = object_meta(object);
     ObjectMetaSummary {
         uid: meta.uid.as_deref().and_then(Uid::parse).unwrap_or_default(),
         generation: meta.generation.and_then(|it| u32::try_from(it).ok()).unwrap_or_default(),
-        created: meta.creation_timestamp.as_ref().map(stamp).unwrap_or_default(),
+        created: meta.creation_timestamp.as_ref().map(to_unix_millis).unwrap_or_default(),
     }
 }
 
-fn manifest(service: &Value) -> ServiceManifest {
+fn read_manifest(service: &Value) -> ServiceManifest {
     let meta = object_meta(service);
     let template = &service["spec"]["template"];
     let none = template.is_null() || template.as_str() == Some("");
     ServiceManifest {
         labels: meta.labels.as_ref().map(CompactStringMap::from).unwrap_or_default(),
         annotations: meta.annotations.as_ref().map(CompactStringMap::from).unwrap_or_default(),
-        revision: text(&template["metadata"]["name"]),
-        template: if none { Arc::from("") } else { canonical(template) },
-        traffic: array(&service["spec"]["traffic"]).map(traffic).collect(),
+        revision_name: non_empty_text(&template["metadata"]["name"]),
+        template: if none { Arc::from("") } else { canonical_template(template) },
+        traffic: array_items(&service["spec"]["traffic"]).map(read_traffic_spec).collect(),
     }
 }
 
 /// Returns the template in the form that `parse` writes, whatever the order of its keys on disk.
-pub(crate) fn canonical(template: &Value) -> Arc<str> {
+pub(crate) fn canonical_template(template: &Value) -> Arc<str> {
     let typed: crate::knative::RevisionTemplate =
         serde_json::from_value(template.clone()).unwrap_or_default();
     serde_json::to_string(&typed).unwrap_or_default().into()
 }
 
-fn percent(value: &Value) -> u8 {
+fn read_percent(value: &Value) -> u8 {
     value["percent"].as_u64().and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
 }
 
-pub(crate) fn traffic(value: &Value) -> TrafficSpec {
+pub(crate) fn read_traffic_spec(value: &Value) -> TrafficSpec {
     TrafficSpec {
-        tag: text(&value["tag"]),
-        revision: text(&value["revisionName"]),
-        configuration: text(&value["configurationName"]),
-        percent: percent(value),
+        tag: non_empty_text(&value["tag"]),
+        revision_name: non_empty_text(&value["revisionName"]),
+        configuration_name: non_empty_text(&value["configurationName"]),
+        percent: read_percent(value),
     }
 }
 
-pub(crate) fn assigned(value: &Value) -> Option<AssignedTraffic> {
+pub(crate) fn read_assigned_traffic(value: &Value) -> Option<AssignedTraffic> {
     Some(AssignedTraffic {
-        tag: text(&value["tag"]),
-        revision: text(&value["revisionName"])?,
-        latest: value["latestRevision"].as_bool().unwrap_or_default(),
-        percent: percent(value),
+        tag: non_empty_text(&value["tag"]),
+        revision_name: non_empty_text(&value["revisionName"])?,
+        is_latest: value["latestRevision"].as_bool().unwrap_or_default(),
+        percent: read_percent(value),
     })
 }
 
@@ -141,19 +145,23 @@ fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
 }
 
 /// Parses the annotation with the Route's allocations: words of the form `tag=host:port`.
-fn allotted(route: &Value) -> Vec<RouteNameAllocation> {
+fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
     let word = |word: &str| {
         let (tag, numbers) = word.split_once('=')?;
         let (host, port) = numbers.split_once(':')?;
         let tag = Some(tag).filter(|tag| !tag.is_empty()).map(Into::into);
-        let addresses = ClusterIpSource::Host(host.parse().ok()?);
-        Some(RouteNameAllocation { tag, addresses, port: port.parse().ok()? })
+        let addresses = ClusterIpSource::LocalRange(host.parse().ok()?);
+        Some(RouteNameAllocation {
+            tag,
+            cluster_ips: addresses,
+            activator_port: port.parse().ok()?,
+        })
     };
-    let words = annotation(route, key::ALLOTTED).unwrap_or_default().split_whitespace();
+    let words = annotation(route, key::ALLOCATIONS).unwrap_or_default().split_whitespace();
     words.filter_map(word).collect()
 }
 
-fn revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> AppRevision {
+fn restore_revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> AppRevision {
     // The label counts, not the object's own `metadata.generation`, which starts at 1 for each Revision.
     let own = object_meta(value);
     let label = |name: &str| own.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
@@ -166,18 +174,19 @@ fn revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> AppRevisio
     let since = annotation(value, key::ROUTING_STATE_MODIFIED).and_then(UnixMillis::parse);
     let name = own.name.clone().unwrap_or_default();
     let mine = |pod: &&Value| pod["metadata"]["labels"][key::REVISION] == *name;
-    let digest = |it: &Value| Some((text(&it["name"])?, text(&it["imageDigest"])?));
+    let digest =
+        |it: &Value| Some((non_empty_text(&it["name"])?, non_empty_text(&it["imageDigest"])?));
     let mut revision = AppRevision {
-        meta: ObjectMetaSummary { generation: generation.unwrap_or_default(), ..meta(value) },
+        meta: ObjectMetaSummary { generation: generation.unwrap_or_default(), ..read_meta(value) },
         template: revision_template(value, &own, objects),
-        routing: (routing, since.unwrap_or_default()),
-        reached: annotation(value, key::REACHED) == Some("true"),
-        digests: array(&value["status"]["containerStatuses"]).filter_map(digest).collect(),
-        pods: objects.pods.iter().filter(mine).filter_map(|it| pod(it, boot)).collect(),
+        routing_state: (routing, since.unwrap_or_default()),
+        initial_scale_reached: annotation(value, key::INITIAL_SCALE_REACHED) == Some("true"),
+        digests: array_items(&value["status"]["containerStatuses"]).filter_map(digest).collect(),
+        pods: objects.pods.iter().filter(mine).filter_map(|it| restore_pod(it, boot)).collect(),
         name: name.into(),
         ..AppRevision::default()
     };
-    conditions(&mut revision.conditions, value, &REVISION);
+    read_conditions(&mut revision.conditions, value, &REVISION_CONDITIONS);
     revision
 }
 
@@ -185,7 +194,7 @@ fn revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> AppRevisio
 fn revision_template(value: &Value, own: &ObjectMeta, objects: &StoredAppObjects) -> Arc<str> {
     let user = |map: &Option<std::collections::BTreeMap<String, String>>| {
         let mut map = map.clone().unwrap_or_default();
-        map.retain(|name, _| key::is_users(name));
+        map.retain(|name, _| key::is_set_by_user(name));
         Some(map).filter(|map| !map.is_empty())
     };
     // A name chosen by the user is part of the template; a generated one is not.
@@ -202,27 +211,31 @@ fn revision_template(value: &Value, own: &ObjectMeta, objects: &StoredAppObjects
     serde_json::to_string(&typed).unwrap_or_default().into()
 }
 
-fn pod(value: &Value, boot: &str) -> Option<RevisionPod> {
+fn restore_pod(value: &Value, boot: &str) -> Option<RevisionPod> {
     let own = object_meta(value);
     // A reboot ends all containers, so the addresses of an earlier boot's pods may belong to others by now.
-    if own.deletion_timestamp.is_some() || annotation(value, BOOT) != Some(boot) {
+    if own.deletion_timestamp.is_some() || annotation(value, BOOT_ANNOTATION) != Some(boot) {
         return None;
     }
-    let remembered = annotation(value, ADDRESS).and_then(|text| text.parse().ok());
+    let remembered = annotation(value, ADDRESS_ANNOTATION).and_then(|text| text.parse().ok());
     Some(RevisionPod {
         uid: own.uid?.into(),
         name: own.name?.into(),
-        created: own.creation_timestamp.as_ref().map(stamp)?,
-        met: UnixMillis::default(),
+        created: own.creation_timestamp.as_ref().map(to_unix_millis)?,
+        first_seen_at: UnixMillis::default(),
         was_ready: remembered.is_some(),
-        steady: None,
+        steady_since: None,
         stage: PodStage::Serving,
-        remembered,
-        placed: None,
+        restored_address: remembered,
+        kube_status: None,
     })
 }
 
-pub(crate) fn conditions(into: &mut ConditionSet, object: &Value, table: &[(ConditionType, &str)]) {
+pub(crate) fn read_conditions(
+    into: &mut ConditionSet,
+    object: &Value,
+    table: &[(ConditionType, &str)],
+) {
     let all: Vec<KnativeCondition> =
         serde_json::from_value(object["status"]["conditions"].clone()).unwrap_or_default();
     for (kind, name) in table {

@@ -20,7 +20,7 @@ pub struct GcCandidate<'a> {
     /// Moment of the routing state's last change; `None`: it never changed.
     pub routing_modified: Option<UnixMillis>,
     /// True if the user asks to keep it: annotation `serving.knative.dev/no-gc: "true"`, in any case of letters.
-    pub is_kept: bool,
+    pub is_gc_exempt: bool,
     /// True if it is its Configuration's latest ready Revision.
     pub is_latest_ready: bool,
 }
@@ -31,8 +31,8 @@ impl GcCandidate<'_> {
     }
 
     /// Returns true if the Revision must stay. One without a routing state has not been compared with Routes and stays.
-    fn is_active(&self) -> bool {
-        self.is_latest_ready || self.is_kept || self.routing != RoutingState::Reserve
+    fn must_stay(&self) -> bool {
+        self.is_latest_ready || self.is_gc_exempt || self.routing != RoutingState::Reserve
     }
 
     /// Returns the moment at which it is old enough to be deleted; `None`: it is never deleted for its age.
@@ -53,21 +53,22 @@ pub struct GcSelection<'a> {
     /// Names of the Revisions to delete, oldest first.
     pub delete: Vec<&'a str>,
     /// Moment of the next check, if nothing happens before; `None`: time alone changes nothing.
-    pub next: Option<UnixMillis>,
+    pub next_check: Option<UnixMillis>,
 }
 
 /// Selects the Revisions of one Configuration that are deleted now.
-pub fn stale<'a>(
+pub fn select_stale<'a>(
     revisions: &[GcCandidate<'a>],
     config: &GcConfig,
     now: UnixMillis,
 ) -> GcSelection<'a> {
-    let min = usize::try_from(config.min).unwrap_or(usize::MAX);
-    let off = (config.max, config.since_created, config.since_active) == (None, None, None);
+    let min = usize::try_from(config.min_non_active).unwrap_or(usize::MAX);
+    let off =
+        (config.max_non_active, config.since_created, config.since_active) == (None, None, None);
     if off || revisions.len() <= min {
         return GcSelection::default();
     }
-    let mut idle: Vec<_> = revisions.iter().filter(|it| !it.is_active()).collect();
+    let mut idle: Vec<_> = revisions.iter().filter(|it| !it.must_stay()).collect();
     if idle.len() <= min {
         return GcSelection::default();
     }
@@ -77,17 +78,17 @@ pub fn stale<'a>(
     let aged = |it: &&&GcCandidate<'_>| it.stale_at(config).is_some_and(|at| at <= now);
     let mut delete: Vec<&str> = idle.iter().filter(aged).take(most).map(|it| it.name).collect();
     if delete.len() == most {
-        return GcSelection { delete, next: None };
+        return GcSelection { delete, next_check: None };
     }
     idle.retain(|it| !delete.contains(&it.name));
     // Age alone may keep more than `max` Revisions: the oldest beyond that number go whatever their age.
-    let max = config.max.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
+    let max = config.max_non_active.and_then(|max| usize::try_from(max).ok()).unwrap_or(usize::MAX);
     let beyond = idle.len().saturating_sub(max);
     delete.extend(idle.drain(..beyond).map(|it| it.name));
     let later = idle.iter().filter_map(|it| it.stale_at(config));
     // With `min` or fewer idle Revisions left no passing of time deletes another one.
     let next = later.min().filter(|_| idle.len() > min);
-    GcSelection { delete, next }
+    GcSelection { delete, next_check: next }
 }
 
 #[cfg(test)]
@@ -104,18 +105,23 @@ mod tests {
             created: UnixMillis(NOW.0 - created * HOUR),
             routing: RoutingState::Reserve,
             routing_modified: Some(UnixMillis(NOW.0 - active * HOUR)),
-            is_kept: false,
+            is_gc_exempt: false,
             is_latest_ready: false,
         }
     }
 
     fn config(created: Option<u64>, active: Option<u64>, min: u64, max: Option<u64>) -> GcConfig {
         let hours = |it: Option<u64>| it.map(|it| Duration::from_secs(it * 3600));
-        GcConfig { since_created: hours(created), since_active: hours(active), min, max }
+        GcConfig {
+            since_created: hours(created),
+            since_active: hours(active),
+            min_non_active: min,
+            max_non_active: max,
+        }
     }
 
     fn gone<'a>(revisions: &[GcCandidate<'a>], config: &GcConfig) -> Vec<&'a str> {
-        stale(revisions, config, NOW).delete
+        select_stale(revisions, config, NOW).delete
     }
 
     #[test]
@@ -143,7 +149,7 @@ mod tests {
     fn what_is_in_use_or_kept_stays_and_does_not_count_as_idle() {
         let all = [
             GcCandidate { is_latest_ready: true, ..old("ready", 99, 99) },
-            GcCandidate { is_kept: true, ..old("kept", 99, 99) },
+            GcCandidate { is_gc_exempt: true, ..old("kept", 99, 99) },
             GcCandidate { routing: RoutingState::Active, ..old("routed", 99, 99) },
             GcCandidate { routing: RoutingState::Pending, ..old("unseen", 99, 99) },
             old("a", 99, 99),
@@ -161,16 +167,21 @@ mod tests {
     }
 
     #[test]
-    fn it_says_when_the_next_one_will_be_old_enough() {
+    fn returns_when_the_next_revision_will_be_old_enough() {
         let all = [old("a", 40, 14), old("b", 47, 14)];
-        let found = stale(&all, &config(Some(48), Some(15), 0, None), NOW);
-        assert_eq!(found, GcSelection { delete: vec![], next: Some(UnixMillis(NOW.0 + HOUR)) });
-        let then = stale(&all, &config(Some(48), Some(15), 0, None), UnixMillis(NOW.0 + HOUR));
-        let want = GcSelection { delete: vec!["b"], next: Some(UnixMillis(NOW.0 + 8 * HOUR)) };
+        let found = select_stale(&all, &config(Some(48), Some(15), 0, None), NOW);
+        assert_eq!(
+            found,
+            GcSelection { delete: vec![], next_check: Some(UnixMillis(NOW.0 + HOUR)) }
+        );
+        let then =
+            select_stale(&all, &config(Some(48), Some(15), 0, None), UnixMillis(NOW.0 + HOUR));
+        let want =
+            GcSelection { delete: vec!["b"], next_check: Some(UnixMillis(NOW.0 + 8 * HOUR)) };
         assert_eq!(then, want);
-        let enough = stale(&all, &config(Some(48), Some(15), 2, None), NOW);
+        let enough = select_stale(&all, &config(Some(48), Some(15), 2, None), NOW);
         assert_eq!(enough, GcSelection::default());
-        assert_eq!(stale(&all, &config(None, None, 0, Some(9)), NOW).next, None);
+        assert_eq!(select_stale(&all, &config(None, None, 0, Some(9)), NOW).next_check, None);
     }
 
     #[test]

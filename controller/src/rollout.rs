@@ -11,13 +11,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// Annotation that keeps the state (`networking.RolloutAnnotationKey`).
-pub const ANNOTATION: &str = "networking.internal.knative.dev/rollout";
+pub const ROLLOUT_ANNOTATION: &str = "networking.internal.knative.dev/rollout";
 
 /// A moment in nanoseconds since 1970, the unit of the annotation.
 pub type UnixNanos = i64;
 
 /// Length of one second in [`UnixNanos`].
-const SECOND: f64 = 1e9;
+const NANOS_PER_SECOND: f64 = 1e9;
 
 /// State of all rollouts of a Route, sorted by tag, then by Configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ fn is_small_zero(it: &i32) -> bool {
 #[derive(Clone, Debug)]
 pub struct RolloutInput {
     /// Final shares that the Route's targets ask for: one Revision for each target.
-    pub wanted: Rollout,
+    pub goal: Rollout,
     /// Duration of a whole rollout; with zero the wanted shares are in force at once.
     pub duration: Duration,
     /// True once the shares of the state are in force everywhere.
@@ -101,34 +101,35 @@ pub struct RolloutStep {
     /// Shares to put in force now, which are also the state to keep.
     pub state: Rollout,
     /// Moment of the next step; `None`: time alone changes nothing.
-    pub next: Option<UnixNanos>,
+    pub next_step_at: Option<UnixNanos>,
 }
 
 /// Takes the state one step further. Without a state there are no older shares, and the wanted ones are in force at
 /// once.
 pub fn step(state: Option<Rollout>, now: UnixNanos, event: RolloutInput) -> RolloutStep {
-    let RolloutInput { wanted, duration, in_force } = event;
-    let wanted = wanted.sorted();
+    let RolloutInput { goal: wanted, duration, in_force } = event;
+    let wanted = wanted.into_sorted();
     let seconds = duration.as_secs();
     let before = state.filter(|it| seconds > 0 && !it.configurations.is_empty());
-    let Some(mut before) = before else { return RolloutStep { state: wanted, next: None } };
+    let Some(mut before) = before else { return RolloutStep { state: wanted, next_step_at: None } };
     if in_force {
-        before.observe(now, seconds);
+        before.schedule_pending_steps(now, seconds);
     }
     let goals = wanted.configurations.into_iter();
     // Goals take their state out of `before`; entries left there belong to targets that the Route no longer has.
-    let configurations = goals.filter_map(|goal| goal.follow(&mut before, now)).collect();
+    let configurations =
+        goals.filter_map(|goal| goal.advance_from_state(&mut before, now)).collect();
     let state = Rollout { configurations };
     let due = state.configurations.iter().map(|it| it.step_params.next_step_time);
     let next = due.filter(|due| *due > 0).min();
-    RolloutStep { state, next }
+    RolloutStep { state, next_step_at: next }
 }
 
 impl Rollout {
     /// Parses the annotation. An invalid state is dropped, so that shares always add up.
     pub fn parse(json: &str) -> Option<Self> {
         let read: Self = serde_json::from_str(json).ok()?;
-        read.configurations.iter().all(ConfigurationRollout::is_valid).then(|| read.sorted())
+        read.configurations.iter().all(ConfigurationRollout::is_valid).then(|| read.into_sorted())
     }
 
     /// Serializes the state for the annotation.
@@ -138,12 +139,18 @@ impl Rollout {
     }
 
     /// Returns true if every target has all of its share at one Revision.
-    pub fn is_done(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.configurations.iter().all(|it| it.revisions.len() < 2)
     }
 
     /// Adds a target at rest: one Revision with all of the target's share.
-    pub fn add(&mut self, tag: &str, configuration: &str, revision: &str, percent: i32) {
+    pub fn add_settled_target(
+        &mut self,
+        tag: &str,
+        configuration: &str,
+        revision: &str,
+        percent: i32,
+    ) {
         self.configurations.push(ConfigurationRollout {
             configuration_name: configuration.to_owned(),
             tag: tag.to_owned(),
@@ -154,24 +161,28 @@ impl Rollout {
     }
 
     /// Returns the division of a target's share; `None`: the target is not part of any rollout.
-    pub fn shares(&self, tag: &str, configuration: &str) -> Option<&[RevisionRollout]> {
+    pub fn revision_shares(&self, tag: &str, configuration: &str) -> Option<&[RevisionRollout]> {
         let is_it =
             |it: &&ConfigurationRollout| it.tag == tag && it.configuration_name == configuration;
         self.configurations.iter().find(is_it).map(|it| it.revisions.as_slice())
     }
 
-    fn sorted(mut self) -> Self {
+    fn into_sorted(mut self) -> Self {
         let key = |it: &ConfigurationRollout| (it.tag.clone(), it.configuration_name.clone());
         self.configurations.sort_by_cached_key(key);
         self
     }
 
     /// Plans the steps of rollouts that were waiting for their first 1 % to be in force.
-    fn observe(&mut self, now: UnixNanos, seconds: u64) {
+    fn schedule_pending_steps(&mut self, now: UnixNanos, seconds: u64) {
         for it in &mut self.configurations {
             if it.step_params.step_duration == 0 && it.step_params.start_time > 0 {
                 let took = now.saturating_sub(it.step_params.start_time);
-                it.plan(now, (took as f64 / SECOND).ceil().max(1.0), seconds as f64);
+                it.compute_steps(
+                    now,
+                    (took as f64 / NANOS_PER_SECOND).ceil().max(1.0),
+                    seconds as f64,
+                );
             }
         }
     }
@@ -191,11 +202,11 @@ impl ConfigurationRollout {
     /// Computes size and time of the steps. `least` is the time that 1 % took, `seconds` the whole duration wanted.
     ///
     /// Example: 100 % in 4 steps goes 1, 26, 51, 76, 100.
-    fn plan(&mut self, now: UnixNanos, least: f64, seconds: f64) {
+    fn compute_steps(&mut self, now: UnixNanos, least: f64, seconds: f64) {
         let left = (seconds - least).max(1.0);
         let percent = f64::from(self.percent - 1);
         let steps = (left / least).max(1.0).min(percent).max(1.0);
-        let each = left / steps * SECOND;
+        let each = left / steps * NANOS_PER_SECOND;
         self.step_params.step_duration = each as i64;
         // Rounding down would turn 1.9 % into steps of 1 %, and the rollout would take twice as long.
         self.step_params.step_size = (percent / steps).round() as i32;
@@ -203,7 +214,7 @@ impl ConfigurationRollout {
     }
 
     /// Returns this goal's shares after `before`; `None`: the target has no share.
-    fn follow(self, before: &mut Rollout, now: UnixNanos) -> Option<Self> {
+    fn advance_from_state(self, before: &mut Rollout, now: UnixNanos) -> Option<Self> {
         let have = &mut before.configurations;
         if !have.iter().any(|it| it.tag == self.tag) {
             // A new tag has no older shares to start from.
@@ -214,24 +225,24 @@ impl ConfigurationRollout {
         match (have.iter().position(is_it), self.percent) {
             (_, ..=0) => None,
             (None, _) | (Some(_), 1) => Some(self),
-            (Some(at), _) => Some(self.advance(have.swap_remove(at), now)),
+            (Some(at), _) => Some(self.advance_target(have.swap_remove(at), now)),
         }
     }
 
     /// Returns this goal's shares, continued from `before`.
-    fn advance(self, mut before: Self, now: UnixNanos) -> Self {
-        before.adjust(self.percent);
+    fn advance_target(self, mut before: Self, now: UnixNanos) -> Self {
+        before.fit_to_percent(self.percent);
         let latest = self.revisions.last().map(|it| it.revision_name.clone());
         let was = before.revisions.last().map(|it| it.revision_name.clone());
         match (latest, was) {
             (None, _) | (_, None) => self,
-            (Some(latest), Some(was)) if latest == was => self.go_on(before, now),
-            (Some(latest), Some(_)) => self.begin(before, latest, now),
+            (Some(latest), Some(was)) if latest == was => self.continue_rollout(before, now),
+            (Some(latest), Some(_)) => self.begin_rollout(before, latest, now),
         }
     }
 
     /// Continues without a new Revision: takes the next step, if a rollout is under way and the step is due.
-    fn go_on(self, before: Self, now: UnixNanos) -> Self {
+    fn continue_rollout(self, before: Self, now: UnixNanos) -> Self {
         if before.revisions.len() < 2 {
             return self;
         }
@@ -249,7 +260,7 @@ impl ConfigurationRollout {
     }
 
     /// Begins a rollout: moves 1 % to the new Revision from the newest one that has a share.
-    fn begin(self, before: Self, latest: String, now: UnixNanos) -> Self {
+    fn begin_rollout(self, before: Self, latest: String, now: UnixNanos) -> Self {
         let mut revisions = before.revisions;
         if let Some(newest) = revisions.iter_mut().rev().find(|it| it.percent > 0) {
             newest.percent -= 1;
@@ -264,7 +275,7 @@ impl ConfigurationRollout {
     }
 
     /// Fits the shares to a changed target: growth goes to the newest Revision, shrinking takes from the oldest.
-    fn adjust(&mut self, goal: i32) {
+    fn fit_to_percent(&mut self, goal: i32) {
         let mut less = self.percent - goal;
         self.percent = goal;
         if less < 0

@@ -1,7 +1,7 @@
 //! Shell: admission webhook, which the API server calls before it stores one of Rouse's objects.
 //!
-//! Every replica answers. The leader makes the certificate ([`certs`]), and registers the webhook only after an answer
-//! came through with it ([`register`]). [`review`] computes the answers.
+//! Every replica answers. The leader makes the certificate ([`certificates`]), and registers the webhook only after an
+//! answer came through with it ([`registration`]). [`admission_review`] computes the answers.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,21 +23,21 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
 
-pub mod certs;
-pub mod register;
-pub mod review;
+pub mod admission_review;
+pub mod certificates;
+pub mod registration;
 
-use certs::WebhookCertResolver;
-use review::{AdmissionHook, AdmissionSettings};
+use admission_review::{AdmissionHook, AdmissionSettings};
+use certificates::WebhookCertResolver;
 
-use crate::kube::lead::Leadership;
+use crate::api::leader_election::Leadership;
 
 /// Size limit of a request, in bytes. A request holds an object twice, and etcd stores objects up to 1.5 MiB.
-const LONGEST_QUESTION: usize = 8 << 20;
+const MAX_REVIEW_BYTES: usize = 8 << 20;
 /// Time limit for a client's TLS handshake, and for last answers at shutdown. The API server itself waits 10 s.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of simultaneous connections; the API server needs a handful.
-const CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 
 /// Error that keeps the webhook from serving.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ impl std::fmt::Debug for AdmissionContext {
 
 impl AdmissionContext {
     /// Answers by these settings, without binding pods.
-    pub fn of(settings: WebhookSettingsSource) -> Self {
+    pub fn without_binding(settings: WebhookSettingsSource) -> Self {
         Self { settings, binder: Arc::new(|_, _| None) }
     }
 }
@@ -90,9 +90,9 @@ pub async fn serve(
     answers: AdmissionContext,
     shutdown: CancellationToken,
 ) -> Result<(), WebhookError> {
-    let acceptor = TlsAcceptor::from(Arc::new(certificates.server()?));
+    let acceptor = TlsAcceptor::from(Arc::new(certificates.server_config()?));
     let (router, tasks) = (router(answers), TaskTracker::new());
-    let limit = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
+    let limit = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
     loop {
         // The permit comes before the accept: beyond the limit clients wait in the kernel's backlog.
         let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { break };
@@ -110,7 +110,7 @@ pub async fn serve(
         };
         let (acceptor, router, stop) = (acceptor.clone(), router.clone(), shutdown.clone());
         tasks.spawn(async move {
-            connection(stream, acceptor, router, stop).await;
+            serve_connection(stream, acceptor, router, stop).await;
             drop(permit);
         });
     }
@@ -126,7 +126,7 @@ pub async fn serve(
 /// `place` is the address of the webhook for the API server; its port equals that of `address`.
 pub async fn run(
     client: ::kube::Client,
-    (address, place): (SocketAddr, register::WebhookAddress),
+    (address, place): (SocketAddr, registration::WebhookAddress),
     certificates: Arc<WebhookCertResolver>,
     leadership: Leadership,
     answers: AdmissionContext,
@@ -136,8 +136,14 @@ pub async fn run(
     let stop = shutdown.child_token();
     let ended = stop.clone().drop_guard();
     let kept = Arc::clone(&certificates);
-    let keeping =
-        register::keep(client, place, kept, answers.settings.clone(), leadership, stop.clone());
+    let keeping = registration::keep_registered(
+        client,
+        place,
+        kept,
+        answers.settings.clone(),
+        leadership,
+        stop.clone(),
+    );
     let serving = serve(listener, certificates, answers, stop);
     let ((), served) = tokio::join!(keeping, async {
         let served = serving.await;
@@ -154,13 +160,13 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, WebhookError> {
     bound.map_err(|source| WebhookError::Listen { address, source })
 }
 
-async fn connection(
+async fn serve_connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     router: Router,
     stop: CancellationToken,
 ) {
-    let accepted = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await;
+    let accepted = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
     let stream = match accepted {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -182,7 +188,7 @@ async fn connection(
         () = stop.cancelled() => {
             serving.as_mut().graceful_shutdown();
             // An error here only ends the connection, and the API server reports it to its own client.
-            let _ = tokio::time::timeout(HANDSHAKE, serving).await;
+            let _ = tokio::time::timeout(HANDSHAKE_TIMEOUT, serving).await;
         }
     }
 }
@@ -190,11 +196,11 @@ async fn connection(
 fn router(answers: AdmissionContext) -> Router {
     let hook = |hook: AdmissionHook| {
         post(move |State(answers): State<AdmissionContext>, body: Bytes| async move {
-            answered(review::answer(hook, &body, &(answers.settings)()))
+            review_response(admission_review::answer_review(hook, &body, &(answers.settings)()))
         })
     };
     let binding = |State(answers): State<AdmissionContext>, body: Bytes| async move {
-        answered(review::bound(&body, &*answers.binder))
+        review_response(admission_review::answer_binding_review(&body, &*answers.binder))
     };
     Router::new()
         .route("/defaulting", hook(AdmissionHook::Defaulting))
@@ -202,11 +208,11 @@ fn router(answers: AdmissionContext) -> Router {
         .route("/config-validation", hook(AdmissionHook::Config))
         .route("/binding", post(binding))
         .route("/healthz", get(|| async { "ok" }))
-        .layer(DefaultBodyLimit::max(LONGEST_QUESTION))
+        .layer(DefaultBodyLimit::max(MAX_REVIEW_BYTES))
         .with_state(answers)
 }
 
-fn answered(answer: Result<Vec<u8>, review::ReviewDecodeError>) -> Response {
+fn review_response(answer: Result<Vec<u8>, admission_review::ReviewDecodeError>) -> Response {
     match answer {
         Ok(answer) => {
             let json = HeaderValue::from_static("application/json");

@@ -2,7 +2,7 @@
 //!
 //! One [`AppState`] is a Service with all that the controller made of it: Configuration, Route, Revisions and their
 //! pods. A Service depends on no other, so one change requires a new plan of one app only. A Route without a Service
-//! may name Revisions of other apps; [`ClusterState::referrers`] lists these Routes.
+//! may name Revisions of other apps; [`ClusterState::referring_apps`] lists these Routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::{
-    node::LocalPodStatus,
+    local_node::LocalPodStatus,
     wire::{
         ActivatorEntry, ComponentRole, ConnectionPath, NamespacedName, PodObservation,
         RevisionActivity, ServerComponent, ServerReplicas,
@@ -22,25 +22,26 @@ use k8s_openapi::jiff;
 use smol_str::SmolStr;
 
 use crate::{
-    bind, children,
+    children,
     config_maps::Configs,
-    followers::{self, DrainAcks},
+    drain_acks::{self, DrainAcks},
     network_policies::NetworkPolicies,
+    node_binding,
     observe::ActivatorReadiness,
     plan::TemplateCache,
-    policy::ScalePolicyConfig,
     rollout::Rollout,
+    scale_policy::ScalePolicyConfig,
 };
 
+mod activator_slices;
 mod conditions;
-mod domains;
-pub mod names;
-mod slices;
+mod domain_mappings;
+pub mod name_registry;
 
+pub use activator_slices::ActivatorSlices;
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
-pub use domains::{DomainClaimState, DomainMappingState};
-pub use names::NameRegistry;
-pub use slices::ActivatorSlices;
+pub use domain_mappings::{DomainClaimState, DomainMappingState};
+pub use name_registry::NameRegistry;
 
 /// A moment, in milliseconds since 1970. The clock that the shell passes never runs backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,7 +120,7 @@ impl CompactStringMap {
     }
 
     /// Converts the pairs to the map that Kubernetes types hold.
-    pub fn to_map(&self) -> BTreeMap<String, String> {
+    pub fn to_btree_map(&self) -> BTreeMap<String, String> {
         self.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
 }
@@ -149,7 +150,7 @@ pub struct ServiceManifest {
     /// Annotations of the Service.
     pub annotations: CompactStringMap,
     /// Name for the Revision as the user chose it (`spec.template.metadata.name`).
-    pub revision: Option<Box<str>>,
+    pub revision_name: Option<Box<str>>,
     /// Template with defaults, as JSON. Service, Configuration and newest Revision share the text.
     pub template: Arc<str>,
     /// Traffic targets with defaults; their percents add up to 100. The Route shares them.
@@ -162,9 +163,9 @@ pub struct TrafficSpec {
     /// Tag of the target, which is then also reachable as `<tag>-<route>`.
     pub tag: Option<Box<str>>,
     /// Name of a Revision; `None`: the latest ready one of the Configuration.
-    pub revision: Option<Box<str>>,
+    pub revision_name: Option<Box<str>>,
     /// Name of the Configuration; `None`: the Configuration of the Route's own name.
-    pub configuration: Option<Box<str>>,
+    pub configuration_name: Option<Box<str>>,
     /// Share of the requests, in percent.
     pub percent: u8,
 }
@@ -194,10 +195,10 @@ pub struct ServiceState {
     /// The last manifest that passed all checks; it is in force.
     pub manifest: ServiceManifest,
     /// The broken rules of the newest manifest, in one line; `None` while the newest manifest is in force.
-    pub refused: Option<Box<str>>,
+    pub manifest_error: Option<Box<str>>,
     /// True once the Service is being deleted. On the local node users no longer see it, and it ends when its pods have
     /// drained.
-    pub leaving: bool,
+    pub is_terminating: bool,
 }
 
 /// Owner of a Configuration or Route: the controller in its owner references.
@@ -207,7 +208,7 @@ pub enum ObjectOwner {
     #[default]
     Service,
     /// No owner: a user created the object.
-    Nobody,
+    Unowned,
     /// Another controller, or a Service of another name.
     Other,
 }
@@ -220,17 +221,17 @@ pub struct ConfigurationState {
     /// Owner of the Configuration: its Service, or none.
     pub owner: ObjectOwner,
     /// Name for the template's Revision as the user chose it.
-    pub revision: Option<Box<str>>,
+    pub revision_name: Option<Box<str>>,
     /// Template with defaults, as JSON.
     pub template: Arc<str>,
     /// User that last changed the Configuration, and so created the Revision of its template.
-    pub modifier: Option<Box<str>>,
+    pub last_modifier: Option<Box<str>>,
     /// Name of the newest Revision that has ever been ready.
     pub latest_ready: Option<Box<str>>,
     /// Hash of the desired object last applied, where a Service of Kubernetes owns the Configuration.
-    pub applied: Option<u64>,
+    pub applied_hash: Option<u64>,
     /// True once the Configuration is being deleted: the controller makes nothing for it any more.
-    pub leaving: bool,
+    pub is_terminating: bool,
 }
 
 /// A Route: a name, and the Revisions that share its requests.
@@ -245,27 +246,27 @@ pub struct RouteState {
     /// Annotations of the Route, kept only where no Service owns it.
     pub annotations: CompactStringMap,
     /// Traffic targets as wanted, with defaults.
-    pub wanted: Arc<[TrafficSpec]>,
+    pub traffic_spec: Arc<[TrafficSpec]>,
     /// Allocations of the Route's own name and of its tags.
-    pub allotted: Vec<RouteNameAllocation>,
+    pub allocations: Vec<RouteNameAllocation>,
     /// Traffic targets in force: the Revisions that get the requests now.
     pub traffic: Vec<AssignedTraffic>,
     /// State of a gradual rollout, while one lasts.
     pub rollout: Option<Box<Rollout>>,
     /// Reason why one of the Route's names is not available to it.
-    pub blocked: Option<Box<ConditionReason>>,
+    pub blocked_reason: Option<Box<ConditionReason>>,
     /// Hash of the desired object last applied, where a Service of Kubernetes owns the Route.
-    pub applied: Option<u64>,
+    pub applied_hash: Option<u64>,
     /// True once the Route is being deleted: the controller makes nothing for it any more.
-    pub leaving: bool,
+    pub is_terminating: bool,
 }
 
 impl RouteState {
     /// Iterates over the Route's tags: wanted ones, and those that still hold an allocation.
     pub fn tags(&self) -> impl Iterator<Item = &str> {
         // A removed tag holds its name until its allocation is released.
-        let wanted = self.wanted.iter().filter_map(|it| it.tag.as_deref());
-        wanted.chain(self.allotted.iter().filter_map(|it| it.tag.as_deref()))
+        let wanted = self.traffic_spec.iter().filter_map(|it| it.tag.as_deref());
+        wanted.chain(self.allocations.iter().filter_map(|it| it.tag.as_deref()))
     }
 }
 
@@ -275,22 +276,22 @@ pub struct RouteNameAllocation {
     /// Tag whose name holds the allocation; `None`: the Route's own name.
     pub tag: Option<Box<str>>,
     /// ClusterIPs of the name, or the number they are computed from.
-    pub addresses: ClusterIpSource,
+    pub cluster_ips: ClusterIpSource,
     /// Port at the activators that identifies the name.
-    pub port: u16,
+    pub activator_port: u16,
 }
 
 /// State of a placeholder, the Kubernetes Service that reserves a name of a Route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlaceholderState {
     /// ClusterIPs of the placeholder, IPv4 first.
-    pub addresses: Box<[IpAddr]>,
+    pub cluster_ips: Box<[IpAddr]>,
     /// Port of the name at the activators, once one is allocated.
-    pub port: Option<u16>,
+    pub activator_port: Option<u16>,
     /// True if the visibility label keeps the name inside the cluster.
-    pub hidden: bool,
+    pub is_cluster_local: bool,
     /// UID of the Route that owns the placeholder; 0 where none does.
-    pub owner: Uid,
+    pub owner_uid: Uid,
     /// Creation time of the placeholder, by which the order of claims to its name is decided.
     pub created: UnixMillis,
 }
@@ -299,9 +300,9 @@ pub struct PlaceholderState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterIpSource {
     /// Last 16 bits of ClusterIPs from the local node's range, allocated by this controller.
-    Host(u16),
+    LocalRange(u16),
     /// ClusterIPs that the API server allocated; empty while there are none.
-    Given(Box<[IpAddr]>),
+    ApiServer(Box<[IpAddr]>),
 }
 
 /// One traffic target in force.
@@ -310,9 +311,9 @@ pub struct AssignedTraffic {
     /// Tag of the target, which is then also reachable as `<tag>-<route>`.
     pub tag: Option<Box<str>>,
     /// Name of the Revision that gets the requests.
-    pub revision: Box<str>,
+    pub revision_name: Box<str>,
     /// True if the target follows the latest ready Revision.
-    pub latest: bool,
+    pub is_latest: bool,
     /// Share of the requests, in percent.
     pub percent: u8,
 }
@@ -341,24 +342,24 @@ pub struct AppRevision {
     /// Creator of the Revision: the user that had changed its Configuration last.
     pub creator: Option<Box<str>>,
     /// Routing state, and the moment of its last change.
-    pub routing: (RoutingState, UnixMillis),
+    pub routing_state: (RoutingState, UnixMillis),
     /// True once the Revision has reached its initial scale.
-    pub reached: bool,
+    pub initial_scale_reached: bool,
     /// Start of the wait for the initial scale, by this controller's clock, since the API server's may differ; 0: not
     /// yet.
-    pub met: UnixMillis,
+    pub first_planned_at: UnixMillis,
     /// Reason why the pods do not become ready; kept until one does.
     pub failure: Option<Box<ConditionReason>>,
     /// Reason why Kubernetes makes no pods for the Revision.
-    pub blocked: Option<Box<ConditionReason>>,
+    pub blocked_reason: Option<Box<ConditionReason>>,
     /// The scale decision in force, once there is one.
-    pub decided: Option<CurrentDecision>,
+    pub decision: Option<CurrentDecision>,
     /// Pods wanted by the latest plan. Before a leader's first plan: the pods that ran when it became leader.
-    pub desired: u32,
+    pub desired_scale: u32,
     /// Number of pods ready at the latest plan.
-    pub actual: u32,
+    pub actual_scale: u32,
     /// Number of pods ever made for the Revision.
-    pub made: u32,
+    pub pods_created: u32,
     /// Earliest moment for another pod, after the last one vanished at once.
     pub retry_at: UnixMillis,
     /// Image digests by container name, once known.
@@ -368,9 +369,9 @@ pub struct AppRevision {
     /// Conditions of the Revision's status.
     pub conditions: ConditionSet,
     /// True once the Revision is being deleted: the controller makes nothing for it any more, and its pods drain.
-    pub leaving: bool,
+    pub is_terminating: bool,
     /// True once the object is deleted while pods still answer their last requests.
-    pub gone: bool,
+    pub is_deleted: bool,
     /// True if no Configuration owns the Revision: a user deleted that with `--cascade=orphan`. The Revision still
     /// serves and scales.
     pub is_orphan: bool,
@@ -378,7 +379,7 @@ pub struct AppRevision {
 
 impl AppRevision {
     /// Counts the pods that serve, or will once they are ready.
-    pub fn serving(&self) -> u32 {
+    pub fn serving_pods(&self) -> u32 {
         let serving = self.pods.iter().filter(|pod| pod.stage == PodStage::Serving).count();
         u32::try_from(serving).unwrap_or(u32::MAX)
     }
@@ -391,7 +392,7 @@ impl AppRevision {
         let has_failed =
             failed(ConditionType::RevisionResources) || failed(ConditionType::RevisionHealthy);
         // Only facts that every replica has: the number of desired pods is known to the leader alone.
-        has_failed && self.actual == 0 && self.serving() > 0
+        has_failed && self.actual_scale == 0 && self.serving_pods() > 0
     }
 }
 
@@ -399,7 +400,7 @@ impl AppRevision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentDecision {
     /// Pods requested; `None`: the present number is kept.
-    pub wanted: Option<u32>,
+    pub desired_scale: Option<u32>,
     /// Path of new connections: direct, or by an activator.
     pub path: ConnectionPath,
     /// Activity of the Revision, shown in its `Active` condition.
@@ -416,23 +417,23 @@ pub struct RevisionPod {
     /// Creation time of the pod. On Kubernetes it is by the API server's clock, which may differ from the controller's.
     pub created: UnixMillis,
     /// Moment at which this controller first observed the pod, by its own clock; zero: not yet.
-    pub met: UnixMillis,
+    pub first_seen_at: UnixMillis,
     /// True once the pod has been ready.
     pub was_ready: bool,
     /// Start of the current uninterrupted readiness, and the containers' restart count at that moment.
-    pub steady: Option<(UnixMillis, u32)>,
+    pub steady_since: Option<(UnixMillis, u32)>,
     /// Stage of the pod: serving, draining or stopping.
     pub stage: PodStage,
     /// Address at which the pod served before this controller started, until its agent reports.
-    pub remembered: Option<SocketAddr>,
+    pub restored_address: Option<SocketAddr>,
     /// State of the pod on Kubernetes; `None` on the local node.
-    pub placed: Option<Box<KubePodStatus>>,
+    pub kube_status: Option<Box<KubePodStatus>>,
 }
 
 impl RevisionPod {
     /// Returns true if the pod object has a deletion timestamp on Kubernetes.
-    pub fn is_deleted(&self) -> bool {
-        self.placed.as_ref().is_some_and(|it| it.deleted)
+    pub fn is_terminating(&self) -> bool {
+        self.kube_status.as_ref().is_some_and(|it| it.is_terminating)
     }
 }
 
@@ -442,11 +443,11 @@ pub struct KubePodStatus {
     /// Node that the pod runs on; empty before it was scheduled.
     pub node: Box<str>,
     /// Readiness of the pod as the kubelet reports it.
-    pub kubelet: KubeletReadiness,
+    pub kubelet_readiness: KubeletReadiness,
     /// True once the pod has a deletion timestamp.
-    pub deleted: bool,
+    pub is_terminating: bool,
     /// Start of draining, as the leader noted it on the pod.
-    pub draining: Option<UnixMillis>,
+    pub draining_since: Option<UnixMillis>,
     /// Reason why the scheduler finds no node for the pod.
     pub unschedulable: Option<ConditionReason>,
 }
@@ -456,11 +457,11 @@ pub struct KubePodStatus {
 pub enum KubeletReadiness {
     /// The kubelet has reported nothing yet, or the pod has not been ready yet.
     #[default]
-    Waits,
+    NotYetReady,
     /// The pod is ready now.
     Ready,
     /// The pod was ready and is no longer.
-    Lost,
+    NoLongerReady,
 }
 
 /// Stage of a pod's life, from serving to stopping.
@@ -496,64 +497,64 @@ pub struct ControllerSettings {
     /// Platform that makes objects and pods.
     pub platform: PlatformKind,
     /// Namespace of Rouse's own components.
-    pub namespace: String,
+    pub system_namespace: String,
     /// Name of this controller's own pod.
-    pub pod: String,
+    pub own_pod_name: String,
     /// Settings of Deployments, chosen by operators.
-    pub children: children::DeploymentSettings,
+    pub deployment: children::DeploymentSettings,
     /// Domain of external URLs: `http://NAME.NAMESPACE.DOMAIN`.
-    pub domain: String,
+    pub external_domain: String,
     /// Domain of cluster-local names: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
     pub cluster_domain: String,
     /// Name of the local node.
-    pub node: String,
+    pub node_name: String,
     /// Identifier of this boot of the machine.
-    pub boot: String,
+    pub boot_id: String,
     /// Checked settings of the ConfigMaps in force.
-    pub configs: Configs,
+    pub config_maps: Configs,
     /// Checked settings of Knative's `config-autoscaler`.
-    pub autoscaler: ScalePolicyConfig,
+    pub scale_policy: ScalePolicyConfig,
     /// First 16 bits of IPv4 ClusterIPs; the last 16 are allocated.
-    pub cluster_v4: [u8; 2],
+    pub cluster_ip_prefix_v4: [u8; 2],
     /// First 112 bits of IPv6 ClusterIPs; the last 16 are allocated.
-    pub cluster_v6: [u16; 7],
+    pub cluster_ip_prefix_v6: [u16; 7],
     /// First and last port for names at the activators.
-    pub activator_ports: (u16, u16),
+    pub activator_port_range: (u16, u16),
     /// Activators of the local node.
-    pub activators: Vec<ActivatorEntry>,
+    pub fixed_activators: Vec<ActivatorEntry>,
 }
 
 impl Default for ControllerSettings {
     fn default() -> Self {
         Self {
             platform: PlatformKind::Local,
-            namespace: "knative-serving".into(),
-            pod: String::new(),
-            children: children::DeploymentSettings::default(),
-            domain: "localhost".into(),
+            system_namespace: "knative-serving".into(),
+            own_pod_name: String::new(),
+            deployment: children::DeploymentSettings::default(),
+            external_domain: "localhost".into(),
             cluster_domain: "cluster.local".into(),
-            node: "rouse".into(),
-            boot: String::new(),
-            configs: Configs::default(),
-            autoscaler: ScalePolicyConfig::default(),
-            cluster_v4: [10, 96],
-            cluster_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
-            activator_ports: ACTIVATOR_PORTS.into(),
-            activators: Vec::new(),
+            node_name: "rouse".into(),
+            boot_id: String::new(),
+            config_maps: Configs::default(),
+            scale_policy: ScalePolicyConfig::default(),
+            cluster_ip_prefix_v4: [10, 96],
+            cluster_ip_prefix_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
+            activator_port_range: ACTIVATOR_PORTS.into(),
+            fixed_activators: Vec::new(),
         }
     }
 }
 
 impl ControllerSettings {
     /// Returns the ClusterIPs of a name, IPv4 first.
-    pub fn addresses(&self, of: &ClusterIpSource) -> Vec<IpAddr> {
+    pub fn cluster_ips(&self, of: &ClusterIpSource) -> Vec<IpAddr> {
         // Both families share the number, so one allocation reserves both addresses.
         let host = match of {
-            ClusterIpSource::Host(host) => *host,
-            ClusterIpSource::Given(addresses) => return addresses.to_vec(),
+            ClusterIpSource::LocalRange(host) => *host,
+            ClusterIpSource::ApiServer(addresses) => return addresses.to_vec(),
         };
-        let ([a, b], [c, d]) = (self.cluster_v4, host.to_be_bytes());
-        let [s, t, u, v, w, x, y] = self.cluster_v6;
+        let ([a, b], [c, d]) = (self.cluster_ip_prefix_v4, host.to_be_bytes());
+        let [s, t, u, v, w, x, y] = self.cluster_ip_prefix_v6;
         vec![IpAddr::from([a, b, c, d]), IpAddr::from([s, t, u, v, w, x, y, host])]
     }
 }
@@ -564,84 +565,86 @@ pub struct ClusterState {
     /// Settings that hold for all apps; one change replaces them as a whole.
     pub settings: Arc<ControllerSettings>,
     /// Number drawn at random for each start, which makes UIDs unique.
-    pub seed: u128,
+    pub uid_seed: u128,
     /// Apps by name: Services with all their child objects.
     ///
     /// Boxed, since there are many, and half of a tree's slots are empty.
     pub apps: BTreeMap<NamespacedName, Box<AppState>>,
     /// Latest reports of agents about pods, by UID.
-    pub seen: HashMap<String, PodObservation>,
+    pub pod_reports: HashMap<String, PodObservation>,
     /// Status of each pod of the local node, by UID.
-    pub statuses: HashMap<String, LocalPodStatus>,
+    pub pod_statuses: HashMap<String, LocalPodStatus>,
     /// Drain acknowledgements of agents and activators, by role and name.
-    pub followers: DrainAcks,
+    pub drain_acks: DrainAcks,
     /// Replicas of the components that others open streams to.
     pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
     /// Facts read from the Revisions' templates.
-    pub templates: TemplateCache,
+    pub template_cache: TemplateCache,
     /// Last 16 bits of ClusterIPs that are allocated.
-    pub hosts: BTreeSet<u16>,
+    pub allocated_hosts: BTreeSet<u16>,
     /// Activator ports that are allocated.
-    pub ports: BTreeSet<u16>,
+    pub allocated_ports: BTreeSet<u16>,
     /// Apps with a name for which no number was free. They get one as soon as another app releases its own.
-    pub short: BTreeSet<NamespacedName>,
+    pub unallocated_apps: BTreeSet<NamespacedName>,
     /// State of placeholders, by name: the Services that reserve names of Routes.
     pub placeholders: BTreeMap<NamespacedName, PlaceholderState>,
     /// Activators' pods by name, with their readiness as the kubelet reports it; readers use
-    /// [`ClusterState::standing`].
+    /// [`ClusterState::activator_readiness`].
     pub activators: BTreeMap<String, (ActivatorEntry, ActivatorReadiness)>,
     /// Activators that EndpointSlices of Routes' names list.
-    pub slices: ActivatorSlices,
+    pub activator_slices: ActivatorSlices,
     /// DomainMappings by name, which is also their domain.
-    pub mappings: BTreeMap<NamespacedName, DomainMappingState>,
+    pub domain_mappings: BTreeMap<NamespacedName, DomainMappingState>,
     /// DomainMappings by the name that they map their domain to.
-    pub mapped: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
+    pub mappings_by_target: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
     /// ClusterDomainClaims, by the domain that each reserves.
-    pub claims: BTreeMap<String, DomainClaimState>,
+    pub domain_claims: BTreeMap<String, DomainClaimState>,
     /// Zone of each node that has one, by node name.
-    pub zones: BTreeMap<String, String>,
+    pub node_zones: BTreeMap<String, String>,
     /// Ingress policies, which decide the clients whose requests may wait.
     pub network_policies: NetworkPolicies,
     /// Namespaces that are being deleted: the controller writes nothing there any more.
-    pub going: BTreeSet<SmolStr>,
+    pub terminating_namespaces: BTreeSet<SmolStr>,
     /// State of each node that decisions depend on, by name.
-    pub nodes: BTreeMap<String, bind::NodeState>,
+    pub nodes: BTreeMap<String, node_binding::NodeState>,
     /// True if this replica carries out its plans. On Kubernetes one replica is the leader; the others only watch.
-    pub leads: bool,
+    pub is_leader: bool,
     /// Routes that name Revisions of another app, by the name of that app.
-    pub referrers: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
+    pub referring_apps: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
     /// Owner of each name of Routes and DomainMappings.
-    pub names: NameRegistry,
+    pub name_registry: NameRegistry,
     /// Pairs of an object's name and its app, for names that do not begin with the app's since they were cut or chosen.
-    pub odd: BTreeSet<(NamespacedName, NamespacedName)>,
+    pub owner_exceptions: BTreeSet<(NamespacedName, NamespacedName)>,
     /// Last decision on each Revision that is awake, with the figures behind it, in one line.
-    pub decisions: BTreeMap<NamespacedName, Box<str>>,
+    pub decision_explanations: BTreeMap<NamespacedName, Box<str>>,
     /// Replicas set in Deployments of Revisions that Kubernetes scales, by Revision.
-    pub told: BTreeMap<NamespacedName, u32>,
+    pub external_scales: BTreeMap<NamespacedName, u32>,
     /// UIDs of PodAutoscalers of the class that requires a HorizontalPodAutoscaler, by name.
-    pub autoscalers: BTreeMap<NamespacedName, Box<str>>,
+    pub hpa_owner_uids: BTreeMap<NamespacedName, Box<str>>,
 }
 
 impl AppState {
     /// Returns true if the app's Service is being deleted.
-    pub fn leaving(&self) -> bool {
-        self.service.as_ref().is_some_and(|it| it.leaving)
+    pub fn is_terminating(&self) -> bool {
+        self.service.as_ref().is_some_and(|it| it.is_terminating)
     }
 
     /// Returns true if all child objects end with the Service. On Kubernetes each object is deleted on its own: below a
     /// Service that is deleted with `--cascade=orphan`, or that others' finalizers keep, everything stays and serves.
-    pub fn ends(&self, platform: PlatformKind) -> bool {
+    pub fn cascades_deletion(&self, platform: PlatformKind) -> bool {
         // The local node has no `--cascade` and no finalizers.
-        platform == PlatformKind::Local && self.leaving()
+        platform == PlatformKind::Local && self.is_terminating()
     }
 
     /// Returns the Revision of the newest template, once it exists.
     pub fn latest_created(&self) -> Option<&AppRevision> {
         let configuration = self.configuration.as_ref()?;
         // A name identifies the template; without one the generation does, since each change makes a new Revision.
-        self.revisions.iter().filter(|it| !it.gone).find(|it| match &configuration.revision {
-            Some(name) => it.name == *name,
-            None => it.meta.generation == configuration.meta.generation,
+        self.revisions.iter().filter(|it| !it.is_deleted).find(|it| {
+            match &configuration.revision_name {
+                Some(name) => it.name == *name,
+                None => it.meta.generation == configuration.meta.generation,
+            }
         })
     }
 
@@ -656,33 +659,34 @@ impl AppState {
     }
 
     /// Returns the allocations of the Route's names.
-    pub fn allotted(&self) -> &[RouteNameAllocation] {
-        self.route.as_ref().map(|it| &*it.allotted).unwrap_or_default()
+    pub fn allocations(&self) -> &[RouteNameAllocation] {
+        self.route.as_ref().map(|it| &*it.allocations).unwrap_or_default()
     }
 
     /// Returns a label of the Route, or of the Service that owns it.
     pub fn route_label(&self, key: &str) -> Option<&str> {
-        self.of_route(|manifest| &manifest.labels, |route| &route.labels)?.get(key)
+        self.route_metadata(|manifest| &manifest.labels, |route| &route.labels)?.get(key)
     }
 
     /// Returns an annotation of the Route, or of the Service that owns it.
     pub fn route_annotation(&self, key: &str) -> Option<&str> {
-        self.of_route(|manifest| &manifest.annotations, |route| &route.annotations)?.get(key)
+        self.route_metadata(|manifest| &manifest.annotations, |route| &route.annotations)?.get(key)
     }
 
     /// Returns all labels of the Route, or of the Service that owns it.
     pub fn route_labels(&self) -> BTreeMap<String, String> {
-        let found = self.of_route(|manifest| &manifest.labels, |route| &route.labels);
-        found.map(CompactStringMap::to_map).unwrap_or_default()
+        let found = self.route_metadata(|manifest| &manifest.labels, |route| &route.labels);
+        found.map(CompactStringMap::to_btree_map).unwrap_or_default()
     }
 
     /// Returns all annotations of the Route, or of the Service that owns it.
     pub fn route_annotations(&self) -> BTreeMap<String, String> {
-        let found = self.of_route(|manifest| &manifest.annotations, |route| &route.annotations);
-        found.map(CompactStringMap::to_map).unwrap_or_default()
+        let found =
+            self.route_metadata(|manifest| &manifest.annotations, |route| &route.annotations);
+        found.map(CompactStringMap::to_btree_map).unwrap_or_default()
     }
 
-    fn of_route<'a>(
+    fn route_metadata<'a>(
         &'a self,
         service: impl FnOnce(&'a ServiceManifest) -> &'a CompactStringMap,
         own: impl FnOnce(&'a RouteState) -> &'a CompactStringMap,
@@ -690,7 +694,7 @@ impl AppState {
         match self.route.as_ref()?.owner {
             // An owned Route keeps no copy of its own: ten thousand copies of the Service's pairs would cost memory.
             ObjectOwner::Service => self.service.as_ref().map(|it| service(&it.manifest)),
-            ObjectOwner::Nobody | ObjectOwner::Other => self.route.as_ref().map(own),
+            ObjectOwner::Unowned | ObjectOwner::Other => self.route.as_ref().map(own),
         }
     }
 
@@ -709,34 +713,34 @@ impl Default for ClusterState {
     fn default() -> Self {
         Self {
             settings: Arc::default(),
-            seed: 0,
+            uid_seed: 0,
             apps: BTreeMap::new(),
-            seen: HashMap::new(),
-            statuses: HashMap::new(),
-            followers: DrainAcks::default(),
+            pod_reports: HashMap::new(),
+            pod_statuses: HashMap::new(),
+            drain_acks: DrainAcks::default(),
             replicas: BTreeMap::new(),
-            templates: TemplateCache::default(),
-            hosts: BTreeSet::new(),
-            ports: BTreeSet::new(),
-            short: BTreeSet::new(),
+            template_cache: TemplateCache::default(),
+            allocated_hosts: BTreeSet::new(),
+            allocated_ports: BTreeSet::new(),
+            unallocated_apps: BTreeSet::new(),
             placeholders: BTreeMap::new(),
             activators: BTreeMap::new(),
-            slices: ActivatorSlices::default(),
-            mappings: BTreeMap::new(),
-            mapped: BTreeMap::new(),
-            claims: BTreeMap::new(),
-            zones: BTreeMap::new(),
+            activator_slices: ActivatorSlices::default(),
+            domain_mappings: BTreeMap::new(),
+            mappings_by_target: BTreeMap::new(),
+            domain_claims: BTreeMap::new(),
+            node_zones: BTreeMap::new(),
             network_policies: NetworkPolicies::default(),
-            going: BTreeSet::new(),
+            terminating_namespaces: BTreeSet::new(),
             nodes: BTreeMap::new(),
             // The local node has one controller, which always leads; on Kubernetes the lease decides first.
-            leads: true,
-            referrers: BTreeMap::new(),
-            names: NameRegistry::default(),
-            odd: BTreeSet::new(),
-            decisions: BTreeMap::new(),
-            told: BTreeMap::new(),
-            autoscalers: BTreeMap::new(),
+            is_leader: true,
+            referring_apps: BTreeMap::new(),
+            name_registry: NameRegistry::default(),
+            owner_exceptions: BTreeSet::new(),
+            decision_explanations: BTreeMap::new(),
+            external_scales: BTreeMap::new(),
+            hpa_owner_uids: BTreeMap::new(),
         }
     }
 }
@@ -747,48 +751,55 @@ impl ClusterState {
     /// Kubernetes also reports nodes as not ready whose kubelets could not reach the API server for a while, all at
     /// once when it comes back. Their agents report meanwhile. A stream to a machine that is gone ends after ten
     /// seconds.
-    pub fn is_away(&self, node: &str) -> bool {
+    pub fn is_node_lost(&self, node: &str) -> bool {
         self.nodes.get(node).is_some_and(|it| !it.is_ready())
-            && !self.followers.reports(&followers::named(ComponentRole::Agent, node))
+            && !self.drain_acks.is_reporting(&drain_acks::reporter_id(ComponentRole::Agent, node))
     }
 
     /// Returns an activator with its readiness, which waits while the activator's node is gone.
-    pub fn standing(&self, activator: &str) -> Option<(&ActivatorEntry, ActivatorReadiness)> {
+    pub fn activator_readiness(
+        &self,
+        activator: &str,
+    ) -> Option<(&ActivatorEntry, ActivatorReadiness)> {
         let (it, standing) = self.activators.get(activator)?;
         // Deletion is final, so it counts on a node that is gone, too.
-        let waits = *standing == ActivatorReadiness::Ready && self.is_away(&it.node);
-        Some((it, if waits { ActivatorReadiness::Waits } else { *standing }))
+        let waits = *standing == ActivatorReadiness::Ready && self.is_node_lost(&it.node);
+        Some((it, if waits { ActivatorReadiness::NotReady } else { *standing }))
     }
 
     /// Returns a Revision by name, whichever app it belongs to.
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&AppRevision> {
-        let app = self.app_of(&NamespacedName::new(namespace, name))?;
+        let app = self.app_of_revision(&NamespacedName::new(namespace, name))?;
         self.apps.get(&app)?.revision(name)
     }
 
     /// Returns the app whose Route has this name, as its own or for one of its tags.
-    pub fn app_named(&self, name: &NamespacedName) -> Option<NamespacedName> {
-        match &self.names.owner(name, &self.placeholders)?.by {
-            names::NameClaimant::Route(app) => Some(app.clone()),
-            names::NameClaimant::Mapping(_) => None,
+    pub fn app_of_route_name(&self, name: &NamespacedName) -> Option<NamespacedName> {
+        match &self.name_registry.service_owner(name, &self.placeholders)?.claimant {
+            name_registry::NameClaimant::Route(app) => Some(app.clone()),
+            name_registry::NameClaimant::Mapping(_) => None,
         }
     }
 
     /// Iterates over apps that may own an object of this name although the name does not begin with theirs.
-    pub fn odd_apps(&self, name: &NamespacedName) -> impl Iterator<Item = &NamespacedName> {
+    pub fn exceptional_owners(
+        &self,
+        name: &NamespacedName,
+    ) -> impl Iterator<Item = &NamespacedName> {
         // Pairs are sorted by the object's name, so all apps of one name are neighbours.
-        let from = self.odd.range((name.clone(), NamespacedName::new("", ""))..);
+        let from = self.owner_exceptions.range((name.clone(), NamespacedName::new("", ""))..);
         from.take_while(move |(own, _)| own == name).map(|(_, app)| app)
     }
 
     /// Returns the app of a Revision. The Revision's name begins with the app's and `-`, unless that would be too long.
-    pub fn app_of(&self, revision: &NamespacedName) -> Option<NamespacedName> {
+    pub fn app_of_revision(&self, revision: &NamespacedName) -> Option<NamespacedName> {
         let has = |app: &NamespacedName| {
             self.apps.get(app).is_some_and(|app| app.revision(&revision.name).is_some())
         };
         // Longest prefix first: an app's own name may contain `-`, too.
         let cuts = revision.name.rmatch_indices('-').map(|(at, _)| &revision.name[..at]);
         let mut apps = cuts.map(|app| NamespacedName::new(revision.namespace.clone(), app));
-        apps.find(|it| has(it)).or_else(|| self.odd_apps(revision).find(|it| has(it)).cloned())
+        apps.find(|it| has(it))
+            .or_else(|| self.exceptional_owners(revision).find(|it| has(it)).cloned())
     }
 }

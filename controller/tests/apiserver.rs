@@ -12,23 +12,23 @@ use std::{
 
 use common::wire::NamespacedName;
 use controller::{
+    api::{
+        DesiredState, DesiredStateSource, FIELD_MANAGER, ObjectPart, ObjectPartKey, WriteError,
+        client::{connect, object_api},
+        leader_election::{LeaderElector, Leadership},
+        lease_state::LeaseTiming,
+        metrics::ApiServerMetrics,
+        pull_secrets::ClusterPullSecrets,
+        watches::{WatchUpdate, start_watches},
+        write_queue::WriteLimits,
+        writer::ObjectWriter,
+    },
     children::{
         ChildObject, DeploymentSettings, ResourceKind, RevisionView, deployment, services,
         services::PlaceholderSpec,
     },
-    digests::{queue::PullAccount, resolver::PullSecretSource as _},
-    kube::{
-        DesiredState, DesiredStateSource, FIELD_MANAGER, ObjectPart, ObjectPartKey, WriteError,
-        client::{api_of, connect},
-        lead::{LeaderElector, Leadership},
-        lease::LeaseTiming,
-        metrics::ApiServerMetrics,
-        queue::WriteLimits,
-        secrets::ClusterPullSecrets,
-        watch::{WatchUpdate, watch},
-        writer::ObjectWriter,
-    },
-    want::RequiredChildren,
+    desired::RequiredChildren,
+    image_digests::{queue::PullAccount, resolver::PullSecretSource as _},
 };
 use kube::{
     Client,
@@ -47,45 +47,50 @@ async fn client() -> Client {
 /// Source with the desired states that a test sets, and a record of its calls.
 #[derive(Default)]
 struct RecordingSource {
-    wants: Mutex<HashMap<ObjectPartKey, DesiredState>>,
-    troubles: Mutex<Vec<(ObjectPartKey, WriteError)>>,
-    made: Mutex<Vec<ObjectPartKey>>,
+    desired_states: Mutex<HashMap<ObjectPartKey, DesiredState>>,
+    write_errors: Mutex<Vec<(ObjectPartKey, WriteError)>>,
+    created: Mutex<Vec<ObjectPartKey>>,
 }
 
 impl DesiredStateSource for RecordingSource {
-    fn lead(&self, _leads: bool) {}
+    fn leadership_changed(&self, _leads: bool) {}
 
-    fn want(&self, key: &ObjectPartKey) -> DesiredState {
-        self.wants.lock().unwrap().get(key).cloned().unwrap_or(DesiredState::Any)
+    fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
+        self.desired_states.lock().unwrap().get(key).cloned().unwrap_or(DesiredState::Unmanaged)
     }
 
-    fn made(&self, key: &ObjectPartKey, _body: &Value) {
-        self.made.lock().unwrap().push(key.clone());
+    fn object_created(&self, key: &ObjectPartKey, _body: &Value) {
+        self.created.lock().unwrap().push(key.clone());
     }
 
-    fn trouble(&self, key: &ObjectPartKey, trouble: Option<WriteError>) {
+    fn write_result(&self, key: &ObjectPartKey, trouble: Option<WriteError>) {
         if let Some(trouble) = trouble {
-            self.troubles.lock().unwrap().push((key.clone(), trouble));
+            self.write_errors.lock().unwrap().push((key.clone(), trouble));
         }
     }
 
-    fn owed(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
+    fn required_children(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
         Vec::new()
     }
 
-    fn missing(&self, _app: &NamespacedName, _owed: &RequiredChildren, _missing: &[ObjectPartKey]) {
+    fn children_missing(
+        &self,
+        _app: &NamespacedName,
+        _owed: &RequiredChildren,
+        _missing: &[ObjectPartKey],
+    ) {
     }
 
-    fn repeated(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
+    fn written_repeatedly(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
 }
 
 /// A namespace of its own, a writer with its watches, and the Revision that owns the written objects.
 struct ApiServerFixture {
     client: Client,
     namespace: String,
-    wishes: Arc<RecordingSource>,
+    source: Arc<RecordingSource>,
     writer: Arc<ObjectWriter>,
-    owner: String,
+    revision_uid: String,
     stop: CancellationToken,
 }
 
@@ -96,23 +101,25 @@ impl Drop for ApiServerFixture {
 }
 
 /// Passes an observation to the writer.
-fn take(writer: &ObjectWriter, observed: WatchUpdate) {
+fn apply_watch_update(writer: &ObjectWriter, observed: WatchUpdate) {
     match observed {
-        WatchUpdate::Begin(scope) => writer.begin(&scope),
-        WatchUpdate::Synced(scope) => drop(writer.synced(&scope)),
-        WatchUpdate::Object(resource, name, seen, _) => writer.see(resource, &name, seen),
-        WatchUpdate::Gone(resource, name) => writer.lose(resource, &name),
+        WatchUpdate::ListBegun(scope) => writer.begin_list(&scope),
+        WatchUpdate::ListCompleted(scope) => drop(writer.end_list(&scope)),
+        WatchUpdate::Object(resource, name, seen, _) => {
+            writer.handle_observed(resource, &name, seen)
+        }
+        WatchUpdate::Deleted(resource, name) => writer.handle_deleted(resource, &name),
     }
 }
 
 impl ApiServerFixture {
     async fn new(namespace: &str) -> Self {
         let client = client().await;
-        crds(&client).await;
+        apply_crds(&client).await;
         let namespace = format!("{namespace}-{}", std::process::id());
         let body =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-        raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
+        apply_raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
         let stop = CancellationToken::new();
         let metrics = Arc::new(ApiServerMetrics::default());
         let wishes = Arc::new(RecordingSource::default());
@@ -121,19 +128,20 @@ impl ApiServerFixture {
             WriteLimits::default(),
             Arc::clone(&metrics),
         ));
-        let mut news = watch(&client, "knative-serving", &metrics, &stop);
+        let mut news = start_watches(&client, "knative-serving", &metrics, &stop);
         let taking = Arc::clone(&writer);
         tokio::spawn(async move {
             while let Some(observed) = news.recv().await {
-                take(&taking, observed);
+                apply_watch_update(&taking, observed);
             }
         });
         let source: Arc<dyn DesiredStateSource> = wishes.clone();
-        tokio::spawn(Arc::clone(&writer).run(source, Leadership::always(), stop.clone()));
-        let mut bed = Self { client, namespace, wishes, writer, owner: String::new(), stop };
+        tokio::spawn(Arc::clone(&writer).run(source, Leadership::permanent(), stop.clone()));
+        let mut bed =
+            Self { client, namespace, source: wishes, writer, revision_uid: String::new(), stop };
         let spec = json!({"spec": {"containers": [{"name": "user-container", "image": "any"}]}});
-        let revision = bed.make(ResourceKind::Revision, "hello-00001", spec).await;
-        bed.owner = revision.metadata.uid.unwrap();
+        let revision = bed.create_object(ResourceKind::Revision, "hello-00001", spec).await;
+        bed.revision_uid = revision.metadata.uid.unwrap();
         bed
     }
 
@@ -146,33 +154,38 @@ impl ApiServerFixture {
     }
 
     /// Creates an object as a user would.
-    async fn make(&self, resource: ResourceKind, own: &str, mut body: Value) -> DynamicObject {
+    async fn create_object(
+        &self,
+        resource: ResourceKind,
+        own: &str,
+        mut body: Value,
+    ) -> DynamicObject {
         body["apiVersion"] = json!(resource.api_version());
         body["kind"] = json!(resource.kind());
         body["metadata"] = json!({"name": own, "namespace": self.namespace});
         let object: DynamicObject = serde_json::from_value(body).unwrap();
-        let api = api_of(&self.client, resource, &self.name(own));
+        let api = object_api(&self.client, resource, &self.name(own));
         api.create(&PostParams::default(), &object).await.unwrap()
     }
 
     /// Changes an object as a user would.
-    async fn change(&self, resource: ResourceKind, own: &str, patch: &Value) {
-        let api = api_of(&self.client, resource, &self.name(own));
+    async fn patch_object(&self, resource: ResourceKind, own: &str, patch: &Value) {
+        let api = object_api(&self.client, resource, &self.name(own));
         api.patch(own, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
     async fn get(&self, resource: ResourceKind, own: &str) -> Option<Value> {
-        let found = api_of(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
+        let found = object_api(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
         found.map(|it| serde_json::to_value(it).unwrap())
     }
 
-    fn want(&self, key: &ObjectPartKey, want: DesiredState) {
-        self.wishes.wants.lock().unwrap().insert(key.clone(), want);
+    fn set_desired(&self, key: &ObjectPartKey, want: DesiredState) {
+        self.source.desired_states.lock().unwrap().insert(key.clone(), want);
         self.writer.add([key.clone()]);
     }
 
     /// Waits until the object satisfies `good`.
-    async fn until(
+    async fn wait_until(
         &self,
         resource: ResourceKind,
         own: &str,
@@ -195,7 +208,7 @@ impl ApiServerFixture {
         let revision = RevisionView {
             namespace: &self.namespace,
             name: "hello-00001",
-            uid: &self.owner,
+            uid: &self.revision_uid,
             service: "hello",
             configuration: "hello",
             labels: &labels,
@@ -207,10 +220,10 @@ impl ApiServerFixture {
     }
 
     fn placeholder(&self) -> ChildObject {
-        services::placeholder(&PlaceholderSpec {
+        services::placeholder_service(&PlaceholderSpec {
             namespace: &self.namespace,
             route: "hello",
-            uid: &self.owner,
+            uid: &self.revision_uid,
             tag: None,
             service: "hello",
             labels: BTreeMap::new(),
@@ -221,7 +234,7 @@ impl ApiServerFixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn registries_are_asked_with_what_pod_and_account_name() {
+async fn registries_are_queried_with_the_secrets_of_pod_and_account() {
     let bed = ApiServerFixture::new("secrets").await;
     let make = |kind: &'static str, plural: &'static str, mut body: Value| {
         body["apiVersion"] = json!("v1");
@@ -262,7 +275,7 @@ async fn registries_are_asked_with_what_pod_and_account_name() {
     assert_eq!(secrets.pull_secrets(&nobody).await.unwrap().len(), 1);
 }
 
-async fn raw(client: &Client, path: &str, kind: &str, plural: &str, body: &Value) {
+async fn apply_raw(client: &Client, path: &str, kind: &str, plural: &str, body: &Value) {
     let (group, version) = match path {
         "api/v1" => ("", "v1"),
         other => other.split_once('/').unwrap(),
@@ -280,14 +293,14 @@ async fn raw(client: &Client, path: &str, kind: &str, plural: &str, body: &Value
     api.patch(name, &params, &Patch::Apply(body)).await.unwrap();
 }
 
-async fn crds(client: &Client) {
-    for crd in controller::crds::all() {
+async fn apply_crds(client: &Client) {
+    for crd in controller::crds::all_definitions() {
         let (group, plural) = ("apiextensions.k8s.io/v1", "customresourcedefinitions");
-        raw(client, group, "CustomResourceDefinition", plural, &crd).await;
+        apply_raw(client, group, "CustomResourceDefinition", plural, &crd).await;
     }
     let ours = ResourceKind::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
     for resource in ours {
-        let api = api_of(client, resource, &NamespacedName::new("default", ""));
+        let api = object_api(client, resource, &NamespacedName::new("default", ""));
         while api.list(&kube::api::ListParams::default().limit(1)).await.is_err() {
             sleep(Duration::from_millis(100)).await;
         }
@@ -299,23 +312,27 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
     let bed = ApiServerFixture::new("deployment").await;
     let own = "hello-00001-deployment";
     let key = bed.key(ResourceKind::Deployment, ObjectPart::Object, own);
-    bed.want(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
-    let made = bed.until(ResourceKind::Deployment, own, |it| it.is_some()).await.unwrap();
+    bed.set_desired(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
+    let made = bed.wait_until(ResourceKind::Deployment, own, |it| it.is_some()).await.unwrap();
     assert_eq!(made["spec"]["replicas"], 1);
     assert_eq!(made["metadata"]["managedFields"][0]["manager"], FIELD_MANAGER);
 
-    bed.want(
+    bed.set_desired(
         &bed.key(ResourceKind::Deployment, ObjectPart::Scale, own),
-        DesiredState::Scale { replicas: 3, most: 3, leaving: vec![bed.name("no-such-pod")] },
+        DesiredState::Scale {
+            min_replicas: 3,
+            max_replicas: 3,
+            pods_to_remove: vec![bed.name("no-such-pod")],
+        },
     );
     let scaled =
-        bed.until(ResourceKind::Deployment, own, |it| it.unwrap()["spec"]["replicas"] == 3);
+        bed.wait_until(ResourceKind::Deployment, own, |it| it.unwrap()["spec"]["replicas"] == 3);
     let scaled = scaled.await.unwrap();
 
     bed.writer.add([key.clone()]);
-    bed.want(&key, DesiredState::Body(bed.deployment("dev.local/b").body));
+    bed.set_desired(&key, DesiredState::Body(bed.deployment("dev.local/b").body));
     let image = "/spec/template/spec/containers/0/image";
-    let changed = bed.until(ResourceKind::Deployment, own, |it| {
+    let changed = bed.wait_until(ResourceKind::Deployment, own, |it| {
         it.unwrap().pointer(image) == Some(&json!("dev.local/b"))
     });
     let changed = changed.await.unwrap();
@@ -328,44 +345,47 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
     }
     // One more object through the same queue proves that the earlier keys were examined.
     let route = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.want(&route, DesiredState::Body(bed.placeholder().body));
-    bed.until(ResourceKind::Service, "hello", |it| it.is_some()).await;
-    assert_eq!(bed.wishes.made.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
+    bed.set_desired(&route, DesiredState::Body(bed.placeholder().body));
+    bed.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await;
+    assert_eq!(bed.source.created.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
     let same = bed.get(ResourceKind::Deployment, own).await.unwrap();
     assert_eq!(same["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
 }
 
 /// A scale from zero may be decided while the Deployment is being created, and is decided once.
 #[tokio::test]
-async fn a_scale_wanted_before_there_is_a_deployment_is_written_once_there_is() {
+async fn a_scale_decided_before_the_deployment_exists_is_written_after_its_creation() {
     let bed = ApiServerFixture::new("early-scale").await;
     let own = "hello-00001-deployment";
     let scale = bed.key(ResourceKind::Deployment, ObjectPart::Scale, own);
-    bed.want(&scale, DesiredState::Scale { replicas: 3, most: 3, leaving: Vec::new() });
-    while bed.writer.depth() != (0, 0, 0) {
+    bed.set_desired(
+        &scale,
+        DesiredState::Scale { min_replicas: 3, max_replicas: 3, pods_to_remove: Vec::new() },
+    );
+    while bed.writer.queue_lengths() != (0, 0, 0) {
         sleep(Duration::from_millis(20)).await;
     }
     let key = bed.key(ResourceKind::Deployment, ObjectPart::Object, own);
-    bed.want(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
+    bed.set_desired(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
     let scaled = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["replicas"] == 3);
-    bed.until(ResourceKind::Deployment, own, scaled).await;
+    bed.wait_until(ResourceKind::Deployment, own, scaled).await;
     // No other client decides the number of pods.
-    let api = api_of(&bed.client, ResourceKind::Deployment, &bed.name(own));
+    let api = object_api(&bed.client, ResourceKind::Deployment, &bed.name(own));
     let other = json!({"spec": {"replicas": 7}});
     api.patch(own, &PatchParams::default(), &Patch::Merge(&other)).await.unwrap();
-    bed.until(ResourceKind::Deployment, own, scaled).await;
+    bed.wait_until(ResourceKind::Deployment, own, scaled).await;
 }
 
 #[tokio::test]
-async fn somebody_elses_service_is_reported_and_left_alone_until_it_goes() {
+async fn a_service_of_another_owner_is_reported_and_left_alone_until_it_is_deleted() {
     let bed = ApiServerFixture::new("foreign").await;
     let spec = json!({"spec": {"ports": [{"port": 5432}]}});
-    bed.make(ResourceKind::Service, "hello", spec).await;
+    bed.create_object(ResourceKind::Service, "hello", spec).await;
     let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.want(&key, DesiredState::Body(bed.placeholder().body));
+    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
     let told = async {
         loop {
-            let found = bed.wishes.troubles.lock().unwrap().first().cloned();
+            let found = bed.source.write_errors.lock().unwrap().first().cloned();
             if let Some(found) = found {
                 return found;
             }
@@ -377,9 +397,9 @@ async fn somebody_elses_service_is_reported_and_left_alone_until_it_goes() {
     let service = bed.get(ResourceKind::Service, "hello").await.unwrap();
     assert_eq!(service.pointer("/spec/ports/0/port"), Some(&json!(5432)));
 
-    let api = api_of(&bed.client, ResourceKind::Service, &bed.name("hello"));
+    let api = object_api(&bed.client, ResourceKind::Service, &bed.name("hello"));
     api.delete("hello", &DeleteParams::default()).await.unwrap();
-    let ours = bed.until(ResourceKind::Service, "hello", |it| {
+    let ours = bed.wait_until(ResourceKind::Service, "hello", |it| {
         it.is_some_and(|it| it.pointer("/spec/ports/0/port") == Some(&json!(80)))
     });
     let ours = ours.await.unwrap();
@@ -387,85 +407,87 @@ async fn somebody_elses_service_is_reported_and_left_alone_until_it_goes() {
 }
 
 #[tokio::test]
-async fn what_somebody_deletes_comes_back_and_what_is_unwanted_goes() {
+async fn deleted_objects_are_recreated_and_undesired_ones_deleted() {
     let bed = ApiServerFixture::new("delete").await;
     let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.want(&key, DesiredState::Body(bed.placeholder().body));
-    let api = api_of(&bed.client, ResourceKind::Service, &bed.name("hello"));
+    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
+    let api = object_api(&bed.client, ResourceKind::Service, &bed.name("hello"));
     let mut uid = Value::Null;
     // At once, so that the watch may report the deletion before the writer has the response to the creation.
     for _ in 0..20 {
         let other = |it: Option<&Value>| it.is_some_and(|it| it["metadata"]["uid"] != uid);
-        let made = bed.until(ResourceKind::Service, "hello", other).await.unwrap();
+        let made = bed.wait_until(ResourceKind::Service, "hello", other).await.unwrap();
         uid = made["metadata"]["uid"].clone();
         api.delete("hello", &DeleteParams::default()).await.unwrap();
     }
-    bed.until(ResourceKind::Service, "hello", |it| {
+    bed.wait_until(ResourceKind::Service, "hello", |it| {
         it.is_some_and(|it| it["metadata"]["uid"] != uid)
     })
     .await;
-    bed.want(&key, DesiredState::Gone);
-    bed.until(ResourceKind::Service, "hello", |it| it.is_none()).await;
+    bed.set_desired(&key, DesiredState::Absent);
+    bed.wait_until(ResourceKind::Service, "hello", |it| it.is_none()).await;
 
     // An object that the controller never applied is not deleted.
-    bed.make(ResourceKind::Service, "other", json!({"spec": {"ports": [{"port": 1}]}})).await;
+    bed.create_object(ResourceKind::Service, "other", json!({"spec": {"ports": [{"port": 1}]}}))
+        .await;
     let other = bed.key(ResourceKind::Service, ObjectPart::Object, "other");
-    bed.want(&other, DesiredState::Gone);
-    bed.want(&key, DesiredState::Body(bed.placeholder().body));
-    bed.until(ResourceKind::Service, "hello", |it| it.is_some()).await;
+    bed.set_desired(&other, DesiredState::Absent);
+    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
+    bed.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await;
     assert!(bed.get(ResourceKind::Service, "other").await.is_some());
 }
 
 #[tokio::test]
-async fn what_somebody_changes_is_changed_back_and_what_they_add_is_theirs() {
+async fn changes_by_others_are_reverted_and_their_added_fields_stay() {
     let bed = ApiServerFixture::new("touch").await;
     let service = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.want(&service, DesiredState::Body(bed.placeholder().body));
-    let made = bed.until(ResourceKind::Service, "hello", |it| it.is_some()).await.unwrap();
+    bed.set_desired(&service, DesiredState::Body(bed.placeholder().body));
+    let made = bed.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await.unwrap();
     let ports = made["spec"]["ports"].clone();
     let name = "hello-00001-deployment";
     let deployment = bed.key(ResourceKind::Deployment, ObjectPart::Object, name);
-    bed.want(&deployment, DesiredState::Body(bed.deployment("example.com/hello:1").body));
-    bed.until(ResourceKind::Deployment, name, |it| it.is_some()).await;
+    bed.set_desired(&deployment, DesiredState::Body(bed.deployment("example.com/hello:1").body));
+    bed.wait_until(ResourceKind::Deployment, name, |it| it.is_some()).await;
     let image = |it: &Value| it.pointer("/spec/template/spec/containers/0/image").cloned();
 
     // Several rounds, to find a writer that wrongly believes to have restored it already.
     for round in 1..4 {
         let other = json!([{"name": "http", "port": 1000 + round, "protocol": "TCP"}]);
-        bed.change(ResourceKind::Service, "hello", &json!({"spec": {"ports": other}})).await;
+        bed.patch_object(ResourceKind::Service, "hello", &json!({"spec": {"ports": other}})).await;
         let good = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["ports"] == ports);
-        bed.until(ResourceKind::Service, "hello", good).await;
+        bed.wait_until(ResourceKind::Service, "hello", good).await;
 
-        bed.change(ResourceKind::Deployment, name, &json!({"spec": {"replicas": round}})).await;
+        bed.patch_object(ResourceKind::Deployment, name, &json!({"spec": {"replicas": round}}))
+            .await;
         let containers = json!([{"name": "user-container", "image": "example.com/other"}]);
         let spec =
             json!({"minReadySeconds": round, "template": {"spec": {"containers": containers}}});
-        bed.change(ResourceKind::Deployment, name, &json!({"spec": spec})).await;
+        bed.patch_object(ResourceKind::Deployment, name, &json!({"spec": spec})).await;
         let good = |it: Option<&Value>| {
             it.is_some_and(|it| {
                 image(it) == Some(json!("example.com/hello:1"))
                     && it["spec"]["replicas"] == round
                     && it["spec"]["minReadySeconds"] == round
-                    && owners(it) == ["rouse"]
+                    && image_field_managers(it) == ["rouse"]
             })
         };
-        bed.until(ResourceKind::Deployment, name, good).await;
+        bed.wait_until(ResourceKind::Deployment, name, good).await;
     }
 
     // A field that is no longer desired is removed, as if no other client had ever changed it.
     let mut other = bed.placeholder().body;
     other["spec"]["ports"][0]["port"] = json!(90);
-    bed.want(&service, DesiredState::Body(other));
+    bed.set_desired(&service, DesiredState::Body(other));
     let good = |it: Option<&Value>| {
         it.is_some_and(|it| {
             it["spec"]["ports"][0]["port"] == 90 && it["spec"]["ports"][1].is_null()
         })
     };
-    bed.until(ResourceKind::Service, "hello", good).await;
+    bed.wait_until(ResourceKind::Service, "hello", good).await;
 }
 
 /// Returns the field managers that own the image in an object.
-fn owners(object: &Value) -> Vec<&str> {
+fn image_field_managers(object: &Value) -> Vec<&str> {
     let all = object["metadata"]["managedFields"].as_array().into_iter().flatten();
     let container =
         "/fieldsV1/f:spec/f:template/f:spec/f:containers/k:{\"name\":\"user-container\"}/f:image";
@@ -477,7 +499,7 @@ fn owners(object: &Value) -> Vec<&str> {
 #[tokio::test]
 async fn two_managers_each_have_entries_of_one_list() {
     let bed = ApiServerFixture::new("merge").await;
-    let api = api_of(&bed.client, ResourceKind::KnativeService, &bed.name("ssa"));
+    let api = object_api(&bed.client, ResourceKind::KnativeService, &bed.name("ssa"));
     let container = json!({"image": "dev.local/hello:v1", "env": [{"name": "A", "value": "1"}]});
     let mounted = |own: &str| json!({"name": own, "secret": {"secretName": own}});
     let user = json!({
@@ -514,24 +536,24 @@ async fn a_status_is_written_apart_from_the_rest() {
     let bed = ApiServerFixture::new("status").await;
     let key = bed.key(ResourceKind::Revision, ObjectPart::Status, "hello-00001");
     // The watch must have reported the Revision before its status can be compared.
-    while bed.writer.seen(ResourceKind::Revision, &bed.name("hello-00001")).is_none() {
+    while bed.writer.observed(ResourceKind::Revision, &bed.name("hello-00001")).is_none() {
         sleep(Duration::from_millis(20)).await;
     }
     let status =
         json!({"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True"}]});
-    bed.want(&key, DesiredState::Body(status.clone()));
+    bed.set_desired(&key, DesiredState::Body(status.clone()));
     let good = |it: Option<&Value>| it.is_some_and(|it| it["status"] == status);
-    bed.until(ResourceKind::Revision, "hello-00001", good).await;
+    bed.wait_until(ResourceKind::Revision, "hello-00001", good).await;
     // A change by another client is undone.
     let other = json!({"status": {"conditions": []}});
-    let api = api_of(&bed.client, ResourceKind::Revision, &bed.name("hello-00001"));
+    let api = object_api(&bed.client, ResourceKind::Revision, &bed.name("hello-00001"));
     let params = PatchParams::default();
     api.patch_status("hello-00001", &params, &Patch::Merge(&other)).await.unwrap();
-    bed.until(ResourceKind::Revision, "hello-00001", good).await;
+    bed.wait_until(ResourceKind::Revision, "hello-00001", good).await;
 }
 
 #[tokio::test]
-async fn nothing_is_tried_again_in_a_namespace_that_goes() {
+async fn nothing_is_retried_in_a_terminating_namespace() {
     let bed = ApiServerFixture::new("leaving").await;
     let kind = kube::api::ApiResource {
         group: String::new(),
@@ -544,46 +566,46 @@ async fn nothing_is_tried_again_in_a_namespace_that_goes() {
     // This API server has no controller that ends a namespace, so the namespace stays as terminating.
     api.delete(&bed.namespace, &DeleteParams::default()).await.unwrap();
     let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.want(&key, DesiredState::Body(bed.placeholder().body));
+    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
     let settled = async {
-        while bed.writer.depth() != (0, 0, 0) {
+        while bed.writer.queue_lengths() != (0, 0, 0) {
             sleep(Duration::from_millis(20)).await;
         }
     };
     timeout(Duration::from_secs(30), settled).await.expect("it is still being tried");
     assert!(bed.get(ResourceKind::Service, "hello").await.is_none());
-    assert!(bed.wishes.troubles.lock().unwrap().is_empty());
+    assert!(bed.source.write_errors.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn watches_name_everything_and_then_what_changes() {
+async fn watches_report_all_objects_and_then_changes() {
     let bed = ApiServerFixture::new("watch").await;
-    bed.make(ResourceKind::Route, "first", json!({"spec": {}})).await;
+    bed.create_object(ResourceKind::Route, "first", json!({"spec": {}})).await;
     let stop = CancellationToken::new();
-    let mut news = watch(&bed.client, "knative-serving", &Arc::default(), &stop);
+    let mut news = start_watches(&bed.client, "knative-serving", &Arc::default(), &stop);
     let mine = |observed: &WatchUpdate| match observed {
         WatchUpdate::Object(ResourceKind::Route, name, ..)
-        | WatchUpdate::Gone(ResourceKind::Route, name) => name.namespace == bed.namespace,
-        WatchUpdate::Begin(scope) | WatchUpdate::Synced(scope) => {
+        | WatchUpdate::Deleted(ResourceKind::Route, name) => name.namespace == bed.namespace,
+        WatchUpdate::ListBegun(scope) | WatchUpdate::ListCompleted(scope) => {
             scope.resource == ResourceKind::Route
         }
-        WatchUpdate::Object(..) | WatchUpdate::Gone(..) => false,
+        WatchUpdate::Object(..) | WatchUpdate::Deleted(..) => false,
     };
     let mut next = async || loop {
         let observed = timeout(Duration::from_secs(30), news.recv()).await.unwrap().unwrap();
         if mine(&observed) {
             return match observed {
-                WatchUpdate::Begin(_) => "begin".to_owned(),
-                WatchUpdate::Synced(_) => "synced".to_owned(),
+                WatchUpdate::ListBegun(_) => "begin".to_owned(),
+                WatchUpdate::ListCompleted(_) => "synced".to_owned(),
                 WatchUpdate::Object(_, name, ..) => format!("is {}", name.name),
-                WatchUpdate::Gone(_, name) => format!("no {}", name.name),
+                WatchUpdate::Deleted(_, name) => format!("no {}", name.name),
             };
         }
     };
     assert_eq!([next().await, next().await, next().await], ["begin", "is first", "synced"]);
-    bed.make(ResourceKind::Route, "second", json!({"spec": {}})).await;
+    bed.create_object(ResourceKind::Route, "second", json!({"spec": {}})).await;
     assert_eq!(next().await, "is second");
-    let api = api_of(&bed.client, ResourceKind::Route, &bed.name("first"));
+    let api = object_api(&bed.client, ResourceKind::Route, &bed.name("first"));
     api.delete("first", &DeleteParams::default()).await.unwrap();
     assert_eq!(next().await, "no first");
     stop.cancel();
@@ -594,9 +616,10 @@ async fn one_leads_and_hands_over_when_it_stops() {
     let client = client().await;
     let namespace = format!("lease-{}", std::process::id());
     let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
-    raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
+    apply_raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
     let (duration, renew) = (Duration::from_secs(10), Duration::from_secs(8));
-    let times = LeaseTiming { duration, renew, retry: Duration::from_millis(100) };
+    let times =
+        LeaseTiming { lease_duration, renew_deadline, retry_period: Duration::from_millis(100) };
     let start = |me: &str| {
         let stop = CancellationToken::new();
         let candidate = LeaderElector::new(client.clone(), &namespace, me, times);

@@ -1,6 +1,6 @@
 //! The controller as a whole against a real API server, with pods played by the test.
 //!
-//! Run by the cluster tier like `apiserver.rs`, and not at the same time: here everything in the API server is the
+//! Run by the cluster tier like `fake_apiserver.rs`, and not at the same time: here everything in the API server is the
 //! controller's.
 
 use std::{
@@ -12,9 +12,9 @@ use std::{
 use common::wire::NamespacedName;
 use controller::{
     ControllerConfig,
+    api::client::{connect, object_api},
     children::ResourceKind,
     config::KubernetesConfig,
-    kube::client::{api_of, connect},
     run_on_kubernetes,
 };
 use kube::{
@@ -55,7 +55,7 @@ fn kubeconfig() -> PathBuf {
 struct PlatformFixture {
     client: Client,
     namespace: String,
-    system: String,
+    system_namespace: String,
 }
 
 struct RunningReplica {
@@ -66,25 +66,26 @@ struct RunningReplica {
 
 impl RunningReplica {
     /// Waits until the replica has observed all objects, which is when it reports to be ready.
-    async fn has_read_everything(&self) {
+    async fn wait_until_ready(&self) {
         for _ in 0..600 {
-            if self.page("/readyz").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+            if self.get_page("/readyz").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+            {
                 return;
             }
             sleep(Duration::from_millis(50)).await;
         }
-        panic!("it did not become ready: {:?}", self.page("/readyz").await);
+        panic!("it did not become ready: {:?}", self.get_page("/readyz").await);
     }
 
     /// Returns the number of times the replica has observed a ConfigMap.
-    async fn config_maps_seen(&self) -> u64 {
+    async fn config_maps_observed(&self) -> u64 {
         const COUNT: &str = "rouse_controller_kube_watch_events_total{resource=\"configmaps\"} ";
-        let metrics = self.page("/metrics").await.unwrap();
+        let metrics = self.get_page("/metrics").await.unwrap();
         let count = metrics.lines().find_map(|it| it.strip_prefix(COUNT));
         count.map_or(0, |it| it.parse().unwrap())
     }
 
-    async fn page(&self, path: &str) -> std::io::Result<String> {
+    async fn get_page(&self, path: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.admin).await?;
         let ask = format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
         stream.write_all(ask.as_bytes()).await?;
@@ -93,7 +94,7 @@ impl RunningReplica {
         Ok(answer)
     }
 
-    async fn end(self) {
+    async fn shut_down(self) {
         self.stop.cancel();
         self.task.await.unwrap();
     }
@@ -106,17 +107,17 @@ impl PlatformFixture {
         let bed = Self {
             client,
             namespace: format!("platform-{number}"),
-            system: format!("system-{number}"),
+            system_namespace: format!("system-{number}"),
         };
-        for name in [&bed.namespace, &bed.system] {
+        for name in [&bed.namespace, &bed.system_namespace] {
             let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-            bed.put("", "v1", "Namespace", "namespaces", &body).await;
+            bed.apply_raw("", "v1", "Namespace", "namespaces", &body).await;
         }
-        bed.put_crds().await;
+        bed.apply_crds().await;
         bed
     }
 
-    async fn put(&self, group: &str, version: &str, kind: &str, plural: &str, body: &Value) {
+    async fn apply_raw(&self, group: &str, version: &str, kind: &str, plural: &str, body: &Value) {
         let kind = kube::api::ApiResource {
             group: group.into(),
             version: version.into(),
@@ -129,25 +130,25 @@ impl PlatformFixture {
         api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(body)).await.unwrap();
     }
 
-    async fn put_crds(&self) {
-        for crd in controller::crds::all() {
+    async fn apply_crds(&self) {
+        for crd in controller::crds::all_definitions() {
             let (kind, plural) = ("CustomResourceDefinition", "customresourcedefinitions");
-            self.put("apiextensions.k8s.io", "v1", kind, plural, &crd).await;
+            self.apply_raw("apiextensions.k8s.io", "v1", kind, plural, &crd).await;
         }
         for resource in
             ResourceKind::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"))
         {
-            let api = api_of(&self.client, resource, &NamespacedName::new("default", ""));
+            let api = object_api(&self.client, resource, &NamespacedName::new("default", ""));
             while api.list(&ListParams::default().limit(1)).await.is_err() {
                 sleep(Duration::from_millis(100)).await;
             }
         }
     }
 
-    fn replica(&self, pod: &str) -> RunningReplica {
+    fn start_replica(&self, pod: &str) -> RunningReplica {
         let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
         let admin = free.expect("a free port");
-        let listen = std::env::temp_dir().join(format!("{}-{pod}.sock", self.system));
+        let listen = std::env::temp_dir().join(format!("{}-{pod}.sock", self.system_namespace));
         let config = ControllerConfig {
             listen: format!("unix:{}", listen.display()),
             admin,
@@ -156,7 +157,7 @@ impl PlatformFixture {
         };
         let cluster = KubernetesConfig {
             kubeconfig: Some(kubeconfig()),
-            system_namespace: self.system.clone(),
+            system_namespace: self.system_namespace.clone(),
             pod: pod.into(),
             cluster_domain: "cluster.local".into(),
             webhook: None,
@@ -173,7 +174,7 @@ impl PlatformFixture {
         body["metadata"]["name"] = json!(name.name.as_str());
         body["metadata"]["namespace"] = json!(name.namespace.as_str());
         let params = PatchParams::apply("test").force();
-        let api = api_of(&self.client, resource, name);
+        let api = object_api(&self.client, resource, name);
         api.patch(&name.name, &params, &Patch::Apply(&body)).await.unwrap();
     }
 
@@ -182,11 +183,11 @@ impl PlatformFixture {
     }
 
     async fn get(&self, resource: ResourceKind, own: &str) -> Option<Value> {
-        let found = api_of(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
+        let found = object_api(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
         found.map(|it| serde_json::to_value(it).unwrap())
     }
 
-    async fn until(
+    async fn wait_until(
         &self,
         resource: ResourceKind,
         own: &str,
@@ -230,13 +231,13 @@ impl PlatformFixture {
                 "state": {"running": {}},
             }],
         }});
-        let api = api_of(&self.client, ResourceKind::Pod, name);
+        let api = object_api(&self.client, ResourceKind::Pod, name);
         let merge = Patch::Merge(&status);
         api.patch_status(&name.name, &PatchParams::default(), &merge).await.unwrap();
     }
 
     /// Returns the replicas that recorded Events with this reason, one entry per Event.
-    async fn tellers(&self, reason: &str) -> Vec<String> {
+    async fn event_reporters(&self, reason: &str) -> Vec<String> {
         let kind = kube::api::ApiResource {
             group: "events.k8s.io".into(),
             version: "v1".into(),
@@ -245,7 +246,7 @@ impl PlatformFixture {
             plural: "events".into(),
         };
         let mut tellers = Vec::new();
-        for namespace in [&self.system, &self.namespace] {
+        for namespace in [&self.system_namespace, &self.namespace] {
             let api: kube::Api<DynamicObject> =
                 kube::Api::namespaced_with(self.client.clone(), namespace, &kind);
             let all = api.list(&ListParams::default()).await.unwrap();
@@ -256,64 +257,66 @@ impl PlatformFixture {
         tellers
     }
 
-    async fn until_told(&self, reason: &str, teller: &str) {
+    async fn wait_for_event(&self, reason: &str, teller: &str) {
         for _ in 0..600 {
-            if self.tellers(reason).await.iter().any(|it| it == teller) {
+            if self.event_reporters(reason).await.iter().any(|it| it == teller) {
                 return;
             }
             sleep(Duration::from_millis(50)).await;
         }
-        panic!("{teller} does not tell of {reason}: {:?}", self.tellers(reason).await);
+        panic!("{teller} does not tell of {reason}: {:?}", self.event_reporters(reason).await);
     }
 
-    async fn objects(&self) -> Vec<Value> {
+    async fn service_objects(&self) -> Vec<Value> {
         let mut all = Vec::new();
         for (resource, own) in OBJECTS {
-            all.push(self.until(resource, own, |_| true).await);
+            all.push(self.wait_until(resource, own, |_| true).await);
         }
         all
     }
 
     /// Asserts that none of the objects was written since.
     async fn assert_untouched(&self, before: &[Value]) {
-        for (before, now) in before.iter().zip(self.objects().await) {
+        for (before, now) in before.iter().zip(self.service_objects().await) {
             let version = |it: &Value| it["metadata"]["resourceVersion"].clone();
             assert_eq!(version(&now), version(before), "written: {now:#}\nbefore: {before:#}");
         }
     }
 }
 
-fn ready(object: &Value) -> bool {
+fn is_ready(object: &Value) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
 }
 
-async fn deploy(bed: &PlatformFixture) {
+async fn deploy_hello(bed: &PlatformFixture) {
     let template = json!({"spec": {"containers": [{"image": "dev.local/hello"}]}});
     let body = json!({"spec": {"template": template}});
     bed.apply(ResourceKind::KnativeService, &bed.name("hello"), body).await;
-    let revision = bed.until(ResourceKind::Revision, "hello-00001", |_| true).await;
-    let deployment = bed.until(ResourceKind::Deployment, "hello-00001-deployment", |_| true).await;
+    let revision = bed.wait_until(ResourceKind::Revision, "hello-00001", |_| true).await;
+    let deployment =
+        bed.wait_until(ResourceKind::Deployment, "hello-00001-deployment", |_| true).await;
     assert_eq!(deployment["spec"]["replicas"], 1);
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
     assert_eq!(labels["serving.knative.dev/revisionUID"], revision["metadata"]["uid"]);
     bed.run_pod(&bed.name("hello-00001-deployment-a-b"), "10.0.1.1", labels).await;
     for number in 1..=3 {
-        let name = NamespacedName::new(bed.system.as_str(), format!("activator-{number}"));
+        let name =
+            NamespacedName::new(bed.system_namespace.as_str(), format!("activator-{number}"));
         bed.run_pod(&name, &format!("10.0.0.{number}"), json!({"app": "activator"})).await;
     }
 }
 
 /// Waits until both replicas have observed a bad value and its correction.
-async fn a_bad_value_is_written_and_taken_back(bed: &PlatformFixture, follower: &RunningReplica) {
-    let seen = follower.config_maps_seen().await;
-    let own = NamespacedName::new(bed.system.as_str(), "config-autoscaler");
+async fn write_and_revert_invalid_config(bed: &PlatformFixture, follower: &RunningReplica) {
+    let seen = follower.config_maps_observed().await;
+    let own = NamespacedName::new(bed.system_namespace.as_str(), "config-autoscaler");
     bed.apply(ResourceKind::ConfigMap, &own, json!({"data": {"stable-window": "3s"}})).await;
-    bed.until_told("ConfigRefused", "first").await;
+    bed.wait_for_event("ConfigRefused", "first").await;
     // A replica records the Events of another leader's time once it is the leader, if they still hold.
     bed.apply(ResourceKind::ConfigMap, &own, json!({"data": {}})).await;
     for _ in 0..600 {
-        if follower.config_maps_seen().await >= seen + 2 {
+        if follower.config_maps_observed().await >= seen + 2 {
             return;
         }
         sleep(Duration::from_millis(50)).await;
@@ -322,37 +325,38 @@ async fn a_bad_value_is_written_and_taken_back(bed: &PlatformFixture, follower: 
 }
 
 /// Moves traffic, and waits until the old Revision's pod is annotated as draining, for the other replicas.
-async fn old_pods_are_noted_as_draining(bed: &PlatformFixture) {
-    let deployment = bed.until(ResourceKind::Deployment, "hello-00002-deployment", |_| true).await;
+async fn check_old_pods_are_annotated(bed: &PlatformFixture) {
+    let deployment =
+        bed.wait_until(ResourceKind::Deployment, "hello-00002-deployment", |_| true).await;
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
     bed.run_pod(&bed.name("hello-00002-deployment-a-b"), "10.0.1.2", labels).await;
-    bed.until(ResourceKind::KnativeService, "hello", |it| {
+    bed.wait_until(ResourceKind::KnativeService, "hello", |it| {
         it["status"]["traffic"][0]["revisionName"] == "hello-00002"
     })
     .await;
     let noted = |it: &Value| it["metadata"]["annotations"]["rouse.dev/draining"].is_string();
-    let pod = bed.until(ResourceKind::Pod, "hello-00001-deployment-a-b", noted).await;
+    let pod = bed.wait_until(ResourceKind::Pod, "hello-00001-deployment-a-b", noted).await;
     assert_eq!(pod["spec"]["containers"][0]["image"], "any", "nothing else of it is ours");
-    let other = bed.until(ResourceKind::Pod, "hello-00002-deployment-a-b", |_| true).await;
+    let other = bed.wait_until(ResourceKind::Pod, "hello-00002-deployment-a-b", |_| true).await;
     assert!(!noted(&other));
 }
 
 /// Checks that a domain's claim is created for its mapping, and deleted with it.
-async fn domains_are_claimed_and_given_back(bed: &PlatformFixture) {
-    let network = NamespacedName::new(bed.system.as_str(), "config-network");
+async fn check_domain_claims(bed: &PlatformFixture) {
+    let network = NamespacedName::new(bed.system_namespace.as_str(), "config-network");
     let data = json!({"data": {"autocreate-cluster-domain-claims": "true"}});
     bed.apply(ResourceKind::ConfigMap, &network, data).await;
     let domain = format!("www.{}.test", bed.namespace);
     let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let body = json!({"spec": {"ref": to}});
     bed.apply(ResourceKind::DomainMapping, &bed.name(&domain), body).await;
-    let mapping = bed.until(ResourceKind::DomainMapping, &domain, ready).await;
+    let mapping = bed.wait_until(ResourceKind::DomainMapping, &domain, is_ready).await;
     assert_eq!(mapping["status"]["url"], format!("http://{domain}"));
     let claims =
-        api_of(&bed.client, ResourceKind::ClusterDomainClaim, &NamespacedName::new("", ""));
+        object_api(&bed.client, ResourceKind::ClusterDomainClaim, &NamespacedName::new("", ""));
     let claim = claims.get_opt(&domain).await.unwrap().expect("a claim");
     assert_eq!(claim.data["spec"]["namespace"], json!(bed.namespace));
-    let mappings = api_of(&bed.client, ResourceKind::DomainMapping, &bed.name(""));
+    let mappings = object_api(&bed.client, ResourceKind::DomainMapping, &bed.name(""));
     mappings.delete(&domain, &DeleteParams::default()).await.unwrap();
     for _ in 0..200 {
         if claims.get_opt(&domain).await.unwrap().is_none() {
@@ -369,51 +373,52 @@ async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     // A failed test shows the logs of the replicas.
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
     let bed = PlatformFixture::new().await;
-    let first = bed.replica("first");
-    deploy(&bed).await;
-    let service = bed.until(ResourceKind::KnativeService, "hello", ready).await;
+    let first = bed.start_replica("first");
+    deploy_hello(&bed).await;
+    let service = bed.wait_until(ResourceKind::KnativeService, "hello", is_ready).await;
     assert_eq!(service["status"]["url"], format!("http://hello.{}.example.com", bed.namespace));
     assert_eq!(service["status"]["traffic"][0]["revisionName"], "hello-00001");
-    let slice = bed.until(ResourceKind::EndpointSlice, "hello", |it| {
+    let slice = bed.wait_until(ResourceKind::EndpointSlice, "hello", |it| {
         it["endpoints"].as_array().is_some_and(|it| it.len() == 2)
     });
     let slice = slice.await;
-    let placeholder = bed.until(ResourceKind::Service, "hello", |_| true).await;
+    let placeholder = bed.wait_until(ResourceKind::Service, "hello", |_| true).await;
     let port = placeholder["metadata"]["annotations"]["rouse.dev/activator-port"].as_str().unwrap();
     assert_eq!(slice["ports"][0]["port"].to_string(), port);
 
     // A child object that a user deletes is created again.
-    let api = api_of(&bed.client, ResourceKind::Service, &bed.name("hello"));
+    let api = object_api(&bed.client, ResourceKind::Service, &bed.name("hello"));
     api.delete("hello", &DeleteParams::default()).await.unwrap();
     let uid = placeholder["metadata"]["uid"].clone();
-    let again = bed.until(ResourceKind::Service, "hello", |it| it["metadata"]["uid"] != uid).await;
+    let again =
+        bed.wait_until(ResourceKind::Service, "hello", |it| it["metadata"]["uid"] != uid).await;
     let kept = &again["metadata"]["annotations"]["rouse.dev/activator-port"];
     assert_eq!(kept, port, "its port at the activators stays");
 
     // A second replica waits, acquires the Lease, and has nothing to write.
-    let second = bed.replica("second");
-    second.has_read_everything().await;
-    a_bad_value_is_written_and_taken_back(&bed, &second).await;
-    let before = bed.objects().await;
-    first.end().await;
+    let second = bed.start_replica("second");
+    second.wait_until_ready().await;
+    write_and_revert_invalid_config(&bed, &second).await;
+    let before = bed.service_objects().await;
+    first.shut_down().await;
     // It writes everything for existing objects before it creates anything for a new Service.
     let image =
         |image: &str| json!({"spec": {"template": {"spec": {"containers": [{"image": image}]}}}});
     bed.apply(ResourceKind::KnativeService, &bed.name("later"), image("dev.local/one")).await;
-    bed.until(ResourceKind::Deployment, "later-00001-deployment", |_| true).await;
+    bed.wait_until(ResourceKind::Deployment, "later-00001-deployment", |_| true).await;
     bed.assert_untouched(&before).await;
     // A replica records its Events in order: one about the bad value would exist by now.
-    bed.until_told("Created", "second").await;
-    assert_eq!(bed.tellers("ConfigRefused").await, ["first"]);
+    bed.wait_for_event("Created", "second").await;
+    assert_eq!(bed.event_reporters("ConfigRefused").await, ["first"]);
 
     // The second replica is the leader: a new template makes a second Revision.
     bed.apply(ResourceKind::KnativeService, &bed.name("hello"), image("dev.local/two")).await;
-    bed.until(ResourceKind::Revision, "hello-00002", |_| true).await;
-    let still = bed.until(ResourceKind::KnativeService, "hello", |it| {
+    bed.wait_until(ResourceKind::Revision, "hello-00002", |_| true).await;
+    let still = bed.wait_until(ResourceKind::KnativeService, "hello", |it| {
         it["status"]["latestCreatedRevisionName"] == "hello-00002"
     });
     assert_eq!(still.await["status"]["traffic"][0]["revisionName"], "hello-00001");
-    old_pods_are_noted_as_draining(&bed).await;
-    domains_are_claimed_and_given_back(&bed).await;
-    second.end().await;
+    check_old_pods_are_annotated(&bed).await;
+    check_domain_claims(&bed).await;
+    second.shut_down().await;
 }

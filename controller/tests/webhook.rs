@@ -10,13 +10,13 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use controller::{
+    api::{FIELD_MANAGER, client::connect, leader_election::Leadership},
     config_maps::Flag,
     crds,
-    kube::{FIELD_MANAGER, client::connect, lead::Leadership},
-    parse::admit::{self, AdmissionRequest, AdmittedKind},
+    parse::admission::{self, AdmissionRequest, AdmittedKind},
     webhook::{
-        self, WebhookSettingsSource, certs::WebhookCertResolver, register,
-        review::AdmissionSettings,
+        self, WebhookSettingsSource, admission_review::AdmissionSettings,
+        certificates::WebhookCertResolver, registration,
     },
 };
 use futures::{StreamExt as _, future, stream};
@@ -39,7 +39,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-const HOOKS: [&str; 3] = [
+const WEBHOOK_NAMES: [&str; 3] = [
     "webhook.serving.knative.dev",
     "validation.webhook.serving.knative.dev",
     "config.webhook.serving.knative.dev",
@@ -54,7 +54,7 @@ async fn client() -> Client {
 async fn apply_crds(client: &Client) {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     let params = PatchParams::apply(FIELD_MANAGER).force();
-    for crd in crds::all() {
+    for crd in crds::all_definitions() {
         let name = crd["metadata"]["name"].as_str().unwrap().to_owned();
         api.patch(&name, &params, &Patch::Apply(&crd)).await.unwrap();
         let established = async {
@@ -78,30 +78,37 @@ struct WebhookReplica {
     stop: CancellationToken,
 }
 
-async fn replica(client: &Client, namespace: &str, leadership: Leadership) -> WebhookReplica {
+async fn start_replica(client: &Client, namespace: &str, leadership: Leadership) -> WebhookReplica {
     let listener = webhook::listen(([127, 0, 0, 1], 0).into()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let place = register::WebhookAddress {
+    let place = registration::WebhookAddress {
         url: Some(format!("https://127.0.0.1:{port}")),
-        ..register::WebhookAddress::new(namespace, port)
+        ..registration::WebhookAddress::new(namespace, port)
     };
     let (settings, in_force) = watch::channel(Arc::new(AdmissionSettings::default()));
     let in_force: WebhookSettingsSource = Arc::new(move || Arc::clone(&in_force.borrow()));
     let (certificates, stop) = (Arc::new(WebhookCertResolver::default()), CancellationToken::new());
-    let answers = webhook::AdmissionContext::of(in_force.clone());
+    let answers = webhook::AdmissionContext::without_binding(in_force.clone());
     tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), answers, stop.clone()));
     let (client, kept) = (client.clone(), Arc::clone(&certificates));
-    tokio::spawn(register::keep(client, place, kept, in_force, leadership, stop.clone()));
+    tokio::spawn(registration::keep_registered(
+        client,
+        place,
+        kept,
+        in_force,
+        leadership,
+        stop.clone(),
+    ));
     WebhookReplica { certificates, settings, stop }
 }
 
 /// Waits until the API server has the certificate of the Secret.
-async fn registered(client: &Client, authority: &str) {
+async fn wait_until_registered(client: &Client, authority: &str) {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let told = async {
         loop {
             let bundle = api
-                .get_opt(HOOKS[0])
+                .get_opt(WEBHOOK_NAMES[0])
                 .await
                 .unwrap()
                 .and_then(|it| it.webhooks?.first()?.client_config.ca_bundle.clone());
@@ -114,7 +121,7 @@ async fn registered(client: &Client, authority: &str) {
     timeout(Duration::from_secs(30), told).await.expect("registered");
 }
 
-async fn loaded(certificates: &WebhookCertResolver) -> String {
+async fn wait_for_authority(certificates: &WebhookCertResolver) -> String {
     let there = async {
         loop {
             if let Some(bundle) = certificates.bundle() {
@@ -126,7 +133,7 @@ async fn loaded(certificates: &WebhookCertResolver) -> String {
     timeout(Duration::from_secs(30), there).await.expect("a certificate")
 }
 
-fn api(
+fn dynamic_api(
     client: &Client,
     namespace: &str,
     group: &str,
@@ -167,44 +174,44 @@ async fn refusal(api: &Api<DynamicObject>, object: &DynamicObject) -> String {
 async fn unregister(client: &Client) {
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
-    let _ = mutating.delete(HOOKS[0], &Default::default()).await;
-    for name in &HOOKS[1..] {
+    let _ = mutating.delete(WEBHOOK_NAMES[0], &Default::default()).await;
+    for name in &WEBHOOK_NAMES[1..] {
         let _ = validating.delete(name, &Default::default()).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_api_server_asks_before_it_takes_an_object() {
+async fn the_api_server_calls_the_webhooks_before_it_stores_an_object() {
     let client = client().await;
-    let done = tokio::spawn(story(client.clone())).await;
+    let done = tokio::spawn(run_all_checks(client.clone())).await;
     unregister(&client).await;
     if let Err(panic) = done {
         std::panic::resume_unwind(panic.into_panic());
     }
 }
 
-async fn story(client: Client) {
+async fn run_all_checks(client: Client) {
     let namespace = format!("webhook-{}", std::process::id());
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let mut own = Namespace::default();
     own.metadata.name = Some(namespace.clone());
     namespaces.create(&PostParams::default(), &own).await.unwrap();
     apply_crds(&client).await;
-    let leader = replica(&client, &namespace, Leadership::always()).await;
-    let authority = loaded(&leader.certificates).await;
-    registered(&client, &authority).await;
+    let leader = start_replica(&client, &namespace, Leadership::permanent()).await;
+    let authority = wait_for_authority(&leader.certificates).await;
+    wait_until_registered(&client, &authority).await;
 
-    objects_are_filled_in_and_judged(&client, &namespace).await;
-    settings_hold_from_the_next_question_on(&client, &namespace, &leader).await;
-    config_maps_are_judged(&client, &namespace).await;
-    what_is_admitted_gets_a_deployment(&client, &namespace, &leader).await;
-    certificates_are_renewed_without_an_error(&client, &namespace, &leader).await;
+    check_defaulting_and_validation(&client, &namespace).await;
+    check_settings_apply_at_once(&client, &namespace, &leader).await;
+    check_config_maps(&client, &namespace).await;
+    check_admitted_pods_can_be_deployed(&client, &namespace, &leader).await;
+    check_certificate_rotation(&client, &namespace, &leader).await;
     leader.stop.cancel();
     namespaces.delete(&namespace, &Default::default()).await.unwrap();
 }
 
-async fn objects_are_filled_in_and_judged(client: &Client, namespace: &str) {
-    let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
+async fn check_defaulting_and_validation(client: &Client, namespace: &str) {
+    let services = dynamic_api(client, namespace, "serving.knative.dev", "v1", "Service");
     let create = PostParams::default();
     let made = services.create(&create, &service("a", template(json!({"image": "a"})))).await;
     let made = made.unwrap();
@@ -252,11 +259,11 @@ async fn objects_are_filled_in_and_judged(client: &Client, namespace: &str) {
     let container = &taken.data["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container.get("imagge"), None, "{container}");
 
-    revisions_do_not_change(client, namespace).await;
+    check_revisions_are_immutable(client, namespace).await;
 }
 
-async fn revisions_do_not_change(client: &Client, namespace: &str) {
-    let revisions = api(client, namespace, "serving.knative.dev", "v1", "Revision");
+async fn check_revisions_are_immutable(client: &Client, namespace: &str) {
+    let revisions = dynamic_api(client, namespace, "serving.knative.dev", "v1", "Revision");
     let revision: DynamicObject = serde_json::from_value(json!({
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Revision",
@@ -277,12 +284,8 @@ async fn revisions_do_not_change(client: &Client, namespace: &str) {
     revisions.patch_status("a-00001", &PatchParams::default(), &merge).await.unwrap();
 }
 
-async fn settings_hold_from_the_next_question_on(
-    client: &Client,
-    namespace: &str,
-    leader: &WebhookReplica,
-) {
-    let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
+async fn check_settings_apply_at_once(client: &Client, namespace: &str, leader: &WebhookReplica) {
+    let services = dynamic_api(client, namespace, "serving.knative.dev", "v1", "Service");
     let mut settings = AdmissionSettings::default();
     Arc::make_mut(&mut settings.defaults).timeout_seconds = 17;
     leader.settings.send_replace(Arc::new(settings));
@@ -291,7 +294,7 @@ async fn settings_hold_from_the_next_question_on(
     assert_eq!(made.data["spec"]["template"]["spec"]["timeoutSeconds"], 17);
 }
 
-async fn config_maps_are_judged(client: &Client, namespace: &str) {
+async fn check_config_maps(client: &Client, namespace: &str) {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let map = |name: &str, label: &str, value: &str| -> ConfigMap {
         serde_json::from_value(json!({
@@ -313,24 +316,24 @@ async fn config_maps_are_judged(client: &Client, namespace: &str) {
 const FULL_POD: &str = include_str!("full_pod.json");
 
 /// Collects the JSON pointers of all scalars, with their values.
-fn leaves(value: &Value, at: &str, out: &mut Vec<(String, Value)>) {
+fn collect_scalars(value: &Value, at: &str, out: &mut Vec<(String, Value)>) {
     match value {
         Value::Object(fields) => {
             fields.iter().for_each(|(name, it)| {
-                leaves(it, &format!("{at}/{}", name.replace('/', "~1")), out);
+                collect_scalars(it, &format!("{at}/{}", name.replace('/', "~1")), out);
             });
         }
         Value::Array(all) => {
             all.iter()
                 .enumerate()
-                .for_each(|(number, it)| leaves(it, &format!("{at}/{number}"), out));
+                .for_each(|(number, it)| collect_scalars(it, &format!("{at}/{number}"), out));
         }
         leaf => out.push((at.to_owned(), leaf.clone())),
     }
 }
 
 /// Returns replacements of a value: other spellings, and values that formats and ranges exclude.
-fn others(value: &Value) -> Vec<Value> {
+fn replacements_of(value: &Value) -> Vec<Value> {
     match value {
         Value::String(text) => {
             let spelled =
@@ -346,7 +349,7 @@ fn others(value: &Value) -> Vec<Value> {
     }
 }
 
-fn every_feature() -> AdmissionSettings {
+fn settings_with_all_features() -> AdmissionSettings {
     let mut settings = AdmissionSettings::default();
     let features = Arc::make_mut(&mut settings.features);
     for flag in [
@@ -392,9 +395,9 @@ fn is_filled_in(at: &str, value: &Value) -> bool {
 }
 
 /// Returns true if admission admits a service with this pod; called without an API server, as most are refused.
-fn admits(pod: &Value, settings: &AdmissionSettings) -> bool {
+fn is_admitted(pod: &Value, settings: &AdmissionSettings) -> bool {
     let object = manifest("pod", json!({"template": {"spec": pod}}));
-    let rules = settings.rules();
+    let rules = settings.admission_rules();
     let question = AdmissionRequest {
         kind: AdmittedKind::Service,
         object: &object,
@@ -402,11 +405,11 @@ fn admits(pod: &Value, settings: &AdmissionSettings) -> bool {
         user: Some("admin"),
         rules,
     };
-    let (filled, _) = admit::default(&question);
-    admit::validate(&AdmissionRequest { object: &filled, ..question }).problems.is_empty()
+    let (filled, _) = admission::apply_defaults(&question);
+    admission::validate(&AdmissionRequest { object: &filled, ..question }).problems.is_empty()
 }
 
-fn of_pod(pod: &Value) -> DynamicObject {
+fn service_with_pod(pod: &Value) -> DynamicObject {
     service("pod", json!({"template": {"spec": pod}}))
 }
 
@@ -423,49 +426,51 @@ fn deployment(pod: &Value) -> DynamicObject {
 
 /// Pointer of one value of a pod, and its replacement.
 struct ValueReplacement {
-    at: String,
-    other: Value,
+    pointer: String,
+    replacement: Value,
 }
 
 /// Returns each value of `full` with each of its replacements.
-fn exchanges(full: &Value) -> Vec<ValueReplacement> {
+fn all_replacements(full: &Value) -> Vec<ValueReplacement> {
     let mut all = Vec::new();
-    leaves(full, "", &mut all);
+    collect_scalars(full, "", &mut all);
     let others = |(at, value): (String, Value)| {
-        others(&value).into_iter().map(move |other| ValueReplacement { at: at.clone(), other })
+        replacements_of(&value)
+            .into_iter()
+            .map(move |other| ValueReplacement { pointer: at.clone(), replacement: other })
     };
     all.into_iter().flat_map(others).collect()
 }
 
 /// Clients and settings that decide on a pod.
 struct AdmissionComparison {
-    full: Value,
+    full_pod: Value,
     settings: Arc<AdmissionSettings>,
     services: Api<DynamicObject>,
     deployments: Api<DynamicObject>,
-    dry: PostParams,
+    dry_run: PostParams,
 }
 
 impl AdmissionComparison {
     /// Returns `None` if the pod with this replacement is refused; else `Ok`, or an error if its Deployment is refused.
-    async fn ask(self: Arc<Self>, it: ValueReplacement) -> Option<Result<(), String>> {
-        if is_filled_in(&it.at, &it.other) {
+    async fn compare(self: Arc<Self>, it: ValueReplacement) -> Option<Result<(), String>> {
+        if is_filled_in(&it.pointer, &it.replacement) {
             return None;
         }
-        let mut pod = self.full.clone();
-        *pod.pointer_mut(&it.at).unwrap() = it.other.clone();
+        let mut pod = self.full_pod.clone();
+        *pod.pointer_mut(&it.pointer).unwrap() = it.replacement.clone();
         // On a thread of its own, so that the requests to the API server go on meanwhile.
         let judges = Arc::clone(&self);
-        let judged = spawn_blocking(move || admits(&pod, &judges.settings).then_some(pod));
+        let judged = spawn_blocking(move || is_admitted(&pod, &judges.settings).then_some(pod));
         let pod = judged.await.unwrap()?;
-        let why = match self.deployments.create(&self.dry, &deployment(&pod)).await {
+        let why = match self.deployments.create(&self.dry_run, &deployment(&pod)).await {
             Ok(_) => return Some(Ok(())),
             Err(kube::Error::Api(why)) => why,
-            Err(other) => panic!("{} {}: {other}", it.at, it.other),
+            Err(other) => panic!("{} {}: {other}", it.pointer, it.replacement),
         };
         // The schema may refuse a pod without a call of the webhook.
-        Some(match self.services.create(&self.dry, &of_pod(&pod)).await {
-            Ok(_) => Err(format!("{} {}: {}", it.at, it.other, why.message)),
+        Some(match self.services.create(&self.dry_run, &service_with_pod(&pod)).await {
+            Ok(_) => Err(format!("{} {}: {}", it.pointer, it.replacement, why.message)),
             Err(_) => Ok(()),
         })
     }
@@ -473,25 +478,25 @@ impl AdmissionComparison {
 
 /// A service that is admitted although the API server refuses its Deployment would never get a pod. So each value of a
 /// pod is replaced by many others, and both verdicts are compared.
-async fn what_is_admitted_gets_a_deployment(
+async fn check_admitted_pods_can_be_deployed(
     client: &Client,
     namespace: &str,
     leader: &WebhookReplica,
 ) {
-    let settings = Arc::new(every_feature());
+    let settings = Arc::new(settings_with_all_features());
     leader.settings.send_replace(Arc::clone(&settings));
     let judges = Arc::new(AdmissionComparison {
-        full: serde_json::from_str(FULL_POD).unwrap(),
+        full_pod: serde_json::from_str(FULL_POD).unwrap(),
         settings,
-        services: api(client, namespace, "serving.knative.dev", "v1", "Service"),
-        deployments: api(client, namespace, "apps", "v1", "Deployment"),
-        dry: PostParams { dry_run: true, ..PostParams::default() },
+        services: dynamic_api(client, namespace, "serving.knative.dev", "v1", "Service"),
+        deployments: dynamic_api(client, namespace, "apps", "v1", "Deployment"),
+        dry_run: PostParams { dry_run: true, ..PostParams::default() },
     });
-    judges.services.create(&judges.dry, &of_pod(&judges.full)).await.unwrap();
-    judges.deployments.create(&judges.dry, &deployment(&judges.full)).await.unwrap();
-    let all = exchanges(&judges.full);
+    judges.services.create(&judges.dry_run, &service_with_pod(&judges.full_pod)).await.unwrap();
+    judges.deployments.create(&judges.dry_run, &deployment(&judges.full_pod)).await.unwrap();
+    let all = all_replacements(&judges.full_pod);
     let tried = all.len();
-    let asked = all.into_iter().map(|it| Arc::clone(&judges).ask(it));
+    let asked = all.into_iter().map(|it| Arc::clone(&judges).compare(it));
     // One response takes a while, but the API server handles many requests at once.
     let admitted: Vec<_> =
         stream::iter(asked).buffered(16).filter_map(future::ready).collect().await;
@@ -500,16 +505,12 @@ async fn what_is_admitted_gets_a_deployment(
     assert!(wrong.is_empty(), "admitted, of {tried}:\n{}", wrong.join("\n"));
 }
 
-async fn certificates_are_renewed_without_an_error(
-    client: &Client,
-    namespace: &str,
-    leader: &WebhookReplica,
-) {
+async fn check_certificate_rotation(client: &Client, namespace: &str, leader: &WebhookReplica) {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let due = json!({"stringData": {"renew-after": "0"}});
     secrets.patch("webhook-certs", &PatchParams::default(), &Patch::Merge(&due)).await.unwrap();
     let before = leader.certificates.bundle().unwrap();
-    let services = api(client, namespace, "serving.knative.dev", "v1", "Service");
+    let services = dynamic_api(client, namespace, "serving.knative.dev", "v1", "Service");
     let renewed = async {
         let mut number = 0;
         // Requests all the time: no TLS handshake may fail during the rotation.

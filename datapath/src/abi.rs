@@ -5,14 +5,14 @@
 //! version.
 //!
 //! A connect finds its pod in these steps: `FRONTENDS[address, port]` → service number →
-//! [`SvcState`](crate::flow::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`. Writers fill
+//! [`SvcState`](crate::load_balancing::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`. Writers fill
 //! new backends and a new extent first, and then store one word of `SVC_STATE`. Numbers and extents freed by that are
-//! in quarantine for [`REST_NS`]. A reader that was preempted for longer finds the words changed when it
-//! [reads](crate::flow::ServiceReading) them again, and starts over.
+//! in quarantine for [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when it
+//! [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
 use core::mem::size_of;
 
-/// Version of everything in this file, of [`crate::flow`]'s packing and of the maps' meaning.
+/// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
 pub const ABI_VERSION: u32 = 5;
 
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
@@ -21,16 +21,16 @@ pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000005";
 /// Quarantine of a freed backend, extent or service number before reuse, in ns.
 ///
 /// A connect runs for microseconds, so a second covers nearly any preemption on a live machine. For the others the
-/// connect [reads again](crate::flow::ServiceReading) the words by which it found its backend.
-pub const REST_NS: u64 = 1_000_000_000;
+/// connect [reads again](crate::load_balancing::ServiceReading) the words by which it found its backend.
+pub const QUARANTINE_NS: u64 = 1_000_000_000;
 
 /// Names of the maps: pins in `bpf/v<ABI>/` and symbols of the object.
 pub mod maps {
     /// Hash: [`FrontendKey`](super::FrontendKey) → service number (`u32`).
     pub const FRONTENDS: &str = "FRONTENDS";
-    /// Mmapable array by service number: packed [`SvcState`](crate::flow::SvcState) (`u64`).
+    /// Mmapable array by service number: packed [`SvcState`](crate::load_balancing::SvcState) (`u64`).
     pub const SVC_STATE: &str = "SVC_STATE";
-    /// Mmapable array by service number: packed [`SvcInfo`](crate::flow::SvcInfo) (`u64`).
+    /// Mmapable array by service number: packed [`SvcInfo`](crate::load_balancing::SvcInfo) (`u64`).
     pub const SVC_INFO: &str = "SVC_INFO";
     /// Mmapable array: backend numbers (`u64`), in extents.
     pub const SLOTS: &str = "SLOTS";
@@ -102,7 +102,7 @@ pub const PODS_MAX: u32 = 1_024;
 pub const LISTEN_MAX: u32 = 16_384;
 /// Most entries in `LISTEN` of one namespace, so that none fills the map alone. The serving port is always entered as
 /// well, so 963 namespaces have room. Further listeners of a pod are not needed.
-pub const LISTEN_EACH: u32 = 16;
+pub const LISTEN_PER_NAMESPACE: u32 = 16;
 /// Most namespaces whose entries in `LISTEN` are counted.
 pub const LISTENERS_MAX: u32 = 4_096;
 /// Rows for client sockets: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
@@ -147,8 +147,8 @@ pub const CONTROL_FALLBACK: u32 = 3;
 pub const CONTROL_LISTEN_FULL: u32 = 4;
 /// Index in `CONTROL`: connects that got no answer within TCP's first retransmission timeout.
 pub const CONTROL_UNANSWERED: u32 = 5;
-/// Index in `CONTROL`: listeners beyond the [`LISTEN_EACH`] ports of their namespace.
-pub const CONTROL_LISTEN_BEYOND: u32 = 6;
+/// Index in `CONTROL`: listeners beyond the [`LISTEN_PER_NAMESPACE`] ports of their namespace.
+pub const CONTROL_LISTEN_OVER_QUOTA: u32 = 6;
 /// Index in `CONTROL`: client sockets that use `OVERFLOW`. Every socket that closes reads it, so it shares no cache
 /// line with the counters above.
 pub const CONTROL_OVERFLOW: u32 = 8;
@@ -178,9 +178,9 @@ pub struct BackendValue {
     /// Address in network byte order; IPv4 as `::ffff:a.b.c.d`.
     pub address: [u8; 16],
     /// Netns cookie of a pod on this node, whose listener `connect` checks; 0: on another node or unknown.
-    pub cookie: u64,
+    pub netns_cookie: u64,
     /// Row of a pod on this node; 0: on another node or unknown.
-    pub slot: u32,
+    pub pod_slot: u32,
     /// Port, network byte order; 0: the service's own port at the activators.
     pub port_be: u16,
     /// Padding that is always zero.
@@ -188,7 +188,7 @@ pub struct BackendValue {
     /// Number of uses of this backend number, so that a socket of an earlier use does not change the gauge.
     pub generation: u64,
     /// Open connections from this node. Only the kernel writes it while the number is in use.
-    pub open: u64,
+    pub open_connections: u64,
     /// Time at which a connect last got no answer within TCP's first timeout (1 s), CLOCK_MONOTONIC; 0: never.
     pub unanswered_ns: u64,
     /// Padding to a cache line, so that gauges of neighbours do not share one.
@@ -198,14 +198,14 @@ const _: () = assert!(size_of::<BackendValue>() == 64);
 
 /// Time for which connects prefer other backends after one got no answer. Kubernetes calls a node lost after 40 s; a
 /// late answer or a lost packet must not cost a pod more than this.
-pub const UNANSWERED_NS: u64 = 10_000_000_000;
+pub const AVOID_UNANSWERED_NS: u64 = 10_000_000_000;
 
 /// Namespace and port of a listener: key of `LISTEN`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenKey {
     /// Cookie of the network namespace.
-    pub cookie: u64,
+    pub netns_cookie: u64,
     /// Port, host byte order.
     pub port: u32,
     /// Padding, always zero: the kernel compares keys bytewise.
@@ -220,7 +220,7 @@ const _: () = assert!(size_of::<ListenKey>() == 16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListenValue {
     /// Listeners that other namespaces can reach.
-    pub open: u32,
+    pub reachable: u32,
     /// Listeners among `open` whose bind was widened from loopback to any address.
     pub widened: u32,
     /// Listeners on loopback only, which are unreachable from outside the namespace.
@@ -229,16 +229,16 @@ pub struct ListenValue {
     /// update is not atomic: of two listeners that open at the same moment, one may leave no bit.
     pub families: u32,
     /// CLOCK_MONOTONIC of the latest listen, ns.
-    pub since_ns: u64,
+    pub listening_since_ns: u64,
 }
 const _: () = assert!(size_of::<ListenValue>() == 24);
 
 /// Bit of [`ListenValue::families`]: 127.0.0.1 became 0.0.0.0.
-pub const FAMILY_V4: u32 = 1;
+pub const WIDENED_V4: u32 = 1;
 /// Bit of [`ListenValue::families`]: ::1 became ::.
-pub const FAMILY_V6: u32 = 2;
+pub const WIDENED_V6: u32 = 2;
 /// Bits of [`ListenValue::families`] about widened binds.
-pub const FAMILIES: u32 = FAMILY_V4 | FAMILY_V6;
+pub const WIDENED_FAMILIES: u32 = WIDENED_V4 | WIDENED_V6;
 /// Bit of [`ListenValue::families`]: IPv4 clients are served.
 pub const SERVES_V4: u32 = 4;
 /// Bit of [`ListenValue::families`]: IPv6 clients are served.
@@ -261,7 +261,7 @@ const _: () = assert!(size_of::<PodValue>() == 8);
 pub const POD_WIDEN_BIND: u16 = 1;
 /// Flag of [`PodValue`]: the agent found (by sock_diag) a reachable listener on the serving port that the eBPF programs
 /// did not see open. It is therefore not counted in `LISTEN`.
-pub const POD_LISTENS: u16 = 4;
+pub const POD_LISTENER_FOUND: u16 = 4;
 
 /// Gauges of one pod, shared by all CPUs: value of `POD_STATE`.
 #[repr(C)]
@@ -271,19 +271,19 @@ pub struct PodState {
     pub in_flight: u64,
     /// Threshold of requests in flight, one more than the agent last reported. A request that begins at or above it
     /// sends one event, which clears the threshold. 1: any request that begins sends one. 0: none does.
-    pub armed: u64,
+    pub event_threshold: u64,
     /// Accepted connections that are open.
     pub connections: u64,
     /// Open connections that have not brought a first request yet.
-    pub fresh: u64,
+    pub awaiting_first_request: u64,
     /// CLOCK_MONOTONIC of the latest request end or new connection, ns.
-    pub changed_ns: u64,
+    pub last_activity_ns: u64,
     /// Connections whose message boundaries were lost.
-    pub desync: u64,
+    pub desynced_connections: u64,
     /// Open connections with an opaque estimate of requests.
-    pub opaque: u64,
+    pub opaque_connections: u64,
     /// Responses without a request, which are not counted elsewhere.
-    pub stray: u64,
+    pub stray_responses: u64,
 }
 const _: () = assert!(size_of::<PodState>() == 64);
 
@@ -296,7 +296,7 @@ const _: () = assert!(size_of::<PodState>() == 64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodCounters {
     /// Writes that have begun.
-    pub begin: u64,
+    pub write_begin: u64,
     /// Requests that have begun.
     pub started: u64,
     /// Requests that have ended.
@@ -308,7 +308,7 @@ pub struct PodCounters {
     /// Padding to a cache line, always zero.
     pub reserved: [u64; 2],
     /// Writes that have ended.
-    pub end: u64,
+    pub write_end: u64,
 }
 const _: () = assert!(size_of::<PodCounters>() == 64);
 
@@ -345,20 +345,20 @@ pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
 /// Response totals of one pod on one CPU: value of `RESPONSES`. Each word is a plain total by itself.
 ///
 /// Every request that has ended is either cut or in one bucket of `latency`. One in a bucket is also in one of `status`
-/// or in `unseen`.
+/// or in `unknown_status`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponseCounters {
     /// Responses by status class, 1xx first (101 of upgraded connections).
     pub status: [u64; STATUS_CLASSES],
     /// Responses whose status cannot be seen: HTTP/2 references to an earlier status, and opaque estimates.
-    pub unseen: u64,
+    pub unknown_status: u64,
     /// Visible gRPC calls that ended with status OK.
     pub grpc_ok: u64,
     /// Visible gRPC calls that ended with another status.
     pub grpc_failed: u64,
     /// Requests that ended without a whole response: the connection closed, or the stream was reset.
-    pub cut: u64,
+    pub aborted: u64,
     /// Payload bytes received from clients.
     pub received: u64,
     /// Payload bytes sent to clients.
@@ -397,19 +397,19 @@ impl ResponseCounters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectRecord {
     /// Address that the program asked for, as in [`FrontendKey`]; getpeername returns it.
-    pub asked: [u8; 16],
+    pub original_address: [u8; 16],
     /// Address of the backend that the connect was rewritten to.
-    pub given: [u8; 16],
+    pub backend_address: [u8; 16],
     /// Generation of the backend at the connect; 0 once the socket no longer counts in its gauge.
     pub generation: u64,
     /// Cookie of the socket. It stays when the row is free again.
-    pub cookie: u64,
+    pub socket_cookie: u64,
     /// Number of the backend in `BACKENDS`.
     pub backend: u32,
     /// Port that the program asked for, network byte order.
-    pub asked_port_be: u16,
+    pub original_port_be: u16,
     /// Port that the connect was rewritten to, network byte order.
-    pub given_port_be: u16,
+    pub backend_port_be: u16,
     /// Padding to a cache line.
     pub spare: u64,
 }
@@ -420,11 +420,11 @@ const _: () = assert!(size_of::<ConnectRecord>() == 64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerSocket {
     /// Netns cookie of the process that bound the listener; 0: not known.
-    pub cookie: u64,
+    pub netns_cookie: u64,
     /// Cgroup id of the process that bound the listener.
-    pub cgroup: u64,
+    pub cgroup_id: u64,
     /// Row of the pod; 0: none, or not the serving port. Set when the connection is established.
-    pub slot: u32,
+    pub pod_slot: u32,
     /// Any of the `CONN_*` bits.
     pub flags: u32,
     /// Lock held while `http`, or the connection's entry of `STREAMS`, changes: packets of one connection can meet on
@@ -434,31 +434,22 @@ pub struct ServerSocket {
     /// Padding that is always zero.
     pub reserved: u32,
     /// Segments that wait in `KEPT` until the gap before them is filled.
-    pub late: [PendingSegment; LATE_MAX],
+    pub pending: [PendingSegment; PENDING_SEGMENTS_MAX],
     /// HTTP state, maintained by `ebpf/src/count.rs`.
     pub http: HttpConnectionState,
     /// Space for the unlocked read of a response: too large for the stack.
-    pub draft: crate::h1::UnlockedResponseRead,
-}
-
-/// Returns eight bytes of `words` from byte `at` on, or the last eight if fewer follow, little-endian.
-#[inline(always)]
-pub(crate) fn word_at<const COUNT: usize>(words: &[u64; COUNT], at: usize) -> u64 {
-    let last = (COUNT - 1) * 8;
-    let at = if at > last { last } else { at };
-    // SAFETY: eight bytes from there are inside `words`; any bytes are an integer.
-    u64::from_le(unsafe { words.as_ptr().byte_add(at).read_unaligned() })
+    pub response_read: crate::h1::UnlockedResponseRead,
 }
 
 /// Use of a connection, as far as the node of its pod knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionActivity {
     /// A request or a response is incomplete.
-    Yes,
+    MessageInFlight,
     /// No request and no response is incomplete.
-    No,
+    Idle,
     /// No request is in flight. With HTTP/2 a frame may be incomplete, perhaps the first part of a request's head.
-    NoRequest,
+    NoRequestInFlight,
 }
 
 impl ServerSocket {
@@ -469,30 +460,36 @@ impl ServerSocket {
         fits.then(|| unsafe { core::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::in_use), or segments that
+    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::is_in_use), or segments that
     /// wait for earlier ones, count as use. `None` if it is unknown, or the connection is not counted.
-    pub fn in_use(&self) -> Option<ConnectionActivity> {
+    pub fn activity(&self) -> Option<ConnectionActivity> {
         // An opaque estimate proves nothing about the end of a message, so such a connection has no known use.
-        let known = match self.http.speaks {
-            SPEAKS_HTTP1 if self.http.h1.in_use()? => ConnectionActivity::Yes,
-            SPEAKS_HTTP1 => ConnectionActivity::No,
-            SPEAKS_HTTP2 if self.http.open > 0 => ConnectionActivity::Yes,
-            SPEAKS_HTTP2 => ConnectionActivity::NoRequest,
+        let known = match self.http.protocol {
+            PROTOCOL_HTTP1 if self.http.h1.is_in_use()? => ConnectionActivity::MessageInFlight,
+            PROTOCOL_HTTP1 => ConnectionActivity::Idle,
+            PROTOCOL_HTTP2 if self.http.requests_in_flight > 0 => {
+                ConnectionActivity::MessageInFlight
+            }
+            PROTOCOL_HTTP2 => ConnectionActivity::NoRequestInFlight,
             _ => return None,
         };
         // Segments that wait belong to a message whose begin is missing, whatever the boundaries say.
-        let waits = self.late.iter().any(|late| late.len > 0);
-        (self.slot != 0).then_some(if waits { ConnectionActivity::Yes } else { known })
+        let waits = self.pending.iter().any(|late| late.len > 0);
+        (self.pod_slot != 0).then_some(if waits {
+            ConnectionActivity::MessageInFlight
+        } else {
+            known
+        })
     }
 
     /// Returns true if the connection counts in the gauges of the pod with this row.
     pub fn is_counted(&self, slot: u32) -> bool {
-        self.slot == slot && self.flags & CONN_OPEN != 0
+        self.pod_slot == slot && self.flags & CONN_OPEN != 0
     }
 
     /// Returns true for a counted connection whose one request in flight has changed the protocol (WebSocket).
     pub fn is_upgraded(&self) -> bool {
-        self.slot != 0 && self.http.speaks == SPEAKS_HTTP1 && self.http.h1.is_upgraded()
+        self.pod_slot != 0 && self.http.protocol == PROTOCOL_HTTP1 && self.http.h1.is_upgraded()
     }
 
     /// Returns the begin of the request whose end the connection waits for, CLOCK_MONOTONIC in ns. Once its deadline
@@ -500,18 +497,19 @@ impl ServerSocket {
     /// that opened it. For HTTP/2 it is the newest request, open or not: while any is open, all began no later.
     ///
     /// `None` while no request is in flight, if that is unknown, or if the connection is not counted.
-    pub fn overdue_since(&self) -> Option<u64> {
-        let waits = match self.http.speaks {
-            SPEAKS_HTTP1 => self.http.h1.is_busy(),
-            SPEAKS_HTTP2 => self.http.open > 0,
+    pub fn pending_request_started_ns(&self) -> Option<u64> {
+        let waits = match self.http.protocol {
+            PROTOCOL_HTTP1 => self.http.h1.is_busy(),
+            PROTOCOL_HTTP2 => self.http.requests_in_flight > 0,
             _ => false,
         };
-        (waits && self.in_use() == Some(ConnectionActivity::Yes)).then_some(self.http.began_ns)
+        (waits && self.activity() == Some(ConnectionActivity::MessageInFlight))
+            .then_some(self.http.request_started_ns)
     }
 }
 
 /// Most segments of one connection that wait at once.
-pub const LATE_MAX: usize = 8;
+pub const PENDING_SEGMENTS_MAX: usize = 8;
 
 /// Segment that waits in `KEPT`, by its sequence number, until the gap before it is filled.
 #[repr(C)]
@@ -539,43 +537,44 @@ pub struct HttpConnectionState {
     /// Any of the `HTTP_*` bits.
     pub flags: u32,
     /// Events of the current packet so far, as [`crate::h1::Http1Events`].
-    pub happened: u32,
+    pub events: u32,
     /// CLOCK_MONOTONIC of the begin of the newest request, ns.
-    pub began_ns: u64,
+    pub request_started_ns: u64,
     /// CLOCK_MONOTONIC of the client's latest packet, ns.
-    pub came_ns: u64,
+    pub last_client_packet_ns: u64,
     /// Message boundaries of HTTP/1, which every connection is taken for until another protocol is recognised.
     pub h1: crate::h1::Http1Connection,
-    /// Opaque estimate, in mode `SPEAKS_OTHER`.
-    pub turns: crate::turns::OpaqueEstimate,
+    /// Opaque estimate, in mode `PROTOCOL_OPAQUE`.
+    pub opaque_estimate: crate::opaque_estimate::OpaqueEstimate,
     /// Protocol of the connection: one of `SPEAKS_*`.
-    pub speaks: u32,
+    pub protocol: u32,
     /// Requests in flight on the connection.
-    pub open: u32,
+    pub requests_in_flight: u32,
     /// Sequence number up to which received bytes have been added to the pod's total.
-    pub received: u32,
+    pub counted_rx_seq: u32,
     /// Sequence number up to which sent bytes have been added to the pod's total.
-    pub sent: u32,
+    pub counted_tx_seq: u32,
     /// Sequence number behind the last byte ever sent. Only the sender writes it, and the kernel runs one sender at a
     /// time.
-    pub sent_until: u32,
+    pub tx_end_seq: u32,
     /// Padding that is always zero.
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<HttpConnectionState>() == 168);
 
 /// HTTP/1, or a protocol that is not recognised yet.
-pub const SPEAKS_HTTP1: u32 = 0;
+pub const PROTOCOL_HTTP1: u32 = 0;
 /// HTTP/2, whose streams are in `STREAMS`.
-pub const SPEAKS_HTTP2: u32 = 1;
+pub const PROTOCOL_HTTP2: u32 = 1;
 /// Protocol that cannot be read: requests are an opaque estimate.
-pub const SPEAKS_OTHER: u32 = 2;
+pub const PROTOCOL_OPAQUE: u32 = 2;
 
-/// Flag of [`HttpConnectionState`]: its first request has not come yet; it counts in [`PodState::fresh`].
-pub const HTTP_FRESH: u32 = 1;
+/// Flag of [`HttpConnectionState`]: its first request has not come yet; it counts in
+/// [`PodState::awaiting_first_request`].
+pub const HTTP_AWAITS_FIRST_REQUEST: u32 = 1;
 /// Flag of [`HttpConnectionState`]: it comes from the node itself and has not brought a byte yet, so it may be a probe
 /// of the kubelet.
-pub const HTTP_SUSPECT: u32 = 2;
+pub const HTTP_MAYBE_PROBE: u32 = 2;
 
 /// Lock of the kernel inside map values, which it finds by this name in BTF (5.1).
 #[repr(C)]
@@ -618,10 +617,10 @@ const _: () = assert!(size_of::<ProbeKey>() == 20);
 pub const PROBES_MAX: u32 = 1_024;
 
 /// Bytes of one part of a buffered segment: more than an Ethernet packet has.
-pub const KEPT_BYTES: usize = 4_096;
+pub const SEGMENT_PART_BYTES: usize = 4_096;
 /// Most parts of a segment: 64 KiB, the largest that a client on the same node, or a device that merges packets,
 /// delivers.
-pub const KEPT_PARTS: usize = 16;
+pub const SEGMENT_PARTS_MAX: usize = 16;
 /// Most parts buffered at once. They wait from microseconds (first data on a listener) to a round trip (a gap).
 pub const KEPT_MAX: u32 = 1_024;
 
@@ -629,12 +628,12 @@ pub const KEPT_MAX: u32 = 1_024;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferedSegment {
-    /// Bytes of the segment from here on, of which this part has the first `KEPT_BYTES`.
+    /// Bytes of the segment from here on, of which this part has the first `SEGMENT_PART_BYTES`.
     pub len: u32,
     /// 1 if the segment came with a SYN.
     pub syn: u32,
     /// Bytes of the part, with space for one more window behind them.
-    pub bytes: [u8; KEPT_BYTES + crate::h1::REQUEST_BYTES],
+    pub bytes: [u8; SEGMENT_PART_BYTES + crate::h1::REQUEST_BYTES],
 }
 const _: () = assert!(size_of::<BufferedSegment>() == 8 + 4_096 + 768);
 
@@ -643,20 +642,20 @@ const _: () = assert!(size_of::<BufferedSegment>() == 8 + 4_096 + 768);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CloseRequest {
     /// Client's bytes that the other end had acknowledged (`tcpi_bytes_acked`).
-    pub acked: u64,
+    pub bytes_acked: u64,
     /// Bytes that had come from the other end (`tcpi_bytes_received`).
-    pub received: u64,
+    pub bytes_received: u64,
     /// Result: one of `ENDING_*`, written by the eBPF programs.
-    pub verdict: u64,
+    pub result: u64,
 }
 const _: () = assert!(size_of::<CloseRequest>() == 24);
 
 /// Result: the walk has not found the connection, which has closed by itself.
-pub const ENDING_UNSEEN: u64 = 0;
+pub const CLOSE_NOT_FOUND: u64 = 0;
 /// Result: the program has closed the connection.
-pub const ENDING_ENDED: u64 = 1;
+pub const CLOSE_DONE: u64 = 1;
 /// Result: the connection stays open, since it is in use or has been used since.
-pub const ENDING_SPARED: u64 = 2;
+pub const CLOSE_SKIPPED: u64 = 2;
 
 /// Offsets of fields in the kernel's sockets, in bytes from the socket's begin. Kernels differ; the agent reads them
 /// from the running kernel's BTF.
@@ -685,14 +684,14 @@ pub struct SockFieldOffsets {
 const _: () = assert!(size_of::<SockFieldOffsets>() == 18);
 
 /// Bytes from a socket's begin that hold all the fields that the programs read there.
-pub const SOCKET_HEAD: usize = 32;
+pub const SOCK_HEAD_BYTES: usize = 32;
 
 /// Position of a single bit among the first bytes of a socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketBit {
-    /// Index of the byte, below [`SOCKET_HEAD`].
-    pub at: u8,
+    /// Index of the byte, below [`SOCK_HEAD_BYTES`].
+    pub byte_index: u8,
     /// Mask of the bit in that byte; 0: there is none.
     pub mask: u8,
 }
@@ -700,7 +699,7 @@ const _: () = assert!(size_of::<SocketBit>() == 2);
 
 /// Number of a helper that no kernel has. Before the agent loads the object, it replaces it with a call of the kernel's
 /// function `bpf_sock_destroy` (6.5), whose number differs between kernels.
-pub const SOCK_DESTROY: u32 = 0x5E4D_0E5D;
+pub const SOCK_DESTROY_PLACEHOLDER: u32 = 0x5E4D_0E5D;
 
 /// Event in the ring `EVENTS`. It is a hint: the maps hold the truth.
 #[repr(C)]
@@ -709,9 +708,9 @@ pub struct KernelEvent {
     /// Kind of the event: one of `EVENT_*`.
     pub kind: u32,
     /// Port (listen, closed) or pod row (busy).
-    pub subject: u32,
+    pub port_or_slot: u32,
     /// Netns cookie (listen, closed); 0 otherwise.
-    pub cookie: u64,
+    pub netns_cookie: u64,
     /// Time of the event, CLOCK_MONOTONIC in ns.
     pub at_ns: u64,
 }
@@ -720,9 +719,9 @@ const _: () = assert!(size_of::<KernelEvent>() == 24);
 /// Kind: a socket began to listen.
 pub const EVENT_LISTEN: u32 = 1;
 /// Kind: a listener has closed.
-pub const EVENT_CLOSED: u32 = 2;
+pub const EVENT_LISTENER_CLOSED: u32 = 2;
 /// Kind: more requests are in flight in an armed pod than the agent last reported.
-pub const EVENT_BUSY: u32 = 3;
+pub const EVENT_GROWTH: u32 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -732,15 +731,15 @@ mod tests {
     type Window = [u64; 30];
 
     /// Returns a counted connection that was opened at sequence numbers 0.
-    fn open() -> ServerSocket {
-        let mut conn = ServerSocket { slot: 1, ..ServerSocket::default() };
+    fn open_connection() -> ServerSocket {
+        let mut conn = ServerSocket { pod_slot: 1, ..ServerSocket::default() };
         conn.http.h1.open(0, 0);
-        conn.http.began_ns = 7;
+        conn.http.request_started_ns = 7;
         conn
     }
 
     /// Reads all of `text` by `step`, which returns the number of bytes it consumed.
-    fn reads(text: &str, mut step: impl FnMut(&Window, u32) -> u32) {
+    fn read_in_windows(text: &str, mut step: impl FnMut(&Window, u32) -> u32) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
             let mut window = [0; 30];
@@ -753,50 +752,50 @@ mod tests {
         }
     }
 
-    fn asks(conn: &mut ServerSocket, text: &str) {
-        reads(text, |window, len| conn.http.h1.read_request(window, len, true).used);
+    fn feed_request(conn: &mut ServerSocket, text: &str) {
+        read_in_windows(text, |window, len| conn.http.h1.read_request(window, len, true).consumed);
     }
 
-    fn answers(conn: &mut ServerSocket, text: &str) {
-        reads(text, |window, len| conn.http.h1.read_response(window, len, true).used);
+    fn feed_response(conn: &mut ServerSocket, text: &str) {
+        read_in_windows(text, |window, len| conn.http.h1.read_response(window, len, true).consumed);
     }
 
     const UPGRADE: &str = "GET / HTTP/1.1\r\nUpgrade: a\r\nConnection: upgrade\r\n\r\n";
 
     #[test]
-    fn a_request_is_overdue_from_its_head_to_the_end_of_its_response() {
-        let mut conn = open();
-        assert_eq!(conn.overdue_since(), None, "nothing came");
-        asks(&mut conn, "GET / HTTP/1.1\r\n");
-        assert_eq!(conn.overdue_since(), None, "no whole head came");
-        asks(&mut conn, "\r\n");
-        assert_eq!(conn.overdue_since(), Some(7));
-        answers(&mut conn, "HTTP/1.1 204 No\r\n");
-        assert_eq!(conn.overdue_since(), Some(7), "the answer has begun");
-        answers(&mut conn, "\r\n");
-        assert_eq!(conn.overdue_since(), None, "it has ended");
+    fn a_request_is_pending_from_its_head_to_the_end_of_its_response() {
+        let mut conn = open_connection();
+        assert_eq!(conn.pending_request_started_ns(), None, "nothing came");
+        feed_request(&mut conn, "GET / HTTP/1.1\r\n");
+        assert_eq!(conn.pending_request_started_ns(), None, "no whole head came");
+        feed_request(&mut conn, "\r\n");
+        assert_eq!(conn.pending_request_started_ns(), Some(7));
+        feed_response(&mut conn, "HTTP/1.1 204 No\r\n");
+        assert_eq!(conn.pending_request_started_ns(), Some(7), "the answer has begun");
+        feed_response(&mut conn, "\r\n");
+        assert_eq!(conn.pending_request_started_ns(), None, "it has ended");
     }
 
     #[test]
     fn a_tunnel_is_overdue_with_the_request_that_opened_it() {
-        let mut conn = open();
-        asks(&mut conn, UPGRADE);
-        answers(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
-        assert_eq!(conn.overdue_since(), Some(7));
+        let mut conn = open_connection();
+        feed_request(&mut conn, UPGRADE);
+        feed_response(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
+        assert_eq!(conn.pending_request_started_ns(), Some(7));
     }
 
     #[test]
     fn a_connection_is_upgraded_from_its_101_to_its_end() {
-        let mut conn = open();
-        asks(&mut conn, UPGRADE);
+        let mut conn = open_connection();
+        feed_request(&mut conn, UPGRADE);
         assert!(!conn.is_upgraded(), "the server may refuse");
         let mut refused = conn;
-        answers(&mut refused, "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n");
+        feed_response(&mut refused, "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n");
         assert!(!refused.is_upgraded());
-        answers(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
+        feed_response(&mut conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n");
         assert!(conn.is_upgraded(), "before a byte of the new protocol");
-        asks(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
-        answers(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
+        feed_request(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
+        feed_response(&mut conn, "\u{1}\u{2}\u{3}\u{4}\u{5}\u{6}\u{7}\u{8}");
         assert!(conn.is_upgraded());
         conn.http.h1.close(false);
         assert!(!conn.is_upgraded());
@@ -804,26 +803,26 @@ mod tests {
 
     #[test]
     fn a_connection_of_http2_is_overdue_with_the_request_that_began_last() {
-        let mut conn = open();
-        conn.http.speaks = SPEAKS_HTTP2;
-        assert_eq!(conn.in_use(), Some(ConnectionActivity::NoRequest));
-        assert_eq!(conn.overdue_since(), None, "none is open");
-        conn.http.open = 2;
-        assert_eq!(conn.in_use(), Some(ConnectionActivity::Yes));
-        assert_eq!(conn.overdue_since(), Some(7));
+        let mut conn = open_connection();
+        conn.http.protocol = PROTOCOL_HTTP2;
+        assert_eq!(conn.activity(), Some(ConnectionActivity::NoRequestInFlight));
+        assert_eq!(conn.pending_request_started_ns(), None, "none is open");
+        conn.http.requests_in_flight = 2;
+        assert_eq!(conn.activity(), Some(ConnectionActivity::MessageInFlight));
+        assert_eq!(conn.pending_request_started_ns(), Some(7));
     }
 
     #[test]
-    fn what_nobody_can_read_and_nobody_counts_is_never_overdue() {
-        let mut foreign = open();
-        (foreign.http.speaks, foreign.http.open) = (SPEAKS_OTHER, 1);
-        let mut lost = open();
-        asks(&mut lost, UPGRADE);
-        lost.http.h1.lose_responses();
-        let mut probe = open();
-        asks(&mut probe, UPGRADE);
-        probe.slot = 0;
-        assert_eq!([foreign, lost, probe].map(|conn| conn.overdue_since()), [None; 3]);
+    fn unreadable_and_uncounted_connections_have_no_pending_request() {
+        let mut foreign = open_connection();
+        (foreign.http.protocol, foreign.http.requests_in_flight) = (PROTOCOL_OPAQUE, 1);
+        let mut lost = open_connection();
+        feed_request(&mut lost, UPGRADE);
+        lost.http.h1.desync_responses();
+        let mut probe = open_connection();
+        feed_request(&mut probe, UPGRADE);
+        probe.pod_slot = 0;
+        assert_eq!([foreign, lost, probe].map(|conn| conn.pending_request_started_ns()), [None; 3]);
     }
 }
 

@@ -7,7 +7,8 @@
 //!    skipped by arithmetic on sequence numbers; they are never read, and gaps inside them do no harm.
 //! 2. The driver copies some bytes from there into a window and calls [`Http1Connection::read_request`] or
 //!    [`Http1Connection::read_response`], which consume at least one byte. Or it reads them in a [`UnlockedRead`]
-//!    without a lock, and commits that with [`Http1Connection::take_request`] or [`Http1Connection::take_response`].
+//!    without a lock, and commits that with [`Http1Connection::commit_request_read`] or
+//!    [`Http1Connection::commit_response_read`].
 //! 3. Both steps repeat until `seek` finds nothing more to read.
 //!
 //! The result of each step is a set of [`Http1Events`] bits. At most one request of a connection is in flight. Servers
@@ -20,17 +21,17 @@
 //! Rules: RFC 9112 §2.2 (stray line ends), §5.2 (folded lines), §6 (length of the body), §7.1 (chunks), §9.3.2
 //! (pipelining); RFC 9110 §15.2 (interim responses), §7.8 (upgrade), §9.3.6 (CONNECT).
 
-mod crawl;
-mod draft;
-pub mod probe;
+mod direction;
+pub mod kubelet_probe;
 mod scan;
-mod side;
+mod slow_path;
 #[cfg(test)]
 mod tests;
+mod unlocked_read;
 
-pub use draft::UnlockedRead;
-pub(crate) use scan::first_bytes;
-pub use side::{Http1Direction, SeekResult, at};
+pub use direction::{Http1Direction, SeekResult, state};
+pub(crate) use scan::first_bytes_mask;
+pub use unlocked_read::UnlockedRead;
 
 use core::mem::size_of;
 
@@ -40,13 +41,13 @@ pub const REQUEST_BYTES: usize = 768;
 /// Bytes of responses read at once. Each connection has space for this many.
 pub const RESPONSE_BYTES: usize = 512;
 /// Unlocked read of a part of a segment with requests.
-pub type UnlockedRequestRead = UnlockedRead<{ REQUEST_BYTES / 8 + scan::MARGIN }>;
+pub type UnlockedRequestRead = UnlockedRead<{ REQUEST_BYTES / 8 + scan::MARGIN_WORDS }>;
 /// Unlocked read of a part of a segment with responses.
-pub type UnlockedResponseRead = UnlockedRead<{ RESPONSE_BYTES / 8 + scan::MARGIN }>;
+pub type UnlockedResponseRead = UnlockedRead<{ RESPONSE_BYTES / 8 + scan::MARGIN_WORDS }>;
 
 /// Returns the number of bytes that may be filled into a window of `WORDS` words.
-pub const fn most<const WORDS: usize>() -> u32 {
-    (WORDS - scan::MARGIN) as u32 * 8
+pub const fn window_capacity<const WORDS: usize>() -> u32 {
+    (WORDS - scan::MARGIN_WORDS) as u32 * 8
 }
 
 /// Events of one step, as bits.
@@ -64,16 +65,16 @@ pub const OPAQUE: Http1Events = 16;
 /// Event: a request, unseen until its response, began and ended in this one step. It is added to the totals only.
 pub const MISSED: Http1Events = 32;
 /// Event: the request in flight has ended without a whole response.
-pub const CUT: Http1Events = 128;
+pub const ABORTED: Http1Events = 128;
 /// Event: the connection speaks HTTP/2 from here on. [`crate::h2`] continues in both directions, and nothing more is
 /// read here.
 pub const HTTP2: Http1Events = 64;
 
 /// Most unanswered requests whose kind is stored. Later ones of a deeper pipeline get the kind of an earlier request.
-const KINDS: u32 = 32;
+const STORED_KINDS_MAX: u32 = 32;
 
 /// Kinds of requests, which decide the length of the response.
-pub mod kind {
+pub mod request_kind {
     /// Any method without a rule of its own.
     pub const PLAIN: u8 = 0;
     /// HEAD: the response has no body.
@@ -90,12 +91,12 @@ pub struct Http1Connection {
     pub rx: Http1Direction,
     /// Direction of responses, server to client.
     pub tx: Http1Direction,
-    /// Kinds of the unanswered requests, two bits each: see [`kind`].
-    kinds: u64,
+    /// Kinds of the unanswered requests, two bits each: see [`request_kind`].
+    request_kinds: u64,
     /// Number of requests whose head has been read, wrapping.
-    asked: u32,
+    requests_read: u32,
     /// Number of requests whose response has been read, wrapping.
-    answered: u32,
+    responses_read: u32,
     /// 1 if the last response was a 101 and the new protocol has not been recognised yet.
     upgrading: u32,
     /// Padding that is always zero.
@@ -107,9 +108,9 @@ const _: () = assert!(size_of::<Http1Connection>() == 104);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowRead {
     /// Bytes consumed, at least 1.
-    pub used: u32,
+    pub consumed: u32,
     /// Events that these bytes caused.
-    pub happened: Http1Events,
+    pub events: Http1Events,
 }
 
 /// Progress in the first bytes of HTTP/2, which were read before the protocol was recognised.
@@ -118,13 +119,13 @@ pub struct Http2Handoff {
     /// Sequence number of the client's next byte.
     pub rx_next: u32,
     /// Bytes of the client's preface before `rx_next`.
-    pub preface: u32,
+    pub preface_read: u32,
     /// Sequence number of the server's next byte.
     pub tx_next: u32,
     /// Bytes of the server's first frame before `tx_next`, at most 4.
-    pub settings: u32,
-    /// The `settings` bytes themselves, the first one lowest.
-    pub first: u64,
+    pub server_frame_read: u32,
+    /// The `server_frame_read` bytes themselves, the first one lowest.
+    pub server_frame_bytes: u64,
 }
 
 impl Http1Connection {
@@ -143,34 +144,34 @@ impl Http1Connection {
     pub fn open(&mut self, rx_next: u32, tx_next: u32) {
         self.rx.open(rx_next);
         self.tx.open(tx_next);
-        self.kinds = 0;
-        self.asked = 0;
-        self.answered = 0;
+        self.request_kinds = 0;
+        self.requests_read = 0;
+        self.responses_read = 0;
         self.upgrading = 0;
     }
 
     /// Returns true if a request is in flight.
     #[inline(always)]
     pub fn is_busy(&self) -> bool {
-        self.asked != self.answered
+        self.requests_read != self.responses_read
     }
 
     /// Returns the positions at which HTTP/2 continues after the event [`HTTP2`].
     #[inline(always)]
-    pub fn begun(&self) -> Http2Handoff {
+    pub fn http2_handoff(&self) -> Http2Handoff {
         Http2Handoff {
             rx_next: self.rx.next,
-            preface: self.rx.http2_read(),
+            preface_read: self.rx.http2_bytes_read(),
             tx_next: self.tx.next,
-            settings: self.tx.http2_read(),
-            first: self.tx.value,
+            server_frame_read: self.tx.http2_bytes_read(),
+            server_frame_bytes: self.tx.value,
         }
     }
 
     /// Returns true if the connection speaks HTTP/2 from here on, which [`crate::h2`] reads.
     #[inline(always)]
     pub fn is_http2(&self) -> bool {
-        self.rx.at == at::HTTP2
+        self.rx.state == state::HTTP2
     }
 
     /// Returns true after a 101, until the first bytes of the new protocol have come.
@@ -181,7 +182,7 @@ impl Http1Connection {
 
     /// Returns true if a 101 has changed the protocol: the one request in flight ends with the connection.
     pub fn is_upgraded(&self) -> bool {
-        let is_tunnel = self.rx.at == at::TUNNEL && self.tx.at == at::TUNNEL;
+        let is_tunnel = self.rx.state == state::TUNNEL && self.tx.state == state::TUNNEL;
         self.is_busy() && (self.is_upgrading() || (is_tunnel && self.tx.status == 101))
     }
 
@@ -189,12 +190,13 @@ impl Http1Connection {
     /// upgraded connection.
     ///
     /// `None` if that is unknown: the connection never spoke HTTP/1, or message boundaries are lost.
-    pub fn in_use(&self) -> Option<bool> {
+    pub fn is_in_use(&self) -> Option<bool> {
         // An opaque connection is in state `TUNNEL` too, but has had no status.
         let is_foreign =
-            self.rx.at == at::TUNNEL && self.tx.at == at::TUNNEL && self.tx.status == 0;
-        let is_known = !is_foreign && self.rx.at != at::LOST && self.tx.at != at::LOST;
-        let came_in_part = !matches!(self.rx.at, at::START | at::TUNNEL);
+            self.rx.state == state::TUNNEL && self.tx.state == state::TUNNEL && self.tx.status == 0;
+        let is_known =
+            !is_foreign && self.rx.state != state::DESYNC && self.tx.state != state::DESYNC;
+        let came_in_part = !matches!(self.rx.state, state::START | state::TUNNEL);
         is_known.then_some(came_in_part || self.is_busy())
     }
 
@@ -212,24 +214,27 @@ impl Http1Connection {
         if !self.is_http2() {
             self.rx.read(window, len, true, slow);
         }
-        WindowRead { used: self.rx.next.wrapping_sub(from), happened: self.after_request_read() }
+        WindowRead { consumed: self.rx.next.wrapping_sub(from), events: self.after_request_read() }
     }
 
     /// Commits an unlocked read of requests, if the direction has not moved on meanwhile.
     #[inline(always)]
-    pub fn take_request<const WORDS: usize>(&mut self, draft: &UnlockedRead<WORDS>) -> Http1Events {
-        if draft.take(&mut self.rx) { self.after_request_read() } else { 0 }
+    pub fn commit_request_read<const WORDS: usize>(
+        &mut self,
+        draft: &UnlockedRead<WORDS>,
+    ) -> Http1Events {
+        if draft.commit(&mut self.rx) { self.after_request_read() } else { 0 }
     }
 
     #[inline(always)]
     fn after_request_read(&mut self) -> Http1Events {
-        match self.rx.at {
-            at::HTTP2 => 0,
-            at::LOST => self.request_lost(),
+        match self.rx.state {
+            state::HTTP2 => 0,
+            state::DESYNC => self.handle_request_desync(),
             // The first bytes after a 101 that cannot be HTTP/2 belong to another new protocol.
-            _ if self.is_upgrading() && !self.rx.may_be_http2() => self.tunnel(),
-            at::HEAD_END => self.request_head(),
-            at::DONE => self.after_request_seek(),
+            _ if self.is_upgrading() && !self.rx.may_be_http2() => self.begin_tunnel(),
+            state::HEAD_END => self.handle_request_head(),
+            state::DONE => self.after_request_seek(),
             _ => 0,
         }
     }
@@ -246,26 +251,26 @@ impl Http1Connection {
         if !self.is_http2() {
             self.tx.read(window, len, false, slow);
         }
-        WindowRead { used: self.tx.next.wrapping_sub(from), happened: self.after_response_read() }
+        WindowRead { consumed: self.tx.next.wrapping_sub(from), events: self.after_response_read() }
     }
 
     /// Commits an unlocked read of responses, if the direction has not moved on meanwhile.
     #[inline(always)]
-    pub fn take_response<const WORDS: usize>(
+    pub fn commit_response_read<const WORDS: usize>(
         &mut self,
         draft: &UnlockedRead<WORDS>,
     ) -> Http1Events {
-        if draft.take(&mut self.tx) { self.after_response_read() } else { 0 }
+        if draft.commit(&mut self.tx) { self.after_response_read() } else { 0 }
     }
 
     #[inline(always)]
     fn after_response_read(&mut self) -> Http1Events {
-        match self.tx.at {
-            at::HTTP2 => 0,
-            at::LOST => self.response_lost(),
-            _ if self.is_upgrading() && !self.tx.may_be_http2() => self.tunnel(),
-            at::HEAD_END => self.response_head(),
-            at::DONE => self.response_end(),
+        match self.tx.state {
+            state::HTTP2 => 0,
+            state::DESYNC => self.handle_response_desync(),
+            _ if self.is_upgrading() && !self.tx.may_be_http2() => self.begin_tunnel(),
+            state::HEAD_END => self.handle_response_head(),
+            state::DONE => self.handle_response_end(),
             _ => 0,
         }
     }
@@ -273,7 +278,7 @@ impl Http1Connection {
     /// Handles the end of a skipped request body. To be called after every `rx.seek`.
     #[inline(always)]
     pub fn after_request_seek(&mut self) -> Http1Events {
-        if self.rx.at == at::DONE {
+        if self.rx.state == state::DONE {
             self.rx.begin_request();
         }
         0
@@ -282,26 +287,26 @@ impl Http1Connection {
     /// Handles the end of a skipped response body. To be called after every `tx.seek`.
     #[inline(always)]
     pub fn after_response_seek(&mut self) -> Http1Events {
-        if self.tx.at == at::DONE { self.response_end() } else { 0 }
+        if self.tx.state == state::DONE { self.handle_response_end() } else { 0 }
     }
 
     /// Gives up the requests' boundaries after missing bytes: from now on only responses reveal requests.
     #[inline(always)]
-    pub fn lose_requests(&mut self) -> Http1Events {
-        if self.rx.at == at::LOST || self.rx.at == at::TUNNEL {
+    pub fn desync_requests(&mut self) -> Http1Events {
+        if self.rx.state == state::DESYNC || self.rx.state == state::TUNNEL {
             return 0;
         }
-        if self.rx.lose() { DESYNC } else { 0 }
+        if self.rx.desync() { DESYNC } else { 0 }
     }
 
     /// Gives up the responses' boundaries after missing bytes: the request in flight ends with the next request or at
     /// close.
     #[inline(always)]
-    pub fn lose_responses(&mut self) -> Http1Events {
-        if self.tx.at == at::LOST || self.tx.at == at::TUNNEL {
+    pub fn desync_responses(&mut self) -> Http1Events {
+        if self.tx.state == state::DESYNC || self.tx.state == state::TUNNEL {
             return 0;
         }
-        if self.tx.lose() { DESYNC } else { 0 }
+        if self.tx.desync() { DESYNC } else { 0 }
     }
 
     /// Handles a segment with request bytes while their boundaries are lost.
@@ -309,8 +314,8 @@ impl Http1Connection {
     /// With nothing in flight the segment can only begin a request, so reading starts again at `seq`. A repeated call
     /// changes nothing.
     #[inline(always)]
-    pub fn resume_requests(&mut self, seq: u32) {
-        if self.rx.at == at::LOST && !self.is_busy() && self.tx.at == at::START {
+    pub fn resync_requests(&mut self, seq: u32) {
+        if self.rx.state == state::DESYNC && !self.is_busy() && self.tx.state == state::START {
             self.rx.begin_request();
             self.rx.next = seq;
         }
@@ -324,116 +329,121 @@ impl Http1Connection {
     pub fn close(&mut self, in_order: bool) -> Http1Events {
         let busy = self.is_busy();
         let is_whole = self.is_upgrading()
-            || (self.tx.at == at::TUNNEL && (in_order || self.tx.status == 101));
-        self.answered = self.asked;
-        self.rx.tunnel();
-        self.tx.tunnel();
+            || (self.tx.state == state::TUNNEL && (in_order || self.tx.status == 101));
+        self.responses_read = self.requests_read;
+        self.rx.begin_tunnel();
+        self.tx.begin_tunnel();
         match (busy, is_whole) {
             (true, true) => FINISHED,
-            (true, false) => CUT,
+            (true, false) => ABORTED,
             (false, _) => 0,
         }
     }
 
     #[inline(always)]
-    fn request_head(&mut self) -> Http1Events {
+    fn handle_request_head(&mut self) -> Http1Events {
         let kind = self.rx.kind;
-        if self.rx.request_body() == at::LOST {
+        if self.rx.begin_request_body() == state::DESYNC {
             // The server refuses such a head (contradictory lengths, unknown coding) and closes.
-            return self.request_lost();
+            return self.handle_request_desync();
         }
-        if self.tx.at == at::LOST && self.is_busy() {
+        if self.tx.state == state::DESYNC && self.is_busy() {
             // The client sends the next request, so the response whose boundaries were lost has ended.
-            self.answered = self.asked;
-            self.ask(kind);
-            self.tx.resume();
+            self.responses_read = self.requests_read;
+            self.push_request(kind);
+            self.tx.resync_at_next_segment();
             return FINISHED | STARTED;
         }
-        self.ask(kind)
+        self.push_request(kind)
     }
 
     #[inline(always)]
-    fn ask(&mut self, kind: u8) -> Http1Events {
-        let waiting = self.asked.wrapping_sub(self.answered);
-        // Requests beyond `KINDS` store no kind: the bits still belong to unanswered ones.
-        if waiting < KINDS {
-            let shift = (self.asked % KINDS) * 2;
-            self.kinds = (self.kinds & !(3 << shift)) | (u64::from(kind & 3) << shift);
+    fn push_request(&mut self, kind: u8) -> Http1Events {
+        let waiting = self.requests_read.wrapping_sub(self.responses_read);
+        // Requests beyond `STORED_KINDS_MAX` store no kind: the bits still belong to unanswered ones.
+        if waiting < STORED_KINDS_MAX {
+            let shift = (self.requests_read % STORED_KINDS_MAX) * 2;
+            self.request_kinds =
+                (self.request_kinds & !(3 << shift)) | (u64::from(kind & 3) << shift);
         }
-        self.asked = self.asked.wrapping_add(1);
+        self.requests_read = self.requests_read.wrapping_add(1);
         if waiting == 0 { STARTED } else { 0 }
     }
 
     /// Returns true where another protocol than HTTP/1 may begin.
     #[inline(always)]
-    fn may_change(&self) -> bool {
-        self.asked == 0 || self.is_upgrading()
+    fn may_switch_protocol(&self) -> bool {
+        self.requests_read == 0 || self.is_upgrading()
     }
 
     #[inline(always)]
-    fn http2(&mut self) -> Http1Events {
-        self.rx.http2();
-        self.tx.http2();
+    fn switch_to_http2(&mut self) -> Http1Events {
+        self.rx.switch_to_http2();
+        self.tx.switch_to_http2();
         HTTP2
     }
 
     #[inline(always)]
-    fn opaque(&mut self) -> Http1Events {
-        self.rx.tunnel();
-        self.tx.tunnel();
+    fn switch_to_opaque(&mut self) -> Http1Events {
+        self.rx.begin_tunnel();
+        self.tx.begin_tunnel();
         OPAQUE
     }
 
     #[inline(always)]
-    fn request_lost(&mut self) -> Http1Events {
+    fn handle_request_desync(&mut self) -> Http1Events {
         // Each direction alone may look like HTTP/2 by accident, so the other one must not contradict it.
-        if self.rx.is_hello() && self.may_change() && self.tx.may_be_http2() {
-            return self.http2();
+        if self.rx.is_http2_preface() && self.may_switch_protocol() && self.tx.may_be_http2() {
+            return self.switch_to_http2();
         }
         if self.is_upgrading() {
-            return self.tunnel();
+            return self.begin_tunnel();
         }
         // Only the first bytes of a connection prove a foreign protocol: later ones may follow lost bytes.
-        if self.asked == 0 && self.rx.is_foreign() && !self.rx.was_lost() {
-            return self.opaque();
+        if self.requests_read == 0 && self.rx.is_not_http1() && !self.rx.was_desynced() {
+            return self.switch_to_opaque();
         }
-        if self.rx.lose() { DESYNC } else { 0 }
+        if self.rx.desync() { DESYNC } else { 0 }
     }
 
     #[inline(always)]
-    fn response_lost(&mut self) -> Http1Events {
-        if self.tx.is_hello() && self.may_change() && self.rx.may_be_http2() {
-            return self.http2();
+    fn handle_response_desync(&mut self) -> Http1Events {
+        if self.tx.is_http2_preface() && self.may_switch_protocol() && self.rx.may_be_http2() {
+            return self.switch_to_http2();
         }
         if self.is_upgrading() {
-            return self.tunnel();
+            return self.begin_tunnel();
         }
-        if self.asked == 0 && self.rx.at == at::START {
+        if self.requests_read == 0 && self.rx.state == state::START {
             // The server sends first, and not like an HTTP/1 server that times out (408).
-            return self.opaque();
+            return self.switch_to_opaque();
         }
-        if self.tx.lose() { DESYNC } else { 0 }
+        if self.tx.desync() { DESYNC } else { 0 }
     }
 
     #[inline(always)]
-    fn response_head(&mut self) -> Http1Events {
+    fn handle_response_head(&mut self) -> Http1Events {
         let status = self.tx.status;
         // An interim response (RFC 9110 §15.2): the final one follows.
         if (100..200).contains(&status) && status != 101 {
-            self.tx.begin();
+            self.tx.begin_message();
             return 0;
         }
-        let shift = (self.answered % KINDS) * 2;
-        let kind = if self.is_busy() { (self.kinds >> shift) as u8 & 3 } else { kind::PLAIN };
-        match self.tx.response_body(kind) {
-            at::DONE => self.response_end(),
+        let shift = (self.responses_read % STORED_KINDS_MAX) * 2;
+        let kind = if self.is_busy() {
+            (self.request_kinds >> shift) as u8 & 3
+        } else {
+            request_kind::PLAIN
+        };
+        match self.tx.begin_response_body(kind) {
+            state::DONE => self.handle_response_end(),
             // The new protocol may be h2c, so both directions wait for its first bytes before they stop reading.
-            at::TUNNEL if status == 101 && self.rx.at == at::START && self.is_busy() => {
-                self.tx.begin();
+            state::TUNNEL if status == 101 && self.rx.state == state::START && self.is_busy() => {
+                self.tx.begin_message();
                 self.upgrading = 1;
                 0
             }
-            at::TUNNEL => self.tunnel(),
+            state::TUNNEL => self.begin_tunnel(),
             _ => 0,
         }
     }
@@ -441,42 +451,42 @@ impl Http1Connection {
     /// Returns true if a response without a request may answer an unseen one. Boundaries are lost, or were, and the
     /// bytes since look like the begin of a request.
     #[inline(always)]
-    fn may_have_missed(&self) -> bool {
-        self.rx.at == at::LOST || (self.rx.was_lost() && self.rx.at != at::START)
+    fn may_have_missed_request(&self) -> bool {
+        self.rx.state == state::DESYNC || (self.rx.was_desynced() && self.rx.state != state::START)
     }
 
     /// Handles the begin of the connection's last response, which ends at close.
     #[inline(always)]
-    fn tunnel(&mut self) -> Http1Events {
-        let missed = self.may_have_missed() && !self.is_upgrading();
+    fn begin_tunnel(&mut self) -> Http1Events {
+        let missed = self.may_have_missed_request() && !self.is_upgrading();
         if self.is_upgrading() {
             self.upgrading = 0;
             self.tx.status = 101;
         }
-        self.rx.tunnel();
-        self.tx.tunnel();
+        self.rx.begin_tunnel();
+        self.tx.begin_tunnel();
         if self.is_busy() {
             // Pipelined requests behind it are never answered, so they do not count as asked.
-            self.asked = self.answered.wrapping_add(1);
+            self.requests_read = self.responses_read.wrapping_add(1);
             return 0;
         }
         // Without a request in flight its head was either in lost bytes, or the server sends unasked.
-        if missed { self.ask(kind::PLAIN) } else { STRAY }
+        if missed { self.push_request(request_kind::PLAIN) } else { STRAY }
     }
 
     #[inline(always)]
-    fn response_end(&mut self) -> Http1Events {
-        let closes = self.tx.closes();
-        let missed = self.may_have_missed();
+    fn handle_response_end(&mut self) -> Http1Events {
+        let closes = self.tx.has_connection_close();
+        let missed = self.may_have_missed_request();
         let busy = self.is_busy();
-        self.tx.begin();
+        self.tx.begin_message();
         if closes {
             // The server never serves bytes that the client has sent behind this request.
-            self.rx.tunnel();
-            self.tx.tunnel();
-            self.answered = self.asked;
+            self.rx.begin_tunnel();
+            self.tx.begin_tunnel();
+            self.responses_read = self.requests_read;
         } else if busy {
-            self.answered = self.answered.wrapping_add(1);
+            self.responses_read = self.responses_read.wrapping_add(1);
         }
         match (busy, missed) {
             // A pipelined request begins when the response before it ends.

@@ -7,23 +7,23 @@
 //! 1. [`Http2Direction::seek`] returns the offset in the segment at which reading continues, if it does. Payloads are
 //!    skipped by arithmetic on sequence numbers; gaps inside them do no harm. A frame takes effect with its last byte,
 //!    and
-//!    [`Http2Direction::ended`] returns that frame.
-//! 2. The driver copies up to [`PEEK`] bytes from there and calls [`Http2Direction::read`], which consumes at least
-//!    one.
+//!    [`Http2Direction::take_ended_frame`] returns that frame.
+//! 2. The driver copies up to [`PEEK_BYTES`] bytes from there and calls [`Http2Direction::read`], which consumes at
+//!    least one.
 //! 3. Both steps repeat until `seek` finds nothing more to read. Frames that have ended are passed to
-//!    [`Http2Connection::take`].
+//!    [`Http2Connection::apply_frame`].
 //!
 //! A request is a stream that the client opened. It begins with the last byte of its header block. It ends with the
 //! last byte that the server sends on it, or with RST_STREAM from either side. It also ends when the server's GOAWAY
-//! excludes it ([`Http2Connection::leave_out`]), and with the connection. None of that needs the headers themselves;
-//! statuses are read from the first bytes of header blocks (`glimpse`).
+//! excludes it ([`Http2Connection::abort_goaway_streams`]), and with the connection. None of that needs the headers
+//! themselves; statuses are read from the first bytes of header blocks (`hpack_status`).
 //!
 //! Rules: RFC 9113 §4.1 (frames), §5.1 (streams), §6 (frame types), §8.1 (messages), §8.4 (push); RFC 8441 (a CONNECT
 //! is an ordinary stream).
 
 mod frames;
-mod glimpse;
-mod streams;
+mod hpack_status;
+mod stream_table;
 #[cfg(test)]
 mod tests;
 
@@ -31,13 +31,13 @@ use core::{hint::black_box, mem::size_of};
 
 use crate::h1::Http2Handoff;
 
-pub use frames::{EndedFrame, Http2Direction, ended, flag, kind};
-pub use glimpse::grpc;
+pub use frames::{EndedFrame, Http2Direction, frame_class, frame_flag, frame_kind};
+pub use hpack_status::grpc;
 
 /// Most bytes of a frame that are read: its header and the begin of its payload.
-pub const PEEK: usize = frames::WORDS * 8;
-/// Number of words in [`PEEK`].
-pub const PEEK_WORDS: usize = frames::WORDS;
+pub const PEEK_BYTES: usize = frames::STORED_WORDS * 8;
+/// Number of words in [`PEEK_BYTES`].
+pub const PEEK_WORDS: usize = frames::STORED_WORDS;
 
 /// Bits of a time in ns that are dropped in a stream's stored begin: one tick is 16 µs, and ticks wrap after 19 hours.
 const TICK_BITS: u32 = 14;
@@ -51,25 +51,25 @@ pub struct Http2Connection {
     /// Direction of the server's frames.
     pub tx: Http2Direction,
     /// Highest stream that the client has opened.
-    newest: u32,
+    highest_stream: u32,
     /// Requests in flight on the connection.
-    pub open: u32,
+    pub requests_in_flight: u32,
     /// Requests among `open` for which the table had no room.
-    spilled: u32,
-    /// Literal statuses and gRPC outcomes of the server so far, as bits: see [`glimpse`].
-    seen: u32,
+    untracked: u32,
+    /// Literal statuses and gRPC outcomes of the server so far, as bits: see [`hpack_status`].
+    hpack_seen: u32,
     /// First stream that a GOAWAY excludes; 0: none has to be ended.
-    leaves_out: u32,
+    goaway_first_excluded: u32,
     /// Latest ended stream among those without room in the table.
-    spilled_last: u32,
+    last_untracked_ended: u32,
     /// First stream that the server does not process since its GOAWAY; 0: it processes all.
-    refused: u32,
+    first_unprocessed: u32,
     /// Highest stream when the client's boundaries were lost for the first time: higher ones may have been opened
     /// unseen.
-    lost_from: u32,
+    desync_highest_stream: u32,
     /// Effect of the last frame. It is in memory, where the verifier merges the paths that lead here.
     pub change: StreamChange,
-    streams: streams::StreamTable,
+    streams: stream_table::StreamTable,
 }
 const _: () = assert!(size_of::<Http2Connection>() <= 3_072);
 
@@ -78,17 +78,17 @@ const _: () = assert!(size_of::<Http2Connection>() <= 3_072);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamChange {
     /// Duration of the answered request, ns.
-    pub took_ns: u64,
+    pub duration_ns: u64,
     /// Requests that began: 0 or 1.
     pub started: u32,
     /// Requests that were answered: 0 or 1.
     pub answered: u32,
     /// Requests that ended without a whole response.
-    pub cut: u32,
+    pub aborted: u32,
     /// Class of the response's status, 1 to 5; 0: not seen.
-    pub class: u16,
+    pub status_class: u16,
     /// Outcome of a gRPC call, as one of [`grpc`].
-    pub grpc: u16,
+    pub grpc_outcome: u16,
 }
 
 impl Http2Connection {
@@ -97,65 +97,68 @@ impl Http2Connection {
     /// With `upgraded` the request that asked for HTTP/2 is stream 1, in flight since then (RFC 7540 §3.2).
     #[inline(always)]
     pub fn open(&mut self, begun: &Http2Handoff, upgraded: Option<u64>) {
-        self.rx.open_behind_preface(begun.rx_next, begun.preface);
-        self.tx.open(begun.tx_next, begun.settings, begun.first);
-        self.newest = u32::from(upgraded.is_some());
-        self.open = 0;
-        self.spilled = 0;
-        self.spilled_last = 0;
-        self.refused = 0;
-        self.seen = 0;
-        self.lost_from = u32::MAX;
+        self.rx.open_after_preface(begun.rx_next, begun.preface_read);
+        self.tx.open(begun.tx_next, begun.server_frame_read, begun.server_frame_bytes);
+        self.highest_stream = u32::from(upgraded.is_some());
+        self.requests_in_flight = 0;
+        self.untracked = 0;
+        self.last_untracked_ended = 0;
+        self.first_unprocessed = 0;
+        self.hpack_seen = 0;
+        self.desync_highest_stream = u32::MAX;
         if let Some(began_ns) = upgraded {
-            self.begin(1, began_ns);
+            self.begin_request(1, began_ns);
         }
     }
 
     /// Returns true if bytes came that are no preface or no frame: the connection is opaque.
     #[inline(always)]
-    pub fn is_foreign(&self) -> bool {
-        self.rx.is_foreign() || self.tx.is_foreign()
+    pub fn is_not_http2(&self) -> bool {
+        self.rx.is_not_http2() || self.tx.is_not_http2()
     }
 
     /// Handles a frame of the client (`request`) or of the server that ended at this time. The effect is stored in
     /// [`change`](Self::change).
     #[inline(always)]
-    pub fn take(&mut self, ended: EndedFrame, request: bool, now_ns: u64) {
+    pub fn apply_frame(&mut self, ended: EndedFrame, request: bool, now_ns: u64) {
         // A barrier: the verifier forgets the values here, and merges the paths of the frame reader.
         let this = black_box(&mut *self);
         this.change = StreamChange::default();
-        match ended.what {
-            ended::NOTHING => {}
-            ended::HEADERS if request => this.asked(ended.stream, now_ns),
-            ended::RESET => this.cut(ended.stream),
-            ended::GOAWAY if !request => {
+        match ended.class {
+            frame_class::NOTHING => {}
+            frame_class::HEADERS if request => this.handle_request_headers(ended.stream, now_ns),
+            frame_class::RESET => this.abort_stream(ended.stream),
+            frame_class::GOAWAY if !request => {
                 // GOAWAY names the last stream that the server processes (RFC 9113 §6.8).
-                this.leaves_out = ended.stream.wrapping_add(1);
-                this.refused = this.leaves_out;
+                this.goaway_first_excluded = ended.stream.wrapping_add(1);
+                this.first_unprocessed = this.goaway_first_excluded;
             }
-            ended::HEADERS | ended::DATA if !request => this.answer(ended, now_ns),
+            frame_class::HEADERS | frame_class::DATA if !request => {
+                this.handle_response_frame(ended, now_ns)
+            }
             _ => {}
         }
         black_box(self);
     }
 
-    /// Returns true if a GOAWAY has come after which [`leave_out`](Self::leave_out) is to be called.
+    /// Returns true if a GOAWAY has come after which [`abort_goaway_streams`](Self::abort_goaway_streams) is to be
+    /// called.
     #[inline(always)]
-    pub fn leaves_out(&self) -> bool {
-        self.leaves_out != 0
+    pub fn has_pending_goaway(&self) -> bool {
+        self.goaway_first_excluded != 0
     }
 
     /// Ends the requests that the server's GOAWAY excludes, if one has come. Returns their number. To be called after a
     /// segment is read: the client may send them again elsewhere (RFC 9113 §6.8).
     #[inline(always)]
-    pub fn leave_out(&mut self) -> u32 {
-        if self.leaves_out == 0 {
+    pub fn abort_goaway_streams(&mut self) -> u32 {
+        if self.goaway_first_excluded == 0 {
             return 0;
         }
-        // Apart from `take`, which must stay small for the verifier: this loops over the whole table.
-        let cut = self.streams.remove_above(self.leaves_out.wrapping_sub(1));
-        self.leaves_out = 0;
-        self.open = self.open.wrapping_sub(cut);
+        // Apart from `apply_frame`, which must stay small for the verifier: this loops over the whole table.
+        let cut = self.streams.remove_above(self.goaway_first_excluded.wrapping_sub(1));
+        self.goaway_first_excluded = 0;
+        self.requests_in_flight = self.requests_in_flight.wrapping_sub(cut);
         cut
     }
 
@@ -163,9 +166,9 @@ impl Http2Connection {
     /// called last.
     #[inline(always)]
     pub fn close(&mut self) -> u32 {
-        let open = self.open;
-        self.open = 0;
-        self.spilled = 0;
+        let open = self.requests_in_flight;
+        self.requests_in_flight = 0;
+        self.untracked = 0;
         // Another CPU may still process an earlier packet.
         self.rx.close();
         self.tx.close();
@@ -178,120 +181,131 @@ impl Http2Connection {
     /// A request that the client resets meanwhile counts as in flight until the server ends it, or the connection is
     /// gone.
     #[inline(always)]
-    pub fn lose_requests(&mut self) -> bool {
-        if self.rx.is_lost() || self.rx.is_foreign() {
+    pub fn desync_requests(&mut self) -> bool {
+        if self.rx.is_desynced() || self.rx.is_not_http2() {
             return false;
         }
-        self.rx.lose();
-        self.lost_from = self.lost_from.min(self.newest);
+        self.rx.desync();
+        self.desync_highest_stream = self.desync_highest_stream.min(self.highest_stream);
         true
     }
 
     /// Handles the client's next segment, `len` bytes at `seq`, while its boundaries are lost. Reading continues if the
     /// segment certainly begins with a frame. `window` holds its first `have` bytes.
     #[inline(always)]
-    pub fn resume_requests(&mut self, window: &[u64; PEEK_WORDS], have: u32, seq: u32, len: u32) {
-        if self.rx.is_lost() && frames::begins(window, have, len, self.newest) {
-            self.rx.resume(seq);
+    pub fn resync_requests(&mut self, window: &[u64; PEEK_WORDS], have: u32, seq: u32, len: u32) {
+        if self.rx.is_desynced()
+            && frames::begins_with_frame(window, have, len, self.highest_stream)
+        {
+            self.rx.resync_at(seq);
         }
     }
 
     /// Returns the age of the youngest request in flight, in ns before `now_ns`; `None` without any, or if not all are
     /// known.
-    pub fn youngest_ns(&self, now_ns: u64) -> Option<u64> {
-        if self.spilled > 0 || self.open == 0 {
+    pub fn youngest_request_age_ns(&self, now_ns: u64) -> Option<u64> {
+        if self.untracked > 0 || self.requests_in_flight == 0 {
             return None;
         }
-        self.streams.youngest(ticks(now_ns)).map(|age| u64::from(age) << TICK_BITS)
+        self.streams.youngest_age(to_ticks(now_ns)).map(|age| u64::from(age) << TICK_BITS)
     }
 
     /// Handles HEADERS of a client: a request if its stream is new, trailers otherwise.
     #[inline(always)]
-    fn asked(&mut self, stream: u32, now_ns: u64) {
+    fn handle_request_headers(&mut self, stream: u32, now_ns: u64) {
         // Even streams are the server's; lower ones were opened, or skipped and thereby closed (RFC 9113 §5.1.1). The
         // server ignores streams that were under way when it sent GOAWAY (§6.8).
-        if stream & 1 == 0 || stream <= self.newest {
+        if stream & 1 == 0 || stream <= self.highest_stream {
             return;
         }
-        self.newest = stream;
-        // Without a GOAWAY, `refused` is 0, and 0 − 1 is above every stream.
-        if stream.wrapping_sub(1) < self.refused.wrapping_sub(1) {
-            self.begin(stream, now_ns);
+        self.highest_stream = stream;
+        // Without a GOAWAY, `first_unprocessed` is 0, and 0 − 1 is above every stream.
+        if stream.wrapping_sub(1) < self.first_unprocessed.wrapping_sub(1) {
+            self.begin_request(stream, now_ns);
             self.change.started = 1;
         }
     }
 
     #[inline(always)]
-    fn begin(&mut self, stream: u32, now_ns: u64) {
-        self.open = self.open.wrapping_add(1);
+    fn begin_request(&mut self, stream: u32, now_ns: u64) {
+        self.requests_in_flight = self.requests_in_flight.wrapping_add(1);
         // The request counts although the table is full; only its duration and status are not known.
-        if !self.streams.insert(stream, ticks(now_ns)) {
-            self.spilled = self.spilled.wrapping_add(1);
+        if !self.streams.insert(stream, to_ticks(now_ns)) {
+            self.untracked = self.untracked.wrapping_add(1);
         }
     }
 
     /// Returns true if an unknown stream that the server answers was opened while boundaries were lost.
     #[inline(always)]
-    fn was_missed(&self, ended: EndedFrame) -> bool {
-        let may_be = ended.stream & 1 != 0 && ended.stream > self.lost_from;
-        may_be && ended.what == ended::HEADERS && self.spilled == 0
+    fn is_missed_request(&self, ended: EndedFrame) -> bool {
+        let may_be = ended.stream & 1 != 0 && ended.stream > self.desync_highest_stream;
+        may_be && ended.class == frame_class::HEADERS && self.untracked == 0
     }
 
     /// Handles HEADERS or DATA of a server.
     #[inline(always)]
-    fn answer(&mut self, ended: EndedFrame, now_ns: u64) {
+    fn handle_response_frame(&mut self, ended: EndedFrame, now_ns: u64) {
         let mut place = self.streams.find(ended.stream);
         // A response proves a request that was in lost bytes: its begin is taken to be now.
-        if place.is_none() && self.was_missed(ended) {
-            self.begin(ended.stream, now_ns);
+        if place.is_none() && self.is_missed_request(ended) {
+            self.begin_request(ended.stream, now_ns);
             self.change.started = 1;
-            self.newest = self.newest.max(ended.stream);
+            self.highest_stream = self.highest_stream.max(ended.stream);
             place = self.streams.find(ended.stream);
         }
         // The table still finds a stream that was reset: the server may have sent these frames before it knew.
         let Some(place) = place.filter(|place| self.streams.is_open(*place)) else {
-            if ended.what == ended::HEADERS {
+            if ended.class == frame_class::HEADERS {
                 // The block may define entries of HPACK's table that later blocks of counted streams refer to.
-                glimpse::missed(&self.tx.payload(), ended.ends, &mut self.seen);
+                hpack_status::record_uncounted_block(
+                    &self.tx.header_block(),
+                    ended.ends_stream,
+                    &mut self.hpack_seen,
+                );
             }
-            if ended.ends && place.is_none() && self.is_spilled(ended.stream) {
+            if ended.ends_stream && place.is_none() && self.end_untracked(ended.stream) {
                 self.change.answered = 1;
             }
             return;
         };
-        if ended.what == ended::HEADERS {
+        if ended.class == frame_class::HEADERS {
             let note = self.streams.note(place);
-            let note = glimpse::noted(note, &self.tx.payload(), ended.ends, &mut self.seen);
+            let note = hpack_status::update_note(
+                note,
+                &self.tx.header_block(),
+                ended.ends_stream,
+                &mut self.hpack_seen,
+            );
             self.streams.set_note(place, note);
         }
-        if !ended.ends {
+        if !ended.ends_stream {
             return;
         }
         // Behind the barrier the verifier no longer distinguishes the places of the table.
         let this = black_box(self);
         let note = this.streams.note(place);
         let began = this.streams.remove(place);
-        this.open = this.open.wrapping_sub(1);
+        this.requests_in_flight = this.requests_in_flight.wrapping_sub(1);
         this.change = StreamChange {
-            took_ns: u64::from(ticks(now_ns).wrapping_sub(began)) << TICK_BITS,
+            duration_ns: u64::from(to_ticks(now_ns).wrapping_sub(began)) << TICK_BITS,
             started: this.change.started,
             answered: 1,
-            class: u16::from(note & glimpse::CLASS),
-            grpc: u16::from(note & glimpse::GRPC),
+            status_class: u16::from(note & hpack_status::CLASS_MASK),
+            grpc_outcome: u16::from(note & hpack_status::GRPC_MASK),
             ..StreamChange::default()
         };
     }
 
     #[inline(always)]
-    fn cut(&mut self, stream: u32) {
+    fn abort_stream(&mut self, stream: u32) {
         if let Some(place) = self.streams.find(stream) {
             if self.streams.is_open(place) {
                 self.streams.remove(place);
-                self.open = self.open.wrapping_sub(1);
-                self.change.cut = 1;
+                self.requests_in_flight = self.requests_in_flight.wrapping_sub(1);
+                self.change.aborted = 1;
             }
-        } else if self.is_spilled(stream) {
-            self.change.cut = 1;
+        } else if self.end_untracked(stream) {
+            self.change.aborted = 1;
         }
     }
 
@@ -299,19 +313,19 @@ impl Http2Connection {
     ///
     /// Servers often send RST_STREAM after the end of a response (RFC 9113 §8.1): the same stream does not end twice.
     #[inline(always)]
-    fn is_spilled(&mut self, stream: u32) -> bool {
-        let is_again = stream == self.spilled_last;
-        if self.spilled == 0 || stream & 1 == 0 || stream > self.newest || is_again {
+    fn end_untracked(&mut self, stream: u32) -> bool {
+        let is_again = stream == self.last_untracked_ended;
+        if self.untracked == 0 || stream & 1 == 0 || stream > self.highest_stream || is_again {
             return false;
         }
-        self.spilled_last = stream;
-        self.spilled = self.spilled.wrapping_sub(1);
-        self.open = self.open.wrapping_sub(1);
+        self.last_untracked_ended = stream;
+        self.untracked = self.untracked.wrapping_sub(1);
+        self.requests_in_flight = self.requests_in_flight.wrapping_sub(1);
         true
     }
 }
 
 #[inline(always)]
-fn ticks(ns: u64) -> u32 {
+fn to_ticks(ns: u64) -> u32 {
     (ns >> TICK_BITS) as u32
 }

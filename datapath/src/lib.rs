@@ -6,15 +6,18 @@
 //! | module | used by | content |
 //! |---|---|---|
 //! | [`abi`] | eBPF programs, agent | map keys, values, capacities |
-//! | [`flow`] | eBPF programs, unit tests | choice of a backend, packing of map words |
+//! | [`load_balancing`] | eBPF programs, unit tests | choice of a backend, packing of map words |
 //! | [`h1`] | eBPF programs, unit tests | HTTP/1.1 message boundaries |
 //! | [`h2`] | eBPF programs, unit tests | HTTP/2 frames and streams |
-//! | [`turns`] | eBPF programs, unit tests | opaque estimate of requests |
+//! | [`opaque_estimate`] | eBPF programs, unit tests | opaque estimate of requests |
+//!
+//! Floors, from the ground up: `words`; `opaque_estimate` and `h1`; `h2` and `abi`; `load_balancing`.
 #![cfg_attr(not(any(feature = "user", test)), no_std)]
 #![warn(missing_docs)]
 
 pub mod abi;
-pub mod flow;
 pub mod h1;
 pub mod h2;
-pub mod turns;
+pub mod load_balancing;
+pub mod opaque_estimate;
+mod words;

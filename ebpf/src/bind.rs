@@ -5,12 +5,12 @@ use core::ptr;
 use aya_ebpf::{bindings::bpf_sock_addr, helpers::generated::bpf_get_current_cgroup_id};
 use datapath::{
     abi::{self, ListenKey, ListenValue, ServerSocket},
-    flow,
+    load_balancing,
 };
 
 use crate::{
-    context::{ALLOW, BpfSockAddr},
-    maps::{CONNS, LISTEN, LISTENERS, PODS, add32},
+    maps::{CONNS, LISTEN, LISTENERS, PODS, atomic_add32},
+    sock_addr::{ALLOW, BpfSockAddr},
 };
 
 /// First byte of 127.0.0.0/8.
@@ -20,11 +20,11 @@ const LOOPBACK_NET: u8 = 127;
 #[inline(always)]
 pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(conn) = identify(ctx)
-        && ctx.four()[3] == u32::from_ne_bytes([LOOPBACK_NET, 0, 0, 1])
-        && may_widen(conn, ctx.port_be(), abi::FAMILY_V4)
+    if let Some(conn) = record_binder(ctx)
+        && ctx.ipv4()[3] == u32::from_ne_bytes([LOOPBACK_NET, 0, 0, 1])
+        && may_widen(conn, ctx.port_be(), abi::WIDENED_V4)
     {
-        ctx.set_four(&[0; 4]);
+        ctx.set_ipv4(&[0; 4]);
         conn.flags = abi::CONN_WIDENED;
     }
     ALLOW
@@ -34,11 +34,11 @@ pub fn bind4(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(conn) = identify(ctx)
-        && ctx.six() == [0, 0, 0, 1u32.to_be()]
-        && may_widen(conn, ctx.port_be(), abi::FAMILY_V6)
+    if let Some(conn) = record_binder(ctx)
+        && ctx.ipv6() == [0, 0, 0, 1u32.to_be()]
+        && may_widen(conn, ctx.port_be(), abi::WIDENED_V6)
     {
-        ctx.set_six(&[0; 4]);
+        ctx.set_ipv6(&[0; 4]);
         conn.flags = abi::CONN_WIDENED;
     }
     ALLOW
@@ -46,14 +46,14 @@ pub fn bind6(ctx: *mut bpf_sock_addr) -> i32 {
 
 /// Writes pod and namespace into the socket's storage, which accepted connections inherit.
 #[inline(always)]
-fn identify(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
+fn record_binder(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
     if !ctx.is_tcp() {
         return None;
     }
     let conn = CONNS.get_or_zero(ctx.socket())?;
-    conn.cookie = ctx.netns_cookie();
+    conn.netns_cookie = ctx.netns_cookie();
     // SAFETY: the helper has no arguments and cannot fail.
-    conn.cgroup = unsafe { bpf_get_current_cgroup_id() };
+    conn.cgroup_id = unsafe { bpf_get_current_cgroup_id() };
     conn.flags = 0;
     Some(conn)
 }
@@ -68,19 +68,19 @@ fn identify(ctx: BpfSockAddr) -> Option<&'static mut ServerSocket> {
 fn may_widen(conn: &ServerSocket, port_be: u16, family: u32) -> bool {
     let port = u16::from_be(port_be);
     // SAFETY: the fields are read at once.
-    let Some(pod) = (unsafe { PODS.get(conn.cookie) }) else { return false };
+    let Some(pod) = (unsafe { PODS.get(conn.netns_cookie) }) else { return false };
     if pod.port != port
-        || pod.flags & (abi::POD_WIDEN_BIND | abi::POD_LISTENS) != abi::POD_WIDEN_BIND
+        || pod.flags & (abi::POD_WIDEN_BIND | abi::POD_LISTENER_FOUND) != abi::POD_WIDEN_BIND
     {
         return false;
     }
-    let key = ListenKey { cookie: conn.cookie, port: u32::from(port), reserved: 0 };
-    let Ok(found) = entry(&key) else { return false };
+    let key = ListenKey { netns_cookie: conn.netns_cookie, port: u32::from(port), reserved: 0 };
+    let Ok(found) = listen_entry(&key) else { return false };
     // SAFETY: a live map value; single words.
     unsafe {
         // The family is claimed here, at the bind: until listen, no counter would show it to a second bind.
-        let others = (*found).families & abi::FAMILIES & !family;
-        let free = others == 0 && (*found).open == (*found).widened;
+        let others = (*found).families & abi::WIDENED_FAMILIES & !family;
+        let free = others == 0 && (*found).reachable == (*found).widened;
         if free {
             (*found).families |= family;
         }
@@ -90,25 +90,26 @@ fn may_widen(conn: &ServerSocket, port_be: u16, family: u32) -> bool {
 
 /// Returns the entry of a namespace and port, created if missing; or the word of `CONTROL` that counts the refusal.
 #[inline(always)]
-pub fn entry(key: &ListenKey) -> Result<*mut ListenValue, u32> {
+pub fn listen_entry(key: &ListenKey) -> Result<*mut ListenValue, u32> {
     const NOEXIST: u64 = 1;
     if let Some(found) = LISTEN.get_ptr_mut(key) {
         return Ok(found);
     }
-    let entries = LISTENERS.get_ptr_mut(key.cookie);
+    let entries = LISTENERS.get_ptr_mut(key.netns_cookie);
     // SAFETY: a live map value; a single word.
     let count = entries.map_or(0, |entries| unsafe { ptr::read_volatile(entries) });
     // A namespace beyond its share gets no further entry, except for the port that matters for routing.
-    if count >= abi::LISTEN_EACH && !is_serving(key) {
-        return Err(abi::CONTROL_LISTEN_BEYOND);
+    if count >= abi::LISTEN_PER_NAMESPACE && !is_serving_port(key) {
+        return Err(abi::CONTROL_LISTEN_OVER_QUOTA);
     }
-    let fresh = ListenValue { open: 0, widened: 0, loopback: 0, families: 0, since_ns: 0 };
+    let fresh =
+        ListenValue { reachable: 0, widened: 0, loopback: 0, families: 0, listening_since_ns: 0 };
     if LISTEN.insert(key, fresh, NOEXIST).is_ok() {
         match entries {
-            Some(entries) => add32(entries, 1),
+            Some(entries) => atomic_add32(entries, 1),
             None => {
                 // Of two inserts at once one is not counted, until the agent counts the entries again.
-                let _lost_a_race_or_full = LISTENERS.insert(key.cookie, 1, NOEXIST);
+                let _lost_a_race_or_full = LISTENERS.insert(key.netns_cookie, 1, NOEXIST);
             }
         }
     }
@@ -117,14 +118,14 @@ pub fn entry(key: &ListenKey) -> Result<*mut ListenValue, u32> {
 
 /// Returns true for the serving port of a registered pod.
 #[inline(always)]
-fn is_serving(key: &ListenKey) -> bool {
+fn is_serving_port(key: &ListenKey) -> bool {
     // SAFETY: the field is read at once.
-    unsafe { PODS.get(key.cookie) }.is_some_and(|pod| u32::from(pod.port) == key.port)
+    unsafe { PODS.get(key.netns_cookie) }.is_some_and(|pod| u32::from(pod.port) == key.port)
 }
 
 /// Returns true if a listener on this address is reachable from its own namespace only.
 #[inline(always)]
 pub fn is_loopback(words: &[u32; 4]) -> bool {
-    let mapped = flow::is_mapped(words) && words[3].to_ne_bytes()[0] == LOOPBACK_NET;
+    let mapped = load_balancing::is_ipv4_mapped(words) && words[3].to_ne_bytes()[0] == LOOPBACK_NET;
     mapped || *words == [0, 0, 0, 1u32.to_be()]
 }

@@ -11,25 +11,25 @@ use aya_ebpf::{
 };
 use datapath::{
     abi::{self, BackendValue, ConnectRecord, FrontendKey, ListenKey},
-    flow::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
+    load_balancing::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
 };
 
 use crate::{
-    context::{ALLOW, BpfSockAddr, bytes, refuse, words},
     maps::{
         BACKENDS, CLAIMS, CLIENTS, CONTROL, FRONTENDS, LISTEN, OVERFLOW, POD_STATE, PODS, SLOTS,
-        SVC_INFO, SVC_STATE, add, note, note_by, now,
+        SVC_INFO, SVC_STATE, add_to_control, atomic_add, increment_control, monotonic_ns,
     },
+    sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_connect},
 };
 
 /// Picks of two backends before the activator gets the connect.
-const PICKS: u32 = 4;
+const MAX_PICKS: u32 = 4;
 /// Minus one, for adds that wrap.
-const LESS: u64 = 1u64.wrapping_neg();
+const MINUS_ONE: u64 = 1u64.wrapping_neg();
 /// Generation that no backend has: a socket with it counts in no gauge. Generations begin with 1.
-const GAUGELESS: u64 = 0;
+const NO_GAUGE_GENERATION: u64 = 0;
 /// Number that no backend has.
-const NONE: u32 = u32::MAX;
+const NO_BACKEND: u32 = u32::MAX;
 
 /// Reason that a connect is not rewritten.
 enum NoRewriteReason {
@@ -54,7 +54,7 @@ struct ChosenBackend {
 /// One backend picked from a list.
 struct BackendPick {
     backend: u32,
-    row: *const BackendValue,
+    value: *const BackendValue,
 }
 
 /// Rewrites a connect to an IPv4 address.
@@ -64,22 +64,22 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
     if !ctx.is_tcp() {
         return ALLOW;
     }
-    let StackAligned(key) = &key(ctx.four(), ctx.port_be());
-    match choose(key) {
+    let StackAligned(key) = &frontend_key(ctx.ipv4(), ctx.port_be());
+    match choose_backend(key) {
         Ok(target) => {
             // An IPv4 socket cannot connect to an IPv6 pod; the agent plans no such lists, so this only guards.
-            if flow::is_mapped(&target.address) {
-                ctx.set_four(&target.address);
+            if load_balancing::is_ipv4_mapped(&target.address) {
+                ctx.set_ipv4(&target.address);
                 ctx.set_port_be(target.port_be);
-                remember(ctx, key, &target);
+                record_connect(ctx, key, &target);
             }
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            elsewhere(ctx);
+            handle_other_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse(),
+        Err(NoRewriteReason::Refuse) => refuse_connect(),
     }
 }
 
@@ -90,19 +90,19 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
     if !ctx.is_tcp() {
         return ALLOW;
     }
-    let StackAligned(key) = &key(ctx.six(), ctx.port_be());
-    match choose(key) {
+    let StackAligned(key) = &frontend_key(ctx.ipv6(), ctx.port_be());
+    match choose_backend(key) {
         Ok(target) => {
-            ctx.set_six(&target.address);
+            ctx.set_ipv6(&target.address);
             ctx.set_port_be(target.port_be);
-            remember(ctx, key, &target);
+            record_connect(ctx, key, &target);
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            elsewhere(ctx);
+            handle_other_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse(),
+        Err(NoRewriteReason::Refuse) => refuse_connect(),
     }
 }
 
@@ -110,9 +110,9 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(client) = asked(ctx, ctx.four()) {
-        ctx.set_four(&words(client.asked));
-        ctx.set_port_be(client.asked_port_be);
+    if let Some(client) = record_for_peer(ctx, ctx.ipv4()) {
+        ctx.set_ipv4(&address_words(client.original_address));
+        ctx.set_port_be(client.original_port_be);
     }
     ALLOW
 }
@@ -121,33 +121,34 @@ pub fn getpeername4(ctx: *mut bpf_sock_addr) -> i32 {
 #[inline(always)]
 pub fn getpeername6(ctx: *mut bpf_sock_addr) -> i32 {
     let ctx = BpfSockAddr(ctx);
-    if let Some(client) = asked(ctx, ctx.six()) {
-        ctx.set_six(&words(client.asked));
-        ctx.set_port_be(client.asked_port_be);
+    if let Some(client) = record_for_peer(ctx, ctx.ipv6()) {
+        ctx.set_ipv6(&address_words(client.original_address));
+        ctx.set_port_be(client.original_port_be);
     }
     ALLOW
 }
 
 /// Removes a socket that is released from the gauge of its backend, and frees its row.
 #[inline(always)]
-pub fn release(socket: *mut bpf_sock) -> i32 {
+pub fn release_socket(socket: *mut bpf_sock) -> i32 {
     // SAFETY: the helper takes the context as it is.
     let cookie = unsafe { bpf_get_socket_cookie(socket.cast()) };
-    if let Some((row, claims)) = own(cookie) {
-        leave(row);
-        add(claims, LESS);
-    } else if let Some(client) = overflowed(socket.cast()) {
-        leave(client);
-        note_by(abi::CONTROL_OVERFLOW, LESS);
+    if let Some((row, claims)) = claimed_record(cookie) {
+        leave_gauge(row);
+        atomic_add(claims, MINUS_ONE);
+    } else if let Some(client) = find_overflow_record(socket.cast()) {
+        leave_gauge(client);
+        add_to_control(abi::CONTROL_OVERFLOW, MINUS_ONE);
     }
     ALLOW
 }
 
 /// Returns the record of a socket if `peer` and the port are the backend that it was given.
 #[inline(always)]
-fn asked(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut ConnectRecord> {
-    let client = remembered(ctx.socket(), ctx.socket_cookie())?;
-    (words(client.given) == peer && client.given_port_be == ctx.port_be()).then_some(client)
+fn record_for_peer(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut ConnectRecord> {
+    let client = find_record(ctx.socket(), ctx.socket_cookie())?;
+    (address_words(client.backend_address) == peer && client.backend_port_be == ctx.port_be())
+        .then_some(client)
 }
 
 /// Aligned to whole words of the stack, as the verifier requires for stores of whole words.
@@ -156,8 +157,8 @@ struct StackAligned<T>(T);
 
 /// Builds the frontend key of an address and port, for TCP.
 #[inline(always)]
-fn key(address: [u32; 4], port_be: u16) -> StackAligned<FrontendKey> {
-    StackAligned(FrontendKey { address: bytes(address), port_be, protocol: 6, reserved: 0 })
+fn frontend_key(address: [u32; 4], port_be: u16) -> StackAligned<FrontendKey> {
+    StackAligned(FrontendKey { address: address_bytes(address), port_be, protocol: 6, reserved: 0 })
 }
 
 /// Chooses a backend, in up to three attempts if the maps change meanwhile.
@@ -166,40 +167,40 @@ fn key(address: [u32; 4], port_be: u16) -> StackAligned<FrontendKey> {
 /// the backends there may belong to another service. The attempts are written out: in a loop, the verifier would have
 /// to prove what each iteration leaves to the next.
 #[inline(always)]
-fn choose(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
-    let first = attempt(key);
+fn choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
+    let first = try_choose_backend(key);
     if !matches!(first, Err(NoRewriteReason::Changed)) {
         return first;
     }
-    let second = attempt(key);
+    let second = try_choose_backend(key);
     if !matches!(second, Err(NoRewriteReason::Changed)) {
         return second;
     }
-    attempt(key)
+    try_choose_backend(key)
 }
 
 /// Chooses a backend once. The result was in force when all maps were read again, after the copy of the backend.
 #[inline(always)]
-fn attempt(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
-    let service = service(key).ok_or(NoRewriteReason::Pass)?;
-    let state = read(&SVC_STATE, service).ok_or(NoRewriteReason::Pass)?;
-    let read = ServiceReading { service, state, info: 0, list: 0 };
+fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
+    let service = service_number(key).ok_or(NoRewriteReason::Pass)?;
+    let state = read_word(&SVC_STATE, service).ok_or(NoRewriteReason::Pass)?;
+    let read = ServiceReading { service, state, info: 0, activator_list: 0 };
     match SvcState::unpack(state).mode {
-        RoutingMode::Serve => {
+        RoutingMode::PickPod => {
             let backend = pick_pod(state);
-            if backend == NONE {
-                note(abi::CONTROL_FALLBACK);
-                return activator(key, read);
+            if backend == NO_BACKEND {
+                increment_control(abi::CONTROL_FALLBACK);
+                return choose_activator(key, read);
             }
-            let target = copy(backend).ok_or(NoRewriteReason::Pass)?;
-            still(key, read).map(|()| target)
+            let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+            verify_unchanged(key, read).map(|()| target)
         }
-        RoutingMode::Activator => activator(key, read),
+        RoutingMode::Activator => choose_activator(key, read),
         RoutingMode::Pass => Err(NoRewriteReason::Pass),
-        RoutingMode::Refuse => still(key, read).and(Err(NoRewriteReason::Refuse)),
+        RoutingMode::Refuse => verify_unchanged(key, read).and(Err(NoRewriteReason::Refuse)),
         RoutingMode::Canary => {
-            still(key, read)?;
-            note(abi::CONTROL_CANARY);
+            verify_unchanged(key, read)?;
+            increment_control(abi::CONTROL_CANARY);
             Err(NoRewriteReason::Refuse)
         }
     }
@@ -210,55 +211,59 @@ fn attempt(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReason> {
 /// An activator whose node is gone keeps the connections it was given in its gauge. So later connects avoid it until
 /// the RouteTable drops it.
 #[inline(always)]
-fn activator(key: &FrontendKey, read: ServiceReading) -> Result<ChosenBackend, NoRewriteReason> {
-    let info = self::read(&SVC_INFO, read.service).ok_or(NoRewriteReason::Pass)?;
+fn choose_activator(
+    key: &FrontendKey,
+    read: ServiceReading,
+) -> Result<ChosenBackend, NoRewriteReason> {
+    let info = self::read_word(&SVC_INFO, read.service).ok_or(NoRewriteReason::Pass)?;
     let SvcInfo { activators, port_be } = SvcInfo::unpack(info);
-    let list = self::read(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
+    let list = self::read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
     if port_be == 0 {
         return Err(NoRewriteReason::Pass);
     }
     let backend = pick_activator(list);
-    if backend == NONE {
+    if backend == NO_BACKEND {
         return Err(NoRewriteReason::Pass);
     }
-    let target = copy(backend).ok_or(NoRewriteReason::Pass)?;
-    still(key, ServiceReading { info, list, ..read }).map(|()| ChosenBackend { port_be, ..target })
+    let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+    verify_unchanged(key, ServiceReading { info, activator_list: list, ..read })
+        .map(|()| ChosenBackend { port_be, ..target })
 }
 
 /// Reads again all words that the choice came from; an error if any has changed.
 #[inline(always)]
-fn still(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
-    let service = service(key).ok_or(NoRewriteReason::Changed)?;
-    let state = read(&SVC_STATE, before.service).ok_or(NoRewriteReason::Changed)?;
-    let mut now = ServiceReading { service, state, info: 0, list: 0 };
+fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoRewriteReason> {
+    let service = service_number(key).ok_or(NoRewriteReason::Changed)?;
+    let state = read_word(&SVC_STATE, before.service).ok_or(NoRewriteReason::Changed)?;
+    let mut now = ServiceReading { service, state, info: 0, activator_list: 0 };
     if before.info != 0 {
-        now.info = read(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
+        now.info = read_word(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
         let activators = SvcInfo::unpack(before.info).activators;
-        now.list = read(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
+        now.activator_list = read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
     }
-    if before.is_same(&now) { Ok(()) } else { Err(NoRewriteReason::Changed) }
+    if before.is_unchanged(&now) { Ok(()) } else { Err(NoRewriteReason::Changed) }
 }
 
 /// Returns the service number of a frontend.
 ///
 /// A removed entry's memory is used again at once (since 6.1), so the number may be that of another address; reading it
-/// [again](still) shows that.
+/// [again](verify_unchanged) shows that.
 #[inline(always)]
-fn service(key: &FrontendKey) -> Option<u32> {
+fn service_number(key: &FrontendKey) -> Option<u32> {
     // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.
     FRONTENDS.get_ptr(key).map(|found| unsafe { ptr::read_volatile(found) })
 }
 
 /// Reads a word of a service. Volatile: user space stores it at any time, and the value is read twice.
 #[inline(always)]
-fn read(words: &Array<u64>, service: u32) -> Option<u64> {
+fn read_word(words: &Array<u64>, service: u32) -> Option<u64> {
     // SAFETY: a live map value; a word, which user space stores at once.
     words.get_ptr(service).map(|word| unsafe { ptr::read_volatile(word) })
 }
 
 /// Copies the row of a backend.
 #[inline(always)]
-fn copy(backend: u32) -> Option<ChosenBackend> {
+fn copy_backend(backend: u32) -> Option<ChosenBackend> {
     let row = BACKENDS.get_ptr(backend)?;
     // SAFETY: a live map value. It may be half-written or another backend's; reading all words again shows that.
     unsafe {
@@ -269,47 +274,48 @@ fn copy(backend: u32) -> Option<ChosenBackend> {
     }
 }
 
-/// Picks a pod of a list that can accept a connection, in up to [`PICKS`] picks of two; [`NONE`] if there is none.
+/// Picks a pod of a list that can accept a connection, in up to [`MAX_PICKS`] picks of two; [`NO_BACKEND`] if there is
+/// none.
 ///
 /// A function of its own: the verifier checks it once, however often it is called.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn pick_pod(state: u64) -> u32 {
     let list = SvcState::unpack(state);
-    pod(&list).map_or(NONE, |pick| pick.backend)
+    pick_listening_pod(&list).map_or(NO_BACKEND, |pick| pick.backend)
 }
 
-/// Picks the less loaded of two activators of a list; [`NONE`] if there is none. Separate, like [`pick_pod`].
+/// Picks the less loaded of two activators of a list; [`NO_BACKEND`] if there is none. Separate, like [`pick_pod`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn pick_activator(state: u64) -> u32 {
     let list = SvcState::unpack(state);
     if list.count == 0 {
-        return NONE;
+        return NO_BACKEND;
     }
-    two(&list).map_or(NONE, |(better, _)| better.backend)
+    pick_two(&list).map_or(NO_BACKEND, |(better, _)| better.backend)
 }
 
 /// Picks a pod of a list that can accept a connection.
 #[inline(always)]
-fn pod(list: &SvcState) -> Option<BackendPick> {
+fn pick_listening_pod(list: &SvcState) -> Option<BackendPick> {
     if list.count == 0 {
         return None;
     }
     if list.count == 1 {
-        return backend(list.offset).filter(listens);
+        return backend_at(list.offset).filter(is_listening);
     }
-    for turn in 1..=PICKS {
-        let (better, other) = two(list)?;
+    for turn in 1..=MAX_PICKS {
+        let (better, other) = pick_two(list)?;
         // `two` prefers a backend without doubt, so the other one is doubtful as well; the next two may not be.
-        if turn < PICKS && is_doubtful(&better) {
+        if turn < MAX_PICKS && is_recently_unanswered(&better) {
             continue;
         }
-        if listens(&better) {
+        if is_listening(&better) {
             return Some(better);
         }
         // A pod that has just stopped listening looks the least loaded of all, so it would be picked again and again.
-        if listens(&other) {
+        if is_listening(&other) {
             return Some(other);
         }
     }
@@ -318,11 +324,11 @@ fn pod(list: &SvcState) -> Option<BackendPick> {
 
 /// Picks two backends of a list at random, the less loaded one first.
 #[inline(always)]
-fn two(list: &SvcState) -> Option<(BackendPick, BackendPick)> {
-    let (first, second) = flow::two(random(), list.count);
-    let first = backend(list.offset + first)?;
-    let second = backend(list.offset + second)?;
-    Some(if flow::prefers_first(load(&first), load(&second)) {
+fn pick_two(list: &SvcState) -> Option<(BackendPick, BackendPick)> {
+    let (first, second) = load_balancing::random_index_pair(random(), list.count);
+    let first = backend_at(list.offset + first)?;
+    let second = backend_at(list.offset + second)?;
+    Some(if load_balancing::prefers_first(backend_load(&first), backend_load(&second)) {
         (first, second)
     } else {
         (second, first)
@@ -331,114 +337,119 @@ fn two(list: &SvcState) -> Option<(BackendPick, BackendPick)> {
 
 /// Returns the backend at a place of `SLOTS`.
 #[inline(always)]
-fn backend(slot: u32) -> Option<BackendPick> {
+fn backend_at(slot: u32) -> Option<BackendPick> {
     let backend = *SLOTS.get(slot)? as u32;
-    Some(BackendPick { backend, row: BACKENDS.get_ptr(backend)? })
+    Some(BackendPick { backend, value: BACKENDS.get_ptr(backend)? })
 }
 
 /// Returns the load of a backend: open connections of this node, and requests in flight of a local pod.
 #[inline(always)]
-fn load(pick: &BackendPick) -> BackendLoad {
+fn backend_load(pick: &BackendPick) -> BackendLoad {
     // SAFETY: a live map value. The gauge may change meanwhile; any value of it is good enough for a choice.
-    let (slot, open) = unsafe { ((*pick.row).slot, (*pick.row).open) };
+    let (slot, open) = unsafe { ((*pick.value).pod_slot, (*pick.value).open_connections) };
     let state = if slot == 0 { None } else { POD_STATE.get(slot) };
-    let in_flight = state.map_or(flow::UNKNOWN, |state| state.in_flight);
-    BackendLoad { open, in_flight, doubtful: is_doubtful(pick) }
+    let in_flight = state.map_or(load_balancing::UNKNOWN_IN_FLIGHT, |state| state.in_flight);
+    BackendLoad {
+        open_connections: open,
+        in_flight,
+        recently_unanswered: is_recently_unanswered(pick),
+    }
 }
 
 /// Returns true if a connect to this backend was left unanswered a short time ago.
 #[inline(always)]
-fn is_doubtful(pick: &BackendPick) -> bool {
+fn is_recently_unanswered(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; a single word.
-    let at = unsafe { (*pick.row).unanswered_ns };
-    at != 0 && now().wrapping_sub(at) < abi::UNANSWERED_NS
+    let at = unsafe { (*pick.value).unanswered_ns };
+    at != 0 && monotonic_ns().wrapping_sub(at) < abi::AVOID_UNANSWERED_NS
 }
 
 /// Returns true if a pod of this node has a listener; for pods of other nodes the RouteTable is trusted.
 #[inline(always)]
-fn listens(pick: &BackendPick) -> bool {
+fn is_listening(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; single words, any value of which is checked below.
-    let (cookie, port_be) = unsafe { ((*pick.row).cookie, (*pick.row).port_be) };
+    let (cookie, port_be) = unsafe { ((*pick.value).netns_cookie, (*pick.value).port_be) };
     if cookie == 0 {
         return true;
     }
-    let key = ListenKey { cookie, port: u32::from(u16::from_be(port_be)), reserved: 0 };
+    let key =
+        ListenKey { netns_cookie: cookie, port: u32::from(u16::from_be(port_be)), reserved: 0 };
     // SAFETY: one word is read at once.
-    if unsafe { LISTEN.get(key) }.is_some_and(|found| found.open != 0) {
+    if unsafe { LISTEN.get(key) }.is_some_and(|found| found.reachable != 0) {
         return true;
     }
     // SAFETY: one word is read at once.
-    unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENS != 0)
+    unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENER_FOUND != 0)
 }
 
 /// Records the rewritten connect of a socket, and counts the socket in the backend's gauge.
 #[inline(always)]
-fn remember(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
+fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) {
     // The kernel reports no close of such sockets, so they would count forever.
-    if ctx.is_flow() {
-        return note(abi::CONTROL_UNTRACKED);
+    if ctx.is_mptcp_subflow() {
+        return increment_control(abi::CONTROL_UNTRACKED);
     }
     let (socket, cookie) = (ctx.socket(), ctx.socket_cookie());
-    let client = match remembered(socket, cookie) {
+    let client = match find_record(socket, cookie) {
         // A socket may connect again after a failed attempt.
         Some(client) => {
-            leave(client);
+            leave_gauge(client);
             client
         }
-        None => match claim(cookie).or_else(|| overflow(socket)) {
+        None => match claim_record(cookie).or_else(|| create_overflow_record(socket)) {
             Some(client) => client,
-            None => return note(abi::CONTROL_UNTRACKED),
+            None => return increment_control(abi::CONTROL_UNTRACKED),
         },
     };
-    client.cookie = cookie;
-    client.asked = key.address;
-    client.asked_port_be = key.port_be;
-    client.given = bytes(target.address);
-    client.given_port_be = target.port_be;
+    client.socket_cookie = cookie;
+    client.original_address = key.address;
+    client.original_port_be = key.port_be;
+    client.backend_address = address_bytes(target.address);
+    client.backend_port_be = target.port_be;
     client.backend = target.backend;
     client.generation = target.generation;
     // If the row is another backend's by now, no gauge counts this socket, and none will be lowered for it.
-    if let Some(row) = given(client) {
+    if let Some(row) = recorded_backend(client) {
         // SAFETY: a live map value.
-        add(unsafe { &raw mut (*row).open }, 1);
+        atomic_add(unsafe { &raw mut (*row).open_connections }, 1);
     }
 }
 
 /// Handles a connect to an address that is no frontend. A recorded earlier connect has failed or was disconnected.
 #[inline(always)]
-fn elsewhere(ctx: BpfSockAddr) {
-    disconnected(ctx.socket(), ctx.socket_cookie());
+fn handle_other_connect(ctx: BpfSockAddr) {
+    handle_disconnect(ctx.socket(), ctx.socket_cookie());
 }
 
 /// Returns true if a connect of the socket was rewritten.
 #[inline(always)]
-pub fn is_remembered(socket: *mut c_void, cookie: u64) -> bool {
-    remembered(socket, cookie).is_some()
+pub fn has_record(socket: *mut c_void, cookie: u64) -> bool {
+    find_record(socket, cookie).is_some()
 }
 
 /// Handles a socket that is no longer connected: its connect failed, the peer reset it, or its program disconnected it.
 ///
 /// The socket itself may stay open indefinitely, so its gauge cannot wait for the release.
 #[inline(always)]
-pub fn disconnected(socket: *mut c_void, cookie: u64) {
-    if let Some(client) = remembered(socket, cookie) {
-        leave(client);
+pub fn handle_disconnect(socket: *mut c_void, cookie: u64) {
+    if let Some(client) = find_record(socket, cookie) {
+        leave_gauge(client);
     }
 }
 
 /// Removes a socket from its backend's gauge, once.
 #[inline(always)]
-fn leave(client: &mut ConnectRecord) {
-    if let Some(row) = given(client) {
+fn leave_gauge(client: &mut ConnectRecord) {
+    if let Some(row) = recorded_backend(client) {
         // SAFETY: a live map value.
-        add(unsafe { &raw mut (*row).open }, LESS);
+        atomic_add(unsafe { &raw mut (*row).open_connections }, MINUS_ONE);
     }
-    client.generation = GAUGELESS;
+    client.generation = NO_GAUGE_GENERATION;
 }
 
 /// Returns the backend that a socket was given, unless the number has been used for another one since.
 #[inline(always)]
-fn given(client: &ConnectRecord) -> Option<*mut BackendValue> {
+fn recorded_backend(client: &ConnectRecord) -> Option<*mut BackendValue> {
     let row = BACKENDS.get_ptr_mut(client.backend)?;
     // SAFETY: a live map value.
     (unsafe { (*row).generation } == client.generation).then_some(row)
@@ -448,24 +459,24 @@ fn given(client: &ConnectRecord) -> Option<*mut BackendValue> {
 ///
 /// The socket may have been given another address before, and then have connected to one that is no frontend.
 #[inline(always)]
-pub fn unanswered(socket: *mut c_void, cookie: u64, address: [u32; 4], port: u32) {
-    let Some(client) = remembered(socket, cookie) else { return };
-    let same = words(client.given) == address;
-    if !same || u32::from(u16::from_be(client.given_port_be)) != port {
+pub fn handle_unanswered(socket: *mut c_void, cookie: u64, address: [u32; 4], port: u32) {
+    let Some(client) = find_record(socket, cookie) else { return };
+    let same = address_words(client.backend_address) == address;
+    if !same || u32::from(u16::from_be(client.backend_port_be)) != port {
         return;
     }
-    let Some(row) = given(client) else { return };
+    let Some(row) = recorded_backend(client) else { return };
     // SAFETY: a live map value; one word is written at once.
-    unsafe { ptr::write_volatile(&raw mut (*row).unanswered_ns, now()) };
-    note(abi::CONTROL_UNANSWERED);
+    unsafe { ptr::write_volatile(&raw mut (*row).unanswered_ns, monotonic_ns()) };
+    increment_control(abi::CONTROL_UNANSWERED);
 }
 
 /// Returns the record of a socket's rewritten connect.
 #[inline(always)]
-fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut ConnectRecord> {
-    match own(cookie) {
+fn find_record(socket: *mut c_void, cookie: u64) -> Option<&'static mut ConnectRecord> {
+    match claimed_record(cookie) {
         Some((row, _)) => Some(row),
-        None => overflowed(socket),
+        None => find_overflow_record(socket),
     }
 }
 
@@ -473,15 +484,15 @@ fn remembered(socket: *mut c_void, cookie: u64) -> Option<&'static mut ConnectRe
 ///
 /// A row keeps the cookie of the socket that had it last, and cookies are never used twice.
 #[inline(always)]
-fn own(cookie: u64) -> Option<(&'static mut ConnectRecord, *mut u64)> {
-    let claims = claims(cookie)?;
+fn claimed_record(cookie: u64) -> Option<(&'static mut ConnectRecord, *mut u64)> {
+    let claims = claim_count(cookie)?;
     // Most sockets that close never had a row; their rows are not in the cache and should not be read.
     // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
     if unsafe { ptr::read_volatile(claims) } == 0 {
         return None;
     }
-    let row = row(cookie)?;
-    (row.cookie == cookie).then_some((row, claims))
+    let row = record_at(cookie)?;
+    (row.socket_cookie == cookie).then_some((row, claims))
 }
 
 /// Claims a socket's row, if it is free.
@@ -489,30 +500,30 @@ fn own(cookie: u64) -> Option<(&'static mut ConnectRecord, *mut u64)> {
 /// There is no compare-and-swap before 5.12. So a socket has the row if its own claim is the only one; of two that try
 /// at once, both may fail.
 #[inline(always)]
-fn claim(cookie: u64) -> Option<&'static mut ConnectRecord> {
-    let claims = claims(cookie)?;
+fn claim_record(cookie: u64) -> Option<&'static mut ConnectRecord> {
+    let claims = claim_count(cookie)?;
     // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
     if unsafe { ptr::read_volatile(claims) } != 0 {
         return None;
     }
-    add(claims, 1);
+    atomic_add(claims, 1);
     // SAFETY: a word of a live map value. Volatile, as another CPU may write it.
     if unsafe { ptr::read_volatile(claims) } == 1 {
-        return row(cookie);
+        return record_at(cookie);
     }
-    add(claims, LESS);
+    atomic_add(claims, MINUS_ONE);
     None
 }
 
 /// Returns the claim count of a socket's row.
 #[inline(always)]
-fn claims(cookie: u64) -> Option<*mut u64> {
+fn claim_count(cookie: u64) -> Option<*mut u64> {
     CLAIMS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)
 }
 
 /// Returns a socket's row of `CLIENTS`.
 #[inline(always)]
-fn row(cookie: u64) -> Option<&'static mut ConnectRecord> {
+fn record_at(cookie: u64) -> Option<&'static mut ConnectRecord> {
     let row = CLIENTS.get_ptr_mut(cookie as u32 % abi::CLIENTS_MAX)?;
     // SAFETY: a live map value; only the socket that claimed it writes it.
     Some(unsafe { &mut *row })
@@ -520,15 +531,15 @@ fn row(cookie: u64) -> Option<&'static mut ConnectRecord> {
 
 /// Returns a socket's storage, creating it.
 #[inline(always)]
-fn overflow(socket: *mut c_void) -> Option<&'static mut ConnectRecord> {
+fn create_overflow_record(socket: *mut c_void) -> Option<&'static mut ConnectRecord> {
     let client = OVERFLOW.get_or_zero(socket)?;
-    note(abi::CONTROL_OVERFLOW);
+    increment_control(abi::CONTROL_OVERFLOW);
     Some(client)
 }
 
 /// Returns a socket's storage, if it has any; no look-up takes place while no socket has storage.
 #[inline(always)]
-fn overflowed(socket: *mut c_void) -> Option<&'static mut ConnectRecord> {
+fn find_overflow_record(socket: *mut c_void) -> Option<&'static mut ConnectRecord> {
     let sockets = *CONTROL.get(abi::CONTROL_OVERFLOW)?;
     if sockets == 0 { None } else { OVERFLOW.get(socket) }
 }

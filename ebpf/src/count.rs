@@ -1,22 +1,23 @@
 //! Counts requests in flight, from the packets of pods' connections.
 //!
-//! [`datapath::h1`], [`datapath::h2`] and [`datapath::turns`] interpret segments, in whatever order they arrive. This
+//! [`datapath::h1`], [`datapath::h2`] and [`datapath::opaque_estimate`] interpret segments, in whatever order they arrive. This
 //! file and the files below it pass them the segments, and turn their results into counters. A segment is judged by our
 //! own next-sequence words, since the socket's may stand still while its program holds it. Heads, chunk sizes and frame
 //! headers are copied in windows; bodies are not read. Heads are read before the connection's lock is taken (unlocked
 //! read). The result is committed only if, under the lock, the direction still is where the read began.
 //!
 //! Segments that arrive before their connection is established, or behind a gap that matters, are buffered in `KEPT`
-//! under sender and sequence number. They are read when the connection is `opened`, or the gap before them is filled.
+//! under sender and sequence number. They are read when `open_connection` runs for the connection, or the gap before
+//! them is filled.
 //!
 //! Each protocol has programs of its own, to which `ingress`, `egress` and `sockets` jump: the verifier checks one
 //! protocol at a time.
 
+mod counters;
 mod http1;
 mod http2;
-mod rows;
-mod source;
-mod turns;
+mod opaque;
+mod segment_bytes;
 
 use core::{ffi::c_void, hint::black_box, ptr};
 
@@ -29,11 +30,11 @@ use aya_ebpf::{
 };
 use datapath::{
     abi::{self, BufferedSegmentKey, PendingSegment, ProbeKey, ServerSocket},
-    flow,
-    h1::{Http1Events, SeekResult, UnlockedResponseRead, probe},
+    h1::{Http1Events, SeekResult, UnlockedResponseRead, kubelet_probe},
+    load_balancing,
 };
 
-use self::rows::PodCounterRows;
+use self::counters::PodCounterRows;
 pub use self::{
     http1::{egress_more, ingress_more},
     http2::{
@@ -41,11 +42,12 @@ pub use self::{
         ingress_late as ingress_late_http2, ingress_more as ingress_more_http2,
         opened_late as opened_late_http2,
     },
-    turns::{egress as egress_other, ingress as ingress_other},
+    opaque::{egress as egress_other, ingress as ingress_other},
 };
 use crate::{
     maps::{
-        EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, add, now,
+        EGRESS, HEAD, INGRESS, KEPT, NODE, POD_STATE, PODS, PROBES, SOCKETS, STREAMS, atomic_add,
+        monotonic_ns,
     },
     packet::{self, PacketSegment},
 };
@@ -53,35 +55,35 @@ use crate::{
 /// Verdict: let the packet pass.
 const PASS: i32 = 1;
 /// Index of program `suspects` in `INGRESS`.
-const SUSPECTS: u32 = 1;
+const PROGRAM_SUSPECTS: u32 = 1;
 /// Index of the programs for HTTP/2, in `INGRESS` and `EGRESS`.
-const HTTP2: u32 = 2;
+const PROGRAM_HTTP2: u32 = 2;
 /// Index of the programs for opaque estimates, in `INGRESS` and `EGRESS`.
-const OTHER: u32 = 3;
+const PROGRAM_OTHER: u32 = 3;
 /// Index of the programs for buffered segments of HTTP/1, in `INGRESS` and `SOCKETS`.
-const LATE: u32 = 4;
+const PROGRAM_LATE: u32 = 4;
 /// Index of the programs for buffered segments of HTTP/2, in `INGRESS` and `SOCKETS`.
-const LATE_HTTP2: u32 = 5;
+const PROGRAM_LATE_HTTP2: u32 = 5;
 /// Index of the programs for the rest of a long HTTP/1 segment, in `INGRESS` and `EGRESS`.
-const MORE: u32 = 6;
+const PROGRAM_MORE: u32 = 6;
 /// Index of the programs for the rest of a long HTTP/2 segment, in `INGRESS` and `EGRESS`.
-const MORE_HTTP2: u32 = 7;
+const PROGRAM_MORE_HTTP2: u32 = 7;
 /// Index of program `ingress_keep` in `INGRESS`.
-const KEEP: u32 = 8;
+const PROGRAM_KEEP: u32 = 8;
 /// Time from a probe's first bytes at a listener to its connection being established, at most, in ns.
-const PROBE_NS: u64 = 1_000_000_000;
+const PROBE_MARK_NS: u64 = 1_000_000_000;
 /// Steps in one run of a program for the rest of a segment.
-const MORE_ROUNDS: u32 = 256;
+const MAX_STEPS: u32 = 256;
 /// Result of such a step: the whole segment is read.
-const READ: u32 = 0;
+const STEP_DONE: u32 = 0;
 /// Result of such a step: there is more of the segment to read.
-const AGAIN: u32 = 1;
+const STEP_MORE: u32 = 1;
 /// Result of such a step: the first program of the packet must continue.
-const ELSE: u32 = 2;
+const STEP_RESTART: u32 = 2;
 /// Distance in bytes beyond which a segment lies outside every receive window.
-const WINDOW_MOST: i32 = 32 << 20;
+const MAX_WINDOW_BYTES: i32 = 32 << 20;
 /// Minus one, for adds that wrap.
-const LESS: u64 = 1u64.wrapping_neg();
+const MINUS_ONE: u64 = 1u64.wrapping_neg();
 const AF_INET6: u32 = 10;
 
 /// Result of reading a segment.
@@ -99,7 +101,12 @@ enum SegmentReadEnd {
 
 /// Starts counting a connection to the serving port of the pod with row `slot`, which is established now.
 #[inline(always)]
-pub fn opened(ops: *mut bpf_sock_ops, conn: &mut ServerSocket, slot: u32, is_suspect: bool) {
+pub fn open_connection(
+    ops: *mut bpf_sock_ops,
+    conn: &mut ServerSocket,
+    slot: u32,
+    is_suspect: bool,
+) {
     // SAFETY: a live context; single words.
     let (rcv_nxt, snd_nxt) = unsafe {
         (
@@ -107,33 +114,34 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut ServerSocket, slot: u32, is_sus
             ptr::read_volatile(&raw const (*ops).snd_nxt),
         )
     };
-    let at = now();
+    let at = monotonic_ns();
     lock(conn);
     conn.http.h1.open(rcv_nxt, snd_nxt);
-    conn.http.flags = abi::HTTP_FRESH | if is_suspect { abi::HTTP_SUSPECT } else { 0 };
-    conn.http.speaks = abi::SPEAKS_HTTP1;
-    conn.http.came_ns = at;
-    conn.http.open = 0;
-    conn.late = [PendingSegment::default(); abi::LATE_MAX];
-    conn.http.happened = 0;
-    conn.http.received = rcv_nxt;
-    conn.http.sent = snd_nxt;
-    conn.http.sent_until = snd_nxt;
+    conn.http.flags =
+        abi::HTTP_AWAITS_FIRST_REQUEST | if is_suspect { abi::HTTP_MAYBE_PROBE } else { 0 };
+    conn.http.protocol = abi::PROTOCOL_HTTP1;
+    conn.http.last_client_packet_ns = at;
+    conn.http.requests_in_flight = 0;
+    conn.pending = [PendingSegment::default(); abi::PENDING_SEGMENTS_MAX];
+    conn.http.events = 0;
+    conn.http.counted_rx_seq = rcv_nxt;
+    conn.http.counted_tx_seq = snd_nxt;
+    conn.http.tx_end_seq = snd_nxt;
     unlock(conn);
     // Packets reach a connection a moment before it is established, on other CPUs, and look at the row's number without
-    // the lock. So it is set last; segments that they buffered until then are found by `first_requests`.
+    // the lock. So it is set last; segments that they buffered until then are found by `read_first_requests`.
     lock(conn);
-    conn.slot = slot;
+    conn.pod_slot = slot;
     conn.flags = abi::CONN_OPEN;
     unlock(conn);
     if let Some(pod) = POD_STATE.get_ptr_mut(slot) {
         // SAFETY: a live map value; single words.
         unsafe {
-            add(&raw mut (*pod).connections, 1);
-            add(&raw mut (*pod).fresh, 1);
+            atomic_add(&raw mut (*pod).connections, 1);
+            atomic_add(&raw mut (*pod).awaiting_first_request, 1);
             // The kubelet probes every second; its connections must not make an idle pod look active.
             if !is_suspect {
-                (*pod).changed_ns = at;
+                (*pod).last_activity_ns = at;
             }
         }
     }
@@ -141,9 +149,10 @@ pub fn opened(ops: *mut bpf_sock_ops, conn: &mut ServerSocket, slot: u32, is_sus
 
 /// Reads segments buffered at the listener that belong to the packet with which this connection was established.
 #[inline(always)]
-pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
-    let Some(seq) = packet::first_seq(ops) else { return };
-    let key = BufferedSegmentKey { remote: remote(ops), remote_port: remote_port(ops), seq };
+pub fn read_first_requests(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
+    let Some(seq) = packet::first_payload_seq(ops) else { return };
+    let key =
+        BufferedSegmentKey { remote: remote_address(ops), remote_port: remote_port(ops), seq };
     let Some(kept) = KEPT.get_ptr(key) else { return };
     // SAFETY: a live map value and a live context; single words.
     let (len, syn, flags) = unsafe { ((*kept).len, (*kept).syn, (*ops).skb_tcp_flags) };
@@ -151,101 +160,103 @@ pub fn first_requests(ops: *mut bpf_sock_ops, conn: &mut ServerSocket) {
     if (syn != 0) != (flags & packet::SYN_FLAG != 0) {
         return;
     }
-    if !source::note(conn, PendingSegment { seq, len }) {
+    if !segment_bytes::list_pending(conn, PendingSegment { seq, len }) {
         return;
     }
     // SAFETY: the program behind the array has this context's type.
-    unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE) };
+    unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), PROGRAM_LATE) };
 }
 
 /// Reads segments buffered before the connection was established, in sock_ops.
 #[inline(always)]
 pub fn opened_late(ops: *mut bpf_sock_ops) {
     let mut round = 0;
-    while round < MORE_ROUNDS && opened_late_step(ops) != 0 {
+    while round < MAX_STEPS && opened_pending_step(ops) != 0 {
         round += 1;
     }
     // SAFETY: the program behind the array has this context's type.
-    unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), LATE_HTTP2) };
+    unsafe { _ = SOCKETS.tail_call(&SockOpsContext::new(ops), PROGRAM_LATE_HTTP2) };
 }
 
 /// Reads segments buffered until the gap before them was filled.
 #[inline(always)]
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     let mut round = 0;
-    while round < MORE_ROUNDS && late_step(ctx.as_ptr().cast()) != 0 {
+    while round < MAX_STEPS && pending_step(ctx.as_ptr().cast()) != 0 {
         round += 1;
     }
     // SAFETY: the program behind the array has this context's type.
-    unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
+    unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_LATE_HTTP2) };
     PASS
 }
 
 /// Reads one window of a buffered segment; returns 1 while there is more. A function of its own for the verifier.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn late_step(skb: *mut __sk_buff) -> u32 {
-    let Some(conn) = stored(skb) else { return 0 };
-    let Some(sender) = packet::sender(skb) else { return 0 };
-    let Some(draft) = http1::draft() else { return 0 };
-    if conn.http.speaks != abi::SPEAKS_HTTP1 {
+extern "C" fn pending_step(skb: *mut __sk_buff) -> u32 {
+    let Some(conn) = connection_of(skb) else { return 0 };
+    let Some(sender) = packet::parse_sender(skb) else { return 0 };
+    let Some(draft) = http1::request_read() else { return 0 };
+    if conn.http.protocol != abi::PROTOCOL_HTTP1 {
         return 0;
     }
-    u32::from(http1::take_late(conn, socket(skb), draft, sender, http1::read_by_function))
+    u32::from(http1::read_pending(conn, socket(skb), draft, sender, http1::read_in_subprogram))
 }
 
 /// Reads one window of a buffered segment in sock_ops; returns 1 while there is more.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn opened_late_step(ops: *mut bpf_sock_ops) -> u32 {
+extern "C" fn opened_pending_step(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
     let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
     let Some(conn) = crate::maps::CONNS.get(socket) else { return 0 };
-    if conn.http.speaks != abi::SPEAKS_HTTP1 {
+    if conn.http.protocol != abi::PROTOCOL_HTTP1 {
         return 0;
     }
     // SAFETY: a live map value, and the socket is locked.
-    let draft = unsafe { &mut *(&raw mut conn.draft) };
-    let sender = (remote(ops), remote_port(ops));
+    let draft = unsafe { &mut *(&raw mut conn.response_read) };
+    let sender = (remote_address(ops), remote_port(ops));
     let read = |draft: &mut UnlockedResponseRead, len, slow| draft.read(len, true, slow);
-    u32::from(http1::take_late(conn, socket, draft, sender, read))
+    u32::from(http1::read_pending(conn, socket, draft, sender, read))
 }
 
 /// Returns true if a request's head has the kubelet's User-Agent.
 #[inline(always)]
-fn names_probe(skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
+fn has_probe_user_agent(skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
     let Some(head) = HEAD.get_ptr_mut(0) else { return false };
-    let Some(len) = packet::some(segment.len, probe::SEARCHED) else { return false };
-    // SAFETY: the map value has room for `SEARCHED` bytes and more, and `len` is at most that.
+    let Some(len) = packet::nonzero_at_most(segment.len, kubelet_probe::SEARCHED_BYTES) else {
+        return false;
+    };
+    // SAFETY: the map value has room for `SEARCHED_BYTES` bytes and more, and `len` is at most that.
     if unsafe { bpf_skb_load_bytes(skb.cast(), segment.offset, head.cast(), len) } != 0 {
         return false;
     }
     let bytes = head.cast::<u8>();
-    probe::is_probe(len, |at| {
+    kubelet_probe::is_kubelet_probe(len, |at| {
         // SAFETY: the search ends 24 bytes before `HEAD` does.
         u64::from_le(unsafe { ptr::read_unaligned(bytes.add(at).cast::<u64>()) })
     })
 }
 
-/// Ends the counting of a connection that was `opened`: it is closed, or turns out to be a probe's.
+/// Ends the counting of a connection that `open_connection` has begun: it is closed, or turns out to be a probe's.
 #[inline(always)]
-pub fn closed(conn: &mut ServerSocket, socket: *mut c_void) {
-    end(conn, socket, false);
-    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
+pub fn close_connection(conn: &mut ServerSocket, socket: *mut c_void) {
+    end_requests(conn, socket, false);
+    if let Some(pod) = POD_STATE.get_ptr_mut(conn.pod_slot) {
         // SAFETY: a live map value; single words.
         unsafe {
-            add(&raw mut (*pod).connections, LESS);
-            if conn.http.flags & abi::HTTP_FRESH != 0 {
-                add(&raw mut (*pod).fresh, LESS);
+            atomic_add(&raw mut (*pod).connections, MINUS_ONE);
+            if conn.http.flags & abi::HTTP_AWAITS_FIRST_REQUEST != 0 {
+                atomic_add(&raw mut (*pod).awaiting_first_request, MINUS_ONE);
             }
-            if conn.http.speaks == abi::SPEAKS_OTHER {
-                add(&raw mut (*pod).opaque, LESS);
+            if conn.http.protocol == abi::PROTOCOL_OPAQUE {
+                atomic_add(&raw mut (*pod).opaque_connections, MINUS_ONE);
             }
         }
     }
     conn.http.flags = 0;
     // Packets that are still on their way up find no row here, so they count nothing.
-    conn.slot = 0;
+    conn.pod_slot = 0;
 }
 
 /// Counts requests in a packet from the client.
@@ -253,18 +264,18 @@ pub fn closed(conn: &mut ServerSocket, socket: *mut c_void) {
 pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     // The storage comes first: most sockets of a node have none, and cost no more than this look-up.
-    let Some(conn) = stored(skb) else { return PASS };
-    let Some(segment) = packet::segment(skb) else { return PASS };
+    let Some(conn) = connection_of(skb) else { return PASS };
+    let Some(segment) = packet::parse_segment(skb) else { return PASS };
     if segment.len == 0 {
         return PASS;
     }
-    if conn.slot == 0 {
+    if conn.pod_slot == 0 {
         if conn.flags & abi::CONN_LISTENS != 0 {
-            early(ctx, conn);
+            handle_early_data(ctx, conn);
             return PASS;
         }
-        // The plain read above may be older than `opened`: under the lock the answer is exact.
-        if counts_for(conn) == 0 {
+        // The plain read above may be older than `open_connection`: under the lock the answer is exact.
+        if counted_pod_slot(conn) == 0 {
             return PASS;
         }
     }
@@ -272,49 +283,49 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         return PASS;
     }
     // The connection's first bytes show if the client on the node is the kubelet, or another program.
-    if conn.http.flags & abi::HTTP_SUSPECT != 0 && segment.seq == conn.http.h1.rx.next {
+    if conn.http.flags & abi::HTTP_MAYBE_PROBE != 0 && segment.seq == conn.http.h1.rx.next {
         // SAFETY: the program behind the array has this context's type.
-        unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
-        conn.http.flags &= !abi::HTTP_SUSPECT;
+        unsafe { INGRESS.tail_call(ctx, PROGRAM_SUSPECTS) };
+        conn.http.flags &= !abi::HTTP_MAYBE_PROBE;
     }
-    match conn.http.speaks {
-        abi::SPEAKS_HTTP1 => http1::ingress(ctx, conn, &segment),
+    match conn.http.protocol {
+        abi::PROTOCOL_HTTP1 => http1::ingress(ctx, conn, &segment),
         // SAFETY: the programs behind the array have this context's type.
-        abi::SPEAKS_HTTP2 => unsafe { _ = INGRESS.tail_call(ctx, HTTP2) },
+        abi::PROTOCOL_HTTP2 => unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_HTTP2) },
         // SAFETY: the programs behind the array have this context's type.
-        _ => unsafe { _ = INGRESS.tail_call(ctx, OTHER) },
+        _ => unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_OTHER) },
     }
     PASS
 }
 
 /// Returns true if the socket will refuse a segment, although its sequence number may be the next one.
 ///
-/// Such a segment acknowledges bytes that were never sent, or nothing, or lies far beyond every window. `sent_until`
+/// Such a segment acknowledges bytes that were never sent, or nothing, or lies far beyond every window. `tx_end_seq`
 /// counts bytes before they leave, so no true acknowledgement is ahead of it; a FIN takes one number of the sequence.
 #[inline(always)]
 fn is_forged(conn: &ServerSocket, skb: *mut __sk_buff, segment: &PacketSegment) -> bool {
     let Some(ack) = segment.ack else { return !segment.syn };
-    let is_http2 = conn.http.speaks == abi::SPEAKS_HTTP2;
-    if !is_http2 && ack.wrapping_sub(conn.http.sent_until) as i32 > 1 {
+    let is_http2 = conn.http.protocol == abi::PROTOCOL_HTTP2;
+    if !is_http2 && ack.wrapping_sub(conn.http.tx_end_seq) as i32 > 1 {
         return true;
     }
     let ahead = segment.seq.wrapping_sub(conn.http.h1.rx.next) as i32;
     // The rare case: the segment is behind a gap, or its direction is not followed here.
-    ahead > 0 && lies_beyond(skb, segment.seq)
+    ahead > 0 && is_beyond_window(skb, segment.seq)
 }
 
 /// Returns true if a sequence number is farther ahead than any window reaches: `tcp_rmem` allows 6 MiB, operators 32.
 #[inline(always)]
-fn lies_beyond(skb: *mut __sk_buff, seq: u32) -> bool {
-    match expected(skb) {
-        Some(next) => seq.wrapping_sub(next) as i32 > WINDOW_MOST,
+fn is_beyond_window(skb: *mut __sk_buff, seq: u32) -> bool {
+    match expected_seq(skb) {
+        Some(next) => seq.wrapping_sub(next) as i32 > MAX_WINDOW_BYTES,
         None => false,
     }
 }
 
 /// Returns the sequence number that the packet's socket expects next; it stands still while a program holds the socket.
 #[inline(always)]
-fn expected(skb: *mut __sk_buff) -> Option<u32> {
+fn expected_seq(skb: *mut __sk_buff) -> Option<u32> {
     let socket = socket(skb);
     if socket.is_null() {
         return None;
@@ -329,22 +340,22 @@ fn expected(skb: *mut __sk_buff) -> Option<u32> {
 #[inline(always)]
 pub fn egress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return PASS };
-    let Some(segment) = packet::segment(skb) else { return PASS };
+    let Some(conn) = connection_of(skb).filter(|conn| conn.pod_slot != 0) else { return PASS };
+    let Some(segment) = packet::parse_segment(skb) else { return PASS };
     let end = segment.seq.wrapping_add(segment.len);
     // Before anything can return: `is_forged` compares acknowledgements with this word.
-    if end.wrapping_sub(conn.http.sent_until) as i32 > 0 {
-        conn.http.sent_until = end;
+    if end.wrapping_sub(conn.http.tx_end_seq) as i32 > 0 {
+        conn.http.tx_end_seq = end;
     }
-    match conn.http.speaks {
+    match conn.http.protocol {
         // Most packets of a long response lie inside its body, and need no lock.
-        abi::SPEAKS_HTTP1
-            if !segment.fin && conn.http.h1.tx.is_inside(segment.seq, segment.len) => {}
-        abi::SPEAKS_HTTP1 => http1::egress(ctx, conn, &segment),
+        abi::PROTOCOL_HTTP1
+            if !segment.fin && conn.http.h1.tx.is_inside_body(segment.seq, segment.len) => {}
+        abi::PROTOCOL_HTTP1 => http1::egress(ctx, conn, &segment),
         // SAFETY: the programs behind the array have this context's type.
-        abi::SPEAKS_HTTP2 => unsafe { _ = EGRESS.tail_call(ctx, HTTP2) },
+        abi::PROTOCOL_HTTP2 => unsafe { _ = EGRESS.tail_call(ctx, PROGRAM_HTTP2) },
         // SAFETY: the programs behind the array have this context's type.
-        _ => unsafe { _ = EGRESS.tail_call(ctx, OTHER) },
+        _ => unsafe { _ = EGRESS.tail_call(ctx, PROGRAM_OTHER) },
     }
     PASS
 }
@@ -352,39 +363,39 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 /// Returns the row of the pod that a connection counts for; 0 means none.
 ///
 /// The lock makes the answer exact where the connection is being established. Either this call sees the row, or
-/// `opened` runs later and sees what was buffered before.
+/// `open_connection` runs later and sees what was buffered before.
 #[inline(always)]
-fn counts_for(conn: &mut ServerSocket) -> u32 {
+fn counted_pod_slot(conn: &mut ServerSocket) -> u32 {
     lock(conn);
     // SAFETY: a word of a live map value. Volatile, as it was read before.
-    let slot = unsafe { ptr::read_volatile(&raw const conn.slot) };
+    let slot = unsafe { ptr::read_volatile(&raw const conn.pod_slot) };
     unlock(conn);
     slot
 }
 
 /// Handles data at a listener: the connection exists only once this very packet has been processed.
 #[inline(always)]
-fn early(ctx: &SkBuffContext, conn: &ServerSocket) {
+fn handle_early_data(ctx: &SkBuffContext, conn: &ServerSocket) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     // SAFETY: only the presence of the entry is used.
-    if unsafe { PODS.get(conn.cookie) }.is_none() {
+    if unsafe { PODS.get(conn.netns_cookie) }.is_none() {
         return;
     }
-    let Some((remote, _)) = packet::sender(skb) else { return };
+    let Some((remote, _)) = packet::parse_sender(skb) else { return };
     // A client on the node itself may be the kubelet, whose probes are recognized by `suspects`.
     // SAFETY: only the presence of the entry is used.
     if unsafe { NODE.get(remote) }.is_some() {
         // SAFETY: the program behind the array has this context's type.
-        unsafe { INGRESS.tail_call(ctx, SUSPECTS) };
+        unsafe { INGRESS.tail_call(ctx, PROGRAM_SUSPECTS) };
     }
-    keep(ctx);
+    jump_to_buffering(ctx);
 }
 
 /// Jumps to the program that buffers a segment. Returns only if the jump fails.
 #[inline(always)]
-fn keep(ctx: &SkBuffContext) {
+fn jump_to_buffering(ctx: &SkBuffContext) {
     // SAFETY: the program behind the array has this context's type.
-    unsafe { _ = INGRESS.tail_call(ctx, KEEP) };
+    unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_KEEP) };
 }
 
 /// Buffers a segment that cannot be read yet: it came to a listener, or bytes before it are missing.
@@ -393,25 +404,31 @@ fn keep(ctx: &SkBuffContext) {
 #[inline(always)]
 pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(segment) = packet::segment(skb) else { return PASS };
-    let is_kept = source::keep(skb, &segment);
-    let Some(conn) = stored(skb) else { return PASS };
-    if counts_for(conn) == 0 {
+    let Some(segment) = packet::parse_segment(skb) else { return PASS };
+    let is_kept = segment_bytes::buffer_segment(skb, &segment);
+    let Some(conn) = connection_of(skb) else { return PASS };
+    if counted_pod_slot(conn) == 0 {
         return PASS;
     }
-    if is_kept && source::note(conn, PendingSegment { seq: segment.seq, len: segment.len }) {
+    if is_kept
+        && segment_bytes::list_pending(conn, PendingSegment { seq: segment.seq, len: segment.len })
+    {
         // Another CPU may have filled the gap before this segment was noted; then no later packet would read it.
-        let late = if conn.http.speaks == abi::SPEAKS_HTTP1 { LATE } else { LATE_HTTP2 };
+        let late = if conn.http.protocol == abi::PROTOCOL_HTTP1 {
+            PROGRAM_LATE
+        } else {
+            PROGRAM_LATE_HTTP2
+        };
         // SAFETY: the program behind the array has this context's type.
         unsafe { _ = INGRESS.tail_call(ctx, late) };
         return PASS;
     }
     // No room: the bytes are lost, and boundaries with them.
-    match conn.http.speaks {
-        abi::SPEAKS_HTTP1 => http1::lose(conn, true),
-        abi::SPEAKS_HTTP2 => {
+    match conn.http.protocol {
+        abi::PROTOCOL_HTTP1 => http1::desync(conn, true),
+        abi::PROTOCOL_HTTP2 => {
             if let Some(streams) = STREAMS.get(socket(skb)) {
-                http2::lose_requests(conn, streams);
+                http2::desync_requests(conn, streams);
             }
         }
         _ => {}
@@ -425,24 +442,24 @@ pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
 #[inline(always)]
 pub fn suspects(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(segment) = packet::segment(skb) else { return PASS };
-    let is_probe = segment.len > 0 && names_probe(skb, &segment);
-    let Some(conn) = stored(skb) else { return PASS };
-    if conn.slot == 0 {
-        match packet::sender(skb) {
+    let Some(segment) = packet::parse_segment(skb) else { return PASS };
+    let is_probe = segment.len > 0 && has_probe_user_agent(skb, &segment);
+    let Some(conn) = connection_of(skb) else { return PASS };
+    if conn.pod_slot == 0 {
+        match packet::parse_sender(skb) {
             // When it is established, its connection is skipped like that of any other probe.
             Some((remote, remote_port)) if is_probe => {
                 let key = ProbeKey { remote, remote_port };
-                let _counts_then = PROBES.insert(key, now() + PROBE_NS, 0);
+                let _counts_then = PROBES.insert(key, monotonic_ns() + PROBE_MARK_NS, 0);
             }
-            _ => keep(ctx),
+            _ => jump_to_buffering(ctx),
         }
         return PASS;
     }
-    conn.http.flags &= !abi::HTTP_SUSPECT;
+    conn.http.flags &= !abi::HTTP_MAYBE_PROBE;
     if is_probe {
         // From now on no program counts it.
-        closed(conn, socket(skb));
+        close_connection(conn, socket(skb));
         conn.flags = 0;
     } else {
         // Index 0 is `ingress`, which now reads the packet as any client's.
@@ -454,34 +471,35 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
 
 /// Ends requests in flight: the server sends nothing more (`in_order`), or the connection is gone.
 #[inline(always)]
-fn end(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
-    let streams = if conn.http.speaks == abi::SPEAKS_HTTP2 { STREAMS.get(socket) } else { None };
-    let at = now();
+fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    let streams =
+        if conn.http.protocol == abi::PROTOCOL_HTTP2 { STREAMS.get(socket) } else { None };
+    let at = monotonic_ns();
     lock(conn);
-    match conn.http.speaks {
-        abi::SPEAKS_HTTP1 => {
+    match conn.http.protocol {
+        abi::PROTOCOL_HTTP1 => {
             let h1 = &mut conn.http.h1;
             // Body bytes that the fast path of `egress` passed over are accounted for first.
-            let _nothing_to_read = h1.tx.seek(conn.http.sent_until, 0);
-            conn.http.happened |= h1.after_response_seek();
+            let _nothing_to_read = h1.tx.seek(conn.http.tx_end_seq, 0);
+            conn.http.events |= h1.after_response_seek();
             let status = h1.tx.status;
-            conn.http.happened |= h1.close(in_order);
-            let happened = happened(conn);
-            rows.count(conn, happened, status, at);
-            rows.bytes(conn);
+            conn.http.events |= h1.close(in_order);
+            let happened = take_events(conn);
+            rows.count_http1(conn, happened, status, at);
+            rows.add_bytes(conn);
         }
-        abi::SPEAKS_HTTP2 => {
+        abi::PROTOCOL_HTTP2 => {
             if let Some(streams) = streams {
                 let cut = streams.close();
-                rows.cut(conn, cut, at);
-                rows.bytes_until(conn, streams.rx.next, streams.tx.next);
+                rows.count_aborted(conn, cut, at);
+                rows.add_bytes_until(conn, streams.rx.next, streams.tx.next);
             }
         }
         _ => {
-            let cut = u32::from(conn.http.turns.close());
-            rows.cut(conn, cut, at);
-            rows.bytes(conn);
+            let cut = u32::from(conn.http.opaque_estimate.close());
+            rows.count_aborted(conn, cut, at);
+            rows.add_bytes(conn);
         }
     }
     unlock(conn);
@@ -489,39 +507,39 @@ fn end(conn: &mut ServerSocket, socket: *mut c_void, in_order: bool) {
 
 /// Switches a connection whose protocol cannot be followed to an opaque estimate.
 #[inline(always)]
-fn give_up(conn: &mut ServerSocket) {
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
-    let at = now();
+fn switch_to_opaque(conn: &mut ServerSocket) {
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    let at = monotonic_ns();
     lock(conn);
-    let was_known = conn.http.speaks != abi::SPEAKS_OTHER;
+    let was_known = conn.http.protocol != abi::PROTOCOL_OPAQUE;
     if was_known {
-        let open = conn.http.open;
-        rows.cut(conn, open, at);
-        turns::begin(conn, 0);
+        let open = conn.http.requests_in_flight;
+        rows.count_aborted(conn, open, at);
+        opaque::begin_estimate(conn, 0);
     }
     unlock(conn);
-    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot).filter(|_| was_known) {
+    if let Some(pod) = POD_STATE.get_ptr_mut(conn.pod_slot).filter(|_| was_known) {
         // SAFETY: a live map value; a single word.
-        unsafe { add(&raw mut (*pod).opaque, 1) };
+        unsafe { atomic_add(&raw mut (*pod).opaque_connections, 1) };
     }
 }
 
-/// Continues reading a segment, in up to [`MORE_ROUNDS`] steps.
+/// Continues reading a segment, in up to [`MAX_STEPS`] steps.
 ///
 /// Where the first program must continue, it jumps to `first`; where steps are used up, to `again`. The kernel allows
 /// 33 jumps for a packet: returns `false` if they are used up.
 #[inline(always)]
-fn more(
+fn read_more(
     ctx: &SkBuffContext,
     programs: &ProgramArray,
     step: extern "C" fn(*mut __sk_buff) -> u32,
     [first, again]: [u32; 2],
 ) -> bool {
     let mut round = 0;
-    while round < MORE_ROUNDS {
+    while round < MAX_STEPS {
         match step(ctx.as_ptr().cast()) {
-            READ => return true,
-            AGAIN => {}
+            STEP_DONE => return true,
+            STEP_MORE => {}
             _ => {
                 // SAFETY: the program behind the array has this context's type.
                 unsafe { _ = programs.tail_call(ctx, first) };
@@ -535,43 +553,43 @@ fn more(
     false
 }
 
-/// Value of [`forgotten`] for [`SeekResult::Done`].
-const DONE: u32 = u32::MAX;
-/// Value of [`forgotten`] for [`SeekResult::Gap`].
-const GAP: u32 = u32::MAX - 1;
+/// Value of [`encode_seek`] for [`SeekResult::Done`].
+const SEEK_DONE: u32 = u32::MAX;
+/// Value of [`encode_seek`] for [`SeekResult::Gap`].
+const SEEK_GAP: u32 = u32::MAX - 1;
 
 /// Converts the place where reading continues into a half word (`u32`) in memory.
 ///
 /// The verifier forgets its value there. It then follows one path from here, instead of one for each outcome.
 #[inline(always)]
-fn forgotten(seek: SeekResult) -> u32 {
+fn encode_seek(seek: SeekResult) -> u32 {
     black_box(match seek {
-        SeekResult::Done => DONE,
-        SeekResult::Gap => GAP,
-        SeekResult::Read(offset) => offset,
+        SeekResult::Done => SEEK_DONE,
+        SeekResult::Gap => SEEK_GAP,
+        SeekResult::ReadAt(offset) => offset,
     })
 }
 
 /// Returns the arrival time of the packet, ns. Only the first program that handles it reads the clock.
 #[inline(always)]
-fn arrived(conn: &mut ServerSocket, first: bool) -> u64 {
+fn arrival_ns(conn: &mut ServerSocket, first: bool) -> u64 {
     if !first {
         // SAFETY: a word of a live map value.
-        return unsafe { ptr::read_volatile(&raw const conn.http.came_ns) };
+        return unsafe { ptr::read_volatile(&raw const conn.http.last_client_packet_ns) };
     }
-    let at = now();
-    conn.http.came_ns = at;
+    let at = monotonic_ns();
+    conn.http.last_client_packet_ns = at;
     at
 }
 
 /// Returns and clears the events since the last call. Call with the lock held.
 #[inline(always)]
-fn happened(conn: &mut ServerSocket) -> Http1Events {
+fn take_events(conn: &mut ServerSocket) -> Http1Events {
     // SAFETY: a word of a live map value. Volatile: a value read from memory is unknown to the verifier. It then
     // follows one path from here, instead of one for each path that came here.
     unsafe {
-        let happened = ptr::read_volatile(&raw const conn.http.happened);
-        ptr::write_volatile(&raw mut conn.http.happened, 0);
+        let happened = ptr::read_volatile(&raw const conn.http.events);
+        ptr::write_volatile(&raw mut conn.http.events, 0);
         happened
     }
 }
@@ -599,7 +617,7 @@ fn socket(skb: *mut __sk_buff) -> *mut c_void {
 
 /// Returns the storage of the packet's socket.
 #[inline(always)]
-fn stored(skb: *mut __sk_buff) -> Option<&'static mut ServerSocket> {
+fn connection_of(skb: *mut __sk_buff) -> Option<&'static mut ServerSocket> {
     crate::maps::CONNS.get(socket(skb))
 }
 
@@ -612,7 +630,7 @@ pub fn remote_port(ops: *mut bpf_sock_ops) -> u32 {
 
 /// Returns the remote address in memory order; IPv4 as an IPv4-mapped one.
 #[inline(always)]
-pub fn remote(ops: *mut bpf_sock_ops) -> [u32; 4] {
+pub fn remote_address(ops: *mut bpf_sock_ops) -> [u32; 4] {
     // SAFETY: a live context; each word is read by itself and always, as the verifier requires.
     let (six, four, words) = unsafe {
         let six = ptr::read_volatile(&raw const (*ops).family) == AF_INET6;
@@ -626,5 +644,5 @@ pub fn remote(ops: *mut bpf_sock_ops) -> [u32; 4] {
         (six, four, words)
     };
     // An IPv6 socket with an IPv4 peer has a mapped address already, in the form that `packet::sender` gives.
-    if six { words } else { [0, 0, flow::MAPPED, four] }
+    if six { words } else { [0, 0, load_balancing::IPV4_MAPPED_WORD, four] }
 }

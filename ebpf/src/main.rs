@@ -18,14 +18,14 @@ use aya_ebpf::{
 use datapath::abi;
 
 mod bind;
+mod close;
 mod connect;
-mod context;
 mod count;
-mod end;
-mod lookup;
 mod maps;
 mod packet;
-mod sockets;
+mod sk_lookup;
+mod sock_addr;
+mod sock_ops;
 
 /// Mark in the object's read-only data, by which the agent learns the ABI version before it loads the object.
 #[unsafe(no_mangle)]
@@ -58,7 +58,7 @@ pub fn getpeername6(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock(sock_release)]
 pub fn release(ctx: SockContext) -> i32 {
-    connect::release(ctx.sock)
+    connect::release_socket(ctx.sock)
 }
 
 #[cgroup_sock_addr(bind4)]
@@ -73,12 +73,12 @@ pub fn bind6(ctx: SockAddrContext) -> i32 {
 
 #[sock_ops]
 pub fn sockets(ctx: SockOpsContext) -> u32 {
-    sockets::changed(ctx.ops)
+    sock_ops::handle_sock_op(ctx.ops)
 }
 
 #[sock_ops]
 pub fn kubelet(ctx: SockOpsContext) -> u32 {
-    sockets::kubelet(ctx.ops)
+    sock_ops::mark_kubelet_connection(ctx.ops)
 }
 
 #[cgroup_skb(ingress)]
@@ -178,14 +178,14 @@ pub fn egress_other(ctx: SkBuffContext) -> i32 {
 
 #[sk_lookup]
 pub fn ports(ctx: SkLookupContext) -> u32 {
-    lookup::ports(&ctx)
+    sk_lookup::assign_activator_listener(&ctx)
 }
 
 /// Closes stale connections; written out, since the library has no macro for iterator programs.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/tcp")]
-pub extern "C" fn end(ctx: *mut end::TcpIterContext) -> i32 {
-    end::end(ctx)
+pub extern "C" fn end(ctx: *mut close::TcpIterContext) -> i32 {
+    close::close_if_unused(ctx)
 }
 
 #[panic_handler]

@@ -52,7 +52,7 @@ pub static PROBES: LruHashMap<abi::ProbeKey, u64> = LruHashMap::pinned(abi::PROB
 pub static BLANK: Array<abi::BufferedSegment> = Array::with_max_entries(1, 0);
 /// Space for the begin of a request's head, one per CPU: it is too large for the stack.
 #[map]
-pub static HEAD: PerCpuArray<[u64; h1::probe::SEARCHED as usize / 8 + 3]> =
+pub static HEAD: PerCpuArray<[u64; h1::kubelet_probe::SEARCHED_BYTES as usize / 8 + 3]> =
     PerCpuArray::with_max_entries(1, 0);
 /// Space for the unlocked read of requests, one per CPU.
 #[map]
@@ -134,18 +134,18 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
     /// Returns the storage of `socket`, if it has any. `socket` must come from the program's context.
     #[inline(always)]
     pub fn get(&self, socket: *mut c_void) -> Option<&'static mut T> {
-        self.find(socket, 0)
+        self.lookup(socket, 0)
     }
 
     /// Returns the storage of `socket`, all zero at first; `None` if the kernel has no memory for it.
     #[inline(always)]
     pub fn get_or_zero(&self, socket: *mut c_void) -> Option<&'static mut T> {
-        self.find(socket, u64::from(BPF_SK_STORAGE_GET_F_CREATE))
+        self.lookup(socket, u64::from(BPF_SK_STORAGE_GET_F_CREATE))
     }
 
     /// Looks up the storage of a socket, with the helper's flags.
     #[inline(always)]
-    fn find(&self, socket: *mut c_void, flags: u64) -> Option<&'static mut T> {
+    fn lookup(&self, socket: *mut c_void, flags: u64) -> Option<&'static mut T> {
         if socket.is_null() {
             return None;
         }
@@ -158,7 +158,7 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
 
 /// Adds to a shared word, wrapping: the only atomic operation of BPF before 5.12.
 #[inline(always)]
-pub fn add(word: *mut u64, by: u64) {
+pub fn atomic_add(word: *mut u64, by: u64) {
     // SAFETY: every caller passes a word of a map value, aligned and alive while the program runs.
     unsafe {
         core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(
@@ -169,7 +169,7 @@ pub fn add(word: *mut u64, by: u64) {
 
 /// Adds to a shared half word (`u32`), wrapping.
 #[inline(always)]
-pub fn add32(word: *mut u32, by: u32) {
+pub fn atomic_add32(word: *mut u32, by: u32) {
     // SAFETY: every caller passes a half word of a map value, aligned and alive while the program runs.
     unsafe {
         core::intrinsics::atomic_xadd::<u32, u32, { core::intrinsics::AtomicOrdering::Relaxed }>(
@@ -180,30 +180,35 @@ pub fn add32(word: *mut u32, by: u32) {
 
 /// Adds 1 to a word of `CONTROL`.
 #[inline(always)]
-pub fn note(word: u32) {
-    note_by(word, 1);
+pub fn increment_control(word: u32) {
+    add_to_control(word, 1);
 }
 
 /// Adds a number to a word of `CONTROL`.
 #[inline(always)]
-pub fn note_by(word: u32, by: u64) {
+pub fn add_to_control(word: u32, by: u64) {
     if let Some(word) = CONTROL.get_ptr_mut(word) {
-        add(word, by);
+        atomic_add(word, by);
     }
 }
 
 /// Returns the time of CLOCK_MONOTONIC, in ns.
 #[inline(always)]
-pub fn now() -> u64 {
+pub fn monotonic_ns() -> u64 {
     // SAFETY: the helper has no arguments and cannot fail.
     unsafe { bpf_ktime_get_ns() }
 }
 
 /// Sends an event. If the ring is full the event is lost and counted, and the agent reads the maps again.
 #[inline(always)]
-pub fn announce(kind: u32, subject: u32, cookie: u64) {
-    let event = abi::KernelEvent { kind, subject, cookie, at_ns: now() };
+pub fn send_event(kind: u32, subject: u32, cookie: u64) {
+    let event = abi::KernelEvent {
+        kind,
+        port_or_slot: subject,
+        netns_cookie: cookie,
+        at_ns: monotonic_ns(),
+    };
     if EVENTS.output::<abi::KernelEvent>(&event, 0).is_err() {
-        note(abi::CONTROL_DROPPED);
+        increment_control(abi::CONTROL_DROPPED);
     }
 }

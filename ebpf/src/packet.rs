@@ -9,17 +9,17 @@ use aya_ebpf::{
     bindings::{__sk_buff, bpf_sock_ops},
     helpers::generated::bpf_skb_load_bytes,
 };
-use datapath::flow;
+use datapath::load_balancing;
 
-use crate::maps::now;
+use crate::maps::monotonic_ns;
 
 const TCP: u8 = 6;
 const HOP_BY_HOP: u8 = 0;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
-const IPV6_HEADER: u32 = 40;
+const IPV6_HEADER_BYTES: u32 = 40;
 /// Length of the only extension header before TCP that the kernel itself writes: the jumbo payload option.
-const JUMBO_HEADER: u32 = 8;
+const JUMBO_HEADER_BYTES: u32 = 8;
 
 const FIN: u8 = 1;
 const SYN: u8 = 2;
@@ -44,14 +44,14 @@ pub struct PacketSegment {
 
 /// Parses the TCP segment of a packet; `None` for anything else, and for segments with neither payload nor FIN.
 #[inline(always)]
-pub fn segment(skb: *mut __sk_buff) -> Option<PacketSegment> {
+pub fn parse_segment(skb: *mut __sk_buff) -> Option<PacketSegment> {
     // SAFETY: a live context; the fields are 32-bit numbers that the verifier turns into packet pointers.
     let (data, end, total) = unsafe {
         let data = ptr::read_volatile(&raw const (*skb).data) as usize as *const u8;
         let end = ptr::read_volatile(&raw const (*skb).data_end) as usize as *const u8;
         (data, end, ptr::read_volatile(&raw const (*skb).len))
     };
-    let network = network_header(data, end)?;
+    let network = network_header_len(data, end)?;
     let tcp = data.wrapping_add(network as usize);
     if tcp.wrapping_add(20) > end {
         return None;
@@ -83,10 +83,10 @@ pub fn segment(skb: *mut __sk_buff) -> Option<PacketSegment> {
 ///
 /// TCP notes it on the packet since 4.20, for pacing. Reading the clock costs as much as a look-up of socket storage.
 #[inline(always)]
-pub fn sent_at(skb: *mut __sk_buff) -> u64 {
+pub fn sent_ns(skb: *mut __sk_buff) -> u64 {
     // SAFETY: a live context; a single word.
     let at = unsafe { ptr::read_volatile(&raw const (*skb).tstamp) };
-    if at == 0 { now() } else { at }
+    if at == 0 { monotonic_ns() } else { at }
 }
 
 /// Flag of a connection's first packet, in the form that sock_ops has.
@@ -94,7 +94,7 @@ pub const SYN_FLAG: u32 = SYN as u32;
 
 /// Returns the sequence number of the first payload byte of the packet that established a connection (5.10).
 #[inline(always)]
-pub fn first_seq(ops: *mut bpf_sock_ops) -> Option<u32> {
+pub fn first_payload_seq(ops: *mut bpf_sock_ops) -> Option<u32> {
     // SAFETY: a live context; the fields are 64-bit pointers to the packet at its TCP header, or null.
     let (data, end, flags) = unsafe {
         let data = ptr::read_volatile(&raw const (*ops).__bindgen_anon_3.skb_data);
@@ -111,8 +111,8 @@ pub fn first_seq(ops: *mut bpf_sock_ops) -> Option<u32> {
 
 /// Returns the length of the IP header of a TCP packet; `None` for other packets.
 #[inline(always)]
-fn network_header(data: *const u8, end: *const u8) -> Option<u32> {
-    if data.wrapping_add(IPV6_HEADER as usize) > end {
+fn network_header_len(data: *const u8, end: *const u8) -> Option<u32> {
+    if data.wrapping_add(IPV6_HEADER_BYTES as usize) > end {
         return None;
     }
     // SAFETY: inside the linear part, checked above.
@@ -128,28 +128,28 @@ fn network_header(data: *const u8, end: *const u8) -> Option<u32> {
     // SAFETY: inside the linear part, checked above.
     let next = unsafe { ptr::read(data.add(6)) };
     if next == TCP {
-        return Some(IPV6_HEADER);
+        return Some(IPV6_HEADER_BYTES);
     }
-    let jumbo = data.wrapping_add(IPV6_HEADER as usize);
-    if next != HOP_BY_HOP || jumbo.wrapping_add(JUMBO_HEADER as usize) > end {
+    let jumbo = data.wrapping_add(IPV6_HEADER_BYTES as usize);
+    if next != HOP_BY_HOP || jumbo.wrapping_add(JUMBO_HEADER_BYTES as usize) > end {
         return None;
     }
     // SAFETY: inside the linear part, checked above.
     let (next, more) = unsafe { (ptr::read(jumbo), ptr::read(jumbo.add(1))) };
-    (next == TCP && more == 0).then_some(IPV6_HEADER + JUMBO_HEADER)
+    (next == TCP && more == 0).then_some(IPV6_HEADER_BYTES + JUMBO_HEADER_BYTES)
 }
 
 /// Returns the sender's address (IPv4 as a mapped one, in memory order) and port of a TCP packet.
 #[inline(always)]
-pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
+pub fn parse_sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
     // SAFETY: a live context; the fields are 32-bit numbers that the verifier turns into packet pointers.
     let (data, end) = unsafe {
         let data = ptr::read_volatile(&raw const (*skb).data) as usize as *const u8;
         (data, ptr::read_volatile(&raw const (*skb).data_end) as usize as *const u8)
     };
-    let network = network_header(data, end)?;
+    let network = network_header_len(data, end)?;
     let tcp = data.wrapping_add(network as usize);
-    if tcp.wrapping_add(20) > end || data.wrapping_add(IPV6_HEADER as usize) > end {
+    if tcp.wrapping_add(20) > end || data.wrapping_add(IPV6_HEADER_BYTES as usize) > end {
         return None;
     }
     // SAFETY: inside the linear part, checked above.
@@ -157,7 +157,7 @@ pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
         let port = u16::from_be(ptr::read_unaligned(tcp.cast::<u16>()));
         let word = |at: usize| ptr::read_unaligned(data.add(at).cast::<u32>());
         let address = if ptr::read(data) >> 4 == IPV4 {
-            [0, 0, flow::MAPPED, word(12)]
+            [0, 0, load_balancing::IPV4_MAPPED_WORD, word(12)]
         } else {
             [word(8), word(12), word(16), word(20)]
         };
@@ -169,14 +169,14 @@ pub fn sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
 ///
 /// Returns the number of bytes; 0 means none.
 #[inline(always)]
-pub fn load<const WORDS: usize>(
+pub fn load_window<const WORDS: usize>(
     skb: *mut __sk_buff,
     offset: u32,
     len: u32,
     window: &mut [u64; WORDS],
     most: u32,
 ) -> u32 {
-    let Some(len) = some(len, most) else { return 0 };
+    let Some(len) = nonzero_at_most(len, most) else { return 0 };
     // SAFETY: the window holds that many bytes, and the verifier checks that against `len`.
     let failed = unsafe { bpf_skb_load_bytes(skb.cast(), offset, window.as_mut_ptr().cast(), len) };
     if failed == 0 { len } else { 0 }
@@ -187,7 +187,7 @@ pub fn load<const WORDS: usize>(
 /// Before 6.8 the verifier learns nothing from a comparison with 0. It learns that `value - 1` is less than `most`, and
 /// that the sum of that and 1 therefore is not 0.
 #[inline(always)]
-pub fn some(value: u32, most: u32) -> Option<u32> {
+pub fn nonzero_at_most(value: u32, most: u32) -> Option<u32> {
     let value = if value > most { most } else { value };
     let less = black_box(value.wrapping_sub(1));
     if less < most { Some(less + 1) } else { None }
@@ -195,7 +195,7 @@ pub fn some(value: u32, most: u32) -> Option<u32> {
 
 /// Returns `value`, at most `most`; neither the compiler nor the verifier loses the bound.
 #[inline(always)]
-pub fn bounded(value: u32, most: u32) -> u32 {
+pub fn at_most(value: u32, most: u32) -> u32 {
     let value = black_box(value);
     if value > most { most } else { value }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// First host number of pods (10.244.1.0); lower ones belong to the node and its clients.
-const FIRST: u16 = 256;
+const FIRST_HOST: u16 = 256;
 /// Last host number of pods; 10.244.255.255 is the broadcast address.
-const LAST: u16 = u16::MAX - 1;
+const LAST_HOST: u16 = u16::MAX - 1;
 
 /// Addresses of one pod: the same host number in both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,7 +14,7 @@ pub struct PodAddress(u16);
 
 impl PodAddress {
     /// Returns the host number: the last 16 bits of both addresses.
-    pub fn host(self) -> u16 {
+    pub fn host_number(self) -> u16 {
         self.0
     }
 
@@ -38,7 +38,7 @@ impl PodAddress {
     pub fn from_v4(address: Ipv4Addr) -> Option<Self> {
         let [10, 244, high, low] = address.octets() else { return None };
         let host = u16::from_be_bytes([high, low]);
-        (FIRST..=LAST).contains(&host).then_some(Self(host))
+        (FIRST_HOST..=LAST_HOST).contains(&host).then_some(Self(host))
     }
 }
 
@@ -47,34 +47,34 @@ impl PodAddress {
 /// Connections and tables elsewhere may still name it.
 #[derive(Debug)]
 pub struct PodAddressPool {
-    taken: BTreeSet<u16>,
+    allocated: BTreeSet<u16>,
     next: u16,
 }
 
 impl Default for PodAddressPool {
     fn default() -> Self {
-        Self { taken: BTreeSet::new(), next: FIRST }
+        Self { allocated: BTreeSet::new(), next: FIRST_HOST }
     }
 }
 
 impl PodAddressPool {
     /// Allocates the next free address; `None` if all 65,279 are in use.
-    pub fn allot(&mut self) -> Option<PodAddress> {
-        let rising = (self.next..=LAST).chain(FIRST..self.next);
-        let host = rising.into_iter().find(|host| !self.taken.contains(host))?;
-        self.take(PodAddress(host));
+    pub fn allocate(&mut self) -> Option<PodAddress> {
+        let rising = (self.next..=LAST_HOST).chain(FIRST_HOST..self.next);
+        let host = rising.into_iter().find(|host| !self.allocated.contains(host))?;
+        self.reserve(PodAddress(host));
         Some(PodAddress(host))
     }
 
     /// Reserves an address for a pod that was found running. Later allocations begin above it.
-    pub fn take(&mut self, address: PodAddress) {
-        self.taken.insert(address.0);
-        self.next = if address.0 >= LAST { FIRST } else { self.next.max(address.0 + 1) };
+    pub fn reserve(&mut self, address: PodAddress) {
+        self.allocated.insert(address.0);
+        self.next = if address.0 >= LAST_HOST { FIRST_HOST } else { self.next.max(address.0 + 1) };
     }
 
     /// Returns an address to the pool.
     pub fn release(&mut self, address: PodAddress) {
-        self.taken.remove(&address.0);
+        self.allocated.remove(&address.0);
     }
 }
 
@@ -83,21 +83,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_given_back_rests_until_all_others_were_used() {
+    fn a_released_address_is_reused_last() {
         let mut addresses = PodAddressPool::default();
-        let first = addresses.allot().unwrap();
+        let first = addresses.allocate().unwrap();
         addresses.release(first);
-        let others = (FIRST + 1..=LAST).map(|_| addresses.allot().unwrap().host());
-        assert!(!others.collect::<Vec<_>>().contains(&first.host()));
-        assert_eq!(addresses.allot(), Some(first));
-        assert_eq!(addresses.allot(), None);
+        let others =
+            (FIRST_HOST + 1..=LAST_HOST).map(|_| addresses.allocate().unwrap().host_number());
+        assert!(!others.collect::<Vec<_>>().contains(&first.host_number()));
+        assert_eq!(addresses.allocate(), Some(first));
+        assert_eq!(addresses.allocate(), None);
     }
 
     #[test]
     fn an_adopted_address_is_not_given_twice() {
         let mut addresses = PodAddressPool::default();
-        addresses.take(PodAddress(FIRST));
-        assert_eq!(addresses.allot(), Some(PodAddress(FIRST + 1)));
+        addresses.reserve(PodAddress(FIRST_HOST));
+        assert_eq!(addresses.allocate(), Some(PodAddress(FIRST_HOST + 1)));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::quantity;
 
 /// Default capabilities of a container: docker's and containerd's, without two. `MKNOD` is missing, because no device
 /// cgroup keeps a container from the machine's devices here. `AUDIT_WRITE` is missing, too.
-const CAPABILITIES: [&str; 12] = [
+const DEFAULT_CAPABILITIES: [&str; 12] = [
     "CHOWN",
     "DAC_OVERRIDE",
     "FOWNER",
@@ -30,9 +30,9 @@ const CAPABILITIES: [&str; 12] = [
     "SYS_CHROOT",
 ];
 /// Search path for commands, unless image or order sets `PATH`.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Files below /proc and /sys that reveal or change the machine, hidden from containers: docker's list.
-const MASKED: [&str; 8] = [
+const MASKED_PATHS: [&str; 8] = [
     "/proc/acpi",
     "/proc/kcore",
     "/proc/keys",
@@ -43,7 +43,7 @@ const MASKED: [&str; 8] = [
     "/sys/firmware",
 ];
 /// Folders of /proc that containers may only read.
-const READ_ONLY: [&str; 5] =
+const READ_ONLY_PATHS: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Reason that an order cannot become a container: in Kubernetes, `CreateContainerConfigError`.
@@ -56,19 +56,19 @@ pub enum BundleError {
     #[error(
         "user {0:?} is not in the image's /etc/passwd or /etc/group: set runAsUser to a number"
     )]
-    User(String),
+    UnknownUser(String),
     /// `runAsNonRoot` forbids the image's user, root.
     #[error("runAsNonRoot is set and the image runs as root: set runAsUser")]
-    Root,
+    RunsAsRoot,
     /// The order uses a feature that the local node does not have.
     #[error("{0} is not available on the local node")]
     Unsupported(String),
     /// A resource limit or request is not a quantity.
     #[error("{0:?} is not a quantity: write 500m, 2 or 64Mi")]
-    Quantity(String),
+    InvalidQuantity(String),
     /// A `volumeMount` names a volume that the pod does not declare.
     #[error("volumeMount {0:?} names no volume of the pod")]
-    Volume(String),
+    UnknownVolume(String),
     /// The result does not parse as a runtime spec.
     #[error("cannot form the runtime spec: {0}")]
     Spec(String),
@@ -106,21 +106,21 @@ pub struct BundleContext<'a> {
 }
 
 /// Builds the runtime spec of a container.
-pub fn spec(
+pub fn build_spec(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
     around: &BundleContext<'_>,
 ) -> Result<Spec, BundleError> {
-    let env = environment(container, image, around)?;
-    let args = command(container, image, &env)?;
-    let user = user(pod, container, image, around)?;
+    let env = build_environment(container, image, around)?;
+    let args = build_command(container, image, &env)?;
+    let user = resolve_user(pod, container, image, around)?;
     let context = container.security_context.clone().unwrap_or_default();
     // No device cgroup and no user namespace separate a container from the machine here, so root must stay bounded.
     if context.privileged == Some(true) {
         return Err(BundleError::Unsupported("privileged".to_owned()));
     }
-    let capabilities = capabilities(container, user.uid);
+    let capabilities = capability_sets(container, user.uid);
     let from_image =
         image.and_then(|image| image.working_dir().clone()).filter(|dir| !dir.is_empty());
     let cwd = container.working_dir.clone().or(from_image).unwrap_or_else(|| "/".to_owned());
@@ -135,33 +135,34 @@ pub fn spec(
             "noNewPrivileges": context.allow_privilege_escalation == Some(false),
             "capabilities": capabilities,
         },
-        "mounts": mounts(container, around)?,
+        "mounts": build_mounts(container, around)?,
         "linux": {
             "cgroupsPath": Path::new("/").join(around.cgroup),
             "namespaces": [
                 { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
                 { "type": "network", "path": around.network },
             ],
-            "maskedPaths": MASKED, "readonlyPaths": READ_ONLY,
+            "maskedPaths": MASKED_PATHS, "readonlyPaths": READ_ONLY_PATHS,
         },
     });
     serde_json::from_value(value).map_err(|error| BundleError::Spec(error.to_string()))
 }
 
 /// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight.
-pub fn limits(container: &Container) -> Result<ContainerLimits, BundleError> {
+pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleError> {
     let resources = container.resources.clone().unwrap_or_default();
     let of = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
         let found: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantity> =
             map.as_ref().and_then(|map| map.get(key));
         found
-            .map(|text| read(&text.0).ok_or_else(|| BundleError::Quantity(text.0.clone())))
+            .map(|text| read(&text.0).ok_or_else(|| BundleError::InvalidQuantity(text.0.clone())))
             .transpose()
     };
-    let shares = of(&resources.requests, "cpu", quantity::milli)?.map(|milli| milli * 1024 / 1000);
+    let shares =
+        of(&resources.requests, "cpu", quantity::parse_milli)?.map(|milli| milli * 1024 / 1000);
     Ok(ContainerLimits {
-        memory: of(&resources.limits, "memory", quantity::units)?,
-        cpu_milli: of(&resources.limits, "cpu", quantity::milli)?,
+        memory: of(&resources.limits, "memory", quantity::parse_units)?,
+        cpu_milli: of(&resources.limits, "cpu", quantity::parse_milli)?,
         cpu_shares: shares,
     })
 }
@@ -173,19 +174,19 @@ pub fn hostname(pod: &str) -> &str {
 }
 
 /// Returns the text of the pod's /etc/hosts.
-pub fn hosts(pod: &str, addresses: &[IpAddr]) -> String {
+pub fn hosts_file(pod: &str, addresses: &[IpAddr]) -> String {
     let own = addresses.iter().map(|ip| format!("{ip}\t{}\n", hostname(pod)));
     let fixed = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
     std::iter::once(fixed.to_owned()).chain(own).collect()
 }
 
 /// Returns the environment of a container: defaults, then the image's, then `env`; later values replace earlier ones.
-fn environment(
+fn build_environment(
     container: &Container,
     image: Option<&ImageConfig>,
     around: &BundleContext<'_>,
 ) -> Result<Vec<(String, String)>, BundleError> {
-    let mut env = vec![("PATH".to_owned(), PATH.to_owned())];
+    let mut env = vec![("PATH".to_owned(), DEFAULT_PATH.to_owned())];
     let mut set = |key: &str, value: String| match env.iter_mut().find(|(have, _)| have == key) {
         Some((_, old)) => *old = value,
         None => env.push((key.to_owned(), value)),
@@ -203,11 +204,11 @@ fn environment(
     let mut known: HashMap<String, String> = HashMap::new();
     for variable in container.env.iter().flatten() {
         let value = match (&variable.value, &variable.value_from) {
-            (Some(text), _) => expand(text, &known),
+            (Some(text), _) => expand_variables(text, &known),
             (None, None) => String::new(),
             (None, Some(source)) => {
                 let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
-                let value = path.and_then(|path| field(path, around));
+                let value = path.and_then(|path| downward_field(path, around));
                 value.ok_or_else(|| {
                     BundleError::Unsupported(format!("valueFrom of {}", variable.name))
                 })?
@@ -220,7 +221,7 @@ fn environment(
 }
 
 /// Returns a field of the downward API; `None` if the local node does not have it.
-fn field(path: &str, around: &BundleContext<'_>) -> Option<String> {
+fn downward_field(path: &str, around: &BundleContext<'_>) -> Option<String> {
     let quoted = |prefix: &str| path.strip_prefix(prefix)?.strip_suffix("']");
     match path {
         "metadata.name" => Some(around.pod.to_owned()),
@@ -238,7 +239,7 @@ fn field(path: &str, around: &BundleContext<'_>) -> Option<String> {
 }
 
 /// Replaces `$(NAME)`; `$$` becomes a dollar; an unknown name stays as written, as in Kubernetes.
-fn expand(text: &str, known: &HashMap<String, String>) -> String {
+fn expand_variables(text: &str, known: &HashMap<String, String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -263,7 +264,7 @@ fn expand(text: &str, known: &HashMap<String, String>) -> String {
 }
 
 /// Returns the argument list: `command` replaces entrypoint and command of the image, `args` only its command.
-fn command(
+fn build_command(
     container: &Container,
     image: Option<&ImageConfig>,
     env: &[(String, String)],
@@ -271,7 +272,7 @@ fn command(
     let known: HashMap<String, String> = env.iter().cloned().collect();
     let written = |list: &Option<Vec<String>>| -> Option<Vec<String>> {
         let list = list.as_ref().filter(|list| !list.is_empty())?;
-        Some(list.iter().map(|text| expand(text, &known)).collect())
+        Some(list.iter().map(|text| expand_variables(text, &known)).collect())
     };
     let entrypoint = image.and_then(|image| image.entrypoint().clone()).unwrap_or_default();
     let cmd = image.and_then(|image| image.cmd().clone()).unwrap_or_default();
@@ -292,7 +293,7 @@ struct ProcessUser {
 }
 
 /// Returns the user of a container: from its security context, the pod's, or else the image.
-fn user(
+fn resolve_user(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
@@ -301,24 +302,25 @@ fn user(
     let context = container.security_context.clone().unwrap_or_default();
     let outer = pod.security_context.clone().unwrap_or_default();
     let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
-    let mut user = image_user(&text, around)?;
+    let mut user = parse_user(&text, around)?;
     if let Some(uid) = context.run_as_user.or(outer.run_as_user) {
         // As a text of its own: the number's entry in /etc/passwd gives its group.
-        user = image_user(&uid.to_string(), around)?;
+        user = parse_user(&uid.to_string(), around)?;
     }
     if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
-        user.gid = u32::try_from(gid).ok().ok_or_else(|| BundleError::User(gid.to_string()))?;
+        user.gid =
+            u32::try_from(gid).ok().ok_or_else(|| BundleError::UnknownUser(gid.to_string()))?;
     }
     let extra = outer.supplemental_groups.into_iter().flatten().chain(outer.fs_group);
     user.groups.extend(extra.filter_map(|gid| u32::try_from(gid).ok()));
     if context.run_as_non_root.or(outer.run_as_non_root) == Some(true) && user.uid == 0 {
-        return Err(BundleError::Root);
+        return Err(BundleError::RunsAsRoot);
     }
     Ok(user)
 }
 
 /// Parses `USER[:GROUP]`, each a name or a number, with the image's passwd and group files.
-fn image_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, BundleError> {
+fn parse_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, BundleError> {
     let (name, group) =
         text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
     let name = if name.is_empty() { "0" } else { name };
@@ -330,7 +332,7 @@ fn image_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, Bun
         .find(|entry| entry.len() > 3 && (entry[0] == name || entry[2] == name));
     // A number needs no entry in /etc/passwd; its group is then 0.
     let uid = name.parse().ok().or_else(|| entry.as_ref()?[2].parse().ok());
-    let uid = uid.ok_or_else(|| BundleError::User(name.to_owned()))?;
+    let uid = uid.ok_or_else(|| BundleError::UnknownUser(name.to_owned()))?;
     let own = entry.as_ref().and_then(|entry| entry[3].parse().ok()).unwrap_or(0);
     let login = entry.map(|entry| entry[0].clone()).unwrap_or_default();
     let groups =
@@ -340,7 +342,7 @@ fn image_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, Bun
         Some(group) => {
             let named = || groups.iter().find(|entry| entry[0] == group)?[2].parse().ok();
             let gid = group.parse().ok().or_else(named);
-            gid.ok_or_else(|| BundleError::User(group.to_owned()))?
+            gid.ok_or_else(|| BundleError::UnknownUser(group.to_owned()))?
         }
     };
     let member =
@@ -350,12 +352,12 @@ fn image_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, Bun
 }
 
 /// Returns the capability sets of a process.
-fn capabilities(container: &Container, uid: u32) -> Value {
+fn capability_sets(container: &Container, uid: u32) -> Value {
     let wish =
         container.security_context.clone().unwrap_or_default().capabilities.unwrap_or_default();
     let plain = |name: &String| name.trim_start_matches("CAP_").to_ascii_uppercase();
     let drop: Vec<String> = wish.drop.iter().flatten().map(plain).collect();
-    let mut have: Vec<String> = CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
+    let mut have: Vec<String> = DEFAULT_CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
     have.retain(|name| !drop.contains(name) && !drop.iter().any(|name| name == "ALL"));
     let add = wish.add.iter().flatten().map(plain).filter(|name| name != "ALL");
     for name in add {
@@ -370,7 +372,10 @@ fn capabilities(container: &Container, uid: u32) -> Value {
 }
 
 /// Returns the mounts of a container: the runtime's usual ones, the pod's files, and its volumes.
-fn mounts(container: &Container, around: &BundleContext<'_>) -> Result<Vec<Value>, BundleError> {
+fn build_mounts(
+    container: &Container,
+    around: &BundleContext<'_>,
+) -> Result<Vec<Value>, BundleError> {
     let mount = |to: &str, kind: &str, options: &[&str]| json!({ "destination": to, "type": kind, "source": kind, "options": options });
     let bind = |to: &str, from: &Path, options: &[&str]| {
         let options = [&["rbind"], options].concat();
@@ -393,7 +398,7 @@ fn mounts(container: &Container, around: &BundleContext<'_>) -> Result<Vec<Value
     mounts.push(bind(message, around.termination_log, &["rw"]));
     for volume in container.volume_mounts.iter().flatten() {
         let source = around.volumes.get(&volume.name);
-        let source = source.ok_or_else(|| BundleError::Volume(volume.name.clone()))?;
+        let source = source.ok_or_else(|| BundleError::UnknownVolume(volume.name.clone()))?;
         let inner = volume.sub_path.as_deref().unwrap_or_default();
         // The join would otherwise leave the volume.
         if inner.split('/').any(|part| part == "..") {

@@ -21,9 +21,9 @@ use crate::layout::NodeLayout;
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
 /// Time that killed processes of a node have to disappear.
-const EMPTY: Duration = Duration::from_secs(5);
+const NODE_EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time that processes of a container have to disappear before its next start, which is tried in any case.
-const LEFT: Duration = Duration::from_millis(200);
+const CONTAINER_EMPTY_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Failed operation on a cgroup, with its file.
 #[derive(Debug, Error)]
@@ -32,7 +32,7 @@ pub enum CgroupError {
     #[error(
         "no cgroup2 file system is mounted: mount one at /sys/fs/cgroup (or /sys/fs/cgroup/unified)"
     )]
-    Missing,
+    Cgroup2NotMounted,
     /// A file or directory could not be written, made or read.
     #[error("cannot write cgroup file {path}")]
     Write {
@@ -79,11 +79,11 @@ impl CgroupMounts {
         let path = PathBuf::from("/proc/self/mountinfo");
         let text =
             fs::read_to_string(&path).map_err(|source| CgroupError::Write { path, source })?;
-        Self::parse(&text).ok_or(CgroupError::Missing)
+        Self::parse_mountinfo(&text).ok_or(CgroupError::Cgroup2NotMounted)
     }
 
     /// Parses the text of a `mountinfo` file (proc(5)); `None` without cgroup2.
-    fn parse(text: &str) -> Option<Self> {
+    fn parse_mountinfo(text: &str) -> Option<Self> {
         let mut v2 = None;
         let mut v1 = BTreeMap::new();
         for line in text.lines() {
@@ -104,24 +104,24 @@ impl CgroupMounts {
     }
 
     /// Creates the node's cgroups and enables the controllers below. Repeating it changes nothing.
-    pub fn create_node(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
+    pub fn create_node_cgroups(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
         let (pods, clients) = (layout.pods_cgroup(&self.v2), layout.clients_cgroup(&self.v2));
         for path in [pods, clients, layout.runtime_cgroup(&self.v2)] {
-            make(&path)?;
+            create_cgroup(&path)?;
         }
-        self.delegate(&self.v2)?;
-        self.delegate(&layout.cgroup(&self.v2))?;
-        self.delegate(&layout.pods_cgroup(&self.v2))
+        self.enable_controllers(&self.v2)?;
+        self.enable_controllers(&layout.cgroup(&self.v2))?;
+        self.enable_controllers(&layout.pods_cgroup(&self.v2))
     }
 
     /// Enables the controllers that `path` has for its children.
-    fn delegate(&self, path: &Path) -> Result<(), CgroupError> {
+    fn enable_controllers(&self, path: &Path) -> Result<(), CgroupError> {
         let have = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
         let wanted =
             CONTROLLERS.iter().filter(|name| have.split_whitespace().any(|one| one == **name));
-        wanted
-            .into_iter()
-            .try_for_each(|name| write(&path.join("cgroup.subtree_control"), &format!("+{name}")))
+        wanted.into_iter().try_for_each(|name| {
+            write_file(&path.join("cgroup.subtree_control"), &format!("+{name}"))
+        })
     }
 
     /// Creates a container's cgroup with its limits, again if an earlier start of the container left one.
@@ -133,25 +133,25 @@ impl CgroupMounts {
         limits: ContainerLimits,
     ) -> Result<ContainerCgroup, CgroupError> {
         let path = layout.container_cgroup(&self.v2, uid, container);
-        make(&layout.pod_cgroup(&self.v2, uid))?;
+        create_cgroup(&layout.pod_cgroup(&self.v2, uid))?;
         // Only containers with limits need controllers.
         if !limits.is_none() {
-            self.delegate(&layout.pod_cgroup(&self.v2, uid))?;
+            self.enable_controllers(&layout.pod_cgroup(&self.v2, uid))?;
         }
-        clear(&path);
-        make(&path)?;
+        remove_old_cgroup(&path);
+        create_cgroup(&path)?;
         let mut tasks = Vec::new();
-        for (controller, settings) in settings(limits) {
+        for (controller, settings) in controller_settings(limits) {
             let Some(settings) = settings else { continue };
             // A controller is bound either to v1 or to v2, never to both.
             if let Some(mount) = self.v1.get(controller) {
                 let path = layout.container_cgroup(mount, uid, container);
                 fs::create_dir_all(&path)
                     .map_err(|source| CgroupError::Write { path: path.clone(), source })?;
-                write_all(&path, &settings.v1)?;
+                write_files(&path, &settings.v1)?;
                 tasks.push(open_tasks(&path.join("tasks"))?);
             } else if path.join(format!("{controller}.max")).exists() {
-                write_all(&path, &settings.v2)?;
+                write_files(&path, &settings.v2)?;
             } else {
                 return Err(CgroupError::NoController(controller));
             }
@@ -177,14 +177,14 @@ impl CgroupMounts {
     }
 
     /// Returns every directory of this node's cgroup, v1 hierarchies included.
-    fn roots(&self, layout: &NodeLayout) -> impl Iterator<Item = PathBuf> {
+    fn node_cgroups(&self, layout: &NodeLayout) -> impl Iterator<Item = PathBuf> {
         let mounts = std::iter::once(&self.v2).chain(self.v1.values());
         mounts.map(|mount| layout.cgroup(mount)).collect::<Vec<_>>().into_iter()
     }
 
     /// Kills every process of a pod's container.
     pub fn kill_container(&self, layout: &NodeLayout, uid: &str, container: &str) {
-        kill(&layout.container_cgroup(&self.v2, uid, container));
+        kill_tree(&layout.container_cgroup(&self.v2, uid, container));
     }
 
     /// Returns the number of processes that the kernel killed in this container for lack of memory.
@@ -208,10 +208,10 @@ impl CgroupMounts {
     }
 
     /// Kills every process of the node's pods and clients, waits for their end, and removes the node's cgroups.
-    pub fn remove_node(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
-        kill(&layout.cgroup(&self.v2));
-        await_empty(&layout.cgroup(&self.v2), EMPTY);
-        for root in self.roots(layout) {
+    pub fn remove_node_cgroups(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
+        kill_tree(&layout.cgroup(&self.v2));
+        wait_until_empty(&layout.cgroup(&self.v2), NODE_EMPTY_TIMEOUT);
+        for root in self.node_cgroups(layout) {
             if root.exists() && !remove_tree(&root) {
                 let source = io::Error::from(io::ErrorKind::ResourceBusy);
                 return Err(CgroupError::Write { path: root, source });
@@ -237,7 +237,7 @@ struct CgroupSettings {
 }
 
 /// Returns the files to write, by controller; `None` without a limit.
-fn settings(limits: ContainerLimits) -> [(&'static str, Option<CgroupSettings>); 2] {
+fn controller_settings(limits: ContainerLimits) -> [(&'static str, Option<CgroupSettings>); 2] {
     let memory = limits.memory.map(|bytes| CgroupSettings {
         v1: vec![("memory.limit_in_bytes", bytes.to_string())],
         v2: vec![("memory.max", bytes.to_string())],
@@ -260,16 +260,16 @@ fn settings(limits: ContainerLimits) -> [(&'static str, Option<CgroupSettings>);
     [("memory", memory), ("cpu", cpu)]
 }
 
-fn make(path: &Path) -> Result<(), CgroupError> {
+fn create_cgroup(path: &Path) -> Result<(), CgroupError> {
     fs::create_dir_all(path).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
 }
 
-fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
+fn write_file(path: &Path, text: &str) -> Result<(), CgroupError> {
     fs::write(path, text).map_err(|source| CgroupError::Write { path: path.to_owned(), source })
 }
 
-fn write_all(path: &Path, files: &[(&str, String)]) -> Result<(), CgroupError> {
-    files.iter().try_for_each(|(file, text)| write(&path.join(file), text))
+fn write_files(path: &Path, files: &[(&str, String)]) -> Result<(), CgroupError> {
+    files.iter().try_for_each(|(file, text)| write_file(&path.join(file), text))
 }
 
 fn open_tasks(path: &Path) -> Result<OwnedFd, CgroupError> {
@@ -278,7 +278,7 @@ fn open_tasks(path: &Path) -> Result<OwnedFd, CgroupError> {
 }
 
 /// Sends SIGKILL to every process at and below a cgroup: at once with `cgroup.kill` (5.14), else one by one.
-fn kill(path: &Path) {
+fn kill_tree(path: &Path) {
     if fs::write(path.join("cgroup.kill"), "1").is_ok() {
         return;
     }
@@ -289,12 +289,12 @@ fn kill(path: &Path) {
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
     }
     for child in directories(path) {
-        kill(&child);
+        kill_tree(&child);
     }
 }
 
 /// Waits until no process is left at or below a v2 cgroup; poll(2) on `cgroup.events` reports each change.
-fn await_empty(path: &Path, limit: Duration) {
+fn wait_until_empty(path: &Path, limit: Duration) {
     let Ok(mut events) = File::open(path.join("cgroup.events")) else { return };
     let deadline = Instant::now() + limit;
     loop {
@@ -315,9 +315,9 @@ fn await_empty(path: &Path, limit: Duration) {
 /// A cgroup in which `cgroup.kill` was ever written kills each process born into it by `CLONE_INTO_CGROUP`, at once and
 /// forever. Seen on Linux 6.18: the child's kill count is copied from its parent's group and compared with that of the
 /// new group.
-fn clear(path: &Path) {
+fn remove_old_cgroup(path: &Path) {
     if path.exists() && !remove_tree(path) {
-        await_empty(path, LEFT);
+        wait_until_empty(path, CONTAINER_EMPTY_TIMEOUT);
         remove_tree(path);
     }
 }
@@ -348,21 +348,21 @@ mod tests {
         let text = "31 25 0:27 / /sys/fs/cgroup/cpu rw shared:4 - cgroup cgroup rw,cpu,cpuacct\n\
                     32 25 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                     33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let mounts = CgroupMounts::parse(text).unwrap();
+        let mounts = CgroupMounts::parse_mountinfo(text).unwrap();
         assert_eq!(mounts.v2, Path::new("/sys/fs/cgroup/unified"));
         assert_eq!(mounts.v1.keys().collect::<Vec<_>>(), ["cpu", "memory"]);
     }
 
     #[test]
     fn without_cgroup2_there_is_no_node() {
-        assert_eq!(CgroupMounts::parse("31 25 0:27 / /sys rw - sysfs sysfs rw\n"), None);
+        assert_eq!(CgroupMounts::parse_mountinfo("31 25 0:27 / /sys rw - sysfs sysfs rw\n"), None);
     }
 
     #[test]
     fn limits_become_quota_and_weight() {
         let limits =
             ContainerLimits { memory: Some(1 << 20), cpu_milli: Some(500), cpu_shares: Some(1024) };
-        let [(_, memory), (_, cpu)] = settings(limits);
+        let [(_, memory), (_, cpu)] = controller_settings(limits);
         assert_eq!(memory.unwrap().v2, [("memory.max", "1048576".to_owned())]);
         let cpu = cpu.unwrap().v2;
         assert_eq!(cpu, [("cpu.max", "50000 100000".to_owned()), ("cpu.weight", "39".to_owned())]);

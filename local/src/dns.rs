@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::node::LocalNodeSpec;
+use common::local_node::LocalNodeSpec;
 use hickory_server::{
     Server,
     net::{NetError, runtime::Time},
@@ -29,14 +29,14 @@ use tracing::warn;
 
 pub mod names;
 
-use names::{DOMAIN, DnsLookup, find};
+use names::{DOMAIN, DnsLookup, lookup_name};
 
 /// Time to live of an answer, in seconds: CoreDNS' default for Kubernetes names.
 const TTL: u32 = 5;
 /// Idle time after which a TCP client is disconnected.
 const TCP_IDLE: Duration = Duration::from_secs(10);
 /// Answers that may wait to be read by one TCP client.
-const TCP_ANSWERS: usize = 32;
+const TCP_RESPONSE_BUFFER: usize = 32;
 
 /// Failure of the DNS server.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub async fn serve(
     let tcp = TcpListener::bind(udp.local_addr().map_err(listen)?).await.map_err(listen)?;
     let mut server = Server::new(DnsHandler { orders });
     server.register_socket(udp);
-    server.register_listener(tcp, TCP_IDLE, TCP_ANSWERS);
+    server.register_listener(tcp, TCP_IDLE, TCP_RESPONSE_BUFFER);
     shutdown.cancelled().await;
     server.shutdown_gracefully().await.map_err(|source| DnsError::Serve { address, source })
 }
@@ -100,10 +100,10 @@ impl RequestHandler for DnsHandler {
     ) -> ResponseInfo {
         let mut metadata = Metadata::response_from_request(&request.metadata);
         metadata.authoritative = true;
-        let (code, answers) = self.answer(request);
+        let (code, answers) = self.resolve_query(request);
         metadata.response_code = code;
         // Every answer without records carries the SOA: without one, resolvers may not cache it (RFC 2308, section 5).
-        let refusal: Vec<Record> = answers.is_empty().then(authority).into_iter().collect();
+        let refusal: Vec<Record> = answers.is_empty().then(soa_record).into_iter().collect();
         let none: &[Record] = &[];
         let response = MessageResponseBuilder::from_message_request(request).build(
             metadata,
@@ -125,7 +125,7 @@ impl RequestHandler for DnsHandler {
 
 /// Returns the response code and the records for a request.
 impl DnsHandler {
-    fn answer(&self, request: &Request) -> (ResponseCode, Vec<Record>) {
+    fn resolve_query(&self, request: &Request) -> (ResponseCode, Vec<Record>) {
         if request.metadata.op_code != OpCode::Query {
             return (ResponseCode::NotImp, Vec::new());
         }
@@ -134,13 +134,13 @@ impl DnsHandler {
         };
         let orders = self.orders.borrow();
         let question = DnsName::from(info.query.name());
-        match find(&orders.names, &question.to_ascii()) {
+        match lookup_name(&orders.dns_names, &question.to_ascii()) {
             DnsLookup::Addresses(all) => {
                 (ResponseCode::NoError, records(&question, info.query.query_type(), all))
             }
             // NXDOMAIN would state that no name below exists either (RFC 8020), so an inner name is an empty answer.
-            DnsLookup::Inner => (ResponseCode::NoError, Vec::new()),
-            DnsLookup::Nothing => (ResponseCode::NXDomain, Vec::new()),
+            DnsLookup::EmptyNonTerminal => (ResponseCode::NoError, Vec::new()),
+            DnsLookup::NxDomain => (ResponseCode::NXDomain, Vec::new()),
         }
     }
 }
@@ -158,7 +158,7 @@ fn records(name: &DnsName, kind: RecordType, addresses: &[IpAddr]) -> Vec<Record
 }
 
 /// Returns the SOA record of negative answers: resolvers cache them for [`TTL`], as long as other answers.
-fn authority() -> Record {
+fn soa_record() -> Record {
     let name = |text: String| DnsName::from_ascii(text).expect("a constant, valid name");
     let (host, mail) = (name(format!("ns.dns.{DOMAIN}.")), name(format!("hostmaster.{DOMAIN}.")));
     let soa = SOA::new(host, mail, 1, 7200, 1800, 86400, TTL);
@@ -179,16 +179,16 @@ mod tests {
     /// Starts a server on a free port of loopback that knows `hello.default`.
     async fn server() -> (SocketAddr, watch::Sender<LocalNodeSpec>, CancellationToken) {
         let hello = (NamespacedName::new("default", "hello"), vec![IpAddr::from([10, 96, 0, 5])]);
-        let orders = LocalNodeSpec { names: [hello].into(), ..LocalNodeSpec::default() };
+        let orders = LocalNodeSpec { dns_names: [hello].into(), ..LocalNodeSpec::default() };
         let (send, receive) = watch::channel(orders);
-        let address = free().await;
+        let address = free_address().await;
         let stop = CancellationToken::new();
         tokio::spawn(serve(address, receive, stop.clone()));
         (address, send, stop)
     }
 
     /// Returns a port that is free for both UDP and TCP.
-    async fn free() -> SocketAddr {
+    async fn free_address() -> SocketAddr {
         loop {
             let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
             let address = tcp.local_addr().expect("bound");
@@ -204,7 +204,7 @@ mod tests {
         message.to_bytes().expect("a message")
     }
 
-    async fn ask_udp(server: SocketAddr, name: &str, kind: RecordType) -> Message {
+    async fn query_udp(server: SocketAddr, name: &str, kind: RecordType) -> Message {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         socket.connect(server).await.expect("an address");
         let (question, mut buffer) = (question(name, kind), [0; 1500]);
@@ -230,21 +230,21 @@ mod tests {
     async fn answers_follow_the_names() {
         let (server, orders, _stop) = server().await;
         let hello = "hello.default.svc.cluster.local.";
-        let answer = ask_udp(server, hello, RecordType::A).await;
+        let answer = query_udp(server, hello, RecordType::A).await;
         assert_eq!(addresses(&answer), [IpAddr::from([10, 96, 0, 5])]);
-        let other_family = ask_udp(server, hello, RecordType::AAAA).await;
+        let other_family = query_udp(server, hello, RecordType::AAAA).await;
         assert_eq!(other_family.metadata.response_code, ResponseCode::NoError);
         assert_eq!(addresses(&other_family), [] as [IpAddr; 0]);
 
-        orders.send_modify(|orders| orders.names.clear());
-        let gone = ask_udp(server, hello, RecordType::A).await;
+        orders.send_modify(|orders| orders.dns_names.clear());
+        let gone = query_udp(server, hello, RecordType::A).await;
         assert_eq!(gone.metadata.response_code, ResponseCode::NXDomain);
     }
 
     #[tokio::test]
-    async fn tcp_answers_and_garbage_disturbs_nobody() {
+    async fn tcp_answers_and_garbage_is_ignored() {
         let (server, _orders, _stop) = server().await;
-        ask_udp(server, "hello.default.svc.cluster.local.", RecordType::A).await;
+        query_udp(server, "hello.default.svc.cluster.local.", RecordType::A).await;
         let junk = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         junk.send_to(&[0xff; 40], server).await.expect("sent");
 

@@ -12,10 +12,10 @@ use tracing::info;
 
 mod credentials;
 mod layers;
-mod layout;
+mod oci_layout;
 mod registry;
 
-pub use layout::ImageLayoutError;
+pub use oci_layout::ImageLayoutError;
 pub use registry::{ImagePullError, ImagePuller, credential_files};
 
 /// An image ready to run.
@@ -98,7 +98,7 @@ pub enum ImagePullPolicy {
 
 impl ImagePullPolicy {
     /// Returns the policy of a container: as written, else Kubernetes' default (Always for `:latest` or no tag).
-    pub fn of(written: Option<&str>, image: &str) -> Self {
+    pub fn from_spec(written: Option<&str>, image: &str) -> Self {
         // The tag follows the last slash: a colon before it belongs to the registry's port.
         let last = image.rsplit('/').next().unwrap_or(image);
         let floating = !image.contains('@') && (!last.contains(':') || last.ends_with(":latest"));
@@ -116,50 +116,57 @@ impl ImagePullPolicy {
 #[derive(Debug)]
 pub struct ImageStore {
     store: PathBuf,
-    folder: Option<PathBuf>,
+    layouts_folder: Option<PathBuf>,
     puller: ImagePuller,
-    unpacking: Mutex<HashMap<String, Arc<Mutex<()>>>>,
-    configs: Mutex<HashMap<String, UnpackedImage>>,
+    unpack_locks: Mutex<HashMap<String, Arc<Mutex<()>>>>,
+    ready_images: Mutex<HashMap<String, UnpackedImage>>,
 }
 
 impl ImageStore {
     /// Returns images kept in `store`; layouts below `folder` are found by their names.
-    pub fn new(store: PathBuf, folder: Option<PathBuf>, puller: ImagePuller) -> Self {
-        Self { store, folder, puller, unpacking: Mutex::default(), configs: Mutex::default() }
+    pub fn new(store: PathBuf, layouts_folder: Option<PathBuf>, puller: ImagePuller) -> Self {
+        Self {
+            store,
+            layouts_folder,
+            puller,
+            unpack_locks: Mutex::default(),
+            ready_images: Mutex::default(),
+        }
     }
 
     /// Finds an image, pulls it if the policy requires, and unpacks it. Blocks.
     pub fn get(&self, image: &str, policy: ImagePullPolicy) -> Result<UnpackedImage, ImageError> {
         let wrap = |source| ImageError::Layout { image: image.to_owned(), source };
         if let Some(rest) = image.strip_prefix("oci:") {
-            let found = layout::LayoutImage::direct(rest).map_err(wrap)?;
-            return self.ready(image, &found);
+            let found = oci_layout::LayoutImage::from_path(rest).map_err(wrap)?;
+            return self.unpack_once(image, &found);
         }
         // The folder comes before any registry and any policy: the user named it for this purpose.
-        if let Some(folder) = &self.folder
-            && let Some(found) = layout::LayoutImage::named(folder, image).map_err(wrap)?
+        if let Some(folder) = &self.layouts_folder
+            && let Some(found) =
+                oci_layout::LayoutImage::find_by_name(folder, image).map_err(wrap)?
         {
-            return self.ready(image, &found);
+            return self.unpack_once(image, &found);
         }
-        let kept = self.puller.kept(&self.store, image);
+        let kept = self.puller.find_pulled(&self.store, image);
         match (policy, kept) {
             (ImagePullPolicy::IfNotPresent | ImagePullPolicy::Never, Some(found)) => {
-                self.ready(image, &found)
+                self.unpack_once(image, &found)
             }
             (ImagePullPolicy::Never, None) => Err(ImageError::NeverPull(image.to_owned())),
             (ImagePullPolicy::IfNotPresent | ImagePullPolicy::Always, _) => {
                 let found = self
                     .puller
                     .pull(&self.store, image)
-                    .map_err(|source| self.refused(image, source))?;
-                self.ready(image, &found)
+                    .map_err(|source| self.explain_error(image, source))?;
+                self.unpack_once(image, &found)
             }
         }
     }
 
     /// Turns a registry's error into one with advice for the user.
-    fn refused(&self, image: &str, source: ImagePullError) -> ImageError {
-        let (image, folder) = (image.to_owned(), self.folder.as_deref());
+    fn explain_error(&self, image: &str, source: ImagePullError) -> ImageError {
+        let (image, folder) = (image.to_owned(), self.layouts_folder.as_deref());
         match &source {
             ImagePullError::NotFound { registry } => {
                 let here = folder.map(|folder| format!(" nor below {}", folder.display()));
@@ -181,8 +188,12 @@ impl ImageStore {
     }
 
     /// Unpacks an image, unless that was done before.
-    fn ready(&self, image: &str, found: &layout::LayoutImage) -> Result<UnpackedImage, ImageError> {
-        if let Some(known) = lock(&self.configs).get(&found.digest) {
+    fn unpack_once(
+        &self,
+        image: &str,
+        found: &oci_layout::LayoutImage,
+    ) -> Result<UnpackedImage, ImageError> {
+        if let Some(known) = lock(&self.ready_images).get(&found.digest) {
             return Ok(known.clone());
         }
         let wrap = |source| ImageError::Layout { image: image.to_owned(), source };
@@ -190,7 +201,7 @@ impl ImageStore {
         let config = found.config(&manifest).map_err(wrap)?;
         let rootfs = self.store.join("rootfs").join(found.digest.replace(':', "-"));
         // Pods of one Revision start together: one of them unpacks, the others wait here.
-        let gate = Arc::clone(lock(&self.unpacking).entry(found.digest.clone()).or_default());
+        let gate = Arc::clone(lock(&self.unpack_locks).entry(found.digest.clone()).or_default());
         let alone = lock(&gate);
         if !rootfs.exists() {
             let unpacked = self.unpack(found, &manifest, &rootfs);
@@ -200,14 +211,14 @@ impl ImageStore {
         drop(alone);
         let ready =
             UnpackedImage { digest: found.digest.clone(), config: Arc::new(config), rootfs };
-        lock(&self.configs).insert(found.digest.clone(), ready.clone());
+        lock(&self.ready_images).insert(found.digest.clone(), ready.clone());
         Ok(ready)
     }
 
     /// Unpacks all layers in order into one folder.
     fn unpack(
         &self,
-        found: &layout::LayoutImage,
+        found: &oci_layout::LayoutImage,
         manifest: &oci_spec::image::ImageManifest,
         rootfs: &Path,
     ) -> io::Result<()> {
@@ -217,7 +228,7 @@ impl ImageStore {
         fs::create_dir_all(&half)?;
         for layer in manifest.layers() {
             let digest = layer.digest().to_string();
-            layers::unpack(File::open(found.blob(&digest))?, &digest, &half)?;
+            layers::unpack_layer(File::open(found.blob_path(&digest))?, &digest, &half)?;
         }
         // The final name appears only once the image is complete.
         fs::rename(&half, rootfs)
@@ -225,7 +236,7 @@ impl ImageStore {
 }
 
 /// Formats bytes as lower-case hexadecimal digits.
-fn hex(bytes: &[u8]) -> String {
+fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -248,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unreachable_registry_is_told_with_the_folder_that_was_looked_through() {
+    fn an_unreachable_registry_error_names_the_searched_folder() {
         let hint = unreachable_hint(Some(Path::new("/images")));
         assert_eq!(hint, " (it is not below /images either; check its name and tag)");
         assert!(unreachable_hint(None).contains("--images"));
@@ -264,7 +275,7 @@ mod tests {
             (Some("Never"), "a", ImagePullPolicy::Never),
             (Some("IfNotPresent"), "a", ImagePullPolicy::IfNotPresent),
         ] {
-            assert_eq!(ImagePullPolicy::of(written, image), policy, "{written:?} {image}");
+            assert_eq!(ImagePullPolicy::from_spec(written, image), policy, "{written:?} {image}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::node::{LocalNodeSpec, LocalPodPhase, LocalPodSpec, LocalPodStatus};
+use common::local_node::{LocalNodeSpec, LocalPodPhase, LocalPodSpec, LocalPodStatus};
 use k8s_openapi::api::core::v1::Container;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -22,22 +22,22 @@ use crate::process::ProcessId;
 use crate::runtime::OciRuntime;
 use crate::sys;
 
-mod book;
 mod exits;
-mod health;
-mod held;
+mod lifecycle;
 mod logs;
-mod probes;
-mod start;
-mod state;
+mod managed_pod;
+mod probe_spec;
+mod prober;
+mod saved_state;
+mod work_queue;
 
-use book::{CoalescingQueue, DueQueue};
-use held::ManagedPod;
-use state::SavedPod;
-pub(crate) use state::load;
+use managed_pod::ManagedPod;
+use saved_state::SavedPod;
+pub(crate) use saved_state::load_pods;
+use work_queue::{CoalescingQueue, DueQueue};
 
 /// Period of comparing log files with their size limit.
-const LOG_CHECK: Duration = Duration::from_secs(10);
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Resources that all pods of the node share.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct PreparedOrder {
 struct PodEventReport {
     uid: String,
     event: PodEvent,
-    extra: EventResource,
+    resource: EventResource,
 }
 
 /// Resource that comes with an event: an address, image or process.
@@ -80,16 +80,16 @@ pub(crate) struct LocalKubelet {
     inbox: mpsc::Receiver<PodEventReport>,
     outbox: CoalescingQueue<String, LocalPodStatus>,
     /// Times at which pods are due for a [`PodEvent::Tick`], by uid.
-    dues: DueQueue<String, Instant>,
+    due_ticks: DueQueue<String, Instant>,
     /// True if helper processes of the runtime may have to be reaped: a start was tried since the last round.
-    has_helpers: bool,
+    may_have_helpers: bool,
     /// True if a pod is gone since old logs were last pruned.
-    has_left: bool,
+    has_removed_pods: bool,
 }
 
 impl LocalKubelet {
     /// Takes over the pods that an earlier node process left.
-    pub(crate) fn adopt(shared: Arc<KubeletResources>, saved: Vec<SavedPod>) -> Self {
+    pub(crate) fn adopt_pods(shared: Arc<KubeletResources>, saved: Vec<SavedPod>) -> Self {
         let (reports, inbox) = mpsc::channel(1024);
         let mut kubelet = Self {
             shared,
@@ -97,18 +97,18 @@ impl LocalKubelet {
             reports,
             inbox,
             outbox: CoalescingQueue::new(),
-            dues: DueQueue::new(),
-            has_helpers: true,
-            has_left: true,
+            due_ticks: DueQueue::new(),
+            may_have_helpers: true,
+            has_removed_pods: true,
         };
         for saved in saved {
-            kubelet.adopt_one(saved);
+            kubelet.adopt_pod(saved);
         }
         kubelet
     }
 
     /// Restores one pod: its network if published, and each container whose process still runs.
-    fn adopt_one(&mut self, saved: SavedPod) {
+    fn adopt_pod(&mut self, saved: SavedPod) {
         let uid = saved.order.uid.clone();
         let mut held = ManagedPod::new(saved.order);
         let network = self.shared.layout.pod_namespace(&uid);
@@ -116,21 +116,22 @@ impl LocalKubelet {
             held.address = Some(address);
             held.pod.adopt_network(address.both().to_vec());
         }
-        for (at, container) in held.work.containers.iter().enumerate() {
+        for (at, container) in held.prepared.containers.iter().enumerate() {
             let kept = saved.containers.get(at).cloned().unwrap_or_default();
-            let process = exits::find(&self.shared, &uid, &container.name);
+            let process = exits::find_process(&self.shared, &uid, &container.name);
             let shown = ProbeResults { started: kept.started, ready: kept.ready };
-            held.pod.adopt(at, kept.restarts, shown, None, process.is_some());
+            held.pod.adopt_container(at, kept.restarts, shown, None, process.is_some());
             match process {
                 Some(fd) => {
                     let fd = Arc::new(fd);
                     held.processes[at] = Some(Arc::clone(&fd));
-                    self.watch(&uid, &container.name, at, Arc::clone(&fd));
-                    let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
+                    self.watch_exit(&uid, &container.name, at, Arc::clone(&fd));
+                    let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.prepared));
                     let addresses = held.pod.addresses().to_vec();
                     let attempt = kept.restarts;
-                    let run = health::ContainerRun { at, attempt, process: fd, addresses, shown };
-                    tokio::spawn(health::follow(shared, work, self.reports.clone(), run));
+                    let run =
+                        prober::ContainerRun { at, attempt, pidfd: fd, addresses, results: shown };
+                    tokio::spawn(prober::probe_container(shared, work, self.reports.clone(), run));
                 }
                 // A start that was interrupted must not meet the next one in the same cgroup.
                 None => {
@@ -139,9 +140,9 @@ impl LocalKubelet {
             }
         }
         let running = held.processes.iter().flatten().count();
-        info!(pod = held.work.order.name, uid, running, "pod adopted");
+        info!(pod = held.prepared.order.name, uid, running, "pod adopted");
         self.pods.insert(uid.clone(), held);
-        self.step(&uid, PodEvent::Begin, EventResource::None);
+        self.step_pod(&uid, PodEvent::Begin, EventResource::None);
     }
 
     /// Carries out orders until `shutdown`. Pods keep running: the next node process adopts them.
@@ -151,14 +152,14 @@ impl LocalKubelet {
         statuses: mpsc::Sender<LocalPodStatus>,
         shutdown: CancellationToken,
     ) {
-        let mut log_check = tokio::time::interval(LOG_CHECK);
+        let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
         // Orders that were there before this receiver count as a change too.
         if !orders.borrow().pods.is_empty() {
             orders.mark_changed();
         }
         loop {
             // The timer is set again in each round, since every step may change the earliest due time.
-            let due = self.dues.first();
+            let due = self.due_ticks.first_due();
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -169,33 +170,33 @@ impl LocalKubelet {
                 () = shutdown.cancelled() => return,
                 changed = orders.changed() => match changed {
                     Ok(()) => {
-                        let (gone, new) = self.changes(&orders.borrow_and_update());
-                        self.order(gone, new);
+                        let (gone, new) = self.diff_orders(&orders.borrow_and_update());
+                        self.apply_orders(gone, new);
                     }
                     // The controller in this process has ended; pods keep running for the next process.
                     Err(_) => return shutdown.cancelled().await,
                 },
-                Some(report) = self.inbox.recv() => self.step(&report.uid, report.event, report.extra),
+                Some(report) = self.inbox.recv() => self.step_pod(&report.uid, report.event, report.resource),
                 // A status is taken only when there is room for it: until then a newer one may replace it.
-                slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.take()) {
+                slot = statuses.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop()) {
                     (Ok(slot), Some(status)) => slot.send(status),
                     _ => return shutdown.cancelled().await,
                 },
-                () = wake => self.tick(),
-                _ = log_check.tick() => self.tidy(),
+                () = wake => self.tick_due_pods(),
+                _ = log_check.tick() => self.run_maintenance(),
             }
         }
     }
 
     /// Starts the regular work: bounded logs, pruned folders, reaped helpers.
-    fn tidy(&mut self) {
+    fn run_maintenance(&mut self) {
         // Copying a log takes long, and pods must not wait for it.
         let shared = Arc::clone(&self.shared);
-        let alive = std::mem::take(&mut self.has_left).then(|| self.log_folders());
+        let alive = std::mem::take(&mut self.has_removed_pods).then(|| self.log_folders());
         tokio::task::spawn_blocking(move || {
-            logs::bound(&shared.layout);
+            logs::rotate_logs(&shared.layout);
             if let Some(alive) = alive {
-                logs::prune(&shared.layout, &alive);
+                logs::prune_folders(&shared.layout, &alive);
             }
         });
         exits::reap_helpers(&self.shared);
@@ -203,7 +204,7 @@ impl LocalKubelet {
 
     /// Returns the log folders of all pods there are.
     fn log_folders(&self) -> BTreeSet<PathBuf> {
-        let orders = self.pods.values().map(|held| &held.work.order);
+        let orders = self.pods.values().map(|held| &held.prepared.order);
         let folder = |order: &LocalPodSpec| {
             self.shared.layout.pod_logs(&order.revision.namespace, &order.name)
         };
@@ -211,17 +212,17 @@ impl LocalKubelet {
     }
 
     /// Passes the time to every pod that is due.
-    fn tick(&mut self) {
+    fn tick_due_pods(&mut self) {
         let now = Instant::now();
-        let due: Vec<String> = std::iter::from_fn(|| self.dues.take(now)).collect();
+        let due: Vec<String> = std::iter::from_fn(|| self.due_ticks.pop_due(now)).collect();
         for uid in due {
-            self.step(&uid, PodEvent::Tick, EventResource::None);
+            self.step_pod(&uid, PodEvent::Tick, EventResource::None);
         }
     }
 
     /// Compares orders with pods: returns pods to stop and pods to begin. Names in the orders are for the DNS server.
-    fn changes(&self, wanted: &LocalNodeSpec) -> (Vec<String>, Vec<LocalPodSpec>) {
-        let (gone, new) = book::difference(&self.pods, &wanted.pods);
+    fn diff_orders(&self, wanted: &LocalNodeSpec) -> (Vec<String>, Vec<LocalPodSpec>) {
+        let (gone, new) = work_queue::key_difference(&self.pods, &wanted.pods);
         // A pod that stops already needs no second event at each change of the orders.
         let stands = |uid: &&String| {
             self.pods.get(*uid).is_some_and(|held| held.pod.phase() != LocalPodPhase::Terminating)
@@ -231,95 +232,111 @@ impl LocalKubelet {
     }
 
     /// Begins pods that are newly ordered, and stops those that are no longer ordered.
-    fn order(&mut self, gone: Vec<String>, new: Vec<LocalPodSpec>) {
+    fn apply_orders(&mut self, gone: Vec<String>, new: Vec<LocalPodSpec>) {
         for uid in gone {
-            self.step(&uid, PodEvent::Stop, EventResource::None);
+            self.step_pod(&uid, PodEvent::Stop, EventResource::None);
         }
         for order in new {
             let uid = order.uid.clone();
             info!(pod = order.name, uid, revision = %order.revision, "pod ordered");
-            if let Err(error) = start::make_room(&self.shared, &order) {
+            if let Err(error) = lifecycle::create_folders(&self.shared, &order) {
                 warn!(uid, error = &error as &dyn std::error::Error, "no room made for the pod");
             }
             let held = ManagedPod::new(order);
             // Written before anything is started: a crash afterwards leaves a pod that can be adopted.
-            state::save(&self.shared.layout, &held.saved());
+            saved_state::save_pod(&self.shared.layout, &held.to_saved());
             self.pods.insert(uid.clone(), held);
-            self.step(&uid, PodEvent::Begin, EventResource::None);
+            self.step_pod(&uid, PodEvent::Begin, EventResource::None);
         }
     }
 
     /// Passes an event to a pod's state machine and carries out the actions it returns.
-    fn step(&mut self, uid: &str, event: PodEvent, extra: EventResource) {
+    fn step_pod(&mut self, uid: &str, event: PodEvent, extra: EventResource) {
         let Some(held) = self.pods.get_mut(uid) else { return };
-        held.keep(&event, extra);
-        let restarts = held.restarts();
-        let is_news = matches!(event, PodEvent::Network(_) | PodEvent::Probed { .. });
-        self.has_helpers |= matches!(event, PodEvent::Started { .. } | PodEvent::NotStarted { .. });
+        held.store_resource(&event, extra);
+        let restarts = held.restart_counts();
+        let is_news = matches!(event, PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. });
+        self.may_have_helpers |=
+            matches!(event, PodEvent::Started { .. } | PodEvent::StartFailed { .. });
         let now = Instant::now();
         let actions = held.pod.step(now, event);
         // Before the actions: after a crash, a start must not count under the number of the run before it.
-        if is_news || restarts != held.restarts() {
-            state::save(&self.shared.layout, &held.saved());
+        if is_news || restarts != held.restart_counts() {
+            saved_state::save_pod(&self.shared.layout, &held.to_saved());
         }
-        self.dues.set(&held.work.order.uid, now, held.pod.due());
+        self.due_ticks.set(&held.prepared.order.uid, now, held.pod.next_tick_at());
         let status = held.status();
-        if held.told.as_ref() != Some(&status) {
-            held.told = Some(status.clone());
-            log_change(&held.work.order, &status);
-            self.outbox.put(status.uid.clone(), status);
+        if held.reported_status.as_ref() != Some(&status) {
+            held.reported_status = Some(status.clone());
+            log_status(&held.prepared.order, &status);
+            self.outbox.push(status.uid.clone(), status);
         }
-        let gone = held.pod.phase() == LocalPodPhase::Gone;
+        let gone = held.pod.phase() == LocalPodPhase::Removed;
         // One round reaps the helpers of all containers that started since the round before.
-        if gone && std::mem::take(&mut self.has_helpers) {
+        if gone && std::mem::take(&mut self.may_have_helpers) {
             exits::reap_helpers(&self.shared);
         }
         for action in actions {
-            self.act(uid, action);
+            self.carry_out(uid, action);
         }
         if gone {
             self.pods.remove(uid);
-            self.has_left = true;
+            self.has_removed_pods = true;
         }
     }
 
     /// Carries out one action of a pod, in a task of its own where it takes time.
-    fn act(&self, uid: &str, action: PodAction) {
+    fn carry_out(&self, uid: &str, action: PodAction) {
         let Some(held) = self.pods.get(uid) else { return };
-        let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.work));
+        let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.prepared));
         match action {
-            PodAction::Connect => self.spawn(uid, start::connect(shared, uid.to_owned())),
-            PodAction::Pull(at) => self.spawn(uid, pull(shared, work, at)),
+            PodAction::CreateNetwork => {
+                self.spawn_task(uid, lifecycle::create_network(shared, uid.to_owned()))
+            }
+            PodAction::Pull(at) => self.spawn_task(uid, pull_image(shared, work, at)),
             PodAction::Start(at) => {
                 let Some(image) = held.images[at].clone() else {
                     // An adopted container may be known by its digest only; then the image is looked up first.
-                    return self.spawn(uid, pull(shared, work, at));
+                    return self.spawn_task(uid, pull_image(shared, work, at));
                 };
-                let asked = start::ContainerStartRequest {
+                let asked = lifecycle::ContainerStartRequest {
                     at,
                     attempt: held.pod.restarts(at),
                     addresses: held.pod.addresses().to_vec(),
                     image,
-                    ordered: held.ordered,
+                    ordered_at: held.ordered_at,
                 };
                 let reports = self.reports.clone();
                 let (addresses, attempt) = (asked.addresses.clone(), asked.attempt);
                 let uid = uid.to_owned();
                 tokio::spawn(async move {
                     let name = work.containers[at].name.clone();
-                    let id = start::id(&uid, &name, asked.attempt);
-                    let (event, extra) = start::start(&shared, &work, asked).await;
+                    let id = lifecycle::container_id(&uid, &name, asked.attempt);
+                    let (event, extra) = lifecycle::start_container(&shared, &work, asked).await;
                     let process = match &extra {
                         EventResource::Process(fd) => Some(Arc::clone(fd)),
                         _ => None,
                     };
-                    let _ = reports.send(PodEventReport { uid: uid.clone(), event, extra }).await;
+                    let _ = reports
+                        .send(PodEventReport { uid: uid.clone(), event, resource: extra })
+                        .await;
                     // Probes begin after the start is reported; their results would otherwise come before `Started`.
                     let Some(fd) = process else { return };
                     let (process, shown) = (Arc::clone(&fd), ProbeResults::default());
-                    let run = health::ContainerRun { at, attempt, process, addresses, shown };
-                    tokio::spawn(health::follow(Arc::clone(&shared), work, reports.clone(), run));
-                    exits::report(shared, reports, uid, name, at, fd, Some(id)).await;
+                    let run = prober::ContainerRun {
+                        at,
+                        attempt,
+                        pidfd: process,
+                        addresses,
+                        results: shown,
+                    };
+                    tokio::spawn(prober::probe_container(
+                        Arc::clone(&shared),
+                        work,
+                        reports.clone(),
+                        run,
+                    ));
+                    exits::report_exit(shared, reports, uid, name, at, fd, Some(id)).await;
                 });
             }
             PodAction::Terminate(at) => {
@@ -340,13 +357,13 @@ impl LocalKubelet {
                 shared.mounts.kill_container(&shared.layout, uid, name);
             }
             PodAction::Remove => {
-                self.spawn(uid, start::remove(shared, uid.to_owned(), held.address))
+                self.spawn_task(uid, lifecycle::remove_pod(shared, uid.to_owned(), held.address))
             }
         }
     }
 
     /// Runs work of a pod in a task and reports its event.
-    fn spawn(
+    fn spawn_task(
         &self,
         uid: &str,
         work: impl Future<Output = (PodEvent, EventResource)> + Send + 'static,
@@ -355,37 +372,45 @@ impl LocalKubelet {
         tokio::spawn(async move {
             let (event, extra) = work.await;
             // The channel is closed once the kubelet has ended; the report is not needed then.
-            let _ = reports.send(PodEventReport { uid, event, extra }).await;
+            let _ = reports.send(PodEventReport { uid, event, resource: extra }).await;
         });
     }
 
     /// Waits in a task for the exit of an adopted container.
-    fn watch(&self, uid: &str, name: &str, at: usize, fd: Arc<OwnedFd>) {
+    fn watch_exit(&self, uid: &str, name: &str, at: usize, fd: Arc<OwnedFd>) {
         let (shared, reports) = (Arc::clone(&self.shared), self.reports.clone());
-        tokio::spawn(exits::report(shared, reports, uid.to_owned(), name.to_owned(), at, fd, None));
+        tokio::spawn(exits::report_exit(
+            shared,
+            reports,
+            uid.to_owned(),
+            name.to_owned(),
+            at,
+            fd,
+            None,
+        ));
     }
 }
 
 /// Pulls or finds the image of a container.
-async fn pull(
+async fn pull_image(
     shared: Arc<KubeletResources>,
     work: Arc<PreparedOrder>,
     at: usize,
 ) -> (PodEvent, EventResource) {
     let container = &work.containers[at];
     let name = container.image.clone().unwrap_or_default();
-    let policy = ImagePullPolicy::of(container.image_pull_policy.as_deref(), &name);
+    let policy = ImagePullPolicy::from_spec(container.image_pull_policy.as_deref(), &name);
     let image = name.clone();
     let got = tokio::task::spawn_blocking(move || shared.images.get(&image, policy)).await;
     let refused = |reason: &str, message: String| {
-        (PodEvent::NoImage { at, reason: reason.to_owned(), message }, EventResource::None)
+        (PodEvent::ImageFailed { at, reason: reason.to_owned(), message }, EventResource::None)
     };
     match got {
         Ok(Ok(image)) => {
-            (PodEvent::Image { at, digest: image.digest.clone() }, EventResource::Image(image))
+            (PodEvent::ImageReady { at, digest: image.digest.clone() }, EventResource::Image(image))
         }
         Ok(Err(error)) => {
-            let message = start::chain(&error);
+            let message = lifecycle::error_chain(&error);
             // Kubernetes shows the back-off, not the failed attempt, while a container waits for its next pull.
             match error.reason() {
                 "ErrImagePull" => {
@@ -399,7 +424,7 @@ async fn pull(
 }
 
 /// Logs a pod's new status, one line per change.
-fn log_change(order: &LocalPodSpec, status: &LocalPodStatus) {
+fn log_status(order: &LocalPodSpec, status: &LocalPodStatus) {
     let states: Vec<String> =
         status.containers.iter().map(|one| format!("{}: {:?}", one.name, one.state)).collect();
     info!(
@@ -413,5 +438,5 @@ fn log_change(order: &LocalPodSpec, status: &LocalPodStatus) {
 
 /// Opens the process that has this pid now; the caller checks that it belongs to the container.
 pub(crate) fn open_process(pid: i32) -> Option<OwnedFd> {
-    ProcessId::of(pid)?.open()
+    ProcessId::from_pid(pid)?.open()
 }

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Name of the bridge in the node's network namespace.
-pub const BRIDGE: &str = "rouse0";
+pub const BRIDGE_NAME: &str = "rouse0";
 /// Address of the DNS server inside the node.
-pub const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+pub const DNS_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 /// IPv4 network of ClusterIPs, with its prefix length.
-pub const CLUSTER_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 96, 0, 0), 16);
+pub const CLUSTER_IPS_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 96, 0, 0), 16);
 /// IPv6 network of ClusterIPs, with its prefix length.
-pub const CLUSTER_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0), 112);
+pub const CLUSTER_IPS_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0), 112);
 /// IPv4 address of the bridge: the pods' gateway, on which the activator listens.
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
 /// IPv6 address of the bridge: the pods' gateway, on which the activator listens.
@@ -22,7 +22,7 @@ pub const PODS_V4_PREFIX: u8 = 16;
 /// Prefix length of the pods' IPv6 network.
 pub const PODS_V6_PREFIX: u8 = 64;
 /// IPv4 and IPv6 address of the client namespace.
-pub const CLIENT: (Ipv4Addr, Ipv6Addr) =
+pub const CLIENT_ADDRESSES: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(10, 244, 0, 2), Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 2));
 
 /// Error: a node name that cannot be used in paths.
@@ -39,7 +39,7 @@ pub struct NodeLayout {
 impl NodeLayout {
     /// Returns the paths of node `name`: a DNS label of 1 to 32 characters.
     pub fn new(name: &str) -> Result<Self, NodeNameError> {
-        if name.len() > 32 || !common::wire::is_label(name) {
+        if name.len() > 32 || !common::wire::is_dns_label(name) {
             return Err(NodeNameError(name.to_owned()));
         }
         Ok(Self { name: name.to_owned() })
@@ -51,33 +51,33 @@ impl NodeLayout {
     }
 
     /// Folder of everything that the node's removal deletes: `/run/rouse/NAME`.
-    pub fn run(&self) -> PathBuf {
+    pub fn run_folder(&self) -> PathBuf {
         Path::new("/run/rouse").join(&self.name)
     }
 
     /// Folder of what may outlive the node: `/var/lib/rouse/NAME`.
-    pub fn data(&self) -> PathBuf {
+    pub fn data_folder(&self) -> PathBuf {
         Path::new("/var/lib/rouse").join(&self.name)
     }
 
     /// Socket of the controller's services (Routes, Pods, Scale).
     pub fn controller_socket(&self) -> PathBuf {
-        self.run().join("controller.sock")
+        self.run_folder().join("controller.sock")
     }
 
     /// Socket of the autoscaler's service (Usage).
     pub fn autoscaler_socket(&self) -> PathBuf {
-        self.run().join("autoscaler.sock")
+        self.run_folder().join("autoscaler.sock")
     }
 
     /// Mount point of the node's own bpffs.
     pub fn bpf(&self) -> PathBuf {
-        self.run().join("bpf")
+        self.run_folder().join("bpf")
     }
 
     /// Folder of mount points of the node's network namespaces.
     pub fn namespaces(&self) -> PathBuf {
-        self.run().join("netns")
+        self.run_folder().join("netns")
     }
 
     /// Mount point of the node's network namespace.
@@ -97,17 +97,17 @@ impl NodeLayout {
 
     /// File that clients see in the place of `/etc/resolv.conf`.
     pub fn resolv_conf(&self) -> PathBuf {
-        self.run().join("resolv.conf")
+        self.run_folder().join("resolv.conf")
     }
 
     /// Folder with one file for each process of the node.
     pub fn processes(&self) -> PathBuf {
-        self.run().join("processes")
+        self.run_folder().join("processes")
     }
 
     /// Folder of the pods' bundles and state files.
     pub fn pods(&self) -> PathBuf {
-        self.run().join("pods")
+        self.run_folder().join("pods")
     }
 
     /// Folder of one pod: its bundles, state and `/etc` files.
@@ -127,7 +127,7 @@ impl NodeLayout {
 
     /// State folder of the OCI runtime.
     pub fn runtime(&self) -> PathBuf {
-        self.run().join("runtime")
+        self.run_folder().join("runtime")
     }
 
     /// Folder of one pod's writable layers and volumes.
@@ -137,27 +137,27 @@ impl NodeLayout {
 
     /// Folder of all pods' writable layers and volumes.
     pub fn pods_data(&self) -> PathBuf {
-        self.data().join("pods")
+        self.data_folder().join("pods")
     }
 
     /// Folder of applied YAML files; the controller watches it.
     pub fn manifests(&self) -> PathBuf {
-        self.data().join("manifests")
+        self.data_folder().join("manifests")
     }
 
     /// Folder of objects with their status, written by the controller.
     pub fn objects(&self) -> PathBuf {
-        self.data().join("objects")
+        self.data_folder().join("objects")
     }
 
     /// Folder of the image store: blobs, tags and unpacked files.
     pub fn images(&self) -> PathBuf {
-        self.data().join("images")
+        self.data_folder().join("images")
     }
 
     /// Folder of all containers' logs.
     pub fn logs(&self) -> PathBuf {
-        self.data().join("logs")
+        self.data_folder().join("logs")
     }
 
     /// Log file of one container.

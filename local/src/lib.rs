@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::node::{LocalNodeSpec, LocalPodStatus};
+use common::local_node::{LocalNodeSpec, LocalPodStatus};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -93,20 +93,20 @@ pub async fn run(
     let birth =
         std::fs::File::open(layout.runtime_cgroup(&mounts.v2)).map_err(LocalNodeError::Node)?;
     let runtime = runtime::OciRuntime::start(config.runtime, layout.runtime(), birth.into())?;
-    let saved = kubelet::load(&layout);
+    let saved = kubelet::load_pods(&layout);
     // The pods' addresses are reserved before the pool gives out any.
     let networks = net::PodNetworkPool::start(saved.iter().filter_map(|saved| saved.address))?;
     let puller = images::ImagePuller::new(config.host_network, config.credentials);
     let images = images::ImageStore::new(layout.images(), config.images, puller);
     info!(node = layout.name(), runtime = runtime.name(), pods = saved.len(), "running pods");
-    let dns = dns::serve((layout::DNS, 53).into(), orders.clone(), shutdown.clone());
+    let dns = dns::serve((layout::DNS_ADDRESS, 53).into(), orders.clone(), shutdown.clone());
     let dns = tokio::spawn(async move {
         if let Err(error) = dns.await {
             error!(error = &error as &dyn std::error::Error, "names are not answered");
         }
     });
     let shared = kubelet::KubeletResources { layout, mounts, images, networks, runtime };
-    let kubelet = kubelet::LocalKubelet::adopt(Arc::new(shared), saved);
+    let kubelet = kubelet::LocalKubelet::adopt_pods(Arc::new(shared), saved);
     kubelet.serve(orders, statuses, shutdown).await;
     let _ = dns.await;
     Ok(())

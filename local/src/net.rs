@@ -17,22 +17,23 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
-mod cable;
+mod veth;
 
 use crate::addresses::PodAddress;
 use crate::layout::{
-    BRIDGE, CLUSTER_V4, CLUSTER_V6, DNS, GATEWAY_V4, GATEWAY_V6, PODS_V4_PREFIX, PODS_V6_PREFIX,
+    BRIDGE_NAME, CLUSTER_IPS_V4, CLUSTER_IPS_V6, DNS_ADDRESS, GATEWAY_V4, GATEWAY_V6,
+    PODS_V4_PREFIX, PODS_V6_PREFIX,
 };
 
 /// Index of the loopback interface, the same in every namespace.
-const LO: u32 = 1;
+const LOOPBACK_INDEX: u32 = 1;
 /// Index that is given to the bridge in the node and to `eth0` in namespaces of pods and clients.
-const ETH0: u32 = 2;
+const ETH0_INDEX: u32 = 2;
 /// Hardware address of the bridge. It is fixed: otherwise it would change with each pod, and neighbours would have to
 /// learn it again.
 const BRIDGE_MAC: [u8; 6] = [0x02, 0x72, 0x6f, 0x75, 0x73, 0x65];
 /// Pod networks kept ready, enough for one burst of a small service.
-const READY: usize = 4;
+const READY_NETWORKS: usize = 4;
 
 /// Failed step of setting up a network.
 #[derive(Debug, Error)]
@@ -65,13 +66,16 @@ pub enum NetError {
 }
 
 /// Returns a closure that wraps an I/O error with the operation and its namespace.
-fn namespace(attempt: &'static str, subject: impl ToString) -> impl FnOnce(io::Error) -> NetError {
+fn namespace_error(
+    attempt: &'static str,
+    subject: impl ToString,
+) -> impl FnOnce(io::Error) -> NetError {
     let subject = subject.to_string();
     move |source| NetError::Namespace { attempt, subject, source }
 }
 
 /// Returns a closure that wraps a netlink error with the operation and its subject.
-fn link(
+fn link_error(
     attempt: &'static str,
     subject: impl ToString,
 ) -> impl FnOnce(rtnetlink::Error) -> NetError {
@@ -80,41 +84,42 @@ fn link(
 }
 
 /// Opens a network namespace by its mount point.
-pub fn open(path: &Path) -> Result<OwnedFd, NetError> {
-    File::open(path).map(OwnedFd::from).map_err(namespace("open", path.display()))
+pub fn open_namespace(path: &Path) -> Result<OwnedFd, NetError> {
+    File::open(path).map(OwnedFd::from).map_err(namespace_error("open", path.display()))
 }
 
 /// Opens the network namespace of the calling thread.
-pub fn current() -> Result<OwnedFd, NetError> {
-    open(Path::new("/proc/thread-self/ns/net"))
+pub fn current_namespace() -> Result<OwnedFd, NetError> {
+    open_namespace(Path::new("/proc/thread-self/ns/net"))
 }
 
 /// Moves the calling thread into a namespace. Threads that it starts later begin there.
-pub fn enter(fd: BorrowedFd<'_>) -> Result<(), NetError> {
+pub fn enter_namespace(fd: BorrowedFd<'_>) -> Result<(), NetError> {
     setns(fd, CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
-        .map_err(namespace("enter", "of the node"))
+        .map_err(namespace_error("enter", "of the node"))
 }
 
 /// Creates a network namespace; the calling thread stays in `home`.
-fn make(home: BorrowedFd<'_>) -> Result<OwnedFd, NetError> {
-    let made =
-        unshare(CloneFlags::CLONE_NEWNET).map_err(io::Error::from).map_err(namespace("make", ""));
-    let made = made.and_then(|()| current());
+fn create_namespace(home: BorrowedFd<'_>) -> Result<OwnedFd, NetError> {
+    let made = unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(io::Error::from)
+        .map_err(namespace_error("make", ""));
+    let made = made.and_then(|()| current_namespace());
     // As containerd does it: a process without privileges may serve on port 80.
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
     // Also after an error: this thread must not stay in a namespace of its own.
-    enter(home)?;
+    enter_namespace(home)?;
     made
 }
 
 /// Gives a namespace a name in the file system, by a bind mount.
 pub fn publish(fd: BorrowedFd<'_>, path: &Path) -> Result<(), NetError> {
     let source = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    File::create(path).map_err(namespace("name", path.display()))?;
+    File::create(path).map_err(namespace_error("name", path.display()))?;
     mount(Some(&source), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .map_err(io::Error::from)
-        .map_err(namespace("name", path.display()))
+        .map_err(namespace_error("name", path.display()))
 }
 
 /// Removes the name of a namespace, which lives until its last process and descriptor are gone.
@@ -131,16 +136,16 @@ pub fn is_published(path: &Path) -> bool {
 }
 
 /// Runs `work` on a thread of its own, with a tokio runtime, inside namespace `fd`.
-pub fn within<T: Send>(
+pub fn run_in_namespace<T: Send>(
     fd: BorrowedFd<'_>,
     work: impl AsyncFnOnce(Handle) -> Result<T, NetError> + Send,
 ) -> Result<T, NetError> {
     // A new thread, so that the caller never has to return from the namespace.
     let job = || {
-        enter(fd)?;
-        let runtime = runtime()?;
+        enter_namespace(fd)?;
+        let runtime = thread_runtime()?;
         runtime.block_on(async {
-            let handle = connect()?;
+            let handle = connect_netlink()?;
             work(handle).await
         })
     };
@@ -148,35 +153,35 @@ pub fn within<T: Send>(
 }
 
 /// Returns a tokio runtime for the calling thread, which stays in the thread's namespace.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, NetError> {
+pub(crate) fn thread_runtime() -> Result<tokio::runtime::Runtime, NetError> {
     let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    built.map_err(namespace("start a runtime in", ""))
+    built.map_err(namespace_error("start a runtime in", ""))
 }
 
 /// Opens a netlink connection in the calling thread's namespace.
-fn connect() -> Result<Handle, NetError> {
+fn connect_netlink() -> Result<Handle, NetError> {
     let (connection, handle, _) =
-        rtnetlink::new_connection().map_err(namespace("connect to", ""))?;
+        rtnetlink::new_connection().map_err(namespace_error("connect to", ""))?;
     tokio::spawn(connection);
     Ok(handle)
 }
 
 /// Creates the node's and the clients' namespaces with bridge, addresses and routes; existing ones stay.
-pub fn create_node(node: &Path, client: &Path) -> Result<(), NetError> {
-    let home = current()?;
+pub fn create_node_namespaces(node: &Path, client: &Path) -> Result<(), NetError> {
+    let home = current_namespace()?;
     thread::scope(|scope| {
         let made = scope.spawn(|| -> Result<(), NetError> {
             if !is_published(node) {
-                let fd = make(home.as_fd())?;
-                within(fd.as_fd(), set_up_node)?;
+                let fd = create_namespace(home.as_fd())?;
+                run_in_namespace(fd.as_fd(), set_up_node)?;
                 // Published last: a namespace with a name is complete, also after a crash half-way.
                 publish(fd.as_fd(), node)?;
             }
             if !is_published(client) {
-                let fd = make(home.as_fd())?;
-                let addresses = crate::layout::CLIENT;
-                within(open(node)?.as_fd(), async |handle| {
-                    cable::lay(&handle, "client", fd.as_fd(), addresses).await
+                let fd = create_namespace(home.as_fd())?;
+                let addresses = crate::layout::CLIENT_ADDRESSES;
+                run_in_namespace(open_namespace(node)?.as_fd(), async |handle| {
+                    veth::connect_namespace(&handle, "client", fd.as_fd(), addresses).await
                 })?;
                 publish(fd.as_fd(), client)?;
             }
@@ -191,40 +196,52 @@ async fn set_up_node(handle: Handle) -> Result<(), NetError> {
     // Without forwarding, the unreachable route would drop packets instead of answering with an error.
     let _ = fs::write("/proc/sys/net/ipv4/ip_forward", "1");
     let _ = fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1");
-    up(&handle, LO).await?;
-    add_address(&handle, LO, DNS.into(), 32).await?;
-    let bridge = LinkBridge::new(BRIDGE)
-        .index(ETH0)
+    bring_up(&handle, LOOPBACK_INDEX).await?;
+    add_address(&handle, LOOPBACK_INDEX, DNS_ADDRESS.into(), 32).await?;
+    let bridge = LinkBridge::new(BRIDGE_NAME)
+        .index(ETH0_INDEX)
         .append_info_data(InfoBridge::ForwardDelay(0))
         .append_info_data(InfoBridge::MulticastSnooping(false))
         .address(BRIDGE_MAC.to_vec());
-    handle.link().add(bridge.build()).execute().await.map_err(link("make the bridge", BRIDGE))?;
-    add_address(&handle, ETH0, GATEWAY_V4.into(), PODS_V4_PREFIX).await?;
-    v6(add_address(&handle, ETH0, GATEWAY_V6.into(), PODS_V6_PREFIX).await);
+    handle
+        .link()
+        .add(bridge.build())
+        .execute()
+        .await
+        .map_err(link_error("make the bridge", BRIDGE_NAME))?;
+    add_address(&handle, ETH0_INDEX, GATEWAY_V4.into(), PODS_V4_PREFIX).await?;
+    log_v6_error(add_address(&handle, ETH0_INDEX, GATEWAY_V6.into(), PODS_V6_PREFIX).await);
     // Connects to ClusterIPs of services are rewritten before they are routed. All others should fail at once.
     let route = RouteMessageBuilder::<Ipv4Addr>::new()
-        .destination_prefix(CLUSTER_V4.0, CLUSTER_V4.1)
+        .destination_prefix(CLUSTER_IPS_V4.0, CLUSTER_IPS_V4.1)
         .kind(RouteType::Unreachable);
     let refuse = "refuse the ClusterIPs";
-    handle.route().add(route.build()).execute().await.map_err(link(refuse, "the node"))?;
+    handle.route().add(route.build()).execute().await.map_err(link_error(refuse, "the node"))?;
     let route = RouteMessageBuilder::<Ipv6Addr>::new()
-        .destination_prefix(CLUSTER_V6.0, CLUSTER_V6.1)
+        .destination_prefix(CLUSTER_IPS_V6.0, CLUSTER_IPS_V6.1)
         .kind(RouteType::Unreachable);
-    v6(handle.route().add(route.build()).execute().await.map_err(link(refuse, "the node")));
+    log_v6_error(
+        handle.route().add(route.build()).execute().await.map_err(link_error(refuse, "the node")),
+    );
     Ok(())
 }
 
 /// Logs an IPv6 error: IPv6 may be off on this machine, and then the node works without it.
-fn v6(result: Result<(), NetError>) {
+fn log_v6_error(result: Result<(), NetError>) {
     if let Err(error) = result {
         warn!(error = &error as &dyn std::error::Error, "ipv6 not set up");
     }
 }
 
 /// Brings up an interface.
-async fn up(handle: &Handle, index: u32) -> Result<(), NetError> {
+async fn bring_up(handle: &Handle, index: u32) -> Result<(), NetError> {
     let message = LinkUnspec::new_with_index(index).up().build();
-    handle.link().change(message).execute().await.map_err(link("bring up the interface", index))
+    handle
+        .link()
+        .change(message)
+        .execute()
+        .await
+        .map_err(link_error("bring up the interface", index))
 }
 
 /// Adds an address to an interface.
@@ -234,7 +251,7 @@ async fn add_address(handle: &Handle, index: u32, ip: IpAddr, prefix: u8) -> Res
         // All addresses on this bridge are ours: duplicate detection would only make the address unusable for a second.
         request.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
     }
-    request.execute().await.map_err(link("set the address", ip))
+    request.execute().await.map_err(link_error("set the address", ip))
 }
 
 /// A pod's network namespace, connected to the bridge.
@@ -248,7 +265,7 @@ pub struct PodNetwork {
 
 /// Job for the thread of [`PodNetworkPool`].
 enum NetworkJob {
-    Take(oneshot::Sender<Result<PodNetwork, NetError>>),
+    Acquire(oneshot::Sender<Result<PodNetwork, NetError>>),
     Release(PodAddress),
 }
 
@@ -263,26 +280,26 @@ impl PodNetworkPool {
     pub fn start(taken: impl IntoIterator<Item = PodAddress>) -> Result<Self, NetError> {
         let (jobs, inbox) = mpsc::channel(256);
         let mut addresses = crate::addresses::PodAddressPool::default();
-        taken.into_iter().for_each(|address| addresses.take(address));
-        let home = current()?;
+        taken.into_iter().for_each(|address| addresses.reserve(address));
+        let home = current_namespace()?;
         let serve = move || -> Result<(), NetError> {
-            runtime()?.block_on(async {
-                let handle = connect()?;
+            thread_runtime()?.block_on(async {
+                let handle = connect_netlink()?;
                 let maker = PodNetworkBuilder { handle, home, addresses, ready: Vec::new() };
                 maker.serve(inbox).await;
                 Ok(())
             })
         };
         let thread = thread::Builder::new().name("networks".to_owned());
-        thread.spawn(serve).map_err(namespace("start the thread of", "pods"))?;
+        thread.spawn(serve).map_err(namespace_error("start the thread of", "pods"))?;
         Ok(Self { jobs })
     }
 
     /// Returns a network for one pod, made ahead if one is ready.
-    pub async fn take(&self) -> Result<PodNetwork, NetError> {
+    pub async fn acquire(&self) -> Result<PodNetwork, NetError> {
         let (reply, answer) = oneshot::channel();
         // If the thread is gone, the reply channel closes, and the next line reports it.
-        let _ = self.jobs.send(NetworkJob::Take(reply)).await;
+        let _ = self.jobs.send(NetworkJob::Acquire(reply)).await;
         answer.await.unwrap_or(Err(NetError::Ended))
     }
 
@@ -307,8 +324,8 @@ impl PodNetworkBuilder {
             let job = match inbox.try_recv() {
                 Ok(job) => job,
                 // Pods that wait come first; networks are made ahead only while no job waits.
-                Err(mpsc::error::TryRecvError::Empty) if self.ready.len() < READY => {
-                    match self.build().await {
+                Err(mpsc::error::TryRecvError::Empty) if self.ready.len() < READY_NETWORKS => {
+                    match self.build_network().await {
                         Ok(network) => self.ready.push(network),
                         Err(error) => {
                             warn!(
@@ -330,13 +347,13 @@ impl PodNetworkBuilder {
             match job {
                 NetworkJob::Release(address) => {
                     // Neighbour entries first: the address may be given out again as soon as it is released.
-                    cable::forget(&self.handle, (address.v4(), address.v6())).await;
+                    veth::remove_neighbours(&self.handle, (address.v4(), address.v6())).await;
                     self.addresses.release(address);
                 }
-                NetworkJob::Take(reply) => {
+                NetworkJob::Acquire(reply) => {
                     let network = match self.ready.pop() {
                         Some(network) => Ok(network),
-                        None => self.build().await,
+                        None => self.build_network().await,
                     };
                     let _ = reply.send(network);
                 }
@@ -345,11 +362,14 @@ impl PodNetworkBuilder {
     }
 
     /// Allocates an address and makes a network with it.
-    async fn build(&mut self) -> Result<PodNetwork, NetError> {
+    async fn build_network(&mut self) -> Result<PodNetwork, NetError> {
         let full = || io::Error::other("all pod addresses are in use");
-        let address =
-            self.addresses.allot().ok_or_else(full).map_err(namespace("number", "a pod"))?;
-        let made = self.cable(address).await;
+        let address = self
+            .addresses
+            .allocate()
+            .ok_or_else(full)
+            .map_err(namespace_error("number", "a pod"))?;
+        let made = self.connect_network(address).await;
         if made.is_err() {
             self.addresses.release(address);
         }
@@ -357,11 +377,11 @@ impl PodNetworkBuilder {
     }
 
     /// Makes a namespace and connects it to the bridge.
-    async fn cable(&self, address: PodAddress) -> Result<PodNetwork, NetError> {
-        let namespace = make(self.home.as_fd())?;
-        let name = format!("pod{}", address.host());
+    async fn connect_network(&self, address: PodAddress) -> Result<PodNetwork, NetError> {
+        let namespace = create_namespace(self.home.as_fd())?;
+        let name = format!("pod{}", address.host_number());
         let addresses = (address.v4(), address.v6());
-        cable::lay(&self.handle, &name, namespace.as_fd(), addresses).await?;
+        veth::connect_namespace(&self.handle, &name, namespace.as_fd(), addresses).await?;
         Ok(PodNetwork { namespace, address })
     }
 }

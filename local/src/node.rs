@@ -21,7 +21,7 @@ use crate::sys;
 
 /// Time that a process of the node has to end after SIGTERM before it is killed. Removing the files of ten thousand
 /// services that have reached the disk takes 6 s.
-const GRACE: Duration = Duration::from_secs(60);
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reason that a node could not be created or removed.
 #[derive(Debug, Error)]
@@ -70,7 +70,7 @@ pub enum NodeError {
 }
 
 /// Returns a closure that wraps an I/O error with the operation and its path.
-fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NodeError {
+fn file_error(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> NodeError {
     let path = path.to_owned();
     move |source| NodeError::File { attempt, path, source }
 }
@@ -86,9 +86,9 @@ pub struct NodeLock(#[allow(dead_code, reason = "held, never read")] Flock<File>
 impl NodeManager {
     /// Waits until no other process creates, joins or removes the node: components may start at the same moment.
     pub fn lock(layout: &NodeLayout) -> Result<NodeLock, NodeError> {
-        let path = layout.run();
+        let path = layout.run_folder();
         loop {
-            fs::create_dir_all(&path).map_err(file("make folder", &path))?;
+            fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
             // `None` means that another process removed the folder meanwhile, so it is made again.
             if let Some(lock) = lock_folder(&path)? {
                 return Ok(lock);
@@ -113,13 +113,13 @@ impl NodeManager {
             layout.images(),
             layout.logs(),
         ] {
-            fs::create_dir_all(&path).map_err(file("make folder", &path))?;
+            fs::create_dir_all(&path).map_err(file_error("make folder", &path))?;
         }
-        mount_bpf(&layout.bpf())?;
+        mount_bpffs(&layout.bpf())?;
         let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
-        CgroupMounts::find().map_err(cgroup)?.create_node(layout).map_err(cgroup)?;
-        write_names(&layout.resolv_conf())?;
-        net::create_node(&layout.node_namespace(), &layout.client_namespace())
+        CgroupMounts::find().map_err(cgroup)?.create_node_cgroups(layout).map_err(cgroup)?;
+        write_resolv_conf(&layout.resolv_conf())?;
+        net::create_node_namespaces(&layout.node_namespace(), &layout.client_namespace())
             .map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })?;
         info!(node = layout.name(), "node ready");
         Ok(())
@@ -127,30 +127,31 @@ impl NodeManager {
 
     /// Moves the calling thread, and those it starts later, into the node's network namespace.
     pub fn enter(layout: &NodeLayout) -> Result<(), NodeError> {
-        let entered = net::open(&layout.node_namespace()).and_then(|fd| net::enter(fd.as_fd()));
+        let entered = net::open_namespace(&layout.node_namespace())
+            .and_then(|fd| net::enter_namespace(fd.as_fd()));
         entered.map_err(|source| NodeError::Net { name: layout.name().to_owned(), source })
     }
 
     /// Records this process as component `part` of the node, so that `destroy` ends it; fails while another runs it.
-    pub fn claim(layout: &NodeLayout, part: &str) -> Result<(), NodeError> {
+    pub fn register_component(layout: &NodeLayout, part: &str) -> Result<(), NodeError> {
         let path = layout.processes().join(part);
-        let own = ProcessId::own();
-        let other =
-            process::recorded(&path).filter(|other| Some(*other) != own && other.is_alive());
+        let own = ProcessId::current();
+        let other = process::recorded_process(&path)
+            .filter(|other| Some(*other) != own && other.is_alive());
         if let Some(other) = other {
             let (name, part) = (layout.name().to_owned(), part.to_owned());
             return Err(NodeError::Running { name, part, pid: other.pid });
         }
         let own = own.ok_or_else(|| io::Error::other("/proc is not mounted"));
-        own.and_then(|own| process::record(&path, own))
-            .map_err(file("record the process in", &path))
+        own.and_then(|own| process::record_process(&path, own))
+            .map_err(file_error("record the process in", &path))
     }
 
-    /// Returns the components recorded by [`NodeManager::claim`] that still run.
-    pub fn parts(layout: &NodeLayout) -> Vec<(String, ProcessId)> {
+    /// Returns the components recorded by [`NodeManager::register_component`] that still run.
+    pub fn running_components(layout: &NodeLayout) -> Vec<(String, ProcessId)> {
         let Ok(entries) = fs::read_dir(layout.processes()) else { return Vec::new() };
         let parts = entries.flatten().filter_map(|entry| {
-            let process = process::recorded(&entry.path())?;
+            let process = process::recorded_process(&entry.path())?;
             process.is_alive().then(|| (entry.file_name().to_string_lossy().into_owned(), process))
         });
         parts.collect()
@@ -160,20 +161,20 @@ impl NodeManager {
     ///
     /// It works as well after a crash, on an incomplete node, or twice. Blocks.
     pub fn destroy(layout: &NodeLayout) -> Result<(), NodeError> {
-        end_parts(layout);
+        end_components(layout);
         // A node that is gone by now needs no lock. Components that started during the wait are ended too.
-        let _lock = lock_folder(&layout.run())?;
-        end_parts(layout);
+        let _lock = lock_folder(&layout.run_folder())?;
+        end_components(layout);
         let cgroup = |source| NodeError::Cgroup { name: layout.name().to_owned(), source };
         // Processes first: they hold namespaces and mounts.
-        CgroupMounts::find().map_err(cgroup)?.remove_node(layout).map_err(cgroup)?;
+        CgroupMounts::find().map_err(cgroup)?.remove_node_cgroups(layout).map_err(cgroup)?;
         if let Ok(entries) = fs::read_dir(layout.namespaces()) {
             entries.flatten().for_each(|entry| net::unpublish(&entry.path()));
         }
-        unpin_below(&layout.bpf());
-        unmount_below(&layout.run());
+        remove_pins_below(&layout.bpf());
+        unmount_below(&layout.run_folder());
         unmount_below(&layout.pods_data());
-        for path in [layout.run(), layout.pods_data(), layout.objects()] {
+        for path in [layout.run_folder(), layout.pods_data(), layout.objects()] {
             remove_folder(&path)?;
         }
         // Succeeds only when this was the last node.
@@ -185,9 +186,9 @@ impl NodeManager {
     /// Removes also what [`NodeManager::destroy`] keeps: manifests, images and logs.
     pub fn purge(layout: &NodeLayout) -> Result<(), NodeError> {
         Self::destroy(layout)?;
-        remove_folder(&layout.data())?;
+        remove_folder(&layout.data_folder())?;
         // Succeeds only when this was the last node.
-        if let Some(all) = layout.data().parent() {
+        if let Some(all) = layout.data_folder().parent() {
             let _ = fs::remove_dir(all);
         }
         Ok(())
@@ -198,18 +199,20 @@ impl NodeManager {
 ///
 /// Clients may have mounted the file: they would not see another file in its place, and a file that is being replaced
 /// cannot be mounted.
-fn write_names(path: &Path) -> Result<(), NodeError> {
-    let names = dns::resolv_conf(layout::DNS.into(), "default");
+fn write_resolv_conf(path: &Path) -> Result<(), NodeError> {
+    let names = dns::resolv_conf(layout::DNS_ADDRESS.into(), "default");
     if fs::read_to_string(path).is_ok_and(|there| there == names) {
         return Ok(());
     }
-    fs::write(path, names).map_err(file("write", path))
+    fs::write(path, names).map_err(file_error("write", path))
 }
 
 /// Removes a folder with all its content; a missing folder is no error.
 fn remove_folder(path: &Path) -> Result<(), NodeError> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(file_error("remove", path)(error))
+        }
         _ => Ok(()),
     }
 }
@@ -219,10 +222,10 @@ fn lock_folder(path: &Path) -> Result<Option<NodeLock>, NodeError> {
     loop {
         let folder = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            folder => folder.map_err(file("open folder", path))?,
+            folder => folder.map_err(file_error("open folder", path))?,
         };
         let locked = Flock::lock(folder, FlockArg::LockExclusive);
-        let lock = locked.map_err(|(_, error)| file("lock folder", path)(error.into()))?;
+        let lock = locked.map_err(|(_, error)| file_error("lock folder", path)(error.into()))?;
         let own = lock.metadata().map(|own| (own.dev(), own.ino())).ok();
         let now = fs::metadata(path).map(|now| (now.dev(), now.ino())).ok();
         // A folder that was removed and made again during the wait is another inode.
@@ -238,13 +241,13 @@ fn is_mounted(path: &Path) -> bool {
 }
 
 /// Mounts the node's bpffs, unless it is mounted already.
-fn mount_bpf(path: &Path) -> Result<(), NodeError> {
+fn mount_bpffs(path: &Path) -> Result<(), NodeError> {
     // A second bpffs over the first would hide the pins of programs that are loaded.
     if is_mounted(path) {
         return Ok(());
     }
     let mounted = mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"));
-    mounted.map_err(io::Error::from).map_err(file("mount bpffs at", path))
+    mounted.map_err(io::Error::from).map_err(file_error("mount bpffs at", path))
 }
 
 /// Returns the mount points at and below a path, deepest last.
@@ -257,7 +260,7 @@ fn mounts_below(path: &Path) -> Vec<PathBuf> {
 /// Removes the folders of pins in a bpffs; its files are the kernel's own.
 ///
 /// Any other mount namespace may hold a copy of the mount, so an unmount alone would keep programs and maps loaded.
-fn unpin_below(bpf: &Path) {
+fn remove_pins_below(bpf: &Path) {
     for entry in fs::read_dir(bpf).into_iter().flatten().flatten() {
         let path = entry.path();
         let is_folder = entry.file_type().is_ok_and(|it| it.is_dir());
@@ -277,10 +280,11 @@ fn unmount_below(path: &Path) {
 }
 
 /// Ends all other components of the node: SIGTERM to all, then SIGKILL to each that is late.
-fn end_parts(layout: &NodeLayout) {
-    let own = ProcessId::own();
-    let others =
-        NodeManager::parts(layout).into_iter().filter(|(_, process)| Some(*process) != own);
+fn end_components(layout: &NodeLayout) {
+    let own = ProcessId::current();
+    let others = NodeManager::running_components(layout)
+        .into_iter()
+        .filter(|(_, process)| Some(*process) != own);
     let others: Vec<_> =
         others.filter_map(|(part, process)| Some((part, process.open()?))).collect();
     for (part, fd) in &others {
@@ -288,10 +292,10 @@ fn end_parts(layout: &NodeLayout) {
         let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGTERM);
     }
     for (part, fd) in &others {
-        if !process::has_ended(fd, GRACE) {
+        if !process::wait_until_ended(fd, TERMINATION_TIMEOUT) {
             warn!(%part, "killing a process of the node");
             let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGKILL);
-            process::has_ended(fd, GRACE);
+            process::wait_until_ended(fd, TERMINATION_TIMEOUT);
         }
     }
 }

@@ -5,18 +5,18 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use common::node::{LocalContainerState, LocalContainerStatus, LocalPodPhase};
+use common::local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase};
 
 mod backoff;
-mod words;
+mod types;
 
 use backoff::Backoff;
-pub use words::{
+pub use types::{
     ContainerExit, ContainerPlan, ContainerRole, PodAction, PodEvent, ProbeResults, RestartPolicy,
 };
 
 /// Grace period of a pod that gives none: Kubernetes' default `terminationGracePeriodSeconds`.
-const GRACE: Duration = Duration::from_secs(30);
+const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Pause of a pod whose network could not be made, before the next attempt.
 const NETWORK_RETRY: Duration = Duration::from_secs(1);
 
@@ -47,22 +47,22 @@ struct PodContainer {
     stage: ContainerStage,
     restarts: u32,
     /// Probe results of the present run; all false while the container starts.
-    probed: ProbeResults,
+    probe_results: ProbeResults,
     /// Exit code of the last run, or 128 after a start that failed.
     last_exit: Option<i32>,
     /// Message about the last exit; shown while the container starts again.
-    last_words: String,
-    crashes: Backoff,
-    pulls: Backoff,
+    last_exit_message: String,
+    crash_backoff: Backoff,
+    pull_backoff: Backoff,
     /// True once SIGTERM was ordered, which happens once per pod.
-    told_to_end: bool,
+    termination_sent: bool,
 }
 
 /// State of the pod's network namespace and addresses.
 #[derive(Clone, Debug, PartialEq)]
 enum PodNetworkState {
     Wanted,
-    Making,
+    Creating,
     Failed { until: Instant, message: String },
     Ready(Vec<IpAddr>),
 }
@@ -81,11 +81,11 @@ enum PodLifecycle {
 pub struct PodStateMachine {
     restart: RestartPolicy,
     grace: Duration,
-    life: PodLifecycle,
+    lifecycle: PodLifecycle,
     network: PodNetworkState,
     containers: Vec<PodContainer>,
     /// True once all main containers run or have ended, or one was found running: the phase is then `Running`.
-    started_once: bool,
+    has_started: bool,
 }
 
 impl PodStateMachine {
@@ -96,20 +96,20 @@ impl PodStateMachine {
             image: ImageState::Wanted,
             stage: ContainerStage::Idle,
             restarts: 0,
-            probed: ProbeResults::default(),
+            probe_results: ProbeResults::default(),
             last_exit: None,
-            last_words: String::new(),
-            crashes: Backoff::default(),
-            pulls: Backoff::default(),
-            told_to_end: false,
+            last_exit_message: String::new(),
+            crash_backoff: Backoff::default(),
+            pull_backoff: Backoff::default(),
+            termination_sent: false,
         };
         Self {
             restart,
-            grace: grace.unwrap_or(GRACE),
-            life: PodLifecycle::Ordered,
+            grace: grace.unwrap_or(DEFAULT_GRACE_PERIOD),
+            lifecycle: PodLifecycle::Ordered,
             network: PodNetworkState::Wanted,
             containers: plans.into_iter().map(container).collect(),
-            started_once: false,
+            has_started: false,
         }
     }
 
@@ -119,7 +119,7 @@ impl PodStateMachine {
     }
 
     /// Restores a container from before the node's restart: its restarts, probe results and process.
-    pub fn adopt(
+    pub fn adopt_container(
         &mut self,
         at: usize,
         restarts: u32,
@@ -134,56 +134,60 @@ impl PodStateMachine {
         }
         if running {
             container.stage = ContainerStage::Running;
-            container.probed = probed;
+            container.probe_results = probed;
         }
-        self.started_once |= running;
+        self.has_started |= running;
     }
 
     /// Applies an event and returns the actions that follow from it.
     pub fn step(&mut self, now: Instant, event: PodEvent) -> Vec<PodAction> {
         match event {
             PodEvent::Begin | PodEvent::Tick => {}
-            PodEvent::Network(addresses) => self.network = PodNetworkState::Ready(addresses),
-            PodEvent::NoNetwork(message) => {
+            PodEvent::NetworkReady(addresses) => self.network = PodNetworkState::Ready(addresses),
+            PodEvent::NetworkFailed(message) => {
                 self.network = PodNetworkState::Failed { until: now + NETWORK_RETRY, message };
             }
-            PodEvent::Image { at, digest } => self.set(at, |container| {
+            PodEvent::ImageReady { at, digest } => self.update_container(at, |container| {
                 container.image = ImageState::Ready(digest);
-                container.pulls = Backoff::default();
+                container.pull_backoff = Backoff::default();
             }),
-            PodEvent::NoImage { at, reason, message } => self.set(at, |container| {
-                container.pulls.skip_free();
-                let until = now + container.pulls.failed(now);
-                container.image = ImageState::Failed { until, reason, message };
-            }),
-            PodEvent::Started { at } => {
-                self.set(at, |container| container.stage = ContainerStage::Running)
+            PodEvent::ImageFailed { at, reason, message } => {
+                self.update_container(at, |container| {
+                    container.pull_backoff.delay_first_failure();
+                    let until = now + container.pull_backoff.record_failure(now);
+                    container.image = ImageState::Failed { until, reason, message };
+                })
             }
-            PodEvent::NotStarted { at, reason, message } => {
-                self.not_started(now, at, reason, message)
+            PodEvent::Started { at } => {
+                self.update_container(at, |container| container.stage = ContainerStage::Running)
+            }
+            PodEvent::StartFailed { at, reason, message } => {
+                self.handle_start_failure(now, at, reason, message)
             }
             // A probe may answer after its container was restarted: results of an earlier run do not count.
-            PodEvent::Probed { at, attempt, shown } => self.set(at, |container| {
-                if container.restarts == attempt {
-                    container.probed = shown;
-                }
-            }),
-            PodEvent::Exited { at, exit } => self.exited(now, at, exit),
-            PodEvent::Stop => self.stop(now),
-            PodEvent::Removed => self.life = PodLifecycle::Gone,
+            PodEvent::ProbesChanged { at, attempt, results: shown } => {
+                self.update_container(at, |container| {
+                    if container.restarts == attempt {
+                        container.probe_results = shown;
+                    }
+                })
+            }
+            PodEvent::Exited { at, exit } => self.handle_exit(now, at, exit),
+            PodEvent::Stop => self.begin_stop(now),
+            PodEvent::Removed => self.lifecycle = PodLifecycle::Gone,
         }
-        // Results that arrive while the pod stops are recorded too: `wind_down` waits for work under way.
-        match self.life {
-            PodLifecycle::Ordered => self.advance(now),
-            PodLifecycle::Stopping { .. } => self.wind_down(now),
+        // Results that arrive while the pod stops are recorded too: `continue_stop` waits for work under way.
+        match self.lifecycle {
+            PodLifecycle::Ordered => self.start_due_work(now),
+            PodLifecycle::Stopping { .. } => self.continue_stop(now),
             PodLifecycle::Removing | PodLifecycle::Gone => Vec::new(),
         }
     }
 
     /// Returns the time at which [`PodEvent::Tick`] is due, or `None` if no timer runs.
-    pub fn due(&self) -> Option<Instant> {
+    pub fn next_tick_at(&self) -> Option<Instant> {
         let mut due = Vec::new();
-        match self.life {
+        match self.lifecycle {
             PodLifecycle::Ordered => {}
             // After SIGKILL only exits move the pod on; another timer would change nothing.
             PodLifecycle::Stopping { deadline, killed } => return (!killed).then_some(deadline),
@@ -205,10 +209,10 @@ impl PodStateMachine {
 
     /// Returns the pod's phase, as the controller sees it.
     pub fn phase(&self) -> LocalPodPhase {
-        match self.life {
+        match self.lifecycle {
             PodLifecycle::Stopping { .. } | PodLifecycle::Removing => LocalPodPhase::Terminating,
-            PodLifecycle::Gone => LocalPodPhase::Gone,
-            PodLifecycle::Ordered if self.started_once => LocalPodPhase::Running,
+            PodLifecycle::Gone => LocalPodPhase::Removed,
+            PodLifecycle::Ordered if self.has_started => LocalPodPhase::Running,
             PodLifecycle::Ordered => LocalPodPhase::Pending,
         }
     }
@@ -217,9 +221,9 @@ impl PodStateMachine {
     pub fn addresses(&self) -> &[IpAddr] {
         match &self.network {
             PodNetworkState::Ready(addresses) => addresses,
-            PodNetworkState::Wanted | PodNetworkState::Making | PodNetworkState::Failed { .. } => {
-                &[]
-            }
+            PodNetworkState::Wanted
+            | PodNetworkState::Creating
+            | PodNetworkState::Failed { .. } => &[],
         }
     }
 
@@ -229,18 +233,19 @@ impl PodStateMachine {
     }
 
     /// Returns the probe results of a container's present run.
-    pub fn probed(&self, at: usize) -> ProbeResults {
-        self.containers.get(at).map(|container| container.probed).unwrap_or_default()
+    pub fn probe_results(&self, at: usize) -> ProbeResults {
+        self.containers.get(at).map(|container| container.probe_results).unwrap_or_default()
     }
 
     /// Returns true if all containers but init containers run and have passed their probes.
     pub fn is_ready(&self) -> bool {
         let mut stay = self.containers.iter().filter(|one| one.plan.role != ContainerRole::Init);
-        self.life == PodLifecycle::Ordered && stay.all(|one| one.shows(|probed| probed.ready))
+        self.lifecycle == PodLifecycle::Ordered
+            && stay.all(|one| one.satisfies_probes(|probed| probed.ready))
     }
 
     /// Returns the digest of a container's image, once the image is unpacked.
-    pub fn digest(&self, at: usize) -> Option<&str> {
+    pub fn image_digest(&self, at: usize) -> Option<&str> {
         match &self.containers.get(at)?.image {
             ImageState::Ready(digest) => Some(digest),
             ImageState::Wanted | ImageState::Pulling | ImageState::Failed { .. } => None,
@@ -250,15 +255,15 @@ impl PodStateMachine {
     /// Returns the states of the pod's main containers.
     ///
     /// Init containers are not listed. While one blocks the start, containers behind it show its reason for waiting.
-    pub fn containers(&self) -> Vec<LocalContainerStatus> {
+    pub fn container_statuses(&self) -> Vec<LocalContainerStatus> {
         let stuck = self
             .containers
             .iter()
-            .find(|one| one.plan.role == ContainerRole::Init && !one.is_passed());
+            .find(|one| one.plan.role == ContainerRole::Init && !one.has_passed());
         let shown = self.containers.iter().filter(|one| one.plan.role == ContainerRole::Main);
         let status = |one: &PodContainer| LocalContainerStatus {
             name: one.plan.name.clone(),
-            state: self.state(one, stuck),
+            state: self.container_state(one, stuck),
             restarts: one.restarts,
             image_digest: match &one.image {
                 ImageState::Ready(digest) => Some(digest.clone()),
@@ -268,7 +273,11 @@ impl PodStateMachine {
         shown.map(status).collect()
     }
 
-    fn state(&self, one: &PodContainer, stuck: Option<&PodContainer>) -> LocalContainerState {
+    fn container_state(
+        &self,
+        one: &PodContainer,
+        stuck: Option<&PodContainer>,
+    ) -> LocalContainerState {
         let waiting = |reason: &str, message: String, last_exit| LocalContainerState::Waiting {
             reason: reason.to_owned(),
             message,
@@ -295,7 +304,7 @@ impl PodStateMachine {
             }
             // The init container that blocks this one is shown, with its name: it is the cause of the wait.
             (ContainerStage::Idle, _) if stuck.is_some() => {
-                match stuck.map(|init| (init, self.state(init, None))) {
+                match stuck.map(|init| (init, self.container_state(init, None))) {
                     Some((init, LocalContainerState::Waiting { reason, message, last_exit })) => {
                         waiting(
                             &reason,
@@ -307,29 +316,29 @@ impl PodStateMachine {
                 }
             }
             (ContainerStage::Idle | ContainerStage::Starting, _) => {
-                waiting("ContainerCreating", one.last_words.clone(), one.last_exit)
+                waiting("ContainerCreating", one.last_exit_message.clone(), one.last_exit)
             }
         }
     }
 
-    fn set(&mut self, at: usize, change: impl FnOnce(&mut PodContainer)) {
+    fn update_container(&mut self, at: usize, change: impl FnOnce(&mut PodContainer)) {
         if let Some(container) = self.containers.get_mut(at) {
             change(container);
         }
     }
 
-    fn not_started(&mut self, now: Instant, at: usize, reason: String, message: String) {
-        let stopping = self.life != PodLifecycle::Ordered;
+    fn handle_start_failure(&mut self, now: Instant, at: usize, reason: String, message: String) {
+        let stopping = self.lifecycle != PodLifecycle::Ordered;
         let never = self.restart == RestartPolicy::Never;
-        self.set(at, |container| {
+        self.update_container(at, |container| {
             container.last_exit = Some(128);
             container.stage = if stopping || never {
                 ContainerStage::Ended(ContainerExit { code: 128, reason, message })
             } else {
                 // The first attempt after an exit is immediate; nothing exited here, so each one waits.
-                container.crashes.skip_free();
+                container.crash_backoff.delay_first_failure();
                 ContainerStage::Waiting {
-                    until: now + container.crashes.failed(now),
+                    until: now + container.crash_backoff.record_failure(now),
                     reason,
                     message,
                 }
@@ -337,10 +346,10 @@ impl PodStateMachine {
         });
     }
 
-    fn exited(&mut self, now: Instant, at: usize, exit: ContainerExit) {
-        let ordered = self.life == PodLifecycle::Ordered;
+    fn handle_exit(&mut self, now: Instant, at: usize, exit: ContainerExit) {
+        let ordered = self.lifecycle == PodLifecycle::Ordered;
         let restart = self.restart;
-        self.set(at, |container| {
+        self.update_container(at, |container| {
             container.last_exit = Some(exit.code);
             // Kubernetes' rules: sidecars restart under every policy; init containers that succeed never do.
             let again = match (container.plan.role, restart) {
@@ -356,27 +365,27 @@ impl PodStateMachine {
                 container.stage = ContainerStage::Ended(exit);
                 return;
             }
-            let wait = container.crashes.failed(now);
+            let wait = container.crash_backoff.record_failure(now);
             let message = crash_message(&exit, wait);
-            container.last_words.clone_from(&message);
+            container.last_exit_message.clone_from(&message);
             let reason = "CrashLoopBackOff".to_owned();
             container.stage = ContainerStage::Waiting { until: now + wait, reason, message };
         });
     }
 
-    fn stop(&mut self, now: Instant) {
-        if self.life == PodLifecycle::Ordered {
-            self.life = PodLifecycle::Stopping { deadline: now + self.grace, killed: false };
+    fn begin_stop(&mut self, now: Instant) {
+        if self.lifecycle == PodLifecycle::Ordered {
+            self.lifecycle = PodLifecycle::Stopping { deadline: now + self.grace, killed: false };
         }
     }
 
     /// Starts all work whose time has come: network, images, containers.
-    fn advance(&mut self, now: Instant) -> Vec<PodAction> {
+    fn start_due_work(&mut self, now: Instant) -> Vec<PodAction> {
         let mut actions = Vec::new();
         let due = matches!(self.network, PodNetworkState::Failed { until, .. } if until <= now);
         if due || self.network == PodNetworkState::Wanted {
-            self.network = PodNetworkState::Making;
-            actions.push(PodAction::Connect);
+            self.network = PodNetworkState::Creating;
+            actions.push(PodAction::CreateNetwork);
         }
         // Images do not need the network of the pod, so pulls run while it is still being made.
         for (at, container) in self.containers.iter_mut().enumerate() {
@@ -393,26 +402,26 @@ impl PodStateMachine {
         // each init container before it has ended with 0, and each sidecar before it has started.
         let mut turn = true;
         for (at, container) in self.containers.iter_mut().enumerate() {
-            if turn && container.may_start(now) {
+            if turn && container.can_start(now) {
                 let again = matches!(container.stage, ContainerStage::Waiting { .. })
                     || container.last_exit.is_some();
                 container.restarts += u32::from(again);
                 container.stage = ContainerStage::Starting;
-                container.probed = ProbeResults::default();
+                container.probe_results = ProbeResults::default();
                 actions.push(PodAction::Start(at));
             }
-            turn &= container.is_passed() || container.plan.role == ContainerRole::Main;
+            turn &= container.has_passed() || container.plan.role == ContainerRole::Main;
         }
         let mut mains = self.containers.iter().filter(|one| one.plan.role == ContainerRole::Main);
-        self.started_once |= mains
+        self.has_started |= mains
             .all(|one| matches!(one.stage, ContainerStage::Running | ContainerStage::Ended(_)));
         actions
     }
 
     /// Stops the pod: SIGTERM to main containers, then to sidecars; SIGKILL at the deadline; then the removal.
-    fn wind_down(&mut self, now: Instant) -> Vec<PodAction> {
-        let PodLifecycle::Stopping { deadline, .. } = self.life else { return Vec::new() };
-        if matches!(self.network, PodNetworkState::Making)
+    fn continue_stop(&mut self, now: Instant) -> Vec<PodAction> {
+        let PodLifecycle::Stopping { deadline, .. } = self.lifecycle else { return Vec::new() };
+        if matches!(self.network, PodNetworkState::Creating)
             || self.containers.iter().any(PodContainer::is_busy)
         {
             // Work under way ends first, so that nothing appears after the removal.
@@ -420,12 +429,12 @@ impl PodStateMachine {
                 return Vec::new();
             }
         } else if self.containers.iter().all(|one| one.stage != ContainerStage::Running) {
-            self.life = PodLifecycle::Removing;
+            self.lifecycle = PodLifecycle::Removing;
             return vec![PodAction::Remove];
         }
         let running = |one: &PodContainer| one.stage == ContainerStage::Running;
         if deadline <= now {
-            self.life = PodLifecycle::Stopping { deadline, killed: true };
+            self.lifecycle = PodLifecycle::Stopping { deadline, killed: true };
             let all = self.containers.iter().enumerate().filter(|(_, one)| running(one));
             return all.map(|(at, _)| PodAction::Kill(at)).collect();
         }
@@ -437,8 +446,8 @@ impl PodStateMachine {
         let mut actions = Vec::new();
         for (at, one) in self.containers.iter_mut().enumerate() {
             let turn = one.plan.role != ContainerRole::Sidecar || !mains;
-            if turn && one.stage == ContainerStage::Running && !one.told_to_end {
-                one.told_to_end = true;
+            if turn && one.stage == ContainerStage::Running && !one.termination_sent {
+                one.termination_sent = true;
                 actions.push(PodAction::Terminate(at));
             }
         }
@@ -447,7 +456,7 @@ impl PodStateMachine {
 }
 
 impl PodContainer {
-    fn may_start(&self, now: Instant) -> bool {
+    fn can_start(&self, now: Instant) -> bool {
         let free = match self.stage {
             ContainerStage::Idle => true,
             ContainerStage::Waiting { until, .. } => until <= now,
@@ -457,19 +466,19 @@ impl PodContainer {
     }
 
     /// Returns true if the containers after this init container may start.
-    fn is_passed(&self) -> bool {
+    fn has_passed(&self) -> bool {
         match (&self.stage, self.plan.role) {
             (ContainerStage::Ended(exit), _) => exit.code == 0,
             (ContainerStage::Running, ContainerRole::Sidecar) => {
-                self.shows(|probed| probed.started)
+                self.satisfies_probes(|probed| probed.started)
             }
             _ => false,
         }
     }
 
     /// Returns true if the container runs and its probes, if it has any, satisfy `what`.
-    fn shows(&self, what: impl Fn(ProbeResults) -> bool) -> bool {
-        self.stage == ContainerStage::Running && (!self.plan.is_probed || what(self.probed))
+    fn satisfies_probes(&self, what: impl Fn(ProbeResults) -> bool) -> bool {
+        self.stage == ContainerStage::Running && (!self.plan.is_probed || what(self.probe_results))
     }
 
     /// Returns true if a start or pull of the container is still to report its result.

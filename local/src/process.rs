@@ -24,7 +24,7 @@ pub struct ProcessId {
 
 impl ProcessId {
     /// Returns the identity of the process that has this pid now.
-    pub fn of(pid: i32) -> Option<Self> {
+    pub fn from_pid(pid: i32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The command may hold blanks and parentheses, so fields are counted after its last parenthesis.
         let fields = stat.rsplit_once(')')?.1;
@@ -33,25 +33,25 @@ impl ProcessId {
     }
 
     /// Returns the identity of the calling process.
-    pub fn own() -> Option<Self> {
-        Self::of(Pid::this().as_raw())
+    pub fn current() -> Option<Self> {
+        Self::from_pid(Pid::this().as_raw())
     }
 
     /// Opens a pidfd, if the pid still belongs to this process.
     pub fn open(self) -> Option<OwnedFd> {
         let fd = sys::pidfd_open(Pid::from_raw(self.pid)).ok()?;
         // Opened first, compared second: from here on the descriptor cannot come to mean another process.
-        (Self::of(self.pid) == Some(self)).then_some(fd)
+        (Self::from_pid(self.pid) == Some(self)).then_some(fd)
     }
 
     /// Returns true if the process still runs; a zombie does not.
     pub fn is_alive(self) -> bool {
-        self.open().is_some_and(|fd| !has_ended(&fd, Duration::ZERO))
+        self.open().is_some_and(|fd| !wait_until_ended(&fd, Duration::ZERO))
     }
 }
 
 /// Waits up to `limit` for the process of a pidfd to end; returns true if it has.
-pub fn has_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
+pub fn wait_until_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
     let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
@@ -69,11 +69,11 @@ pub fn exit_code(pidfd: &OwnedFd) -> Option<i32> {
 }
 
 /// Records a process in a file, so that `rouse down` can end it.
-pub fn record(path: &Path, process: ProcessId) -> io::Result<()> {
+pub fn record_process(path: &Path, process: ProcessId) -> io::Result<()> {
     fs::write(path, serde_json::to_vec(&process)?)
 }
 
 /// Reads the process that a file records.
-pub fn recorded(path: &Path) -> Option<ProcessId> {
+pub fn recorded_process(path: &Path) -> Option<ProcessId> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }

@@ -1,7 +1,7 @@
 //! Pure: Kubernetes quantities (`500m`, `1.5`, `64Mi`).
 
 /// Parses a quantity into thousandths, rounded up; `None` if it is not a quantity or too large.
-pub fn milli(text: &str) -> Option<u64> {
+pub fn parse_milli(text: &str) -> Option<u64> {
     let split =
         text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(split);
@@ -34,8 +34,8 @@ pub fn milli(text: &str) -> Option<u64> {
 }
 
 /// Parses a quantity into whole units, rounded up.
-pub fn units(text: &str) -> Option<u64> {
-    milli(text).map(|milli| milli.div_ceil(1000))
+pub fn parse_units(text: &str) -> Option<u64> {
+    parse_milli(text).map(|milli| milli.div_ceil(1000))
 }
 
 #[cfg(test)]
@@ -56,8 +56,8 @@ mod tests {
             ("", None),
             ("1X", None),
         ] {
-            assert_eq!(milli(text), want, "{text}");
+            assert_eq!(parse_milli(text), want, "{text}");
         }
-        assert_eq!(units("1.5Ki"), Some(1536));
+        assert_eq!(parse_units("1.5Ki"), Some(1536));
     }
 }

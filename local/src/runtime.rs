@@ -30,7 +30,7 @@ use exec::RunningExecs;
 pub use exec::{ExecRequest, ExecResult};
 
 /// Threads that start containers. A start is mostly kernel work under global locks; more threads would only wait.
-const WORKERS: usize = 4;
+const WORKER_THREADS: usize = 4;
 
 /// Supported OCI runtimes, in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum OciRuntimeKind {
 pub enum OciRuntimeError {
     /// Neither runtime is installed.
     #[error("neither crun nor runc is installed: apt-get install crun")]
-    Missing,
+    NotInstalled,
     /// A file, mount or program of the container failed.
     #[error("cannot {attempt} {path}")]
     File {
@@ -60,7 +60,7 @@ pub enum OciRuntimeError {
     },
     /// The runtime ended with an error.
     #[error("{runtime} could not start the container: {message}")]
-    Refused {
+    RuntimeFailed {
         /// Name of the runtime: `crun` or `runc`.
         runtime: &'static str,
         /// Newest message of its log, or else its exit status.
@@ -68,11 +68,11 @@ pub enum OciRuntimeError {
     },
     /// The runtime's threads are gone, so no job can run.
     #[error("the runtime's threads have ended")]
-    Ended,
+    ThreadsEnded,
 }
 
 /// Returns a closure that wraps an I/O error with the operation and its path.
-fn file(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OciRuntimeError {
+fn file_error(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OciRuntimeError {
     let path = path.to_owned();
     move |source| OciRuntimeError::File { attempt, path, source }
 }
@@ -87,7 +87,7 @@ pub struct ContainerLaunch {
     /// Folder with the image's files, the lower layer.
     pub image: PathBuf,
     /// Folder of the container's writable layer; emptied before the start.
-    pub layer: PathBuf,
+    pub writable_layer: PathBuf,
     /// Log file that receives standard output and error.
     pub log: PathBuf,
     /// Host uid that may open the output again (`/dev/stdout`).
@@ -118,10 +118,10 @@ type RuntimeJob = Box<dyn FnOnce() + Send>;
 pub struct OciRuntime {
     kind: OciRuntimeKind,
     program: PathBuf,
-    state: PathBuf,
-    birth: Arc<OwnedFd>,
-    roots: PendingUnmounts,
-    executing: RunningExecs,
+    state_folder: PathBuf,
+    runtime_cgroup: Arc<OwnedFd>,
+    pending_unmounts: PendingUnmounts,
+    running_execs: RunningExecs,
     jobs: mpsc::Sender<RuntimeJob>,
 }
 
@@ -130,23 +130,23 @@ pub struct OciRuntime {
 /// Unmounting waits for every processor, just when the new process begins to serve. So it is delayed a little.
 #[derive(Clone, Debug)]
 struct PendingUnmounts {
-    left: Arc<Mutex<Vec<PathBuf>>>,
-    more: mpsc::Sender<()>,
+    roots: Arc<Mutex<Vec<PathBuf>>>,
+    wakeups: mpsc::Sender<()>,
 }
 
 impl PendingUnmounts {
     /// Delay of an unmount after the container's start.
-    const LATER: Duration = Duration::from_millis(100);
+    const UNMOUNT_DELAY: Duration = Duration::from_millis(100);
 
     /// Returns also the loop that unmounts, for a thread that sees the mounts; it ends when all clones are gone.
     fn new() -> (Self, impl FnOnce() + Send + 'static) {
         let (more, unmounts) = mpsc::channel();
         let left = Arc::<Mutex<Vec<PathBuf>>>::default();
-        let roots = Self { left: Arc::clone(&left), more };
+        let roots = Self { roots: Arc::clone(&left), wakeups: more };
         #[allow(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
         let unmounting = move || {
             while unmounts.recv().is_ok() {
-                thread::sleep(Self::LATER);
+                thread::sleep(Self::UNMOUNT_DELAY);
                 // One pass serves all wake-ups that came during the delay.
                 while unmounts.try_recv().is_ok() {}
                 while Self::unmount_one(&left) {}
@@ -159,33 +159,33 @@ impl PendingUnmounts {
     ///
     /// The lock is held for one unmount only, so that a start waits for one at most.
     fn unmount_one(left: &Mutex<Vec<PathBuf>>) -> bool {
-        let mut left = lock(left);
+        let mut left = lock_roots(left);
         let root = left.pop();
-        root.inspect(|root| unmount(root)).is_some()
+        root.inspect(|root| unmount_root(root)).is_some()
     }
 
     /// Queues a root to be unmounted later.
-    fn leave(&self, root: PathBuf) {
-        lock(&self.left).push(root);
+    fn defer_unmount(&self, root: PathBuf) {
+        lock_roots(&self.roots).push(root);
         // Without the unmount thread the mounts disappear with the process.
-        let _ = self.more.send(());
+        let _ = self.wakeups.send(());
     }
 
     /// Unmounts `root` now if it is still queued: a container that starts again mounts it again.
-    fn unmount(&self, root: &Path) {
-        let mut left = lock(&self.left);
+    fn unmount_queued(&self, root: &Path) {
+        let mut left = lock_roots(&self.roots);
         if let Some(at) = left.iter().position(|it| it == root) {
-            unmount(&left.swap_remove(at));
+            unmount_root(&left.swap_remove(at));
         }
     }
 }
 
 /// Locks the queue of roots. The lock is held during an unmount: a start that mounts the same root waits.
-fn lock(left: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
+fn lock_roots(left: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
     left.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn unmount(root: &Path) {
+fn unmount_root(root: &Path) {
     // An error means that it is not mounted, and then nothing is to be done.
     let _ = umount2(root, MntFlags::MNT_DETACH);
 }
@@ -202,27 +202,35 @@ impl OciRuntime {
     ) -> Result<Self, OciRuntimeError> {
         let kinds = [(OciRuntimeKind::Crun, "crun"), (OciRuntimeKind::Runc, "runc")];
         let fitting = kinds.iter().filter(|(kind, _)| wanted.is_none_or(|wanted| wanted == *kind));
-        let found = fitting.filter_map(|(kind, name)| Some((*kind, find(name)?))).next();
-        let (kind, program) = found.ok_or(OciRuntimeError::Missing)?;
+        let found = fitting.filter_map(|(kind, name)| Some((*kind, find_program(name)?))).next();
+        let (kind, program) = found.ok_or(OciRuntimeError::NotInstalled)?;
         let (jobs, inbox) = mpsc::channel::<RuntimeJob>();
         let (ready, started) = mpsc::channel();
         let (roots, unmounting) = PendingUnmounts::new();
         let first = move || {
-            let entered = private_mounts();
+            let entered = enter_private_mounts();
             let usable = entered.is_ok();
             let _ = ready.send(entered);
             if usable {
                 // Without the unmount thread the mounts disappear with the process.
                 let _ = thread::Builder::new().name("unmount".to_owned()).spawn(unmounting);
-                work(inbox);
+                run_workers(inbox);
             }
         };
         // Only this first thread unshares its mounts; the threads that it starts inherit the namespace.
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
-        spawned.map_err(file("start a thread for", &program))?;
-        started.recv().ok().ok_or(OciRuntimeError::Ended)??;
+        spawned.map_err(file_error("start a thread for", &program))?;
+        started.recv().ok().ok_or(OciRuntimeError::ThreadsEnded)??;
         let (birth, executing) = (Arc::new(birth), RunningExecs::default());
-        Ok(Self { kind, program, state, birth, roots, executing, jobs })
+        Ok(Self {
+            kind,
+            program,
+            state_folder: state,
+            runtime_cgroup: birth,
+            pending_unmounts: roots,
+            running_execs: executing,
+            jobs,
+        })
     }
 
     /// Returns the name of the runtime's program.
@@ -234,7 +242,7 @@ impl OciRuntime {
     }
 
     /// Runs `job` on one of the runtime's threads and returns its result.
-    async fn on_thread<T: Send + 'static, E: From<OciRuntimeError> + Send + 'static>(
+    async fn run_on_thread<T: Send + 'static, E: From<OciRuntimeError> + Send + 'static>(
         &self,
         job: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
@@ -245,48 +253,48 @@ impl OciRuntime {
                 drop(reply.send(job()));
             }
         });
-        self.jobs.send(job).ok().ok_or(OciRuntimeError::Ended)?;
-        answer.await.ok().ok_or(OciRuntimeError::Ended)?
+        self.jobs.send(job).ok().ok_or(OciRuntimeError::ThreadsEnded)?;
+        answer.await.ok().ok_or(OciRuntimeError::ThreadsEnded)?
     }
 
     /// Prepares and starts a container on one of the threads; returns once its process runs the user's program.
-    pub async fn run<E: From<OciRuntimeError> + Send + 'static>(
+    pub async fn run_container<E: From<OciRuntimeError> + Send + 'static>(
         &self,
         prepare: impl FnOnce() -> Result<ContainerLaunch, E> + Send + 'static,
     ) -> Result<LaunchedContainer, E> {
         let runtime = self.clone();
-        self.on_thread(move || Ok(runtime.launch(&prepare()?)?)).await
+        self.run_on_thread(move || Ok(runtime.launch(&prepare()?)?)).await
     }
 
     /// Mounts the root file system and runs the runtime; the calling thread must see the private mounts.
     fn launch(&self, launch: &ContainerLaunch) -> Result<LaunchedContainer, OciRuntimeError> {
         let begin = Instant::now();
         let root = launch.bundle.join("rootfs");
-        self.roots.unmount(&root);
+        self.pending_unmounts.unmount_queued(&root);
         mount_root(launch, &root)?;
         let mounted = Instant::now();
-        let started = self.start_mounted(launch);
+        let started = self.run_detached(launch);
         // Also after a failed start: the mount must not stay.
-        self.roots.leave(root);
+        self.pending_unmounts.defer_unmount(root);
         let (process, pidfd) = started?;
         let (mount_time, runtime_time) = (mounted - begin, mounted.elapsed());
         Ok(LaunchedContainer { process, pidfd, mount_time, runtime_time })
     }
 
     /// Calls the runtime's `run --detach` and waits for its end; the container's process then runs.
-    fn start_mounted(
+    fn run_detached(
         &self,
         launch: &ContainerLaunch,
     ) -> Result<(ProcessId, OwnedFd), OciRuntimeError> {
         let log = open_log(&launch.log, launch.user)?;
-        let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
+        let null = File::open("/dev/null").map_err(file_error("open", Path::new("/dev/null")))?;
         let pid_file = launch.bundle.join("pid");
         let messages = launch.bundle.join("runtime.log");
         // Files of an earlier run would be read as the results of this one.
         let _ = fs::remove_file(&pid_file);
         let _ = fs::remove_file(&messages);
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut argv = self.argv();
+        let mut argv = self.base_argv();
         argv.extend([
             "--log".to_owned(),
             text(&messages),
@@ -307,16 +315,17 @@ impl OciRuntime {
         match status {
             Ok(WaitStatus::Exited(_, 0)) => {}
             other => {
-                let message = last_message(&messages).unwrap_or_else(|| format!("{other:?}"));
-                return Err(OciRuntimeError::Refused { runtime: self.name(), message });
+                let message = last_log_message(&messages).unwrap_or_else(|| format!("{other:?}"));
+                return Err(OciRuntimeError::RuntimeFailed { runtime: self.name(), message });
             }
         }
-        let text = fs::read_to_string(&pid_file).map_err(file("read", &pid_file))?;
-        let pid = text.trim().parse().map_err(io::Error::other).map_err(file("read", &pid_file))?;
-        let pidfd = sys::pidfd_open(Pid::from_raw(pid)).map_err(file("watch", &pid_file))?;
+        let text = fs::read_to_string(&pid_file).map_err(file_error("read", &pid_file))?;
+        let pid =
+            text.trim().parse().map_err(io::Error::other).map_err(file_error("read", &pid_file))?;
+        let pidfd = sys::pidfd_open(Pid::from_raw(pid)).map_err(file_error("watch", &pid_file))?;
         // The process may have ended by now; without its start time a reused pid could not be told from it.
-        let gone = || file("watch", &pid_file)(io::Error::from(io::ErrorKind::NotFound));
-        Ok((ProcessId::of(pid).ok_or_else(gone)?, pidfd))
+        let gone = || file_error("watch", &pid_file)(io::Error::from(io::ErrorKind::NotFound));
+        Ok((ProcessId::from_pid(pid).ok_or_else(gone)?, pidfd))
     }
 
     /// Starts the runtime in the cgroup that its container needs.
@@ -330,18 +339,18 @@ impl OciRuntime {
         // runc moves the process itself, and newer versions require the container's group to be empty.
         let parent = match self.kind {
             OciRuntimeKind::Crun => cgroup.dir.as_fd(),
-            OciRuntimeKind::Runc => self.birth.as_fd(),
+            OciRuntimeKind::Runc => self.runtime_cgroup.as_fd(),
         };
-        self.command(argv)?.spawn(parent, &tasks, stdio).map_err(file("run", &self.program))
+        self.command(argv)?.spawn(parent, &tasks, stdio).map_err(file_error("run", &self.program))
     }
 
     /// Deletes the runtime's state of a container whose process has ended.
     pub async fn delete(&self, id: String) -> Result<(), OciRuntimeError> {
         let runtime = self.clone();
-        self.on_thread(move || {
+        self.run_on_thread(move || {
             let done = runtime.run_delete(&id);
             // Also after an error: the next container of this name must find no state.
-            let _ = fs::remove_dir_all(runtime.state.join(&id));
+            let _ = fs::remove_dir_all(runtime.state_folder.join(&id));
             done
         })
         .await
@@ -350,22 +359,22 @@ impl OciRuntime {
     /// Runs `delete --force` in a cgroup of the node: the node's removal kills it, so it recreates no folder later.
     fn run_delete(&self, id: &str) -> Result<(), OciRuntimeError> {
         let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(file("open", Path::new("/dev/null")))?;
-        let mut argv = self.argv();
+        let null = null.map_err(file_error("open", Path::new("/dev/null")))?;
+        let mut argv = self.base_argv();
         argv.extend(["delete", "--force", id].map(str::to_owned));
         let stdio = [null.as_fd(); 3];
         let (_, child) = self
             .command(&argv)?
-            .spawn(self.birth.as_fd(), &[], stdio)
-            .map_err(file("run", &self.program))?;
+            .spawn(self.runtime_cgroup.as_fd(), &[], stdio)
+            .map_err(file_error("run", &self.program))?;
         let _ended = waitid(Id::PIDFd(child.as_fd()), WaitPidFlag::WEXITED);
         Ok(())
     }
 
     /// Returns the program and the options that precede any of its commands.
-    fn argv(&self) -> Vec<String> {
+    fn base_argv(&self) -> Vec<String> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state)];
+        let mut argv = vec![text(&self.program), "--root".to_owned(), text(&self.state_folder)];
         argv.extend(
             (self.kind == OciRuntimeKind::Crun).then(|| "--cgroup-manager=disabled".to_owned()),
         );
@@ -375,12 +384,12 @@ impl OciRuntime {
     fn command(&self, argv: &[String]) -> Result<sys::CgroupCommand, OciRuntimeError> {
         let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
         sys::CgroupCommand::new(argv, &env)
-            .map_err(|error| file("run", &self.program)(error.into()))
+            .map_err(|error| file_error("run", &self.program)(error.into()))
     }
 }
 
 /// Returns the newest message of the runtime's JSON log.
-fn last_message(path: &Path) -> Option<String> {
+fn last_log_message(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
     let value: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
@@ -389,27 +398,27 @@ fn last_message(path: &Path) -> Option<String> {
 }
 
 /// Finds a program in the usual folders; the caller's `PATH` does not count.
-fn find(name: &str) -> Option<PathBuf> {
+fn find_program(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"];
     folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())
 }
 
 /// Gives the calling thread, and the threads it starts, a mount namespace of their own.
-fn private_mounts() -> Result<(), OciRuntimeError> {
+fn enter_private_mounts() -> Result<(), OciRuntimeError> {
     let cgroup = Path::new("/sys/fs/cgroup");
     unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
-        .map_err(|error| file("separate the mounts below", Path::new("/"))(error.into()))?;
+        .map_err(|error| file_error("separate the mounts below", Path::new("/"))(error.into()))?;
     // Slave: mounts made here do not reach the machine. The machine's later mounts are not needed here, and where
     // its mounts are private they do not arrive.
     let flags = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)
-        .map_err(|error| file("separate the mounts below", Path::new("/"))(error.into()))?;
+        .map_err(|error| file_error("separate the mounts below", Path::new("/"))(error.into()))?;
     mount(Some("cgroup2"), cgroup, Some("cgroup2"), MsFlags::empty(), None::<&str>)
-        .map_err(|error| file("mount cgroup2 at", cgroup)(error.into()))
+        .map_err(|error| file_error("mount cgroup2 at", cgroup)(error.into()))
 }
 
 /// Runs jobs on this thread and its siblings, until all senders are gone.
-fn work(inbox: mpsc::Receiver<RuntimeJob>) {
+fn run_workers(inbox: mpsc::Receiver<RuntimeJob>) {
     let inbox = Arc::new(Mutex::new(inbox));
     let serve = |inbox: Arc<Mutex<mpsc::Receiver<RuntimeJob>>>| {
         loop {
@@ -420,7 +429,7 @@ fn work(inbox: mpsc::Receiver<RuntimeJob>) {
             }
         }
     };
-    for number in 1..WORKERS {
+    for number in 1..WORKER_THREADS {
         let inbox = Arc::clone(&inbox);
         // Fewer threads make starts slower, not wrong.
         let _ =
@@ -431,19 +440,21 @@ fn work(inbox: mpsc::Receiver<RuntimeJob>) {
 
 /// Mounts the image at `root`, with an empty writable layer over it.
 fn mount_root(launch: &ContainerLaunch, root: &Path) -> Result<(), OciRuntimeError> {
-    let (upper, scratch) = (launch.layer.join("upper"), launch.layer.join("work"));
-    match fs::remove_dir_all(&launch.layer) {
+    let (upper, scratch) =
+        (launch.writable_layer.join("upper"), launch.writable_layer.join("work"));
+    match fs::remove_dir_all(&launch.writable_layer) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(file("empty", &launch.layer)(error));
+            return Err(file_error("empty", &launch.writable_layer)(error));
         }
         _ => {}
     }
     for path in [root, &upper, &scratch] {
-        fs::create_dir_all(path).map_err(file("make folder", path))?;
+        fs::create_dir_all(path).map_err(file_error("make folder", path))?;
     }
     // The mode of the upper layer's top folder is the mode of the container's root directory.
-    let top = fs::metadata(&launch.image).map_err(file("read", &launch.image))?;
-    fs::set_permissions(&upper, top.permissions()).map_err(file("set the mode of", &upper))?;
+    let top = fs::metadata(&launch.image).map_err(file_error("read", &launch.image))?;
+    fs::set_permissions(&upper, top.permissions())
+        .map_err(file_error("set the mode of", &upper))?;
     let options = format!(
         "lowerdir={},upperdir={},workdir={}",
         launch.image.display(),
@@ -456,13 +467,13 @@ fn mount_root(launch: &ContainerLaunch, root: &Path) -> Result<(), OciRuntimeErr
         return Ok(());
     }
     // Without overlayfs (or on a file system that it cannot use) the container gets a copy of the image.
-    copy(&launch.image, &upper).map_err(file("copy the image to", &upper))?;
+    copy_tree(&launch.image, &upper).map_err(file_error("copy the image to", &upper))?;
     mount(Some(&upper), root, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .map_err(|error| file("mount", root)(error.into()))
+        .map_err(|error| file_error("mount", root)(error.into()))
 }
 
 /// Copies a folder with owners, modes and symbolic links; device files and sockets are skipped.
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, lchown, symlink};
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -470,7 +481,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         let (source, target) = (entry.path(), to.join(entry.file_name()));
         let meta = entry.metadata()?;
         if meta.is_dir() {
-            copy(&source, &target)?;
+            copy_tree(&source, &target)?;
         } else if meta.is_symlink() {
             symlink(fs::read_link(&source)?, &target)?;
         } else if meta.is_file() {
@@ -490,7 +501,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 /// Opens a container's log for appending, owned by the container's user.
 fn open_log(path: &Path, user: u32) -> Result<File, OciRuntimeError> {
     let opened = OpenOptions::new().append(true).create(true).mode(0o640).open(path);
-    let log = opened.map_err(file("open the log", path))?;
-    fchown(&log, Some(user), None).map_err(file("own the log", path))?;
+    let log = opened.map_err(file_error("open the log", path))?;
+    fchown(&log, Some(user), None).map_err(file_error("own the log", path))?;
     Ok(log)
 }

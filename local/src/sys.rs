@@ -75,7 +75,7 @@ impl CgroupCommand {
         tasks: &[BorrowedFd<'_>],
         stdio: [BorrowedFd<'_>; 3],
     ) -> io::Result<(Pid, OwnedFd)> {
-        let (argv, env) = (pointers(&self.argv), pointers(&self.env));
+        let (argv, env) = (null_terminated(&self.argv), null_terminated(&self.env));
         let tasks: Vec<RawFd> = tasks.iter().map(AsRawFd::as_raw_fd).collect();
         let stdio = stdio.map(|fd| fd.as_raw_fd());
         let child = ChildArgs { argv: &argv, env: &env, tasks: &tasks, stdio };
@@ -106,7 +106,7 @@ impl CgroupCommand {
 }
 
 /// Returns a NULL-terminated array of pointers to the texts, for execve.
-fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
+fn null_terminated(texts: &[CString]) -> Vec<*const libc::c_char> {
     texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
 }
 
@@ -211,7 +211,7 @@ impl AsRawFd for SharedFd {
 }
 
 /// Registers `fd`, so that tasks can wait until it is readable: for a pidfd, until its process has ended.
-pub fn watch(fd: Arc<OwnedFd>) -> io::Result<AsyncFd<SharedFd>> {
+pub fn watch_readable(fd: Arc<OwnedFd>) -> io::Result<AsyncFd<SharedFd>> {
     // SAFETY: the wrapper keeps the descriptor open, and always returns the same one.
     let registered = unsafe { AsyncFd::register_with_interest(SharedFd(fd), Interest::READABLE) };
     registered.map_err(io::Error::from)

@@ -2,17 +2,17 @@
 
 use std::{io::Read as _, path::Path, process::ExitCode};
 
-use common::wire::{NamespacedName, is_label, is_subdomain};
-use controller::{parse, policy::ScalePolicyConfig, render::KnativeObjectKind};
+use common::wire::{NamespacedName, is_dns_label, is_dns_subdomain};
+use controller::{parse, render::KnativeObjectKind, scale_policy::ScalePolicyConfig};
 use serde_json::{Value, json};
 
 use crate::{
-    cli::ApplyArgs,
-    failure::CommandError,
-    kinds,
+    args::ApplyArgs,
+    command_error::CommandError,
+    documents, kinds,
     manifests::{ManifestFolder, ManifestLocation},
-    out,
-    store::{self, NodeStore},
+    stdout,
+    store::NodeStore,
 };
 
 /// Result of applying one object.
@@ -30,14 +30,15 @@ pub(crate) enum ApplyOutcome {
 pub(crate) fn apply(store: &NodeStore, args: &ApplyArgs) -> Result<ExitCode, CommandError> {
     let (mut code, mut manifests) = (ExitCode::SUCCESS, store.manifests());
     for file in &args.files {
-        for (source, text) in read(file, args.recursive)? {
-            for result in documents(&source, &text, args.namespace.as_deref()) {
-                let done =
-                    result.and_then(|(name, it)| Ok((keep(&mut manifests, &name, &it)?, name, it)));
+        for (source, text) in read_sources(file, args.recursive)? {
+            for result in parse_services(&source, &text, args.namespace.as_deref()) {
+                let done = result.and_then(|(name, it)| {
+                    Ok((store_manifest(&mut manifests, &name, &it)?, name, it))
+                });
                 match done {
-                    Ok((outcome, name, it)) => report(outcome, &name, &it)?,
+                    Ok((outcome, name, it)) => report_outcome(outcome, &name, &it)?,
                     Err(failure) => {
-                        out::complain(&failure.to_string());
+                        stdout::print_error(&failure.to_string());
                         code = ExitCode::FAILURE;
                     }
                 }
@@ -48,15 +49,18 @@ pub(crate) fn apply(store: &NodeStore, args: &ApplyArgs) -> Result<ExitCode, Com
 }
 
 /// Reads the texts that `-f` names, each with its source for messages.
-pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>, CommandError> {
+pub(crate) fn read_sources(
+    file: &Path,
+    recursive: bool,
+) -> Result<Vec<(String, String)>, CommandError> {
     if file == Path::new("-") {
         let mut text = String::new();
         let read = std::io::stdin().read_to_string(&mut text);
-        read.map_err(CommandError::file("read", "standard input"))?;
+        read.map_err(CommandError::file_error("read", "standard input"))?;
         return Ok(vec![("standard input".to_owned(), text)]);
     }
     let paths = match file.is_dir() {
-        true => store::manifests(file, recursive)?,
+        true => documents::manifest_files(file, recursive)?,
         false => vec![file.to_owned()],
     };
     if paths.is_empty() {
@@ -64,28 +68,32 @@ pub(crate) fn read(file: &Path, recursive: bool) -> Result<Vec<(String, String)>
         return Err(CommandError::Manifest { file: file.display().to_string(), why });
     }
     let read = |path: std::path::PathBuf| {
-        let text = std::fs::read_to_string(&path).map_err(CommandError::file("read", &path))?;
+        let text =
+            std::fs::read_to_string(&path).map_err(CommandError::file_error("read", &path))?;
         Ok((path.display().to_string(), text))
     };
     paths.into_iter().map(read).collect()
 }
 
 /// Services of a text, each with its name, or the reason why a document is invalid.
-pub(crate) fn documents(
+pub(crate) fn parse_services(
     source: &str,
     text: &str,
     namespace: Option<&str>,
 ) -> Vec<Result<(NamespacedName, Value), CommandError>> {
     let bad = |why: String| CommandError::Manifest { file: source.to_owned(), why };
-    match store::documents(text) {
+    match documents::parse_documents(text) {
         Err(why) => vec![Err(bad(format!("not readable as YAML: {why}")))],
         Ok(all) if all.is_empty() => vec![Err(bad("no objects passed to apply".to_owned()))],
-        Ok(all) => all.into_iter().map(|it| shape(it, namespace).map_err(bad)).collect(),
+        Ok(all) => all.into_iter().map(|it| check_manifest(it, namespace).map_err(bad)).collect(),
     }
 }
 
 /// Checks what is needed to store an object; the controller checks the rest and reports it on the object.
-fn shape(mut it: Value, namespace: Option<&str>) -> Result<(NamespacedName, Value), String> {
+fn check_manifest(
+    mut it: Value,
+    namespace: Option<&str>,
+) -> Result<(NamespacedName, Value), String> {
     let field = |at: &str| it.pointer(at).and_then(Value::as_str).map(str::to_owned);
     let version = field("/apiVersion").unwrap_or_default();
     let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
@@ -98,7 +106,7 @@ fn shape(mut it: Value, namespace: Option<&str>) -> Result<(NamespacedName, Valu
     }
     let name =
         field("/metadata/name").ok_or("resource name may not be empty: set metadata.name")?;
-    if !is_subdomain(&name) {
+    if !is_dns_subdomain(&name) {
         return Err(format!(
             "metadata.name {name:?} is not a name: use a-z, 0-9, '-' and '.', beginning and ending with a \
              letter or digit"
@@ -115,7 +123,7 @@ fn shape(mut it: Value, namespace: Option<&str>) -> Result<(NamespacedName, Valu
         ));
     }
     let namespace = own.unwrap_or_else(|| namespace.unwrap_or("default").to_owned());
-    if !is_label(&namespace) {
+    if !is_dns_label(&namespace) {
         return Err(format!(
             "metadata.namespace {namespace:?} is not a name: use a-z, 0-9 and inner '-'"
         ));
@@ -126,13 +134,13 @@ fn shape(mut it: Value, namespace: Option<&str>) -> Result<(NamespacedName, Valu
 }
 
 /// Stores the manifest of a service, in place of an earlier one.
-pub(crate) fn keep(
+pub(crate) fn store_manifest(
     manifests: &mut ManifestFolder,
     name: &NamespacedName,
     it: &Value,
 ) -> Result<ApplyOutcome, CommandError> {
     let kept = manifests.find(name)?;
-    let outcome = match kept.as_ref().map(ManifestLocation::value) {
+    let outcome = match kept.as_ref().map(ManifestLocation::manifest) {
         None => ApplyOutcome::Created,
         Some(old) if old == it => return Ok(ApplyOutcome::Unchanged),
         Some(_) => ApplyOutcome::Configured,
@@ -141,26 +149,34 @@ pub(crate) fn keep(
     Ok(outcome)
 }
 
-fn report(outcome: ApplyOutcome, name: &NamespacedName, it: &Value) -> Result<(), CommandError> {
+fn report_outcome(
+    outcome: ApplyOutcome,
+    name: &NamespacedName,
+    it: &Value,
+) -> Result<(), CommandError> {
     let did = match outcome {
         ApplyOutcome::Created => "created",
         ApplyOutcome::Configured => "configured",
         ApplyOutcome::Unchanged => "unchanged",
     };
-    out::line(&format!("{}/{} {did}", kinds::singular(KnativeObjectKind::Service), name.name))?;
+    stdout::print_line(&format!(
+        "{}/{} {did}",
+        kinds::singular(KnativeObjectKind::Service),
+        name.name
+    ))?;
     // The controller reports the same as a condition; the warning saves the user a `rouse get`.
-    warnings(name, it).iter().for_each(|it| out::complain(&format!("Warning: {it}")));
+    warnings(name, it).iter().for_each(|it| stdout::print_error(&format!("Warning: {it}")));
     Ok(())
 }
 
 /// Warnings on a stored object: the reason why it will not become ready, or else its fields without effect.
 fn warnings(name: &NamespacedName, it: &Value) -> Vec<String> {
     let config = ScalePolicyConfig::default();
-    match parse::service(it, &config) {
+    match parse::service_manifest(it, &config) {
         Err(problems) => {
-            vec![format!("{name} will not become ready: {}", parse::line(&problems))]
+            vec![format!("{name} will not become ready: {}", parse::problems_line(&problems))]
         }
-        Ok(_) => parse::warnings(it, &config).iter().map(ToString::to_string).collect(),
+        Ok(_) => parse::service_warnings(it, &config).iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -179,7 +195,7 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 ";
 
     fn why(text: &str, namespace: Option<&str>) -> String {
-        let mut all = documents("x.yaml", text, namespace);
+        let mut all = parse_services("x.yaml", text, namespace);
         assert_eq!(all.len(), 1);
         all.remove(0).unwrap_err().to_string()
     }
@@ -188,16 +204,16 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
     fn an_object_is_created_then_unchanged_then_configured() {
         let (temp, store) = NodeStoreFixture::new("apply");
         let apply = |text: &str| {
-            let (name, it) = documents("x.yaml", text, None).remove(0).unwrap();
-            keep(&mut store.manifests(), &name, &it).unwrap()
+            let (name, it) = parse_services("x.yaml", text, None).remove(0).unwrap();
+            store_manifest(&mut store.manifests(), &name, &it).unwrap()
         };
         assert_eq!(apply(HELLO), ApplyOutcome::Created);
         assert_eq!(apply(HELLO), ApplyOutcome::Unchanged);
         assert_eq!(apply(&HELLO.replace("v1}", "v2}")), ApplyOutcome::Configured);
-        assert_eq!(temp.files(), ["default_hello.yaml"]);
+        assert_eq!(temp.manifest_file_names(), ["default_hello.yaml"]);
         let kept =
             store.manifests().find(&NamespacedName::new("default", "hello")).unwrap().unwrap();
-        let image = kept.value().pointer("/spec/template/spec/containers/0/image").unwrap();
+        let image = kept.manifest().pointer("/spec/template/spec/containers/0/image").unwrap();
         assert_eq!(image, "dev.local/hello:v2");
     }
 
@@ -205,11 +221,11 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
     fn several_documents_become_several_files() {
         let (temp, store) = NodeStoreFixture::new("several");
         let text = format!("{HELLO}---\n{}", HELLO.replace("hello}", "other, namespace: demo}"));
-        for result in documents("x.yaml", &text, None) {
+        for result in parse_services("x.yaml", &text, None) {
             let (name, it) = result.unwrap();
-            keep(&mut store.manifests(), &name, &it).unwrap();
+            store_manifest(&mut store.manifests(), &name, &it).unwrap();
         }
-        assert_eq!(temp.files(), ["default_hello.yaml", "demo_other.yaml"]);
+        assert_eq!(temp.manifest_file_names(), ["default_hello.yaml", "demo_other.yaml"]);
     }
 
     #[test]
@@ -230,9 +246,9 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
     }
 
     #[test]
-    fn what_has_no_effect_is_told() {
+    fn fields_without_effect_are_warned_of() {
         let said = |text: &str| {
-            let (name, it) = documents("x.yaml", text, None).remove(0).unwrap();
+            let (name, it) = parse_services("x.yaml", text, None).remove(0).unwrap();
             warnings(&name, &it)
         };
         assert!(said(HELLO).is_empty(), "{:?}", said(HELLO));
@@ -250,7 +266,7 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 
     #[test]
     fn the_flag_names_the_namespace_of_objects_without_one() {
-        let (name, it) = documents("x.yaml", HELLO, Some("demo")).remove(0).unwrap();
+        let (name, it) = parse_services("x.yaml", HELLO, Some("demo")).remove(0).unwrap();
         assert_eq!(
             (name.to_string().as_str(), &it["metadata"]["namespace"]),
             ("demo/hello", &json!("demo"))

@@ -6,10 +6,12 @@ use common::wire::NamespacedName;
 use controller::render::KnativeObjectKind;
 use local::layout::NodeLayout;
 
-use crate::{apply, cli::DeleteArgs, failure::CommandError, kinds, out, store::NodeStore};
+use crate::{
+    apply, args::DeleteArgs, command_error::CommandError, kinds, stdout, store::NodeStore,
+};
 
 /// Interval between two checks of an object that is being deleted.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Deletes services by name or manifest; one that is missing does not stop the others.
 pub(crate) fn delete(
@@ -19,11 +21,11 @@ pub(crate) fn delete(
 ) -> Result<ExitCode, CommandError> {
     let mut code = ExitCode::SUCCESS;
     let (mut leaving, mut manifests) = (Vec::new(), store.manifests());
-    for name in names(store, args)? {
+    for name in service_names(store, args)? {
         match manifests.find(&name)? {
             Some(kept) => {
                 manifests.remove(kept)?;
-                out::line(&format!(
+                stdout::print_line(&format!(
                     "{} {:?} deleted",
                     kinds::singular(KnativeObjectKind::Service),
                     name.name
@@ -33,7 +35,7 @@ pub(crate) fn delete(
             None if args.ignore_not_found => {}
             None => {
                 let resource = kinds::plural(KnativeObjectKind::Service);
-                out::complain(
+                stdout::print_error(
                     &CommandError::NotFound { resource, name: name.name.to_string() }.to_string(),
                 );
                 code = ExitCode::FAILURE;
@@ -42,17 +44,20 @@ pub(crate) fn delete(
     }
     // Without a controller nothing removes the objects; it will miss the manifest when it starts.
     if !args.no_wait && layout.controller_socket().exists() {
-        leaving.iter().try_for_each(|name| wait(layout, store, name))?;
+        leaving.iter().try_for_each(|name| wait_until_deleted(layout, store, name))?;
     }
     Ok(code)
 }
 
-fn names(store: &NodeStore, args: &DeleteArgs) -> Result<Vec<NamespacedName>, CommandError> {
+fn service_names(
+    store: &NodeStore,
+    args: &DeleteArgs,
+) -> Result<Vec<NamespacedName>, CommandError> {
     let namespace = args.scope.namespace.as_str();
     let mut out = Vec::new();
     for file in &args.files {
-        for (source, text) in apply::read(file, false)? {
-            for result in apply::documents(&source, &text, None) {
+        for (source, text) in apply::read_sources(file, false)? {
+            for result in apply::parse_services(&source, &text, None) {
                 out.push(result?.0);
             }
         }
@@ -60,7 +65,7 @@ fn names(store: &NodeStore, args: &DeleteArgs) -> Result<Vec<NamespacedName>, Co
     if args.what.is_empty() {
         return Ok(out);
     }
-    for target in kinds::targets(&args.what)? {
+    for target in kinds::parse_selections(&args.what)? {
         // The controller would create any other object again.
         if target.kind != KnativeObjectKind::Service {
             let singular = kinds::singular(target.kind);
@@ -89,14 +94,18 @@ fn names(store: &NodeStore, args: &DeleteArgs) -> Result<Vec<NamespacedName>, Co
     Ok(out)
 }
 
-fn wait(layout: &NodeLayout, store: &NodeStore, name: &NamespacedName) -> Result<(), CommandError> {
+fn wait_until_deleted(
+    layout: &NodeLayout,
+    store: &NodeStore,
+    name: &NamespacedName,
+) -> Result<(), CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
         // The socket is checked each time, because the controller may stop during the wait.
         while store.object(KnativeObjectKind::Service, name)?.is_some()
             && layout.controller_socket().exists()
         {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     })
@@ -107,7 +116,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{cli::NamespaceArgs, store::tests::NodeStoreFixture};
+    use crate::{args::NamespaceArgs, store::tests::NodeStoreFixture};
 
     fn args(what: &[&str]) -> DeleteArgs {
         DeleteArgs {
@@ -126,9 +135,9 @@ mod tests {
         let layout = NodeLayout::new("delete-test").unwrap();
         let name = NamespacedName::new("default", "hello");
         let it = json!({"metadata": {"name": "hello", "namespace": "default"}});
-        apply::keep(&mut store.manifests(), &name, &it).unwrap();
+        apply::store_manifest(&mut store.manifests(), &name, &it).unwrap();
         let code = delete(&layout, &store, &args(&["ksvc", "hello"])).unwrap();
-        assert_eq!((code, temp.files().len()), (ExitCode::SUCCESS, 0));
+        assert_eq!((code, temp.manifest_file_names().len()), (ExitCode::SUCCESS, 0));
         let again = delete(&layout, &store, &args(&["ksvc/hello"])).unwrap();
         assert_eq!(again, ExitCode::FAILURE);
         let forgiven = DeleteArgs { ignore_not_found: true, ..args(&["ksvc/hello"]) };

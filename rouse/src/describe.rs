@@ -2,26 +2,32 @@
 
 use serde_json::Value;
 
-use crate::{cli::DescribeArgs, failure::CommandError, get, kinds, out, store::NodeStore};
+use crate::{
+    args::DescribeArgs, command_error::CommandError, get, kinds, stdout, store::NodeStore,
+};
 
 /// Prints each object that the arguments name.
 pub(crate) fn describe(store: &NodeStore, args: &DescribeArgs) -> Result<(), CommandError> {
     let namespace = args.scope.namespace.as_str();
     let mut texts = Vec::new();
-    for target in kinds::targets(&args.what)? {
+    for target in kinds::parse_selections(&args.what)? {
         match &target.name {
-            Some(name) => texts.push(text(&get::object(store, target.kind, namespace, name)?)),
-            None => texts.extend(store.objects(target.kind, Some(namespace))?.iter().map(text)),
+            Some(name) => {
+                texts.push(describe_text(&get::get_object(store, target.kind, namespace, name)?))
+            }
+            None => {
+                texts.extend(store.objects(target.kind, Some(namespace))?.iter().map(describe_text))
+            }
         }
     }
     if texts.is_empty() {
-        out::complain(&format!("No resources found in {namespace} namespace."));
+        stdout::print_error(&format!("No resources found in {namespace} namespace."));
     }
-    Ok(out::text(&texts.join("\n\n"))?)
+    Ok(stdout::print_text(&texts.join("\n\n"))?)
 }
 
 /// Formats an object as kubectl does a kind it does not know: titles, indented by depth.
-fn text(it: &Value) -> String {
+fn describe_text(it: &Value) -> String {
     let mut text = String::new();
     let meta = &it["metadata"];
     let empty = Value::Null;
@@ -36,11 +42,11 @@ fn text(it: &Value) -> String {
     for (title, value) in head {
         let pairs = value.as_object().into_iter().flatten();
         let pairs: Vec<String> =
-            pairs.map(|(key, value)| format!("{key}: {}", plain(value))).collect();
+            pairs.map(|(key, value)| format!("{key}: {}", plain_text(value))).collect();
         let value = match value {
             Value::Object(_) => pairs.join(&format!("\n{:14}", "")),
             Value::Null => String::new(),
-            other => plain(other),
+            other => plain_text(other),
         };
         let value = if value.is_empty() { "<none>".to_owned() } else { value };
         text += &format!("{:14}{value}\n", format!("{title}:"));
@@ -53,47 +59,47 @@ fn text(it: &Value) -> String {
                 !["name", "namespace", "labels", "annotations"].contains(&key.as_str())
             });
         }
-        branch(&mut text, part, &value, 0);
+        write_field(&mut text, part, &value, 0);
     }
     text
 }
 
-fn branch(text: &mut String, key: &str, value: &Value, depth: usize) {
-    let (indent, title) = ("  ".repeat(depth), title(key));
+fn write_field(text: &mut String, key: &str, value: &Value, depth: usize) {
+    let (indent, title) = ("  ".repeat(depth), title_words(key));
     match value {
         Value::Null => {}
         // kubectl omits empty fields too.
         Value::Object(fields) if fields.is_empty() => {}
         Value::Object(fields) => {
             *text += &format!("{indent}{title}:\n");
-            fields.iter().for_each(|(key, value)| branch(text, key, value, depth + 1));
+            fields.iter().for_each(|(key, value)| write_field(text, key, value, depth + 1));
         }
         Value::Array(items) if items.is_empty() => {}
         Value::Array(items) => {
             *text += &format!("{indent}{title}:\n");
-            items.iter().for_each(|item| item_of(text, item, depth + 1));
+            items.iter().for_each(|item| write_item(text, item, depth + 1));
         }
-        plain_value => *text += &format!("{indent}{title}:  {}\n", plain(plain_value)),
+        plain_value => *text += &format!("{indent}{title}:  {}\n", plain_text(plain_value)),
     }
 }
 
-fn item_of(text: &mut String, item: &Value, depth: usize) {
+fn write_item(text: &mut String, item: &Value, depth: usize) {
     match item.as_object() {
         Some(fields) => {
             // A line of its own separates two items of a list.
             *text += &format!("{}-\n", "  ".repeat(depth));
-            fields.iter().for_each(|(key, value)| branch(text, key, value, depth + 1));
+            fields.iter().for_each(|(key, value)| write_field(text, key, value, depth + 1));
         }
-        None => *text += &format!("{}{}\n", "  ".repeat(depth), plain(item)),
+        None => *text += &format!("{}{}\n", "  ".repeat(depth), plain_text(item)),
     }
 }
 
-fn plain(value: &Value) -> String {
+fn plain_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Splits a camel-case key into words: `lastTransitionTime` → `Last Transition Time`.
-fn title(key: &str) -> String {
+fn title_words(key: &str) -> String {
     let mut title = String::new();
     for letter in key.chars() {
         if title.is_empty() {
@@ -140,6 +146,6 @@ Spec:
 Status:
   Url:  http://hello
 ";
-        assert_eq!(text(&it), expected);
+        assert_eq!(describe_text(&it), expected);
     }
 }

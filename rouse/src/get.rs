@@ -11,36 +11,36 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{GetArgs, OutputFormat},
-    failure::CommandError,
+    args::{GetArgs, OutputFormat},
+    command_error::CommandError,
     kinds::{self, ObjectSelection},
-    out,
+    stdout,
     store::NodeStore,
     table::TextTable,
     view,
 };
 
 /// Polling interval of `--watch`.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Prints the objects that the arguments name, and with `--watch` their changes.
 pub(crate) fn get(store: &NodeStore, args: &GetArgs) -> Result<(), CommandError> {
-    let targets = kinds::targets(&args.what)?;
-    let found = find(store, args, &targets)?;
-    out::text(&print(args, &targets, &found)?)?;
+    let targets = kinds::parse_selections(&args.what)?;
+    let found = find_objects(store, args, &targets)?;
+    stdout::print_text(&format_objects(args, &targets, &found)?)?;
     // To standard error and only with tables, so that scripts read valid YAML, JSON or names.
     if found.is_empty() && args.output.is_none_or(|format| format == OutputFormat::Wide) {
         let place = match args.all_namespaces {
             true => "No resources found".to_owned(),
             false => format!("No resources found in {} namespace.", args.scope.namespace),
         };
-        out::complain(&place);
+        stdout::print_error(&place);
     }
-    if args.watch { follow(store, args, &targets, found) } else { Ok(()) }
+    if args.watch { watch_changes(store, args, &targets, found) } else { Ok(()) }
 }
 
 /// Objects that the targets name, in the order of the targets.
-pub(crate) fn find(
+pub(crate) fn find_objects(
     store: &NodeStore,
     args: &GetArgs,
     targets: &[ObjectSelection],
@@ -53,21 +53,24 @@ pub(crate) fn find(
                 let place = (!args.all_namespaces).then_some(namespace);
                 let all = store.objects(target.kind, place)?.into_iter();
                 found.extend(
-                    all.filter(|it| selected(it, &args.selector)).map(|it| (target.kind, it)),
+                    all.filter(|it| matches_selector(it, &args.selector))
+                        .map(|it| (target.kind, it)),
                 );
             }
             Some(_) if args.all_namespaces => {
                 let why = "a resource cannot be retrieved by name across all namespaces";
                 return Err(CommandError::Usage(why.to_owned()));
             }
-            Some(name) => found.push((target.kind, object(store, target.kind, namespace, name)?)),
+            Some(name) => {
+                found.push((target.kind, get_object(store, target.kind, namespace, name)?))
+            }
         }
     }
     Ok(found)
 }
 
 /// Returns one object, or `NotFound`.
-pub(crate) fn object(
+pub(crate) fn get_object(
     store: &NodeStore,
     kind: KnativeObjectKind,
     namespace: &str,
@@ -79,7 +82,7 @@ pub(crate) fn object(
 }
 
 /// Returns true if an object's labels match a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
-fn selected(it: &Value, selector: &str) -> bool {
+fn matches_selector(it: &Value, selector: &str) -> bool {
     let label = |key: &str| it["metadata"]["labels"][key.trim()].as_str();
     selector.split(',').map(str::trim).filter(|one| !one.is_empty()).all(|one| {
         // Tested before `=`, which `!=` and `==` contain too.
@@ -95,7 +98,7 @@ fn selected(it: &Value, selector: &str) -> bool {
     })
 }
 
-fn print(
+fn format_objects(
     args: &GetArgs,
     targets: &[ObjectSelection],
     found: &[(KnativeObjectKind, Value)],
@@ -121,23 +124,29 @@ fn print(
         }
         Some(OutputFormat::Name) => {
             let line = |(kind, it): &(KnativeObjectKind, Value)| {
-                format!("{}/{}\n", kinds::singular(*kind), view::text(&it["metadata"]["name"]))
+                format!(
+                    "{}/{}\n",
+                    kinds::singular(*kind),
+                    view::scalar_text(&it["metadata"]["name"])
+                )
             };
             Ok(found.iter().map(line).collect())
         }
-        Some(OutputFormat::Wide) | None => Ok(tables(args, found, !args.no_headers, clock())),
+        Some(OutputFormat::Wide) | None => {
+            Ok(format_tables(args, found, !args.no_headers, current_time()))
+        }
     }
 }
 
 /// Current time of this machine's clock, in whole seconds.
-fn clock() -> Timestamp {
+fn current_time() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since.as_secs()).unwrap_or_default();
     Timestamp::from_second(seconds).unwrap_or_default()
 }
 
 /// Formats one table per kind, with an empty line between two tables.
-fn tables(
+fn format_tables(
     args: &GetArgs,
     found: &[(KnativeObjectKind, Value)],
     heads: bool,
@@ -153,25 +162,26 @@ fn tables(
     let several = kinds.len() > 1;
     let table = |kind: &KnativeObjectKind| {
         let row = |it: &Value| {
-            let mut cells = view::cells(*kind, it, wide, now);
+            let mut cells = view::row_cells(*kind, it, wide, now);
             // As in kubectl, names carry their kind where several kinds are printed.
             if several {
                 cells[0] = format!("{}/{}", crate::kinds::singular(*kind), cells[0]);
             }
-            let place = args.all_namespaces.then(|| view::text(&it["metadata"]["namespace"]));
+            let place =
+                args.all_namespaces.then(|| view::scalar_text(&it["metadata"]["namespace"]));
             place.into_iter().chain(cells).collect()
         };
         let place = args.all_namespaces.then_some("NAMESPACE");
-        let head = place.into_iter().chain(view::columns(*kind, wide)).map(str::to_owned);
+        let head = place.into_iter().chain(view::column_names(*kind, wide)).map(str::to_owned);
         let head = if heads { head.collect() } else { Vec::new() };
         let rows = found.iter().filter(|(of, _)| of == kind).map(|(_, it)| row(it)).collect();
-        TextTable { head, rows }.text()
+        TextTable { header: head, rows }.to_text()
     };
     kinds.iter().map(table).collect::<Vec<_>>().join("\n")
 }
 
 /// Prints every object that changes, until the process is interrupted.
-fn follow(
+fn watch_changes(
     store: &NodeStore,
     args: &GetArgs,
     targets: &[ObjectSelection],
@@ -179,14 +189,14 @@ fn follow(
 ) -> Result<(), CommandError> {
     let key = |(kind, it): &(KnativeObjectKind, Value)| {
         let meta = &it["metadata"];
-        (*kind, view::text(&meta["namespace"]), view::text(&meta["name"]))
+        (*kind, view::scalar_text(&meta["namespace"]), view::scalar_text(&meta["name"]))
     };
     let mut known: BTreeMap<_, _> = found.iter().map(|it| (key(it), it.1.clone())).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
         loop {
-            tokio::time::sleep(LOOK).await;
-            let now = match find(store, args, targets) {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            let now = match find_objects(store, args, targets) {
                 // An object watched by name may be created later, or again.
                 Err(CommandError::NotFound { .. }) => Vec::new(),
                 found => found?,
@@ -196,11 +206,17 @@ fn follow(
             for one in &fresh {
                 let one = std::slice::from_ref(one);
                 let text = match args.output {
-                    Some(OutputFormat::Wide) | None => tables(args, one, false, clock()),
-                    Some(OutputFormat::Yaml) => format!("---\n{}", print(args, targets, one)?),
-                    Some(OutputFormat::Json | OutputFormat::Name) => print(args, targets, one)?,
+                    Some(OutputFormat::Wide) | None => {
+                        format_tables(args, one, false, current_time())
+                    }
+                    Some(OutputFormat::Yaml) => {
+                        format!("---\n{}", format_objects(args, targets, one)?)
+                    }
+                    Some(OutputFormat::Json | OutputFormat::Name) => {
+                        format_objects(args, targets, one)?
+                    }
                 };
-                out::text(&text)?;
+                stdout::print_text(&text)?;
             }
             // Rebuilt, not extended: a deleted object that is created again must be printed.
             known = now.iter().map(|it| (key(it), it.1.clone())).collect();
@@ -236,15 +252,15 @@ mod tests {
 
     fn run(store: &NodeStore, line: &str) -> Result<String, CommandError> {
         let args = args(line);
-        let targets = kinds::targets(&args.what)?;
-        print(&args, &targets, &find(store, &args, &targets)?)
+        let targets = kinds::parse_selections(&args.what)?;
+        format_objects(&args, &targets, &find_objects(store, &args, &targets)?)
     }
 
     #[test]
     fn objects_are_printed_as_kubectl_does() {
         let (temp, store) = NodeStoreFixture::new("get");
-        temp.put(KnativeObjectKind::Service, &service("default", "a"));
-        temp.put(KnativeObjectKind::Service, &service("demo", "b"));
+        temp.put_object(KnativeObjectKind::Service, &service("default", "a"));
+        temp.put_object(KnativeObjectKind::Service, &service("demo", "b"));
         let head =
             "NAME   URL                          LATESTCREATED   LATESTREADY   READY   REASON\n";
         let row = "a      http://a.default.localhost                                 True\n";
@@ -268,8 +284,8 @@ mod tests {
     #[test]
     fn several_kinds_are_several_tables() {
         let (temp, store) = NodeStoreFixture::new("get-all");
-        temp.put(KnativeObjectKind::Service, &service("default", "a"));
-        temp.put(KnativeObjectKind::Route, &service("default", "a"));
+        temp.put_object(KnativeObjectKind::Service, &service("default", "a"));
+        temp.put_object(KnativeObjectKind::Route, &service("default", "a"));
         let all = run(&store, "get all --no-headers").unwrap();
         assert!(all.starts_with("service.serving.knative.dev/a "), "{all}");
         assert!(all.contains("\n\nroute.serving.knative.dev/a "), "{all}");
@@ -295,7 +311,7 @@ mod tests {
             ("team!=a", false),
             ("!x,team=b", false),
         ] {
-            assert_eq!(selected(&it, selector), expected, "{selector}");
+            assert_eq!(matches_selector(&it, selector), expected, "{selector}");
         }
     }
 }

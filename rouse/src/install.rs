@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 mod cluster;
 mod configs;
-mod files;
-mod guard;
-mod left;
+mod generated_files;
+mod knative_conflict;
 mod objects;
+mod obsolete;
 mod policies;
 mod rbac;
-mod ready;
+mod readiness;
 mod services;
 mod settings;
 mod uninstall;
@@ -28,9 +28,9 @@ mod workloads;
 use self::{
     cluster::ClusterClient,
     settings::{GatewayExposure, InstallProfile, InstallSettings},
-    workloads::is_ours,
+    workloads::is_rouse_object,
 };
-use crate::out;
+use crate::stdout;
 
 /// Command-line options of `rouse install`.
 #[derive(Debug, clap::Args)]
@@ -96,11 +96,11 @@ pub(crate) struct UninstallArgs {
 
 impl InstallArgs {
     fn settings(&self) -> Result<InstallSettings> {
-        if !common::wire::is_label(&self.namespace) {
+        if !common::wire::is_dns_label(&self.namespace) {
             bail!("--namespace is {:?}: must be a DNS label", self.namespace);
         }
         for (flag, domain) in [("domain", &self.domain), ("cluster-domain", &self.cluster_domain)] {
-            if !common::wire::is_subdomain(domain) {
+            if !common::wire::is_dns_subdomain(domain) {
                 bail!("--{flag} is {domain:?}: must be a domain name");
             }
         }
@@ -120,27 +120,27 @@ impl InstallArgs {
 
 /// Parses a network of the command line, in the form ADDRESS/LENGTH.
 pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
-    common::wire::network(text).ok_or("must be ADDRESS/LENGTH")
+    common::wire::parse_network(text).ok_or("must be ADDRESS/LENGTH")
 }
 
 /// Runs `rouse install`: applies the objects of an installation, or prints or writes them.
 pub(crate) fn install(args: &InstallArgs) -> Result<()> {
     let settings = args.settings()?;
     if let Some(root) = &args.write {
-        return write(root);
+        return write_files(root);
     }
     let objects = objects::all(&settings);
     match &args.kubeconfig {
-        Some(file) if args.apply => runtime()?.block_on(async {
-            let cluster = ClusterClient::of(file).await?;
-            apply(&cluster, &settings, &objects).await?;
+        Some(file) if args.apply => build_runtime()?.block_on(async {
+            let cluster = ClusterClient::connect(file).await?;
+            apply_objects(&cluster, &settings, &objects).await?;
             if args.wait {
-                wait(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
+                wait_until_ready(&cluster, &settings, Duration::from_secs(args.timeout)).await?;
             }
             // Last: objects of the earlier version may be needed until the new ones serve.
-            remove_left(&cluster, &settings, &objects).await
+            remove_obsolete(&cluster, &settings, &objects).await
         }),
-        _ => Ok(out::text(&objects::yaml(&objects)?)?),
+        _ => Ok(stdout::print_text(&objects::to_yaml(&objects)?)?),
     }
 }
 
@@ -152,32 +152,32 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<()> {
         image: args.image.clone().unwrap_or_else(|| usual.image.clone()),
         ..usual
     };
-    runtime()?.block_on(async {
-        let cluster = ClusterClient::of(&args.kubeconfig).await?;
+    build_runtime()?.block_on(async {
+        let cluster = ClusterClient::connect(&args.kubeconfig).await?;
         let there = cluster.list("apps/v1", "Deployment", Some(&settings.namespace), "").await?;
-        guard::check(&settings.namespace, &there)?;
+        knative_conflict::check_no_knative(&settings.namespace, &there)?;
         uninstall::run(&cluster, &settings, args.crds).await
     })
 }
 
-fn write(root: &Path) -> Result<()> {
-    for (path, text) in files::all()? {
+fn write_files(root: &Path) -> Result<()> {
+    for (path, text) in generated_files::all()? {
         let file = root.join(path);
         let folder = file.parent().unwrap_or(root);
         fs::create_dir_all(folder)
             .and_then(|()| fs::write(&file, text))
             .with_context(|| format!("cannot write {}", file.display()))?;
-        out::line(path)?;
+        stdout::print_line(path)?;
     }
     Ok(())
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime> {
+fn build_runtime() -> Result<tokio::runtime::Runtime> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().build().context("cannot start a runtime")
 }
 
-async fn apply(
+async fn apply_objects(
     cluster: &ClusterClient,
     settings: &InstallSettings,
     objects: &[Value],
@@ -185,26 +185,26 @@ async fn apply(
     let namespace = &settings.namespace;
     // Checked before the first write, so that a refused installation changes nothing.
     let there = cluster.list("apps/v1", "Deployment", Some(namespace), "").await?;
-    guard::check(namespace, &there)?;
+    knative_conflict::check_no_knative(namespace, &there)?;
     let mut kinds = BTreeSet::new();
     for object in objects {
         let mut object = object.clone();
         let kind = object["kind"].as_str().unwrap_or_default().to_owned();
         if kinds.insert(kind.clone()) {
-            out::line(&format!("apply {kind}s"))?;
+            stdout::print_line(&format!("apply {kind}s"))?;
         }
         let is_workload = ["Deployment", "DaemonSet"].contains(&kind.as_str());
         // All other components mount the authorities' ConfigMap, which the controller writes once it runs.
-        if is_workload && objects::name(&object) != "Deployment/controller" {
-            authorities(cluster, settings).await?;
+        if is_workload && objects::kind_and_name(&object) != "Deployment/controller" {
+            wait_for_authorities(cluster, settings).await?;
         }
-        if objects::name(&object) == "Deployment/activator" {
+        if objects::kind_and_name(&object) == "Deployment/activator" {
             // The manifest has no replicas, which would mean one: the HorizontalPodAutoscaler sets them later.
-            object["spec"]["replicas"] = replicas(cluster, &object).await?.into();
+            object["spec"]["replicas"] = activator_replicas(cluster, &object).await?.into();
         }
         // Deleted first: server-side apply would merge the fields of both installations.
-        if MERGED.contains(&kind.as_str())
-            && cluster.get(&object).await?.is_some_and(|it| !is_ours(&it))
+        if REPLACED_KINDS.contains(&kind.as_str())
+            && cluster.get(&object).await?.is_some_and(|it| !is_rouse_object(&it))
         {
             cluster.delete(&object).await?;
         }
@@ -214,20 +214,20 @@ async fn apply(
 }
 
 /// Removes objects that an earlier version installed and this one does not have.
-async fn remove_left(
+async fn remove_obsolete(
     cluster: &ClusterClient,
     settings: &InstallSettings,
     objects: &[Value],
 ) -> Result<()> {
     let namespace = settings.namespace.as_str();
-    for (api_version, kind, everywhere) in left::kinds(objects) {
+    for (api_version, kind, everywhere) in obsolete::checked_kinds(objects) {
         let namespace = (!everywhere).then_some(namespace);
-        let there = cluster.list(api_version, kind, namespace, &part_of_rouse()).await?;
-        for object in left::left(&there, objects, cluster::MANAGER) {
+        let there = cluster.list(api_version, kind, namespace, &installation_selector()).await?;
+        for object in obsolete::obsolete_objects(&there, objects, cluster::FIELD_MANAGER) {
             cluster.delete(object).await?;
-            out::line(&format!(
+            stdout::print_line(&format!(
                 "removed {}, which this version does not have",
-                objects::name(object)
+                objects::kind_and_name(object)
             ))?;
         }
     }
@@ -235,85 +235,92 @@ async fn remove_left(
 }
 
 /// Label selector of the objects of an installation.
-fn part_of_rouse() -> String {
-    let (key, value) = settings::PART_OF;
+fn installation_selector() -> String {
+    let (key, value) = settings::PART_OF_LABEL;
     format!("{key}={value}")
 }
 
 /// Waits until the controller has published its certificate authorities, which all other components mount. A pod
 /// created earlier fails to mount them, and the kubelet retries after ever longer waits.
-async fn authorities(cluster: &ClusterClient, settings: &InstallSettings) -> Result<()> {
-    let object = objects::object("v1", "ConfigMap", "rouse-authorities", "", settings);
+async fn wait_for_authorities(cluster: &ClusterClient, settings: &InstallSettings) -> Result<()> {
+    let object = objects::namespaced_object("v1", "ConfigMap", "rouse-authorities", "", settings);
     let started = Instant::now();
-    while cluster.get(&object).await?.is_none() && started.elapsed() < AUTHORITIES {
-        cluster::pause().await;
+    while cluster.get(&object).await?.is_none() && started.elapsed() < AUTHORITIES_TIMEOUT {
+        cluster::wait_poll_interval().await;
     }
     Ok(())
 }
 
 /// Longest wait for the authorities; a controller that takes longer has an error that waiting does not fix.
-const AUTHORITIES: Duration = Duration::from_secs(20);
+const AUTHORITIES_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Kinds of which Knative left objects with the same names. Applying would merge the fields of both, and a merged
 /// selector matches no pod.
-const MERGED: [&str; 2] = ["Service", "HorizontalPodAutoscaler"];
+const REPLACED_KINDS: [&str; 2] = ["Service", "HorizontalPodAutoscaler"];
 
 /// Number of activators to apply: the present one, at least two. Later the HorizontalPodAutoscaler decides on it.
-async fn replicas(cluster: &ClusterClient, activator: &Value) -> Result<u64> {
+async fn activator_replicas(cluster: &ClusterClient, activator: &Value) -> Result<u64> {
     let there = cluster.get(activator).await?.unwrap_or_default();
     Ok(there["spec"]["replicas"].as_u64().unwrap_or(0).max(2))
 }
 
 /// Waits until every component is ready and admission is in force.
-async fn wait(cluster: &ClusterClient, settings: &InstallSettings, limit: Duration) -> Result<()> {
+async fn wait_until_ready(
+    cluster: &ClusterClient,
+    settings: &InstallSettings,
+    limit: Duration,
+) -> Result<()> {
     let started = Instant::now();
     let mut said = String::new();
     loop {
-        let missing = missing(cluster, settings).await?;
+        let missing = missing_conditions(cluster, settings).await?;
         if missing.is_empty() {
             break;
         }
         // Printed only when it changes: a wait of minutes should not fill the terminal.
         let text = missing.join("; ");
         if text != said {
-            out::line(&format!("{:>3} s  {text}", started.elapsed().as_secs()))?;
+            stdout::print_line(&format!("{:>3} s  {text}", started.elapsed().as_secs()))?;
             said = text;
         }
         if started.elapsed() > limit {
-            let why = troubles(cluster, settings).await?.join("\n  ");
+            let why = unready_reasons(cluster, settings).await?.join("\n  ");
             bail!("not ready after {} s: {said}\n  {why}", limit.as_secs());
         }
-        cluster::pause().await;
+        cluster::wait_poll_interval().await;
     }
-    out::line(&format!("ready after {} s", started.elapsed().as_secs()))?;
+    stdout::print_line(&format!("ready after {} s", started.elapsed().as_secs()))?;
     Ok(())
 }
 
-async fn missing(cluster: &ClusterClient, settings: &InstallSettings) -> Result<Vec<String>> {
+async fn missing_conditions(
+    cluster: &ClusterClient,
+    settings: &InstallSettings,
+) -> Result<Vec<String>> {
     let mut missing = Vec::new();
-    for (kind, name) in workloads::ALL {
-        let object = objects::object("apps/v1", kind, name, "", settings);
+    for (kind, name) in workloads::WORKLOADS {
+        let object = objects::namespaced_object("apps/v1", kind, name, "", settings);
         let there = cluster.get(&object).await?;
         let why = there
             .as_ref()
-            .map_or_else(|| Some(format!("{kind}/{name}: not there")), ready::waits_for);
+            .map_or_else(|| Some(format!("{kind}/{name}: not there")), readiness::unready_reason);
         missing.extend(why);
     }
     for (kind, name) in WEBHOOKS {
-        if cluster.get(&webhook(kind, name)).await?.is_none() {
+        if cluster.get(&webhook_object(kind, name)).await?.is_none() {
             missing.push(format!("admission {name}: not registered"));
         }
     }
     if missing.is_empty() {
         // The API server does not know new kinds, nor call new webhooks, at once; a dry run tests both.
-        let refused = cluster.refuses(&sample(settings)).await?;
+        let refused = cluster.dry_run_error(&sample_service(settings)).await?;
         missing.extend(refused.map(|why| format!("services are not taken yet: {why}")));
     }
     Ok(missing)
 }
 
 /// A Service for dry runs, which is never stored.
-fn sample(settings: &InstallSettings) -> Value {
+fn sample_service(settings: &InstallSettings) -> Value {
     let meta = json!({"name": "is-it-taken", "namespace": settings.namespace});
     let pod = json!({"containers": [{"image": settings.image}]});
     json!({
@@ -322,9 +329,13 @@ fn sample(settings: &InstallSettings) -> Value {
     })
 }
 
-async fn troubles(cluster: &ClusterClient, settings: &InstallSettings) -> Result<Vec<String>> {
-    let pods = cluster.list("v1", "Pod", Some(&settings.namespace), &part_of_rouse()).await?;
-    Ok(pods.iter().filter_map(ready::trouble).collect())
+async fn unready_reasons(
+    cluster: &ClusterClient,
+    settings: &InstallSettings,
+) -> Result<Vec<String>> {
+    let pods =
+        cluster.list("v1", "Pod", Some(&settings.namespace), &installation_selector()).await?;
+    Ok(pods.iter().filter_map(readiness::pod_unready_reason).collect())
 }
 
 /// Kind and name of each webhook configuration that the controller registers.
@@ -334,7 +345,7 @@ const WEBHOOKS: [(&str, &str); 3] = [
     ("ValidatingWebhookConfiguration", "config.webhook.serving.knative.dev"),
 ];
 
-fn webhook(kind: &str, name: &str) -> Value {
+fn webhook_object(kind: &str, name: &str) -> Value {
     let api = "admissionregistration.k8s.io/v1";
     json!({"apiVersion": api, "kind": kind, "metadata": {"name": name}})
 }

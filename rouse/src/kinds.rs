@@ -2,7 +2,7 @@
 
 use controller::render::KnativeObjectKind;
 
-use crate::failure::CommandError;
+use crate::command_error::CommandError;
 
 /// Selection of objects by a command: all objects of a kind, or one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ const GROUPS: [&str; 3] = [
 ];
 
 /// Finds the kind that `word` names: singular, plural or short name, with or without group.
-pub(crate) fn kind(word: &str) -> Result<KnativeObjectKind, CommandError> {
+pub(crate) fn parse_kind(word: &str) -> Result<KnativeObjectKind, CommandError> {
     let lower = word.to_ascii_lowercase();
     let bare = GROUPS.iter().find_map(|group| lower.strip_suffix(group)).unwrap_or(&lower);
     match bare {
@@ -67,12 +67,12 @@ pub(crate) fn kind(word: &str) -> Result<KnativeObjectKind, CommandError> {
         "serverlessservice" | "serverlessservices" | "sks" => {
             Ok(KnativeObjectKind::ServerlessService)
         }
-        _ => Err(CommandError::Kind(word.to_owned())),
+        _ => Err(CommandError::UnknownKind(word.to_owned())),
     }
 }
 
 /// Kinds that `all` selects; as in Knative, internal kinds do not belong to that category.
-const COMMON: [KnativeObjectKind; 5] = [
+const ALL_CATEGORY_KINDS: [KnativeObjectKind; 5] = [
     KnativeObjectKind::Service,
     KnativeObjectKind::Configuration,
     KnativeObjectKind::Revision,
@@ -81,18 +81,18 @@ const COMMON: [KnativeObjectKind; 5] = [
 ];
 
 /// Parses `TYPE[,TYPE…] [NAME…]` or `TYPE/NAME…` into selections.
-pub(crate) fn targets(words: &[String]) -> Result<Vec<ObjectSelection>, CommandError> {
+pub(crate) fn parse_selections(words: &[String]) -> Result<Vec<ObjectSelection>, CommandError> {
     let [first, names @ ..] = words else {
         return Err(CommandError::Usage("You must specify the type of resource.".to_owned()));
     };
     // One slash makes all words TYPE/NAME; as in kubectl the two forms do not mix.
     if words.iter().any(|word| word.contains('/')) {
-        return words.iter().map(|word| one(word)).collect();
+        return words.iter().map(|word| parse_selection(word)).collect();
     }
     let kinds: Vec<KnativeObjectKind> = if first == "all" {
-        COMMON.to_vec()
+        ALL_CATEGORY_KINDS.to_vec()
     } else {
-        first.split(',').map(kind).collect::<Result<_, _>>()?
+        first.split(',').map(parse_kind).collect::<Result<_, _>>()?
     };
     if names.is_empty() {
         return Ok(kinds.into_iter().map(|kind| ObjectSelection { kind, name: None }).collect());
@@ -102,10 +102,10 @@ pub(crate) fn targets(words: &[String]) -> Result<Vec<ObjectSelection>, CommandE
     Ok(kinds.into_iter().flat_map(of).collect())
 }
 
-fn one(word: &str) -> Result<ObjectSelection, CommandError> {
+fn parse_selection(word: &str) -> Result<ObjectSelection, CommandError> {
     match word.split_once('/') {
         Some((of, name)) if !name.is_empty() && !name.contains('/') => {
-            Ok(ObjectSelection { kind: kind(of)?, name: Some(name.to_owned()) })
+            Ok(ObjectSelection { kind: parse_kind(of)?, name: Some(name.to_owned()) })
         }
         _ => Err(CommandError::Usage(format!(
             "there is no need to mix TYPE NAME and TYPE/NAME: {word:?} must be TYPE/NAME"
@@ -143,10 +143,10 @@ mod tests {
         ];
         for (expected, names) in table {
             for name in names.split(' ') {
-                assert_eq!(kind(name).unwrap(), expected, "{name}");
+                assert_eq!(parse_kind(name).unwrap(), expected, "{name}");
             }
         }
-        let unknown = kind("deployments").unwrap_err().to_string();
+        let unknown = parse_kind("deployments").unwrap_err().to_string();
         assert_eq!(unknown, "error: the server doesn't have a resource type \"deployments\"");
     }
 
@@ -155,14 +155,17 @@ mod tests {
         let target =
             |kind, name: Option<&str>| ObjectSelection { kind, name: name.map(Into::into) };
         let (service, pod) = (KnativeObjectKind::Service, KnativeObjectKind::Pod);
-        assert_eq!(targets(&words("ksvc")).unwrap(), [target(service, None)]);
-        assert_eq!(targets(&words("ksvc,po")).unwrap(), [target(service, None), target(pod, None)]);
+        assert_eq!(parse_selections(&words("ksvc")).unwrap(), [target(service, None)]);
+        assert_eq!(
+            parse_selections(&words("ksvc,po")).unwrap(),
+            [target(service, None), target(pod, None)]
+        );
         let both = [target(service, Some("a")), target(service, Some("b"))];
-        assert_eq!(targets(&words("ksvc a b")).unwrap(), both);
+        assert_eq!(parse_selections(&words("ksvc a b")).unwrap(), both);
         let mixed = [target(service, Some("a")), target(pod, Some("b"))];
-        assert_eq!(targets(&words("ksvc/a pods/b")).unwrap(), mixed);
-        assert_eq!(targets(&words("all")).unwrap().len(), 5);
-        assert!(targets(&words("ksvc a/b")).is_err());
-        assert!(targets(&words("ksvc/a b")).is_err());
+        assert_eq!(parse_selections(&words("ksvc/a pods/b")).unwrap(), mixed);
+        assert_eq!(parse_selections(&words("all")).unwrap().len(), 5);
+        assert!(parse_selections(&words("ksvc a/b")).is_err());
+        assert!(parse_selections(&words("ksvc/a b")).is_err());
     }
 }

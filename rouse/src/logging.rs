@@ -9,7 +9,7 @@ pub(crate) fn init() {
     let chosen = EnvFilter::try_from_default_env();
     let is_chosen = chosen.is_ok();
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(chosen.unwrap_or_else(|_unset| filter("", LogLevel::Info)))
+        .with_env_filter(chosen.unwrap_or_else(|_unset| level_filter("", LogLevel::Info)))
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_filter_reloading();
@@ -19,21 +19,21 @@ pub(crate) fn init() {
     if is_chosen {
         return;
     }
-    log::listen(move |levels| {
+    log::set_listener(move |levels| {
         // Only one component runs in this process.
         let Some((speaker, level)) = levels.last() else { return };
-        if let Err(error) = handle.reload(filter(speaker.name(), *level)) {
+        if let Err(error) = handle.reload(level_filter(speaker.name(), *level)) {
             tracing::warn!(%error, "cannot change the log level");
         }
     });
 }
 
-fn filter(part: &str, level: LogLevel) -> EnvFilter {
-    EnvFilter::new(directives(part, level))
+fn level_filter(part: &str, level: LogLevel) -> EnvFilter {
+    EnvFilter::new(filter_directives(part, level))
 }
 
 /// Filter directives: level debug applies only to Rouse's own crates, because libraries would drown them.
-fn directives(part: &str, level: LogLevel) -> String {
+fn filter_directives(part: &str, level: LogLevel) -> String {
     match level {
         LogLevel::Debug => format!("info,common=debug,{part}=debug"),
         LogLevel::Info | LogLevel::Warn | LogLevel::Error => level.to_string(),
@@ -52,8 +52,8 @@ mod tests {
             (LogLevel::Warn, "warn"),
             (LogLevel::Error, "error"),
         ] {
-            assert_eq!(directives("agent", level), said);
-            assert!(EnvFilter::try_new(directives("agent", level)).is_ok());
+            assert_eq!(filter_directives("agent", level), said);
+            assert!(EnvFilter::try_new(filter_directives("agent", level)).is_ok());
         }
     }
 }

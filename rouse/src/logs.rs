@@ -10,10 +10,10 @@ use std::{
 use controller::render::KnativeObjectKind;
 use local::layout::NodeLayout;
 
-use crate::{cli::LogsArgs, failure::CommandError, kinds, out, store::NodeStore};
+use crate::{args::LogsArgs, command_error::CommandError, kinds, stdout, store::NodeStore};
 
 /// Polling interval of `--follow`.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Log of one container, and the number of bytes printed.
 #[derive(Debug)]
@@ -31,13 +31,13 @@ pub(crate) fn logs(
     args: &LogsArgs,
 ) -> Result<(), CommandError> {
     let mut logs = Vec::new();
-    look(layout, args, &mut logs)?;
+    find_new_logs(layout, args, &mut logs)?;
     if logs.is_empty() && !args.follow {
-        return Err(missing(layout, store, args)?);
+        return Err(no_logs_error(layout, store, args)?);
     }
     for log in &mut logs {
-        let text = log.read()?;
-        out::text(&log.prefixed(tail(&text, args.tail)))?;
+        let text = log.read_new()?;
+        stdout::print_text(&log.prefixed(last_lines(&text, args.tail)))?;
     }
     if !args.follow {
         return Ok(());
@@ -46,11 +46,11 @@ pub(crate) fn logs(
     runtime.block_on(async {
         loop {
             // Pods of the service may be created while its logs are followed.
-            tokio::time::sleep(LOOK).await;
-            look(layout, args, &mut logs)?;
+            tokio::time::sleep(POLL_INTERVAL).await;
+            find_new_logs(layout, args, &mut logs)?;
             for log in &mut logs {
-                let text = log.read()?;
-                out::text(&log.prefixed(&text))?;
+                let text = log.read_new()?;
+                stdout::print_text(&log.prefixed(&text))?;
             }
         }
     })
@@ -60,23 +60,26 @@ pub(crate) fn logs(
 type PodFilter = Box<dyn Fn(&str) -> bool>;
 
 /// Returns the predicate for `of`: a pod's name, or `KIND/NAME`.
-fn is_meant(of: &str) -> Result<PodFilter, CommandError> {
+fn pod_filter(of: &str) -> Result<PodFilter, CommandError> {
     let Some((kind, name)) = of.split_once('/') else {
         let name = of.to_owned();
         return Ok(Box::new(move |pod| pod == name));
     };
     let name = name.to_owned();
-    Ok(match kinds::kind(kind)? {
+    Ok(match kinds::parse_kind(kind)? {
         KnativeObjectKind::Pod => Box::new(move |pod| pod == name),
         // These objects have their Revision's name.
         KnativeObjectKind::Revision
         | KnativeObjectKind::PodAutoscaler
-        | KnativeObjectKind::ServerlessService => Box::new(move |pod| revision(pod) == Some(&name)),
+        | KnativeObjectKind::ServerlessService => {
+            Box::new(move |pod| revision_of_pod(pod) == Some(&name))
+        }
         // A Revision is named after its Configuration, and a Configuration after its Service: `hello-00001`.
         KnativeObjectKind::Service
         | KnativeObjectKind::Configuration
         | KnativeObjectKind::Route => Box::new(move |pod| {
-            let rest = revision(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
+            let rest =
+                revision_of_pod(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
             rest.is_some_and(|rest| {
                 rest.len() == 5 && rest.bytes().all(|byte| byte.is_ascii_digit())
             })
@@ -85,17 +88,17 @@ fn is_meant(of: &str) -> Result<PodFilter, CommandError> {
 }
 
 /// Name of the Revision with which a pod's name begins.
-fn revision(pod: &str) -> Option<&str> {
+fn revision_of_pod(pod: &str) -> Option<&str> {
     pod.rsplit_once("-deployment-").map(|(revision, _)| revision)
 }
 
 /// Adds logs that were created since the last call.
-fn look(
+fn find_new_logs(
     layout: &NodeLayout,
     args: &LogsArgs,
     logs: &mut Vec<ContainerLog>,
 ) -> Result<(), CommandError> {
-    let is_meant = is_meant(&args.of)?;
+    let is_meant = pod_filter(&args.of)?;
     let prefix = format!("{}_", args.scope.namespace);
     // Folders are named NAMESPACE_POD, and an underscore cannot be in either name.
     let mut found = Vec::new();
@@ -126,13 +129,13 @@ fn look(
 }
 
 /// Returns the reason why there is nothing to print.
-fn missing(
+fn no_logs_error(
     layout: &NodeLayout,
     store: &NodeStore,
     args: &LogsArgs,
 ) -> Result<CommandError, CommandError> {
     let (kind, name) = match args.of.split_once('/') {
-        Some((kind, name)) => (kinds::kind(kind)?, name),
+        Some((kind, name)) => (kinds::parse_kind(kind)?, name),
         None => (KnativeObjectKind::Pod, args.of.as_str()),
     };
     let known = store
@@ -149,8 +152,8 @@ fn missing(
 
 impl ContainerLog {
     /// Reads the bytes written since the last call. A file that was replaced is read from its beginning.
-    fn read(&mut self) -> Result<String, CommandError> {
-        let failed = || CommandError::file("read", self.path.clone());
+    fn read_new(&mut self) -> Result<String, CommandError> {
+        let failed = || CommandError::file_error("read", self.path.clone());
         let mut file = match File::open(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
             file => file.map_err(failed())?,
@@ -176,7 +179,7 @@ impl ContainerLog {
 }
 
 /// The last `lines` lines of a text; all of it for `None`.
-fn tail(text: &str, lines: Option<usize>) -> &str {
+fn last_lines(text: &str, lines: Option<usize>) -> &str {
     let Some(lines) = lines else { return text };
     let body = text.strip_suffix('\n').unwrap_or(text);
     if lines == 0 {
@@ -192,14 +195,14 @@ mod tests {
 
     #[test]
     fn a_service_means_the_pods_of_its_revisions() {
-        let meant = |of: &str, pod: &str| is_meant(of).unwrap()(pod);
+        let meant = |of: &str, pod: &str| pod_filter(of).unwrap()(pod);
         let pod = "hello-00001-deployment-abc12";
         for of in [pod, "pod/hello-00001-deployment-abc12", "rev/hello-00001", "ksvc/hello"] {
             assert!(meant(of, pod), "{of}");
         }
         assert!(!meant("ksvc/hello", "hello-world-00001-deployment-abc12"));
         assert!(!meant("ksvc/hell", pod));
-        assert!(is_meant("nope/hello").is_err());
+        assert!(pod_filter("nope/hello").is_err());
     }
 
     #[test]
@@ -208,9 +211,9 @@ mod tests {
         let table =
             [(None, text), (Some(0), ""), (Some(1), "c\n"), (Some(2), "b\nc\n"), (Some(9), text)];
         for (lines, expected) in table {
-            assert_eq!(tail(text, lines), expected, "{lines:?}");
+            assert_eq!(last_lines(text, lines), expected, "{lines:?}");
         }
-        assert_eq!(tail("a\nb", Some(1)), "b");
+        assert_eq!(last_lines("a\nb", Some(1)), "b");
     }
 
     #[test]
@@ -218,12 +221,12 @@ mod tests {
         let path = std::env::temp_dir().join(format!("rouse-logs-{}.log", std::process::id()));
         fs::write(&path, "one\n").unwrap();
         let mut log = ContainerLog { path: path.clone(), prefix: "[p] ".into(), printed: 0 };
-        assert_eq!(log.read().unwrap(), "one\n");
+        assert_eq!(log.read_new().unwrap(), "one\n");
         fs::write(&path, "one\ntwo\n").unwrap();
-        let more = log.read().unwrap();
+        let more = log.read_new().unwrap();
         assert_eq!(log.prefixed(&more), "[p] two\n");
         fs::write(&path, "new\n").unwrap();
-        assert_eq!(log.read().unwrap(), "new\n");
+        assert_eq!(log.read_new().unwrap(), "new\n");
         fs::remove_file(path).unwrap();
     }
 }

@@ -5,19 +5,21 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 mod apply;
+mod args;
 mod cli;
+mod command_error;
+mod component;
 mod delete;
 mod describe;
-mod failure;
+mod documents;
 mod get;
 mod install;
 mod kinds;
 mod logging;
 mod logs;
 mod manifests;
-mod out;
-mod part;
 mod run;
+mod stdout;
 mod store;
 mod table;
 mod top;
@@ -33,7 +35,7 @@ fn main() -> ExitCode {
     match dispatch() {
         Ok(code) => code,
         Err(error) => {
-            out::complain(&failure::text(&error));
+            stdout::print_error(&command_error::error_line(&error));
             ExitCode::FAILURE
         }
     }
@@ -43,7 +45,7 @@ fn main() -> ExitCode {
 fn dispatch() -> anyhow::Result<ExitCode> {
     let mut words = std::env::args_os();
     // Looked at before clap: a component has flags and variables of its own, which may clash with those of the user.
-    let part = words.nth(1).and_then(|word| part::ComponentCommand::named(word.to_str()?));
+    let part = words.nth(1).and_then(|word| component::ComponentCommand::from_word(word.to_str()?));
     match part {
         Some(part) => part.run(words).map(|()| ExitCode::SUCCESS),
         None => cli::RouseCli::parse().dispatch(),

@@ -13,8 +13,8 @@ use common::wire::NamespacedName;
 use serde_json::Value;
 
 use crate::{
-    failure::CommandError,
-    store::{documents, name_of, replace, walk},
+    command_error::CommandError,
+    documents::{collect_manifest_files, object_name, parse_documents, replace_file},
 };
 
 /// Manifests folder, with an index that lasts for one command.
@@ -33,7 +33,7 @@ pub(crate) struct ManifestFolder {
 pub(crate) struct ManifestLocation {
     path: PathBuf,
     documents: Vec<Value>,
-    at: usize,
+    index: usize,
 }
 
 impl ManifestFolder {
@@ -53,15 +53,17 @@ impl ManifestFolder {
         name: &NamespacedName,
     ) -> Result<Option<ManifestLocation>, CommandError> {
         // The usual case reads one file, however many services there are.
-        if let Some(kept) = self.in_file(self.own(name), name) {
+        if let Some(kept) = self.find_in_file(self.own_file_path(name), name) {
             return Ok(Some(kept));
         }
         let path = self.index()?.get(name).cloned();
-        Ok(path.and_then(|path| self.in_file(path, name)))
+        Ok(path.and_then(|path| self.find_in_file(path, name)))
     }
 
     /// Names of all services that have a manifest, sorted.
-    pub(crate) fn names(&mut self) -> Result<impl Iterator<Item = &NamespacedName>, CommandError> {
+    pub(crate) fn service_names(
+        &mut self,
+    ) -> Result<impl Iterator<Item = &NamespacedName>, CommandError> {
         Ok(self.index()?.keys())
     }
 
@@ -73,54 +75,55 @@ impl ManifestFolder {
         kept: Option<ManifestLocation>,
     ) -> Result<(), CommandError> {
         let (path, documents) = match kept {
-            None => (self.own(name), vec![it.clone()]),
+            None => (self.own_file_path(name), vec![it.clone()]),
             Some(mut kept) => {
-                kept.documents[kept.at] = it.clone();
+                kept.documents[kept.index] = it.clone();
                 (kept.path, kept.documents)
             }
         };
         fs::create_dir_all(&self.folder)
-            .map_err(CommandError::file("make folder", &self.folder))?;
-        replace(&path, &documents)
+            .map_err(CommandError::file_error("make folder", &self.folder))?;
+        replace_file(&path, &documents)
     }
 
     /// Removes a manifest; other documents of its file stay.
     pub(crate) fn remove(&mut self, mut kept: ManifestLocation) -> Result<(), CommandError> {
-        kept.documents.remove(kept.at);
+        kept.documents.remove(kept.index);
         // An empty file would stay as a manifest that names nothing.
         if kept.documents.is_empty() {
-            return fs::remove_file(&kept.path).map_err(CommandError::file("remove", &kept.path));
+            return fs::remove_file(&kept.path)
+                .map_err(CommandError::file_error("remove", &kept.path));
         }
-        replace(&kept.path, &kept.documents)
+        replace_file(&kept.path, &kept.documents)
     }
 
     /// Path of the file in which `apply` stores a service. An underscore cannot be in a name, so paths are unique.
-    fn own(&self, name: &NamespacedName) -> PathBuf {
+    fn own_file_path(&self, name: &NamespacedName) -> PathBuf {
         self.folder.join(format!("{}_{}.yaml", name.namespace, name.name))
     }
 
-    fn in_file(&mut self, path: PathBuf, name: &NamespacedName) -> Option<ManifestLocation> {
-        let documents = self.read(&path);
-        let at = documents.iter().position(|it| name_of(it).as_ref() == Some(name));
-        at.map(|at| ManifestLocation { path, documents, at })
+    fn find_in_file(&mut self, path: PathBuf, name: &NamespacedName) -> Option<ManifestLocation> {
+        let documents = self.read_documents(&path);
+        let at = documents.iter().position(|it| object_name(it).as_ref() == Some(name));
+        at.map(|at| ManifestLocation { path, documents, index: at })
     }
 
     /// Reads the documents of a file. An unreadable file has none; the controller reports the error itself.
-    fn read(&mut self, path: &Path) -> Vec<Value> {
+    fn read_documents(&mut self, path: &Path) -> Vec<Value> {
         let Ok(text) = fs::read_to_string(path) else { return Vec::new() };
         #[cfg(test)]
         {
             self.reads += 1;
         }
-        documents(&text).unwrap_or_default()
+        parse_documents(&text).unwrap_or_default()
     }
 
     fn index(&mut self) -> Result<&BTreeMap<NamespacedName, PathBuf>, CommandError> {
         if self.index.is_none() {
             let (mut paths, mut index) = (Vec::new(), BTreeMap::new());
-            walk(&self.folder, &mut paths)?;
+            collect_manifest_files(&self.folder, &mut paths)?;
             for path in paths {
-                for name in self.read(&path).iter().filter_map(name_of) {
+                for name in self.read_documents(&path).iter().filter_map(object_name) {
                     // The first file wins, in sorted order, so that repeated commands find the same one.
                     index.entry(name).or_insert_with(|| path.clone());
                 }
@@ -133,8 +136,8 @@ impl ManifestFolder {
 
 impl ManifestLocation {
     /// The manifest itself, without its file's other documents.
-    pub(crate) fn value(&self) -> &Value {
-        &self.documents[self.at]
+    pub(crate) fn manifest(&self) -> &Value {
+        &self.documents[self.index]
     }
 }
 
@@ -158,10 +161,10 @@ mod tests {
         let (temp, store) = NodeStoreFixture::new("found");
         let folder = temp.path().join("manifests/team");
         fs::create_dir_all(&folder).unwrap();
-        replace(&folder.join("both.yaml"), &[service("a"), service("b")]).unwrap();
+        replace_file(&folder.join("both.yaml"), &[service("a"), service("b")]).unwrap();
         let mut manifests = store.manifests();
         let kept = manifests.find(&name("b")).unwrap().unwrap();
-        assert_eq!(kept.value(), &service("b"));
+        assert_eq!(kept.manifest(), &service("b"));
         manifests.remove(kept).unwrap();
         assert!(manifests.find(&name("b")).unwrap().is_none());
         let a = manifests.find(&name("a")).unwrap().unwrap();
@@ -173,7 +176,7 @@ mod tests {
     fn a_command_reads_each_foreign_file_once_whatever_the_number_of_services() {
         let (temp, store) = NodeStoreFixture::new("reads");
         let foreign = temp.path().join("manifests/by-hand.yaml");
-        replace(&foreign, &[service("x"), service("y")]).unwrap();
+        replace_file(&foreign, &[service("x"), service("y")]).unwrap();
         let mut manifests = store.manifests();
         let services: Vec<_> = (0..20).map(|at| format!("new-{at}")).collect();
         for one in &services {
@@ -189,7 +192,7 @@ mod tests {
         let kept = manifests.find(&name("y")).unwrap();
         manifests.write(&name("y"), &json!({"new": 1}), kept).unwrap();
         assert_eq!(
-            documents(&fs::read_to_string(foreign).unwrap()).unwrap()[0],
+            parse_documents(&fs::read_to_string(foreign).unwrap()).unwrap()[0],
             service("x"),
             "the other document of its file stays"
         );

@@ -17,7 +17,7 @@ use nix::{
     sched::{CloneFlags, unshare},
 };
 
-use crate::{failure::CommandError, out};
+use crate::{command_error::CommandError, stdout};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Exit code of a shell for a command that is not found.
@@ -26,13 +26,16 @@ const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
 /// Replaces this process by the command. Returns only on failure.
-pub(crate) fn exec(layout: &NodeLayout, command: &[String]) -> Result<ExitCode, CommandError> {
+pub(crate) fn exec_in_node(
+    layout: &NodeLayout,
+    command: &[String],
+) -> Result<ExitCode, CommandError> {
     let [program, args @ ..] = command else {
         return Err(CommandError::Usage("a command is needed: rouse run -- CMD".to_owned()));
     };
-    enter(layout)?;
+    enter_node(layout)?;
     let error = Command::new(program).args(args).exec();
-    out::complain(&format!("rouse: cannot run {program}: {error}"));
+    stdout::print_error(&format!("rouse: cannot run {program}: {error}"));
     Ok(ExitCode::from(match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,
@@ -40,27 +43,27 @@ pub(crate) fn exec(layout: &NodeLayout, command: &[String]) -> Result<ExitCode, 
 }
 
 /// Moves this process into the node. The process has one thread, so all of it moves.
-fn enter(layout: &NodeLayout) -> Result<(), CommandError> {
+fn enter_node(layout: &NodeLayout) -> Result<(), CommandError> {
     let namespace = layout.client_namespace();
     if !net::is_published(&namespace) {
         let hint = ", or name another with --node";
-        return Err(CommandError::Down { node: layout.name().to_owned(), hint });
+        return Err(CommandError::NodeDown { node: layout.name().to_owned(), hint });
     }
     let mounts = CgroupMounts::find().map_err(|error| CommandError::Usage(error.to_string()))?;
     let cgroup = layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
     // PID 0 means the writing process; its children are created in the same cgroup.
-    fs::write(&cgroup, "0").map_err(CommandError::file("join the node through", &cgroup))?;
-    name_server(&layout.resolv_conf())
-        .map_err(CommandError::file("put the node's names into", RESOLV_CONF))?;
-    let entered = net::open(&namespace).and_then(|fd| net::enter(fd.as_fd()));
+    fs::write(&cgroup, "0").map_err(CommandError::file_error("join the node through", &cgroup))?;
+    mount_resolv_conf(&layout.resolv_conf())
+        .map_err(CommandError::file_error("put the node's names into", RESOLV_CONF))?;
+    let entered = net::open_namespace(&namespace).and_then(|fd| net::enter_namespace(fd.as_fd()));
     entered.map_err(|error| {
-        let source = io::Error::other(common::link::chain(&error));
+        let source = io::Error::other(common::link::error_chain(&error));
         CommandError::File { attempt: "enter", path: namespace, source }
     })
 }
 
 /// Mounts `names` over `/etc/resolv.conf`, for this process and its children only.
-fn name_server(names: &Path) -> io::Result<()> {
+fn mount_resolv_conf(names: &Path) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     // Private first: a shared mount would propagate the bind mount to the host.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
@@ -75,7 +78,7 @@ mod tests {
     #[test]
     fn a_node_that_is_down_is_named_with_what_to_do() {
         let layout = NodeLayout::new("cli-no-such-node").unwrap();
-        let refused = exec(&layout, &["true".to_owned()]).unwrap_err().to_string();
+        let refused = exec_in_node(&layout, &["true".to_owned()]).unwrap_err().to_string();
         assert_eq!(
             refused,
             "error: node \"cli-no-such-node\" is not running: start it with `rouse up`, or name another with --node"

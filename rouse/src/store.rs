@@ -1,19 +1,17 @@
 //! Shell: the folders of a node: `objects/`, written by the controller, and, by [`ManifestFolder`], `manifests/`.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    io::ErrorKind,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, path::PathBuf};
 
 use common::wire::NamespacedName;
 use controller::render::KnativeObjectKind;
-use k8s_openapi::serde::Deserialize as _;
 use local::layout::NodeLayout;
 use serde_json::Value;
 
-use crate::{failure::CommandError, manifests::ManifestFolder};
+use crate::{
+    command_error::CommandError,
+    documents::{is_manifest, object_name, read_object, sorted_entries},
+    manifests::ManifestFolder,
+};
 
 /// Folders of one node.
 #[derive(Clone, Debug)]
@@ -36,15 +34,15 @@ impl NodeStore {
         name: &NamespacedName,
     ) -> Result<Option<Value>, CommandError> {
         let folder = self.objects.join(kind.plural()).join(&name.namespace);
-        match read_one(&folder.join(format!("{}.yaml", name.name)))? {
-            None if kind == KnativeObjectKind::Service => self.applied(name),
+        match read_object(&folder.join(format!("{}.yaml", name.name)))? {
+            None if kind == KnativeObjectKind::Service => self.read_manifest(name),
             found => Ok(found),
         }
     }
 
     /// Reads the manifest of a service, as an API server shows an object before a controller has seen it.
-    fn applied(&self, name: &NamespacedName) -> Result<Option<Value>, CommandError> {
-        Ok(self.manifests().find(name)?.map(|kept| kept.value().clone()))
+    fn read_manifest(&self, name: &NamespacedName) -> Result<Option<Value>, CommandError> {
+        Ok(self.manifests().find(name)?.map(|kept| kept.manifest().clone()))
     }
 
     /// Reads the objects of a kind in a namespace, or (`None`) in all namespaces, sorted by name.
@@ -56,36 +54,36 @@ impl NodeStore {
         let folder = self.objects.join(kind.plural());
         let folders = match namespace {
             Some(namespace) => vec![folder.join(namespace)],
-            None => entries(&folder)?,
+            None => sorted_entries(&folder)?,
         };
         let mut out = Vec::new();
         for folder in folders {
-            for path in entries(&folder)?.into_iter().filter(|path| is_manifest(path)) {
-                out.extend(read_one(&path)?);
+            for path in sorted_entries(&folder)?.into_iter().filter(|path| is_manifest(path)) {
+                out.extend(read_object(&path)?);
             }
         }
         if kind == KnativeObjectKind::Service {
-            self.add_unread(namespace, &mut out)?;
+            self.add_unread_manifests(namespace, &mut out)?;
         }
         Ok(out)
     }
 
     /// Adds services whose manifests the controller has not read yet, and sorts all by name.
-    fn add_unread(
+    fn add_unread_manifests(
         &self,
         namespace: Option<&str>,
         out: &mut Vec<Value>,
     ) -> Result<(), CommandError> {
         let mut manifests = self.manifests();
         // The controller's object wins: it has the status, and the manifest may be newer for a moment only.
-        let known: BTreeSet<NamespacedName> = out.iter().filter_map(name_of).collect();
+        let known: BTreeSet<NamespacedName> = out.iter().filter_map(object_name).collect();
         let wanted = |name: &NamespacedName| namespace.is_none_or(|it| *name.namespace == *it);
         let unread: Vec<NamespacedName> =
-            manifests.names()?.filter(|it| wanted(it)).cloned().collect();
+            manifests.service_names()?.filter(|it| wanted(it)).cloned().collect();
         for name in unread.into_iter().filter(|it| !known.contains(it)) {
-            out.extend(manifests.find(&name)?.map(|kept| kept.value().clone()));
+            out.extend(manifests.find(&name)?.map(|kept| kept.manifest().clone()));
         }
-        out.sort_by_key(name_of);
+        out.sort_by_key(object_name);
         Ok(())
     }
 
@@ -95,95 +93,12 @@ impl NodeStore {
     }
 }
 
-/// Parses all documents of a YAML or JSON text, without empty ones; a List becomes its items.
-pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
-    let mut out = Vec::new();
-    for document in serde_norway::Deserializer::from_str(text) {
-        match Value::deserialize(document).map_err(|error| error.to_string())? {
-            Value::Null => {}
-            Value::Object(mut list) if list.get("kind").is_some_and(|kind| kind == "List") => {
-                let items = list.remove("items");
-                out.extend(items.and_then(|items| items.as_array().cloned()).unwrap_or_default());
-            }
-            value => out.push(value),
-        }
-    }
-    Ok(out)
-}
-
-/// Name and namespace of a document; the default namespace if it names none.
-pub(crate) fn name_of(it: &Value) -> Option<NamespacedName> {
-    let meta = it.get("metadata")?;
-    let namespace = meta.get("namespace").and_then(Value::as_str).unwrap_or("default");
-    Some(NamespacedName::new(namespace, meta.get("name")?.as_str()?))
-}
-
-/// Paths of the manifest files in a folder, and below it if `recursive`.
-pub(crate) fn manifests(folder: &Path, recursive: bool) -> Result<Vec<PathBuf>, CommandError> {
-    let mut out = Vec::new();
-    if recursive {
-        walk(folder, &mut out)?;
-    } else {
-        out = entries(folder)?;
-        out.retain(|path| is_manifest(path) && path.is_file());
-    }
-    Ok(out)
-}
-
-/// Collects the manifest files in a folder and in all folders below it.
-pub(crate) fn walk(folder: &Path, into: &mut Vec<PathBuf>) -> Result<(), CommandError> {
-    for path in entries(folder)? {
-        if path.is_dir() {
-            walk(&path, into)?;
-        } else if is_manifest(&path) {
-            into.push(path);
-        }
-    }
-    Ok(())
-}
-
-fn is_manifest(path: &Path) -> bool {
-    let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-    let end = path.extension().and_then(|end| end.to_str());
-    !hidden && matches!(end, Some("yaml" | "yml" | "json"))
-}
-
-/// Sorted entries of a folder; none if it does not exist.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, CommandError> {
-    let read = match fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(CommandError::file("read folder", folder))?,
-    };
-    let mut out: Vec<PathBuf> = read.flatten().map(|entry| entry.path()).collect();
-    out.sort();
-    Ok(out)
-}
-
-fn read_one(path: &Path) -> Result<Option<Value>, CommandError> {
-    let text = match fs::read_to_string(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        read => read.map_err(CommandError::file("read", path))?,
-    };
-    let bad = |error| CommandError::file("understand", path)(std::io::Error::other(error));
-    // The controller writes JSON, which is YAML too; the JSON parser is many times faster.
-    let json = serde_json::from_str(&text);
-    json.or_else(|_| serde_norway::from_str(&text)).map(Some).map_err(bad)
-}
-
-/// Replaces a file atomically: readers see either the old or the new documents.
-pub(crate) fn replace(path: &Path, documents: &[Value]) -> Result<(), CommandError> {
-    let bad = |error| CommandError::file("write", path)(std::io::Error::other(error));
-    let texts = documents.iter().map(serde_norway::to_string).collect::<Result<Vec<_>, _>>();
-    let text = texts.map_err(bad)?.join("---\n");
-    // The extension keeps the draft out of `is_manifest`; the rename is atomic within one folder.
-    let draft = path.with_extension("new");
-    fs::write(&draft, text).map_err(CommandError::file("write", &draft))?;
-    fs::rename(&draft, path).map_err(CommandError::file("write", path))
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::{fs, path::Path};
+
     use super::*;
+    use crate::documents::{parse_documents, replace_file};
 
     /// Folders of a node in a temporary folder, removed at the end of the test.
     pub(crate) struct NodeStoreFixture(PathBuf);
@@ -202,15 +117,16 @@ pub(crate) mod tests {
             &self.0
         }
 
-        pub(crate) fn put(&self, kind: KnativeObjectKind, it: &Value) {
-            let name = name_of(it).unwrap();
+        pub(crate) fn put_object(&self, kind: KnativeObjectKind, it: &Value) {
+            let name = object_name(it).unwrap();
             let folder = self.0.join("objects").join(kind.plural()).join(&name.namespace);
             fs::create_dir_all(&folder).unwrap();
-            replace(&folder.join(format!("{}.yaml", name.name)), std::slice::from_ref(it)).unwrap();
+            replace_file(&folder.join(format!("{}.yaml", name.name)), std::slice::from_ref(it))
+                .unwrap();
         }
 
-        pub(crate) fn files(&self) -> Vec<String> {
-            let all = entries(&self.0.join("manifests")).unwrap();
+        pub(crate) fn manifest_file_names(&self) -> Vec<String> {
+            let all = sorted_entries(&self.0.join("manifests")).unwrap();
             all.iter()
                 .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
                 .collect()
@@ -255,7 +171,7 @@ pub(crate) mod tests {
         store.manifests().write(&name, &it, None).unwrap();
         let mut known = it;
         known["status"] = serde_json::json!({"url": "http://a"});
-        temp.put(KnativeObjectKind::Service, &known);
+        temp.put_object(KnativeObjectKind::Service, &known);
         assert_eq!(store.object(KnativeObjectKind::Service, &name).unwrap(), Some(known.clone()));
         assert_eq!(store.objects(KnativeObjectKind::Service, None).unwrap(), [known]);
     }
@@ -263,8 +179,9 @@ pub(crate) mod tests {
     #[test]
     fn lists_and_empty_documents_are_taken_apart() {
         let text = "---\n# nothing\n---\nkind: List\nitems: [{kind: A}, {kind: B}]\n---\nkind: C\n";
-        let kinds: Vec<_> = documents(text).unwrap().iter().map(|it| it["kind"].clone()).collect();
+        let kinds: Vec<_> =
+            parse_documents(text).unwrap().iter().map(|it| it["kind"].clone()).collect();
         assert_eq!(kinds, ["A", "B", "C"]);
-        assert!(documents("a: [").is_err());
+        assert!(parse_documents("a: [").is_err());
     }
 }

@@ -17,19 +17,21 @@ use ratatui::{
     widgets::{Cell, Row, Table as Widget},
 };
 
-use crate::{cli::TopArgs, failure::CommandError, out, store::NodeStore, table::TextTable};
+use crate::{
+    args::TopArgs, command_error::CommandError, stdout, store::NodeStore, table::TextTable,
+};
 
-mod figures;
+mod snapshot;
 
-use figures::{ServiceStats, TopSnapshot};
+use snapshot::{ServiceStats, TopSnapshot};
 
 /// Refresh interval of the view.
-const LOOK: Duration = Duration::from_millis(500);
+const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Address of the autoscaler's metrics, inside the node's network namespace.
-const METRICS: SocketAddr =
+const AUTOSCALER_ADMIN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7102);
 /// Timeout of a request for metrics.
-const PATIENCE: Duration = Duration::from_secs(1);
+const METRICS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Shows the node until `q`; prints it once with `--once` or without a terminal.
 pub(crate) fn top(
@@ -38,32 +40,33 @@ pub(crate) fn top(
     args: &TopArgs,
 ) -> Result<(), CommandError> {
     if !local::net::is_published(&layout.node_namespace()) {
-        return Err(CommandError::Down { node: layout.name().to_owned(), hint: "" });
+        return Err(CommandError::NodeDown { node: layout.name().to_owned(), hint: "" });
     }
-    NodeManager::enter(layout).map_err(|error| CommandError::Usage(common::link::chain(&error)))?;
-    let mut before = look(store, None)?;
+    NodeManager::enter(layout)
+        .map_err(|error| CommandError::Usage(common::link::error_chain(&error)))?;
+    let mut before = take_snapshot(store, None)?;
     // Without a terminal the output is a table for a pipe, like that of `rouse get`.
     if args.once || !io::stdout().is_terminal() {
         let rows = before.services.iter().map(|it| it.cells().to_vec()).collect();
-        let head = figures::COLUMNS.map(str::to_owned).to_vec();
-        return Ok(out::text(&TextTable { head, rows }.text())?);
+        let head = snapshot::COLUMNS.map(str::to_owned).to_vec();
+        return Ok(stdout::print_text(&TextTable { header: head, rows }.to_text())?);
     }
     let mut terminal = ratatui::init();
-    let done = show(&mut terminal, layout, store, &mut before);
+    let done = run_view(&mut terminal, layout, store, &mut before);
     // Also after an error: the terminal would otherwise stay in raw mode.
     ratatui::restore();
     done
 }
 
-fn show(
+fn run_view(
     terminal: &mut DefaultTerminal,
     layout: &NodeLayout,
     store: &NodeStore,
     now: &mut TopSnapshot,
 ) -> Result<(), CommandError> {
     loop {
-        terminal.draw(|frame| draw(frame, layout.name(), now))?;
-        if event::poll(LOOK)?
+        terminal.draw(|frame| draw_view(frame, layout.name(), now))?;
+        if event::poll(REFRESH_INTERVAL)?
             && let Event::Key(key) = event::read()?
         {
             let control = key.modifiers.contains(KeyModifiers::CONTROL);
@@ -74,17 +77,20 @@ fn show(
             }
         }
         // A key press ends the poll early, but rates need a whole interval between two snapshots.
-        if now.at.elapsed() >= LOOK {
-            *now = look(store, Some(now))?;
+        if now.at.elapsed() >= REFRESH_INTERVAL {
+            *now = take_snapshot(store, Some(now))?;
         }
     }
 }
 
 /// Takes a snapshot of the node; rates are differences to `before`.
-fn look(store: &NodeStore, before: Option<&TopSnapshot>) -> Result<TopSnapshot, CommandError> {
+fn take_snapshot(
+    store: &NodeStore,
+    before: Option<&TopSnapshot>,
+) -> Result<TopSnapshot, CommandError> {
     let services = store.objects(KnativeObjectKind::Service, None)?;
     let pods = store.objects(KnativeObjectKind::Pod, None)?;
-    let metrics = fetch(METRICS);
+    let metrics = fetch_metrics(AUTOSCALER_ADMIN);
     // Without the autoscaler the objects are still shown, and the error in the last line.
     let trouble = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
     let metrics = metrics.unwrap_or_default();
@@ -92,10 +98,10 @@ fn look(store: &NodeStore, before: Option<&TopSnapshot>) -> Result<TopSnapshot, 
 }
 
 /// Reads `GET /metrics` from a component, without its response head.
-fn fetch(address: SocketAddr) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+fn fetch_metrics(address: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, METRICS_TIMEOUT)?;
     // A stalled autoscaler must not freeze the view.
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
@@ -103,7 +109,7 @@ fn fetch(address: SocketAddr) -> io::Result<String> {
     body.ok_or_else(|| io::Error::other("answered no HTTP"))
 }
 
-fn draw(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
+fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
     let [head, body, foot] =
         Areas::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
             .areas(frame.area());
@@ -126,14 +132,14 @@ fn draw(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
         Constraint::Length(11),
         Constraint::Length(10),
     ];
-    let names = Row::new(figures::COLUMNS).style(Style::new().bold().underlined());
-    let table = Widget::new(now.services.iter().map(row), widths).header(names);
+    let names = Row::new(snapshot::COLUMNS).style(Style::new().bold().underlined());
+    let table = Widget::new(now.services.iter().map(service_row), widths).header(names);
     frame.render_widget(table, body);
-    let hint = now.trouble.clone().unwrap_or_else(|| "q quits".to_owned());
+    let hint = now.error.clone().unwrap_or_else(|| "q quits".to_owned());
     frame.render_widget(Line::from(hint).dim(), foot);
 }
 
-fn row(service: &ServiceStats) -> Row<'static> {
+fn service_row(service: &ServiceStats) -> Row<'static> {
     let colour = match (service.path.as_str(), service.pods) {
         ("direct", _) => Color::Green,
         (_, 0) => Color::DarkGray,

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use common::node::LocalNodeSpec;
+use common::local_node::LocalNodeSpec;
 use ipnet::IpNet;
 use local::{
     cgroups::CgroupMounts,
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 /// Capacity of the channel of pod statuses to the controller; more than a node has pods that change at once.
-const STATUSES: usize = 1024;
+const STATUS_CHANNEL_CAPACITY: usize = 1024;
 /// Milliseconds between two evaluations of load: Knative's tick; see `autoscaler::Config`.
 const TICK_MS: u64 = 2000;
 /// Interval of readiness checks of a component.
@@ -88,7 +88,7 @@ impl NodeComponent {
     }
 
     /// Address of health and metrics of the component, inside the node's network namespace.
-    fn admin(self) -> SocketAddr {
+    fn admin_address(self) -> SocketAddr {
         let port = match self {
             Self::Controller => 7101,
             Self::Autoscaler => 7102,
@@ -101,12 +101,12 @@ impl NodeComponent {
 
 /// Runs the node until SIGINT or SIGTERM, then removes it. A single component leaves the rest of the node alone.
 pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
-    need_root()?;
+    require_root()?;
     let parts = args.part.map_or_else(|| NodeComponent::ALL.to_vec(), |part| vec![part]);
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
-    refuse_twins(layout, args.part)?;
-    let made = make(layout, args.part);
+    check_not_running(layout, args.part)?;
+    let made = create_node(layout, args.part);
     drop(lock);
     let ran = made.and_then(|()| enter_and_run(layout, args, &parts));
     if args.part.is_none() {
@@ -117,7 +117,7 @@ pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
 }
 
 /// Returns an error without root rights, before half of the work is done.
-pub(crate) fn need_root() -> Result<()> {
+pub(crate) fn require_root() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a node needs root: it makes network namespaces, cgroups and BPF programs; try sudo");
     }
@@ -125,15 +125,15 @@ pub(crate) fn need_root() -> Result<()> {
 }
 
 /// Creates the missing pieces of the node and registers this process as one of its components.
-fn make(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
+fn create_node(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
     NodeManager::create(layout)?;
-    Ok(NodeManager::claim(layout, part.map_or("node", NodeComponent::name))?)
+    Ok(NodeManager::register_component(layout, part.map_or("node", NodeComponent::name))?)
 }
 
 /// Returns an error if a requested component, or the whole node, runs already.
-fn refuse_twins(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
+fn check_not_running(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
     // Components of one node may run in several processes, but the whole node excludes all of them.
-    let others = NodeManager::parts(layout);
+    let others = NodeManager::running_components(layout);
     let clashes = |name: &str| match part {
         Some(part) => name == part.name() || name == "node",
         None => true,
@@ -148,20 +148,22 @@ fn refuse_twins(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> 
 
 fn enter_and_run(layout: &NodeLayout, args: &NodeUpArgs, parts: &[NodeComponent]) -> Result<()> {
     // Sockets and the namespace of the host are opened before this process leaves the host's network.
-    let host = net::current()?;
-    let gateway =
-        parts.contains(&NodeComponent::Activator).then(|| gateway(args.gateway)).transpose()?;
+    let host = net::current_namespace()?;
+    let gateway = parts
+        .contains(&NodeComponent::Activator)
+        .then(|| bind_gateway(args.gateway))
+        .transpose()?;
     // Before the runtime exists: only this thread changes its namespace, and later threads inherit it.
     NodeManager::enter(layout)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outside = HostHandles { host: Some(host), gateway };
+    let outside = HostHandles { host_namespace: Some(host), gateway };
     runtime.block_on(async {
         let running = RunningComponents::start(layout, args, outside, parts)?;
-        running.until_stopped(layout, args.ready_file.as_deref()).await
+        running.run_until_stopped(layout, args.ready_file.as_deref()).await
     })
 }
 
-fn gateway(address: SocketAddr) -> Result<TcpListener> {
+fn bind_gateway(address: SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address).with_context(|| {
         format!("the gateway cannot listen on {address}; choose another with --gateway")
     })?;
@@ -171,13 +173,13 @@ fn gateway(address: SocketAddr) -> Result<TcpListener> {
 
 /// Handles that a component needs and that must be opened before the node's namespace is entered.
 struct HostHandles {
-    host: Option<OwnedFd>,
+    host_namespace: Option<OwnedFd>,
     gateway: Option<TcpListener>,
 }
 
 /// Components that run in this process.
 struct RunningComponents {
-    parts: Vec<NodeComponent>,
+    components: Vec<NodeComponent>,
     tasks: JoinSet<(&'static str, Result<()>)>,
     shutdown: CancellationToken,
 }
@@ -190,23 +192,25 @@ impl RunningComponents {
         parts: &[NodeComponent],
     ) -> Result<Self> {
         let mut running = Self {
-            parts: parts.to_vec(),
+            components: parts.to_vec(),
             tasks: JoinSet::new(),
             shutdown: CancellationToken::new(),
         };
         for part in parts {
             match part {
-                NodeComponent::Controller => running.controller(layout, args, &mut outside)?,
-                NodeComponent::Autoscaler => running.autoscaler(layout),
-                NodeComponent::Activator => running.activator(layout, args, &mut outside),
-                NodeComponent::Agent => running.agent(layout)?,
+                NodeComponent::Controller => {
+                    running.start_controller(layout, args, &mut outside)?
+                }
+                NodeComponent::Autoscaler => running.start_autoscaler(layout),
+                NodeComponent::Activator => running.start_activator(layout, args, &mut outside),
+                NodeComponent::Agent => running.start_agent(layout)?,
             }
         }
         Ok(running)
     }
 
     /// Starts the controller and, since it alone decides which pods run, the node's pods and DNS names.
-    fn controller(
+    fn start_controller(
         &mut self,
         layout: &NodeLayout,
         args: &NodeUpArgs,
@@ -214,21 +218,24 @@ impl RunningComponents {
     ) -> Result<()> {
         // Only the latest orders matter, so a watch channel may skip older ones; each status counts.
         let (orders_in, orders) = watch::channel(LocalNodeSpec::default());
-        let (statuses, statuses_out) = mpsc::channel(STATUSES);
+        let (statuses, statuses_out) = mpsc::channel(STATUS_CHANNEL_CAPACITY);
         let config = controller::ControllerConfig {
             node: layout.name().to_owned(),
-            state: layout.data(),
-            listen: endpoint(&layout.controller_socket()),
-            admin: NodeComponent::Controller.admin(),
+            state: layout.data_folder(),
+            listen: unix_endpoint(&layout.controller_socket()),
+            admin: NodeComponent::Controller.admin_address(),
             ..controller::ControllerConfig::default()
         };
         let node =
-            controller::local::LocalNodeChannels { orders: orders_in, statuses: statuses_out };
+            controller::local_node::LocalNodeChannels { orders: orders_in, statuses: statuses_out };
         let shutdown = self.shutdown.clone();
-        self.spawn("controller", async { Ok(controller::run(config, node, shutdown).await?) });
+        self.spawn_component("controller", async {
+            Ok(controller::run(config, node, shutdown).await?)
+        });
 
         // The node connects its bridge to the host's network, which this process has left.
-        let host = outside.host.take().context("the host's network namespace is opened once")?;
+        let host =
+            outside.host_namespace.take().context("the host's network namespace is opened once")?;
         let config = local::LocalNodeConfig {
             layout: layout.clone(),
             images: args.images.clone(),
@@ -237,47 +244,54 @@ impl RunningComponents {
             credentials: local::images::credential_files(&std::env::vars().collect()),
         };
         let shutdown = self.shutdown.clone();
-        self.spawn("pods", async { Ok(local::run(config, orders, statuses, shutdown).await?) });
+        self.spawn_component("pods", async {
+            Ok(local::run(config, orders, statuses, shutdown).await?)
+        });
         Ok(())
     }
 
-    fn autoscaler(&mut self, layout: &NodeLayout) {
+    fn start_autoscaler(&mut self, layout: &NodeLayout) {
         let config = autoscaler::AutoscalerProcessConfig {
-            usage: endpoint(&layout.autoscaler_socket()),
-            controller: endpoint(&layout.controller_socket()),
-            admin: NodeComponent::Autoscaler.admin(),
+            usage: unix_endpoint(&layout.autoscaler_socket()),
+            controller: unix_endpoint(&layout.controller_socket()),
+            admin: NodeComponent::Autoscaler.admin_address(),
             name: layout.name().to_owned(),
             tick_ms: TICK_MS,
             identity: None,
         };
         let shutdown = self.shutdown.clone();
-        self.spawn("autoscaler", async { Ok(autoscaler::run(config, shutdown).await?) });
+        self.spawn_component("autoscaler", async { Ok(autoscaler::run(config, shutdown).await?) });
     }
 
-    fn activator(&mut self, layout: &NodeLayout, args: &NodeUpArgs, outside: &mut HostHandles) {
+    fn start_activator(
+        &mut self,
+        layout: &NodeLayout,
+        args: &NodeUpArgs,
+        outside: &mut HostHandles,
+    ) {
         let config = activator::ActivatorConfig {
             name: layout.name().to_owned(),
             node: layout.name().to_owned(),
-            controller: endpoint(&layout.controller_socket()),
-            autoscaler: endpoint(&layout.autoscaler_socket()),
+            controller: unix_endpoint(&layout.controller_socket()),
+            autoscaler: unix_endpoint(&layout.autoscaler_socket()),
             listen: vec![layout::GATEWAY_V4.into(), layout::GATEWAY_V6.into()],
-            ports_map: Some(agent::programs::ports_map(&layout.bpf())),
+            ports_map: Some(agent::kernel::programs::ports_map(&layout.bpf())),
             outside_listener: outside.gateway.take(),
             trusted_proxies: args.trusted_proxies.clone(),
             proxy_protocol: args.proxy_protocol,
-            admin: NodeComponent::Activator.admin(),
+            admin: NodeComponent::Activator.admin_address(),
             ..activator::ActivatorConfig::defaults()
         };
         let shutdown = self.shutdown.clone();
-        self.spawn("activator", async { Ok(activator::run(config, shutdown).await?) });
+        self.spawn_component("activator", async { Ok(activator::run(config, shutdown).await?) });
     }
 
-    fn agent(&mut self, layout: &NodeLayout) -> Result<()> {
+    fn start_agent(&mut self, layout: &NodeLayout) -> Result<()> {
         let cgroups = CgroupMounts::find()?;
         let config = agent::config::AgentConfig {
             node: layout.name().to_owned(),
-            controller: endpoint(&layout.controller_socket()),
-            autoscaler: endpoint(&layout.autoscaler_socket()),
+            controller: unix_endpoint(&layout.controller_socket()),
+            autoscaler: unix_endpoint(&layout.autoscaler_socket()),
             identity: None,
             pins: Some(layout.bpf()),
             clients_cgroup: Some(layout.cgroup(&cgroups.v2)),
@@ -287,32 +301,37 @@ impl RunningComponents {
             tunnel_drain_ms: 60_000,
             namespaces: Some(layout.namespaces()),
             activator_netns: Some(layout.node_namespace()),
-            admin: NodeComponent::Agent.admin(),
+            admin: NodeComponent::Agent.admin_address(),
         };
         let shutdown = self.shutdown.clone();
-        self.spawn("agent", async { Ok(agent::run(config, shutdown).await?) });
+        self.spawn_component("agent", async { Ok(agent::run(config, shutdown).await?) });
         Ok(())
     }
 
-    fn spawn(
+    fn spawn_component(
         &mut self,
         name: &'static str,
         part: impl Future<Output = Result<()>> + Send + 'static,
     ) {
-        self.tasks.spawn(async move { (name, on_own_threads(name, part).await) });
+        self.tasks.spawn(async move { (name, run_on_own_threads(name, part).await) });
     }
 
     /// Waits for a signal or for the end of a component, then stops all components.
-    async fn until_stopped(mut self, layout: &NodeLayout, ready_file: Option<&Path>) -> Result<()> {
+    async fn run_until_stopped(
+        mut self,
+        layout: &NodeLayout,
+        ready_file: Option<&Path>,
+    ) -> Result<()> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let announce = announce(layout.name().to_owned(), self.parts.clone(), ready_file);
+        let announce =
+            announce_ready(layout.name().to_owned(), self.components.clone(), ready_file);
         tokio::pin!(announce);
         // A component that ends before the node is ready must stop the wait, so both are polled together.
         let mut announced = false;
         let ended = loop {
             tokio::select! {
-                ended = self.tasks.join_next() => break ended.map(of_task),
+                ended = self.tasks.join_next() => break ended.map(task_result),
                 _ = interrupt.recv() => break None,
                 _ = terminate.recv() => break None,
                 ready = &mut announce, if !announced => { ready?; announced = true; }
@@ -323,7 +342,7 @@ impl RunningComponents {
         // The first error is kept: later ones are usually its consequence.
         let mut result = ended.unwrap_or_else(|| Ok(()));
         while let Some(ended) = self.tasks.join_next().await {
-            result = result.and_then(|()| of_task(ended));
+            result = result.and_then(|()| task_result(ended));
         }
         result
     }
@@ -331,12 +350,12 @@ impl RunningComponents {
 
 /// Runs a component on threads of its own, as in a process of its own. On shared threads a waiting request would be
 /// delayed by the work of other components.
-async fn on_own_threads(
+async fn run_on_own_threads(
     name: &'static str,
     part: impl Future<Output = Result<()>> + Send + 'static,
 ) -> Result<()> {
     let mut builder = match name {
-        "activator" => carrying_traffic(),
+        "activator" => traffic_runtime(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().thread_name(name).build()?;
@@ -353,7 +372,7 @@ async fn on_own_threads(
 
 /// Runtime with half of the processors; pods need the others. A thread that is woken when no processor is free only
 /// displaces the thread that woke it, which still has the request in hand.
-fn carrying_traffic() -> tokio::runtime::Builder {
+fn traffic_runtime() -> tokio::runtime::Builder {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     match processors / 2 {
         0 | 1 => tokio::runtime::Builder::new_current_thread(),
@@ -366,23 +385,23 @@ fn carrying_traffic() -> tokio::runtime::Builder {
 }
 
 /// Adds the component's name to the error with which it ended.
-fn of_task(ended: Result<(&'static str, Result<()>), tokio::task::JoinError>) -> Result<()> {
+fn task_result(ended: Result<(&'static str, Result<()>), tokio::task::JoinError>) -> Result<()> {
     let (name, result) = ended.context("a part of the node panicked")?;
     result.with_context(|| format!("the {name} of the node failed"))
 }
 
-fn endpoint(socket: &Path) -> String {
+fn unix_endpoint(socket: &Path) -> String {
     format!("unix:{}", socket.display())
 }
 
 /// Prints once that all components are ready, and writes the ready file.
-async fn announce(
+async fn announce_ready(
     node: String,
     parts: Vec<NodeComponent>,
     ready_file: Option<&Path>,
 ) -> Result<()> {
     for part in parts {
-        while !is_ready(part.admin()).await {
+        while !is_component_ready(part.admin_address()).await {
             tokio::time::sleep(READY_POLL).await;
         }
     }
@@ -395,7 +414,7 @@ async fn announce(
 }
 
 /// Requests `/readyz` over TCP like any client; any error means not ready.
-async fn is_ready(admin: SocketAddr) -> bool {
+async fn is_component_ready(admin: SocketAddr) -> bool {
     let ask = async {
         let mut stream = TcpStream::connect(admin).await?;
         stream

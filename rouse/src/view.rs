@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 /// Column names of a kind, with kubectl's additional ones if `wide`.
-pub(crate) fn columns(kind: KnativeObjectKind, wide: bool) -> Vec<&'static str> {
+pub(crate) fn column_names(kind: KnativeObjectKind, wide: bool) -> Vec<&'static str> {
     match kind {
         KnativeObjectKind::Service => {
             vec!["NAME", "URL", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
@@ -37,46 +37,54 @@ pub(crate) fn columns(kind: KnativeObjectKind, wide: bool) -> Vec<&'static str> 
     }
 }
 
-/// Cells of one object's row, in the order of [`columns`].
-pub(crate) fn cells(
+/// Cells of one object's row, in the order of [`column_names`].
+pub(crate) fn row_cells(
     kind: KnativeObjectKind,
     it: &Value,
     wide: bool,
     now: Timestamp,
 ) -> Vec<String> {
     let status = &it["status"];
-    let latest =
-        || [text(&status["latestCreatedRevisionName"]), text(&status["latestReadyRevisionName"])];
-    let ready = || [condition(it, "Ready", "status"), condition(it, "Ready", "reason")];
-    let name = [text(&it["metadata"]["name"])];
+    let latest = || {
+        [
+            scalar_text(&status["latestCreatedRevisionName"]),
+            scalar_text(&status["latestReadyRevisionName"]),
+        ]
+    };
+    let ready = || [condition_field(it, "Ready", "status"), condition_field(it, "Ready", "reason")];
+    let name = [scalar_text(&it["metadata"]["name"])];
     let rest = match kind {
         KnativeObjectKind::Service => {
-            [vec![text(&status["url"])], latest().into(), ready().into()].concat()
+            [vec![scalar_text(&status["url"])], latest().into(), ready().into()].concat()
         }
         KnativeObjectKind::Configuration => [latest(), ready()].concat(),
-        KnativeObjectKind::Route => [vec![text(&status["url"])], ready().into()].concat(),
+        KnativeObjectKind::Route => [vec![scalar_text(&status["url"])], ready().into()].concat(),
         KnativeObjectKind::Revision => {
-            let label =
-                |key: &str| text(&it["metadata"]["labels"][format!("serving.knative.dev/{key}")]);
-            let replicas = [text(&status["actualReplicas"]), text(&status["desiredReplicas"])];
+            let label = |key: &str| {
+                scalar_text(&it["metadata"]["labels"][format!("serving.knative.dev/{key}")])
+            };
+            let replicas =
+                [scalar_text(&status["actualReplicas"]), scalar_text(&status["desiredReplicas"])];
             let whose = vec![label("configuration"), label("configurationGeneration")];
             [whose, ready().into(), replicas.into()].concat()
         }
-        KnativeObjectKind::Pod => pod(it, wide, now),
+        KnativeObjectKind::Pod => pod_cells(it, wide, now),
         KnativeObjectKind::PodAutoscaler => {
-            let scale = [text(&status["desiredScale"]), text(&status["actualScale"])];
+            let scale = [scalar_text(&status["desiredScale"]), scalar_text(&status["actualScale"])];
             [scale, ready()].concat()
         }
         KnativeObjectKind::ServerlessService => {
-            let mode = [text(&it["spec"]["mode"]), text(&it["spec"]["numActivators"])];
-            let services = [text(&status["serviceName"]), text(&status["privateServiceName"])];
+            let mode =
+                [scalar_text(&it["spec"]["mode"]), scalar_text(&it["spec"]["numActivators"])];
+            let services =
+                [scalar_text(&status["serviceName"]), scalar_text(&status["privateServiceName"])];
             [mode, services, ready()].concat()
         }
     };
     name.into_iter().chain(rest).collect()
 }
 
-fn pod(it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
+fn pod_cells(it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
     let containers =
         it["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
     let ready = containers.iter().filter(|one| one["ready"] == true).count();
@@ -84,12 +92,12 @@ fn pod(it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
     let restarts: i64 = containers.iter().filter_map(|one| one["restartCount"].as_i64()).sum();
     let mut cells = vec![
         format!("{ready}/{all}"),
-        phase(it, containers),
+        pod_status(it, containers),
         restarts.to_string(),
-        age(&it["metadata"]["creationTimestamp"], now),
+        format_age(&it["metadata"]["creationTimestamp"], now),
     ];
     if wide {
-        let known = |value: &Value| Some(text(value)).filter(|text| !text.is_empty());
+        let known = |value: &Value| Some(scalar_text(value)).filter(|text| !text.is_empty());
         let or_none = |value: &Value| known(value).unwrap_or_else(|| "<none>".to_owned());
         cells.push(or_none(&it["status"]["podIP"]));
         cells.push(or_none(&it["spec"]["nodeName"]));
@@ -98,7 +106,7 @@ fn pod(it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
 }
 
 /// STATUS of a pod as kubectl shows it.
-fn phase(it: &Value, containers: &[Value]) -> String {
+fn pod_status(it: &Value, containers: &[Value]) -> String {
     // Deletion is no phase, but kubectl shows it before any other state.
     if it["metadata"]["deletionTimestamp"].is_string() {
         return "Terminating".to_owned();
@@ -109,17 +117,17 @@ fn phase(it: &Value, containers: &[Value]) -> String {
         let reason = |of: &str| state[of]["reason"].as_str().map(str::to_owned);
         reason("waiting").or_else(|| reason("terminated"))
     };
-    containers.iter().find_map(reason).unwrap_or_else(|| text(&it["status"]["phase"]))
+    containers.iter().find_map(reason).unwrap_or_else(|| scalar_text(&it["status"]["phase"]))
 }
 
 /// Field of a condition; empty if the object lacks the condition.
-pub(crate) fn condition(it: &Value, of: &str, field: &str) -> String {
+pub(crate) fn condition_field(it: &Value, of: &str, field: &str) -> String {
     let all = it["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    all.iter().find(|one| one["type"] == of).map(|one| text(&one[field])).unwrap_or_default()
+    all.iter().find(|one| one["type"] == of).map(|one| scalar_text(&one[field])).unwrap_or_default()
 }
 
 /// Text of a scalar: strings unquoted, numbers in digits; empty for any other value.
-pub(crate) fn text(value: &Value) -> String {
+pub(crate) fn scalar_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
@@ -129,7 +137,7 @@ pub(crate) fn text(value: &Value) -> String {
 }
 
 /// Age of a time stamp, in kubectl's notation.
-pub(crate) fn age(stamp: &Value, now: Timestamp) -> String {
+pub(crate) fn format_age(stamp: &Value, now: Timestamp) -> String {
     let then = stamp.as_str().and_then(|text| text.parse::<Timestamp>().ok());
     let Some(then) = then else { return "<unknown>".to_owned() };
     let seconds = now.as_second().saturating_sub(then.as_second()).max(0);
@@ -174,9 +182,9 @@ mod tests {
             ("2026-10-01T12:00:00Z", "51d"),
             ("2026-11-21T12:00:09Z", "0s"),
         ] {
-            assert_eq!(age(&json!(then), now), expected, "{then}");
+            assert_eq!(format_age(&json!(then), now), expected, "{then}");
         }
-        assert_eq!(age(&Value::Null, now), "<unknown>");
+        assert_eq!(format_age(&Value::Null, now), "<unknown>");
     }
 
     #[test]
@@ -193,7 +201,7 @@ mod tests {
                 ],
             },
         });
-        let cells = cells(KnativeObjectKind::Service, &it, false, Timestamp::UNIX_EPOCH);
+        let cells = row_cells(KnativeObjectKind::Service, &it, false, Timestamp::UNIX_EPOCH);
         let expected = [
             "hello",
             "http://hello.default.localhost",
@@ -216,7 +224,7 @@ mod tests {
             ]},
         });
         let now = at("2026-11-21T12:00:00Z");
-        let row = |it: &Value| cells(KnativeObjectKind::Pod, it, true, now);
+        let row = |it: &Value| row_cells(KnativeObjectKind::Pod, it, true, now);
         assert_eq!(row(&it), ["p", "1/2", "CrashLoopBackOff", "3", "10s", "10.244.1.2", "rouse"]);
         it["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
         assert_eq!(row(&it)[2], "Terminating");
@@ -226,8 +234,8 @@ mod tests {
     fn every_kind_has_a_cell_for_each_column() {
         for kind in KnativeObjectKind::ALL {
             for wide in [false, true] {
-                let cells = cells(kind, &json!({}), wide, Timestamp::UNIX_EPOCH);
-                assert_eq!(cells.len(), columns(kind, wide).len(), "{kind:?}");
+                let cells = row_cells(kind, &json!({}), wide, Timestamp::UNIX_EPOCH);
+                assert_eq!(cells.len(), column_names(kind, wide).len(), "{kind:?}");
             }
         }
     }

@@ -1,16 +1,16 @@
 //! Pure: HTTP/2: generated frames, and their reading by other implementations.
 
-mod application;
+pub mod client_server;
 pub mod frames;
-pub mod made;
-pub mod pair;
 pub mod reference;
+pub mod scripted;
 pub mod server;
+mod simulated_server;
 
 use self::reference::{Http2Reference, ReferenceEvent};
 use crate::{
-    CROWD, ConformanceTotals,
-    tap::{EbpfModel, ModelEvent},
+    ebpf_model::{EbpfModel, ModelEvent},
+    totals::{CROWD, ConformanceTotals},
 };
 
 /// Numbers of requests that have begun, were cut and were answered.
@@ -20,15 +20,15 @@ type EventCounts = [usize; 3];
 #[derive(Clone, Debug, Default)]
 pub struct EventComparison {
     /// Numbers of events and of reference records that are included in the totals.
-    seen: [usize; 2],
-    counted: EventCounts,
-    wanted: EventCounts,
+    read: [usize; 2],
+    model_counts: EventCounts,
+    reference_counts: EventCounts,
     /// True once bytes have arrived behind missing ones.
     pub has_had_gap: bool,
     is_crowded: bool,
     /// True once a request had no place in the table of streams. Then its events may belong to an earlier request, or a
     /// GOAWAY may not have ended it, and nothing is compared any more.
-    is_unsure: bool,
+    is_ambiguous: bool,
 }
 
 impl EventComparison {
@@ -38,66 +38,68 @@ impl EventComparison {
     /// differ: a request cut by its client for one was answered before for the other, or began just before the server's
     /// GOAWAY.
     pub fn compare(&mut self, tap: &EbpfModel, reference: &Http2Reference) -> Result<(), String> {
-        for event in &tap.events()[self.seen[0]..] {
+        for event in &tap.events()[self.read[0]..] {
             match event {
-                ModelEvent::Started => self.counted[0] += 1,
-                ModelEvent::Cut => self.counted[1] += 1,
-                ModelEvent::Answered(..) => self.counted[2] += 1,
+                ModelEvent::Started => self.model_counts[0] += 1,
+                ModelEvent::Aborted => self.model_counts[1] += 1,
+                ModelEvent::Answered(..) => self.model_counts[2] += 1,
                 ModelEvent::Http2 => {}
                 _ => return Err(format!("{event:?} on a connection of HTTP/2")),
             }
         }
-        for what in &reference.log[self.seen[1]..] {
+        for what in &reference.events[self.read[1]..] {
             match what {
-                ReferenceEvent::Started(_) => self.wanted[0] += 1,
-                ReferenceEvent::Cut(_) => self.wanted[1] += 1,
-                ReferenceEvent::Answered(_) => self.wanted[2] += 1,
+                ReferenceEvent::Started(_) => self.reference_counts[0] += 1,
+                ReferenceEvent::Aborted(_) => self.reference_counts[1] += 1,
+                ReferenceEvent::Answered(_) => self.reference_counts[2] += 1,
             }
         }
-        self.seen = [tap.events().len(), reference.log.len()];
+        self.read = [tap.events().len(), reference.events.len()];
         self.is_crowded |= tap.in_flight() > CROWD;
-        let ([started, cut, answered], [begun, gone, heard]) = (self.counted, self.wanted);
+        let ([started, cut, answered], [begun, gone, heard]) =
+            (self.model_counts, self.reference_counts);
         let is_same = match self.has_had_gap {
-            false => self.counted == self.wanted,
-            true if reference.last.is_some() => true,
+            false => self.model_counts == self.reference_counts,
+            true if reference.last_processed.is_some() => true,
             true => started == begun && cut + answered == gone + heard,
         };
         let in_flight = tap.in_flight() as usize;
-        let may_differ = tap.has_spilled() && (reference.late > 0 || reference.last.is_some());
-        let is_same_now = in_flight == reference.open.len();
-        self.is_unsure |= may_differ && !(is_same && is_same_now);
-        if self.is_unsure {
+        let may_differ = tap.has_untracked()
+            && (reference.redundant_ends > 0 || reference.last_processed.is_some());
+        let is_same_now = in_flight == reference.in_flight.len();
+        self.is_ambiguous |= may_differ && !(is_same && is_same_now);
+        if self.is_ambiguous {
             return Ok(());
         }
         if !is_same {
             return Err(format!(
                 "started, cut, answered: {:?}, not {:?}",
-                self.counted, self.wanted
+                self.model_counts, self.reference_counts
             ));
         }
         match is_same_now {
             true => Ok(()),
-            false => Err(format!("{in_flight} in flight, not {}", reference.open.len())),
+            false => Err(format!("{in_flight} in flight, not {}", reference.in_flight.len())),
         }
     }
 
     /// Returns true if requests have ended in the same ways in the model and in the reference.
     pub fn is_exact(&self) -> bool {
-        self.counted == self.wanted
+        self.model_counts == self.reference_counts
     }
 
     /// Totals of this connection, with the number of requests that were given to the server.
-    pub fn outcome(&self, requests: u64, is_refused: bool) -> ConformanceTotals {
+    pub fn totals(&self, requests: u64, is_refused: bool) -> ConformanceTotals {
         ConformanceTotals {
             requests,
             refused: u64::from(is_refused),
-            differing: u64::from(self.is_unsure),
+            not_compared: u64::from(self.is_ambiguous),
             crowded: u64::from(self.is_crowded),
         }
     }
 
     /// Number of requests that were answered according to the reference.
     pub fn answered(&self) -> u64 {
-        self.wanted[2] as u64
+        self.reference_counts[2] as u64
     }
 }

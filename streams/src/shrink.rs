@@ -3,7 +3,7 @@
 /// Removes pieces of `bytes` as long as `fails` stays true, and returns the shortest stream found.
 ///
 /// Calls `fails` a few thousand times at most.
-pub fn shrunk(bytes: &[u8], mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
+pub fn shrink_failing(bytes: &[u8], mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     let mut best = bytes.to_vec();
     let mut left = 6_000;
     let mut piece = best.len().next_power_of_two();
@@ -34,6 +34,6 @@ mod tests {
     #[test]
     fn what_does_not_matter_is_left_out() {
         let fails = |bytes: &[u8]| bytes.contains(&b'x') && bytes.ends_with(b"yz");
-        assert_eq!(shrunk(b"aaaxaaaaaaaaaaybbbbbbyz", fails), b"xyz");
+        assert_eq!(shrink_failing(b"aaaxaaaaaaaaaaybbbbbbyz", fails), b"xyz");
     }
 }

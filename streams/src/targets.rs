@@ -1,6 +1,6 @@
 //! Pure: fuzz targets, shared by the fuzzer and the test of its corpus.
 
-use crate::{ConformanceTotals, dice::SeededRng, h1, h2, tap::EbpfModel};
+use crate::{ebpf_model::EbpfModel, h1, h2, rng::SeededRng, totals::ConformanceTotals};
 
 /// Target: its name, which is also its folder in `fuzz/corpus`, and the function that plays bytes with a generator's
 /// cuts.
@@ -16,7 +16,7 @@ pub const ALL: [FuzzTarget; 4] = [
 ];
 
 /// Targets of other crates, whose own tests play their corpus.
-pub const ELSEWHERE: [&str; 2] = ["answers", "proxy_protocol"];
+pub const TARGETS_OF_OTHER_CRATES: [&str; 2] = ["answers", "proxy_protocol"];
 
 /// Plays `bytes` to a target with one series of cuts.
 ///
@@ -26,7 +26,7 @@ pub const ELSEWHERE: [&str; 2] = ["answers", "proxy_protocol"];
 pub fn check(name: &str, bytes: &[u8]) {
     let target = ALL.iter().find(|(it, _)| *it == name);
     let (_, play) = target.expect("a file of fuzz/targets names it");
-    if let Err(what) = play(bytes, &mut SeededRng::of(bytes)) {
+    if let Err(what) = play(bytes, &mut SeededRng::from_hash_of(bytes)) {
         panic!("{what}\n  bytes: {}", bytes.escape_ascii());
     }
 }
@@ -35,20 +35,20 @@ pub fn check(name: &str, bytes: &[u8]) {
 ///
 /// A segment begins with two bytes: its kind and its length. Its bytes follow.
 pub fn h1(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> {
-    segments(EbpfModel::new(), [0; 2], bytes);
+    play_segments(EbpfModel::new(), [0; 2], bytes);
     Ok(ConformanceTotals::default())
 }
 
 /// Plays arbitrary bytes as segments behind the preface of HTTP/2, with the same checks as [`h1()`].
 pub fn h2(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let mut tap = EbpfModel::new();
-    tap.request(0, h2::frames::PREFACE);
-    segments(tap, [h2::frames::PREFACE.len(), 0], bytes);
+    tap.request_segment(0, h2::frames::PREFACE);
+    play_segments(tap, [h2::frames::PREFACE.len(), 0], bytes);
     Ok(ConformanceTotals::default())
 }
 
 /// Plays segments that continue at the present ends of requests and responses, or near them.
-fn segments(mut tap: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
+fn play_segments(mut tap: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
     while let [what, len, rest @ ..] = bytes {
         let len = usize::from(*len).min(rest.len());
         let (data, rest) = rest.split_at(len);
@@ -64,15 +64,19 @@ fn segments(mut tap: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
             6 => *end + far * 5_000,
             _ => {
                 if is_response == 1 {
-                    tap.lose_responses()
+                    tap.desync_responses()
                 } else {
-                    tap.lose_requests()
+                    tap.desync_requests()
                 }
                 *end
             }
         };
         *end = offset + len;
-        if is_response == 1 { tap.response(offset, data) } else { tap.request(offset, data) }
+        if is_response == 1 {
+            tap.response_segment(offset, data)
+        } else {
+            tap.request_segment(offset, data)
+        }
     }
     tap.close(true);
 }
@@ -83,7 +87,7 @@ pub fn h1_differential(bytes: &[u8], dice: &mut SeededRng) -> Result<Conformance
         [] => Ok(ConformanceTotals::default()),
         [b'<', conversation @ ..] => h1::client::play(conversation, dice),
         [_, stream @ ..] => {
-            h1::simulated::play(stream, dice)?;
+            h1::simulated_server::play(stream, dice)?;
             h1::server::play(stream, dice)
         }
     }
@@ -94,8 +98,8 @@ pub fn h1_differential(bytes: &[u8], dice: &mut SeededRng) -> Result<Conformance
 pub fn h2_differential(bytes: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
     match bytes {
         [] => Ok(ConformanceTotals::default()),
-        [b'<', conversation @ ..] => h2::made::play(conversation, dice),
-        [b':', script @ ..] => h2::pair::play(script, dice),
+        [b'<', conversation @ ..] => h2::scripted::play(conversation, dice),
+        [b':', script @ ..] => h2::client_server::play(script, dice),
         [_, stream @ ..] => h2::server::play(stream, dice),
     }
 }

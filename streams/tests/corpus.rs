@@ -2,10 +2,10 @@
 
 use std::{fs, path::Path};
 
-use streams::{many, targets};
+use streams::{bulk_runs, targets};
 
 /// Corpus of a target: file names and bytes.
-fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+fn corpus_of(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
     let entries = fs::read_dir(&folder).expect("each target has a folder");
     let files = entries.map(|entry| entry.expect("a folder can be read").path());
@@ -17,10 +17,10 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 fn nothing_in_the_corpus_fails_however_it_is_cut() {
     let mut wrong = String::new();
     for (target, play) in targets::ALL {
-        let inputs = corpus(target);
+        let inputs = corpus_of(target);
         assert!(!inputs.is_empty(), "{target} has no corpus");
         for (name, bytes) in inputs {
-            if let Err(what) = many::replay(&bytes, play) {
+            if let Err(what) = bulk_runs::replay(&bytes, play) {
                 wrong.push_str(&format!("{target}/{name}: {what}\n  {}\n", bytes.escape_ascii()));
             }
         }
@@ -40,7 +40,7 @@ fn each_folder_of_the_corpus_has_a_target_and_each_target_a_program() {
         names
     };
     let ours = targets::ALL.map(|(name, _)| name);
-    let mut targets = [&ours[..], &targets::ELSEWHERE].concat();
+    let mut targets = [&ours[..], &targets::TARGETS_OF_OTHER_CRATES].concat();
     targets.sort_unstable();
     assert_eq!(names("corpus", ""), targets);
     assert_eq!(names("targets", ".rs"), targets);

@@ -1,32 +1,47 @@
 //! Pure: hundreds of thousands of HTTP/2 conversations, with segments in any order.
 
-use streams::{h2, many::many};
+use streams::{bulk_runs::run_streams, h2};
 
 /// Number of connections of each kind in each run.
 const CONNECTIONS: u64 = 100_000;
 
 #[test]
 fn frames_written_by_hand_are_counted_as_the_reference_does() {
-    let outcome = many("frames by hand", CONNECTIONS, h2::made::conversation, h2::made::play);
+    let outcome = run_streams(
+        "frames by hand",
+        CONNECTIONS,
+        h2::scripted::generate_conversation,
+        h2::scripted::play,
+    );
     assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
 }
 
 #[test]
 fn what_the_server_answers_is_counted_although_the_clients_bytes_are_lost() {
-    let play = h2::made::play_with_losses;
-    let outcome =
-        many("frames by hand, some lost", CONNECTIONS, h2::made::whole_conversation, play);
+    let play = h2::scripted::play_with_losses;
+    let outcome = run_streams(
+        "frames by hand, some lost",
+        CONNECTIONS,
+        h2::scripted::generate_whole_conversation,
+        play,
+    );
     assert!(outcome.requests > 0, "{outcome:?}");
 }
 
 #[test]
 fn requests_written_by_hand_are_counted_as_the_crate_h2_serves_them() {
-    let outcome = many("frames to h2", CONNECTIONS, h2::made::requests, h2::server::play);
+    let outcome =
+        run_streams("frames to h2", CONNECTIONS, h2::scripted::generate_requests, h2::server::play);
     assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
 }
 
 #[test]
 fn requests_between_client_and_server_of_the_crate_h2_are_counted() {
-    let outcome = many("h2 with h2", CONNECTIONS, h2::pair::script, h2::pair::play);
+    let outcome = run_streams(
+        "h2 with h2",
+        CONNECTIONS,
+        h2::client_server::generate_script,
+        h2::client_server::play,
+    );
     assert!(outcome.requests > outcome.refused && outcome.crowded > 0, "{outcome:?}");
 }

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use common::{
     link::ComponentLink,
-    node::LocalNodeSpec,
+    local_node::LocalNodeSpec,
     outbox::Outbox,
     wire::{ComponentReplica, ComponentRole, NamespacedName, RequestTotals, UsageKey, UsageSample},
 };
@@ -56,7 +56,7 @@ async fn measure(
     write_manifests(&folder.join("manifests"))?;
     let (orders, mut ordered) = watch::channel(LocalNodeSpec::default());
     let (_statuses, statuses) = mpsc::channel(1);
-    let node = controller::local::LocalNodeChannels { orders, statuses };
+    let node = controller::local_node::LocalNodeChannels { orders, statuses };
     let routes = endpoint(folder, "controller.sock");
     let usage = endpoint(folder, "autoscaler.sock");
     parts.spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
@@ -116,8 +116,14 @@ fn key(revision: &NamespacedName) -> UsageKey {
 fn waiting(revision: &NamespacedName, clock: Instant) -> UsageSample {
     let at_ns = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let mut totals = RequestTotals::default();
-    totals.start(at_ns);
-    UsageSample { key: key(revision), at_ns, totals, status: Vec::new(), latency: Vec::new() }
+    totals.record_start(at_ns);
+    UsageSample {
+        key: key(revision),
+        read_at_ns: at_ns,
+        totals,
+        status: Vec::new(),
+        latency: Vec::new(),
+    }
 }
 
 fn write_manifests(folder: &Path) -> Result<()> {

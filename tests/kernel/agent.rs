@@ -21,10 +21,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{maps::KernelMaps, pods::namespace::NetworkNamespace};
+use agent::{kernel::maps::KernelMaps, pods::namespace::NetworkNamespace};
 use clap::Parser as _;
 use common::{
-    link::{receive, route_stream, serve},
+    link::{receive_items, route_stream, serve},
     outbox::Outbox,
     wire::{
         self, AppProtocol, NamespacedName, PodEntry, PodObservation, PodReportItem, ProbeHandler,
@@ -250,7 +250,7 @@ impl AgentFixture {
             policy: None,
             reachable: true,
             initial_scale_reached: true,
-            sources: None,
+            allowed_sources: None,
         };
         let address =
             (phase != RoutingPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
@@ -262,11 +262,11 @@ impl AgentFixture {
             zone: String::new(),
             phase,
             address,
-            also: None,
-            confirmed,
+            other_family_address: None,
+            kubelet_ready: confirmed,
             port: NonZeroU16::new(8080).expect("not zero"),
             probe: ReadinessProbe {
-                how,
+                handler: how,
                 port: None,
                 period,
                 timeout: Duration::ZERO,
@@ -389,7 +389,7 @@ impl AgentFixture {
             }
             let left = end.saturating_duration_since(Instant::now());
             match self.reports.recv_timeout(left) {
-                Ok(PodReportItem::Seen(seen)) => drop(self.pods.insert(seen.uid.clone(), seen)),
+                Ok(PodReportItem::Observed(seen)) => drop(self.pods.insert(seen.uid.clone(), seen)),
                 Ok(_) => {}
                 Err(_) => panic!("{what}: never, but {:?}", self.pods),
             }
@@ -405,7 +405,7 @@ impl AgentFixture {
             }
             let left = end.saturating_duration_since(Instant::now());
             match self.usages.recv_timeout(left) {
-                Ok(UsageItem::Seen(seen)) => {
+                Ok(UsageItem::Sample(seen)) => {
                     self.totals.insert(seen.key.pod.clone().unwrap_or_default(), seen);
                 }
                 Ok(_) => {}
@@ -567,8 +567,10 @@ impl pods_server::Pods for FakeControlPlane {
         items: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         let reports = self.reports.clone();
-        receive(items.into_inner(), &CancellationToken::new(), |item| drop(reports.send(item)))
-            .await?;
+        receive_items(items.into_inner(), &CancellationToken::new(), |item| {
+            drop(reports.send(item))
+        })
+        .await?;
         Ok(Response::new(raw::Empty {}))
     }
 }
@@ -580,8 +582,10 @@ impl usage_server::Usage for FakeControlPlane {
         items: Request<Streaming<raw::UsageItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         let usages = self.usages.clone();
-        receive(items.into_inner(), &CancellationToken::new(), |item| drop(usages.send(item)))
-            .await?;
+        receive_items(items.into_inner(), &CancellationToken::new(), |item| {
+            drop(usages.send(item))
+        })
+        .await?;
         Ok(Response::new(raw::Empty {}))
     }
 }
@@ -661,8 +665,8 @@ fn an_http_probe_decides_after_the_listener() {
     world.start_pod();
     world.tell("bad");
     world.tell("listen");
-    let failing = world.wait("failing", |seen| !seen.trouble.is_empty() && seen.listening);
-    assert_eq!(failing.trouble, "readiness probe failed: GET /ready answered 503");
+    let failing = world.wait("failing", |seen| !seen.not_ready_reason.is_empty() && seen.listening);
+    assert_eq!(failing.not_ready_reason, "readiness probe failed: GET /ready answered 503");
     assert!(!failing.ready);
     world.tell("good");
     world.wait("ready", |seen| seen.ready);
@@ -696,7 +700,7 @@ fn probes_that_go_on_are_no_requests() {
         assert_eq!((usage.totals.started, usage.totals.finished), (3, 3));
         let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
         let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(world.slot());
-        assert_eq!((state.connections, state.fresh), (0, 0), "{state:?}");
+        assert_eq!((state.connections, state.awaiting_first_request), (0, 0), "{state:?}");
     }
 }
 
@@ -726,9 +730,9 @@ impl AgentFixture {
                 revision: NamespacedName::new("default", "hello-00001"),
                 percent: 100,
             }],
-            path: wire::ConnectionPath::Direct,
+            connection_path: wire::ConnectionPath::Direct,
             hosts: Vec::new(),
-            ingress: None,
+            gateway_rules: None,
         };
         self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
     }

@@ -18,10 +18,14 @@ use std::{
 };
 
 use agent::{
-    maps::KernelMaps,
-    netns_cookies::NetnsCookies,
-    plan::{KernelPodIds, RoutePlanner},
-    programs::{self, AgentPaths, EbpfPrograms},
+    kernel::{
+        map_op::KernelPodIds,
+        maps::KernelMaps,
+        netns_cookies::NetnsCookies,
+        programs::{self, EbpfPrograms},
+    },
+    paths::AgentPaths,
+    routes::plan::RoutePlanner,
 };
 use common::wire::{
     ActivatorEntry, ConnectionPath as Way, NamespacedName, PodEntry, ReadinessProbe, RouteTable,
@@ -189,7 +193,7 @@ impl KernelFixture {
             told: RouteTable::default(),
             locals: BTreeMap::new(),
             planner,
-            now_ns: abi::REST_NS,
+            now_ns: abi::QUARANTINE_NS,
             made: 1,
             cleared: 1,
         }
@@ -266,9 +270,9 @@ impl KernelFixture {
             port: 80.try_into().expect("not 0"),
             activator_port: (20_000 + u16::from(number)).try_into().expect("not 0"),
             targets: vec![RouteTarget { revision: name_of(number), percent: 100 }],
-            path: way,
+            connection_path: way,
             hosts: vec![],
-            ingress: None,
+            gateway_rules: None,
         };
         self.table.services.insert(service.name.clone(), service);
     }
@@ -286,7 +290,7 @@ impl KernelFixture {
         address: String,
     ) {
         let address = std::net::SocketAddr::new(address.parse().expect("an address"), SERVING);
-        let listen = ReadinessProbe::listens();
+        let listen = ReadinessProbe::listener_probe();
         let pod = PodEntry {
             uid: uid(pod),
             name: uid(pod),
@@ -295,8 +299,8 @@ impl KernelFixture {
             zone: String::new(),
             phase,
             address: Some(address),
-            also: None,
-            confirmed: false,
+            other_family_address: None,
+            kubelet_ready: false,
             port: SERVING.try_into().expect("not 0"),
             probe: listen,
         };
@@ -320,8 +324,8 @@ impl KernelFixture {
 
     /// Puts the table in force, one quarantine later than the last one.
     pub(crate) fn plan(&mut self) -> usize {
-        self.now_ns += abi::REST_NS;
-        let changes = self.told.changes(&self.table);
+        self.now_ns += abi::QUARANTINE_NS;
+        let changes = self.told.changes_to(&self.table);
         changes.into_iter().for_each(|change| self.planner.apply_change(change));
         self.told = self.table.clone();
         self.told.pods.keys().for_each(|uid| self.planner.mark_pod_changed(uid));

@@ -1,6 +1,6 @@
 //! Shell: records of clients' connects in the eBPF programs, and their lifetime.
 
-use agent::plan::BackendTarget;
+use agent::kernel::map_op::BackendTarget;
 use aya::maps::{Array, Map, MapData};
 use common::wire::ConnectionPath as Way;
 use datapath::abi::{self, maps};
@@ -206,7 +206,8 @@ fn the_next_agent_keeps_what_is_remembered() {
     let mut scene = ClientConnectFixture::new();
     scene.client.must("connect 10.96.0.1:80");
     drop(scene.bed.programs.take());
-    let again = agent::programs::EbpfPrograms::load(scene.bed.places().clone()).expect("as before");
+    let again =
+        agent::kernel::programs::EbpfPrograms::load(scene.bed.places().clone()).expect("as before");
     scene.bed.programs = Some(again);
     assert_eq!(scene.open(), [1, 0]);
     scene.client.must("drop");

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::maps::KernelEventRing;
+use agent::kernel::maps::KernelEventRing;
 use datapath::abi;
 use nix::{
     sched::{CloneFlags, setns},
@@ -90,7 +90,9 @@ impl CountFixture {
         let settled = |case: &Self| {
             let state = case.bed.maps.pod_state(case.slot());
             let open = open(&case.pod.netns);
-            state.in_flight == 0 && state.connections == open && state.fresh <= open
+            state.in_flight == 0
+                && state.connections == open
+                && state.awaiting_first_request <= open
         };
         while !settled(self) && Instant::now() < until {
             thread::sleep(Duration::from_millis(10));
@@ -183,7 +185,7 @@ fn each_way_to_end_a_message_is_counted_exactly() {
     case.settles_at(10);
     let row = case.bed.maps.responses(case.slot());
     assert_eq!(row.status, [0, 9, 1, 0, 0], "{row:?}");
-    assert_eq!((row.cut, row.unseen), (0, 0));
+    assert_eq!((row.aborted, row.unknown_status), (0, 0));
 }
 
 #[test]
@@ -255,7 +257,7 @@ fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
 /// Number of events that report growth of this pod beyond the armed level.
 fn told(ring: &mut KernelEventRing, slot: u32) -> usize {
     let events = std::iter::from_fn(|| ring.next());
-    events.filter(|event| (event.kind, event.subject) == (abi::EVENT_BUSY, slot)).count()
+    events.filter(|event| (event.kind, event.port_or_slot) == (abi::EVENT_GROWTH, slot)).count()
 }
 
 #[test]
@@ -287,7 +289,7 @@ fn growth_beyond_the_level_asked_for_is_told_once() {
     grow(5);
     assert_eq!(told(&mut ring, slot), 0, "as many as are known of");
     grow(1);
-    assert_eq!((told(&mut ring, slot), maps.pod_state(slot).armed), (1, 0));
+    assert_eq!((told(&mut ring, slot), maps.pod_state(slot).event_threshold), (1, 0));
     maps.arm_growth_event(slot, 0);
     grow(1);
     assert_eq!(told(&mut ring, slot), 1, "any is news of a pod that is taken to be idle");
@@ -376,7 +378,15 @@ fn requests_on_a_deferred_listener_are_counted() {
     let log = nginx.stop();
     let (totals, state) = (bed.maps.totals(slot), bed.maps.pod_state(slot));
     assert_eq!((totals.started, totals.finished), (log, log), "{state:?}");
-    assert_eq!((state.in_flight, state.connections, state.fresh, state.desync), (0, 0, 0, 0));
+    assert_eq!(
+        (
+            state.in_flight,
+            state.connections,
+            state.awaiting_first_request,
+            state.desynced_connections
+        ),
+        (0, 0, 0, 0)
+    );
 }
 
 /// nginx in a pod, with its log in a directory of its own.
@@ -473,7 +483,11 @@ impl CountFixture {
         let totals = self.bed.maps.totals(self.slot());
         assert_eq!((totals.started, totals.finished), (counted, counted));
         let state = state(self);
-        assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
+        assert_eq!(
+            (state.in_flight, state.connections, state.awaiting_first_request),
+            (0, 0, 0),
+            "{state:?}"
+        );
     }
 }
 
@@ -553,7 +567,11 @@ fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
     assert_eq!(nginx.stop(), 60);
     let (totals, state) = (bed.maps.totals(slot), bed.maps.pod_state(slot));
     assert_eq!((totals.started, totals.finished), (40, 40), "{state:?}");
-    assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
+    assert_eq!(
+        (state.in_flight, state.connections, state.awaiting_first_request),
+        (0, 0, 0),
+        "{state:?}"
+    );
 }
 
 #[test]
@@ -563,8 +581,8 @@ fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
     std::fs::create_dir(&kubelet).unwrap();
     drop(case.bed.programs.take());
     let places =
-        agent::programs::AgentPaths { kubelet: Some(kubelet.clone()), ..case.bed.places().clone() };
-    let programs = agent::programs::EbpfPrograms::load(places).unwrap();
+        agent::paths::AgentPaths { kubelet: Some(kubelet.clone()), ..case.bed.places().clone() };
+    let programs = agent::kernel::programs::EbpfPrograms::load(places).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     case.bed.programs = Some(programs);
     let url = format!("http://{}:{SERVING}/length/5", case.pod.four());
@@ -595,11 +613,11 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let load = case.hammer(4, 4_000);
 
     let version = case.bed.places().version + 1;
-    let places = agent::programs::AgentPaths { version, ..case.bed.places().clone() };
-    let mut programs = agent::programs::EbpfPrograms::load(places.clone()).unwrap();
+    let places = agent::paths::AgentPaths { version, ..case.bed.places().clone() };
+    let mut programs = agent::kernel::programs::EbpfPrograms::load(places.clone()).unwrap();
     assert_eq!(programs.previous_pins(), Some(old_pins.as_path()));
     drop(case.bed.programs.take());
-    let new = agent::maps::KernelMaps::open(&places.pins())
+    let new = agent::kernel::maps::KernelMaps::open(&places.pins())
         .unwrap()
         .with_previous(programs.previous_pins());
     case.bed.maps = new;
@@ -635,7 +653,11 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     };
     assert_eq!(totals(&case), (served, served));
     let state = case.bed.maps.pod_state(slot);
-    assert_eq!((state.in_flight, state.connections, state.fresh), (0, 0, 0), "{state:?}");
+    assert_eq!(
+        (state.in_flight, state.connections, state.awaiting_first_request),
+        (0, 0, 0),
+        "{state:?}"
+    );
 
     assert!(case.bed.maps.fold_previous(true), "everything there has closed");
     assert_eq!(totals(&case), (served, served), "taken over");

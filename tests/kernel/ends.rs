@@ -16,8 +16,8 @@ use std::{
 
 use crate::bed::{KernelFixture, NetnsFixture, inside};
 use agent::{
-    idle_connections::locked_close::{CloseCounts, LockedCloser},
-    sockdiag::{DiagConnection, SockDiag},
+    kernel::locked_close::{CloseCounts, LockedCloser},
+    net::sockdiag::{DiagConnection, SockDiag},
 };
 use aya::util::KernelVersion;
 use datapath::abi;
@@ -35,7 +35,8 @@ const PAUSE_US: u64 = 10_000;
 fn scene() -> Option<(KernelFixture, NetnsFixture, LockedCloser)> {
     let mut bed = KernelFixture::new();
     let place = bed.client();
-    let ender = bed.programs.as_mut().and_then(agent::programs::EbpfPrograms::take_locked_closer);
+    let ender =
+        bed.programs.as_mut().and_then(agent::kernel::programs::EbpfPrograms::take_locked_closer);
     let Some(ender) = ender else {
         let kernel = KernelVersion::current().expect("it has a version");
         assert!(kernel < KernelVersion::new(6, 5, 0), "{kernel:?} can end them");

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 
-use agent::{features::VerifierFeatures, maps::KernelEventRing};
+use agent::kernel::{features::VerifierFeatures, maps::KernelEventRing};
 use aya::maps::{HashMap, Map, MapData};
 use common::wire::ConnectionPath as Way;
 use datapath::abi::{self, SocketBit};
@@ -10,12 +10,12 @@ use datapath::abi::{self, SocketBit};
 use crate::bed::{KernelFixture, NetnsFixture, SERVING};
 
 fn open(bed: &KernelFixture, pod: &NetnsFixture) -> u32 {
-    bed.maps.listener(pod.cookie, SERVING).expect("readable").open
+    bed.maps.listener(pod.cookie, SERVING).expect("readable").reachable
 }
 
 fn events(events: &mut KernelEventRing) -> Vec<(u32, u32, u64)> {
     std::iter::from_fn(|| events.next())
-        .map(|event| (event.kind, event.subject, event.cookie))
+        .map(|event| (event.kind, event.port_or_slot, event.netns_cookie))
         .collect()
 }
 
@@ -29,10 +29,10 @@ fn a_listen_and_its_close_are_told_at_once() {
     let port = u32::from(SERVING);
     assert_eq!(events(&mut ring), [(abi::EVENT_LISTEN, port, pod.cookie)]);
     let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
-    assert_eq!((found.open, found.widened, found.loopback), (1, 0, 0));
-    assert_ne!(found.since_ns, 0);
+    assert_eq!((found.reachable, found.widened, found.loopback), (1, 0, 0));
+    assert_ne!(found.listening_since_ns, 0);
     server.must("close");
-    assert_eq!(events(&mut ring), [(abi::EVENT_CLOSED, port, pod.cookie)]);
+    assert_eq!(events(&mut ring), [(abi::EVENT_LISTENER_CLOSED, port, pod.cookie)]);
     assert_eq!(open(&bed, &pod), 0);
 }
 
@@ -71,11 +71,11 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     noise.must("ports 20000 17000");
     let of_noisy = |bed: &KernelFixture| {
         let keys = bed.maps.listeners().expect("readable").into_keys();
-        keys.filter(|key| key.cookie == noisy.cookie).count()
+        keys.filter(|key| key.netns_cookie == noisy.cookie).count()
     };
-    assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize);
-    let beyond = 17_000 - u64::from(abi::LISTEN_EACH);
-    assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_BEYOND), beyond);
+    assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize);
+    let beyond = 17_000 - u64::from(abi::LISTEN_PER_NAMESPACE);
+    assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_OVER_QUOTA), beyond);
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     assert_eq!(open(&bed, &quiet), 1);
     noise.must(&format!("listen 0.0.0.0:{SERVING} noisy"));
@@ -87,10 +87,10 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     }
     bed.maps.count_listeners().expect("writable");
     noise.must("ports 40000 100");
-    assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize);
+    assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize);
     bed.maps.unregister(noisy.cookie).expect("writable");
     noise.must("ports 40000 100");
-    assert_eq!(of_noisy(&bed), abi::LISTEN_EACH as usize, "none was counted any more");
+    assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize, "none was counted any more");
 }
 
 /// More namespaces than a node can have, unless a pod creates them itself.
@@ -109,12 +109,12 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
     server.must(&format!("ports 20000 {PORTS}"));
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
     assert_eq!((open(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
-    let uncounted = [abi::CONTROL_LISTEN_BEYOND, abi::CONTROL_LISTEN_FULL];
+    let uncounted = [abi::CONTROL_LISTEN_OVER_QUOTA, abi::CONTROL_LISTEN_FULL];
     assert_eq!(uncounted.map(|word| bed.maps.control_word(word)), [0, 0]);
     // Namespaces that no longer exist free their entries.
     bed.maps.count_listeners().expect("writable");
     server.must(&format!("ports 40000 {PORTS}"));
-    assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_BEYOND), u64::from(PORTS));
+    assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_OVER_QUOTA), u64::from(PORTS));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
 fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
     let mut bed = KernelFixture::new();
     let (one, other) = (bed.pod(), bed.client());
-    let cookies = agent::netns_cookies::NetnsCookies::new(bed.places());
+    let cookies = agent::kernel::netns_cookies::NetnsCookies::new(bed.places());
     for place in [&one, &other] {
         let netns = std::fs::File::open(format!("/run/netns/{}", place.netns)).unwrap();
         assert_eq!(cookies.find_by_listener(netns.as_fd()).unwrap(), place.cookie);
@@ -172,9 +172,9 @@ fn a_listen_while_the_agent_is_down_stands_in_the_map() {
     let mut server = pod.actor();
     drop(bed.programs.take());
     server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-    let programs = agent::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
-    let maps = agent::maps::KernelMaps::open(&programs.pins()).unwrap();
-    assert_eq!(maps.listener(pod.cookie, SERVING).unwrap().open, 1);
+    let programs = agent::kernel::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
+    let maps = agent::kernel::maps::KernelMaps::open(&programs.pins()).unwrap();
+    assert_eq!(maps.listener(pod.cookie, SERVING).unwrap().reachable, 1);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_loopback_bind_of_the_serving_port_is_widened() {
         format!("0.0.0.0:{SERVING}")
     );
     let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
-    assert_eq!((found.open, found.widened, found.loopback), (1, 1, 0));
+    assert_eq!((found.reachable, found.widened, found.loopback), (1, 1, 0));
     assert_eq!(client.actor().must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
     server.must("close");
     assert_eq!(server.must(&format!("listen [::1]:{SERVING} six")), format!("[::]:{SERVING}"));
@@ -237,7 +237,7 @@ fn both_loopbacks_one_after_the_other_do_not_collide() {
     );
     assert_eq!(server.must(&format!("listen [::1]:{SERVING} six")), format!("[::1]:{SERVING}"));
     let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
-    assert_eq!((found.open, found.loopback), (1, 1));
+    assert_eq!((found.reachable, found.loopback), (1, 1));
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::{
     thread::JoinHandle,
 };
 
-use activator::range::{PortRangeError, PortRangeListener};
-use agent::programs::ports_map;
+use activator::port_range::{PortRangeError, PortRangeListener};
+use agent::kernel::programs::ports_map;
 use common::wire::ConnectionPath as Way;
 use datapath::abi;
 use nix::sched::{CloneFlags, setns};
@@ -170,7 +170,7 @@ fn the_next_agent_takes_the_program_over_without_a_gap() {
     let mut client = client.actor();
     client.send(&format!("hammer {}:20007 500", activator.four()));
     for _ in 0..5 {
-        let again = agent::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
+        let again = agent::kernel::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
         bed.programs = Some(again);
         serve_ports(&mut bed, &activator);
     }

@@ -4,16 +4,19 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use agent::{
-    features::VerifierFeatures,
-    maps::KernelMaps,
-    plan::{BackendTarget, MapOp},
-    programs::{self, AgentPaths, EbpfPrograms},
+    kernel::{
+        features::VerifierFeatures,
+        map_op::{BackendTarget, MapOp},
+        maps::KernelMaps,
+        programs::{self, EbpfPrograms},
+    },
+    paths::AgentPaths,
 };
 use aya::util::KernelVersion;
 use common::wire::{ConnectionPath as Way, RoutingPhase};
 use datapath::{
     abi::{self, SocketBit},
-    flow::{RoutingMode, SvcState},
+    load_balancing::{RoutingMode, SvcState},
 };
 
 use crate::{
@@ -295,8 +298,8 @@ impl ContendedServicesFixture {
                     let next = [generation.wrapping_add(1), generation.wrapping_add(2)];
                     generation = next[1];
                     let lists = [
-                        state(Self::SLOTS, 2, next[0], RoutingMode::Serve),
-                        state(Self::OWN_SLOT, 1, next[1], RoutingMode::Serve),
+                        state(Self::SLOTS, 2, next[0], RoutingMode::PickPod),
+                        state(Self::OWN_SLOT, 1, next[1], RoutingMode::PickPod),
                     ];
                     for ops in [&ours[..], &lists[..], &theirs[..]] {
                         maps.apply(ops).expect("writable");
@@ -345,7 +348,7 @@ fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
     );
     client.send("hammer 10.96.0.1:80 500");
     for _ in 0..5 {
-        let again = agent::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
+        let again = agent::kernel::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
         assert_eq!(again.keep_attached().unwrap(), 0);
         bed.programs = Some(again);
     }
@@ -394,14 +397,14 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     let mut client = client.actor();
     client.send("hammer 10.96.0.1:80 2000");
     let version = bed.places().version + 1;
-    let places = agent::programs::AgentPaths { version, ..bed.places().clone() };
-    let mut programs = agent::programs::EbpfPrograms::load(places.clone()).unwrap();
+    let places = agent::paths::AgentPaths { version, ..bed.places().clone() };
+    let mut programs = agent::kernel::programs::EbpfPrograms::load(places.clone()).unwrap();
     drop(bed.programs.take());
     assert_eq!(client.answer(), Ok("one=2000".into()), "nothing is known in the new tables yet");
     let kept = client.must("connect 10.96.0.1:80");
     assert_eq!(kept, "one 10.96.0.1:80");
 
-    bed.begin_anew(agent::maps::KernelMaps::open(&places.pins()).unwrap());
+    bed.begin_anew(agent::kernel::maps::KernelMaps::open(&places.pins()).unwrap());
     bed.table.pods.clear();
     bed.ready(&two, 1);
     bed.plan();
@@ -562,7 +565,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     let mut server = pod.actor();
     bed.register(&pod, abi::POD_WIDEN_BIND);
     server.must(&format!("listen 127.0.0.1:{SERVING} one"));
-    assert_eq!(bed.maps.listener(pod.cookie, SERVING).unwrap().open, 1, "its bind was seen");
+    assert_eq!(bed.maps.listener(pod.cookie, SERVING).unwrap().reachable, 1, "its bind was seen");
     bed.service(1, Way::Direct);
     bed.ready(&pod, 1);
     bed.plan();

@@ -134,7 +134,7 @@ impl RobustnessFixture {
         self.wait("closed", |it| it.state().connections == 0);
         let state = self.state();
         assert_eq!((self.totals(), self.log()), ((served, served), served), "{state:?}");
-        assert_eq!((state.in_flight, state.fresh), (0, 0), "{state:?}");
+        assert_eq!((state.in_flight, state.awaiting_first_request), (0, 0), "{state:?}");
     }
 
     /// Settles as [`Self::settles`] does, and asserts that no boundary was lost and no response had no request.
@@ -142,7 +142,11 @@ impl RobustnessFixture {
     fn settles_in_step(&self) {
         self.settles();
         let state = self.state();
-        assert_eq!((state.desync, state.stray, state.opaque), (0, 0, 0), "{state:?}");
+        assert_eq!(
+            (state.desynced_connections, state.stray_responses, state.opaque_connections),
+            (0, 0, 0),
+            "{state:?}"
+        );
     }
 
     /// Settles as [`Self::settles`] does. If TCP itself had to reorder packets (after a move to another CPU a sender
@@ -152,8 +156,8 @@ impl RobustnessFixture {
         self.settles();
         let (state, netstat) = (self.state(), figures(&self.pod.netns, "netstat"));
         let disordered = figure(&netstat, "TcpExt:", "TCPOFOQueue");
-        assert_eq!((state.stray, state.opaque), (0, 0), "{state:?}");
-        assert!(state.desync == 0 || disordered > 0, "{state:?}");
+        assert_eq!((state.stray_responses, state.opaque_connections), (0, 0), "{state:?}");
+        assert!(state.desynced_connections == 0 || disordered > 0, "{state:?}");
     }
 
     /// Connects from the client's network namespace.

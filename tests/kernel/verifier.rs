@@ -3,7 +3,10 @@
 
 use std::{env, fs};
 
-use agent::programs::{AgentPaths, embedded_object, open_unloaded};
+use agent::{
+    kernel::programs::{embedded_object, open_unloaded},
+    paths::AgentPaths,
+};
 use aya::{
     Btf, Ebpf, VerifierLogLevel,
     programs::{Program, ProgramError},

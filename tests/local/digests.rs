@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::wire::NamespacedName;
-use controller::digests::{
+use controller::image_digests::{
     DigestRequest, DigestResolver, DigestStatus, PullAccount, PullSecret, RegistryClient,
 };
 use serde_json::json;
@@ -122,10 +122,10 @@ async fn resolve(images: &[&str], secrets: Vec<PullSecret>) -> DigestStatus {
         timeout: Duration::from_secs(60),
         ..DigestRequest::default()
     };
-    let mut answer = resolver.want(&revision, wanted.clone());
+    let mut answer = resolver.request_digests(&revision, wanted.clone());
     while answer == DigestStatus::Pending {
         assert_eq!(heard.recv().await, Some(revision.clone()));
-        answer = resolver.want(&revision, wanted.clone());
+        answer = resolver.request_digests(&revision, wanted.clone());
     }
     shutdown.cancel();
     running.await.expect("the resolver ends");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use common::node::{LocalContainerState, LocalPodPhase};
+use common::local_node::{LocalContainerState, LocalPodPhase};
 use serde_json::json;
 use tests::node::{LayerEntry, TestNode, base_layer, layer, pod, scratch, write_layout};
 

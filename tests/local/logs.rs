@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use common::node::LocalPodPhase;
+use common::local_node::LocalPodPhase;
 use serde_json::json;
 use tests::node::{TestNode, address, pod};
 use tests::rouse::wait;
@@ -59,7 +59,7 @@ fn a_full_disk_for_logs_stops_no_pod() {
         node.wait_pod("another running pod", "b", |pod| pod.phase == LocalPodPhase::Running);
     assert_eq!(greet(&node, &second), "hello\n");
     node.order([]);
-    node.wait("both gone", |all| all.values().all(|pod| pod.phase == LocalPodPhase::Gone));
+    node.wait("both gone", |all| all.values().all(|pod| pod.phase == LocalPodPhase::Removed));
 }
 
 struct UnmountGuard<'a>(&'a std::path::Path);
@@ -71,7 +71,7 @@ impl Drop for UnmountGuard<'_> {
     }
 }
 
-fn greet(node: &TestNode, status: &common::node::LocalPodStatus) -> String {
+fn greet(node: &TestNode, status: &common::local_node::LocalPodStatus) -> String {
     let to = SocketAddr::new(address(status), 80);
     node.as_client(|| {
         wait("an answer", || {

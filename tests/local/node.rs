@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use common::node::{LocalContainerState, LocalPodPhase, LocalPodSpec, LocalPodStatus};
+use common::local_node::{LocalContainerState, LocalPodPhase, LocalPodSpec, LocalPodStatus};
 use local::cgroups::CgroupMounts;
 use local::runtime::OciRuntimeKind;
 use local::{NodeLayout, NodeManager};
@@ -43,7 +43,7 @@ fn runs_a_pod(kind: OciRuntimeKind, test: &str) {
     let cgroup = format!("rouse-{}/pods/poda/web", node.layout.name());
     assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
     node.order([]);
-    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
     wait_reaped(node.layout.name());
     assert!(!node.layout.pod("a").exists());
     assert!(!node.layout.pod_namespace("a").exists());
@@ -170,7 +170,7 @@ fn executes_probes(kind: OciRuntimeKind, test: &str) {
     assert_eq!(status.containers[0].restarts, 0);
     assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
     node.order([]);
-    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
     wait_reaped(node.layout.name());
 }
 
@@ -208,7 +208,7 @@ fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why()
         node.wait_pod(words, uid, is_said);
     }
     node.order([]);
-    node.wait("all gone", |all| all.values().all(|pod| pod.phase == LocalPodPhase::Gone));
+    node.wait("all gone", |all| all.values().all(|pod| pod.phase == LocalPodPhase::Removed));
     wait_reaped(node.layout.name());
 }
 
@@ -274,7 +274,7 @@ fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
     node.wait_log("pod-b", "ready");
     node.order([]);
     node.wait("both gone", |all| {
-        all.len() == 2 && all.values().all(|pod| pod.phase == LocalPodPhase::Gone)
+        all.len() == 2 && all.values().all(|pod| pod.phase == LocalPodPhase::Removed)
     });
     assert!(node.log("pod-a").contains("asked to end"));
 }
@@ -323,7 +323,7 @@ fn names_are_answered_to_clients_and_a_cluster_ip_nobody_serves_is_refused() {
     let node = TestNode::new("dns");
     let name = common::wire::NamespacedName::new("default", "hello");
     let addresses = vec!["10.96.0.77".parse().expect("an address")];
-    node.orders.send_modify(|orders| drop(orders.names.insert(name, addresses)));
+    node.orders.send_modify(|orders| drop(orders.dns_names.insert(name, addresses)));
     let answer = node.as_client(|| {
         let socket = std::net::UdpSocket::bind("10.244.0.2:0").expect("the client's address");
         socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
@@ -368,10 +368,10 @@ fn pods_outlive_the_node_s_process_and_are_adopted() {
     assert_eq!(next.statuses["a"].addresses, before.addresses);
     assert_eq!(greet(&next, address(&before), 80), "hello\n");
     next.order([keep]);
-    next.wait_pod("the orphan gone", "b", |pod| pod.phase == LocalPodPhase::Gone);
+    next.wait_pod("the orphan gone", "b", |pod| pod.phase == LocalPodPhase::Removed);
     assert_eq!(greet(&next, address(&before), 80), "hello\n");
     next.order([]);
-    next.wait_pod("all gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
+    next.wait_pod("all gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn serve_until_killed() {
     let Ok(name) = std::env::var("ROUSE_TEST_NODE") else { return };
     let layout = NodeLayout::new(&name).expect("a short name");
     let mut node = TestNode::attach(layout.clone(), None, Vec::new());
-    NodeManager::claim(&layout, "up").expect("nobody else");
+    NodeManager::register_component(&layout, "up").expect("nobody else");
     node.order([pod("a", &["listen=80"], json!({}))]);
     node.wait("being killed", |_| false);
 }
@@ -418,7 +418,7 @@ fn run_and_kill(layout: &NodeLayout) {
         }
         tests::rouse::pause(Duration::from_millis(100));
     }
-    assert!(NodeManager::claim(layout, "up").is_err(), "two nodes of one name");
+    assert!(NodeManager::register_component(layout, "up").is_err(), "two nodes of one name");
     child.kill().expect("a process that runs");
     child.wait().expect("a child");
     // Removes the images of the killed process, which could not remove them itself.
@@ -434,10 +434,10 @@ fn a_killed_node_is_adopted_or_removed() {
     let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     assert_eq!(greet(&next, address(&status), 80), "hello\n");
     next.order([pod("b", &["wait"], json!({}))]);
-    next.wait_pod("the orphan gone", "a", |pod| pod.phase == LocalPodPhase::Gone);
+    next.wait_pod("the orphan gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
     next.wait_pod("the next pod", "b", |pod| pod.phase == LocalPodPhase::Running);
     next.order([]);
-    next.wait_pod("the next pod gone", "b", |pod| pod.phase == LocalPodPhase::Gone);
+    next.wait_pod("the next pod gone", "b", |pod| pod.phase == LocalPodPhase::Removed);
     next.detach();
     run_and_kill(&node.layout);
     NodeManager::destroy(&node.layout).expect("a node that can be removed");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::node::{LocalContainerState, LocalPodPhase};
+use common::local_node::{LocalContainerState, LocalPodPhase};
 use serde_json::json;
 use tests::node::{TestNode, images, pod};
 

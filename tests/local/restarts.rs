@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-use agent::maps::KernelMaps;
+use agent::kernel::maps::KernelMaps;
 use datapath::abi;
 use tests::parts::{
     HelloResponse, MultiProcessNode, PARTS, PersistentConnection, get, remains, until, wait,

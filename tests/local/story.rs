@@ -141,7 +141,7 @@ fn commands_that_run_inside_at_once_share_the_file_of_names() {
         let running: Vec<_> = (0..8).map(|_| scope.spawn(inside)).collect();
         for said in running {
             let said = said.join().expect("it runs");
-            assert!(said.contains(&layout::DNS.to_string()), "{said}");
+            assert!(said.contains(&layout::DNS_ADDRESS.to_string()), "{said}");
         }
     });
     assert_eq!(file(), before);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use common::node::{LocalNodeSpec, LocalPodSpec, LocalPodStatus};
+use common::local_node::{LocalNodeSpec, LocalPodSpec, LocalPodStatus};
 use common::wire::NamespacedName;
 use local::runtime::OciRuntimeKind;
 use local::{LocalNodeConfig, NodeLayout, NodeManager, net};
@@ -77,7 +77,7 @@ impl TestNode {
         let (orders, receive_orders) = watch::channel(LocalNodeSpec::default());
         let (statuses, inbox) = mpsc::channel(64);
         let stop = CancellationToken::new();
-        let host_network = Arc::new(net::current().expect("a network namespace"));
+        let host_network = Arc::new(net::current_namespace().expect("a network namespace"));
         let held = images();
         let images = Some(held.to_path_buf());
         let config =
@@ -147,9 +147,10 @@ impl TestNode {
 
     /// Runs `work` in the clients' network namespace.
     pub fn as_client<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
+        let namespace =
+            net::open_namespace(&self.layout.client_namespace()).expect("a client namespace");
         let inside = || {
-            net::enter(namespace.as_fd()).expect("root");
+            net::enter_namespace(namespace.as_fd()).expect("root");
             work()
         };
         thread::scope(|scope| scope.spawn(inside).join()).expect("no panic inside")

@@ -181,15 +181,16 @@ impl MultiProcessNode {
 
     /// Moves the calling thread into the clients' network namespace.
     pub fn enter(&self) {
-        let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
-        net::enter(namespace.as_fd()).expect("root");
+        let namespace =
+            net::open_namespace(&self.layout.client_namespace()).expect("a client namespace");
+        net::enter_namespace(namespace.as_fd()).expect("root");
     }
 
     /// Value of a component's metric, read from its admin port in the node's namespace.
     pub fn metric(&self, port: u16, name: &str) -> Option<f64> {
         let ask = || {
-            let namespace = net::open(&self.layout.node_namespace()).ok()?;
-            net::enter(namespace.as_fd()).ok()?;
+            let namespace = net::open_namespace(&self.layout.node_namespace()).ok()?;
+            net::enter_namespace(namespace.as_fd()).ok()?;
             let mut stream = TcpStream::connect((IpAddr::from([127, 0, 0, 1]), port)).ok()?;
             let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
             stream.write_all(request.as_bytes()).ok()?;
@@ -253,7 +254,7 @@ pub fn remains(
             found.push(format!("{} in a namespace of the node", entry.path().display()));
         }
     }
-    let loaded = agent::sys::map_ids().filter(|id| maps.contains(id));
+    let loaded = agent::kernel::sys::map_ids().filter(|id| maps.contains(id));
     found.extend(loaded.map(|id| format!("BPF map {id}")));
     found
 }

@@ -110,8 +110,9 @@ impl RouseNode {
 
     /// Moves the calling thread into the clients' network namespace.
     pub fn enter(&self) {
-        let namespace = net::open(&self.layout.client_namespace()).expect("a client namespace");
-        net::enter(namespace.as_fd()).expect("root");
+        let namespace =
+            net::open_namespace(&self.layout.client_namespace()).expect("a client namespace");
+        net::enter_namespace(namespace.as_fd()).expect("root");
     }
 
     /// Runs `rouse --node … ARGS`, which may fail.
@@ -199,8 +200,9 @@ impl RouseNode {
     pub fn metrics(&self, port: u16) -> String {
         thread::scope(|scope| {
             let ask = || {
-                let namespace = net::open(&self.layout.node_namespace()).expect("a namespace");
-                net::enter(namespace.as_fd()).expect("root");
+                let namespace =
+                    net::open_namespace(&self.layout.node_namespace()).expect("a namespace");
+                net::enter_namespace(namespace.as_fd()).expect("root");
                 crate::client::get(
                     SocketAddr::from(([127, 0, 0, 1], port)),
                     "localhost",

@@ -6,7 +6,7 @@
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
 
-use super::{Http1ParseError, fields};
+use super::{Http1ParseError, parse_fields};
 
 /// Maximum number of bytes of a chunk's first line.
 const MAX_SIZE_LINE: usize = 4 << 10;
@@ -18,9 +18,9 @@ const MAX_TRAILERS: usize = 64 << 10;
 /// Position of a reader in a body of chunks.
 #[derive(Debug, Default)]
 pub struct ChunkedDecoder {
-    at: ChunkedPosition,
+    position: ChunkedPosition,
     /// Bytes of extensions so far, over all chunks.
-    extensions: usize,
+    extension_bytes: usize,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -46,19 +46,22 @@ pub enum ChunkedPiece {
 
 impl ChunkedDecoder {
     /// Removes the next piece from the front of `from`; `None` if more bytes have to come first.
-    pub fn read(&mut self, from: &mut BytesMut) -> Result<Option<ChunkedPiece>, Http1ParseError> {
+    pub fn next_piece(
+        &mut self,
+        from: &mut BytesMut,
+    ) -> Result<Option<ChunkedPiece>, Http1ParseError> {
         loop {
-            match self.at {
-                ChunkedPosition::Size => match self.size(from)? {
+            match self.position {
+                ChunkedPosition::Size => match self.parse_size_line(from)? {
                     None => return Ok(None),
-                    Some(0) => self.at = ChunkedPosition::Trailers,
-                    Some(size) => self.at = ChunkedPosition::Data(size),
+                    Some(0) => self.position = ChunkedPosition::Trailers,
+                    Some(size) => self.position = ChunkedPosition::Data(size),
                 },
                 ChunkedPosition::Data(_) if from.is_empty() => return Ok(None),
                 ChunkedPosition::Data(left) => {
                     let some = left.min(from.len() as u64);
                     let data = from.split_to(usize::try_from(some).unwrap_or(usize::MAX)).freeze();
-                    self.at = if some == left {
+                    self.position = if some == left {
                         ChunkedPosition::DataEnd
                     } else {
                         ChunkedPosition::Data(left - some)
@@ -67,22 +70,22 @@ impl ChunkedDecoder {
                 }
                 ChunkedPosition::DataEnd if from.starts_with(b"\r\n") => {
                     from.advance(2);
-                    self.at = ChunkedPosition::Size;
+                    self.position = ChunkedPosition::Size;
                 }
                 ChunkedPosition::DataEnd if b"\r\n".starts_with(from) => return Ok(None),
                 ChunkedPosition::DataEnd => return Err(Http1ParseError::Chunk),
-                ChunkedPosition::Trailers => return self.trailers(from),
+                ChunkedPosition::Trailers => return self.parse_trailers(from),
                 ChunkedPosition::End => return Ok(Some(ChunkedPiece::End)),
             }
         }
     }
 
     /// Returns true if the whole body was read.
-    pub fn is_over(&self) -> bool {
-        self.at == ChunkedPosition::End
+    pub fn is_finished(&self) -> bool {
+        self.position == ChunkedPosition::End
     }
 
-    fn size(&mut self, from: &mut BytesMut) -> Result<Option<u64>, Http1ParseError> {
+    fn parse_size_line(&mut self, from: &mut BytesMut) -> Result<Option<u64>, Http1ParseError> {
         let line = &from[..from.len().min(MAX_SIZE_LINE)];
         // A line that cannot become valid is an error at once, so that a sender of garbage is not waited for.
         let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
@@ -96,18 +99,21 @@ impl ChunkedDecoder {
         if rest.contains(&b'\r') || !matches!(rest.trim_ascii_start(), [] | [b';', ..]) {
             return Err(Http1ParseError::Chunk);
         }
-        self.extensions += rest.len();
-        if self.extensions > MAX_EXTENSIONS {
+        self.extension_bytes += rest.len();
+        if self.extension_bytes > MAX_EXTENSIONS {
             return Err(Http1ParseError::Chunk);
         }
         from.advance(end + 1);
         Ok(Some(size))
     }
 
-    fn trailers(&mut self, from: &mut BytesMut) -> Result<Option<ChunkedPiece>, Http1ParseError> {
+    fn parse_trailers(
+        &mut self,
+        from: &mut BytesMut,
+    ) -> Result<Option<ChunkedPiece>, Http1ParseError> {
         if from.starts_with(b"\r\n") {
             from.advance(2);
-            self.at = ChunkedPosition::End;
+            self.position = ChunkedPosition::End;
             return Ok(Some(ChunkedPiece::End));
         }
         // The number of fields is bounded by their bytes only, so the room for them grows until all fit.
@@ -119,9 +125,9 @@ impl ChunkedDecoder {
                     return Err(Http1ParseError::TooLarge);
                 }
                 Ok(httparse::Status::Complete((length, found))) => {
-                    let trailers = fields(found)?;
+                    let trailers = parse_fields(found)?;
                     from.advance(length);
-                    self.at = ChunkedPosition::End;
+                    self.position = ChunkedPosition::End;
                     return Ok(Some(ChunkedPiece::Trailers(trailers)));
                 }
                 Ok(httparse::Status::Partial) if from.len() <= MAX_TRAILERS => return Ok(None),
@@ -141,13 +147,13 @@ fn size_of(line: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_str_radix(number, 16).ok()?, rest))
 }
 
-/// Writes the line before a chunk of `size` bytes. [`AFTER_CHUNK`] follows the chunk.
+/// Writes the line before a chunk of `size` bytes. [`CHUNK_END`] follows the chunk.
 pub fn write_chunk_size(size: usize, out: &mut BytesMut) {
     out.put_slice(format!("{size:x}\r\n").as_bytes());
 }
 
 /// Bytes that end a chunk.
-pub const AFTER_CHUNK: &[u8] = b"\r\n";
+pub const CHUNK_END: &[u8] = b"\r\n";
 
 /// Writes the last chunk and the trailer fields.
 pub fn write_last_chunk(trailers: Option<&HeaderMap>, out: &mut BytesMut) {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{chunked::ChunkedPiece, *};
 
 /// Reads a response head that comes in pieces of `size` bytes.
-fn head(
+fn parse_head_in_pieces(
     bytes: &[u8],
     size: usize,
     method: &Method,
@@ -21,20 +21,21 @@ fn head(
     Ok(None)
 }
 
-fn ends(text: &str, method: &Method) -> String {
-    let told = [1, 3, 10_000].map(|size| match head(text.as_bytes(), size, method) {
-        Ok(Some(it)) => {
-            let end = match it.ends {
-                ResponseBodyFraming::Empty => "none".to_owned(),
-                ResponseBodyFraming::After(length) => length.to_string(),
-                ResponseBodyFraming::Chunks(_) => "chunks".to_owned(),
-                ResponseBodyFraming::AtClose => "close".to_owned(),
-            };
-            format!("{end}{}", if it.keeps { ", kept" } else { "" })
-        }
-        Ok(None) => "more".to_owned(),
-        Err(error) => error.to_string(),
-    });
+fn framing_of(text: &str, method: &Method) -> String {
+    let told =
+        [1, 3, 10_000].map(|size| match parse_head_in_pieces(text.as_bytes(), size, method) {
+            Ok(Some(it)) => {
+                let end = match it.framing {
+                    ResponseBodyFraming::NoBody => "none".to_owned(),
+                    ResponseBodyFraming::Length(length) => length.to_string(),
+                    ResponseBodyFraming::Chunked(_) => "chunks".to_owned(),
+                    ResponseBodyFraming::UntilClose => "close".to_owned(),
+                };
+                format!("{end}{}", if it.is_reusable { ", kept" } else { "" })
+            }
+            Ok(None) => "more".to_owned(),
+            Err(error) => error.to_string(),
+        });
     assert!(told.iter().all(|it| *it == told[0]), "{text} {told:?}");
     told[0].clone()
 }
@@ -60,7 +61,7 @@ fn a_responses_end_is_found_by_the_standard() {
         ("x: \0\r\n", "invalid HTTP header parsed"),
     ] {
         assert_eq!(
-            ends(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), &Method::GET),
+            framing_of(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), &Method::GET),
             end,
             "{fields}"
         );
@@ -85,7 +86,7 @@ fn a_responses_end_is_found_by_the_standard() {
         ("SSH-2.0-x\r\n", Method::GET, "invalid HTTP version parsed"),
         ("HTTP/1.1 200 OK\r\n", Method::GET, "more"),
     ] {
-        assert_eq!(ends(text, &method), end, "{text}");
+        assert_eq!(framing_of(text, &method), end, "{text}");
     }
 }
 
@@ -93,16 +94,16 @@ fn a_responses_end_is_found_by_the_standard() {
 fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
     let fields = "x: y\r\n".repeat(20_000);
     let text = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 0\r\n\r\n");
-    let answer = head(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
+    let answer = parse_head_in_pieces(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
     assert_eq!(answer.headers.len(), 20_001);
     let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_POD_HEAD));
     assert_eq!(
-        head(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(),
+        parse_head_in_pieces(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(),
         Http1ParseError::TooLarge
     );
     let ended = endless + "\r\n\r\n";
     for size in [50_000, ended.len()] {
-        let refused = head(ended.as_bytes(), size, &Method::GET).unwrap_err();
+        let refused = parse_head_in_pieces(ended.as_bytes(), size, &Method::GET).unwrap_err();
         assert_eq!(refused, Http1ParseError::TooLarge, "in pieces of {size}");
     }
 }
@@ -112,7 +113,7 @@ fn fields_behind_a_body_are_bounded_however_they_come() {
     let bytes = [b"0\r\n", &b"x: y\r\n".repeat(20_000)[..], b"\r\n"].concat();
     for size in [1_000, bytes.len()] {
         assert_eq!(
-            chunks(&bytes, &[size]).unwrap_err(),
+            decode_chunks(&bytes, &[size]).unwrap_err(),
             Http1ParseError::TooLarge,
             "in pieces of {size}"
         );
@@ -128,7 +129,7 @@ fn nothing_in_the_fuzzers_corpus_fails() {
 }
 
 /// Text of the request that is written for a body with this framing.
-fn written(request: &http::request::Builder, sends: RequestBodyFraming) -> String {
+fn write_request_text(request: &http::request::Builder, sends: RequestBodyFraming) -> String {
     let mut out = BytesMut::new();
     let (method, headers) = (request.method_ref().unwrap(), request.headers_ref().unwrap());
     let mut copy = Request::builder().method(method).uri(request.uri_ref().unwrap());
@@ -141,26 +142,32 @@ fn written(request: &http::request::Builder, sends: RequestBodyFraming) -> Strin
 #[test]
 fn a_request_has_one_framing() {
     let get = Request::get("/?a").header("host", "a");
-    assert_eq!(written(&get, RequestBodyFraming::Nothing), "GET /?a HTTP/1.1\r\nhost: a\r\n\r\n");
+    assert_eq!(
+        write_request_text(&get, RequestBodyFraming::NoBody),
+        "GET /?a HTTP/1.1\r\nhost: a\r\n\r\n"
+    );
     let chunked = "GET /?a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
-    assert_eq!(written(&get, RequestBodyFraming::Chunks), chunked);
+    assert_eq!(write_request_text(&get, RequestBodyFraming::Chunked), chunked);
     let post = Request::post("/").header("content-length", "5").header("content-length", "5");
     let sized = "POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\n";
-    assert_eq!(written(&post, RequestBodyFraming::Exactly(5)), sized);
+    assert_eq!(write_request_text(&post, RequestBodyFraming::Length(5)), sized);
     let empty = "POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n";
-    assert_eq!(written(&Request::post("/"), RequestBodyFraming::Nothing), empty);
+    assert_eq!(write_request_text(&Request::post("/"), RequestBodyFraming::NoBody), empty);
     let coded = Request::post("/").header("transfer-encoding", "gzip, chunked");
     let told = "POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n";
-    assert_eq!(written(&coded, RequestBodyFraming::Chunks), told);
+    assert_eq!(write_request_text(&coded, RequestBodyFraming::Chunked), told);
 }
 
 /// Reads chunks that come in pieces of these sizes. Returns the body, its trailers, and the bytes behind it.
-fn chunks(bytes: &[u8], sizes: &[usize]) -> Result<(Vec<u8>, usize, Vec<u8>), Http1ParseError> {
+fn decode_chunks(
+    bytes: &[u8],
+    sizes: &[usize],
+) -> Result<(Vec<u8>, usize, Vec<u8>), Http1ParseError> {
     let (mut chunks, mut from) = (ChunkedDecoder::default(), BytesMut::new());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
     let (mut body, mut trailers) = (Vec::new(), 0);
     loop {
-        match chunks.read(&mut from)? {
+        match chunks.next_piece(&mut from)? {
             Some(ChunkedPiece::Data(data)) => body.extend_from_slice(&data),
             Some(ChunkedPiece::Trailers(fields)) => trailers = fields.len(),
             Some(ChunkedPiece::End) => return Ok((body, trailers, [&from[..], rest].concat())),
@@ -177,7 +184,8 @@ fn chunks(bytes: &[u8], sizes: &[usize]) -> Result<(Vec<u8>, usize, Vec<u8>), Ht
 #[test]
 fn chunks_are_read_strictly() {
     let (body, trailers, behind) =
-        chunks(b"5\r\nhello\r\n1 ;a=\"b\"\r\n!\r\n0\r\nx: y\r\nz: w\r\n\r\nnext", &[1]).unwrap();
+        decode_chunks(b"5\r\nhello\r\n1 ;a=\"b\"\r\n!\r\n0\r\nx: y\r\nz: w\r\n\r\nnext", &[1])
+            .unwrap();
     assert_eq!((&body[..], trailers, &behind[..]), (&b"hello!"[..], 2, &b"next"[..]));
     for bad in [
         &b"\r\n"[..],
@@ -194,15 +202,15 @@ fn chunks_are_read_strictly() {
         b"0\r\nno field\r\n\r\n",
     ] {
         assert!(
-            chunks(bad, &[1]).is_err() && chunks(bad, &[100]).is_err(),
+            decode_chunks(bad, &[1]).is_err() && decode_chunks(bad, &[100]).is_err(),
             "{}",
             bad.escape_ascii()
         );
     }
     let long = [b"5;", &b"x".repeat(5_000)[..], b"\r\nhello\r\n"].concat();
-    assert!(chunks(&long, &[1_000]).is_err());
+    assert!(decode_chunks(&long, &[1_000]).is_err());
     let endless = b"1;xxxxxxxx\r\na\r\n".repeat(5_000);
-    assert!(chunks(&endless, &[1_000]).is_err(), "extensions are bounded in all");
+    assert!(decode_chunks(&endless, &[1_000]).is_err(), "extensions are bounded in all");
 }
 
 proptest! {
@@ -216,11 +224,11 @@ proptest! {
         for part in &parts {
             chunked::write_chunk_size(part.len(), &mut out);
             out.extend_from_slice(part);
-            out.extend_from_slice(chunked::AFTER_CHUNK);
+            out.extend_from_slice(chunked::CHUNK_END);
         }
         chunked::write_last_chunk(None, &mut out);
         out.extend_from_slice(b"next");
-        let (body, trailers, behind) = chunks(&out, &sizes).unwrap();
+        let (body, trailers, behind) = decode_chunks(&out, &sizes).unwrap();
         prop_assert_eq!((body, trailers, behind), (parts.concat(), 0, b"next".to_vec()));
     }
 
@@ -230,7 +238,7 @@ proptest! {
         bytes in proptest::collection::vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'0'), Just(b'2'), Just(b';'), any::<u8>()], 0..40),
         sizes in proptest::collection::vec(1..5usize, 1..5),
     ) {
-        let (cut, whole) = (chunks(&bytes, &sizes), chunks(&bytes, &[1_000]));
+        let (cut, whole) = (decode_chunks(&bytes, &sizes), decode_chunks(&bytes, &[1_000]));
         // An error may be found before all bytes ahead of it were read, but never instead of an end.
         prop_assert_eq!(cut.is_ok(), whole.is_ok());
         if let (Ok(cut), Ok(whole)) = (cut, whole) {

@@ -3,10 +3,10 @@ use proptest::prelude::*;
 use super::*;
 
 /// Reads a header as the shell does: exactly the requested bytes. Returns the header and the bytes behind it.
-fn play(bytes: &[u8]) -> Result<(ProxyHeader, &[u8]), Option<ProxyHeaderError>> {
+fn read_stepwise(bytes: &[u8]) -> Result<(ProxyHeader, &[u8]), Option<ProxyHeaderError>> {
     let mut end = 0;
     loop {
-        match read(&bytes[..end]).map_err(Some)? {
+        match parse_header(&bytes[..end]).map_err(Some)? {
             ProxyHeaderStep::Done(header) => return Ok((header, &bytes[end..])),
             ProxyHeaderStep::Read(more) if end + more <= bytes.len() => end += more,
             ProxyHeaderStep::Read(_) => return Err(None),
@@ -14,17 +14,17 @@ fn play(bytes: &[u8]) -> Result<(ProxyHeader, &[u8]), Option<ProxyHeaderError>> 
     }
 }
 
-fn from(source: &str, is_secure: bool) -> ProxyHeader {
+fn client_from(source: &str, is_secure: bool) -> ProxyHeader {
     ProxyHeader::Client { source: source.parse().expect("an address"), is_secure }
 }
 
 /// Encodes a header of version 2.
-fn two(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+fn v2_header(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
     let length = u16::try_from(rest.len()).expect("short").to_be_bytes();
-    [&SIGNATURE[..], &[0x20 | command, family], &length, rest].concat()
+    [&V2_SIGNATURE[..], &[0x20 | command, family], &length, rest].concat()
 }
 
-fn ends(source: SocketAddr, to: u16) -> Vec<u8> {
+fn v2_addresses(source: SocketAddr, to: u16) -> Vec<u8> {
     let address = match source.ip() {
         IpAddr::V4(it) => [it.octets(); 2].concat(),
         IpAddr::V6(it) => [it.octets(); 2].concat(),
@@ -35,15 +35,19 @@ fn ends(source: SocketAddr, to: u16) -> Vec<u8> {
 #[test]
 fn a_line_of_version_1_names_the_client() {
     for (line, header) in [
-        ("PROXY TCP4 192.0.2.1 198.51.100.1 56324 80\r\n", from("192.0.2.1:56324", false)),
-        ("PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n", from("192.0.2.1:56324", true)),
-        ("PROXY TCP6 2001:db8::1 2001:db8::2 7 8443\r\n", from("[2001:db8::1]:7", false)),
-        ("PROXY TCP6 ::ffff:192.0.2.1 ::1 7 80\r\n", from("192.0.2.1:7", false)),
+        ("PROXY TCP4 192.0.2.1 198.51.100.1 56324 80\r\n", client_from("192.0.2.1:56324", false)),
+        ("PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n", client_from("192.0.2.1:56324", true)),
+        ("PROXY TCP6 2001:db8::1 2001:db8::2 7 8443\r\n", client_from("[2001:db8::1]:7", false)),
+        ("PROXY TCP6 ::ffff:192.0.2.1 ::1 7 80\r\n", client_from("192.0.2.1:7", false)),
         ("PROXY UNKNOWN\r\n", ProxyHeader::Unknown),
         ("PROXY UNKNOWN ffff::1 ffff::2 65535 65535\r\n", ProxyHeader::Unknown),
     ] {
         let bytes = format!("{line}GET / HTTP/1.1\r\n");
-        assert_eq!(play(bytes.as_bytes()), Ok((header, &b"GET / HTTP/1.1\r\n"[..])), "{line}");
+        assert_eq!(
+            read_stepwise(bytes.as_bytes()),
+            Ok((header, &b"GET / HTTP/1.1\r\n"[..])),
+            "{line}"
+        );
     }
 }
 
@@ -51,28 +55,39 @@ fn a_line_of_version_1_names_the_client() {
 fn version_2_names_the_client_and_whether_it_used_tls() {
     let source: SocketAddr = "192.0.2.1:56324".parse().unwrap();
     let six: SocketAddr = "[2001:db8::1]:7".parse().unwrap();
-    let tls = [&[SSL, 0, 5, TLV_CLIENT_SSL, 0, 0, 0, 0][..], &[0x04, 0, 1, 0]].concat();
-    let plain = [SSL, 0, 5, 0, 0, 0, 0, 0];
+    let tls = [&[TLV_SSL, 0, 5, TLV_CLIENT_SSL, 0, 0, 0, 0][..], &[0x04, 0, 1, 0]].concat();
+    let plain = [TLV_SSL, 0, 5, 0, 0, 0, 0, 0];
     for (bytes, header) in [
-        (two(1, 0x11, &ends(source, 80)), from("192.0.2.1:56324", false)),
-        (two(1, 0x11, &ends(source, 443)), from("192.0.2.1:56324", true)),
-        (two(1, 0x11, &[ends(source, 80), tls].concat()), from("192.0.2.1:56324", true)),
-        (two(1, 0x11, &[&ends(source, 80)[..], &plain].concat()), from("192.0.2.1:56324", false)),
-        (two(1, 0x21, &ends(six, 80)), from("[2001:db8::1]:7", false)),
-        (two(0, 0x00, &[]), ProxyHeader::Unknown),
-        (two(0, 0x11, &ends(source, 443)), ProxyHeader::Unknown),
-        (two(1, 0x00, &[1, 2, 3]), ProxyHeader::Unknown),
-        (two(1, 0x31, &[0; 216]), ProxyHeader::Unknown),
+        (v2_header(1, 0x11, &v2_addresses(source, 80)), client_from("192.0.2.1:56324", false)),
+        (v2_header(1, 0x11, &v2_addresses(source, 443)), client_from("192.0.2.1:56324", true)),
+        (
+            v2_header(1, 0x11, &[v2_addresses(source, 80), tls].concat()),
+            client_from("192.0.2.1:56324", true),
+        ),
+        (
+            v2_header(1, 0x11, &[&v2_addresses(source, 80)[..], &plain].concat()),
+            client_from("192.0.2.1:56324", false),
+        ),
+        (v2_header(1, 0x21, &v2_addresses(six, 80)), client_from("[2001:db8::1]:7", false)),
+        (v2_header(0, 0x00, &[]), ProxyHeader::Unknown),
+        (v2_header(0, 0x11, &v2_addresses(source, 443)), ProxyHeader::Unknown),
+        (v2_header(1, 0x00, &[1, 2, 3]), ProxyHeader::Unknown),
+        (v2_header(1, 0x31, &[0; 216]), ProxyHeader::Unknown),
     ] {
         let more = [&bytes[..], b"PRI * HTTP/2.0"].concat();
-        assert_eq!(play(&more), Ok((header, &b"PRI * HTTP/2.0"[..])), "{}", bytes.escape_ascii());
+        assert_eq!(
+            read_stepwise(&more),
+            Ok((header, &b"PRI * HTTP/2.0"[..])),
+            "{}",
+            bytes.escape_ascii()
+        );
     }
 }
 
 #[test]
 fn an_invalid_header_differs_from_an_incomplete_one() {
     let source: SocketAddr = "192.0.2.1:56324".parse().unwrap();
-    let long = [&SIGNATURE[..], &[0x21, 0x11, 0xff, 0xff]].concat();
+    let long = [&V2_SIGNATURE[..], &[0x21, 0x11, 0xff, 0xff]].concat();
     let lines = [
         "GET / HTTP/1.1\r\nhost: a\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -87,23 +102,28 @@ fn an_invalid_header_differs_from_an_incomplete_one() {
         "PROXY  TCP4 192.0.2.1 198.51.100.1 56324 80\r\n",
     ];
     for line in lines {
-        assert!(matches!(play(line.as_bytes()), Err(Some(_))), "{line:?}");
+        assert!(matches!(read_stepwise(line.as_bytes()), Err(Some(_))), "{line:?}");
     }
     let endless = format!("PROXY TCP4 {}", "1".repeat(200));
-    assert_eq!(play(endless.as_bytes()), Err(Some(ProxyHeaderError::Line)));
-    assert_eq!(play(&long), Err(Some(ProxyHeaderError::Long)));
+    assert_eq!(read_stepwise(endless.as_bytes()), Err(Some(ProxyHeaderError::MalformedV1)));
+    assert_eq!(read_stepwise(&long), Err(Some(ProxyHeaderError::TooLong)));
     for bad in [
-        two(2, 0x11, &ends(source, 80)),
-        two(1, 0x13, &ends(source, 80)),
-        two(1, 0x11, &ends(source, 80)[..11]),
-        two(1, 0x11, &[&ends(source, 80)[..], &[SSL, 0, 9, 1]].concat()),
-        two(1, 0x11, &[&ends(source, 80)[..], &[SSL, 0]].concat()),
+        v2_header(2, 0x11, &v2_addresses(source, 80)),
+        v2_header(1, 0x13, &v2_addresses(source, 80)),
+        v2_header(1, 0x11, &v2_addresses(source, 80)[..11]),
+        v2_header(1, 0x11, &[&v2_addresses(source, 80)[..], &[TLV_SSL, 0, 9, 1]].concat()),
+        v2_header(1, 0x11, &[&v2_addresses(source, 80)[..], &[TLV_SSL, 0]].concat()),
     ] {
-        assert_eq!(play(&bad), Err(Some(ProxyHeaderError::Binary)), "{}", bad.escape_ascii());
+        assert_eq!(
+            read_stepwise(&bad),
+            Err(Some(ProxyHeaderError::MalformedV2)),
+            "{}",
+            bad.escape_ascii()
+        );
     }
-    let whole = two(1, 0x11, &ends(source, 80));
+    let whole = v2_header(1, 0x11, &v2_addresses(source, 80));
     for end in 0..whole.len() {
-        assert_eq!(play(&whole[..end]), Err(None), "{end} bytes of it");
+        assert_eq!(read_stepwise(&whole[..end]), Err(None), "{end} bytes of it");
     }
 }
 
@@ -122,7 +142,7 @@ proptest! {
         version in 0..3u8,
         bytes in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
-        let begin: &[u8] = [&b""[..], b"PROXY ", &SIGNATURE][usize::from(version)];
+        let begin: &[u8] = [&b""[..], b"PROXY ", &V2_SIGNATURE][usize::from(version)];
         check(&[begin, &bytes].concat());
     }
 
@@ -138,14 +158,14 @@ proptest! {
         let family = if source.is_ipv4() { "4" } else { "6" };
         let ip = source.ip();
         let bytes = match is_two {
-            true => two(1, if source.is_ipv4() { 0x11 } else { 0x21 }, &ends(source, to)),
+            true => v2_header(1, if source.is_ipv4() { 0x11 } else { 0x21 }, &v2_addresses(source, to)),
             false => format!("PROXY TCP{family} {ip} {ip} {} {to}\r\n", source.port()).into(),
         };
         let told = ProxyHeader::Client {
             source: SocketAddr::new(ip.to_canonical(), source.port()),
-            is_secure: to == HTTPS,
+            is_secure: to == HTTPS_PORT,
         };
         let all = [&bytes[..], &behind].concat();
-        prop_assert_eq!(play(&all), Ok((told, &behind[..])));
+        prop_assert_eq!(read_stepwise(&all), Ok((told, &behind[..])));
     }
 }

@@ -30,23 +30,23 @@ struct SimActivator {
     /// Version of the table that it follows.
     version: usize,
     /// Version of the first table that it followed, while an older one may still be in force elsewhere.
-    first: Option<usize>,
+    first_table_version: Option<usize>,
     /// Activators that it has met.
-    met: BTreeSet<ActivatorName>,
+    met_peers: BTreeSet<ActivatorName>,
     /// Activators that refused its connections last.
-    ended: BTreeSet<ActivatorName>,
+    refused_peers: BTreeSet<ActivatorName>,
     waiting: u32,
     /// Pods of its requests in flight.
-    flying: Vec<SmolStr>,
+    in_flight: Vec<SmolStr>,
     /// Pods that refuse its requests.
-    refusing: BTreeSet<SmolStr>,
+    refusing_pods: BTreeSet<SmolStr>,
 }
 
 #[derive(Debug, Default)]
 struct SimSlotCluster {
     limit: u32,
     tables: Vec<SimSlotRouteTable>,
-    nodes: BTreeMap<ActivatorName, SimActivator>,
+    activators: BTreeMap<ActivatorName, SimActivator>,
     claims: BTreeMap<(ActivatorName, ActivatorName), SlotClaim>,
     grants: BTreeMap<(ActivatorName, ActivatorName), SlotGrant>,
     /// Messages on their way to the owner and to the holder, by holder and owner.
@@ -109,7 +109,7 @@ fn ops() -> impl Strategy<Value = Vec<SimSlotClusterOp>> {
     proptest::collection::vec(op, 0..400)
 }
 
-fn nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> {
+fn pick_nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> {
     let all: Vec<T> = all.into_iter().collect();
     (!all.is_empty()).then(|| all[at % all.len()].clone())
 }
@@ -121,7 +121,7 @@ impl SimSlotCluster {
         let listed = (0..nodes).map(|at| SmolStr::from(format!("a{at}"))).collect();
         world.tables.push(SimSlotRouteTable { listed, ready });
         (0..nodes).for_each(|_| world.start());
-        world.names().iter().for_each(|name| world.age(name));
+        world.names().iter().for_each(|name| world.mark_old(name));
         world
     }
 
@@ -130,7 +130,7 @@ impl SimSlotCluster {
     }
 
     fn names(&self) -> Vec<ActivatorName> {
-        self.nodes.keys().cloned().collect()
+        self.activators.keys().cloned().collect()
     }
 
     fn start(&mut self) {
@@ -140,28 +140,28 @@ impl SimSlotCluster {
     }
 
     fn start_as(&mut self, name: ActivatorName) {
-        let view = Arc::new(PeerView { own: name.clone(), ..PeerView::default() });
+        let view = Arc::new(PeerView { own_name: name.clone(), ..PeerView::default() });
         let node = SimActivator {
             slots: RevisionSlots::new(revision(), view),
             version: self.tables.len() - 1,
-            first: Some(self.tables.len() - 1),
-            met: BTreeSet::new(),
-            ended: BTreeSet::new(),
+            first_table_version: Some(self.tables.len() - 1),
+            met_peers: BTreeSet::new(),
+            refused_peers: BTreeSet::new(),
             waiting: 0,
-            flying: Vec::new(),
-            refusing: BTreeSet::new(),
+            in_flight: Vec::new(),
+            refusing_pods: BTreeSet::new(),
         };
-        self.nodes.insert(name.clone(), node);
-        self.look(&name);
+        self.activators.insert(name.clone(), node);
+        self.read_table(&name);
     }
 
     /// Makes a node read its table.
-    fn look(&mut self, name: &ActivatorName) {
-        let node = self.nodes.get_mut(name).expect("lives");
+    fn read_table(&mut self, name: &ActivatorName) {
+        let node = self.activators.get_mut(name).expect("lives");
         let SimSlotRouteTable { listed, ready } = self.tables[node.version].clone();
-        node.met.extend(listed.iter().filter(|it| *it != name).cloned());
-        node.refusing.retain(|pod| ready.contains(pod));
-        node.slots.on_table(self.limit, ready);
+        node.met_peers.extend(listed.iter().filter(|it| *it != name).cloned());
+        node.refusing_pods.retain(|pod| ready.contains(pod));
+        node.slots.on_routes(self.limit, ready);
         let unlisted: Vec<_> = self
             .links
             .keys()
@@ -169,20 +169,21 @@ impl SimSlotCluster {
             .cloned()
             .collect();
         for key in unlisted {
-            self.cut(&key);
-            self.nodes.get_mut(name).expect("lives").slots.on_grant(&key.1, None);
+            self.disconnect(&key);
+            self.activators.get_mut(name).expect("lives").slots.on_grant(&key.1, None);
         }
         self.connect();
-        self.step(name);
+        self.reconcile(name);
     }
 
     /// Connects every node to all others that its table lists.
     fn connect(&mut self) {
         for from in self.names() {
-            let listed = self.tables[self.nodes[&from].version].listed.clone();
+            let listed = self.tables[self.activators[&from].version].listed.clone();
             for to in listed {
                 let key = (from.clone(), to.clone());
-                if from == to || self.links.contains_key(&key) || !self.nodes.contains_key(&to) {
+                if from == to || self.links.contains_key(&key) || !self.activators.contains_key(&to)
+                {
                     continue;
                 }
                 let claim =
@@ -190,65 +191,72 @@ impl SimSlotCluster {
                 let back = (to.clone(), from.clone());
                 let grant = SimSlotMessage::Grant(self.grants.get(&back).cloned());
                 self.links.insert(key, [claim.into_iter().collect(), [grant].into()]);
-                self.nodes.get_mut(&from).expect("lives").ended.remove(&to);
-                let node = self.nodes.get_mut(&to).expect("lives");
-                node.met.insert(from.clone());
-                node.ended.remove(&from);
-                node.slots.on_stream(&from);
-                self.step(&to);
+                self.activators.get_mut(&from).expect("lives").refused_peers.remove(&to);
+                let node = self.activators.get_mut(&to).expect("lives");
+                node.met_peers.insert(from.clone());
+                node.refused_peers.remove(&from);
+                node.slots.on_holder_stream(&from);
+                self.reconcile(&to);
             }
         }
     }
 
-    fn age(&mut self, name: &ActivatorName) {
-        let oldest = self.nodes.values().map(|node| node.version).min();
-        let node = self.nodes.get_mut(name).expect("lives");
-        if node.first <= oldest {
-            node.first = None;
-            self.step(name);
+    fn mark_old(&mut self, name: &ActivatorName) {
+        let oldest = self.activators.values().map(|node| node.version).min();
+        let node = self.activators.get_mut(name).expect("lives");
+        if node.first_table_version <= oldest {
+            node.first_table_version = None;
+            self.reconcile(name);
         }
     }
 
     fn dial(&mut self, name: &ActivatorName) {
-        let listed = &self.tables[self.nodes[name].version].listed;
-        let gone = listed.iter().filter(|it| !self.nodes.contains_key(*it));
+        let listed = &self.tables[self.activators[name].version].listed;
+        let gone = listed.iter().filter(|it| !self.activators.contains_key(*it));
         let gone: Vec<_> = gone.cloned().collect();
-        let node = self.nodes.get_mut(name).expect("lives");
+        let node = self.activators.get_mut(name).expect("lives");
         gone.iter().for_each(|it| node.slots.on_grant(it, None));
-        node.ended.extend(gone);
-        self.step(name);
+        node.refused_peers.extend(gone);
+        self.reconcile(name);
     }
 
-    fn cut(&mut self, key: &(ActivatorName, ActivatorName)) {
+    fn disconnect(&mut self, key: &(ActivatorName, ActivatorName)) {
         self.links.remove(key);
-        if let Some(node) = self.nodes.get_mut(&key.1) {
-            node.slots.on_stream(&key.0);
-            self.step(&key.1);
+        if let Some(node) = self.activators.get_mut(&key.1) {
+            node.slots.on_holder_stream(&key.0);
+            self.reconcile(&key.1);
         }
     }
 
     /// Runs a node's reaction to any event.
-    fn step(&mut self, name: &ActivatorName) {
-        let listed = &self.tables[self.nodes[name].version].listed;
-        let node = self.nodes.get_mut(name).expect("lives");
-        let listed = lasting(listed, &node.ended);
-        let known = node.met.difference(&node.ended).cloned().collect();
+    fn reconcile(&mut self, name: &ActivatorName) {
+        let listed = &self.tables[self.activators[name].version].listed;
+        let node = self.activators.get_mut(name).expect("lives");
+        let listed = without_ended(listed, &node.refused_peers);
+        let known = node.met_peers.difference(&node.refused_peers).cloned().collect();
         let from = self.links.keys().filter(|(_, to)| to == name).map(|(from, _)| from);
         let connected = from.cloned().collect();
-        let is_new = node.first.is_some();
-        let view = PeerView { own: name.clone(), listed, known, connected, is_new };
-        node.slots.on_view(Arc::new(view));
+        let is_new = node.first_table_version.is_some();
+        let view = PeerView {
+            own_name: name.clone(),
+            listed,
+            alive: known,
+            connected,
+            is_new_activator: is_new,
+        };
+        node.slots.on_peer_view(Arc::new(view));
         loop {
-            let open: BTreeSet<_> = node.slots.ready.difference(&node.refusing).cloned().collect();
+            let open: BTreeSet<_> =
+                node.slots.ready_pods.difference(&node.refusing_pods).cloned().collect();
             node.slots.on_queue(node.waiting, open.clone());
             self.epochs += 2;
             let epoch = self.epochs;
-            node.slots.settle(|| epoch);
+            node.slots.reconcile(|| epoch);
             let mut went = false;
             for pod in &open {
-                while node.waiting > 0 && node.slots.spare(pod) > 0 {
-                    node.slots.took(pod);
-                    node.flying.push(pod.clone());
+                while node.waiting > 0 && node.slots.free_slots(pod) > 0 {
+                    node.slots.on_dispatched(pod);
+                    node.in_flight.push(pod.clone());
                     node.waiting -= 1;
                     went = true;
                 }
@@ -257,7 +265,7 @@ impl SimSlotCluster {
                 break;
             }
         }
-        let SlotMessages { claims, grants } = node.slots.said();
+        let SlotMessages { claims, grants } = node.slots.take_messages();
         for (to, claim) in claims {
             let key = (name.clone(), to);
             if self.claims.get(&key) == claim.as_ref() {
@@ -295,20 +303,20 @@ impl SimSlotCluster {
         let (holder, owner) = key.clone();
         match front {
             Some(SimSlotMessage::Claim(claim)) => {
-                let node = self.nodes.get_mut(&owner).expect("lives");
+                let node = self.activators.get_mut(&owner).expect("lives");
                 node.slots.on_claim(&holder, claim);
-                self.step(&owner);
+                self.reconcile(&owner);
             }
             Some(SimSlotMessage::Grant(grant)) => {
-                let node = self.nodes.get_mut(&holder).expect("lives");
+                let node = self.activators.get_mut(&holder).expect("lives");
                 node.slots.on_grant(&owner, grant);
-                self.step(&holder);
+                self.reconcile(&holder);
             }
             None => {}
         }
     }
 
-    fn full(&self) -> Vec<((ActivatorName, ActivatorName), usize)> {
+    fn pending_messages(&self) -> Vec<((ActivatorName, ActivatorName), usize)> {
         let ways =
             |(key, link): (&(ActivatorName, ActivatorName), &[VecDeque<SimSlotMessage>; 2])| {
                 let full = (0..2).filter(|way| !link[*way].is_empty());
@@ -318,9 +326,9 @@ impl SimSlotCluster {
     }
 
     /// Delivers all messages. Returns true if there are none left.
-    fn flush(&mut self) -> bool {
+    fn deliver_all(&mut self) -> bool {
         for _ in 0..20_000 {
-            match self.full().first().cloned() {
+            match self.pending_messages().first().cloned() {
                 Some((key, way)) => self.deliver(&key, way, false),
                 None => return true,
             }
@@ -328,33 +336,33 @@ impl SimSlotCluster {
         false
     }
 
-    fn end(&mut self, name: &ActivatorName) {
-        self.nodes.remove(name);
+    fn stop(&mut self, name: &ActivatorName) {
+        self.activators.remove(name);
         let keys: Vec<_> = self.links.keys().cloned().collect();
         for key in keys.into_iter().filter(|(from, to)| from == name || to == name) {
-            self.cut(&key);
+            self.disconnect(&key);
         }
         self.claims.retain(|(from, _), _| from != name);
         self.grants.retain(|(from, _), _| from != name);
     }
 
     /// Lets the time pass after which an activator that is neither listed nor there counts as gone.
-    fn expire(&mut self) {
-        self.flush();
+    fn drop_unused_tables(&mut self) {
+        self.deliver_all();
         let live = self.names();
         for name in &live {
-            let listed = self.tables[self.nodes[name].version].listed.clone();
-            let node = self.nodes.get_mut(name).expect("lives");
-            node.met.retain(|it| live.contains(it) || listed.contains(it));
-            self.step(name);
+            let listed = self.tables[self.activators[name].version].listed.clone();
+            let node = self.activators.get_mut(name).expect("lives");
+            node.met_peers.retain(|it| live.contains(it) || listed.contains(it));
+            self.reconcile(name);
         }
     }
 
     /// Advances nodes until none is more than two tables behind.
-    fn hurry(&mut self) {
+    fn advance_all(&mut self) {
         let oldest = self.tables.len().saturating_sub(3);
         for name in self.names() {
-            while self.nodes[&name].version < oldest {
+            while self.activators[&name].version < oldest {
                 self.advance(&name);
             }
         }
@@ -362,10 +370,10 @@ impl SimSlotCluster {
 
     fn advance(&mut self, name: &ActivatorName) {
         let last = self.tables.len() - 1;
-        let node = self.nodes.get_mut(name).expect("lives");
+        let node = self.activators.get_mut(name).expect("lives");
         if node.version < last {
             node.version += 1;
-            self.look(name);
+            self.read_table(name);
         }
     }
 
@@ -373,11 +381,11 @@ impl SimSlotCluster {
         let mut table = self.table();
         change(&mut table);
         self.tables.push(table);
-        self.hurry();
+        self.advance_all();
     }
 
     fn pick(&self, at: usize) -> Option<ActivatorName> {
-        nth(self.names(), at)
+        pick_nth(self.names(), at)
     }
 
     fn run(&mut self, op: SimSlotClusterOp) {
@@ -387,15 +395,17 @@ impl SimSlotCluster {
                 self.at_one(at, |node| node.waiting = node.waiting.saturating_sub(1))
             }
             SimSlotClusterOp::Done(at, request) => self.at_one(at, |node| {
-                if let Some(at) = nth(0..node.flying.len(), request) {
-                    let pod = node.flying.swap_remove(at);
-                    node.slots.ended(&pod);
+                if let Some(at) = pick_nth(0..node.in_flight.len(), request) {
+                    let pod = node.in_flight.swap_remove(at);
+                    node.slots.on_request_done(&pod);
                 }
             }),
             SimSlotClusterOp::Refuse(at, pod) => {
-                self.at_one(at, |node| node.refusing.extend(nth(node.slots.ready.clone(), pod)));
+                self.at_one(at, |node| {
+                    node.refusing_pods.extend(pick_nth(node.slots.ready_pods.clone(), pod))
+                });
             }
-            SimSlotClusterOp::Retry(at) => self.at_one(at, |node| node.refusing.clear()),
+            SimSlotClusterOp::Retry(at) => self.at_one(at, |node| node.refusing_pods.clear()),
             SimSlotClusterOp::Pod(at) => self.change(|table| {
                 let pod = SmolStr::from(PODS[at % PODS.len()]);
                 if !table.ready.remove(&pod) {
@@ -407,14 +417,14 @@ impl SimSlotCluster {
                 self.change(|table| table.listed.extend(one));
             }
             SimSlotClusterOp::Unlist(at) => self.unlist(at),
-            SimSlotClusterOp::Expire => self.expire(),
+            SimSlotClusterOp::Expire => self.drop_unused_tables(),
             SimSlotClusterOp::Advance(at) => {
                 self.pick(at).iter().for_each(|name| self.advance(name))
             }
-            SimSlotClusterOp::Age(at) => self.pick(at).iter().for_each(|name| self.age(name)),
+            SimSlotClusterOp::Age(at) => self.pick(at).iter().for_each(|name| self.mark_old(name)),
             SimSlotClusterOp::Dial(at) => {
                 let last = self.tables.len() - 1;
-                if self.nodes.values().all(|node| node.version == last) {
+                if self.activators.values().all(|node| node.version == last) {
                     self.pick(at).iter().for_each(|name| self.dial(name));
                 }
             }
@@ -431,15 +441,15 @@ impl SimSlotCluster {
 
     fn at_one(&mut self, at: usize, change: impl FnOnce(&mut SimActivator)) {
         if let Some(name) = self.pick(at) {
-            change(self.nodes.get_mut(&name).expect("lives"));
-            self.step(&name);
+            change(self.activators.get_mut(&name).expect("lives"));
+            self.reconcile(&name);
         }
     }
 
     fn unlist(&mut self, at: usize) {
-        let Some(name) = nth(self.table().listed, at) else { return };
+        let Some(name) = pick_nth(self.table().listed, at) else { return };
         let knows_itself = |it: &ActivatorName| {
-            let node = self.nodes.get(it);
+            let node = self.activators.get(it);
             node.is_some_and(|node| self.tables[node.version].listed.contains(it))
         };
         if self.table().listed.iter().any(|it| *it != name && knows_itself(it)) {
@@ -450,17 +460,19 @@ impl SimSlotCluster {
     /// Starts and ends of processes.
     fn run_process(&mut self, op: SimSlotClusterOp) {
         match op {
-            SimSlotClusterOp::Start if self.nodes.len() < 5 => {
-                self.hurry();
+            SimSlotClusterOp::Start if self.activators.len() < 5 => {
+                self.advance_all();
                 self.start();
             }
-            SimSlotClusterOp::End(at) => self.pick(at).iter().for_each(|name| self.leave(name)),
-            SimSlotClusterOp::Crash(at) if self.nodes.len() > 1 => {
-                self.pick(at).iter().for_each(|name| self.end(name));
+            SimSlotClusterOp::End(at) => {
+                self.pick(at).iter().for_each(|name| self.stop_waiting(name))
+            }
+            SimSlotClusterOp::Crash(at) if self.activators.len() > 1 => {
+                self.pick(at).iter().for_each(|name| self.stop(name));
             }
             SimSlotClusterOp::Restart(at) => {
                 if let Some(name) = self.pick(at) {
-                    self.end(&name);
+                    self.stop(&name);
                     self.start_as(name);
                 }
             }
@@ -469,15 +481,15 @@ impl SimSlotCluster {
     }
 
     /// Ends an activator that has nothing more to do, and announces that to the others.
-    fn leave(&mut self, name: &ActivatorName) {
-        let node = &self.nodes[name];
-        let is_done = node.flying.is_empty() && node.waiting == 0 && self.nodes.len() > 1;
+    fn stop_waiting(&mut self, name: &ActivatorName) {
+        let node = &self.activators[name];
+        let is_done = node.in_flight.is_empty() && node.waiting == 0 && self.activators.len() > 1;
         let mut tables = [self.tables[node.version].clone(), self.table()].into_iter();
         if is_done && !tables.any(|it| it.listed.contains(name)) {
-            self.end(name);
+            self.stop(name);
             for other in self.names() {
-                self.nodes.get_mut(&other).expect("lives").met.remove(name);
-                self.step(&other);
+                self.activators.get_mut(&other).expect("lives").met_peers.remove(name);
+                self.reconcile(&other);
             }
         }
     }
@@ -486,21 +498,27 @@ impl SimSlotCluster {
     fn run_link(&mut self, op: SimSlotClusterOp) {
         match op {
             SimSlotClusterOp::Deliver(at) => {
-                nth(self.full(), at).iter().for_each(|(key, way)| self.deliver(key, *way, false));
+                pick_nth(self.pending_messages(), at)
+                    .iter()
+                    .for_each(|(key, way)| self.deliver(key, *way, false));
             }
             SimSlotClusterOp::Repeat(at) => {
-                nth(self.full(), at).iter().for_each(|(key, way)| self.deliver(key, *way, true));
+                pick_nth(self.pending_messages(), at)
+                    .iter()
+                    .for_each(|(key, way)| self.deliver(key, *way, true));
             }
             SimSlotClusterOp::Skip(at) => {
                 // A later state replaces an earlier one.
                 let later = |(key, way): &(_, usize)| self.links[key][*way].len() > 1;
-                if let Some((key, way)) = nth(self.full().into_iter().filter(later), at) {
+                if let Some((key, way)) =
+                    pick_nth(self.pending_messages().into_iter().filter(later), at)
+                {
                     self.links.get_mut(&key).expect("stands")[way].pop_front();
                 }
             }
             SimSlotClusterOp::Break(at) => {
-                if let Some(key) = nth(self.links.keys().cloned().collect::<Vec<_>>(), at) {
-                    self.cut(&key);
+                if let Some(key) = pick_nth(self.links.keys().cloned().collect::<Vec<_>>(), at) {
+                    self.disconnect(&key);
                     self.connect();
                 }
             }
@@ -510,13 +528,13 @@ impl SimSlotCluster {
 
     fn in_use(&self) -> SlotsByPod {
         let mut all = SlotsByPod::new();
-        let flying = self.nodes.values().flat_map(|node| &node.flying);
-        flying.for_each(|pod| add(&mut all, pod, 1));
+        let flying = self.activators.values().flat_map(|node| &node.in_flight);
+        flying.for_each(|pod| add_slots(&mut all, pod, 1));
         all
     }
 
     fn waiting(&self) -> u32 {
-        self.nodes.values().map(|node| node.waiting).sum()
+        self.activators.values().map(|node| node.waiting).sum()
     }
 
     /// Brings the latest table to all nodes, with the nodes that are alive, and delivers all messages.
@@ -530,16 +548,16 @@ impl SimSlotCluster {
             }
         });
         for name in live {
-            while self.nodes[&name].version + 1 < self.tables.len() {
+            while self.activators[&name].version + 1 < self.tables.len() {
                 self.advance(&name);
             }
-            let node = self.nodes.get_mut(&name).expect("lives");
-            node.refusing.clear();
-            self.step(&name);
+            let node = self.activators.get_mut(&name).expect("lives");
+            node.refusing_pods.clear();
+            self.reconcile(&name);
         }
-        self.names().iter().for_each(|name| self.age(name));
-        self.expire();
-        assert!(self.flush(), "messages come to an end");
+        self.names().iter().for_each(|name| self.mark_old(name));
+        self.drop_unused_tables();
+        assert!(self.deliver_all(), "messages come to an end");
     }
 }
 
@@ -561,11 +579,11 @@ fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
     ]
     .concat();
     all.into_iter().for_each(|op| world.run(op));
-    assert_eq!(world.nodes["a1"].slots.view.known, BTreeSet::new(), "it cannot know");
+    assert_eq!(world.activators["a1"].slots.view.alive, BTreeSet::new(), "it cannot know");
     assert_eq!((world.in_use(), world.waiting()), ([("p".into(), 1)].into(), 1));
     world.settle_all();
     world.run(SimSlotClusterOp::Done(0, 0));
-    assert!(world.flush());
+    assert!(world.deliver_all());
     assert_eq!(
         (world.in_use(), world.waiting()),
         ([("p".into(), 1)].into(), 0),
@@ -595,9 +613,9 @@ proptest! {
             prop_assert!(in_use.values().all(|slots| *slots <= limit));
             let free = ready.iter().any(|pod| in_use.get(pod).is_none_or(|it| *it < limit));
             prop_assert!(world.waiting() == 0 || !free, "one waits: {world:#?}");
-            let Some(name) = world.nodes.iter().find(|it| !it.1.flying.is_empty()).map(|it| it.0.clone()) else { break };
+            let Some(name) = world.activators.iter().find(|it| !it.1.in_flight.is_empty()).map(|it| it.0.clone()) else { break };
             world.run(SimSlotClusterOp::Done(world.names().iter().position(|it| *it == name).expect("lives"), 0));
-            prop_assert!(world.flush(), "messages come to an end");
+            prop_assert!(world.deliver_all(), "messages come to an end");
         }
         prop_assert!(ready.is_empty() || world.waiting() == 0);
     }

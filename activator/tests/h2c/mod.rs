@@ -123,7 +123,7 @@ impl FakeHttp2Pod {
         self.dropped.load(Ordering::SeqCst)
     }
 
-    pub fn seen(&self) -> Vec<Http2RequestHead> {
+    pub fn request_heads(&self) -> Vec<Http2RequestHead> {
         self.seen.lock().unwrap().clone()
     }
 }
@@ -151,14 +151,14 @@ pub fn never(_body: Incoming) -> Http2ResponseFuture {
 }
 
 /// Begins a response and never ends it.
-pub fn stall(_body: Incoming) -> Http2ResponseFuture {
+pub fn start_then_stall(_body: Incoming) -> Http2ResponseFuture {
     let begun = futures::stream::once(async { Ok(Frame::data(Bytes::from("begun"))) });
     let body = StreamBody::new(begun.chain(futures::stream::pending())).boxed_unsync();
     Box::pin(async { Response::new(body) })
 }
 
 /// Starts a pod that refuses the first `count` requests before it processes them.
-pub async fn refusing(count: usize) -> FakeHttp2Pod {
+pub async fn start_refusing_pod(count: usize) -> FakeHttp2Pod {
     let (pod, listener) = FakeHttp2Pod::bind().await;
     let serving = pod.clone();
     tokio::spawn(async move {
@@ -204,10 +204,10 @@ impl Http2TestResponse {
 
 impl Http2TestClient {
     pub async fn connect(port: u16) -> Self {
-        Self::at((Ipv4Addr::LOCALHOST, port).into()).await
+        Self::connect_to((Ipv4Addr::LOCALHOST, port).into()).await
     }
 
-    pub async fn at(address: SocketAddr) -> Self {
+    pub async fn connect_to(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         let (sender, driver) =
             client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
@@ -222,7 +222,7 @@ impl Http2TestClient {
     }
 
     /// Sends a request with a body in these parts, and reads the whole response.
-    pub fn ask(
+    pub fn send_request(
         &self,
         request: request::Builder,
         parts: &[&str],
@@ -248,7 +248,7 @@ impl Http2TestClient {
     }
 
     /// Begins a request whose body is sent piece by piece. Dropping the call resets it.
-    pub async fn call(&self, request: request::Builder) -> Http2TestCall {
+    pub async fn start_call(&self, request: request::Builder) -> Http2TestCall {
         let mut sender = self.0.clone();
         let (say, parts) = mpsc::channel(1);
         let parts = futures::stream::unfold(parts, async |mut parts: mpsc::Receiver<Bytes>| {
@@ -276,19 +276,19 @@ pub struct Http2TestCall {
 pub struct Http2ResponseReader(Incoming);
 
 impl Http2TestCall {
-    pub async fn say(&mut self, text: &str) {
+    pub async fn send_piece(&mut self, text: &str) {
         // The receiver is gone once the request is over.
         self.say.as_ref().unwrap().send(Bytes::from(text.to_owned())).await.ok();
     }
 
     /// Waits for the head of the response.
-    pub async fn head(&mut self) -> Http2ResponseReader {
+    pub async fn response_head(&mut self) -> Http2ResponseReader {
         let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
         Http2ResponseReader(answer.expect("answers in time").unwrap().into_body())
     }
 
     /// Waits for the status code of the response.
-    pub async fn code(&mut self) -> u16 {
+    pub async fn status_code(&mut self) -> u16 {
         let answer = tokio::time::timeout(LONG, self.answer.as_mut()).await;
         answer.expect("answers in time").unwrap().status().as_u16()
     }
@@ -298,7 +298,7 @@ impl Http2TestCall {
         self.answer.as_mut().await.map(drop)
     }
 
-    pub fn end(&mut self) {
+    pub fn end_body(&mut self) {
         self.say = None;
     }
 }
@@ -316,7 +316,7 @@ impl Http2ResponseReader {
 }
 
 /// Starts a pod over HTTP/2 whose responses never end. Returns its address, and the counter of bytes that were taken.
-pub async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
+pub async fn start_endless_pod() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, taken) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&taken);
@@ -359,12 +359,12 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 pub const WIDE: u32 = u32::MAX >> 1;
 
 /// Encodes GETs of an HTTP/2 client whose windows have the largest size.
-pub fn greedy(requests: u32) -> Vec<u8> {
-    asking(requests, WIDE)
+pub fn encode_greedy_gets(requests: u32) -> Vec<u8> {
+    encode_gets(requests, WIDE)
 }
 
 /// Encodes GETs of an HTTP/2 client whose window for each response has this size.
-pub fn asking(requests: u32, window: u32) -> Vec<u8> {
+pub fn encode_gets(requests: u32, window: u32) -> Vec<u8> {
     let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
     let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     all.extend(frame(4, 0, 0, &settings));
@@ -376,7 +376,7 @@ pub fn asking(requests: u32, window: u32) -> Vec<u8> {
 }
 
 /// Connection preface of an HTTP/2 client.
-pub fn preface() -> Vec<u8> {
+pub fn client_preface() -> Vec<u8> {
     let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     all.extend(frame(4, 0, 0, &[]));
     all.extend(frame(4, 1, 0, &[]));
@@ -384,7 +384,7 @@ pub fn preface() -> Vec<u8> {
 }
 
 /// Encodes requests over HTTP/2 with a long head, each of which adds a short path to the table of the connection.
-pub fn indexed(streams: std::ops::Range<u32>) -> Vec<u8> {
+pub fn encode_indexed_requests(streams: std::ops::Range<u32>) -> Vec<u8> {
     // :method POST, :scheme http, :path / as a new entry, :authority a, and x with 16,000 bytes (RFC 7541 §6.2, §5.1).
     let short = [0x83, 0x86, 0x44, 1, b'/', 0x01, 1, b'a', 0, 1, b'x', 0x7f, 0x81, 0x7c];
     let head = [&short[..], &[b'y'; 16_000]].concat();

@@ -65,42 +65,44 @@ impl ActivatorFixture {
         let shutdown = CancellationToken::new();
         let mut registry = Registry::default();
         let activator = ActivatorInstance::new(&config, &mut registry, &shutdown);
-        let [outside, inside] = [Entrypoint::Outside, Entrypoint::Inside].map(|door| {
+        let [outside, inside] = [Entrypoint::External, Entrypoint::Internal].map(|door| {
             let gate = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             gate.set_nonblocking(true).unwrap();
             let address = gate.local_addr().unwrap();
             let server = Arc::clone(&activator.server);
             let gate = TcpListener::from_std(gate).unwrap();
-            tokio::spawn(server.accept(gate, Some(door), shutdown.clone()));
+            tokio::spawn(server.run_listener(gate, Some(door), shutdown.clone()));
             address
         });
         let port = free_port();
         let table = RouteTable::default();
         let mut world = Self { activator, table, port, outside, inside, shutdown, registry };
-        world.change(|table| {
-            table.services.insert(service(), hello(port));
-            table.revisions.insert(revision(), hello_1());
+        world.apply_change(|table| {
+            table.services.insert(service(), hello_service(port));
+            table.revisions.insert(revision(), hello_revision());
         });
         world
     }
 
     /// Changes the table and puts it in force.
-    pub fn change(&mut self, change: impl FnOnce(&mut RouteTable)) {
+    pub fn apply_change(&mut self, change: impl FnOnce(&mut RouteTable)) {
         let mut next = self.table.clone();
         change(&mut next);
-        let changes = self.table.changes(&next).into_iter();
+        let changes = self.table.changes_to(&next).into_iter();
         let changes = changes.filter_map(|change| Some((change.key()?, change))).collect();
         self.table = next;
         self.activator.gateway.apply(RouteBatch { changes, ..RouteBatch::default() });
         self.activator.ports.apply();
     }
 
-    pub fn pod(&mut self, uid: &str, address: SocketAddr, phase: RoutingPhase) {
-        self.change(|table| drop(table.pods.insert(uid.to_owned(), pod(uid, address, phase))));
+    pub fn set_pod(&mut self, uid: &str, address: SocketAddr, phase: RoutingPhase) {
+        self.apply_change(|table| {
+            drop(table.pods.insert(uid.to_owned(), pod(uid, address, phase)))
+        });
     }
 
-    pub fn ready(&mut self, uid: &str, address: SocketAddr) {
-        self.pod(uid, address, RoutingPhase::Ready);
+    pub fn add_ready_pod(&mut self, uid: &str, address: SocketAddr) {
+        self.set_pod(uid, address, RoutingPhase::Ready);
     }
 
     pub async fn connect(&self) -> TcpStream {
@@ -116,26 +118,26 @@ impl ActivatorFixture {
     pub async fn exchange_at(&self, door: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(door).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        rest(&mut stream).await
+        read_rest(&mut stream).await
     }
 
     /// Waits until `count` requests wait for the revision.
-    pub async fn waiting(&self, count: usize) {
+    pub async fn wait_for_queued(&self, count: usize) {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
-        until(|| revision.waiting() == count).await;
+        wait_until(|| revision.waiting_count() == count).await;
     }
 
     /// Totals of the requests that waited: begun and ended.
-    pub fn waited(&self) -> (u64, u64) {
+    pub fn waiting_totals(&self) -> (u64, u64) {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
         let (totals, _) = revision.totals();
         (totals.started, totals.finished)
     }
 
     /// Number of requests that waited and that no pod got.
-    pub fn left(&self) -> u64 {
+    pub fn abandoned_requests(&self) -> u64 {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
-        revision.totals().0.left
+        revision.totals().0.abandoned
     }
 
     pub fn metric(&self, name: &str) -> f64 {
@@ -163,7 +165,7 @@ impl Drop for ActivatorFixture {
 pub struct PausedClock(std::sync::mpsc::Sender<()>);
 
 impl PausedClock {
-    pub fn stop() -> Self {
+    pub fn start_paused() -> Self {
         let (keep, kept) = std::sync::mpsc::channel();
         // While a blocking task runs, the runtime does not advance a paused time by itself.
         tokio::task::spawn_blocking(move || kept.recv_timeout(LONG));
@@ -172,7 +174,7 @@ impl PausedClock {
     }
 
     /// Advances the time, and lets all tasks run whose timers have expired.
-    pub async fn forward(&self, by: Duration) {
+    pub async fn advance(&self, by: Duration) {
         tokio::time::advance(by).await;
         for _ in 0..16 {
             tokio::task::yield_now().await;
@@ -197,7 +199,7 @@ impl Drop for PausedClock {
     }
 }
 
-pub async fn until(mut is_so: impl FnMut() -> bool) {
+pub async fn wait_until(mut is_so: impl FnMut() -> bool) {
     let poll = async {
         while !is_so() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -206,7 +208,7 @@ pub async fn until(mut is_so: impl FnMut() -> bool) {
     tokio::time::timeout(LONG, poll).await.expect("comes about in time");
 }
 
-pub async fn rest(stream: &mut TcpStream) -> String {
+pub async fn read_rest(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
     let read = tokio::time::timeout(LONG, stream.read_to_end(&mut all)).await;
     read.expect("ends in time").ok();
@@ -232,20 +234,20 @@ pub async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-pub fn hello(port: u16) -> ServiceEntry {
+pub fn hello_service(port: u16) -> ServiceEntry {
     ServiceEntry {
         name: service(),
         addresses: vec![],
         port: NonZeroU16::new(80).unwrap(),
         activator_port: NonZeroU16::new(port).unwrap(),
         targets: vec![RouteTarget { revision: revision(), percent: 100 }],
-        path: ConnectionPath::Activator,
+        connection_path: ConnectionPath::Activator,
         hosts: vec!["hello.default.example.com".to_owned()],
-        ingress: None,
+        gateway_rules: None,
     }
 }
 
-pub fn hello_1() -> RevisionEntry {
+pub fn hello_revision() -> RevisionEntry {
     RevisionEntry {
         name: revision(),
         service: "hello".into(),
@@ -258,7 +260,7 @@ pub fn hello_1() -> RevisionEntry {
         policy: None,
         reachable: true,
         initial_scale_reached: true,
-        sources: None,
+        allowed_sources: None,
     }
 }
 
@@ -271,10 +273,10 @@ pub fn pod(uid: &str, address: SocketAddr, phase: RoutingPhase) -> PodEntry {
         zone: String::new(),
         phase,
         address: Some(address),
-        also: None,
-        confirmed: false,
+        other_family_address: None,
+        kubelet_ready: false,
         port: NonZeroU16::new(address.port()).unwrap(),
-        probe: ReadinessProbe::listens(),
+        probe: ReadinessProbe::listener_probe(),
     }
 }
 
@@ -307,7 +309,7 @@ pub const DATED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\
                          date: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\nhello";
 
 /// Starts a pod that handles each connection by `each`, which gets the connection's number. Returns its address.
-pub async fn handling<F: Future<Output = ()> + Send + 'static>(
+pub async fn start_pod_with<F: Future<Output = ()> + Send + 'static>(
     each: impl Fn(TcpStream, usize) -> F + Send + 'static,
 ) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -322,7 +324,7 @@ pub async fn handling<F: Future<Output = ()> + Send + 'static>(
 }
 
 /// Starts a pod that answers requests without a body with fixed bytes after `pause`, and keeps connections open.
-pub async fn server(answer: &'static str, pause: Duration) -> FakeHttp1Pod {
+pub async fn start_pod(answer: &'static str, pause: Duration) -> FakeHttp1Pod {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = FakeHttp1Pod {
         address: listener.local_addr().unwrap(),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use activator::budget::{CLIENT_SEND_BUFFER, CONNECTION_WINDOW, MAX_STREAMS};
+use activator::budget::{CLIENT_CONNECTION_WINDOW, CLIENT_SEND_BUFFER, MAX_CLIENT_STREAMS};
 use bytes::Bytes;
 use common::wire::{AppProtocol, NamespacedName, RevisionEntry, RouteTarget, RoutingPhase};
 use futures::future::{join_all, poll_fn};
@@ -21,9 +21,13 @@ use tokio::{
 };
 
 use crate::{
-    h2c::{self, FakeHttp2Pod, Http2TestClient, endless, greedy, indexed, preface},
+    h2c::{
+        self, FakeHttp2Pod, Http2TestClient, client_preface, encode_greedy_gets,
+        encode_indexed_requests, start_endless_pod,
+    },
     harness::{
-        self, ActivatorFixture, GET, LONG, OK, handling, read_head, rest, revision, server, until,
+        self, ActivatorFixture, GET, LONG, OK, read_head, read_rest, revision, start_pod,
+        start_pod_with, wait_until,
     },
 };
 
@@ -38,7 +42,7 @@ async fn connect_from(world: &ActivatorFixture, source: Ipv4Addr) -> TcpStream {
     socket.connect((Ipv4Addr::LOCALHOST, world.port).into()).await.unwrap()
 }
 
-fn refused(world: &ActivatorFixture, bound: &str) -> f64 {
+fn refusal_metric(world: &ActivatorFixture, bound: &str) -> f64 {
     world.metric(&format!("rouse_activator_refused_total{{bound=\"{bound}\"}}"))
 }
 
@@ -46,7 +50,7 @@ fn refused(world: &ActivatorFixture, bound: &str) -> f64 {
 #[derive(Clone, Default)]
 struct BodyFloodFixture {
     /// Bytes sent of requests without a response.
-    held: Arc<AtomicUsize>,
+    unanswered_bytes: Arc<AtomicUsize>,
     /// Requests that were answered or reset.
     ended: Arc<AtomicUsize>,
 }
@@ -77,7 +81,7 @@ impl BodyFloodFixture {
                     let count = poll_fn(|cx| body.poll_capacity(cx)).await?.ok()?;
                     body.send_data(vec![b'x'; count].into(), false).ok()?;
                     mine.fetch_add(count, SeqCst);
-                    self.held.fetch_add(count, SeqCst);
+                    self.unanswered_bytes.fetch_add(count, SeqCst);
                 }
             };
             tokio::select! {
@@ -86,14 +90,15 @@ impl BodyFloodFixture {
             }
         };
         post.await;
-        self.held.fetch_sub(mine.load(SeqCst), SeqCst);
+        self.unanswered_bytes.fetch_sub(mine.load(SeqCst), SeqCst);
         self.ended.fetch_add(1, SeqCst);
     }
 
     /// Returns true if the connection can send nothing more.
-    fn is_settled(&self) -> bool {
-        let window = usize::try_from(CONNECTION_WINDOW).unwrap();
-        self.ended.load(SeqCst) == STREAMS || self.held.load(SeqCst) + (64 << 10) >= window
+    fn has_settled(&self) -> bool {
+        let window = usize::try_from(CLIENT_CONNECTION_WINDOW).unwrap();
+        self.ended.load(SeqCst) == STREAMS
+            || self.unanswered_bytes.load(SeqCst) + (64 << 10) >= window
     }
 }
 
@@ -103,11 +108,11 @@ async fn held_bytes_of_flood(world: &ActivatorFixture) -> usize {
         (0..50).map(async |_| BodyFloodFixture::start(connect_from(world, ATTACKER).await).await),
     );
     let floods = floods.await;
-    let held = || floods.iter().map(|it| it.held.load(SeqCst)).sum::<usize>();
+    let held = || floods.iter().map(|it| it.unanswered_bytes.load(SeqCst)).sum::<usize>();
     // The clients' own count agrees with the activator's, except for heads.
-    let counted = || world.activator.server.seats().bytes();
+    let counted = || world.activator.server.connections().request_bytes();
     let is_known = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
-    until(|| floods.iter().all(BodyFloodFixture::is_settled) && is_known()).await;
+    wait_until(|| floods.iter().all(BodyFloodFixture::has_settled) && is_known()).await;
     held()
 }
 
@@ -124,13 +129,13 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
         let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\
                     connection: close\r\n\r\nhello";
         waits.write_all(post.as_bytes()).await.unwrap();
-        world.waiting(1).await;
+        world.wait_for_queued(1).await;
         let held = held_bytes_of_flood(&world).await;
         assert!(held <= 9 * MIB, "{held} bytes are held");
-        assert!(refused(&world, name) > 0.0, "{name}");
+        assert!(refusal_metric(&world, name) > 0.0, "{name}");
         // A well-behaved request that waited before still waits.
-        world.ready("p", server(OK, Duration::ZERO).await.address);
-        assert!(rest(&mut waits).await.starts_with("HTTP/1.1 200 "));
+        world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+        assert!(read_rest(&mut waits).await.starts_with("HTTP/1.1 200 "));
     }
     let world = ActivatorFixture::with(|config| config.max_bytes = 1 << 40).await;
     let held = held_bytes_of_flood(&world).await;
@@ -144,11 +149,11 @@ async fn a_flooding_client_gets_503_and_later_clients_are_served() {
         (0..4).map(async |_| BodyFloodFixture::start(connect_from(&world, ATTACKER).await).await),
     );
     let floods = floods.await;
-    until(|| floods.iter().any(|it| it.ended.load(SeqCst) == STREAMS)).await;
+    wait_until(|| floods.iter().any(|it| it.ended.load(SeqCst) == STREAMS)).await;
     let mut h1 = connect_from(&world, OTHER).await;
     h1.write_all(GET.as_bytes()).await.unwrap();
-    world.ready("p", server(OK, Duration::ZERO).await.address);
-    assert!(rest(&mut h1).await.starts_with("HTTP/1.1 200 "));
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    assert!(read_rest(&mut h1).await.starts_with("HTTP/1.1 200 "));
     let text = "too many bytes of requests are held";
     // A head without a body counts as well.
     let world = ActivatorFixture::with(|config| {
@@ -171,10 +176,10 @@ async fn heads_that_do_not_end_count_as_well() {
         stream.write_all(part.as_bytes()).await.ok();
         slow.push(stream);
     }
-    until(|| refused(&world, "client_bytes") > 0.0).await;
-    let seats = world.activator.server.seats();
-    until(|| seats.bytes() <= seats.budget.client_request_bytes).await;
-    world.ready("p", server(OK, Duration::ZERO).await.address);
+    wait_until(|| refusal_metric(&world, "client_bytes") > 0.0).await;
+    let seats = world.activator.server.connections();
+    wait_until(|| seats.request_bytes() <= seats.budget.client_request_bytes).await;
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     assert_eq!(rest_of_others(&world).await, 200);
 }
 
@@ -182,24 +187,27 @@ async fn heads_that_do_not_end_count_as_well() {
 async fn what_pods_have_taken_is_held_no_more() {
     let mut world = ActivatorFixture::new().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.ready("p", pod.address);
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c);
+    world.add_ready_pod("p", pod.address);
+    world.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c
+    });
     let client = Http2TestClient::connect(world.port).await;
     // The body goes on, so that the connection is never idle.
-    let mut goes_on = client.call(h2c::get("/").method("POST")).await;
-    goes_on.say("hello").await;
+    let mut goes_on = client.start_call(h2c::get("/").method("POST")).await;
+    goes_on.send_piece("hello").await;
     let piece = "x".repeat(100_000);
     for _ in 0..20 {
-        let answer = client.ask(h2c::get("/").method("POST"), &[&piece, &piece]).await.unwrap();
+        let answer =
+            client.send_request(h2c::get("/").method("POST"), &[&piece, &piece]).await.unwrap();
         assert_eq!(answer.body.len(), 200_000);
     }
     // Some responses are given up half-way.
     for _ in 0..5 {
-        let mut call = client.call(h2c::get("/").method("POST")).await;
-        call.say(&piece).await;
-        call.head().await;
+        let mut call = client.start_call(h2c::get("/").method("POST")).await;
+        call.send_piece(&piece).await;
+        call.response_head().await;
     }
-    until(|| world.activator.server.seats().bytes() == 0).await;
+    wait_until(|| world.activator.server.connections().request_bytes() == 0).await;
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";
     let told = world.exchange(&format!("{head}{piece}")).await;
     assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
@@ -207,44 +215,46 @@ async fn what_pods_have_taken_is_held_no_more() {
                    transfer-encoding: chunked\r\n\r\n186a0\r\n";
     let told = world.exchange(&format!("{chunked}{piece}\r\n0\r\n\r\n")).await;
     assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
-    until(|| world.activator.server.seats().bytes() == 0).await;
+    wait_until(|| world.activator.server.connections().request_bytes() == 0).await;
 }
 
 #[tokio::test]
 async fn what_its_client_gives_up_is_held_no_more() {
     let world = ActivatorFixture::new().await;
     let client = Http2TestClient::connect(world.port).await;
-    let mut waits = client.call(h2c::get("/").method("POST")).await;
-    waits.say("hello").await;
-    let seats = world.activator.server.seats();
+    let mut waits = client.start_call(h2c::get("/").method("POST")).await;
+    waits.send_piece("hello").await;
+    let seats = world.activator.server.connections();
     for _ in 0..5 {
-        let mut given_up = client.call(h2c::get("/").method("POST")).await;
-        given_up.say(&"x".repeat(100_000)).await;
-        until(|| seats.bytes() > 100_000).await;
+        let mut given_up = client.start_call(h2c::get("/").method("POST")).await;
+        given_up.send_piece(&"x".repeat(100_000)).await;
+        wait_until(|| seats.request_bytes() > 100_000).await;
         drop(given_up);
         // A head counts some thousand bytes.
-        until(|| seats.bytes() < 5_000).await;
+        wait_until(|| seats.request_bytes() < 5_000).await;
     }
-    world.waiting(1).await;
+    world.wait_for_queued(1).await;
 }
 
 #[tokio::test]
 async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     let mut world = ActivatorFixture::new().await;
-    let (pod, taken) = endless().await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c);
-    world.ready("p", pod);
+    let (pod, taken) = start_endless_pod().await;
+    world.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c
+    });
+    world.add_ready_pod("p", pod);
     let mut client = connect_from(&world, ATTACKER).await;
-    client.write_all(&greedy(MAX_STREAMS)).await.unwrap();
+    client.write_all(&encode_greedy_gets(MAX_CLIENT_STREAMS)).await.unwrap();
     let mut before = 0;
-    until(|| taken.load(SeqCst) > 0).await;
+    wait_until(|| taken.load(SeqCst) > 0).await;
     // The count stops once no buffer on the way has room.
     while before != taken.load(SeqCst) {
         before = taken.load(SeqCst);
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     // Bytes that wait for the client, one piece, and the pod's own window; and those in sockets.
-    let streams = usize::try_from(MAX_STREAMS).unwrap();
+    let streams = usize::try_from(MAX_CLIENT_STREAMS).unwrap();
     let bound = streams * (CLIENT_SEND_BUFFER + (16 << 10) + (64 << 10)) + 8 * MIB;
     assert!(before <= bound, "{before} bytes were taken, the bound is {bound}");
     assert_eq!(rest_of_others(&world).await, 200, "others are served");
@@ -253,21 +263,23 @@ async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
 #[tokio::test]
 async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
     let mut world = ActivatorFixture::with(|config| config.max_answer_bytes = 4 * MIB).await;
-    let (pod, _) = endless().await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c);
-    world.ready("p", pod);
+    let (pod, _) = start_endless_pod().await;
+    world.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c
+    });
+    world.add_ready_pod("p", pod);
     let mut clients = Vec::new();
     for _ in 0..4 {
         let mut client = connect_from(&world, ATTACKER).await;
-        client.write_all(&greedy(MAX_STREAMS)).await.unwrap();
+        client.write_all(&encode_greedy_gets(MAX_CLIENT_STREAMS)).await.unwrap();
         clients.push(client);
     }
-    until(|| refused(&world, "answer_bytes") > 0.0).await;
-    let seats = world.activator.server.seats();
-    until(|| seats.answers() <= 4 * MIB).await;
+    wait_until(|| refusal_metric(&world, "answer_bytes") > 0.0).await;
+    let seats = world.activator.server.connections();
+    wait_until(|| seats.response_bytes() <= 4 * MIB).await;
     assert_eq!(rest_of_others(&world).await, 200, "others are served");
     drop(clients);
-    until(|| seats.answers() == 0).await;
+    wait_until(|| seats.response_bytes() == 0).await;
 }
 
 /// Status code that another client gets.
@@ -284,7 +296,7 @@ async fn idle_connections_make_room_for_active_ones() {
         (config.max_connections, config.max_client_connections) = (Some(20), Some(20));
     })
     .await;
-    world.ready("p", server(OK, Duration::ZERO).await.address);
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let mut idle = Vec::new();
     for _ in 0..60 {
         idle.push(connect_from(&world, ATTACKER).await);
@@ -292,11 +304,11 @@ async fn idle_connections_make_room_for_active_ones() {
             assert_eq!(rest_of_others(&world).await, 200);
         }
     }
-    assert!(refused(&world, "connections") >= 40.0 - 20.0);
+    assert!(refusal_metric(&world, "connections") >= 40.0 - 20.0);
     // The oldest connections are closed first.
     let closed = tokio::time::timeout(LONG, idle[0].read_u8()).await.unwrap();
     assert!(closed.is_err());
-    until(|| world.metric("rouse_activator_client_connections") <= 20.0).await;
+    wait_until(|| world.metric("rouse_activator_client_connections") <= 20.0).await;
 }
 
 #[tokio::test]
@@ -309,15 +321,15 @@ async fn busy_connections_make_room_for_none() {
     for count in 1..=3 {
         let mut stream = connect_from(&world, OTHER).await;
         stream.write_all(GET.as_bytes()).await.unwrap();
-        world.waiting(count).await;
+        world.wait_for_queued(count).await;
         busy.push(stream);
     }
     let mut late = connect_from(&world, ATTACKER).await;
-    assert_eq!(rest(&mut late).await, "", "closed at once");
-    assert_eq!(refused(&world, "connections"), 1.0);
-    world.ready("p", server(OK, Duration::ZERO).await.address);
+    assert_eq!(read_rest(&mut late).await, "", "closed at once");
+    assert_eq!(refusal_metric(&world, "connections"), 1.0);
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     for mut stream in busy {
-        assert!(rest(&mut stream).await.starts_with("HTTP/1.1 200 "));
+        assert!(read_rest(&mut stream).await.starts_with("HTTP/1.1 200 "));
     }
 }
 
@@ -327,21 +339,21 @@ async fn one_client_takes_no_more_than_its_share_of_connections() {
         (config.max_connections, config.max_client_connections) = (Some(100), Some(4));
     })
     .await;
-    world.ready("p", server(OK, Duration::ZERO).await.address);
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let mut kept = Vec::new();
     for _ in 0..4 {
         kept.push(connect_from(&world, ATTACKER).await);
     }
     let mut fifth = connect_from(&world, ATTACKER).await;
-    assert_eq!(rest(&mut fifth).await, "");
-    assert_eq!(refused(&world, "client_connections"), 1.0);
+    assert_eq!(read_rest(&mut fifth).await, "");
+    assert_eq!(refusal_metric(&world, "client_connections"), 1.0);
     assert_eq!(rest_of_others(&world).await, 200);
     // A connection that ends makes room for one.
     drop(kept.pop());
-    until(|| world.metric("rouse_activator_client_connections") <= 3.0).await;
+    wait_until(|| world.metric("rouse_activator_client_connections") <= 3.0).await;
     let mut next = connect_from(&world, ATTACKER).await;
     next.write_all(GET.as_bytes()).await.unwrap();
-    assert!(rest(&mut next).await.starts_with("HTTP/1.1 200 "));
+    assert!(read_rest(&mut next).await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
@@ -351,7 +363,7 @@ async fn a_trusted_proxy_has_no_share_but_the_whole() {
         config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
     })
     .await;
-    world.ready("p", server(OK, Duration::ZERO).await.address);
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let _first = TcpStream::connect(world.outside).await.unwrap();
     let ask = GET.replace("host: a", "host: hello.default.example.com");
     assert!(world.exchange_at(world.outside, &ask).await.starts_with("HTTP/1.1 200 "));
@@ -366,7 +378,7 @@ async fn with_a_small_file_table() {
         (config.max_connections, config.max_client_connections) = (Some(1000), Some(1000));
     })
     .await;
-    world.ready("p", server(OK, Duration::ZERO).await.address);
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     assert_eq!(rest_of_others(&world).await, 200);
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     // Both ends of each connection are in this process: the client's and the activator's.
@@ -374,7 +386,7 @@ async fn with_a_small_file_table() {
     for _ in 0..50 {
         idle.push(connect_from(&world, ATTACKER).await);
     }
-    until(|| world.metric("rouse_activator_client_connections") >= 50.0).await;
+    wait_until(|| world.metric("rouse_activator_client_connections") >= 50.0).await;
     let next = std::fs::File::open("/dev/null").unwrap();
     let full = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
     setrlimit(Resource::RLIMIT_NOFILE, full, most).unwrap();
@@ -382,8 +394,8 @@ async fn with_a_small_file_table() {
     drop(next);
     let mut other = connect_from(&world, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
-    assert!(rest(&mut other).await.starts_with("HTTP/1.1 200 "));
-    assert!(refused(&world, "connections") > 0.0);
+    assert!(read_rest(&mut other).await.starts_with("HTTP/1.1 200 "));
+    assert!(refusal_metric(&world, "connections") > 0.0);
 }
 
 #[test]
@@ -399,14 +411,14 @@ fn a_full_file_table_stops_no_active_client() {
 async fn an_http2_connection_without_requests_ends() {
     let mut world = ActivatorFixture::with(|config| config.head_timeout_ms = 200).await;
     let busy = Http2TestClient::connect(world.port).await;
-    let mut call = busy.call(h2c::get("/")).await;
-    world.waiting(1).await;
+    let mut call = busy.start_call(h2c::get("/")).await;
+    world.wait_for_queued(1).await;
     let idle = Http2TestClient::connect(world.port).await;
-    until(|| idle.is_closed()).await;
-    assert_eq!(refused(&world, "idle"), 1.0);
-    world.ready("p", server(OK, Duration::ZERO).await.address);
-    call.end();
-    call.head().await;
+    wait_until(|| idle.is_closed()).await;
+    assert_eq!(refusal_metric(&world, "idle"), 1.0);
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    call.end_body();
+    call.response_head().await;
 }
 
 const SLOW: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\nx";
@@ -415,25 +427,25 @@ const SLOW: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\nx"
 async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
     for protocol in [AppProtocol::Http1, AppProtocol::H2c] {
         let mut world = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
-        world.change(|table| {
+        world.apply_change(|table| {
             let it = table.revisions.get_mut(&revision()).unwrap();
             (it.container_concurrency, it.protocol) = (1, protocol);
         });
         let (h1, h2) = (reader().await, FakeHttp2Pod::start(collected).await);
-        world.ready("p", if protocol == AppProtocol::H2c { h2.address } else { h1 });
+        world.add_ready_pod("p", if protocol == AppProtocol::H2c { h2.address } else { h1 });
         let mut slow = connect_from(&world, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
         let served = world.activator.gateway.routes.revision(&revision()).unwrap();
-        until(|| served.figures().2 == 1).await;
+        wait_until(|| served.queue_metrics().2 == 1).await;
         let mut next = connect_from(&world, OTHER).await;
         let whole =
             "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
         next.write_all(whole.as_bytes()).await.unwrap();
-        assert!(rest(&mut next).await.starts_with("HTTP/1.1 200 "));
-        let told = rest(&mut slow).await;
+        assert!(read_rest(&mut next).await.starts_with("HTTP/1.1 200 "));
+        let told = read_rest(&mut slow).await;
         assert!(told.starts_with("HTTP/1.1 408 "), "{told}");
         assert!(told.contains("connection: close") && told.ends_with("request body timeout"));
-        assert_eq!(refused(&world, "body_idle"), 1.0);
+        assert_eq!(refusal_metric(&world, "body_idle"), 1.0);
     }
 }
 
@@ -475,7 +487,7 @@ async fn read_and_answer(stream: &mut TcpStream) {
 async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     let mut world = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.ready("p", listener.local_addr().unwrap());
+    world.add_ready_pod("p", listener.local_addr().unwrap());
     // The pod does not read, so the client has to wait with the rest.
     let mut blocked = connect_from(&world, OTHER).await;
     let head = format!(
@@ -493,8 +505,8 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     // The call is gRPC, whose client may be silent.
     let client = Http2TestClient::connect(world.port).await;
     let grpc = h2c::get("/").method("POST").header("content-type", "application/grpc+proto");
-    let mut call = client.call(grpc).await;
-    call.say("hello").await;
+    let mut call = client.start_call(grpc).await;
+    call.send_piece("hello").await;
     let (mut grpc_pod, _) = listener.accept().await.unwrap();
     read_head(&mut grpc_pod).await;
     // Both take longer than two later ones, which come one after the other and are slow.
@@ -502,16 +514,16 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
         let mut slow = connect_from(&world, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
         let (_slow_pod, _) = listener.accept().await.unwrap();
-        assert!(rest(&mut slow).await.starts_with("HTTP/1.1 408 "));
+        assert!(read_rest(&mut slow).await.starts_with("HTTP/1.1 408 "));
     }
     grpc_pod.write_all(OK.as_bytes()).await.unwrap();
-    assert_eq!(call.code().await, 200);
+    assert_eq!(call.status_code().await, 200);
     read_and_answer(&mut busy_pod).await;
     let mut told = String::new();
     reading.read_to_string(&mut told).await.unwrap();
     assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
     drop(sends.await);
-    assert_eq!(refused(&world, "body_idle"), 2.0);
+    assert_eq!(refusal_metric(&world, "body_idle"), 2.0);
 }
 
 #[tokio::test]
@@ -519,7 +531,7 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
     let mut world = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
     let (answer, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
     let (may_answer, asked) = (Arc::clone(&answer), Arc::clone(&is_asked));
-    let pod = handling(move |mut stream, number| {
+    let pod = start_pod_with(move |mut stream, number| {
         let (may_answer, asked) = (Arc::clone(&may_answer), Arc::clone(&asked));
         async move {
             while !read_head(&mut stream).await.is_empty() {
@@ -531,30 +543,30 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
             }
         }
     });
-    world.ready("p", pod.await);
+    world.add_ready_pod("p", pod.await);
     let long = |length| format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(length));
     let mut busy = connect_from(&world, ATTACKER).await;
     busy.write_all(long(60_000).as_bytes()).await.unwrap();
-    until(|| is_asked.load(SeqCst) == 1).await;
-    let seats = world.activator.server.seats();
+    wait_until(|| is_asked.load(SeqCst) == 1).await;
+    let seats = world.activator.server.connections();
     let mut idle = Vec::new();
-    while refused(&world, "bytes") == 0.0 {
-        assert!(seats.kept() < MIB, "{}", seats.kept());
+    while refusal_metric(&world, "bytes") == 0.0 {
+        assert!(seats.buffer_bytes() < MIB, "{}", seats.buffer_bytes());
         let mut next = connect_from(&world, OTHER).await;
         next.write_all(long(20_000).as_bytes()).await.unwrap();
         let head = read_head(&mut next).await;
         assert!(head.starts_with("HTTP/1.1 200 ") || head.starts_with("HTTP/1.1 503 "), "{head}");
         idle.push(next);
     }
-    until(|| seats.kept() <= MIB).await;
+    wait_until(|| seats.buffer_bytes() <= MIB).await;
     // The connection that kept most ends, but not before it has its response.
-    assert!(seats.leaving() > 0);
+    assert!(seats.closing_buffer_bytes() > 0);
     answer.notify_one();
-    let told = rest(&mut busy).await;
+    let told = read_rest(&mut busy).await;
     assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("hello"), "{told}");
-    until(|| seats.leaving() == 0).await;
+    wait_until(|| seats.closing_buffer_bytes() == 0).await;
     drop(idle);
-    until(|| seats.kept() == 0).await;
+    wait_until(|| seats.buffer_bytes() == 0).await;
 }
 
 #[tokio::test]
@@ -563,11 +575,11 @@ async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answere
         (config.max_bytes, config.max_client_bytes) = (2 * MIB, Some(100 * MIB));
     })
     .await;
-    world.ready("p", server(OK, Duration::ZERO).await.address);
+    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let host = other_service(&mut world).await;
     let answered = Arc::new(AtomicUsize::new(0));
     let asking = tokio::spawn(keeps_asking(world.outside, host, Arc::clone(&answered)));
-    let words = [preface(), indexed(0..10)].concat();
+    let words = [client_preface(), encode_indexed_requests(0..10)].concat();
     let mut attackers = Vec::new();
     for _ in 0..40 {
         let mut attacker = connect_from(&world, ATTACKER).await;
@@ -575,29 +587,31 @@ async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answere
         attacker.write_all(&words).await.ok();
         attackers.push(attacker);
         let before = answered.load(SeqCst);
-        until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
+        wait_until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
     }
-    let seats = world.activator.server.seats();
-    until(|| refused(&world, "bytes") > 0.0).await;
-    until(|| seats.kept() <= 2 * MIB && seats.leaving() <= 2 * MIB / 8).await;
+    let seats = world.activator.server.connections();
+    wait_until(|| refusal_metric(&world, "bytes") > 0.0).await;
+    wait_until(|| seats.buffer_bytes() <= 2 * MIB && seats.closing_buffer_bytes() <= 2 * MIB / 8)
+        .await;
     assert!(!asking.is_finished(), "each of its requests is answered");
     drop(attackers);
-    until(|| seats.kept() == 0 && seats.leaving() == 0).await;
+    wait_until(|| seats.buffer_bytes() == 0 && seats.closing_buffer_bytes() == 0).await;
 }
 
 /// Host of another service, whose pod answers.
 async fn other_service(world: &mut ActivatorFixture) -> &'static str {
     const HOST: &str = "other.default.example.com";
     let name = NamespacedName::new("default", "other-1");
-    let mut pod = harness::pod("q", server(OK, Duration::ZERO).await.address, RoutingPhase::Ready);
+    let mut pod =
+        harness::pod("q", start_pod(OK, Duration::ZERO).await.address, RoutingPhase::Ready);
     pod.revision = name.clone();
-    world.change(|table| {
-        let mut service = harness::hello(harness::free_port());
+    world.apply_change(|table| {
+        let mut service = harness::hello_service(harness::free_port());
         service.name = NamespacedName::new("default", "other");
         service.hosts = vec![HOST.to_owned()];
         service.targets = vec![RouteTarget { revision: name.clone(), percent: 100 }];
         table.services.insert(service.name.clone(), service);
-        table.revisions.insert(name.clone(), RevisionEntry { name, ..harness::hello_1() });
+        table.revisions.insert(name.clone(), RevisionEntry { name, ..harness::hello_revision() });
         table.pods.insert("q".to_owned(), pod);
     });
     HOST
@@ -605,10 +619,10 @@ async fn other_service(world: &mut ActivatorFixture) -> &'static str {
 
 /// Sends one request after the other over one connection, and expects a response to each.
 async fn keeps_asking(door: SocketAddr, host: &'static str, answered: Arc<AtomicUsize>) {
-    let client = Http2TestClient::at(door).await;
+    let client = Http2TestClient::connect_to(door).await;
     loop {
         let request = Request::get(format!("http://{host}/"));
-        let answer = client.ask(request, &[]).await.expect("the connection stands");
+        let answer = client.send_request(request, &[]).await.expect("the connection stands");
         assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello"));
         answered.fetch_add(1, SeqCst);
     }
@@ -626,7 +640,7 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_a
     let mut sent = 0;
     let next_answer = async || {
         let before = answered.load(SeqCst);
-        until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
+        wait_until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
     };
     // The last request but one may still find the connection open.
     while let Ok(mut ready) = send.clone().ready().await {
@@ -634,17 +648,17 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_a
         let Ok((answer, mut body)) = ready.send_request(request, false) else { break };
         sent += 1;
         let revision = world.activator.gateway.routes.revision(&revision()).unwrap();
-        until(|| revision.waiting() == 1 || ended.is_finished()).await;
+        wait_until(|| revision.waiting_count() == 1 || ended.is_finished()).await;
         body.send_reset(h2::Reason::CANCEL);
         drop(answer);
-        until(|| revision.waiting() == 0).await;
+        wait_until(|| revision.waiting_count() == 0).await;
         next_answer().await;
     }
     assert_eq!(sent, 20, "it was sent away at the bound");
     drop(send);
     let error = ended.await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
-    assert_eq!(refused(&world, "resets"), 1.0);
+    assert_eq!(refusal_metric(&world, "resets"), 1.0);
     next_answer().await;
     assert!(!asking.is_finished(), "each of its requests is answered");
 }

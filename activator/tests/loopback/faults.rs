@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     h2c::{self, FakeHttp2Pod, Http2TestClient},
-    harness::{self, ActivatorFixture, GET, LONG, OK, read_head, revision, until},
+    harness::{self, ActivatorFixture, GET, LONG, OK, read_head, revision, wait_until},
 };
 
 /// Pseudo-random sequence that is the same each time (xorshift64, Marsaglia 2003).
@@ -28,7 +28,7 @@ impl FaultRng {
 }
 
 /// Pod that answers in order, or breaks off at some point with a reset or an end.
-async fn rude(seed: u64, http2: bool) -> std::net::SocketAddr {
+async fn start_faulty_pod(seed: u64, http2: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let whole = FakeHttp2Pod::start(h2c::echo).await;
@@ -96,7 +96,13 @@ async fn break_http2(
 }
 
 /// Client that breaks off after `at` bytes of its request, or after `answer` bytes of its response.
-async fn leave(mut stream: TcpStream, request: &[u8], at: usize, reset: bool, answer: usize) {
+async fn abort_request(
+    mut stream: TcpStream,
+    request: &[u8],
+    at: usize,
+    reset: bool,
+    answer: usize,
+) {
     if reset {
         stream.set_zero_linger().unwrap();
     }
@@ -106,16 +112,16 @@ async fn leave(mut stream: TcpStream, request: &[u8], at: usize, reset: bool, an
     read.await.ok();
 }
 
-async fn is_clean(world: &ActivatorFixture) {
+async fn assert_no_state_left(world: &ActivatorFixture) {
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
-    until(|| (served.figures().2, served.waiting()) == (0, 0)).await;
-    until(|| world.waited().0 == world.waited().1).await;
+    wait_until(|| (served.queue_metrics().2, served.waiting_count()) == (0, 0)).await;
+    wait_until(|| world.waiting_totals().0 == world.waiting_totals().1).await;
     assert_eq!(world.metric("rouse_activator_waiting_requests"), 0.0);
 }
 
-async fn torment(protocol: AppProtocol) {
+async fn run_faults(protocol: AppProtocol) {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         (it.container_concurrency, it.protocol) = (2, protocol);
     });
@@ -124,10 +130,10 @@ async fn torment(protocol: AppProtocol) {
     for round in 0..300 {
         match round % 50 {
             0 => {
-                let pod = rude(round + 1, protocol == AppProtocol::H2c).await;
-                world.ready("p", pod);
+                let pod = start_faulty_pod(round + 1, protocol == AppProtocol::H2c).await;
+                world.add_ready_pod("p", pod);
             }
-            40 => world.change(|table| table.pods.clear()),
+            40 => world.apply_change(|table| table.pods.clear()),
             _ => {}
         }
         let stream = world.connect().await;
@@ -135,15 +141,15 @@ async fn torment(protocol: AppProtocol) {
             (chance.below(2 * GET.len()), chance.below(2) == 0, chance.below(60));
         if chance.below(2) == 0 {
             tasks.push(tokio::spawn(async move {
-                leave(stream, GET.as_bytes(), at, reset, answer).await
+                abort_request(stream, GET.as_bytes(), at, reset, answer).await
             }));
             continue;
         }
         let client = Http2TestClient::connect(world.port).await;
         tasks.push(tokio::spawn(async move {
-            let mut call = client.call(Request::post("http://a/")).await;
+            let mut call = client.start_call(Request::post("http://a/")).await;
             if answer % 3 > 0 {
-                call.say("something").await;
+                call.send_piece("something").await;
             }
             if answer % 3 > 1 {
                 let head = tokio::time::timeout(Duration::from_millis(5), call.try_head());
@@ -154,29 +160,29 @@ async fn torment(protocol: AppProtocol) {
     for task in tasks {
         task.await.unwrap();
     }
-    is_clean(&world).await;
+    assert_no_state_left(&world).await;
     let good = FakeHttp2Pod::start(h2c::echo).await;
-    world.change(|table| table.pods.clear());
+    world.apply_change(|table| table.pods.clear());
     if protocol == AppProtocol::H2c {
-        world.ready("good", good.address);
+        world.add_ready_pod("good", good.address);
     } else {
-        world.ready("good", harness::server(OK, Duration::ZERO).await.address);
+        world.add_ready_pod("good", harness::start_pod(OK, Duration::ZERO).await.address);
     }
     for _ in 0..10 {
         assert!(world.exchange(GET).await.starts_with("HTTP/1.1 200 "));
     }
-    is_clean(&world).await;
-    assert!(world.waited().0 > 0, "some waited");
+    assert_no_state_left(&world).await;
+    assert!(world.waiting_totals().0 > 0, "some waited");
 }
 
 #[tokio::test]
 async fn http1_pods_and_clients_that_break_off_leave_nothing() {
-    torment(AppProtocol::Http1).await;
+    run_faults(AppProtocol::Http1).await;
 }
 
 #[tokio::test]
 async fn http2_pods_and_clients_that_break_off_leave_nothing() {
-    torment(AppProtocol::H2c).await;
+    run_faults(AppProtocol::H2c).await;
 }
 
 /// Time until the kernel's next keep-alive probe of a connection, in hundredths of a second; `None`: there is none
@@ -197,20 +203,22 @@ fn keepalive_timer(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
 async fn silent_clients_and_pods_get_keepalive_probes() {
     for protocol in [AppProtocol::Http1, AppProtocol::H2c] {
         let mut world = ActivatorFixture::new().await;
-        world.change(|table| table.revisions.get_mut(&revision()).unwrap().protocol = protocol);
+        world.apply_change(|table| {
+            table.revisions.get_mut(&revision()).unwrap().protocol = protocol
+        });
         let (plain, http2) =
-            (harness::server(OK, LONG).await, FakeHttp2Pod::start(h2c::never).await);
+            (harness::start_pod(OK, LONG).await, FakeHttp2Pod::start(h2c::never).await);
         let at = if protocol == AppProtocol::H2c { http2.address } else { plain.address };
-        world.ready("p", at);
+        world.add_ready_pod("p", at);
         let mut client = world.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
-        until(|| plain.requests() + http2.requests() == 1).await;
+        wait_until(|| plain.requests() + http2.requests() == 1).await;
         let near = client.local_addr().unwrap().port();
-        until(|| {
+        wait_until(|| {
             keepalive_timer(|own, peer| (own, peer) == (world.port, near)).is_some_and(is_soon)
         })
         .await;
-        until(|| keepalive_timer(|_own, peer| peer == at.port()).is_some_and(is_soon)).await;
+        wait_until(|| keepalive_timer(|_own, peer| peer == at.port()).is_some_and(is_soon)).await;
     }
 }
 

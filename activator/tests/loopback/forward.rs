@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    self, ActivatorFixture, GET, LONG, OK, PausedClock, handling, hello_1, read_head, read_until,
-    rest, revision, server, service, until,
+    self, ActivatorFixture, GET, LONG, OK, PausedClock, hello_revision, read_head, read_rest,
+    read_until, revision, service, start_pod, start_pod_with, wait_until,
 };
 
 fn status(answer: &str) -> &str {
@@ -22,46 +22,49 @@ fn status(answer: &str) -> &str {
 #[tokio::test]
 async fn requests_wait_and_go_once_a_pod_is_ready() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
+    let pod = start_pod(OK, Duration::ZERO).await;
     let streams = join_all((0..20).map(|_| world.connect())).await;
     let mut asked = Vec::new();
     for mut stream in streams {
         stream.write_all(GET.as_bytes()).await.unwrap();
         asked.push(stream);
     }
-    world.waiting(20).await;
-    assert_eq!(world.waited(), (20, 0));
-    world.pod("p", pod.address, RoutingPhase::Starting);
-    world.waiting(20).await;
-    world.ready("p", pod.address);
+    world.wait_for_queued(20).await;
+    assert_eq!(world.waiting_totals(), (20, 0));
+    world.set_pod("p", pod.address, RoutingPhase::Starting);
+    world.wait_for_queued(20).await;
+    world.add_ready_pod("p", pod.address);
     for mut stream in asked {
-        assert_eq!(status(&rest(&mut stream).await), "200");
+        assert_eq!(status(&read_rest(&mut stream).await), "200");
     }
-    assert_eq!((pod.requests(), world.waited(), world.left()), (20, (20, 20), 0));
+    assert_eq!(
+        (pod.requests(), world.waiting_totals(), world.abandoned_requests()),
+        (20, (20, 20), 0)
+    );
 }
 
 #[tokio::test]
 async fn a_warm_request_does_not_count_as_waiting_and_reuses_a_connection() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     for _ in 0..5 {
         assert_eq!(status(&world.exchange(GET).await), "200");
     }
-    assert_eq!((pod.requests(), pod.connections(), world.waited()), (5, 1, (0, 0)));
+    assert_eq!((pod.requests(), pod.connections(), world.waiting_totals()), (5, 1, (0, 0)));
 }
 
 #[tokio::test]
 async fn a_client_that_goes_while_it_waits_leaves_the_queue() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
+    let pod = start_pod(OK, Duration::ZERO).await;
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    world.waiting(1).await;
+    world.wait_for_queued(1).await;
     drop(stream);
-    world.waiting(0).await;
-    until(|| world.waited() == (1, 1)).await;
-    world.ready("p", pod.address);
+    world.wait_for_queued(0).await;
+    wait_until(|| world.waiting_totals() == (1, 1)).await;
+    world.add_ready_pod("p", pod.address);
     assert_eq!(status(&world.exchange(GET).await), "200");
     assert_eq!(pod.requests(), 1);
     let cancelled = "rouse_activator_requests_total{code=\"cancelled\"}";
@@ -73,7 +76,7 @@ async fn a_full_queue_answers_503_with_retry_after() {
     let world = ActivatorFixture::with(|config| config.max_waiting = 1).await;
     let mut first = world.connect().await;
     first.write_all(GET.as_bytes()).await.unwrap();
-    world.waiting(1).await;
+    world.wait_for_queued(1).await;
     let answer = world.exchange(GET).await;
     assert_eq!(status(&answer), "503");
     assert!(answer.contains("retry-after: 1\r\n"), "{answer}");
@@ -83,65 +86,71 @@ async fn a_full_queue_answers_503_with_retry_after() {
 #[tokio::test]
 async fn the_deadline_counts_while_waiting() {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(30);
     });
     let answer = world.exchange(GET).await;
     assert_eq!(status(&answer), "504");
     assert!(answer.ends_with("activator request timeout"), "{answer}");
-    assert_eq!((world.waited(), world.left()), ((1, 1), 1), "it arrived, and no pod got it");
+    assert_eq!(
+        (world.waiting_totals(), world.abandoned_requests()),
+        ((1, 1), 1),
+        "it arrived, and no pod got it"
+    );
 }
 
 #[tokio::test]
 async fn an_answer_must_begin_in_time() {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         it.response_start_timeout = Some(Duration::from_millis(30));
     });
-    let pod = server(OK, LONG).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, LONG).await;
+    world.add_ready_pod("p", pod.address);
     assert_eq!(status(&world.exchange(GET).await), "504");
 }
 
 #[tokio::test]
 async fn an_answer_that_stalls_is_cut_off() {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         it.idle_timeout = Some(Duration::from_millis(30));
     });
-    let pod = handling(|mut stream, _| async move {
+    let pod = start_pod_with(|mut stream, _| async move {
         read_head(&mut stream).await;
         let begun = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello";
         stream.write_all(begun).await.unwrap();
         stream.read_u8().await.ok();
     })
     .await;
-    world.ready("p", pod);
+    world.add_ready_pod("p", pod);
     // A busy machine may begin later.
-    let clock = PausedClock::stop();
+    let clock = PausedClock::start_paused();
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
     let begun = read_until(&mut stream, "hello").await;
     assert_eq!(status(&begun), "200");
     assert!(begun.ends_with("hello"), "{begun}");
-    clock.forward(Duration::from_millis(31)).await;
-    assert_eq!(rest(&mut stream).await, "", "it is cut off");
+    clock.advance(Duration::from_millis(31)).await;
+    assert_eq!(read_rest(&mut stream).await, "", "it is cut off");
 }
 
 #[tokio::test]
 async fn a_refused_connection_is_tried_elsewhere() {
     let mut world = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let pod = server(OK, Duration::ZERO).await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
-    world.ready("gone", gone);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
+    });
+    world.add_ready_pod("gone", gone);
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    until(|| world.metric("rouse_activator_retries_total") > 0.0).await;
-    world.ready("good", pod.address);
-    assert_eq!(status(&rest(&mut stream).await), "200");
+    wait_until(|| world.metric("rouse_activator_retries_total") > 0.0).await;
+    world.add_ready_pod("good", pod.address);
+    assert_eq!(status(&read_rest(&mut stream).await), "200");
     assert_eq!(pod.requests(), 1);
 }
 
@@ -149,7 +158,7 @@ async fn a_refused_connection_is_tried_elsewhere() {
 async fn a_pod_that_always_refuses_gives_502() {
     let mut world = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    world.ready("gone", gone);
+    world.add_ready_pod("gone", gone);
     let answer = world.exchange(GET).await;
     assert_eq!(status(&answer), "502");
     assert!(answer.contains("cannot connect to pod at"), "{answer}");
@@ -160,8 +169,10 @@ async fn a_pod_that_always_refuses_gives_502() {
 async fn nothing_is_sent_again_once_a_byte_was_sent() {
     let mut world = ActivatorFixture::new().await;
     let rude = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let pod = server(OK, Duration::ZERO).await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
+    });
     let at = rude.local_addr().unwrap();
     let asked = tokio::spawn(async move {
         let mut requests = 0;
@@ -173,11 +184,11 @@ async fn nothing_is_sent_again_once_a_byte_was_sent() {
         }
         requests
     });
-    world.ready("rude", at);
+    world.add_ready_pod("rude", at);
     let answer = world.exchange(GET).await;
     assert_eq!(status(&answer), "502");
     assert_eq!(asked.await.unwrap(), 1);
-    world.ready("good", pod.address);
+    world.add_ready_pod("good", pod.address);
     assert_eq!(pod.requests(), 0, "the request ended with the pod it was sent to");
 }
 
@@ -185,7 +196,7 @@ async fn nothing_is_sent_again_once_a_byte_was_sent() {
 async fn a_connection_the_pod_has_closed_is_not_used() {
     let mut world = ActivatorFixture::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.ready("p", listener.local_addr().unwrap());
+    world.add_ready_pod("p", listener.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             read_head(&mut stream).await;
@@ -200,13 +211,15 @@ async fn a_connection_the_pod_has_closed_is_not_used() {
 #[tokio::test]
 async fn a_hard_limit_lets_one_request_in_at_a_time() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::from_millis(2)).await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::from_millis(2)).await;
+    world.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
+    });
+    world.add_ready_pod("p", pod.address);
     let answers = join_all((0..20).map(|_| world.exchange(GET))).await;
     assert!(answers.iter().all(|answer| status(answer) == "200"));
     assert_eq!((pod.requests(), pod.connections()), (20, 1));
-    let (started, finished) = world.waited();
+    let (started, finished) = world.waiting_totals();
     assert_eq!(started, finished);
 }
 
@@ -219,11 +232,11 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     let at = listener.local_addr().unwrap();
     // A backlog of 1 holds two connections; SYNs beyond it are dropped.
     let plugs = [harness_connect(at).await, harness_connect(at).await];
-    world.ready("p", at);
+    world.add_ready_pod("p", at);
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
     // Several sockets are unanswered before there is room.
-    until(|| unanswered(at.port()) >= 2).await;
+    wait_until(|| unanswered_dials(at.port()) >= 2).await;
     let mut repeats = 0;
     loop {
         let (mut pod, _) = listener.accept().await.unwrap();
@@ -235,13 +248,13 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
         repeats += 1;
     }
     assert!(repeats >= 2, "the plugs came first");
-    assert_eq!(status(&rest(&mut stream).await), "200");
+    assert_eq!(status(&read_rest(&mut stream).await), "200");
     assert!(world.metric("rouse_activator_dial_repeats_total") >= 2.0);
     drop(plugs);
 }
 
 /// Number of sockets of this machine whose connect to an IPv4 port is unanswered so far.
-fn unanswered(port: u16) -> usize {
+fn unanswered_dials(port: u16) -> usize {
     let (remote, syn_sent) = (format!(":{port:04X}"), "02");
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -255,17 +268,19 @@ async fn harness_connect(at: SocketAddr) -> TcpStream {
 #[tokio::test]
 async fn an_idle_connection_closes_once_the_service_is_direct() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     let mut kept = world.connect().await;
     let get = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
     let mut body = [0; 5];
     kept.write_all(get.as_bytes()).await.unwrap();
     assert!(!read_head(&mut kept).await.contains("connection: close"));
     kept.read_exact(&mut body).await.unwrap();
-    world.change(|table| table.services.get_mut(&service()).unwrap().path = ConnectionPath::Direct);
+    world.apply_change(|table| {
+        table.services.get_mut(&service()).unwrap().connection_path = ConnectionPath::Direct
+    });
     kept.write_all(get.as_bytes()).await.unwrap();
-    let answer = rest(&mut kept).await;
+    let answer = read_rest(&mut kept).await;
     assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
     assert_eq!(world.metric("rouse_activator_direct_closed_connections_total"), 1.0);
 
@@ -281,8 +296,8 @@ async fn an_idle_connection_closes_once_the_service_is_direct() {
 #[tokio::test]
 async fn a_service_port_serves_whatever_host_and_the_gateway_only_known_ones() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     let foreign = "GET / HTTP/1.1\r\nhost: foreign.example\r\nconnection: close\r\n\r\n";
     assert_eq!(status(&world.exchange(foreign).await), "200");
     let old = "GET / HTTP/1.0\r\n\r\n";
@@ -290,17 +305,17 @@ async fn a_service_port_serves_whatever_host_and_the_gateway_only_known_ones() {
     assert!(pod.heads().contains("host: hello.default.svc\r\n"));
     let mut outside = tokio::net::TcpStream::connect(world.outside).await.unwrap();
     outside.write_all(foreign.as_bytes()).await.unwrap();
-    assert_eq!(status(&rest(&mut outside).await), "404");
+    assert_eq!(status(&read_rest(&mut outside).await), "404");
 }
 
 #[tokio::test]
 async fn a_split_follows_the_percents_and_a_missing_target_is_reported() {
     let mut world = ActivatorFixture::new().await;
-    let (one, two) = (server(OK, Duration::ZERO).await, server(OK, Duration::ZERO).await);
+    let (one, two) = (start_pod(OK, Duration::ZERO).await, start_pod(OK, Duration::ZERO).await);
     let second = NamespacedName::new("default", "hello-2");
-    world.ready("one", one.address);
-    world.change(|table| {
-        let mut it = hello_1();
+    world.add_ready_pod("one", one.address);
+    world.apply_change(|table| {
+        let mut it = hello_revision();
         it.name = second.clone();
         table.revisions.insert(second.clone(), it);
         let mut pod = harness::pod("two", two.address, RoutingPhase::Ready);
@@ -315,13 +330,13 @@ async fn a_split_follows_the_percents_and_a_missing_target_is_reported() {
     }
     assert_eq!(one.requests() + two.requests(), 200);
     assert!((50..=150).contains(&one.requests()), "{}", one.requests());
-    world.change(|table| drop(table.revisions.remove(&second)));
-    world.change(|table| {
+    world.apply_change(|table| drop(table.revisions.remove(&second)));
+    world.apply_change(|table| {
         table.services.get_mut(&service()).unwrap().targets =
             vec![RouteTarget { revision: second.clone(), percent: 100 }];
     });
     assert_eq!(status(&world.exchange(GET).await), "404");
-    world.change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
+    world.apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
     assert_eq!(status(&world.exchange(GET).await), "503");
 }
 
@@ -329,9 +344,9 @@ async fn a_split_follows_the_percents_and_a_missing_target_is_reported() {
 async fn a_service_that_goes_closes_its_port() {
     let mut world = ActivatorFixture::new().await;
     let mut kept = world.connect().await;
-    world.change(|table| table.services.clear());
+    world.apply_change(|table| table.services.clear());
     kept.write_all(GET.as_bytes()).await.unwrap();
-    assert_eq!(status(&rest(&mut kept).await), "404");
+    assert_eq!(status(&read_rest(&mut kept).await), "404");
     let again = tokio::net::TcpStream::connect(("127.0.0.1", world.port));
     assert!(tokio::time::timeout(LONG, again).await.unwrap().is_err());
 }
@@ -355,15 +370,15 @@ async fn knatives_probes_are_answered() {
 #[tokio::test]
 async fn a_request_for_a_revision_that_comes_back_is_served() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
+    let pod = start_pod(OK, Duration::ZERO).await;
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    world.waiting(1).await;
-    world.change(|table| drop(table.revisions.remove(&revision())));
+    world.wait_for_queued(1).await;
+    world.apply_change(|table| drop(table.revisions.remove(&revision())));
     assert_eq!(status(&world.exchange(GET).await), "404");
-    world.change(|table| drop(table.revisions.insert(revision(), hello_1())));
-    world.ready("p", pod.address);
-    assert_eq!(status(&rest(&mut stream).await), "200");
+    world.apply_change(|table| drop(table.revisions.insert(revision(), hello_revision())));
+    world.add_ready_pod("p", pod.address);
+    assert_eq!(status(&read_rest(&mut stream).await), "200");
 }
 
 /// Starts a listener whose queue is full for as long as the connections in it are kept, so that it answers no dial.
@@ -379,26 +394,26 @@ async fn silent() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
 async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
     let mut world = ActivatorFixture::new().await;
     let (_full, at, _plugs) = silent().await;
-    world.ready("full", at);
+    world.add_ready_pod("full", at);
     let mut stream = world.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    until(|| world.metric("rouse_activator_dials_total") > 0.0).await;
-    world.change(|table| table.pods.clear());
-    world.waiting(1).await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
-    assert_eq!(status(&rest(&mut stream).await), "200");
-    assert_eq!(world.waited(), (1, 1));
+    wait_until(|| world.metric("rouse_activator_dials_total") > 0.0).await;
+    world.apply_change(|table| table.pods.clear());
+    world.wait_for_queued(1).await;
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
+    assert_eq!(status(&read_rest(&mut stream).await), "200");
+    assert_eq!(world.waiting_totals(), (1, 1));
 }
 
 /// Creates a service of two pods, one of which leaves dials unanswered. The timeout of its requests is shorter than the
 /// time until such a dial fails, and than the time for which requests avoid the pod.
 async fn add_pods_beside_silent(world: &mut ActivatorFixture, silent: SocketAddr) {
     let timeout = Duration::from_secs(5);
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("silent", silent);
-    world.ready("p", pod.address);
+    world.apply_change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("silent", silent);
+    world.add_ready_pod("p", pod.address);
 }
 
 #[tokio::test]
@@ -430,6 +445,6 @@ async fn a_pod_that_left_a_dial_unanswered_is_dialled_again_once_there_is_no_oth
             });
         }
     });
-    world.change(|table| drop(table.pods.remove("p")));
+    world.apply_change(|table| drop(table.pods.remove("p")));
     assert_eq!(status(&world.exchange(GET).await), "200");
 }

@@ -8,7 +8,9 @@ use http::Request;
 
 use crate::{
     h2c::Http2TestClient,
-    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, hello, hello_1, server, service},
+    harness::{
+        self, ActivatorFixture, FakeHttp1Pod, OK, hello_revision, hello_service, service, start_pod,
+    },
 };
 
 fn status(answer: &str) -> &str {
@@ -20,19 +22,23 @@ fn get(host: &str, fields: &str) -> String {
 }
 
 fn ingress(world: &mut ActivatorFixture, ingress: GatewayRules) {
-    world.change(|table| {
-        table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
+    world.apply_change(|table| {
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
     });
 }
 
 fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
-    MappedDomain { host: host.into(), rewrite: rewrite.map(Into::into), redirects: false }
+    MappedDomain {
+        host: host.into(),
+        host_rewrite: rewrite.map(Into::into),
+        redirects_to_https: false,
+    }
 }
 
 async fn awake() -> (ActivatorFixture, FakeHttp1Pod) {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     (world, pod)
 }
 
@@ -41,7 +47,10 @@ async fn each_entrypoint_routes_its_own_hosts() {
     let (mut world, pod) = awake().await;
     ingress(
         &mut world,
-        GatewayRules { domains: vec![domain("shop.example", None)], ..GatewayRules::default() },
+        GatewayRules {
+            mapped_domains: vec![domain("shop.example", None)],
+            ..GatewayRules::default()
+        },
     );
     let port = SocketAddr::from(([127, 0, 0, 1], world.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
@@ -67,7 +76,11 @@ async fn each_entrypoint_routes_its_own_hosts() {
                 let answer = world.exchange_at(door, &get(&host, "")).await;
                 assert_eq!(status(&answer), "200", "{host} at {door}");
                 let request = Request::get(format!("http://{host}/"));
-                let answer = Http2TestClient::at(door).await.ask(request, &[]).await.unwrap();
+                let answer = Http2TestClient::connect_to(door)
+                    .await
+                    .send_request(request, &[])
+                    .await
+                    .unwrap();
                 assert_eq!(answer.head.status(), 200, "{host} at {door}");
                 expected += 2;
             }
@@ -83,9 +96,9 @@ async fn each_entrypoint_routes_its_own_hosts() {
 #[tokio::test]
 async fn a_domain_reaches_its_service_and_goes_with_it() {
     let (mut world, pod) = awake().await;
-    let domains =
+    let mapped_domains =
         vec![domain("shop.example", None), domain("old.example", Some("hello.default.svc"))];
-    ingress(&mut world, GatewayRules { domains, ..GatewayRules::default() });
+    ingress(&mut world, GatewayRules { mapped_domains, ..GatewayRules::default() });
     assert_eq!(status(&world.exchange_at(world.outside, &get("Shop.example", "")).await), "200");
     let heads = pod.heads();
     assert!(heads.contains("host: Shop.example\r\n"), "{heads}");
@@ -103,12 +116,15 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
 
     ingress(
         &mut world,
-        GatewayRules { domains: vec![domain("shop.example", None)], ..GatewayRules::default() },
+        GatewayRules {
+            mapped_domains: vec![domain("shop.example", None)],
+            ..GatewayRules::default()
+        },
     );
     let known =
         async |host: &str| status(&world.exchange_at(world.outside, &get(host, "")).await) == "200";
     assert_eq!((known("shop.example").await, known("old.example").await), (true, false));
-    world.change(|table| table.services.clear());
+    world.apply_change(|table| table.services.clear());
     let answer = world.exchange_at(world.outside, &get("shop.example", "")).await;
     assert_eq!(status(&answer), "404");
 }
@@ -116,9 +132,12 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
 #[tokio::test]
 async fn a_redirected_host_leads_to_https_from_outside_only() {
     let (mut world, pod) = awake().await;
-    let redirected = MappedDomain { redirects: true, ..domain("shop.example", None) };
-    let domains = vec![redirected, domain("plain.example", None)];
-    ingress(&mut world, GatewayRules { redirects: true, domains, tags: None });
+    let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
+    let mapped_domains = vec![redirected, domain("plain.example", None)];
+    ingress(
+        &mut world,
+        GatewayRules { redirects_to_https: true, mapped_domains, tag_routing: None },
+    );
     for (host, to) in [
         ("hello.default.example.com:8080", Some("https://hello.default.example.com/a?b=c")),
         ("Shop.example", Some("https://shop.example/a?b=c")),
@@ -137,22 +156,22 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
 #[tokio::test]
 async fn a_header_chooses_a_tag_where_the_route_says_so() {
     let (mut world, pod) = awake().await;
-    let blue = server("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblue", Duration::ZERO).await;
+    let blue = start_pod("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblue", Duration::ZERO).await;
     let (tagged, second) =
         (NamespacedName::new("default", "blue-hello"), NamespacedName::new("default", "hello-2"));
-    world.change(|table| {
-        let mut it = hello_1();
+    world.apply_change(|table| {
+        let mut it = hello_revision();
         it.name = second.clone();
         table.revisions.insert(second.clone(), it);
         let mut pod = harness::pod("blue", blue.address, common::wire::RoutingPhase::Ready);
         pod.revision = second.clone();
         table.pods.insert("blue".into(), pod);
-        let mut it = hello(4711);
+        let mut it = hello_service(4711);
         it.name = tagged.clone();
         it.hosts = vec!["blue-hello.default.example.com".into()];
         it.targets = vec![RouteTarget { revision: second.clone(), percent: 100 }];
-        let tags = Some(TagRouting::Tag("blue".into()));
-        it.ingress = Some(Box::new(GatewayRules { tags, ..GatewayRules::default() }));
+        let tag_routing = Some(TagRouting::ServeTag("blue".into()));
+        it.gateway_rules = Some(Box::new(GatewayRules { tag_routing, ..GatewayRules::default() }));
         table.services.insert(tagged.clone(), it);
     });
     let asked = "knative-serving-tag: blue\r\n";
@@ -162,8 +181,8 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
     assert!(!pod.heads().contains("knative-serving-tag"), "{}", pod.heads());
 
     let tags = vec![RouteTag { name: "blue".into(), service: tagged.clone() }];
-    let tags = Some(TagRouting::Choice(tags));
-    ingress(&mut world, GatewayRules { tags, ..GatewayRules::default() });
+    let tag_routing = Some(TagRouting::ChooseTag(tags));
+    ingress(&mut world, GatewayRules { tag_routing, ..GatewayRules::default() });
     let port = SocketAddr::from(([127, 0, 0, 1], world.port));
     for door in [world.outside, port, world.inside] {
         let answer = world.exchange_at(door, &get(host, asked)).await;

@@ -12,14 +12,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::{
     h2c::{self, FakeHttp2Pod, Http2TestClient, get},
     harness::{
-        self, ActivatorFixture, GET, OK, PausedClock, pod, rest, revision, server, service, until,
+        self, ActivatorFixture, GET, OK, PausedClock, pod, read_rest, revision, service, start_pod,
+        wait_until,
     },
 };
 
 /// Creates a world whose pods speak HTTP/2.
 async fn world() -> ActivatorFixture {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c;
     });
     world
@@ -30,28 +31,28 @@ async fn requests_wait_and_share_one_connection_to_the_pod() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
     let client = Http2TestClient::connect(world.port).await;
-    let asked = (0..50).map(|_| client.ask(get("/"), &[]));
+    let asked = (0..50).map(|_| client.send_request(get("/"), &[]));
     let asked = tokio::spawn(join_all(asked.collect::<Vec<_>>()));
-    world.waiting(50).await;
-    world.ready("p", pod.address);
+    world.wait_for_queued(50).await;
+    world.add_ready_pod("p", pod.address);
     for answer in asked.await.unwrap() {
         assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
     }
-    assert_eq!((pod.requests(), pod.connections(), world.waited()), (50, 1, (50, 50)));
+    assert_eq!((pod.requests(), pod.connections(), world.waiting_totals()), (50, 1, (50, 50)));
 }
 
 #[tokio::test]
 async fn a_call_carries_messages_and_trailers_as_grpc_does() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
     let request = Request::post("http://hello.default.example.com:8080/pkg.Service/Method")
         .header("content-type", "application/grpc")
         .header("te", "trailers");
-    let answer = client.ask(request, &["one", "two"]).await.unwrap();
+    let answer = client.send_request(request, &["one", "two"]).await.unwrap();
     assert_eq!((answer.body.as_str(), answer.trailer("grpc-status")), ("onetwo", Some("0")));
-    let seen = pod.seen();
+    let seen = pod.request_heads();
     let field = |name: &str| seen[0].headers.get(name).map(|it| it.to_str().unwrap().to_owned());
     assert_eq!(field("te").as_deref(), Some("trailers"));
     assert_eq!(field("host"), None);
@@ -64,19 +65,19 @@ async fn a_call_carries_messages_and_trailers_as_grpc_does() {
 async fn both_ends_may_talk_at_once() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
-    let mut call = client.call(Request::post("http://a/")).await;
+    let mut call = client.start_call(Request::post("http://a/")).await;
     let mut answer = None;
     for number in 0..20 {
         let said = format!("message {number}");
-        call.say(&said).await;
+        call.send_piece(&said).await;
         if answer.is_none() {
-            answer = Some(call.head().await);
+            answer = Some(call.response_head().await);
         }
         assert_eq!(answer.as_mut().unwrap().next().await.as_deref(), Some(said.as_bytes()));
     }
-    call.end();
+    call.end_body();
     assert_eq!(answer.as_mut().unwrap().next().await, None);
 }
 
@@ -84,19 +85,19 @@ async fn both_ends_may_talk_at_once() {
 async fn large_bodies_pass_whole_while_others_stand_still() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
     let mut stuck = Vec::new();
     for _ in 0..20 {
         // No client reads the response.
-        let mut call = client.call(Request::post("http://a/")).await;
-        call.say(&"x".repeat(60_000)).await;
-        stuck.push((call.head().await, call));
+        let mut call = client.start_call(Request::post("http://a/")).await;
+        call.send_piece(&"x".repeat(60_000)).await;
+        stuck.push((call.response_head().await, call));
     }
     let large = "0123456789abcdef".repeat(256 << 10);
     let parts: Vec<&str> =
         large.as_bytes().chunks(65_536).map(|it| str::from_utf8(it).unwrap()).collect();
-    let answer = client.ask(Request::post("http://a/"), &parts).await.unwrap();
+    let answer = client.send_request(Request::post("http://a/"), &parts).await.unwrap();
     assert!(answer.body == large, "{} of {}", answer.body.len(), large.len());
 }
 
@@ -104,10 +105,10 @@ async fn large_bodies_pass_whole_while_others_stand_still() {
 async fn requests_of_one_connection_are_balanced_one_by_one() {
     let mut world = world().await;
     let (one, two) = (FakeHttp2Pod::start(h2c::slow).await, FakeHttp2Pod::start(h2c::slow).await);
-    world.ready("one", one.address);
-    world.ready("two", two.address);
+    world.add_ready_pod("one", one.address);
+    world.add_ready_pod("two", two.address);
     let client = Http2TestClient::connect(world.port).await;
-    for answer in join_all((0..100).map(|_| client.ask(get("/"), &[]))).await {
+    for answer in join_all((0..100).map(|_| client.send_request(get("/"), &[]))).await {
         assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
     }
     assert_eq!(one.requests() + two.requests(), 100);
@@ -118,22 +119,22 @@ async fn requests_of_one_connection_are_balanced_one_by_one() {
 async fn a_client_and_a_pod_may_speak_differently() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let chunked = "POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\
         connection: close, te\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
     let answer = world.exchange(chunked).await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("hello"), "{answer}");
-    assert_eq!(pod.seen()[0].version, Version::HTTP_2);
+    assert_eq!(pod.request_heads()[0].version, Version::HTTP_2);
 
-    world.change(|table| {
+    world.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::Http1;
         table.pods.clear();
     });
-    let old = server(OK, Duration::ZERO).await;
-    world.ready("old", old.address);
+    let old = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("old", old.address);
     let client = Http2TestClient::connect(world.port).await;
     let request = get("/b").header("cookie", "a=1").header("cookie", "b=2");
-    let answer = client.ask(request, &[]).await.unwrap();
+    let answer = client.send_request(request, &[]).await.unwrap();
     assert_eq!((answer.head.status(), answer.body.as_str()), (StatusCode::OK, "hello"));
     let heads = old.heads();
     assert!(heads.starts_with("GET /b HTTP/1.1\r\n"), "{heads}");
@@ -145,10 +146,11 @@ async fn a_client_and_a_pod_may_speak_differently() {
 #[tokio::test]
 async fn a_pods_response_to_the_wrong_protocol_reaches_the_client() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server("HTTP/1.1 426 Upgrade Required\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod("HTTP/1.1 426 Upgrade Required\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     assert!(world.exchange(GET).await.starts_with("HTTP/1.1 426 "));
-    let answer = Http2TestClient::connect(world.port).await.ask(get("/"), &[]).await.unwrap();
+    let answer =
+        Http2TestClient::connect(world.port).await.send_request(get("/"), &[]).await.unwrap();
     assert_eq!(answer.head.status(), StatusCode::UPGRADE_REQUIRED);
 }
 
@@ -156,12 +158,15 @@ async fn a_pods_response_to_the_wrong_protocol_reaches_the_client() {
 async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::slow).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
-    let asked =
-        tokio::spawn(join_all((0..20).map(|_| client.ask(get("/"), &[])).collect::<Vec<_>>()));
-    until(|| pod.requests() == 20).await;
-    world.change(|table| table.services.get_mut(&service()).unwrap().path = ConnectionPath::Direct);
+    let asked = tokio::spawn(join_all(
+        (0..20).map(|_| client.send_request(get("/"), &[])).collect::<Vec<_>>(),
+    ));
+    wait_until(|| pod.requests() == 20).await;
+    world.apply_change(|table| {
+        table.services.get_mut(&service()).unwrap().connection_path = ConnectionPath::Direct
+    });
     for answer in asked.await.unwrap() {
         let answer = answer.unwrap();
         assert_eq!(
@@ -169,16 +174,19 @@ async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
             (StatusCode::OK, None)
         );
     }
-    let last = (0..5).map(|_| client.ask(get("/"), &[])).collect::<Vec<_>>();
+    let last = (0..5).map(|_| client.send_request(get("/"), &[])).collect::<Vec<_>>();
     for answer in join_all(last).await {
         assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
     }
-    until(|| client.is_closed()).await;
+    wait_until(|| client.is_closed()).await;
     assert_eq!(pod.requests(), 25);
     // The gateway for requests from outside keeps its client connections open.
-    let outside = Http2TestClient::at(world.outside).await;
+    let outside = Http2TestClient::connect_to(world.outside).await;
     for _ in 0..3 {
-        assert_eq!(outside.ask(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
+        assert_eq!(
+            outside.send_request(get("/"), &[]).await.unwrap().head.status(),
+            StatusCode::OK
+        );
     }
     assert!(!outside.is_closed());
 }
@@ -186,16 +194,16 @@ async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
 #[tokio::test]
 async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
     let mut world = world().await;
-    let pod = h2c::refusing(3).await;
-    world.ready("p", pod.address);
+    let pod = h2c::start_refusing_pod(3).await;
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
-    let answer = client.ask(get("/"), &[]).await.unwrap();
+    let answer = client.send_request(get("/"), &[]).await.unwrap();
     assert_eq!((answer.head.status(), pod.requests()), (StatusCode::OK, 4));
-    let pod = h2c::refusing(1).await;
-    world.change(|table| table.pods.clear());
-    world.ready("q", pod.address);
+    let pod = h2c::start_refusing_pod(1).await;
+    world.apply_change(|table| table.pods.clear());
+    world.add_ready_pod("q", pod.address);
     // The body was sent to the pod already.
-    let answer = client.ask(Request::post("http://a/"), &["body"]).await.unwrap();
+    let answer = client.send_request(Request::post("http://a/"), &["body"]).await.unwrap();
     assert_eq!((answer.head.status(), pod.requests()), (StatusCode::BAD_GATEWAY, 1));
 }
 
@@ -204,10 +212,10 @@ async fn pods_that_end_their_connections_politely_lose_no_request() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
     pod.goaway_every.store(5, Ordering::SeqCst);
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
     for _ in 0..20 {
-        for answer in join_all((0..8).map(|_| client.ask(get("/"), &[]))).await {
+        for answer in join_all((0..8).map(|_| client.send_request(get("/"), &[]))).await {
             assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
         }
     }
@@ -218,23 +226,25 @@ async fn pods_that_end_their_connections_politely_lose_no_request() {
 #[tokio::test]
 async fn a_request_that_its_client_resets_leaves_queue_and_pod() {
     let mut world = world().await;
-    world.change(|table| table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1);
+    world.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
+    });
     let client = Http2TestClient::connect(world.port).await;
-    let call = client.call(get("/")).await;
-    world.waiting(1).await;
+    let call = client.start_call(get("/")).await;
+    world.wait_for_queued(1).await;
     drop(call);
-    until(|| world.waited() == (1, 1)).await;
+    wait_until(|| world.waiting_totals() == (1, 1)).await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     for count in 1..=5 {
-        let call = client.call(get("/")).await;
-        until(|| pod.requests() == count).await;
+        let call = client.start_call(get("/")).await;
+        wait_until(|| pod.requests() == count).await;
         drop(call);
-        until(|| pod.dropped() == count).await;
+        wait_until(|| pod.dropped() == count).await;
     }
     assert_eq!(
-        (pod.connections(), world.waited().0, world.waited().1),
-        (1, world.waited().1, world.waited().0)
+        (pod.connections(), world.waiting_totals().0, world.waiting_totals().1),
+        (1, world.waiting_totals().1, world.waiting_totals().0)
     );
 }
 
@@ -242,7 +252,7 @@ async fn a_request_that_its_client_resets_leaves_queue_and_pod() {
 async fn a_websocket_reaches_a_pod_that_speaks_both() {
     let mut world = world().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.ready("p", listener.local_addr().unwrap());
+    world.add_ready_pod("p", listener.local_addr().unwrap());
     let pod = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         let head = harness::read_head(&mut stream).await;
@@ -274,14 +284,14 @@ async fn a_websocket_reaches_a_pod_that_speaks_both() {
 async fn requests_at_pods_are_not_counted_here() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
     let mut calls = Vec::new();
     for count in 1..=10 {
-        calls.push(client.call(get("/")).await);
-        until(|| pod.requests() == count).await;
+        calls.push(client.start_call(get("/")).await);
+        wait_until(|| pod.requests() == count).await;
     }
-    let (began, ended) = world.waited();
+    let (began, ended) = world.waiting_totals();
     assert_eq!(began, ended, "none waits, although all are at the pod");
 }
 
@@ -289,42 +299,42 @@ async fn requests_at_pods_are_not_counted_here() {
 async fn each_bound_of_time_ends_a_call() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
-    world.ready("p", pod.address);
-    world.change(|table| {
+    world.add_ready_pod("p", pod.address);
+    world.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(50);
     });
     // A busy machine may need longer than the timeout to pass the request to the pod.
-    let clock = PausedClock::stop();
+    let clock = PausedClock::start_paused();
     let client = Http2TestClient::connect(world.port).await;
-    let answering = client.ask(get("/"), &[]);
+    let answering = client.send_request(get("/"), &[]);
     let times_out = async {
         clock.until(|| pod.requests() == 1).await;
-        clock.forward(Duration::from_millis(51)).await;
+        clock.advance(Duration::from_millis(51)).await;
     };
     let (answer, ()) = tokio::join!(answering, times_out);
     drop(clock);
     let answer = answer.unwrap();
     let told = (answer.head.status(), answer.body.as_str());
     assert_eq!(told, (StatusCode::GATEWAY_TIMEOUT, "activator request timeout"));
-    until(|| pod.dropped() == 1).await;
+    wait_until(|| pod.dropped() == 1).await;
     assert!(!client.is_closed(), "other requests of the connection go on");
 }
 
 #[tokio::test]
 async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
     let mut world = world().await;
-    let pod = FakeHttp2Pod::start(h2c::stall).await;
-    world.ready("p", pod.address);
-    world.change(|table| {
+    let pod = FakeHttp2Pod::start(h2c::start_then_stall).await;
+    world.add_ready_pod("p", pod.address);
+    world.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().idle_timeout =
             Some(Duration::from_millis(50));
     });
     // A busy machine may need longer than the timeout before the response begins.
-    let clock = PausedClock::stop();
+    let clock = PausedClock::start_paused();
     let client = Http2TestClient::connect(world.port).await;
-    let mut answer = client.call(get("/")).await.head().await;
+    let mut answer = client.start_call(get("/")).await.response_head().await;
     assert_eq!(answer.next().await.unwrap(), "begun");
-    clock.forward(Duration::from_millis(51)).await;
+    clock.advance(Duration::from_millis(51)).await;
     assert_eq!(answer.next().await.unwrap(), "activator request timeout");
     assert!(answer.next().await.is_none(), "the response ends in order");
 }
@@ -333,11 +343,11 @@ async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
 async fn a_half_preface_or_none_harms_no_others() {
     let mut world = world().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let mut early = world.connect().await;
     early.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
     early.shutdown().await.unwrap();
-    let answer = rest(&mut early).await;
+    let answer = read_rest(&mut early).await;
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{answer}");
     let mut slow = world.connect().await;
     let get = "PRINT / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
@@ -346,30 +356,30 @@ async fn a_half_preface_or_none_harms_no_others() {
         tokio::task::yield_now().await;
     }
     slow.write_all(&get.as_bytes()[5..]).await.unwrap();
-    assert!(rest(&mut slow).await.starts_with("HTTP/1.1 200 "));
-    assert_eq!(pod.seen()[0].method, "PRINT");
+    assert!(read_rest(&mut slow).await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(pod.request_heads()[0].method, "PRINT");
 }
 
 #[tokio::test]
 async fn a_pod_that_leaves_keeps_the_calls_it_has() {
     let mut world = world().await;
     let (one, two) = (FakeHttp2Pod::start(h2c::echo).await, FakeHttp2Pod::start(h2c::echo).await);
-    world.ready("one", one.address);
+    world.add_ready_pod("one", one.address);
     let client = Http2TestClient::connect(world.port).await;
-    let mut call = client.call(Request::post("http://a/")).await;
-    call.say("before").await;
-    let mut answer = call.head().await;
+    let mut call = client.start_call(Request::post("http://a/")).await;
+    call.send_piece("before").await;
+    let mut answer = call.response_head().await;
     assert_eq!(answer.next().await, Some(Bytes::from("before")));
-    world.change(|table| {
+    world.apply_change(|table| {
         drop(table.pods.insert("one".into(), pod("one", one.address, RoutingPhase::Draining)))
     });
-    world.ready("two", two.address);
+    world.add_ready_pod("two", two.address);
     for _ in 0..5 {
-        assert_eq!(client.ask(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
+        assert_eq!(client.send_request(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
     }
-    call.say("after").await;
+    call.send_piece("after").await;
     assert_eq!(answer.next().await, Some(Bytes::from("after")));
-    call.end();
+    call.end_body();
     assert_eq!(answer.next().await, None);
     assert_eq!((one.requests(), two.requests()), (1, 5));
 }

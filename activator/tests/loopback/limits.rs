@@ -23,11 +23,13 @@ use tokio::{
 
 use crate::{
     h2c::{self, FakeHttp2Pod, Http2ResponseFuture, Http2TestClient},
-    harness::{self, ActivatorFixture, GET, OK, read_head, read_until, rest, revision, until},
+    harness::{
+        self, ActivatorFixture, GET, OK, read_head, read_rest, read_until, revision, wait_until,
+    },
 };
 
 fn limit(world: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
-    world.change(|table| {
+    world.apply_change(|table| {
         let it = table.revisions.get_mut(&revision()).unwrap();
         (it.container_concurrency, it.protocol) = (limit, protocol);
     });
@@ -63,7 +65,7 @@ async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
     let mut world = ActivatorFixture::new().await;
     limit(&mut world, 1, AppProtocol::Http1);
     let (pod, most) = single_threaded().await;
-    world.ready("p", pod);
+    world.add_ready_pod("p", pod);
     let world = Arc::new(world);
     let loops = (0..5).map(|_| {
         let world = Arc::clone(&world);
@@ -85,21 +87,21 @@ async fn http2_pods_have_no_more_than_their_limit_either() {
     let mut world = ActivatorFixture::new().await;
     limit(&mut world, 3, AppProtocol::H2c);
     let pods = [FakeHttp2Pod::start(h2c::never).await, FakeHttp2Pod::start(h2c::never).await];
-    world.ready("one", pods[0].address);
-    world.ready("two", pods[1].address);
+    world.add_ready_pod("one", pods[0].address);
+    world.add_ready_pod("two", pods[1].address);
     let client = Http2TestClient::connect(world.port).await;
     let mut calls = Vec::new();
     for _ in 0..20 {
-        calls.push(client.call(h2c::get("/")).await);
+        calls.push(client.start_call(h2c::get("/")).await);
     }
-    world.waiting(14).await;
-    until(|| pods.iter().all(|pod| pod.requests() == 3)).await;
+    world.wait_for_queued(14).await;
+    wait_until(|| pods.iter().all(|pod| pod.requests() == 3)).await;
     // Each request that ends makes room for exactly one.
     calls.drain(..20);
-    until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
-    world.waiting(0).await;
+    wait_until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
+    world.wait_for_queued(0).await;
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
-    until(|| served.figures().2 == 0).await;
+    wait_until(|| served.queue_metrics().2 == 0).await;
 }
 
 /// Answers at once, and reads on for as long as bytes come.
@@ -113,20 +115,20 @@ async fn a_slot_is_free_once_both_the_answer_and_the_upload_are_over() {
     let mut world = ActivatorFixture::new().await;
     limit(&mut world, 1, AppProtocol::H2c);
     let pod = FakeHttp2Pod::start(early).await;
-    world.ready("p", pod.address);
+    world.add_ready_pod("p", pod.address);
     let client = Http2TestClient::connect(world.port).await;
-    let mut upload = client.call(h2c::get("/")).await;
-    assert_eq!(upload.head().await.next().await, None, "the answer is over");
-    let second = tokio::spawn(client.ask(h2c::get("/"), &[]));
-    world.waiting(1).await;
+    let mut upload = client.start_call(h2c::get("/")).await;
+    assert_eq!(upload.response_head().await.next().await, None, "the answer is over");
+    let second = tokio::spawn(client.send_request(h2c::get("/"), &[]));
+    world.wait_for_queued(1).await;
     for _ in 0..10 {
-        upload.say("more").await;
+        upload.send_piece("more").await;
         assert_eq!((pod.requests(), second.is_finished()), (1, false));
     }
-    world.waiting(1).await;
-    upload.end();
+    world.wait_for_queued(1).await;
+    upload.end_body();
     assert_eq!(second.await.unwrap().unwrap().head.status(), StatusCode::OK);
-    assert_eq!((pod.requests(), world.waited()), (2, (1, 1)));
+    assert_eq!((pod.requests(), world.waiting_totals()), (2, (1, 1)));
 }
 
 /// Starts a pod that begins to answer each request at once and reports when it has read the body. It ends the response
@@ -156,21 +158,21 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
     let mut world = ActivatorFixture::new().await;
     limit(&mut world, 1, AppProtocol::Http1);
     let (read, mut uploads) = mpsc::channel(2);
-    world.ready("p", talking(read).await);
+    world.add_ready_pod("p", talking(read).await);
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 4\r\n\r\n";
     let mut clients = [world.connect().await, world.connect().await];
     clients[0].write_all(head.as_bytes()).await.unwrap();
     read_until(&mut clients[0], "hel").await;
     clients[1].write_all(format!("{head}body").as_bytes()).await.unwrap();
-    world.waiting(1).await;
+    world.wait_for_queued(1).await;
     clients[0].write_all(b"body").await.unwrap();
     let end = uploads.recv().await.unwrap();
     let served = world.activator.gateway.routes.revision(&revision()).unwrap();
-    assert_eq!(served.figures(), (true, 1, 1), "the answer goes on");
+    assert_eq!(served.queue_metrics(), (true, 1, 1), "the answer goes on");
     end.send(()).unwrap();
-    assert_eq!(rest(&mut clients[0]).await, "lo");
+    assert_eq!(read_rest(&mut clients[0]).await, "lo");
     uploads.recv().await.unwrap().send(()).unwrap();
-    assert!(rest(&mut clients[1]).await.ends_with("hello"));
+    assert!(read_rest(&mut clients[1]).await.ends_with("hello"));
 }
 
 #[tokio::test]
@@ -184,17 +186,17 @@ async fn a_burst_from_zero_is_answered_whole() {
         stream
     }))
     .await;
-    world.waiting(100).await;
+    world.wait_for_queued(100).await;
     let mut most = Vec::new();
     for number in 0..10 {
         let (pod, seen) = single_threaded().await;
-        world.ready(&format!("p{number}"), pod);
+        world.add_ready_pod(&format!("p{number}"), pod);
         most.push(seen);
     }
     for mut stream in asked {
-        let answer = harness::rest(&mut stream).await;
+        let answer = harness::read_rest(&mut stream).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
     assert_eq!(most.iter().map(|it| it.load(Ordering::SeqCst)).collect::<Vec<_>>(), [1; 10]);
-    assert_eq!(world.waited(), (100, 100));
+    assert_eq!(world.waiting_totals(), (100, 100));
 }

@@ -1,8 +1,9 @@
 //! Activators on loopback. They are one program, since each program would build HTTP and the harness again. Tests that
 //! take a minute are programs of their own, which run at the same time.
 
-mod answers;
 mod attacks;
+mod component_streams;
+mod failure_responses;
 mod faults;
 mod forward;
 #[path = "../h2c/mod.rs"]
@@ -13,13 +14,12 @@ mod hosts;
 mod http2;
 mod inputs;
 mod limits;
-mod links;
-mod matrix;
 mod messages;
 #[path = "../parts/mod.rs"]
 mod parts;
-mod paths;
 mod proxies;
+mod reference_servers;
 mod request_log;
+mod responses;
 mod routes;
 mod stopping;

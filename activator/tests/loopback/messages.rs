@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    self, ActivatorFixture, DATED, GET, LONG, OK, PausedClock, read_head, read_until, rest, server,
-    until,
+    self, ActivatorFixture, DATED, GET, LONG, OK, PausedClock, read_head, read_rest, read_until,
+    start_pod, wait_until,
 };
 
 const MIB: usize = 1 << 20;
@@ -32,10 +32,10 @@ async fn pod<F: Future<Output = ()> + Send>(
 }
 
 /// Returns the client's view of a pod's `answer` to `request`.
-async fn answered(request: &str, answer: &'static str) -> String {
+async fn exchange_with_response(request: &str, answer: &'static str) -> String {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(answer, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(answer, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     world.exchange(request).await
 }
 
@@ -53,7 +53,7 @@ async fn a_large_body_is_carried_up_without_being_held() {
         stream.write_all(text.as_bytes()).await.unwrap();
     })
     .await;
-    world.ready("p", at);
+    world.add_ready_pod("p", at);
     let mut client = world.connect().await;
     let head = format!(
         "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
@@ -72,7 +72,7 @@ async fn a_large_body_is_carried_up_without_being_held() {
     while sent < 64 * MIB {
         sent += client.write(&chunk[..MIB.min(64 * MIB - sent)]).await.unwrap();
     }
-    assert!(rest(&mut client).await.ends_with("67108864"));
+    assert!(read_rest(&mut client).await.ends_with("67108864"));
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_large_body_is_carried_down_without_being_held() {
         stream.read_u8().await.ok();
     })
     .await;
-    world.ready("p", at);
+    world.add_ready_pod("p", at);
     let mut client = world.connect().await;
     client.write_all(GET.as_bytes()).await.unwrap();
     let held = is_blocked.await.unwrap();
@@ -112,7 +112,7 @@ async fn a_large_body_is_carried_down_without_being_held() {
 #[tokio::test]
 async fn answers_without_a_body_end_at_their_head() {
     let head = "HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-    let told = answered(head, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await;
+    let told = exchange_with_response(head, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await;
     assert!(told.contains("content-length: 5\r\n") && told.ends_with("\r\n\r\n"), "{told}");
     for answer in [
         "HTTP/1.1 204 No Content\r\n\r\n",
@@ -120,7 +120,7 @@ async fn answers_without_a_body_end_at_their_head() {
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
     ] {
-        let told = answered(GET, answer).await;
+        let told = exchange_with_response(GET, answer).await;
         assert!(told.starts_with("HTTP/1.1 ") && told.ends_with("\r\n\r\n"), "{told}");
     }
 }
@@ -132,20 +132,23 @@ async fn a_body_is_requested_once_a_pod_takes_it() {
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\nexpect: 100-continue\r\n\
                 content-length: 5\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
-    world.waiting(1).await;
+    world.wait_for_queued(1).await;
     let nothing = tokio::time::timeout(Duration::from_millis(20), client.peek(&mut [0])).await;
     assert!(nothing.is_err(), "a body sent while the request waits would only be held");
-    world.ready("p", reader("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await);
+    world.add_ready_pod(
+        "p",
+        reader("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await,
+    );
     assert_eq!(read_head(&mut client).await, "HTTP/1.1 100 Continue\r\n\r\n");
     client.write_all(b"hello").await.unwrap();
-    assert!(rest(&mut client).await.starts_with("HTTP/1.1 204 "));
+    assert!(read_rest(&mut client).await.starts_with("HTTP/1.1 204 "));
 }
 
 #[tokio::test]
 async fn of_several_answers_to_a_request_all_are_passed_on() {
     let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n\
                  HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
-    let told = answered(GET, hints).await;
+    let told = exchange_with_response(GET, hints).await;
     let (early, last) = told.split_at(told.find("HTTP/1.1 200 OK\r\n").unwrap());
     assert_eq!(early, hints.split_at(hints.find("HTTP/1.1 200").unwrap()).0);
     assert!(last.ends_with("\r\n\r\nhello"), "{told}");
@@ -154,8 +157,8 @@ async fn of_several_answers_to_a_request_all_are_passed_on() {
 #[tokio::test]
 async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     let mut client = world.connect().await;
     for _ in 0..10 {
         client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
@@ -177,7 +180,7 @@ async fn chunks_and_trailers_pass_in_both_directions() {
         stream.read_u8().await.ok();
     })
     .await;
-    world.ready("p", at);
+    world.add_ready_pod("p", at);
     let request = "POST / HTTP/1.1\r\nhost: a\r\nte: trailers\r\nconnection: close, te\r\n\
                    transfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n5\r\nhello\r\n0\r\nx-sum: 1\r\n\r\n";
     let answer = world.exchange(request).await;
@@ -191,7 +194,7 @@ async fn an_answer_that_ends_at_close_reaches_the_client_whole() {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").await.unwrap();
     })
     .await;
-    world.ready("p", at);
+    world.add_ready_pod("p", at);
     let old = "GET / HTTP/1.0\r\nhost: a\r\n\r\n";
     assert!(world.exchange(old).await.ends_with("\r\n\r\nall of it"));
 }
@@ -210,13 +213,13 @@ async fn an_upgraded_connection_carries_bytes_both_ways() {
     let mut client = world.connect().await;
     let request = "GET / HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(request.as_bytes()).await.unwrap();
-    world.waiting(1).await;
-    world.ready("p", at);
+    world.wait_for_queued(1).await;
+    world.add_ready_pod("p", at);
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101 "));
     client.write_all(b"echo").await.unwrap();
     assert_eq!(read_until(&mut client, "echo").await, "hiecho");
     client.shutdown().await.unwrap();
-    assert_eq!(rest(&mut client).await, "");
+    assert_eq!(read_rest(&mut client).await, "");
 }
 
 /// Timeout of a test, and steps that are within it or exceed it.
@@ -231,7 +234,7 @@ async fn upgraded(
     bounds: impl FnOnce(&mut RevisionEntry),
 ) -> (ActivatorFixture, TcpStream, PausedClock) {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         let revision = table.revisions.get_mut(&harness::revision()).unwrap();
         revision.timeout = 100 * BOUND;
         bounds(revision);
@@ -244,8 +247,8 @@ async fn upgraded(
         tokio::io::copy(&mut from, &mut to).await.ok();
     })
     .await;
-    world.ready("p", at);
-    let clock = PausedClock::stop();
+    world.add_ready_pod("p", at);
+    let clock = PausedClock::start_paused();
     let mut client = world.connect().await;
     let request = "GET / HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(request.as_bytes()).await.unwrap();
@@ -264,48 +267,48 @@ async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
     let bounds = |it: &mut RevisionEntry| it.idle_timeout = Some(BOUND);
     let (world, mut client, clock) = upgraded("", bounds).await;
     for _ in 0..3 {
-        clock.forward(WITHIN).await;
+        clock.advance(WITHIN).await;
         echo(&mut client).await;
     }
-    clock.forward(WITHIN).await;
-    clock.forward(BEYOND).await;
-    assert_eq!(rest(&mut client).await, "");
+    clock.advance(WITHIN).await;
+    clock.advance(BEYOND).await;
+    assert_eq!(read_rest(&mut client).await, "");
     drop(clock);
-    until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+    wait_until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
 }
 
 #[tokio::test]
 async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
     let (_world, mut client, clock) = upgraded("", bounds).await;
-    clock.forward(WITHIN).await;
+    clock.advance(WITHIN).await;
     let nothing = client.try_read(&mut [0]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
-    clock.forward(BEYOND).await;
-    assert_eq!(rest(&mut client).await, "");
+    clock.advance(BEYOND).await;
+    assert_eq!(read_rest(&mut client).await, "");
 }
 
 #[tokio::test]
 async fn an_upgraded_connection_that_has_begun_may_be_silent() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
     let (_world, mut client, clock) = upgraded("hi", bounds).await;
-    clock.forward(WITHIN).await;
-    clock.forward(BEYOND).await;
+    clock.advance(WITHIN).await;
+    clock.advance(BEYOND).await;
     echo(&mut client).await;
     drop((client, clock));
     // Bytes of the client count as well.
     let (_world, mut client, clock) = upgraded("", bounds).await;
-    clock.forward(WITHIN).await;
+    clock.advance(WITHIN).await;
     echo(&mut client).await;
-    clock.forward(BEYOND).await;
+    clock.advance(BEYOND).await;
     echo(&mut client).await;
 }
 
 #[tokio::test]
 async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     let two =
         "GET /1 HTTP/1.1\r\nhost: a\r\n\r\nGET /2 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
     assert_eq!(world.exchange(two).await.matches("hello").count(), 2);
@@ -315,8 +318,8 @@ async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
 #[tokio::test]
 async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
     let mut world = ActivatorFixture::with(|config| config.head_timeout_ms = 300).await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     let mut kept = world.connect().await;
     kept.write_all(GET_ON.as_bytes()).await.unwrap();
     read_until(&mut kept, "hello").await;
@@ -348,10 +351,10 @@ async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
         kept.write_all(GET_ON.as_bytes()).await.unwrap();
         assert!(read_until(&mut kept, "hello").await.starts_with("HTTP/1.1 200"));
     }
-    assert_eq!(rest(&mut cut).await, "", "a head that does not come to its end is given up");
+    assert_eq!(read_rest(&mut cut).await, "", "a head that does not come to its end is given up");
     slow.await.unwrap();
     assert!(world.exchange(GET).await.ends_with("hello"));
-    assert_eq!((pod.requests(), world.waited()), (11, (0, 0)));
+    assert_eq!((pod.requests(), world.waiting_totals()), (11, (0, 0)));
 }
 
 /// Sends a head byte by byte, each in time, but never to its end, until the connection is closed.
@@ -368,14 +371,14 @@ async fn trickle(mut client: TcpStream) {
 async fn outside(world: &ActivatorFixture, request: &str) -> String {
     let mut client = TcpStream::connect(world.outside).await.unwrap();
     client.write_all(request.as_bytes()).await.unwrap();
-    rest(&mut client).await
+    read_rest(&mut client).await
 }
 
 #[tokio::test]
 async fn a_request_with_no_host_or_two_is_refused_at_every_entrypoint() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     let known = "host: hello.default.example.com\r\n";
     let two = format!("{known}{known}");
     let other = format!("{known}Host: other.example\r\n");
@@ -395,13 +398,13 @@ async fn a_request_with_no_host_or_two_is_refused_at_every_entrypoint() {
             assert!(answer.ends_with(&format!("\r\n\r\n{text}")), "{request} {answer}");
         }
     }
-    assert_eq!((pod.requests(), world.waited()), (0, (0, 0)));
+    assert_eq!((pod.requests(), world.waiting_totals()), (0, (0, 0)));
 }
 
 #[tokio::test]
 async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
+    let pod = start_pod(OK, Duration::ZERO).await;
     let hosts = ["10.96.0.7", "10.96.0.7:80", "[fd00:10:96::7]:80", "foreign.example", ""];
     let mut asked = Vec::new();
     for host in hosts {
@@ -410,10 +413,10 @@ async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
         client.write_all(request.as_bytes()).await.unwrap();
         asked.push(client);
     }
-    world.waiting(hosts.len()).await;
-    world.ready("p", pod.address);
+    world.wait_for_queued(hosts.len()).await;
+    world.add_ready_pod("p", pod.address);
     for mut client in asked {
-        assert!(rest(&mut client).await.ends_with("hello"));
+        assert!(read_rest(&mut client).await.ends_with("hello"));
     }
     let heads = pod.heads();
     assert!(hosts.iter().all(|host| heads.contains(&format!("host: {host}\r\n"))), "{heads}");
@@ -426,7 +429,7 @@ async fn a_body_that_makes_no_sense_is_the_clients_fault() {
         stream.read_to_end(&mut Vec::new()).await.ok();
     })
     .await;
-    world.ready("p", at);
+    world.add_ready_pod("p", at);
     let request = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
     assert_eq!(world.exchange(request).await.get(9..12), Some("400"));
 }
@@ -443,16 +446,19 @@ async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
         let at = reader(DATED).await;
         let mut client = world.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
-        world.waiting(1).await;
+        world.wait_for_queued(1).await;
         client.shutdown().await.unwrap();
         // The first byte of the response comes as soon as the half is closed, the rest when the pod has answered.
         assert_eq!(client.read_u8().await.unwrap(), b'H');
-        world.waiting(1).await;
-        world.ready("p", at);
-        let answer = format!("H{}", rest(&mut client).await);
+        world.wait_for_queued(1).await;
+        world.add_ready_pod("p", at);
+        let answer = format!("H{}", read_rest(&mut client).await);
         assert_eq!(answer.replace("connection: close\r\n", ""), whole.repeat(count), "{request}");
         let waited = u64::try_from(count).unwrap();
-        assert!(world.waited().0 <= waited && world.waited().0 == world.waited().1);
+        assert!(
+            world.waiting_totals().0 <= waited
+                && world.waiting_totals().0 == world.waiting_totals().1
+        );
     }
 }
 
@@ -493,12 +499,12 @@ async fn a_half_closed_client_gets_every_kind_of_answer() {
         (GET, "HTTP/1.1 x\r\n\r\n", 30, "invalid HTTP status-code parsed"),
     ] {
         let mut world = ActivatorFixture::new().await;
-        let pod = server(answer, Duration::from_millis(pause)).await;
-        world.ready("p", pod.address);
+        let pod = start_pod(answer, Duration::from_millis(pause)).await;
+        world.add_ready_pod("p", pod.address);
         let mut client = world.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
         client.shutdown().await.unwrap();
-        let told = rest(&mut client).await;
+        let told = read_rest(&mut client).await;
         assert!(told.starts_with("HTTP/1.") && told.ends_with(end), "{request} {told}");
     }
 }
@@ -506,15 +512,15 @@ async fn a_half_closed_client_gets_every_kind_of_answer() {
 #[tokio::test]
 async fn a_half_closed_client_gets_the_timeout_response() {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_millis(50);
     });
     let mut client = world.connect().await;
     client.write_all(GET.as_bytes()).await.unwrap();
     client.shutdown().await.unwrap();
-    let told = rest(&mut client).await;
+    let told = read_rest(&mut client).await;
     assert!(told.starts_with("HTTP/1.1 504 ") && told.ends_with("request timeout"), "{told}");
-    assert_eq!(world.waited(), (1, 1));
+    assert_eq!(world.waiting_totals(), (1, 1));
 }
 
 #[tokio::test]
@@ -528,19 +534,19 @@ async fn a_client_that_closes_while_it_waits_leaves_the_queue() {
             let world = ActivatorFixture::new().await;
             let mut client = world.connect().await;
             client.write_all(request.as_bytes()).await.unwrap();
-            world.waiting(1).await;
+            world.wait_for_queued(1).await;
             if half_first {
                 client.shutdown().await.unwrap();
                 assert_eq!(client.peek(&mut [0]).await.unwrap(), 1);
-                world.waiting(1).await;
+                world.wait_for_queued(1).await;
             }
             if reset {
                 client.set_zero_linger().unwrap();
             }
             drop(client);
-            world.waiting(0).await;
-            until(|| world.waited() == (1, 1)).await;
-            until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+            world.wait_for_queued(0).await;
+            wait_until(|| world.waiting_totals() == (1, 1)).await;
+            wait_until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
             let cancelled = "rouse_activator_requests_total{code=\"cancelled\"}";
             assert_eq!(world.metric(cancelled), 1.0);
         }
@@ -550,22 +556,22 @@ async fn a_client_that_closes_while_it_waits_leaves_the_queue() {
 #[tokio::test]
 async fn a_client_that_goes_while_its_request_runs_frees_its_permit() {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
     });
-    let pod = server(OK, LONG).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, LONG).await;
+    world.add_ready_pod("p", pod.address);
     for count in 1..=3 {
         let mut client = world.connect().await;
         client.write_all(POST.as_bytes()).await.unwrap();
-        until(|| pod.requests() == count).await;
+        wait_until(|| pod.requests() == count).await;
     }
 }
 
 #[tokio::test]
 async fn a_silent_response_ends_once_its_client_is_gone() {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_secs(300);
     });
     let (ended, end) = tokio::sync::oneshot::channel();
@@ -575,7 +581,7 @@ async fn a_silent_response_ends_once_its_client_is_gone() {
         ended.send(stream.read_u8().await.is_err()).unwrap();
     })
     .await;
-    world.ready("p", at);
+    world.add_ready_pod("p", at);
     let mut client = world.connect().await;
     client.write_all(GET.as_bytes()).await.unwrap();
     read_head(&mut client).await;
@@ -614,7 +620,7 @@ const PAUSE: Duration = Duration::from_secs(6);
 async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
     for is_closed_first in [true, false] {
         let mut world = ActivatorFixture::new().await;
-        world.change(|table| {
+        world.apply_change(|table| {
             table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
         });
         let (at, mut closed, go) = pausing().await;
@@ -624,18 +630,18 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
             client.shutdown().await.unwrap();
             client.peek(&mut [0]).await.unwrap();
         }
-        world.ready("p", at);
+        world.add_ready_pod("p", at);
         read_until(&mut client, "begin").await;
-        let clock = PausedClock::stop();
+        let clock = PausedClock::start_paused();
         if is_closed_first {
-            clock.forward(PAUSE).await;
+            clock.advance(PAUSE).await;
             assert!(closed.try_recv().is_err(), "the pod need not decide");
         } else {
             client.shutdown().await.unwrap();
             // The time of silence begins when the activator finds the half closed.
             let moved = async {
                 loop {
-                    clock.forward(PAUSE / 2).await;
+                    clock.advance(PAUSE / 2).await;
                 }
             };
             tokio::select! {
@@ -644,7 +650,7 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
             }
         }
         go.send(()).await.unwrap();
-        let told = rest(&mut client).await;
+        let told = read_rest(&mut client).await;
         assert!(told.contains(" and end"), "closed first: {is_closed_first}: {told}");
     }
 }
@@ -652,12 +658,12 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
 #[tokio::test]
 async fn a_client_that_goes_during_the_response_frees_its_permit() {
     let mut world = ActivatorFixture::new().await;
-    world.change(|table| {
+    world.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
     });
     let endless = "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nhello";
-    let pod = server(endless, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(endless, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     for count in 1..=3 {
         let mut client = world.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
@@ -669,13 +675,13 @@ async fn a_client_that_goes_during_the_response_frees_its_permit() {
 #[tokio::test]
 async fn a_stop_lets_requests_in_flight_end() {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::from_millis(50)).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(OK, Duration::from_millis(50)).await;
+    world.add_ready_pod("p", pod.address);
     let mut client = world.connect().await;
     client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-    until(|| pod.requests() == 1).await;
+    wait_until(|| pod.requests() == 1).await;
     world.shutdown.cancel();
-    let answer = rest(&mut client).await;
+    let answer = read_rest(&mut client).await;
     assert!(answer.ends_with("hello") && answer.contains("connection: close"), "{answer}");
     let tasks = &world.activator.gateway.tasks;
     tasks.close();
@@ -685,18 +691,18 @@ async fn a_stop_lets_requests_in_flight_end() {
 #[tokio::test]
 async fn a_burst_dials_at_most_half_the_backlog_before_the_first_answer() {
     let mut world = ActivatorFixture::with(|config| config.pod_backlog = 8).await;
-    let pod = server(OK, Duration::from_millis(1)).await;
+    let pod = start_pod(OK, Duration::from_millis(1)).await;
     let mut clients = Vec::new();
     for _ in 0..100 {
         let mut client = world.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
         clients.push(client);
     }
-    world.waiting(100).await;
-    world.ready("p", pod.address);
+    world.wait_for_queued(100).await;
+    world.add_ready_pod("p", pod.address);
     assert!(world.metric("rouse_activator_dials_total") <= 4.0);
     for mut client in clients {
-        assert!(rest(&mut client).await.ends_with("hello"));
+        assert!(read_rest(&mut client).await.ends_with("hello"));
     }
     assert_eq!(pod.requests(), 100);
     assert_eq!(world.metric("rouse_activator_dial_repeats_total"), 0.0);

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     h2c::Http2TestClient,
-    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, rest, server, service},
+    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, read_rest, service, start_pod},
 };
 
 const HOST: &str = "hello.default.example.com";
@@ -21,14 +21,18 @@ const BY_TLS: &str = "PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n";
 
 fn trusting(networks: &[&str], proxy_protocol: bool) -> EdgeSettings {
     let trusted_proxies = networks.iter().map(|it| it.parse().unwrap()).collect();
-    EdgeSettings { trusted_proxies, proxy_protocol, ..EdgeSettings::default() }
+    EdgeSettings {
+        trusted_proxies,
+        requires_proxy_protocol: proxy_protocol,
+        ..EdgeSettings::default()
+    }
 }
 
 async fn awake(edge: EdgeSettings) -> (ActivatorFixture, FakeHttp1Pod) {
     let mut world = ActivatorFixture::new().await;
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
-    world.change(|table| table.settings.edge = edge);
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
+    world.apply_change(|table| table.settings.edge = edge);
     (world, pod)
 }
 
@@ -43,9 +47,9 @@ fn status(answer: &str) -> &str {
 #[tokio::test]
 async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_tls() {
     let (mut world, pod) = awake(trusting(&["127.0.0.0/8"], false)).await;
-    world.change(|table| {
-        let ingress = GatewayRules { redirects: true, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().ingress = Some(Box::new(ingress));
+    world.apply_change(|table| {
+        let ingress = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
     });
     for (fields, code) in [
         ("", "301"),
@@ -59,11 +63,15 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
         if let Some((name, value)) = fields.trim().split_once(": ") {
             request = request.header(name, value);
         }
-        let answer = Http2TestClient::at(world.outside).await.ask(request, &[]).await.unwrap();
+        let answer = Http2TestClient::connect_to(world.outside)
+            .await
+            .send_request(request, &[])
+            .await
+            .unwrap();
         assert_eq!(answer.head.status().as_str(), code, "{fields}");
     }
     let secure = "x-forwarded-proto: https\r\n";
-    world.change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], false));
+    world.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], false));
     let answer = world.exchange_at(world.outside, &get(secure)).await;
     assert_eq!(status(&answer), "301", "nobody trusts that peer any more: {answer}");
     assert_eq!(pod.requests(), 4);
@@ -93,12 +101,12 @@ async fn forces_tls() -> SocketAddr {
 #[tokio::test]
 async fn an_app_with_forced_tls_answers_behind_a_balancer_that_ended_it() {
     let mut world = ActivatorFixture::new().await;
-    world.ready("p", forces_tls().await);
+    world.add_ready_pod("p", forces_tls().await);
     let secure = get("x-forwarded-proto: https\r\n");
     assert_eq!(status(&world.exchange_at(world.outside, &secure).await), "301", "forged");
-    world.change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], false));
+    world.apply_change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], false));
     assert_eq!(status(&world.exchange_at(world.outside, &secure).await), "200");
-    world.change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], true));
+    world.apply_change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], true));
     let by_tls = format!("{BY_TLS}{}", get(""));
     assert_eq!(status(&world.exchange_at(world.outside, &by_tls).await), "200");
 }
@@ -122,7 +130,7 @@ async fn a_proxy_header_of_either_version_names_the_client() {
         }
         let forged = get("x-forwarded-for: 6.6.6.6\r\nx-forwarded-proto: wss\r\n");
         stream.write_all(forged.as_bytes()).await.unwrap();
-        assert_eq!(status(&rest(&mut stream).await), "200");
+        assert_eq!(status(&read_rest(&mut stream).await), "200");
         let heads = pod.heads();
         assert!(heads.contains(&format!("x-forwarded-for: {client}\r\n")), "{heads}");
         assert!(heads.contains(&format!("x-forwarded-proto: {proto}\r\n")), "{heads}");
@@ -145,7 +153,7 @@ async fn a_proxy_header_is_required_of_trusted_peers_and_read_of_no_others() {
         "200",
         "the gateway alone"
     );
-    world.change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], true));
+    world.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], true));
     let named = format!("{BY_TLS}{}", get(""));
     assert_eq!(status(&world.exchange_at(world.outside, &named).await), "400", "it is no HTTP");
     assert_eq!(status(&world.exchange_at(world.outside, &get("")).await), "200");

@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::{
-    request_log::{LogTemplate, USUAL},
+    request_log::{DEFAULT_TEMPLATE, LogTemplate},
     wire::RequestLogSettings,
 };
 use tokio::{
@@ -17,7 +17,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    ActivatorFixture, DATED, GET, LONG, OK, hello_1, read_head, revision, server, until,
+    ActivatorFixture, DATED, GET, LONG, OK, hello_revision, read_head, revision, start_pod,
+    wait_until,
 };
 
 const LINES: &str = "rouse_activator_request_log_lines_total";
@@ -61,27 +62,28 @@ impl io::Write for StuckLogSink {
 
 fn set(world: &mut ActivatorFixture, template: Option<&str>, probes: bool) {
     let parsed = |source| LogTemplate::parse(source).unwrap();
-    let log = template.map(|source| RequestLogSettings { template: parsed(source), probes });
-    world.change(|table| table.settings.request_log = log);
+    let log =
+        template.map(|source| RequestLogSettings { template: parsed(source), logs_probes: probes });
+    world.apply_change(|table| table.settings.request_log = log);
 }
 
 /// Creates an activator that logs by this template.
 async fn logging(template: &str) -> (ActivatorFixture, CapturedRequestLog) {
     let (mut world, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
-    world.activator.gateway.request_log.write_to(Box::new(written.clone()));
+    world.activator.gateway.request_log.set_sink(Box::new(written.clone()));
     set(&mut world, Some(template), false);
     (world, written)
 }
 
 #[tokio::test]
 async fn a_request_leaves_knatives_line_with_status_size_and_latency() {
-    let (mut world, written) = logging(USUAL).await;
-    let pod = server(OK, Duration::from_millis(20)).await;
-    world.ready("p", pod.address);
+    let (mut world, written) = logging(DEFAULT_TEMPLATE).await;
+    let pod = start_pod(OK, Duration::from_millis(20)).await;
+    world.add_ready_pod("p", pod.address);
     let request = "POST /a'\"?b=c HTTP/1.1\r\nhost: a\r\nuser-agent: it's \"x\\\u{1F600}\r\n\
                    referer: r\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
     assert!(world.exchange(request).await.ends_with("hello"));
-    until(|| written.lines().len() == 1).await;
+    wait_until(|| written.lines().len() == 1).await;
     let line: serde_json::Value = serde_json::from_str(&written.lines()[0]).unwrap();
     let http = &line["httpRequest"];
     let said = |key: &str| http[key].as_str().unwrap().to_owned();
@@ -100,9 +102,9 @@ async fn a_request_leaves_knatives_line_with_status_size_and_latency() {
 #[tokio::test]
 async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
     let (mut world, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
-    world.activator.gateway.request_log.write_to(Box::new(written.clone()));
-    let pod = server(OK, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    world.activator.gateway.request_log.set_sink(Box::new(written.clone()));
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     world.exchange(GET).await;
     set(&mut world, Some("one {{.Response.Code}}"), false);
     world.exchange(GET).await;
@@ -113,7 +115,7 @@ async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
     set(&mut world, Some("three {{.Response.Code}}"), false);
     world.exchange(GET).await;
     let want = ["one 200", "two 200", "three 200"];
-    until(|| written.lines() == want).await;
+    wait_until(|| written.lines() == want).await;
     assert_eq!(pod.requests(), 5);
 }
 
@@ -123,24 +125,24 @@ async fn every_end_of_a_request_leaves_one_line() {
     // The client leaves while its request waits.
     let mut gone = world.connect().await;
     gone.write_all(b"GET /gone HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-    world.waiting(1).await;
+    world.wait_for_queued(1).await;
     drop(gone);
-    until(|| written.lines().len() == 1).await;
+    wait_until(|| written.lines().len() == 1).await;
     // The timeout is over before there is a pod.
     let short = Duration::from_millis(20);
-    world.change(|table| {
+    world.apply_change(|table| {
         table
             .revisions
-            .insert(revision(), common::wire::RevisionEntry { timeout: short, ..hello_1() });
+            .insert(revision(), common::wire::RevisionEntry { timeout: short, ..hello_revision() });
     });
     world.exchange(&GET.replace("GET /", "GET /late")).await;
-    until(|| written.lines().len() == 2).await;
+    wait_until(|| written.lines().len() == 2).await;
     // The response has no body.
-    world.change(|table| drop(table.revisions.insert(revision(), hello_1())));
-    let pod = server("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
-    world.ready("p", pod.address);
+    world.apply_change(|table| drop(table.revisions.insert(revision(), hello_revision())));
+    let pod = start_pod("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     world.exchange(&GET.replace("GET /", "DELETE /it")).await;
-    until(|| written.lines().len() == 3).await;
+    wait_until(|| written.lines().len() == 3).await;
     // A request without a service and one to the platform itself are not logged.
     let nobody = "GET / HTTP/1.1\r\nhost: nobody\r\nconnection: close\r\n\r\n";
     world.exchange_at(world.outside, nobody).await;
@@ -154,7 +156,7 @@ async fn every_end_of_a_request_leaves_one_line() {
         "DELETE /it 204 0 default/hello-1 p 127.0.0.1",
         "GET / 200 9 /  ",
     ];
-    until(|| written.lines().len() == want.len()).await;
+    wait_until(|| written.lines().len() == want.len()).await;
     assert_eq!(written.lines(), want);
 }
 
@@ -162,7 +164,7 @@ async fn every_end_of_a_request_leaves_one_line() {
 async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
     let (mut world, written) = logging("{{.Response.Code}} {{.Revision.PodName}}").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.ready("p", listener.local_addr().unwrap());
+    world.add_ready_pod("p", listener.local_addr().unwrap());
     let pod = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         read_head(&mut stream).await;
@@ -177,7 +179,7 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101"));
     assert_eq!(written.lines(), [] as [&str; 0], "it has not ended");
     drop(client);
-    until(|| written.lines() == ["101 p"]).await;
+    wait_until(|| written.lines() == ["101 p"]).await;
     pod.await.unwrap();
 }
 
@@ -185,11 +187,11 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
 async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_counted() {
     let mut world = ActivatorFixture::new().await;
     let (go_on, wait) = mpsc::channel();
-    world.activator.gateway.request_log.write_to(Box::new(StuckLogSink(wait)));
+    world.activator.gateway.request_log.set_sink(Box::new(StuckLogSink(wait)));
     // Lines of 64 KiB each; at most eight megabytes of them wait.
     set(&mut world, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
-    let pod = server(DATED, Duration::ZERO).await;
-    world.ready("p", pod.address);
+    let pod = start_pod(DATED, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
     let mut client = world.connect().await;
     let request = format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "x".repeat(2047));
     for _ in 0..160 {
@@ -199,8 +201,8 @@ async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_co
         read.expect("nothing holds it up").unwrap();
         assert_eq!(answer, *DATED.as_bytes());
     }
-    until(|| world.metric(DROPPED) > 0.0).await;
+    wait_until(|| world.metric(DROPPED) > 0.0).await;
     drop(go_on);
-    until(|| world.metric(DROPPED) == 160.0).await;
+    wait_until(|| world.metric(DROPPED) == 160.0).await;
     assert_eq!(world.metric(LINES), 0.0);
 }

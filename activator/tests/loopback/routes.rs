@@ -7,7 +7,7 @@ use std::{
 };
 
 use activator::{
-    failure::ProxyRequestError,
+    request_error::ProxyRequestError,
     revision::{PodTable, PodTableEntry},
 };
 use common::{
@@ -15,7 +15,7 @@ use common::{
     wire::{NamespacedName, RouteChange, RouteKey, RouteTarget, RoutingPhase},
 };
 
-use crate::harness::{ActivatorFixture, hello, hello_1, pod, revision, service};
+use crate::harness::{ActivatorFixture, hello_revision, hello_service, pod, revision, service};
 
 fn batch(changes: Vec<RouteChange>, is_whole: bool) -> RouteBatch {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));
@@ -29,41 +29,41 @@ fn address() -> SocketAddr {
 #[tokio::test]
 async fn a_new_stream_replaces_everything() {
     let mut world = ActivatorFixture::new().await;
-    world.ready("p", address());
+    world.add_ready_pod("p", address());
     let routes = &world.activator.gateway.routes;
-    assert_eq!(routes.counts(), (1, 1));
-    let mut other = hello(4711);
+    assert_eq!(routes.service_and_pod_counts(), (1, 1));
+    let mut other = hello_service(4711);
     other.name = NamespacedName::new("default", "other");
     other.targets =
         vec![RouteTarget { revision: NamespacedName::new("default", "other-1"), percent: 100 }];
     assert!(routes.apply(batch(vec![RouteChange::Service(other)], true)));
-    assert_eq!(routes.counts(), (1, 0));
-    assert!(routes.by_port(world.port).is_none());
+    assert_eq!(routes.service_and_pod_counts(), (1, 0));
+    assert!(routes.service_by_port(world.port).is_none());
     assert!(routes.revision(&revision()).is_none());
-    assert_eq!(routes.by_port(4711).unwrap().name.name, "other");
+    assert_eq!(routes.service_by_port(4711).unwrap().name.name, "other");
 }
 
 #[tokio::test]
 async fn a_service_routes_to_a_revision_that_arrives_later() {
     let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
-    routes.apply(batch(vec![RouteChange::Service(hello(world.port))], true));
-    let service = routes.by_port(world.port).unwrap();
-    assert_eq!(service.targets[0].revision.terms(), None);
-    routes.apply(batch(vec![RouteChange::Revision(hello_1())], false));
-    assert!(service.targets[0].revision.terms().is_some());
+    routes.apply(batch(vec![RouteChange::Service(hello_service(world.port))], true));
+    let service = routes.service_by_port(world.port).unwrap();
+    assert_eq!(service.targets[0].revision.route_settings(), None);
+    routes.apply(batch(vec![RouteChange::Revision(hello_revision())], false));
+    assert!(service.targets[0].revision.route_settings().is_some());
 }
 
 #[tokio::test]
 async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() {
     let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
-    let mut heir = hello(4711);
+    let mut heir = hello_service(4711);
     heir.name = NamespacedName::new("default", "heir");
     let host = heir.hosts[0].clone();
     routes.apply(batch(vec![RouteChange::Service(heir)], false));
-    routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(service()))], false));
-    assert_eq!(routes.by_host(&host).unwrap().service.name.name, "heir");
+    routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(service()))], false));
+    assert_eq!(routes.match_host(&host).unwrap().service.name.name, "heir");
 }
 
 /// Every activator routes a host to the same service, in whatever order it receives the services.
@@ -72,17 +72,17 @@ async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
     for order in [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]] {
         let world = ActivatorFixture::new().await;
         let routes = &world.activator.gateway.routes;
-        routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(service()))], false));
+        routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(service()))], false));
         let named = |own: &str| NamespacedName::new("default", own);
-        let host = hello(1).hosts[0].clone();
-        let has = || routes.by_host(&host).map(|it| it.service.name.name.to_string());
+        let host = hello_service(1).hosts[0].clone();
+        let has = || routes.match_host(&host).map(|it| it.service.name.name.to_string());
         for (port, own) in order.into_iter().enumerate() {
-            let mut told = hello(4711 + u16::try_from(port).unwrap());
+            let mut told = hello_service(4711 + u16::try_from(port).unwrap());
             told.name = named(own);
             routes.apply(batch(vec![RouteChange::Service(told)], false));
         }
         for (left, then) in [("b", Some("a")), ("a", Some("c")), ("c", None)] {
-            routes.apply(batch(vec![RouteChange::Gone(RouteKey::Service(named(left)))], false));
+            routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(named(left)))], false));
             assert_eq!(has().as_deref(), then, "{order:?} without {left}");
         }
     }
@@ -96,7 +96,7 @@ async fn pods_belong_to_the_revision_they_serve_now() {
     let mut it = pod("p", address(), RoutingPhase::Ready);
     routes.apply(batch(vec![RouteChange::Pod(it.clone().into())], false));
     assert!(served.ready_since().is_some());
-    assert_eq!(routes.awake().len(), 1);
+    assert_eq!(routes.revisions_with_pods().len(), 1);
     it.revision = NamespacedName::new("default", "elsewhere");
     routes.apply(batch(vec![RouteChange::Pod(it.into())], false));
     assert_eq!(served.ready_since(), None);
@@ -111,15 +111,15 @@ async fn a_request_keeps_its_queue_position_while_pods_change() {
     let told = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };
     let pods = PodTable::from([("p".to_owned(), told)]);
     served.set_pods(&pods);
-    let (mut first, mut second) = (served.visit(0), served.visit(0));
-    served.refused(first.place().await.unwrap());
+    let (mut first, mut second) = (served.queue_entry(0), served.queue_entry(0));
+    served.on_dial_refused(first.acquire_permit().await.unwrap());
     served.set_pods(&PodTable::new());
     let waiting = async {
-        let (one, two) = tokio::join!(second.place(), first.place());
+        let (one, two) = tokio::join!(second.acquire_permit(), first.acquire_permit());
         (one.is_ok(), two.is_ok())
     };
     let comes = async {
-        while served.waiting() < 2 {
+        while served.waiting_count() < 2 {
             tokio::task::yield_now().await;
         }
         served.set_pods(&pods);
@@ -133,25 +133,25 @@ async fn a_request_keeps_its_queue_position_while_pods_change() {
 async fn requests_at_a_removed_revision_fail() {
     let world = ActivatorFixture::new().await;
     let routes = &world.activator.gateway.routes;
-    let gone = || batch(vec![RouteChange::Gone(RouteKey::Revision(revision()))], false);
+    let gone = || batch(vec![RouteChange::Removed(RouteKey::Revision(revision()))], false);
     let served = routes.revision(&revision()).unwrap();
-    let mut visit = served.visit(0);
-    let waits = visit.place();
+    let mut visit = served.queue_entry(0);
+    let waits = visit.acquire_permit();
     let goes = async {
-        while served.waiting() < 1 {
+        while served.waiting_count() < 1 {
             tokio::task::yield_now().await;
         }
         let now = Instant::now();
         routes.apply(gone());
         routes.fail_missing_revisions(now);
-        assert_eq!(served.waiting(), 1, "it may come back");
-        routes.apply(batch(vec![RouteChange::Revision(hello_1())], false));
+        assert_eq!(served.waiting_count(), 1, "it may come back");
+        routes.apply(batch(vec![RouteChange::Revision(hello_revision())], false));
         routes.fail_missing_revisions(now + Duration::from_secs(60));
-        assert_eq!(served.waiting(), 1, "it did");
+        assert_eq!(served.waiting_count(), 1, "it did");
         routes.apply(gone());
         routes.fail_missing_revisions(now + Duration::from_secs(60));
     };
     let (told, ()) = tokio::join!(waits, goes);
     assert!(matches!(told, Err(ProxyRequestError::UnknownRevision(_))), "{told:?}");
-    assert_eq!(served.waiting(), 0);
+    assert_eq!(served.waiting_count(), 0);
 }

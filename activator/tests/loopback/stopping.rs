@@ -12,7 +12,8 @@ use tokio::{
 use crate::{
     h2c::{self, Http2TestClient},
     harness::{
-        GET, LONG, OK, hello, hello_1, pod, read_head, rest, revision, server, service, until,
+        GET, LONG, OK, hello_revision, hello_service, pod, read_head, read_rest, revision, service,
+        start_pod, wait_until,
     },
     parts::{self, RunningActivatorFixture},
 };
@@ -24,7 +25,7 @@ fn free() -> u16 {
 async fn ask(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
-    rest(&mut stream).await
+    read_rest(&mut stream).await
 }
 
 fn own() -> (RouteKey, RouteChange) {
@@ -46,14 +47,14 @@ async fn lingering(
         config.settle_ms = 10;
     })
     .await;
-    let (port, server) = (free(), server(OK, pause).await);
+    let (port, server) = (free(), start_pod(OK, pause).await);
     let (key, change) = own();
     running.routes.set(key, change);
-    running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_1()));
-    running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello(port)));
+    running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_revision()));
+    running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello_service(port)));
     let ready = pod("p", server.address, RoutingPhase::Ready);
     running.routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
-    running.in_force().await;
+    running.wait_in_force().await;
     (running, port, admin)
 }
 
@@ -81,20 +82,20 @@ async fn it_serves_until_the_table_names_it_no_more() {
     let answer = ask(port, probe).await;
     assert!(answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("shutting down"), "{answer}");
     kept.write_all(get.as_bytes()).await.unwrap();
-    let answer = rest(&mut kept).await;
+    let answer = read_rest(&mut kept).await;
     assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
     for _ in 0..20 {
         assert!(ask(port, GET).await.ends_with("hello"), "new connections are served");
     }
     // HTTP/2 clients are asked to reconnect by GOAWAY.
     let client = Http2TestClient::connect(port).await;
-    client.ask(h2c::get("/"), &[]).await.unwrap();
-    until(|| client.is_closed()).await;
-    assert!(!running.is_over());
+    client.send_request(h2c::get("/"), &[]).await.unwrap();
+    wait_until(|| client.is_closed()).await;
+    assert!(!running.is_stopped());
 
     running.routes.remove(&own().0);
-    running.in_force().await;
-    running.over().await;
+    running.wait_in_force().await;
+    running.wait_stopped().await;
     assert!(TcpStream::connect(("127.0.0.1", port)).await.is_err());
 }
 
@@ -104,23 +105,23 @@ async fn it_stops_after_the_linger_time_and_drains_requests() {
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     asked.write_all(GET.as_bytes()).await.unwrap();
     let call = Http2TestClient::connect(port).await;
-    let second = tokio::spawn(call.ask(h2c::get("/"), &[]));
+    let second = tokio::spawn(call.send_request(h2c::get("/"), &[]));
     tokio::time::sleep(Duration::from_millis(50)).await;
     running.stop.cancel();
-    assert!(rest(&mut asked).await.ends_with("hello"));
+    assert!(read_rest(&mut asked).await.ends_with("hello"));
     assert_eq!(second.await.unwrap().unwrap().body, "hello");
-    running.over().await;
+    running.wait_stopped().await;
 }
 
 #[tokio::test]
 async fn a_request_that_waits_still_gets_its_pod() {
     let (mut running, port, _) = lingering("waits", 10, Duration::ZERO).await;
     running.routes.remove(&RouteKey::Pod("p".to_owned()));
-    running.in_force().await;
+    running.wait_in_force().await;
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     asked.write_all(GET.as_bytes()).await.unwrap();
-    let waits = |item| matches!(item, common::wire::UsageItem::Seen(_)).then_some(());
-    parts::next(&mut running.usages, waits).await;
+    let waits = |item| matches!(item, common::wire::UsageItem::Sample(_)).then_some(());
+    parts::next_item(&mut running.usages, waits).await;
     running.stop.cancel();
     // No connection is accepted any more.
     let closed = async {
@@ -129,9 +130,9 @@ async fn a_request_that_waits_still_gets_its_pod() {
         }
     };
     tokio::time::timeout(LONG, closed).await.unwrap();
-    let late = server(OK, Duration::ZERO).await;
+    let late = start_pod(OK, Duration::ZERO).await;
     let ready = pod("late", late.address, RoutingPhase::Ready);
     running.routes.set(RouteKey::Pod("late".to_owned()), RouteChange::Pod(ready.into()));
-    assert!(rest(&mut asked).await.ends_with("hello"));
-    running.over().await;
+    assert!(read_rest(&mut asked).await.ends_with("hello"));
+    running.wait_stopped().await;
 }

@@ -55,7 +55,7 @@ impl Pods for FakePodReportsServer {
         items: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         let each = |item| drop(self.0.try_send(item));
-        link::receive(items.into_inner(), &self.1, each).await?;
+        link::receive_items(items.into_inner(), &self.1, each).await?;
         Ok(Response::new(raw::Empty {}))
     }
 }
@@ -69,7 +69,7 @@ impl Usage for FakeUsageServer {
         items: Request<Streaming<raw::UsageItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         let each = |item| drop(self.0.try_send(item));
-        link::receive(items.into_inner(), &self.1, each).await?;
+        link::receive_items(items.into_inner(), &self.1, each).await?;
         Ok(Response::new(raw::Empty {}))
     }
 }
@@ -119,18 +119,18 @@ impl RunningActivatorFixture {
     }
 
     /// Waits until all changes of the table are in force.
-    pub async fn in_force(&mut self) {
+    pub async fn wait_in_force(&mut self) {
         let version = self.routes.version();
-        next(&mut self.pods, |item| applied(item).filter(|it| *it == version)).await;
+        next_item(&mut self.pods, |item| applied_version(item).filter(|it| *it == version)).await;
     }
 
     /// Returns true if the activator has ended.
-    pub fn is_over(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.activator.is_finished()
     }
 
     /// Waits until the activator has ended.
-    pub async fn over(mut self) {
+    pub async fn wait_stopped(mut self) {
         tokio::time::timeout(LONG, &mut self.activator).await.unwrap().unwrap().unwrap();
         self.end.cancel();
         std::fs::remove_dir_all(&self.folder).unwrap();
@@ -138,7 +138,7 @@ impl RunningActivatorFixture {
 }
 
 /// Next item for which `wanted` returns a value.
-pub async fn next<T, R>(items: &mut mpsc::Receiver<T>, wanted: impl Fn(T) -> Option<R>) -> R {
+pub async fn next_item<T, R>(items: &mut mpsc::Receiver<T>, wanted: impl Fn(T) -> Option<R>) -> R {
     let find = async {
         loop {
             let item = items.recv().await.expect("the stream stands");
@@ -150,6 +150,6 @@ pub async fn next<T, R>(items: &mut mpsc::Receiver<T>, wanted: impl Fn(T) -> Opt
     tokio::time::timeout(LONG, find).await.expect("is told in time")
 }
 
-pub fn applied(item: PodReportItem) -> Option<u64> {
+pub fn applied_version(item: PodReportItem) -> Option<u64> {
     if let PodReportItem::Applied(version) = item { Some(version) } else { None }
 }

@@ -29,15 +29,19 @@ use tracing::{debug, info, warn};
 
 use super::namespace::{self, NetworkNamespace};
 use crate::{
-    cgroup_search::subdirectories,
-    cgroups::{is_runtime_monitor, pod_uid},
     clock::monotonic_ns,
     incompatible::{self, Incompatibility},
-    maps::connection_storage::ConnectionStorage,
-    netns_cookies::NetnsCookies,
-    pod_server::{PodServer, PodServers, prestop::PreStopHooks},
-    pods::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
-    sys,
+    kernel::{
+        cgroup_search::subdirectories,
+        cgroups::{is_runtime_monitor, pod_uid},
+        maps::connection_storage::ConnectionStorage,
+        netns_cookies::NetnsCookies,
+        sys,
+    },
+    pods::{
+        pod_server::{PodServer, PodServers, prestop::PreStopHooks},
+        types::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
+    },
 };
 
 /// First wait for a process that has not entered its pod's namespace yet; doubled up to [`SEARCH_WAIT_MAX`].
@@ -246,7 +250,7 @@ impl SearchedPod {
         self.pod_server = match doors.open(uid, cookie, namespace) {
             Ok(door) => Some(door),
             Err(error) => {
-                let error = common::link::chain(&error);
+                let error = common::link::error_chain(&error);
                 warn!(
                     uid,
                     error,
@@ -493,7 +497,7 @@ impl PodFinder {
                     ..facts
                 }),
                 Err(error) => {
-                    debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
+                    debug!(uid, error = %common::link::error_chain(&error), "namespace gave no answer");
                     Err(MissingNamespace::NotReady)
                 }
             },
@@ -591,7 +595,7 @@ impl PodFinder {
         match namespace.has_cookie(cookie, &self.config.cookies) {
             Ok(is_it) => is_it.then_some(namespace),
             Err(error) => {
-                debug!(uid, error = %common::link::chain(&error), "namespace gave no answer");
+                debug!(uid, error = %common::link::error_chain(&error), "namespace gave no answer");
                 None
             }
         }
@@ -609,7 +613,7 @@ impl PodFinder {
             }
             Ok(None) => self.search(&uid).await,
             Err(error) => {
-                warn!(uid, error = %common::link::chain(&error), "cannot look for listeners")
+                warn!(uid, error = %common::link::error_chain(&error), "cannot look for listeners")
             }
         }
     }
@@ -670,7 +674,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("rouse-find-{name}-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder");
         let (send, events) = mpsc::channel(8);
-        let in_force = crate::programs::AgentPaths {
+        let in_force = crate::paths::AgentPaths {
             bpffs: root.clone(),
             clients: root.clone(),
             pods: root.clone(),

@@ -18,14 +18,13 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{
     incompatible::Incompatibility,
-    netfilter,
-    netlink::NetlinkSocket,
-    netns_cookies::NetnsCookies,
-    pod_server,
-    pods::{NamespaceFacts, NamespaceListener, NamespaceSockets},
-    sockdiag::SockDiag,
-    sys,
+    kernel::{netns_cookies::NetnsCookies, sys},
+    net::{netfilter, netlink::NetlinkSocket, sockdiag::SockDiag},
+    pods::types::{NamespaceFacts, NamespaceListener, NamespaceSockets},
 };
+
+/// Port of the pod server. Reserved by Knative, so that no user's container has it.
+pub const POD_SERVER_PORT: u16 = 8022;
 
 /// Error of a query in a network namespace.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +136,7 @@ impl NetworkNamespace {
             let all = SockDiag::open()?.listeners()?.into_iter();
             let listeners = all.map(|(at, v6_only)| NamespaceListener { at, v6_only });
             // The pod server's own listener is not the pod's.
-            let listeners = listeners.filter(|it| it.at.port() != pod_server::PORT).collect();
+            let listeners = listeners.filter(|it| it.at.port() != POD_SERVER_PORT).collect();
             Ok(Some(NamespaceSockets { listeners, has_redirection: netfilter::has_redirection() }))
         })
     }

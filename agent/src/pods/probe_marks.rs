@@ -14,7 +14,7 @@ use datapath::abi::ProbeKey;
 use tokio::net::{TcpSocket, TcpStream};
 use tracing::debug;
 
-use crate::{clock::monotonic_ns, lock, maps};
+use crate::{clock::monotonic_ns, kernel::maps, lock::lock};
 
 /// Time for which a mark outlives its probe's timeout: a pod may accept a connection that the probe has given up.
 const MARK_LINGER: Duration = Duration::from_secs(1);

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use super::*;
 
 /// Offset of the sender's clock, which runs an hour ahead of the autoscaler's.
-const AHEAD: Duration = Duration::from_secs(3600);
-const LIVE: UsageStream = UsageStream { sender: 0, number: 0, synced: true };
+const SENDER_CLOCK_OFFSET: Duration = Duration::from_secs(3600);
+const SYNCED_STREAM: UsageStream = UsageStream { sender: 0, number: 0, synced: true };
 
 pub(crate) fn policy() -> ScalePolicy {
     ScalePolicy::default()
@@ -16,7 +16,7 @@ fn at(seconds: f64) -> Duration {
 }
 
 fn ns(at: Duration) -> u64 {
-    u64::try_from((at + AHEAD).as_nanos()).unwrap()
+    u64::try_from((at + SENDER_CLOCK_OFFSET).as_nanos()).unwrap()
 }
 
 fn report(pod: Option<&str>, now: f64, totals: RequestTotals) -> UsageSample {
@@ -25,7 +25,7 @@ fn report(pod: Option<&str>, now: f64, totals: RequestTotals) -> UsageSample {
             revision: NamespacedName::new("default", "hello-00001"),
             pod: pod.map(Into::into),
         },
-        at_ns: ns(at(now)),
+        read_at_ns: ns(at(now)),
         totals,
         status: Vec::new(),
         latency: Vec::new(),
@@ -39,26 +39,26 @@ fn awake(metric: ScaleMetric) -> RevisionLoad {
 }
 
 fn second(load: &RevisionLoad, second: u64) -> f64 {
-    let held = load.window.as_ref().unwrap().1.held(Duration::from_secs(second));
+    let held = load.window.as_ref().unwrap().1.load_in_second(Duration::from_secs(second));
     (held * 1e6).round() / 1e6
 }
 
 #[test]
 fn requests_are_load_for_as_long_as_they_run() {
     let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    load.seen(at(10.0), LIVE, true, &report(Some("p"), 10.0, totals));
+    load.apply_report(at(10.0), SYNCED_STREAM, true, &report(Some("p"), 10.0, totals));
     // Four requests of half a second, and one that stays.
-    (0..4).for_each(|_| totals.start(ns(at(10.25))));
-    (0..4).for_each(|_| totals.finish(ns(at(10.75))));
-    totals.start(ns(at(10.5)));
-    load.seen(at(11.0), LIVE, true, &report(Some("p"), 11.0, totals));
+    (0..4).for_each(|_| totals.record_start(ns(at(10.25))));
+    (0..4).for_each(|_| totals.record_finish(ns(at(10.75))));
+    totals.record_start(ns(at(10.5)));
+    load.apply_report(at(11.0), SYNCED_STREAM, true, &report(Some("p"), 11.0, totals));
     assert_eq!(second(&load, 10), 2.5);
     // Silence: the level holds.
-    load.settle(at(13.5), true);
+    load.accrue_until(at(13.5), true);
     assert_eq!([11, 12, 13].map(|it| second(&load, it)), [1.0, 1.0, 0.5]);
-    load.seen(at(13.0), LIVE, true, &report(Some("p"), 13.0, totals));
-    totals.finish(ns(at(13.25)));
-    load.seen(at(14.0), LIVE, true, &report(Some("p"), 14.0, totals));
+    load.apply_report(at(13.0), SYNCED_STREAM, true, &report(Some("p"), 13.0, totals));
+    totals.record_finish(ns(at(13.25)));
+    load.apply_report(at(14.0), SYNCED_STREAM, true, &report(Some("p"), 14.0, totals));
     assert_eq!(second(&load, 13), 0.25, "what was taken to hold is corrected");
     assert_eq!(load.in_flight(), 0);
 }
@@ -66,34 +66,34 @@ fn requests_are_load_for_as_long_as_they_run() {
 #[test]
 fn the_first_request_after_quiet_counts_for_its_whole_second() {
     let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    load.seen(at(1.0), LIVE, true, &report(None, 1.0, totals));
-    totals.start(ns(at(10.9)));
-    load.seen(at(10.9), LIVE, true, &report(None, 10.9, totals));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, totals));
+    totals.record_start(ns(at(10.9)));
+    load.apply_report(at(10.9), SYNCED_STREAM, true, &report(None, 10.9, totals));
     assert_eq!(second(&load, 10), 1.0);
-    totals.finish(ns(at(10.9001)));
-    totals.start(ns(at(11.5)));
-    load.seen(at(11.5), LIVE, true, &report(None, 11.5, totals));
-    load.settle(at(12.0), true);
+    totals.record_finish(ns(at(10.9001)));
+    totals.record_start(ns(at(11.5)));
+    load.apply_report(at(11.5), SYNCED_STREAM, true, &report(None, 11.5, totals));
+    load.accrue_until(at(12.0), true);
     assert_eq!([10, 11].map(|it| second(&load, it)), [1.0, 0.5], "the next one is not the first");
 }
 
 #[test]
-fn several_senders_add_up_and_what_a_lost_one_told_goes_on() {
+fn several_senders_add_up_and_a_lost_ones_report_still_counts() {
     let mut load = awake(ScaleMetric::Concurrency);
-    let two = UsageStream { sender: 1, ..LIVE };
+    let two = UsageStream { sender: 1, ..SYNCED_STREAM };
     let mut totals = RequestTotals::default();
-    (0..3).for_each(|_| totals.start(ns(at(1.0))));
-    load.seen(at(1.0), LIVE, true, &report(None, 1.0, totals));
-    load.seen(at(1.0), two, true, &report(None, 1.0, totals));
-    load.seen(at(1.0), two, true, &report(Some("p"), 1.0, totals));
+    (0..3).for_each(|_| totals.record_start(ns(at(1.0))));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, totals));
+    load.apply_report(at(1.0), two, true, &report(None, 1.0, totals));
+    load.apply_report(at(1.0), two, true, &report(Some("p"), 1.0, totals));
     assert_eq!((load.in_flight(), load.waiting()), (9, 6));
-    load.lost(at(2.0), 1);
+    load.mark_sender_offline(at(2.0), 1);
     assert_eq!((load.in_flight(), load.waiting()), (9, 6), "not known, so not zero");
     assert!(!load.is_current(at(2.0)));
     let again = UsageStream { sender: 1, number: 1, synced: false };
-    load.seen(at(4.0), again, true, &report(Some("p"), 4.0, totals));
-    load.synced(at(4.0), again);
-    load.settle(at(4.0), true);
+    load.apply_report(at(4.0), again, true, &report(Some("p"), 4.0, totals));
+    load.complete_snapshot(at(4.0), again);
+    load.accrue_until(at(4.0), true);
     assert_eq!((load.in_flight(), load.waiting()), (6, 3), "it did not name its line again");
     assert_eq!(second(&load, 3), 9.0, "what the absence hid is made up for");
     assert!(load.take_gap());
@@ -103,48 +103,58 @@ fn several_senders_add_up_and_what_a_lost_one_told_goes_on() {
 fn a_new_stream_that_does_not_name_a_pod_ends_it() {
     let mut load = awake(ScaleMetric::Concurrency);
     let mut totals = RequestTotals::default();
-    totals.start(ns(at(1.0)));
-    load.seen(at(1.0), LIVE, true, &report(Some("old"), 1.0, totals));
-    load.lost(at(2.0), 0);
-    let again = UsageStream { number: 1, synced: false, ..LIVE };
-    load.seen(at(3.0), again, true, &report(Some("new"), 3.0, RequestTotals::default()));
-    load.synced(at(3.0), again);
-    assert_eq!((load.hears_of("old"), load.hears_of("new")), (false, true));
+    totals.record_start(ns(at(1.0)));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(Some("old"), 1.0, totals));
+    load.mark_sender_offline(at(2.0), 0);
+    let again = UsageStream { number: 1, synced: false, ..SYNCED_STREAM };
+    load.apply_report(at(3.0), again, true, &report(Some("new"), 3.0, RequestTotals::default()));
+    load.complete_snapshot(at(3.0), again);
+    assert_eq!((load.is_pod_reported("old"), load.is_pod_reported("new")), (false, true));
 }
 
 #[test]
 fn counters_that_go_backwards_are_no_load() {
     let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    (0..50).for_each(|_| totals.start(ns(at(1.0))));
-    (0..50).for_each(|_| totals.finish(ns(at(1.5))));
-    load.seen(at(2.0), LIVE, true, &report(Some("p"), 2.0, totals));
-    load.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, RequestTotals::default()));
-    load.settle(at(4.0), true);
+    (0..50).for_each(|_| totals.record_start(ns(at(1.0))));
+    (0..50).for_each(|_| totals.record_finish(ns(at(1.5))));
+    load.apply_report(at(2.0), SYNCED_STREAM, true, &report(Some("p"), 2.0, totals));
+    load.apply_report(
+        at(3.0),
+        SYNCED_STREAM,
+        true,
+        &report(Some("p"), 3.0, RequestTotals::default()),
+    );
+    load.accrue_until(at(4.0), true);
     assert_eq!([0, 1, 3].map(|it| second(&load, it)), [0.0; 3]);
     let mut rps = awake(ScaleMetric::Rps);
-    rps.seen(at(2.0), LIVE, true, &report(Some("p"), 2.0, totals));
-    rps.seen(at(3.0), LIVE, true, &report(Some("p"), 3.0, RequestTotals::default()));
+    rps.apply_report(at(2.0), SYNCED_STREAM, true, &report(Some("p"), 2.0, totals));
+    rps.apply_report(
+        at(3.0),
+        SYNCED_STREAM,
+        true,
+        &report(Some("p"), 3.0, RequestTotals::default()),
+    );
     assert_eq!([2, 3].map(|it| second(&rps, it)), [1.0, 0.0]);
 }
 
 #[test]
 fn the_past_of_a_subject_first_met_is_not_load() {
     let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    (0..1_000_000).for_each(|_| totals.start(ns(at(0.0))));
-    (0..999_990).for_each(|_| totals.finish(ns(at(5.0))));
-    let opening = UsageStream { synced: false, ..LIVE };
-    load.seen(at(10.0), opening, true, &report(Some("p"), 10.0, totals));
-    load.settle(at(11.0), true);
+    (0..1_000_000).for_each(|_| totals.record_start(ns(at(0.0))));
+    (0..999_990).for_each(|_| totals.record_finish(ns(at(5.0))));
+    let opening = UsageStream { synced: false, ..SYNCED_STREAM };
+    load.apply_report(at(10.0), opening, true, &report(Some("p"), 10.0, totals));
+    load.accrue_until(at(11.0), true);
     assert_eq!(second(&load, 10), 10.0);
 }
 
 #[test]
 fn a_draining_pod_asks_for_no_other_pod() {
     let (mut load, mut totals) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    totals.start(ns(at(1.0)));
-    load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, totals));
-    load.count_pod(at(2.0), "p", false);
-    load.settle(at(4.0), true);
+    totals.record_start(ns(at(1.0)));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(Some("p"), 1.0, totals));
+    load.set_pod_counted(at(2.0), "p", false);
+    load.accrue_until(at(4.0), true);
     assert_eq!([1, 2, 3].map(|it| second(&load, it)), [1.0, 0.0, 0.0]);
     assert_eq!(load.in_flight(), 0);
 }
@@ -153,14 +163,14 @@ fn a_draining_pod_asks_for_no_other_pod() {
 fn a_request_that_waited_is_one_arrival() {
     let mut load = awake(ScaleMetric::Rps);
     let (mut line, mut pod) = (RequestTotals::default(), RequestTotals::default());
-    load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
-    load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, pod));
-    (0..30).for_each(|_| line.start(ns(at(2.0))));
-    load.seen(at(2.0), LIVE, true, &report(None, 2.0, line));
-    (0..30).for_each(|_| line.finish(ns(at(4.5))));
-    (0..40).for_each(|_| pod.start(ns(at(4.5))));
-    load.seen(at(5.0), LIVE, true, &report(None, 5.0, line));
-    load.seen(at(5.0), LIVE, true, &report(Some("p"), 5.0, pod));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, line));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(Some("p"), 1.0, pod));
+    (0..30).for_each(|_| line.record_start(ns(at(2.0))));
+    load.apply_report(at(2.0), SYNCED_STREAM, true, &report(None, 2.0, line));
+    (0..30).for_each(|_| line.record_finish(ns(at(4.5))));
+    (0..40).for_each(|_| pod.record_start(ns(at(4.5))));
+    load.apply_report(at(5.0), SYNCED_STREAM, true, &report(None, 5.0, line));
+    load.apply_report(at(5.0), SYNCED_STREAM, true, &report(Some("p"), 5.0, pod));
     let total: f64 = (1..6).map(|it| second(&load, it)).sum();
     assert_eq!(total, 40.0);
 }
@@ -170,17 +180,17 @@ fn a_request_that_waited_is_one_arrival() {
 fn a_request_that_no_pod_got_is_an_arrival() {
     let mut load = awake(ScaleMetric::Rps);
     let (mut line, mut pod) = (RequestTotals::default(), RequestTotals::default());
-    load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
-    load.seen(at(1.0), LIVE, true, &report(Some("p"), 1.0, pod));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, line));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(Some("p"), 1.0, pod));
     for second in 2..12 {
         let now = f64::from(second);
-        (0..100).for_each(|_| line.start(ns(at(now - 0.5))));
-        (0..100).for_each(|_| line.finish(ns(at(now - 0.25))));
-        line.left += 90;
-        (0..10).for_each(|_| pod.start(ns(at(now - 0.25))));
-        (0..10).for_each(|_| pod.finish(ns(at(now - 0.125))));
-        load.seen(at(now), LIVE, true, &report(None, now, line));
-        load.seen(at(now), LIVE, true, &report(Some("p"), now, pod));
+        (0..100).for_each(|_| line.record_start(ns(at(now - 0.5))));
+        (0..100).for_each(|_| line.record_finish(ns(at(now - 0.25))));
+        line.abandoned += 90;
+        (0..10).for_each(|_| pod.record_start(ns(at(now - 0.25))));
+        (0..10).for_each(|_| pod.record_finish(ns(at(now - 0.125))));
+        load.apply_report(at(now), SYNCED_STREAM, true, &report(None, now, line));
+        load.apply_report(at(now), SYNCED_STREAM, true, &report(Some("p"), now, pod));
     }
     let total: f64 = (1..12).map(|it| second(&load, it)).sum();
     assert_eq!(total, 1000.0);
@@ -189,9 +199,9 @@ fn a_request_that_no_pod_got_is_an_arrival() {
 #[test]
 fn a_burst_that_waits_without_a_pod_counts_at_once() {
     let (mut load, mut line) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    load.seen(at(1.0), LIVE, true, &report(None, 1.0, line));
-    (0..300).for_each(|_| line.start(ns(at(9.99))));
-    load.seen(at(9.99), LIVE, true, &report(None, 9.99, line));
+    load.apply_report(at(1.0), SYNCED_STREAM, true, &report(None, 1.0, line));
+    (0..300).for_each(|_| line.record_start(ns(at(9.99))));
+    load.apply_report(at(9.99), SYNCED_STREAM, true, &report(None, 9.99, line));
     let panic = |ready| load.averages(at(9.99), ready, &policy()).unwrap().panic;
     assert_eq!((panic(0), panic(1)), (300.0, 1.0));
 }
@@ -199,13 +209,13 @@ fn a_burst_that_waits_without_a_pod_counts_at_once() {
 #[test]
 fn a_sleeping_revision_keeps_little_but_the_base_of_differences() {
     let (mut load, mut line) = (awake(ScaleMetric::Concurrency), RequestTotals::default());
-    line.start(ns(at(1.0)));
-    line.finish(ns(at(2.0)));
-    load.seen(at(2.0), LIVE, true, &report(None, 2.0, line));
+    line.record_start(ns(at(1.0)));
+    line.record_finish(ns(at(2.0)));
+    load.apply_report(at(2.0), SYNCED_STREAM, true, &report(None, 2.0, line));
     load.sleep();
-    assert!(!load.is_news(LIVE, &report(None, 3.0, line)));
-    line.start(ns(at(9.0)));
-    assert!(load.is_news(LIVE, &report(None, 9.0, line)));
+    assert!(!load.has_new_load(SYNCED_STREAM, &report(None, 3.0, line)));
+    line.record_start(ns(at(9.0)));
+    assert!(load.has_new_load(SYNCED_STREAM, &report(None, 9.0, line)));
     assert!(load.sources.capacity() * size_of::<UsageSource>() + size_of::<RevisionLoad>() <= 512);
 }
 
@@ -222,12 +232,12 @@ proptest! {
         for now in cuts {
             let mut totals = RequestTotals::default();
             for &(from, long) in &requests {
-                if from <= now { totals.start(ns(at(from))); }
-                if from + long <= now { totals.finish(ns(at(from + long))); }
+                if from <= now { totals.record_start(ns(at(from))); }
+                if from + long <= now { totals.record_finish(ns(at(from + long))); }
             }
-            load.seen(at(now), LIVE, true, &report(Some("p"), now, totals));
+            load.apply_report(at(now), SYNCED_STREAM, true, &report(Some("p"), now, totals));
         }
-        load.settle(at(30.0), true);
+        load.accrue_until(at(30.0), true);
         let seen: f64 = (0..=30).map(|it| second(&load, it)).sum();
         let truth: f64 = requests.iter().map(|(_, long)| long).sum();
         // Each first request after quiet may add the rest of its second.

@@ -9,7 +9,7 @@ fn at(seconds: f64) -> Duration {
 }
 
 /// A one-minute window with `value` recorded in each second of `seconds`.
-fn written(seconds: impl IntoIterator<Item = u32>, value: f64) -> LoadWindow {
+fn window_with(seconds: impl IntoIterator<Item = u32>, value: f64) -> LoadWindow {
     let mut window = LoadWindow::new(MINUTE, 10.0);
     seconds.into_iter().for_each(|second| window.add(at(second.into()), value));
     window
@@ -35,27 +35,27 @@ fn the_panic_window_is_a_rounded_share_of_the_stable_one() {
 #[test]
 fn silence_dilutes_an_average_only_between_two_writes() {
     // First write 6 s ago: the mean of 6 seconds.
-    assert_eq!(linear(&written(0..6, 12.0), 6.0), Some((12.0, 12.0)));
+    assert_eq!(linear(&window_with(0..6, 12.0), 6.0), Some((12.0, 12.0)));
     // Last write 10 s ago: the mean of the older 50 seconds only; the panic window is empty.
-    assert_eq!(linear(&written(0..100, 12.0), 110.0), Some((12.0, 0.0)));
+    assert_eq!(linear(&window_with(0..100, 12.0), 110.0), Some((12.0, 0.0)));
     // A gap of 5 s between two writes of 12 counts as 0.
-    assert_eq!(linear(&written([0, 6], 12.0), 7.0), Some((round(24.0 / 7.0), 12.0)));
+    assert_eq!(linear(&window_with([0, 6], 12.0), 7.0), Some((round(24.0 / 7.0), 12.0)));
     // A gap as long as the panic window restarts that window.
-    assert_eq!(linear(&written([0, 5], 12.0), 6.0), Some((4.0, 4.0)));
+    assert_eq!(linear(&window_with([0, 5], 12.0), 6.0), Some((4.0, 4.0)));
     // Silence as long as the window empties and restarts it.
-    assert_eq!(linear(&written([0, 60], 12.0), 61.0), Some((12.0, 12.0)));
-    assert_eq!(linear(&written([0, 59], 12.0), 60.0), Some((0.4, 12.0)));
+    assert_eq!(linear(&window_with([0, 60], 12.0), 61.0), Some((12.0, 12.0)));
+    assert_eq!(linear(&window_with([0, 59], 12.0), 60.0), Some((0.4, 12.0)));
 }
 
 #[test]
 fn silence_longer_than_the_window_means_that_nothing_is_known() {
     assert_eq!(linear(&LoadWindow::new(MINUTE, 10.0), 5.0), None);
-    let window = written(0..10, 12.0);
+    let window = window_with(0..10, 12.0);
     assert_eq!(linear(&window, 69.0), Some((12.0, 0.0)));
     assert_eq!(linear(&window, 70.0), Some((0.0, 0.0)), "as long as the window, as in Knative");
     assert_eq!(linear(&window, 71.0), None);
-    let mut window = written(0..10, 12.0);
-    window.known_until(at(70.0));
+    let mut window = window_with(0..10, 12.0);
+    window.mark_known_until(at(70.0));
     assert_eq!(linear(&window, 70.0), Some((0.0, 0.0)), "known silence is no load");
 }
 
@@ -70,9 +70,9 @@ fn a_full_window_forgets_its_oldest_second() {
 /// Reference §2.2: linear averages are rounded to 6 digits.
 #[test]
 fn linear_averages_are_rounded_to_six_digits() {
-    assert_eq!(linear(&written([0, 1, 2], 1.0 / 3.0), 3.0), Some((0.333333, 0.333333)));
-    let mut window = written([0], 1e-5);
-    window.known_until(at(60.0));
+    assert_eq!(linear(&window_with([0, 1, 2], 1.0 / 3.0), 3.0), Some((0.333333, 0.333333)));
+    let mut window = window_with([0], 1e-5);
+    window.mark_known_until(at(60.0));
     assert_eq!(linear(&window, 60.0), Some((0.0, 0.0)));
 }
 
@@ -81,20 +81,20 @@ fn linear_averages_are_rounded_to_six_digits() {
 fn exponential_weights_fall_from_the_newest_second() {
     let table = [(60, 0.2), (6, 0.784557), (41, 0.201198), (1, 0.9999)];
     for (len, expected) in table {
-        assert_eq!(round(coefficient(len)), expected, "{len} s");
+        assert_eq!(round(newest_weight(len)), expected, "{len} s");
     }
-    let mut window = written([0, 1], 0.0);
+    let mut window = window_with([0, 1], 0.0);
     window.add(at(2.0), 10.0);
     window.add(at(3.0), 20.0);
     let both = window.averages(at(4.0), 0.0, WindowAggregation::WeightedExponential).unwrap();
     assert_eq!(round(both.stable), round(20.0 * 0.2 + 10.0 * 0.2 * 0.8));
-    let fast = coefficient(6);
+    let fast = newest_weight(6);
     assert_eq!(round(both.panic), round(20.0 * fast + 10.0 * fast * (1.0 - fast)));
 }
 
 #[test]
 fn the_running_second_counts_when_it_raises_the_average() {
-    let mut window = written([0, 1], 10.0);
+    let mut window = window_with([0, 1], 10.0);
     window.add(at(2.1), 4.0);
     assert_eq!(linear(&window, 2.1), Some((10.0, 10.0)), "4 so far is no fall yet");
     window.add(at(2.2), 36.0);
@@ -109,18 +109,18 @@ fn what_was_prepaid_is_not_counted_again() {
     let mut window = LoadWindow::new(MINUTE, 10.0);
     window.prepay(at(3.2), 1.0);
     window.add_level(1.0, at(3.2), at(5.0));
-    assert_eq!([3.0, 4.0].map(|second| round(window.held(at(second)))), [1.0, 1.0]);
+    assert_eq!([3.0, 4.0].map(|second| round(window.load_in_second(at(second)))), [1.0, 1.0]);
     window.add_level(1.0, at(3.0), at(4.0));
-    assert_eq!(round(window.held(at(3.0))), 1.8, "0.2 of it was left");
+    assert_eq!(round(window.load_in_second(at(3.0))), 1.8, "0.2 of it was left");
 }
 
 #[test]
 fn another_length_keeps_the_newest_seconds() {
-    let mut window = written(0..30, 5.0);
+    let mut window = window_with(0..30, 5.0);
     window.resize(Duration::from_secs(10), 10.0);
     assert_eq!(linear(&window, 30.0), Some((5.0, 5.0)));
     window.resize(MINUTE, 10.0);
-    window.known_until(at(40.0));
+    window.mark_known_until(at(40.0));
     assert_eq!(linear(&window, 40.0), Some((round(11.0 * 5.0 / 21.0), 0.0)));
 }
 
@@ -130,7 +130,7 @@ proptest! {
     fn levels_keep_their_area(height in 0.1f64..500.0, from in 0.0f64..20.0, long in 0.01f64..30.0) {
         let mut window = LoadWindow::new(MINUTE, 10.0);
         window.add_level(height, at(from), at(from + long));
-        let area: f64 = (0..60).map(|second| window.held(at(second.into()))).sum();
+        let area: f64 = (0..60).map(|second| window.load_in_second(at(second.into()))).sum();
         prop_assert!((area - height * long).abs() < 1e-3 * height, "{area} of {}", height * long);
     }
 

@@ -18,22 +18,25 @@ use crate::{
 /// Keepalive interval and timeout: a dead TCP peer is found within their sum; Unix sockets report it at once.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Connect timeout, since a machine that is down does not answer at all.
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-fn endpoint(endpoint: &ReplicaEndpoint, uri: String) -> Result<transport::Endpoint, LinkError> {
+fn transport_endpoint(
+    endpoint: &ReplicaEndpoint,
+    uri: String,
+) -> Result<transport::Endpoint, LinkError> {
     let bad = |_| LinkError::Endpoint { endpoint: endpoint.to_string() };
-    let to = transport::Endpoint::from_shared(uri).map_err(bad)?.connect_timeout(CONNECT);
+    let to = transport::Endpoint::from_shared(uri).map_err(bad)?.connect_timeout(CONNECT_TIMEOUT);
     Ok(to.http2_keep_alive_interval(KEEPALIVE).keep_alive_timeout(KEEPALIVE))
 }
 
 /// Opens a connection without TLS.
-pub(super) async fn plain(to: &ReplicaEndpoint) -> Result<Channel, LinkError> {
+pub(super) async fn dial_plain(to: &ReplicaEndpoint) -> Result<Channel, LinkError> {
     let failed = |source| LinkError::Connect { endpoint: to.to_string(), source };
-    endpoint(to, to.to_string())?.connect().await.map_err(failed)
+    transport_endpoint(to, to.to_string())?.connect().await.map_err(failed)
 }
 
 /// Opens a TLS connection to a replica whose certificate has the role `holder`; `named`: with a client certificate.
-pub(crate) async fn secure(
+pub(crate) async fn dial_tls(
     address: SocketAddr,
     credentials: &Arc<TlsCredentials>,
     holder: CertificateRole,
@@ -53,5 +56,5 @@ pub(crate) async fn secure(
     });
     // The connector does TLS itself, so tonic gets an `http` URI, which only names the authority of the calls.
     let uri = format!("http://{address}");
-    endpoint(&to, uri)?.connect_with_connector(connect).await.map_err(failed)
+    transport_endpoint(&to, uri)?.connect_with_connector(connect).await.map_err(failed)
 }

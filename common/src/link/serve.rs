@@ -26,14 +26,14 @@ use crate::{
 };
 
 /// Returns a server that finds dead peers by keepalive pings, as its clients do.
-pub fn server() -> Server {
+pub fn server_builder() -> Server {
     let server = Server::builder().http2_keepalive_interval(Some(KEEPALIVE));
     server.http2_keepalive_timeout(Some(KEEPALIVE))
 }
 
 /// Returns the items of a stream: `first`, then batches from the outbox, each ended by `synced`. With `beat`, an empty
 /// batch follows each such pause, so that the receiver can tell a quiet sender from one that is stuck.
-pub(super) fn outgoing<K, V, T, R>(
+pub(super) fn item_stream<K, V, T, R>(
     first: Vec<T>,
     cursor: OutboxCursor<K, V>,
     state: impl Fn(K, V) -> T + Send + 'static,
@@ -47,19 +47,19 @@ where
     T: Clone + Send + 'static,
     R: From<T> + Send + 'static,
 {
-    let batches = batches(cursor, beat).flat_map(move |batch| {
+    let batches = batch_stream(cursor, beat).flat_map(move |batch| {
         let item = |(key, value): (K, Option<V>)| match value {
             Some(value) => state(key, value),
             None => gone(key),
         };
         // All items of a batch are ready at once, so a sender never pauses in the middle of one.
-        let items: Vec<T> = batch.steps.into_iter().map(item).chain([synced.clone()]).collect();
+        let items: Vec<T> = batch.changes.into_iter().map(item).chain([synced.clone()]).collect();
         stream::iter(items)
     });
     stream::iter(first).chain(batches).map(R::from)
 }
 
-fn batches<K, V>(
+fn batch_stream<K, V>(
     cursor: OutboxCursor<K, V>,
     beat: Option<Duration>,
 ) -> impl Stream<Item = OutboxBatch<K, V>> + Send + 'static
@@ -74,7 +74,7 @@ where
                 // A timeout drops only the wait, so the cursor keeps its position.
                 news.unwrap_or_else(|_| OutboxBatch {
                     version: cursor.version(),
-                    steps: Vec::new(),
+                    changes: Vec::new(),
                 })
             }
             None => cursor.next().await,
@@ -84,7 +84,7 @@ where
 }
 
 /// Returns each further value of a channel, skipping values that arrive faster than they are sent.
-pub(super) fn changes<T>(values: watch::Receiver<T>) -> impl Stream<Item = T> + Send + 'static
+pub(super) fn watch_stream<T>(values: watch::Receiver<T>) -> impl Stream<Item = T> + Send + 'static
 where
     T: Clone + Send + Sync + 'static,
 {
@@ -104,21 +104,22 @@ pub fn route_stream(
     shutdown: CancellationToken,
     shape: impl Fn(RouteChange) -> Option<RouteChange> + Send + Sync + 'static,
 ) -> impl Stream<Item = Result<raw::RouteItem, Status>> + Send + 'static {
-    let items = batches(cursor, None).flat_map(move |OutboxBatch { version, steps }| {
-        let changes = steps
-            .into_iter()
-            .map(|(key, change)| change.and_then(&shape).unwrap_or(RouteChange::Gone(key)));
-        let items = changes.chain([RouteChange::Synced]);
-        let items = items.map(|change| Ok(RouteItem { version, change }.into()));
-        stream::iter(items.collect::<Vec<_>>())
-    });
+    let items =
+        batch_stream(cursor, None).flat_map(move |OutboxBatch { version, changes: steps }| {
+            let changes = steps
+                .into_iter()
+                .map(|(key, change)| change.and_then(&shape).unwrap_or(RouteChange::Removed(key)));
+            let items = changes.chain([RouteChange::Synced]);
+            let items = items.map(|change| Ok(RouteItem { version, change }.into()));
+            stream::iter(items.collect::<Vec<_>>())
+        });
     items.take_until(shutdown.cancelled_owned())
 }
 
 /// Passes each item of an incoming stream to `each` until the stream ends or `shutdown`.
 ///
 /// Refused items are logged and skipped: one bad subject must not stop the others.
-pub async fn receive<R, T>(
+pub async fn receive_items<R, T>(
     mut items: Streaming<R>,
     shutdown: &CancellationToken,
     mut each: impl FnMut(T),
@@ -127,7 +128,7 @@ where
     T: TryFrom<R, Error = WireError>,
 {
     while let Some(item) = shutdown.run_until_cancelled(items.message()).await {
-        match item?.map(accept) {
+        match item?.map(parse_item) {
             Some(item) => item.into_iter().for_each(&mut each),
             None => return Ok(()),
         }
@@ -135,7 +136,7 @@ where
     Err(Status::unavailable("shutting down"))
 }
 
-pub(super) fn accept<R, T: TryFrom<R, Error = WireError>>(item: R) -> Option<T> {
+pub(super) fn parse_item<R, T: TryFrom<R, Error = WireError>>(item: R) -> Option<T> {
     T::try_from(item).inspect_err(|refused| warn!(%refused, "message refused")).ok()
 }
 
@@ -145,13 +146,13 @@ pub struct TlsAdmission {
     /// Certificate presented to clients, and the authorities that must have signed theirs.
     pub credentials: Arc<TlsCredentials>,
     /// True if clients without a certificate may connect, to request one.
-    pub open: bool,
+    pub allows_anonymous: bool,
     /// Limits on handshakes and on connections without a certificate.
-    pub bounds: AcceptLimits,
+    pub limits: AcceptLimits,
 }
 
 /// Serves `router` at `endpoint` until `shutdown`, as [`serve`] does; at `https://` to clients that `door` admits.
-pub async fn serve_to(
+pub async fn serve_with_tls(
     endpoint: &str,
     router: Router,
     door: Option<&TlsAdmission>,
@@ -164,17 +165,18 @@ pub async fn serve_to(
     let listen = |source| LinkError::Listen { endpoint: endpoint.to_owned(), source };
     let failed = |source| LinkError::Serve { endpoint: endpoint.to_owned(), source };
     let listener = TcpListener::bind(address).await.map_err(listen)?;
-    let TlsAdmission { credentials, open, bounds } = door;
+    let TlsAdmission { credentials, allows_anonymous: open, limits: bounds } = door;
     // Shutdown ends only the accepting here; open streams end by their own handlers.
-    let incoming = accept::incoming(listener, credentials, *open, *bounds, shutdown.child_token());
+    let incoming =
+        accept::accept_connections(listener, credentials, *open, *bounds, shutdown.child_token());
     let stop = shutdown.cancelled_owned();
     router.serve_with_incoming_shutdown(incoming, stop).await.map_err(failed)
 }
 
 /// Serves `router` at `endpoint` until `shutdown`. A stale Unix socket is replaced.
 ///
-/// Returns once every stream has ended. So handlers must stop on `shutdown` too, as [`route_stream`] and [`receive`]
-/// do.
+/// Returns once every stream has ended. So handlers must stop on `shutdown` too, as [`route_stream`] and
+/// [`receive_items`] do.
 pub async fn serve(
     endpoint: &str,
     router: Router,

@@ -45,7 +45,7 @@ fn set(outbox: &Outbox<RouteKey, RouteChange>, name: &str) {
     outbox.set(RouteKey::Activator(name.into()), RouteChange::Activator(it));
 }
 
-fn serve_fake(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> CancellationToken {
+fn serve_fake_routes(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> CancellationToken {
     let stop = CancellationToken::new();
     let fake = FakeRouteServer { outbox: outbox.clone(), stop: stop.clone() };
     let router = Server::builder().add_service(RoutesServer::new(fake));
@@ -68,7 +68,7 @@ async fn changes_name_what_a_new_stream_does_not() {
     let link = ComponentLink::new(endpoint.clone(), who, shutdown.clone());
     let watcher = tokio::spawn(async move {
         let named = |view: &RouteView, changed: &BTreeSet<RouteKey>| {
-            let there: BTreeSet<_> = view.table.states().filter_map(|it| it.key()).collect();
+            let there: BTreeSet<_> = view.table.all_states().filter_map(|it| it.key()).collect();
             let state = |key: &RouteKey| (key.clone(), there.contains(key));
             changed.iter().map(state).collect::<Vec<_>>()
         };
@@ -76,7 +76,7 @@ async fn changes_name_what_a_new_stream_does_not() {
     });
     let is = |name: &str, there| (RouteKey::Activator(name.into()), there);
 
-    let stop = serve_fake(&endpoint, &first);
+    let stop = serve_fake_routes(&endpoint, &first);
     assert_eq!(batches.recv().await, Some(vec![is("a", true), is("b", true)]));
     set(&first, "c");
     assert_eq!(batches.recv().await, Some(vec![is("c", true)]));
@@ -87,7 +87,7 @@ async fn changes_name_what_a_new_stream_does_not() {
     set(&second, "c");
     stop.cancel();
     drop(first);
-    let stop = serve_fake(&endpoint, &second);
+    let stop = serve_fake_routes(&endpoint, &second);
     assert_eq!(batches.recv().await, Some(vec![is("b", false), is("c", true)]));
 
     shutdown.cancel();
@@ -121,17 +121,17 @@ async fn a_table_follows_over_a_broken_stream() {
     });
 
     // The client retries until the server listens.
-    let stop = serve_fake(&endpoint, &first);
+    let stop = serve_fake_routes(&endpoint, &first);
     assert_eq!(tables.recv().await, Some(vec!["a".to_owned(), "b".to_owned()]));
     set(&first, "c");
     assert_eq!(tables.recv().await.map(|all| all.len()), Some(3));
-    assert!(link.is_up());
+    assert!(link.is_connected());
 
     let second = Outbox::new();
     set(&second, "d");
     stop.cancel();
     drop(first);
-    let stop = serve_fake(&endpoint, &second);
+    let stop = serve_fake_routes(&endpoint, &second);
     while tables.recv().await != Some(vec!["d".to_owned()]) {}
     assert_eq!(seen.lock().expect("no panic").len(), 1);
 
@@ -142,18 +142,18 @@ async fn a_table_follows_over_a_broken_stream() {
 }
 
 #[tokio::test]
-async fn a_part_hears_how_much_to_log() {
+async fn a_component_receives_its_log_level() {
     let path = socket("levels");
     let endpoint = format!("unix:{}", path.display());
     let outbox = Outbox::new();
     let say = |autoscaler| {
-        let levels = LogLevels { autoscaler, agent: LogLevel::Warn, ..LogLevels::default() };
-        let settings = GlobalSettings { levels, ..GlobalSettings::default() };
+        let log_levels = LogLevels { autoscaler, agent: LogLevel::Warn, ..LogLevels::default() };
+        let settings = GlobalSettings { log_levels, ..GlobalSettings::default() };
         outbox.set(RouteKey::Settings, RouteChange::Settings(settings));
     };
     say(LogLevel::Debug);
     let (send, mut heard) = mpsc::channel(16);
-    log::listen(move |levels| {
+    log::set_listener(move |levels| {
         let mine = levels.iter().find(|(it, _)| *it == LogComponent::Autoscaler);
         mine.into_iter().for_each(|(_, level)| send.try_send(*level).expect("room"));
     });
@@ -163,7 +163,7 @@ async fn a_part_hears_how_much_to_log() {
     let shutdown = CancellationToken::new();
     let link = ComponentLink::new(endpoint.clone(), who, shutdown.clone());
     let watcher = tokio::spawn(async move { link.watch_batches(drop).await });
-    let stop = serve_fake(&endpoint, &outbox);
+    let stop = serve_fake_routes(&endpoint, &outbox);
     assert_eq!(heard.recv().await, Some(LogLevel::Debug));
     say(LogLevel::Error);
     assert_eq!(heard.recv().await, Some(LogLevel::Error));

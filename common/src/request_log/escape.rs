@@ -2,36 +2,36 @@
 
 use std::{borrow::Cow, fmt::Write as _};
 
-use super::LONGEST_VALUE;
+use super::MAX_VALUE_BYTES;
 
-/// Cuts a text to [`LONGEST_VALUE`] bytes, followed by three dots.
-pub(super) fn cut(text: Cow<'_, str>) -> Cow<'_, str> {
-    if text.len() <= LONGEST_VALUE {
+/// Cuts a text to [`MAX_VALUE_BYTES`] bytes, followed by three dots.
+pub(super) fn truncate_value(text: Cow<'_, str>) -> Cow<'_, str> {
+    if text.len() <= MAX_VALUE_BYTES {
         return text;
     }
-    let end = text.floor_char_boundary(LONGEST_VALUE);
+    let end = text.floor_char_boundary(MAX_VALUE_BYTES);
     let (kept, _left_out) = text.split_at(end);
     format!("{kept}...").into()
 }
 
 /// Implements Go's `JSEscape` so that the result is valid JSON too: `'` becomes `\u0027`, since JSON has no `\'`.
 /// Characters beyond 16 bits become surrogate pairs.
-pub(super) fn js(text: &str) -> String {
+pub(super) fn escape_js(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for it in text.chars() {
         match it {
             '\\' => out.push_str(r"\\"),
             '"' => out.push_str(r#"\""#),
-            '\'' | '<' | '>' | '&' | '=' => push_code(&mut out, it),
-            it if it.is_ascii_control() => push_code(&mut out, it),
+            '\'' | '<' | '>' | '&' | '=' => push_unicode_escape(&mut out, it),
+            it if it.is_ascii_control() => push_unicode_escape(&mut out, it),
             it if it.is_ascii() || is_printable(it) => out.push(it),
-            it => push_code(&mut out, it),
+            it => push_unicode_escape(&mut out, it),
         }
     }
     out
 }
 
-fn push_code(out: &mut String, it: char) {
+fn push_unicode_escape(out: &mut String, it: char) {
     for half in it.encode_utf16(&mut [0; 2]) {
         write!(out, "\\u{half:04X}").expect("a String takes everything");
     }
@@ -47,7 +47,7 @@ fn is_printable(it: char) -> bool {
 }
 
 /// Implements Go's `HTMLEscape` of text/template.
-pub(super) fn html(text: &str) -> String {
+pub(super) fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for it in text.chars() {
         match it {
@@ -64,7 +64,7 @@ pub(super) fn html(text: &str) -> String {
 }
 
 /// Implements Go's `url.QueryEscape` for one text.
-pub(super) fn url_query(text: &str) -> String {
+pub(super) fn escape_url_query(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for byte in text.bytes() {
         match byte {
@@ -78,7 +78,7 @@ pub(super) fn url_query(text: &str) -> String {
 }
 
 /// Decodes percent escapes as Go's `URL.Path` does; returns the text unchanged if one is malformed.
-pub(super) fn percent_decoded(text: &str) -> Cow<'_, str> {
+pub(super) fn decode_percent(text: &str) -> Cow<'_, str> {
     if !text.contains('%') {
         return text.into();
     }
@@ -105,13 +105,13 @@ fn breaks_line(it: char) -> bool {
 }
 
 /// Appends a value; characters that would break the line are written as escapes.
-pub(super) fn push_in_line(line: &mut String, value: &str) {
+pub(super) fn push_line_value(line: &mut String, value: &str) {
     if !value.contains(breaks_line) {
         return line.push_str(value);
     }
     for it in value.chars() {
         if breaks_line(it) {
-            push_code(line, it);
+            push_unicode_escape(line, it);
         } else {
             line.push(it);
         }
@@ -119,7 +119,7 @@ pub(super) fn push_in_line(line: &mut String, value: &str) {
 }
 
 /// Formats a number as Go prints a `float64`: the shortest that reads back equal, with an exponent below 0.0001.
-pub(super) fn float(value: f64) -> String {
+pub(super) fn format_go_float(value: f64) -> String {
     let size = value.abs();
     // JSON has neither infinity nor NaN.
     if !value.is_finite() {

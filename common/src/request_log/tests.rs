@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Calls `then` with a request that has these headers.
-fn with<T>(
+fn with_request<T>(
     target: &str,
     headers: &[(&str, &str)],
     then: impl FnOnce(&LoggedRequest<'_>) -> T,
@@ -39,21 +39,21 @@ fn revision() -> LoggedRevision<'static> {
     }
 }
 
-fn line_of(
+fn fill_template(
     source: &str,
     target: &str,
     headers: &[(&str, &str)],
 ) -> Result<String, LogTemplateError> {
     let template = LogTemplate::parse(source)?;
-    let taken = with(target, headers, |request| template.take(request));
-    let mut line = template.line(&taken, &ANSWER, &revision());
+    let taken = with_request(target, headers, |request| template.capture(request));
+    let mut line = template.render_line(&taken, &ANSWER, &revision());
     assert_eq!(line.pop(), Some('\n'), "{source}");
     Ok(line)
 }
 
 /// Fills a template with a request of usual headers.
-fn line(source: &str) -> Result<String, LogTemplateError> {
-    line_of(source, "/a%20b?c=d", &[("User-Agent", "curl/8"), ("X-A", "1"), ("x-a", "2")])
+fn fill_usual(source: &str) -> Result<String, LogTemplateError> {
+    fill_template(source, "/a%20b?c=d", &[("User-Agent", "curl/8"), ("X-A", "1"), ("x-a", "2")])
 }
 
 #[test]
@@ -62,7 +62,8 @@ fn the_usual_line_is_json_with_every_figure() {
     let headers =
         [("User-Agent", "it's \"me\"\\"), ("Referer", "http://a/<b>"), ("Traceparent", parent)];
     let json: serde_json::Value =
-        serde_json::from_str(&line_of(USUAL, "/a?b=c&d", &headers).unwrap()).unwrap();
+        serde_json::from_str(&fill_template(DEFAULT_TEMPLATE, "/a?b=c&d", &headers).unwrap())
+            .unwrap();
     let want = serde_json::json!({
         "httpRequest": {
             "requestMethod": "GET", "requestUrl": "/a?b=c&d", "requestSize": "0", "status": 200,
@@ -76,7 +77,7 @@ fn the_usual_line_is_json_with_every_figure() {
 }
 
 #[test]
-fn every_field_and_function_says_what_it_says_in_go() {
+fn every_field_and_function_prints_what_it_prints_in_go() {
     for (source, said) in [
         ("plain", "plain"),
         ("", ""),
@@ -103,12 +104,12 @@ fn every_field_and_function_says_what_it_says_in_go() {
         (r#"{{urlquery "a b&c~"}}"#, "a+b%26c~"),
         (r#"{{js "a=<b>'\n\"\\é"}}"#, "a\\u003D\\u003Cb\\u003E\\u0027\\u000A\\\"\\\\é"),
     ] {
-        assert_eq!(line(source).as_deref(), Ok(said), "{source}");
+        assert_eq!(fill_usual(source).as_deref(), Ok(said), "{source}");
     }
 }
 
 #[test]
-fn what_cannot_be_carried_out_is_refused_with_its_place() {
+fn unsupported_syntax_is_refused_with_its_position() {
     for (source, at, what) in [
         ("{{if .TraceID}}a{{end}}", (1, 3), "\"if\" is not supported"),
         ("a\n b{{ range .Request.Header }}", (2, 6), "\"range\" is not supported"),
@@ -134,9 +135,9 @@ fn what_cannot_be_carried_out_is_refused_with_its_place() {
         let want = LogTemplateError { line, column, what: what.to_owned() };
         assert_eq!(LogTemplate::parse(source), Err(want), "{source}");
     }
-    let long = "a".repeat(LONGEST + 1);
+    let long = "a".repeat(MAX_TEMPLATE_BYTES + 1);
     assert_eq!(LogTemplate::parse(&long).unwrap_err().what, "it is longer than 4096 bytes");
-    let many = "{{.TraceID}}".repeat(MOST_VALUES + 1);
+    let many = "{{.TraceID}}".repeat(MAX_VALUES + 1);
     assert_eq!(LogTemplate::parse(&many).unwrap_err().what, "it has more than 32 values");
     let said = LogTemplate::parse("{{with .TraceID}}").unwrap_err().to_string();
     let start = "template: requestLog:1:3: \"with\" is not supported; a template may have .Request (Method,";
@@ -148,15 +149,15 @@ fn free_text_that_nothing_escapes_is_named() {
     let source =
         r#"{{.Request.Method}}{{.Request.Host}}{{js .Request.URL}}{{index .Request.Header "X"}}"#;
     let template = LogTemplate::parse(source).unwrap();
-    assert_eq!(template.unescaped(), [".Request.Host", "the header X"]);
-    assert_eq!(LogTemplate::parse(USUAL).unwrap().unescaped(), [] as [&str; 0]);
+    assert_eq!(template.unescaped_values(), [".Request.Host", "the header X"]);
+    assert_eq!(LogTemplate::parse(DEFAULT_TEMPLATE).unwrap().unescaped_values(), [] as [&str; 0]);
 }
 
 #[test]
 fn a_long_value_is_cut_where_a_character_ends() {
     let target = format!("/{}", "é".repeat(3000));
-    let line = line_of("{{.Request.RequestURI}}", &target, &[]).unwrap();
-    assert_eq!(line.len(), LONGEST_VALUE - 1 + 3);
+    let line = fill_template("{{.Request.RequestURI}}", &target, &[]).unwrap();
+    assert_eq!(line.len(), MAX_VALUE_BYTES - 1 + 3);
     assert!(line.ends_with("é..."));
 }
 
@@ -173,7 +174,7 @@ fn numbers_are_printed_as_go_prints_them() {
         (2e21, "2e+21"),
         (f64::NAN, "0"),
     ] {
-        assert_eq!(escape::float(value), said);
+        assert_eq!(escape::format_go_float(value), said);
     }
 }
 
@@ -185,7 +186,7 @@ fn only_an_identifier_counts_as_a_trace() {
         ("X-B3-TraceId", "463ac35c9f6413a\"", ""),
         ("traceparent", "00-no-b7ad6b7169203331-01", ""),
     ] {
-        assert_eq!(line_of("{{.TraceID}}", "/", &[(name, value)]).as_deref(), Ok(said));
+        assert_eq!(fill_template("{{.TraceID}}", "/", &[(name, value)]).as_deref(), Ok(said));
     }
 }
 
@@ -213,8 +214,8 @@ proptest! {
     ) {
         if let Ok(template) = LogTemplate::parse(&source) {
             let headers = [("a", value.as_str())];
-            let taken = with(&target, &headers, |request| template.take(request));
-            let line = template.line(&taken, &ANSWER, &revision());
+            let taken = with_request(&target, &headers, |request| template.capture(request));
+            let line = template.render_line(&taken, &ANSWER, &revision());
             prop_assert!(line.ends_with('\n'));
             prop_assert!(line.matches('\n').count() <= source.matches('\n').count() + 1);
         }
@@ -223,17 +224,17 @@ proptest! {
     #[test]
     fn no_value_breaks_its_line_or_its_json(target in any::<String>(), value in any::<String>()) {
         let source = r#"{"a": "{{js .Request.RequestURI}}", "b": "{{.Request.UserAgent | js}}"}"#;
-        let line = line_of(source, &target, &[("User-Agent", &value)]).unwrap();
+        let line = fill_template(source, &target, &[("User-Agent", &value)]).unwrap();
         prop_assert!(!line.contains(|it: char| it.is_control()));
         let json: serde_json::Value = serde_json::from_str(&line).unwrap();
-        prop_assert_eq!(json["a"].as_str(), Some(&*escape::cut(target.into())));
-        prop_assert_eq!(json["b"].as_str(), Some(&*escape::cut(value.into())));
+        prop_assert_eq!(json["a"].as_str(), Some(&*escape::truncate_value(target.into())));
+        prop_assert_eq!(json["b"].as_str(), Some(&*escape::truncate_value(value.into())));
     }
 
     #[test]
     fn no_value_breaks_its_line_though_nothing_escapes_it(value in any::<String>()) {
         let source = r#"{{.Request.URL.Path}}{{.Request.Host}}{{index .Request.Header "a"}}"#;
-        let line = line_of(source, &value, &[("a", &value)]).unwrap();
+        let line = fill_template(source, &value, &[("a", &value)]).unwrap();
         prop_assert!(!line.contains(|it: char| it.is_control()), "{line:?}");
     }
 }

@@ -22,39 +22,39 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
-use super::{TlsCredentials, identity_of, peer::TlsPeer, server_config};
+use super::{TlsCredentials, parse_identity, peer::TlsPeer, server_config};
 
 /// Limits on handshakes and on connections without a certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct AcceptLimits {
     /// Timeout of a handshake.
-    pub handshake: Duration,
+    pub handshake_timeout: Duration,
     /// Lifetime of a connection without a certificate.
-    pub anonymous: Duration,
+    pub anonymous_lifetime: Duration,
     /// Most connections without a certificate, from all addresses, handshakes included.
-    pub strangers: usize,
+    pub max_anonymous: usize,
     /// Most connections without a certificate from one address, handshakes included.
-    pub strangers_each: usize,
+    pub max_anonymous_per_address: usize,
 }
 
 impl Default for AcceptLimits {
     fn default() -> Self {
         Self {
-            handshake: Duration::from_secs(5),
-            anonymous: Duration::from_secs(30),
-            strangers: 1_024,
-            strangers_each: 32,
+            handshake_timeout: Duration::from_secs(5),
+            anonymous_lifetime: Duration::from_secs(30),
+            max_anonymous: 1_024,
+            max_anonymous_per_address: 32,
         }
     }
 }
 
 /// Most connections that have finished the handshake and wait to be served.
-const WAITING: usize = 64;
+const MAX_PENDING: usize = 64;
 /// Pause after a failed accept: most likely there are too many open files.
-const PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// Accepts connections until `shutdown`. `open`: also from clients that have no certificate yet.
-pub fn incoming(
+pub fn accept_connections(
     listener: TcpListener,
     credentials: &Arc<TlsCredentials>,
     open: bool,
@@ -62,14 +62,19 @@ pub fn incoming(
     shutdown: CancellationToken,
 ) -> impl Stream<Item = io::Result<TlsServerConnection>> + Send + 'static {
     let acceptor = TlsAcceptor::from(Arc::new(server_config(credentials, open)));
-    let (send, receive) = mpsc::channel(WAITING);
+    let (send, receive) = mpsc::channel(MAX_PENDING);
     let credentials = Arc::clone(credentials);
     tokio::spawn(shutdown.run_until_cancelled_owned(async move {
         // Before there is a certificate every handshake would fail, so clients wait in the listen queue.
-        credentials.ready().await;
-        TlsAcceptLoop { acceptor, bounds, strangers: AnonymousConnections::default(), send }
-            .work(listener)
-            .await;
+        credentials.wait_for_certificate().await;
+        TlsAcceptLoop {
+            acceptor,
+            bounds,
+            anonymous: AnonymousConnections::default(),
+            accepted: send,
+        }
+        .run(listener)
+        .await;
     }));
     let next = async |mut receive: mpsc::Receiver<TlsServerConnection>| {
         let connection = receive.recv().await?;
@@ -81,12 +86,12 @@ pub fn incoming(
 struct TlsAcceptLoop {
     acceptor: TlsAcceptor,
     bounds: AcceptLimits,
-    strangers: AnonymousConnections,
-    send: mpsc::Sender<TlsServerConnection>,
+    anonymous: AnonymousConnections,
+    accepted: mpsc::Sender<TlsServerConnection>,
 }
 
 impl TlsAcceptLoop {
-    async fn work(self, listener: TcpListener) {
+    async fn run(self, listener: TcpListener) {
         let handshakes = TaskTracker::new();
         loop {
             let (socket, from) = match listener.accept().await {
@@ -94,19 +99,24 @@ impl TlsAcceptLoop {
                 Err(error) => {
                     warn!(%error, "cannot accept");
                     // accept(2) would fail again at once, and the loop would use a whole CPU.
-                    sleep(PAUSE).await;
+                    sleep(ACCEPT_RETRY).await;
                     continue;
                 }
             };
             // Dropped before the handshake, whose cryptography is what a flood of connections would cost.
-            let Some(place) = self.strangers.enter(from.ip(), &self.bounds) else {
+            let Some(place) = self.anonymous.try_acquire(from.ip(), &self.bounds) else {
                 debug!(%from, "too many strangers: connection dropped");
                 continue;
             };
             // In a task of its own: a slow handshake must not delay the next accept.
-            let (acceptor, bounds, send) = (self.acceptor.clone(), self.bounds, self.send.clone());
+            let (acceptor, bounds, send) =
+                (self.acceptor.clone(), self.bounds, self.accepted.clone());
             handshakes.spawn(async move {
-                match timeout(bounds.handshake, shake(acceptor, socket, from, place, bounds)).await
+                match timeout(
+                    bounds.handshake_timeout,
+                    handshake(acceptor, socket, from, place, bounds),
+                )
+                .await
                 {
                     Ok(Ok(connection)) => drop(send.send(connection).await),
                     Ok(Err(error)) => warn!(%from, %error, "handshake refused"),
@@ -117,7 +127,7 @@ impl TlsAcceptLoop {
     }
 }
 
-async fn shake(
+async fn handshake(
     acceptor: TlsAcceptor,
     socket: TcpStream,
     from: SocketAddr,
@@ -128,14 +138,14 @@ async fn shake(
     let stream = acceptor.accept(socket).await?;
     let (_, session) = stream.get_ref();
     let shown = session.peer_certificates().and_then(<[_]>::first);
-    let identity = shown.map(identity_of).transpose().map_err(io::Error::other)?;
+    let identity = shown.map(parse_identity).transpose().map_err(io::Error::other)?;
     // A known peer returns its place at once; the limits hold for the others only.
     let (peer, leash) = match identity {
-        Some(identity) => (TlsPeer::Known(Arc::new(identity)), None),
-        None => (TlsPeer::Anonymous, Some((Box::pin(sleep(bounds.anonymous)), place))),
+        Some(identity) => (TlsPeer::Authenticated(Arc::new(identity)), None),
+        None => (TlsPeer::Anonymous, Some((Box::pin(sleep(bounds.anonymous_lifetime)), place))),
     };
     debug!(%from, ?peer, "connection accepted");
-    Ok(TlsServerConnection { stream: Box::new(stream), peer, leash })
+    Ok(TlsServerConnection { stream: Box::new(stream), peer, anonymous_limit: leash })
 }
 
 /// Number of connections without a certificate, by address.
@@ -147,11 +157,11 @@ struct AnonymousConnections(Arc<Mutex<HashMap<IpAddr, usize>>>);
 struct AnonymousPermit(AnonymousConnections, IpAddr);
 
 impl AnonymousConnections {
-    fn enter(&self, from: IpAddr, bounds: &AcceptLimits) -> Option<AnonymousPermit> {
+    fn try_acquire(&self, from: IpAddr, bounds: &AcceptLimits) -> Option<AnonymousPermit> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = all.values().sum();
         let same = all.get(&from).copied().unwrap_or_default();
-        if total >= bounds.strangers || same >= bounds.strangers_each {
+        if total >= bounds.max_anonymous || same >= bounds.max_anonymous_per_address {
             return None;
         }
         all.insert(from, same + 1);
@@ -176,7 +186,7 @@ impl Drop for AnonymousPermit {
 pub struct TlsServerConnection {
     stream: Box<TlsStream<TcpStream>>,
     peer: TlsPeer,
-    leash: Option<(Pin<Box<Sleep>>, AnonymousPermit)>,
+    anonymous_limit: Option<(Pin<Box<Sleep>>, AnonymousPermit)>,
 }
 
 impl Connected for TlsServerConnection {
@@ -194,7 +204,7 @@ impl AsyncRead for TlsServerConnection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         // Checked in reads alone, since an HTTP/2 server always has one pending.
-        if let Some((end, _)) = &mut self.leash
+        if let Some((end, _)) = &mut self.anonymous_limit
             && end.as_mut().poll(context).is_ready()
         {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));

@@ -5,10 +5,10 @@
 
 use std::{fmt, str::FromStr, sync::Arc};
 
-use crate::wire::{ComponentReplica, ComponentRole, PodReportItem, UsageKey, is_subdomain};
+use crate::wire::{ComponentReplica, ComponentRole, PodReportItem, UsageKey, is_dns_subdomain};
 
 /// Prefix of every identity.
-const SCHEME: &str = "spiffe://rouse/";
+const SPIFFE_PREFIX: &str = "spiffe://rouse/";
 
 /// Role of a certificate's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub enum CertificateRole {
 impl CertificateRole {
     const ALL: [Self; 4] = [Self::Controller, Self::Agent, Self::Activator, Self::Autoscaler];
 
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::Controller => "controller",
             Self::Agent => "agent",
@@ -48,7 +48,7 @@ impl From<ComponentRole> for CertificateRole {
 
 impl fmt::Display for CertificateRole {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(self.word())
+        out.write_str(self.as_str())
     }
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for CertificateRole {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CertificateIdentity {
     /// Role that the certificate proves.
-    pub holder: CertificateRole,
+    pub role: CertificateRole,
     /// Node that the pod is bound to.
     pub node: String,
     /// Name of the pod.
@@ -80,8 +80,8 @@ impl CertificateIdentity {
         pod: &str,
         uid: &str,
     ) -> Result<Self, CertificateIdentityError> {
-        let it = Self { holder, node: node.into(), pod: pod.into(), uid: uid.into() };
-        if [node, pod, uid].into_iter().all(is_subdomain) {
+        let it = Self { role: holder, node: node.into(), pod: pod.into(), uid: uid.into() };
+        if [node, pod, uid].into_iter().all(is_dns_subdomain) {
             return Ok(it);
         }
         Err(CertificateIdentityError { text: it.to_string() })
@@ -90,7 +90,7 @@ impl CertificateIdentity {
 
 impl fmt::Display for CertificateIdentity {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{SCHEME}{}/{}/{}/{}", self.holder, self.node, self.pod, self.uid)
+        write!(out, "{SPIFFE_PREFIX}{}/{}/{}/{}", self.role, self.node, self.pod, self.uid)
     }
 }
 
@@ -100,10 +100,10 @@ impl FromStr for CertificateIdentity {
     fn from_str(text: &str) -> Result<Self, CertificateIdentityError> {
         // Cut, since the text comes from a stranger's certificate and goes into the log.
         let none = || CertificateIdentityError { text: text.chars().take(200).collect() };
-        let parts: Vec<_> = text.strip_prefix(SCHEME).ok_or_else(none)?.split('/').collect();
+        let parts: Vec<_> = text.strip_prefix(SPIFFE_PREFIX).ok_or_else(none)?.split('/').collect();
         let [word, node, pod, uid] = parts[..] else { return Err(none()) };
         let holder =
-            CertificateRole::ALL.into_iter().find(|it| it.word() == word).ok_or_else(none)?;
+            CertificateRole::ALL.into_iter().find(|it| it.as_str() == word).ok_or_else(none)?;
         Self::new(holder, node, pod, uid)
     }
 }
@@ -112,11 +112,11 @@ impl FromStr for CertificateIdentity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TlsPeer {
     /// Not authenticated: a Unix socket, which the rights of its folder protect, or a plain address in tests.
-    Unchecked,
+    Unauthenticated,
     /// TLS without a client certificate: may request one and nothing else.
     Anonymous,
     /// TLS with a client certificate.
-    Known(Arc<CertificateIdentity>),
+    Authenticated(Arc<CertificateIdentity>),
 }
 
 /// Error of a peer that claims or sends something that its certificate does not allow.
@@ -127,7 +127,7 @@ pub enum PeerDeniedError {
     Anonymous,
     /// The certificate names another identity than the claimed one.
     #[error("the certificate speaks for {real}, not for {claimed}")]
-    Other {
+    IdentityMismatch {
         /// Identity in the certificate.
         real: String,
         /// Claimed role, name and node.
@@ -135,7 +135,7 @@ pub enum PeerDeniedError {
     },
     /// The sender's role may not send this message.
     #[error("{sender} may not {what}")]
-    Role {
+    RoleNotAllowed {
         /// Role of the sender.
         sender: CertificateRole,
         /// Action that was refused, as a verb phrase.
@@ -145,11 +145,11 @@ pub enum PeerDeniedError {
 
 impl TlsPeer {
     /// Refuses a claim of another identity. An agent is named after its node, every other role after its pod.
-    pub fn may_be(&self, who: &ComponentReplica) -> Result<(), PeerDeniedError> {
+    pub fn check_identity(&self, who: &ComponentReplica) -> Result<(), PeerDeniedError> {
         let identity = match self {
-            Self::Unchecked => return Ok(()),
+            Self::Unauthenticated => return Ok(()),
             Self::Anonymous => return Err(PeerDeniedError::Anonymous),
-            Self::Known(identity) => identity,
+            Self::Authenticated(identity) => identity,
         };
         let name = match who.role {
             ComponentRole::Agent => &identity.node,
@@ -158,56 +158,63 @@ impl TlsPeer {
         // A sender that omits its node is taken to run on the node in its certificate. Agents must name theirs.
         let node =
             who.node == identity.node || (who.node.is_empty() && who.role != ComponentRole::Agent);
-        if CertificateRole::from(who.role) == identity.holder && who.name == *name && node {
+        if CertificateRole::from(who.role) == identity.role && who.name == *name && node {
             return Ok(());
         }
         let claimed =
             format!("{} {:?} on node {:?}", CertificateRole::from(who.role), who.name, who.node);
-        Err(PeerDeniedError::Other { real: identity.to_string(), claimed })
+        Err(PeerDeniedError::IdentityMismatch { real: identity.to_string(), claimed })
     }
 
     /// Refuses a sender that claims another identity, or whose role is not among `roles` for the action `what`.
-    pub fn may(
+    pub fn check_role(
         &self,
         who: &ComponentReplica,
         what: &'static str,
         roles: &[ComponentRole],
     ) -> Result<(), PeerDeniedError> {
-        self.may_be(who)?;
-        if *self == Self::Unchecked || roles.contains(&who.role) {
+        self.check_identity(who)?;
+        if *self == Self::Unauthenticated || roles.contains(&who.role) {
             return Ok(());
         }
-        Err(PeerDeniedError::Role { sender: who.role.into(), what })
+        Err(PeerDeniedError::RoleNotAllowed { sender: who.role.into(), what })
     }
 
     /// Refuses PodReport items that the sender's role may not send: only agents report pods.
     ///
     /// The receiver checks that the pod is on the agent's own node, since it knows the nodes of pods.
-    pub fn may_report(
+    pub fn check_pod_item(
         &self,
         who: &ComponentReplica,
         item: &PodReportItem,
     ) -> Result<(), PeerDeniedError> {
-        let sees = matches!(item, PodReportItem::Seen(_) | PodReportItem::Gone(_));
-        if *self == Self::Unchecked || !sees || who.role == ComponentRole::Agent {
+        let sees = matches!(item, PodReportItem::Observed(_) | PodReportItem::Removed(_));
+        if *self == Self::Unauthenticated || !sees || who.role == ComponentRole::Agent {
             return Ok(());
         }
-        Err(PeerDeniedError::Role { sender: who.role.into(), what: "report pods" })
+        Err(PeerDeniedError::RoleNotAllowed { sender: who.role.into(), what: "report pods" })
     }
 
     /// Refuses usage samples of other roles: an agent counts pods, an activator its own wait queues.
-    pub fn may_count(&self, who: &ComponentReplica, key: &UsageKey) -> Result<(), PeerDeniedError> {
-        if *self == Self::Unchecked {
+    pub fn check_usage_key(
+        &self,
+        who: &ComponentReplica,
+        key: &UsageKey,
+    ) -> Result<(), PeerDeniedError> {
+        if *self == Self::Unauthenticated {
             return Ok(());
         }
         match (who.role, &key.pod) {
             (ComponentRole::Agent, Some(_)) | (ComponentRole::Activator, None) => Ok(()),
-            (ComponentRole::Agent, None) => Err(PeerDeniedError::Role {
+            (ComponentRole::Agent, None) => Err(PeerDeniedError::RoleNotAllowed {
                 sender: who.role.into(),
                 what: "report waiting requests",
             }),
             (ComponentRole::Activator | ComponentRole::Autoscaler, _) => {
-                Err(PeerDeniedError::Role { sender: who.role.into(), what: "report a pod's usage" })
+                Err(PeerDeniedError::RoleNotAllowed {
+                    sender: who.role.into(),
+                    what: "report a pod's usage",
+                })
             }
         }
     }
@@ -220,7 +227,7 @@ mod tests {
 
     fn known(holder: CertificateRole) -> TlsPeer {
         let identity = CertificateIdentity::new(holder, "n1", "pod-1", "0c7f").expect("sound");
-        TlsPeer::Known(identity.into())
+        TlsPeer::Authenticated(identity.into())
     }
 
     fn who(role: ComponentRole, name: &str, node: &str) -> ComponentReplica {
@@ -254,9 +261,9 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_speaks_for_its_own_node_only() {
+    fn an_agent_may_only_claim_its_own_node() {
         let agent = known(CertificateRole::Agent);
-        assert_eq!(agent.may_be(&who(ComponentRole::Agent, "n1", "n1")), Ok(()));
+        assert_eq!(agent.check_identity(&who(ComponentRole::Agent, "n1", "n1")), Ok(()));
         for other in [
             who(ComponentRole::Agent, "n2", "n2"),
             who(ComponentRole::Agent, "n1", "n2"),
@@ -265,59 +272,73 @@ mod tests {
             who(ComponentRole::Activator, "pod-1", "n1"),
             who(ComponentRole::Autoscaler, "pod-1", "n1"),
         ] {
-            assert!(agent.may_be(&other).is_err(), "{other:?}");
+            assert!(agent.check_identity(&other).is_err(), "{other:?}");
         }
     }
 
     #[test]
-    fn everybody_else_is_named_after_its_pod() {
+    fn every_other_role_is_named_after_its_pod() {
         assert_eq!(
-            known(CertificateRole::Activator).may_be(&who(ComponentRole::Activator, "pod-1", "n1")),
+            known(CertificateRole::Activator).check_identity(&who(
+                ComponentRole::Activator,
+                "pod-1",
+                "n1"
+            )),
             Ok(())
         );
         assert_eq!(
-            known(CertificateRole::Autoscaler).may_be(&who(ComponentRole::Autoscaler, "pod-1", "")),
+            known(CertificateRole::Autoscaler).check_identity(&who(
+                ComponentRole::Autoscaler,
+                "pod-1",
+                ""
+            )),
             Ok(())
         );
         assert!(
             known(CertificateRole::Activator)
-                .may_be(&who(ComponentRole::Activator, "pod-2", "n1"))
+                .check_identity(&who(ComponentRole::Activator, "pod-2", "n1"))
                 .is_err()
         );
         assert!(
             known(CertificateRole::Activator)
-                .may_be(&who(ComponentRole::Activator, "pod-1", "n2"))
+                .check_identity(&who(ComponentRole::Activator, "pod-1", "n2"))
                 .is_err()
         );
         assert!(
             known(CertificateRole::Controller)
-                .may_be(&who(ComponentRole::Agent, "n1", "n1"))
+                .check_identity(&who(ComponentRole::Agent, "n1", "n1"))
                 .is_err()
         );
         assert_eq!(
-            TlsPeer::Anonymous.may_be(&who(ComponentRole::Agent, "n1", "n1")),
+            TlsPeer::Anonymous.check_identity(&who(ComponentRole::Agent, "n1", "n1")),
             Err(PeerDeniedError::Anonymous)
         );
-        assert_eq!(TlsPeer::Unchecked.may_be(&who(ComponentRole::Agent, "n9", "n9")), Ok(()));
+        assert_eq!(
+            TlsPeer::Unauthenticated.check_identity(&who(ComponentRole::Agent, "n9", "n9")),
+            Ok(())
+        );
     }
 
     #[test]
     fn an_activator_reports_no_pods_and_an_agent_no_waiting() {
         let (activator, agent) =
             (who(ComponentRole::Activator, "pod-1", "n1"), who(ComponentRole::Agent, "n1", "n1"));
-        let gone = PodReportItem::Gone("a".into());
-        assert!(known(CertificateRole::Activator).may_report(&activator, &gone).is_err());
-        let avoided = PodReportItem::Avoided("a".into());
-        assert_eq!(known(CertificateRole::Activator).may_report(&activator, &avoided), Ok(()));
-        assert_eq!(known(CertificateRole::Agent).may_report(&agent, &gone), Ok(()));
+        let gone = PodReportItem::Removed("a".into());
+        assert!(known(CertificateRole::Activator).check_pod_item(&activator, &gone).is_err());
+        let avoided = PodReportItem::DrainAck("a".into());
+        assert_eq!(known(CertificateRole::Activator).check_pod_item(&activator, &avoided), Ok(()));
+        assert_eq!(known(CertificateRole::Agent).check_pod_item(&agent, &gone), Ok(()));
         let waiting = UsageKey { revision: NamespacedName::new("a", "b"), pod: None };
         let counted = UsageKey { pod: Some("p".into()), ..waiting.clone() };
-        assert_eq!(known(CertificateRole::Activator).may_count(&activator, &waiting), Ok(()));
-        assert!(known(CertificateRole::Activator).may_count(&activator, &counted).is_err());
-        assert_eq!(known(CertificateRole::Agent).may_count(&agent, &counted), Ok(()));
-        assert!(known(CertificateRole::Agent).may_count(&agent, &waiting).is_err());
-        let denied =
-            known(CertificateRole::Agent).may(&agent, "decide scale", &[ComponentRole::Autoscaler]);
+        assert_eq!(known(CertificateRole::Activator).check_usage_key(&activator, &waiting), Ok(()));
+        assert!(known(CertificateRole::Activator).check_usage_key(&activator, &counted).is_err());
+        assert_eq!(known(CertificateRole::Agent).check_usage_key(&agent, &counted), Ok(()));
+        assert!(known(CertificateRole::Agent).check_usage_key(&agent, &waiting).is_err());
+        let denied = known(CertificateRole::Agent).check_role(
+            &agent,
+            "decide scale",
+            &[ComponentRole::Autoscaler],
+        );
         assert_eq!(denied.map_err(|it| it.to_string()), Err("agent may not decide scale".into()));
     }
 }

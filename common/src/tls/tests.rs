@@ -66,15 +66,15 @@ impl AuthorityFixture {
     /// Returns credentials that present `name` and trust this authority.
     fn credentials(&self, name: &str) -> Arc<TlsCredentials> {
         let all = TlsCredentials::new();
-        all.trust(&[self.der()]).expect("trusted");
-        self.give(&all, name, later());
+        all.set_authorities(&[self.der()]).expect("trusted");
+        self.issue(&all, name, later());
         all
     }
 
-    fn give(&self, to: &TlsCredentials, name: &str, end: SystemTime) {
+    fn issue(&self, to: &TlsCredentials, name: &str, end: SystemTime) {
         let key = KeyPair::generate().expect("a key");
         let chain = vec![self.sign(&key, &[name], end)];
-        to.show(chain, PrivatePkcs8KeyDer::from(key.serialize_der())).expect("shown");
+        to.set_certificate(chain, PrivatePkcs8KeyDer::from(key.serialize_der())).expect("shown");
     }
 }
 
@@ -89,7 +89,7 @@ const ACTIVATOR: &str = "spiffe://rouse/activator/n1/activator-1/b1";
 /// Server that records the sender of each report, or the reason of its refusal. It issues certificates for the token.
 #[derive(Clone)]
 struct FakeTlsServer {
-    word: mpsc::Sender<(TlsPeer, String)>,
+    reports: mpsc::Sender<(TlsPeer, String)>,
     authority: Arc<AuthorityFixture>,
     issued: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
@@ -102,12 +102,12 @@ impl Pods for FakeTlsServer {
         &self,
         request: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
-        let peer = peer(&request);
+        let peer = request_peer(&request);
         let mut items = request.into_inner();
         while let Some(item) = items.message().await? {
             let Ok(PodReportItem::Sender(who)) = PodReportItem::try_from(item) else { continue };
-            peer.may_be(&who).map_err(|denied| status(&denied))?;
-            let _full = self.word.try_send((peer.clone(), who.name));
+            peer.check_identity(&who).map_err(|denied| denied_status(&denied))?;
+            let _full = self.reports.try_send((peer.clone(), who.name));
         }
         Ok(Response::new(raw::Empty {}))
     }
@@ -144,10 +144,10 @@ impl Issuing for FakeTlsServer {
 struct TlsFixture {
     authority: Arc<AuthorityFixture>,
     at: SocketAddr,
-    word: mpsc::Receiver<(TlsPeer, String)>,
+    reports: mpsc::Receiver<(TlsPeer, String)>,
     issued: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
-    shown: Arc<TlsCredentials>,
+    server_credentials: Arc<TlsCredentials>,
     stop: CancellationToken,
 }
 
@@ -163,7 +163,7 @@ impl TlsFixture {
         let (send, word) = mpsc::channel(16);
         let (issued, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let server = FakeTlsServer {
-            word: send,
+            reports: send,
             authority: Arc::clone(&authority),
             issued: Arc::clone(&issued),
             refused: Arc::clone(&refused),
@@ -171,20 +171,24 @@ impl TlsFixture {
         };
         let at = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
         let at = at.expect("an address");
-        let router = link::server()
+        let router = link::server_builder()
             .add_service(PodsServer::new(server.clone()))
             .add_service(IdentityServer::new(server));
-        let door = TlsAdmission { credentials: Arc::clone(&shown), open: true, bounds };
+        let door = TlsAdmission {
+            credentials: Arc::clone(&shown),
+            allows_anonymous: true,
+            limits: bounds,
+        };
         let (to, ending) = (format!("https://{at}"), stop.clone());
-        tokio::spawn(async move { link::serve_to(&to, router, Some(&door), ending).await });
+        tokio::spawn(async move { link::serve_with_tls(&to, router, Some(&door), ending).await });
         while TcpStream::connect(at).await.is_err() {
             tokio::task::yield_now().await;
         }
-        Self { authority, at, word, issued, refused, shown, stop }
+        Self { authority, at, reports: word, issued, refused, server_credentials: shown, stop }
     }
 
-    fn finder(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
-        ReplicaResolver::known_as(
+    fn resolver(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
+        ReplicaResolver::with_credentials(
             CertificateRole::Controller,
             &format!("https://{}", self.at),
             Some(credentials),
@@ -198,7 +202,7 @@ impl TlsFixture {
         who: ComponentReplica,
     ) -> Result<(), Code> {
         let channel =
-            link::dial::secure(self.at, credentials, CertificateRole::Controller, true).await;
+            link::dial::dial_tls(self.at, credentials, CertificateRole::Controller, true).await;
         let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
         let items = futures::stream::iter([raw::PodItem::from(PodReportItem::Sender(who))]);
         let done = PodsClient::new(channel).report(items).await;
@@ -207,8 +211,11 @@ impl TlsFixture {
 
     /// Returns a link that reports until the test ends.
     fn link(&self, credentials: &Arc<TlsCredentials>) -> Arc<ComponentLink> {
-        let link =
-            Arc::new(ComponentLink::to(self.finder(credentials), agent("n1"), self.stop.clone()));
+        let link = Arc::new(ComponentLink::with_resolver(
+            self.resolver(credentials),
+            agent("n1"),
+            self.stop.clone(),
+        ));
         let (outbox, reporting) = (Outbox::<PodReportKey, PodReportItem>::new(), Arc::clone(&link));
         tokio::spawn(async move { reporting.report_pods(&outbox).await });
         link
@@ -235,11 +242,11 @@ async fn both_sides_know_each_other() {
     let credentials = bed.authority.credentials(AGENT);
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
     let identity = Arc::new(AGENT.parse().expect("an identity"));
-    assert_eq!(bed.word.recv().await, Some((TlsPeer::Known(identity), "n1".into())));
+    assert_eq!(bed.reports.recv().await, Some((TlsPeer::Authenticated(identity), "n1".into())));
 }
 
 #[tokio::test]
-async fn nobody_may_be_somebody_else() {
+async fn no_client_may_claim_another_identity() {
     let bed = TlsFixture::new().await;
     let credentials = bed.authority.credentials(AGENT);
     for other in [agent("n2"), activator("agent-1"), activator("activator-1")] {
@@ -251,42 +258,42 @@ async fn nobody_may_be_somebody_else() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_nothing_can_be_said() {
+async fn without_a_certificate_nothing_can_be_reported() {
     let bed = TlsFixture::new().await;
     let nobody = TlsCredentials::new();
-    nobody.trust(&[bed.authority.der()]).expect("trusted");
+    nobody.set_authorities(&[bed.authority.der()]).expect("trusted");
     assert_eq!(bed.report(&nobody, agent("n1")).await, Err(Code::Unauthenticated));
 }
 
 #[tokio::test]
-async fn a_certificate_that_no_authority_vouches_for_now_is_refused() {
+async fn a_certificate_without_a_trusted_authority_is_refused() {
     let bed = TlsFixture::new().await;
     let refused = async |credentials: &Arc<TlsCredentials>| {
         bed.report(credentials, agent("n1")).await.expect_err("refused");
     };
     // Signed by another authority, though its holder trusts this one.
     let foreign = AuthorityFixture::new().credentials(AGENT);
-    foreign.trust(&[bed.authority.der()]).expect("trusted");
+    foreign.set_authorities(&[bed.authority.der()]).expect("trusted");
     refused(&foreign).await;
     // An expired certificate.
     let ended = bed.authority.credentials(AGENT);
-    bed.authority.give(&ended, AGENT, SystemTime::now() - Duration::from_secs(60));
+    bed.authority.issue(&ended, AGENT, SystemTime::now() - Duration::from_secs(60));
     refused(&ended).await;
     // A certificate without an identity, and one with two.
     for names in [&["spiffe://elsewhere/agent"][..], &[AGENT, ACTIVATOR]] {
         let key = KeyPair::generate().expect("a key");
         let chain = vec![bed.authority.sign(&key, names, later())];
-        let shown = ended.show(chain, PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let shown = ended.set_certificate(chain, PrivatePkcs8KeyDer::from(key.serialize_der()));
         assert!(shown.is_err(), "{names:?}");
     }
     // A key that does not belong to the certificate.
     let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
     let chain = vec![bed.authority.sign(&key, &[AGENT], later())];
-    assert!(ended.show(chain, PrivatePkcs8KeyDer::from(other.serialize_der())).is_err());
+    assert!(ended.set_certificate(chain, PrivatePkcs8KeyDer::from(other.serialize_der())).is_err());
 }
 
 #[tokio::test]
-async fn who_holds_a_certificate_cannot_sign_others() {
+async fn a_certificate_cannot_sign_others() {
     let bed = TlsFixture::new().await;
     let key = KeyPair::generate().expect("a key");
     let own = bed.authority.sign(&key, &[AGENT], later());
@@ -296,9 +303,11 @@ async fn who_holds_a_certificate_cannot_sign_others() {
     params.subject_alt_names = vec![SanType::URI(CONTROLLER.try_into().expect("ASCII"))];
     let certificate = params.signed_by(&forged, &issuer).expect("signed").der().clone();
     let credentials = TlsCredentials::new();
-    credentials.trust(&[bed.authority.der()]).expect("trusted");
+    credentials.set_authorities(&[bed.authority.der()]).expect("trusted");
     let chain = vec![certificate, own];
-    credentials.show(chain, PrivatePkcs8KeyDer::from(forged.serialize_der())).expect("shown");
+    credentials
+        .set_certificate(chain, PrivatePkcs8KeyDer::from(forged.serialize_der()))
+        .expect("shown");
     bed.report(&credentials, agent("n1")).await.expect_err("refused");
 }
 
@@ -307,42 +316,42 @@ async fn a_client_talks_to_no_impostor() {
     let bed = TlsFixture::new().await;
     let credentials = bed.authority.credentials(AGENT);
     // The server has a valid certificate, but not of a controller.
-    bed.authority.give(&bed.shown, ACTIVATOR, later());
+    bed.authority.issue(&bed.server_credentials, ACTIVATOR, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
     // A controller's certificate of another authority.
     let foreign = AuthorityFixture::new();
-    foreign.give(&bed.shown, CONTROLLER, later());
+    foreign.issue(&bed.server_credentials, CONTROLLER, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
-    bed.authority.give(&bed.shown, CONTROLLER, later());
+    bed.authority.issue(&bed.server_credentials, CONTROLLER, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
 }
 
 #[tokio::test]
-async fn activators_know_each_other_by_what_they_show_as_clients() {
+async fn activators_authenticate_each_other_by_client_certificates() {
     let bed = TlsFixture::new().await;
     let own = bed.authority.credentials("spiffe://rouse/activator/n2/activator-2/b2");
-    let dials = async |to| link::dial::secure(bed.at, &own, to, true).await.is_ok();
-    bed.authority.give(&bed.shown, ACTIVATOR, later());
+    let dials = async |to| link::dial::dial_tls(bed.at, &own, to, true).await.is_ok();
+    bed.authority.issue(&bed.server_credentials, ACTIVATOR, later());
     assert!(dials(CertificateRole::Activator).await);
     for other in [CertificateRole::Controller, CertificateRole::Autoscaler, CertificateRole::Agent]
     {
         assert!(!dials(other).await, "an activator is no {other}");
     }
     for other in [AGENT, CONTROLLER] {
-        bed.authority.give(&bed.shown, other, later());
+        bed.authority.issue(&bed.server_credentials, other, later());
         assert!(!dials(CertificateRole::Activator).await, "{other} is no activator");
     }
-    AuthorityFixture::new().give(&bed.shown, ACTIVATOR, later());
+    AuthorityFixture::new().issue(&bed.server_credentials, ACTIVATOR, later());
     assert!(!dials(CertificateRole::Activator).await, "on another authority's word");
 }
 
 #[tokio::test]
-async fn who_says_nothing_is_shown_the_door() {
+async fn a_silent_client_is_disconnected() {
     let bounds = AcceptLimits {
-        handshake: Duration::from_millis(200),
-        anonymous: Duration::from_millis(200),
-        strangers: 4,
-        strangers_each: 2,
+        handshake_timeout: Duration::from_millis(200),
+        anonymous_lifetime: Duration::from_millis(200),
+        max_anonymous: 4,
+        max_anonymous_per_address: 2,
     };
     let mut bed = TlsFixture::with(bounds, Duration::from_secs(3_600)).await;
     // Connections without a handshake are closed, with or without a free place.
@@ -354,7 +363,7 @@ async fn who_says_nothing_is_shown_the_door() {
     }
     // A connection without a certificate is closed too, although its handshake succeeded.
     let nobody = TlsCredentials::new();
-    nobody.trust(&[bed.authority.der()]).expect("trusted");
+    nobody.set_authorities(&[bed.authority.der()]).expect("trusted");
     let config = client_config(&nobody, CertificateRole::Controller, false);
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let socket = TcpStream::connect(bed.at).await.expect("accepted");
@@ -366,7 +375,7 @@ async fn who_says_nothing_is_shown_the_door() {
     // Clients with a certificate are served.
     let credentials = bed.authority.credentials(AGENT);
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
-    assert!(bed.word.recv().await.is_some());
+    assert!(bed.reports.recv().await.is_some());
 }
 
 /// Files in the form in which the platform mounts them.
@@ -377,10 +386,10 @@ impl MountedFilesFixture {
         name: &str,
         token: &str,
         authority: &AuthorityFixture,
-    ) -> (Self, enrol::EnrollmentFiles) {
+    ) -> (Self, crate::enrollment::EnrollmentFiles) {
         let folder = std::env::temp_dir().join(format!("rouse-tls-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
-        let files = enrol::EnrollmentFiles {
+        let files = crate::enrollment::EnrollmentFiles {
             token: folder.join("token"),
             authorities: folder.join("ca.pem"),
         };
@@ -399,29 +408,29 @@ impl Drop for MountedFilesFixture {
 fn keep(
     bed: &TlsFixture,
     credentials: &Arc<TlsCredentials>,
-    files: &enrol::EnrollmentFiles,
+    files: &crate::enrollment::EnrollmentFiles,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let (credentials, finder) = (Arc::clone(credentials), bed.finder(credentials));
-    enrol::keep(credentials, finder, files.clone(), bed.stop.clone())
+    let (credentials, finder) = (Arc::clone(credentials), bed.resolver(credentials));
+    crate::enrollment::keep_enrolled(credentials, finder, files.clone(), bed.stop.clone())
 }
 
 #[tokio::test]
-async fn a_part_gets_its_certificate_and_its_stream_goes_on_over_the_next_ones() {
+async fn a_component_gets_its_certificate_and_its_stream_outlives_renewals() {
     // Certificates of two seconds are replaced about every second.
     let mut bed = TlsFixture::with(AcceptLimits::default(), Duration::from_secs(2)).await;
     let (_folder, files) = MountedFilesFixture::new("rotate", "good\n", &bed.authority);
     let credentials = TlsCredentials::new();
     tokio::spawn(keep(&bed, &credentials, &files));
     let link = bed.link(&credentials);
-    assert!(bed.word.recv().await.is_some());
-    let shown = credentials.key().expect("a certificate").cert[0].clone();
+    assert!(bed.reports.recv().await.is_some());
+    let shown = credentials.certified_key().expect("a certificate").cert[0].clone();
     while bed.issued.load(Ordering::Relaxed) < 4 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // The first certificate has expired by now, but its stream is still open.
-    assert_ne!(credentials.key().expect("a certificate").cert[0], shown);
-    assert_eq!(link.standing(), 1);
-    assert!(bed.word.try_recv().is_err(), "no second stream was opened");
+    assert_ne!(credentials.certified_key().expect("a certificate").cert[0], shown);
+    assert_eq!(link.open_stream_count(), 1);
+    assert!(bed.reports.try_recv().is_err(), "no second stream was opened");
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
 }
 
@@ -436,7 +445,7 @@ async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another
     }
     assert_eq!((credentials.identity(), bed.issued.load(Ordering::Relaxed)), (None, 0));
     std::fs::write(&files.token, "good").expect("written");
-    credentials.ready().await;
+    credentials.wait_for_certificate().await;
     assert_eq!(credentials.identity().map(|it| it.to_string()), Some(AGENT.into()));
 }
 
@@ -455,23 +464,23 @@ async fn authorities_change_with_an_overlap_and_no_stream_breaks() {
     let mut bed = TlsFixture::new().await;
     let credentials = bed.authority.credentials(AGENT);
     let link = bed.link(&credentials);
-    assert!(bed.word.recv().await.is_some());
+    assert!(bed.reports.recv().await.is_some());
     // Both trust both authorities; then each moves to the new one at its own time.
     let next = AuthorityFixture::new();
-    for side in [&credentials, &bed.shown] {
-        side.trust(&[bed.authority.der(), next.der()]).expect("trusted");
+    for side in [&credentials, &bed.server_credentials] {
+        side.set_authorities(&[bed.authority.der(), next.der()]).expect("trusted");
     }
-    next.give(&bed.shown, CONTROLLER, later());
+    next.issue(&bed.server_credentials, CONTROLLER, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
-    next.give(&credentials, AGENT, later());
+    next.issue(&credentials, AGENT, later());
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
-    for side in [&credentials, &bed.shown] {
-        side.trust(&[next.der()]).expect("trusted");
+    for side in [&credentials, &bed.server_credentials] {
+        side.set_authorities(&[next.der()]).expect("trusted");
     }
     assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
     // The old authority is no longer trusted.
     let late = bed.authority.credentials(AGENT);
-    late.trust(&[next.der()]).expect("trusted");
+    late.set_authorities(&[next.der()]).expect("trusted");
     bed.report(&late, agent("n1")).await.expect_err("refused");
-    assert_eq!(link.standing(), 1);
+    assert_eq!(link.open_stream_count(), 1);
 }

@@ -12,14 +12,14 @@ pub struct GlobalSettings {
     /// Request log of activators; `None`: requests are not logged.
     pub request_log: Option<RequestLogSettings>,
     /// Log level of each component.
-    pub levels: LogLevels,
+    pub log_levels: LogLevels,
     /// Treatment of requests from outside by gateways.
     pub edge: EdgeSettings,
 }
 
 impl GlobalSettings {
     /// Returns the settings for the table: `None` while all have their defaults.
-    pub fn said(&self) -> Option<Self> {
+    pub fn if_not_default(&self) -> Option<Self> {
         (*self != Self::default()).then(|| self.clone())
     }
 }
@@ -68,7 +68,7 @@ pub struct RequestLogSettings {
     /// Template of the line.
     pub template: LogTemplate,
     /// True if probes that the platform answers are logged too.
-    pub probes: bool,
+    pub logs_probes: bool,
 }
 
 /// Treatment of requests from outside, and the protocols that requests may switch to.
@@ -77,30 +77,30 @@ pub struct EdgeSettings {
     /// Networks of trusted proxies, whose headers about the client are kept. Empty: no proxy is trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// True if each connection from a trusted proxy begins with a header of the PROXY protocol.
-    pub proxy_protocol: bool,
+    pub requires_proxy_protocol: bool,
     /// Protocols besides `websocket` that a client may switch to, in lower case.
-    pub upgrades: Vec<String>,
+    pub allowed_upgrades: Vec<String>,
     /// True if header names with an underscore are passed on.
-    pub underscores: bool,
+    pub allows_underscores: bool,
 }
 
 impl EdgeSettings {
     /// Returns true if `peer` is a trusted proxy.
-    pub fn trusts(&self, peer: IpAddr) -> bool {
+    pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.trusted_proxies.iter().any(|net| net.contains(&peer))
     }
 }
 
 /// Parses a network from `ADDRESS/LENGTH`, or from one address alone. Bits beyond the length are ignored.
-pub fn network(text: &str) -> Option<IpNet> {
+pub fn parse_network(text: &str) -> Option<IpNet> {
     let whole = || text.parse::<IpAddr>().ok().map(|it| IpNet::from(it.to_canonical()));
     text.parse::<IpNet>().ok().or_else(whole).map(|net| net.trunc())
 }
 
 /// Returns true if clients may be allowed to switch to a protocol of this name: a token (RFC 9110, section 5.6.2) in
 /// lower case, but not HTTP itself. After a switch to HTTP, headers about the client would pass unchecked.
-pub fn is_upgrade(name: &str) -> bool {
+pub fn is_allowed_upgrade_name(name: &str) -> bool {
     let is_letter =
         |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || b"-._/+".contains(&it);
     let is_http =

@@ -12,31 +12,32 @@ pub struct AllowedSources {
     /// Single addresses, which are those of selected pods.
     pub addresses: BTreeSet<IpAddr>,
     /// Networks from `ipBlock` rules.
-    pub blocks: Vec<IpBlock>,
+    pub ip_blocks: Vec<IpBlock>,
 }
 
 /// Network with exceptions (`ipBlock` of a NetworkPolicy).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpBlock {
     /// Network whose addresses are allowed.
-    pub net: IpNet,
+    pub network: IpNet,
     /// Subnets of `net` that are not allowed.
-    pub except: Vec<IpNet>,
+    pub exceptions: Vec<IpNet>,
 }
 
 impl AllowedSources {
     /// Returns true if a client with this address may send requests.
-    pub fn contain(&self, client: IpAddr) -> bool {
+    pub fn contains(&self, client: IpAddr) -> bool {
         // A socket of both families reports an IPv4 client as an IPv4-mapped address.
         let client = client.to_canonical();
         let within = |block: &IpBlock| {
-            block.net.contains(&client) && !block.except.iter().any(|it| it.contains(&client))
+            block.network.contains(&client)
+                && !block.exceptions.iter().any(|it| it.contains(&client))
         };
-        self.addresses.contains(&client) || self.blocks.iter().any(within)
+        self.addresses.contains(&client) || self.ip_blocks.iter().any(within)
     }
 }
 
-fn network(text: &str) -> Result<IpNet, WireError> {
+fn parse_source_network(text: &str) -> Result<IpNet, WireError> {
     let refused = || WireError::new("source.net", text, "must be ADDRESS/LENGTH");
     text.parse().ok().ok_or_else(refused)
 }
@@ -49,12 +50,13 @@ impl TryFrom<raw::Sources> for AllowedSources {
             Err(_) => Err(WireError::new("source.address", text, "must be an IP address")),
         };
         let block = |it: raw::SourceBlock| {
-            let except = it.except.iter().map(|it| network(it)).collect::<Result<_, _>>()?;
-            Ok(IpBlock { net: network(&it.net)?, except })
+            let except =
+                it.except.iter().map(|it| parse_source_network(it)).collect::<Result<_, _>>()?;
+            Ok(IpBlock { network: parse_source_network(&it.net)?, exceptions: except })
         };
         Ok(Self {
             addresses: it.addresses.into_iter().map(address).collect::<Result<_, _>>()?,
-            blocks: it.blocks.into_iter().map(block).collect::<Result<_, WireError>>()?,
+            ip_blocks: it.blocks.into_iter().map(block).collect::<Result<_, WireError>>()?,
         })
     }
 }
@@ -62,12 +64,12 @@ impl TryFrom<raw::Sources> for AllowedSources {
 impl From<&AllowedSources> for raw::Sources {
     fn from(it: &AllowedSources) -> Self {
         let block = |it: &IpBlock| raw::SourceBlock {
-            net: it.net.to_string(),
-            except: it.except.iter().map(ToString::to_string).collect(),
+            net: it.network.to_string(),
+            except: it.exceptions.iter().map(ToString::to_string).collect(),
         };
         Self {
             addresses: it.addresses.iter().map(ToString::to_string).collect(),
-            blocks: it.blocks.iter().map(block).collect(),
+            blocks: it.ip_blocks.iter().map(block).collect(),
         }
     }
 }
@@ -91,12 +93,12 @@ mod tests {
             [("10.1.0.0/16", &["10.1.2.0/24"]), ("fd00:1::/32", &[])];
         let it =
             AllowedSources::try_from(sources(&["10.9.0.7"], &blocks)).expect("it is well formed");
-        let may = |client: &str| it.contain(client.parse().expect("an address"));
+        let may = |client: &str| it.contains(client.parse().expect("an address"));
         assert!(may("10.9.0.7") && may("::ffff:10.9.0.7"), "as a socket of both families has it");
         assert!(may("10.1.1.1") && may("fd00:1::7"));
         assert!(!may("10.1.2.3"), "a hole in the network");
         assert!(!may("10.9.0.8") && !may("fd00:2::7"));
-        assert!(!AllowedSources::default().contain([10, 0, 0, 1].into()), "nobody");
+        assert!(!AllowedSources::default().contains([10, 0, 0, 1].into()), "nobody");
         assert_eq!(AllowedSources::try_from(raw::Sources::from(&it)).expect("as it was"), it);
     }
 

@@ -29,19 +29,19 @@ fn names_refuse_what_kubernetes_refuses() {
 #[test]
 fn a_new_stream_removes_what_it_does_not_name() {
     let mut view = RouteView::default();
-    view.restart();
-    assert_eq!(view.absorb(item(1, RouteChange::Activator(activator("a")))), None);
-    assert_eq!(view.absorb(item(2, RouteChange::Activator(activator("b")))), None);
-    assert_eq!(view.absorb(item(2, RouteChange::Synced)).map(|keys| keys.len()), Some(2));
+    view.begin_stream();
+    assert_eq!(view.apply_item(item(1, RouteChange::Activator(activator("a")))), None);
+    assert_eq!(view.apply_item(item(2, RouteChange::Activator(activator("b")))), None);
+    assert_eq!(view.apply_item(item(2, RouteChange::Synced)).map(|keys| keys.len()), Some(2));
 
-    view.restart();
-    assert_eq!(view.absorb(item(7, RouteChange::Activator(activator("b")))), None);
+    view.begin_stream();
+    assert_eq!(view.apply_item(item(7, RouteChange::Activator(activator("b")))), None);
     assert!(
         view.table.activators.contains_key("a"),
         "the old table holds until the new one is whole"
     );
     let gone = RouteKey::Activator("a".into());
-    assert!(view.absorb(item(7, RouteChange::Synced)).expect("a whole table").contains(&gone));
+    assert!(view.apply_item(item(7, RouteChange::Synced)).expect("a whole table").contains(&gone));
     assert_eq!(view.table.activators.keys().collect::<Vec<_>>(), ["b"]);
     assert_eq!(view.version, 7);
 }
@@ -56,11 +56,11 @@ fn changes_lead_from_one_table_to_the_other() {
     want.activators.insert("c".into(), activator("c"));
 
     let mut view = RouteView { table: have.clone(), ..RouteView::default() };
-    for change in have.changes(&want) {
-        view.absorb(item(1, change));
+    for change in have.changes_to(&want) {
+        view.apply_item(item(1, change));
     }
     assert_eq!(view.table, want);
-    assert_eq!(want.changes(&want), []);
+    assert_eq!(want.changes_to(&want), []);
 }
 
 #[test]
@@ -97,21 +97,28 @@ fn a_neighbour_that_knows_no_ingress_is_understood() {
         hosts: std::vec!["hello.default.example.com".into()],
         ..raw::Service::default()
     };
-    assert_eq!(ServiceEntry::try_from(old).expect("valid").ingress, None);
+    assert_eq!(ServiceEntry::try_from(old).expect("valid").gateway_rules, None);
 }
 
 #[test]
-fn what_a_gateway_does_for_a_service_comes_back_as_it_was_sent() {
+fn gateway_rules_of_a_service_survive_the_wire() {
     let tag = |tag: &str| RouteTag {
         name: tag.into(),
         service: NamespacedName::new("default", "blue-hello"),
     };
-    for tags in
-        [None, Some(TagRouting::Choice(std::vec![tag("blue")])), Some(TagRouting::Tag("b".into()))]
-    {
-        let domain = |rewrite| MappedDomain { host: "a.example".into(), rewrite, redirects: true };
+    for tags in [
+        None,
+        Some(TagRouting::ChooseTag(std::vec![tag("blue")])),
+        Some(TagRouting::ServeTag("b".into())),
+    ] {
+        let domain = |rewrite| MappedDomain {
+            host: "a.example".into(),
+            host_rewrite: rewrite,
+            redirects_to_https: true,
+        };
         let domains = std::vec![domain(None), domain(Some("hello.default.svc".into()))];
-        let ingress = GatewayRules { redirects: true, domains, tags };
+        let ingress =
+            GatewayRules { redirects_to_https: true, mapped_domains: domains, tag_routing: tags };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
     let nameless = raw::Domain::default();
@@ -122,57 +129,57 @@ fn what_a_gateway_does_for_a_service_comes_back_as_it_was_sent() {
 #[test]
 fn the_integral_counts_open_and_closed_requests() {
     let mut totals = RequestTotals::default();
-    totals.start(10);
-    assert_eq!(totals.integral(15), 5);
-    totals.start(20);
-    assert_eq!(totals.integral(30), 30);
-    totals.finish(30);
-    totals.finish(40);
-    assert_eq!((totals.in_flight(), totals.integral(50)), (0, 20 + 20));
+    totals.record_start(10);
+    assert_eq!(totals.in_flight_integral(15), 5);
+    totals.record_start(20);
+    assert_eq!(totals.in_flight_integral(30), 30);
+    totals.record_finish(30);
+    totals.record_finish(40);
+    assert_eq!((totals.in_flight(), totals.in_flight_integral(50)), (0, 20 + 20));
 }
 
 #[test]
-fn settings_travel_once_for_all_services_and_only_where_they_are_not_usual() {
+fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
     let template = LogTemplate::parse("{{.Request.Method}}").expect("a good template");
     let levels =
         LogLevels { agent: LogLevel::Debug, autoscaler: LogLevel::Error, ..LogLevels::default() };
     let edge = EdgeSettings {
         trusted_proxies: vec!["10.0.0.0/8".parse().expect("a network")],
-        proxy_protocol: true,
-        upgrades: vec!["foo/2".into()],
-        underscores: true,
+        requires_proxy_protocol: true,
+        allowed_upgrades: vec!["foo/2".into()],
+        allows_underscores: true,
     };
     let settings = GlobalSettings {
-        request_log: Some(RequestLogSettings { template, probes: true }),
-        levels,
+        request_log: Some(RequestLogSettings { template, logs_probes: true }),
+        log_levels: levels,
         edge,
     };
     let usual = RouteTable::default();
     let logged = RouteTable { settings: settings.clone(), ..RouteTable::default() };
     let said = RouteChange::Settings(settings);
-    assert_eq!(logged.states().collect::<Vec<_>>(), std::slice::from_ref(&said));
-    assert_eq!(usual.states().count(), 0);
-    assert_eq!(usual.changes(&logged), std::slice::from_ref(&said));
-    assert_eq!(logged.changes(&usual), [RouteChange::Gone(RouteKey::Settings)]);
-    for change in [said, RouteChange::Gone(RouteKey::Settings)] {
+    assert_eq!(logged.all_states().collect::<Vec<_>>(), std::slice::from_ref(&said));
+    assert_eq!(usual.all_states().count(), 0);
+    assert_eq!(usual.changes_to(&logged), std::slice::from_ref(&said));
+    assert_eq!(logged.changes_to(&usual), [RouteChange::Removed(RouteKey::Settings)]);
+    for change in [said, RouteChange::Removed(RouteKey::Settings)] {
         let item = item(3, change);
         assert_eq!(RouteItem::try_from(raw::RouteItem::from(item.clone())), Ok(item));
     }
 
     let mut view = RouteView::default();
-    view.restart();
-    for change in logged.states().chain([RouteChange::Synced]) {
-        view.absorb(item(1, change));
+    view.begin_stream();
+    for change in logged.all_states().chain([RouteChange::Synced]) {
+        view.apply_item(item(1, change));
     }
     assert_eq!(view.table, logged);
-    view.restart();
-    let gone = view.absorb(item(1, RouteChange::Synced)).expect("a whole table");
+    view.begin_stream();
+    let gone = view.apply_item(item(1, RouteChange::Synced)).expect("a whole table");
     assert!(gone.contains(&RouteKey::Settings));
     assert_eq!(view.table, usual, "a table that says nothing of them means the usual ones");
 }
 
 #[test]
-fn a_template_that_this_part_cannot_carry_out_is_refused() {
+fn a_template_that_this_component_does_not_support_is_refused() {
     let log = raw::RequestLog { template: "{{if}}".into(), probes: false };
     let settings = raw::Settings { request_log: Some(log), ..raw::Settings::default() };
     let refused = GlobalSettings::try_from(settings).expect_err("no such function");
@@ -183,27 +190,27 @@ fn a_template_that_this_part_cannot_carry_out_is_refused() {
 fn earlier_releases_read_a_heartbeat_as_what_they_know() {
     let alive = AutoscalerHeartbeat {
         since_ms: 7,
-        heard_ms: 61_000,
-        is_full: true,
+        observed_ms: 61_000,
+        covers_all_windows: true,
         reporters: 4,
-        counts: Some("autoscaler-1".into()),
+        active_autoscaler: Some("autoscaler-1".into()),
     };
-    for alive in [alive.clone(), AutoscalerHeartbeat { counts: None, ..alive }] {
-        let item = raw::ScaleItem::from(ScaleItem::Alive(alive.clone()));
+    for alive in [alive.clone(), AutoscalerHeartbeat { active_autoscaler: None, ..alive }] {
+        let item = raw::ScaleItem::from(ScaleItem::Heartbeat(alive.clone()));
         assert_eq!(item.what, Some(raw::scale_item::What::SinceMs(7)));
-        assert_eq!(ScaleItem::try_from(item), Ok(ScaleItem::Alive(alive)));
+        assert_eq!(ScaleItem::try_from(item), Ok(ScaleItem::Heartbeat(alive)));
     }
     let earlier = raw::ScaleItem { what: Some(raw::scale_item::What::SinceMs(7)), alive: None };
     assert_eq!(ScaleItem::try_from(earlier), Ok(ScaleItem::Since(7)));
 }
 
 #[test]
-fn earlier_releases_take_in_what_is_routed_unread() {
+fn earlier_releases_accept_routed_services_unread() {
     let name = || NamespacedName::new("default", "hello");
     for item in [
-        PodReportItem::NamesRouted,
-        PodReportItem::Routed(name()),
-        PodReportItem::RoutedNoMore(name()),
+        PodReportItem::RoutedServicesAnnounced,
+        PodReportItem::RoutedService(name()),
+        PodReportItem::RoutedServiceRemoved(name()),
     ] {
         let raw = raw::PodItem::from(item.clone());
         let Some(raw::pod_item::What::Avoided(avoided)) = &raw.what else { panic!("{raw:?}") };
@@ -220,24 +227,24 @@ fn a_decision_explains_itself_across_the_wire() {
         waiting: 140,
         stable_window: Duration::from_secs(60),
         panic_window: Duration::from_secs(6),
-        by_load: Some(5),
+        desired_by_load: Some(5),
         min_scale: 1,
         max_scale: 3,
-        bound: "max-scale".into(),
-        sight: UsageCoverage::Partial,
+        applied_bound: "max-scale".into(),
+        coverage: UsageCoverage::Partial,
     };
     for inputs in [Some(inputs), None] {
         let decision = ScaleDecision {
             revision: NamespacedName::new("default", "hello-00001"),
-            wanted: Some(3),
-            path: ConnectionPath::Direct,
-            activators: 2,
+            desired_scale: Some(3),
+            connection_path: ConnectionPath::Direct,
+            activator_count: 2,
             activity: RevisionActivity::Active,
-            stable: 300.0,
-            panic: 300.0,
-            target: 70.0,
+            stable_load: 300.0,
+            panic_load: 300.0,
+            target_load: 70.0,
             ready_pods: 1,
-            panicking: true,
+            is_panicking: true,
             excess_burst_capacity: 0.0,
             reason: "max-scale".into(),
             inputs,
@@ -248,16 +255,16 @@ fn a_decision_explains_itself_across_the_wire() {
 }
 
 #[test]
-fn slots_arrive_as_they_were_said() {
+fn slots_arrive_as_they_were_sent() {
     let held = SlotsByPod::from([("p".into(), 2), ("q".into(), 1)]);
     let claim = SlotClaim {
-        epoch: 7,
-        seen: 3,
+        owner_term: 7,
+        applied_grant: 3,
         held: held.clone(),
-        need: 5,
-        avoid: ["r".into()].into(),
-        former: [("b".into(), held.clone())].into(),
-        known: ["c".into()].into(),
+        needed: 5,
+        unusable_pods: ["r".into()].into(),
+        former_grants: [("b".into(), held.clone())].into(),
+        live_activators: ["c".into()].into(),
     };
     let who =
         ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
@@ -265,17 +272,23 @@ fn slots_arrive_as_they_were_said() {
     for item in [
         SlotClaimItem::Sender(who),
         SlotClaimItem::Claim(revision.clone(), claim),
-        SlotClaimItem::Gone(revision.clone()),
+        SlotClaimItem::Removed(revision.clone()),
         SlotClaimItem::Synced,
-        SlotClaimItem::Bye,
+        SlotClaimItem::Goodbye,
     ] {
         assert_eq!(SlotClaimItem::try_from(raw::ClaimItem::from(item.clone())), Ok(item));
     }
     for keep in [None, Some(0), Some(2)] {
-        let grant = SlotGrant { epoch: 7, number: 4, held: held.clone(), keep, acts: true };
+        let grant = SlotGrant {
+            owner_term: 7,
+            grant_number: 4,
+            held: held.clone(),
+            keep_limit: keep,
+            is_acting: true,
+        };
         for item in [
             SlotGrantItem::Grant(revision.clone(), grant),
-            SlotGrantItem::Gone(revision.clone()),
+            SlotGrantItem::Removed(revision.clone()),
             SlotGrantItem::Synced,
         ] {
             assert_eq!(SlotGrantItem::try_from(raw::GrantItem::from(item.clone())), Ok(item));

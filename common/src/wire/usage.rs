@@ -12,9 +12,9 @@ pub enum UsageItem {
     /// Replica that sends the report.
     Sender(ComponentReplica),
     /// Totals of one subject at one moment.
-    Seen(UsageSample),
+    Sample(UsageSample),
     /// The subject no longer exists; its last totals count up to now.
-    Gone(UsageKey),
+    Removed(UsageKey),
     /// The sender has named every subject.
     Synced,
 }
@@ -34,7 +34,7 @@ pub struct UsageSample {
     /// Subject that the totals belong to.
     pub key: UsageKey,
     /// Time of the reading, in ns of the sender's clock.
-    pub at_ns: u64,
+    pub read_at_ns: u64,
     /// Totals of requests since the subject began.
     pub totals: RequestTotals,
     /// Responses by class: 1xx, 2xx, 3xx, 4xx, 5xx; empty for a wait queue.
@@ -56,18 +56,18 @@ pub struct RequestTotals {
     pub finished_sum_ns: u64,
     /// Ended requests that waited and got no pod, because the client left or the wait took too long. 0 from older
     /// senders.
-    pub left: u64,
+    pub abandoned: u64,
 }
 
 impl RequestTotals {
     /// Records the begin of one request at `now_ns`.
-    pub fn start(&mut self, now_ns: u64) {
+    pub fn record_start(&mut self, now_ns: u64) {
         self.started += 1;
         self.started_sum_ns = self.started_sum_ns.wrapping_add(now_ns);
     }
 
     /// Records the end of one request at `now_ns`.
-    pub fn finish(&mut self, now_ns: u64) {
+    pub fn record_finish(&mut self, now_ns: u64) {
         self.finished += 1;
         self.finished_sum_ns = self.finished_sum_ns.wrapping_add(now_ns);
     }
@@ -81,7 +81,7 @@ impl RequestTotals {
     ///
     /// The average in flight over a window is the difference of two such values over the window's length. Example: one
     /// request from 10 to 30, read at 50: `0·50 − 10 + 30 = 20`.
-    pub fn integral(&self, now_ns: u64) -> u64 {
+    pub fn in_flight_integral(&self, now_ns: u64) -> u64 {
         // Each term may wrap: only differences of two results are used, and those are small again.
         let open = self.started.wrapping_sub(self.finished);
         open.wrapping_mul(now_ns)
@@ -101,11 +101,11 @@ pub enum ScaleItem {
     /// since clocks of different hosts differ.
     Since(u64),
     /// Heartbeat, sent several times a second.
-    Alive(AutoscalerHeartbeat),
+    Heartbeat(AutoscalerHeartbeat),
     /// Decision for one Revision.
     Decision(ScaleDecision),
     /// The Revision no longer exists.
-    Gone(NamespacedName),
+    Removed(NamespacedName),
     /// The sender has named every Revision.
     Synced,
 }
@@ -116,13 +116,13 @@ pub struct AutoscalerHeartbeat {
     /// Value of [`ScaleItem::Since`], for controllers of earlier releases.
     pub since_ms: u64,
     /// Time for which the autoscaler has received usage without a pause of its own, in ms.
-    pub heard_ms: u64,
-    /// True if `heard_ms` is longer than every window that the autoscaler evaluates.
-    pub is_full: bool,
+    pub observed_ms: u64,
+    /// True if `observed_ms` is longer than every window that the autoscaler evaluates.
+    pub covers_all_windows: bool,
     /// Number of agents and activators whose usage it receives now.
     pub reporters: u32,
     /// Name of the active autoscaler in the sender's RouteTable; `None`: the table has not named one.
-    pub counts: Option<String>,
+    pub active_autoscaler: Option<String>,
 }
 
 /// Pods and path decided for one Revision, with the inputs of the decision.
@@ -131,23 +131,23 @@ pub struct ScaleDecision {
     /// Revision that the decision applies to.
     pub revision: NamespacedName,
     /// Requested pods; `None`: not known yet, keep the present number.
-    pub wanted: Option<u32>,
+    pub desired_scale: Option<u32>,
     /// Path of new connections: direct only if the burst capacity allows it.
-    pub path: ConnectionPath,
+    pub connection_path: ConnectionPath,
     /// Number of activators to place in front of the Revision; 0: all.
-    pub activators: u32,
+    pub activator_count: u32,
     /// Activity, reported in Knative's `Active` condition.
     pub activity: RevisionActivity,
     /// Average load over the stable window.
-    pub stable: f64,
+    pub stable_load: f64,
     /// Average load over the panic window.
-    pub panic: f64,
+    pub panic_load: f64,
     /// Target load of one pod.
-    pub target: f64,
+    pub target_load: f64,
     /// Ready pods at the time of the decision.
     pub ready_pods: u32,
     /// True if the autoscaler was in panic mode.
-    pub panicking: bool,
+    pub is_panicking: bool,
     /// Excess burst capacity; −1 for the activator path at all times.
     pub excess_burst_capacity: f64,
     /// Name of the deciding rule, for the log.
@@ -168,26 +168,26 @@ pub struct ScaleDecisionInputs {
     /// Length of the panic window.
     pub panic_window: Duration,
     /// Desired pods by load within the rates, before minimum, maximum and initial scale; `None`: load is not known.
-    pub by_load: Option<u32>,
+    pub desired_by_load: Option<u32>,
     /// Fewest pods; 0 while no Route sends traffic to the Revision.
     pub min_scale: u32,
     /// Most pods; 0: no limit.
     pub max_scale: u32,
     /// Name of the bound that applied; empty: load alone decided.
-    pub bound: String,
+    pub applied_bound: String,
     /// Coverage of the load by the usage reports.
-    pub sight: UsageCoverage,
+    pub coverage: UsageCoverage,
 }
 
 /// Share of a Revision's load that usage reports cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsageCoverage {
     /// Every pod that may carry load, and every activator, reports.
-    Whole,
+    Complete,
     /// Some do not report: a decision may raise the pods, but never lower them.
     Partial,
     /// None reports: a decision keeps the present pods.
-    Blind,
+    Missing,
 }
 
 /// Activity of a Revision, as Knative's `Active` condition reports it.

@@ -20,13 +20,13 @@ use controller::{children::ResourceKind, config, world::UnixMillis};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-mod agents;
-mod apiserver;
-mod cluster;
+mod desired_cluster;
+mod fake_agents;
+mod fake_apiserver;
 
-use agents::AgentStreamCounts;
-use apiserver::FakeApiObjects;
-use cluster::{ClusterSize, DesiredCluster, SYSTEM};
+use desired_cluster::{ClusterSize, DesiredCluster, SYSTEM};
+use fake_agents::AgentStreamCounts;
+use fake_apiserver::FakeApiObjects;
 
 /// The allocator that `rouse` uses.
 #[global_allocator]
@@ -35,9 +35,9 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 type ResyncBenchError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Interval between two reads of the controller's metrics.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time within which the controller must become idle.
-const PATIENCE: Duration = Duration::from_secs(600);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 fn main() -> Result<(), ResyncBenchError> {
     // Agents are refused until the controller listens, as expected, so these errors are not shown.
@@ -51,9 +51,9 @@ fn main() -> Result<(), ResyncBenchError> {
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [_, "controller", kubeconfig, listen, admin] => {
             std::thread::spawn(end_with_parent);
-            runtime.block_on(controller(kubeconfig, listen, admin.parse()?))
+            runtime.block_on(run_controller(kubeconfig, listen, admin.parse()?))
         }
-        _ => runtime.block_on(measure(size()?)),
+        _ => runtime.block_on(measure(cluster_size()?)),
     }
 }
 
@@ -63,7 +63,7 @@ fn end_with_parent() {
     std::process::exit(0);
 }
 
-fn size() -> Result<ClusterSize, ResyncBenchError> {
+fn cluster_size() -> Result<ClusterSize, ResyncBenchError> {
     let text = env::var("RESYNC").unwrap_or_else(|_| "10000,10,100".into());
     let numbers: Result<Vec<usize>, _> = text.split(',').map(str::parse).collect();
     match numbers?.as_slice() {
@@ -75,7 +75,7 @@ fn size() -> Result<ClusterSize, ResyncBenchError> {
 }
 
 /// Runs the controller as it ships, but without TLS and without the webhook.
-async fn controller(
+async fn run_controller(
     kubeconfig: &str,
     listen: &str,
     admin: SocketAddr,
@@ -104,20 +104,20 @@ async fn measure(size: ClusterSize) -> Result<(), ResyncBenchError> {
     let stop = CancellationToken::new();
     let [listen, admin] = [free_port()?, free_port()?];
     let endpoint = format!("http://{listen}");
-    let told = agents::start(&mut cluster, size.nodes, &endpoint, &stop);
-    let objects = Arc::new(FakeApiObjects::of(cluster));
-    let (count, bytes) = objects.size();
+    let told = fake_agents::start_agents(&mut cluster, size.nodes, &endpoint, &stop);
+    let objects = Arc::new(FakeApiObjects::from_cluster(cluster));
+    let (count, bytes) = objects.count_and_bytes();
     eprintln!("{count} objects, {} MB, made in {:.1?}", bytes >> 20, began.elapsed());
-    let api = apiserver::serve(Arc::clone(&objects)).await?;
+    let api = fake_apiserver::serve(Arc::clone(&objects)).await?;
     // The process starts last, so that its time includes nothing of the preparation.
     let controller = ControllerProcess::start(api, &endpoint, admin)?;
-    let seen = rest(size, &controller, &told, admin).await;
+    let seen = wait_until_idle(size, &controller, &told, admin).await;
     let (cpu, peak) = (controller.cpu_s()?, controller.peak_mib()?);
     stop.cancel();
     let agents = u64::try_from(size.nodes - 1)?.max(1);
     let row = json!({
         "services": size.services, "pods": size.services * size.pods, "agents": size.nodes, "objects": count,
-        "known_s": seen.known, "whole_s": seen.whole, "rest_s": seen.rest, "cpu_s": cpu, "peak_mib": peak,
+        "known_s": seen.observed_s, "whole_s": seen.complete_tables_s, "rest_s": seen.idle_s, "cpu_s": cpu, "peak_mib": peak,
         "table_items": told.items.load(Ordering::Relaxed) / agents,
         "table_bytes": told.bytes.load(Ordering::Relaxed) / agents,
         "writes": objects.writes(), "is_complete": seen.is_complete,
@@ -130,15 +130,15 @@ async fn measure(size: ClusterSize) -> Result<(), ResyncBenchError> {
 #[derive(Debug, Default)]
 struct StartupTimes {
     /// Time at which all objects were observed and the first agent had a stream.
-    known: f64,
+    observed_s: f64,
     /// Time at which every agent had a whole table.
-    whole: f64,
+    complete_tables_s: f64,
     /// Time at which every report was handled and no object was left to check.
-    rest: f64,
+    idle_s: f64,
     is_complete: bool,
 }
 
-async fn rest(
+async fn wait_until_idle(
     size: ClusterSize,
     controller: &ControllerProcess,
     told: &AgentStreamCounts,
@@ -146,29 +146,29 @@ async fn rest(
 ) -> StartupTimes {
     let (mut seen, mut before) = (StartupTimes::default(), Value::Null);
     let wanted = (size.services, size.services * size.pods);
-    while controller.started.elapsed() < PATIENCE {
-        tokio::time::sleep(LOOK).await;
+    while controller.started.elapsed() < IDLE_TIMEOUT {
+        tokio::time::sleep(POLL_INTERVAL).await;
         let now = controller.started.elapsed().as_secs_f64();
         let at = |first: &mut f64, is: bool| {
             if is && *first == 0.0 {
                 *first = now;
             }
         };
-        at(&mut seen.known, told.following.load(Ordering::Relaxed) > 0);
-        at(&mut seen.whole, told.whole.load(Ordering::Relaxed) == size.nodes);
-        let counts = tokio::task::block_in_place(|| counts(admin)).unwrap_or_default();
+        at(&mut seen.observed_s, told.streams.load(Ordering::Relaxed) > 0);
+        at(&mut seen.complete_tables_s, told.complete_tables.load(Ordering::Relaxed) == size.nodes);
+        let counts = tokio::task::block_in_place(|| read_metric_sums(admin)).unwrap_or_default();
         let table = (told.services.load(Ordering::Relaxed), told.ready.load(Ordering::Relaxed));
         let steps = counts["steps"].as_f64().unwrap_or(0.0);
         // A step for each pod as object and as report, and one for each decision.
         let all_taken = steps >= (2 * wanted.1 + wanted.0) as f64;
         if counts != before || counts["waits"] != 0.0 || counts["leads"] != 1.0 || !all_taken {
-            (before, seen.rest) = (counts, 0.0);
+            (before, seen.idle_s) = (counts, 0.0);
             continue;
         }
-        at(&mut seen.rest, seen.whole > 0.0 && table == wanted);
-        if seen.rest > 0.0 {
+        at(&mut seen.idle_s, seen.complete_tables_s > 0.0 && table == wanted);
+        if seen.idle_s > 0.0 {
             // The condition held for the first time in the round before this one.
-            seen.rest = (seen.rest - LOOK.as_secs_f64()).max(seen.whole);
+            seen.idle_s = (seen.idle_s - POLL_INTERVAL.as_secs_f64()).max(seen.complete_tables_s);
             seen.is_complete = true;
             break;
         }
@@ -177,7 +177,7 @@ async fn rest(
 }
 
 /// Reads sums of the controller's metrics.
-fn counts(admin: SocketAddr) -> std::io::Result<Value> {
+fn read_metric_sums(admin: SocketAddr) -> std::io::Result<Value> {
     let mut stream = TcpStream::connect(admin)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
@@ -213,19 +213,19 @@ impl ControllerProcess {
         Ok(Self { started: Instant::now(), child: command.spawn()?, folder })
     }
 
-    fn read(&self, file: &str) -> Result<String, ResyncBenchError> {
+    fn read_proc_file(&self, file: &str) -> Result<String, ResyncBenchError> {
         Ok(fs::read_to_string(Path::new("/proc").join(self.child.id().to_string()).join(file))?)
     }
 
     fn peak_mib(&self) -> Result<f64, ResyncBenchError> {
-        let status = self.read("status")?;
+        let status = self.read_proc_file("status")?;
         let peak = status.lines().find_map(|it| it.strip_prefix("VmHWM:")?.strip_suffix("kB"));
         Ok(peak.unwrap_or_default().trim().parse::<f64>()? / 1024.0)
     }
 
     /// Returns the CPU time of user and kernel in seconds, read in hundredths: `USER_HZ` is 100 on every platform.
     fn cpu_s(&self) -> Result<f64, ResyncBenchError> {
-        let stat = self.read("stat")?;
+        let stat = self.read_proc_file("stat")?;
         let (_, fields) = stat.rsplit_once(')').ok_or("no name in stat")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
         Ok(ticks.sum::<Result<f64, _>>()? / 100.0)

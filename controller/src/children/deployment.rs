@@ -14,13 +14,13 @@ use k8s_openapi::{
 use serde_json::json;
 
 use super::{ChildObject, DeploymentSettings, ResourceKind, RevisionView, child_name, meta, pod};
-use crate::{knative::key, parse, policy::parse_duration};
+use crate::{knative::key, parse, scale_policy::parse_go_duration};
 
 /// Annotation that names the default container of `kubectl logs` and `kubectl exec`.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// Name of a Revision's Deployment.
-pub fn name(revision: &str) -> String {
+pub fn deployment_name(revision: &str) -> String {
     child_name(revision, "-deployment")
 }
 
@@ -33,7 +33,7 @@ pub fn deployment(
     let spec = DeploymentSpec {
         replicas: Some(replicas),
         selector: LabelSelector {
-            match_labels: Some(meta::selector(revision)),
+            match_labels: Some(meta::pod_selector(revision)),
             ..LabelSelector::default()
         },
         progress_deadline_seconds: Some(progress_deadline(revision, config)),
@@ -47,33 +47,33 @@ pub fn deployment(
                 ..RollingUpdateDeployment::default()
             }),
         }),
-        template: template(revision, config),
+        template: pod_template(revision, config),
         ..DeploymentSpec::default()
     };
-    let meta = meta::meta(revision, name(revision.name));
+    let meta = meta::child_meta(revision, deployment_name(revision.name));
     ChildObject::new(ResourceKind::Deployment, meta, json!({"spec": spec}))
 }
 
 /// Deadline of the Deployment in seconds: the Revision's annotation, or else the operator's setting.
 fn progress_deadline(revision: &RevisionView<'_>, config: &DeploymentSettings) -> i32 {
     let own = key::PROGRESS_DEADLINE.iter().find_map(|name| revision.annotations.get(*name));
-    let seconds = own.and_then(|text| parse_duration(text)).map(|it| it.as_secs());
+    let seconds = own.and_then(|text| parse_go_duration(text)).map(|it| it.as_secs());
     let seconds = seconds.and_then(|it| i32::try_from(it).ok()).filter(|it| *it > 0);
     seconds.unwrap_or(config.progress_deadline_seconds)
 }
 
-fn template(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodTemplateSpec {
+fn pod_template(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodTemplateSpec {
     let containers = &revision.spec.pod.containers;
-    let mut annotations = meta::annotations(revision);
+    let mut annotations = meta::child_annotations(revision);
     if let Some(serving) = containers.get(parse::serving_index(containers)) {
         annotations.insert(DEFAULT_CONTAINER.into(), serving.name.clone());
     }
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
-            labels: Some(meta::labels(revision)),
+            labels: Some(meta::child_labels(revision)),
             annotations: Some(annotations),
             ..ObjectMeta::default()
         }),
-        spec: Some(pod::spec(revision, config)),
+        spec: Some(pod::pod_spec(revision, config)),
     }
 }

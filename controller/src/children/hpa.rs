@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{ChildObject, OwnerObject, ResourceKind, RevisionView, deployment, meta};
-use crate::policy::{PREFIX, parse_duration};
+use crate::scale_policy::{AUTOSCALING_PREFIX, parse_go_duration};
 
 /// Bounds of a HorizontalPodAutoscaler, and its owner.
 #[derive(Clone, Copy, Debug)]
@@ -18,22 +18,25 @@ pub struct HpaParameters<'a> {
 }
 
 /// Builds the HorizontalPodAutoscaler, which scales the Revision instead of Rouse's autoscaler.
-pub fn autoscaler(revision: &RevisionView<'_>, parts: HpaParameters<'_>) -> ChildObject {
+pub fn horizontal_pod_autoscaler(
+    revision: &RevisionView<'_>,
+    parts: HpaParameters<'_>,
+) -> ChildObject {
     // As in Knative, the PodAutoscaler is the owner and not the Revision.
     let owner = OwnerObject {
         resource: ResourceKind::PodAutoscaler,
         name: revision.name,
         uid: parts.owner,
     };
-    let mut meta = meta::meta(revision, revision.name.into());
+    let mut meta = meta::child_meta(revision, revision.name.into());
     meta.annotations = Some(meta::scaling_annotations(revision)).filter(|it| !it.is_empty());
-    meta.owner_references = Some(vec![owner.reference()]);
+    meta.owner_references = Some(vec![owner.to_owner_reference()]);
     let bound = |pods: u32| i32::try_from(pods).unwrap_or(i32::MAX);
     let mut spec = json!({
         "scaleTargetRef": {
             "apiVersion": ResourceKind::Deployment.api_version(),
             "kind": ResourceKind::Deployment.kind(),
-            "name": deployment::name(revision.name),
+            "name": deployment::deployment_name(revision.name),
         },
         // The API requires `maxReplicas`, so no limit is the largest number.
         "maxReplicas": if parts.max == 0 { i32::MAX } else { bound(parts.max) },
@@ -41,11 +44,11 @@ pub fn autoscaler(revision: &RevisionView<'_>, parts: HpaParameters<'_>) -> Chil
     if parts.min > 0 {
         spec["minReplicas"] = json!(bound(parts.min));
     }
-    if let Some(metric) = metric(revision) {
+    if let Some(metric) = metric_spec(revision) {
         spec["metrics"] = json!([metric]);
     }
     // Kubernetes has no averaging window; both stabilization windows come nearest to Knative's.
-    if let Some(window) = annotation(revision, "window").and_then(parse_duration) {
+    if let Some(window) = autoscaling_annotation(revision, "window").and_then(parse_go_duration) {
         let window = json!({"stabilizationWindowSeconds": window.as_secs()});
         spec["behavior"] = json!({"scaleDown": window, "scaleUp": window});
     }
@@ -53,19 +56,19 @@ pub fn autoscaler(revision: &RevisionView<'_>, parts: HpaParameters<'_>) -> Chil
 }
 
 /// Text of the autoscaling annotation with this name, without its prefix.
-fn annotation<'a>(revision: &RevisionView<'a>, name: &str) -> Option<&'a str> {
-    revision.annotations.get(&format!("{PREFIX}{name}")).map(|it| it.trim())
+fn autoscaling_annotation<'a>(revision: &RevisionView<'a>, name: &str) -> Option<&'a str> {
+    revision.annotations.get(&format!("{AUTOSCALING_PREFIX}{name}")).map(|it| it.trim())
 }
 
 /// Metric with its target value. Without a target, Kubernetes uses its default: 80 % of the requested CPU.
-fn metric(revision: &RevisionView<'_>) -> Option<Value> {
-    let target: f64 = annotation(revision, "target")?.parse().ok()?;
-    let whole = whole(target);
-    Some(match annotation(revision, "metric").unwrap_or("cpu") {
+fn metric_spec(revision: &RevisionView<'_>) -> Option<Value> {
+    let target: f64 = autoscaling_annotation(revision, "target")?.parse().ok()?;
+    let whole = truncate_to_i64(target);
+    Some(match autoscaling_annotation(revision, "metric").unwrap_or("cpu") {
         // Knative rounds only the utilization up; the other targets lose their decimals.
         "cpu" => json!({"type": "Resource", "resource": {
             "name": "cpu",
-            "target": {"type": "Utilization", "averageUtilization": self::whole(target.ceil())},
+            "target": {"type": "Utilization", "averageUtilization": self::truncate_to_i64(target.ceil())},
         }}),
         "memory" => json!({"type": "Resource", "resource": {
             "name": "memory",
@@ -79,12 +82,12 @@ fn metric(revision: &RevisionView<'_>) -> Option<Value> {
 }
 
 /// Truncates a number to an integer, as Go converts it; one that is too large becomes the largest.
-fn whole(number: f64) -> i64 {
+fn truncate_to_i64(number: f64) -> i64 {
     number as i64
 }
 
 /// Formats a quantity as Kubernetes does: with the largest unit that leaves a whole number.
-fn quantity(mut number: i64, step: i64, units: &[&str]) -> String {
+fn format_quantity(mut number: i64, step: i64, units: &[&str]) -> String {
     let mut unit = 0;
     while number != 0 && number % step == 0 && unit + 1 < units.len() {
         number /= step;
@@ -94,9 +97,9 @@ fn quantity(mut number: i64, step: i64, units: &[&str]) -> String {
 }
 
 fn mebibytes(number: i64) -> String {
-    quantity(number, 1024, &["Mi", "Gi", "Ti", "Pi", "Ei"])
+    format_quantity(number, 1024, &["Mi", "Gi", "Ti", "Pi", "Ei"])
 }
 
 fn thousands(number: i64) -> String {
-    quantity(number, 1000, &["", "k", "M", "G", "T", "P", "E"])
+    format_quantity(number, 1000, &["", "k", "M", "G", "T", "P", "E"])
 }

@@ -6,16 +6,16 @@ use serde_json::json;
 use super::{ChildObject, ResourceKind, RevisionView, child_name, meta};
 
 /// Name of the Image object of a Revision's container.
-pub fn name(revision: &str, container: &str) -> String {
+pub fn image_name(revision: &str, container: &str) -> String {
     child_name(revision, &format!("-cache-{container}"))
 }
 
 /// Builds one Image for each container, so that an image cache may pull it in advance.
-pub fn images(revision: &RevisionView<'_>) -> Vec<ChildObject> {
+pub fn image_objects(revision: &RevisionView<'_>) -> Vec<ChildObject> {
     let pod = &revision.spec.pod;
     let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
     let one = |container: &k8s_openapi::api::core::v1::Container| {
-        let known = revision.image(&container.name);
+        let known = revision.resolved_image(&container.name);
         let image = known.or(container.image.as_deref()).unwrap_or_default();
         let mut spec = json!({ "image": image });
         let account = pod.service_account_name.as_deref().filter(|it| !it.is_empty());
@@ -25,7 +25,7 @@ pub fn images(revision: &RevisionView<'_>) -> Vec<ChildObject> {
         if let Some(secrets) = pod.image_pull_secrets.as_ref().filter(|it| !it.is_empty()) {
             spec["imagePullSecrets"] = json!(secrets);
         }
-        let meta = meta::meta(revision, name(revision.name, &container.name));
+        let meta = meta::child_meta(revision, image_name(revision.name, &container.name));
         ChildObject::new(ResourceKind::Image, meta, json!({ "spec": spec }))
     };
     containers.map(one).collect()

@@ -8,26 +8,26 @@ use super::RevisionView;
 use crate::knative::key;
 
 /// Labels of a Revision that its children do not inherit, since they change while it runs.
-const UNSHARED_LABELS: [&str; 2] = [key::ROUTING_STATE, "serving.knative.dev/route"];
+const UNINHERITED_LABELS: [&str; 2] = [key::ROUTING_STATE, "serving.knative.dev/route"];
 /// Annotations of a Revision that its children do not inherit: most change while it runs.
-const UNSHARED_ANNOTATIONS: [&str; 6] = [
+const UNINHERITED_ANNOTATIONS: [&str; 6] = [
     "serving.knative.dev/lastPinned",
     key::NO_GC,
     key::ROUTING_STATE_MODIFIED,
     key::ROUTES,
-    key::REACHED,
+    key::INITIAL_SCALE_REACHED,
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
 /// Prefix of annotations for the autoscaler. Only objects that describe scale carry them.
-const AUTOSCALING: &str = "autoscaling.knative.dev/";
+const AUTOSCALING_PREFIX: &str = "autoscaling.knative.dev/";
 /// Label that groups pods in dashboards without knowledge of Knative.
-const APP: &str = "app";
+const APP_LABEL: &str = "app";
 
 /// Labels of every child object of a Revision (`pkg/reconciler/revision/resources/meta.go`).
-pub fn labels(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
+pub fn child_labels(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut labels = revision.labels.clone();
-    labels.retain(|key, _| !UNSHARED_LABELS.contains(&key.as_str()));
-    labels.entry(APP.into()).or_insert_with(|| revision.name.into());
+    labels.retain(|key, _| !UNINHERITED_LABELS.contains(&key.as_str()));
+    labels.entry(APP_LABEL.into()).or_insert_with(|| revision.name.into());
     labels.insert(key::REVISION.into(), revision.name.into());
     labels.insert(key::REVISION_UID.into(), revision.uid.into());
     labels.insert(key::CONFIGURATION.into(), revision.configuration.into());
@@ -38,32 +38,32 @@ pub fn labels(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
 }
 
 /// Annotations of a Revision's children, without those of autoscaling.
-pub fn annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
+pub fn child_annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut annotations = scaling_annotations(revision);
-    annotations.retain(|key, _| !key.starts_with(AUTOSCALING));
+    annotations.retain(|key, _| !key.starts_with(AUTOSCALING_PREFIX));
     annotations
 }
 
 /// Annotations of the children that describe scale, those of autoscaling included.
 pub fn scaling_annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut annotations = revision.annotations.clone();
-    annotations.retain(|key, _| !UNSHARED_ANNOTATIONS.contains(&key.as_str()));
+    annotations.retain(|key, _| !UNINHERITED_ANNOTATIONS.contains(&key.as_str()));
     annotations
 }
 
 /// Label selector that matches exactly the Revision's pods.
-pub fn selector(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
+pub fn pod_selector(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     BTreeMap::from([(key::REVISION_UID.into(), revision.uid.into())])
 }
 
 /// Metadata of a Revision's child with this name.
-pub fn meta(revision: &RevisionView<'_>, name: String) -> ObjectMeta {
+pub fn child_meta(revision: &RevisionView<'_>, name: String) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),
         namespace: Some(revision.namespace.into()),
-        labels: Some(labels(revision)),
-        annotations: Some(annotations(revision)).filter(|it| !it.is_empty()),
-        owner_references: Some(vec![revision.owner().reference()]),
+        labels: Some(child_labels(revision)),
+        annotations: Some(child_annotations(revision)).filter(|it| !it.is_empty()),
+        owner_references: Some(vec![revision.owner().to_owner_reference()]),
         ..ObjectMeta::default()
     }
 }

@@ -3,43 +3,44 @@
 use std::fmt::Write as _;
 
 /// Longest label in Kubernetes, and so the longest of most names, in bytes.
-const LONGEST: usize = 63;
+const MAX_NAME_BYTES: usize = 63;
 /// Length of an MD5 sum in hexadecimal digits.
-const SUM: usize = 32;
+const MD5_HEX_BYTES: usize = 32;
 /// Bytes of a name that fit before the sum.
-const HEAD: usize = LONGEST - SUM;
+const MAX_PREFIX_BYTES: usize = MAX_NAME_BYTES - MD5_HEX_BYTES;
 
 /// Joins `parent` and `suffix` where that is at most 63 bytes. Longer names are cut, with the MD5 sum of the cut text
 /// in its place, so that different parents have different names.
 pub fn child_name(parent: &str, suffix: &str) -> String {
-    if parent.len() + suffix.len() <= LONGEST {
-        return valid(format!("{parent}{suffix}"));
+    if parent.len() + suffix.len() <= MAX_NAME_BYTES {
+        return trim_name_end(format!("{parent}{suffix}"));
     }
     // Most suffixes are short: then the suffix stays readable and only the parent is cut.
-    if suffix.len() < HEAD {
-        let kept = cut(parent, HEAD - suffix.len());
-        return valid(format!("{kept}{}{suffix}", sum(parent)));
+    if suffix.len() < MAX_PREFIX_BYTES {
+        let kept = truncate(parent, MAX_PREFIX_BYTES - suffix.len());
+        return trim_name_end(format!("{kept}{}{suffix}", md5_hex(parent)));
     }
     // A suffix that leaves no room is cut too, so the sum covers both.
-    let mut name = format!("{}{}", cut(parent, HEAD), sum(&format!("{parent}{suffix}")));
-    let room = LONGEST.saturating_sub(name.len());
-    name.push_str(cut(suffix, room));
-    valid(name)
+    let mut name =
+        format!("{}{}", truncate(parent, MAX_PREFIX_BYTES), md5_hex(&format!("{parent}{suffix}")));
+    let room = MAX_NAME_BYTES.saturating_sub(name.len());
+    name.push_str(truncate(suffix, room));
+    trim_name_end(name)
 }
 
 /// Name of a Route's tag, `<tag>-<route>`; without a tag the Route's own.
-pub fn tagged(tag: Option<&str>, route: &str) -> String {
+pub fn tagged_name(tag: Option<&str>, route: &str) -> String {
     tag.map_or_else(|| route.to_owned(), |tag| child_name(&format!("{tag}-"), route))
 }
 
 /// Longest prefix of `text` with at most `length` bytes that ends at a character boundary.
-fn cut(text: &str, length: usize) -> &str {
+fn truncate(text: &str, length: usize) -> &str {
     let end = (0..=length.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
 }
 
-fn sum(text: &str) -> String {
-    md5::compute(text).iter().fold(String::with_capacity(SUM), |mut out, byte| {
+fn md5_hex(text: &str) -> String {
+    md5::compute(text).iter().fold(String::with_capacity(MD5_HEX_BYTES), |mut out, byte| {
         // Writing to a `String` never fails.
         let _ = write!(out, "{byte:02x}");
         out
@@ -47,7 +48,7 @@ fn sum(text: &str) -> String {
 }
 
 /// Removes a trailing `-` or `.`, which a cut may leave and no name may have.
-fn valid(mut name: String) -> String {
+fn trim_name_end(mut name: String) -> String {
     name.truncate(name.trim_end_matches(|it: char| !it.is_ascii_alphanumeric()).len());
     name
 }

@@ -14,7 +14,7 @@ use super::{DeploymentSettings, RevisionView, meta};
 use crate::{knative::key, parse};
 
 /// Name of the serving container's port in the pod.
-pub const PORT_NAME: &str = "user-port";
+pub const USER_PORT_NAME: &str = "user-port";
 /// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
 const DEFAULT_PORT: i32 = 8080;
 /// Port of the pod server, where a node's agent answers once a pod may stop (knative/serving
@@ -26,34 +26,35 @@ pub const DRAIN_PATH: &str = "/wait-for-drain";
 const TIMEOUT_SECONDS: i64 = 300;
 
 /// Builds the pod spec of a Revision.
-pub fn spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodSpec {
+pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodSpec {
     let mut pod = revision.spec.pod.clone();
     let timeout = revision.spec.timeout_seconds.filter(|it| *it > 0);
     // A request may take `timeoutSeconds`, and a pod must be able to finish its last one.
     pod.termination_grace_period_seconds = Some(timeout.unwrap_or(TIMEOUT_SECONDS));
-    pod.enable_service_links = pod.enable_service_links.or(config.service_links);
+    pod.enable_service_links = pod.enable_service_links.or(config.enable_service_links);
     if pod.service_account_name.as_deref().unwrap_or_default().is_empty() {
         let token = pod.automount_service_account_token;
-        pod.automount_service_account_token = token.or(config.automount_token);
+        pod.automount_service_account_token = token.or(config.automount_service_account_token);
     }
     if config.spread_over_nodes && pod.affinity.is_none() {
-        pod.affinity = Some(spread(revision.name));
+        pod.affinity = Some(spread_affinity(revision.name));
     }
     if pod.runtime_class_name.is_none() {
-        pod.runtime_class_name = runtime_class(&config.runtime_classes, &meta::labels(revision));
+        pod.runtime_class_name =
+            select_runtime_class(&config.runtime_classes, &meta::child_labels(revision));
     }
     // On the node's network the port would be the node's, and would not identify the pod.
     let drains = config.wait_for_drain && pod.host_network != Some(true);
     let serving = parse::serving_index(&pod.containers);
     let port = serving_port(pod.containers.get(serving));
     for (index, container) in pod.containers.iter_mut().enumerate() {
-        user_container(container, revision);
+        complete_user_container(container, revision);
         let own = (index == serving).then_some(port);
-        ports_and_probes(container, own, config);
-        container.lifecycle = drains.then(wait_for_drain);
+        set_ports_and_probes(container, own, config);
+        container.lifecycle = drains.then(pre_stop_hook);
     }
     for container in pod.init_containers.iter_mut().flatten() {
-        user_container(container, revision);
+        complete_user_container(container, revision);
     }
     pod
 }
@@ -65,29 +66,33 @@ pub fn serving_port(container: Option<&Container>) -> i32 {
 }
 
 /// Adds the platform's settings to a container of the user.
-fn user_container(container: &mut Container, revision: &RevisionView<'_>) {
+fn complete_user_container(container: &mut Container, revision: &RevisionView<'_>) {
     let env = container.env.get_or_insert_default();
-    env.push(variable("K_REVISION", revision.name));
-    env.push(variable("K_CONFIGURATION", revision.configuration));
-    env.push(variable("K_SERVICE", revision.service));
+    env.push(env_var("K_REVISION", revision.name));
+    env.push(env_var("K_CONFIGURATION", revision.configuration));
+    env.push(env_var("K_SERVICE", revision.service));
     // Knative drops both fields: a serverless container has no terminal.
     container.stdin = None;
     container.tty = None;
     container.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
-    if let Some(image) = revision.image(&container.name) {
+    if let Some(image) = revision.resolved_image(&container.name) {
         container.image = Some(image.into());
     }
 }
 
-fn variable(name: &str, value: &str) -> EnvVar {
+fn env_var(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.into(), value: Some(value.into()), ..EnvVar::default() }
 }
 
 /// Sets ports, and the ports of probes. `serving` is the port of the serving container, and none for another one.
-fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &DeploymentSettings) {
+fn set_ports_and_probes(
+    container: &mut Container,
+    serving: Option<i32>,
+    config: &DeploymentSettings,
+) {
     container.ports = serving.map(|port| {
         vec![ContainerPort {
-            name: Some(PORT_NAME.into()),
+            name: Some(USER_PORT_NAME.into()),
             container_port: port,
             protocol: Some("TCP".into()),
             ..ContainerPort::default()
@@ -95,10 +100,10 @@ fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &De
     });
     if let Some(port) = serving {
         let env = container.env.get_or_insert_default();
-        env.push(variable("PORT", &port.to_string()));
+        env.push(env_var("PORT", &port.to_string()));
         if let Some(probe) = container.liveness_probe.as_mut().filter(|_| !config.probe_any_port) {
             // As in Knative, a liveness probe checks the serving port, whatever port it names.
-            set_port(probe, port, true);
+            set_probe_port(probe, port, true);
         }
         resolve_probe_ports(container, port);
     }
@@ -114,18 +119,18 @@ fn ports_and_probes(container: &mut Container, serving: Option<i32>, config: &De
 
 /// Writes the serving port into every probe of the serving container that has no port number.
 ///
-/// The pod names the port [`PORT_NAME`], so the kubelet would not find it by the user's name.
+/// The pod names the port [`USER_PORT_NAME`], so the kubelet would not find it by the user's name.
 pub fn resolve_probe_ports(container: &mut Container, port: i32) {
     let probes = [
         &mut container.liveness_probe,
         &mut container.readiness_probe,
         &mut container.startup_probe,
     ];
-    probes.into_iter().flatten().for_each(|probe| set_port(probe, port, false));
+    probes.into_iter().flatten().for_each(|probe| set_probe_port(probe, port, false));
 }
 
 /// Sets the port of a probe that has no number, and with `always` of every probe.
-fn set_port(probe: &mut Probe, port: i32, always: bool) {
+fn set_probe_port(probe: &mut Probe, port: i32, always: bool) {
     let fill = |have: &mut IntOrString| {
         let none = match have {
             IntOrString::Int(number) => *number == 0,
@@ -146,7 +151,7 @@ fn set_port(probe: &mut Probe, port: i32, always: bool) {
 /// preStop hook that waits until nothing is in flight. It has no host: the kubelet then connects to the pod's own
 /// address, where the agent's pod server listens in the pod's namespace. Without an agent nothing listens there, and
 /// the pod stops without delay.
-fn wait_for_drain() -> Lifecycle {
+fn pre_stop_hook() -> Lifecycle {
     let get = HTTPGetAction {
         path: Some(DRAIN_PATH.into()),
         port: IntOrString::Int(DRAIN_PORT),
@@ -157,7 +162,7 @@ fn wait_for_drain() -> Lifecycle {
 }
 
 /// Affinity that prefers nodes without a pod of this Revision.
-fn spread(revision: &str) -> Affinity {
+fn spread_affinity(revision: &str) -> Affinity {
     let pods = BTreeMap::from([(key::REVISION.into(), revision.into())]);
     let term = WeightedPodAffinityTerm {
         weight: 100,
@@ -180,7 +185,7 @@ fn spread(revision: &str) -> Affinity {
 }
 
 /// The runtime class whose selector matches with the most labels; among equals the first by name.
-fn runtime_class(
+fn select_runtime_class(
     classes: &BTreeMap<String, BTreeMap<String, String>>,
     labels: &BTreeMap<String, String>,
 ) -> Option<String> {

@@ -72,7 +72,7 @@ impl ResourceKind {
         Self::HorizontalPodAutoscaler,
     ];
 
-    const fn names(self) -> ResourceNames {
+    const fn api_names(self) -> ResourceNames {
         const SERVING: &str = "serving.knative.dev";
         const NET: &str = "networking.internal.knative.dev";
         const SCALE: &str = "autoscaling.internal.knative.dev";
@@ -112,27 +112,27 @@ impl ResourceKind {
 
     /// The API group; empty for the core group.
     pub const fn group(self) -> &'static str {
-        self.names().0
+        self.api_names().0
     }
 
     /// API version within the group, such as `v1`.
     pub const fn version(self) -> &'static str {
-        self.names().1
+        self.api_names().1
     }
 
     /// Kind as in objects, such as `Service`.
     pub const fn kind(self) -> &'static str {
-        self.names().2
+        self.api_names().2
     }
 
     /// Lower-case plural, as in API paths.
     pub const fn plural(self) -> &'static str {
-        self.names().3
+        self.api_names().3
     }
 
     /// Returns true if its objects are namespaced.
-    pub const fn namespaced(self) -> bool {
-        self.names().4
+    pub const fn is_namespaced(self) -> bool {
+        self.api_names().4
     }
 
     /// Returns true if its objects have a status subresource, which is written separately.

@@ -29,30 +29,34 @@ pub enum ServerlessServiceMode {
     Proxy,
 }
 
-fn protocol(revision: &RevisionView<'_>) -> &'static str {
-    if revision.h2c() { "h2c" } else { "http1" }
+fn protocol_type(revision: &RevisionView<'_>) -> &'static str {
+    if revision.is_h2c() { "h2c" } else { "http1" }
 }
 
-fn target(revision: &RevisionView<'_>) -> Value {
+fn scale_target_ref(revision: &RevisionView<'_>) -> Value {
     json!({
         "apiVersion": ResourceKind::Deployment.api_version(),
         "kind": ResourceKind::Deployment.kind(),
-        "name": deployment::name(revision.name),
+        "name": deployment::deployment_name(revision.name),
     })
 }
 
 /// Annotations of a Revision's ServerlessService and Services (knative/serving
 /// `pkg/reconciler/autoscaling/resources/sks.go`).
-pub(super) fn served_annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
+pub(super) fn service_annotations(revision: &RevisionView<'_>) -> BTreeMap<String, String> {
     let mut annotations = meta::scaling_annotations(revision);
     annotations.remove(METRIC);
     annotations
 }
 
-fn named(revision: &RevisionView<'_>, resource: ResourceKind, spec: &Value) -> ChildObject {
-    let mut meta = meta::meta(revision, revision.name.into());
+fn scaling_object(
+    revision: &RevisionView<'_>,
+    resource: ResourceKind,
+    spec: &Value,
+) -> ChildObject {
+    let mut meta = meta::child_meta(revision, revision.name.into());
     let annotations = match resource {
-        ResourceKind::ServerlessService => served_annotations(revision),
+        ResourceKind::ServerlessService => service_annotations(revision),
         _ => meta::scaling_annotations(revision),
     };
     meta.annotations = Some(annotations).filter(|it| !it.is_empty());
@@ -60,7 +64,10 @@ fn named(revision: &RevisionView<'_>, resource: ResourceKind, spec: &Value) -> C
 }
 
 /// Builds the PodAutoscaler of a Revision.
-pub fn autoscaler(revision: &RevisionView<'_>, reachability: RevisionReachability) -> ChildObject {
+pub fn pod_autoscaler(
+    revision: &RevisionView<'_>,
+    reachability: RevisionReachability,
+) -> ChildObject {
     let reachability = match reachability {
         RevisionReachability::Unknown => "",
         RevisionReachability::Reachable => "Reachable",
@@ -68,11 +75,11 @@ pub fn autoscaler(revision: &RevisionView<'_>, reachability: RevisionReachabilit
     };
     let spec = json!({
         "containerConcurrency": revision.spec.container_concurrency.unwrap_or(0),
-        "scaleTargetRef": target(revision),
+        "scaleTargetRef": scale_target_ref(revision),
         "reachability": reachability,
-        "protocolType": protocol(revision),
+        "protocolType": protocol_type(revision),
     });
-    named(revision, ResourceKind::PodAutoscaler, &spec)
+    scaling_object(revision, ResourceKind::PodAutoscaler, &spec)
 }
 
 /// Builds the ServerlessService of a Revision; `activators` serve it, 0 meaning all of them.
@@ -86,9 +93,9 @@ pub fn serverless_service(
             ServerlessServiceMode::Serve => "Serve",
             ServerlessServiceMode::Proxy => "Proxy",
         },
-        "objectRef": target(revision),
-        "protocolType": protocol(revision),
+        "objectRef": scale_target_ref(revision),
+        "protocolType": protocol_type(revision),
         "numActivators": activators,
     });
-    named(revision, ResourceKind::ServerlessService, &spec)
+    scaling_object(revision, ResourceKind::ServerlessService, &spec)
 }

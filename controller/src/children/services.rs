@@ -9,61 +9,66 @@ use k8s_openapi::{
 use serde_json::json;
 
 use super::{
-    ChildObject, OwnerObject, ResourceKind, RevisionView, child_name, meta, pod, scaling, tagged,
+    ChildObject, OwnerObject, ResourceKind, RevisionView, child_name, meta, pod, scaling,
+    tagged_name,
 };
-use crate::{knative::key, kube::cache::APPLIED, parse};
+use crate::{api::object_cache::APPLIED_ANNOTATION, knative::key, parse};
 
 /// Label with `Public` or `Private`, for the two Services of a Revision (knative.dev/networking).
 const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
 /// Label with the name of the ServerlessService that a Service belongs to.
 const SERVERLESS_SERVICE: &str = "networking.internal.knative.dev/serverlessservice";
 /// Service port for HTTP/1.1.
-const HTTP: i32 = 80;
+const HTTP_PORT: i32 = 80;
 /// Service port for HTTP/2 without TLS.
-const HTTP2: i32 = 81;
+const HTTP2_PORT: i32 = 81;
 /// Annotation with the service's own port number at the activators.
-pub const ACTIVATOR_PORT: &str = "rouse.dev/activator-port";
+pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 
 /// Annotations of a Route that its Services do not inherit.
-const UNSHARED: [&str; 4] =
-    [APPLIED, ACTIVATOR_PORT, key::ALLOTTED, "kubectl.kubernetes.io/last-applied-configuration"];
+const UNINHERITED_ANNOTATIONS: [&str; 4] = [
+    APPLIED_ANNOTATION,
+    ACTIVATOR_PORT_ANNOTATION,
+    key::ALLOCATIONS,
+    "kubectl.kubernetes.io/last-applied-configuration",
+];
 
 /// Name of the Service that selects a Revision's pods.
-pub fn private_name(revision: &str) -> String {
+pub fn private_service_name(revision: &str) -> String {
     child_name(revision, "-private")
 }
 
 /// Builds the Service that selects the Revision's pods.
-pub fn private(revision: &RevisionView<'_>) -> ChildObject {
+pub fn private_service(revision: &RevisionView<'_>) -> ChildObject {
     let containers = &revision.spec.pod.containers;
     let port = pod::serving_port(containers.get(parse::serving_index(containers)));
     let spec = ServiceSpec {
-        selector: Some(meta::selector(revision)),
-        ports: Some(vec![service_port(revision.h2c(), Some(port))]),
+        selector: Some(meta::pod_selector(revision)),
+        ports: Some(vec![service_port(revision.is_h2c(), Some(port))]),
         ..ServiceSpec::default()
     };
-    service_of(revision, private_name(revision.name), "Private", spec)
+    revision_service(revision, private_service_name(revision.name), "Private", spec)
 }
 
 /// Builds the Service that carries the Revision's name, without a selector.
-pub fn public(revision: &RevisionView<'_>) -> ChildObject {
+pub fn public_service(revision: &RevisionView<'_>) -> ChildObject {
     let spec = ServiceSpec {
-        ports: Some(vec![service_port(revision.h2c(), None)]),
+        ports: Some(vec![service_port(revision.is_h2c(), None)]),
         ..ServiceSpec::default()
     };
-    service_of(revision, revision.name.into(), "Public", spec)
+    revision_service(revision, revision.name.into(), "Public", spec)
 }
 
-fn service_of(
+fn revision_service(
     revision: &RevisionView<'_>,
     name: String,
     class: &str,
     spec: ServiceSpec,
 ) -> ChildObject {
-    let mut meta = meta::meta(revision, name);
+    let mut meta = meta::child_meta(revision, name);
     // Both have the annotations of the ServerlessService (knative/serving
     // `pkg/reconciler/serverlessservice/resources/services.go`).
-    meta.annotations = Some(scaling::served_annotations(revision)).filter(|it| !it.is_empty());
+    meta.annotations = Some(scaling::service_annotations(revision)).filter(|it| !it.is_empty());
     let labels = meta.labels.get_or_insert_default();
     labels.insert(SERVICE_TYPE.into(), class.into());
     labels.insert(SERVERLESS_SERVICE.into(), revision.name.into());
@@ -71,7 +76,7 @@ fn service_of(
 }
 
 fn service_port(h2c: bool, target: Option<i32>) -> ServicePort {
-    let port = if h2c { HTTP2 } else { HTTP };
+    let port = if h2c { HTTP2_PORT } else { HTTP_PORT };
     ServicePort {
         name: Some(if h2c { "http2" } else { "http" }.into()),
         app_protocol: h2c.then(|| "kubernetes.io/h2c".into()),
@@ -106,7 +111,7 @@ pub struct PlaceholderSpec<'a> {
 impl PlaceholderSpec<'_> {
     /// Name of the placeholder: `<route>` or `<tag>-<route>`.
     pub fn name(&self) -> String {
-        tagged(self.tag, self.route)
+        tagged_name(self.tag, self.route)
     }
 
     /// Labels of the placeholder and its slices: the Route's (knative/serving
@@ -115,7 +120,7 @@ impl PlaceholderSpec<'_> {
     pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = self.labels.clone();
         labels.remove(key::VISIBILITY);
-        labels.insert(key_route().into(), self.route.into());
+        labels.insert(route_label_key().into(), self.route.into());
         if !self.service.is_empty() {
             labels.insert(key::SERVICE.into(), self.service.into());
         }
@@ -126,9 +131,9 @@ impl PlaceholderSpec<'_> {
     fn annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = self.annotations.clone();
         // The annotations of `kubectl apply` and of Rouse's writer describe the Route object, not this one.
-        annotations.retain(|key, _| !UNSHARED.contains(&key.as_str()));
+        annotations.retain(|key, _| !UNINHERITED_ANNOTATIONS.contains(&key.as_str()));
         let port = self.activator_port.map(|port| port.to_string());
-        annotations.extend(port.map(|port| (ACTIVATOR_PORT.to_owned(), port)));
+        annotations.extend(port.map(|port| (ACTIVATOR_PORT_ANNOTATION.to_owned(), port)));
         annotations
     }
 
@@ -139,19 +144,19 @@ impl PlaceholderSpec<'_> {
 }
 
 /// Label key for the Route that a child belongs to.
-const fn key_route() -> &'static str {
+const fn route_label_key() -> &'static str {
     "serving.knative.dev/route"
 }
 
 /// Builds the placeholder, which gives a Route's name its ClusterIPs. It has no selector: its EndpointSlices name
 /// activators, and the eBPF programs route around them.
-pub fn placeholder(of: &PlaceholderSpec<'_>) -> ChildObject {
+pub fn placeholder_service(of: &PlaceholderSpec<'_>) -> ChildObject {
     let meta = ObjectMeta {
         name: Some(of.name()),
         namespace: Some(of.namespace.into()),
         labels: Some(of.labels()),
         annotations: Some(of.annotations()).filter(|it| !it.is_empty()),
-        owner_references: Some(vec![of.owner().reference()]),
+        owner_references: Some(vec![of.owner().to_owner_reference()]),
         ..ObjectMeta::default()
     };
     let spec = ServiceSpec {
@@ -163,9 +168,9 @@ pub fn placeholder(of: &PlaceholderSpec<'_>) -> ChildObject {
         session_affinity: Some("None".into()),
         ports: Some(vec![ServicePort {
             name: Some("http".into()),
-            port: HTTP,
+            port: HTTP_PORT,
             protocol: Some("TCP".into()),
-            target_port: Some(IntOrString::Int(HTTP)),
+            target_port: Some(IntOrString::Int(HTTP_PORT)),
             ..ServicePort::default()
         }]),
         ..ServiceSpec::default()

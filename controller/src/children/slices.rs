@@ -17,16 +17,16 @@ use super::{
 };
 
 /// Label with the owner of a slice, so that Kubernetes' own controllers leave it alone.
-pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// Value of [`MANAGED_BY`] on Rouse's slices.
-pub const MANAGER: &str = "rouse.dev";
+pub const MANAGED_BY_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
+/// Value of [`MANAGED_BY_LABEL`] on Rouse's slices.
+pub const MANAGED_BY_ROUSE: &str = "rouse.dev";
 /// Suffix of the name of a slice of IPv6 addresses. No Service's name has a dot, so the name cannot collide.
-pub const V6: &str = ".v6";
+pub const V6_SUFFIX: &str = ".v6";
 /// Label with the Service that a slice belongs to.
-const SERVICE_NAME: &str = "kubernetes.io/service-name";
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
 /// Port of an activator for requests from inside the cluster, which name their service by the host.
-pub const INSIDE: u16 = 8012;
+pub const INTERNAL_PORT: u16 = 8012;
 
 /// An endpoint of a slice: a running activator, or a pod of a Revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,43 +44,43 @@ pub struct SliceEndpoint {
     /// True if the pod is ready.
     pub ready: bool,
     /// True if the pod is about to stop.
-    pub leaving: bool,
+    pub terminating: bool,
 }
 
-/// Name of a slice of a Service; `suffix` is [`V6`] or empty.
-pub fn name(service: &str, suffix: &str) -> String {
+/// Name of a slice of a Service; `suffix` is [`V6_SUFFIX`] or empty.
+pub fn slice_name(service: &str, suffix: &str) -> String {
     child_name(service, suffix)
 }
 
 /// Builds the slices of one name, one for each family in which a chosen activator has an address. The IPv4 slice has
-/// the Service's name, the IPv6 slice the suffix [`V6`].
+/// the Service's name, the IPv6 slice the suffix [`V6_SUFFIX`].
 ///
 /// The name chooses `count` of all activators that are ready and stay; 0 means all. A name always has activators: while
 /// none is ready, the others are used, and after them those about to stop. Of these the caller passes only the ones
 /// that slices already list.
-pub fn slices(
+pub fn route_name_slices(
     of: &PlaceholderSpec<'_>,
     activators: &[SliceEndpoint],
     count: usize,
 ) -> Vec<ChildObject> {
-    let chosen = chosen(&format!("{}/{}", of.namespace, of.name()), activators, count);
+    let chosen = choose_endpoints(&format!("{}/{}", of.namespace, of.name()), activators, count);
     // Without a port the activators could not tell which service a connection is for.
     let Some(port) = of.activator_port else { return Vec::new() };
     // A slice has one address type, so each family has a slice of its own.
-    let families = [("IPv4", ""), ("IPv6", V6)];
+    let families = [("IPv4", ""), ("IPv6", V6_SUFFIX)];
     let slice = |(family, suffix): (&str, &str)| {
         let four = family == "IPv4";
         let endpoints: Vec<Endpoint> =
-            chosen.iter().filter_map(|activator| endpoint(activator, four)).collect();
+            chosen.iter().filter_map(|activator| to_endpoint(activator, four)).collect();
         (!endpoints.is_empty()).then(|| {
             let mut labels = of.labels();
-            labels.insert(MANAGED_BY.into(), MANAGER.into());
-            labels.insert(SERVICE_NAME.into(), of.name());
+            labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
+            labels.insert(SERVICE_NAME_LABEL.into(), of.name());
             let meta = ObjectMeta {
-                name: Some(name(&of.name(), suffix)),
+                name: Some(slice_name(&of.name(), suffix)),
                 namespace: Some(of.namespace.into()),
                 labels: Some(labels),
-                owner_references: Some(vec![of.owner().reference()]),
+                owner_references: Some(vec![of.owner().to_owner_reference()]),
                 ..ObjectMeta::default()
             };
             let port = EndpointPort {
@@ -98,7 +98,7 @@ pub fn slices(
 
 /// Builds the slice of a Revision's own Service: all of its ready pods, or without any `count` of the activators. One
 /// family is enough, since the Service has one address.
-pub fn of_revision(
+pub fn revision_slice(
     revision: &RevisionView<'_>,
     pods: &[SliceEndpoint],
     port: u16,
@@ -109,24 +109,24 @@ pub fn of_revision(
     let (backends, port) = match pods {
         [] => {
             let target = format!("{}/{}", revision.namespace, revision.name);
-            (chosen(&target, activators, count), INSIDE)
+            (choose_endpoints(&target, activators, count), INTERNAL_PORT)
         }
         pods => (pods.iter().collect(), port),
     };
-    let four: Vec<Endpoint> = backends.iter().filter_map(|it| endpoint(it, true)).collect();
-    let six = || backends.iter().filter_map(|it| endpoint(it, false)).collect();
+    let four: Vec<Endpoint> = backends.iter().filter_map(|it| to_endpoint(it, true)).collect();
+    let six = || backends.iter().filter_map(|it| to_endpoint(it, false)).collect();
     let (family, suffix, endpoints): (_, _, Vec<Endpoint>) =
-        if four.is_empty() { ("IPv6", V6, six()) } else { ("IPv4", "", four) };
+        if four.is_empty() { ("IPv6", V6_SUFFIX, six()) } else { ("IPv4", "", four) };
     if endpoints.is_empty() {
         return None;
     }
-    let mut meta = meta::meta(revision, child_name(revision.name, suffix));
+    let mut meta = meta::child_meta(revision, child_name(revision.name, suffix));
     let labels = meta.labels.get_or_insert_default();
-    labels.insert(MANAGED_BY.into(), MANAGER.into());
-    labels.insert(SERVICE_NAME.into(), revision.name.into());
+    labels.insert(MANAGED_BY_LABEL.into(), MANAGED_BY_ROUSE.into());
+    labels.insert(SERVICE_NAME_LABEL.into(), revision.name.into());
     let port = EndpointPort {
-        name: Some(if revision.h2c() { "http2" } else { "http" }.into()),
-        app_protocol: revision.h2c().then(|| "kubernetes.io/h2c".into()),
+        name: Some(if revision.is_h2c() { "http2" } else { "http" }.into()),
+        app_protocol: revision.is_h2c().then(|| "kubernetes.io/h2c".into()),
         port: Some(port.into()),
         protocol: Some("TCP".into()),
     };
@@ -135,12 +135,12 @@ pub fn of_revision(
 }
 
 /// The activators that a name uses: a subset of those that are able, sorted by pod.
-fn chosen<'a>(
+fn choose_endpoints<'a>(
     target: &str,
     activators: &'a [SliceEndpoint],
     count: usize,
 ) -> Vec<&'a SliceEndpoint> {
-    let staying = |it: &&SliceEndpoint| !it.leaving && !it.addresses.is_empty();
+    let staying = |it: &&SliceEndpoint| !it.terminating && !it.addresses.is_empty();
     let mut able: Vec<&SliceEndpoint> =
         activators.iter().filter(|it| it.ready).filter(staying).collect();
     if able.is_empty() {
@@ -152,21 +152,21 @@ fn chosen<'a>(
     }
     let names = able.iter().map(|it| it.pod.as_str());
     let count = if count == 0 { able.len() } else { count };
-    let subset = subset::choose(names, count, target);
+    let subset = subset::choose_subset(names, count, target);
     able.retain(|it| subset.contains(it.pod.as_str()));
     // A stable order: otherwise an equal slice would be written again.
     able.sort_by(|a, b| a.pod.cmp(&b.pod));
     able
 }
 
-fn endpoint(activator: &SliceEndpoint, four: bool) -> Option<Endpoint> {
+fn to_endpoint(activator: &SliceEndpoint, four: bool) -> Option<Endpoint> {
     let address = activator.addresses.iter().find(|it| it.is_ipv4() == four)?;
     Some(Endpoint {
         addresses: vec![address.to_string()],
         conditions: Some(EndpointConditions {
             ready: Some(activator.ready),
             serving: Some(activator.ready),
-            terminating: Some(activator.leaving),
+            terminating: Some(activator.terminating),
         }),
         node_name: Some(activator.node.clone()).filter(|it| !it.is_empty()),
         zone: Some(activator.zone.clone()).filter(|it| !it.is_empty()),

@@ -7,21 +7,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of places on the circle; a power of two, so that a 64-bit hash falls on each equally often.
-const PLACES: u64 = 1 << 11;
+const CIRCLE_SIZE: u64 = 1 << 11;
 
 /// Chooses at most `count` of `all` for the name `target`.
-pub fn choose<'a>(
+pub fn choose_subset<'a>(
     all: impl IntoIterator<Item = &'a str>,
     count: usize,
     target: &str,
 ) -> BTreeSet<&'a str> {
     let all: BTreeSet<&str> = all.into_iter().collect();
     // Beyond the number of places some could have no place of their own, and `places` would not end.
-    if count >= all.len() || all.len() as u64 >= PLACES {
+    if count >= all.len() || all.len() as u64 >= CIRCLE_SIZE {
         return all;
     }
-    let circle: Vec<(u64, &str)> = places(&all, target).into_iter().collect();
-    let angle = |salt: &str| fnv(&[target, salt]) % PLACES;
+    let circle: Vec<(u64, &str)> = circle_positions(&all, target).into_iter().collect();
+    let angle = |salt: &str| fnv1a_64(&[target, salt]) % CIRCLE_SIZE;
     let (mut at, step) = (angle("start-angle-salt"), angle("step-angle-salt"));
     let mut taken = BTreeSet::new();
     while taken.len() < count {
@@ -30,28 +30,28 @@ pub fn choose<'a>(
         // At the end of the circle the search continues at its start.
         let Some(next) = around.find(|index| !taken.contains(index)) else { break };
         taken.insert(next);
-        at = (at + step) % PLACES;
+        at = (at + step) % CIRCLE_SIZE;
     }
     taken.into_iter().map(|index| circle[index].1).collect()
 }
 
 /// Place of each activator on the circle; a collision is hashed again with the old hash appended.
-fn places<'a>(all: &BTreeSet<&'a str>, target: &str) -> BTreeMap<u64, &'a str> {
+fn circle_positions<'a>(all: &BTreeSet<&'a str>, target: &str) -> BTreeMap<u64, &'a str> {
     let mut places = BTreeMap::new();
     for name in all {
         let mut text = format!("{name}{target}");
-        let mut hash = fnv(&[&text]);
-        while places.contains_key(&(hash % PLACES)) {
+        let mut hash = fnv1a_64(&[&text]);
+        while places.contains_key(&(hash % CIRCLE_SIZE)) {
             text.push_str(&format!("{hash:x}"));
-            hash = fnv(&[&text]);
+            hash = fnv1a_64(&[&text]);
         }
-        places.insert(hash % PLACES, *name);
+        places.insert(hash % CIRCLE_SIZE, *name);
     }
     places
 }
 
 /// FNV-1a hash of the concatenated parts, with 64 bits.
-fn fnv(parts: &[&str]) -> u64 {
+fn fnv1a_64(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -68,15 +68,15 @@ mod tests {
     }
 
     fn chosen<'a>(all: &'a [String], count: usize, target: &str) -> BTreeSet<&'a str> {
-        choose(all.iter().map(String::as_str), count, target)
+        choose_subset(all.iter().map(String::as_str), count, target)
     }
 
     #[test]
     fn hashes_as_gos_fnv_does() {
         // The offset basis, and the hashes of "a" and "foobar" from the FNV reference.
-        assert_eq!(fnv(&[""]), 0xcbf2_9ce4_8422_2325);
-        assert_eq!(fnv(&["a"]), 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(fnv(&["foo", "bar"]), 0x8594_4171_f739_67e8);
+        assert_eq!(fnv1a_64(&[""]), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a_64(&["a"]), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a_64(&["foo", "bar"]), 0x8594_4171_f739_67e8);
     }
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
             let chosen = chosen(&all, count, &target);
             prop_assert_eq!(chosen.len(), count.min(size));
             let turned: Vec<&str> = all.iter().rev().map(String::as_str).collect();
-            prop_assert_eq!(chosen, choose(turned, count, &target));
+            prop_assert_eq!(chosen, choose_subset(turned, count, &target));
         }
     }
 }

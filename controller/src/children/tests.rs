@@ -97,7 +97,7 @@ fn activator(number: u8, addresses: &[&str]) -> SliceEndpoint {
         zone: String::new(),
         addresses: addresses.iter().map(|it| it.parse::<IpAddr>().unwrap()).collect(),
         ready: true,
-        leaving: false,
+        terminating: false,
     }
 }
 
@@ -260,7 +260,7 @@ fn images_are_replaced_once_their_digest_is_known() {
     fixture.digests = vec![("user-container".into(), "dev.local/hello@sha256:aa".into())];
     let body = fixture.deployment(&DeploymentSettings::default());
     assert_eq!(at(pod(&body), "/containers/0/image"), "dev.local/hello@sha256:aa");
-    let images = images::images(&fixture.revision());
+    let images = images::image_objects(&fixture.revision());
     assert_eq!(images[0].name, "hello-00001-cache-user-container");
     assert_eq!(at(&images[0].body, "/spec/image"), "dev.local/hello@sha256:aa");
     // A skipped registry yields a tag instead of a digest.
@@ -284,8 +284,8 @@ fn operators_choose_token_affinity_links_class_and_deadline() {
             ("red".to_owned(), class(&[("team", "red"), ("a", "b")])),
         ]
         .into(),
-        service_links: None,
-        automount_token: Some(false),
+        enable_service_links: None,
+        automount_service_account_token: Some(false),
         wait_for_drain: false,
         ..DeploymentSettings::default()
     };
@@ -325,13 +325,13 @@ fn a_pod_on_its_nodes_network_does_not_ask_the_agent() {
 #[test]
 fn a_revision_has_two_services() {
     let fixture = ChildrenFixture::plain();
-    let private = services::private(&fixture.revision());
+    let private = services::private_service(&fixture.revision());
     assert_eq!(private.name, "hello-00001-private");
     let selector = json!({"serving.knative.dev/revisionUID": "r-uid"});
     assert_eq!(at(&private.body, "/spec/selector"), &selector);
     let port = json!([{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}]);
     assert_eq!(at(&private.body, "/spec/ports"), &port);
-    let public = services::public(&fixture.revision());
+    let public = services::public_service(&fixture.revision());
     assert_eq!(
         (public.name.as_str(), &public.body["spec"]["selector"]),
         ("hello-00001", &Value::Null)
@@ -349,7 +349,7 @@ fn tools_see_how_a_revision_scales() {
     let revision = fixture.revision();
     let target =
         json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "hello-00001-deployment"});
-    let pa = scaling::autoscaler(&revision, RevisionReachability::Reachable);
+    let pa = scaling::pod_autoscaler(&revision, RevisionReachability::Reachable);
     let spec = json!({
         "containerConcurrency": 0, "scaleTargetRef": target, "reachability": "Reachable", "protocolType": "http1",
     });
@@ -370,8 +370,10 @@ fn a_service_with_one_revision_costs_at_most_fifteen_objects() {
         mode: ServerlessServiceMode::Proxy,
         activators: 2,
     };
-    let of_revision = of_revision(&fixture.revision(), &DeploymentSettings::default(), &parts);
-    let of_route = |of: &[&str]| 1 + slices::slices(&ROUTE, &[activator(1, of)], 2).len();
+    let of_revision =
+        revision_children(&fixture.revision(), &DeploymentSettings::default(), &parts);
+    let of_route =
+        |of: &[&str]| 1 + slices::route_name_slices(&ROUTE, &[activator(1, of)], 2).len();
     // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the
     // Revision's own Service.
     let (knative, kubernetes, own_slice) = (4, 2, 1);
@@ -399,7 +401,7 @@ fn a_routes_name_gets_a_service_without_selector() {
         ]),
         ..ROUTE
     };
-    let service = services::placeholder(&tagged);
+    let service = services::placeholder_service(&tagged);
     assert_eq!(service.name, "blue-hello");
     let meta = json!({
         "name": "blue-hello", "namespace": "default",
@@ -425,7 +427,7 @@ fn a_routes_name_gets_a_service_without_selector() {
 #[test]
 fn slices_name_activators_by_family_with_the_services_own_port() {
     let both = [activator(1, &["10.0.0.1", "fd00::1"]), activator(2, &["10.0.0.2"])];
-    let slices = slices::slices(&ROUTE, &both, 0);
+    let slices = slices::route_name_slices(&ROUTE, &both, 0);
     let [four, six] = slices.as_slice() else { panic!("{slices:?}") };
     assert_eq!((four.name.as_str(), six.name.as_str()), ("hello", "hello.v6"));
     assert_eq!(addresses(four), ["10.0.0.1", "10.0.0.2"]);
@@ -441,7 +443,7 @@ fn slices_name_activators_by_family_with_the_services_own_port() {
     });
     assert_eq!(four.body["endpoints"][0], endpoint);
 
-    let only_four = slices::slices(&ROUTE, &both[1..], 0);
+    let only_four = slices::route_name_slices(&ROUTE, &both[1..], 0);
     assert_eq!(only_four.len(), 1, "no slice of a family without addresses");
 }
 
@@ -449,13 +451,13 @@ fn slices_name_activators_by_family_with_the_services_own_port() {
 fn slices_wait_for_a_port_and_pass_over_activators_that_leave_or_are_not_ready() {
     let unallotted = PlaceholderSpec { activator_port: None, ..ROUTE };
     let mut all = [1, 2, 3].map(|it| activator(it, &[&format!("10.0.0.{it}")]));
-    assert_eq!(slices::slices(&unallotted, &all, 0), []);
-    all[0].leaving = true;
+    assert_eq!(slices::route_name_slices(&unallotted, &all, 0), []);
+    all[0].terminating = true;
     all[1].ready = false;
-    let slices = slices::slices(&ROUTE, &all, 2);
+    let slices = slices::route_name_slices(&ROUTE, &all, 2);
     assert_eq!(addresses(&slices[0]), ["10.0.0.3"]);
     all[2].ready = false;
-    let slices = slices::slices(&ROUTE, &all, 2);
+    let slices = slices::route_name_slices(&ROUTE, &all, 2);
     assert_eq!(
         addresses(&slices[0]),
         ["10.0.0.2", "10.0.0.3"],
@@ -469,7 +471,11 @@ fn horizontal(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
     };
     let annotations = pairs.iter().map(named).collect();
     let fixture = ChildrenFixture { annotations, ..ChildrenFixture::plain() };
-    hpa::autoscaler(&fixture.revision(), hpa::HpaParameters { min, max, owner: "pa-uid" }).body
+    hpa::horizontal_pod_autoscaler(
+        &fixture.revision(),
+        hpa::HpaParameters { min, max, owner: "pa-uid" },
+    )
+    .body
 }
 
 /// Expected values are those of knative/serving `pkg/reconciler/autoscaling/hpa/resources/hpa_test.go`.

@@ -3,13 +3,14 @@
 //! Keys, defaults, bounds and messages: knative/serving `pkg/autoscaler/config/config.go` at 98e5ef9. Two shipped
 //! defaults differ, see [`ScalePolicyConfig`].
 
-use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader};
-use crate::policy::ScalePolicyConfig;
+use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
+use crate::scale_policy::ScalePolicyConfig;
 
 /// Least target of a pod (`autoscaling.TargetMin`).
 const TARGET_MIN: f64 = 0.01;
 /// Least and greatest stable window (`autoscaling.WindowMin`, `WindowMax`).
-const WINDOW: (GoDuration, GoDuration) = (GoDuration::seconds(6), GoDuration::seconds(3600));
+const WINDOW_BOUNDS: (GoDuration, GoDuration) =
+    (GoDuration::from_secs(6), GoDuration::from_secs(3600));
 /// Autoscaler class of a service that names none.
 const CLASS: &str = "kpa.autoscaling.knative.dev";
 
@@ -18,23 +19,23 @@ impl ConfigMapSettings for ScalePolicyConfig {
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         // As in Knative, the prefix stands before parse errors only, not before broken bounds.
-        keys.prefix("failed to parse data: ");
-        older(keys);
-        class(keys);
+        keys.set_error_prefix("failed to parse data: ");
+        accept_older_keys(keys);
+        read_class(keys);
         let mut it = Self::default();
-        keys.flag("enable-scale-to-zero", &mut it.policy.scale_to_zero);
-        keys.flag("allow-zero-initial-scale", &mut it.allow_zero_initial_scale);
-        targets(keys, &mut it);
-        rates(keys, &mut it);
-        windows(keys, &mut it);
-        scales(keys, &mut it);
+        keys.read_bool("enable-scale-to-zero", &mut it.policy.scale_to_zero);
+        keys.read_bool("allow-zero-initial-scale", &mut it.allow_zero_initial_scale);
+        read_targets(keys, &mut it);
+        read_rates(keys, &mut it);
+        read_windows(keys, &mut it);
+        read_scales(keys, &mut it);
         it
     }
 }
 
-fn older(keys: &mut ConfigMapReader<'_>) {
+fn accept_older_keys(keys: &mut ConfigMapReader<'_>) {
     // The values of these keys have lost their meaning, so none is passed on to its successor.
-    keys.superseded(&[
+    keys.accept_superseded(&[
         ("panic-window", "panic-window-percentage"),
         ("container-concurrency-target-single", "container-concurrency-target-default"),
         ("container-concurrency-target-multi", "container-concurrency-target-default"),
@@ -43,7 +44,7 @@ fn older(keys: &mut ConfigMapReader<'_>) {
         ("vpa-multi-concurrency-target", "container-concurrency-target-default"),
         ("concurrency-quantum-of-time", "stable-window"),
     ]);
-    keys.without_effect(&[
+    keys.accept_without_effect(&[
         ("tick-interval", "load is evaluated every 2 s, and at once where it cannot wait"),
         ("enable-graceful-scaledown", "pods with the least in flight always leave first"),
         ("enable-vertical-pod-autoscaling", "use a VerticalPodAutoscaler"),
@@ -51,11 +52,11 @@ fn older(keys: &mut ConfigMapReader<'_>) {
     ]);
 }
 
-fn class(keys: &mut ConfigMapReader<'_>) {
+fn read_class(keys: &mut ConfigMapReader<'_>) {
     let mut class = CLASS.to_owned();
-    keys.text("pod-autoscaler-class", &mut class);
+    keys.read_text("pod-autoscaler-class", &mut class);
     if class != CLASS {
-        keys.warn(format!(
+        keys.add_warning(format!(
             "pod-autoscaler-class = {class:?} has no effect: a service that names no class is of {CLASS}; name \
              another in its annotation autoscaling.knative.dev/class"
         ));
@@ -63,143 +64,150 @@ fn class(keys: &mut ConfigMapReader<'_>) {
 }
 
 /// Reads the targets of a pod: concurrency, rate, utilization, burst capacity.
-fn targets(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
+fn read_targets(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
-    keys.float("container-concurrency-target-percentage", &mut p.utilization);
-    keys.float("container-concurrency-target-default", &mut p.total);
-    keys.float("requests-per-second-target-default", &mut it.rps_target);
-    keys.float("target-burst-capacity", &mut p.target_burst_capacity);
-    keys.float("activator-capacity", &mut p.activator_capacity);
+    keys.read_float("container-concurrency-target-percentage", &mut p.target_utilization);
+    keys.read_float("container-concurrency-target-default", &mut p.target_total);
+    keys.read_float("requests-per-second-target-default", &mut it.rps_target);
+    keys.read_float("target-burst-capacity", &mut p.target_burst_capacity);
+    keys.read_float("activator-capacity", &mut p.activator_capacity);
     // Older releases wrote a share up to 1 instead of a percentage, and Knative still accepts it.
-    if p.utilization > 1.0 {
-        p.utilization /= 100.0;
+    if p.target_utilization > 1.0 {
+        p.target_utilization /= 100.0;
     }
-    let (burst, share) = (p.target_burst_capacity, p.utilization);
+    let (burst, share) = (p.target_burst_capacity, p.target_utilization);
     // -1 is exact in a float, so its bits can be compared: it means unlimited.
     if burst < 0.0 && burst.to_bits() != (-1.0_f64).to_bits() {
-        keys.wrong(format!(
+        keys.add_error(format!(
             "target-burst-capacity must be either non-negative or -1 (for unlimited), was: {burst:.6}"
         ));
     }
     if share <= 0.0 || share > 1.0 {
-        keys.wrong(format!(
+        keys.add_error(format!(
             "container-concurrency-target-percentage = {share:.6} is outside of valid range of (0, 100]"
         ));
-    } else if share * p.total < TARGET_MIN {
+    } else if share * p.target_total < TARGET_MIN {
         // Each key may be valid alone: their product is the target that a pod gets.
-        keys.wrong(format!(
+        keys.add_error(format!(
             "container-concurrency-target-percentage and container-concurrency-target-default yield target \
              concurrency of {}, can't be less than {TARGET_MIN}",
-            share * p.total
+            share * p.target_total
         ));
     }
     if it.rps_target < TARGET_MIN {
-        keys.wrong(format!(
+        keys.add_error(format!(
             "requests-per-second-target-default must be at least {TARGET_MIN}, was: {}",
             it.rps_target
         ));
     }
     if p.activator_capacity < 1.0 {
-        keys.wrong(format!("activator-capacity = {}, must be at least 1", p.activator_capacity));
+        keys.add_error(format!(
+            "activator-capacity = {}, must be at least 1",
+            p.activator_capacity
+        ));
     }
     // ServerlessServices report a number computed from it, as in Knative. Nothing else depends on it.
-    keys.idle("activator-capacity", &["100", "100.0"], "two activators serve each name");
+    keys.warn_unless_usual(
+        "activator-capacity",
+        &["100", "100.0"],
+        "two activators serve each name",
+    );
 }
 
 /// Reads the rates of scaling up and down, and the bounds of the panic window.
-fn rates(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
+fn read_rates(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
     for (key, rate) in [
         ("max-scale-up-rate", &mut p.max_scale_up_rate),
         ("max-scale-down-rate", &mut p.max_scale_down_rate),
     ] {
-        keys.float(key, rate);
+        keys.read_float(key, rate);
         if *rate <= 1.0 {
-            keys.wrong(format!("{key} = {rate}, must be greater than 1.0"));
+            keys.add_error(format!("{key} = {rate}, must be greater than 1.0"));
         }
     }
-    keys.float("panic-threshold-percentage", &mut p.panic_threshold_percent);
-    keys.float("panic-window-percentage", &mut p.panic_window_percent);
+    keys.read_float("panic-threshold-percentage", &mut p.panic_threshold_percent);
+    keys.read_float("panic-window-percentage", &mut p.panic_window_percent);
     let panic = p.panic_window_percent;
     if !(1.0..=100.0).contains(&panic) {
-        keys.wrong(format!("panic-window-percentage = {panic}, must be in [1, 100] interval"));
+        keys.add_error(format!("panic-window-percentage = {panic}, must be in [1, 100] interval"));
     }
 }
 
-fn windows(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
+fn read_windows(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
     let precision = |key, span: GoDuration| {
         format!("{key} = {span}, must be specified with at most second precision")
     };
     let mut window = GoDuration::from(p.stable_window);
-    keys.span("stable-window", &mut window);
-    if window < WINDOW.0 || window > WINDOW.1 {
-        let (low, high) = WINDOW;
-        keys.wrong(format!("stable-window = {window}, must be in [{low}; {high}] range"));
+    keys.read_duration("stable-window", &mut window);
+    if window < WINDOW_BOUNDS.0 || window > WINDOW_BOUNDS.1 {
+        let (low, high) = WINDOW_BOUNDS;
+        keys.add_error(format!("stable-window = {window}, must be in [{low}; {high}] range"));
     }
     // Knative averages load in buckets of one second.
-    if !window.is_whole() {
-        keys.wrong(precision("stable-window", window));
+    if !window.is_whole_seconds() {
+        keys.add_error(precision("stable-window", window));
     }
     let mut delay = GoDuration::from(p.scale_down_delay);
-    keys.span("scale-down-delay", &mut delay);
+    keys.read_duration("scale-down-delay", &mut delay);
     if delay.0 < 0 {
-        keys.wrong(format!("scale-down-delay cannot be negative, was: {delay}"));
+        keys.add_error(format!("scale-down-delay cannot be negative, was: {delay}"));
     }
-    if !delay.is_whole() {
-        keys.wrong(precision("scale-down-delay", delay));
+    if !delay.is_whole_seconds() {
+        keys.add_error(precision("scale-down-delay", delay));
     }
     // The value is read only to be checked: nothing waits before zero here.
-    let mut grace = GoDuration::seconds(30);
-    keys.span("scale-to-zero-grace-period", &mut grace);
+    let mut grace = GoDuration::from_secs(30);
+    keys.read_duration("scale-to-zero-grace-period", &mut grace);
     if grace.0 <= 0 {
-        keys.wrong(format!("scale-to-zero-grace-period must be positive, was: {grace}"));
+        keys.add_error(format!("scale-to-zero-grace-period must be positive, was: {grace}"));
     }
-    keys.idle(
+    keys.warn_unless_usual(
         "scale-to-zero-grace-period",
         &["30s"],
         "nothing is waited for before zero: use scale-to-zero-pod-retention-period to keep the last pod",
     );
-    let mut retention = GoDuration::from(p.retention);
-    keys.span("scale-to-zero-pod-retention-period", &mut retention);
+    let mut retention = GoDuration::from(p.scale_to_zero_retention_period);
+    keys.read_duration("scale-to-zero-pod-retention-period", &mut retention);
     if retention.0 < 0 {
         let key = "scale-to-zero-pod-retention-period";
-        keys.wrong(format!("{key} cannot be negative, was: {retention}"));
+        keys.add_error(format!("{key} cannot be negative, was: {retention}"));
     }
-    (p.stable_window, p.scale_down_delay) = (window.duration(), delay.duration());
-    p.retention = retention.duration();
+    (p.stable_window, p.scale_down_delay) = (window.to_duration(), delay.to_duration());
+    p.scale_to_zero_retention_period = retention.to_duration();
 }
 
-fn scales(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
+fn read_scales(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     let p = &mut it.policy;
     // The numbers stay signed while they are checked, so that a refusal shows what was written.
     let [mut initial, mut min, mut max] =
         [p.initial_scale, p.min_scale, p.max_scale].map(i64::from);
     let mut limit = i64::from(it.max_scale_limit);
-    keys.int32("initial-scale", &mut initial);
-    keys.int32("min-scale", &mut min);
-    keys.int32("max-scale", &mut max);
-    keys.int32("max-scale-limit", &mut limit);
+    keys.read_int32("initial-scale", &mut initial);
+    keys.read_int32("min-scale", &mut min);
+    keys.read_int32("max-scale", &mut max);
+    keys.read_int32("max-scale-limit", &mut limit);
     if initial < 0 || (initial == 0 && !it.allow_zero_initial_scale) {
-        keys.wrong(format!(
+        keys.add_error(format!(
             "initial-scale = {initial}, must be at least 0 (or at least 1 when allow-zero-initial-scale is false)"
         ));
     }
     if min < 0 {
-        keys.wrong(format!("min-scale = {min}, must be at least 0"));
+        keys.add_error(format!("min-scale = {min}, must be at least 0"));
     }
     // Where there is a limit, 0 (no maximum) would exceed it.
     let least = i64::from(limit > 0);
     if max < least || (limit > 0 && max > limit) {
-        keys.wrong(format!(
+        keys.add_error(format!(
             "max-scale = {max}, must be in [{least}, max-scale-limit({limit})] range"
         ));
     }
     if limit < 0 {
-        keys.wrong(format!("max-scale-limit = {limit}, must be at least 0"));
+        keys.add_error(format!("max-scale-limit = {limit}, must be at least 0"));
     }
     if min > max && max > 0 {
-        keys.wrong(format!("min-scale ({min}) must be less than max-scale ({max})"));
+        keys.add_error(format!("min-scale ({min}) must be less than max-scale ({max})"));
     }
     // Negative numbers were refused above, and with them the whole ConfigMap.
     let number = |it: i64| u32::try_from(it).unwrap_or(0);
@@ -212,11 +220,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{config_maps::read, parse::line};
+    use crate::{config_maps::read, parse::problems_line};
 
     fn map(pairs: &[(&str, &str)]) -> Result<ScalePolicyConfig, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<ScalePolicyConfig>(&data).map(|it| it.value).map_err(|it| line(&it))
+        read::<ScalePolicyConfig>(&data).map(|it| it.value).map_err(|it| problems_line(&it))
     }
 
     #[test]
@@ -250,12 +258,12 @@ mod tests {
         ]);
         let mut want = ScalePolicyConfig::default();
         let p = &mut want.policy;
-        (p.utilization, p.total, p.target_burst_capacity) = (0.5, 10.5, -1.0);
+        (p.target_utilization, p.target_total, p.target_burst_capacity) = (0.5, 10.5, -1.0);
         (want.rps_target, want.max_scale_limit, want.allow_zero_initial_scale) = (12.0, 10, false);
         (p.stable_window, p.panic_window_percent) = (Duration::from_secs(120), 20.0);
         (p.panic_threshold_percent, p.activator_capacity) = (110.0, 95.0);
         (p.max_scale_up_rate, p.max_scale_down_rate, p.scale_to_zero) = (1.1, 3.0, false);
-        p.retention = Duration::from_secs(61);
+        p.scale_to_zero_retention_period = Duration::from_secs(61);
         (p.initial_scale, p.min_scale, p.max_scale) = (3, 2, 9);
         p.scale_down_delay = Duration::from_secs(900);
         assert_eq!(read, Ok(want));
@@ -283,7 +291,7 @@ mod tests {
     #[test]
     fn a_share_written_as_one_is_read_as_one() {
         let share = map(&[("container-concurrency-target-percentage", "0.7")]).unwrap();
-        assert!((share.policy.utilization - 0.7).abs() < f64::EPSILON);
+        assert!((share.policy.target_utilization - 0.7).abs() < f64::EPSILON);
     }
 
     #[test]

@@ -23,9 +23,9 @@ impl ConfigMapSettings for CertManagerConfig {
         for key in ["issuerRef", "clusterLocalIssuerRef", "systemInternalIssuerRef"] {
             // Knative refuses what is no mapping, so it is refused here, although nothing reads the issuer.
             if let Some(Err(why)) = keys.get(key).map(serde_norway::from_str::<CertManagerIssuer>) {
-                keys.wrong(format!("failed to parse {key:?}: {why}"));
+                keys.add_error(format!("failed to parse {key:?}: {why}"));
             }
-            keys.idle(key, &[], NO_TLS);
+            keys.warn_unless_usual(key, &[], NO_TLS);
         }
         Self
     }
@@ -41,14 +41,14 @@ mod tests {
     }
 
     #[test]
-    fn an_issuer_is_accepted_and_told() {
+    fn an_issuer_is_accepted_with_a_warning() {
         let read = read::<CertManagerConfig>(&issuer("kind: Issuer\nname: letsencrypt\n")).unwrap();
         let want = "key \"issuerRef\" has no effect: services are served without TLS";
         assert_eq!(read.warnings, [want]);
     }
 
     #[test]
-    fn what_is_no_issuer_is_refused() {
+    fn an_invalid_issuer_is_refused() {
         assert!(read::<CertManagerConfig>(&issuer("[]")).is_err());
     }
 }

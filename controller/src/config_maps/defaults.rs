@@ -9,15 +9,15 @@ use k8s_openapi::{
 
 use super::{
     ConfigMapSettings,
+    go_template::{GoTemplate, TemplateValues},
     keys::ConfigMapReader,
-    template::{GoTemplate, TemplateValues},
 };
 use crate::parse::Problem;
 
 /// Name of a container that its user did not name (`DefaultUserContainerName`).
-const CONTAINER: &str = "user-container";
+const DEFAULT_CONTAINER_NAME: &str = "user-container";
 /// Name of an init container that its user did not name (`DefaultInitContainerName`).
-const INIT_CONTAINER: &str = "init-container";
+const DEFAULT_INIT_CONTAINER_NAME: &str = "init-container";
 
 /// `config-defaults`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,16 +85,16 @@ impl Default for RevisionDefaults {
 impl RevisionDefaults {
     /// Name for a container without one; `parent` is the metadata of the object that holds the template.
     pub fn container_name(&self, parent: &ObjectMeta) -> String {
-        name(self.container_name.as_ref(), CONTAINER, parent)
+        render_name(self.container_name.as_ref(), DEFAULT_CONTAINER_NAME, parent)
     }
 
     /// Name for an init container without one; `parent` is the metadata of the object that holds the template.
     pub fn init_container_name(&self, parent: &ObjectMeta) -> String {
-        name(self.init_container_name.as_ref(), INIT_CONTAINER, parent)
+        render_name(self.init_container_name.as_ref(), DEFAULT_INIT_CONTAINER_NAME, parent)
     }
 
     /// Adds the requests and limits that a container does not set itself.
-    pub fn fill(&self, resources: &mut ResourceRequirements) {
+    pub fn fill_resources(&self, resources: &mut ResourceRequirements) {
         let requests = [
             ("cpu", &self.cpu_request),
             ("memory", &self.memory_request),
@@ -117,11 +117,11 @@ impl RevisionDefaults {
     }
 
     /// Checks bounds that concern more than one key.
-    fn check(&self, keys: &mut ConfigMapReader<'_>) {
+    fn check_bounds(&self, keys: &mut ConfigMapReader<'_>) {
         let (timeout, longest) = (self.timeout_seconds, self.max_timeout_seconds);
         let (start, idle) = (self.response_start_timeout_seconds, self.idle_timeout_seconds);
         if timeout > longest {
-            keys.wrong(format!(
+            keys.add_error(format!(
                 "revision-timeout-seconds ({timeout}) cannot be greater than max-revision-timeout-seconds ({longest})"
             ));
         }
@@ -131,7 +131,7 @@ impl RevisionDefaults {
         ] {
             // 0 sets no bound of its own.
             if value > 0 && value > timeout {
-                keys.wrong(format!(
+                keys.add_error(format!(
                     "{key} ({value}) cannot be greater than revision-timeout-seconds ({timeout})"
                 ));
             }
@@ -139,10 +139,10 @@ impl RevisionDefaults {
         let (limit, most) = (self.container_concurrency, self.container_concurrency_max_limit);
         if most < 1 {
             let key = "container-concurrency-max-limit";
-            keys.refuse(Problem::bounds(key, 1, most, i32::MAX));
+            keys.add_problem(Problem::out_of_bounds(key, 1, most, i32::MAX));
         }
         if limit < 0 || limit > most {
-            keys.refuse(Problem::bounds("container-concurrency", 0, limit, most));
+            keys.add_problem(Problem::out_of_bounds("container-concurrency", 0, limit, most));
         }
     }
 }
@@ -152,38 +152,42 @@ impl ConfigMapSettings for RevisionDefaults {
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         let mut it = Self::default();
-        template(keys, "init-container-name-template", &mut it.init_container_name);
-        template(keys, "container-name-template", &mut it.container_name);
-        keys.flag("allow-container-concurrency-zero", &mut it.allow_container_concurrency_zero);
-        it.enable_service_links = tri_state(keys, "enable-service-links", it.enable_service_links);
-        keys.int64("revision-timeout-seconds", &mut it.timeout_seconds);
-        keys.int64("max-revision-timeout-seconds", &mut it.max_timeout_seconds);
-        keys.int64("revision-idle-timeout-seconds", &mut it.idle_timeout_seconds);
-        keys.int64("container-concurrency", &mut it.container_concurrency);
-        keys.int64("container-concurrency-max-limit", &mut it.container_concurrency_max_limit);
-        keys.quantity("revision-cpu-request", &mut it.cpu_request);
-        keys.quantity("revision-memory-request", &mut it.memory_request);
-        keys.quantity("revision-ephemeral-storage-request", &mut it.ephemeral_storage_request);
-        keys.quantity("revision-cpu-limit", &mut it.cpu_limit);
-        keys.quantity("revision-memory-limit", &mut it.memory_limit);
-        keys.quantity("revision-ephemeral-storage-limit", &mut it.ephemeral_storage_limit);
+        read_name_template(keys, "init-container-name-template", &mut it.init_container_name);
+        read_name_template(keys, "container-name-template", &mut it.container_name);
+        keys.read_bool(
+            "allow-container-concurrency-zero",
+            &mut it.allow_container_concurrency_zero,
+        );
+        it.enable_service_links =
+            read_optional_bool(keys, "enable-service-links", it.enable_service_links);
+        keys.read_int64("revision-timeout-seconds", &mut it.timeout_seconds);
+        keys.read_int64("max-revision-timeout-seconds", &mut it.max_timeout_seconds);
+        keys.read_int64("revision-idle-timeout-seconds", &mut it.idle_timeout_seconds);
+        keys.read_int64("container-concurrency", &mut it.container_concurrency);
+        keys.read_int64("container-concurrency-max-limit", &mut it.container_concurrency_max_limit);
+        keys.read_quantity("revision-cpu-request", &mut it.cpu_request);
+        keys.read_quantity("revision-memory-request", &mut it.memory_request);
+        keys.read_quantity("revision-ephemeral-storage-request", &mut it.ephemeral_storage_request);
+        keys.read_quantity("revision-cpu-limit", &mut it.cpu_limit);
+        keys.read_quantity("revision-memory-limit", &mut it.memory_limit);
+        keys.read_quantity("revision-ephemeral-storage-limit", &mut it.ephemeral_storage_limit);
         // The default of this key is the timeout, which must have been read before.
         it.response_start_timeout_seconds = it.timeout_seconds;
         let start = "revision-response-start-timeout-seconds";
-        keys.int64(start, &mut it.response_start_timeout_seconds);
+        keys.read_int64(start, &mut it.response_start_timeout_seconds);
         // `default` leaves the field to Kubernetes, which a boolean cannot express.
         let mut automount = false;
         if keys.get("automount-service-account-token").is_some_and(|text| text != "default") {
-            keys.flag("automount-service-account-token", &mut automount);
+            keys.read_bool("automount-service-account-token", &mut automount);
             it.automount_service_account_token = Some(automount);
         }
-        it.check(keys);
+        it.check_bounds(keys);
         it
     }
 }
 
 /// Parses `true` and `false`; anything else leaves the field to Kubernetes' own default.
-fn tri_state(
+fn read_optional_bool(
     keys: &mut ConfigMapReader<'_>,
     key: &'static str,
     unset: Option<bool>,
@@ -194,43 +198,49 @@ fn tri_state(
         Some("false") => Some(false),
         Some("default") => None,
         Some(other) => {
-            keys.warn(format!("{key} = {other:?} is read as \"default\""));
+            keys.add_warning(format!("{key} = {other:?} is read as \"default\""));
             None
         }
     }
 }
 
 /// Reads a template for names of containers.
-fn template(keys: &mut ConfigMapReader<'_>, key: &'static str, to: &mut Option<GoTemplate>) {
+fn read_name_template(
+    keys: &mut ConfigMapReader<'_>,
+    key: &'static str,
+    to: &mut Option<GoTemplate>,
+) {
     let Some(source) = keys.get(key) else { return };
-    let read = GoTemplate::parse("container-template", source, &TemplateValues::OF_META);
+    let read = GoTemplate::parse("container-template", source, &TemplateValues::METADATA_FIELDS);
     let read = read.and_then(|template| {
         // It runs once with empty metadata, so that a template that fails is refused now and not with the next Service.
-        let tried = template.render(&TemplateValues::of(&ObjectMeta::default()));
+        let tried = template.render(&TemplateValues::from_metadata(&ObjectMeta::default()));
         tried.map(|_name| template).map_err(|why| format!("error executing template: {why}"))
     });
     match read {
         Ok(template) => *to = Some(template),
-        Err(why) => keys.wrong(why),
+        Err(why) => keys.add_error(why),
     }
 }
 
 /// Renders a name. One that cannot be rendered is empty, and then the container is refused, as in Knative.
-fn name(template: Option<&GoTemplate>, unset: &str, parent: &ObjectMeta) -> String {
+fn render_name(template: Option<&GoTemplate>, unset: &str, parent: &ObjectMeta) -> String {
     match template {
         None => unset.to_owned(),
-        Some(template) => template.render(&TemplateValues::of(parent)).unwrap_or_default(),
+        Some(template) => {
+            template.render(&TemplateValues::from_metadata(parent)).unwrap_or_default()
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config_maps::read, parse::line};
+    use crate::{config_maps::read, parse::problems_line};
 
     fn map(pairs: &[(&str, &str)]) -> Result<RevisionDefaults, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        let read = read::<RevisionDefaults>(&data).map_err(|problems| line(&problems))?;
+        let read = read::<RevisionDefaults>(&data).map_err(|problems| problems_line(&problems))?;
         assert_eq!(read.warnings, [] as [String; 0]);
         Ok(read.value)
     }
@@ -325,7 +335,7 @@ mod tests {
         };
         let mut want = have.clone();
         want.limits = Some([("cpu".to_owned(), Quantity("1".into()))].into());
-        defaults.fill(&mut have);
+        defaults.fill_resources(&mut have);
         assert_eq!(have, want);
     }
 }

@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
-use common::wire::is_subdomain;
+use common::wire::is_dns_subdomain;
 use serde::Deserialize;
 
-use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader};
+use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
 
 /// Preference of a Revision's pods for nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,12 +74,15 @@ impl DeploymentConfig {
     /// Runtime class of a Revision with these labels: the one whose selector has the most labels, then the first by
     /// name.
     pub fn runtime_class(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
-        best(self.runtime_classes.iter().map(|(name, it)| (name.as_str(), &it.selector)), labels)
+        best_selector_match(
+            self.runtime_classes.iter().map(|(name, it)| (name.as_str(), &it.selector)),
+            labels,
+        )
     }
 }
 
 /// Name whose selector matches with the most labels; among equals the first by name.
-pub(super) fn best<'a>(
+pub(super) fn best_selector_match<'a>(
     all: impl Iterator<Item = (&'a str, &'a BTreeMap<String, String>)>,
     labels: &BTreeMap<String, String>,
 ) -> Option<&'a str> {
@@ -96,31 +99,35 @@ impl ConfigMapSettings for DeploymentConfig {
     const NAME: &'static str = "config-deployment";
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
-        keys.renamed(&[
+        keys.accept_renamed(&[
             ("progressDeadline", "progress-deadline"),
             ("digestResolutionTimeout", "digest-resolution-timeout"),
             ("registriesSkippingTagResolving", "registries-skipping-tag-resolving"),
         ]);
-        sidecar(keys);
+        accept_sidecar_keys(keys);
         let mut it = Self::default();
-        keys.set("registries-skipping-tag-resolving", &mut it.skipped_registries);
-        keys.flag("pod-is-always-schedulable", &mut it.always_schedulable);
-        keys.flag("bind-pods", &mut it.bind_pods);
-        it.progress_deadline = positive(keys, "progress-deadline", it.progress_deadline);
+        keys.read_names("registries-skipping-tag-resolving", &mut it.skipped_registries);
+        keys.read_bool("pod-is-always-schedulable", &mut it.always_schedulable);
+        keys.read_bool("bind-pods", &mut it.bind_pods);
+        it.progress_deadline =
+            read_positive_duration(keys, "progress-deadline", it.progress_deadline);
         // Kubernetes counts the deadline of a Deployment in whole seconds.
         if it.progress_deadline.subsec_nanos() != 0 {
             let was = GoDuration::from(it.progress_deadline);
-            keys.wrong(format!("progress-deadline must be rounded to a whole second, was: {was}"));
+            keys.add_error(format!(
+                "progress-deadline must be rounded to a whole second, was: {was}"
+            ));
         }
-        it.digest_timeout = positive(keys, "digest-resolution-timeout", it.digest_timeout);
-        it.affinity = affinity(keys);
-        it.runtime_classes = runtime_classes(keys);
+        it.digest_timeout =
+            read_positive_duration(keys, "digest-resolution-timeout", it.digest_timeout);
+        it.affinity = read_affinity(keys);
+        it.runtime_classes = read_runtime_classes(keys);
         it
     }
 }
 
 /// Accepts the keys of Knative's sidecar, of this and older releases.
-fn sidecar(keys: &mut ConfigMapReader<'_>) {
+fn accept_sidecar_keys(keys: &mut ConfigMapReader<'_>) {
     const WHY: &str = "there is no sidecar";
     for key in [
         "queue-sidecar-image",
@@ -146,36 +153,40 @@ fn sidecar(keys: &mut ConfigMapReader<'_>) {
         "queueSidecarEphemeralStorageRequest",
         "queueSidecarEphemeralStorageLimit",
     ] {
-        keys.without_effect(&[(key, WHY)]);
+        keys.accept_without_effect(&[(key, WHY)]);
     }
     for key in ["concurrency-state-endpoint", "concurrencyStateEndpoint"] {
-        keys.without_effect(&[(key, "containers are not frozen here")]);
+        keys.accept_without_effect(&[(key, "containers are not frozen here")]);
     }
 }
 
-fn positive(keys: &mut ConfigMapReader<'_>, key: &'static str, unset: Duration) -> Duration {
+fn read_positive_duration(
+    keys: &mut ConfigMapReader<'_>,
+    key: &'static str,
+    unset: Duration,
+) -> Duration {
     let mut span = GoDuration::from(unset);
-    keys.span(key, &mut span);
+    keys.read_duration(key, &mut span);
     if span.0 <= 0 {
-        keys.wrong(format!("{key} cannot be a non-positive duration, was {span}"));
+        keys.add_error(format!("{key} cannot be a non-positive duration, was {span}"));
     }
-    span.duration()
+    span.to_duration()
 }
 
-fn affinity(keys: &mut ConfigMapReader<'_>) -> DefaultAffinityType {
+fn read_affinity(keys: &mut ConfigMapReader<'_>) -> DefaultAffinityType {
     let key = "default-affinity-type";
     match keys.get(key) {
         None | Some("prefer-spread-revision-over-nodes") => DefaultAffinityType::Spread,
         Some("none") => DefaultAffinityType::None,
         Some(other) => {
-            keys.wrong(format!("unsupported {key} value: {other:?}"));
+            keys.add_error(format!("unsupported {key} value: {other:?}"));
             // The returned value is dropped with the refused ConfigMap.
             DefaultAffinityType::Spread
         }
     }
 }
 
-fn runtime_classes(keys: &mut ConfigMapReader<'_>) -> BTreeMap<String, RuntimeClassSelector> {
+fn read_runtime_classes(keys: &mut ConfigMapReader<'_>) -> BTreeMap<String, RuntimeClassSelector> {
     let key = "runtime-class-name";
     let text = keys.get(key).unwrap_or_default();
     // An empty text sets no classes, but is no YAML mapping either.
@@ -186,13 +197,13 @@ fn runtime_classes(keys: &mut ConfigMapReader<'_>) -> BTreeMap<String, RuntimeCl
     {
         Ok(classes) => classes,
         Err(why) => {
-            keys.wrong(format!("{key} cannot be parsed, please check the format: {why}"));
+            keys.add_error(format!("{key} cannot be parsed, please check the format: {why}"));
             return BTreeMap::new();
         }
     };
     // The API server would refuse a pod with such a class, and every Revision would fail.
-    for class in classes.keys().filter(|class| !is_subdomain(class)) {
-        keys.wrong(format!("{key} {class} selector not valid DNSSubdomain"));
+    for class in classes.keys().filter(|class| !is_dns_subdomain(class)) {
+        keys.add_error(format!("{key} {class} selector not valid DNSSubdomain"));
     }
     classes.into_iter().map(|(class, it)| (class, it.unwrap_or_default())).collect()
 }
@@ -202,12 +213,12 @@ mod tests {
     use super::*;
     use crate::{
         config_maps::{ParsedConfigMap, read},
-        parse::line,
+        parse::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<DeploymentConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<DeploymentConfig>(&data).map_err(|it| line(&it))
+        read::<DeploymentConfig>(&data).map_err(|it| problems_line(&it))
     }
 
     #[test]
@@ -234,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sidecars_keys_are_accepted_and_told() {
+    fn sidecar_keys_are_accepted_with_a_warning() {
         let read = map(&[("queue-sidecar-image", "x"), ("queueSidecarCPURequest", "25m")]).unwrap();
         assert_eq!(read.value, DeploymentConfig::default());
         let want = [
@@ -245,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_class_goes_to_the_labels_that_say_most() {
+    fn the_runtime_class_with_the_most_labels_wins() {
         let classes = "gvisor: {}\nkata:\n  selector:\n    some: \"value\"\nabc:\n";
         let read = map(&[("runtime-class-name", classes)]).unwrap().value;
         let labels = |pairs: &[(&str, &str)]| {

@@ -4,10 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use common::wire::is_subdomain;
+use common::wire::is_dns_subdomain;
 use serde::Deserialize;
 
-use super::{ConfigMapSettings, deployment::best, keys::ConfigMapReader, network::NO_TLS};
+use super::{
+    ConfigMapSettings, deployment::best_selector_match, keys::ConfigMapReader, network::NO_TLS,
+};
 
 /// `config-domain`, checked: domains by name, each with the labels a route must have for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,8 +28,8 @@ struct DomainSelector {
 impl DomainConfig {
     /// Domain of a Route with these labels: the one whose selector has the most labels, then the first by name. `None`:
     /// no domain matches, and the names lie in `svc.` of the cluster's domain, which is not reachable from outside.
-    pub fn of(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
-        best(self.0.iter().map(|(name, it)| (name.as_str(), it)), labels)
+    pub fn domain_for(&self, labels: &BTreeMap<String, String>) -> Option<&str> {
+        best_selector_match(self.0.iter().map(|(name, it)| (name.as_str(), it)), labels)
     }
 }
 
@@ -37,7 +39,7 @@ impl ConfigMapSettings for DomainConfig {
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         let mut domains = BTreeMap::new();
         // Collected first, since warnings are added to `keys` meanwhile.
-        let all: Vec<_> = keys.all().collect();
+        let all: Vec<_> = keys.all_keys().collect();
         for (domain, text) in all {
             // An empty value has no selector and matches all Routes.
             let choice = serde_norway::from_str::<Option<DomainSelector>>(text);
@@ -45,15 +47,17 @@ impl ConfigMapSettings for DomainConfig {
                 Ok(choice) => {
                     let choice = choice.unwrap_or_default();
                     if !choice.r#type.is_empty() {
-                        keys.warn(format!("type of {domain:?} has no effect: {NO_TLS}"));
+                        keys.add_warning(format!("type of {domain:?} has no effect: {NO_TLS}"));
                     }
                     domains.insert(domain.to_owned(), choice.selector);
                 }
-                Err(why) => keys.wrong(format!("failed to parse {domain:?}: {why}")),
+                Err(why) => keys.add_error(format!("failed to parse {domain:?}: {why}")),
             }
             // Knative accepts any key, so this is only a warning.
-            if !is_subdomain(domain) {
-                keys.warn(format!("{domain:?} is no domain name: no route can stand below it"));
+            if !is_dns_subdomain(domain) {
+                keys.add_warning(format!(
+                    "{domain:?} is no domain name: no route can stand below it"
+                ));
             }
         }
         Self(domains)
@@ -91,15 +95,15 @@ mod tests {
             (&[("app", "prod")], "prod.com"),
             (&[("app", "prod"), ("tier", "gold")], "gold.com"),
         ] {
-            assert_eq!(domains.of(&labels(have)), Some(want), "{have:?}");
+            assert_eq!(domains.domain_for(&labels(have)), Some(want), "{have:?}");
         }
     }
 
     #[test]
     fn without_a_domain_for_all_some_routes_have_none() {
         let domains = map(&[("prod.com", "selector:\n  app: prod\n")]);
-        assert_eq!(domains.of(&labels(&[])), None);
-        assert_eq!(DomainConfig::default().of(&labels(&[("app", "prod")])), None);
+        assert_eq!(domains.domain_for(&labels(&[])), None);
+        assert_eq!(DomainConfig::default().domain_for(&labels(&[("app", "prod")])), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::keys::EXAMPLE;
 
 /// Annotation with the checksum of the examples as they were shipped.
-pub const CHECKSUM: &str = "knative.dev/example-checksum";
+pub const CHECKSUM_ANNOTATION: &str = "knative.dev/example-checksum";
 
 /// Computes the checksum of the examples: CRC-32 as eight hexadecimal digits.
 ///
@@ -45,7 +45,7 @@ pub fn check(
     annotations: &BTreeMap<String, String>,
     data: &BTreeMap<String, String>,
 ) -> Result<(), String> {
-    match (data.get(EXAMPLE), annotations.get(CHECKSUM)) {
+    match (data.get(EXAMPLE), annotations.get(CHECKSUM_ANNOTATION)) {
         (Some(examples), Some(shipped)) if *shipped != checksum(examples) => Err(format!(
             "the update modifies a key in {EXAMPLE:?} which is probably not what you want. Instead, copy the \
              respective setting to the top-level of the ConfigMap, directly below \"data\""
@@ -73,7 +73,7 @@ mod tests {
         let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
             pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect()
         };
-        let shipped = map(&[(CHECKSUM, &checksum("a: 1"))]);
+        let shipped = map(&[(CHECKSUM_ANNOTATION, &checksum("a: 1"))]);
         assert_eq!(check(&shipped, &map(&[(EXAMPLE, "a: 1\n"), ("a", "2")])), Ok(()));
         assert_eq!(check(&shipped, &map(&[])), Ok(()));
         assert_eq!(check(&map(&[]), &map(&[(EXAMPLE, "a: 2")])), Ok(()));

@@ -162,13 +162,13 @@ fn flag<T: Copy>(
     let Some(text) = keys.get(key) else { return };
     match parse(text) {
         Some(value) => *to = value,
-        None => keys.warn(format!("{key} = {text:?} is no value of it; its default holds")),
+        None => keys.add_warning(format!("{key} = {text:?} is no value of it; its default holds")),
     }
 }
 
 /// Accepts flags of older releases, which have no effect.
 fn removed(keys: &mut ConfigMapReader<'_>) {
-    keys.without_effect(&[
+    keys.accept_without_effect(&[
         ("kubernetes.podspec-dryrun", "ask for it with ?dryRun=All"),
         ("responsive-revision-gc", "it is always on: see config-gc"),
         ("concurrency-state-endpoint", "containers are not frozen here"),
@@ -182,7 +182,7 @@ fn idle(keys: &mut ConfigMapReader<'_>) {
         ("queueproxy.mount-podinfo", "there is no sidecar"),
         ("queueproxy.resource-defaults", "there is no sidecar"),
     ] {
-        keys.idle(key, &["disabled"], why);
+        keys.warn_unless_usual(key, &["disabled"], why);
     }
 }
 
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_typo_keeps_the_default_and_is_told() {
+    fn a_typo_keeps_the_default_with_a_warning() {
         let read =
             map(&[("multi-container", "enabeld"), ("kubernetes.podspec-affinities", "enabled")]);
         let warnings = vec![

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     ConfigMapSettings,
-    go::{GoDuration, parse_span},
+    go_values::{GoDuration, parse_duration},
     keys::ConfigMapReader,
 };
 
@@ -19,10 +19,10 @@ pub struct GcConfig {
     /// Default 15 h.
     pub since_active: Option<Duration>,
     /// `min-non-active-revisions`: number of Revisions that stay whatever their age. Default 20.
-    pub min: u64,
+    pub min_non_active: u64,
     /// `max-non-active-revisions`: number beyond which the oldest go whatever their age; `None`: `disabled`. Default
     /// 1000.
-    pub max: Option<u64>,
+    pub max_non_active: Option<u64>,
 }
 
 impl Default for GcConfig {
@@ -30,8 +30,8 @@ impl Default for GcConfig {
         Self {
             since_created: Some(Duration::from_secs(48 * 3600)),
             since_active: Some(Duration::from_secs(15 * 3600)),
-            min: 20,
-            max: Some(1000),
+            min_non_active: 20,
+            max_non_active: Some(1000),
         }
     }
 }
@@ -40,32 +40,34 @@ impl ConfigMapSettings for GcConfig {
     const NAME: &'static str = "config-gc";
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
-        keys.renamed(&[
+        keys.accept_renamed(&[
             ("stale-revision-create-delay", "retain-since-create-time"),
             ("stale-revision-timeout", "retain-since-last-active-time"),
             ("stale-revision-minimum-generations", "min-non-active-revisions"),
         ]);
         let pinned = "routes are remembered with their Revisions";
-        keys.without_effect(&[("stale-revision-lastpinned-debounce", pinned)]);
+        keys.accept_without_effect(&[("stale-revision-lastpinned-debounce", pinned)]);
         // As in Knative, the prefix stands before parse errors only, not before broken bounds.
-        keys.prefix("failed to parse data: ");
+        keys.set_error_prefix("failed to parse data: ");
         let mut it = Self::default();
-        span(keys, "retain-since-create-time", &mut it.since_created);
-        span(keys, "retain-since-last-active-time", &mut it.since_active);
+        read_duration(keys, "retain-since-create-time", &mut it.since_created);
+        read_duration(keys, "retain-since-last-active-time", &mut it.since_active);
         // Read as a signed number, as in Knative: a negative one has a message of its own.
-        let mut min = i64::try_from(it.min).unwrap_or(i64::MAX);
-        keys.int64("min-non-active-revisions", &mut min);
-        most(keys, &mut it.max);
+        let mut min = i64::try_from(it.min_non_active).unwrap_or(i64::MAX);
+        keys.read_int64("min-non-active-revisions", &mut min);
+        read_max_non_active(keys, &mut it.max_non_active);
         match u64::try_from(min) {
-            Ok(min) => it.min = min,
+            Ok(min) => it.min_non_active = min,
             Err(_negative) => {
-                keys.wrong(format!("min-non-active-revisions must be non-negative, was: {min}"));
+                keys.add_error(format!(
+                    "min-non-active-revisions must be non-negative, was: {min}"
+                ));
             }
         }
-        if let Some(max) = it.max.filter(|max| it.min > *max) {
-            keys.wrong(format!(
+        if let Some(max) = it.max_non_active.filter(|max| it.min_non_active > *max) {
+            keys.add_error(format!(
                 "min-non-active-revisions({}) must be <= max-non-active-revisions({max})",
-                it.min
+                it.min_non_active
             ));
         }
         it
@@ -73,7 +75,7 @@ impl ConfigMapSettings for GcConfig {
 }
 
 /// Reads a duration or `disabled`; an empty value keeps the default.
-fn span(keys: &mut ConfigMapReader<'_>, key: &'static str, to: &mut Option<Duration>) {
+fn read_duration(keys: &mut ConfigMapReader<'_>, key: &'static str, to: &mut Option<Duration>) {
     // Trimmed, since Knative trims these values before it parses them.
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
@@ -83,17 +85,17 @@ fn span(keys: &mut ConfigMapReader<'_>, key: &'static str, to: &mut Option<Durat
         *to = None;
         return;
     }
-    match parse_span(text) {
+    match parse_duration(text) {
         Ok(GoDuration(nanos)) if nanos < 0 => {
-            keys.wrong(format!("failed to parse {key}: must be non-negative"));
+            keys.add_error(format!("failed to parse {key}: must be non-negative"));
         }
-        Ok(span) => *to = Some(span.duration()),
-        Err(why) => keys.wrong(format!("failed to parse {key}: {why}")),
+        Ok(span) => *to = Some(span.to_duration()),
+        Err(why) => keys.add_error(format!("failed to parse {key}: {why}")),
     }
 }
 
 /// Reads a number or `disabled`; an empty value keeps the default.
-fn most(keys: &mut ConfigMapReader<'_>, to: &mut Option<u64>) {
+fn read_max_non_active(keys: &mut ConfigMapReader<'_>, to: &mut Option<u64>) {
     let key = "max-non-active-revisions";
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
@@ -104,8 +106,10 @@ fn most(keys: &mut ConfigMapReader<'_>, to: &mut Option<u64>) {
     match text.parse::<u64>() {
         _ if text.eq_ignore_ascii_case("disabled") => *to = None,
         Ok(max) if max <= most => *to = Some(max),
-        Ok(_) => keys.wrong(format!("failed to parse {key}: value should be lower than {most}")),
-        Err(_) => keys.wrong(format!(
+        Ok(_) => {
+            keys.add_error(format!("failed to parse {key}: value should be lower than {most}"))
+        }
+        Err(_) => keys.add_error(format!(
             "failed to parse {key}: strconv.ParseUint: parsing {text:?}: invalid syntax"
         )),
     }
@@ -116,18 +120,23 @@ mod tests {
     use super::*;
     use crate::{
         config_maps::{ParsedConfigMap, read},
-        parse::line,
+        parse::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<GcConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<GcConfig>(&data).map_err(|it| line(&it))
+        read::<GcConfig>(&data).map_err(|it| problems_line(&it))
     }
 
     #[test]
     fn each_bound_can_be_set_and_switched_off() {
         assert_eq!(map(&[]).map(|it| it.value), Ok(GcConfig::default()));
-        let off = GcConfig { since_created: None, since_active: None, min: 0, max: None };
+        let off = GcConfig {
+            since_created: None,
+            since_active: None,
+            min_non_active: 0,
+            max_non_active: None,
+        };
         let read = map(&[
             ("retain-since-create-time", "Disabled"),
             ("retain-since-last-active-time", "disabled"),
@@ -138,8 +147,8 @@ mod tests {
         let set = GcConfig {
             since_created: Some(Duration::from_secs(600)),
             since_active: Some(Duration::ZERO),
-            min: 1,
-            max: Some(2),
+            min_non_active: 1,
+            max_non_active: Some(2),
         };
         let read = map(&[
             ("retain-since-create-time", "10m"),

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
     ConfigMapSettings, ParsedConfigMap,
-    go::{self, GoDuration},
+    go_values::{self, GoDuration},
 };
 use crate::parse::Problem;
 
@@ -20,9 +20,9 @@ pub const EXAMPLE: &str = "_example";
 #[derive(Debug)]
 pub struct ConfigMapReader<'a> {
     data: &'a BTreeMap<String, String>,
-    known: BTreeSet<&'a str>,
-    older: BTreeMap<&'static str, &'a str>,
-    prefix: &'static str,
+    known_keys: BTreeSet<&'a str>,
+    renamed_values: BTreeMap<&'static str, &'a str>,
+    error_prefix: &'static str,
     problems: Vec<Problem>,
     warnings: Vec<String>,
 }
@@ -31,29 +31,29 @@ impl<'a> ConfigMapReader<'a> {
     fn new(data: &'a BTreeMap<String, String>) -> Self {
         Self {
             data,
-            known: BTreeSet::from([EXAMPLE]),
-            older: BTreeMap::new(),
-            prefix: "",
+            known_keys: BTreeSet::from([EXAMPLE]),
+            renamed_values: BTreeMap::new(),
+            error_prefix: "",
             problems: Vec::new(),
             warnings: Vec::new(),
         }
     }
 
     /// Accepts key names of older releases, each with its successor. The newer name wins where both are set.
-    pub fn renamed(&mut self, names: &[(&'static str, &'static str)]) {
+    pub fn accept_renamed(&mut self, names: &[(&'static str, &'static str)]) {
         for &(old, new) in names {
-            self.known.insert(old);
+            self.known_keys.insert(old);
             if let Some(text) = self.data.get(old) {
                 self.warnings.push(format!("key {old:?} is of an older release: use {new:?}"));
-                self.older.insert(new, text);
+                self.renamed_values.insert(new, text);
             }
         }
     }
 
     /// Accepts key names of older releases whose values have lost their meaning, each with its successor.
-    pub fn superseded(&mut self, names: &[(&'static str, &'static str)]) {
+    pub fn accept_superseded(&mut self, names: &[(&'static str, &'static str)]) {
         for &(old, new) in names {
-            self.known.insert(old);
+            self.known_keys.insert(old);
             if self.data.contains_key(old) {
                 let message =
                     format!("key {old:?} is of an older release and has no effect: use {new:?}");
@@ -63,9 +63,9 @@ impl<'a> ConfigMapReader<'a> {
     }
 
     /// Accepts keys that have no effect here, each with the reason.
-    pub fn without_effect(&mut self, keys: &[(&'static str, &str)]) {
+    pub fn accept_without_effect(&mut self, keys: &[(&'static str, &str)]) {
         for &(key, why) in keys {
-            self.known.insert(key);
+            self.known_keys.insert(key);
             if self.data.contains_key(key) {
                 self.warnings.push(format!("key {key:?} has no effect: {why}"));
             }
@@ -73,7 +73,7 @@ impl<'a> ConfigMapReader<'a> {
     }
 
     /// Accepts a key for something that does not exist here; warns unless its text is one of `usual`.
-    pub fn idle(&mut self, key: &'static str, usual: &[&str], why: &str) {
+    pub fn warn_unless_usual(&mut self, key: &'static str, usual: &[&str], why: &str) {
         let text = self.get(key).unwrap_or_default().trim();
         if !text.is_empty() && !usual.iter().any(|it| text.eq_ignore_ascii_case(it)) {
             self.warnings.push(format!("key {key:?} has no effect: {why}"));
@@ -82,23 +82,23 @@ impl<'a> ConfigMapReader<'a> {
 
     /// Text of a key, or that of its older name.
     pub fn get(&mut self, key: &'static str) -> Option<&'a str> {
-        self.known.insert(key);
-        self.data.get(key).map(String::as_str).or_else(|| self.older.get(key).copied())
+        self.known_keys.insert(key);
+        self.data.get(key).map(String::as_str).or_else(|| self.renamed_values.get(key).copied())
     }
 
     /// All keys with their texts, for ConfigMaps whose keys are names of objects.
-    pub fn all(&mut self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
-        self.known.extend(self.data.keys().map(String::as_str));
+    pub fn all_keys(&mut self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        self.known_keys.extend(self.data.keys().map(String::as_str));
         let all = self.data.iter().map(|(key, text)| (key.as_str(), text.as_str()));
         all.filter(|(key, _)| *key != EXAMPLE)
     }
 
     /// All keys that start with `prefix`, each with the rest of its name and its text.
-    pub fn with_prefix(&mut self, prefix: &str) -> Vec<(&'a str, &'a str)> {
+    pub fn keys_with_prefix(&mut self, prefix: &str) -> Vec<(&'a str, &'a str)> {
         let named = self.data.iter().filter(|(key, _)| key.starts_with(prefix));
         let mut found = Vec::new();
         for (key, text) in named {
-            self.known.insert(key);
+            self.known_keys.insert(key);
             found.extend(key.strip_prefix(prefix).map(|rest| (rest, text.as_str())));
         }
         found
@@ -106,32 +106,32 @@ impl<'a> ConfigMapReader<'a> {
 
     /// Accepts all keys that start with `prefix`, and warns that they have no effect.
     pub fn ignore_prefix(&mut self, prefix: &str, why: &str) {
-        for (rest, _) in self.with_prefix(prefix) {
+        for (rest, _) in self.keys_with_prefix(prefix) {
             self.warnings.push(format!("key \"{prefix}{rest}\" has no effect: {why}"));
         }
     }
 
     /// Sets the text before messages on values that cannot be parsed.
-    pub fn prefix(&mut self, prefix: &'static str) {
-        self.prefix = prefix;
+    pub fn set_error_prefix(&mut self, prefix: &'static str) {
+        self.error_prefix = prefix;
     }
 
     /// Adds an error whose message names the key.
-    pub fn wrong(&mut self, message: impl Into<String>) {
+    pub fn add_error(&mut self, message: impl Into<String>) {
         self.problems.push(Problem::new("", message));
     }
 
     /// Adds an error that carries the key itself.
-    pub fn refuse(&mut self, problem: Problem) {
+    pub fn add_problem(&mut self, problem: Problem) {
         self.problems.push(problem);
     }
 
     /// Adds a warning for an accepted value.
-    pub fn warn(&mut self, message: impl Into<String>) {
+    pub fn add_warning(&mut self, message: impl Into<String>) {
         self.warnings.push(message.into());
     }
 
-    fn read<T>(
+    fn read_value<T>(
         &mut self,
         key: &'static str,
         to: &mut T,
@@ -141,54 +141,56 @@ impl<'a> ConfigMapReader<'a> {
             None => {}
             Some(Ok(value)) => *to = value,
             Some(Err(why)) => {
-                let prefix = self.prefix;
-                self.wrong(format!("{prefix}failed to parse {key:?}: {why}"));
+                let prefix = self.error_prefix;
+                self.add_error(format!("{prefix}failed to parse {key:?}: {why}"));
             }
         }
     }
 
     /// Reads text, without spaces around it.
-    pub fn text(&mut self, key: &'static str, to: &mut String) {
-        self.read(key, to, |text| Ok(text.trim().to_owned()));
+    pub fn read_text(&mut self, key: &'static str, to: &mut String) {
+        self.read_value(key, to, |text| Ok(text.trim().to_owned()));
     }
 
     /// Reads a boolean in Go's forms.
-    pub fn flag(&mut self, key: &'static str, to: &mut bool) {
-        self.read(key, to, go::parse_bool);
+    pub fn read_bool(&mut self, key: &'static str, to: &mut bool) {
+        self.read_value(key, to, go_values::parse_bool);
     }
 
     /// Reads an integer of 64 bits.
-    pub fn int64(&mut self, key: &'static str, to: &mut i64) {
-        self.read(key, to, |text| go::parse_int(text, 64));
+    pub fn read_int64(&mut self, key: &'static str, to: &mut i64) {
+        self.read_value(key, to, |text| go_values::parse_int(text, 64));
     }
 
     /// Reads an integer of 32 bits.
-    pub fn int32(&mut self, key: &'static str, to: &mut i64) {
-        self.read(key, to, |text| go::parse_int(text, 32));
+    pub fn read_int32(&mut self, key: &'static str, to: &mut i64) {
+        self.read_value(key, to, |text| go_values::parse_int(text, 32));
     }
 
     /// Reads a finite decimal number.
-    pub fn float(&mut self, key: &'static str, to: &mut f64) {
-        self.read(key, to, go::parse_float);
+    pub fn read_float(&mut self, key: &'static str, to: &mut f64) {
+        self.read_value(key, to, go_values::parse_float);
     }
 
     /// Reads a duration in Go's form.
-    pub fn span(&mut self, key: &'static str, to: &mut GoDuration) {
-        self.read(key, to, go::parse_span);
+    pub fn read_duration(&mut self, key: &'static str, to: &mut GoDuration) {
+        self.read_value(key, to, go_values::parse_duration);
     }
 
     /// Reads a quantity of a resource.
-    pub fn quantity(&mut self, key: &'static str, to: &mut Option<Quantity>) {
-        self.read(key, to, |text| go::parse_quantity(text).map(Some));
+    pub fn read_quantity(&mut self, key: &'static str, to: &mut Option<Quantity>) {
+        self.read_value(key, to, |text| go_values::parse_quantity(text).map(Some));
     }
 
     /// Reads names that are separated by commas.
-    pub fn set(&mut self, key: &'static str, to: &mut BTreeSet<String>) {
-        self.read(key, to, |text| Ok(text.split(',').map(|it| it.trim().to_owned()).collect()));
+    pub fn read_names(&mut self, key: &'static str, to: &mut BTreeSet<String>) {
+        self.read_value(key, to, |text| {
+            Ok(text.split(',').map(|it| it.trim().to_owned()).collect())
+        });
     }
 
-    fn unknown(&mut self) {
-        let unknown = self.data.keys().filter(|key| !self.known.contains(key.as_str()));
+    fn warn_unknown(&mut self) {
+        let unknown = self.data.keys().filter(|key| !self.known_keys.contains(key.as_str()));
         self.warnings
             .extend(unknown.map(|key| format!("key {key:?} is unknown and has no effect")));
     }
@@ -200,7 +202,7 @@ pub(super) fn known<T: ConfigMapSettings>() -> BTreeSet<String> {
     let data = BTreeMap::new();
     let mut keys = ConfigMapReader::new(&data);
     T::read(&mut keys);
-    keys.known.into_iter().filter(|key| *key != EXAMPLE).map(str::to_owned).collect()
+    keys.known_keys.into_iter().filter(|key| *key != EXAMPLE).map(str::to_owned).collect()
 }
 
 /// Reads the data of one ConfigMap: its settings with warnings, or everything that is wrong with it.
@@ -210,7 +212,7 @@ pub fn read<T: ConfigMapSettings>(
     let mut keys = ConfigMapReader::new(data);
     let value = T::read(&mut keys);
     // After the settings are read, so that `known` holds every key they asked for.
-    keys.unknown();
+    keys.warn_unknown();
     if keys.problems.is_empty() {
         Ok(ParsedConfigMap { value, warnings: keys.warnings })
     } else {

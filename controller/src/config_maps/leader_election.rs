@@ -5,23 +5,23 @@
 
 use std::time::Duration;
 
-use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader};
+use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
 
 /// `config-leader-election`, checked. A controller reads it only when it starts, as in Knative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderElectionConfig {
     /// `lease-duration`: time without renewal after which the lease may be taken. Default 5 s.
-    pub lease: Duration,
+    pub lease_duration: Duration,
     /// `renew-deadline`: time without renewal after which a leader stops writing. Default 3 s, below `lease`.
-    pub renew: Duration,
+    pub renew_deadline: Duration,
     /// `retry-period`: interval between attempts. Default 1 s, below `renew`.
-    pub retry: Duration,
+    pub retry_period: Duration,
 }
 
 impl Default for LeaderElectionConfig {
     fn default() -> Self {
         let [lease, renew, retry] = [5, 3, 1].map(Duration::from_secs);
-        Self { lease, renew, retry }
+        Self { lease_duration: lease, renew_deadline: renew, retry_period: retry }
     }
 }
 
@@ -29,35 +29,39 @@ impl ConfigMapSettings for LeaderElectionConfig {
     const NAME: &'static str = "config-leader-election";
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
-        keys.renamed(&[
+        keys.accept_renamed(&[
             ("leaseDuration", "lease-duration"),
             ("renewDeadline", "renew-deadline"),
             ("retryPeriod", "retry-period"),
         ]);
-        keys.superseded(&[("resourceLock", "lease-duration"), ("enabledComponents", "buckets")]);
-        buckets(keys);
+        keys.accept_superseded(&[
+            ("resourceLock", "lease-duration"),
+            ("enabledComponents", "buckets"),
+        ]);
+        accept_buckets(keys);
         let mut it = Self::default();
         for (key, to) in [
-            ("lease-duration", &mut it.lease),
-            ("renew-deadline", &mut it.renew),
-            ("retry-period", &mut it.retry),
+            ("lease-duration", &mut it.lease_duration),
+            ("renew-deadline", &mut it.renew_deadline),
+            ("retry-period", &mut it.retry_period),
         ] {
             let mut span = GoDuration::from(*to);
-            keys.span(key, &mut span);
+            keys.read_duration(key, &mut span);
             if span.0 <= 0 {
-                keys.wrong(format!("{key} must be greater than zero, was {span}"));
+                keys.add_error(format!("{key} must be greater than zero, was {span}"));
             }
-            *to = span.duration();
+            *to = span.to_duration();
         }
-        let [lease, renew, retry] = [it.lease, it.renew, it.retry].map(GoDuration::from);
+        let [lease, renew, retry] =
+            [it.lease_duration, it.renew_deadline, it.retry_period].map(GoDuration::from);
         // A leader must stop before its lease can be taken, and must have a second attempt before it stops.
         if lease <= renew {
-            keys.wrong(format!(
+            keys.add_error(format!(
                 "lease-duration ({lease}) must be greater than renew-deadline ({renew})"
             ));
         }
         if renew <= retry {
-            keys.wrong(format!(
+            keys.add_error(format!(
                 "renew-deadline ({renew}) must be greater than retry-period ({retry})"
             ));
         }
@@ -66,13 +70,13 @@ impl ConfigMapSettings for LeaderElectionConfig {
 }
 
 /// Reads the number of leader buckets, which has no effect: one replica writes, all of them serve.
-fn buckets(keys: &mut ConfigMapReader<'_>) {
+fn accept_buckets(keys: &mut ConfigMapReader<'_>) {
     let mut buckets = 1;
-    keys.int32("buckets", &mut buckets);
+    keys.read_int32("buckets", &mut buckets);
     if !(1..=10).contains(&buckets) {
-        keys.wrong(format!("buckets: value must be between 1 <= {buckets} <= 10"));
+        keys.add_error(format!("buckets: value must be between 1 <= {buckets} <= 10"));
     } else if buckets > 1 {
-        keys.warn("buckets has no effect: one controller writes, and all of them serve");
+        keys.add_warning("buckets has no effect: one controller writes, and all of them serve");
     }
     keys.ignore_prefix("map-lease-prefix", "one lease is held");
 }
@@ -82,18 +86,22 @@ mod tests {
     use super::*;
     use crate::{
         config_maps::{ParsedConfigMap, read},
-        parse::line,
+        parse::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<LeaderElectionConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<LeaderElectionConfig>(&data).map_err(|it| line(&it))
+        read::<LeaderElectionConfig>(&data).map_err(|it| problems_line(&it))
     }
 
     #[test]
     fn spans_are_followed_also_by_their_older_names() {
         let [lease, renew, retry] = [60, 40, 10].map(Duration::from_secs);
-        let want = LeaderElectionConfig { lease, renew, retry };
+        let want = LeaderElectionConfig {
+            lease_duration: lease,
+            renew_deadline: renew,
+            retry_period: retry,
+        };
         let read = map(&[
             ("lease-duration", "60s"),
             ("renewDeadline", "40s"),

@@ -10,12 +10,12 @@ use serde::Deserialize;
 use super::{ConfigMapSettings, keys::ConfigMapReader};
 
 /// Names of the components. Knative uses the same ones; it has no agent.
-const PARTS: [&str; 4] = ["controller", "agent", "activator", "autoscaler"];
+const COMPONENTS: [&str; 4] = ["controller", "agent", "activator", "autoscaler"];
 /// Rule for levels, as shown in messages.
 const RULE: &str = "must be debug, info, warn or error";
 
 /// Parses a level. Zap has three levels above errors, which count as errors here.
-fn parse(text: &str) -> Option<LogLevel> {
+fn parse_level(text: &str) -> Option<LogLevel> {
     match text.to_ascii_lowercase().as_str() {
         "debug" => Some(LogLevel::Debug),
         "info" | "" => Some(LogLevel::Info),
@@ -35,13 +35,13 @@ pub struct LoggingConfig {
 
 impl LoggingConfig {
     /// Level of a component: `loglevel.<component>` where it is set, or else the common one.
-    fn of(&self, component: &str) -> LogLevel {
+    fn level_of(&self, component: &str) -> LogLevel {
         self.components.get(component).copied().unwrap_or(self.level)
     }
 
     /// Level of each component, as sent in the RouteTable.
     pub fn levels(&self) -> LogLevels {
-        let [controller, agent, activator, autoscaler] = PARTS.map(|part| self.of(part));
+        let [controller, agent, activator, autoscaler] = COMPONENTS.map(|part| self.level_of(part));
         LogLevels { controller, agent, activator, autoscaler }
     }
 }
@@ -65,25 +65,25 @@ impl ConfigMapSettings for LoggingConfig {
         // An empty value is no JSON, but sets nothing.
         if !zap.trim().is_empty() {
             match serde_json::from_str::<ZapLoggerConfig>(zap) {
-                Ok(zap) => it.level = zap_level(&zap, keys),
-                Err(why) => keys.wrong(format!("failed to parse \"zap-logger-config\": {why}")),
+                Ok(zap) => it.level = read_zap_level(&zap, keys),
+                Err(why) => keys.add_error(format!("failed to parse \"zap-logger-config\": {why}")),
             }
         }
-        for (component, level) in keys.with_prefix("loglevel.") {
-            match parse(level) {
+        for (component, level) in keys.keys_with_prefix("loglevel.") {
+            match parse_level(level) {
                 _ if level.is_empty() => {}
-                Some(level) if PARTS.contains(&component) => {
+                Some(level) if COMPONENTS.contains(&component) => {
                     it.components.insert(component.to_owned(), level);
                 }
                 // Knative has more components, such as `queueproxy`, so this is a warning and no error.
                 Some(_) => {
-                    let parts = PARTS.join(", ");
+                    let parts = COMPONENTS.join(", ");
                     let key = format!("loglevel.{component}");
-                    keys.warn(format!("key {key:?} has no effect: the parts are {parts}"));
+                    keys.add_warning(format!("key {key:?} has no effect: the parts are {parts}"));
                 }
                 None => {
                     let key = format!("loglevel.{component}");
-                    keys.wrong(format!("invalid logging level: {key:?} is {level:?}: {RULE}"));
+                    keys.add_error(format!("invalid logging level: {key:?} is {level:?}: {RULE}"));
                 }
             }
         }
@@ -92,14 +92,16 @@ impl ConfigMapSettings for LoggingConfig {
 }
 
 /// Reads the common level. Other settings of zap get a warning, since they have no effect.
-fn zap_level(zap: &ZapLoggerConfig, keys: &mut ConfigMapReader<'_>) -> LogLevel {
+fn read_zap_level(zap: &ZapLoggerConfig, keys: &mut ConfigMapReader<'_>) -> LogLevel {
     if !zap.rest.is_empty() {
         let rest = zap.rest.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        keys.warn(format!("{rest} of \"zap-logger-config\" has no effect: only \"level\" has"));
+        keys.add_warning(format!(
+            "{rest} of \"zap-logger-config\" has no effect: only \"level\" has"
+        ));
     }
-    parse(&zap.level).unwrap_or_else(|| {
+    parse_level(&zap.level).unwrap_or_else(|| {
         let (level, field) = (&zap.level, "\"level\" of \"zap-logger-config\"");
-        keys.wrong(format!("invalid logging level: {field} is {level:?}: {RULE}"));
+        keys.add_error(format!("invalid logging level: {field} is {level:?}: {RULE}"));
         LogLevel::default()
     })
 }
@@ -109,16 +111,16 @@ mod tests {
     use super::*;
     use crate::{
         config_maps::{ParsedConfigMap, read},
-        parse::line,
+        parse::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<LoggingConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<LoggingConfig>(&data).map_err(|it| line(&it))
+        read::<LoggingConfig>(&data).map_err(|it| problems_line(&it))
     }
 
     #[test]
-    fn a_part_follows_its_own_level_and_then_the_common_one() {
+    fn a_component_has_its_own_level_or_the_common_one() {
         let read = map(&[
             ("zap-logger-config", r#"{"level": "warn"}"#),
             ("loglevel.controller", "debug"),
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_there_is_not_is_told() {
+    fn an_unknown_component_gets_a_warning() {
         let zap = ("zap-logger-config", r#"{"development": true, "encoding": "console"}"#);
         let read = map(&[("loglevel.queueproxy", "debug"), zap]).unwrap();
         assert_eq!(read.value, LoggingConfig::default());
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_is_none_is_refused_with_what_there_is() {
+    fn an_invalid_level_is_refused_with_the_valid_ones() {
         let rule = "must be debug, info, warn or error";
         assert_eq!(
             map(&[("loglevel.controller", "loud")]),

@@ -4,14 +4,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use common::wire::{ConnectionPath, EdgeSettings, is_upgrade, network};
+use common::wire::{ConnectionPath, EdgeSettings, is_allowed_upgrade_name, parse_network};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::{
     ConfigMapSettings,
-    go::parse_bool,
+    go_template::{GoTemplate, TemplateValues},
+    go_values::parse_bool,
     keys::ConfigMapReader,
-    template::{GoTemplate, TemplateValues},
 };
 
 /// Knative's template of a public host name (`DefaultDomainTemplate`); always used for private ones.
@@ -21,7 +21,7 @@ pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
 /// Reason for which settings of certificates have no effect.
 pub(super) const NO_TLS: &str = "services are served without TLS";
 /// Texts that Go parses as false.
-pub(super) const OFF: [&str; 3] = ["false", "f", "0"];
+pub(super) const FALSE_TEXTS: [&str; 3] = ["false", "f", "0"];
 /// Fields that a domain template may use.
 const DOMAIN_FIELDS: [&str; 5] = ["Name", "Namespace", "Domain", "Annotations", "Labels"];
 /// Fields that a tag template may use.
@@ -44,16 +44,16 @@ pub struct NetworkConfig {
     /// `tag-template` of host names; `None`: [`TAG_TEMPLATE`].
     pub tag_template: Option<GoTemplate>,
     /// `http-protocol`: treatment of plain HTTP. Default enabled.
-    pub http: HttpProtocol,
+    pub http_protocol: HttpProtocol,
     /// `rollout-duration` in whole seconds; zero: at once. Default 0.
-    pub rollout: Duration,
+    pub rollout_duration: Duration,
     /// `autocreate-cluster-domain-claims`: true if DomainMappings create their claims. Default false.
     pub autocreate_claims: bool,
     /// `default-external-scheme` of URLs without TLS. Default `http`.
     pub external_scheme: String,
     /// `rouse.dev.path`, Rouse's own: the path of services without an annotation; `None`: the path rule decides. (The
     /// annotation is `rouse.dev/path`; a key of a ConfigMap may not contain a slash.)
-    pub path: Option<ConnectionPath>,
+    pub default_path: Option<ConnectionPath>,
     /// Rouse's own settings of gateways: `rouse.dev.trusted-proxies`, networks separated by commas, default none;
     /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket separated by
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false.
@@ -65,11 +65,11 @@ impl Default for NetworkConfig {
         Self {
             domain_template: None,
             tag_template: None,
-            http: HttpProtocol::Enabled,
-            rollout: Duration::ZERO,
+            http_protocol: HttpProtocol::Enabled,
+            rollout_duration: Duration::ZERO,
             autocreate_claims: false,
             external_scheme: "http".into(),
-            path: None,
+            default_path: None,
             edge: EdgeSettings::default(),
         }
     }
@@ -79,25 +79,25 @@ impl ConfigMapSettings for NetworkConfig {
     const NAME: &'static str = "config-network";
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
-        older(keys);
-        classes(keys);
-        tls(keys);
-        mesh(keys);
+        accept_older_keys(keys);
+        accept_classes(keys);
+        accept_tls_keys(keys);
+        accept_mesh_keys(keys);
         let mut it = Self::default();
-        keys.flag("autocreate-cluster-domain-claims", &mut it.autocreate_claims);
-        keys.text("default-external-scheme", &mut it.external_scheme);
-        it.rollout = rollout(keys);
-        it.domain_template = domain_template(keys);
-        it.tag_template = tag_template(keys);
-        it.http = http(keys);
-        it.path = path(keys);
-        it.edge = edge(keys);
+        keys.read_bool("autocreate-cluster-domain-claims", &mut it.autocreate_claims);
+        keys.read_text("default-external-scheme", &mut it.external_scheme);
+        it.rollout_duration = read_rollout_duration(keys);
+        it.domain_template = read_domain_template(keys);
+        it.tag_template = read_tag_template(keys);
+        it.http_protocol = read_http_protocol(keys);
+        it.default_path = read_default_path(keys);
+        it.edge = read_edge_settings(keys);
         it
     }
 }
 
-fn older(keys: &mut ConfigMapReader<'_>) {
-    keys.renamed(&[
+fn accept_older_keys(keys: &mut ConfigMapReader<'_>) {
+    keys.accept_renamed(&[
         ("clusteringress.class", "ingress-class"),
         ("ingress.class", "ingress-class"),
         ("certificate.class", "certificate-class"),
@@ -110,59 +110,59 @@ fn older(keys: &mut ConfigMapReader<'_>) {
         ("autoTLS", "external-domain-tls"),
         ("auto-tls", "external-domain-tls"),
     ]);
-    keys.superseded(&[
+    keys.accept_superseded(&[
         ("dataplane-trust", "system-internal-tls"),
         ("controlplane-trust", "system-internal-tls"),
     ]);
     let mesh = "there is no sidecar whose traffic could be left out";
-    keys.without_effect(&[("istio.sidecar.includeOutboundIPRanges", mesh)]);
+    keys.accept_without_effect(&[("istio.sidecar.includeOutboundIPRanges", mesh)]);
 }
 
-fn rollout(keys: &mut ConfigMapReader<'_>) -> Duration {
+fn read_rollout_duration(keys: &mut ConfigMapReader<'_>) -> Duration {
     let mut seconds = 0;
-    keys.int64("rollout-duration", &mut seconds);
+    keys.read_int64("rollout-duration", &mut seconds);
     if seconds < 0 {
-        keys.wrong(format!("rollout-duration must be a positive integer, but was {seconds}"));
+        keys.add_error(format!("rollout-duration must be a positive integer, but was {seconds}"));
     }
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
 /// Accepts the classes of ingresses and certificates, which have no effect.
-fn classes(keys: &mut ConfigMapReader<'_>) {
-    keys.idle("ingress-class", &[], "one gateway serves every class");
-    keys.idle("certificate-class", &[], NO_TLS);
+fn accept_classes(keys: &mut ConfigMapReader<'_>) {
+    keys.warn_unless_usual("ingress-class", &[], "one gateway serves every class");
+    keys.warn_unless_usual("certificate-class", &[], NO_TLS);
 }
 
 /// Accepts settings of meshes: pods are always addressed directly, and other values get a warning.
-fn mesh(keys: &mut ConfigMapReader<'_>) {
+fn accept_mesh_keys(keys: &mut ConfigMapReader<'_>) {
     const WHY: &str = "requests always go to pods by their own addresses";
     let mut addressable = false;
-    keys.flag("enable-mesh-pod-addressability", &mut addressable);
-    keys.idle("enable-mesh-pod-addressability", &OFF, WHY);
-    keys.idle("mesh-compatibility-mode", &["auto", "disabled"], WHY);
+    keys.read_bool("enable-mesh-pod-addressability", &mut addressable);
+    keys.warn_unless_usual("enable-mesh-pod-addressability", &FALSE_TEXTS, WHY);
+    keys.warn_unless_usual("mesh-compatibility-mode", &["auto", "disabled"], WHY);
 }
 
 /// Accepts settings of certificates, and refuses the values that Knative refuses.
-fn tls(keys: &mut ConfigMapReader<'_>) {
-    wildcard(keys);
+fn accept_tls_keys(keys: &mut ConfigMapReader<'_>) {
+    accept_wildcard_selector(keys);
     // Knative treats any value but `enabled` as off, so none is refused.
-    keys.idle("external-domain-tls", &["disabled"], NO_TLS);
-    encryption(keys, "cluster-local-domain-tls");
-    encryption(keys, "system-internal-tls");
-    internal_encryption(keys);
+    keys.warn_unless_usual("external-domain-tls", &["disabled"], NO_TLS);
+    accept_encryption_key(keys, "cluster-local-domain-tls");
+    accept_encryption_key(keys, "system-internal-tls");
+    accept_internal_encryption(keys);
 }
 
-fn wildcard(keys: &mut ConfigMapReader<'_>) {
+fn accept_wildcard_selector(keys: &mut ConfigMapReader<'_>) {
     let key = "namespace-wildcard-cert-selector";
     let text = keys.get(key).unwrap_or_default();
     // The selector has no effect here, but Knative refuses one that it cannot parse.
     if let Err(why) = serde_norway::from_str::<Option<LabelSelector>>(text) {
-        keys.wrong(format!("failed to parse {key:?}: {why}"));
+        keys.add_error(format!("failed to parse {key:?}: {why}"));
     }
-    keys.idle(key, &[], NO_TLS);
+    keys.warn_unless_usual(key, &[], NO_TLS);
 }
 
-fn domain_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
+fn read_domain_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
     let source = keys.get("domain-template").map(str::trim)?;
     let read = GoTemplate::parse("domain-template", source, &DOMAIN_FIELDS);
     let tried = read.and_then(|template| {
@@ -171,7 +171,7 @@ fn domain_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
         let values = domain_values("foo", "bar", "baz.com", no(), no());
         check_host(&template.render(&values)?).map(|()| template)
     });
-    accept(keys, tried)
+    accept_template(keys, tried)
 }
 
 /// Values for a domain template.
@@ -182,26 +182,33 @@ pub fn domain_values<'a>(
     annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
     labels: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> TemplateValues {
-    let values = TemplateValues::default().text("Name", name).text("Namespace", namespace);
-    values.text("Domain", domain).map("Annotations", annotations).map("Labels", labels)
+    let values =
+        TemplateValues::default().with_text("Name", name).with_text("Namespace", namespace);
+    values
+        .with_text("Domain", domain)
+        .with_map("Annotations", annotations)
+        .with_map("Labels", labels)
 }
 
-fn tag_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
+fn read_tag_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
     let source = keys.get("tag-template").map(str::trim)?;
     let read = GoTemplate::parse("tag-template", source, &TAG_FIELDS);
     let tried =
         read.and_then(|template| template.render(&tag_values("foo", "v2")).map(|_name| template));
-    accept(keys, tried)
+    accept_template(keys, tried)
 }
 
 /// Values for a tag template.
 pub fn tag_values(name: &str, tag: &str) -> TemplateValues {
-    TemplateValues::default().text("Name", name).text("Tag", tag)
+    TemplateValues::default().with_text("Name", name).with_text("Tag", tag)
 }
 
 /// Unwraps a template, or reports its error.
-fn accept(keys: &mut ConfigMapReader<'_>, tried: Result<GoTemplate, String>) -> Option<GoTemplate> {
-    tried.map_err(|why| keys.wrong(why)).ok()
+fn accept_template(
+    keys: &mut ConfigMapReader<'_>,
+    tried: Result<GoTemplate, String>,
+) -> Option<GoTemplate> {
+    tried.map_err(|why| keys.add_error(why)).ok()
 }
 
 /// Refuses a text that cannot be the host of a URL.
@@ -219,7 +226,7 @@ fn check_host(host: &str) -> Result<(), String> {
     }
 }
 
-fn http(keys: &mut ConfigMapReader<'_>) -> HttpProtocol {
+fn read_http_protocol(keys: &mut ConfigMapReader<'_>) -> HttpProtocol {
     let text = keys.get("http-protocol").unwrap_or_default();
     match text.to_ascii_lowercase().as_str() {
         "" | "enabled" => HttpProtocol::Enabled,
@@ -227,85 +234,87 @@ fn http(keys: &mut ConfigMapReader<'_>) -> HttpProtocol {
         // Knative serves no plain HTTP then. Here it remains served, so the operator gets a warning.
         "disabled" => {
             let instead = "plain HTTP is served: use \"Redirected\" to send it to HTTPS";
-            keys.warn(format!("http-protocol = {text:?} has no effect: {instead}"));
+            keys.add_warning(format!("http-protocol = {text:?} has no effect: {instead}"));
             HttpProtocol::Enabled
         }
         _ => {
-            keys.wrong(format!("httpProtocol {text} in config-network ConfigMap is not supported"));
+            keys.add_error(format!(
+                "httpProtocol {text} in config-network ConfigMap is not supported"
+            ));
             HttpProtocol::Enabled
         }
     }
 }
 
-fn encryption(keys: &mut ConfigMapReader<'_>, key: &'static str) {
+fn accept_encryption_key(keys: &mut ConfigMapReader<'_>, key: &'static str) {
     let text = keys.get(key).unwrap_or_default();
     if !["", "disabled", "enabled"].contains(&text.to_ascii_lowercase().as_str()) {
         let why = format!("{key} with value: {text:?} in config-network ConfigMap");
-        keys.wrong(format!("{why} is not supported"));
+        keys.add_error(format!("{why} is not supported"));
     }
-    keys.idle(key, &["disabled"], NO_TLS);
+    keys.warn_unless_usual(key, &["disabled"], NO_TLS);
 }
 
 /// Accepts the key of releases before `system-internal-tls`.
-fn internal_encryption(keys: &mut ConfigMapReader<'_>) {
+fn accept_internal_encryption(keys: &mut ConfigMapReader<'_>) {
     let key = "internal-encryption";
     if let Some(Err(why)) = keys.get(key).map(parse_bool) {
-        keys.wrong(format!("failed to parse {key:?}: {why}"));
+        keys.add_error(format!("failed to parse {key:?}: {why}"));
     }
-    keys.superseded(&[(key, "system-internal-tls")]);
+    keys.accept_superseded(&[(key, "system-internal-tls")]);
 }
 
-fn path(keys: &mut ConfigMapReader<'_>) -> Option<ConnectionPath> {
+fn read_default_path(keys: &mut ConfigMapReader<'_>) -> Option<ConnectionPath> {
     let key = "rouse.dev.path";
     match keys.get(key) {
         None | Some("") => None,
         Some("direct") => Some(ConnectionPath::Direct),
         Some("activator") => Some(ConnectionPath::Activator),
         Some(other) => {
-            keys.wrong(format!("{key} = {other:?}, must be \"direct\" or \"activator\""));
+            keys.add_error(format!("{key} = {other:?}, must be \"direct\" or \"activator\""));
             None
         }
     }
 }
 
-fn edge(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
+fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     let mut it = EdgeSettings::default();
     let key = "rouse.dev.trusted-proxies";
-    for text in listed(keys, key) {
-        match network(text) {
+    for text in split_list(keys, key) {
+        match parse_network(text) {
             Some(net) => it.trusted_proxies.push(net),
-            None => keys.wrong(format!("{key} has {text:?}, must be ADDRESS/LENGTH")),
+            None => keys.add_error(format!("{key} has {text:?}, must be ADDRESS/LENGTH")),
         }
     }
     // A network of all addresses is valid, but then headers of any client count as those of a proxy.
     if it.trusted_proxies.iter().any(|net| net.prefix_len() == 0) {
-        keys.warn(format!(
+        keys.add_warning(format!(
             "{key} trusts every client: each may write its own address and protocol"
         ));
     }
     let switch = "rouse.dev.proxy-protocol";
-    keys.flag(switch, &mut it.proxy_protocol);
+    keys.read_bool(switch, &mut it.requires_proxy_protocol);
     // Without trusted proxies the header would be read from no peer at all.
-    if it.proxy_protocol && it.trusted_proxies.is_empty() {
-        keys.wrong(format!("{switch} needs {key}: the header is read from no other peers"));
+    if it.requires_proxy_protocol && it.trusted_proxies.is_empty() {
+        keys.add_error(format!("{switch} needs {key}: the header is read from no other peers"));
     }
     let key = "rouse.dev.upgrades";
-    for text in listed(keys, key) {
+    for text in split_list(keys, key) {
         let name = text.to_ascii_lowercase();
-        if is_upgrade(&name) {
-            it.upgrades.push(name);
+        if is_allowed_upgrade_name(&name) {
+            it.allowed_upgrades.push(name);
         } else {
-            keys.wrong(format!(
+            keys.add_error(format!(
                 "{key} has {text:?}, must be protocols to switch to, and never HTTP"
             ));
         }
     }
-    keys.flag("rouse.dev.underscores-in-headers", &mut it.underscores);
+    keys.read_bool("rouse.dev.underscores-in-headers", &mut it.allows_underscores);
     it
 }
 
 /// Entries of a key, separated by commas or white space.
-fn listed<'a>(
+fn split_list<'a>(
     keys: &mut ConfigMapReader<'a>,
     key: &'static str,
 ) -> impl Iterator<Item = &'a str> + use<'a> {
@@ -314,5 +323,4 @@ fn listed<'a>(
 }
 
 #[cfg(test)]
-#[path = "network/tests.rs"]
 mod tests;

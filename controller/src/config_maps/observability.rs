@@ -11,7 +11,9 @@ use common::{
     wire::RequestLogSettings,
 };
 
-use super::{ConfigMapSettings, go::GoDuration, keys::ConfigMapReader, network::OFF};
+use super::{
+    ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader, network::FALSE_TEXTS,
+};
 
 /// `config-observability`, checked against its bounds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,10 +42,13 @@ impl ConfigMapSettings for ObservabilityConfig {
     const NAME: &'static str = "config-observability";
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
-        older(keys);
+        accept_older_keys(keys);
         let mut it = Self::default();
-        export(keys, ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"]);
-        export(
+        check_metrics_export(
+            keys,
+            ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"],
+        );
+        check_metrics_export(
             keys,
             [
                 "request-metrics-protocol",
@@ -51,17 +56,17 @@ impl ConfigMapSettings for ObservabilityConfig {
                 "request-metrics-export-interval",
             ],
         );
-        tracing(keys);
-        profiling(keys);
-        var_log(keys);
-        keys.text("logging.revision-url-template", &mut it.log_url_template);
-        it.request_log = request_log(keys);
+        check_tracing(keys);
+        check_profiling(keys);
+        check_var_log(keys);
+        keys.read_text("logging.revision-url-template", &mut it.log_url_template);
+        it.request_log = read_request_log(keys);
         it
     }
 }
 
-fn older(keys: &mut ConfigMapReader<'_>) {
-    keys.superseded(&[
+fn accept_older_keys(keys: &mut ConfigMapReader<'_>) {
+    keys.accept_superseded(&[
         ("metrics.backend-destination", "metrics-protocol"),
         ("metrics.opencensus-address", "metrics-endpoint"),
         ("metrics.opencensus-require-tls", "metrics-endpoint"),
@@ -76,102 +81,112 @@ fn older(keys: &mut ConfigMapReader<'_>) {
 }
 
 /// Reads the settings of one metrics export, none of which has an effect.
-fn export(keys: &mut ConfigMapReader<'_>, [protocol, endpoint, interval]: [&'static str; 3]) {
+fn check_metrics_export(
+    keys: &mut ConfigMapReader<'_>,
+    [protocol, endpoint, interval]: [&'static str; 3],
+) {
     const WHY: &str = "figures are asked for at /metrics, and sent nowhere";
     let (mut name, mut to, mut every) = ("none".to_owned(), String::new(), GoDuration::default());
-    keys.text(protocol, &mut name);
-    keys.text(endpoint, &mut to);
-    keys.span(interval, &mut every);
+    keys.read_text(protocol, &mut name);
+    keys.read_text(endpoint, &mut to);
+    keys.read_duration(interval, &mut every);
     // As in Knative, an endpoint is needed exactly where the protocol sends to one.
     match (name.as_str(), to.is_empty()) {
         ("grpc" | "http/protobuf", true) => {
-            keys.wrong(format!("endpoint should be set when protocol is {name:?}"));
+            keys.add_error(format!("endpoint should be set when protocol is {name:?}"));
         }
         ("none", false) => {
-            keys.wrong(format!("endpoint should not be set when protocol is {name:?}"));
+            keys.add_error(format!("endpoint should not be set when protocol is {name:?}"));
         }
         ("none", true) | ("grpc" | "http/protobuf", false) | ("prometheus", _) => {}
-        (other, _) => keys.wrong(format!("unsupported protocol {other:?}")),
+        (other, _) => keys.add_error(format!("unsupported protocol {other:?}")),
     }
     if every.0 < 0 {
-        keys.wrong(format!("export interval \"{every}\" should be greater than zero"));
+        keys.add_error(format!("export interval \"{every}\" should be greater than zero"));
     }
     // Valid values have no effect either, so each one that asks for an export gets a warning.
-    keys.idle(protocol, &["none", "prometheus"], WHY);
-    keys.idle(endpoint, &[], WHY);
-    keys.idle(interval, &[], WHY);
+    keys.warn_unless_usual(protocol, &["none", "prometheus"], WHY);
+    keys.warn_unless_usual(endpoint, &[], WHY);
+    keys.warn_unless_usual(interval, &[], WHY);
 }
 
-fn tracing(keys: &mut ConfigMapReader<'_>) {
+fn check_tracing(keys: &mut ConfigMapReader<'_>) {
     const WHY: &str = "there are no traces";
     let (mut name, mut to, mut rate) = ("none".to_owned(), String::new(), 0.0);
-    keys.text("tracing-protocol", &mut name);
-    keys.text("tracing-endpoint", &mut to);
-    keys.float("tracing-sampling-rate", &mut rate);
+    keys.read_text("tracing-protocol", &mut name);
+    keys.read_text("tracing-endpoint", &mut to);
+    keys.read_float("tracing-sampling-rate", &mut rate);
     // As in Knative, an endpoint is needed exactly where the protocol sends to one.
     match (name.as_str(), to.is_empty()) {
         ("grpc" | "http/protobuf", true) => {
-            keys.wrong(format!("endpoint should be set for protocol {name:?}"));
+            keys.add_error(format!("endpoint should be set for protocol {name:?}"));
         }
         ("none" | "stdout", false) => {
-            keys.wrong("endpoint should not be set when protocol is 'none'");
+            keys.add_error("endpoint should not be set when protocol is 'none'");
         }
         ("none" | "stdout", true) | ("grpc" | "http/protobuf", false) => {}
-        (other, _) => keys.wrong(format!("unsupported protocol {other:?}")),
+        (other, _) => keys.add_error(format!("unsupported protocol {other:?}")),
     }
-    keys.idle("tracing-protocol", &["none"], WHY);
-    keys.idle("tracing-endpoint", &[], WHY);
-    keys.idle("tracing-sampling-rate", &["0", "0.0"], WHY);
+    keys.warn_unless_usual("tracing-protocol", &["none"], WHY);
+    keys.warn_unless_usual("tracing-endpoint", &[], WHY);
+    keys.warn_unless_usual("tracing-sampling-rate", &["0", "0.0"], WHY);
     if rate < 0.0 {
-        keys.wrong(format!("sampling rate {rate:.6} should be greater or equal to zero"));
+        keys.add_error(format!("sampling rate {rate:.6} should be greater or equal to zero"));
     } else if rate > 1.0 {
-        keys.wrong(format!("sampling rate {rate:.6} should be less than or equal to one"));
+        keys.add_error(format!("sampling rate {rate:.6} should be less than or equal to one"));
     }
 }
 
-fn profiling(keys: &mut ConfigMapReader<'_>) {
+fn check_profiling(keys: &mut ConfigMapReader<'_>) {
     let mut setting = "disabled".to_owned();
-    keys.text("runtime-profiling", &mut setting);
+    keys.read_text("runtime-profiling", &mut setting);
     let go = "it is about Go's own memory figures";
-    keys.without_effect(&[("runtime-export-interval", go)]);
+    keys.accept_without_effect(&[("runtime-export-interval", go)]);
     if !["enabled", "disabled"].contains(&setting.as_str()) {
-        keys.wrong(format!("unsupported profile setting {setting:?}"));
+        keys.add_error(format!("unsupported profile setting {setting:?}"));
     }
-    keys.idle("runtime-profiling", &["disabled"], "no component serves a profiler");
+    keys.warn_unless_usual("runtime-profiling", &["disabled"], "no component serves a profiler");
 }
 
-fn var_log(keys: &mut ConfigMapReader<'_>) {
+fn check_var_log(keys: &mut ConfigMapReader<'_>) {
     let (key, mut wanted) = ("logging.enable-var-log-collection", false);
-    keys.flag(key, &mut wanted);
-    keys.idle(key, &OFF, "what a container writes to its standard output is collected");
+    keys.read_bool(key, &mut wanted);
+    keys.warn_unless_usual(
+        key,
+        &FALSE_TEXTS,
+        "what a container writes to its standard output is collected",
+    );
 }
 
 /// Reads the request log. A template that cannot run is refused even while request logs are off.
-fn request_log(keys: &mut ConfigMapReader<'_>) -> Option<RequestLogSettings> {
+fn read_request_log(keys: &mut ConfigMapReader<'_>) -> Option<RequestLogSettings> {
     const ENABLE: &str = "logging.enable-request-log";
     const TEMPLATE: &str = "logging.request-log-template";
     const PROBES: &str = "logging.enable-probe-request-log";
     let (mut wanted, mut probes) = (false, false);
-    keys.flag(ENABLE, &mut wanted);
-    keys.flag(PROBES, &mut probes);
+    keys.read_bool(ENABLE, &mut wanted);
+    keys.read_bool(PROBES, &mut probes);
     if probes && !wanted {
-        keys.warn(format!("{PROBES} has no effect: {ENABLE} is off"));
+        keys.add_warning(format!("{PROBES} has no effect: {ENABLE} is off"));
     }
-    let source = keys.get(TEMPLATE).map_or(request_log::USUAL, str::trim);
+    let source = keys.get(TEMPLATE).map_or(request_log::DEFAULT_TEMPLATE, str::trim);
     if source.is_empty() && wanted {
-        keys.wrong(format!("{ENABLE:?} was set to true, but no {TEMPLATE:?} was specified"));
+        keys.add_error(format!("{ENABLE:?} was set to true, but no {TEMPLATE:?} was specified"));
     }
     match LogTemplate::parse(source) {
         Ok(template) => {
             // A template that begins with `{` is meant to be JSON, which unescaped text of clients would break.
-            let bare = if source.starts_with('{') { template.unescaped() } else { Vec::new() };
+            let bare =
+                if source.starts_with('{') { template.unescaped_values() } else { Vec::new() };
             for field in bare {
-                keys.warn(format!("{TEMPLATE}: clients choose {field} freely: write it with js"));
+                keys.add_warning(format!(
+                    "{TEMPLATE}: clients choose {field} freely: write it with js"
+                ));
             }
-            wanted.then_some(RequestLogSettings { template, probes })
+            wanted.then_some(RequestLogSettings { template, logs_probes: probes })
         }
         Err(why) => {
-            keys.wrong(format!("{TEMPLATE}: {why}"));
+            keys.add_error(format!("{TEMPLATE}: {why}"));
             None
         }
     }
@@ -185,9 +200,9 @@ impl ConfigMapSettings for TracingConfig {
     const NAME: &'static str = "config-tracing";
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
-        let all: Vec<_> = keys.all().map(|(key, _)| key).collect();
+        let all: Vec<_> = keys.all_keys().map(|(key, _)| key).collect();
         for key in all {
-            keys.warn(format!("key {key:?} has no effect: use config-observability"));
+            keys.add_warning(format!("key {key:?} has no effect: use config-observability"));
         }
         Self
     }
@@ -198,12 +213,12 @@ mod tests {
     use super::*;
     use crate::{
         config_maps::{ParsedConfigMap, read},
-        parse::line,
+        parse::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<ObservabilityConfig>, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-        read::<ObservabilityConfig>(&data).map_err(|it| line(&it))
+        read::<ObservabilityConfig>(&data).map_err(|it| problems_line(&it))
     }
 
     #[test]
@@ -213,7 +228,7 @@ mod tests {
             log_url_template: "http://log/${REVISION_UID}".into(),
             request_log: Some(RequestLogSettings {
                 template: LogTemplate::parse("{{.Request.Method}}").unwrap(),
-                probes: true,
+                logs_probes: true,
             }),
         };
         let read = map(&[
@@ -235,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_nowhere_is_told_key_by_key() {
+    fn each_export_setting_without_effect_gets_a_warning() {
         let read = map(&[
             ("metrics-protocol", "http/protobuf"),
             ("metrics-endpoint", "http://a/v1"),
@@ -286,9 +301,9 @@ mod tests {
         let on = ("logging.enable-request-log", "true");
         let source = |pairs: &[(&str, &str)]| {
             let log = map(pairs).unwrap().value.request_log;
-            log.map(|log| (log.template.source().to_owned(), log.probes))
+            log.map(|log| (log.template.source().to_owned(), log.logs_probes))
         };
-        assert_eq!(source(&[on]), Some((request_log::USUAL.to_owned(), false)));
+        assert_eq!(source(&[on]), Some((request_log::DEFAULT_TEMPLATE.to_owned(), false)));
         assert_eq!(
             source(&[on, (TEMPLATE, " {{.TraceID}}\n")]),
             Some(("{{.TraceID}}".into(), false))

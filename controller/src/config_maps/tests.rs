@@ -13,7 +13,7 @@ fn reasons(update: &ConfigMapUpdate) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_bad_value_keeps_the_last_good_one_and_is_told_once() {
+fn an_invalid_value_keeps_the_last_valid_one_and_is_reported_once() {
     let mut configs = Configs::default();
     let good = data(&[("retain-since-create-time", "1h")]);
     let bad = data(&[("retain-since-create-time", "1hour")]);
@@ -30,10 +30,13 @@ fn a_bad_value_keeps_the_last_good_one_and_is_told_once() {
     );
     assert_eq!(configs.update("config-gc", Some(&bad)), ConfigMapUpdate::default());
     assert_eq!(configs.gc.since_created, Some(Duration::from_secs(3600)));
-    assert_eq!(configs.refused().map(|(name, _)| name).collect::<Vec<_>>(), ["config-gc"]);
+    assert_eq!(
+        configs.refused_config_maps().map(|(name, _)| name).collect::<Vec<_>>(),
+        ["config-gc"]
+    );
     let mended = configs.update("config-gc", Some(&good));
     assert_eq!((mended.is_changed, reasons(&mended)), (false, vec!["ConfigAccepted"]));
-    assert_eq!(configs.refused().count(), 0);
+    assert_eq!(configs.refused_config_maps().count(), 0);
 }
 
 #[test]
@@ -48,7 +51,7 @@ fn a_config_map_that_is_gone_falls_back_to_its_defaults() {
 }
 
 #[test]
-fn hints_are_told_although_the_value_counts() {
+fn hints_are_reported_although_the_value_applies() {
     let mut configs = Configs::default();
     let update = configs.update("config-deployment", Some(&data(&[("progressDeadline", "30s")])));
     assert_eq!((update.is_changed, reasons(&update)), (true, vec!["ConfigHint"]));
@@ -70,7 +73,7 @@ fn objects_are_read_as_the_api_server_holds_them() {
 }
 
 #[test]
-fn config_maps_of_others_mean_nothing() {
+fn other_config_maps_have_no_effect() {
     let mut configs = Configs::default();
     let foreign = data(&[("anything", "goes")]);
     assert_eq!(configs.update("config-map-of-others", Some(&foreign)), ConfigMapUpdate::default());
@@ -78,14 +81,14 @@ fn config_maps_of_others_mean_nothing() {
 }
 
 #[test]
-fn admission_refuses_what_could_not_be_followed() {
+fn admission_refuses_invalid_config_maps() {
     let none = BTreeMap::new();
     let typo = admit("config-network", &none, &data(&[("domain-temlate", "x")]));
     let hint = "key \"domain-temlate\" is unknown and has no effect";
     assert_eq!(typo, Ok(vec![hint.to_owned()]));
     let bad = admit("config-network", &none, &data(&[("rollout-duration", "-1")])).unwrap_err();
-    assert_eq!(line(&bad), "rollout-duration must be a positive integer, but was -1");
-    let shipped = data(&[(example::CHECKSUM, "00000001")]);
+    assert_eq!(problems_line(&bad), "rollout-duration must be a positive integer, but was -1");
+    let shipped = data(&[(example::CHECKSUM_ANNOTATION, "00000001")]);
     assert!(admit("config-network", &shipped, &data(&[("_example", "edited")])).is_err());
 }
 
@@ -162,7 +165,7 @@ proptest! {
         for (name, data) in updates {
             let before = configs.clone();
             let update = configs.update(name, data.as_ref());
-            let refused = configs.refused().any(|(it, _)| it == name);
+            let refused = configs.refused_config_maps().any(|(it, _)| it == name);
             let mut same = configs.clone();
             same.seen = before.seen.clone();
             prop_assert_eq!(update.is_changed, same != before);

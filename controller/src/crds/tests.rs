@@ -4,28 +4,28 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 
 use super::*;
 
-fn typed() -> Vec<CustomResourceDefinition> {
+fn typed_definitions() -> Vec<CustomResourceDefinition> {
     let read = |it: &Value| serde_json::from_value(it.clone()).expect("a definition");
-    all().iter().map(read).collect()
+    all_definitions().iter().map(read).collect()
 }
 
-fn find(name: &str) -> Value {
-    all().into_iter().find(|it| it["metadata"]["name"] == name).expect("such a kind")
+fn find_definition(name: &str) -> Value {
+    all_definitions().into_iter().find(|it| it["metadata"]["name"] == name).expect("such a kind")
 }
 
-fn schema(it: &Value) -> &Value {
+fn openapi_schema(it: &Value) -> &Value {
     &it["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 }
 
 /// Calls `visit` with the path and schema of every node in `it`.
-fn walk(it: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+fn visit_schemas(it: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
     visit(path, it);
     for (name, inner) in it["properties"].as_object().into_iter().flatten() {
-        walk(inner, &format!("{path}.{name}"), visit);
+        visit_schemas(inner, &format!("{path}.{name}"), visit);
     }
     for name in ["items", "additionalProperties"] {
         if it[name].is_object() {
-            walk(&it[name], &format!("{path}[]"), visit);
+            visit_schemas(&it[name], &format!("{path}[]"), visit);
         }
     }
 }
@@ -33,7 +33,7 @@ fn walk(it: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
 /// Expected names: knative.md §1.3 to §1.9.
 #[test]
 fn kinds_are_named_as_in_knative() {
-    let names: Vec<_> = typed()
+    let names: Vec<_> = typed_definitions()
         .iter()
         .map(|it| {
             let names = &it.spec.names;
@@ -61,7 +61,7 @@ fn kinds_are_named_as_in_knative() {
 
 #[test]
 fn every_kind_has_a_status_of_its_own_and_one_stored_version() {
-    for it in typed() {
+    for it in typed_definitions() {
         let [version] = &it.spec.versions[..] else { panic!("one version") };
         assert!(version.served && version.storage);
         let subresources = version.subresources.as_ref().expect("subresources");
@@ -73,9 +73,9 @@ fn every_kind_has_a_status_of_its_own_and_one_stored_version() {
 /// `additionalProperties` exclude each other; keywords that a structural schema may not contain are absent.
 #[test]
 fn every_schema_is_structural() {
-    for it in all() {
+    for it in all_definitions() {
         let name = it["metadata"]["name"].clone();
-        walk(schema(&it), "", &mut |path, node| {
+        visit_schemas(openapi_schema(&it), "", &mut |path, node| {
             let at = format!("{name} {path}");
             let open = node["x-kubernetes-preserve-unknown-fields"] == true
                 || node["x-kubernetes-int-or-string"] == true;
@@ -98,9 +98,9 @@ fn every_schema_is_structural() {
 /// Fields of knative.md §1.13: those that a user may write, and none of the platform's.
 #[test]
 fn a_template_has_the_fields_that_users_may_write() {
-    let service = find("services.serving.knative.dev");
-    let spec =
-        &schema(&service)["properties"]["spec"]["properties"]["template"]["properties"]["spec"];
+    let service = find_definition("services.serving.knative.dev");
+    let spec = &openapi_schema(&service)["properties"]["spec"]["properties"]["template"]["properties"]
+        ["spec"];
     let fields = &spec["properties"];
     let names = |it: &Value| -> BTreeSet<String> {
         it.as_object().expect("properties").keys().cloned().collect()
@@ -129,8 +129,8 @@ fn a_template_has_the_fields_that_users_may_write() {
 
 #[test]
 fn every_field_can_be_explained() {
-    for it in all() {
-        let spec = &schema(&it)["properties"]["spec"];
+    for it in all_definitions() {
+        let spec = &openapi_schema(&it)["properties"]["spec"];
         let fields = spec["properties"].as_object().expect("fields");
         for (name, field) in fields {
             assert!(field["description"].is_string(), "{} {name}", it["metadata"]["name"]);
@@ -141,7 +141,7 @@ fn every_field_can_be_explained() {
 /// `kubectl apply` keeps a copy of the object in an annotation, whose size is bounded.
 #[test]
 fn every_definition_is_small_enough_to_be_applied() {
-    for it in all() {
+    for it in all_definitions() {
         let size = it.to_string().len();
         assert!(size < 200_000, "{}: {size}", it["metadata"]["name"]);
     }
@@ -193,9 +193,9 @@ fn lists_merge_as_in_knative() {
         ("configurations", ".spec.template.spec"),
         ("revisions", ".spec"),
     ] {
-        let it = find(&format!("{kind}.serving.knative.dev"));
+        let it = find_definition(&format!("{kind}.serving.knative.dev"));
         let mut found = BTreeSet::new();
-        walk(schema(&it), "", &mut |path, node| {
+        visit_schemas(openapi_schema(&it), "", &mut |path, node| {
             let keys = node["x-kubernetes-list-map-keys"].as_array().into_iter().flatten();
             let keys: Vec<&str> = keys.filter_map(Value::as_str).collect();
             for which in ["list", "map"] {

@@ -15,14 +15,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// Lifetime of a component's certificate, which is replaced at about half of it.
-pub const LIFETIME: Duration = Duration::from_secs(3_600);
+pub const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3_600);
 /// Time for all components to trust a new authority, and to replace what the old one signed, in s. It is twice the
 /// lifetime of a certificate, in which every component renews at least twice.
 const OVERLAP_S: u64 = 2 * 3_600;
 /// Lifetime of an authority in s.
-pub const AUTHORITY_S: u64 = 365 * 86_400;
+pub const AUTHORITY_LIFETIME_S: u64 = 365 * 86_400;
 /// Age of an authority at which its successor is created, in s.
-const TURN_S: u64 = 240 * 86_400;
+const ROTATION_AGE_S: u64 = 240 * 86_400;
 
 /// One authority, as stored in the Secret.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,11 +54,11 @@ pub struct CertificateAuthorities(Vec<CertificateAuthority>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotationStep {
     /// No action is due.
-    Keep,
+    None,
     /// A new authority must be created.
-    Make,
+    Create,
     /// The oldest authority must lose its trust.
-    Drop,
+    RemoveOldest,
 }
 
 impl CertificateAuthorities {
@@ -68,7 +68,7 @@ impl CertificateAuthorities {
     }
 
     /// The authority that signs at `now_s`: the newest that all components have had time to trust.
-    pub fn signer(&self, now_s: u64) -> Option<&CertificateAuthority> {
+    pub fn signing_authority(&self, now_s: u64) -> Option<&CertificateAuthority> {
         let valid = || self.0.iter().filter(|it| now_s < it.ends_s);
         let known = valid().rfind(|it| it.made_s.saturating_add(OVERLAP_S) <= now_s);
         // At the first start none is old enough, so the oldest valid one signs at once.
@@ -76,20 +76,24 @@ impl CertificateAuthorities {
     }
 
     /// The action that is due at `now_s`.
-    pub fn step(&self, now_s: u64) -> RotationStep {
-        let Some(newest) = self.0.last() else { return RotationStep::Make };
+    pub fn due_step(&self, now_s: u64) -> RotationStep {
+        let Some(newest) = self.0.last() else { return RotationStep::Create };
         // After a year without a controller the newest has expired, and its successor signs at once.
-        if newest.made_s.saturating_add(TURN_S) <= now_s || newest.ends_s <= now_s {
-            return RotationStep::Make;
+        if newest.made_s.saturating_add(ROTATION_AGE_S) <= now_s || newest.ends_s <= now_s {
+            return RotationStep::Create;
         }
-        let [oldest, next, ..] = &self.0[..] else { return RotationStep::Keep };
+        let [oldest, next, ..] = &self.0[..] else { return RotationStep::None };
         // One overlap until `next` signs, and another until nothing that `oldest` signed is valid.
         let replaced = next.made_s.saturating_add(2 * OVERLAP_S) <= now_s;
-        if replaced || oldest.ends_s <= now_s { RotationStep::Drop } else { RotationStep::Keep }
+        if replaced || oldest.ends_s <= now_s {
+            RotationStep::RemoveOldest
+        } else {
+            RotationStep::None
+        }
     }
 
     /// Adds an authority, in the order of creation.
-    pub fn with(mut self, authority: CertificateAuthority) -> Self {
+    pub fn with_authority(mut self, authority: CertificateAuthority) -> Self {
         self.0.push(authority);
         self.0.sort_by_key(|it| it.made_s);
         self
@@ -102,7 +106,7 @@ impl CertificateAuthorities {
     }
 
     /// Certificates of all trusted authorities, concatenated in PEM.
-    pub fn bundle(&self) -> String {
+    pub fn pem_bundle(&self) -> String {
         self.0.iter().map(|it| it.certificate.trim_end().to_owned() + "\n").collect()
     }
 }
@@ -118,43 +122,46 @@ mod tests {
             certificate: format!("{at}"),
             key: String::new(),
             made_s: at,
-            ends_s: at + AUTHORITY_S,
+            ends_s: at + AUTHORITY_LIFETIME_S,
         }
     }
 
     fn advance(all: CertificateAuthorities, now_s: u64) -> CertificateAuthorities {
-        match all.step(now_s) {
-            RotationStep::Keep => all,
-            RotationStep::Make => all.with(made(now_s)),
-            RotationStep::Drop => all.without_oldest(),
+        match all.due_step(now_s) {
+            RotationStep::None => all,
+            RotationStep::Create => all.with_authority(made(now_s)),
+            RotationStep::RemoveOldest => all.without_oldest(),
         }
     }
 
     #[test]
     fn the_first_signs_at_once() {
         let all = advance(CertificateAuthorities::default(), 100);
-        assert_eq!(all.signer(100), Some(&made(100)));
-        assert_eq!(all.step(100), RotationStep::Keep);
+        assert_eq!(all.signing_authority(100), Some(&made(100)));
+        assert_eq!(all.due_step(100), RotationStep::None);
         // A clock that was set back changes nothing.
-        assert_eq!((all.signer(5), all.step(5)), (Some(&made(100)), RotationStep::Keep));
+        assert_eq!(
+            (all.signing_authority(5), all.due_step(5)),
+            (Some(&made(100)), RotationStep::None)
+        );
     }
 
     #[test]
     fn a_successor_is_trusted_before_it_signs_and_its_forerunner_after_it_signed() {
-        let all = advance(advance(CertificateAuthorities::default(), 0), TURN_S);
-        assert_eq!(all.all(), [made(0), made(TURN_S)]);
-        assert_eq!(all.signer(TURN_S + OVERLAP_S - 1), Some(&made(0)));
-        assert_eq!(all.signer(TURN_S + OVERLAP_S), Some(&made(TURN_S)));
-        assert_eq!(all.step(TURN_S + 2 * OVERLAP_S - 1), RotationStep::Keep);
-        let later = TURN_S + 2 * OVERLAP_S;
-        assert_eq!(advance(all, later).all(), [made(TURN_S)]);
+        let all = advance(advance(CertificateAuthorities::default(), 0), ROTATION_AGE_S);
+        assert_eq!(all.all(), [made(0), made(ROTATION_AGE_S)]);
+        assert_eq!(all.signing_authority(ROTATION_AGE_S + OVERLAP_S - 1), Some(&made(0)));
+        assert_eq!(all.signing_authority(ROTATION_AGE_S + OVERLAP_S), Some(&made(ROTATION_AGE_S)));
+        assert_eq!(all.due_step(ROTATION_AGE_S + 2 * OVERLAP_S - 1), RotationStep::None);
+        let later = ROTATION_AGE_S + 2 * OVERLAP_S;
+        assert_eq!(advance(all, later).all(), [made(ROTATION_AGE_S)]);
     }
 
     #[test]
     fn after_a_year_without_a_controller_a_new_one_signs_at_once() {
-        let late = AUTHORITY_S + 5;
+        let late = AUTHORITY_LIFETIME_S + 5;
         let all = advance(advance(CertificateAuthorities::default(), 0), late);
-        assert_eq!(all.signer(late), Some(&made(late)));
+        assert_eq!(all.signing_authority(late), Some(&made(late)));
         assert_eq!(advance(all, late).all(), [made(late)]);
     }
 
@@ -162,7 +169,8 @@ mod tests {
     fn no_key_is_ever_printed() {
         let authority = CertificateAuthority { key: "secret".into(), ..made(1) };
         assert!(
-            !format!("{:?}", CertificateAuthorities::default().with(authority)).contains("secret")
+            !format!("{:?}", CertificateAuthorities::default().with_authority(authority))
+                .contains("secret")
         );
     }
 
@@ -171,14 +179,14 @@ mod tests {
         /// can be checked for its lifetime, if rounds are less than an overlap apart.
         #[test]
         fn what_was_signed_can_be_checked(steps in proptest::collection::vec(1u64..OVERLAP_S, 1..400)) {
-            let (mut all, mut now) = (advance(CertificateAuthorities::default(), 0), TURN_S - 3_600);
+            let (mut all, mut now) = (advance(CertificateAuthorities::default(), 0), ROTATION_AGE_S - 3_600);
             let mut signed: Vec<(u64, CertificateAuthority)> = Vec::new();
             for step in steps {
                 now += step;
                 all = advance(all, now);
                 prop_assert!(all.all().len() <= 2);
-                let signer = all.signer(now).expect("somebody signs").clone();
-                signed.push((now + LIFETIME.as_secs(), signer));
+                let signer = all.signing_authority(now).expect("somebody signs").clone();
+                signed.push((now + CERTIFICATE_LIFETIME.as_secs(), signer));
                 signed.retain(|(until, _)| *until >= now);
                 for (_, by) in &signed {
                     prop_assert!(all.all().contains(by));

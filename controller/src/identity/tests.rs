@@ -8,11 +8,12 @@ use std::{
 };
 
 use common::{
+    enrollment,
     link::{ComponentLink, PodReportKey, ReplicaResolver},
-    node::LocalNodeSpec,
+    local_node::LocalNodeSpec,
     outbox::Outbox,
     tls::{
-        TlsCredentials, enrol,
+        TlsCredentials,
         peer::{CertificateIdentity as Who, CertificateRole},
     },
     wire::{
@@ -30,7 +31,7 @@ use tonic::{Code, transport::Channel};
 
 use super::{rotation::CertificateAuthorities, *};
 use crate::{
-    agents, machine::ControllerStateMachine, shared::ControllerRuntime, world::ClusterState,
+    grpc_services, machine::ControllerStateMachine, runtime::ControllerRuntime, world::ClusterState,
 };
 
 /// A cluster in memory: results of TokenReviews, and a Secret.
@@ -43,14 +44,14 @@ struct FakeIdentityCluster {
 }
 
 impl FakeIdentityCluster {
-    fn put(&self, token: &str, account: &str, node: &str, pod: &str) {
+    fn add_token(&self, token: &str, account: &str, node: &str, pod: &str) {
         let extra = [("pod-name", pod), ("pod-uid", "0c7f"), ("node-name", node)];
         let said = |(key, value): (&str, &str)| {
             (format!("authentication.kubernetes.io/{key}"), vec![value.to_owned()])
         };
         let reviewed = TokenReviewResult {
             is_authentic: true,
-            audiences: vec![claim::AUDIENCE.into()],
+            audiences: vec![token_review::AUDIENCE.into()],
             user: format!("system:serviceaccount:{account}"),
             extra: extra.map(said).into(),
         };
@@ -70,7 +71,7 @@ impl TokenReviewer for FakeIdentityCluster {
 }
 
 #[tonic::async_trait]
-impl keep::AuthorityStore for FakeIdentityCluster {
+impl authority_store::AuthorityStore for FakeIdentityCluster {
     async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError> {
         let secret = self.secret.lock().expect("no panic").clone();
         Ok(secret.map(|(text, version)| (text, version.to_string())))
@@ -93,35 +94,35 @@ impl keep::AuthorityStore for FakeIdentityCluster {
     }
 }
 
-fn controller(pod: &str) -> Who {
+fn controller_identity(pod: &str) -> Who {
     Who::new(CertificateRole::Controller, "n1", pod, "c0").expect("an identity")
 }
 
-fn keeper(cluster: &Arc<FakeIdentityCluster>, pod: &str) -> Arc<AuthorityManager> {
-    AuthorityManager::new(Arc::<FakeIdentityCluster>::clone(cluster), controller(pod))
+fn authority_manager(cluster: &Arc<FakeIdentityCluster>, pod: &str) -> Arc<AuthorityManager> {
+    AuthorityManager::new(Arc::<FakeIdentityCluster>::clone(cluster), controller_identity(pod))
 }
 
 /// A replica of the controller that serves over TLS.
 struct IdentityFixture {
     cluster: Arc<FakeIdentityCluster>,
     keeper: Arc<AuthorityManager>,
-    at: SocketAddr,
+    address: SocketAddr,
     stop: CancellationToken,
 }
 
 impl IdentityFixture {
     async fn new() -> Self {
         let cluster = Arc::new(FakeIdentityCluster::default());
-        cluster.put("agent-n1", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
-        cluster.put("activator", "knative-serving:activator", "n1", "activator-1");
-        cluster.put("autoscaler", "knative-serving:autoscaler", "n1", "autoscaler-1");
-        cluster.put("stranger", "default:default", "n1", "shell");
-        cluster.put("foreign", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
+        cluster.add_token("agent-n1", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
+        cluster.add_token("activator", "knative-serving:activator", "n1", "activator-1");
+        cluster.add_token("autoscaler", "knative-serving:autoscaler", "n1", "autoscaler-1");
+        cluster.add_token("stranger", "default:default", "n1", "shell");
+        cluster.add_token("foreign", "knative-serving:rouse-agent", "n1", "rouse-agent-1");
         if let Some(foreign) = cluster.tokens.lock().expect("no panic").get_mut("foreign") {
             foreign.audiences = vec!["https://kubernetes".into()];
         }
-        let keeper = keeper(&cluster, "controller-1");
-        keeper.once(SystemTime::now(), true).await.expect("an authority");
+        let keeper = authority_manager(&cluster, "controller-1");
+        keeper.refresh(SystemTime::now(), true).await.expect("an authority");
         let reviewer = Arc::<FakeIdentityCluster>::clone(&cluster);
         let issuer = CertificateIssuer::new(Arc::clone(&keeper), reviewer, "knative-serving");
         let machine = ControllerStateMachine::new(ClusterState::default(), Outbox::new());
@@ -130,51 +131,56 @@ impl IdentityFixture {
         let at = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
         let (at, stop) = (at.expect("an address"), CancellationToken::new());
         let (to, ending) = (format!("https://{at}"), stop.clone());
-        tokio::spawn(async move { agents::serve_to(shared, &to, Some(&issuer), ending).await });
+        tokio::spawn(async move {
+            grpc_services::serve_with_issuer(shared, &to, Some(&issuer), ending).await
+        });
         while tokio::net::TcpStream::connect(at).await.is_err() {
             tokio::task::yield_now().await;
         }
-        Self { cluster, keeper, at, stop }
+        Self { cluster, keeper, address: at, stop }
     }
 
-    fn finder(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
-        ReplicaResolver::known_as(
+    fn replica_resolver(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
+        ReplicaResolver::with_credentials(
             CertificateRole::Controller,
-            &format!("https://{}", self.at),
+            &format!("https://{}", self.address),
             Some(credentials),
         )
     }
 
     /// Credentials that trust the cluster's authorities and present no certificate.
-    fn nobody(&self) -> Arc<TlsCredentials> {
+    fn trust_only_credentials(&self) -> Arc<TlsCredentials> {
         let credentials = TlsCredentials::new();
         let signing = self.keeper.signing().expect("an authority");
-        credentials.trust(&signing.authorities).expect("trusted");
+        credentials.set_authorities(&signing.authorities).expect("trusted");
         credentials
     }
 
-    async fn nameless(&self) -> Channel {
-        self.finder(&self.nobody()).dial_nameless().await.expect("a connection")
+    async fn dial_without_certificate(&self) -> Channel {
+        self.replica_resolver(&self.trust_only_credentials())
+            .dial_without_certificate()
+            .await
+            .expect("a connection")
     }
 
     async fn issue(&self, token: &str, request: Vec<u8>) -> Result<IssueReply, Code> {
         let asked = IssueRequest { token: token.into(), request };
-        let answer = IdentityClient::new(self.nameless().await).issue(asked).await;
+        let answer = IdentityClient::new(self.dial_without_certificate().await).issue(asked).await;
         answer.map(tonic::Response::into_inner).map_err(|status| status.code())
     }
 
     /// Credentials of the component that has this token.
-    async fn part(&self, token: &str) -> Arc<TlsCredentials> {
-        let (key, request) = request();
+    async fn component_credentials(&self, token: &str) -> Arc<TlsCredentials> {
+        let (key, request) = certificate_request();
         let reply = self.issue(token, request).await.expect("a certificate");
-        let credentials = self.nobody();
+        let credentials = self.trust_only_credentials();
         let chain = reply.chain.into_iter().map(Into::into).collect();
-        credentials.show(chain, key.serialize_der().into()).expect("shown");
+        credentials.set_certificate(chain, key.serialize_der().into()).expect("shown");
         credentials
     }
 
     async fn dial(&self, credentials: &Arc<TlsCredentials>) -> Channel {
-        self.finder(credentials).dial_named().await.expect("a connection")
+        self.replica_resolver(credentials).dial_with_certificate().await.expect("a connection")
     }
 }
 
@@ -184,148 +190,157 @@ impl Drop for IdentityFixture {
     }
 }
 
-fn request() -> (KeyPair, Vec<u8>) {
+fn certificate_request() -> (KeyPair, Vec<u8>) {
     let key = KeyPair::generate().expect("a key");
     let request = CertificateParams::default().serialize_request(&key).expect("a request");
     let der = request.der().to_vec();
     (key, der)
 }
 
-fn who(role: ComponentRole, name: &str, node: &str) -> ComponentReplica {
+fn subscriber(role: ComponentRole, name: &str, node: &str) -> ComponentReplica {
     ComponentReplica { role, name: name.into(), node: node.into() }
 }
 
-async fn watches(channel: Channel, who: ComponentReplica) -> Option<Code> {
+async fn watch_error(channel: Channel, who: ComponentReplica) -> Option<Code> {
     let watched = RoutesClient::new(channel).watch(raw::Subscriber::from(who)).await;
     watched.err().map(|status| status.code())
 }
 
-async fn reports(channel: Channel, items: Vec<PodReportItem>) -> Option<Code> {
+async fn report_error(channel: Channel, items: Vec<PodReportItem>) -> Option<Code> {
     let items = futures::stream::iter(items.into_iter().map(raw::PodItem::from));
     let reported = PodsClient::new(channel).report(items).await;
     reported.err().map(|status| status.code())
 }
 
-async fn decides(channel: Channel, who: ComponentReplica) -> Option<Code> {
+async fn decide_error(channel: Channel, who: ComponentReplica) -> Option<Code> {
     let items = futures::stream::iter([raw::ScaleItem::from(ScaleItem::Sender(who))]);
     let decided = ScaleClient::new(channel).decide(items).await;
     decided.err().map(|status| status.code())
 }
 
 #[tokio::test]
-async fn each_part_may_do_its_own_work() {
+async fn each_component_may_do_its_own_work() {
     let bed = IdentityFixture::new().await;
-    let (agent, activator) =
-        (who(ComponentRole::Agent, "n1", "n1"), who(ComponentRole::Activator, "activator-1", ""));
-    let gone = PodReportItem::Gone("p".into());
-    let credentials = bed.part("agent-n1").await;
-    assert_eq!(watches(bed.dial(&credentials).await, agent.clone()).await, None);
+    let (agent, activator) = (
+        subscriber(ComponentRole::Agent, "n1", "n1"),
+        subscriber(ComponentRole::Activator, "activator-1", ""),
+    );
+    let gone = PodReportItem::Removed("p".into());
+    let credentials = bed.component_credentials("agent-n1").await;
+    assert_eq!(watch_error(bed.dial(&credentials).await, agent.clone()).await, None);
     let items = vec![PodReportItem::Sender(agent), gone];
-    assert_eq!(reports(bed.dial(&credentials).await, items).await, None);
-    let credentials = bed.part("activator").await;
-    assert_eq!(watches(bed.dial(&credentials).await, activator.clone()).await, None);
-    let items = vec![PodReportItem::Sender(activator), PodReportItem::Avoided("p".into())];
-    assert_eq!(reports(bed.dial(&credentials).await, items).await, None);
-    let credentials = bed.part("autoscaler").await;
-    let autoscaler = who(ComponentRole::Autoscaler, "autoscaler-1", "");
-    assert_eq!(decides(bed.dial(&credentials).await, autoscaler).await, None);
+    assert_eq!(report_error(bed.dial(&credentials).await, items).await, None);
+    let credentials = bed.component_credentials("activator").await;
+    assert_eq!(watch_error(bed.dial(&credentials).await, activator.clone()).await, None);
+    let items = vec![PodReportItem::Sender(activator), PodReportItem::DrainAck("p".into())];
+    assert_eq!(report_error(bed.dial(&credentials).await, items).await, None);
+    let credentials = bed.component_credentials("autoscaler").await;
+    let autoscaler = subscriber(ComponentRole::Autoscaler, "autoscaler-1", "");
+    assert_eq!(decide_error(bed.dial(&credentials).await, autoscaler).await, None);
 }
 
 #[tokio::test]
-async fn no_part_may_do_anothers_work() {
+async fn no_component_may_do_anothers_work() {
     let bed = IdentityFixture::new().await;
     let denied = Some(Code::PermissionDenied);
-    let credentials = bed.part("agent-n1").await;
+    let credentials = bed.component_credentials("agent-n1").await;
     // An agent as that of another node; as an activator; as an autoscaler.
     assert_eq!(
-        watches(bed.dial(&credentials).await, who(ComponentRole::Agent, "n2", "n2")).await,
+        watch_error(bed.dial(&credentials).await, subscriber(ComponentRole::Agent, "n2", "n2"))
+            .await,
         denied
     );
-    let other = vec![PodReportItem::Sender(who(ComponentRole::Agent, "n2", "n2"))];
-    assert_eq!(reports(bed.dial(&credentials).await, other).await, denied);
-    let other = who(ComponentRole::Activator, "activator-1", "n1");
-    assert_eq!(watches(bed.dial(&credentials).await, other).await, denied);
+    let other = vec![PodReportItem::Sender(subscriber(ComponentRole::Agent, "n2", "n2"))];
+    assert_eq!(report_error(bed.dial(&credentials).await, other).await, denied);
+    let other = subscriber(ComponentRole::Activator, "activator-1", "n1");
+    assert_eq!(watch_error(bed.dial(&credentials).await, other).await, denied);
     assert_eq!(
-        decides(bed.dial(&credentials).await, who(ComponentRole::Agent, "n1", "n1")).await,
+        decide_error(bed.dial(&credentials).await, subscriber(ComponentRole::Agent, "n1", "n1"))
+            .await,
         denied
     );
-    let other = who(ComponentRole::Autoscaler, "autoscaler-1", "");
-    assert_eq!(decides(bed.dial(&credentials).await, other).await, denied);
+    let other = subscriber(ComponentRole::Autoscaler, "autoscaler-1", "");
+    assert_eq!(decide_error(bed.dial(&credentials).await, other).await, denied);
     // An activator that reports pods.
-    let credentials = bed.part("activator").await;
-    let sender = PodReportItem::Sender(who(ComponentRole::Activator, "activator-1", "n1"));
-    let items = vec![sender, PodReportItem::Gone("p".into())];
-    assert_eq!(reports(bed.dial(&credentials).await, items).await, denied);
+    let credentials = bed.component_credentials("activator").await;
+    let sender = PodReportItem::Sender(subscriber(ComponentRole::Activator, "activator-1", "n1"));
+    let items = vec![sender, PodReportItem::Removed("p".into())];
+    assert_eq!(report_error(bed.dial(&credentials).await, items).await, denied);
     // An autoscaler that reports at all.
-    let credentials = bed.part("autoscaler").await;
-    let items = vec![PodReportItem::Sender(who(ComponentRole::Autoscaler, "autoscaler-1", ""))];
-    assert_eq!(reports(bed.dial(&credentials).await, items).await, denied);
+    let credentials = bed.component_credentials("autoscaler").await;
+    let items =
+        vec![PodReportItem::Sender(subscriber(ComponentRole::Autoscaler, "autoscaler-1", ""))];
+    assert_eq!(report_error(bed.dial(&credentials).await, items).await, denied);
 }
 
 #[tokio::test]
-async fn without_a_certificate_only_a_certificate_can_be_asked_for() {
+async fn without_a_certificate_only_a_certificate_can_be_requested() {
     let bed = IdentityFixture::new().await;
-    let (agent, refused) = (who(ComponentRole::Agent, "n1", "n1"), Some(Code::Unauthenticated));
-    assert_eq!(watches(bed.nameless().await, agent.clone()).await, refused);
+    let (agent, refused) =
+        (subscriber(ComponentRole::Agent, "n1", "n1"), Some(Code::Unauthenticated));
+    assert_eq!(watch_error(bed.dial_without_certificate().await, agent.clone()).await, refused);
     let items = vec![PodReportItem::Sender(agent.clone())];
-    assert_eq!(reports(bed.nameless().await, items).await, refused);
-    assert_eq!(decides(bed.nameless().await, agent).await, refused);
-    assert!(bed.issue("agent-n1", request().1).await.is_ok());
+    assert_eq!(report_error(bed.dial_without_certificate().await, items).await, refused);
+    assert_eq!(decide_error(bed.dial_without_certificate().await, agent).await, refused);
+    assert!(bed.issue("agent-n1", certificate_request().1).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_token_that_is_not_ours_earns_nothing() {
+async fn a_foreign_token_gets_no_certificate() {
     let bed = IdentityFixture::new().await;
     for token in ["", "unknown", "stranger", "foreign"] {
-        let refused = bed.issue(token, request().1).await.err();
+        let refused = bed.issue(token, certificate_request().1).await.err();
         assert_eq!(refused, Some(Code::Unauthenticated), "{token:?}");
     }
-    assert_eq!(bed.issue("broken", request().1).await.err(), Some(Code::Unavailable));
+    assert_eq!(bed.issue("broken", certificate_request().1).await.err(), Some(Code::Unavailable));
     // Without its pod the token is invalid, and no second certificate is issued for it.
-    assert!(bed.issue("agent-n1", request().1).await.is_ok());
+    assert!(bed.issue("agent-n1", certificate_request().1).await.is_ok());
     bed.cluster.tokens.lock().expect("no panic").clear();
-    assert_eq!(bed.issue("agent-n1", request().1).await.err(), Some(Code::Unauthenticated));
+    assert_eq!(
+        bed.issue("agent-n1", certificate_request().1).await.err(),
+        Some(Code::Unauthenticated)
+    );
 }
 
 #[tokio::test]
-async fn a_request_gets_what_the_api_server_says_and_nothing_it_asks_for() {
+async fn a_certificate_states_what_the_api_server_knows_and_nothing_requested() {
     let bed = IdentityFixture::new().await;
     let key = KeyPair::generate().expect("a key");
     let mut params = CertificateParams::default();
-    let asked = controller("controller-1").to_string().try_into().expect("ASCII");
+    let asked = controller_identity("controller-1").to_string().try_into().expect("ASCII");
     params.subject_alt_names = vec![rcgen::SanType::URI(asked)];
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let request = params.serialize_request(&key).expect("a request").der().to_vec();
     let reply = bed.issue("agent-n1", request).await.expect("a certificate");
-    let credentials = bed.nobody();
+    let credentials = bed.trust_only_credentials();
     let chain = reply.chain.into_iter().map(Into::into).collect();
-    let identity = credentials.show(chain, key.serialize_der().into()).expect("shown");
+    let identity = credentials.set_certificate(chain, key.serialize_der().into()).expect("shown");
     assert_eq!(identity.to_string(), "spiffe://rouse/agent/n1/rouse-agent-1/0c7f");
 }
 
 #[tokio::test]
-async fn what_is_too_large_or_no_request_is_refused_unread() {
+async fn oversized_or_invalid_requests_are_refused_before_review() {
     let bed = IdentityFixture::new().await;
     let before = bed.cluster.reviews.load(Ordering::Relaxed);
-    let large = bed.issue("agent-n1", vec![0; REQUEST_BYTES + 1]).await.err();
+    let large = bed.issue("agent-n1", vec![0; MAX_REQUEST_BYTES + 1]).await.err();
     assert_eq!(large, Some(Code::InvalidArgument));
     let huge = bed.issue("agent-n1", vec![0; 1 << 20]).await.err();
     assert!(huge.is_some(), "{huge:?}");
-    let token = "x".repeat(TOKEN_BYTES + 1);
-    assert_eq!(bed.issue(&token, request().1).await.err(), Some(Code::InvalidArgument));
+    let token = "x".repeat(MAX_TOKEN_BYTES + 1);
+    assert_eq!(bed.issue(&token, certificate_request().1).await.err(), Some(Code::InvalidArgument));
     assert_eq!(bed.cluster.reviews.load(Ordering::Relaxed), before, "nobody was asked");
-    for bad in [vec![], vec![0; 300], request().1[..100].to_vec()] {
+    for bad in [vec![], vec![0; 300], certificate_request().1[..100].to_vec()] {
         assert_eq!(bed.issue("agent-n1", bad).await.err(), Some(Code::InvalidArgument));
     }
     // A request for a key that its sender does not have.
-    let mut forged = request().1;
+    let mut forged = certificate_request().1;
     let last = forged.len() - 1;
     forged[last] ^= 1;
     assert_eq!(bed.issue("agent-n1", forged).await.err(), Some(Code::InvalidArgument));
 }
 
 #[tokio::test]
-async fn an_agent_enrols_and_follows_and_reports() {
+async fn an_agent_enrols_subscribes_and_reports() {
     let bed = IdentityFixture::new().await;
     let folder = std::env::temp_dir().join(format!("rouse-identity-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -333,14 +348,20 @@ async fn an_agent_enrols_and_follows_and_reports() {
     let bundle = bed.cluster.bundle.lock().expect("no panic").clone();
     std::fs::write(folder.join("ca.pem"), bundle).expect("written");
     let (credentials, stop) = (TlsCredentials::new(), bed.stop.clone());
-    let finder = bed.finder(&credentials);
-    let files = enrol::EnrollmentFiles::below(&folder);
-    tokio::spawn(enrol::keep(credentials, Arc::clone(&finder), files, stop.clone()));
-    let link =
-        ComponentLink::to(Arc::clone(&finder), who(ComponentRole::Agent, "n1", "n1"), stop.clone());
-    let reports =
-        Arc::new(ComponentLink::to(finder.clone(), who(ComponentRole::Agent, "n1", "n1"), stop));
-    let link = link.tells(ServerComponent::Controller, finder);
+    let finder = bed.replica_resolver(&credentials);
+    let files = enrollment::EnrollmentFiles::in_folder(&folder);
+    tokio::spawn(enrollment::keep_enrolled(credentials, Arc::clone(&finder), files, stop.clone()));
+    let link = ComponentLink::with_resolver(
+        Arc::clone(&finder),
+        subscriber(ComponentRole::Agent, "n1", "n1"),
+        stop.clone(),
+    );
+    let reports = Arc::new(ComponentLink::with_resolver(
+        finder.clone(),
+        subscriber(ComponentRole::Agent, "n1", "n1"),
+        stop,
+    ));
+    let link = link.with_listed_replicas(ServerComponent::Controller, finder);
     let reporting = Arc::clone(&reports);
     tokio::spawn(async move {
         reporting.report_pods(&Outbox::<PodReportKey, PodReportItem>::new()).await
@@ -348,7 +369,7 @@ async fn an_agent_enrols_and_follows_and_reports() {
     let (send, mut tables) = tokio::sync::mpsc::channel(4);
     tokio::spawn(async move { link.watch_routes(|view, _| _ = send.try_send(view.version)).await });
     assert!(tables.recv().await.is_some());
-    while !reports.is_up() {
+    while !reports.is_connected() {
         tokio::task::yield_now().await;
     }
     std::fs::remove_dir_all(folder).expect("removed");
@@ -357,35 +378,39 @@ async fn an_agent_enrols_and_follows_and_reports() {
 #[tokio::test]
 async fn only_the_leader_makes_authorities_and_all_sign_with_them() {
     let cluster = Arc::new(FakeIdentityCluster::default());
-    let (one, two) = (keeper(&cluster, "controller-1"), keeper(&cluster, "controller-2"));
+    let (one, two) =
+        (authority_manager(&cluster, "controller-1"), authority_manager(&cluster, "controller-2"));
     let now = SystemTime::now();
-    assert!(matches!(two.once(now, false).await, Err(keep::AuthorityError::None)));
-    one.once(now, true).await.expect("made");
-    two.once(now, false).await.expect("read");
+    assert!(matches!(
+        two.refresh(now, false).await,
+        Err(authority_store::AuthorityError::NoAuthority)
+    ));
+    one.refresh(now, true).await.expect("made");
+    two.refresh(now, false).await.expect("read");
     let signing = |keeper: &AuthorityManager| keeper.signing().expect("signs").authorities.clone();
     assert_eq!(signing(&one), signing(&two));
-    assert_eq!(two.credentials().identity().as_deref(), Some(&controller("controller-2")));
+    assert_eq!(two.credentials().identity().as_deref(), Some(&controller_identity("controller-2")));
     // Two that both believe to lead, one of them with an old view, do not overwrite each other.
     let before = cluster.secret.lock().expect("no panic").clone();
-    two.once(now, true).await.expect("kept");
+    two.refresh(now, true).await.expect("kept");
     assert_eq!(*cluster.secret.lock().expect("no panic"), before);
 }
 
 #[tokio::test]
 async fn authorities_are_replaced_with_an_overlap() {
     let cluster = Arc::new(FakeIdentityCluster::default());
-    let keeper = keeper(&cluster, "controller-1");
+    let keeper = authority_manager(&cluster, "controller-1");
     let (begin, day) = (SystemTime::now(), Duration::from_secs(86_400));
     let mut steps = Vec::new();
     for at in [begin, begin + day * 240, begin + day * 240 + day / 12, begin + day * 241] {
-        keeper.once(at, true).await.expect("looked after");
+        keeper.refresh(at, true).await.expect("looked after");
         let trusted = keeper.signing().expect("signs").authorities.len();
         let published = cluster.bundle.lock().expect("no panic").matches("BEGIN").count();
         assert_eq!(trusted, published);
         let text = cluster.secret.lock().expect("no panic").clone().expect("a Secret").0;
         let all: CertificateAuthorities = serde_json::from_str(&text).expect("authorities");
         let at_s = at.duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
-        let signer = all.signer(at_s).expect("signs").made_s;
+        let signer = all.signing_authority(at_s).expect("signs").made_s;
         let newest = all.all().last().expect("one").made_s;
         steps.push((trusted, signer == newest));
     }
@@ -396,8 +421,8 @@ async fn authorities_are_replaced_with_an_overlap() {
 async fn a_secret_that_cannot_be_read_is_not_overwritten() {
     let cluster = Arc::new(FakeIdentityCluster::default());
     *cluster.secret.lock().expect("no panic") = Some(("not json".into(), 7));
-    let keeper = keeper(&cluster, "controller-1");
-    let refused = keeper.once(SystemTime::now(), true).await.expect_err("unreadable");
-    assert!(matches!(refused, keep::AuthorityError::Text(_)), "{refused}");
+    let keeper = authority_manager(&cluster, "controller-1");
+    let refused = keeper.refresh(SystemTime::now(), true).await.expect_err("unreadable");
+    assert!(matches!(refused, authority_store::AuthorityError::InvalidSecret(_)), "{refused}");
     assert_eq!(cluster.secret.lock().expect("no panic").as_ref().map(|it| it.1), Some(7));
 }

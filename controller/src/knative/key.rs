@@ -70,14 +70,14 @@ pub const DISABLE_EXTERNAL_DOMAIN_TLS: [&str; 3] = [
 /// Path of new connections, `direct` or `activator`, which overrides the autoscaler's rule.
 pub const PATH: &str = "rouse.dev/path";
 /// Addresses and ports allocated to a Route's names, so that they survive a restart of the controller.
-pub const ALLOTTED: &str = "rouse.dev/allotted";
+pub const ALLOCATIONS: &str = "rouse.dev/allotted";
 /// Marks a Revision whose initial scale was reached once.
-pub const REACHED: &str = "rouse.dev/initial-scale-reached";
+pub const INITIAL_SCALE_REACHED: &str = "rouse.dev/initial-scale-reached";
 
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
-pub fn is_users(name: &str) -> bool {
+pub fn is_set_by_user(name: &str) -> bool {
     let theirs = [PROGRESS_DEADLINE[0], PROGRESS_DEADLINE[1], NO_GC];
-    let ours = name.starts_with("serving.knative.dev/") || name == REACHED;
-    let written = name == crate::kube::cache::APPLIED;
+    let ours = name.starts_with("serving.knative.dev/") || name == INITIAL_SCALE_REACHED;
+    let written = name == crate::api::object_cache::APPLIED_ANNOTATION;
     theirs.contains(&name) || !(ours || written)
 }

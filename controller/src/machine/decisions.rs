@@ -11,170 +11,174 @@ use tracing::info;
 
 use super::ControllerStateMachine;
 use crate::{
+    api::{ObjectPart, ObjectPartKey},
     children::ResourceKind,
-    kube::{ObjectPart, ObjectPartKey},
     world::{AppRevision, AppState, CurrentDecision, UnixMillis},
 };
 
 impl ControllerStateMachine {
-    pub(super) fn decide(&mut self, decision: ScaleDecision, now: UnixMillis) {
-        if let Some(undecided) = &mut self.undecided {
+    pub(super) fn handle_decision(&mut self, decision: ScaleDecision, now: UnixMillis) {
+        if let Some(undecided) = &mut self.unconfirmed_decisions {
             undecided.remove(&decision.revision);
         }
         let after = CurrentDecision {
-            wanted: decision.wanted,
-            path: decision.path,
+            desired_scale: decision.desired_scale,
+            path: decision.connection_path,
             activity: decision.activity,
         };
         // The explanation is stored for an unknown Revision too: its status is written once it is observed.
-        let is_ahead = self.world.app_of(&decision.revision).is_none();
-        let changed = self.put_decided(&decision.revision, Some(after));
+        let is_ahead = self.world.app_of_revision(&decision.revision).is_none();
+        let changed = self.store_decision(&decision.revision, Some(after));
         if is_ahead || changed.is_some() {
-            let (line, known) = (explain(&decision), self.world.decisions.get(&decision.revision));
+            let (line, known) = (
+                explain_decision(&decision),
+                self.world.decision_explanations.get(&decision.revision),
+            );
             // A line that another replica wrote for the same decision stays; otherwise each new leader would write all
             // of them.
-            if known.is_none_or(|known| head(known) != head(&line)) {
-                self.world.decisions.insert(decision.revision.clone(), line.into());
+            if known.is_none_or(|known| decision_summary(known) != decision_summary(&line)) {
+                self.world.decision_explanations.insert(decision.revision.clone(), line.into());
             }
         }
         let Some((app, before)) = changed else { return };
         info!(
-            revision = %decision.revision, wanted = after.wanted, path = ?after.path,
-            activity = ?after.activity, stable = decision.stable, panic = decision.panic,
-            target = decision.target, ready = decision.ready_pods, reason = decision.reason,
+            revision = %decision.revision, wanted = after.desired_scale, path = ?after.path,
+            activity = ?after.activity, stable = decision.stable_load, panic = decision.panic_load,
+            target = decision.target_load, ready = decision.ready_pods, reason = decision.reason,
             "scale decided"
         );
-        self.settle(&app, Some(&before), false, now);
+        self.reconcile_app(&app, Some(&before), false, now);
     }
 
-    pub(super) fn undecide(&mut self, revision: &NamespacedName, now: UnixMillis) {
-        let was_told = self.world.decisions.remove(revision).is_some();
-        if let Some((app, before)) = self.put_decided(revision, None) {
-            self.settle(&app, Some(&before), false, now);
+    pub(super) fn handle_decision_withdrawn(&mut self, revision: &NamespacedName, now: UnixMillis) {
+        let was_told = self.world.decision_explanations.remove(revision).is_some();
+        if let Some((app, before)) = self.store_decision(revision, None) {
+            self.reconcile_app(&app, Some(&before), false, now);
         } else if was_told {
             // Nothing is planned without a change, so the keys of the statuses are named here.
             let told = [ResourceKind::PodAutoscaler, ResourceKind::Revision];
             let keys = told
                 .map(|resource| ObjectPartKey::new(resource, ObjectPart::Status, revision.clone()));
-            self.effects.keys.extend(keys);
+            self.effects.changed_keys.extend(keys);
         }
     }
 
     /// Applies the decisions on Revisions that have been observed since.
-    pub(super) fn catch_up(&mut self, now: UnixMillis) {
+    pub(super) fn apply_pending_decisions(&mut self, now: UnixMillis) {
         // Nearly always there is none.
-        let known = self.ahead.keys().filter(|it| self.world.app_of(it).is_some());
+        let known =
+            self.pending_decisions.keys().filter(|it| self.world.app_of_revision(it).is_some());
         for revision in known.cloned().collect::<Vec<_>>() {
-            let decided = self.ahead.get(&revision).copied();
-            let Some((app, before)) = self.put_decided(&revision, decided) else { continue };
+            let decided = self.pending_decisions.get(&revision).copied();
+            let Some((app, before)) = self.store_decision(&revision, decided) else { continue };
             info!(revision = %revision, ?decided, "decided before it was known");
-            self.settle(&app, Some(&before), false, now);
+            self.reconcile_app(&app, Some(&before), false, now);
         }
     }
 
     /// Keeps the decision on a deleted Revision until it is withdrawn, since another Revision may get the name.
-    pub(super) fn keep_decided(&mut self, revision: &NamespacedName) {
-        let app = self.world.app_of(revision).and_then(|it| self.world.apps.get(&it));
+    pub(super) fn keep_decision(&mut self, revision: &NamespacedName) {
+        let app = self.world.app_of_revision(revision).and_then(|it| self.world.apps.get(&it));
         let known = app.and_then(|app| app.revision(&revision.name));
-        if let Some(decided) = known.and_then(|it| it.decided) {
-            self.ahead.insert(revision.clone(), decided);
+        if let Some(decided) = known.and_then(|it| it.decision) {
+            self.pending_decisions.insert(revision.clone(), decided);
         }
     }
 
     /// Keeps the decisions on deleted Revisions whose last pods have ended now.
-    pub(super) fn keep_decided_of_lost(
+    pub(super) fn keep_decisions_of_deleted(
         &mut self,
         name: &NamespacedName,
         before: &AppState,
         after: Option<&AppState>,
     ) {
         let is_lost = |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
-        for revision in before.revisions.iter().filter(|it| it.gone).filter(is_lost) {
+        for revision in before.revisions.iter().filter(|it| it.is_deleted).filter(is_lost) {
             let own = NamespacedName::new(name.namespace.clone(), &*revision.name);
-            self.ahead.extend(revision.decided.map(|decided| (own, decided)));
+            self.pending_decisions.extend(revision.decision.map(|decided| (own, decided)));
         }
     }
 
     /// Returns the Revisions for which a decision, or its explanation, is stored.
-    pub(super) fn decided(&self) -> impl Iterator<Item = NamespacedName> {
+    pub(super) fn decided_revisions(&self) -> impl Iterator<Item = NamespacedName> {
         let named = |(app, it): (&NamespacedName, &AppRevision)| {
             NamespacedName::new(app.namespace.clone(), &*it.name)
         };
         let all = self.world.apps.iter();
         all.flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)))
-            .filter(|(_, it)| it.decided.is_some())
+            .filter(|(_, it)| it.decision.is_some())
             .map(named)
-            .chain(self.ahead.keys().cloned())
-            .chain(self.world.decisions.keys().cloned())
+            .chain(self.pending_decisions.keys().cloned())
+            .chain(self.world.decision_explanations.keys().cloned())
     }
 
     /// Stores the decision on a Revision. Returns the app as it was before, if the decision changes it.
-    fn put_decided(
+    fn store_decision(
         &mut self,
         of: &NamespacedName,
         decided: Option<CurrentDecision>,
     ) -> Option<(NamespacedName, Box<AppState>)> {
-        let Some(name) = self.world.app_of(of) else {
+        let Some(name) = self.world.app_of_revision(of) else {
             match decided {
-                Some(decided) => self.ahead.insert(of.clone(), decided),
-                None => self.ahead.remove(of),
+                Some(decided) => self.pending_decisions.insert(of.clone(), decided),
+                None => self.pending_decisions.remove(of),
             };
             return None;
         };
-        self.ahead.remove(of);
+        self.pending_decisions.remove(of);
         let app = self.world.apps.get_mut(&name)?;
         let at = app.revisions.iter().position(|it| *it.name == *of.name)?;
-        (app.revisions[at].decided != decided).then(|| {
+        (app.revisions[at].decision != decided).then(|| {
             let before = app.clone();
-            app.revisions[at].decided = decided;
+            app.revisions[at].decision = decided;
             (name, before)
         })
     }
 }
 
 /// Returns the decision in an explanation, without its inputs.
-fn head(line: &str) -> &str {
+fn decision_summary(line: &str) -> &str {
     line.split_once(": ").map_or(line, |(head, _)| head)
 }
 
 /// Explains a decision with its inputs in one line. The line is written with the decision and not again while it holds,
 /// though the inputs go on changing: each change would be a write.
-fn explain(it: &ScaleDecision) -> String {
-    let pods = match it.wanted {
+fn explain_decision(it: &ScaleDecision) -> String {
+    let pods = match it.desired_scale {
         Some(1) => "1 pod".to_owned(),
         Some(wanted) => format!("{wanted} pods"),
         None => "as many pods as there are".to_owned(),
     };
-    let path = match it.path {
+    let path = match it.connection_path {
         ConnectionPath::Direct => "straight to pods",
         ConnectionPath::Activator => "through activators",
     };
-    let panics = if it.panicking { ", in panic" } else { "" };
+    let panics = if it.is_panicking { ", in panic" } else { "" };
     let reason = if it.reason.is_empty() { String::new() } else { format!("{}; ", it.reason) };
     format!(
         "{pods}, {path}: {reason}load {stable:.2} in the stable window, {panic:.2} in the panic window{panics}; \
          target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}{inputs}",
-        stable = it.stable,
-        panic = it.panic,
-        target = it.target,
+        stable = it.stable_load,
+        panic = it.panic_load,
+        target = it.target_load,
         ready = it.ready_pods,
         capacity = it.excess_burst_capacity,
-        inputs = it.inputs.as_ref().map(inputs).unwrap_or_default(),
+        inputs = it.inputs.as_ref().map(explain_inputs).unwrap_or_default(),
     )
 }
 
 /// Describes the inputs of a decision beside the averages, if its sender included them.
-fn inputs(it: &ScaleDecisionInputs) -> String {
-    let by_load = match it.by_load {
+fn explain_inputs(it: &ScaleDecisionInputs) -> String {
+    let by_load = match it.desired_by_load {
         Some(pods) => format!("load asks for {pods}"),
         None => "load is not known".to_owned(),
     };
     let most = if it.max_scale == 0 { "no limit".to_owned() } else { it.max_scale.to_string() };
-    let bound = if it.bound.is_empty() { "none" } else { it.bound.as_str() };
-    let sight = match it.sight {
-        UsageCoverage::Whole => "all of it",
+    let bound = if it.applied_bound.is_empty() { "none" } else { it.applied_bound.as_str() };
+    let sight = match it.coverage {
+        UsageCoverage::Complete => "all of it",
         UsageCoverage::Partial => "a part of it",
-        UsageCoverage::Blind => "none of it",
+        UsageCoverage::Missing => "none of it",
     };
     format!(
         "; {} in flight, {} of them waiting; windows of {} s and {} s; {by_load}; from {} to {most}; bound that held: \
@@ -202,29 +206,29 @@ mod tests {
             waiting: 140,
             stable_window: Duration::from_secs(60),
             panic_window: Duration::from_secs(6),
-            by_load: Some(5),
+            desired_by_load: Some(5),
             min_scale: 1,
             max_scale: 3,
-            bound: "max-scale".into(),
-            sight: UsageCoverage::Partial,
+            applied_bound: "max-scale".into(),
+            coverage: UsageCoverage::Partial,
         };
         let decision = ScaleDecision {
             revision: NamespacedName::new("default", "hello-00001"),
-            wanted: Some(3),
-            path: ConnectionPath::Activator,
-            activators: 2,
+            desired_scale: Some(3),
+            connection_path: ConnectionPath::Activator,
+            activator_count: 2,
             activity: RevisionActivity::Active,
-            stable: 70.0,
-            panic: 300.0,
-            target: 70.0,
+            stable_load: 70.0,
+            panic_load: 300.0,
+            target_load: 70.0,
             ready_pods: 1,
-            panicking: true,
+            is_panicking: true,
             excess_burst_capacity: -1.0,
             reason: "max-scale".into(),
             inputs: Some(inputs),
         };
         assert_eq!(
-            explain(&decision),
+            explain_decision(&decision),
             "3 pods, through activators: max-scale; load 70.00 in the stable window, 300.00 in the panic window, in \
              panic; target 70.00 a pod; 1 ready; excess burst capacity -1; 300 in flight, 140 of them waiting; windows \
              of 60 s and 6 s; load asks for 5; from 1 to 3; bound that held: max-scale; load that is seen: a part of it"

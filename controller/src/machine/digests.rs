@@ -4,7 +4,7 @@ use common::wire::NamespacedName;
 
 use super::ControllerStateMachine;
 use crate::{
-    digests::queue::{DigestRequest, PullAccount},
+    image_digests::queue::{DigestRequest, PullAccount},
     plan::{CONTAINER_MISSING, TemplateFacts},
     world::{AppRevision, AppState, ConditionReason, PlatformKind, UnixMillis},
 };
@@ -14,13 +14,13 @@ pub type DigestResolution = Result<Vec<(String, String)>, String>;
 
 impl ControllerStateMachine {
     /// Adds to the effects the Revisions whose digests are missing, and those that were deleted before they had any.
-    pub(super) fn ask_digests(
+    pub(super) fn request_digests(
         &mut self,
         app: &NamespacedName,
         before: &AppState,
         after: Option<&AppState>,
     ) {
-        if self.world.settings.platform != PlatformKind::Kubernetes || !self.world.leads {
+        if self.world.settings.platform != PlatformKind::Kubernetes || !self.world.is_leader {
             return;
         }
         let open = |it: &&AppRevision| it.digests.is_empty();
@@ -28,22 +28,22 @@ impl ControllerStateMachine {
         let wanted = after.iter().flat_map(|app| &app.revisions).filter(open);
         let lost = |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
         let lost = before.revisions.iter().filter(open).filter(lost);
-        self.effects.resolve.extend(wanted.chain(lost).map(named));
+        self.effects.revisions_to_resolve.extend(wanted.chain(lost).map(named));
     }
 
     /// Returns the query for a Revision's digests; `None` if it has them already, or this replica is not the leader.
-    pub fn wanted_digests(&self, name: &NamespacedName) -> Option<DigestRequest> {
+    pub fn digest_query(&self, name: &NamespacedName) -> Option<DigestRequest> {
         let revision = self.world.revision(&name.namespace, &name.name)?;
-        if !revision.digests.is_empty() || !self.world.leads {
+        if !revision.digests.is_empty() || !self.world.is_leader {
             return None;
         }
-        let facts = TemplateFacts::of(revision, &self.world);
+        let facts = TemplateFacts::of_revision(revision, &self.world);
         let pod = &facts.template.spec.pod;
         let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
         let image = |it: &k8s_openapi::api::core::v1::Container| {
             (it.name.clone(), it.image.clone().unwrap_or_default())
         };
-        let config = &self.world.settings.configs.deployment;
+        let config = &self.world.settings.config_maps.deployment;
         let secrets = pod.image_pull_secrets.iter().flatten().map(|it| it.name.clone());
         Some(DigestRequest {
             account: PullAccount {
@@ -52,20 +52,20 @@ impl ControllerStateMachine {
                 pull_secrets: secrets.collect(),
             },
             images: containers.map(image).collect(),
-            skipped: config.skipped_registries.clone(),
+            skipped_registries: config.skipped_registries.clone(),
             timeout: config.digest_timeout,
         })
     }
 
     /// Stores the digests of a Revision, or the error.
-    pub(super) fn resolved(
+    pub(super) fn handle_digests_resolved(
         &mut self,
         name: &NamespacedName,
         resolved: DigestResolution,
         now: UnixMillis,
     ) {
-        let Some(owner) = self.world.app_of(name) else { return };
-        self.change(owner, now, |app, _| {
+        let Some(owner) = self.world.app_of_revision(name) else { return };
+        self.change_app(owner, now, |app, _| {
             let mut all = app.revisions.iter_mut();
             let Some(revision) = all.find(|it| *it.name == *name.name) else { return };
             match resolved {

@@ -7,12 +7,12 @@ use tracing::warn;
 
 use super::ControllerStateMachine;
 use crate::{
-    followers, plan,
+    drain_acks, plan,
     world::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
 };
 
 /// Maximum number of unknown pods that are kept per reporter; a node has a few hundred pods.
-const EARLY: usize = 1000;
+const MAX_UNPLACED_REPORTS: usize = 1000;
 
 /// Pods that one reporter has named.
 #[derive(Debug, Default)]
@@ -20,69 +20,84 @@ pub(super) struct ReporterPods {
     /// Name of the node on which the reporter runs.
     node: String,
     pods: BTreeSet<String>,
-    unnamed: Option<BTreeSet<String>>,
+    unconfirmed_pods: Option<BTreeSet<String>>,
     /// Reports of pods whose node the API server has not stated yet.
-    early: BTreeMap<String, PodObservation>,
+    unplaced_reports: BTreeMap<String, PodObservation>,
 }
 
 /// Node of a pod, as seen from a reporter.
 enum PodPlacement {
     /// The pod is on the reporter's node, so the reporter's state of it is used.
-    Here,
+    ReporterNode,
     /// The pod is on this other node, whose agent alone may report it.
-    There(String),
+    OtherNode(String),
     /// The pod's node is not known yet.
     Unknown,
 }
 
 impl ControllerStateMachine {
-    pub(super) fn report_begin(&mut self, who: &ComponentReplica, stream: u64, now: UnixMillis) {
-        let was_away = self.world.is_away(&who.node);
-        self.world.followers.begin(&reporter(who), stream);
-        self.node_changed(&who.node, was_away, now);
-        let report = self.reports.entry(reporter(who)).or_default();
+    pub(super) fn handle_report_begin(
+        &mut self,
+        who: &ComponentReplica,
+        stream: u64,
+        now: UnixMillis,
+    ) {
+        let was_away = self.world.is_node_lost(&who.node);
+        self.world.drain_acks.begin_stream(&reporter_key(who), stream);
+        self.handle_node_change(&who.node, was_away, now);
+        let report = self.pods_by_reporter.entry(reporter_key(who)).or_default();
         report.node.clone_from(&who.node);
         // Pods that the last stream did not name again before it ended are still to be named.
         let named = std::mem::take(&mut report.pods);
-        report.unnamed.get_or_insert_default().extend(named);
+        report.unconfirmed_pods.get_or_insert_default().extend(named);
     }
 
-    pub(super) fn report_synced(&mut self, who: &ComponentReplica, stream: u64, now: UnixMillis) {
-        self.world.followers.synced(&reporter(who), stream);
-        let Some(report) = self.reports.get_mut(&reporter(who)) else { return };
-        let Some(mut gone) = report.unnamed.take() else { return };
-        gone.iter().for_each(|uid| drop(report.early.remove(uid)));
+    pub(super) fn handle_report_synced(
+        &mut self,
+        who: &ComponentReplica,
+        stream: u64,
+        now: UnixMillis,
+    ) {
+        self.world.drain_acks.handle_synced(&reporter_key(who), stream);
+        let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(who)) else { return };
+        let Some(mut gone) = report.unconfirmed_pods.take() else { return };
+        gone.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
         if who.role == ComponentRole::Agent && self.world.settings.platform == PlatformKind::Local {
             let remembered = self.world.apps.values().flat_map(|app| app.pods());
-            let remembered = remembered.filter(|(_, pod)| pod.remembered.is_some());
+            let remembered = remembered.filter(|(_, pod)| pod.restored_address.is_some());
             let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
             gone.extend(silent.map(|(_, pod)| pod.uid.to_string()));
         }
         for uid in gone {
-            self.forget_seen(&uid, now);
+            self.remove_pod_report(&uid, now);
         }
     }
 
-    pub(super) fn report_end(&mut self, who: &ComponentReplica, stream: u64, now: UnixMillis) {
-        let was_away = self.world.is_away(&who.node);
-        self.world.followers.end(&reporter(who), stream);
-        self.node_changed(&who.node, was_away, now);
-        self.settle_draining(now);
+    pub(super) fn handle_report_end(
+        &mut self,
+        who: &ComponentReplica,
+        stream: u64,
+        now: UnixMillis,
+    ) {
+        let was_away = self.world.is_node_lost(&who.node);
+        self.world.drain_acks.end_stream(&reporter_key(who), stream);
+        self.handle_node_change(&who.node, was_away, now);
+        self.reconcile_draining_apps(now);
     }
 
     /// Handles the end of a reporter's pod. A pod that it reported as not ready may have become ready, which others
     /// report then. For a pod that it reported as ready, the kubelet reports the end of readiness.
-    pub(super) fn report_lost(&mut self, who: &str, now: UnixMillis) {
-        let Some(report) = self.reports.get(who) else { return };
-        let waits = |uid: &&String| self.world.seen.get(*uid).is_some_and(|it| !it.ready);
+    pub(super) fn handle_reporter_lost(&mut self, who: &str, now: UnixMillis) {
+        let Some(report) = self.pods_by_reporter.get(who) else { return };
+        let waits = |uid: &&String| self.world.pod_reports.get(*uid).is_some_and(|it| !it.ready);
         for uid in report.pods.iter().filter(waits).cloned().collect::<Vec<_>>() {
-            self.forget_seen(&uid, now);
+            self.remove_pod_report(&uid, now);
         }
     }
 
     /// Handles a drain acknowledgement, or its withdrawal.
-    pub(super) fn avoid(
+    pub(super) fn handle_drain_ack(
         &mut self,
         who: &ComponentReplica,
         stream: u64,
@@ -90,25 +105,25 @@ impl ControllerStateMachine {
         avoids: bool,
         now: UnixMillis,
     ) {
-        let (followers, who) = (&mut self.world.followers, reporter(who));
+        let (followers, who) = (&mut self.world.drain_acks, reporter_key(who));
         if avoids {
-            followers.avoids(&who, stream, uid);
+            followers.acknowledge(&who, stream, uid);
         } else {
-            followers.avoids_no_more(&who, stream, uid);
+            followers.withdraw(&who, stream, uid);
         }
-        let Some(app) = self.owners.get(uid).cloned() else { return };
-        if self.draining.contains(&app) {
-            self.settle(&app, None, false, now);
+        let Some(app) = self.app_by_pod_uid.get(uid).cloned() else { return };
+        if self.draining_apps.contains(&app) {
+            self.reconcile_app(&app, None, false, now);
         }
     }
 
     /// Records that the activator names each service that it routes to some Revision.
-    pub(super) fn names_routed(&mut self, who: &ComponentReplica, stream: u64) {
-        self.world.followers.names_routed(&reporter(who), stream);
+    pub(super) fn begin_routed_services(&mut self, who: &ComponentReplica, stream: u64) {
+        self.world.drain_acks.begin_routed_services(&reporter_key(who), stream);
     }
 
     /// Records that the activator routes the service to some Revision, or no longer does.
-    pub(super) fn routed(
+    pub(super) fn handle_service_routed(
         &mut self,
         who: &ComponentReplica,
         stream: u64,
@@ -116,55 +131,62 @@ impl ControllerStateMachine {
         leads: bool,
         now: UnixMillis,
     ) {
-        self.world.followers.routed(&reporter(who), stream, name, leads);
-        let Some(app) = self.world.app_named(name) else { return };
+        self.world.drain_acks.set_service_routed(&reporter_key(who), stream, name, leads);
+        let Some(app) = self.world.app_of_route_name(name) else { return };
         // A Route becomes ready only once every activator routes its names.
         let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
         if leads && self.world.apps.get(&app).is_some_and(|it| waits(it)) {
-            self.settle(&app, None, false, now);
+            self.reconcile_app(&app, None, false, now);
         }
     }
 
-    pub(super) fn see(&mut self, who: &ComponentReplica, seen: PodObservation, now: UnixMillis) {
-        let place = self.place(&who.node, &seen.uid);
+    pub(super) fn handle_pod_report(
+        &mut self,
+        who: &ComponentReplica,
+        seen: PodObservation,
+        now: UnixMillis,
+    ) {
+        let place = self.pod_placement(&who.node, &seen.uid);
         // Checked first: a compromised agent must not be able to speak for the pods of other nodes.
-        if let PodPlacement::There(node) = place {
+        if let PodPlacement::OtherNode(node) = place {
             return self.refuse_report(&who.node, &seen.uid, &node);
         }
-        let report = self.reports.entry(reporter(who)).or_default();
+        let report = self.pods_by_reporter.entry(reporter_key(who)).or_default();
         report.node.clone_from(&who.node);
         report.pods.insert(seen.uid.clone());
-        if let Some(unnamed) = &mut report.unnamed {
+        if let Some(unnamed) = &mut report.unconfirmed_pods {
             unnamed.remove(&seen.uid);
         }
         match place {
-            PodPlacement::Unknown if report.early.len() < EARLY => {
-                report.early.insert(seen.uid.clone(), seen);
+            PodPlacement::Unknown if report.unplaced_reports.len() < MAX_UNPLACED_REPORTS => {
+                report.unplaced_reports.insert(seen.uid.clone(), seen);
             }
             // Beyond the bound, the report is dropped; the agent's next stream repeats it.
-            PodPlacement::Unknown | PodPlacement::There(_) => {}
-            PodPlacement::Here => self.put_seen(seen, now),
+            PodPlacement::Unknown | PodPlacement::OtherNode(_) => {}
+            PodPlacement::ReporterNode => self.store_pod_report(seen, now),
         }
     }
 
     /// Handles the first statement of a pod's node: earlier reports of the pod are applied or refused now.
-    pub(super) fn take_early(&mut self, uid: &str, now: UnixMillis) {
-        let holds = |report: &&ReporterPods| report.early.contains_key(uid);
+    pub(super) fn apply_unplaced_reports(&mut self, uid: &str, now: UnixMillis) {
+        let holds = |report: &&ReporterPods| report.unplaced_reports.contains_key(uid);
         let nodes: Vec<String> =
-            self.reports.values().filter(holds).map(|it| it.node.clone()).collect();
+            self.pods_by_reporter.values().filter(holds).map(|it| it.node.clone()).collect();
         for node in nodes {
-            let place = self.place(&node, uid);
-            let mut reports = self.reports.values_mut().filter(|it| it.node == node);
-            let Some(report) = reports.find(|it| it.early.contains_key(uid)) else { continue };
+            let place = self.pod_placement(&node, uid);
+            let mut reports = self.pods_by_reporter.values_mut().filter(|it| it.node == node);
+            let Some(report) = reports.find(|it| it.unplaced_reports.contains_key(uid)) else {
+                continue;
+            };
             match place {
                 PodPlacement::Unknown => {}
-                PodPlacement::Here => {
-                    if let Some(seen) = report.early.remove(uid) {
-                        self.put_seen(seen, now);
+                PodPlacement::ReporterNode => {
+                    if let Some(seen) = report.unplaced_reports.remove(uid) {
+                        self.store_pod_report(seen, now);
                     }
                 }
-                PodPlacement::There(other) => {
-                    report.early.remove(uid);
+                PodPlacement::OtherNode(other) => {
+                    report.unplaced_reports.remove(uid);
                     report.pods.remove(uid);
                     self.refuse_report(&node, uid, &other);
                 }
@@ -174,87 +196,94 @@ impl ControllerStateMachine {
 
     /// Forgets all reports of a pod that has ended.
     pub(super) fn forget_reports(&mut self, uid: &str) {
-        self.world.seen.remove(uid);
-        self.world.followers.forget(uid);
-        for report in self.reports.values_mut() {
-            report.early.remove(uid);
+        self.world.pod_reports.remove(uid);
+        self.world.drain_acks.forget_pod(uid);
+        for report in self.pods_by_reporter.values_mut() {
+            report.unplaced_reports.remove(uid);
             report.pods.remove(uid);
         }
     }
 
-    fn put_seen(&mut self, seen: PodObservation, now: UnixMillis) {
-        let Some(app) = self.owners.get(&seen.uid).cloned() else { return };
+    fn store_pod_report(&mut self, seen: PodObservation, now: UnixMillis) {
+        let Some(app) = self.app_by_pod_uid.get(&seen.uid).cloned() else { return };
         let (uid, idle) = (seen.uid.clone(), seen.in_flight == 0);
-        let known = self.world.seen.get(&uid);
+        let known = self.world.pod_reports.get(&uid);
         let same = known
             .is_some_and(|it| *it == PodObservation { in_flight: it.in_flight, ..seen.clone() });
         // Most reports change only counts, which need no plan.
-        let told = if same { None } else { plan::serves(&self.world, &app, &uid) };
-        self.world.seen.insert(uid.clone(), seen);
+        let told = if same { None } else { plan::serving_addresses(&self.world, &app, &uid) };
+        self.world.pod_reports.insert(uid.clone(), seen);
         // After a restart, agents report every pod in a state that the kubelet has already reported.
-        let same = same || told.is_some() && told == plan::serves(&self.world, &app, &uid);
-        if !same || (idle && self.draining.contains(&app)) {
-            self.settle(&app, None, false, now);
+        let same =
+            same || told.is_some() && told == plan::serving_addresses(&self.world, &app, &uid);
+        if !same || (idle && self.draining_apps.contains(&app)) {
+            self.reconcile_app(&app, None, false, now);
         }
     }
 
-    pub(super) fn unsee(&mut self, who: &ComponentReplica, uid: &str, now: UnixMillis) {
-        if let PodPlacement::There(node) = self.place(&who.node, uid) {
+    pub(super) fn handle_report_withdrawn(
+        &mut self,
+        who: &ComponentReplica,
+        uid: &str,
+        now: UnixMillis,
+    ) {
+        if let PodPlacement::OtherNode(node) = self.pod_placement(&who.node, uid) {
             return self.refuse_report(&who.node, uid, &node);
         }
-        if let Some(report) = self.reports.get_mut(&reporter(who)) {
+        if let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(who)) {
             report.pods.remove(uid);
-            report.early.remove(uid);
+            report.unplaced_reports.remove(uid);
         }
-        self.forget_seen(uid, now);
+        self.remove_pod_report(uid, now);
     }
 
     /// Handles a pod that its agent does not see: it does not serve, even if it was restored as serving.
-    fn forget_seen(&mut self, uid: &str, now: UnixMillis) {
-        let seen = self.world.seen.remove(uid).is_some();
-        let Some(name) = self.owners.get(uid).cloned() else { return };
+    fn remove_pod_report(&mut self, uid: &str, now: UnixMillis) {
+        let seen = self.world.pod_reports.remove(uid).is_some();
+        let Some(name) = self.app_by_pod_uid.get(uid).cloned() else { return };
         let pods = self.world.apps.get_mut(&name).map(|app| &mut app.revisions);
         let mut pods = pods.into_iter().flatten().flat_map(|it| &mut it.pods);
-        let remembered = pods.find(|pod| *pod.uid == *uid).and_then(|it| it.remembered.take());
+        let remembered =
+            pods.find(|pod| *pod.uid == *uid).and_then(|it| it.restored_address.take());
         if seen || remembered.is_some() {
-            self.settle(&name, None, false, now);
+            self.reconcile_app(&name, None, false, now);
         }
     }
 
     /// Returns the place of a pod, according to the API server, relative to an agent on `node`.
-    fn place(&self, node: &str, uid: &str) -> PodPlacement {
-        let app = self.owners.get(uid).and_then(|app| self.world.apps.get(app));
+    fn pod_placement(&self, node: &str, uid: &str) -> PodPlacement {
+        let app = self.app_by_pod_uid.get(uid).and_then(|app| self.world.apps.get(app));
         let pod = app.and_then(|app| app.pods().find(|(_, pod)| *pod.uid == *uid));
-        match pod.map(|(_, pod)| pod.placed.as_deref()) {
+        match pod.map(|(_, pod)| pod.kube_status.as_deref()) {
             None => PodPlacement::Unknown,
             // Pods without a placement are the local node's.
-            Some(None) => PodPlacement::Here,
+            Some(None) => PodPlacement::ReporterNode,
             Some(Some(placed)) if placed.node.is_empty() => PodPlacement::Unknown,
-            Some(Some(placed)) if *placed.node == *node => PodPlacement::Here,
-            Some(Some(placed)) => PodPlacement::There(placed.node.to_string()),
+            Some(Some(placed)) if *placed.node == *node => PodPlacement::ReporterNode,
+            Some(Some(placed)) => PodPlacement::OtherNode(placed.node.to_string()),
         }
     }
 
     /// Refuses a report of a pod on another node: the reporter could attract the pod's requests, or keep them from it.
     fn refuse_report(&mut self, from: &str, pod: &str, node: &str) {
         warn!(from, pod, node, "report refused: the pod runs on another node");
-        self.effects.refused += 1;
+        self.effects.refused_reports += 1;
     }
 
-    pub(super) fn settle_draining(&mut self, now: UnixMillis) {
-        for name in self.draining.clone() {
-            self.settle(&name, None, false, now);
+    pub(super) fn reconcile_draining_apps(&mut self, now: UnixMillis) {
+        for name in self.draining_apps.clone() {
+            self.reconcile_app(&name, None, false, now);
         }
     }
 }
 
 /// Returns the key of a reporter: an agent and an activator may have the same name.
-pub(super) fn reporter(who: &ComponentReplica) -> String {
-    followers::named(who.role, &who.name)
+pub(super) fn reporter_key(who: &ComponentReplica) -> String {
+    drain_acks::reporter_id(who.role, &who.name)
 }
 
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
-pub(super) fn forget_revived(
+pub(super) fn forget_revived_pods(
     world: &mut ClusterState,
     before: &crate::world::AppState,
     after: Option<&crate::world::AppState>,
@@ -263,7 +292,7 @@ pub(super) fn forget_revived(
     for (_, pod) in before.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());
         if !left.any(|(_, it)| it.uid == pod.uid && drains(it)) {
-            world.followers.forget(&pod.uid);
+            world.drain_acks.forget_pod(&pod.uid);
         }
     }
 }

@@ -10,9 +10,9 @@ use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     children,
     config_maps::{self, Flag, deployment::DefaultAffinityType},
+    desired,
     plan::TemplateCache,
-    policy::ScalePolicyConfig,
-    want,
+    scale_policy::ScalePolicyConfig,
     world::{ControllerSettings, PlatformKind, UnixMillis},
 };
 
@@ -28,25 +28,25 @@ pub struct ConfigMapEventRecord {
 }
 
 /// Number of apps whose objects are checked together after a change of settings: 100 per second in all.
-const AT_ONCE: usize = 10;
+const REWRITE_BATCH: usize = 10;
 /// Milliseconds until the next apps are checked.
-const PAUSE_MS: u64 = 100;
+const REWRITE_INTERVAL_MS: u64 = 100;
 /// Name of the timer for the next apps, which no app can have.
-pub(super) const REWRITE: NamespacedName = NamespacedName::EMPTY;
+pub(super) const REWRITE_TIMER_KEY: NamespacedName = NamespacedName::EMPTY;
 
 impl ControllerStateMachine {
     /// Handles a ConfigMap. Only those of the system namespace have an effect.
-    pub(super) fn observe_config(
+    pub(super) fn observe_config_map(
         &mut self,
         name: &NamespacedName,
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        if name.namespace != self.world.settings.namespace {
+        if name.namespace != self.world.settings.system_namespace {
             return;
         }
         let mut settings = ControllerSettings::clone(&self.world.settings);
-        let update = settings.configs.observe(&name.name, object);
+        let update = settings.config_maps.observe(&name.name, object);
         let mut fresh = Vec::new();
         for event in update.events {
             let (reason, message) = (event.reason, event.message.as_str());
@@ -59,83 +59,85 @@ impl ControllerStateMachine {
             let uid = uid.unwrap_or_default().to_owned();
             fresh.push(ConfigMapEventRecord { name: name.clone(), uid, event });
         }
-        if self.world.leads {
-            self.effects.news.extend(fresh);
+        if self.world.is_leader {
+            self.effects.config_map_events.extend(fresh);
         } else {
             // The leader records Events; this replica records its warnings if it becomes the leader.
             fresh.retain(|it| it.event.is_warning);
-            self.untold.insert(name.clone(), fresh);
+            self.unrecorded_events.insert(name.clone(), fresh);
         }
-        settings.adopt();
+        settings.apply_config_maps();
         self.world.settings = Arc::new(settings);
         if update.is_changed {
-            self.say_settings();
+            self.update_settings_route();
             // Templates were parsed with the old settings.
-            self.world.templates = TemplateCache::default();
+            self.world.template_cache = TemplateCache::default();
             let all: Vec<NamespacedName> = self.world.apps.keys().cloned().collect();
             for app in &all {
-                self.settle(app, None, false, now);
+                self.reconcile_app(app, None, false, now);
             }
-            self.settle_mappings(now);
+            self.reconcile_all_mappings(now);
             // Objects reflect the settings at the time of their creation. A replica that becomes the leader names all
             // of them.
-            if self.world.leads && self.world.settings.platform == PlatformKind::Kubernetes {
-                self.stale = all.into();
-                self.rewrite(now);
+            if self.world.is_leader && self.world.settings.platform == PlatformKind::Kubernetes {
+                self.apps_to_rewrite = all.into();
+                self.rewrite_next_apps(now);
             }
         }
     }
 
     /// Updates the settings for all services in the RouteTable, or removes them if all are defaults.
-    fn say_settings(&self) {
-        match self.world.settings.said() {
+    fn update_settings_route(&self) {
+        match self.world.settings.route_settings() {
             Some(it) => {
-                self.routes
-                    .set(RouteKey::Settings, RouteFingerprint::of(&RouteChange::Settings(it)));
+                self.routes.set(
+                    RouteKey::Settings,
+                    RouteFingerprint::of_change(&RouteChange::Settings(it)),
+                );
             }
             None => self.routes.remove(&RouteKey::Settings),
         }
     }
 
     /// Names the objects of some more apps, and sets a timer for the rest: a setting concerns every service.
-    pub(super) fn rewrite(&mut self, now: UnixMillis) {
-        for _ in 0..AT_ONCE {
-            let Some(name) = self.stale.pop_front() else { return };
+    pub(super) fn rewrite_next_apps(&mut self, now: UnixMillis) {
+        for _ in 0..REWRITE_BATCH {
+            let Some(name) = self.apps_to_rewrite.pop_front() else { return };
             if let Some(app) = self.world.apps.get(&name) {
-                self.effects.keys.extend(want::keys(&name, app, &self.world));
+                self.effects.changed_keys.extend(desired::app_keys(&name, app, &self.world));
             }
         }
-        self.timers.insert((now.plus_ms(PAUSE_MS), REWRITE));
+        self.timers.insert((now.plus_ms(REWRITE_INTERVAL_MS), REWRITE_TIMER_KEY));
     }
 }
 
 impl ControllerSettings {
     /// Returns the settings as the RouteTable contains them; `None`: all are defaults.
-    pub(super) fn said(&self) -> Option<wire::GlobalSettings> {
-        let request_log = self.configs.observability.request_log.clone();
-        let edge = self.configs.network.edge.clone();
-        wire::GlobalSettings { request_log, levels: self.configs.logging.levels(), edge }.said()
+    pub(super) fn route_settings(&self) -> Option<wire::GlobalSettings> {
+        let request_log = self.config_maps.observability.request_log.clone();
+        let edge = self.config_maps.network.edge.clone();
+        wire::GlobalSettings { request_log, log_levels: self.config_maps.logging.levels(), edge }
+            .if_not_default()
     }
 
     /// Derives the settings of scaling and of Deployments from the ConfigMaps.
-    fn adopt(&mut self) {
-        let configs = &self.configs;
+    fn apply_config_maps(&mut self) {
+        let configs = &self.config_maps;
         let (deployment, defaults) = (&configs.deployment, &configs.defaults);
-        self.autoscaler = ScalePolicyConfig::clone(&configs.autoscaler);
-        self.autoscaler.policy.progress_deadline = deployment.progress_deadline;
+        self.scale_policy = ScalePolicyConfig::clone(&configs.autoscaler);
+        self.scale_policy.policy.progress_deadline = deployment.progress_deadline;
         let deadline = i32::try_from(deployment.progress_deadline.as_secs()).unwrap_or(i32::MAX);
-        self.children = children::DeploymentSettings {
+        self.deployment = children::DeploymentSettings {
             progress_deadline_seconds: deadline,
             spread_over_nodes: deployment.affinity == DefaultAffinityType::Spread,
             runtime_classes: deployment.runtime_classes(),
-            service_links: defaults.enable_service_links,
-            automount_token: defaults.automount_service_account_token,
+            enable_service_links: defaults.enable_service_links,
+            automount_service_account_token: defaults.automount_service_account_token,
             probe_any_port: configs.features.multi_container_probing == Flag::Enabled,
-            wait_for_drain: self.children.wait_for_drain,
+            wait_for_drain: self.deployment.wait_for_drain,
         };
     }
 }
 
 #[cfg(test)]
-#[path = "settings/tests.rs"]
 mod tests;

@@ -1,14 +1,14 @@
 use std::collections::BTreeMap;
 
 use common::{
-    node::{LocalContainerState, LocalContainerStatus, LocalPodPhase as NodePhase},
+    local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase as NodePhase},
     wire::{ComponentRole, ConnectionPath, RevisionActivity, RouteTable, RoutingPhase},
 };
 
 use super::*;
 use crate::{
     parse::{self, ManifestDocument},
-    policy::ScalePolicyConfig,
+    scale_policy::ScalePolicyConfig,
     world::RoutingState,
 };
 
@@ -34,7 +34,7 @@ pub(super) struct MachineSim {
 
 impl MachineSim {
     pub(super) fn new() -> Self {
-        let world = ClusterState { seed: 7, ..ClusterState::default() };
+        let world = ClusterState { uid_seed: 7, ..ClusterState::default() };
         Self {
             machine: ControllerStateMachine::new(world, Outbox::new()),
             now: UnixMillis(1_000_000),
@@ -46,35 +46,35 @@ impl MachineSim {
 
     pub(super) fn step(&mut self, event: ControllerEvent) {
         let effects = self.machine.step(self.now, event);
-        for pod in effects.start {
+        for pod in effects.pods_to_start {
             assert!(self.pods.insert(pod.uid.clone(), pod).is_none(), "ordered once");
         }
-        for uid in effects.stop {
+        for uid in effects.pods_to_stop {
             assert!(self.pods.remove(&uid).is_some(), "only what was ordered is stopped");
         }
-        for (name, addresses) in effects.names {
+        for (name, addresses) in effects.dns_names {
             match addresses.is_empty() {
                 true => drop(self.names.remove(&name)),
                 false => drop(self.names.insert(name, addresses)),
             }
         }
-        self.objects = effects.objects.into_iter().collect();
+        self.objects = effects.changed_objects.into_iter().collect();
     }
 
     pub(super) fn apply(&mut self, text: &str) {
-        for document in parse::documents(text, &ScalePolicyConfig::default()) {
+        for document in parse::manifest_documents(text, &ScalePolicyConfig::default()) {
             match document {
                 ManifestDocument::Service(name, manifest) => {
-                    self.step(ControllerEvent::Apply(name, manifest))
+                    self.step(ControllerEvent::ManifestApplied(name, manifest))
                 }
                 ManifestDocument::Refused(name, why) => {
-                    self.step(ControllerEvent::Refuse(name.expect("a name"), why));
+                    self.step(ControllerEvent::ManifestRejected(name.expect("a name"), why));
                 }
             }
         }
     }
 
-    pub(super) fn pass(&mut self, ms: u64) {
+    pub(super) fn advance_time(&mut self, ms: u64) {
         self.now = self.now.plus_ms(ms);
         self.step(ControllerEvent::Tick);
     }
@@ -96,38 +96,39 @@ impl MachineSim {
     pub(super) fn table(&self) -> RouteTable {
         let mut table = RouteTable::default();
         let mut cursor = self.machine.routes.subscribe();
-        let first = cursor.take().expect("a first batch");
-        for (_, change) in self.machine.states(first, &mut cursor).steps {
+        let first = cursor.try_next().expect("a first batch");
+        for (_, change) in self.machine.route_messages(first, &mut cursor).changes {
             match change.expect("a state") {
                 RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
                 RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
                 RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
                 RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
-                RouteChange::Replicas(it) => drop(table.replicas.insert(it.part, it)),
+                RouteChange::Replicas(it) => drop(table.replicas.insert(it.component, it)),
                 RouteChange::Settings(it) => table.settings = it,
-                RouteChange::Gone(_) | RouteChange::Synced => unreachable!("states only"),
+                RouteChange::Removed(_) | RouteChange::Synced => unreachable!("states only"),
             }
         }
         table
     }
 
     pub(super) fn decide(&mut self, wanted: u32) {
-        self.step(ControllerEvent::Decide(decision("hello-00001", wanted)));
+        self.step(ControllerEvent::DecisionReceived(decision("hello-00001", wanted)));
     }
 
-    pub(super) fn uids(&self) -> Vec<String> {
+    pub(super) fn pod_uids(&self) -> Vec<String> {
         self.pods.keys().cloned().collect()
     }
 
-    pub(super) fn see(&mut self, uid: &str, change: impl FnOnce(&mut PodObservation)) {
-        let mut seen = self.machine.world.seen.get(uid).cloned().unwrap_or_else(|| seen(uid));
+    pub(super) fn report_pod(&mut self, uid: &str, change: impl FnOnce(&mut PodObservation)) {
+        let mut seen =
+            self.machine.world.pod_reports.get(uid).cloned().unwrap_or_else(|| pod_seen(uid));
         change(&mut seen);
-        self.step(ControllerEvent::Seen(agent(), seen));
+        self.step(ControllerEvent::PodReported(agent(), seen));
     }
 
-    pub(super) fn ready_all(&mut self) {
-        for uid in self.uids() {
-            self.see(&uid, |_| ());
+    pub(super) fn report_all_ready(&mut self) {
+        for uid in self.pod_uids() {
+            self.report_pod(&uid, |_| ());
         }
     }
 
@@ -164,7 +165,7 @@ impl MachineSim {
         let containers = vec![container];
         let addresses = vec![IpAddr::from([10, 244, 0, 9])];
         let uid = uid.to_owned();
-        self.step(ControllerEvent::Status(LocalPodStatus {
+        self.step(ControllerEvent::LocalPodStatus(LocalPodStatus {
             uid,
             phase,
             addresses,
@@ -188,32 +189,32 @@ pub(super) fn activator() -> ComponentReplica {
     ComponentReplica { role: ComponentRole::Activator, name: "n1".into(), node: "n1".into() }
 }
 
-pub(crate) fn seen(uid: &str) -> PodObservation {
+pub(crate) fn pod_seen(uid: &str) -> PodObservation {
     PodObservation {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),
-        also: None,
+        other_family_address: None,
         listening: true,
         ready: true,
         drained: false,
         in_flight: 0,
         listening_since_ns: 1,
-        trouble: String::new(),
+        not_ready_reason: String::new(),
     }
 }
 
 pub(super) fn decision(revision: &str, wanted: u32) -> ScaleDecision {
     ScaleDecision {
         revision: NamespacedName::new("default", revision),
-        wanted: Some(wanted),
-        path: ConnectionPath::Direct,
-        activators: 0,
+        desired_scale: Some(wanted),
+        connection_path: ConnectionPath::Direct,
+        activator_count: 0,
         activity: if wanted > 0 { RevisionActivity::Active } else { RevisionActivity::Inactive },
-        stable: 0.0,
-        panic: 0.0,
-        target: 70.0,
+        stable_load: 0.0,
+        panic_load: 0.0,
+        target_load: 70.0,
         ready_pods: 0,
-        panicking: false,
+        is_panicking: false,
         excess_burst_capacity: 0.0,
         reason: "test".into(),
         inputs: None,
@@ -257,9 +258,9 @@ fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each()
     assert_eq!(env, want);
     assert_eq!(sim.phases(), [RoutingPhase::Starting]);
     // The node has not reported any status yet.
-    sim.see(&uid, |_| ());
+    sim.report_pod(&uid, |_| ());
     assert_eq!(sim.phases(), [RoutingPhase::Ready]);
-    assert_eq!(sim.table().services[&hello()].path, ConnectionPath::Direct);
+    assert_eq!(sim.table().services[&hello()].connection_path, ConnectionPath::Direct);
 }
 
 /// Knative admits such a template too: the initial scale is reached once, and then the maximum holds.
@@ -270,39 +271,39 @@ fn an_initial_scale_above_the_maximum_becomes_ready() {
     sim.apply(&HELLO.replace(r#""0""#, bounds));
     assert_eq!(sim.pods.len(), 3);
     let uids: Vec<String> = sim.pods.keys().cloned().collect();
-    uids.iter().for_each(|uid| sim.see(uid, |_| ()));
+    uids.iter().for_each(|uid| sim.report_pod(uid, |_| ()));
     assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
     let serving = sim.phases().into_iter().filter(|it| *it == RoutingPhase::Ready).count();
     assert_eq!(serving, 1, "the maximum holds from then on");
 }
 
 /// Returns a ready pod, and an agent on stream 1 and an activator on stream 2 that may connect to it.
-fn one_pod_with_two_followers() -> (MachineSim, String) {
+fn one_pod_with_two_reporters() -> (MachineSim, String) {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportBegin(agent(), 1));
-    sim.step(ControllerEvent::ReportBegin(activator(), 2));
+    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin(activator(), 2));
     sim.decide(1);
-    sim.ready_all();
-    let uid = sim.uids()[0].clone();
+    sim.report_all_ready();
+    let uid = sim.pod_uids()[0].clone();
     (sim, uid)
 }
 
 #[test]
-fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
-    let (mut sim, uid) = one_pod_with_two_followers();
-    sim.see(&uid, |it| it.in_flight = 1);
+fn a_pod_stops_after_all_drain_acks_and_its_last_request() {
+    let (mut sim, uid) = one_pod_with_two_reporters();
+    sim.report_pod(&uid, |it| it.in_flight = 1);
     sim.decide(0);
     assert_eq!(sim.phases(), [RoutingPhase::Draining]);
-    sim.step(ControllerEvent::Avoided(agent(), 1, uid.clone()));
-    sim.see(&uid, |it| (it.in_flight, it.drained) = (0, true));
+    sim.step(ControllerEvent::DrainAcked(agent(), 1, uid.clone()));
+    sim.report_pod(&uid, |it| (it.in_flight, it.drained) = (0, true));
     assert_eq!(sim.pods.len(), 1, "the activator may still send");
-    sim.step(ControllerEvent::Avoided(activator(), 2, uid.clone()));
+    sim.step(ControllerEvent::DrainAcked(activator(), 2, uid.clone()));
     assert_eq!(sim.pods.len(), 0);
     assert_eq!(sim.phases(), []);
-    sim.step(ControllerEvent::Status(LocalPodStatus {
+    sim.step(ControllerEvent::LocalPodStatus(LocalPodStatus {
         uid,
-        phase: NodePhase::Gone,
+        phase: NodePhase::Removed,
         addresses: vec![],
         containers: vec![],
         ready: false,
@@ -314,44 +315,44 @@ fn a_pod_stops_after_every_follower_avoids_it_and_its_last_request_ended() {
 fn a_draining_pod_serves_again_when_it_is_wanted_again() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
     sim.decide(1);
-    sim.ready_all();
+    sim.report_all_ready();
     sim.decide(0);
     sim.decide(1);
     assert_eq!((sim.pods.len(), sim.phases()), (1, vec![RoutingPhase::Ready]));
-    assert_eq!(sim.app().revisions[0].made, 1);
+    assert_eq!(sim.app().revisions[0].pods_created, 1);
 }
 
 #[test]
-fn word_from_before_a_pod_served_again_does_not_let_it_go() {
-    let (mut sim, uid) = one_pod_with_two_followers();
+fn earlier_drain_acks_do_not_stop_a_pod_that_served_again() {
+    let (mut sim, uid) = one_pod_with_two_reporters();
     sim.decide(0);
     for (who, stream) in [(agent(), 1), (activator(), 2)] {
-        sim.step(ControllerEvent::Avoided(who, stream, uid.clone()));
+        sim.step(ControllerEvent::DrainAcked(who, stream, uid.clone()));
     }
     sim.decide(1);
     sim.decide(0);
-    sim.see(&uid, |it| it.drained = true);
+    sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 1, "they may have begun to send again meanwhile");
-    sim.step(ControllerEvent::Avoided(agent(), 1, uid.clone()));
-    sim.step(ControllerEvent::ReportEnd(activator(), 2));
+    sim.step(ControllerEvent::DrainAcked(agent(), 1, uid.clone()));
+    sim.step(ControllerEvent::ReportStreamEnd(activator(), 2));
     assert_eq!(sim.pods.len(), 0, "one is gone, the other avoids it");
 }
 
 #[test]
-fn a_silent_follower_is_waited_for_one_second() {
+fn a_missing_drain_ack_is_waited_for_one_second() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
     sim.decide(1);
-    sim.ready_all();
-    let uid = sim.uids()[0].clone();
+    sim.report_all_ready();
+    let uid = sim.pod_uids()[0].clone();
     sim.decide(0);
-    sim.see(&uid, |it| it.drained = true);
-    sim.pass(999);
+    sim.report_pod(&uid, |it| it.drained = true);
+    sim.advance_time(999);
     assert_eq!(sim.pods.len(), 1);
-    sim.pass(1);
+    sim.advance_time(1);
     assert_eq!(sim.pods.len(), 0);
 }
 
@@ -360,13 +361,13 @@ fn the_grace_period_bounds_a_drain() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
-    sim.ready_all();
-    let uid = sim.uids()[0].clone();
-    sim.see(&uid, |it| it.in_flight = 1);
+    sim.report_all_ready();
+    let uid = sim.pod_uids()[0].clone();
+    sim.report_pod(&uid, |it| it.in_flight = 1);
     sim.decide(0);
-    sim.pass(299_999);
+    sim.advance_time(299_999);
     assert_eq!(sim.pods.len(), 1);
-    sim.pass(1);
+    sim.advance_time(1);
     assert_eq!(sim.pods.len(), 0);
 }
 
@@ -375,10 +376,10 @@ fn the_least_busy_pods_go_first() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(3);
-    sim.ready_all();
-    let uids = sim.uids();
+    sim.report_all_ready();
+    let uids = sim.pod_uids();
     for (uid, in_flight) in uids.iter().zip([5, 1, 3]) {
-        sim.see(uid, |it| it.in_flight = in_flight);
+        sim.report_pod(uid, |it| it.in_flight = in_flight);
     }
     sim.decide(1);
     let phases: Vec<_> = uids.iter().map(|uid| sim.table().pods[uid].phase).collect();
@@ -393,7 +394,8 @@ fn only_a_changed_template_makes_a_revision() {
     assert_eq!((sim.generations(), sim.app().revisions.len()), ([Some(1); 3], 1));
     sim.apply(&HELLO.replace(":v1", ":v2"));
     assert_eq!(sim.generations(), [Some(2), Some(2), Some(1)]);
-    let routing: Vec<_> = sim.app().revisions.iter().map(|it| (&*it.name, it.routing.0)).collect();
+    let routing: Vec<_> =
+        sim.app().revisions.iter().map(|it| (&*it.name, it.routing_state.0)).collect();
     assert_eq!(
         routing,
         [("hello-00001", RoutingState::Reserve), ("hello-00002", RoutingState::Active)]
@@ -411,23 +413,23 @@ fn traffic_stays_until_the_new_revision_is_ready() {
         sim.condition(ConditionType::RouteTraffic),
         "Unknown RevisionMissing: Configuration \"hello\" is waiting for a Revision to become ready."
     );
-    sim.ready_all();
+    sim.report_all_ready();
     assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
     sim.apply(&warm.replace(":v1", ":v2"));
     let target = |sim: &MachineSim| sim.table().services[&hello()].targets[0].revision.name.clone();
     assert_eq!((target(&sim), sim.pods.len()), ("hello-00001".into(), 2));
-    sim.ready_all();
+    sim.report_all_ready();
     assert_eq!(target(&sim), "hello-00002");
     assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
     assert!(!sim.table().revisions[&NamespacedName::new("default", "hello-00001")].reachable);
 }
 
 #[test]
-fn a_crash_is_named_and_hopeless_waiting_ends() {
+fn a_crash_is_reported_and_requests_then_fail_fast() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
-    let uid = sim.uids()[0].clone();
+    let uid = sim.pod_uids()[0].clone();
     let crash = |message: &str| LocalContainerState::Waiting {
         reason: "CrashLoopBackOff".into(),
         message: message.into(),
@@ -448,7 +450,7 @@ fn a_crash_is_named_and_hopeless_waiting_ends() {
     sim.decide(0);
     assert_eq!(sim.table().services[&hello()].targets.len(), 1, "the next request tries anew");
     sim.decide(1);
-    sim.ready_all();
+    sim.report_all_ready();
     assert_eq!(sim.condition(ConditionType::ServiceReady), "True");
 }
 
@@ -457,14 +459,14 @@ fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
-    let uid = sim.uids()[0].clone();
+    let uid = sim.pod_uids()[0].clone();
     let starting = || LocalContainerState::Waiting {
         reason: "ContainerCreating".into(),
         message: String::new(),
         last_exit: None,
     };
     sim.status(&uid, NodePhase::Pending, starting(), 0);
-    sim.see(&uid, |_| {});
+    sim.report_pod(&uid, |_| {});
     assert_eq!(
         sim.phases(),
         [RoutingPhase::Ready],
@@ -491,10 +493,10 @@ fn a_process_that_never_listens_is_named() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
-    let uid = sim.uids()[0].clone();
+    let uid = sim.pod_uids()[0].clone();
     sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 0);
     assert_eq!(sim.condition(ConditionType::RevisionHealthy), "True");
-    sim.pass(5000);
+    sim.advance_time(5000);
     let message = sim.condition(ConditionType::RevisionHealthy);
     assert!(
         message.starts_with(
@@ -502,9 +504,9 @@ fn a_process_that_never_listens_is_named() {
         ),
         "{message}"
     );
-    sim.see(&uid, |it| {
+    sim.report_pod(&uid, |it| {
         (it.ready, it.listening) = (false, false);
-        it.trouble = "nginx listens on 80, not on 8080".into();
+        it.not_ready_reason = "nginx listens on 80, not on 8080".into();
     });
     assert_eq!(
         sim.condition(ConditionType::RevisionHealthy),
@@ -513,16 +515,16 @@ fn a_process_that_never_listens_is_named() {
 }
 
 #[test]
-fn a_service_says_itself_why_its_first_pod_is_not_ready_and_still_after_the_deadline() {
+fn a_service_reports_why_its_first_pod_is_not_ready_even_after_the_deadline() {
     let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
-    let uid = sim.uids()[0].clone();
+    let uid = sim.pod_uids()[0].clone();
     sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 0);
-    sim.see(&uid, |it| {
+    sim.report_pod(&uid, |it| {
         (it.ready, it.listening) = (false, false);
-        it.trouble = "port 8080 is open for IPv6 only".into();
+        it.not_ready_reason = "port 8080 is open for IPv6 only".into();
     });
-    sim.pass(5000);
+    sim.advance_time(5000);
     let all = [
         ConditionType::RevisionReady,
         ConditionType::ConfigurationReady,
@@ -532,7 +534,7 @@ fn a_service_says_itself_why_its_first_pod_is_not_ready_and_still_after_the_dead
         let why = "Unknown ContainerNotReady: port 8080 is open for IPv6 only";
         assert_eq!(sim.condition(kind), why, "{kind:?}");
     }
-    sim.pass(600_000);
+    sim.advance_time(600_000);
     let late = "False ProgressDeadlineExceeded: Initial scale was never achieved: port 8080 is open for IPv6 only";
     assert_eq!(sim.condition(ConditionType::RevisionReady), late);
     let service = sim.condition(ConditionType::ServiceReady);
@@ -543,7 +545,7 @@ fn a_service_says_itself_why_its_first_pod_is_not_ready_and_still_after_the_dead
 fn a_start_that_takes_too_long_is_given_up() {
     let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
-    sim.pass(600_000);
+    sim.advance_time(600_000);
     assert_eq!(
         sim.condition(ConditionType::RevisionResources),
         "False ProgressDeadlineExceeded: Initial scale was never achieved"
@@ -554,13 +556,13 @@ fn a_start_that_takes_too_long_is_given_up() {
 fn an_image_that_is_missing_is_still_named_after_the_deadline() {
     let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
-    let uid = sim.uids()[0].clone();
+    let uid = sim.pod_uids()[0].clone();
     let (reason, message) = ("ErrImagePull".to_owned(), "dev.local/hello:v1: not found".to_owned());
     let waits = LocalContainerState::Waiting { reason, message, last_exit: None };
     sim.status(&uid, NodePhase::Pending, waits, 0);
     let named = "False ErrImagePull: dev.local/hello:v1: not found";
     assert_eq!(sim.condition(ConditionType::RevisionReady), named);
-    sim.pass(600_000);
+    sim.advance_time(600_000);
     assert_eq!(sim.condition(ConditionType::RevisionReady), named);
     let late = sim.condition(ConditionType::RevisionResources);
     assert!(late.ends_with("never achieved: dev.local/hello:v1: not found"), "{late}");
@@ -585,27 +587,27 @@ fn a_deleted_service_drains_and_then_is_gone() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     sim.decide(1);
-    sim.ready_all();
-    let uid = sim.uids()[0].clone();
-    sim.step(ControllerEvent::Delete(hello()));
+    sim.report_all_ready();
+    let uid = sim.pod_uids()[0].clone();
+    sim.step(ControllerEvent::ManifestDeleted(hello()));
     assert_eq!((sim.table().services.len(), sim.names.len()), (0, 0));
     assert_eq!(sim.phases(), [RoutingPhase::Draining]);
-    sim.see(&uid, |it| it.drained = true);
+    sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
-    sim.status(&uid, NodePhase::Gone, LocalContainerState::Running, 0);
-    assert!(sim.machine.world.apps.is_empty() && sim.machine.world.hosts.is_empty());
+    sim.status(&uid, NodePhase::Removed, LocalContainerState::Running, 0);
+    assert!(sim.machine.world.apps.is_empty() && sim.machine.world.allocated_hosts.is_empty());
     assert_eq!(sim.table(), RouteTable::default());
 }
 
 #[test]
-fn a_service_applied_again_while_it_leaves_starts_anew() {
+fn a_service_applied_again_while_terminating_starts_again() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     let uid = |sim: &MachineSim| sim.app().service.as_ref().map(|it| it.meta.uid);
     let before = uid(&sim);
     sim.decide(1);
-    sim.ready_all();
-    sim.step(ControllerEvent::Delete(hello()));
+    sim.report_all_ready();
+    sim.step(ControllerEvent::ManifestDeleted(hello()));
     sim.now = sim.now.plus_ms(1);
     sim.apply(HELLO);
     assert_ne!(uid(&sim), before);
@@ -627,7 +629,7 @@ fn tags_get_names_of_their_own_that_last() {
         .collect();
     assert_eq!(shares, [("hello-00001", 90), ("hello-00002", 10)]);
     assert_eq!(
-        table.services[&hello()].path,
+        table.services[&hello()].connection_path,
         ConnectionPath::Activator,
         "a split needs the activator"
     );
@@ -649,8 +651,8 @@ fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
     let own = NamespacedName::new("default", "old-hello");
     let before = (sim.table().services[&own].clone(), sim.names[&own].clone());
     sim.decide(1);
-    sim.ready_all();
-    sim.pass(1000);
+    sim.report_all_ready();
+    sim.advance_time(1000);
     sim.apply(&HELLO.replace("{name: hello}", "{name: old-hello}"));
     let now = (sim.table().services[&own].clone(), sim.names[&own].clone());
     assert_eq!((now.0.addresses, now.1), (before.0.addresses.clone(), before.1.clone()));
@@ -659,8 +661,8 @@ fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
     assert!(
         matches!(other.conditions.get(ConditionType::RouteReady), ConditionStatus::False(why) if why.reason == "NotOwned")
     );
-    sim.step(ControllerEvent::Delete(hello()));
-    sim.pass(600_000);
+    sim.step(ControllerEvent::ManifestDeleted(hello()));
+    sim.advance_time(600_000);
     let now = sim.table().services[&own].clone();
     assert_eq!(now.targets[0].revision.name, "old-hello-00001");
     assert_eq!(sim.names[&own], now.addresses);
@@ -671,12 +673,12 @@ fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
 fn what_an_agent_no_longer_sees_is_not_ready() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
-    sim.step(ControllerEvent::ReportBegin(agent(), 1));
-    sim.step(ControllerEvent::ReportSynced(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamSynced(agent(), 1));
     sim.decide(1);
-    sim.ready_all();
-    sim.step(ControllerEvent::ReportBegin(agent(), 1));
+    sim.report_all_ready();
+    sim.step(ControllerEvent::ReportStreamBegin(agent(), 1));
     assert_eq!(sim.phases(), [RoutingPhase::Ready], "a broken stream changes nothing");
-    sim.step(ControllerEvent::ReportSynced(agent(), 1));
+    sim.step(ControllerEvent::ReportStreamSynced(agent(), 1));
     assert_eq!(sim.phases(), [RoutingPhase::Starting]);
 }

@@ -13,7 +13,7 @@ fn policy(spec: Value) -> Value {
 }
 
 fn client(labels: Value, ip: &str) -> Option<PolicyClientPod> {
-    PolicyClientPod::read(&json!({
+    PolicyClientPod::from_pod(&json!({
         "metadata": {"labels": labels},
         "status": {"phase": "Running", "podIPs": [{"ip": ip}]},
     }))
@@ -22,7 +22,7 @@ fn client(labels: Value, ip: &str) -> Option<PolicyClientPod> {
 fn all() -> NetworkPolicies {
     let mut it = NetworkPolicies::default();
     for (namespace, team) in [(SHOP, "shop"), ("bank", "bank"), ("jobs", "bank")] {
-        it.namespace(namespace, Some(&json!({"metadata": {"labels": {"team": team}}})));
+        it.set_namespace(namespace, Some(&json!({"metadata": {"labels": {"team": team}}})));
     }
     for (namespace, pod, role, ip) in [
         (SHOP, "web", "web", "10.0.0.1"),
@@ -30,27 +30,27 @@ fn all() -> NetworkPolicies {
         ("bank", "web", "web", "10.0.0.3"),
         ("jobs", "web", "web", "10.0.0.4"),
     ] {
-        it.client(name(namespace, pod), client(json!({"role": role}), ip));
+        it.set_client(name(namespace, pod), client(json!({"role": role}), ip));
     }
     it
 }
 
 /// Last bytes of the addresses of pods that may connect to a service of `shop` at port 8080; `None`: all may.
-fn asks(it: &NetworkPolicies) -> Option<Vec<u8>> {
+fn admitted_clients(it: &NetworkPolicies) -> Option<Vec<u8>> {
     let labels = || [("app".to_owned(), "hello".to_owned())].into();
-    let sources = it.sources(&SHOP.into(), labels, 8080)?;
-    let may = |last: &u8| sources.contain([10, 0, 0, *last].into());
+    let sources = it.admitted_sources(&SHOP.into(), labels, 8080)?;
+    let may = |last: &u8| sources.contains([10, 0, 0, *last].into());
     Some((1..=9).filter(may).collect())
 }
 
 fn under(spec: Value) -> Option<Vec<u8>> {
     let mut it = all();
-    it.policy(name(SHOP, "p"), Some(&policy(spec)));
-    asks(&it)
+    it.set_policy(name(SHOP, "p"), Some(&policy(spec)));
+    admitted_clients(&it)
 }
 
 #[test]
-fn who_may_ask_is_what_policies_say() {
+fn policies_decide_which_clients_may_wait() {
     let web = json!({"matchLabels": {"role": "web"}});
     let bank = json!({"matchLabels": {"team": "bank"}});
     let cases = [
@@ -126,14 +126,14 @@ fn policies_of_one_service_add_up() {
         let pods = json!({"matchLabels": {"role": role}});
         policy(json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": pods}]}]}))
     };
-    it.policy(name(SHOP, "a"), Some(&from("web")));
-    it.policy(name(SHOP, "b"), Some(&from("job")));
-    it.policy(name("bank", "c"), Some(&policy(json!({"podSelector": {}}))));
-    assert_eq!(asks(&it), Some(vec![1, 2]));
-    it.policy(name(SHOP, "a"), None);
-    assert_eq!(asks(&it), Some(vec![2]));
-    it.policy(name(SHOP, "b"), None);
-    assert_eq!(asks(&it), None, "another namespace's policy says nothing here");
+    it.set_policy(name(SHOP, "a"), Some(&from("web")));
+    it.set_policy(name(SHOP, "b"), Some(&from("job")));
+    it.set_policy(name("bank", "c"), Some(&policy(json!({"podSelector": {}}))));
+    assert_eq!(admitted_clients(&it), Some(vec![1, 2]));
+    it.set_policy(name(SHOP, "a"), None);
+    assert_eq!(admitted_clients(&it), Some(vec![2]));
+    it.set_policy(name(SHOP, "b"), None);
+    assert_eq!(admitted_clients(&it), None, "another namespace's policy says nothing here");
 }
 
 #[test]
@@ -141,32 +141,33 @@ fn a_change_names_the_namespaces_it_may_touch() {
     let mut it = all();
     let none = BTreeSet::<SmolStr>::new();
     let shop: BTreeSet<SmolStr> = [SHOP.into()].into();
-    assert!(!it.needs_clients());
+    assert!(!it.needs_client_pods());
     let spec = json!({"podSelector": {}, "ingress": [{"from": [
         {"namespaceSelector": {"matchLabels": {"team": "bank"}}}]}]});
-    assert_eq!(it.policy(name(SHOP, "p"), Some(&policy(spec))), shop);
-    assert!(it.needs_clients());
+    assert_eq!(it.set_policy(name(SHOP, "p"), Some(&policy(spec))), shop);
+    assert!(it.needs_client_pods());
 
     let web = || client(json!({"role": "web"}), "10.0.0.7");
-    assert_eq!(it.client(name("bank", "new"), web()), shop);
-    assert_eq!(it.client(name("bank", "new"), web()), none, "it is as it was");
-    assert_eq!(it.client(name(SHOP, "new"), web()), none, "no policy lets it in");
-    assert_eq!(it.client(name("bank", "new"), None), shop);
+    assert_eq!(it.set_client(name("bank", "new"), web()), shop);
+    assert_eq!(it.set_client(name("bank", "new"), web()), none, "it is as it was");
+    assert_eq!(it.set_client(name(SHOP, "new"), web()), none, "no policy lets it in");
+    assert_eq!(it.set_client(name("bank", "new"), None), shop);
 
     let labels = |team: &str| json!({"metadata": {"labels": {"team": team}}});
-    assert_eq!(it.namespace("jobs", Some(&labels("bank"))), none);
-    assert_eq!(it.namespace("jobs", Some(&labels("shop"))), shop);
-    assert_eq!(asks(&it), Some(vec![3]));
+    assert_eq!(it.set_namespace("jobs", Some(&labels("bank"))), none);
+    assert_eq!(it.set_namespace("jobs", Some(&labels("shop"))), shop);
+    assert_eq!(admitted_clients(&it), Some(vec![3]));
     // Namespaces and pods come from two watches: a pod may be known before its namespace.
-    it.client(name("late", "web"), client(json!({}), "10.0.0.8"));
-    assert_eq!(it.namespace("late", Some(&labels("bank"))), shop);
-    assert_eq!(asks(&it), Some(vec![3, 8]));
+    it.set_client(name("late", "web"), client(json!({}), "10.0.0.8"));
+    assert_eq!(it.set_namespace("late", Some(&labels("bank"))), shop);
+    assert_eq!(admitted_clients(&it), Some(vec![3, 8]));
 }
 
 #[test]
 fn a_pod_without_an_address_of_its_own_is_no_client() {
     let pod = |spec: Value, status: Value| {
-        PolicyClientPod::read(&json!({"metadata": {}, "spec": spec, "status": status})).is_some()
+        PolicyClientPod::from_pod(&json!({"metadata": {}, "spec": spec, "status": status}))
+            .is_some()
     };
     let status = json!({"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}]});
     assert!(pod(json!({}), status.clone()));
@@ -177,7 +178,7 @@ fn a_pod_without_an_address_of_its_own_is_no_client() {
 }
 
 #[test]
-fn what_cannot_be_read_lets_nobody_in() {
+fn unreadable_rules_admit_no_client() {
     let odd = json!({"podSelector": {}, "ingress": [{"from": [
         {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Likes", "values": ["b"]}]}},
         {"ipBlock": {"cidr": "everything"}}]}]});

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar};
 
 use super::{
-    Problem, dns,
+    Problem, dns_names,
     pod::{PodContainerRole, ServingPort},
     probe,
     rules::{AdmissionPlatform, AdmissionRules},
@@ -16,7 +16,7 @@ const RESERVED_ENV: [&str; 4] = ["PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVI
 const RESERVED_PORTS: [i32; 6] = [8008, 8012, 8013, 8022, 9090, 9091];
 
 /// Checks one container; `port` is the port that gets the pod's requests.
-pub(super) fn check(
+pub(super) fn check_container(
     container: &Container,
     role: PodContainerRole,
     port: &ServingPort,
@@ -24,34 +24,34 @@ pub(super) fn check(
     rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) {
-    name(container, at, problems);
-    image(container, at, rules.platform, problems);
-    env(container, role, at, problems);
-    env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
+    check_container_name(container, at, problems);
+    check_image(container, at, rules.platform, problems);
+    check_env(container, role, at, problems);
+    check_env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
     if rules.platform == AdmissionPlatform::Local {
-        no_maps(container, at, problems);
+        refuse_config_refs(container, at, problems);
     }
-    ports(container, role, at, problems);
-    probe::all(container, role, port, at, rules.features, problems);
-    security::container(container, at, rules, problems);
+    check_ports(container, role, at, problems);
+    probe::check_probes(container, role, port, at, rules.features, problems);
+    security::check_container_context(container, at, rules, problems);
     let policy = container.termination_message_policy.as_deref().unwrap_or_default();
     if !matches!(policy, "" | "File" | "FallbackToLogsOnError") {
         problems.push(Problem::invalid(format!("{at}.terminationMessagePolicy"), policy));
     }
 }
 
-fn name(container: &Container, at: &str, problems: &mut Vec<Problem>) {
+fn check_container_name(container: &Container, at: &str, problems: &mut Vec<Problem>) {
     let name = &container.name;
     if name == "queue-proxy" {
         let message = format!("{name:?} is a reserved container name");
         problems.push(Problem::new(format!("{at}.name"), message));
-    } else if !name.is_empty() && !dns::dns1123(name).is_empty() {
+    } else if !name.is_empty() && !dns_names::dns1123_errors(name).is_empty() {
         // Knative leaves this to the Deployment, whose pods are then never created.
         problems.push(Problem::invalid(format!("{at}.name"), name));
     }
 }
 
-fn image(
+fn check_image(
     container: &Container,
     at: &str,
     platform: AdmissionPlatform,
@@ -63,13 +63,13 @@ fn image(
         problems.push(Problem::missing(at));
         return;
     }
-    if let Err(why) = image_reference(image, platform) {
+    if let Err(why) = check_image_reference(image, platform) {
         let problem = Problem::new(at, "Failed to parse image reference");
-        problems.push(problem.details(format!("image: {image:?}, error: {why}")));
+        problems.push(problem.with_details(format!("image: {image:?}, error: {why}")));
     }
 }
 
-fn env(container: &Container, role: PodContainerRole, at: &str, problems: &mut Vec<Problem>) {
+fn check_env(container: &Container, role: PodContainerRole, at: &str, problems: &mut Vec<Problem>) {
     // The platform sets PORT in the serving container only.
     let reserved = |name: &str| {
         RESERVED_ENV.contains(&name) && (role == PodContainerRole::Serving || name != "PORT")
@@ -85,20 +85,20 @@ fn env(container: &Container, role: PodContainerRole, at: &str, problems: &mut V
     }
 }
 
-fn env_from(all: &[EnvFromSource], at: &str, problems: &mut Vec<Problem>) {
+fn check_env_from(all: &[EnvFromSource], at: &str, problems: &mut Vec<Problem>) {
     for (index, one) in all.iter().enumerate() {
         let at = format!("{at}.envFrom[{index}]");
         let paths = format!("{at}.configMapRef, {at}.secretRef");
         match (&one.config_map_ref, &one.secret_ref) {
-            (Some(_), Some(_)) => problems.push(Problem::both(paths)),
-            (None, None) => problems.push(Problem::neither(paths)),
+            (Some(_), Some(_)) => problems.push(Problem::several_set(paths)),
+            (None, None) => problems.push(Problem::none_set(paths)),
             _ => {}
         }
     }
 }
 
 /// Refuses variables from ConfigMaps and Secrets on the local node, which has neither: the container could not start.
-fn no_maps(container: &Container, at: &str, problems: &mut Vec<Problem>) {
+fn refuse_config_refs(container: &Container, at: &str, problems: &mut Vec<Problem>) {
     let from = container.env.iter().flatten().enumerate();
     let from = from.filter(|(_, it)| {
         let source = it.value_from.as_ref();
@@ -109,11 +109,16 @@ fn no_maps(container: &Container, at: &str, problems: &mut Vec<Problem>) {
         (0..container.env_from.iter().flatten().count()).map(|it| format!("{at}.envFrom[{it}]"));
     for path in own.chain(whole) {
         let advice = "the local node has no ConfigMaps and no Secrets";
-        problems.push(Problem::disallowed(path).advise(advice));
+        problems.push(Problem::disallowed(path).with_advice(advice));
     }
 }
 
-fn ports(container: &Container, role: PodContainerRole, at: &str, problems: &mut Vec<Problem>) {
+fn check_ports(
+    container: &Container,
+    role: PodContainerRole,
+    at: &str,
+    problems: &mut Vec<Problem>,
+) {
     let ports = container.ports.as_deref().unwrap_or_default();
     if role == PodContainerRole::Init && !ports.is_empty() {
         let message = "field not allowed in an init container";
@@ -121,31 +126,31 @@ fn ports(container: &Container, role: PodContainerRole, at: &str, problems: &mut
         return;
     }
     for (index, port) in ports.iter().enumerate() {
-        self::port(port, &format!("{at}.ports[{index}]"), problems);
+        self::check_port(port, &format!("{at}.ports[{index}]"), problems);
     }
 }
 
-fn port(port: &ContainerPort, at: &str, problems: &mut Vec<Problem>) {
+fn check_port(port: &ContainerPort, at: &str, problems: &mut Vec<Problem>) {
     let number = port.container_port;
     let path = format!("{at}.containerPort");
     if RESERVED_PORTS.contains(&number) {
         let problem = Problem::invalid(path, format!("{number} is a reserved port"));
         let details = format!("{number} is a reserved port, please use a different value");
-        problems.push(problem.details(details));
+        problems.push(problem.with_details(details));
     } else if !(1..=65535).contains(&number) {
-        problems.push(Problem::bounds(path, 1, number, 65535));
+        problems.push(Problem::out_of_bounds(path, 1, number, 65535));
     }
     if let Some(name) = port.name.as_deref().filter(|n| !matches!(*n, "" | "h2c" | "http1")) {
         let problem = Problem::new(at, format!("Port name {name} is not allowed"));
-        problems.push(problem.details("Name must be empty, or one of: 'h2c', 'http1'"));
+        problems.push(problem.with_details("Name must be empty, or one of: 'h2c', 'http1'"));
     }
     if let Some(protocol) = port.protocol.as_deref().filter(|it| !matches!(*it, "" | "TCP")) {
-        problems.push(Problem::invalid(format!("{at}.protocol"), protocol).advise("use TCP"));
+        problems.push(Problem::invalid(format!("{at}.protocol"), protocol).with_advice("use TCP"));
     }
 }
 
 /// Checks that `image` is a reference: `[host[:port]/]path[:tag][@digest]`, or `oci:PATH` for a layout on local disk.
-fn image_reference(image: &str, platform: AdmissionPlatform) -> Result<(), String> {
+fn check_image_reference(image: &str, platform: AdmissionPlatform) -> Result<(), String> {
     if let (Some(path), AdmissionPlatform::Local) = (image.strip_prefix("oci:"), platform) {
         return if path.is_empty() { Err("oci: needs a path".into()) } else { Ok(()) };
     }

@@ -16,41 +16,41 @@ use super::rules::AdmissionRules;
 use crate::{children::child_name, config_maps::SecureDefaults};
 
 /// Shipped value of `revision-response-start-timeout-seconds`, in seconds.
-pub(crate) const RESPONSE_START: i64 = 300;
+pub(crate) const RESPONSE_START_TIMEOUT_S: i64 = 300;
 
 /// Port of containers that declare none (knative/serving `pkg/networking/constants.go`).
-const PORT: i64 = 8080;
+const DEFAULT_PORT: i64 = 8080;
 
 type JsonObject = Map<String, Value>;
 
 /// Fills in a template; `parent` is the object around it.
 ///
 /// `created` is true for a new object: defaults that appeared later do not change a workload that runs already.
-pub(super) fn template(
+pub(super) fn fill_template(
     template: &mut Value,
     parent: &ObjectMeta,
     created: bool,
     rules: &AdmissionRules<'_>,
 ) {
     if let Some(spec) = template.get_mut("spec") {
-        revision_spec(spec, parent, created, rules);
+        fill_revision_spec(spec, parent, created, rules);
     }
 }
 
 /// Fills in the spec of a Revision.
-pub(super) fn revision_spec(
+pub(super) fn fill_revision_spec(
     spec: &mut Value,
     parent: &ObjectMeta,
     created: bool,
     rules: &AdmissionRules<'_>,
 ) {
     let Value::Object(spec) = spec else { return };
-    limits(spec, rules);
+    fill_limits(spec, rules);
     if created {
-        service_account(spec, rules);
+        fill_service_account(spec, rules);
     }
     // Both are read before any default is set: a default name must avoid every name that the user chose.
-    let (writable, taken) = (writable_volumes(spec), names(spec));
+    let (writable, taken) = (writable_volumes(spec), container_names(spec));
     for (list, init) in [("initContainers", true), ("containers", false)] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
         let several = all.len() > 1;
@@ -60,31 +60,31 @@ pub(super) fn revision_spec(
         };
         name_containers(all, &name, &taken);
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
-            mounts(container, &writable);
+            fill_mounts(container, &writable);
             if !init {
-                resources(container, rules);
-                ports(container);
-                probes(container, several);
+                fill_resources(container, rules);
+                fill_ports(container);
+                fill_probes(container, several);
             }
         }
     }
-    security(spec, rules);
+    fill_security_contexts(spec, rules);
 }
 
 /// Fills in the pod's access to others: service links, and the token for the API server.
-fn service_account(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
+fn fill_service_account(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
     // Kubernetes' own default (true) would give every service the addresses of all others.
     if let Some(links) = rules.defaults.enable_service_links {
-        unset(spec, "enableServiceLinks", links);
+        set_if_unset(spec, "enableServiceLinks", links);
     }
     if let Some(mount) = rules.defaults.automount_service_account_token
-        && text(spec, "serviceAccountName").is_empty()
+        && text_field(spec, "serviceAccountName").is_empty()
     {
-        unset(spec, "automountServiceAccountToken", mount);
+        set_if_unset(spec, "automountServiceAccountToken", mount);
     }
 }
 
-fn limits(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
+fn fill_limits(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
     let defaults = rules.defaults;
     // A value of a wrong type must stay as it is, for validation to report: -1 blocks all defaults below.
     let timeout = match spec.get("timeoutSeconds") {
@@ -93,17 +93,17 @@ fn limits(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
     };
     let timeout = if timeout == 0 { defaults.timeout_seconds } else { timeout };
     if timeout > 0 {
-        set(spec, "timeoutSeconds", timeout);
+        set_field(spec, "timeoutSeconds", timeout);
     }
-    unset(spec, "containerConcurrency", defaults.container_concurrency);
+    set_if_unset(spec, "containerConcurrency", defaults.container_concurrency);
     // Only if strictly less: a timeout of 300 s or below is in force alone.
     let start = defaults.response_start_timeout_seconds;
     if start > 0 && start < timeout {
-        unset(spec, "responseStartTimeoutSeconds", start);
+        set_if_unset(spec, "responseStartTimeoutSeconds", start);
     }
     let idle = defaults.idle_timeout_seconds;
     if idle > 0 && idle < timeout {
-        unset(spec, "idleTimeoutSeconds", idle);
+        set_if_unset(spec, "idleTimeoutSeconds", idle);
     }
 }
 
@@ -119,10 +119,10 @@ fn writable_volumes(spec: &JsonObject) -> Vec<String> {
 }
 
 /// Returns the names that users gave to containers.
-fn names(spec: &JsonObject) -> BTreeSet<String> {
+fn container_names(spec: &JsonObject) -> BTreeSet<String> {
     let lists = ["containers", "initContainers"].map(|list| spec.get(list));
     let all = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
-    all.filter_map(Value::as_object).map(|it| text(it, "name")).collect()
+    all.filter_map(Value::as_object).map(|it| text_field(it, "name")).collect()
 }
 
 /// Names containers without a name after `default`, with a number where that alone would not be unique.
@@ -130,51 +130,51 @@ fn name_containers(all: &mut [Value], default: &str, taken: &BTreeSet<String>) {
     let numbered = all.len() > 1 || taken.contains(default);
     let mut fresh = (0..).map(|number: usize| child_name(default, &format!("-{number}")));
     for container in all.iter_mut().filter_map(Value::as_object_mut) {
-        if !text(container, "name").is_empty() {
+        if !text_field(container, "name").is_empty() {
             continue;
         }
         let name = match numbered {
             true => fresh.find(|it| !taken.contains(it)).unwrap_or_default(),
             false => default.to_owned(),
         };
-        set(container, "name", name);
+        set_field(container, "name", name);
     }
 }
 
-fn ports(container: &mut JsonObject) {
+fn fill_ports(container: &mut JsonObject) {
     let ports = container.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
-        // A port without number that only names a protocol is the port in `PORT`.
-        zero(port, "containerPort", PORT);
+        // A port without number that only names a protocol is the port in `DEFAULT_PORT`.
+        set_if_zero(port, "containerPort", DEFAULT_PORT);
     }
 }
 
 /// Marks mounts of volumes that pods cannot write to as read-only.
-fn mounts(container: &mut JsonObject, writable: &[String]) {
+fn fill_mounts(container: &mut JsonObject, writable: &[String]) {
     let mounts = container.get_mut("volumeMounts").and_then(Value::as_array_mut);
     for mount in mounts.into_iter().flatten().filter_map(Value::as_object_mut) {
-        let name = text(mount, "name");
+        let name = text_field(mount, "name");
         if !writable.contains(&name) {
-            set(mount, "readOnly", true);
+            set_field(mount, "readOnly", true);
         }
     }
 }
 
-fn resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
+fn fill_resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
     let have = container.get("resources").filter(|it| !it.is_null());
     let read = have.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));
     // Values of a wrong type are left for validation; only added keys are written, so the user's notation stays.
     let Ok(before) = read.unwrap_or_else(|| Ok(ResourceRequirements::default())) else { return };
     let mut after = before.clone();
-    rules.defaults.fill(&mut after);
+    rules.defaults.fill_resources(&mut after);
     for (name, before, after) in
         [("requests", before.requests, after.requests), ("limits", before.limits, after.limits)]
     {
         let before = before.unwrap_or_default();
         for (key, quantity) in after.unwrap_or_default() {
             if !before.contains_key(&key)
-                && let Some(resources) = object(container, "resources")
-                && let Some(all) = object(resources, name)
+                && let Some(resources) = object_field(container, "resources")
+                && let Some(all) = object_field(resources, name)
             {
                 all.insert(key, quantity.0.into());
             }
@@ -183,45 +183,45 @@ fn resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
 }
 
 /// Fills in readiness probes. The serving container always has one: without a handler it is a TCP probe.
-fn probes(container: &mut JsonObject, several: bool) {
+fn fill_probes(container: &mut JsonObject, several: bool) {
     let ports = container.get("ports").and_then(Value::as_array);
     let serves = !several || ports.is_some_and(|ports| !ports.is_empty());
-    if serves && let Some(probe) = object(container, "readinessProbe") {
+    if serves && let Some(probe) = object_field(container, "readinessProbe") {
         let kinds = ["tcpSocket", "httpGet", "exec", "grpc"];
         if kinds.iter().all(|kind| probe.get(*kind).is_none_or(Value::is_null)) {
             probe.insert("tcpSocket".into(), json!({"port": 0}));
         }
-        unset(probe, "periodSeconds", 0);
+        set_if_unset(probe, "periodSeconds", 0);
     }
     // Other containers need no readiness probe; an existing one gets the same thresholds.
     if let Some(Value::Object(probe)) = container.get_mut("readinessProbe") {
-        numbers(probe);
+        fill_thresholds(probe);
     }
     for name in ["readinessProbe", "livenessProbe", "startupProbe"] {
         if let Some(Value::Object(probe)) = container.get_mut(name) {
-            grpc_service(probe);
+            fill_grpc_service(probe);
         }
     }
 }
 
-fn numbers(probe: &mut JsonObject) {
-    zero(probe, "successThreshold", 1);
+fn fill_thresholds(probe: &mut JsonObject) {
+    set_if_zero(probe, "successThreshold", 1);
     // `periodSeconds: 0` stands for probing as fast as is sensible, and excludes thresholds and timeouts of its own.
     let period = probe.get("periodSeconds").filter(|it| !it.is_null());
     if period.is_some_and(|it| it.as_i64() != Some(0)) {
-        zero(probe, "failureThreshold", 3);
-        zero(probe, "timeoutSeconds", 1);
+        set_if_zero(probe, "failureThreshold", 3);
+        set_if_zero(probe, "timeoutSeconds", 1);
     }
 }
 
-fn grpc_service(probe: &mut JsonObject) {
+fn fill_grpc_service(probe: &mut JsonObject) {
     if let Some(Value::Object(grpc)) = probe.get_mut("grpc") {
-        unset(grpc, "service", "");
+        set_if_unset(grpc, "service", "");
     }
 }
 
 /// Fills in security contexts by the setting `secure-pod-defaults`.
-fn security(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
+fn fill_security_contexts(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
     let level = rules.features.secure_pod_defaults;
     if level == SecureDefaults::Disabled {
         return;
@@ -234,21 +234,21 @@ fn security(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
         // Binding a port below 1024 needs a capability once the container no longer runs as root.
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
             let low = has_low_port(container);
-            let Some(own) = object(container, "securityContext") else { continue };
-            unset(own, "allowPrivilegeEscalation", false);
+            let Some(own) = object_field(container, "securityContext") else { continue };
+            set_if_unset(own, "allowPrivilegeEscalation", false);
             if !seccomp
                 && !has_seccomp(Some(own))
-                && let Some(profile) = object(own, "seccompProfile")
+                && let Some(profile) = object_field(own, "seccompProfile")
             {
-                set(profile, "type", "RuntimeDefault");
+                set_field(profile, "type", "RuntimeDefault");
             }
             let drop = match low {
                 true => json!({"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}),
                 false => json!({"drop": ["ALL"]}),
             };
-            unset(own, "capabilities", drop);
+            set_if_unset(own, "capabilities", drop);
             if level == SecureDefaults::Enabled && !nonroot {
-                unset(own, "runAsNonRoot", true);
+                set_if_unset(own, "runAsNonRoot", true);
             }
         }
     }
@@ -257,7 +257,7 @@ fn security(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
 /// Returns true if a security context sets the allowed system calls.
 fn has_seccomp(context: Option<&JsonObject>) -> bool {
     let profile = context.and_then(|it| it.get("seccompProfile")).and_then(Value::as_object);
-    profile.is_some_and(|it| !text(it, "type").is_empty())
+    profile.is_some_and(|it| !text_field(it, "type").is_empty())
 }
 
 /// Returns true if the container declares a port below 1024, for which it needs `NET_BIND_SERVICE` or root.
@@ -268,7 +268,7 @@ fn has_low_port(container: &JsonObject) -> bool {
 }
 
 /// Fills in traffic targets. Only a Service has a default for an empty list.
-pub(super) fn traffic(spec: &mut JsonObject, is_service: bool) {
+pub(super) fn fill_traffic(spec: &mut JsonObject, is_service: bool) {
     let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
     let none = spec.get("traffic").is_none_or(|it| it.is_null() || empty(it));
     if none && is_service {
@@ -277,9 +277,9 @@ pub(super) fn traffic(spec: &mut JsonObject, is_service: bool) {
     }
     let targets = spec.get_mut("traffic").and_then(Value::as_array_mut);
     for target in targets.into_iter().flatten().filter_map(Value::as_object_mut) {
-        let latest = text(target, "revisionName").is_empty();
-        unset(target, "latestRevision", latest);
-        unset(target, "percent", 0);
+        let latest = text_field(target, "revisionName").is_empty();
+        set_if_unset(target, "latestRevision", latest);
+        set_if_unset(target, "percent", 0);
     }
 }
 
@@ -289,12 +289,15 @@ pub(crate) fn serving_index(containers: &[Container]) -> usize {
 }
 
 /// Returns the text of a field; empty where there is none.
-pub(super) fn text(object: &JsonObject, name: &str) -> String {
+pub(super) fn text_field(object: &JsonObject, name: &str) -> String {
     object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 /// Returns the object in a field, creating it if absent; `None` if the field has another type.
-pub(super) fn object<'a>(parent: &'a mut JsonObject, name: &str) -> Option<&'a mut JsonObject> {
+pub(super) fn object_field<'a>(
+    parent: &'a mut JsonObject,
+    name: &str,
+) -> Option<&'a mut JsonObject> {
     let value = parent.entry(name).or_insert(Value::Null);
     if value.is_null() {
         *value = Value::Object(Map::new());
@@ -302,20 +305,20 @@ pub(super) fn object<'a>(parent: &'a mut JsonObject, name: &str) -> Option<&'a m
     value.as_object_mut()
 }
 
-fn set(object: &mut JsonObject, name: &str, value: impl Into<Value>) {
+fn set_field(object: &mut JsonObject, name: &str, value: impl Into<Value>) {
     object.insert(name.into(), value.into());
 }
 
 /// Sets a field that is absent or `null`.
-fn unset(object: &mut JsonObject, name: &str, value: impl Into<Value>) {
+fn set_if_unset(object: &mut JsonObject, name: &str, value: impl Into<Value>) {
     if object.get(name).is_none_or(Value::is_null) {
-        set(object, name, value);
+        set_field(object, name, value);
     }
 }
 
 /// Sets a field that is absent, `null` or 0, which are the same to Knative.
-fn zero(object: &mut JsonObject, name: &str, value: i64) {
+fn set_if_zero(object: &mut JsonObject, name: &str, value: i64) {
     if object.get(name).is_none_or(|it| it.is_null() || it.as_i64() == Some(0)) {
-        set(object, name, value);
+        set_field(object, name, value);
     }
 }

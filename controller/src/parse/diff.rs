@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 /// Number of differences shown; users find further ones in the documents.
-const SHOWN: usize = 16;
+const MAX_DIFFERENCES: usize = 16;
 /// Fields whose presence has a meaning even if their object is empty.
 const MEANINGFUL: [&str; 4] = ["emptyDir", "ephemeral", "tcpSocket", "exec"];
 
 /// Describes the changes between `old` and `new`; `None` if both mean the same.
 ///
 /// `null`, an empty list and an empty object have the meaning of an absent field, as in Go's types.
-pub(super) fn diff(old: &Value, new: &Value) -> Option<String> {
-    let (old, new) = (plain(old), plain(new));
+pub(super) fn describe_changes(old: &Value, new: &Value) -> Option<String> {
+    let (old, new) = (normalize(old), normalize(new));
     let mut lines = Vec::new();
-    compare(&old, &new, "", &mut lines);
-    let more = lines.len().saturating_sub(SHOWN);
-    lines.truncate(SHOWN);
+    compare_values(&old, &new, "", &mut lines);
+    let more = lines.len().saturating_sub(MAX_DIFFERENCES);
+    lines.truncate(MAX_DIFFERENCES);
     if more > 0 {
         lines.push(format!("and {more} more\n"));
     }
@@ -25,16 +25,16 @@ pub(super) fn diff(old: &Value, new: &Value) -> Option<String> {
 }
 
 /// Returns true if both documents mean the same.
-pub(super) fn same(old: &Value, new: &Value) -> bool {
-    plain(old) == plain(new)
+pub(super) fn is_equivalent(old: &Value, new: &Value) -> bool {
+    normalize(old) == normalize(new)
 }
 
-fn plain(value: &Value) -> Value {
+fn normalize(value: &Value) -> Value {
     match value {
         Value::Object(all) => {
             let mut out = Map::new();
             for (name, value) in all {
-                let value = plain(value);
+                let value = normalize(value);
                 let empty = match &value {
                     Value::Null => true,
                     Value::Array(all) => all.is_empty(),
@@ -47,12 +47,12 @@ fn plain(value: &Value) -> Value {
             }
             Value::Object(out)
         }
-        Value::Array(all) => Value::Array(all.iter().map(plain).collect()),
+        Value::Array(all) => Value::Array(all.iter().map(normalize).collect()),
         other => other.clone(),
     }
 }
 
-fn compare(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>) {
+fn compare_values(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>) {
     match (old, new) {
         _ if old == new => {}
         (Value::Object(before), Value::Object(after)) => {
@@ -60,13 +60,13 @@ fn compare(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>) {
             for name in names {
                 let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
                 let get = |all: &Map<String, Value>| all.get(name).cloned().unwrap_or_default();
-                compare(&get(before), &get(after), &at, lines);
+                compare_values(&get(before), &get(after), &at, lines);
             }
         }
         (Value::Array(before), Value::Array(after)) => {
             for index in 0..before.len().max(after.len()) {
                 let get = |all: &[Value]| all.get(index).cloned().unwrap_or_default();
-                compare(&get(before), &get(after), &format!("{path}[{index}]"), lines);
+                compare_values(&get(before), &get(after), &format!("{path}[{index}]"), lines);
             }
         }
         _ => {
@@ -86,12 +86,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_means_something_else_is_told() {
+    fn only_changes_of_meaning_are_described() {
         let old = json!({"a": {"b": [1, 2], "c": null}, "volumes": [{"emptyDir": {}}], "x": {}});
         let same = json!({"a": {"b": [1, 2]}, "volumes": [{"emptyDir": {}}], "y": []});
-        assert_eq!(diff(&old, &same), None);
+        assert_eq!(describe_changes(&old, &same), None);
         let new = json!({"a": {"b": [1, 3]}, "volumes": [{}]});
         let want = "a.b[1]:\n\t-: 2\n\t+: 3\nvolumes[0].emptyDir:\n\t-: {}\n\t+: <unset>\n";
-        assert_eq!(diff(&old, &new).as_deref(), Some(want));
+        assert_eq!(describe_changes(&old, &new).as_deref(), Some(want));
     }
 }

@@ -8,10 +8,10 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Problem, dns, rules::TemplateParent};
+use super::{Problem, dns_names, rules::TemplateParent};
 use crate::{
     knative::key,
-    policy::{self, parse_duration},
+    scale_policy::{self, parse_go_duration},
 };
 
 type AnnotationMap = BTreeMap<String, String>;
@@ -29,16 +29,16 @@ const SIDECAR_RESOURCES: [[&str; 2]; 6] = [
 ];
 
 /// Checks the name of an object whose names are DNS-1035 labels.
-pub(super) fn name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
-    let parent = TemplateParent::of(meta);
-    let prefix = dns::dns1035_prefix(parent.generate_name);
+pub(super) fn check_name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    let parent = TemplateParent::from_metadata(meta);
+    let prefix = dns_names::dns1035_prefix_errors(parent.generate_name);
     if !parent.generate_name.is_empty() && !prefix.is_empty() {
-        let message = format!("not a DNS 1035 label prefix: {}", dns::list(&prefix));
+        let message = format!("not a DNS 1035 label prefix: {}", dns_names::go_list(&prefix));
         problems.push(Problem::new("metadata.generateName", message));
     } else if !parent.name.is_empty() {
-        let why = dns::dns1035(parent.name);
+        let why = dns_names::dns1035_errors(parent.name);
         if !why.is_empty() {
-            let message = format!("not a DNS 1035 label: {}", dns::list(&why));
+            let message = format!("not a DNS 1035 label: {}", dns_names::go_list(&why));
             problems.push(Problem::new("metadata.name", message));
         }
     } else if parent.generate_name.is_empty() {
@@ -47,16 +47,19 @@ pub(super) fn name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
 }
 
 /// Checks the name that a template sets for its Revision.
-pub(super) fn revision_name(
+pub(super) fn check_revision_name(
     meta: &ObjectMeta,
     parent: TemplateParent<'_>,
     problems: &mut Vec<Problem>,
 ) {
-    let (name, generate) = (TemplateParent::of(meta).name, TemplateParent::of(meta).generate_name);
+    let (name, generate) = (
+        TemplateParent::from_metadata(meta).name,
+        TemplateParent::from_metadata(meta).generate_name,
+    );
     const AT: &str = "spec.template.metadata";
-    let prefix = dns::dns1035_prefix(generate);
+    let prefix = dns_names::dns1035_prefix_errors(generate);
     if !generate.is_empty() && !prefix.is_empty() {
-        let value = format!("not a DNS 1035 label prefix: {}", dns::list(&prefix));
+        let value = format!("not a DNS 1035 label prefix: {}", dns_names::go_list(&prefix));
         problems.push(Problem::invalid(format!("{AT}.generateName"), value));
         return;
     }
@@ -65,9 +68,9 @@ pub(super) fn revision_name(
         return;
     }
     let at = format!("{AT}.name");
-    let why = dns::dns1035(name);
+    let why = dns_names::dns1035_errors(name);
     if !why.is_empty() {
-        let value = format!("not a DNS 1035 label: {}", dns::list(&why));
+        let value = format!("not a DNS 1035 label: {}", dns_names::go_list(&why));
         problems.push(Problem::invalid(at, value));
     } else if parent.name.is_empty() && !parent.generate_name.is_empty() {
         // The prefix must be the parent's name, which does not exist yet.
@@ -79,37 +82,41 @@ pub(super) fn revision_name(
 }
 
 /// Refuses annotations on Service, Configuration and Route that are allowed only on a template.
-pub(super) fn no_autoscaling(annotations: &AnnotationMap, problems: &mut Vec<Problem>) {
-    for name in annotations.keys().filter(|name| name.starts_with(policy::GROUP)) {
+pub(super) fn refuse_autoscaling_annotations(
+    annotations: &AnnotationMap,
+    problems: &mut Vec<Problem>,
+) {
+    for name in annotations.keys().filter(|name| name.starts_with(scale_policy::AUTOSCALING_GROUP))
+    {
         let rule = "autoscaling annotations must be put under \"spec.template.metadata.annotations\" to work";
-        problems.push(Problem::key("metadata.annotations", name).details(rule));
+        problems.push(Problem::invalid_key("metadata.annotations", name).with_details(rule));
     }
 }
 
 /// Checks the annotations of a Service or Route.
-pub(super) fn route_annotations(annotations: &AnnotationMap, problems: &mut Vec<Problem>) {
+pub(super) fn check_route_annotations(annotations: &AnnotationMap, problems: &mut Vec<Problem>) {
     const AT: &str = "metadata.annotations";
-    if let Some((name, text)) = first(annotations, &key::ROLLOUT_DURATION) {
-        seconds("rollout-duration", name, text, true, AT, problems);
+    if let Some((name, text)) = first_set(annotations, &key::ROLLOUT_DURATION) {
+        check_duration("rollout-duration", name, text, true, AT, problems);
     }
-    path(annotations, AT, problems);
-    http_protocol(annotations, problems);
+    check_path(annotations, AT, problems);
+    check_http_protocol(annotations, problems);
 }
 
 /// Checks the annotations of a template, except the autoscaler's.
-pub(super) fn template_annotations(
+pub(super) fn check_template_annotations(
     annotations: &AnnotationMap,
     at: &str,
     problems: &mut Vec<Problem>,
 ) {
-    if let Some((name, text)) = first(annotations, &key::PROGRESS_DEADLINE) {
-        seconds("progress-deadline", name, text, false, at, problems);
+    if let Some((name, text)) = first_set(annotations, &key::PROGRESS_DEADLINE) {
+        check_duration("progress-deadline", name, text, false, at, problems);
     }
-    path(annotations, at, problems);
-    sidecar(annotations, at, problems);
+    check_path(annotations, at, problems);
+    check_sidecar(annotations, at, problems);
     for (name, value) in annotations {
         let problem = match name.strip_prefix("features.knative.dev/") {
-            None if name.starts_with("networking.knative.dev/") => Problem::key(at, name),
+            None if name.starts_with("networking.knative.dev/") => Problem::invalid_key(at, name),
             Some("http-full-duplex" | "queueproxy-podinfo")
                 if !matches!(value.to_ascii_lowercase().as_str(), "enabled" | "disabled") =>
             {
@@ -122,16 +129,25 @@ pub(super) fn template_annotations(
 }
 
 /// Checks a duration annotation, which must be in whole seconds.
-fn seconds(what: &str, name: &str, text: &str, zero: bool, at: &str, problems: &mut Vec<Problem>) {
+fn check_duration(
+    what: &str,
+    name: &str,
+    text: &str,
+    zero: bool,
+    at: &str,
+    problems: &mut Vec<Problem>,
+) {
     let path = format!("{at}.{name}");
-    // `parse_duration` knows no sign, but Knative's message shows it.
+    // `parse_go_duration` knows no sign, but Knative's message shows it.
     let (text, negative) = match text.strip_prefix('-') {
         Some(rest) => (rest, true),
         None => (text, false),
     };
     let sign = if negative { "-" } else { "" };
-    problems.push(match parse_duration(text) {
-        None => Problem::invalid(path, format!("{sign}{text}")).advise("write it as 30s or 1m30s"),
+    problems.push(match parse_go_duration(text) {
+        None => {
+            Problem::invalid(path, format!("{sign}{text}")).with_advice("write it as 30s or 1m30s")
+        }
         Some(it) if it.subsec_nanos() != 0 => {
             Problem::new(path, format!("{what}={sign}{text} is not at second precision"))
         }
@@ -143,24 +159,24 @@ fn seconds(what: &str, name: &str, text: &str, zero: bool, at: &str, problems: &
 }
 
 /// Checks Rouse's own annotation that fixes the path of connections.
-fn path(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
+fn check_path(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
     if let Some(value) =
         all.get(key::PATH).filter(|it| !matches!(it.as_str(), "direct" | "activator"))
     {
         let problem = Problem::invalid(format!("{at}.{}", key::PATH), value);
-        problems.push(problem.details("use direct or activator"));
+        problems.push(problem.with_details("use direct or activator"));
     }
 }
 
-fn http_protocol(all: &AnnotationMap, problems: &mut Vec<Problem>) {
-    if let Some((name, value)) = first(all, &key::HTTP_PROTOCOL)
+fn check_http_protocol(all: &AnnotationMap, problems: &mut Vec<Problem>) {
+    if let Some((name, value)) = first_set(all, &key::HTTP_PROTOCOL)
         && !matches!(value.to_ascii_lowercase().as_str(), "" | "enabled" | "redirected")
     {
         problems.push(Problem::invalid(format!("metadata.annotations.{name}"), value));
     }
 }
 
-fn sidecar(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
+fn check_sidecar(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
     let mut say = |problem: fn(String, &str) -> Problem, name: &str, value: &str| {
         problems.push(problem(format!("{at}.[{SIDECAR}{name}]"), value));
     };
@@ -168,7 +184,7 @@ fn sidecar(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
         let Some(value) = all.get(&format!("{SIDECAR}{name}")) else { continue };
         match value.parse::<f64>() {
             Ok(percent) if (0.1..=100.0).contains(&percent) => {}
-            Ok(_) => say(|at, value| Problem::bounds(at, 0.1, value, 100), name, value),
+            Ok(_) => say(|at, value| Problem::out_of_bounds(at, 0.1, value, 100), name, value),
             Err(_) => say(|at, value| Problem::invalid(at, value), name, value),
         }
     }
@@ -197,19 +213,25 @@ pub(super) fn is_quantity(text: &str) -> bool {
 }
 
 /// Checks that an object with a Service's label is owned by that Service.
-pub(super) fn owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+pub(super) fn check_service_owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let Some(service) = meta.labels.as_ref().and_then(|all| all.get(key::SERVICE)) else { return };
-    owned_by(meta, "Service", service, key::SERVICE, problems);
+    check_owned_by(meta, "Service", service, key::SERVICE, problems);
 }
 
 /// Checks that a Revision with a Configuration's label is owned by that Configuration.
-pub(super) fn revision_owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+pub(super) fn check_revision_owner(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     let labels = meta.labels.as_ref();
     let Some(name) = labels.and_then(|all| all.get(key::CONFIGURATION)) else { return };
-    owned_by(meta, "Configuration", name, key::CONFIGURATION, problems);
+    check_owned_by(meta, "Configuration", name, key::CONFIGURATION, problems);
 }
 
-fn owned_by(meta: &ObjectMeta, kind: &str, name: &str, label: &str, problems: &mut Vec<Problem>) {
+fn check_owned_by(
+    meta: &ObjectMeta,
+    kind: &str,
+    name: &str,
+    label: &str,
+    problems: &mut Vec<Problem>,
+) {
     let owners = meta.owner_references.as_deref().unwrap_or_default();
     if !owners.iter().any(|owner| owner.kind == kind && owner.name == name) {
         problems.push(Problem::missing(format!("metadata.labels.{label}")));
@@ -217,7 +239,7 @@ fn owned_by(meta: &ObjectMeta, kind: &str, name: &str, label: &str, problems: &m
 }
 
 /// Checks that creator and last modifier were not changed by hand.
-pub(super) fn creator(
+pub(super) fn check_creator(
     old: &AnnotationMap,
     new: &AnnotationMap,
     same_spec: bool,
@@ -234,7 +256,10 @@ pub(super) fn creator(
     }
 }
 
-fn first<'a>(all: &'a AnnotationMap, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
+fn first_set<'a>(
+    all: &'a AnnotationMap,
+    names: &[&'static str],
+) -> Option<(&'static str, &'a str)> {
     // The present spelling comes first in `names`: it counts where several are set.
     names.iter().find_map(|name| all.get(*name).map(|text| (*name, text.as_str())))
 }

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use serde_json::Value;
 
 use super::{
-    Problem, container, dns, mask,
+    Problem, apiserver_rules, container, dns_names, field_mask,
     rules::{AdmissionPlatform, AdmissionRules},
-    security, server, volume,
+    security, volume,
 };
 use crate::config_maps::Flag;
 
@@ -24,19 +24,19 @@ pub(super) enum PodContainerRole {
 }
 
 /// Checks a pod: `raw` as it was written, `pod` as it was parsed, `at` is its path in the object.
-pub(super) fn check(
+pub(super) fn check_pod(
     raw: &Value,
     pod: &PodSpec,
     at: &str,
     rules: &AdmissionRules<'_>,
     problems: &mut Vec<Problem>,
 ) {
-    mask::POD.check(raw, rules.features, at, problems);
-    server::check(raw, at, problems);
-    security::pod(pod, at, rules, problems);
-    volume::check(pod, at, rules, problems);
-    init_containers(pod, at, rules, problems);
-    let port = ports(&pod.containers, &format!("{at}.containers[*].ports"), problems);
+    field_mask::POD_MASK.check(raw, rules.features, at, problems);
+    apiserver_rules::check_pod_fields(raw, at, problems);
+    security::check_pod_context(pod, at, rules, problems);
+    volume::check_volumes(pod, at, rules, problems);
+    check_init_containers(pod, at, rules, problems);
+    let port = find_serving_port(&pod.containers, &format!("{at}.containers[*].ports"), problems);
     let several = pod.containers.len() > 1;
     if pod.containers.is_empty() {
         problems.push(Problem::missing(format!("{at}.containers")));
@@ -48,18 +48,18 @@ pub(super) fn check(
         // As in Knative, the containers of such a pod are not checked any further.
         return;
     }
-    names(&pod.containers, at, problems);
+    check_unique_names(&pod.containers, at, problems);
     for (index, one) in pod.containers.iter().enumerate() {
         let path = format!("{at}.containers[{index}]");
         let serves = !several || one.ports.as_ref().is_some_and(|ports| !ports.is_empty());
         let role = if serves { PodContainerRole::Serving } else { PodContainerRole::Sidecar };
-        container::check(one, role, &port, &path, rules, problems);
-        volume::mounts(pod, one, &path, rules.platform, problems);
+        container::check_container(one, role, &port, &path, rules, problems);
+        volume::check_mounts(pod, one, &path, rules.platform, problems);
     }
     if let Some(account) = pod.service_account_name.as_deref().filter(|name| !name.is_empty()) {
-        for why in dns::subdomain(account) {
+        for why in dns_names::subdomain_errors(account) {
             let problem = Problem::invalid(format!("{at}.serviceAccountName"), account);
-            problems.push(problem.details(why));
+            problems.push(problem.with_details(why));
         }
     }
 }
@@ -71,15 +71,19 @@ pub(super) struct ServingPort {
     pub name: String,
 }
 
-fn ports(containers: &[Container], at: &str, problems: &mut Vec<Problem>) -> ServingPort {
+fn find_serving_port(
+    containers: &[Container],
+    at: &str,
+    problems: &mut Vec<Problem>,
+) -> ServingPort {
     let all: Vec<_> = containers.iter().flat_map(|it| it.ports.iter().flatten()).collect();
     if all.is_empty() && containers.len() > 1 {
         let problem = Problem::missing(at);
-        problems.push(problem.advise("give ports to the one container that serves"));
+        problems.push(problem.with_advice("give ports to the one container that serves"));
     }
     if all.len() > 1 {
         let problem = Problem::new(at, "more than one container port is set");
-        problems.push(problem.details("Only a single port is allowed across all containers"));
+        problems.push(problem.with_details("Only a single port is allowed across all containers"));
     }
     // Knative calls an unnamed port by its default protocol.
     let named = |name: Option<&str>| match name {
@@ -91,7 +95,7 @@ fn ports(containers: &[Container], at: &str, problems: &mut Vec<Problem>) -> Ser
     ServingPort { number: if number == 0 { 8080 } else { number }, name: named(name) }
 }
 
-fn init_containers(
+fn check_init_containers(
     pod: &PodSpec,
     at: &str,
     rules: &AdmissionRules<'_>,
@@ -119,12 +123,12 @@ fn init_containers(
             let message = format!("duplicate container name {:?}", one.name);
             problems.push(Problem::new(format!("{path}.name"), message));
         }
-        container::check(one, PodContainerRole::Init, &nowhere, &path, rules, problems);
-        volume::mounts(pod, one, &path, rules.platform, problems);
+        container::check_container(one, PodContainerRole::Init, &nowhere, &path, rules, problems);
+        volume::check_mounts(pod, one, &path, rules.platform, problems);
     }
 }
 
-fn names(containers: &[Container], at: &str, problems: &mut Vec<Problem>) {
+fn check_unique_names(containers: &[Container], at: &str, problems: &mut Vec<Problem>) {
     let mut seen = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
         let (name, path) = (&container.name, format!("{at}.containers[{index}].name"));

@@ -12,7 +12,7 @@ use super::{
 use crate::config_maps::{Features, Flag};
 
 /// Checks all probes of a container whose pod serves on `port`.
-pub(super) fn all(
+pub(super) fn check_probes(
     container: &Container,
     role: PodContainerRole,
     port: &ServingPort,
@@ -38,21 +38,23 @@ pub(super) fn all(
                 problems.push(Problem::disallowed(path));
                 continue;
             }
-            PodContainerRole::Sidecar => ports(probe, AllowedProbePort::Named, &path, problems),
+            PodContainerRole::Sidecar => {
+                check_probe_ports(probe, AllowedProbePort::Explicit, &path, problems)
+            }
             PodContainerRole::Serving if anywhere => {}
             PodContainerRole::Serving => {
-                ports(probe, AllowedProbePort::Only(port), &path, problems)
+                check_probe_ports(probe, AllowedProbePort::Serving(port), &path, problems)
             }
         }
-        handlers(probe, &path, problems);
+        check_handlers(probe, &path, problems);
         if name == "readinessProbe" {
-            thresholds(probe, &path, problems);
+            check_thresholds(probe, &path, problems);
         }
     }
 }
 
 /// Warns that an initial delay has no effect: the agent probes a pod as soon as the kernel reports its listener.
-pub(super) fn warn(container: &Container, at: &str, warnings: &mut Vec<Problem>) {
+pub(super) fn warn_initial_delay(container: &Container, at: &str, warnings: &mut Vec<Problem>) {
     // The kubelet runs `exec` probes, and honours the delay.
     let asked = container.readiness_probe.as_ref().filter(|it| it.exec.is_none());
     if asked.and_then(|it| it.initial_delay_seconds).is_some_and(|it| it > 0) {
@@ -62,7 +64,7 @@ pub(super) fn warn(container: &Container, at: &str, warnings: &mut Vec<Problem>)
     }
 }
 
-fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
+fn check_handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     let all = [
         ("httpGet", probe.http_get.is_some()),
         ("tcpSocket", probe.tcp_socket.is_some()),
@@ -77,9 +79,9 @@ fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     };
     // Knative sorts paths, and so must an equal message.
     match paths(true).len() {
-        0 => problems.push(Problem::neither(paths(false).join(", "))),
+        0 => problems.push(Problem::none_set(paths(false).join(", "))),
         1 => {}
-        _ => problems.push(Problem::both(paths(true).join(", "))),
+        _ => problems.push(Problem::several_set(paths(true).join(", "))),
     }
 }
 
@@ -87,25 +89,30 @@ fn handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
 #[derive(Clone, Copy)]
 enum AllowedProbePort<'a> {
     /// Only the serving port, by number, by name or left out.
-    Only(&'a ServingPort),
+    Serving(&'a ServingPort),
     /// Any port, which must be set.
-    Named,
+    Explicit,
 }
 
-fn ports(probe: &Probe, asked: AllowedProbePort<'_>, path: &str, problems: &mut Vec<Problem>) {
+fn check_probe_ports(
+    probe: &Probe,
+    asked: AllowedProbePort<'_>,
+    path: &str,
+    problems: &mut Vec<Problem>,
+) {
     let mut check = |name: &str, port: &IntOrString| {
         let (fits, rule) = match (asked, port) {
-            (AllowedProbePort::Only(serving), IntOrString::Int(port)) => {
+            (AllowedProbePort::Serving(serving), IntOrString::Int(port)) => {
                 (*port == 0 || *port == serving.number, "Probe port must match container port")
             }
-            (AllowedProbePort::Only(serving), IntOrString::String(port)) => {
+            (AllowedProbePort::Serving(serving), IntOrString::String(port)) => {
                 let fits = port.is_empty() || *port == serving.name;
                 (fits, "Probe port must match container port")
             }
-            (AllowedProbePort::Named, IntOrString::Int(port)) => {
+            (AllowedProbePort::Explicit, IntOrString::Int(port)) => {
                 (*port != 0, "Probe port must be specified")
             }
-            (AllowedProbePort::Named, IntOrString::String(port)) => {
+            (AllowedProbePort::Explicit, IntOrString::String(port)) => {
                 (!port.is_empty(), "Probe port must be specified")
             }
         };
@@ -114,7 +121,7 @@ fn ports(probe: &Probe, asked: AllowedProbePort<'_>, path: &str, problems: &mut 
                 IntOrString::Int(port) => port.to_string(),
                 IntOrString::String(port) => port.clone(),
             };
-            problems.push(Problem::invalid(format!("{path}.{name}"), value).details(rule));
+            problems.push(Problem::invalid(format!("{path}.{name}"), value).with_details(rule));
         }
     };
     if let Some(http) = &probe.http_get {
@@ -130,11 +137,11 @@ fn ports(probe: &Probe, asked: AllowedProbePort<'_>, path: &str, problems: &mut 
 
 /// Checks the numbers of a readiness probe, the only probe that Knative's data plane runs; Kubernetes checks the
 /// others.
-fn thresholds(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
+fn check_thresholds(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     let at = |name: &str| format!("{path}.{name}");
     let mut least = |name: &str, value: Option<i32>, least: i32| {
         if let Some(value) = value.filter(|value| *value < least) {
-            problems.push(Problem::bounds(at(name), least, value, i32::MAX));
+            problems.push(Problem::out_of_bounds(at(name), least, value, i32::MAX));
         }
     };
     least("periodSeconds", probe.period_seconds, 0);

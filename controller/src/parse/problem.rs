@@ -37,22 +37,22 @@ impl Problem {
     }
 
     /// Reports a key that is not allowed at `path`.
-    pub fn key(path: impl Into<String>, key: &str) -> Self {
+    pub fn invalid_key(path: impl Into<String>, key: &str) -> Self {
         Self::new(path, format!("invalid key name {key:?}"))
     }
 
     /// Reports that none of several exclusive fields is set.
-    pub fn neither(paths: impl Into<String>) -> Self {
+    pub fn none_set(paths: impl Into<String>) -> Self {
         Self::new(paths, "expected exactly one, got neither")
     }
 
     /// Reports that more than one of several exclusive fields is set.
-    pub fn both(paths: impl Into<String>) -> Self {
+    pub fn several_set(paths: impl Into<String>) -> Self {
         Self::new(paths, "expected exactly one, got both")
     }
 
     /// Reports a value out of bounds.
-    pub fn bounds(
+    pub fn out_of_bounds(
         path: impl Into<String>,
         low: impl fmt::Display,
         value: impl fmt::Display,
@@ -62,12 +62,12 @@ impl Problem {
     }
 
     /// Adds details, which Knative shows below the message.
-    pub fn details(self, details: impl Into<String>) -> Self {
+    pub fn with_details(self, details: impl Into<String>) -> Self {
         Self { details: Some(details.into()), ..self }
     }
 
     /// Adds advice, which only Rouse's own pages show.
-    pub fn advise(self, advice: impl Into<String>) -> Self {
+    pub fn with_advice(self, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..self }
     }
 }
@@ -85,7 +85,7 @@ impl fmt::Display for Problem {
 }
 
 /// Formats all problems on one line, in a fixed order.
-pub fn line(problems: &[Problem]) -> String {
+pub fn problems_line(problems: &[Problem]) -> String {
     let mut lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     lines.sort();
     lines.dedup();
@@ -95,7 +95,7 @@ pub fn line(problems: &[Problem]) -> String {
 /// Formats all problems as Knative's webhook does: equal messages share a line, details follow below.
 ///
 /// knative/pkg `apis/field_error.go`: merged by message and details, sorted by both, paths sorted.
-pub fn knative(problems: &[Problem]) -> String {
+pub fn knative_message(problems: &[Problem]) -> String {
     let mut merged: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for problem in problems {
         let details = problem.details.as_deref().unwrap_or_default();
@@ -119,13 +119,13 @@ mod tests {
     fn equal_messages_share_a_line_and_details_stand_beneath() {
         let all = [
             Problem::missing("spec.b"),
-            Problem::invalid("spec.c", 1).details("must be 2").advise("not shown"),
+            Problem::invalid("spec.c", 1).with_details("must be 2").with_advice("not shown"),
             Problem::missing("spec.a"),
             Problem::missing("spec.b"),
         ];
         let want = "invalid value: 1: spec.c\nmust be 2\nmissing field(s): spec.a, spec.b";
-        assert_eq!(knative(&all), want);
+        assert_eq!(knative_message(&all), want);
         let want = "invalid value: 1: spec.c (must be 2); missing field(s): spec.a; missing field(s): spec.b";
-        assert_eq!(line(&all), want);
+        assert_eq!(problems_line(&all), want);
     }
 }

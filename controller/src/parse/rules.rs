@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{
     config_maps::{Features, RevisionDefaults},
-    policy::ScalePolicyConfig,
+    scale_policy::ScalePolicyConfig,
 };
 
 /// Platform on which the pods will run.
@@ -42,7 +42,7 @@ pub(super) struct TemplateParent<'a> {
 }
 
 impl<'a> TemplateParent<'a> {
-    pub(super) fn of(meta: &'a ObjectMeta) -> Self {
+    pub(super) fn from_metadata(meta: &'a ObjectMeta) -> Self {
         Self {
             name: meta.name.as_deref().unwrap_or_default(),
             generate_name: meta.generate_name.as_deref().unwrap_or_default(),

@@ -10,7 +10,7 @@ use crate::config_maps::{Flag, SecureDefaults};
 const MAX_ID: i64 = i32::MAX as i64;
 
 /// Checks the security context of a pod.
-pub(super) fn pod(
+pub(super) fn check_pod_context(
     pod: &PodSpec,
     at: &str,
     rules: &AdmissionRules<'_>,
@@ -18,19 +18,19 @@ pub(super) fn pod(
 ) {
     let Some(context) = &pod.security_context else { return };
     let at = format!("{at}.securityContext");
-    id("runAsUser", context.run_as_user, &at, problems);
-    id("runAsGroup", context.run_as_group, &at, problems);
-    id("fsGroup", context.fs_group, &at, problems);
+    check_id("runAsUser", context.run_as_user, &at, problems);
+    check_id("runAsGroup", context.run_as_group, &at, problems);
+    check_id("fsGroup", context.fs_group, &at, problems);
     for (index, group) in context.supplemental_groups.iter().flatten().enumerate() {
-        id(&format!("supplementalGroups[{index}]"), Some(*group), &at, problems);
+        check_id(&format!("supplementalGroups[{index}]"), Some(*group), &at, problems);
     }
     if rules.features.podspec_securitycontext == Flag::Disabled {
-        bounded(context, &at, problems);
+        restrict_without_feature(context, &at, problems);
     }
 }
 
 /// Restricts the context without the feature: users may only opt out of the values that `secure-pod-defaults` sets.
-fn bounded(context: &PodSecurityContext, at: &str, problems: &mut Vec<Problem>) {
+fn restrict_without_feature(context: &PodSecurityContext, at: &str, problems: &mut Vec<Problem>) {
     let seccomp = context.seccomp_profile.as_ref().map(|it| it.type_.as_str());
     let fields = [
         ("fsGroup", context.fs_group.is_some()),
@@ -49,7 +49,7 @@ fn bounded(context: &PodSecurityContext, at: &str, problems: &mut Vec<Problem>) 
 }
 
 /// Checks the security context of a container.
-pub(super) fn container(
+pub(super) fn check_container_context(
     container: &Container,
     at: &str,
     rules: &AdmissionRules<'_>,
@@ -69,18 +69,18 @@ pub(super) fn container(
             problems.push(Problem::disallowed(format!("{at}.capabilities.add")));
         }
     }
-    id("runAsUser", context.run_as_user, &at, problems);
-    id("runAsGroup", context.run_as_group, &at, problems);
+    check_id("runAsUser", context.run_as_user, &at, problems);
+    check_id("runAsGroup", context.run_as_group, &at, problems);
 }
 
-fn id(name: &str, value: Option<i64>, at: &str, problems: &mut Vec<Problem>) {
+fn check_id(name: &str, value: Option<i64>, at: &str, problems: &mut Vec<Problem>) {
     if let Some(value) = value.filter(|value| !(0..=MAX_ID).contains(value)) {
-        problems.push(Problem::bounds(format!("{at}.{name}"), 0, value, MAX_ID));
+        problems.push(Problem::out_of_bounds(format!("{at}.{name}"), 0, value, MAX_ID));
     }
 }
 
 /// Warns of settings that are left to Kubernetes' own insecure defaults.
-pub(super) fn warn(pod: &PodSpec, at: &str, warnings: &mut Vec<Problem>) {
+pub(super) fn warn_insecure_defaults(pod: &PodSpec, at: &str, warnings: &mut Vec<Problem>) {
     let lists = [
         ("containers", pod.containers.as_slice()),
         ("initContainers", pod.init_containers.as_deref().unwrap_or_default()),
@@ -90,12 +90,17 @@ pub(super) fn warn(pod: &PodSpec, at: &str, warnings: &mut Vec<Problem>) {
         for (index, container) in containers.iter().enumerate() {
             let at = format!("{at}.{list}[{index}].securityContext");
             let own = container.security_context.clone().unwrap_or_default();
-            warn_of(&around, &own, &at, warnings);
+            warn_insecure_context(&around, &own, &at, warnings);
         }
     }
 }
 
-fn warn_of(pod: &PodSecurityContext, own: &SecurityContext, at: &str, warnings: &mut Vec<Problem>) {
+fn warn_insecure_context(
+    pod: &PodSecurityContext,
+    own: &SecurityContext,
+    at: &str,
+    warnings: &mut Vec<Problem>,
+) {
     let mut insecure = |name: &str| {
         let message = "Kubernetes default value is insecure, Knative may default this to secure in a future release";
         warnings.push(Problem::new(format!("{at}.{name}"), message));
@@ -117,7 +122,7 @@ fn warn_of(pod: &PodSecurityContext, own: &SecurityContext, at: &str, warnings: 
         Some(None) => insecure("capabilities.drop"),
         Some(Some([first, ..])) if first == "all" => {
             let problem = Problem::invalid(format!("{at}.capabilities.drop"), "all");
-            warnings.push(problem.details("Must be spelled as 'ALL'"));
+            warnings.push(problem.with_details("Must be spelled as 'ALL'"));
         }
         Some(Some(_)) => {}
     }

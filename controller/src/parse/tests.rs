@@ -7,36 +7,36 @@ metadata: {name: hello}
 spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 "#;
 
-fn read(text: &str) -> ManifestDocument {
-    let mut all = documents(text, &ScalePolicyConfig::default());
+fn read_document(text: &str) -> ManifestDocument {
+    let mut all = manifest_documents(text, &ScalePolicyConfig::default());
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
 
 /// Returns the problems of a Service whose only container is `container`.
-fn container(container: &str) -> String {
-    refusal(&HELLO.replace("{image: dev.local/hello:v1}", container))
+fn container_problems(container: &str) -> String {
+    document_problems(&HELLO.replace("{image: dev.local/hello:v1}", container))
 }
 
 /// Returns the problems of a Service whose Revision spec is `spec`.
-fn spec(spec: &str) -> String {
-    refusal(&HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec))
+fn spec_problems(spec: &str) -> String {
+    document_problems(&HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec))
 }
 
 /// Returns the problems of a Service with these traffic targets.
-fn targets(traffic: &str) -> String {
+fn traffic_problems(traffic: &str) -> String {
     let spec = format!("spec: {{traffic: {traffic}, template");
-    refusal(&HELLO.replace("spec: {template", &spec))
+    document_problems(&HELLO.replace("spec: {template", &spec))
 }
 
-fn refusal(text: &str) -> String {
-    match read(text) {
+fn document_problems(text: &str) -> String {
+    match read_document(text) {
         ManifestDocument::Service(..) => "fine".into(),
         ManifestDocument::Refused(_, why) => why,
     }
 }
 
-fn check(table: &[(String, &str)]) {
+fn check_table(table: &[(String, &str)]) {
     for (have, want) in table {
         assert_eq!(have, want);
     }
@@ -44,7 +44,7 @@ fn check(table: &[(String, &str)]) {
 
 #[test]
 fn a_small_service_gets_knatives_defaults() {
-    let ManifestDocument::Service(name, manifest) = read(HELLO) else { panic!("refused") };
+    let ManifestDocument::Service(name, manifest) = read_document(HELLO) else { panic!("refused") };
     assert_eq!(name, NamespacedName::new("default", "hello"));
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
     // Values of knative.md §1.12.
@@ -74,7 +74,9 @@ fn a_small_service_gets_knatives_defaults() {
 fn defaults_depend_on_each_other_as_in_knative() {
     let fill = |spec: &str| {
         let text = HELLO.replace("{containers: [{image: dev.local/hello:v1}]}", spec);
-        let ManifestDocument::Service(_, manifest) = read(&text) else { panic!("refused: {spec}") };
+        let ManifestDocument::Service(_, manifest) = read_document(&text) else {
+            panic!("refused: {spec}")
+        };
         let template: RevisionTemplate = serde_json::from_str(&manifest.template).expect("JSON");
         template.spec
     };
@@ -93,33 +95,33 @@ fn defaults_depend_on_each_other_as_in_knative() {
 
 #[test]
 fn what_cannot_be_read_is_refused_with_its_path() {
-    check(&[
+    check_table(&[
         (
-            container("{image: a, imagge: b}"),
+            container_problems("{image: a, imagge: b}"),
             "unknown field: spec.template.spec.containers[0].imagge",
         ),
         (
-            refusal(&HELLO.replace("kind: Service", "kind: Service\nspeck: 1")),
+            document_problems(&HELLO.replace("kind: Service", "kind: Service\nspeck: 1")),
             "unknown field: speck",
         ),
         (
-            container("{image: a, ports: [{containerPort: http}]}"),
+            container_problems("{image: a, ports: [{containerPort: http}]}"),
             "wrong type: invalid type: string \"http\", expected i32: spec.template.spec.containers[0].ports[0].containerPort",
         ),
         (
-            refusal(&HELLO.replace("{name: hello}", "{name: hello, labels: {a: 1}}")),
+            document_problems(&HELLO.replace("{name: hello}", "{name: hello, labels: {a: 1}}")),
             "wrong type: invalid type: integer `1`, expected a string: metadata.labels.a",
         ),
         (
-            refusal(&HELLO.replace("{name: hello}", "{name: 1}")),
+            document_problems(&HELLO.replace("{name: hello}", "{name: 1}")),
             "wrong type: invalid type: integer `1`, expected a string: metadata.name",
         ),
         (
-            refusal(&HELLO.replace("kind: Service", "kind: Deployment")),
+            document_problems(&HELLO.replace("kind: Service", "kind: Deployment")),
             "invalid value: serving.knative.dev/v1/Deployment: kind (apply a serving.knative.dev/v1 Service; Configuration, Revision and Route follow from it)",
         ),
     ]);
-    let broken = refusal("a: [1");
+    let broken = document_problems("a: [1");
     assert!(broken.starts_with("not readable as YAML: "), "{broken}");
 }
 
@@ -128,14 +130,17 @@ fn what_cannot_be_read_is_refused_with_its_path() {
 fn names_follow_knatives_rules() {
     let named = |name: &str| {
         let meta = format!("{{template: {{metadata: {{name: {name}}}, spec");
-        refusal(&HELLO.replace("{template: {spec", &meta))
+        document_problems(&HELLO.replace("{template: {spec", &meta))
     };
-    check(&[
+    check_table(&[
         (
-            refusal(&HELLO.replace("name: hello", "name: Hello")),
+            document_problems(&HELLO.replace("name: hello", "name: Hello")),
             "invalid value: Hello: metadata.name (use 1 to 57 of a-z, 0-9 and -, beginning with a letter)",
         ),
-        (refusal(&HELLO.replace("{name: hello}", "{}")), "missing field(s): metadata.name"),
+        (
+            document_problems(&HELLO.replace("{name: hello}", "{}")),
+            "missing field(s): metadata.name",
+        ),
         (
             named("world-1"),
             "invalid value: \"world-1\" must have prefix \"hello-\": spec.template.metadata.name",
@@ -147,57 +152,60 @@ fn names_follow_knatives_rules() {
 /// Cases of knative.md §1.13: containers.
 #[test]
 fn containers_follow_knatives_rules() {
-    check(&[
-        (spec("{containers: []}"), "missing field(s): spec.template.spec.containers"),
-        (container("{name: a}"), "missing field(s): spec.template.spec.containers[0].image"),
+    check_table(&[
+        (spec_problems("{containers: []}"), "missing field(s): spec.template.spec.containers"),
         (
-            container("{image: 'Not an image'}"),
+            container_problems("{name: a}"),
+            "missing field(s): spec.template.spec.containers[0].image",
+        ),
+        (
+            container_problems("{image: 'Not an image'}"),
             "Failed to parse image reference: spec.template.spec.containers[0].image (image: \"Not an image\", error: could not parse reference: Not an image: the name must be lower-case letters, digits, '.', '_', '-' and '/')",
         ),
-        (container("{image: 'oci:/srv/hello'}"), "fine"),
-        (container("{image: 'localhost:5000/a/b:v1'}"), "fine"),
+        (container_problems("{image: 'oci:/srv/hello'}"), "fine"),
+        (container_problems("{image: 'localhost:5000/a/b:v1'}"), "fine"),
         (
-            container("{image: a, name: queue-proxy}"),
+            container_problems("{image: a, name: queue-proxy}"),
             "\"queue-proxy\" is a reserved container name: spec.template.spec.containers[0].name",
         ),
         (
-            container("{image: a, env: [{name: PORT, value: '1'}]}"),
+            container_problems("{image: a, env: [{name: PORT, value: '1'}]}"),
             "\"PORT\" is a reserved environment variable: spec.template.spec.containers[0].env[0].name",
         ),
         (
-            container("{image: a, ports: [{containerPort: 8012}]}"),
+            container_problems("{image: a, ports: [{containerPort: 8012}]}"),
             "invalid value: 8012 is a reserved port: spec.template.spec.containers[0].ports[0].containerPort (8012 is a reserved port, please use a different value)",
         ),
         // Zero equals an absent port: 8080.
-        (container("{image: a, ports: [{containerPort: 0}]}"), "fine"),
+        (container_problems("{image: a, ports: [{containerPort: 0}]}"), "fine"),
         (
-            container("{image: a, ports: [{containerPort: 65536}]}"),
+            container_problems("{image: a, ports: [{containerPort: 65536}]}"),
             "expected 1 <= 65536 <= 65535: spec.template.spec.containers[0].ports[0].containerPort",
         ),
         (
-            container("{image: a, ports: [{containerPort: 80}, {containerPort: 81}]}"),
+            container_problems("{image: a, ports: [{containerPort: 80}, {containerPort: 81}]}"),
             "more than one container port is set: spec.template.spec.containers[*].ports (Only a single port is allowed across all containers)",
         ),
         (
-            container("{image: a, ports: [{containerPort: 80, name: grpc}]}"),
+            container_problems("{image: a, ports: [{containerPort: 80, name: grpc}]}"),
             "Port name grpc is not allowed: spec.template.spec.containers[0].ports[0] (Name must be empty, or one of: 'h2c', 'http1')",
         ),
         (
-            spec(
+            spec_problems(
                 "{containers: [{image: a, ports: [{containerPort: 80}]}, {image: b, ports: [{containerPort: 81}]}]}",
             ),
             "more than one container port is set: spec.template.spec.containers[*].ports (Only a single port is allowed across all containers)",
         ),
         (
-            spec("{containers: [{image: a}, {image: b}]}"),
+            spec_problems("{containers: [{image: a}, {image: b}]}"),
             "missing field(s): spec.template.spec.containers[*].ports (give ports to the one container that serves)",
         ),
         (
-            container("{image: a, volumeMounts: [{name: v, mountPath: /data}]}"),
+            container_problems("{image: a, volumeMounts: [{name: v, mountPath: /data}]}"),
             "volumeMount has no matching volume: spec.template.spec.containers[0].volumeMounts[0].name",
         ),
         (
-            spec("{containers: [{image: a}], volumes: [{name: v, emptyDir: {}}]}"),
+            spec_problems("{containers: [{image: a}], volumes: [{name: v, emptyDir: {}}]}"),
             "volume with name \"v\" not mounted: spec.template.spec.volumes[0].name",
         ),
     ]);
@@ -206,25 +214,25 @@ fn containers_follow_knatives_rules() {
 /// Cases of knative.md §1.13: field mask.
 #[test]
 fn fields_outside_the_mask_must_not_be_set() {
-    check(&[
+    check_table(&[
         (
-            spec("{nodeName: n1, containers: [{image: a}]}"),
+            spec_problems("{nodeName: n1, containers: [{image: a}]}"),
             "must not set the field(s): spec.template.spec.nodeName",
         ),
         (
-            spec("{terminationGracePeriodSeconds: 1, containers: [{image: a}]}"),
+            spec_problems("{terminationGracePeriodSeconds: 1, containers: [{image: a}]}"),
             "must not set the field(s): spec.template.spec.terminationGracePeriodSeconds",
         ),
         (
-            container("{image: a, lifecycle: {}}"),
+            container_problems("{image: a, lifecycle: {}}"),
             "must not set the field(s): spec.template.spec.containers[0].lifecycle",
         ),
         (
-            spec("{initContainers: [{image: a}], containers: [{image: a}]}"),
+            spec_problems("{initContainers: [{image: a}], containers: [{image: a}]}"),
             "pod spec support for init-containers is off, but found 1 init containers: spec.template.spec.initContainers",
         ),
         (
-            container("{image: a, securityContext: {privileged: true}}"),
+            container_problems("{image: a, securityContext: {privileged: true}}"),
             "must not set the field(s): spec.template.spec.containers[0].securityContext.privileged",
         ),
     ]);
@@ -234,8 +242,8 @@ fn fields_outside_the_mask_must_not_be_set() {
 #[test]
 fn probes_follow_knatives_rules() {
     const AT: &str = "spec.template.spec.containers[0].readinessProbe";
-    let probe = |probe: &str| container(&format!("{{image: a, readinessProbe: {probe}}}"));
-    check(&[
+    let probe = |probe: &str| container_problems(&format!("{{image: a, readinessProbe: {probe}}}"));
+    check_table(&[
         (probe("{httpGet: {path: /}}"), "fine"),
         (
             probe("{httpGet: {port: 81}}"),
@@ -268,19 +276,19 @@ fn probes_follow_knatives_rules() {
 fn limits_and_annotations_are_bounded() {
     let annotated = |pair: &str| {
         let meta = format!("{{template: {{metadata: {{annotations: {{{pair}}}}}, spec");
-        refusal(&HELLO.replace("{template: {spec", &meta))
+        document_problems(&HELLO.replace("{template: {spec", &meta))
     };
-    check(&[
+    check_table(&[
         (
-            spec("{timeoutSeconds: 601, containers: [{image: a}]}"),
+            spec_problems("{timeoutSeconds: 601, containers: [{image: a}]}"),
             "expected 0 <= 601 <= 600: spec.template.spec.timeoutSeconds",
         ),
         (
-            spec("{containerConcurrency: 1001, containers: [{image: a}]}"),
+            spec_problems("{containerConcurrency: 1001, containers: [{image: a}]}"),
             "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency",
         ),
         (
-            refusal(&HELLO.replace(
+            document_problems(&HELLO.replace(
                 "{name: hello}",
                 "{name: hello, annotations: {autoscaling.knative.dev/min-scale: '1'}}",
             )),
@@ -303,7 +311,7 @@ fn without_kubernetes_only_our_class_scales() {
     let class = |class: &str| {
         let annotation = format!("annotations: {{autoscaling.knative.dev/class: {class}}}");
         let template = format!("{{template: {{metadata: {{{annotation}}}, spec");
-        refusal(&HELLO.replace("{template: {spec", &template))
+        document_problems(&HELLO.replace("{template: {spec", &template))
     };
     let refused = |class: &str| {
         format!(
@@ -311,34 +319,36 @@ fn without_kubernetes_only_our_class_scales() {
              (only kpa.autoscaling.knative.dev scales without Kubernetes)"
         )
     };
-    assert_eq!(class(policy::KPA), "fine");
-    for foreign in [policy::HPA, "sloth.example.com"] {
+    assert_eq!(class(scale_policy::KPA_CLASS), "fine");
+    for foreign in [scale_policy::HPA_CLASS, "sloth.example.com"] {
         assert_eq!(class(foreign), refused(foreign));
     }
 }
 
 #[test]
-fn the_local_node_says_what_it_cannot_read_and_what_it_does_not_bound() {
+fn the_local_node_reports_unsupported_and_ignored_fields() {
     let at = "spec.template.spec.containers[0]";
     let refused = |field: &str| {
         format!(
             "must not set the field(s): {at}.{field} (the local node has no ConfigMaps and no Secrets)"
         )
     };
-    check(&[
+    check_table(&[
         (
-            container("{image: a, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]}"),
+            container_problems(
+                "{image: a, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: k}}}]}",
+            ),
             &refused("env[0].valueFrom"),
         ),
         (
-            container("{image: a, envFrom: [{configMapRef: {name: m, optional: true}}]}"),
+            container_problems("{image: a, envFrom: [{configMapRef: {name: m, optional: true}}]}"),
             &refused("envFrom[0]"),
         ),
     ]);
     let warned = |container: &str| -> Vec<String> {
         let text = HELLO.replace("{image: dev.local/hello:v1}", container);
         let value = serde_norway::from_str(&text).expect("YAML");
-        let all = warnings(&value, &ScalePolicyConfig::default());
+        let all = service_warnings(&value, &ScalePolicyConfig::default());
         all.into_iter().map(|it| it.path.replace(&format!("{at}."), "")).collect()
     };
     let bounds = "{cpu: 1, memory: 1Mi, ephemeral-storage: 1Gi}";
@@ -356,30 +366,30 @@ fn the_local_node_says_what_it_cannot_read_and_what_it_does_not_bound() {
 
 #[test]
 fn traffic_follows_knatives_rules() {
-    check(&[
-        (targets("[{percent: 100}]"), "fine"),
+    check_table(&[
+        (traffic_problems("[{percent: 100}]"), "fine"),
         (
-            targets("[{percent: 60}, {revisionName: hello-00001, percent: 60}]"),
+            traffic_problems("[{percent: 60}, {revisionName: hello-00001, percent: 60}]"),
             "Traffic targets sum to 120, want 100: spec.traffic",
         ),
         (
-            targets("[{percent: 101}, {revisionName: hello-00001, percent: -1}]"),
+            traffic_problems("[{percent: 101}, {revisionName: hello-00001, percent: -1}]"),
             "expected 0 <= -1 <= 100: spec.traffic[1].percent; expected 0 <= 101 <= 100: spec.traffic[0].percent",
         ),
         (
-            targets("[{percent: 100, tag: a}, {revisionName: hello-00001, tag: a}]"),
+            traffic_problems("[{percent: 100, tag: a}, {revisionName: hello-00001, tag: a}]"),
             "Multiple definitions for \"a\": spec.traffic[0].tag, spec.traffic[1].tag",
         ),
         (
-            targets("[{percent: 100, tag: 1a}]"),
+            traffic_problems("[{percent: 100, tag: 1a}]"),
             "invalid value: not a DNS 1035 label: [a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')]: spec.traffic[0].tag",
         ),
         (
-            targets("[{percent: 100, latestRevision: true, revisionName: hello-00001}]"),
+            traffic_problems("[{percent: 100, latestRevision: true, revisionName: hello-00001}]"),
             "may not set revisionName \"hello-00001\" when latestRevision is true: spec.traffic[0].latestRevision",
         ),
         (
-            targets("[{percent: 100, url: 'http://a'}]"),
+            traffic_problems("[{percent: 100, url: 'http://a'}]"),
             "must not set the field(s): spec.traffic[0].url",
         ),
     ]);
@@ -391,7 +401,7 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
         "{HELLO}---\nkind: Nonsense\nmetadata: {{name: b}}\n---\n{}",
         HELLO.replace("hello}", "third}")
     );
-    let all = documents(&text, &ScalePolicyConfig::default());
+    let all = manifest_documents(&text, &ScalePolicyConfig::default());
     let names: Vec<_> = all
         .iter()
         .map(|it| match it {
@@ -404,7 +414,7 @@ fn one_file_may_hold_several_documents_and_each_stands_alone() {
 
 /// Settings that became stricter do not affect Services that were admitted before: they stay in force.
 #[test]
-fn a_service_that_is_there_is_read_whatever_the_settings_have_become() {
+fn an_existing_service_is_read_whatever_the_settings_are_now() {
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let autoscaler = ScalePolicyConfig::default();
     let rules = AdmissionRules {
@@ -416,7 +426,7 @@ fn a_service_that_is_there_is_read_whatever_the_settings_have_become() {
     };
     let read = |spec: Value| {
         let metadata = serde_json::json!({"name": "a".repeat(63), "namespace": "n", "uid": "u"});
-        observed(&serde_json::json!({"metadata": metadata, "spec": spec}), rules)
+        observed_service(&serde_json::json!({"metadata": metadata, "spec": spec}), rules)
     };
     let spec = serde_json::json!({
         "template": {"metadata": {"creationTimestamp": null}, "spec": {
@@ -438,6 +448,6 @@ fn a_service_that_is_there_is_read_whatever_the_settings_have_become() {
     assert_eq!(template["spec"]["timeoutSeconds"], 300, "never saw admission");
     assert_eq!(*manifest.traffic, [TrafficSpec { percent: 100, ..TrafficSpec::default() }]);
     let broken = read(serde_json::json!({"template": {"spec": {"containers": [{"name": "x"}]}}}));
-    let why = line(&broken.expect_err("no image"));
+    let why = problems_line(&broken.expect_err("no image"));
     assert_eq!(why, "missing field(s): spec.template.spec.containers[0].image");
 }

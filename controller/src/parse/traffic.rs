@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use super::{Problem, dns};
+use super::{Problem, dns_names};
 use crate::knative::TrafficTarget;
 
 const AT: &str = "spec.traffic";
 
 /// Checks all targets. Targets of a Service never name a Configuration, since it has one of its own.
-pub(super) fn check(targets: &[TrafficTarget], is_service: bool, problems: &mut Vec<Problem>) {
+pub(super) fn check_targets(
+    targets: &[TrafficTarget],
+    is_service: bool,
+    problems: &mut Vec<Problem>,
+) {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, target) in targets.iter().enumerate() {
         let at = format!("{AT}[{index}]");
-        self::target(target, is_service, &at, problems);
+        self::check_target(target, is_service, &at, problems);
         if let Some(tag) = target.tag.as_deref().filter(|tag| !tag.is_empty()) {
-            self::tag(tag, &at, problems);
+            self::check_tag(tag, &at, problems);
             if let Some(first) = seen.get(tag) {
                 let message = format!("Multiple definitions for {tag:?}");
                 problems.push(Problem::new(format!("{AT}[{first}].tag, {at}.tag"), message));
@@ -31,11 +35,11 @@ pub(super) fn check(targets: &[TrafficTarget], is_service: bool, problems: &mut 
     }
 }
 
-fn target(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<Problem>) {
-    latest(target, at, problems);
-    names(target, is_service, at, problems);
+fn check_target(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<Problem>) {
+    check_latest(target, at, problems);
+    check_names(target, is_service, at, problems);
     if let Some(percent) = target.percent.filter(|percent| !(0..=100).contains(percent)) {
-        problems.push(Problem::bounds(format!("{at}.percent"), 0, percent, 100));
+        problems.push(Problem::out_of_bounds(format!("{at}.percent"), 0, percent, 100));
     }
     if target.url.as_deref().is_some_and(|url| !url.is_empty()) {
         problems.push(Problem::disallowed(format!("{at}.url")));
@@ -43,7 +47,7 @@ fn target(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec
 }
 
 /// Checks that a target either follows the latest Revision or names one.
-fn latest(target: &TrafficTarget, at: &str, problems: &mut Vec<Problem>) {
+fn check_latest(target: &TrafficTarget, at: &str, problems: &mut Vec<Problem>) {
     let revision = target.revision_name.as_deref().unwrap_or_default();
     if let Some(latest) = target.latest_revision
         && latest != revision.is_empty()
@@ -54,15 +58,15 @@ fn latest(target: &TrafficTarget, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-fn names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<Problem>) {
+fn check_names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<Problem>) {
     let text = |name: &Option<String>| name.clone().unwrap_or_default();
     let revision = text(&target.revision_name);
     let configuration = text(&target.configuration_name);
     let mut qualified = |field: &str, name: &str| {
-        let why = dns::qualified(name);
+        let why = dns_names::qualified_name_errors(name);
         if !why.is_empty() {
-            let problem = Problem::key(format!("{at}.{field}"), name);
-            problems.push(problem.details(why.join(", ")));
+            let problem = Problem::invalid_key(format!("{at}.{field}"), name);
+            problems.push(problem.with_details(why.join(", ")));
         }
     };
     match (revision.is_empty(), configuration.is_empty()) {
@@ -70,22 +74,23 @@ fn names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<
             problems.push(Problem::disallowed(format!("{at}.configurationName")));
         }
         (false, false) => {
-            problems.push(Problem::both(format!("{at}.revisionName, {at}.configurationName")));
+            problems
+                .push(Problem::several_set(format!("{at}.revisionName, {at}.configurationName")));
         }
         (false, true) => qualified("revisionName", &revision),
         (true, false) => qualified("configurationName", &configuration),
         // Without a name a Service's target follows its own Configuration.
         (true, true) if is_service => {}
         (true, true) => {
-            problems.push(Problem::neither(format!("{at}.configurationName, {at}.revisionName")));
+            problems.push(Problem::none_set(format!("{at}.configurationName, {at}.revisionName")));
         }
     }
 }
 
-fn tag(tag: &str, at: &str, problems: &mut Vec<Problem>) {
-    let why = dns::dns1035(tag);
+fn check_tag(tag: &str, at: &str, problems: &mut Vec<Problem>) {
+    let why = dns_names::dns1035_errors(tag);
     if !why.is_empty() {
-        let value = format!("not a DNS 1035 label: {}", dns::list(&why));
+        let value = format!("not a DNS 1035 label: {}", dns_names::go_list(&why));
         problems.push(Problem::invalid(format!("{at}.tag"), value));
     }
 }

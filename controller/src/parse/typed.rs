@@ -6,21 +6,21 @@ use serde_json::{Map, Value};
 use super::Problem;
 
 /// Parses `value` as a `T`. Errors go to `problems`; the result is then only a default.
-pub(super) fn typed<T: DeserializeOwned + Default>(
+pub(super) fn parse_typed<T: DeserializeOwned + Default>(
     value: Option<&Value>,
     path: &str,
     problems: &mut Vec<Problem>,
 ) -> T {
     let Some(value) = value.filter(|value| !value.is_null()) else { return T::default() };
     let mut track = serde_path_to_error::Track::new();
-    let (read, unknown) = read(value, &mut track);
+    let (read, unknown) = deserialize_tracked(value, &mut track);
     for field in unknown {
-        problems.push(Problem::new(join(path, &field.to_string()), "unknown field"));
+        problems.push(Problem::new(join_path(path, &field.to_string()), "unknown field"));
     }
     read.unwrap_or_else(|error| {
         let at = match track.path().to_string().as_str() {
             "." => path.to_owned(),
-            inner => join(path, inner),
+            inner => join_path(path, inner),
         };
         problems.push(Problem::new(at, format!("wrong type: {error}")));
         T::default()
@@ -28,21 +28,24 @@ pub(super) fn typed<T: DeserializeOwned + Default>(
 }
 
 /// Removes fields from `value` that a `T` does not have, and returns their paths.
-pub(super) fn prune<T: DeserializeOwned>(value: &mut Value, path: &str) -> Vec<String> {
-    let (_, unknown) = read::<T>(value, &mut serde_path_to_error::Track::new());
+pub(super) fn remove_unknown_fields<T: DeserializeOwned>(
+    value: &mut Value,
+    path: &str,
+) -> Vec<String> {
+    let (_, unknown) = deserialize_tracked::<T>(value, &mut serde_path_to_error::Track::new());
     unknown
         .iter()
         .filter(|field| field.remove_from(value))
-        .map(|field| join(path, &field.to_string()))
+        .map(|field| join_path(path, &field.to_string()))
         .collect()
 }
 
-fn read<T: DeserializeOwned>(
+fn deserialize_tracked<T: DeserializeOwned>(
     value: &Value,
     track: &mut serde_path_to_error::Track,
 ) -> (Result<T, serde_json::Error>, Vec<FieldPath>) {
     let mut unknown = Vec::new();
-    let mut ignored = |at: serde_ignored::Path<'_>| unknown.push(FieldPath::of(&at));
+    let mut ignored = |at: serde_ignored::Path<'_>| unknown.push(FieldPath::from_ignored(&at));
     let tracked = serde_path_to_error::Deserializer::new(value, track);
     let read = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut ignored));
     (read, unknown)
@@ -57,7 +60,7 @@ enum FieldPathStep {
 }
 
 impl FieldPath {
-    fn of(path: &serde_ignored::Path<'_>) -> Self {
+    fn from_ignored(path: &serde_ignored::Path<'_>) -> Self {
         use serde_ignored::Path;
         let (parent, step) = match path {
             Path::Root => return Self(Vec::new()),
@@ -68,7 +71,7 @@ impl FieldPath {
             | Path::NewtypeStruct { parent }
             | Path::NewtypeVariant { parent } => (parent, None),
         };
-        let mut steps = Self::of(parent).0;
+        let mut steps = Self::from_ignored(parent).0;
         steps.extend(step);
         Self(steps)
     }
@@ -99,17 +102,17 @@ impl std::fmt::Display for FieldPath {
 }
 
 /// Reports keys of `object` that are not in `allowed`.
-pub(super) fn keys(
+pub(super) fn check_known_fields(
     object: &Map<String, Value>,
     path: &str,
     allowed: &[&str],
     problems: &mut Vec<Problem>,
 ) {
     let strange = object.keys().filter(|key| !allowed.contains(&key.as_str()));
-    problems.extend(strange.map(|key| Problem::new(join(path, key), "unknown field")));
+    problems.extend(strange.map(|key| Problem::new(join_path(path, key), "unknown field")));
 }
 
-fn join(path: &str, field: &str) -> String {
+fn join_path(path: &str, field: &str) -> String {
     match (path, field.as_bytes().first()) {
         ("", _) => field.to_owned(),
         (_, Some(b'[')) => format!("{path}{field}"),

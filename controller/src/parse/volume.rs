@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{
-    Problem, dns, metadata,
+    Problem, dns_names, metadata,
     rules::{AdmissionPlatform, AdmissionRules},
 };
 use crate::config_maps::{Features, Flag};
@@ -17,7 +17,7 @@ const RESERVED_PATHS: [&str; 3] = ["/", "/dev", "/dev/log"];
 const LOCAL_PATHS: [&str; 3] = ["/tmp", "/var", "/var/log"];
 
 /// Checks the volumes of a pod.
-pub(super) fn check(
+pub(super) fn check_volumes(
     pod: &PodSpec,
     at: &str,
     rules: &AdmissionRules<'_>,
@@ -41,28 +41,28 @@ pub(super) fn check(
         }
         if name.is_empty() {
             problems.push(Problem::missing(path));
-        } else if !dns::dns1123(name).is_empty() {
+        } else if !dns_names::dns1123_errors(name).is_empty() {
             problems.push(Problem::invalid(path, name));
         }
         // Knative's kinds do not matter on the local node: it can only make empty folders.
         if rules.platform == AdmissionPlatform::Local && volume.empty_dir.is_none() {
             let message = "volume support is disabled, but found another than emptyDir";
             let problem = Problem::new(&at, message);
-            problems.push(problem.advise("the local node has only emptyDir"));
+            problems.push(problem.with_advice("the local node has only emptyDir"));
             continue;
         }
-        kind(volume, &at, rules.features, problems);
-        contents(volume, &at, problems);
+        check_kind(volume, &at, rules.features, problems);
+        check_contents(volume, &at, problems);
     }
 }
 
 /// Checks that a volume has exactly one kind, and one that the installation allows.
-fn kind(volume: &Volume, at: &str, features: &Features, problems: &mut Vec<Problem>) {
+fn check_kind(volume: &Volume, at: &str, features: &Features, problems: &mut Vec<Problem>) {
     let name = &volume.name;
     let claim = volume.persistent_volume_claim.as_ref();
     if let Some(claim) = claim {
         // Claims have two features of their own, one for their use and one for writing.
-        claims(&claim.claim_name, claim.read_only == Some(true), at, features, problems);
+        check_claim(&claim.claim_name, claim.read_only == Some(true), at, features, problems);
     }
     let guarded = [
         ("emptyDir", "EmptyDir", volume.empty_dir.is_some(), features.podspec_volumes_emptydir),
@@ -98,13 +98,13 @@ fn kind(volume: &Volume, at: &str, features: &Features, problems: &mut Vec<Probl
         }
     }
     if set.is_empty() {
-        problems.push(Problem::neither(allowed.join(", ")));
+        problems.push(Problem::none_set(allowed.join(", ")));
     } else if set.len() > 1 {
-        problems.push(Problem::both(set.join(", ")));
+        problems.push(Problem::several_set(set.join(", ")));
     }
 }
 
-fn claims(name: &str, read_only: bool, at: &str, it: &Features, problems: &mut Vec<Problem>) {
+fn check_claim(name: &str, read_only: bool, at: &str, it: &Features, problems: &mut Vec<Problem>) {
     if it.podspec_persistent_volume_claim == Flag::Disabled {
         let message = format!(
             "Persistent volume claim support is disabled, but found persistent volume claim {name}"
@@ -119,14 +119,14 @@ fn claims(name: &str, read_only: bool, at: &str, it: &Features, problems: &mut V
     }
 }
 
-fn contents(volume: &Volume, at: &str, problems: &mut Vec<Problem>) {
+fn check_contents(volume: &Volume, at: &str, problems: &mut Vec<Problem>) {
     let secret = volume.secret.as_ref().and_then(|it| it.items.as_deref());
     let map = volume.config_map.as_ref().and_then(|it| it.items.as_deref());
-    items(secret.unwrap_or_default(), &format!("{at}.secret"), problems);
-    items(map.unwrap_or_default(), &format!("{at}.configMap"), problems);
+    check_items(secret.unwrap_or_default(), &format!("{at}.secret"), problems);
+    check_items(map.unwrap_or_default(), &format!("{at}.configMap"), problems);
     let sources = volume.projected.as_ref().and_then(|it| it.sources.as_deref());
     for (index, source) in sources.unwrap_or_default().iter().enumerate() {
-        projection(source, &format!("{at}.projected.sources[{index}]"), problems);
+        check_projection(source, &format!("{at}.projected.sources[{index}]"), problems);
     }
     // The other kinds have no content rules of Knative's; `server.rs` has the API server's.
     let Some(dir) = &volume.empty_dir else { return };
@@ -140,7 +140,7 @@ fn contents(volume: &Volume, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-fn items(items: &[KeyToPath], at: &str, problems: &mut Vec<Problem>) {
+fn check_items(items: &[KeyToPath], at: &str, problems: &mut Vec<Problem>) {
     for (index, item) in items.iter().enumerate() {
         for (name, value) in [("key", &item.key), ("path", &item.path)] {
             if value.is_empty() {
@@ -150,18 +150,18 @@ fn items(items: &[KeyToPath], at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-fn projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Problem>) {
+fn check_projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Problem>) {
     // Each source has exactly one kind; the paths of those that are set tell if that holds.
     let mut set = Vec::new();
     if let Some(secret) = &source.secret {
         set.push(format!("{at}.secret"));
-        named(&secret.name, &format!("{at}.secret"), problems);
-        items(secret.items.as_deref().unwrap_or_default(), &format!("{at}.secret"), problems);
+        check_name_set(&secret.name, &format!("{at}.secret"), problems);
+        check_items(secret.items.as_deref().unwrap_or_default(), &format!("{at}.secret"), problems);
     }
     if let Some(map) = &source.config_map {
         set.push(format!("{at}.configMap"));
-        named(&map.name, &format!("{at}.configMap"), problems);
-        items(map.items.as_deref().unwrap_or_default(), &format!("{at}.configMap"), problems);
+        check_name_set(&map.name, &format!("{at}.configMap"), problems);
+        check_items(map.items.as_deref().unwrap_or_default(), &format!("{at}.configMap"), problems);
     }
     if let Some(token) = &source.service_account_token {
         set.push(format!("{at}.serviceAccountToken"));
@@ -176,7 +176,7 @@ fn projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Problem>) 
             match (&item.field_ref, &item.resource_field_ref) {
                 (None, None) => {
                     problems
-                        .push(Problem::neither(format!("{at}.fieldRef, {at}.resourceFieldRef")));
+                        .push(Problem::none_set(format!("{at}.fieldRef, {at}.resourceFieldRef")));
                 }
                 (Some(_), Some(_)) => {
                     let paths = format!("{at}.fieldRef, {at}.resourceFieldRef");
@@ -192,20 +192,20 @@ fn projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Problem>) 
     }
     if set.is_empty() {
         let all = ["configMap", "downwardAPI", "secret", "serviceAccountToken"];
-        problems.push(Problem::neither(all.map(|name| format!("{at}.{name}")).join(", ")));
+        problems.push(Problem::none_set(all.map(|name| format!("{at}.{name}")).join(", ")));
     } else if set.len() > 1 {
-        problems.push(Problem::both(set.join(", ")));
+        problems.push(Problem::several_set(set.join(", ")));
     }
 }
 
-fn named(name: &str, at: &str, problems: &mut Vec<Problem>) {
+fn check_name_set(name: &str, at: &str, problems: &mut Vec<Problem>) {
     if name.is_empty() {
         problems.push(Problem::missing(format!("{at}.name")));
     }
 }
 
 /// Checks the mounts of one container.
-pub(super) fn mounts(
+pub(super) fn check_mounts(
     pod: &PodSpec,
     container: &Container,
     at: &str,
@@ -220,19 +220,19 @@ pub(super) fn mounts(
             let message = "volumeMount has no matching volume";
             problems.push(Problem::new(format!("{at}.name"), message));
         }
-        mount_path(mount, &mut seen, platform, &at, problems);
-        read_only(mount, volume, &at, problems);
+        check_mount_path(mount, &mut seen, platform, &at, problems);
+        check_read_only(mount, volume, &at, problems);
     }
 }
 
-fn mount_path(
+fn check_mount_path(
     mount: &VolumeMount,
     seen: &mut BTreeSet<String>,
     platform: AdmissionPlatform,
     at: &str,
     problems: &mut Vec<Problem>,
 ) {
-    let (at, clean) = (format!("{at}.mountPath"), clean(&mount.mount_path));
+    let (at, clean) = (format!("{at}.mountPath"), clean_path(&mount.mount_path));
     let reserved = RESERVED_PATHS.contains(&clean.as_str())
         || (platform == AdmissionPlatform::Local && LOCAL_PATHS.contains(&clean.as_str()));
     if mount.mount_path.is_empty() {
@@ -247,7 +247,12 @@ fn mount_path(
     seen.insert(clean);
 }
 
-fn read_only(mount: &VolumeMount, volume: Option<&Volume>, at: &str, problems: &mut Vec<Problem>) {
+fn check_read_only(
+    mount: &VolumeMount,
+    volume: Option<&Volume>,
+    at: &str,
+    problems: &mut Vec<Problem>,
+) {
     // Only pods' own storage and claims can be written; all other kinds must be mounted read-only.
     let written = mount.read_only != Some(true);
     let claim = volume.and_then(|it| it.persistent_volume_claim.as_ref());
@@ -263,7 +268,7 @@ fn read_only(mount: &VolumeMount, volume: Option<&Volume>, at: &str, problems: &
 }
 
 /// Simplifies a path as Go's `path.Clean` does.
-fn clean(path: &str) -> String {
+fn clean_path(path: &str) -> String {
     let absolute = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/').filter(|part| !matches!(*part, "" | ".")) {

@@ -8,34 +8,34 @@ use super::{PlanTimer, RevisionPlanContext};
 use crate::world::{AppRevision, PodStage, RevisionPod};
 
 /// Time to wait for acknowledgements of silent agents and activators, in milliseconds.
-const SILENT_MS: u64 = 1000;
+const ACK_TIMEOUT_MS: u64 = 1000;
 
 /// Stops every draining pod that may stop now.
-pub(super) fn advance(
+pub(super) fn stop_drained_pods(
     revision: &mut AppRevision,
     view: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
     // A pod deleted by others drains too, but its stop is not the controller's to order.
-    for pod in revision.pods.iter_mut().filter(|pod| !pod.is_deleted()) {
-        if may_stop(pod, view, timer) {
+    for pod in revision.pods.iter_mut().filter(|pod| !pod.is_terminating()) {
+        if can_stop(pod, view, timer) {
             pod.stage = PodStage::Stopping { since: view.now };
         }
     }
 }
 
-fn may_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanTimer) -> bool {
+fn can_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanTimer) -> bool {
     let PodStage::Draining { since } = pod.stage else { return false };
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     // The grace period bounds the drain even if agents keep on reporting requests.
-    if timer.passed(since.plus_ms(grace), view.now) {
+    if timer.is_due_or_schedule(since.plus_ms(grace), view.now) {
         return true;
     }
-    let avoided = view.world.followers.all_avoid(&pod.uid)
-        || timer.passed(since.plus_ms(SILENT_MS), view.now);
+    let avoided = view.world.drain_acks.is_acknowledged_by_all(&pod.uid)
+        || timer.is_due_or_schedule(since.plus_ms(ACK_TIMEOUT_MS), view.now);
     // A pod whose listener has closed gets no new request, whatever its clients do.
     let idle = |seen: &common::wire::PodObservation| {
         seen.drained || (!seen.listening && seen.in_flight == 0)
     };
-    avoided && view.world.seen.get(&*pod.uid).is_some_and(idle)
+    avoided && view.world.pod_reports.get(&*pod.uid).is_some_and(idle)
 }

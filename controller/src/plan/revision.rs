@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::{
-    node::LocalPodSpec,
+    local_node::LocalPodSpec,
     wire::{self, AppProtocol, NamespacedName, ProbeHandler, ReadinessProbe, ScalePolicy},
 };
 use k8s_openapi::{
@@ -23,8 +23,8 @@ use crate::{
     config_maps::GcConfig,
     knative::{RevisionTemplate, key},
     parse,
-    policy::{AutoscalerClass, parse_duration},
     retention::{self, GcCandidate},
+    scale_policy::{AutoscalerClass, parse_go_duration},
     world::{
         AppRevision, AppState, ClusterState, ObjectMetaSummary, PlatformKind, RevisionPod,
         RoutingState, Uid, UnixMillis,
@@ -40,18 +40,18 @@ pub struct TemplateCache(RefCell<HashMap<Arc<str>, Arc<TemplateFacts>>>);
 
 impl TemplateCache {
     /// Number of templates kept in any case, at a few KB each; beyond it the store is cleared and filled again.
-    const KNOWN: usize = 256;
+    const MIN_CAPACITY: usize = 256;
 
     /// Returns the stored template of equal text, or the given one.
-    pub fn share(&self, template: &Arc<str>) -> Arc<str> {
+    pub fn intern(&self, template: &Arc<str>) -> Arc<str> {
         let known = self.0.borrow();
         Arc::clone(known.get_key_value(template).map_or(template, |(known, _)| known))
     }
 
     /// Returns the facts of a template. The store is cleared when it holds as many templates as there are
-    /// `pods`, and at least [`KNOWN`](Self::KNOWN). Sleeping services are seldom asked for, but templates of those that
-    /// run must not be parsed again for each report about a pod.
-    fn facts(
+    /// `pods`, and at least [`MIN_CAPACITY`](Self::MIN_CAPACITY). Sleeping services are seldom asked for, but templates
+    /// of those that run must not be parsed again for each report about a pod.
+    fn get_or_parse(
         &self,
         template: &Arc<str>,
         pods: usize,
@@ -62,7 +62,7 @@ impl TemplateCache {
             return Arc::clone(facts);
         }
         // Clearing is rare, and costs less than the bookkeeping of a least-recently-used order.
-        if known.len() >= Self::KNOWN.max(pods) {
+        if known.len() >= Self::MIN_CAPACITY.max(pods) {
             known.clear();
         }
         let facts = Arc::new(read());
@@ -81,13 +81,13 @@ pub struct TemplateFacts {
     /// Autoscaler class: the autoscaler that scales the Revision.
     pub class: AutoscalerClass,
     /// Annotations that a ConfigMap no longer allows, in one line; they are not in force.
-    pub dropped: Option<Box<str>>,
+    pub ignored_annotations: Option<Box<str>>,
     /// Requests that a pod may have at once (hard limit); 0: no limit.
     pub container_concurrency: u32,
     /// Time limit of a whole request, `timeoutSeconds`.
     pub timeout: Duration,
     /// Index of the serving container in the pod's list.
-    pub serving: usize,
+    pub serving_index: usize,
     /// Port of the serving container.
     pub port: NonZeroU16,
     /// Protocol that the serving container speaks.
@@ -96,39 +96,40 @@ pub struct TemplateFacts {
 
 impl TemplateFacts {
     /// Returns the facts of a Revision's template, which was checked when it was applied.
-    pub fn of(revision: &AppRevision, world: &ClusterState) -> Arc<Self> {
-        let pods = world.statuses.len();
-        world.templates.facts(&revision.template, pods, || Self::read(revision, world))
+    pub fn of_revision(revision: &AppRevision, world: &ClusterState) -> Arc<Self> {
+        let pods = world.pod_statuses.len();
+        world.template_cache.get_or_parse(&revision.template, pods, || Self::parse(revision, world))
     }
 
-    fn read(revision: &AppRevision, world: &ClusterState) -> Self {
+    fn parse(revision: &AppRevision, world: &ClusterState) -> Self {
         let template: RevisionTemplate =
             serde_json::from_str(&revision.template).unwrap_or_default();
         let limit = template.spec.container_concurrency.unwrap_or(0);
         let container_concurrency = u32::try_from(limit).unwrap_or(0);
         let none = BTreeMap::new();
         let annotations = template.metadata.annotations.as_ref().unwrap_or(&none);
-        let config = &world.settings.autoscaler;
+        let config = &world.settings.scale_policy;
         let (mut policy, problems) =
-            config.policy_of(annotations, container_concurrency, "metadata.annotations");
-        let dropped = (!problems.is_empty()).then(|| parse::line(&problems).into());
-        // This annotation belongs to the group `serving.knative.dev`, so `policy_of` has not read it.
+            config.lenient_policy(annotations, container_concurrency, "metadata.annotations");
+        let ignored_annotations =
+            (!problems.is_empty()).then(|| parse::problems_line(&problems).into());
+        // This annotation belongs to the group `serving.knative.dev`, so `lenient_policy` has not read it.
         let deadline = key::PROGRESS_DEADLINE.iter().find_map(|name| annotations.get(*name));
         policy.progress_deadline =
-            deadline.and_then(|text| parse_duration(text)).unwrap_or(policy.progress_deadline);
+            deadline.and_then(|text| parse_go_duration(text)).unwrap_or(policy.progress_deadline);
         let containers = &template.spec.pod.containers;
-        let serving = parse::serving_index(containers);
-        let port = containers.get(serving).and_then(|it| it.ports.as_ref()?.first());
+        let serving_index = parse::serving_index(containers);
+        let port = containers.get(serving_index).and_then(|it| it.ports.as_ref()?.first());
         let number = port.and_then(|port| u16::try_from(port.container_port).ok());
         let h2c = port.is_some_and(|port| port.name.as_deref() == Some("h2c"));
         let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
         Self {
             policy: Arc::new(policy),
-            class: AutoscalerClass::of(annotations),
-            dropped,
+            class: AutoscalerClass::from_annotations(annotations),
+            ignored_annotations,
             container_concurrency,
             timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
-            serving,
+            serving_index,
             port: number.and_then(NonZeroU16::new).unwrap_or(DEFAULT_PORT),
             protocol: if h2c { AppProtocol::H2c } else { AppProtocol::Http1 },
             template,
@@ -142,7 +143,7 @@ impl TemplateFacts {
 
     /// Returns true if only the kubelet knows that a pod is ready. It runs `exec` and startup probes, and the readiness
     /// probes of other containers than the serving one, which Knative's sidecar runs, too (`multi-container-probing`).
-    pub fn kubelet_probes(&self) -> bool {
+    pub fn needs_kubelet_probes(&self) -> bool {
         let pod = &self.template.spec.pod;
         let exec = |it: &UserProbe| it.exec.is_some();
         let mut inits = pod.init_containers.iter().flatten();
@@ -151,25 +152,25 @@ impl TemplateFacts {
             || pod.containers.iter().enumerate().any(|(index, it)| {
                 let readiness = it.readiness_probe.as_ref();
                 it.startup_probe.is_some()
-                    || readiness.is_some_and(|it| index != self.serving || exec(it))
+                    || readiness.is_some_and(|it| index != self.serving_index || exec(it))
             })
     }
 
     /// Returns the readiness probe that the agent runs.
-    pub fn probe(&self) -> ReadinessProbe {
-        let container = self.template.spec.pod.containers.get(self.serving);
+    pub fn agent_probe(&self) -> ReadinessProbe {
+        let container = self.template.spec.pod.containers.get(self.serving_index);
         let probe = container.and_then(|it| it.readiness_probe.as_ref());
         let listen = UserProbe::default();
-        convert(probe.unwrap_or(&listen), self.port)
+        convert_probe(probe.unwrap_or(&listen), self.port)
     }
 
-    fn seconds(value: Option<i64>) -> Option<Duration> {
+    fn positive_seconds(value: Option<i64>) -> Option<Duration> {
         let seconds = value.and_then(|it| u64::try_from(it).ok()).filter(|it| *it > 0);
         seconds.map(Duration::from_secs)
     }
 
     /// Returns the Revision as a subject of the RouteTable.
-    pub fn wire(&self, app: &NamespacedName, revision: &AppRevision) -> wire::RevisionEntry {
+    pub fn to_wire(&self, app: &NamespacedName, revision: &AppRevision) -> wire::RevisionEntry {
         let spec = &self.template.spec;
         wire::RevisionEntry {
             name: NamespacedName::new(app.namespace.clone(), &*revision.name),
@@ -177,19 +178,19 @@ impl TemplateFacts {
             configuration: app.name.clone(),
             container_concurrency: self.container_concurrency,
             timeout: self.timeout,
-            response_start_timeout: Self::seconds(spec.response_start_timeout_seconds),
-            idle_timeout: Self::seconds(spec.idle_timeout_seconds),
+            response_start_timeout: Self::positive_seconds(spec.response_start_timeout_seconds),
+            idle_timeout: Self::positive_seconds(spec.idle_timeout_seconds),
             protocol: self.protocol,
             // A Revision of another class has no policy, so Rouse's autoscaler does not scale it.
             policy: (self.class == AutoscalerClass::Kpa).then(|| Arc::clone(&self.policy)),
-            reachable: revision.routing.0 != RoutingState::Reserve && !revision.is_stuck(),
-            initial_scale_reached: revision.reached,
-            sources: None,
+            reachable: revision.routing_state.0 != RoutingState::Reserve && !revision.is_stuck(),
+            initial_scale_reached: revision.initial_scale_reached,
+            allowed_sources: None,
         }
     }
 
     /// Returns the order for one pod, which the local node carries out.
-    pub fn order(
+    pub fn pod_order(
         &self,
         app: &NamespacedName,
         revision: &AppRevision,
@@ -200,13 +201,17 @@ impl TemplateFacts {
             name: pod.name.to_string(),
             revision: NamespacedName::new(app.namespace.clone(), &*revision.name),
             spec: self.pod_spec(app, revision),
-            labels: self.labels(app, revision),
-            kubelet_probes: self.kubelet_probes(),
+            labels: self.pod_labels(app, revision),
+            kubelet_probes: self.needs_kubelet_probes(),
         }
     }
 
     /// Returns the labels of the Revision's pods.
-    pub fn labels(&self, app: &NamespacedName, revision: &AppRevision) -> BTreeMap<String, String> {
+    pub fn pod_labels(
+        &self,
+        app: &NamespacedName,
+        revision: &AppRevision,
+    ) -> BTreeMap<String, String> {
         let mut labels = self.template.metadata.labels.clone().unwrap_or_default();
         labels.entry("app".into()).or_insert_with(|| revision.name.to_string());
         for (name, value) in [
@@ -233,7 +238,7 @@ impl TemplateFacts {
         };
         for (index, container) in pod.containers.iter_mut().enumerate() {
             let all = container.env.get_or_insert_default();
-            if index == self.serving {
+            if index == self.serving_index {
                 all.push(env("PORT", &self.port.to_string()));
             }
             all.push(env("K_REVISION", &revision.name));
@@ -242,7 +247,7 @@ impl TemplateFacts {
             let policy = container.termination_message_policy.take();
             container.termination_message_policy =
                 policy.or_else(|| Some("FallbackToLogsOnError".into()));
-            if index == self.serving {
+            if index == self.serving_index {
                 resolve_probe_ports(container, self.port.get().into());
                 container.ports = Some(vec![ContainerPort {
                     name: Some("user-port".into()),
@@ -257,7 +262,7 @@ impl TemplateFacts {
 }
 
 /// Returns the number of a probe's port, also if written as text; `None` for a name, which means the serving port.
-fn number_of(port: &IntOrString) -> Option<NonZeroU16> {
+fn port_number(port: &IntOrString) -> Option<NonZeroU16> {
     match port {
         IntOrString::Int(port) => u16::try_from(*port).ok().and_then(NonZeroU16::new),
         // As the kubelet parses it (kubernetes `pkg/kubelet/prober`, `extractPort`).
@@ -267,10 +272,10 @@ fn number_of(port: &IntOrString) -> Option<NonZeroU16> {
 
 /// Returns the port number of a TCP probe, if it has one.
 fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
-    probe.tcp_socket.as_ref().and_then(|tcp| number_of(&tcp.port))
+    probe.tcp_socket.as_ref().and_then(|tcp| port_number(&tcp.port))
 }
 
-fn convert(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
+fn convert_probe(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
     let aggressive = probe.period_seconds.unwrap_or(0) == 0;
     let number = |value: Option<i32>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
     let (how, at) = if let Some(http) = &probe.http_get {
@@ -281,7 +286,7 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
             host: http.host.clone().unwrap_or_default(),
             https: http.scheme.as_deref().is_some_and(|it| it.eq_ignore_ascii_case("HTTPS")),
         };
-        (how, number_of(&http.port))
+        (how, port_number(&http.port))
     } else if let Some(grpc) = &probe.grpc {
         let how = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
         (how, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
@@ -294,7 +299,7 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
         (ProbeHandler::Listen, None)
     };
     ReadinessProbe {
-        how,
+        handler: how,
         port: at,
         period: Duration::from_secs(number(probe.period_seconds).into()),
         timeout: Duration::from_secs(number(probe.timeout_seconds).into()),
@@ -304,7 +309,7 @@ fn convert(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
 }
 
 /// Creates the Revision of the newest template if it is missing.
-pub(crate) fn ensure(
+pub(crate) fn ensure_latest_revision(
     app: &mut AppState,
     name: &NamespacedName,
     world: &ClusterState,
@@ -312,34 +317,35 @@ pub(crate) fn ensure(
 ) {
     let Some(configuration) = &app.configuration else { return };
     let generation = configuration.meta.generation;
-    let going = configuration.leaving || world.going.contains(&name.namespace);
+    let going =
+        configuration.is_terminating || world.terminating_namespaces.contains(&name.namespace);
     // A Configuration that is being deleted gets no Revision, which would only be collected again.
-    if app.leaving() || going || generation == 0 || app.latest_created().is_some() {
+    if app.is_terminating() || going || generation == 0 || app.latest_created().is_some() {
         return;
     }
     let counted = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
-    let revision = configuration.revision.clone().unwrap_or_else(counted);
+    let revision = configuration.revision_name.clone().unwrap_or_else(counted);
     let maker = configuration.meta.uid.to_string();
     let uid = match world.settings.platform {
         PlatformKind::Local => {
-            Uid::derive(world.seed, &[&maker, &revision, &generation.to_string()])
+            Uid::derive(world.uid_seed, &[&maker, &revision, &generation.to_string()])
         }
         PlatformKind::Kubernetes => Uid::default(),
     };
     let template = Arc::clone(&configuration.template);
-    let creator = configuration.modifier.clone();
+    let creator = configuration.last_modifier.clone();
     let mut fresh = AppRevision {
         meta: ObjectMetaSummary { uid, generation, created: now },
         template,
         creator,
-        routing: (RoutingState::Pending, now),
+        routing_state: (RoutingState::Pending, now),
         name: revision,
         ..AppRevision::default()
     };
     // A deleted Revision of this name may still have pods that answer their last requests: the new one takes them over.
-    if let Some(at) = app.revisions.iter().position(|it| it.gone && it.name == fresh.name) {
+    if let Some(at) = app.revisions.iter().position(|it| it.is_deleted && it.name == fresh.name) {
         let old = app.revisions.remove(at);
-        (fresh.pods, fresh.decided) = (old.pods, old.decided);
+        (fresh.pods, fresh.decision) = (old.pods, old.decision);
     }
     // Most services have one Revision, and there are many services: `push` alone would reserve room for three more.
     app.revisions.reserve_exact(1);
@@ -347,40 +353,41 @@ pub(crate) fn ensure(
 }
 
 /// Deletes old Revisions that no Route names, by the rules of `config-gc`.
-pub(super) fn collect(
+pub(super) fn collect_garbage(
     app: &mut AppState,
     config: &GcConfig,
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) {
     // True for nearly all apps, which then need no list.
-    if usize::try_from(config.min).is_ok_and(|min| app.revisions.len() <= min) {
+    if usize::try_from(config.min_non_active).is_ok_and(|min| app.revisions.len() <= min) {
         return;
     }
     let ready = app.latest_ready();
-    let all: Vec<_> = app.revisions.iter().map(|it| candidate(it, ready)).collect();
-    let stale = retention::stale(&all, config, now);
-    if let Some(next) = stale.next {
-        timer.passed(next, now);
+    let all: Vec<_> = app.revisions.iter().map(|it| gc_candidate(it, ready)).collect();
+    let stale = retention::select_stale(&all, config, now);
+    if let Some(next) = stale.next_check {
+        timer.is_due_or_schedule(next, now);
     }
     let delete: Vec<Box<str>> = stale.delete.into_iter().map(Into::into).collect();
     app.revisions.retain(|it| !delete.contains(&it.name));
 }
 
-fn candidate<'a>(it: &'a AppRevision, ready: Option<&str>) -> GcCandidate<'a> {
+fn gc_candidate<'a>(it: &'a AppRevision, ready: Option<&str>) -> GcCandidate<'a> {
     GcCandidate {
         name: &it.name,
         created: it.meta.created,
-        routing: it.routing.0,
-        routing_modified: Some(it.routing.1.max(it.meta.created)),
+        routing: it.routing_state.0,
+        routing_modified: Some(it.routing_state.1.max(it.meta.created)),
         // A Revision with pods is kept until they have drained.
-        is_kept: it.gone
-            || (it.routing.0 == RoutingState::Reserve && (!it.pods.is_empty() || protected(it))),
+        is_gc_exempt: it.is_deleted
+            || (it.routing_state.0 == RoutingState::Reserve
+                && (!it.pods.is_empty() || is_gc_protected(it))),
         is_latest_ready: ready == Some(&*it.name),
     }
 }
 
-fn protected(revision: &AppRevision) -> bool {
+fn is_gc_protected(revision: &AppRevision) -> bool {
     let template: RevisionTemplate = serde_json::from_str(&revision.template).unwrap_or_default();
     let annotations = template.metadata.annotations.unwrap_or_default();
     annotations.get(key::NO_GC).is_some_and(|value| value.eq_ignore_ascii_case("true"))
@@ -395,19 +402,19 @@ mod tests {
     const SERVING: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
 
     fn probe(value: Value) -> ReadinessProbe {
-        convert(&serde_json::from_value(value).expect("a probe"), SERVING)
+        convert_probe(&serde_json::from_value(value).expect("a probe"), SERVING)
     }
 
     #[test]
     fn a_tcp_probe_asks_the_port_that_it_names() {
         let asked = |port: Value| probe(json!({"tcpSocket": {"port": port}}));
         let other = asked(json!(8081));
-        assert_eq!((other.how, other.port), (ProbeHandler::Tcp, NonZeroU16::new(8081)));
+        assert_eq!((other.handler, other.port), (ProbeHandler::Tcp, NonZeroU16::new(8081)));
         assert_eq!(asked(json!("8081")).port, NonZeroU16::new(8081));
         // The kernel reports listeners on the serving port at once.
         for serving in [json!(0), json!(8080), json!("8080"), json!("http1")] {
             let asked = asked(serving);
-            assert_eq!((asked.how, asked.port), (ProbeHandler::Listen, None));
+            assert_eq!((asked.handler, asked.port), (ProbeHandler::Listen, None));
         }
     }
 }

@@ -10,17 +10,18 @@ use common::wire::{
 use tracing::debug;
 
 use super::{
-    RevisionPlanContext, ServingAddresses, TemplateFacts, domains, scale, status, traffic,
+    RevisionPlanContext, ServingAddresses, TemplateFacts, conditions, domain_mappings, scale,
+    traffic,
 };
 use crate::{
-    children::tagged,
+    children::tagged_name,
     config_maps::{Flag, network::HttpProtocol},
-    domains as names,
+    host_names as names,
     knative::key,
-    parse::RESPONSE_START,
+    parse::RESPONSE_START_TIMEOUT_S,
     world::{
         self, AppRevision, AppState, ClusterState, KubeletReadiness, PodStage, RouteNameAllocation,
-        RoutingState, UnixMillis, names::NameClaimant,
+        RoutingState, UnixMillis, name_registry::NameClaimant,
     },
 };
 
@@ -28,29 +29,29 @@ use crate::{
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 
 /// Returns all subjects of one app.
-pub(super) fn subjects(
+pub(super) fn route_subjects(
     app: &AppState,
     name: &NamespacedName,
     facts: &[Arc<TemplateFacts>],
     world: &ClusterState,
 ) -> Vec<RouteChange> {
     let mut out = Vec::new();
-    let ends = app.ends(world.settings.platform);
+    let ends = app.cascades_deletion(world.settings.platform);
     let pairs = || app.revisions.iter().zip(facts);
     // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
     // proven itself yet is shown, since the autoscaler must start it.
     let shown = |it: &&(&AppRevision, &Arc<TemplateFacts>)| {
-        let starts = !it.0.reached && !ends;
+        let starts = !it.0.initial_scale_reached && !ends;
         let has_pods = !it.0.pods.is_empty();
-        has_pods || !it.0.gone && (it.0.routing.0 != RoutingState::Reserve || starts)
+        has_pods || !it.0.is_deleted && (it.0.routing_state.0 != RoutingState::Reserve || starts)
     };
     for (revision, facts) in pairs().filter(|it| shown(&it)) {
-        let labels = || facts.labels(name, revision);
+        let labels = || facts.pod_labels(name, revision);
         let policies = &world.network_policies;
-        let sources = policies.sources(&name.namespace, labels, facts.port.get());
+        let sources = policies.admitted_sources(&name.namespace, labels, facts.port.get());
         out.push(RouteChange::Revision(wire::RevisionEntry {
-            sources,
-            ..facts.wire(name, revision)
+            allowed_sources: sources,
+            ..facts.to_wire(name, revision)
         }));
     }
     for (revision, facts) in pairs() {
@@ -60,67 +61,70 @@ pub(super) fn subjects(
             facts,
             now: UnixMillis::default(),
         };
-        let pods = revision.pods.iter().filter_map(|it| pod(it, revision, &view));
+        let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &view));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
     // A service that ends on the local node loses its routes at once, while its pods drain.
     if ends {
         return out;
     }
-    for allotted in app.allotted() {
-        let own = service(allotted, app, name, facts, world);
+    for allotted in app.allocations() {
+        let own = service_subject(allotted, app, name, facts, world);
         out.push(RouteChange::Service(own));
     }
     out
 }
 
-fn pod(
+fn pod_subject(
     pod: &world::RevisionPod,
     revision: &AppRevision,
     view: &RevisionPlanContext<'_>,
 ) -> Option<PodEntry> {
     let phase = match pod.stage {
-        PodStage::Serving if scale::is_ready(pod, view) => RoutingPhase::Ready,
+        PodStage::Serving if scale::is_pod_ready(pod, view) => RoutingPhase::Ready,
         PodStage::Serving => RoutingPhase::Starting,
         PodStage::Draining { .. } => RoutingPhase::Draining,
         // Kubernetes stops pods later, and until then the agent answers the preStop hook by this entry.
-        PodStage::Stopping { .. } if pod.placed.is_some() => RoutingPhase::Draining,
+        PodStage::Stopping { .. } if pod.kube_status.is_some() => RoutingPhase::Draining,
         PodStage::Stopping { .. } => return None,
     };
-    let (address, also) = addresses(pod, view);
+    let (address, also) = pod_addresses(pod, view);
     Some(PodEntry {
         uid: pod.uid.to_string(),
         name: pod.name.to_string(),
-        revision: view.key(revision),
+        revision: view.revision_key(revision),
         node: pod
-            .placed
+            .kube_status
             .as_ref()
-            .map_or_else(|| view.world.settings.node.clone(), |it| it.node.to_string()),
+            .map_or_else(|| view.world.settings.node_name.clone(), |it| it.node.to_string()),
         zone: view.zone(pod),
         phase,
         address,
-        also,
-        confirmed: pod.placed.as_ref().is_some_and(|it| it.kubelet == KubeletReadiness::Ready),
+        other_family_address: also,
+        kubelet_ready: pod
+            .kube_status
+            .as_ref()
+            .is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready),
         port: view.facts.port,
-        probe: view.facts.probe(),
+        probe: view.facts.agent_probe(),
     })
 }
 
 /// Returns the addresses of a pod: as an agent reports them, else as Kubernetes or the local node does.
-pub(super) fn addresses(
+pub(super) fn pod_addresses(
     pod: &world::RevisionPod,
     view: &RevisionPlanContext<'_>,
 ) -> ServingAddresses {
-    let seen = view.world.seen.get(&*pod.uid);
-    let ip = view.world.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
+    let seen = view.world.pod_reports.get(&*pod.uid);
+    let ip = view.world.pod_statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
     let address = seen
         .and_then(|seen| seen.address)
-        .or(pod.remembered)
+        .or(pod.restored_address)
         .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.facts.port.get())));
-    (address, seen.and_then(|seen| seen.also))
+    (address, seen.and_then(|seen| seen.other_family_address))
 }
 
-fn service(
+fn service_subject(
     allotted: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
@@ -128,17 +132,17 @@ fn service(
     world: &ClusterState,
 ) -> ServiceEntry {
     let settings = &world.settings;
-    let own = host_name(allotted, &name.name);
+    let own = placeholder_name(allotted, &name.name);
     let shares = match &allotted.tag {
-        None => traffic::shares(app.traffic()),
+        None => traffic::revision_shares(app.traffic()),
         Some(tag) => {
             let tagged = app.traffic().iter().find(|it| it.tag.as_ref() == Some(tag));
-            tagged.map(|it| (&*it.revision, 100)).into_iter().collect()
+            tagged.map(|it| (&*it.revision_name, 100)).into_iter().collect()
         }
     };
     // The direct path exists only to a single Revision: the kernel cannot divide connections by percent.
     let only = match shares.as_slice() {
-        [(revision, _)] => found(revision, app, name, facts, world),
+        [(revision, _)] => find_revision(revision, app, name, facts, world),
         _ => None,
     };
     let view = |facts| RevisionPlanContext {
@@ -147,42 +151,44 @@ fn service(
         facts,
         now: UnixMillis::default(),
     };
-    let hopeless = only.as_ref().is_some_and(|(it, facts)| status::is_hopeless(it, &view(facts)));
+    let hopeless =
+        only.as_ref().is_some_and(|(it, facts)| conditions::should_fail_fast(it, &view(facts)));
     let target = |(revision, percent): &(&str, u8)| RouteTarget {
         revision: NamespacedName::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
-    let tagged = tag_headers(app, world);
-    let public = target_of(app, name, allotted.tag.as_deref(), world).filter(|it| {
-        let owner = world.names.host_owner(&it.host, &world.placeholders);
-        !it.is_local && owner.is_some_and(|owner| owner.by == NameClaimant::Route(name.clone()))
+    let tagged = has_tag_header_routing(app, world);
+    let public = route_host(app, name, allotted.tag.as_deref(), world).filter(|it| {
+        let owner = world.name_registry.host_owner(&it.host, &world.placeholders);
+        !it.is_local
+            && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
     });
     ServiceEntry {
         name: NamespacedName::new(name.namespace.clone(), own.as_str()),
-        addresses: settings.addresses(&allotted.addresses),
+        addresses: settings.cluster_ips(&allotted.cluster_ips),
         port: SERVICE_PORT,
-        activator_port: NonZeroU16::new(allotted.port).unwrap_or(SERVICE_PORT),
+        activator_port: NonZeroU16::new(allotted.activator_port).unwrap_or(SERVICE_PORT),
         targets: if hopeless { Vec::new() } else { shares.iter().map(target).collect() },
-        path: only
+        connection_path: only
             .as_ref()
             // An activator must read the header.
             .filter(|_| !tagged)
             .map_or(ConnectionPath::Activator, |(revision, facts)| {
-                path(app, revision, &view(facts))
+                connection_path(app, revision, &view(facts))
             }),
         hosts: public.map(|it| it.host).into_iter().collect(),
-        ingress: ingress(allotted, app, name, &own, world),
+        gateway_rules: ingress_settings(allotted, app, name, &own, world),
     }
 }
 
 /// Returns true if the header `Knative-Serving-Tag` selects among the tags of this app's Route.
-fn tag_headers(app: &AppState, world: &ClusterState) -> bool {
-    let on = world.settings.configs.features.tag_header_based_routing == Flag::Enabled;
-    on && app.allotted().iter().any(|it| it.tag.is_some())
+fn has_tag_header_routing(app: &AppState, world: &ClusterState) -> bool {
+    let on = world.settings.config_maps.features.tag_header_based_routing == Flag::Enabled;
+    on && app.allocations().iter().any(|it| it.tag.is_some())
 }
 
 /// Returns further duties of activators for a name: redirects, domains, and selection of tags.
-fn ingress(
+fn ingress_settings(
     allotted: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
@@ -191,38 +197,41 @@ fn ingress(
 ) -> Option<Box<GatewayRules>> {
     let http = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
     let tag = |it: &RouteNameAllocation| {
-        let service = NamespacedName::new(name.namespace.clone(), host_name(it, &name.name));
+        let service = NamespacedName::new(name.namespace.clone(), placeholder_name(it, &name.name));
         it.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
     };
     let choice = || {
-        let mut all: Vec<RouteTag> = app.allotted().iter().filter_map(tag).collect();
+        let mut all: Vec<RouteTag> = app.allocations().iter().filter_map(tag).collect();
         // Each replica learns of the names in another order, and equal tables must be equal everywhere.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     };
-    let tags = tag_headers(app, world).then(|| match &allotted.tag {
-        None => TagRouting::Choice(choice()),
-        Some(tag) => TagRouting::Tag(tag.to_string()),
+    let tags = has_tag_header_routing(app, world).then(|| match &allotted.tag {
+        None => TagRouting::ChooseTag(choice()),
+        Some(tag) => TagRouting::ServeTag(tag.to_string()),
     });
     let ingress = GatewayRules {
-        redirects: redirects(http, world),
-        domains: domains::of(world, &NamespacedName::new(name.namespace.clone(), own)),
-        tags,
+        redirects_to_https: is_http_redirected(http, world),
+        mapped_domains: domain_mappings::mapped_domains(
+            world,
+            &NamespacedName::new(name.namespace.clone(), own),
+        ),
+        tag_routing: tags,
     };
     (ingress != GatewayRules::default()).then(|| Box::new(ingress))
 }
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`
 /// (knative/serving `pkg/networking/ingress.go`, `GetHTTPOption`).
-pub(super) fn redirects(asked: Option<&str>, world: &ClusterState) -> bool {
+pub(super) fn is_http_redirected(asked: Option<&str>, world: &ClusterState) -> bool {
     match asked {
         Some(asked) => asked.eq_ignore_ascii_case("redirected"),
-        None => world.settings.configs.network.http == HttpProtocol::Redirected,
+        None => world.settings.config_maps.network.http_protocol == HttpProtocol::Redirected,
     }
 }
 
 /// Finds a Revision and its facts; a Route without a Service may name Revisions of other apps.
-fn found<'a>(
+fn find_revision<'a>(
     revision: &str,
     app: &'a AppState,
     name: &NamespacedName,
@@ -234,14 +243,14 @@ fn found<'a>(
         Some((own, facts)) => Some((own, Arc::clone(facts))),
         None => {
             let other = world.revision(&name.namespace, revision)?;
-            Some((other, TemplateFacts::of(other, world)))
+            Some((other, TemplateFacts::of_revision(other, world)))
         }
     }
 }
 
 /// Returns the host of a Route or of one of its tags, by the settings in force. `None`: no valid name results, and the
 /// Route is not reachable from outside.
-pub(crate) fn target_of(
+pub(crate) fn route_host(
     app: &AppState,
     name: &NamespacedName,
     tag: Option<&str>,
@@ -249,9 +258,9 @@ pub(crate) fn target_of(
 ) -> Option<names::RouteHost> {
     let settings = &world.settings;
     let all = names::HostNameRules {
-        network: &settings.configs.network,
-        domain: &settings.configs.domain,
-        default_domain: &settings.domain,
+        network: &settings.config_maps.network,
+        domain: &settings.config_maps.domain,
+        default_domain: &settings.external_domain,
         cluster_domain: &settings.cluster_domain,
     };
     let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
@@ -259,34 +268,36 @@ pub(crate) fn target_of(
     let route = names::RouteHostInputs { name: own, namespace, labels, annotations };
     let hidden = |service: &str| {
         let placeholder = world.placeholders.get(&NamespacedName::new(namespace, service));
-        placeholder.is_some_and(|it| it.hidden)
+        placeholder.is_some_and(|it| it.is_cluster_local)
     };
-    let target = all.target(&route, tag, hidden);
+    let target = all.route_host(&route, tag, hidden);
     target.inspect_err(|why| debug!(route = %name, %why, "route has no name outside")).ok()
 }
 
 /// Returns the name of the Kubernetes Service: `<route>` or `<tag>-<route>`.
-pub(crate) fn host_name(allotted: &RouteNameAllocation, route: &str) -> String {
-    tagged(allotted.tag.as_deref(), route)
+pub(crate) fn placeholder_name(allotted: &RouteNameAllocation, route: &str) -> String {
+    tagged_name(allotted.tag.as_deref(), route)
 }
 
 /// Returns true if no request to a Revision must pass an activator while it has pods.
-pub(crate) fn goes_direct(
+pub(crate) fn is_direct_path(
     app: &AppState,
     name: &NamespacedName,
     revision: &AppRevision,
     world: &ClusterState,
 ) -> bool {
-    let facts = TemplateFacts::of(revision, world);
+    let facts = TemplateFacts::of_revision(revision, world);
     let view = RevisionPlanContext {
         world,
         namespace: &name.namespace,
         facts: &facts,
         now: UnixMillis::default(),
     };
-    let shares = traffic::shares(app.traffic());
+    let shares = traffic::revision_shares(app.traffic());
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
-    !is_split && !tag_headers(app, world) && path(app, revision, &view) == ConnectionPath::Direct
+    !is_split
+        && !has_tag_header_routing(app, world)
+        && connection_path(app, revision, &view) == ConnectionPath::Direct
 }
 
 /// Returns the path of connections to the one Revision that has all traffic.
@@ -294,18 +305,24 @@ pub(crate) fn goes_direct(
 /// The activator path is required with a hard limit, for which only activators have queues, and with time limits that
 /// only activators enforce. It is the default with h2c, whose requests activators balance one by one. Burst capacity
 /// decides the rest.
-fn path(app: &AppState, revision: &AppRevision, view: &RevisionPlanContext<'_>) -> ConnectionPath {
+fn connection_path(
+    app: &AppState,
+    revision: &AppRevision,
+    view: &RevisionPlanContext<'_>,
+) -> ConnectionPath {
     let asked = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
-    let configs = &view.world.settings.configs;
+    let configs = &view.world.settings.config_maps;
     let asked = asked.or_else(|| {
-        configs.network.path.map(|it| match it {
+        configs.network.default_path.map(|it| match it {
             ConnectionPath::Direct => "direct",
             ConnectionPath::Activator => "activator",
         })
     });
     let spec = &view.facts.template.spec;
     // The shipped default is not the user's request for a limit.
-    let start = spec.response_start_timeout_seconds.filter(|it| *it != 0 && *it != RESPONSE_START);
+    let start = spec
+        .response_start_timeout_seconds
+        .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
     let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();
     let h2c = view.facts.protocol == AppProtocol::H2c && asked != Some("direct");

@@ -1,7 +1,7 @@
 //! Incremental planning, app by app, must equal planning everything at once after any history of events.
 
 use common::{
-    node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
+    local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
     outbox::{Outbox, OutboxBatch},
     wire::{
         ComponentReplica, ComponentRole, ConnectionPath, PodObservation, RevisionActivity,
@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     machine::{ControllerEvent, ControllerStateMachine, RouteFingerprint},
     parse::{self, ManifestDocument},
-    policy::ScalePolicyConfig,
+    scale_policy::ScalePolicyConfig,
 };
 
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ enum PlanCaseAction {
     Pass { seconds: u16 },
 }
 
-fn act() -> impl Strategy<Value = PlanCaseAction> {
+fn action() -> impl Strategy<Value = PlanCaseAction> {
     prop_oneof![
         (0..4u8, 0..3u8, 0..5u8, 0..3u8).prop_map(|(app, version, split, initial)| {
             PlanCaseAction::Apply { app, version, split, initial }
@@ -66,7 +66,7 @@ fn name(app: u8) -> NamespacedName {
     NamespacedName::new("default", ["a", "a-b", "c", "x-a"][usize::from(app)])
 }
 
-fn who(which: u8) -> ComponentReplica {
+fn subscriber(which: u8) -> ComponentReplica {
     let role = if which == 0 { ComponentRole::Agent } else { ComponentRole::Activator };
     ComponentReplica { role, name: "n".into(), node: "n".into() }
 }
@@ -86,29 +86,31 @@ fn manifest(app: u8, version: u8, split: u8, initial: u8) -> ControllerEvent {
           metadata: {{annotations: {{autoscaling.knative.dev/initial-scale: "{initial}"}}}},
           spec: {{containers: [{{image: "hello:v{version}"}}]}}}}}}}}"#
     );
-    match parse::documents(&text, &ScalePolicyConfig::default()).remove(0) {
-        ManifestDocument::Service(name, manifest) => ControllerEvent::Apply(name, manifest),
+    match parse::manifest_documents(&text, &ScalePolicyConfig::default()).remove(0) {
+        ManifestDocument::Service(name, manifest) => {
+            ControllerEvent::ManifestApplied(name, manifest)
+        }
         ManifestDocument::Refused(_, why) => panic!("{why}"),
     }
 }
 
 fn decide(app: u8, revision: u8, wanted: u8) -> ControllerEvent {
     let own = name(app);
-    ControllerEvent::Decide(ScaleDecision {
+    ControllerEvent::DecisionReceived(ScaleDecision {
         revision: NamespacedName::new(own.namespace, format!("{}-0000{revision}", own.name)),
-        wanted: (wanted < 3).then_some(wanted.into()),
-        path: ConnectionPath::Direct,
-        activators: 0,
+        desired_scale: (wanted < 3).then_some(wanted.into()),
+        connection_path: ConnectionPath::Direct,
+        activator_count: 0,
         activity: [
             RevisionActivity::Inactive,
             RevisionActivity::Activating,
             RevisionActivity::Active,
         ][usize::from(wanted % 3)],
-        stable: 0.0,
-        panic: 0.0,
-        target: 1.0,
+        stable_load: 0.0,
+        panic_load: 0.0,
+        target_load: 1.0,
         ready_pods: 0,
-        panicking: false,
+        is_panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
@@ -129,34 +131,42 @@ fn event(act: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Contr
         PlanCaseAction::Apply { app, version, split, initial } => {
             manifest(app, version, split, initial)
         }
-        PlanCaseAction::Break { app } => ControllerEvent::Refuse(name(app), "broken".into()),
-        PlanCaseAction::Delete { app } => ControllerEvent::Delete(name(app)),
+        PlanCaseAction::Break { app } => {
+            ControllerEvent::ManifestRejected(name(app), "broken".into())
+        }
+        PlanCaseAction::Delete { app } => ControllerEvent::ManifestDeleted(name(app)),
         PlanCaseAction::Decide { app, revision, wanted } => decide(app, revision, wanted),
         PlanCaseAction::See { pod, ready, drained, load } => {
             let seen = PodObservation {
                 uid: pick(pod)?,
                 address: Some(([10, 0, 0, 1], 8080).into()),
-                also: None,
+                other_family_address: None,
                 listening: ready || drained,
                 ready,
                 drained,
                 in_flight: load.into(),
                 listening_since_ns: 0,
-                trouble: String::new(),
+                not_ready_reason: String::new(),
             };
-            ControllerEvent::Seen(who(0), seen)
+            ControllerEvent::PodReported(subscriber(0), seen)
         }
-        PlanCaseAction::Unsee { pod } => ControllerEvent::Unseen(who(0), pick(pod)?),
-        PlanCaseAction::Status { pod, state } => ControllerEvent::Status(status(pick(pod)?, state)),
+        PlanCaseAction::Unsee { pod } => {
+            ControllerEvent::PodReportWithdrawn(subscriber(0), pick(pod)?)
+        }
+        PlanCaseAction::Status { pod, state } => {
+            ControllerEvent::LocalPodStatus(status(pick(pod)?, state))
+        }
         PlanCaseAction::Begin { who: which } => {
-            ControllerEvent::ReportBegin(who(which), which.into())
+            ControllerEvent::ReportStreamBegin(subscriber(which), which.into())
         }
-        PlanCaseAction::End { who: which } => ControllerEvent::ReportEnd(who(which), which.into()),
+        PlanCaseAction::End { who: which } => {
+            ControllerEvent::ReportStreamEnd(subscriber(which), which.into())
+        }
         PlanCaseAction::Avoid { who: which, pod, ended: false } => {
-            ControllerEvent::Avoided(who(which), which.into(), pick(pod)?)
+            ControllerEvent::DrainAcked(subscriber(which), which.into(), pick(pod)?)
         }
         PlanCaseAction::Avoid { who: which, pod, ended: true } => {
-            ControllerEvent::AvoidedNoMore(who(which), which.into(), pick(pod)?)
+            ControllerEvent::DrainAckWithdrawn(subscriber(which), which.into(), pick(pod)?)
         }
         PlanCaseAction::Pass { .. } => ControllerEvent::Tick,
     })
@@ -170,7 +180,7 @@ fn status(uid: String, state: u8) -> LocalPodStatus {
     };
     let ready = state == 1;
     let (phase, state, restarts) = match state {
-        0 => (LocalPodPhase::Gone, LocalContainerState::Running, 0),
+        0 => (LocalPodPhase::Removed, LocalContainerState::Running, 0),
         1 => (LocalPodPhase::Running, LocalContainerState::Running, 0),
         2 => (LocalPodPhase::Running, waiting("CrashLoopBackOff", Some(1)), 4),
         3 => (LocalPodPhase::Pending, waiting("ImagePullBackOff", None), 0),
@@ -184,7 +194,7 @@ fn status(uid: String, state: u8) -> LocalPodStatus {
 /// Compares the RouteTable's outbox with a plan of everything.
 fn compare(machine: &ControllerStateMachine, now: UnixMillis) -> Result<(), TestCaseError> {
     let (mut routes, world) = (BTreeMap::<RouteKey, RouteChange>::new(), machine.world());
-    for (name, plan) in whole(world, now) {
+    for (name, plan) in plan_all(world, now) {
         prop_assert_eq!(
             plan.app.as_ref(),
             world.apps.get(&name).map(|app| &**app),
@@ -193,12 +203,13 @@ fn compare(machine: &ControllerStateMachine, now: UnixMillis) -> Result<(), Test
         routes.extend(plan.routes.into_iter().filter_map(|it| it.key().map(|key| (key, it))));
     }
     let mut cursor = machine.routes().subscribe();
-    let first = cursor.take().unwrap_or(OutboxBatch { version: 0, steps: Vec::new() });
+    let first = cursor.try_next().unwrap_or(OutboxBatch { version: 0, changes: Vec::new() });
     let hashes: BTreeMap<_, _> =
-        first.steps.iter().filter_map(|(key, it)| it.map(|it| (key.clone(), it))).collect();
-    let planned = routes.iter().map(|(key, it)| (key.clone(), RouteFingerprint::of(it))).collect();
+        first.changes.iter().filter_map(|(key, it)| it.map(|it| (key.clone(), it))).collect();
+    let planned =
+        routes.iter().map(|(key, it)| (key.clone(), RouteFingerprint::of_change(it))).collect();
     prop_assert_eq!(hashes, planned, "what was said is what is planned");
-    let said = machine.states(first, &mut cursor).steps;
+    let said = machine.route_messages(first, &mut cursor).changes;
     let said: BTreeMap<_, _> =
         said.into_iter().filter_map(|(key, it)| it.map(|it| (key, it))).collect();
     prop_assert_eq!(&said, &routes);
@@ -221,8 +232,8 @@ fn key_text(key: &RouteKey) -> String {
 
 proptest! {
     #[test]
-    fn app_by_app_leads_where_the_whole_plan_leads(acts in proptest::collection::vec(act(), 1..60)) {
-        let mut machine = ControllerStateMachine::new(ClusterState { seed: 1, ..ClusterState::default() }, Outbox::new());
+    fn incremental_planning_equals_full_planning(acts in proptest::collection::vec(action(), 1..60)) {
+        let mut machine = ControllerStateMachine::new(ClusterState { uid_seed: 1, ..ClusterState::default() }, Outbox::new());
         let mut now = UnixMillis(1_000_000);
         let mut ordered = std::collections::BTreeSet::new();
         for act in acts {
@@ -233,10 +244,10 @@ proptest! {
             let due = machine.next_timer().is_some_and(|at| at <= now);
             for event in due.then_some(ControllerEvent::Tick).into_iter().chain(event(&act, &machine)) {
                 let effects = machine.step(now, event);
-                for pod in effects.start {
+                for pod in effects.pods_to_start {
                     prop_assert!(ordered.insert(pod.uid), "ordered once");
                 }
-                for uid in effects.stop {
+                for uid in effects.pods_to_stop {
                     prop_assert!(ordered.remove(&uid), "only what was ordered is stopped");
                 }
             }

@@ -2,16 +2,16 @@
 
 use common::wire::NamespacedName;
 
-use super::{PlanTimer, roll};
+use super::{PlanTimer, gradual_rollout};
 use crate::world::{
     AppRevision, AppState, AssignedTraffic, ClusterState, ConditionReason, ConditionStatus,
     ConditionType, RouteState, RoutingState, UnixMillis,
 };
 
 /// Moves `latestReady` to the newest ready Revision. It moves back only to a Revision that the template names.
-pub(super) fn latest_ready(app: &mut AppState) {
+pub(super) fn update_latest_ready(app: &mut AppState) {
     let is_ready = |revision: &&AppRevision| {
-        !revision.gone && revision.conditions.is_true(ConditionType::RevisionReady)
+        !revision.is_deleted && revision.conditions.is_true(ConditionType::RevisionReady)
     };
     let Some(configuration) = &app.configuration else { return };
     let created = app.latest_created().filter(is_ready);
@@ -31,17 +31,18 @@ pub(super) fn latest_ready(app: &mut AppState) {
 }
 
 /// Assigns traffic. If a target cannot be resolved, the old assignment stays in force.
-pub(super) fn assign(
+pub(super) fn assign_traffic(
     app: &mut AppState,
     name: &NamespacedName,
     world: &ClusterState,
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) {
-    let leaving = app.ends(world.settings.platform);
+    let leaving = app.cascades_deletion(world.settings.platform);
     let Some(route) = &app.route else { return };
-    let resolved = if leaving { Ok(Vec::new()) } else { resolve(app, route, name, world) };
-    let rolled = resolved.map(|assigned| roll::roll(app, name, assigned, world, now, timer));
+    let resolved = if leaving { Ok(Vec::new()) } else { resolve_targets(app, route, name, world) };
+    let rolled = resolved
+        .map(|assigned| gradual_rollout::apply_rollout(app, name, assigned, world, now, timer));
     let truth = match (rolled, &mut app.route) {
         (Ok((mut assigned, rollout)), Some(route)) => {
             // Most Routes have one target, and there are many Routes: spare room would add up.
@@ -58,28 +59,28 @@ pub(super) fn assign(
     }
 }
 
-fn resolve(
+fn resolve_targets(
     app: &AppState,
     route: &RouteState,
     name: &NamespacedName,
     world: &ClusterState,
 ) -> Result<Vec<AssignedTraffic>, ConditionStatus> {
-    let assigned = route.wanted.iter().map(|target| {
-        let revision = match &target.revision {
-            None => latest(target.configuration.as_deref(), app, name, world)?,
-            Some(wanted) => named(wanted, app, name, world)?,
+    let assigned = route.traffic_spec.iter().map(|target| {
+        let revision = match &target.revision_name {
+            None => latest_ready_revision(target.configuration_name.as_deref(), app, name, world)?,
+            Some(wanted) => named_revision(wanted, app, name, world)?,
         };
         Ok(AssignedTraffic {
             tag: target.tag.clone(),
-            revision,
-            latest: target.revision.is_none(),
+            revision_name: revision,
+            is_latest: target.revision_name.is_none(),
             percent: target.percent,
         })
     });
     assigned.collect()
 }
 
-fn latest(
+fn latest_ready_revision(
     configuration: Option<&str>,
     own: &AppState,
     name: &NamespacedName,
@@ -114,7 +115,7 @@ fn latest(
     })
 }
 
-fn named(
+fn named_revision(
     wanted: &str,
     app: &AppState,
     name: &NamespacedName,
@@ -122,7 +123,7 @@ fn named(
 ) -> Result<Box<str>, ConditionStatus> {
     let missing =
         |message| ConditionStatus::False(ConditionReason::new("RevisionMissing", message));
-    let is_there = |it: &&AppRevision| !it.gone;
+    let is_there = |it: &&AppRevision| !it.is_deleted;
     let other = world.revision(&name.namespace, wanted).filter(is_there);
     let revision = match (app.revision(wanted).filter(is_there), other) {
         (Some(own), _) => own,
@@ -140,7 +141,7 @@ fn named(
         }
     };
     // A Revision that had traffic keeps it: its pods may recover, and no other Revision was named.
-    let had = app.traffic().iter().any(|it| *it.revision == *wanted);
+    let had = app.traffic().iter().any(|it| *it.revision_name == *wanted);
     match revision.conditions.get(ConditionType::RevisionReady) {
         ConditionStatus::True(_) => Ok(revision.name.clone()),
         ConditionStatus::Unknown(_) | ConditionStatus::False(_) if had => Ok(revision.name.clone()),
@@ -155,7 +156,7 @@ fn named(
 }
 
 /// Sets the routing state of all Revisions: if a Route names them (knative/serving `pkg/reconciler/labeler`).
-pub(super) fn label(
+pub(super) fn update_routing_states(
     app: &mut AppState,
     name: &NamespacedName,
     world: &ClusterState,
@@ -164,29 +165,29 @@ pub(super) fn label(
     let mut active = Vec::new();
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
-        let leaving = app.ends(world.settings.platform);
-        lead(route, name, leaving, name, created.as_deref(), &mut active);
+        let leaving = app.cascades_deletion(world.settings.platform);
+        add_routed_revisions(route, name, leaving, name, created.as_deref(), &mut active);
     }
-    for other in world.referrers.get(name).into_iter().flatten() {
+    for other in world.referring_apps.get(name).into_iter().flatten() {
         if let Some(route) = world.apps.get(other).and_then(|it| it.route.as_ref()) {
-            lead(route, other, false, name, created.as_deref(), &mut active);
+            add_routed_revisions(route, other, false, name, created.as_deref(), &mut active);
         }
     }
     for revision in &mut app.revisions {
-        let is = match (active.contains(&revision.name), revision.routing.0) {
+        let is = match (active.contains(&revision.name), revision.routing_state.0) {
             (true, _) => RoutingState::Active,
             // Without a Route nothing was ever decided about the Revision, and it counts as reachable.
             (false, RoutingState::Pending) if app.route.is_none() => RoutingState::Pending,
             (false, _) => RoutingState::Reserve,
         };
-        if revision.routing.0 != is {
-            revision.routing = (is, now);
+        if revision.routing_state.0 != is {
+            revision.routing_state = (is, now);
         }
     }
 }
 
 /// Adds the Revisions of the app `of` that the Route `own` names now, or will name.
-fn lead(
+fn add_routed_revisions(
     route: &RouteState,
     own: &NamespacedName,
     leaving: bool,
@@ -194,10 +195,10 @@ fn lead(
     created: Option<&str>,
     active: &mut Vec<Box<str>>,
 ) {
-    active.extend(route.traffic.iter().map(|it| it.revision.clone()));
-    for target in route.wanted.iter().filter(|_| !leaving) {
-        let configuration = target.configuration.as_deref().unwrap_or(&own.name);
-        match &target.revision {
+    active.extend(route.traffic.iter().map(|it| it.revision_name.clone()));
+    for target in route.traffic_spec.iter().filter(|_| !leaving) {
+        let configuration = target.configuration_name.as_deref().unwrap_or(&own.name);
+        match &target.revision_name {
             Some(name) => active.push(name.clone()),
             // The newest Revision gets traffic as soon as it is ready, so it must not scale as one in reserve.
             None if configuration == of.name => active.extend(created.map(Into::into)),
@@ -207,12 +208,12 @@ fn lead(
 }
 
 /// Adds up shares by Revision; targets without a share are left out. The sum is 100, or the result is empty.
-pub(super) fn shares(traffic: &[AssignedTraffic]) -> Vec<(&str, u8)> {
+pub(super) fn revision_shares(traffic: &[AssignedTraffic]) -> Vec<(&str, u8)> {
     let mut shares: Vec<(&str, u8)> = Vec::with_capacity(traffic.len());
     for target in traffic.iter().filter(|target| target.percent > 0) {
-        match shares.iter_mut().find(|(revision, _)| *revision == &*target.revision) {
+        match shares.iter_mut().find(|(revision, _)| *revision == &*target.revision_name) {
             Some((_, percent)) => *percent += target.percent,
-            None => shares.push((&target.revision, target.percent)),
+            None => shares.push((&target.revision_name, target.percent)),
         }
     }
     shares

@@ -7,13 +7,13 @@ const S: UnixNanos = 1_000_000_000;
 fn wanted(targets: &[(&str, &str, &str, i32)]) -> Rollout {
     let mut all = Rollout::default();
     for &(tag, configuration, revision, percent) in targets {
-        all.add(tag, configuration, revision, percent);
+        all.add_settled_target(tag, configuration, revision, percent);
     }
     all
 }
 
 fn event(wanted: Rollout, seconds: u64, in_force: bool) -> RolloutInput {
-    RolloutInput { wanted, duration: Duration::from_secs(seconds), in_force }
+    RolloutInput { goal: wanted, duration: Duration::from_secs(seconds), in_force }
 }
 
 fn of(state: &Rollout) -> Vec<(&str, i32)> {
@@ -30,12 +30,12 @@ fn roll(percent: i32, seconds: u64, first: UnixNanos) -> Vec<i32> {
     let mut now = start + first * S;
     let mut shares = vec![of(&done.state).last().unwrap().1];
     done = step(Some(done.state), now, event(goal("b"), seconds, true));
-    while !done.state.is_done() {
-        now = done.next.unwrap();
+    while !done.state.is_complete() {
+        now = done.next_step_at.unwrap();
         done = step(Some(done.state), now, event(goal("b"), seconds, false));
         shares.push(of(&done.state).last().unwrap().1);
     }
-    assert_eq!((done.next, &done.state), (None, &goal("b")));
+    assert_eq!((done.next_step_at, &done.state), (None, &goal("b")));
     shares
 }
 
@@ -56,7 +56,7 @@ fn a_step_planned_by_a_clock_that_was_ahead_waits_no_longer_than_any() {
     let begun = step(Some(goal("a")), ahead, event(goal("b"), 5, false));
     let planned = step(Some(begun.state), ahead + S, event(goal("b"), 5, true));
     let after = step(Some(planned.state), now, event(goal("b"), 5, false));
-    assert_eq!((of(&after.state), after.next), (vec![("a", 99), ("b", 1)], Some(now + S)));
+    assert_eq!((of(&after.state), after.next_step_at), (vec![("a", 99), ("b", 1)], Some(now + S)));
     let later = step(Some(after.state), now + S, event(goal("b"), 5, false));
     assert_eq!(of(&later.state), [("a", 74), ("b", 26)]);
 }
@@ -64,7 +64,7 @@ fn a_step_planned_by_a_clock_that_was_ahead_waits_no_longer_than_any() {
 #[test]
 fn without_a_state_or_a_duration_everything_moves_at_once() {
     let (a, b) = (wanted(&[("", "cfg", "a", 100)]), wanted(&[("", "cfg", "b", 100)]));
-    let at_once = RolloutStep { state: b.clone(), next: None };
+    let at_once = RolloutStep { state: b.clone(), next_step_at: None };
     assert_eq!(step(None, S, event(b.clone(), 60, true)), at_once);
     assert_eq!(step(Some(Rollout::default()), S, event(b.clone(), 60, true)), at_once);
     assert_eq!(step(Some(a), S, event(b, 0, true)), at_once);
@@ -74,7 +74,7 @@ fn without_a_state_or_a_duration_everything_moves_at_once() {
 fn the_first_percent_waits_until_it_is_in_force() {
     let (a, b) = (wanted(&[("", "cfg", "a", 100)]), wanted(&[("", "cfg", "b", 100)]));
     let begun = step(Some(a), 10 * S, event(b.clone(), 60, false));
-    assert_eq!((of(&begun.state), begun.next), (vec![("a", 99), ("b", 1)], None));
+    assert_eq!((of(&begun.state), begun.next_step_at), (vec![("a", 99), ("b", 1)], None));
     let still = step(Some(begun.state.clone()), 30 * S, event(b.clone(), 60, false));
     assert_eq!(still, begun);
     let planned = step(Some(begun.state), 12 * S, event(b, 60, true));
@@ -84,13 +84,13 @@ fn the_first_percent_waits_until_it_is_in_force() {
         step_duration: 2 * S,
         step_size: 3,
     };
-    assert_eq!(planned.next, Some(want.next_step_time));
+    assert_eq!(planned.next_step_at, Some(want.next_step_time));
     assert_eq!(planned.state.configurations[0].step_params, want);
     assert_eq!(of(&planned.state), [("a", 99), ("b", 1)]);
 }
 
 #[test]
-fn a_third_revision_begins_anew_and_drains_the_newest_first() {
+fn a_third_revision_begins_a_new_rollout_and_takes_from_the_newest_first() {
     let goal = |revision| wanted(&[("", "cfg", revision, 100)]);
     let mut state = goal("a");
     state.configurations[0].revisions = vec![
@@ -144,14 +144,14 @@ fn tags_and_configurations_roll_by_themselves() {
     ]);
     let begun = step(Some(before), S, event(goal, 60, false)).state;
     let shares = |tag, configuration| {
-        let found = begun.shares(tag, configuration).unwrap();
+        let found = begun.revision_shares(tag, configuration).unwrap();
         found.iter().map(|it| (it.revision_name.as_str(), it.percent)).collect::<Vec<_>>()
     };
     assert_eq!(shares("", "one"), [("a", 49), ("b", 1)]);
     assert_eq!(shares("", "two"), [("x", 50)]);
     assert_eq!(shares("t", "one"), [("a", 99), ("b", 1)]);
     assert_eq!(shares("new", "one"), [("b", 100)]);
-    assert_eq!(begun.shares("none", "one"), None);
+    assert_eq!(begun.revision_shares("none", "one"), None);
 }
 
 #[test]

@@ -96,10 +96,10 @@ pub struct ConditionSet(Vec<StoredCondition>);
 /// A condition in its stored form of 16 bytes: a reason costs memory of its own only where it is an unusual one.
 #[derive(Clone, Debug, PartialEq)]
 struct StoredCondition {
-    why: Option<Arc<ConditionReason>>,
+    reason: Option<Arc<ConditionReason>>,
     /// Moment of the last change, in seconds since 1970.
-    since: u32,
-    kind: ConditionType,
+    last_transition: u32,
+    condition_type: ConditionType,
     status: StoredConditionStatus,
 }
 
@@ -111,31 +111,31 @@ enum StoredConditionStatus {
 }
 
 /// Reasons of nearly every sleeping service, which all conditions share.
-static COMMON: LazyLock<[Arc<ConditionReason>; 2]> =
+static SHARED_REASONS: LazyLock<[Arc<ConditionReason>; 2]> =
     LazyLock::new(|| [ConditionReason::NO_TRAFFIC, ConditionReason::NO_TLS].map(Arc::new));
 
 impl StoredCondition {
-    fn new(kind: ConditionType, truth: ConditionStatus, now: UnixMillis) -> Self {
+    fn new(condition_type: ConditionType, truth: ConditionStatus, now: UnixMillis) -> Self {
         let (status, why) = match truth {
             ConditionStatus::True(why) => (StoredConditionStatus::True, why),
             ConditionStatus::Unknown(why) => (StoredConditionStatus::Unknown, why),
             ConditionStatus::False(why) => (StoredConditionStatus::False, Some(why)),
         };
         let share = |why: ConditionReason| {
-            let common = COMMON.iter().find(|common| ***common == why);
+            let common = SHARED_REASONS.iter().find(|common| ***common == why);
             common.cloned().unwrap_or_else(|| Arc::new(why))
         };
         // Objects show whole seconds, so more precision would only produce differences that no reader sees.
-        let since = u32::try_from(now.0 / 1000).unwrap_or(u32::MAX);
-        Self { why: why.map(share), since, kind, status }
+        let last_transition = u32::try_from(now.0 / 1000).unwrap_or(u32::MAX);
+        Self { reason: why.map(share), last_transition, condition_type, status }
     }
 
-    fn since(&self) -> UnixMillis {
-        UnixMillis(u64::from(self.since) * 1000)
+    fn last_transition(&self) -> UnixMillis {
+        UnixMillis(u64::from(self.last_transition) * 1000)
     }
 
-    fn truth(&self) -> ConditionStatus {
-        let why = self.why.as_deref().cloned();
+    fn condition_status(&self) -> ConditionStatus {
+        let why = self.reason.as_deref().cloned();
         match self.status {
             StoredConditionStatus::True => ConditionStatus::True(why),
             StoredConditionStatus::Unknown => ConditionStatus::Unknown(why),
@@ -151,9 +151,9 @@ impl ConditionSet {
     /// Sets a condition. The moment of its last change moves only if status or reason changed.
     pub fn set(&mut self, kind: ConditionType, truth: ConditionStatus, now: UnixMillis) {
         let held = StoredCondition::new(kind, truth, now);
-        match self.0.iter_mut().find(|have| have.kind == kind) {
+        match self.0.iter_mut().find(|have| have.condition_type == kind) {
             // Unchanged: `lastTransitionTime` stays.
-            Some(have) if (have.status, &have.why) == (held.status, &held.why) => {}
+            Some(have) if (have.status, &have.reason) == (held.status, &held.reason) => {}
             Some(slot) => *slot = held,
             None => {
                 // A Revision has four conditions, an app eight: growth by doubling would waste memory.
@@ -167,13 +167,13 @@ impl ConditionSet {
 
     /// Returns the status of a condition; unknown if it was never set.
     pub fn get(&self, kind: ConditionType) -> ConditionStatus {
-        let found = self.0.iter().find(|have| have.kind == kind);
-        found.map_or(ConditionStatus::Unknown(None), StoredCondition::truth)
+        let found = self.0.iter().find(|have| have.condition_type == kind);
+        found.map_or(ConditionStatus::Unknown(None), StoredCondition::condition_status)
     }
 
     /// Returns true if the condition was ever set.
-    pub fn has(&self, kind: ConditionType) -> bool {
-        self.0.iter().any(|have| have.kind == kind)
+    pub fn is_set(&self, kind: ConditionType) -> bool {
+        self.0.iter().any(|have| have.condition_type == kind)
     }
 
     /// Returns true if the condition's status is true.
@@ -183,13 +183,15 @@ impl ConditionSet {
 
     /// Iterates over all conditions, each with the moment of its last change.
     pub fn iter(&self) -> impl Iterator<Item = (ConditionType, UnixMillis, ConditionStatus)> {
-        self.0.iter().map(|held| (held.kind, held.since(), held.truth()))
+        self.0
+            .iter()
+            .map(|held| (held.condition_type, held.last_transition(), held.condition_status()))
     }
 
     /// Computes `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
     /// false one, else the first unknown one. An unknown one with a message goes before those without: else `Deploying`
     /// would hide that a container listens where no client can reach it.
-    pub fn ready(&self, on: &[ConditionType]) -> ConditionStatus {
+    pub fn summarize(&self, on: &[ConditionType]) -> ConditionStatus {
         let all: Vec<ConditionStatus> = on.iter().map(|kind| self.get(*kind)).collect();
         // The order of `on` decides among several false or unknown ones.
         let worst = all.iter().find(|truth| matches!(truth, ConditionStatus::False(_)));

@@ -1,59 +1,59 @@
 //! Pure: fast path through a head: eight bytes at a time, whole lines only.
 //!
 //! It searches for line ends and, behind each, for the few significant headers in their usual spelling. A line that the
-//! bytes at hand do not decide is left, from its begin, to [`super::crawl`].
+//! bytes at hand do not decide is left, from its begin, to [`super::slow_path`].
 
 use core::hint::black_box;
 
 use super::{
-    at, kind,
-    side::{Http1Direction, flag},
+    direction::{Http1Direction, flag},
+    request_kind, state,
 };
-use crate::abi::word_at;
+use crate::words::word_at;
 
 /// Words at the end of a window that are not searched for line ends, as space for the begin of the last line.
-pub(super) const MARGIN: usize = 5;
+pub(super) const MARGIN_WORDS: usize = 5;
 
-const ONES: u64 = 0x0101_0101_0101_0101;
-const HIGHS: u64 = 0x8080_8080_8080_8080;
-const LOWER: u64 = 0x2020_2020_2020_2020;
+const LOW_BITS: u64 = 0x0101_0101_0101_0101;
+const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
+const LOWERCASE_BITS: u64 = 0x2020_2020_2020_2020;
 
-pub(super) const fn word(text: &[u8; 8]) -> u64 {
+pub(super) const fn le_word(text: &[u8; 8]) -> u64 {
     u64::from_le_bytes(*text)
 }
 
-const CONTENT: u64 = word(b"content-");
-const LENGTH: u64 = word(b"length: ");
-const TRANSFER: u64 = word(b"transfer");
-const ENCODING: u64 = word(b"-encodin");
-const G_CHUNKE: u64 = word(b"g: chunk");
-const CONNECTI: u64 = word(b"connecti");
-const ON_CLOSE: u64 = word(b"on: clos");
-const ON_KEEP: u64 = word(b"on: keep");
+const CONTENT: u64 = le_word(b"content-");
+const LENGTH: u64 = le_word(b"length: ");
+const TRANSFER: u64 = le_word(b"transfer");
+const ENCODING: u64 = le_word(b"-encodin");
+const G_CHUNKE: u64 = le_word(b"g: chunk");
+const CONNECTI: u64 = le_word(b"connecti");
+const ON_CLOSE: u64 = le_word(b"on: clos");
+const ON_KEEP: u64 = le_word(b"on: keep");
 
 /// Class of a line by its first bytes.
 #[derive(PartialEq, Eq)]
 enum LineClass {
     /// Line without significance for message boundaries.
-    Boring,
+    Insignificant,
     /// Empty line of this many bytes.
-    End(u32),
+    EmptyLine(u32),
     /// Incomplete or unusual line, left to the slow path.
-    Unsure,
+    NeedsSlowPath,
 }
 
 /// Marks (bit 7 of each byte) the bytes of `word` equal to `\n`; the lowest mark is exact.
 #[inline(always)]
-fn line_ends(word: u64) -> u64 {
-    let zero = word ^ (ONES * b'\n' as u64);
-    zero.wrapping_sub(ONES) & !zero & HIGHS
+fn line_end_marks(word: u64) -> u64 {
+    let zero = word ^ (LOW_BITS * b'\n' as u64);
+    zero.wrapping_sub(LOW_BITS) & !zero & HIGH_BITS
 }
 
 /// Returns ones in the first `len` bytes of a word, or in all.
 ///
 /// It has no branches, which the verifier would follow separately; the compiler must not see that a condition is meant.
 #[inline(always)]
-pub(crate) fn first_bytes(len: u32) -> u64 {
+pub(crate) fn first_bytes_mask(len: u32) -> u64 {
     let missing = 8 - i64::from(len);
     let missing = (missing & !black_box(missing >> 63)) as u64;
     // Two shifts by half the distance: a shift by 64 is undefined.
@@ -62,23 +62,23 @@ pub(crate) fn first_bytes(len: u32) -> u64 {
 
 /// Parses a number of 1 to 7 digits that ends with a carriage return, from eight bytes.
 #[inline(always)]
-fn short_number(text: u64) -> Option<u64> {
-    let end = text ^ (ONES * b'\r' as u64);
-    let end = end.wrapping_sub(ONES) & !end & HIGHS;
+fn parse_short_number(text: u64) -> Option<u64> {
+    let end = text ^ (LOW_BITS * b'\r' as u64);
+    let end = end.wrapping_sub(LOW_BITS) & !end & HIGH_BITS;
     if end == 0 {
         return None;
     }
     // Number of bits before the carriage return, in whole bytes.
     let below = ((end & end.wrapping_neg()) >> 7).wrapping_sub(1);
-    let bits = (below & ONES).wrapping_mul(ONES) >> 56 << 3;
+    let bits = (below & LOW_BITS).wrapping_mul(LOW_BITS) >> 56 << 3;
     if bits == 0 {
         return None;
     }
     // Digits move to the top, '0' fills up below: always eight digits, most significant first.
-    let zeros = (ONES * b'0' as u64) & (u64::MAX >> bits);
+    let zeros = (LOW_BITS * b'0' as u64) & (u64::MAX >> bits);
     let digits = (text << (64 - bits)) | zeros;
-    let value = digits ^ (ONES * b'0' as u64);
-    if (value | value.wrapping_add(ONES * 0x76)) & HIGHS != 0 {
+    let value = digits ^ (LOW_BITS * b'0' as u64);
+    if (value | value.wrapping_add(LOW_BITS * 0x76)) & HIGH_BITS != 0 {
         return None;
     }
     // Pairs, then fours, then all eight digits are combined (a SWAR parser).
@@ -90,7 +90,7 @@ fn short_number(text: u64) -> Option<u64> {
 impl Http1Direction {
     /// Decides about a first line from its first 16 bytes, if all of them are here.
     #[inline(always)]
-    pub(super) fn first_line<const WORDS: usize>(
+    pub(super) fn parse_first_line<const WORDS: usize>(
         &mut self,
         window: &[u64; WORDS],
         len: u32,
@@ -111,21 +111,21 @@ impl Http1Direction {
             let digits = code & 0xff_ffff;
             let plain = (digits + 0x76_7676) & 0x80_8080 == 0 && digits & 0xf0_f0f0 == 0;
             // The shift drops byte 7, the minor version, which may be any.
-            if first << 8 == word(b"HTTP/1.\0") << 8 && second as u8 == b' ' && plain {
+            if first << 8 == le_word(b"HTTP/1.\0") << 8 && second as u8 == b' ' && plain {
                 let [hundreds, tens, ones, ..] = digits.to_le_bytes();
                 self.status = u16::from(hundreds) * 100 + u16::from(tens) * 10 + u16::from(ones);
-                self.at = at::SCAN;
+                self.state = state::SCAN;
             }
             return;
         }
-        if begin.is_ascii_alphabetic() && first != word(b"PRI * HT") {
-            let head = first << 24 == word(b"HEAD \0\0\0") << 24;
-            let connect = first == word(b"CONNECT ");
-            self.kind = if head { kind::HEAD } else { kind::PLAIN };
+        if begin.is_ascii_alphabetic() && first != le_word(b"PRI * HT") {
+            let head = first << 24 == le_word(b"HEAD \0\0\0") << 24;
+            let connect = first == le_word(b"CONNECT ");
+            self.kind = if head { request_kind::HEAD } else { request_kind::PLAIN };
             if connect {
-                self.kind = kind::CONNECT;
+                self.kind = request_kind::CONNECT;
             }
-            self.at = at::SCAN;
+            self.state = state::SCAN;
         }
     }
 
@@ -133,46 +133,50 @@ impl Http1Direction {
     ///
     /// Returns the bytes consumed; 0 if the line at the begin of the window must be read byte by byte.
     #[inline(always)]
-    pub(super) fn scan<const WORDS: usize>(&mut self, window: &[u64; WORDS], len: u32) -> u32 {
-        if self.at == at::LINE {
-            match self.line(window, 0, len) {
-                LineClass::Boring => black_box(&mut *self).at = at::SCAN,
-                LineClass::End(bytes) => return self.head_or_trailer_ends(bytes),
-                LineClass::Unsure => return 0,
+    pub(super) fn scan_lines<const WORDS: usize>(
+        &mut self,
+        window: &[u64; WORDS],
+        len: u32,
+    ) -> u32 {
+        if self.state == state::LINE {
+            match self.classify_line(window, 0, len) {
+                LineClass::Insignificant => black_box(&mut *self).state = state::SCAN,
+                LineClass::EmptyLine(bytes) => return self.end_head_or_trailers(bytes),
+                LineClass::NeedsSlowPath => return 0,
             }
         }
         let mut index = 0;
-        while index < WORDS - MARGIN {
+        while index < WORDS - MARGIN_WORDS {
             let base = index as u32 * 8;
             if base >= len {
                 break;
             }
             let low = window[index].to_le();
-            let mut ends = line_ends(low);
+            let mut ends = line_end_marks(low);
             // Bytes behind `len` may be left from an earlier use of the window.
             if len - base < 8 {
                 ends &= (1 << ((len - base) * 8)) - 1;
             }
             if ends != 0 {
                 let first = ends & ends.wrapping_neg();
-                let before = ((first >> 7).wrapping_sub(1) & ONES).wrapping_mul(ONES) >> 56;
+                let before = ((first >> 7).wrapping_sub(1) & LOW_BITS).wrapping_mul(LOW_BITS) >> 56;
                 let begin = base + (before as u32 & 7) + 1;
                 // The next line begins with the next segment.
                 if begin >= len {
-                    self.at = at::LINE;
+                    self.state = state::LINE;
                     return len;
                 }
-                match self.line(window, begin as usize, len - begin) {
-                    LineClass::End(bytes) => return begin + self.head_or_trailer_ends(bytes),
+                match self.classify_line(window, begin as usize, len - begin) {
+                    LineClass::EmptyLine(bytes) => return begin + self.end_head_or_trailers(bytes),
                     // A second line end in this word is rare: reading continues from this line's begin.
-                    LineClass::Boring if ends & ends.wrapping_sub(1) != 0 => {
-                        self.at = at::LINE;
+                    LineClass::Insignificant if ends & ends.wrapping_sub(1) != 0 => {
+                        self.state = state::LINE;
                         return begin;
                     }
                     // A barrier for the verifier: see `Http1Direction::read`.
-                    LineClass::Boring => drop(black_box(&mut *self)),
-                    LineClass::Unsure => {
-                        self.at = at::LINE;
+                    LineClass::Insignificant => drop(black_box(&mut *self)),
+                    LineClass::NeedsSlowPath => {
+                        self.state = state::LINE;
                         return begin;
                     }
                 }
@@ -180,21 +184,21 @@ impl Http1Direction {
             // Opaque to the compiler, which otherwise unrolls the loop and exhausts the kernel's small stack.
             index = black_box(index + 1);
         }
-        len.min(super::most::<WORDS>())
+        len.min(super::window_capacity::<WORDS>())
     }
 
     /// Handles the empty line: end of the head, or of the trailers and with them of the message.
     #[inline(always)]
-    pub(super) fn head_or_trailer_ends(&mut self, bytes: u32) -> u32 {
+    pub(super) fn end_head_or_trailers(&mut self, bytes: u32) -> u32 {
         let trailer = self.flags & flag::TRAILER != 0;
-        self.at = if trailer { at::DONE } else { at::HEAD_END };
+        self.state = if trailer { state::DONE } else { state::HEAD_END };
         bytes
     }
 
     /// Classifies the line that begins at byte `at`, of which `here` (at least 1) bytes are at hand, and stores its
     /// content.
     #[inline(always)]
-    fn line<const WORDS: usize>(
+    fn classify_line<const WORDS: usize>(
         &mut self,
         window: &[u64; WORDS],
         at: usize,
@@ -203,19 +207,19 @@ impl Http1Direction {
         let a = word_at(window, at);
         let begin = a as u8;
         if begin == b'\n' {
-            return LineClass::End(1);
+            return LineClass::EmptyLine(1);
         }
         if begin == b'\r' {
             return match (here > 1, (a >> 8) as u8 == b'\n') {
-                (true, true) => LineClass::End(2),
-                (true, false) => LineClass::Boring,
-                (false, _) => LineClass::Unsure,
+                (true, true) => LineClass::EmptyLine(2),
+                (true, false) => LineClass::Insignificant,
+                (false, _) => LineClass::NeedsSlowPath,
             };
         }
         // A folded line continues a list whose tokens only the slow path can read.
         let fold = begin == b' ' || begin == b'\t';
         if fold && self.flags & flag::FOLD != 0 {
-            return LineClass::Unsure;
+            return LineClass::NeedsSlowPath;
         }
         let lower = begin | 0x20;
         // Significant names begin with `c` or `t`. Trailers never change the framing (RFC 9110 §6.5.1).
@@ -223,70 +227,70 @@ impl Http1Direction {
             if !fold {
                 self.flags &= !flag::FOLD;
             }
-            return LineClass::Boring;
+            return LineClass::Insignificant;
         }
         let [b, c, d] = [8, 16, 24].map(|behind| word_at(window, at + behind));
-        self.named([a, b, c, d], here)
+        self.classify_significant_line([a, b, c, d], here)
     }
 
     /// Classifies a line that begins with a letter of a significant name, from the bytes at hand.
     #[inline(always)]
-    fn named(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> LineClass {
-        let (name, next) = (a | LOWER, b | LOWER);
+    fn classify_significant_line(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> LineClass {
+        let (name, next) = (a | LOWERCASE_BITS, b | LOWERCASE_BITS);
         let matters = name == CONTENT || name == TRANSFER || name == CONNECTI;
         let verdict = match name {
-            _ if here < 8 => LineClass::Unsure,
-            _ if matters && here < 20 => LineClass::Unsure,
-            CONTENT if next == LENGTH => self.content_length(c & first_bytes(here - 16)),
+            _ if here < 8 => LineClass::NeedsSlowPath,
+            _ if matters && here < 20 => LineClass::NeedsSlowPath,
+            CONTENT if next == LENGTH => self.parse_content_length(c & first_bytes_mask(here - 16)),
             // The header `content-length` without the usual ": ".
-            CONTENT if next << 16 == LENGTH << 16 => LineClass::Unsure,
-            TRANSFER if here < 32 => LineClass::Unsure,
-            TRANSFER if next == ENCODING => self.coding(c | LOWER, d),
-            CONNECTI => self.connection(next, c as u32),
-            _ => LineClass::Boring,
+            CONTENT if next << 16 == LENGTH << 16 => LineClass::NeedsSlowPath,
+            TRANSFER if here < 32 => LineClass::NeedsSlowPath,
+            TRANSFER if next == ENCODING => self.parse_transfer_encoding(c | LOWERCASE_BITS, d),
+            CONNECTI => self.parse_connection(next, c as u32),
+            _ => LineClass::Insignificant,
         };
-        if verdict == LineClass::Boring {
+        if verdict == LineClass::Insignificant {
             self.flags &= !flag::FOLD;
         }
         verdict
     }
 
     #[inline(always)]
-    fn content_length(&mut self, digits: u64) -> LineClass {
-        match short_number(digits) {
+    fn parse_content_length(&mut self, digits: u64) -> LineClass {
+        match parse_short_number(digits) {
             // A second Content-Length must equal the first, which the slow path checks.
             Some(length) if self.flags & flag::LENGTH == 0 => {
                 self.length = length;
                 self.flags |= flag::LENGTH;
-                LineClass::Boring
+                LineClass::Insignificant
             }
-            _ => LineClass::Unsure,
+            _ => LineClass::NeedsSlowPath,
         }
     }
 
     /// Parses a Transfer-Encoding behind its 16th letter.
     #[inline(always)]
-    fn coding(&mut self, third: u64, fourth: u64) -> LineClass {
+    fn parse_transfer_encoding(&mut self, third: u64, fourth: u64) -> LineClass {
         // "ed\r\n", letters in either case; a blank behind it would begin a folded line.
         let usual = fourth as u32 & 0xffff_dfdf == u32::from_le_bytes(*b"ED\r\n");
         let fold = matches!((fourth >> 32) as u8, b' ' | b'\t');
         if third != G_CHUNKE || !usual || fold {
-            return LineClass::Unsure;
+            return LineClass::NeedsSlowPath;
         }
         self.flags |= flag::CODED | flag::CHUNKED;
-        LineClass::Boring
+        LineClass::Insignificant
     }
 
     /// Parses a Connection header behind its 8th letter.
     #[inline(always)]
-    fn connection(&mut self, next: u64, third: u32) -> LineClass {
+    fn parse_connection(&mut self, next: u64, third: u32) -> LineClass {
         if next == ON_KEEP {
-            return LineClass::Boring;
+            return LineClass::Insignificant;
         }
         if next == ON_CLOSE && third & 0xff_ffdf == u32::from_le_bytes(*b"E\r\n\0") {
             self.flags |= flag::CLOSES;
-            return LineClass::Boring;
+            return LineClass::Insignificant;
         }
-        LineClass::Unsure
+        LineClass::NeedsSlowPath
     }
 }

@@ -14,7 +14,7 @@ fn log(out: &mut String, happened: Http1Events, status: u16) {
         out.push_str(&std::format!("F{status} "));
     }
     for (bit, name) in [
-        (CUT, "X "),
+        (ABORTED, "X "),
         (STARTED, "S "),
         (STRAY, "~ "),
         (DESYNC, "! "),
@@ -29,7 +29,7 @@ fn log(out: &mut String, happened: Http1Events, status: u16) {
 }
 
 /// Small, so that heads are split between windows.
-type TestWindow = [u64; 24 + scan::MARGIN];
+type TestWindow = [u64; 24 + scan::MARGIN_WORDS];
 
 /// Copies bytes as the eBPF programs do: words behind them stay as they were.
 fn fill(window: &mut TestWindow, bytes: &[u8]) -> u32 {
@@ -55,7 +55,7 @@ impl Http1Fixture {
     fn new() -> Self {
         // Sequence numbers wrap early in every test.
         let sent = [u32::MAX - 40, u32::MAX - 90];
-        let window = [0x5a0a_0d0a_0d0a_0d0a; 24 + scan::MARGIN];
+        let window = [0x5a0a_0d0a_0d0a_0d0a; 24 + scan::MARGIN_WORDS];
         Self {
             conn: Http1Connection::new(sent[0], sent[1]),
             sent,
@@ -78,21 +78,21 @@ impl Http1Fixture {
     }
 
     fn request_at(&mut self, seq: u32, bytes: &[u8]) -> bool {
-        if self.conn.rx.at == at::LOST {
-            self.conn.resume_requests(seq);
+        if self.conn.rx.state == state::DESYNC {
+            self.conn.resync_requests(seq);
         }
         loop {
             let seek = self.conn.rx.seek(seq, bytes.len() as u32);
             self.conn.after_request_seek();
             let offset = match seek {
-                SeekResult::Read(offset) => offset as usize,
+                SeekResult::ReadAt(offset) => offset as usize,
                 SeekResult::Done => return true,
                 SeekResult::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
             let read = self.conn.read_request(&self.window, len, true);
             self.check(read, len, seq.wrapping_add(offset as u32), self.conn.rx.next);
-            log(&mut self.log, read.happened, 0);
+            log(&mut self.log, read.events, 0);
         }
     }
 
@@ -102,21 +102,21 @@ impl Http1Fixture {
             let happened = self.conn.after_response_seek();
             log(&mut self.log, happened, self.conn.tx.status);
             let offset = match seek {
-                SeekResult::Read(offset) => offset as usize,
+                SeekResult::ReadAt(offset) => offset as usize,
                 SeekResult::Done => return true,
                 SeekResult::Gap => return false,
             };
             let len = fill(&mut self.window, &bytes[offset..]);
             let read = self.conn.read_response(&self.window, len, true);
             self.check(read, len, seq.wrapping_add(offset as u32), self.conn.tx.next);
-            log(&mut self.log, read.happened, self.conn.tx.status);
+            log(&mut self.log, read.events, self.conn.tx.status);
         }
     }
 
     fn check(&mut self, read: WindowRead, len: u32, from: u32, next: u32) {
         self.steps += 1;
-        assert!((1..=len).contains(&read.used), "{read:?} of {len}");
-        assert_eq!(from.wrapping_add(read.used), next);
+        assert!((1..=len).contains(&read.consumed), "{read:?} of {len}");
+        assert_eq!(from.wrapping_add(read.consumed), next);
     }
 
     fn close(&mut self) {
@@ -124,14 +124,14 @@ impl Http1Fixture {
         log(&mut self.log, happened, self.conn.tx.status);
     }
 
-    fn take(&mut self) -> String {
+    fn take_log(&mut self) -> String {
         std::mem::take(&mut self.log).trim_end().into()
     }
 }
 
 /// Passes a conversation (`>` request bytes, `<` response bytes) in pieces of at most `piece` bytes and returns the
 /// log.
-fn talk(conversation: &[(char, &str)], piece: usize) -> String {
+fn play_conversation(conversation: &[(char, &str)], piece: usize) -> String {
     let mut wire = Http1Fixture::new();
     for (from, text) in conversation {
         for part in text.as_bytes().chunks(piece) {
@@ -141,14 +141,14 @@ fn talk(conversation: &[(char, &str)], piece: usize) -> String {
     wire.log.push('|');
     wire.close();
     assert!(!wire.conn.is_busy());
-    wire.take()
+    wire.take_log()
 }
 
 /// Returns the log of a conversation, which must not depend on the split.
-fn said(conversation: &[(char, &str)]) -> String {
-    let whole = talk(conversation, usize::MAX);
+fn conversation_log(conversation: &[(char, &str)]) -> String {
+    let whole = play_conversation(conversation, usize::MAX);
     for piece in 1..48 {
-        assert_eq!(talk(conversation, piece), whole, "in pieces of {piece}");
+        assert_eq!(play_conversation(conversation, piece), whole, "in pieces of {piece}");
     }
     whole
 }

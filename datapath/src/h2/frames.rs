@@ -2,14 +2,14 @@
 
 use core::hint::black_box;
 
-use super::glimpse::HeaderBlockPrefix;
+use super::hpack_status::HeaderBlockPrefix;
 use crate::h1::SeekResult;
 
 /// Words of a frame's begin that are stored and read.
-pub(super) const WORDS: usize = 4;
-const BYTES: u32 = WORDS as u32 * 8;
+pub(super) const STORED_WORDS: usize = 4;
+const STORED_BYTES: u32 = STORED_WORDS as u32 * 8;
 /// Bytes of a frame's header (RFC 9113 §4.1).
-const HEADER: u32 = 9;
+const HEADER_BYTES: u32 = 9;
 
 /// First bytes of a client (RFC 9113 §3.4).
 const PREFACE: [u64; 3] = [
@@ -20,7 +20,7 @@ const PREFACE: [u64; 3] = [
 const PREFACE_BYTES: u32 = 24;
 
 /// States of a [`Http2Direction`].
-mod at {
+mod state {
     /// In front of a frame, or in the part of it that is read.
     pub(super) const FRAME: u8 = 0;
     /// In the payload of a frame.
@@ -28,18 +28,18 @@ mod at {
     /// In the preface of the client.
     pub(super) const PREFACE: u8 = 2;
     /// In front of a frame that begins with the next segment.
-    pub(super) const ANCHOR: u8 = 3;
+    pub(super) const NEXT_SEGMENT: u8 = 3;
     /// The bytes were no preface, or no frame.
-    pub(super) const FOREIGN: u8 = 4;
+    pub(super) const NOT_HTTP2: u8 = 4;
     /// Message boundaries are lost (desync).
-    pub(super) const LOST: u8 = 5;
+    pub(super) const DESYNC: u8 = 5;
     /// The connection is gone, and nothing more is read.
-    pub(super) const GONE: u8 = 6;
+    pub(super) const CLOSED: u8 = 6;
 }
 
 /// Frame types (RFC 9113 §6).
 #[allow(missing_docs, reason = "named as there")]
-pub mod kind {
+pub mod frame_kind {
     pub const DATA: u8 = 0;
     pub const HEADERS: u8 = 1;
     pub const PRIORITY: u8 = 2;
@@ -54,7 +54,7 @@ pub mod kind {
 
 /// Frame flags (RFC 9113 §6).
 #[allow(missing_docs, reason = "named as there")]
-pub mod flag {
+pub mod frame_flag {
     pub const ACK: u8 = 1;
     pub const END_STREAM: u8 = 1;
     pub const END_HEADERS: u8 = 4;
@@ -62,8 +62,8 @@ pub mod flag {
     pub const PRIORITY: u8 = 32;
 }
 
-/// Values of [`EndedFrame::what`], which classify a frame.
-pub mod ended {
+/// Values of [`EndedFrame::class`], which classify a frame.
+pub mod frame_class {
     /// No frame has ended, or one without effect.
     pub const NOTHING: u8 = 0;
     /// A header block is complete.
@@ -79,10 +79,10 @@ pub mod ended {
 /// Frame whose last byte has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedFrame {
-    /// Class of the frame, as one of [`ended`].
-    pub what: u8,
+    /// Class of the frame, as one of [`frame_class`].
+    pub class: u8,
     /// True if the sender sends nothing more on the stream.
-    pub ends: bool,
+    pub ends_stream: bool,
     /// Stream that the frame belongs to.
     pub stream: u32,
 }
@@ -98,85 +98,85 @@ pub struct Http2Direction {
     /// Stream of the present frame or header block.
     stream: u32,
     /// Bytes of the present frame that are in `peek`.
-    have: u8,
-    /// State, as one of [`at`].
-    at: u8,
-    /// Class of the present frame or header block when it ends, as one of [`ended`].
-    what: u8,
+    stored: u8,
+    /// State, as one of [`state`].
+    state: u8,
+    /// Class of the present frame or header block when it ends, as one of [`frame_class`].
+    class: u8,
     /// 1 if the sender sends nothing more on the stream.
-    ends: u8,
+    ends_stream: u8,
     /// 1 if the header block continues in other frames.
-    goes_on: u8,
+    block_continues: u8,
     /// Offset of the header block in `peek`.
-    block: u8,
+    block_offset: u8,
     /// Bytes of the header block in `peek`.
     block_len: u8,
     reserved: u8,
     /// First bytes of the present frame.
-    peek: [u64; WORDS],
+    peek: [u64; STORED_WORDS],
 }
 
 impl Http2Direction {
     #[inline(always)]
-    pub(super) fn open_behind_preface(&mut self, next: u32, have: u32) {
+    pub(super) fn open_after_preface(&mut self, next: u32, have: u32) {
         self.open(next, have, 0);
         // New bytes overwrite the expected preface, so that a difference shows as soon as it comes.
         [self.peek[0], self.peek[1], self.peek[2]] = PREFACE.map(u64::to_le);
-        self.at = at::PREFACE;
+        self.state = state::PREFACE;
     }
 
     /// Sets the state inside a frame of which `have` bytes have come: those of `first`, the first one lowest.
     #[inline(always)]
     pub(super) fn open(&mut self, next: u32, have: u32, first: u64) {
-        *self = Self { next, have: have as u8, ..Self::default() };
+        *self = Self { next, stored: have as u8, ..Self::default() };
         self.peek[0] = first.to_le();
     }
 
     #[inline(always)]
-    pub(super) fn is_foreign(&self) -> bool {
-        self.at == at::FOREIGN
+    pub(super) fn is_not_http2(&self) -> bool {
+        self.state == state::NOT_HTTP2
     }
 
     /// Returns true if boundaries are lost.
     #[inline(always)]
-    pub fn is_lost(&self) -> bool {
-        self.at == at::LOST
+    pub fn is_desynced(&self) -> bool {
+        self.state == state::DESYNC
     }
 
     /// Gives up the boundaries after missing bytes.
     #[inline(always)]
-    pub(super) fn lose(&mut self) {
-        self.at = at::LOST;
+    pub(super) fn desync(&mut self) {
+        self.state = state::DESYNC;
         self.skip = 0;
-        self.what = ended::NOTHING;
+        self.class = frame_class::NOTHING;
     }
 
     /// Stops reading, as the connection is gone.
     #[inline(always)]
     pub(super) fn close(&mut self) {
-        self.at = at::GONE;
+        self.state = state::CLOSED;
         self.skip = 0;
     }
 
     /// Sets the state in front of a frame that begins at `seq`.
     #[inline(always)]
-    pub(super) fn resume(&mut self, seq: u32) {
+    pub(super) fn resync_at(&mut self, seq: u32) {
         self.open(seq, 0, 0);
     }
 
     /// Returns the offset in a segment of `len` bytes at `seq` at which reading probably continues: a guess without the
     /// lock.
     #[inline(always)]
-    pub fn peek(&self, seq: u32, len: u32) -> Option<u32> {
+    pub fn peek_offset(&self, seq: u32, len: u32) -> Option<u32> {
         let offset = self.next.wrapping_sub(seq);
-        (offset < len && self.reads_at(self.next)).then_some(offset)
+        (offset < len && self.is_reading_at(self.next)).then_some(offset)
     }
 
     /// Returns true if reading continues at this sequence number. To be asked again with the lock held, since another
     /// CPU may have moved the position or given up the boundaries.
     #[inline(always)]
-    pub fn reads_at(&self, seq: u32) -> bool {
-        self.next == seq && self.skip == 0 && self.at < at::FOREIGN
+    pub fn is_reading_at(&self, seq: u32) -> bool {
+        self.next == seq && self.skip == 0 && self.state < state::NOT_HTTP2
     }
 
     /// Registers a segment of `len` bytes at `seq`. Returns the position at which to read in it.
@@ -184,16 +184,16 @@ impl Http2Direction {
     /// Retransmitted bytes are ignored; payload is skipped, whether it has come or not.
     #[inline(always)]
     pub fn seek(&mut self, seq: u32, len: u32) -> SeekResult {
-        if self.at == at::ANCHOR {
-            self.at = at::FRAME;
+        if self.state == state::NEXT_SEGMENT {
+            self.state = state::FRAME;
             self.next = seq;
         }
         // Signed, since sequence numbers wrap (RFC 9293 §3.4).
         let behind = self.next.wrapping_sub(seq) as i32;
-        if (behind >= 0 && behind as u32 >= len) || self.at == at::FOREIGN {
+        if (behind >= 0 && behind as u32 >= len) || self.state == state::NOT_HTTP2 {
             return SeekResult::Done;
         }
-        if self.at >= at::LOST {
+        if self.state >= state::DESYNC {
             // `next` follows the segments although none is read, so that later distances stay small.
             self.next = seq.wrapping_add(len);
             return SeekResult::Done;
@@ -211,168 +211,176 @@ impl Http2Direction {
         }
         self.next = self.next.wrapping_add(self.skip);
         self.skip = 0;
-        SeekResult::Read(self.next.wrapping_sub(seq))
+        SeekResult::ReadAt(self.next.wrapping_sub(seq))
     }
 
     /// Returns the frame whose payload has just ended, if one has. To be called after every [`seek`](Self::seek).
     #[inline(always)]
-    pub fn ended(&mut self) -> EndedFrame {
-        let (mut what, mut ends) = (u32::from(ended::NOTHING), 0);
-        if self.at == at::PAYLOAD && self.skip == 0 {
-            self.at = at::FRAME;
+    pub fn take_ended_frame(&mut self) -> EndedFrame {
+        let (mut what, mut ends) = (u32::from(frame_class::NOTHING), 0);
+        if self.state == state::PAYLOAD && self.skip == 0 {
+            self.state = state::FRAME;
             // A header block that continues takes effect with its last CONTINUATION frame.
-            if self.goes_on == 0 {
-                (what, ends) = (u32::from(self.what), u32::from(self.ends));
-                self.what = ended::NOTHING;
+            if self.block_continues == 0 {
+                (what, ends) = (u32::from(self.class), u32::from(self.ends_stream));
+                self.class = frame_class::NOTHING;
             }
         }
         // 32-bit values that the compiler stores in memory: the verifier forgets them there, and merges the paths.
-        EndedFrame { what: black_box(what) as u8, ends: black_box(ends) != 0, stream: self.stream }
+        EndedFrame {
+            class: black_box(what) as u8,
+            ends_stream: black_box(ends) != 0,
+            stream: self.stream,
+        }
     }
 
-    /// Continues in a frame: `window` holds `len` (1 to [`super::PEEK`]) bytes that begin at `next`. Consumes at least
-    /// one.
+    /// Continues in a frame: `window` holds `len` (1 to [`super::PEEK_BYTES`]) bytes that begin at `next`. Consumes at
+    /// least one.
     #[inline(always)]
-    pub fn read(&mut self, window: &[u64; WORDS], len: u32) {
-        let have = u32::from(self.have);
-        if have == 0 && self.at != at::PREFACE {
+    pub fn read(&mut self, window: &[u64; STORED_WORDS], len: u32) {
+        let have = u32::from(self.stored);
+        if have == 0 && self.state != state::PREFACE {
             self.peek = *window;
-            self.have = len as u8;
+            self.stored = len as u8;
         } else {
-            self.append(window, have, len);
+            self.append_bytes(window, have, len);
         }
         // Read from memory, because many paths lead here: the verifier merges them.
         let this = black_box(self);
-        this.taken(have);
+        this.handle_stored_bytes(have);
     }
 
     /// Handles the bytes that are stored now; `have` of them were stored before.
     #[inline(always)]
-    fn taken(&mut self, have: u32) {
-        let all = u32::from(self.have);
-        let wanted = if self.at == at::PREFACE { PREFACE_BYTES } else { self.wanted(all) };
+    fn handle_stored_bytes(&mut self, have: u32) {
+        let all = u32::from(self.stored);
+        let wanted =
+            if self.state == state::PREFACE { PREFACE_BYTES } else { self.wanted_bytes(all) };
         // Bytes beyond the wanted ones belong to the skipped payload or to the next frame, and are read again from
         // there.
         let taken = if all < wanted { all } else { wanted };
         self.next = self.next.wrapping_add(taken.wrapping_sub(have));
-        self.have = taken as u8;
-        if self.at == at::PREFACE {
-            return self.preface();
+        self.stored = taken as u8;
+        if self.state == state::PREFACE {
+            return self.check_preface();
         }
-        if taken == wanted && taken >= HEADER {
-            self.have = 0;
-            self.frame(taken);
+        if taken == wanted && taken >= HEADER_BYTES {
+            self.stored = 0;
+            self.parse_frame_header(taken);
         }
     }
 
     /// Returns the begin of the header block that has just ended.
     #[inline(always)]
-    pub(super) fn payload(&self) -> HeaderBlockPrefix {
+    pub(super) fn header_block(&self) -> HeaderBlockPrefix {
         let words = self.peek.map(u64::from_le);
-        HeaderBlockPrefix::new(words, u32::from(self.block), u32::from(self.block_len))
+        HeaderBlockPrefix::new(words, u32::from(self.block_offset), u32::from(self.block_len))
     }
 
     /// Appends bytes to the stored ones, as far as they fit.
     #[inline(always)]
-    fn append(&mut self, window: &[u64; WORDS], have: u32, len: u32) {
+    fn append_bytes(&mut self, window: &[u64; STORED_WORDS], have: u32, len: u32) {
         // 64-bit values: of narrower ones the verifier forgets the value, and could not check the indexes.
         let mut index = 0_usize;
-        while index < WORDS * 8 {
+        while index < STORED_WORDS * 8 {
             let place = have as usize + index;
-            if index as u32 >= len || place >= WORDS * 8 {
+            if index as u32 >= len || place >= STORED_WORDS * 8 {
                 break;
             }
-            let word = window[(index >> 3) & (WORDS - 1)].to_le();
+            let word = window[(index >> 3) & (STORED_WORDS - 1)].to_le();
             let byte = (word >> ((index & 7) * 8)) & 0xff;
             let shift = (place & 7) * 8;
-            let into = &mut self.peek[(place >> 3) & (WORDS - 1)];
+            let into = &mut self.peek[(place >> 3) & (STORED_WORDS - 1)];
             *into = ((into.to_le() & !(0xff << shift)) | byte << shift).to_le();
             index = black_box(index + 1);
         }
-        self.have = (have as usize + index) as u8;
+        self.stored = (have as usize + index) as u8;
     }
 
     /// Returns the number of bytes of the frame to store, as far as the first `all` bytes determine it.
     #[inline(always)]
-    fn wanted(&self, all: u32) -> u32 {
-        if all < HEADER {
-            return HEADER;
+    fn wanted_bytes(&self, all: u32) -> u32 {
+        if all < HEADER_BYTES {
+            return HEADER_BYTES;
         }
-        let size = HEADER + self.length();
-        if size > BYTES { BYTES } else { size }
+        let size = HEADER_BYTES + self.payload_length();
+        if size > STORED_BYTES { STORED_BYTES } else { size }
     }
 
     /// Returns the length of the frame's payload in bytes.
     #[inline(always)]
-    fn length(&self) -> u32 {
+    fn payload_length(&self) -> u32 {
         let first = self.peek[0].to_le() as u32;
         first.swap_bytes() >> 8
     }
 
     #[inline(always)]
-    fn preface(&mut self) {
+    fn check_preface(&mut self) {
         let is_same = self.peek[0] == PREFACE[0].to_le()
             && self.peek[1] == PREFACE[1].to_le()
             && self.peek[2] == PREFACE[2].to_le();
         if !is_same {
-            self.at = at::FOREIGN;
-        } else if u32::from(self.have) == PREFACE_BYTES {
-            self.have = 0;
-            self.at = at::FRAME;
+            self.state = state::NOT_HTTP2;
+        } else if u32::from(self.stored) == PREFACE_BYTES {
+            self.stored = 0;
+            self.state = state::FRAME;
         }
     }
 
     /// Handles a frame's header in `peek` and the begin of its payload: `taken` bytes together.
     #[inline(always)]
-    fn frame(&mut self, taken: u32) {
+    fn parse_frame_header(&mut self, taken: u32) {
         let (first, second) = (self.peek[0].to_le(), self.peek[1].to_le());
         let (kind, flags) = ((first >> 24) as u8, (first >> 32) as u8);
         let stream = (((first >> 40) as u32 & 0xff_ffff) | (second as u32) << 24).swap_bytes();
         let stream = stream & 0x7fff_ffff;
-        self.skip = HEADER.wrapping_add(self.length()).wrapping_sub(taken);
-        self.at = at::PAYLOAD;
+        self.skip = HEADER_BYTES.wrapping_add(self.payload_length()).wrapping_sub(taken);
+        self.state = state::PAYLOAD;
         // WINDOW_UPDATE belongs to either. Frames of unknown types are ignored (RFC 9113 §5.5).
-        let is_connections = matches!(kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
+        let is_connections =
+            matches!(kind, frame_kind::SETTINGS | frame_kind::PING | frame_kind::GOAWAY);
         let is_streams =
-            kind <= kind::PUSH_PROMISE && !is_connections || kind == kind::CONTINUATION;
+            kind <= frame_kind::PUSH_PROMISE && !is_connections || kind == frame_kind::CONTINUATION;
         if (is_connections && stream != 0) || (is_streams && stream == 0) {
             // An error of the whole connection, which the receiver closes (RFC 9113 §5.4.1).
-            self.at = at::FOREIGN;
+            self.state = state::NOT_HTTP2;
             return;
         }
-        if kind == kind::CONTINUATION {
-            self.goes_on = u8::from(flags & flag::END_HEADERS == 0);
+        if kind == frame_kind::CONTINUATION {
+            self.block_continues = u8::from(flags & frame_flag::END_HEADERS == 0);
             // `peek` held the begin of the block, which this frame's header has overwritten.
             self.block_len = 0;
             return;
         }
-        self.goes_on = 0;
+        self.block_continues = 0;
         self.stream = stream;
-        self.ends = flags & flag::END_STREAM;
-        self.what = match kind {
-            kind::DATA => ended::DATA,
-            kind::HEADERS => ended::HEADERS,
-            kind::RST_STREAM => ended::RESET,
-            kind::GOAWAY => ended::GOAWAY,
-            kind::PRIORITY | kind::PUSH_PROMISE => ended::NOTHING,
-            _ => ended::NOTHING,
+        self.ends_stream = flags & frame_flag::END_STREAM;
+        self.class = match kind {
+            frame_kind::DATA => frame_class::DATA,
+            frame_kind::HEADERS => frame_class::HEADERS,
+            frame_kind::RST_STREAM => frame_class::RESET,
+            frame_kind::GOAWAY => frame_class::GOAWAY,
+            frame_kind::PRIORITY | frame_kind::PUSH_PROMISE => frame_class::NOTHING,
+            _ => frame_class::NOTHING,
         };
         match kind {
-            kind::HEADERS => {
-                self.goes_on = u8::from(flags & flag::END_HEADERS == 0);
+            frame_kind::HEADERS => {
+                self.block_continues = u8::from(flags & frame_flag::END_HEADERS == 0);
                 // Padding length and priority precede the block (RFC 9113 §6.2).
-                let padding = u32::from(flags & flag::PADDED != 0);
-                let priority = if flags & flag::PRIORITY != 0 { 5 } else { 0 };
-                let block = HEADER + padding + priority;
-                self.block = block as u8;
+                let padding = u32::from(flags & frame_flag::PADDED != 0);
+                let priority = if flags & frame_flag::PRIORITY != 0 { 5 } else { 0 };
+                let block = HEADER_BYTES + padding + priority;
+                self.block_offset = block as u8;
                 self.block_len = taken.saturating_sub(block) as u8;
             }
-            kind::PUSH_PROMISE => self.goes_on = u8::from(flags & flag::END_HEADERS == 0),
+            frame_kind::PUSH_PROMISE => {
+                self.block_continues = u8::from(flags & frame_flag::END_HEADERS == 0)
+            }
             // Last stream and error code (RFC 9113 §6.8).
-            kind::GOAWAY if taken >= HEADER + 8 => {
+            frame_kind::GOAWAY if taken >= HEADER_BYTES + 8 => {
                 self.stream = ((second >> 8) as u32).swap_bytes() & 0x7fff_ffff;
             }
-            kind::GOAWAY => self.what = ended::NOTHING,
+            frame_kind::GOAWAY => self.class = frame_class::NOTHING,
             _ => {}
         }
     }
@@ -384,8 +392,13 @@ impl Http2Direction {
 ///
 /// `newest` is the highest stream that the client has opened, as far as that is known.
 #[inline(always)]
-pub(super) fn begins(window: &[u64; WORDS], have: u32, len: u32, newest: u32) -> bool {
-    if have < HEADER {
+pub(super) fn begins_with_frame(
+    window: &[u64; STORED_WORDS],
+    have: u32,
+    len: u32,
+    newest: u32,
+) -> bool {
+    if have < HEADER_BYTES {
         return false;
     }
     let (first, second) = (window[0].to_le(), window[1].to_le());
@@ -394,12 +407,12 @@ pub(super) fn begins(window: &[u64; WORDS], have: u32, len: u32, newest: u32) ->
     // Including the reserved bit, which must be 0.
     let stream = (((first >> 40) as u32 & 0xff_ffff) | (second as u32) << 24).swap_bytes();
     let is_new = stream & 1 != 0 && stream > newest && stream < 1 << 31;
-    let size = HEADER + length;
+    let size = HEADER_BYTES + length;
     match (kind, length, flags) {
-        (kind::WINDOW_UPDATE, 4, 0) => size <= len && stream < 1 << 31,
-        (kind::PING, 8, 0 | 1) | (kind::SETTINGS, 0, 1) => size <= len && stream == 0,
+        (frame_kind::WINDOW_UPDATE, 4, 0) => size <= len && stream < 1 << 31,
+        (frame_kind::PING, 8, 0 | 1) | (frame_kind::SETTINGS, 0, 1) => size <= len && stream == 0,
         // The header block ends there, and maybe the stream; with priority or without.
-        (kind::HEADERS, _, 0x04 | 0x05 | 0x24 | 0x25) => size == len && is_new,
+        (frame_kind::HEADERS, _, 0x04 | 0x05 | 0x24 | 0x25) => size == len && is_new,
         _ => false,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{string::String, vec, vec::Vec};
 
-use super::{ended, *};
+use super::{frame_class, *};
 use crate::h1::SeekResult;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -18,19 +18,19 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-fn ask(stream: u32) -> Vec<u8> {
+fn request_frame(stream: u32) -> Vec<u8> {
     frame(1, END_STREAM | END_HEADERS, stream, &[0x82, 0x86, 0x84])
 }
 
-fn reset(stream: u32) -> Vec<u8> {
+fn reset_frame(stream: u32) -> Vec<u8> {
     frame(3, 0, stream, &8_u32.to_be_bytes())
 }
 
-fn data(stream: u32, ends: bool, len: usize) -> Vec<u8> {
+fn data_frame(stream: u32, ends: bool, len: usize) -> Vec<u8> {
     frame(0, u8::from(ends), stream, &vec![b'x'; len])
 }
 
-fn head(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
+fn headers_frame(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
     frame(1, END_HEADERS | flags, stream, block)
 }
 
@@ -53,17 +53,17 @@ impl Http2Fixture {
         Self { conn, sent, log: String::new(), now_ns: 1 << 40 }
     }
 
-    fn say(&mut self, side: usize, bytes: &[u8]) {
+    fn send(&mut self, side: usize, bytes: &[u8]) {
         let seq = self.sent[side];
         self.sent[side] = seq.wrapping_add(bytes.len() as u32);
-        assert!(self.hear(side, seq, bytes), "nothing is missing");
+        assert!(self.receive(side, seq, bytes), "nothing is missing");
     }
 
     /// Passes bytes of one side. Returns true if nothing in front of them is missing.
-    fn hear(&mut self, side: usize, seq: u32, bytes: &[u8]) -> bool {
+    fn receive(&mut self, side: usize, seq: u32, bytes: &[u8]) -> bool {
         let all = self.read(side, seq, bytes);
-        let cut = self.conn.leave_out();
-        self.note(StreamChange { cut, ..StreamChange::default() });
+        let cut = self.conn.abort_goaway_streams();
+        self.note(StreamChange { aborted: cut, ..StreamChange::default() });
         all
     }
 
@@ -71,17 +71,17 @@ impl Http2Fixture {
         loop {
             let it = if side == 0 { &mut self.conn.rx } else { &mut self.conn.tx };
             let seek = it.seek(seq, bytes.len() as u32);
-            let ended = it.ended();
-            self.conn.take(ended, side == 0, self.now_ns);
+            let ended = it.take_ended_frame();
+            self.conn.apply_frame(ended, side == 0, self.now_ns);
             self.note(self.conn.change);
             let offset = match seek {
-                SeekResult::Read(offset) => offset as usize,
+                SeekResult::ReadAt(offset) => offset as usize,
                 SeekResult::Done => return true,
                 SeekResult::Gap => return false,
             };
             let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
-            let len = (bytes.len() - offset).min(PEEK);
-            let mut flat = [0x5a; PEEK];
+            let len = (bytes.len() - offset).min(PEEK_BYTES);
+            let mut flat = [0x5a; PEEK_BYTES];
             flat[..len].copy_from_slice(&bytes[offset..offset + len]);
             for (word, bytes) in window.iter_mut().zip(flat.chunks(8)) {
                 *word = u64::from_ne_bytes(bytes.try_into().expect("eight"));
@@ -90,7 +90,8 @@ impl Http2Fixture {
             let before = it.next;
             it.read(&window, len as u32);
             assert!(
-                (1..=len as u32).contains(&it.next.wrapping_sub(before)) || self.conn.is_foreign()
+                (1..=len as u32).contains(&it.next.wrapping_sub(before))
+                    || self.conn.is_not_http2()
             );
         }
     }
@@ -101,10 +102,10 @@ impl Http2Fixture {
         }
         if change.answered > 0 {
             let outcome = ["", "", "", "", "", "", "", "", "ok", "", "", "", "", "", "", "", "bad"];
-            let grpc = outcome[change.grpc as usize];
-            self.log.push_str(&std::format!("F{}{grpc} ", change.class));
+            let grpc = outcome[change.grpc_outcome as usize];
+            self.log.push_str(&std::format!("F{}{grpc} ", change.status_class));
         }
-        for _ in 0..change.cut {
+        for _ in 0..change.aborted {
             self.log.push_str("X ");
         }
     }
@@ -112,19 +113,19 @@ impl Http2Fixture {
 
 fn blank() -> Http2Connection {
     let side = Http2Direction::default();
-    let (streams, open, newest) = (streams::StreamTable::default(), 0, 0);
+    let (streams, open, newest) = (stream_table::StreamTable::default(), 0, 0);
     let change = StreamChange::default();
     Http2Connection {
         rx: side,
         tx: side,
-        newest,
-        open,
-        spilled: 0,
-        seen: 0,
-        leaves_out: 0,
-        spilled_last: 0,
-        refused: 0,
-        lost_from: 0,
+        highest_stream: newest,
+        requests_in_flight: open,
+        untracked: 0,
+        hpack_seen: 0,
+        goaway_first_excluded: 0,
+        last_untracked_ended: 0,
+        first_unprocessed: 0,
+        desync_highest_stream: 0,
         change,
         streams,
     }
@@ -133,74 +134,99 @@ fn blank() -> Http2Connection {
 type ConversationCase<'a> = &'a [(char, Vec<u8>)];
 
 /// Returns the log of a conversation behind the preface, in pieces of at most `piece` bytes.
-fn talk(conversation: ConversationCase<'_>, piece: usize) -> String {
+fn play_conversation(conversation: ConversationCase<'_>, piece: usize) -> String {
     let mut wire = Http2Fixture::new();
     for part in PREFACE.chunks(piece) {
-        wire.say(0, part);
+        wire.send(0, part);
     }
     for (who, bytes) in conversation {
         for part in bytes.chunks(piece) {
-            wire.say(usize::from(*who == '<'), part);
+            wire.send(usize::from(*who == '<'), part);
         }
     }
-    assert!(!wire.conn.is_foreign());
+    assert!(!wire.conn.is_not_http2());
     let open = wire.log.matches('S').count()
         - wire.log.matches('F').count()
         - wire.log.matches('X').count();
-    assert_eq!(wire.conn.open as usize, open, "{}", wire.log);
+    assert_eq!(wire.conn.requests_in_flight as usize, open, "{}", wire.log);
     assert_eq!(wire.conn.close() as usize, open);
     wire.log.trim_end().into()
 }
 
-fn said(conversation: ConversationCase<'_>) -> String {
-    let whole = talk(conversation, usize::MAX);
+fn conversation_log(conversation: ConversationCase<'_>) -> String {
+    let whole = play_conversation(conversation, usize::MAX);
     for piece in 1..40 {
-        assert_eq!(talk(conversation, piece), whole, "in pieces of {piece}");
+        assert_eq!(play_conversation(conversation, piece), whole, "in pieces of {piece}");
     }
     whole
 }
 
 #[test]
 fn a_stream_is_in_flight_from_its_header_block_to_the_servers_last_byte() {
-    let (ok, body) = (head(1, 0, &[0x88]), data(1, true, 5));
-    assert_eq!(said(&[('>', ask(1)), ('<', ok.clone()), ('<', body.clone())]), "S F2");
-    assert_eq!(said(&[('>', ask(1)), ('<', ok.clone()), ('<', body[..13].to_vec())]), "S");
-    assert_eq!(said(&[('>', ask(1)[..11].to_vec())]), "");
-    assert_eq!(said(&[('>', ask(1)), ('<', head(1, END_STREAM, &[0x8d]))]), "S F4");
+    let (ok, body) = (headers_frame(1, 0, &[0x88]), data_frame(1, true, 5));
+    assert_eq!(
+        conversation_log(&[('>', request_frame(1)), ('<', ok.clone()), ('<', body.clone())]),
+        "S F2"
+    );
+    assert_eq!(
+        conversation_log(&[('>', request_frame(1)), ('<', ok.clone()), ('<', body[..13].to_vec())]),
+        "S"
+    );
+    assert_eq!(conversation_log(&[('>', request_frame(1)[..11].to_vec())]), "");
+    assert_eq!(
+        conversation_log(&[('>', request_frame(1)), ('<', headers_frame(1, END_STREAM, &[0x8d]))]),
+        "S F4"
+    );
 }
 
 #[test]
 fn an_empty_last_frame_ends_a_stream() {
-    let parts = [head(1, 0, &[0x88]), data(1, false, 700), data(1, true, 0)].concat();
-    assert_eq!(said(&[('>', ask(1)), ('<', parts)]), "S F2");
+    let parts =
+        [headers_frame(1, 0, &[0x88]), data_frame(1, false, 700), data_frame(1, true, 0)].concat();
+    assert_eq!(conversation_log(&[('>', request_frame(1)), ('<', parts)]), "S F2");
 }
 
 #[test]
 fn streams_end_in_any_order_and_once() {
-    let asked = [ask(1), ask(3), ask(5), ask(7)].concat();
-    let answers = [7, 1, 5, 3, 7, 1].map(|id| head(id, END_STREAM, &[0x88])).concat();
-    assert_eq!(said(&[('>', asked), ('<', answers)]), "S S S S F2 F2 F2 F2");
+    let asked = [request_frame(1), request_frame(3), request_frame(5), request_frame(7)].concat();
+    let answers = [7, 1, 5, 3, 7, 1].map(|id| headers_frame(id, END_STREAM, &[0x88])).concat();
+    assert_eq!(conversation_log(&[('>', asked), ('<', answers)]), "S S S S F2 F2 F2 F2");
 }
 
 #[test]
 fn either_side_may_reset_a_stream() {
-    let asked = [ask(1), ask(3), reset(1), reset(1)].concat();
-    assert_eq!(said(&[('>', asked), ('<', reset(3)), ('<', reset(1))]), "S S X X");
-    let late = [head(1, END_STREAM, &[0x88]), reset(1)].concat();
-    assert_eq!(said(&[('>', ask(1)), ('<', late), ('>', reset(1))]), "S F2");
+    let asked = [request_frame(1), request_frame(3), reset_frame(1), reset_frame(1)].concat();
+    assert_eq!(
+        conversation_log(&[('>', asked), ('<', reset_frame(3)), ('<', reset_frame(1))]),
+        "S S X X"
+    );
+    let late = [headers_frame(1, END_STREAM, &[0x88]), reset_frame(1)].concat();
+    assert_eq!(
+        conversation_log(&[('>', request_frame(1)), ('<', late), ('>', reset_frame(1))]),
+        "S F2"
+    );
 }
 
 #[test]
-fn goaway_cuts_what_the_server_leaves_out() {
-    let asked = [ask(1), ask(3), ask(5)].concat();
+fn goaway_aborts_requests_that_the_server_excludes() {
+    let asked = [request_frame(1), request_frame(3), request_frame(5)].concat();
     let goaway = frame(7, 0, 0, &[[0, 0, 0, 3], [0, 0, 0, 0]].concat());
-    let answers = [1, 3, 5].map(|id| head(id, END_STREAM, &[0x88])).concat();
-    assert_eq!(said(&[('>', asked), ('<', goaway), ('<', answers)]), "S S S X F2 F2");
+    let answers = [1, 3, 5].map(|id| headers_frame(id, END_STREAM, &[0x88])).concat();
+    assert_eq!(conversation_log(&[('>', asked), ('<', goaway), ('<', answers)]), "S S S X F2 F2");
     let all = frame(7, 0, 0, &[[0x7f, 0xff, 0xff, 0xff], [0, 0, 0, 0]].concat());
     let (warned, last) = (('<', all), ('<', frame(7, 0, 0, &[0, 0, 0, 3, 0, 0, 0, 0])));
-    assert_eq!(said(&[('>', ask(1)), warned.clone(), ('>', ask(3))]), "S S", "a warning first");
-    let underway = [('>', ask(1)), warned, ('>', ask(3)), last, ('>', ask(5))];
-    assert_eq!(said(&underway), "S S", "what was underway to a server that has gone away");
+    assert_eq!(
+        conversation_log(&[('>', request_frame(1)), warned.clone(), ('>', request_frame(3))]),
+        "S S",
+        "a warning first"
+    );
+    let underway =
+        [('>', request_frame(1)), warned, ('>', request_frame(3)), last, ('>', request_frame(5))];
+    assert_eq!(
+        conversation_log(&underway),
+        "S S",
+        "what was underway to a server that has gone away"
+    );
 }
 
 #[test]
@@ -208,30 +234,31 @@ fn a_long_header_block_counts_when_its_last_frame_is_complete() {
     let first = frame(1, END_STREAM, 1, &[0x82; 40]);
     let more = frame(9, 0, 1, &[0x84; 30]);
     let last = frame(9, END_HEADERS, 1, &[0x86; 20]);
-    assert_eq!(said(&[('>', [first.clone(), more.clone()].concat())]), "");
-    assert_eq!(said(&[('>', [first, more, last].concat())]), "S");
+    assert_eq!(conversation_log(&[('>', [first.clone(), more.clone()].concat())]), "");
+    assert_eq!(conversation_log(&[('>', [first, more, last].concat())]), "S");
     let head = frame(1, END_STREAM, 1, &[0x88; 40]);
     let rest = frame(9, END_HEADERS, 1, &[0xbe; 3]);
-    assert_eq!(said(&[('>', ask(1)), ('<', head), ('<', rest)]), "S F0");
+    assert_eq!(conversation_log(&[('>', request_frame(1)), ('<', head), ('<', rest)]), "S F0");
 }
 
 #[test]
 fn trailers_even_streams_and_other_frames_are_no_requests() {
     let asked = [
         frame(4, 0, 0, &[0, 3, 0, 0, 0, 100]),
-        head(1, 0, &[0x82]),
-        data(1, false, 30_000),
+        headers_frame(1, 0, &[0x82]),
+        data_frame(1, false, 30_000),
         frame(8, 0, 0, &[0, 0, 1, 0]),
-        head(1, END_STREAM, &[0x00]),
+        headers_frame(1, END_STREAM, &[0x00]),
         frame(6, 0, 0, &[0; 8]),
         frame(0xfa, 0xff, 0x7fff_ffff, &[1; 100]),
         frame(2, 0, 3, &[0; 5]),
     ];
     let push = frame(5, END_HEADERS, 1, &[0, 0, 0, 2, 0x82]);
-    let pushed = [push, head(2, 0, &[0x88]), data(2, true, 9)].concat();
-    let answer = [head(1, 0, &[0x08, 3, b'1', b'0', b'3']), head(1, 0, &[0x89])].concat();
-    let end = head(1, END_STREAM, &[0x40, 1, b'x', 1, b'y']);
-    let log = said(&[('>', asked.concat()), ('<', pushed), ('<', answer), ('<', end)]);
+    let pushed = [push, headers_frame(2, 0, &[0x88]), data_frame(2, true, 9)].concat();
+    let answer =
+        [headers_frame(1, 0, &[0x08, 3, b'1', b'0', b'3']), headers_frame(1, 0, &[0x89])].concat();
+    let end = headers_frame(1, END_STREAM, &[0x40, 1, b'x', 1, b'y']);
+    let log = conversation_log(&[('>', asked.concat()), ('<', pushed), ('<', answer), ('<', end)]);
     assert_eq!(log, "S F2");
 }
 
@@ -239,15 +266,18 @@ fn trailers_even_streams_and_other_frames_are_no_requests() {
 fn padding_and_priority_stand_in_front_of_a_status() {
     let padded = frame(1, END_HEADERS | PADDED, 1, &[3, 0x8e, 0, 0, 0]);
     let both = frame(1, END_HEADERS | PADDED | 32, 3, &[2, 0, 0, 0, 0, 16, 0x8b, 0, 0]);
-    let ends = [data(1, true, 1), data(3, true, 1)].concat();
-    let asked = [ask(1), ask(3)].concat();
-    assert_eq!(said(&[('>', asked), ('<', [padded, both, ends].concat())]), "S S F5 F3");
+    let ends = [data_frame(1, true, 1), data_frame(3, true, 1)].concat();
+    let asked = [request_frame(1), request_frame(3)].concat();
+    assert_eq!(
+        conversation_log(&[('>', asked), ('<', [padded, both, ends].concat())]),
+        "S S F5 F3"
+    );
 }
 
 #[test]
 fn statuses_as_text_are_read_and_references_to_them_guessed_only_when_sure() {
-    let text = |id, block: &[u8]| head(id, END_STREAM, block);
-    let asked = (0..6).flat_map(|it| ask(it * 2 + 1)).collect();
+    let text = |id, block: &[u8]| headers_frame(id, END_STREAM, block);
+    let asked = (0..6).flat_map(|it| request_frame(it * 2 + 1)).collect();
     let answers = [
         text(1, &[0x48, 3, b'5', b'0', b'3']),
         text(3, &[0xbe]),
@@ -257,28 +287,28 @@ fn statuses_as_text_are_read_and_references_to_them_guessed_only_when_sure() {
         text(9, &[0x08, 3, b'4', b'2', b'9']),
         text(11, &[0x88]),
     ];
-    let log = said(&[('>', asked), ('<', answers.concat())]);
+    let log = conversation_log(&[('>', asked), ('<', answers.concat())]);
     assert_eq!(log, "S S S S S S F5 F5 F3 F0 F4 F2");
 }
 
 #[test]
-fn a_reference_to_a_status_that_nobody_saw_is_not_guessed() {
-    let asked = [ask(1), ask(3), ask(5)].concat();
-    let text = |id, block: &[u8]| head(id, END_STREAM, block);
+fn a_reference_to_an_unseen_status_is_not_guessed() {
+    let asked = [request_frame(1), request_frame(3), request_frame(5)].concat();
+    let text = |id, block: &[u8]| headers_frame(id, END_STREAM, block);
     // 503, then 404 behind a size of the table, then references to both.
     let sized = [
         text(1, &[0x48, 3, b'5', b'0', b'3']),
         text(3, &[0x20, 0x48, 3, b'4', b'0', b'4']),
         text(5, &[0xbe]),
     ];
-    assert_eq!(said(&[('>', asked.clone()), ('<', sized.concat())]), "S S S F5 F0 F0");
+    assert_eq!(conversation_log(&[('>', asked.clone()), ('<', sized.concat())]), "S S S F5 F0 F0");
     // 404 for a request that no client waits for any more.
     let cut = [
         text(1, &[0x48, 3, b'5', b'0', b'3']),
         text(3, &[0x48, 3, b'4', b'0', b'4']),
         text(5, &[0xbe]),
     ];
-    let log = said(&[('>', asked), ('>', reset(3)), ('<', cut.concat())]);
+    let log = conversation_log(&[('>', asked), ('>', reset_frame(3)), ('<', cut.concat())]);
     assert_eq!(log, "S S S X F5 F0");
 }
 
@@ -286,9 +316,14 @@ fn a_reference_to_a_status_that_nobody_saw_is_not_guessed() {
 fn grpc_outcomes_are_seen_in_trailers() {
     let coded = [0x40, 0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f, 1, b'0'];
     let plain = [b"\x00\x0bgrpc-status\x02".as_slice(), b"13"].concat();
-    let asked = (0..6).flat_map(|it| ask(it * 2 + 1)).collect();
+    let asked = (0..6).flat_map(|it| request_frame(it * 2 + 1)).collect();
     let call = |id, block: &[u8]| {
-        [head(id, 0, &[0x88]), data(id, false, 5), head(id, END_STREAM, block)].concat()
+        [
+            headers_frame(id, 0, &[0x88]),
+            data_frame(id, false, 5),
+            headers_frame(id, END_STREAM, block),
+        ]
+        .concat()
     };
     let answers = [
         call(1, &coded),
@@ -296,73 +331,78 @@ fn grpc_outcomes_are_seen_in_trailers() {
         call(5, &[0x7e, 1, b'5']),
         call(7, &[0xbe]),
         call(9, &plain),
-        head(11, END_STREAM, &[0x88, 0xc0, 0x7e, 1, b'0']),
+        headers_frame(11, END_STREAM, &[0x88, 0xc0, 0x7e, 1, b'0']),
     ];
-    let log = said(&[('>', asked), ('<', answers.concat())]);
+    let log = conversation_log(&[('>', asked), ('<', answers.concat())]);
     assert_eq!(log, "S S S S S S F2ok F2ok F2bad F2 F2bad F2ok");
 }
 
 #[test]
-fn a_reference_to_an_outcome_that_nobody_saw_is_not_guessed() {
+fn a_reference_to_an_unseen_outcome_is_not_guessed() {
     let plain = |status: u8| [b"\x40\x0bgrpc-status\x01".as_slice(), &[status]].concat();
-    let call = |id, block: &[u8]| [head(id, 0, &[0x88]), head(id, END_STREAM, block)].concat();
+    let call = |id, block: &[u8]| {
+        [headers_frame(id, 0, &[0x88]), headers_frame(id, END_STREAM, block)].concat()
+    };
     let behind = [&[0x40, 1, b'x', 1, b'y'], &plain(b'5')[..]].concat();
     let alone = [&[0x88, 0x5f, 1, b't'], &plain(b'5')[..]].concat();
-    for unseen in [call(3, &behind), head(3, END_STREAM, &alone)] {
+    for unseen in [call(3, &behind), headers_frame(3, END_STREAM, &alone)] {
         let answers = [call(1, &plain(b'0')), unseen, call(5, &[0xbe])].concat();
-        let asked = [ask(1), ask(3), ask(5)].concat();
-        assert_eq!(said(&[('>', asked), ('<', answers)]), "S S S F2ok F2 F2");
+        let asked = [request_frame(1), request_frame(3), request_frame(5)].concat();
+        assert_eq!(conversation_log(&[('>', asked), ('<', answers)]), "S S S F2ok F2 F2");
     }
     // An interim head that was not seen, and the status of the final response.
-    let heads = [head(3, 0, &[0x20, 0x48, 3, b'1', b'0', b'3']), head(3, END_STREAM, &[0xbe])];
+    let heads = [
+        headers_frame(3, 0, &[0x20, 0x48, 3, b'1', b'0', b'3']),
+        headers_frame(3, END_STREAM, &[0xbe]),
+    ];
     let answers = [call(1, &plain(b'0')), heads.concat()].concat();
-    let asked = [ask(1), ask(3)].concat();
-    assert_eq!(said(&[('>', asked), ('<', answers)]), "S S F2ok F0");
+    let asked = [request_frame(1), request_frame(3)].concat();
+    assert_eq!(conversation_log(&[('>', asked), ('<', answers)]), "S S F2ok F0");
 }
 
 #[test]
 fn a_stream_that_lasts_does_not_get_in_the_way_of_thousands() {
     let mut wire = Http2Fixture::new();
-    wire.say(0, PREFACE);
-    wire.say(0, &ask(1));
+    wire.send(0, PREFACE);
+    wire.send(0, &request_frame(1));
     for id in (3..10_001).step_by(2) {
-        wire.say(0, &ask(id));
-        wire.say(1, &head(id, END_STREAM, &[0x88]));
+        wire.send(0, &request_frame(id));
+        wire.send(1, &headers_frame(id, END_STREAM, &[0x88]));
     }
-    assert_eq!(wire.conn.open, 1);
-    wire.say(1, &head(1, END_STREAM, &[0x88]));
-    assert_eq!(wire.conn.open, 0);
+    assert_eq!(wire.conn.requests_in_flight, 1);
+    wire.send(1, &headers_frame(1, END_STREAM, &[0x88]));
+    assert_eq!(wire.conn.requests_in_flight, 0);
     assert_eq!(wire.log.matches('S').count(), wire.log.matches('F').count());
 }
 
 #[test]
 fn more_streams_than_there_are_places_still_end_one_by_one() {
     let mut wire = Http2Fixture::new();
-    wire.say(0, PREFACE);
+    wire.send(0, PREFACE);
     let ids: Vec<u32> = (0..2_000).map(|it| it * 2 + 1).collect();
-    ids.iter().for_each(|id| wire.say(0, &ask(*id)));
-    assert_eq!(wire.conn.open, 2_000);
-    assert!(wire.conn.youngest_ns(wire.now_ns).is_none(), "not all are known");
+    ids.iter().for_each(|id| wire.send(0, &request_frame(*id)));
+    assert_eq!(wire.conn.requests_in_flight, 2_000);
+    assert!(wire.conn.youngest_request_age_ns(wire.now_ns).is_none(), "not all are known");
     for (index, id) in ids.iter().rev().enumerate() {
-        wire.say(1, &head(*id, END_STREAM, &[0x88]));
-        assert_eq!(wire.conn.open as usize, 1_999 - index);
+        wire.send(1, &headers_frame(*id, END_STREAM, &[0x88]));
+        assert_eq!(wire.conn.requests_in_flight as usize, 1_999 - index);
     }
-    assert!(wire.conn.spilled == 0);
+    assert!(wire.conn.untracked == 0);
 }
 
 #[test]
 fn a_stream_that_has_ended_does_not_end_another_that_found_no_place() {
     let mut wire = Http2Fixture::new();
-    wire.say(0, PREFACE);
+    wire.send(0, PREFACE);
     let ids: Vec<u32> = (0..300).map(|it| it * 2 + 1).collect();
-    ids.iter().for_each(|id| wire.say(0, &ask(*id)));
+    ids.iter().for_each(|id| wire.send(0, &request_frame(*id)));
     let mut left = 300;
     // A stream of the table, one without room there, and so on.
     for id in ids[..40].iter().zip(&ids[256..]).flat_map(|(one, other)| [*one, *other]) {
-        wire.say(1, &[head(id, END_STREAM, &[0x88]), reset(id)].concat());
-        wire.say(0, &reset(id));
+        wire.send(1, &[headers_frame(id, END_STREAM, &[0x88]), reset_frame(id)].concat());
+        wire.send(0, &reset_frame(id));
         left -= 1;
-        assert_eq!(wire.conn.open, left, "{id}");
+        assert_eq!(wire.conn.requests_in_flight, left, "{id}");
     }
     assert!(!wire.log.contains('X'));
 }
@@ -370,40 +410,45 @@ fn a_stream_that_has_ended_does_not_end_another_that_found_no_place() {
 #[test]
 fn how_long_it_took_is_known_to_a_tick() {
     let mut wire = Http2Fixture::new();
-    wire.say(0, &[PREFACE, &ask(1)].concat());
+    wire.send(0, &[PREFACE, &request_frame(1)].concat());
     wire.now_ns += 50_000_000;
-    assert_eq!(wire.conn.youngest_ns(wire.now_ns).expect("one is open") >> 20, 50_000_000 >> 20);
-    let (ended, now) = (EndedFrame { what: ended::DATA, ends: true, stream: 1 }, wire.now_ns);
-    wire.conn.take(ended, false, now);
-    let took = wire.conn.change.took_ns;
+    assert_eq!(
+        wire.conn.youngest_request_age_ns(wire.now_ns).expect("one is open") >> 20,
+        50_000_000 >> 20
+    );
+    let (ended, now) =
+        (EndedFrame { class: frame_class::DATA, ends_stream: true, stream: 1 }, wire.now_ns);
+    wire.conn.apply_frame(ended, false, now);
+    let took = wire.conn.change.duration_ns;
     assert!(took.abs_diff(50_000_000) <= 1 << TICK_BITS, "{took}");
 }
 
 #[test]
 fn retransmissions_and_gaps_in_payload_do_no_harm() {
     let mut wire = Http2Fixture::new();
-    wire.say(0, PREFACE);
+    wire.send(0, PREFACE);
     let first = wire.sent[0];
-    let bytes = [head(1, 0, &[0x82]), data(1, true, 4_000), ask(3)].concat();
-    assert!(wire.hear(0, first, &bytes[..100]));
-    assert!(wire.hear(0, first, &bytes[..60]), "again");
+    let bytes =
+        [headers_frame(1, 0, &[0x82]), data_frame(1, true, 4_000), request_frame(3)].concat();
+    assert!(wire.receive(0, first, &bytes[..100]));
+    assert!(wire.receive(0, first, &bytes[..60]), "again");
     let at = |offset: usize| first.wrapping_add(offset as u32);
-    assert!(wire.hear(0, at(2_000), &bytes[2_000..3_000]), "inside the payload");
-    assert!(!wire.hear(0, at(bytes.len() - 3), &bytes[bytes.len() - 3..]), "a frame is missing");
-    assert!(wire.hear(0, at(3_000), &bytes[3_000..]));
+    assert!(wire.receive(0, at(2_000), &bytes[2_000..3_000]), "inside the payload");
+    assert!(!wire.receive(0, at(bytes.len() - 3), &bytes[bytes.len() - 3..]), "a frame is missing");
+    assert!(wire.receive(0, at(3_000), &bytes[3_000..]));
     assert_eq!(wire.log, "S S ");
 }
 
 #[test]
-fn what_is_given_up_is_not_read_on() {
+fn a_closed_connection_is_not_read_further() {
     let mut wire = Http2Fixture::new();
-    wire.say(0, PREFACE);
+    wire.send(0, PREFACE);
     let next = wire.conn.rx.next;
-    assert!(wire.conn.rx.reads_at(next) && !wire.conn.rx.reads_at(next.wrapping_add(1)));
+    assert!(wire.conn.rx.is_reading_at(next) && !wire.conn.rx.is_reading_at(next.wrapping_add(1)));
     let mut lost = wire.conn;
-    assert!(lost.lose_requests() && !lost.rx.reads_at(next));
+    assert!(lost.desync_requests() && !lost.rx.is_reading_at(next));
     wire.conn.close();
-    assert!(!wire.conn.rx.reads_at(next) && !wire.conn.tx.reads_at(wire.conn.tx.next));
+    assert!(!wire.conn.rx.is_reading_at(next) && !wire.conn.tx.is_reading_at(wire.conn.tx.next));
 }
 
 #[test]
@@ -412,22 +457,25 @@ fn something_else_than_a_preface_is_told_at_once() {
         let mut bytes = PREFACE.to_vec();
         bytes[wrong] ^= 1;
         let mut wire = Http2Fixture::new();
-        wire.say(0, &bytes[..wrong]);
-        assert!(!wire.conn.is_foreign());
-        wire.say(0, &bytes[wrong..=wrong]);
-        assert!(wire.conn.is_foreign(), "byte {wrong}");
+        wire.send(0, &bytes[..wrong]);
+        assert!(!wire.conn.is_not_http2());
+        wire.send(0, &bytes[wrong..=wrong]);
+        assert!(wire.conn.is_not_http2(), "byte {wrong}");
     }
 }
 
 #[test]
 fn a_frame_on_a_stream_where_none_may_be_is_no_frame() {
-    for bytes in
-        [head(0, 0, &[0x82]), frame(4, 0, 1, &[]), frame(7, 0, 3, &[0; 8]), data(0, true, 4)]
-    {
+    for bytes in [
+        headers_frame(0, 0, &[0x82]),
+        frame(4, 0, 1, &[]),
+        frame(7, 0, 3, &[0; 8]),
+        data_frame(0, true, 4),
+    ] {
         let mut wire = Http2Fixture::new();
-        wire.say(0, PREFACE);
-        wire.say(0, &bytes);
-        assert!(wire.conn.is_foreign());
+        wire.send(0, PREFACE);
+        wire.send(0, &bytes);
+        assert!(wire.conn.is_not_http2());
     }
 }
 
@@ -437,18 +485,24 @@ fn an_upgraded_request_is_stream_1() {
     let settings = frame(4, 0, 0, &[0, 3, 0, 0, 0, 100]);
     let (rx_next, tx_next) = (wire.sent[0], wire.sent[1]);
     // Length and type of the frame with settings.
-    let begun = Http2Handoff { rx_next, preface: 8, tx_next, settings: 4, first: 0x0406_0000 };
+    let begun = Http2Handoff {
+        rx_next,
+        preface_read: 8,
+        tx_next,
+        server_frame_read: 4,
+        server_frame_bytes: 0x0406_0000,
+    };
     wire.conn.open(&begun, Some(wire.now_ns));
-    assert_eq!(wire.conn.open, 1);
-    wire.say(0, &[&PREFACE[8..], &ask(3)].concat());
-    wire.say(1, &[&settings[4..], &head(1, END_STREAM, &[0x88])].concat());
-    assert_eq!((wire.conn.open, wire.log.as_str()), (1, "S F2 "));
+    assert_eq!(wire.conn.requests_in_flight, 1);
+    wire.send(0, &[&PREFACE[8..], &request_frame(3)].concat());
+    wire.send(1, &[&settings[4..], &headers_frame(1, END_STREAM, &[0x88])].concat());
+    assert_eq!((wire.conn.requests_in_flight, wire.log.as_str()), (1, "S F2 "));
 }
 
 /// Returns the words of a segment's begin, as the driver loads them.
 fn begin_of(bytes: &[u8]) -> ([u64; PEEK_WORDS], u32) {
-    let mut flat = [0x5a; PEEK];
-    let have = bytes.len().min(PEEK);
+    let mut flat = [0x5a; PEEK_BYTES];
+    let have = bytes.len().min(PEEK_BYTES);
     flat[..have].copy_from_slice(&bytes[..have]);
     let mut words = [0; PEEK_WORDS];
     for (word, bytes) in words.iter_mut().zip(flat.chunks(8)) {
@@ -460,32 +514,36 @@ fn begin_of(bytes: &[u8]) -> ([u64; PEEK_WORDS], u32) {
 impl Http2Fixture {
     /// Loses this number of the client's bytes.
     fn lose(&mut self, bytes: u32) {
-        assert!(self.conn.lose_requests());
-        assert!(!self.conn.lose_requests(), "once is enough");
+        assert!(self.conn.desync_requests());
+        assert!(!self.conn.desync_requests(), "once is enough");
         self.sent[0] = self.sent[0].wrapping_add(bytes);
     }
 
     /// Passes the client's next segment, which may begin with a recognisable frame.
     fn resume(&mut self, bytes: &[u8]) {
         let (window, have) = begin_of(bytes);
-        self.conn.resume_requests(&window, have, self.sent[0], bytes.len() as u32);
-        self.say(0, bytes);
+        self.conn.resync_requests(&window, have, self.sent[0], bytes.len() as u32);
+        self.send(0, bytes);
     }
 }
 
 #[test]
-fn answers_tell_of_requests_that_were_not_seen() {
+fn responses_reveal_requests_that_were_not_seen() {
     let mut wire = Http2Fixture::new();
-    wire.say(0, PREFACE);
-    wire.say(0, &ask(1));
+    wire.send(0, PREFACE);
+    wire.send(0, &request_frame(1));
     wire.lose(1_000);
-    for answer in [head(3, 0, &[0x88]), head(1, END_STREAM, &[0x88]), data(3, true, 5)] {
-        wire.say(1, &answer);
+    for answer in [
+        headers_frame(3, 0, &[0x88]),
+        headers_frame(1, END_STREAM, &[0x88]),
+        data_frame(3, true, 5),
+    ] {
+        wire.send(1, &answer);
     }
-    wire.say(1, &head(5, END_STREAM, &[0x88]));
+    wire.send(1, &headers_frame(5, END_STREAM, &[0x88]));
     // A stream that ended before does not begin again.
-    wire.say(1, &reset(5));
-    assert_eq!((wire.log.as_str(), wire.conn.open), ("S S F2 F2 S F2 ", 0));
+    wire.send(1, &reset_frame(5));
+    assert_eq!((wire.log.as_str(), wire.conn.requests_in_flight), ("S S F2 F2 S F2 ", 0));
 }
 
 #[test]
@@ -493,49 +551,53 @@ fn reading_goes_on_where_a_segment_surely_begins_with_a_frame() {
     let whole = |begin: &[Vec<u8>]| begin.concat();
     let update = frame(8, 0, 1, &[0, 0, 1, 0]);
     let sure = [
-        whole(&[update.clone(), ask(7)]),
-        whole(&[frame(6, 0, 0, b"12345678"), ask(7)]),
-        whole(&[frame(4, 1, 0, b""), ask(7)]),
-        ask(7),
+        whole(&[update.clone(), request_frame(7)]),
+        whole(&[frame(6, 0, 0, b"12345678"), request_frame(7)]),
+        whole(&[frame(4, 1, 0, b""), request_frame(7)]),
+        request_frame(7),
     ];
     for bytes in sure {
         let mut wire = Http2Fixture::new();
-        wire.say(0, PREFACE);
-        wire.say(0, &ask(1));
+        wire.send(0, PREFACE);
+        wire.send(0, &request_frame(1));
         wire.lose(77);
         wire.resume(&bytes);
-        assert_eq!((wire.log.as_str(), wire.conn.open), ("S S ", 2), "{bytes:?}");
+        assert_eq!((wire.log.as_str(), wire.conn.requests_in_flight), ("S S ", 2), "{bytes:?}");
         // Opened and not answered while nothing was seen, and one from before.
-        wire.say(1, &head(5, END_STREAM, &[0x88]));
-        wire.say(1, &head(1, END_STREAM, &[0x88]));
-        assert_eq!((wire.log.as_str(), wire.conn.open), ("S S S F2 F2 ", 1), "{bytes:?}");
+        wire.send(1, &headers_frame(5, END_STREAM, &[0x88]));
+        wire.send(1, &headers_frame(1, END_STREAM, &[0x88]));
+        assert_eq!(
+            (wire.log.as_str(), wire.conn.requests_in_flight),
+            ("S S S F2 F2 ", 1),
+            "{bytes:?}"
+        );
     }
 }
 
 #[test]
 fn nothing_begins_where_a_frame_only_may() {
-    let long = [ask(7), data(7, true, 5)].concat();
+    let long = [request_frame(7), data_frame(7, true, 5)].concat();
     let unsure = [
         b"some of a body".to_vec(),
         vec![0; 64],
-        data(1, true, 5),
+        data_frame(1, true, 5),
         long,
         // Already known, or the server's.
-        ask(1),
-        ask(4),
+        request_frame(1),
+        request_frame(4),
         frame(6, 2, 0, b"12345678"),
         frame(6, 0, 1, b"12345678"),
         frame(8, 0, 1 << 31, &[0, 0, 1, 0]),
-        ask(7)[..8].to_vec(),
+        request_frame(7)[..8].to_vec(),
     ];
     for bytes in unsure {
         let mut wire = Http2Fixture::new();
-        wire.say(0, PREFACE);
-        wire.say(0, &ask(1));
+        wire.send(0, PREFACE);
+        wire.send(0, &request_frame(1));
         wire.lose(77);
         wire.resume(&bytes);
-        assert!(wire.conn.rx.is_lost(), "{bytes:?}");
-        wire.say(0, &ask(9));
-        assert_eq!((wire.log.as_str(), wire.conn.open), ("S ", 1), "{bytes:?}");
+        assert!(wire.conn.rx.is_desynced(), "{bytes:?}");
+        wire.send(0, &request_frame(9));
+        assert_eq!((wire.log.as_str(), wire.conn.requests_in_flight), ("S ", 1), "{bytes:?}");
     }
 }

@@ -11,15 +11,15 @@ use datapath::{
 };
 
 use super::{
-    AGAIN, DONE, ELSE, GAP, HTTP2, LATE, MORE, OTHER, PASS, READ, SegmentReadEnd, arrived, end,
-    expected, forgotten, give_up, happened, http2, keep, lock, more,
-    rows::PodCounterRows,
-    socket,
-    source::{self, SegmentBytes, SegmentSender},
-    stored, turns, unlock,
+    PASS, PROGRAM_HTTP2, PROGRAM_LATE, PROGRAM_MORE, PROGRAM_OTHER, SEEK_DONE, SEEK_GAP, STEP_DONE,
+    STEP_MORE, STEP_RESTART, SegmentReadEnd, arrival_ns, connection_of,
+    counters::PodCounterRows,
+    encode_seek, end_requests, expected_seq, http2, jump_to_buffering, lock, opaque, read_more,
+    segment_bytes::{self, SegmentBytes, SegmentSender},
+    socket, switch_to_opaque, take_events, unlock,
 };
 use crate::{
-    maps::{DRAFT, EGRESS, INGRESS, POD_STATE, add, now},
+    maps::{DRAFT, EGRESS, INGRESS, POD_STATE, atomic_add, monotonic_ns},
     packet::{self, PacketSegment},
 };
 
@@ -27,25 +27,25 @@ use crate::{
 #[inline(always)]
 pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &PacketSegment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(draft) = draft() else { return };
-    let source = SegmentBytes::of(skb, segment);
+    let Some(draft) = request_read() else { return };
+    let source = SegmentBytes::from_packet(skb, segment);
     // The socket expects this very segment, so no earlier bytes are missing: a request may begin here.
-    if conn.http.h1.rx.at == h1::at::LOST && expected(skb) == Some(segment.seq) {
-        resume(conn, segment.seq);
+    if conn.http.h1.rx.state == h1::state::DESYNC && expected_seq(skb) == Some(segment.seq) {
+        resync_requests(conn, segment.seq);
     }
-    match take_requests(conn, socket(skb), draft, source, false, read_by_function) {
-        SegmentReadEnd::Done if source::is_awaited(conn) => {
+    match read_requests_window(conn, socket(skb), draft, source, false, read_in_subprogram) {
+        SegmentReadEnd::Done if segment_bytes::has_pending(conn) => {
             // SAFETY: the program behind the array has this context's type.
-            unsafe { _ = INGRESS.tail_call(ctx, LATE) };
+            unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_LATE) };
         }
         SegmentReadEnd::Done => {}
         // Another run goes on where this one has stopped.
-        SegmentReadEnd::Budget => again(ctx, &INGRESS, conn, true),
+        SegmentReadEnd::Budget => jump_to_more(ctx, &INGRESS, conn, true),
         SegmentReadEnd::Gap => {
-            keep(ctx);
-            lose(conn, true);
+            jump_to_buffering(ctx);
+            desync(conn, true);
         }
-        SegmentReadEnd::Changed => changed(ctx, &INGRESS, conn),
+        SegmentReadEnd::Changed => jump_to_protocol(ctx, &INGRESS, conn),
     }
 }
 
@@ -53,20 +53,20 @@ pub(super) fn ingress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &Pa
 #[inline(always)]
 pub(super) fn egress(ctx: &SkBuffContext, conn: &mut ServerSocket, segment: &PacketSegment) {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    match take_responses(conn, skb, segment, false) {
+    match read_responses_window(conn, skb, segment, false) {
         SegmentReadEnd::Done => {}
-        SegmentReadEnd::Budget => again(ctx, &EGRESS, conn, false),
-        SegmentReadEnd::Gap => lose(conn, false),
-        SegmentReadEnd::Changed => return changed(ctx, &EGRESS, conn),
+        SegmentReadEnd::Budget => jump_to_more(ctx, &EGRESS, conn, false),
+        SegmentReadEnd::Gap => desync(conn, false),
+        SegmentReadEnd::Changed => return jump_to_protocol(ctx, &EGRESS, conn),
     }
     if segment.fin && conn.http.h1.tx.next == segment.seq.wrapping_add(segment.len) {
-        end(conn, socket(skb), true);
+        end_requests(conn, socket(skb), true);
     }
 }
 
 /// Reads one window of a buffered segment. Returns true if there may be more to read.
 #[inline(always)]
-pub(super) fn take_late<const WORDS: usize>(
+pub(super) fn read_pending<const WORDS: usize>(
     conn: &mut ServerSocket,
     socket: *mut c_void,
     draft: &mut UnlockedRead<WORDS>,
@@ -74,17 +74,17 @@ pub(super) fn take_late<const WORDS: usize>(
     read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
 ) -> bool {
     let next = conn.http.h1.rx.next;
-    let Some(late) = source::due(conn, sender, next) else { return false };
-    let Some(source) = source::kept(sender, late, next) else {
+    let Some(late) = segment_bytes::next_pending(conn, sender, next) else { return false };
+    let Some(source) = segment_bytes::buffered_part(sender, late, next) else {
         // The buffer is an LRU map, and other connections have evicted this segment.
-        lose(conn, true);
+        desync(conn, true);
         return false;
     };
-    match take_requests(conn, socket, draft, source, true, read) {
+    match read_requests_window(conn, socket, draft, source, true, read) {
         SegmentReadEnd::Done | SegmentReadEnd::Changed => true,
         // No progress: the segment is longer than its buffered part.
         SegmentReadEnd::Budget if conn.http.h1.rx.next == next => {
-            lose(conn, true);
+            desync(conn, true);
             false
         }
         SegmentReadEnd::Budget => true,
@@ -94,9 +94,9 @@ pub(super) fn take_late<const WORDS: usize>(
 
 /// Continues after a desync: with nothing in flight, bytes that the socket accepts next can only begin a request.
 #[inline(always)]
-fn resume(conn: &mut ServerSocket, seq: u32) {
+fn resync_requests(conn: &mut ServerSocket, seq: u32) {
     lock(conn);
-    conn.http.h1.resume_requests(seq);
+    conn.http.h1.resync_requests(seq);
     unlock(conn);
 }
 
@@ -104,7 +104,7 @@ fn resume(conn: &mut ServerSocket, seq: u32) {
 ///
 /// The slow path, byte by byte, runs only if `slow`; other programs leave it to the programs for the rest of a segment.
 #[inline(always)]
-fn take_requests<const WORDS: usize>(
+fn read_requests_window<const WORDS: usize>(
     conn: &mut ServerSocket,
     socket: *mut c_void,
     draft: &mut UnlockedRead<WORDS>,
@@ -112,71 +112,71 @@ fn take_requests<const WORDS: usize>(
     slow: bool,
     read: impl Fn(&mut UnlockedRead<WORDS>, u32, bool),
 ) -> SegmentReadEnd {
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return SegmentReadEnd::Done };
-    let have = fetch(draft, &conn.http.h1.rx, &source);
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
+    let have = begin_unlocked_read(draft, &conn.http.h1.rx, &source);
     if have > 0 {
         read(draft, have, slow);
     }
     // `read` may have written the draft through the map, which the compiler cannot see.
     let draft = black_box(draft);
-    let at = arrived(conn, !slow);
+    let at = arrival_ns(conn, !slow);
     lock(conn);
     let h1 = &mut conn.http.h1;
     if have > 0 {
-        conn.http.happened |= h1.take_request(draft);
+        conn.http.events |= h1.commit_request_read(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
-    let seek = forgotten(h1.rx.seek(source.seq, source.len));
-    conn.http.happened |= h1.after_request_seek();
-    let happened = happened(conn);
-    let is_first = rows.count(conn, happened, 0, at);
+    let seek = encode_seek(h1.rx.seek(source.seq, source.len));
+    conn.http.events |= h1.after_request_seek();
+    let happened = take_events(conn);
+    let is_first = rows.count_http1(conn, happened, 0, at);
     // The first byte shows if the connection is TLS, whose handshake records are no requests.
     if happened & h1::OPAQUE != 0 {
-        turns::begin(conn, draft.window[0].to_le() as u8);
+        opaque::begin_estimate(conn, draft.window[0].to_le() as u8);
     }
-    leave(conn, rows, socket, happened, is_first, seek)
+    finish_read(conn, rows, socket, happened, is_first, seek)
 }
 
-/// Reads one window of the responses in a segment; `slow` allows the slow path, as in [`take_requests`].
+/// Reads one window of the responses in a segment; `slow` allows the slow path, as in [`read_requests_window`].
 #[inline(always)]
-fn take_responses(
+fn read_responses_window(
     conn: &mut ServerSocket,
     skb: *mut __sk_buff,
     segment: &PacketSegment,
     slow: bool,
 ) -> SegmentReadEnd {
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return SegmentReadEnd::Done };
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
     // The socket is locked while it sends, so there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
-    let draft = unsafe { &mut *(&raw mut conn.draft) };
-    let source = SegmentBytes::of(skb, segment);
-    let have = fetch(draft, &conn.http.h1.tx, &source);
+    let draft = unsafe { &mut *(&raw mut conn.response_read) };
+    let source = SegmentBytes::from_packet(skb, segment);
+    let have = begin_unlocked_read(draft, &conn.http.h1.tx, &source);
     if have > 0 {
         draft.read(have, false, slow);
     }
-    let at = packet::sent_at(skb);
+    let at = packet::sent_ns(skb);
     // Asked before the lock: no helper may be called while it is held.
-    let is_missed = has_missed(conn, skb);
+    let is_missed = has_unseen_request(conn, skb);
     lock(conn);
     let h1 = &mut conn.http.h1;
     if have > 0 {
-        conn.http.happened |= h1.take_response(draft);
+        conn.http.events |= h1.commit_response_read(draft);
     }
     let h1 = black_box(&mut conn.http.h1);
-    let seek = forgotten(h1.tx.seek(source.seq, source.len));
-    conn.http.happened |= h1.after_response_seek();
+    let seek = encode_seek(h1.tx.seek(source.seq, source.len));
+    conn.http.events |= h1.after_response_seek();
     let status = h1.tx.status;
-    let mut happened = happened(conn);
+    let mut happened = take_events(conn);
     // A response without a request: if the socket has read bytes that we have not, its request was among them.
     if happened & h1::STRAY != 0 && is_missed {
         happened = happened & !h1::STRAY | h1::MISSED;
-        happened |= conn.http.h1.lose_requests();
+        happened |= conn.http.h1.desync_requests();
     }
-    let is_first = rows.count(conn, happened, status, at);
+    let is_first = rows.count_http1(conn, happened, status, at);
     if happened & h1::OPAQUE != 0 {
-        turns::begin(conn, 0);
+        opaque::begin_estimate(conn, 0);
     }
-    leave(conn, rows, socket(skb), happened, is_first, seek)
+    finish_read(conn, rows, socket(skb), happened, is_first, seek)
 }
 
 /// Starts an unlocked read, and copies the bytes of the segment that most likely are read next.
@@ -184,7 +184,7 @@ fn take_responses(
 /// The lock is not taken yet, since no helper may be called while it is held. Returns the number of bytes (0 means
 /// none) as a half word in memory: the verifier then follows one path, whether anything was copied or not.
 #[inline(always)]
-fn fetch<const WORDS: usize>(
+fn begin_unlocked_read<const WORDS: usize>(
     draft: &mut UnlockedRead<WORDS>,
     side: &h1::Http1Direction,
     source: &SegmentBytes,
@@ -198,7 +198,7 @@ fn fetch<const WORDS: usize>(
 
 /// Releases the lock, and returns how the reading ended, from the events and the place where it would continue.
 #[inline(always)]
-fn leave(
+fn finish_read(
     conn: &mut ServerSocket,
     rows: PodCounterRows,
     socket: *mut c_void,
@@ -207,34 +207,34 @@ fn leave(
     seek: u32,
 ) -> SegmentReadEnd {
     let (received, sent) = (conn.http.h1.rx.next, conn.http.h1.tx.next);
-    rows.bytes_in_time(conn, received, sent);
+    rows.add_bytes_before_wrap(conn, received, sent);
     // Another program may have found HTTP/2, and not have switched the connection yet.
     let is_http2 = conn.http.h1.is_http2();
     unlock(conn);
     if is_first {
-        rows.announce();
+        rows.send_growth_event();
     }
     if happened & h1::OPAQUE != 0 || is_http2 {
-        return change(conn, socket, is_http2);
+        return switch_protocol(conn, socket, is_http2);
     }
     match seek {
-        GAP => SegmentReadEnd::Gap,
-        DONE => SegmentReadEnd::Done,
+        SEEK_GAP => SegmentReadEnd::Gap,
+        SEEK_DONE => SegmentReadEnd::Done,
         _ => SegmentReadEnd::Budget,
     }
 }
 
 /// Returns this CPU's space for an unlocked read of requests.
 #[inline(always)]
-pub(super) fn draft() -> Option<&'static mut UnlockedRequestRead> {
+pub(super) fn request_read() -> Option<&'static mut UnlockedRequestRead> {
     // SAFETY: this CPU's value; no other incoming packet interrupts the handling of one.
     DRAFT.get_ptr_mut(0).map(|draft| unsafe { &mut *draft })
 }
 
 /// Reads in this CPU's draft, by a function of its own. The parameter is that same draft.
 #[inline(always)]
-pub(super) fn read_by_function(_draft: &mut UnlockedRequestRead, len: u32, slow: bool) {
-    read_requests(len, u32::from(slow));
+pub(super) fn read_in_subprogram(_draft: &mut UnlockedRequestRead, len: u32, slow: bool) {
+    read_requests_subprogram(len, u32::from(slow));
 }
 
 /// Reads `len` bytes in this CPU's [`draft`]; returns their number.
@@ -242,33 +242,34 @@ pub(super) fn read_by_function(_draft: &mut UnlockedRequestRead, len: u32, slow:
 /// A function of its own: the verifier checks its many words once for each program.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn read_requests(len: u32, slow: u32) -> u32 {
-    let Some(draft) = draft() else { return 0 };
-    let Some(len) = packet::some(len, h1::REQUEST_BYTES as u32) else { return 0 };
+extern "C" fn read_requests_subprogram(len: u32, slow: u32) -> u32 {
+    let Some(draft) = request_read() else { return 0 };
+    let Some(len) = packet::nonzero_at_most(len, h1::REQUEST_BYTES as u32) else { return 0 };
     draft.read(len, true, slow != 0);
     len
 }
 
 /// Switches a connection to HTTP/2, or adds it to the gauge of opaque estimates.
 #[inline(always)]
-fn change(conn: &mut ServerSocket, socket: *mut c_void, is_http2: bool) -> SegmentReadEnd {
+fn switch_protocol(conn: &mut ServerSocket, socket: *mut c_void, is_http2: bool) -> SegmentReadEnd {
     if is_http2 {
-        if !http2::begin(conn, socket) {
-            give_up(conn);
+        if !http2::switch_to_http2(conn, socket) {
+            switch_to_opaque(conn);
         }
         return SegmentReadEnd::Changed;
     }
-    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot) {
+    if let Some(pod) = POD_STATE.get_ptr_mut(conn.pod_slot) {
         // SAFETY: a live map value; a single word.
-        unsafe { add(&raw mut (*pod).opaque, 1) };
+        unsafe { atomic_add(&raw mut (*pod).opaque_connections, 1) };
     }
     SegmentReadEnd::Changed
 }
 
 /// Jumps to the program for the connection's present protocol.
 #[inline(always)]
-fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &ServerSocket) {
-    let index = if conn.http.speaks == abi::SPEAKS_HTTP2 { HTTP2 } else { OTHER };
+fn jump_to_protocol(ctx: &SkBuffContext, programs: &ProgramArray, conn: &ServerSocket) {
+    let index =
+        if conn.http.protocol == abi::PROTOCOL_HTTP2 { PROGRAM_HTTP2 } else { PROGRAM_OTHER };
     // SAFETY: the programs behind the array have this context's type.
     unsafe { _ = programs.tail_call(ctx, index) };
 }
@@ -277,56 +278,56 @@ fn changed(ctx: &SkBuffContext, programs: &ProgramArray, conn: &ServerSocket) {
 ///
 /// None is in flight, and the socket has received more bytes than were read here.
 #[inline(always)]
-fn has_missed(conn: &ServerSocket, skb: *mut __sk_buff) -> bool {
+fn has_unseen_request(conn: &ServerSocket, skb: *mut __sk_buff) -> bool {
     if conn.http.h1.is_busy() {
         return false;
     }
-    let Some(next) = expected(skb) else { return false };
+    let Some(next) = expected_seq(skb) else { return false };
     // A FIN takes one number of the sequence.
     next.wrapping_sub(conn.http.h1.rx.next) as i32 > 1
 }
 
-/// Reads one more window of a segment with requests. Returns [`READ`], [`AGAIN`] or [`ELSE`].
+/// Reads one more window of a segment with requests. Returns [`STEP_DONE`], [`STEP_MORE`] or [`STEP_RESTART`].
 ///
 /// A function of its own: the verifier checks it once, however often it is called.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn requests_step(skb: *mut __sk_buff) -> u32 {
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return READ };
-    let Some(segment) = packet::segment(skb) else { return READ };
-    let Some(draft) = draft() else { return READ };
-    if conn.http.speaks != abi::SPEAKS_HTTP1 {
-        return ELSE;
+    let Some(conn) = connection_of(skb).filter(|conn| conn.pod_slot != 0) else { return STEP_DONE };
+    let Some(segment) = packet::parse_segment(skb) else { return STEP_DONE };
+    let Some(draft) = request_read() else { return STEP_DONE };
+    if conn.http.protocol != abi::PROTOCOL_HTTP1 {
+        return STEP_RESTART;
     }
-    let source = SegmentBytes::of(skb, &segment);
-    match take_requests(conn, socket(skb), draft, source, true, read_by_function) {
-        SegmentReadEnd::Budget => AGAIN,
-        SegmentReadEnd::Done if !source::is_awaited(conn) => READ,
-        _ => ELSE,
+    let source = SegmentBytes::from_packet(skb, &segment);
+    match read_requests_window(conn, socket(skb), draft, source, true, read_in_subprogram) {
+        SegmentReadEnd::Budget => STEP_MORE,
+        SegmentReadEnd::Done if !segment_bytes::has_pending(conn) => STEP_DONE,
+        _ => STEP_RESTART,
     }
 }
 
-/// Reads one more window of a segment with responses. Returns [`READ`], [`AGAIN`] or [`ELSE`].
+/// Reads one more window of a segment with responses. Returns [`STEP_DONE`], [`STEP_MORE`] or [`STEP_RESTART`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn responses_step(skb: *mut __sk_buff) -> u32 {
-    let Some(conn) = stored(skb).filter(|conn| conn.slot != 0) else { return READ };
-    let Some(segment) = packet::segment(skb) else { return READ };
-    if conn.http.speaks != abi::SPEAKS_HTTP1 {
-        return ELSE;
+    let Some(conn) = connection_of(skb).filter(|conn| conn.pod_slot != 0) else { return STEP_DONE };
+    let Some(segment) = packet::parse_segment(skb) else { return STEP_DONE };
+    if conn.http.protocol != abi::PROTOCOL_HTTP1 {
+        return STEP_RESTART;
     }
-    match take_responses(conn, skb, &segment, true) {
-        SegmentReadEnd::Budget => AGAIN,
-        SegmentReadEnd::Done if !segment.fin => READ,
-        _ => ELSE,
+    match read_responses_window(conn, skb, &segment, true) {
+        SegmentReadEnd::Budget => STEP_MORE,
+        SegmentReadEnd::Done if !segment.fin => STEP_DONE,
+        _ => STEP_RESTART,
     }
 }
 
 /// Reads the rest of a segment of requests, of which `ingress` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
-    if !more(ctx, &INGRESS, requests_step, [0, MORE]) {
-        lost(ctx.as_ptr().cast(), 1);
+    if !read_more(ctx, &INGRESS, requests_step, [0, PROGRAM_MORE]) {
+        desync_subprogram(ctx.as_ptr().cast(), 1);
     }
     PASS
 }
@@ -334,8 +335,8 @@ pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
 /// Reads the rest of a segment of responses, of which `egress` has read as much as it may.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
-    if !more(ctx, &EGRESS, responses_step, [0, MORE]) {
-        lost(ctx.as_ptr().cast(), 0);
+    if !read_more(ctx, &EGRESS, responses_step, [0, PROGRAM_MORE]) {
+        desync_subprogram(ctx.as_ptr().cast(), 0);
     }
     PASS
 }
@@ -343,30 +344,35 @@ pub fn egress_more(ctx: &SkBuffContext) -> i32 {
 /// Marks the boundaries of one direction as lost. A function of its own, since its callers have little stack left.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn lost(skb: *mut __sk_buff, requests: u32) -> u32 {
-    if let Some(conn) = stored(skb) {
-        lose(conn, requests != 0);
+extern "C" fn desync_subprogram(skb: *mut __sk_buff, requests: u32) -> u32 {
+    if let Some(conn) = connection_of(skb) {
+        desync(conn, requests != 0);
     }
     0
 }
 
 /// Jumps to the program for the rest of a segment; if that fails, boundaries are lost.
 #[inline(always)]
-fn again(ctx: &SkBuffContext, programs: &ProgramArray, conn: &mut ServerSocket, requests: bool) {
+fn jump_to_more(
+    ctx: &SkBuffContext,
+    programs: &ProgramArray,
+    conn: &mut ServerSocket,
+    requests: bool,
+) {
     // SAFETY: the program behind the array has this context's type.
-    unsafe { programs.tail_call(ctx, MORE) };
-    lose(conn, requests);
+    unsafe { programs.tail_call(ctx, PROGRAM_MORE) };
+    desync(conn, requests);
 }
 
 /// Marks the boundaries of one direction as lost (desync).
 #[inline(always)]
-pub(super) fn lose(conn: &mut ServerSocket, requests: bool) {
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
-    let at = now();
+pub(super) fn desync(conn: &mut ServerSocket, requests: bool) {
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    let at = monotonic_ns();
     lock(conn);
     let h1 = &mut conn.http.h1;
-    conn.http.happened |= if requests { h1.lose_requests() } else { h1.lose_responses() };
-    let happened = happened(conn);
-    rows.count(conn, happened, 0, at);
+    conn.http.events |= if requests { h1.desync_requests() } else { h1.desync_responses() };
+    let happened = take_events(conn);
+    rows.count_http1(conn, happened, 0, at);
     unlock(conn);
 }

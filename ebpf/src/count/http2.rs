@@ -13,35 +13,37 @@ use datapath::{
 };
 
 use super::{
-    AGAIN, DONE, ELSE, GAP, HTTP2, LATE_HTTP2, MORE_HTTP2, MORE_ROUNDS, OTHER, PASS, READ,
-    SegmentReadEnd, arrived, end, expected, forgotten, keep, lock, more, remote, remote_port,
-    rows::PodCounterRows,
-    socket,
-    source::{self, SegmentBytes, SegmentSender},
-    stored, turns, unlock,
+    MAX_STEPS, PASS, PROGRAM_HTTP2, PROGRAM_LATE_HTTP2, PROGRAM_MORE_HTTP2, PROGRAM_OTHER,
+    SEEK_DONE, SEEK_GAP, STEP_DONE, STEP_MORE, STEP_RESTART, SegmentReadEnd, arrival_ns,
+    connection_of,
+    counters::PodCounterRows,
+    encode_seek, end_requests, expected_seq, jump_to_buffering, lock, opaque, read_more,
+    remote_address, remote_port,
+    segment_bytes::{self, SegmentBytes, SegmentSender},
+    socket, unlock,
 };
 use crate::{
-    maps::{EGRESS, INGRESS, POD_STATE, STREAMS, add, now},
+    maps::{EGRESS, INGRESS, POD_STATE, STREAMS, atomic_add, monotonic_ns},
     packet,
 };
 
 /// Frames read in a packet's first run, enough for most packets; [`client_step`] and [`server_step`] read the rest.
-const ROUNDS: usize = 4;
+const FIRST_RUN_FRAMES: usize = 4;
 /// Rounds of one step: find the place, then read one frame.
-const STEP: usize = 2;
+const STEP_ROUNDS: usize = 2;
 
 /// Switches a connection to HTTP/2. Returns `false` if the kernel has no memory for its streams.
 #[inline(always)]
-pub(super) fn begin(conn: &mut ServerSocket, socket: *mut c_void) -> bool {
+pub(super) fn switch_to_http2(conn: &mut ServerSocket, socket: *mut c_void) -> bool {
     // If two CPUs create the storage at once, one call is refused, and finds the other's.
     let made = STREAMS.get_or_zero(socket);
     let Some(streams) = made.or_else(|| STREAMS.get(socket)) else { return false };
     lock(conn);
-    if conn.http.speaks == abi::SPEAKS_HTTP1 {
+    if conn.http.protocol == abi::PROTOCOL_HTTP1 {
         let h1 = &conn.http.h1;
-        let upgraded = if h1.is_upgrading() { Some(conn.http.began_ns) } else { None };
-        streams.open(&h1.begun(), upgraded);
-        conn.http.speaks = abi::SPEAKS_HTTP2;
+        let upgraded = if h1.is_upgrading() { Some(conn.http.request_started_ns) } else { None };
+        streams.open(&h1.http2_handoff(), upgraded);
+        conn.http.protocol = abi::PROTOCOL_HTTP2;
     }
     unlock(conn);
     true
@@ -51,33 +53,33 @@ pub(super) fn begin(conn: &mut ServerSocket, socket: *mut c_void) -> bool {
 #[inline(always)]
 pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(segment) = packet::segment(skb) else { return PASS };
-    let Some(conn) = stored(skb) else { return PASS };
+    let Some(segment) = packet::parse_segment(skb) else { return PASS };
+    let Some(conn) = connection_of(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
-    let source = SegmentBytes::of(skb, &segment);
+    let source = SegmentBytes::from_packet(skb, &segment);
     // The socket expects this very segment, so no earlier bytes are missing: frames may be found again here.
-    if streams.rx.is_lost() && expected(skb) == Some(segment.seq) {
-        resume(conn, streams, source);
+    if streams.rx.is_desynced() && expected_seq(skb) == Some(segment.seq) {
+        resync_requests(conn, streams, source);
     }
-    match take_frames(conn, streams, source, ROUNDS, true) {
-        SegmentReadEnd::Done if is_awaited(conn, streams) => {
+    match read_frames(conn, streams, source, FIRST_RUN_FRAMES, true) {
+        SegmentReadEnd::Done if has_readable_pending(conn, streams) => {
             // SAFETY: the program behind the array has this context's type.
-            unsafe { _ = INGRESS.tail_call(ctx, LATE_HTTP2) };
+            unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_LATE_HTTP2) };
         }
         SegmentReadEnd::Done => {}
         SegmentReadEnd::Budget => {
             // SAFETY: the program behind the array has this context's type.
-            unsafe { INGRESS.tail_call(ctx, MORE_HTTP2) };
-            lose_requests(conn, streams);
+            unsafe { INGRESS.tail_call(ctx, PROGRAM_MORE_HTTP2) };
+            desync_requests(conn, streams);
         }
         SegmentReadEnd::Gap => {
-            keep(ctx);
-            lose_requests(conn, streams);
+            jump_to_buffering(ctx);
+            desync_requests(conn, streams);
         }
         SegmentReadEnd::Changed => {
-            lose(conn, streams);
+            desync(conn, streams);
             // SAFETY: the program behind the array has this context's type.
-            unsafe { _ = INGRESS.tail_call(ctx, OTHER) };
+            unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_OTHER) };
         }
     }
     PASS
@@ -87,22 +89,28 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
 #[inline(always)]
 pub fn egress(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    let Some(segment) = packet::segment(skb) else { return PASS };
-    let Some(conn) = stored(skb) else { return PASS };
+    let Some(segment) = packet::parse_segment(skb) else { return PASS };
+    let Some(conn) = connection_of(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
     if segment.len > 0 {
-        match take_frames(conn, streams, SegmentBytes::of(skb, &segment), ROUNDS, false) {
-            SegmentReadEnd::Done => leave_out(conn, streams),
+        match read_frames(
+            conn,
+            streams,
+            SegmentBytes::from_packet(skb, &segment),
+            FIRST_RUN_FRAMES,
+            false,
+        ) {
+            SegmentReadEnd::Done => abort_goaway_streams(conn, streams),
             SegmentReadEnd::Budget => {
                 // SAFETY: the program behind the array has this context's type.
-                unsafe { EGRESS.tail_call(ctx, MORE_HTTP2) };
-                lose(conn, streams);
+                unsafe { EGRESS.tail_call(ctx, PROGRAM_MORE_HTTP2) };
+                desync(conn, streams);
             }
-            SegmentReadEnd::Gap | SegmentReadEnd::Changed => lose(conn, streams),
+            SegmentReadEnd::Gap | SegmentReadEnd::Changed => desync(conn, streams),
         }
     }
     if segment.fin && streams.tx.next == segment.seq.wrapping_add(segment.len) {
-        end(conn, socket(skb), true);
+        end_requests(conn, socket(skb), true);
     }
     PASS
 }
@@ -112,22 +120,22 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
 pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let mut round = 0;
-    while round < MORE_ROUNDS && late_client_step(skb) != 0 {
+    while round < MAX_STEPS && pending_client_step(skb) != 0 {
         round += 1;
     }
-    let Some(segment) = packet::segment(skb) else { return PASS };
-    let Some(conn) = stored(skb) else { return PASS };
+    let Some(segment) = packet::parse_segment(skb) else { return PASS };
+    let Some(conn) = connection_of(skb) else { return PASS };
     let Some(streams) = STREAMS.get(socket(skb)) else { return PASS };
-    let is_expected = expected(skb) == Some(segment.seq);
-    // Read only now: `expected` was read before the socket got the bytes, perhaps by another CPU a moment ago.
+    let is_expected = expected_seq(skb) == Some(segment.seq);
+    // Read only now: `expected_seq` was read before the socket got the bytes, perhaps by another CPU a moment ago.
     // SAFETY: a word of a live map value.
     let next = unsafe { ptr::read_volatile(&raw const streams.rx.next) };
     let is_behind = (segment.seq.wrapping_sub(next) as i32) > 0;
-    if is_expected && is_behind && !streams.rx.is_lost() {
+    if is_expected && is_behind && !streams.rx.is_desynced() {
         // The socket has the missing bytes, although no program has seen them.
-        lose_requests(conn, streams);
+        desync_requests(conn, streams);
         // SAFETY: the program behind the array has this context's type.
-        unsafe { _ = INGRESS.tail_call(ctx, HTTP2) };
+        unsafe { _ = INGRESS.tail_call(ctx, PROGRAM_HTTP2) };
     }
     PASS
 }
@@ -136,7 +144,7 @@ pub fn ingress_late(ctx: &SkBuffContext) -> i32 {
 #[inline(always)]
 pub fn opened_late(ops: *mut bpf_sock_ops) {
     let mut round = 0;
-    while round < MORE_ROUNDS && opened_client_step(ops) != 0 {
+    while round < MAX_STEPS && opened_pending_client_step(ops) != 0 {
         round += 1;
     }
 }
@@ -144,48 +152,48 @@ pub fn opened_late(ops: *mut bpf_sock_ops) {
 /// Reads one frame of a buffered segment; returns 1 while there is more. Separate so that the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn late_client_step(skb: *mut __sk_buff) -> u32 {
-    let Some(conn) = stored(skb) else { return 0 };
+extern "C" fn pending_client_step(skb: *mut __sk_buff) -> u32 {
+    let Some(conn) = connection_of(skb) else { return 0 };
     let Some(streams) = STREAMS.get(socket(skb)) else { return 0 };
-    let Some(sender) = packet::sender(skb) else { return 0 };
-    u32::from(take_late(conn, streams, sender))
+    let Some(sender) = packet::parse_sender(skb) else { return 0 };
+    u32::from(read_pending(conn, streams, sender))
 }
 
 /// Reads one frame of a buffered segment in sock_ops; returns 1 while there is more.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn opened_client_step(ops: *mut bpf_sock_ops) -> u32 {
+extern "C" fn opened_pending_client_step(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: a live context; the field is a pointer in every kernel that has socket storage for sock_ops.
     let socket = unsafe { (*ops).__bindgen_anon_2.sk.cast() };
     let Some(conn) = crate::maps::CONNS.get(socket) else { return 0 };
     let Some(streams) = STREAMS.get(socket) else { return 0 };
-    u32::from(take_late(conn, streams, (remote(ops), remote_port(ops))))
+    u32::from(read_pending(conn, streams, (remote_address(ops), remote_port(ops))))
 }
 
 /// Reads frames of one buffered segment. Returns true if there may be more to read.
 #[inline(always)]
-fn take_late(
+fn read_pending(
     conn: &mut ServerSocket,
     streams: &mut h2::Http2Connection,
     sender: SegmentSender,
 ) -> bool {
     let next = streams.rx.next;
-    let Some(late) = source::due(conn, sender, next) else { return false };
-    let Some(source) = source::kept(sender, late, next) else {
+    let Some(late) = segment_bytes::next_pending(conn, sender, next) else { return false };
+    let Some(source) = segment_bytes::buffered_part(sender, late, next) else {
         // The buffer is an LRU map, and other connections have evicted this segment.
-        lose_requests(conn, streams);
+        desync_requests(conn, streams);
         return false;
     };
-    match take_frames(conn, streams, source, STEP, true) {
+    match read_frames(conn, streams, source, STEP_ROUNDS, true) {
         SegmentReadEnd::Done => true,
         // No progress: the segment is longer than its buffered part.
         SegmentReadEnd::Budget if streams.rx.next == next => {
-            lose_requests(conn, streams);
+            desync_requests(conn, streams);
             false
         }
         SegmentReadEnd::Budget => true,
         SegmentReadEnd::Changed => {
-            lose(conn, streams);
+            desync(conn, streams);
             false
         }
         SegmentReadEnd::Gap => false,
@@ -194,18 +202,22 @@ fn take_late(
 
 /// Reads the frames of a segment, in up to `rounds` rounds; payload is skipped.
 #[inline(always)]
-fn take_frames(
+fn read_frames(
     conn: &mut ServerSocket,
     streams: &mut h2::Http2Connection,
     source: SegmentBytes,
     rounds: usize,
     requests: bool,
 ) -> SegmentReadEnd {
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return SegmentReadEnd::Done };
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
     let mut window = [0_u64; h2::PEEK_WORDS];
-    let at = if requests { arrived(conn, rounds == ROUNDS) } else { packet::sent_at(source.skb) };
+    let at = if requests {
+        arrival_ns(conn, rounds == FIRST_RUN_FRAMES)
+    } else {
+        packet::sent_ns(source.skb)
+    };
     let side = if requests { &streams.rx } else { &streams.tx };
-    let (mut have, mut from) = match side.peek(source.seq, source.len) {
+    let (mut have, mut from) = match side.peek_offset(source.seq, source.len) {
         Some(offset) => (source.load_peek(offset, &mut window), source.seq.wrapping_add(offset)),
         None => (0, 0),
     };
@@ -217,36 +229,36 @@ fn take_frames(
         let streams = black_box(&mut *streams);
         let side = if requests { &mut streams.rx } else { &mut streams.tx };
         // The bytes were copied before the lock was taken; they count only if the direction still reads there.
-        if have > 0 && side.reads_at(from) {
+        if have > 0 && side.is_reading_at(from) {
             side.read(&window, have);
         }
         let side = if requests { &mut streams.rx } else { &mut streams.tx };
-        let seek = forgotten(side.seek(source.seq, source.len));
-        let ended = side.ended();
+        let seek = encode_seek(side.seek(source.seq, source.len));
+        let ended = side.take_ended_frame();
         let next = side.next;
         let streams = black_box(&mut *streams);
-        streams.take(ended, requests, at);
+        streams.apply_frame(ended, requests, at);
         let change = &black_box(&mut *streams).change;
-        let is_first = rows.change(conn, change, at);
+        let is_first = rows.count_http2(conn, change, at);
         let answered = change.answered;
-        let is_foreign = streams.is_foreign();
+        let is_foreign = streams.is_not_http2();
         let (received, sent) = (streams.rx.next, streams.tx.next);
         // Bytes are added when a response ends; in between only before the difference could wrap.
         if answered > 0 {
-            rows.bytes_until(conn, received, sent);
+            rows.add_bytes_until(conn, received, sent);
         } else {
-            rows.bytes_in_time(conn, received, sent);
+            rows.add_bytes_before_wrap(conn, received, sent);
         }
         unlock(conn);
         if is_first {
-            rows.announce();
+            rows.send_growth_event();
         }
         if is_foreign {
             return SegmentReadEnd::Changed;
         }
         match seek {
-            GAP => return SegmentReadEnd::Gap,
-            DONE => return SegmentReadEnd::Done,
+            SEEK_GAP => return SegmentReadEnd::Gap,
+            SEEK_DONE => return SegmentReadEnd::Done,
             offset => {
                 from = next;
                 have = source.load_peek(offset, &mut window);
@@ -263,15 +275,15 @@ fn take_frames(
 
 /// Ends the requests that the server's GOAWAY leaves unprocessed.
 #[inline(always)]
-fn leave_out(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
-    if !streams.leaves_out() {
+fn abort_goaway_streams(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
+    if !streams.has_pending_goaway() {
         return;
     }
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
-    let at = now();
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    let at = monotonic_ns();
     lock(conn);
-    let cut = streams.leave_out();
-    rows.cut(conn, cut, at);
+    let cut = streams.abort_goaway_streams();
+    rows.count_aborted(conn, cut, at);
     unlock(conn);
 }
 
@@ -279,39 +291,44 @@ fn leave_out(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn client_step(skb: *mut __sk_buff) -> u32 {
-    step(skb, true)
+    read_frame_step(skb, true)
 }
 
 /// Reads one more frame of a server's segment. A function of its own, which the verifier checks once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn server_step(skb: *mut __sk_buff) -> u32 {
-    step(skb, false)
+    read_frame_step(skb, false)
 }
 
-/// Reads one more frame of a segment. Returns [`READ`], [`AGAIN`] or [`ELSE`].
+/// Reads one more frame of a segment. Returns [`STEP_DONE`], [`STEP_MORE`] or [`STEP_RESTART`].
 #[inline(always)]
-fn step(skb: *mut __sk_buff, requests: bool) -> u32 {
-    let Some(segment) = packet::segment(skb) else { return READ };
-    let Some(conn) = stored(skb) else { return READ };
-    let Some(streams) = STREAMS.get(socket(skb)) else { return READ };
-    let end = take_frames(conn, streams, SegmentBytes::of(skb, &segment), STEP, requests);
-    let follows =
-        if requests { is_awaited(conn, streams) } else { segment.fin || streams.leaves_out() };
+fn read_frame_step(skb: *mut __sk_buff, requests: bool) -> u32 {
+    let Some(segment) = packet::parse_segment(skb) else { return STEP_DONE };
+    let Some(conn) = connection_of(skb) else { return STEP_DONE };
+    let Some(streams) = STREAMS.get(socket(skb)) else { return STEP_DONE };
+    let end =
+        read_frames(conn, streams, SegmentBytes::from_packet(skb, &segment), STEP_ROUNDS, requests);
+    let follows = if requests {
+        has_readable_pending(conn, streams)
+    } else {
+        segment.fin || streams.has_pending_goaway()
+    };
     match end {
-        SegmentReadEnd::Budget => AGAIN,
-        SegmentReadEnd::Done if !follows => READ,
-        _ => ELSE,
+        SegmentReadEnd::Budget => STEP_MORE,
+        SegmentReadEnd::Done if !follows => STEP_DONE,
+        _ => STEP_RESTART,
     }
 }
 
 /// Reads the rest of a client's segment, of which `ingress_http2` has read as much as it may.
 #[inline(always)]
 pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
-    let over = more(ctx, &INGRESS, client_step, [HTTP2, MORE_HTTP2]);
+    let over = read_more(ctx, &INGRESS, client_step, [PROGRAM_HTTP2, PROGRAM_MORE_HTTP2]);
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    if let (false, Some(conn), Some(streams)) = (over, stored(skb), STREAMS.get(socket(skb))) {
-        lose_requests(conn, streams);
+    if let (false, Some(conn), Some(streams)) = (over, connection_of(skb), STREAMS.get(socket(skb)))
+    {
+        desync_requests(conn, streams);
     }
     PASS
 }
@@ -319,61 +336,66 @@ pub fn ingress_more(ctx: &SkBuffContext) -> i32 {
 /// Reads the rest of a server's segment, of which `egress_http2` has read as much as it may.
 #[inline(always)]
 pub fn egress_more(ctx: &SkBuffContext) -> i32 {
-    let over = more(ctx, &EGRESS, server_step, [HTTP2, MORE_HTTP2]);
+    let over = read_more(ctx, &EGRESS, server_step, [PROGRAM_HTTP2, PROGRAM_MORE_HTTP2]);
     let skb = ctx.as_ptr().cast::<__sk_buff>();
-    if let (false, Some(conn), Some(streams)) = (over, stored(skb), STREAMS.get(socket(skb))) {
-        lose(conn, streams);
+    if let (false, Some(conn), Some(streams)) = (over, connection_of(skb), STREAMS.get(socket(skb)))
+    {
+        desync(conn, streams);
     }
     PASS
 }
 
 /// Returns true if segments are buffered that can be read once the gap before them is filled.
 #[inline(always)]
-fn is_awaited(conn: &ServerSocket, streams: &h2::Http2Connection) -> bool {
-    source::is_awaited(conn) && !streams.rx.is_lost()
+fn has_readable_pending(conn: &ServerSocket, streams: &h2::Http2Connection) -> bool {
+    segment_bytes::has_pending(conn) && !streams.rx.is_desynced()
 }
 
 /// Continues after a desync where the client's next segment surely begins with a frame.
 #[inline(always)]
-fn resume(conn: &mut ServerSocket, streams: &mut h2::Http2Connection, source: SegmentBytes) {
+fn resync_requests(
+    conn: &mut ServerSocket,
+    streams: &mut h2::Http2Connection,
+    source: SegmentBytes,
+) {
     let mut window = [0_u64; h2::PEEK_WORDS];
     let have = source.load_peek(0, &mut window);
     lock(conn);
-    streams.resume_requests(&window, have, source.seq, source.len);
+    streams.resync_requests(&window, have, source.seq, source.len);
     unlock(conn);
 }
 
 /// Marks the client's boundaries as lost: until they are found again, only the server's responses show requests.
 #[inline(always)]
-pub(super) fn lose_requests(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
+pub(super) fn desync_requests(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
     lock(conn);
-    let is_new = streams.lose_requests();
+    let is_new = streams.desync_requests();
     unlock(conn);
-    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot).filter(|_| is_new) {
+    if let Some(pod) = POD_STATE.get_ptr_mut(conn.pod_slot).filter(|_| is_new) {
         // SAFETY: a live map value; a single word.
-        unsafe { add(&raw mut (*pod).desync, 1) };
+        unsafe { atomic_add(&raw mut (*pod).desynced_connections, 1) };
     }
 }
 
 /// Ends what is in flight when frames cannot be followed any more; the rest of the connection is an opaque estimate.
 #[inline(always)]
-fn lose(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
-    let Some(rows) = PodCounterRows::of(conn.slot) else { return };
-    let at = now();
+fn desync(conn: &mut ServerSocket, streams: &mut h2::Http2Connection) {
+    let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    let at = monotonic_ns();
     lock(conn);
-    let was_known = conn.http.speaks == abi::SPEAKS_HTTP2;
+    let was_known = conn.http.protocol == abi::PROTOCOL_HTTP2;
     if was_known {
         let cut = streams.close();
-        rows.cut(conn, cut, at);
-        rows.bytes_until(conn, streams.rx.next, streams.tx.next);
-        turns::begin(conn, 0);
+        rows.count_aborted(conn, cut, at);
+        rows.add_bytes_until(conn, streams.rx.next, streams.tx.next);
+        opaque::begin_estimate(conn, 0);
     }
     unlock(conn);
-    if let Some(pod) = POD_STATE.get_ptr_mut(conn.slot).filter(|_| was_known) {
+    if let Some(pod) = POD_STATE.get_ptr_mut(conn.pod_slot).filter(|_| was_known) {
         // SAFETY: a live map value; single words.
         unsafe {
-            add(&raw mut (*pod).opaque, 1);
-            add(&raw mut (*pod).desync, 1);
+            atomic_add(&raw mut (*pod).opaque_connections, 1);
+            atomic_add(&raw mut (*pod).desynced_connections, 1);
         }
     }
 }

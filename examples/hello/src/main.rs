@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod app;
 mod config;
 mod count;
 mod ids;

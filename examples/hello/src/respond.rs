@@ -19,9 +19,9 @@ use hyper_util::rt::TokioIo;
 
 use crate::{
     answer::{HelloPage, RequestedResponse},
+    app::{HelloApp, pause},
     config::HelloConfig,
     count::InFlightGuard,
-    serve::{HelloApp, pause},
 };
 
 /// Body of any type; the server has one thread, so it need not be `Send`.

@@ -18,24 +18,18 @@ use tokio::{
     sync::watch,
 };
 
-use crate::{config::HelloConfig, count::HelloCounts, ids::RequestIdFile, respond::respond};
+use crate::{
+    app::{HelloApp, pause},
+    config::HelloConfig,
+    count::HelloCounts,
+    ids::RequestIdFile,
+    respond::respond,
+};
 
 /// Requested length of the accept queue; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: u32 = 4096;
 /// Longest wait for open connections and requests in flight after SIGTERM.
 const LEAVE_WITHIN: Duration = Duration::from_secs(30);
-
-/// State shared by all connections.
-#[derive(Debug)]
-pub(crate) struct HelloApp {
-    pub(crate) config: HelloConfig,
-    pub(crate) counts: HelloCounts,
-    pub(crate) ids: RequestIdFile,
-    pub(crate) started: Instant,
-    /// Unix time in microseconds at the start of the process and right after `listen`, for cold-start measurements.
-    pub(crate) started_us: u128,
-    pub(crate) listening_us: u128,
-}
 
 /// Serves until SIGTERM, then finishes the requests in flight.
 pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
@@ -82,13 +76,6 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
     }
     println!("hello: {}", app.counts.to_json(&app.config.pod));
     Ok(())
-}
-
-/// Sleeps for `wait`; returns at once for zero, because the timer's first tick alone takes a millisecond.
-pub(crate) async fn pause(wait: Duration) {
-    if !wait.is_zero() {
-        tokio::time::sleep(wait).await;
-    }
 }
 
 fn unix_us() -> u128 {

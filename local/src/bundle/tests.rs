@@ -23,7 +23,7 @@ impl BundleFixture {
         }
     }
 
-    fn around(&self) -> BundleContext<'_> {
+    fn context(&self) -> BundleContext<'_> {
         BundleContext {
             uid: "u1",
             pod: "hello-00001-deployment-1",
@@ -42,9 +42,10 @@ impl BundleFixture {
     }
 }
 
-fn build(one: Value, from: Value) -> Result<Value, BundleError> {
+fn spec_json(one: Value, from: Value) -> Result<Value, BundleError> {
     let place = BundleFixture::new();
-    let spec = spec(&PodSpec::default(), &container(one), Some(&image(from)), &place.around())?;
+    let spec =
+        build_spec(&PodSpec::default(), &container(one), Some(&image(from)), &place.context())?;
     Ok(serde_json::to_value(spec).unwrap())
 }
 
@@ -59,10 +60,10 @@ fn command_and_args_replace_the_image_s_as_in_kubernetes() {
         let one = json!({
             "name": "web", "command": command, "args": args, "env": [{ "name": "A", "value": "1" }],
         });
-        let spec = build(one, json!({ "Entrypoint": ["/ep"], "Cmd": ["cmd"] })).unwrap();
+        let spec = spec_json(one, json!({ "Entrypoint": ["/ep"], "Cmd": ["cmd"] })).unwrap();
         assert_eq!(spec["process"]["args"], want);
     }
-    assert_eq!(build(json!({ "name": "web" }), json!({})), Err(BundleError::NoCommand));
+    assert_eq!(spec_json(json!({ "name": "web" }), json!({})), Err(BundleError::NoCommand));
 }
 
 #[test]
@@ -74,7 +75,7 @@ fn the_order_s_environment_wins_over_the_image_s() {
         { "name": "APP", "valueFrom": { "fieldRef": { "fieldPath": "metadata.labels['app']" } } },
         { "name": "AT", "value": "$(IP):$(PORT)" },
     ] });
-    let spec = build(one, json!({ "Env": ["PATH=/image", "PORT=1", "LANG=C"] })).unwrap();
+    let spec = spec_json(one, json!({ "Env": ["PATH=/image", "PORT=1", "LANG=C"] })).unwrap();
     let want = json!([
         "PATH=/image",
         "HOSTNAME=hello-00001-deployment-1",
@@ -97,28 +98,29 @@ fn users_are_found_by_name_or_number() {
         (json!({ "User": "web:extra" }), 33, 50, json!([50])),
         (json!({ "User": "1000:2000" }), 1000, 2000, json!([])),
     ] {
-        let spec = build(json!({ "name": "web", "command": ["/c"] }), from.clone()).unwrap();
+        let spec = spec_json(json!({ "name": "web", "command": ["/c"] }), from.clone()).unwrap();
         let user = &spec["process"]["user"];
         assert_eq!((user["uid"].as_u64(), user["gid"].as_u64()), (Some(uid), Some(gid)), "{from}");
         let have = user.get("additionalGids").cloned().unwrap_or(json!([]));
         assert_eq!(have, groups, "{from}");
     }
-    let unknown = build(json!({ "name": "web", "command": ["/c"] }), json!({ "User": "nobody" }));
-    assert_eq!(unknown, Err(BundleError::User("nobody".to_owned())));
+    let unknown =
+        spec_json(json!({ "name": "web", "command": ["/c"] }), json!({ "User": "nobody" }));
+    assert_eq!(unknown, Err(BundleError::UnknownUser("nobody".to_owned())));
     let one =
         json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsNonRoot": true } });
-    assert_eq!(build(one, json!({})), Err(BundleError::Root));
+    assert_eq!(spec_json(one, json!({})), Err(BundleError::RunsAsRoot));
 }
 
 #[test]
 fn capabilities_are_held_by_root_only() {
     let context = json!({ "capabilities": { "drop": ["ALL"], "add": ["NET_BIND_SERVICE"] } });
     let one = json!({ "name": "web", "command": ["/c"], "securityContext": context });
-    let spec = build(one, json!({})).unwrap();
+    let spec = spec_json(one, json!({})).unwrap();
     let capabilities = &spec["process"]["capabilities"];
     assert_eq!(capabilities["effective"], json!(["CAP_NET_BIND_SERVICE"]));
     let one = json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsUser": 1 } });
-    let spec = build(one, json!({})).unwrap();
+    let spec = spec_json(one, json!({})).unwrap();
     assert_eq!(spec["process"]["capabilities"]["effective"], json!([]));
 }
 
@@ -126,7 +128,7 @@ fn capabilities_are_held_by_root_only() {
 fn volumes_are_mounted_where_asked() {
     let mount = json!({ "name": "data", "mountPath": "/data", "readOnly": true, "subPath": "x" });
     let one = json!({ "name": "web", "command": ["/c"], "volumeMounts": [mount] });
-    let spec = build(one, json!({})).unwrap();
+    let spec = spec_json(one, json!({})).unwrap();
     let last = spec["mounts"].as_array().unwrap().last().unwrap().clone();
     let want = json!({
         "destination": "/data", "type": "bind", "source": "/v/data/x", "options": ["rbind", "ro"],
@@ -135,7 +137,7 @@ fn volumes_are_mounted_where_asked() {
     let one = json!({
         "name": "web", "command": ["/c"], "volumeMounts": [{ "name": "none", "mountPath": "/x" }],
     });
-    assert_eq!(build(one, json!({})), Err(BundleError::Volume("none".to_owned())));
+    assert_eq!(spec_json(one, json!({})), Err(BundleError::UnknownVolume("none".to_owned())));
 }
 
 #[test]
@@ -143,7 +145,7 @@ fn limits_are_read_from_resources() {
     let one = json!({ "name": "web", "resources": {
         "limits": { "cpu": "500m", "memory": "64Mi" }, "requests": { "cpu": "250m" },
     } });
-    let limits = limits(&container(one)).unwrap();
+    let limits = parse_limits(&container(one)).unwrap();
     let want =
         ContainerLimits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(256) };
     assert_eq!(limits, want);
@@ -154,6 +156,6 @@ fn what_the_node_does_not_have_is_refused_in_one_line() {
     let source = json!({ "secretKeyRef": { "name": "s", "key": "k" } });
     let one =
         json!({ "name": "web", "command": ["/c"], "env": [{ "name": "S", "valueFrom": source }] });
-    let refused = build(one, json!({})).unwrap_err();
+    let refused = spec_json(one, json!({})).unwrap_err();
     assert_eq!(refused.to_string(), "valueFrom of S is not available on the local node");
 }

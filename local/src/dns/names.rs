@@ -16,29 +16,29 @@ pub enum DnsLookup<'a> {
     /// The name of a service, with its addresses.
     Addresses(&'a [IpAddr]),
     /// A name that only has names below it, such as that of a namespace.
-    Inner,
+    EmptyNonTerminal,
     /// No such name. The node has no upstream resolver, so this holds for every name elsewhere too.
-    Nothing,
+    NxDomain,
 }
 
 /// Looks up a fully qualified name, in any case, with or without the final dot.
-pub fn find<'a>(names: &'a DnsNames, question: &str) -> DnsLookup<'a> {
+pub fn lookup_name<'a>(names: &'a DnsNames, question: &str) -> DnsLookup<'a> {
     let question = question.trim_end_matches('.').to_ascii_lowercase();
     if question == DOMAIN {
-        return DnsLookup::Inner;
+        return DnsLookup::EmptyNonTerminal;
     }
     let Some(inside) = question.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix('.')) else {
-        return DnsLookup::Nothing;
+        return DnsLookup::NxDomain;
     };
     let labels: Vec<&str> = inside.split('.').collect();
     match labels[..] {
-        ["svc"] => DnsLookup::Inner,
-        [namespace, "svc"] if has_namespace(names, namespace) => DnsLookup::Inner,
+        ["svc"] => DnsLookup::EmptyNonTerminal,
+        [namespace, "svc"] if has_namespace(names, namespace) => DnsLookup::EmptyNonTerminal,
         [name, namespace, "svc"] => {
             let addresses = names.get(&NamespacedName::new(namespace, name));
-            addresses.map_or(DnsLookup::Nothing, |addresses| DnsLookup::Addresses(addresses))
+            addresses.map_or(DnsLookup::NxDomain, |addresses| DnsLookup::Addresses(addresses))
         }
-        _ => DnsLookup::Nothing,
+        _ => DnsLookup::NxDomain,
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
     fn a_service_is_found_in_any_case_with_or_without_the_final_dot() {
         let names = names();
         for question in ["hello.default.svc.cluster.local", "Hello.Default.SVC.cluster.LOCAL."] {
-            let found = find(&names, question);
+            let found = lookup_name(&names, question);
             assert_eq!(
                 found,
                 DnsLookup::Addresses(&names[&NamespacedName::new("default", "hello")]),
@@ -80,7 +80,7 @@ mod tests {
     fn inner_names_exist_without_addresses() {
         let names = names();
         for question in ["cluster.local", "svc.cluster.local.", "shop.svc.cluster.local"] {
-            assert_eq!(find(&names, question), DnsLookup::Inner, "{question}");
+            assert_eq!(lookup_name(&names, question), DnsLookup::EmptyNonTerminal, "{question}");
         }
     }
 
@@ -101,7 +101,7 @@ mod tests {
             "svc.notcluster.local",
         ];
         for question in elsewhere {
-            assert_eq!(find(&names, question), DnsLookup::Nothing, "{question}");
+            assert_eq!(lookup_name(&names, question), DnsLookup::NxDomain, "{question}");
         }
     }
 }

@@ -20,7 +20,11 @@ struct AuthEntry {
 }
 
 /// Finds user and password for a repository; the entry with the longest matching key is used.
-pub(super) fn find(file: &AuthFile, registry: &str, repository: &str) -> Option<(String, String)> {
+pub(super) fn find_credentials(
+    file: &AuthFile,
+    registry: &str,
+    repository: &str,
+) -> Option<(String, String)> {
     let whole = format!("{registry}/{repository}");
     // `docker login` writes keys as URLs with an API version, skopeo as host names.
     let host = |key: &str| {
@@ -45,7 +49,7 @@ pub(super) fn find(file: &AuthFile, registry: &str, repository: &str) -> Option<
     match (&entry.username, &entry.password, &entry.auth) {
         (Some(user), Some(password), _) => Some((user.clone(), password.clone())),
         (_, _, Some(auth)) => {
-            let text = String::from_utf8(base64(auth)?).ok()?;
+            let text = String::from_utf8(decode_base64(auth)?).ok()?;
             let (user, password) = text.split_once(':')?;
             Some((user.to_owned(), password.trim_end_matches('\0').to_owned()))
         }
@@ -54,7 +58,7 @@ pub(super) fn find(file: &AuthFile, registry: &str, repository: &str) -> Option<
 }
 
 /// Decodes standard base64; `None` for characters outside its alphabet.
-fn base64(text: &str) -> Option<Vec<u8>> {
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let (mut bits, mut held) = (0u32, 0);
     for byte in text.trim().trim_end_matches('=').bytes() {
@@ -96,7 +100,11 @@ mod tests {
             ("127.0.0.1:5000", "teams/hello", pair("user", "pass:word")),
             ("ghcr.io", "a/b", None),
         ] {
-            assert_eq!(find(&file, registry, repository), want, "{registry}/{repository}");
+            assert_eq!(
+                find_credentials(&file, registry, repository),
+                want,
+                "{registry}/{repository}"
+            );
         }
     }
 }

@@ -11,25 +11,25 @@ use sha2::{Digest as _, Sha256};
 use tar::{Archive, Entry, EntryType};
 
 /// Prefix of a whiteout: the file with the rest of the name is removed (OCI image spec, `layer.md`).
-const WHITEOUT: &str = ".wh.";
+const WHITEOUT_PREFIX: &str = ".wh.";
 /// Opaque whiteout: removes everything that lower layers put into its folder.
-const OPAQUE: &str = ".wh..wh..opq";
+const OPAQUE_WHITEOUT: &str = ".wh..wh..opq";
 
 /// Unpacks one layer over the content of `root` and checks the layer's digest.
 ///
 /// It runs on a thread whose root directory is `root`, so that no path or link of the archive reaches outside.
-pub(super) fn unpack(layer: File, digest: &str, root: &Path) -> io::Result<()> {
+pub(super) fn unpack_layer(layer: File, digest: &str, root: &Path) -> io::Result<()> {
     let work = || -> io::Result<()> {
         // Root directories belong to the process unless unshared: chroot must change this thread only.
         unshare(CloneFlags::CLONE_FS)?;
         nix::unistd::chroot(root)?;
         nix::unistd::chdir("/")?;
         let mut hashed = HashingReader { inner: layer, hash: Sha256::new() };
-        apply(decompress(&mut hashed)?)?;
+        apply_entries(decompress(&mut hashed)?)?;
         // The digest covers also the bytes that follow the end of the archive.
         io::copy(&mut hashed, &mut io::sink())?;
         let bytes = hashed.hash.finalize();
-        let have = super::hex(&bytes);
+        let have = super::to_hex(&bytes);
         if digest.strip_prefix("sha256:").is_some_and(|want| want != have) {
             return Err(io::Error::other(format!(
                 "layer {digest} is damaged: its digest is {have}"
@@ -69,7 +69,7 @@ fn decompress<'a>(layer: &'a mut HashingReader) -> io::Result<Box<dyn Read + 'a>
 }
 
 /// Applies the entries of an archive, in order, to the root directory.
-fn apply(layer: impl Read) -> io::Result<()> {
+fn apply_entries(layer: impl Read) -> io::Result<()> {
     let mut archive = Archive::new(layer);
     archive.set_preserve_permissions(true);
     archive.set_preserve_ownerships(true);
@@ -79,14 +79,14 @@ fn apply(layer: impl Read) -> io::Result<()> {
     let mut added = HashSet::new();
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let Some(path) = inside(&entry.path()?) else { continue };
+        let Some(path) = path_in_root(&entry.path()?) else { continue };
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if name == OPAQUE {
-            clear(path.parent().unwrap_or_else(|| Path::new("/")), &added)?;
-        } else if let Some(gone) = name.strip_prefix(WHITEOUT) {
-            remove(&path.with_file_name(gone))?;
+        if name == OPAQUE_WHITEOUT {
+            clear_lower_entries(path.parent().unwrap_or_else(|| Path::new("/")), &added)?;
+        } else if let Some(gone) = name.strip_prefix(WHITEOUT_PREFIX) {
+            remove_path(&path.with_file_name(gone))?;
         } else {
-            put(&mut entry, &path)?;
+            write_entry(&mut entry, &path)?;
             added.insert(path);
         }
     }
@@ -94,7 +94,7 @@ fn apply(layer: impl Read) -> io::Result<()> {
 }
 
 /// Returns the path as seen from the root; `None` for the root itself and for paths with `..`.
-fn inside(path: &Path) -> Option<PathBuf> {
+fn path_in_root(path: &Path) -> Option<PathBuf> {
     let mut clean = PathBuf::from("/");
     for part in path.components() {
         match part {
@@ -107,7 +107,7 @@ fn inside(path: &Path) -> Option<PathBuf> {
 }
 
 /// Writes one entry of an archive.
-fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
+fn write_entry(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
     let kind = entry.header().entry_type();
     // Device nodes are useless in a container, whose /dev is the runtime's. A global header is no file.
     if matches!(kind, EntryType::Char | EntryType::Block | EntryType::XGlobalHeader) {
@@ -117,7 +117,7 @@ fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
     if let Ok(there) = fs::symlink_metadata(path)
         && there.is_dir() != (kind == EntryType::Directory)
     {
-        remove(path)?;
+        remove_path(path)?;
     }
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
@@ -129,21 +129,21 @@ fn put(entry: &mut Entry<'_, impl Read>, path: &Path) -> io::Result<()> {
 }
 
 /// Removes what lower layers put into a folder, and keeps what this layer has added at any depth.
-fn clear(folder: &Path, added: &HashSet<PathBuf>) -> io::Result<()> {
+fn clear_lower_entries(folder: &Path, added: &HashSet<PathBuf>) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries.flatten() {
         let path = entry.path();
         if !added.iter().any(|one| one.starts_with(&path)) {
-            remove(&path)?;
+            remove_path(&path)?;
         } else if entry.file_type()?.is_dir() {
-            clear(&path, added)?;
+            clear_lower_entries(&path, added)?;
         }
     }
     Ok(())
 }
 
 /// Removes a file, link or folder tree; a missing one is no error.
-fn remove(path: &Path) -> io::Result<()> {
+fn remove_path(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),

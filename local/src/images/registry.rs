@@ -16,7 +16,7 @@ use thiserror::Error;
 use tracing::info;
 
 use super::credentials;
-use super::layout::LayoutImage;
+use super::oci_layout::LayoutImage;
 use crate::net::{self, NetError};
 
 /// Reason that a registry delivered no image.
@@ -85,13 +85,13 @@ impl ImagePuller {
     }
 
     /// Returns the image that was pulled before under this name.
-    pub(super) fn kept(&self, store: &Path, image: &str) -> Option<LayoutImage> {
+    pub(super) fn find_pulled(&self, store: &Path, image: &str) -> Option<LayoutImage> {
         let reference: Reference = image.parse().ok()?;
         if let Some(digest) = reference.digest() {
             let found = LayoutImage { layout: store.to_owned(), digest: digest.to_owned() };
             return found.manifest().is_ok().then_some(found);
         }
-        let digest = fs::read_to_string(ref_file(store, &reference)).ok()?;
+        let digest = fs::read_to_string(tag_file(store, &reference)).ok()?;
         Some(LayoutImage { layout: store.to_owned(), digest })
     }
 
@@ -101,8 +101,8 @@ impl ImagePuller {
         let reference: Reference = image.parse().map_err(parse)?;
         let work = || -> Result<LayoutImage, ImagePullError> {
             // The HTTP client resolves names on threads that this one starts, so they are in the host's network too.
-            net::enter(self.host.as_fd()).map_err(ImagePullError::Network)?;
-            let runtime = net::runtime().map_err(ImagePullError::Network)?;
+            net::enter_namespace(self.host.as_fd()).map_err(ImagePullError::Network)?;
+            let runtime = net::thread_runtime().map_err(ImagePullError::Network)?;
             runtime.block_on(self.fetch(store, &reference))
         };
         thread::scope(|scope| scope.spawn(work).join())
@@ -121,19 +121,19 @@ impl ImagePuller {
         // Another part of the process may have installed a provider before; then that one is used.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::new(ClientConfig { protocol, ..ClientConfig::default() });
-        let auth = self.auth(reference);
-        let refuse = |source| refused(&registry, source);
+        let auth = self.credentials_for(reference);
+        let refuse = |source| classify_error(&registry, source);
         let (manifest, digest) =
             client.pull_image_manifest(reference, &auth).await.map_err(refuse)?;
         // Blobs first: an image whose manifest is in the store is complete.
         for layer in std::iter::once(&manifest.config).chain(&manifest.layers) {
-            let path = blob(store, &layer.digest);
+            let path = blob_path(store, &layer.digest);
             if path.exists() {
                 continue;
             }
             let mut bytes = Vec::new();
             client.pull_blob(reference, layer, &mut bytes).await.map_err(refuse)?;
-            write(&path, &bytes)?;
+            write_atomically(&path, &bytes)?;
         }
         // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
         // tag may have moved since.
@@ -143,19 +143,19 @@ impl ImagePuller {
         ];
         let exact = reference.clone_with_digest(digest.clone());
         let (raw, _) = client.pull_manifest_raw(&exact, &auth, &types).await.map_err(refuse)?;
-        write(&blob(store, &digest), &raw)?;
+        write_atomically(&blob_path(store, &digest), &raw)?;
         if reference.digest().is_none() {
-            write(&ref_file(store, reference), digest.as_bytes())?;
+            write_atomically(&tag_file(store, reference), digest.as_bytes())?;
         }
         info!(image = reference.whole(), digest, "image pulled");
         Ok(LayoutImage { layout: store.to_owned(), digest })
     }
 
     /// Returns the credentials for a repository, or none.
-    fn auth(&self, reference: &Reference) -> RegistryAuth {
+    fn credentials_for(&self, reference: &Reference) -> RegistryAuth {
         let found = self.credentials.iter().find_map(|path| {
             let file = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-            credentials::find(&file, reference.registry(), reference.repository())
+            credentials::find_credentials(&file, reference.registry(), reference.repository())
         });
         found
             .map_or(RegistryAuth::Anonymous, |(user, password)| RegistryAuth::Basic(user, password))
@@ -188,7 +188,7 @@ fn is_loopback(registry: &str) -> bool {
 }
 
 /// Classifies a failed request; registries differ in the codes and statuses that they send.
-fn refused(registry: &str, source: OciDistributionError) -> ImagePullError {
+fn classify_error(registry: &str, source: OciDistributionError) -> ImagePullError {
     let registry = registry.to_owned();
     let codes = match &source {
         OciDistributionError::RegistryError { envelope, .. } => {
@@ -219,17 +219,17 @@ fn refused(registry: &str, source: OciDistributionError) -> ImagePullError {
 }
 
 /// Path of a blob in the store: `blobs/sha256/…`.
-fn blob(store: &Path, digest: &str) -> PathBuf {
+fn blob_path(store: &Path, digest: &str) -> PathBuf {
     store.join("blobs").join(digest.replacen(':', "/", 1))
 }
 
 /// Path of the file that holds the digest of a tag.
-fn ref_file(store: &Path, reference: &Reference) -> PathBuf {
+fn tag_file(store: &Path, reference: &Reference) -> PathBuf {
     store.join("refs").join(reference.whole().replace(['/', ':', '@'], "_"))
 }
 
 /// Writes a file of the store atomically.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), ImagePullError> {
+fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ImagePullError> {
     let store = |source| ImagePullError::Store { path: path.to_owned(), source };
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(store)?;

@@ -15,10 +15,14 @@ use crate::process::exit_code;
 use crate::sys;
 
 /// Pauses, in milliseconds, before asking again for the exit code of a process that is still the runtime's child.
-const HANDED_OVER_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
+const REPARENT_RETRY_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
 
 /// Opens the process of a container that an earlier node process started, if it still runs in the container's cgroup.
-pub(super) fn find(shared: &KubeletResources, uid: &str, container: &str) -> Option<OwnedFd> {
+pub(super) fn find_process(
+    shared: &KubeletResources,
+    uid: &str,
+    container: &str,
+) -> Option<OwnedFd> {
     let file = shared.layout.bundle(uid, container).join("pid");
     let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     let fd = open_process(pid)?;
@@ -47,7 +51,7 @@ pub(super) fn reap_helpers(shared: &KubeletResources) {
             // runs is found by the next round.
             let runs =
                 matches!(waitid(child(), look | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
-            if !runs && !shared.runtime.executes(pid) && is_helper(pid, &pods) {
+            if !runs && !shared.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
                 let _ = waitid(child(), look);
             }
         }
@@ -66,7 +70,7 @@ fn is_helper(pid: i32, pods: &Path) -> bool {
 }
 
 /// Waits for a container's exit and reports it with code, reason and message.
-pub(super) async fn report(
+pub(super) async fn report_exit(
     shared: Arc<KubeletResources>,
     reports: mpsc::Sender<PodEventReport>,
     uid: String,
@@ -75,7 +79,7 @@ pub(super) async fn report(
     fd: Arc<OwnedFd>,
     id: Option<String>,
 ) {
-    let code = ended(&fd).await.unwrap_or(-1);
+    let code = wait_exit_code(&fd).await.unwrap_or(-1);
     // 137 alone is any SIGKILL; only with a kill counted in the cgroup was it the kernel, for lack of memory.
     let oom = code == 137 && shared.mounts.oom_kills(&shared.layout, &uid, &name) > 0;
     let reason = match code {
@@ -83,7 +87,7 @@ pub(super) async fn report(
         0 => "Completed",
         _ => "Error",
     };
-    let message = logs::last_words(&shared.layout, &uid, &name);
+    let message = logs::exit_message(&shared.layout, &uid, &name);
     // Without this file no later node process takes another process with the same pid for the container.
     let _ = fs::remove_file(shared.layout.bundle(&uid, &name).join("pid"));
     if let Some(id) = id {
@@ -94,16 +98,16 @@ pub(super) async fn report(
         .send(PodEventReport {
             uid,
             event: PodEvent::Exited { at, exit },
-            extra: EventResource::None,
+            resource: EventResource::None,
         })
         .await;
 }
 
 /// Waits for a process; `None` if it was another process's child and the kernel does not report the code.
-async fn ended(fd: &Arc<OwnedFd>) -> Option<i32> {
-    drop(sys::watch(Arc::clone(fd)).ok()?.readable().await.ok()?);
+async fn wait_exit_code(fd: &Arc<OwnedFd>) -> Option<i32> {
+    drop(sys::watch_readable(Arc::clone(fd)).ok()?.readable().await.ok()?);
     // A short process may end before its parent, the runtime's helper. Once that has ended too, it is our child.
-    for pause in HANDED_OVER_MS {
+    for pause in REPARENT_RETRY_MS {
         let code = exit_code(fd);
         if code.is_some() {
             return code;

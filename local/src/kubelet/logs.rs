@@ -11,24 +11,24 @@ use tracing::{info, warn};
 use crate::layout::NodeLayout;
 
 /// Size at which a log becomes `….log.1` and begins again: the kubelet's default `containerLogMaxSize`.
-const MOST_BYTES: u64 = 10 << 20;
+const MAX_LOG_BYTES: u64 = 10 << 20;
 /// Folders of pods that are gone, kept for reading; the oldest beyond this number are removed.
-const MOST_PODS: usize = 100;
+const MAX_KEPT_FOLDERS: usize = 100;
 /// Bytes of a log or message that go into a status, as in Kubernetes.
-const WORDS: u64 = 2048;
+const MAX_MESSAGE_BYTES: u64 = 2048;
 
 /// Rotates logs that have grown too long.
 ///
 /// The container itself writes to the file, so that its output survives this process. It appends, so truncating the
 /// file is safe. Lines written between copy and truncation are lost.
-pub(super) fn bound(layout: &NodeLayout) {
+pub(super) fn rotate_logs(layout: &NodeLayout) {
     for folder in entries(&layout.logs()) {
         for log in entries(&folder) {
-            let long = fs::metadata(&log).is_ok_and(|meta| meta.len() > MOST_BYTES);
+            let long = fs::metadata(&log).is_ok_and(|meta| meta.len() > MAX_LOG_BYTES);
             if !long || log.extension().is_none_or(|extension| extension != "log") {
                 continue;
             }
-            match turn(&log) {
+            match rotate_log(&log) {
                 Ok(()) => info!(log = %log.display(), "log turned over"),
                 Err(error) => warn!(log = %log.display(), %error, "log not turned over"),
             }
@@ -37,54 +37,54 @@ pub(super) fn bound(layout: &NodeLayout) {
 }
 
 /// Copies the newest part of a log to `….log.1` and truncates the log.
-fn turn(log: &Path) -> std::io::Result<()> {
+fn rotate_log(log: &Path) -> std::io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(log)?;
     // A container may have written many times the limit since the last check; only the end is kept.
-    let begin = file.metadata()?.len().saturating_sub(MOST_BYTES);
+    let begin = file.metadata()?.len().saturating_sub(MAX_LOG_BYTES);
     file.seek(SeekFrom::Start(begin))?;
     let mut kept = File::create(log.with_extension("log.1"))?;
-    let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MOST_BYTES), &mut kept);
+    let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MAX_LOG_BYTES), &mut kept);
     // Truncated even if the copy fails for lack of room: the log must not grow forever.
     file.set_len(0)?;
     copied.map(drop)
 }
 
 /// Removes the oldest log folders, except those of pods that are `alive`.
-pub(super) fn prune(layout: &NodeLayout, alive: &BTreeSet<PathBuf>) {
+pub(super) fn prune_folders(layout: &NodeLayout, alive: &BTreeSet<PathBuf>) {
     let mut folders: Vec<(SystemTime, PathBuf)> = entries(&layout.logs())
         .into_iter()
         .filter_map(|folder| Some((fs::metadata(&folder).ok()?.modified().ok()?, folder)))
         .collect();
     folders.retain(|(_, folder)| !alive.contains(folder));
     folders.sort();
-    let surplus = folders.len().saturating_sub(MOST_PODS);
+    let surplus = folders.len().saturating_sub(MAX_KEPT_FOLDERS);
     for (_, folder) in folders.into_iter().take(surplus) {
         let _ = fs::remove_dir_all(folder);
     }
 }
 
 /// Returns a container's message about its end: its termination message, else the last lines of its log.
-pub(super) fn last_words(layout: &NodeLayout, uid: &str, container: &str) -> String {
+pub(super) fn exit_message(layout: &NodeLayout, uid: &str, container: &str) -> String {
     let bundle = layout.bundle(uid, container);
-    let message = tail(&bundle.join("termination-log"), 0);
+    let message = read_tail(&bundle.join("termination-log"), 0);
     if !message.trim().is_empty() {
         return message;
     }
     let begin = fs::read_to_string(bundle.join("log-begin")).ok();
     let begin = begin.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-    fs::read_link(bundle.join("log")).map(|log| tail(&log, begin)).unwrap_or_default()
+    fs::read_link(bundle.join("log")).map(|log| read_tail(&log, begin)).unwrap_or_default()
 }
 
 /// Returns the end of a file, from `begin` at the earliest.
-fn tail(path: &Path, begin: u64) -> String {
+fn read_tail(path: &Path, begin: u64) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
         // Shorter than before: the log was rotated since, and what this run wrote first is in `….log.1`.
         let begin = if begin > length { 0 } else { begin };
-        file.seek(SeekFrom::Start(begin.max(length.saturating_sub(WORDS))))?;
+        file.seek(SeekFrom::Start(begin.max(length.saturating_sub(MAX_MESSAGE_BYTES))))?;
         let mut bytes = Vec::new();
-        file.take(WORDS).read_to_end(&mut bytes)?;
+        file.take(MAX_MESSAGE_BYTES).read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
     read().unwrap_or_default()

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use common::node::{LocalContainerState, LocalPodPhase};
+use common::local_node::{LocalContainerState, LocalPodPhase};
 
 use super::*;
 
@@ -20,9 +20,9 @@ fn seconds(count: u64) -> Duration {
 fn running(now: Instant) -> PodStateMachine {
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
-    assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::Connect, PodAction::Pull(0)]);
-    assert_eq!(pod.step(now, PodEvent::Image { at: 0, digest: "sha256:1".to_owned() }), []);
-    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), [PodAction::Start(0)]);
+    assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::CreateNetwork, PodAction::Pull(0)]);
+    assert_eq!(pod.step(now, PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() }), []);
+    assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
     assert_eq!(pod.phase(), LocalPodPhase::Pending);
     assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), []);
     assert_eq!(pod.phase(), LocalPodPhase::Running);
@@ -37,7 +37,7 @@ fn restarts_back_off_from_at_once_to_five_minutes_and_forget_after_ten() {
         let actions = pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) });
         if wait > 0 {
             assert_eq!(actions, []);
-            assert_eq!(pod.due(), Some(now + seconds(wait)));
+            assert_eq!(pod.next_tick_at(), Some(now + seconds(wait)));
             assert_eq!(pod.step(now + seconds(wait) - seconds(1), PodEvent::Tick), []);
             now += seconds(wait);
             assert_eq!(pod.step(now, PodEvent::Tick), [PodAction::Start(0)], "after {wait} s");
@@ -61,7 +61,11 @@ fn a_crashing_container_says_why_it_waits() {
         message: "Error with code 3: no config; started again at once".to_owned(),
         last_exit: Some(3),
     };
-    assert_eq!(pod.containers()[0].state, state, "the reason is known while it starts again");
+    assert_eq!(
+        pod.container_statuses()[0].state,
+        state,
+        "the reason is known while it starts again"
+    );
     pod.step(now, PodEvent::Started { at: 0 });
     pod.step(now, PodEvent::Exited { at: 0, exit: exit(3) });
     let state = LocalContainerState::Waiting {
@@ -69,7 +73,7 @@ fn a_crashing_container_says_why_it_waits() {
         message: "Error with code 3: no config; started again after 10 s".to_owned(),
         last_exit: Some(3),
     };
-    assert_eq!(pod.containers()[0].state, state);
+    assert_eq!(pod.container_statuses()[0].state, state);
     assert_eq!(pod.phase(), LocalPodPhase::Running);
 }
 
@@ -79,18 +83,18 @@ fn a_missing_image_is_asked_for_again_later() {
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
     pod.step(now, PodEvent::Begin);
-    pod.step(now, PodEvent::Network(Vec::new()));
-    let failed = || PodEvent::NoImage {
+    pod.step(now, PodEvent::NetworkReady(Vec::new()));
+    let failed = || PodEvent::ImageFailed {
         at: 0,
         reason: "ImagePullBackOff".to_owned(),
         message: "not found".to_owned(),
     };
     assert_eq!(pod.step(now, failed()), []);
-    assert_eq!(pod.due(), Some(now + seconds(10)));
+    assert_eq!(pod.next_tick_at(), Some(now + seconds(10)));
     assert_eq!(pod.step(now + seconds(10), PodEvent::Tick), [PodAction::Pull(0)]);
     pod.step(now + seconds(10), failed());
-    assert_eq!(pod.due(), Some(now + seconds(30)));
-    let ready = PodEvent::Image { at: 0, digest: "sha256:1".to_owned() };
+    assert_eq!(pod.next_tick_at(), Some(now + seconds(30)));
+    let ready = PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() };
     assert_eq!(pod.step(now + seconds(30), ready), [PodAction::Start(0)]);
     assert_eq!(pod.restarts(0), 0);
 }
@@ -101,14 +105,17 @@ fn a_stopped_pod_is_asked_then_killed_then_removed() {
     let mut pod = running(now);
     assert_eq!(pod.step(now, PodEvent::Stop), [PodAction::Terminate(0)]);
     assert_eq!(pod.step(now, PodEvent::Stop), []);
-    assert_eq!((pod.phase(), pod.due()), (LocalPodPhase::Terminating, Some(now + seconds(30))));
+    assert_eq!(
+        (pod.phase(), pod.next_tick_at()),
+        (LocalPodPhase::Terminating, Some(now + seconds(30)))
+    );
     assert_eq!(pod.step(now + seconds(29), PodEvent::Tick), []);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Tick), [PodAction::Kill(0)]);
-    assert_eq!(pod.due(), None);
+    assert_eq!(pod.next_tick_at(), None);
     let gone = PodEvent::Exited { at: 0, exit: exit(137) };
     assert_eq!(pod.step(now + seconds(30), gone), [PodAction::Remove]);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Removed), []);
-    assert_eq!(pod.phase(), LocalPodPhase::Gone);
+    assert_eq!(pod.phase(), LocalPodPhase::Removed);
 }
 
 #[test]
@@ -118,15 +125,15 @@ fn a_pod_stopped_while_it_starts_leaves_nothing_behind() {
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
     pod.step(now, PodEvent::Begin);
     assert_eq!(pod.step(now, PodEvent::Stop), []);
-    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), []);
-    let image = PodEvent::Image { at: 0, digest: "sha256:1".to_owned() };
+    assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), []);
+    let image = PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() };
     assert_eq!(pod.step(now, image), [PodAction::Remove]);
 
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
     pod.step(now, PodEvent::Begin);
-    pod.step(now, PodEvent::Network(Vec::new()));
-    pod.step(now, PodEvent::Image { at: 0, digest: "sha256:1".to_owned() });
+    pod.step(now, PodEvent::NetworkReady(Vec::new()));
+    pod.step(now, PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() });
     assert_eq!(pod.step(now, PodEvent::Stop), []);
     assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), [PodAction::Terminate(0)]);
 }
@@ -142,9 +149,9 @@ fn init_containers_run_one_after_another_and_sidecars_stay() {
     let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
     pod.step(now, PodEvent::Begin);
     for at in 0..3 {
-        pod.step(now, PodEvent::Image { at, digest: "sha256:1".to_owned() });
+        pod.step(now, PodEvent::ImageReady { at, digest: "sha256:1".to_owned() });
     }
-    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), [PodAction::Start(0)]);
+    assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
     assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), []);
     assert_eq!(pod.step(now, PodEvent::Exited { at: 0, exit: exit(0) }), [PodAction::Start(1)]);
     assert_eq!(pod.step(now, PodEvent::Started { at: 1 }), [PodAction::Start(2)]);
@@ -176,14 +183,14 @@ fn an_adopted_container_is_not_started_twice() {
     let now = Instant::now();
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
-    pod.adopt(0, 2, ProbeResults::default(), Some("sha256:1".to_owned()), true);
+    pod.adopt_container(0, 2, ProbeResults::default(), Some("sha256:1".to_owned()), true);
     pod.network = PodNetworkState::Ready(Vec::new());
     assert_eq!(pod.step(now, PodEvent::Begin), []);
     assert_eq!((pod.phase(), pod.restarts(0)), (LocalPodPhase::Running, 2));
 }
 
 fn probed(attempt: u32, started: bool, ready: bool) -> PodEvent {
-    PodEvent::Probed { at: 0, attempt, shown: ProbeResults { started, ready } }
+    PodEvent::ProbesChanged { at: 0, attempt, results: ProbeResults { started, ready } }
 }
 
 /// Returns a pod of a probed sidecar and a main container; images and network are ready.
@@ -196,9 +203,9 @@ fn beside_a_probed_sidecar(now: Instant) -> PodStateMachine {
     );
     pod.step(now, PodEvent::Begin);
     for at in [0, 1] {
-        pod.step(now, PodEvent::Image { at, digest: "sha256:1".to_owned() });
+        pod.step(now, PodEvent::ImageReady { at, digest: "sha256:1".to_owned() });
     }
-    assert_eq!(pod.step(now, PodEvent::Network(Vec::new())), [PodAction::Start(0)]);
+    assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
     pod
 }
 
@@ -247,7 +254,7 @@ fn a_pod_of_an_earlier_node_is_as_ready_as_it_was() {
     let sidecar = ContainerPlan { is_probed: true, ..plan("web", ContainerRole::Main) };
     let mut pod = PodStateMachine::new(RestartPolicy::Always, None, vec![sidecar]);
     pod.adopt_network(Vec::new());
-    pod.adopt(0, 2, ProbeResults { started: true, ready: true }, None, true);
+    pod.adopt_container(0, 2, ProbeResults { started: true, ready: true }, None, true);
     pod.step(now, PodEvent::Begin);
     assert!(pod.is_ready());
     pod.step(now, PodEvent::Stop);

@@ -12,15 +12,15 @@ use std::time::Duration;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tokio::time::timeout;
 
-use super::{OciRuntime, OciRuntimeError, file};
+use super::{OciRuntime, OciRuntimeError, file_error};
 use crate::cgroups::ContainerCgroup;
 use crate::process::{ProcessId, exit_code};
 use crate::sys;
 
 /// Bytes of a command's output that are kept, enough to name the cause of a failure.
-const OUTPUT: u64 = 1024;
+const MAX_OUTPUT_BYTES: u64 = 1024;
 /// Time that the runtime has to end by itself after its command was killed.
-const AFTERWARDS: Duration = Duration::from_secs(1);
+const RUNTIME_EXIT_GRACE: Duration = Duration::from_secs(1);
 
 /// A command to be run inside a container.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) struct RunningExecs(Arc<Mutex<BTreeSet<i32>>>);
 
 impl RunningExecs {
     /// Starts a runtime under the lock, so that its pid is listed before `contains` can be asked about it.
-    fn started<E>(
+    fn start_tracked<E>(
         &self,
         start: impl FnOnce() -> Result<(i32, OwnedFd), E>,
     ) -> Result<ExecProcess, E> {
@@ -61,7 +61,7 @@ impl RunningExecs {
     }
 
     /// Removes a runtime that was reaped, or that no task waits for.
-    fn ended(&self, child: &ExecProcess) {
+    fn remove(&self, child: &ExecProcess) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&child.pid);
     }
 
@@ -86,8 +86,8 @@ struct StartedExec {
 
 impl OciRuntime {
     /// Returns true if `pid` is a runtime process that executes a command.
-    pub fn executes(&self, pid: i32) -> bool {
-        self.executing.contains(pid)
+    pub fn is_exec_process(&self, pid: i32) -> bool {
+        self.running_execs.contains(pid)
     }
 
     /// Runs a command inside a container, and kills it after `patience`.
@@ -98,11 +98,11 @@ impl OciRuntime {
     ) -> Result<ExecResult, OciRuntimeError> {
         let runtime = self.clone();
         let started =
-            self.on_thread::<_, OciRuntimeError>(move || runtime.start_exec(&exec)).await?;
+            self.run_on_thread::<_, OciRuntimeError>(move || runtime.start_exec(&exec)).await?;
         let runtime = self.clone();
         // A task of its own: it reaps the runtime even if the caller's task is dropped.
         let finished = tokio::spawn(async move { runtime.finish_exec(started, patience).await });
-        finished.await.ok().ok_or(OciRuntimeError::Ended)?
+        finished.await.ok().ok_or(OciRuntimeError::ThreadsEnded)?
     }
 
     /// Starts the runtime's `exec` in the container's cgroup.
@@ -112,15 +112,16 @@ impl OciRuntime {
         let pid_file = exec.bundle.join(format!("exec-{number}.pid"));
         // A memfd needs no file to be removed later, and its pages count as the container's memory.
         let output = memfd_create(c"exec", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);
-        let output = output.map(File::from).map_err(file("keep the output of", &self.program))?;
-        let null = File::open("/dev/null").map_err(file("open", Path::new("/dev/null")))?;
+        let output =
+            output.map(File::from).map_err(file_error("keep the output of", &self.program))?;
+        let null = File::open("/dev/null").map_err(file_error("open", Path::new("/dev/null")))?;
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut argv = self.argv();
+        let mut argv = self.base_argv();
         let options = ["exec".to_owned(), "--pid-file".to_owned(), text(&pid_file)];
         argv.extend(options.into_iter().chain([exec.id.clone()]));
         argv.extend(exec.command.iter().cloned());
         let stdio = [null.as_fd(), output.as_fd(), output.as_fd()];
-        let child = self.executing.started(|| {
+        let child = self.running_execs.start_tracked(|| {
             let (pid, pidfd) = self.spawn(&argv, &exec.cgroup, stdio)?;
             Ok::<_, OciRuntimeError>((pid.as_raw(), pidfd))
         })?;
@@ -134,26 +135,26 @@ impl OciRuntime {
         patience: Duration,
     ) -> Result<ExecResult, OciRuntimeError> {
         let StartedExec { child, mut output, pid_file } = started;
-        let watched = sys::watch(Arc::clone(&child.pidfd)).map_err(|error| {
+        let watched = sys::watch_readable(Arc::clone(&child.pidfd)).map_err(|error| {
             // No task waits for this runtime then: `reap_helpers` reaps it.
-            self.executing.ended(&child);
-            file("watch", &self.program)(error)
+            self.running_execs.remove(&child);
+            file_error("watch", &self.program)(error)
         })?;
         let in_time = timeout(patience, watched.readable()).await.is_ok();
         if !in_time {
             // The command is killed first: its runtime then reaps it and ends by itself.
             kill_command(&pid_file);
-            if timeout(AFTERWARDS, watched.readable()).await.is_err() {
+            if timeout(RUNTIME_EXIT_GRACE, watched.readable()).await.is_err() {
                 let _gone = sys::pidfd_signal(child.pidfd.as_fd(), libc::SIGKILL);
                 let _ = watched.readable().await;
             }
         }
         let code = exit_code(&child.pidfd).unwrap_or(-1);
-        self.executing.ended(&child);
+        self.running_execs.remove(&child);
         let _ = fs::remove_file(&pid_file);
         let mut text = Vec::new();
         // An error here costs only the output; the exit code still decides.
-        let _ = output.rewind().and_then(|()| output.take(OUTPUT).read_to_end(&mut text));
+        let _ = output.rewind().and_then(|()| output.take(MAX_OUTPUT_BYTES).read_to_end(&mut text));
         let output = String::from_utf8_lossy(&text).into_owned();
         Ok(ExecResult { code: in_time.then_some(code), output })
     }
@@ -162,7 +163,7 @@ impl OciRuntime {
 /// Kills the command of a pid file, if it still runs.
 fn kill_command(pid_file: &Path) {
     let pid = fs::read_to_string(pid_file).ok().and_then(|text| text.trim().parse().ok());
-    if let Some(process) = pid.and_then(ProcessId::of).and_then(|process| process.open()) {
+    if let Some(process) = pid.and_then(ProcessId::from_pid).and_then(|process| process.open()) {
         let _gone = sys::pidfd_signal(process.as_fd(), libc::SIGKILL);
     }
 }

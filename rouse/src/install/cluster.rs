@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use controller::kube::client::connect;
+use controller::api::client::connect;
 use kube::{
     Api, Client,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
@@ -14,26 +14,31 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::{configs, objects::name};
+use super::{configs, objects::kind_and_name};
 
 /// Field manager of this command in `managedFields`.
-pub(super) const MANAGER: &str = "rouse-install";
+pub(super) const FIELD_MANAGER: &str = "rouse-install";
 /// Interval between two reads of an awaited object.
-const LOOK: Duration = Duration::from_millis(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Time for which an object is retried while the API server cannot accept it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Client of the cluster that a kubeconfig file names.
 pub(super) struct ClusterClient(Client);
 
 impl ClusterClient {
     /// Connects to the cluster of `kubeconfig`. Clusters named by the environment are never used.
-    pub(super) async fn of(kubeconfig: &Path) -> Result<Self> {
+    pub(super) async fn connect(kubeconfig: &Path) -> Result<Self> {
         Ok(Self(connect(Some(kubeconfig)).await?))
     }
 
-    fn api(&self, api_version: &str, kind: &str, namespace: Option<&str>) -> Api<DynamicObject> {
+    fn dynamic_api(
+        &self,
+        api_version: &str,
+        kind: &str,
+        namespace: Option<&str>,
+    ) -> Api<DynamicObject> {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         match namespace {
@@ -45,14 +50,14 @@ impl ClusterClient {
     fn api_of(&self, object: &Value) -> Api<DynamicObject> {
         let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
         let namespace = object["metadata"]["namespace"].as_str();
-        self.api(&text(&object["apiVersion"]), &text(&object["kind"]), namespace)
+        self.dynamic_api(&text(&object["apiVersion"]), &text(&object["kind"]), namespace)
     }
 
     /// Reads the present state of an object.
     pub(super) async fn get(&self, object: &Value) -> Result<Option<Value>> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
         let got = self.api_of(object).get_opt(short).await;
-        let got = got.with_context(|| format!("cannot read {}", name(object)))?;
+        let got = got.with_context(|| format!("cannot read {}", kind_and_name(object)))?;
         got.map(serde_json::to_value).transpose().context("an object is JSON")
     }
 
@@ -64,7 +69,7 @@ impl ClusterClient {
         namespace: Option<&str>,
         labels: &str,
     ) -> Result<Vec<Value>> {
-        let list = self.api(api_version, kind, namespace);
+        let list = self.dynamic_api(api_version, kind, namespace);
         let list = list.list(&ListParams::default().labels(labels)).await;
         let of = namespace.unwrap_or("the cluster");
         let list = list.with_context(|| format!("cannot list {kind}s of {of}"))?;
@@ -86,39 +91,41 @@ impl ClusterClient {
     pub(super) async fn apply(&self, object: &Value) -> Result<()> {
         let started = Instant::now();
         loop {
-            let tried = self.try_to_apply(object).await;
-            let is_late = started.elapsed() >= PATIENCE;
+            let tried = self.try_apply(object).await;
+            let is_late = started.elapsed() >= RETRY_TIMEOUT;
             match tried {
                 // Server errors are retried; client errors are final, since the object itself is wrong.
                 Err(kube::Error::Api(status)) if status.code >= 500 && !is_late => {}
-                Ok(there) if !is_going(&there) => return Ok(()),
+                Ok(there) if !is_terminating(&there) => return Ok(()),
                 Ok(_) if is_late => bail!(
                     "{} is being deleted and does not go: see what finalizers it has",
-                    name(object)
+                    kind_and_name(object)
                 ),
                 Ok(_) => {}
                 Err(error) => {
-                    return Err(error).with_context(|| format!("cannot apply {}", name(object)));
+                    return Err(error)
+                        .with_context(|| format!("cannot apply {}", kind_and_name(object)));
                 }
             }
-            pause().await;
+            wait_poll_interval().await;
         }
     }
 
     /// Tries once to apply an object, and returns its state in the cluster.
-    async fn try_to_apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
+    async fn try_apply(&self, object: &Value) -> Result<DynamicObject, kube::Error> {
         let api = self.api_of(object);
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
-        if !configs::is_operators(object) {
+        if !configs::is_operator_owned(object) {
             // Forced: fields that another manager took over belong to the installation again.
-            let params = PatchParams::apply(MANAGER).force();
+            let params = PatchParams::apply(FIELD_MANAGER).force();
             return api.patch(short, &params, &Patch::Apply(object)).await;
         }
         if let Some(there) = api.get_opt(short).await? {
             return Ok(there);
         }
         let body = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
-        let params = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
+        let params =
+            PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
         match api.create(&params, &body).await {
             // Another client created it between the two calls.
             Err(kube::Error::Api(status)) if status.code == 409 => api.get(short).await,
@@ -127,7 +134,7 @@ impl ClusterClient {
     }
 
     /// Tries to create an object as a dry run, and returns the error of storage or admission, if any.
-    pub(super) async fn refuses(&self, object: &Value) -> Result<Option<String>> {
+    pub(super) async fn dry_run_error(&self, object: &Value) -> Result<Option<String>> {
         let body = serde_json::from_value(object.clone()).context("an object is JSON")?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let tried = self.api_of(object).create(&params, &body).await;
@@ -136,9 +143,14 @@ impl ClusterClient {
 
     /// Deletes all objects of a kind in all namespaces, each after its dependents. Returns the names of those still
     /// there.
-    pub(super) async fn clear(&self, api_version: &str, kind: &str) -> Result<Vec<String>> {
+    pub(super) async fn delete_everywhere(
+        &self,
+        api_version: &str,
+        kind: &str,
+    ) -> Result<Vec<String>> {
         let failed = || format!("cannot delete {kind}s of {api_version}");
-        let all = match self.api(api_version, kind, None).list(&ListParams::default()).await {
+        let all = match self.dynamic_api(api_version, kind, None).list(&ListParams::default()).await
+        {
             // The kind does not exist, so there are no objects.
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
             all => all.with_context(failed)?,
@@ -146,7 +158,7 @@ impl ClusterClient {
         let mut left = Vec::new();
         for object in &all.items {
             let namespace = object.metadata.namespace.as_deref();
-            let api = self.api(api_version, kind, namespace);
+            let api = self.dynamic_api(api_version, kind, namespace);
             let name = object.metadata.name.as_deref().unwrap_or_default();
             left.push(format!("{}/{name}", namespace.unwrap_or_default()));
             // Foreground deletion keeps the owner until its dependents are gone, so the caller can wait for the pods.
@@ -159,14 +171,14 @@ impl ClusterClient {
     }
 
     /// Deletes all objects of a kind with these labels in a namespace.
-    pub(super) async fn delete_all(
+    pub(super) async fn delete_labelled(
         &self,
         api_version: &str,
         kind: &str,
         namespace: &str,
         labels: &str,
     ) -> Result<()> {
-        let api = self.api(api_version, kind, Some(namespace));
+        let api = self.dynamic_api(api_version, kind, Some(namespace));
         // Slices have no dependents, so there is nothing to wait for.
         let labelled = ListParams::default().labels(labels);
         let deleted = api.delete_collection(&DeleteParams::background(), &labelled).await;
@@ -180,17 +192,19 @@ impl ClusterClient {
             Ok(_) => Ok(true),
             // An object that is already gone makes a repeated uninstall succeed.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-            Err(error) => Err(error).with_context(|| format!("cannot delete {}", name(object))),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot delete {}", kind_and_name(object)))
+            }
         }
     }
 }
 
 /// Returns true if the object is being deleted.
-fn is_going(object: &DynamicObject) -> bool {
+fn is_terminating(object: &DynamicObject) -> bool {
     object.metadata.deletion_timestamp.is_some()
 }
 
 /// Sleeps until the next read of an awaited object.
-pub(super) async fn pause() {
-    tokio::time::sleep(LOOK).await;
+pub(super) async fn wait_poll_interval() {
+    tokio::time::sleep(POLL_INTERVAL).await;
 }

@@ -3,11 +3,11 @@
 //! Each is shipped without a setting, with an `_example` that shows the possible settings, as in Knative. An edit of
 //! the example is refused, because it would have no effect.
 
-use controller::config_maps::example::{CHECKSUM, checksum};
+use controller::config_maps::example::{CHECKSUM_ANNOTATION, checksum};
 use serde_json::{Value, json};
 
 use super::{
-    objects::{object, with},
+    objects::{merge_fields, namespaced_object},
     settings::{InstallProfile, InstallSettings},
 };
 
@@ -125,14 +125,14 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
 }
 
 /// Returns true if an object is a ConfigMap that belongs to the operator once it exists.
-pub(crate) fn is_operators(object: &Value) -> bool {
+pub(crate) fn is_operator_owned(object: &Value) -> bool {
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     object["kind"] == "ConfigMap" && name.starts_with("config-")
 }
 
 fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
-    let mut map = object("v1", "ConfigMap", &format!("config-{name}"), "", settings);
-    map["metadata"]["annotations"] = json!({CHECKSUM: checksum(example)});
+    let mut map = namespaced_object("v1", "ConfigMap", &format!("config-{name}"), "", settings);
+    map["metadata"]["annotations"] = json!({CHECKSUM_ANNOTATION: checksum(example)});
     let mut data = json!({"_example": example});
     match name {
         // Only what the command line chooses becomes data; the operator sets the rest.
@@ -153,5 +153,5 @@ fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
         }
         _ => {}
     }
-    with(map, json!({"data": data}))
+    merge_fields(map, json!({"data": data}))
 }

@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 
 use super::{
     configs, policies, rbac, services,
-    settings::{InstallSettings, NAME, PART_OF},
+    settings::{InstallSettings, NAME_LABEL, PART_OF_LABEL},
     workloads,
 };
 
 /// All objects of an installation.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
-    let mut all = vec![namespace(settings)];
-    all.extend(crds::all());
+    let mut all = vec![namespace_object(settings)];
+    all.extend(crds::all_definitions());
     all.extend(configs::all(settings));
     all.extend(rbac::all(settings));
     all.extend(services::all(settings));
@@ -23,7 +23,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
 
 /// Labels of every object of an installation; `part` names a component, or is empty.
 pub(crate) fn labels(part: &str) -> Value {
-    let mut labels = json!({PART_OF.0: PART_OF.1, NAME.0: NAME.1});
+    let mut labels = json!({PART_OF_LABEL.0: PART_OF_LABEL.1, NAME_LABEL.0: NAME_LABEL.1});
     if !part.is_empty() {
         labels["app.kubernetes.io/component"] = part.into();
     }
@@ -31,7 +31,7 @@ pub(crate) fn labels(part: &str) -> Value {
 }
 
 /// An object in the installation's namespace with only its metadata.
-pub(crate) fn object(
+pub(crate) fn namespaced_object(
     api: &str,
     kind: &str,
     name: &str,
@@ -51,14 +51,14 @@ pub(crate) fn cluster_object(api: &str, kind: &str, name: &str) -> Value {
 }
 
 /// Adds the fields of `more` to an object.
-pub(crate) fn with(mut object: Value, more: Value) -> Value {
+pub(crate) fn merge_fields(mut object: Value, more: Value) -> Value {
     if let (Value::Object(fields), Value::Object(more)) = (&mut object, more) {
         fields.extend(more);
     }
     object
 }
 
-fn namespace(settings: &InstallSettings) -> Value {
+fn namespace_object(settings: &InstallSettings) -> Value {
     let mut namespace = cluster_object("v1", "Namespace", &settings.namespace);
     // The agent uses the host's network and enters pods' namespaces; the other components meet `restricted`.
     for mode in ["enforce", "audit", "warn"] {
@@ -69,13 +69,13 @@ fn namespace(settings: &InstallSettings) -> Value {
 }
 
 /// Kind and name of an object in the form `Deployment/controller`, for messages.
-pub(crate) fn name(object: &Value) -> String {
+pub(crate) fn kind_and_name(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     format!("{}/{}", text(&object["kind"]), text(&object["metadata"]["name"]))
 }
 
 /// Formats objects as a stream of YAML documents.
-pub(crate) fn yaml(objects: &[Value]) -> Result<String, serde_norway::Error> {
+pub(crate) fn to_yaml(objects: &[Value]) -> Result<String, serde_norway::Error> {
     // A separator before each document, so that files can be concatenated.
     let documents: Result<Vec<_>, _> = objects.iter().map(serde_norway::to_string).collect();
     Ok(documents?.iter().map(|document| format!("---\n{document}")).collect())

@@ -6,13 +6,16 @@
 use serde_json::{Value, json};
 
 use super::{
-    objects::{object, with},
+    objects::{merge_fields, namespaced_object},
     settings::InstallSettings,
-    workloads::{GATEWAY, INSIDE, PEERS, STREAMS, USAGE, WEBHOOK, admin},
+    workloads::{
+        CONTROLLER_PORT, GATEWAY_PORT, INTERNAL_PORT, PEER_PORT, USAGE_PORT, WEBHOOK_PORT,
+        admin_port,
+    },
 };
 
 /// Label of namespaces whose pods may read metrics.
-pub(crate) const MONITORING: &str = "rouse.dev/monitoring";
+pub(crate) const MONITORING_LABEL: &str = "rouse.dev/monitoring";
 
 /// One network policy for each component.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
@@ -21,23 +24,42 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
     // Activators are pods, so a policy can select them.
     let activators = json!([{"podSelector": {"matchLabels": {"app": "activator"}}}]);
-    let peers = json!({"from": activators, "ports": [open(PEERS)]});
+    let peers = json!({"from": activators, "ports": [open(PEER_PORT)]});
     vec![
-        policy("controller", json!([open(STREAMS), open(WEBHOOK)]), None, settings),
-        policy("autoscaler", json!([open(USAGE)]), None, settings),
-        policy("activator", json!([open(GATEWAY), open(INSIDE), services]), Some(peers), settings),
+        component_policy(
+            "controller",
+            json!([open(CONTROLLER_PORT), open(WEBHOOK_PORT)]),
+            None,
+            settings,
+        ),
+        component_policy("autoscaler", json!([open(USAGE_PORT)]), None, settings),
+        component_policy(
+            "activator",
+            json!([open(GATEWAY_PORT), open(INTERNAL_PORT), services]),
+            Some(peers),
+            settings,
+        ),
     ]
 }
 
 /// Policy of one component: its public ports, its metrics, and `more` if it has a further rule.
-fn policy(app: &str, open: Value, more: Option<Value>, settings: &InstallSettings) -> Value {
-    let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING: "true"}}});
-    let metrics = json!({"from": [monitoring], "ports": [{"port": admin(app), "protocol": "TCP"}]});
+fn component_policy(
+    app: &str,
+    open: Value,
+    more: Option<Value>,
+    settings: &InstallSettings,
+) -> Value {
+    let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}});
+    let metrics =
+        json!({"from": [monitoring], "ports": [{"port": admin_port(app), "protocol": "TCP"}]});
     let rules: Vec<Value> = [json!({"ports": open}), metrics].into_iter().chain(more).collect();
     let spec = json!({
         "podSelector": {"matchLabels": {"app": app}},
         "policyTypes": ["Ingress"],
         "ingress": rules,
     });
-    with(object("networking.k8s.io/v1", "NetworkPolicy", app, app, settings), json!({"spec": spec}))
+    merge_fields(
+        namespaced_object("networking.k8s.io/v1", "NetworkPolicy", app, app, settings),
+        json!({"spec": spec}),
+    )
 }

@@ -6,12 +6,12 @@
 use serde_json::{Value, json};
 
 use super::{
-    objects::{cluster_object, object, with},
+    objects::{cluster_object, merge_fields, namespaced_object},
     settings::InstallSettings,
 };
 
-const RBAC: &str = "rbac.authorization.k8s.io/v1";
-const ROLES: &str = "rbac.authorization.k8s.io";
+const RBAC_API_VERSION: &str = "rbac.authorization.k8s.io/v1";
+const RBAC_API_GROUP: &str = "rbac.authorization.k8s.io";
 
 /// Permission: verbs on resources, and the reason.
 #[derive(Debug)]
@@ -25,28 +25,28 @@ pub(crate) struct RbacRule {
     /// Verbs of the Kubernetes API.
     pub(crate) verbs: &'static [&'static str],
     /// Reason, as printed in `docs/rbac.md`.
-    pub(crate) why: &'static str,
+    pub(crate) reason: &'static str,
 }
 
 const SERVING: &[&str] = &["serving.knative.dev"];
-const FOLLOW: &[&str] = &["get", "list", "watch"];
-const OWN: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
+const WATCH_VERBS: &[&str] = &["get", "list", "watch"];
+const MANAGE_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// Permissions of the controller in every namespace, because services may be in any of them.
-pub(crate) const CLUSTER: [RbacRule; 23] = [
+pub(crate) const CLUSTER_RULES: [RbacRule; 23] = [
     RbacRule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
         names: &[],
-        verbs: FOLLOW,
-        why: "objects that users write",
+        verbs: WATCH_VERBS,
+        reason: "objects that users write",
     },
     RbacRule {
         groups: SERVING,
         resources: &["configurations", "routes", "revisions"],
         names: &[],
-        verbs: OWN,
-        why: "child objects of a service; removal of old Revisions",
+        verbs: MANAGE_VERBS,
+        reason: "child objects of a service; removal of old Revisions",
     },
     RbacRule {
         groups: SERVING,
@@ -59,7 +59,7 @@ pub(crate) const CLUSTER: [RbacRule; 23] = [
         ],
         names: &[],
         verbs: &["patch"],
-        why: "conditions, URLs, traffic",
+        reason: "conditions, URLs, traffic",
     },
     RbacRule {
         groups: SERVING,
@@ -71,145 +71,151 @@ pub(crate) const CLUSTER: [RbacRule; 23] = [
         ],
         names: &[],
         verbs: &["update"],
-        why: "as owners of child objects, where the cluster checks the right to set owner references",
+        reason: "as owners of child objects, where the cluster checks the right to set owner references",
     },
     RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers", "metrics"],
         names: &[],
-        verbs: OWN,
-        why: "scale of a Revision, for tools to read",
+        verbs: MANAGE_VERBS,
+        reason: "scale of a Revision, for tools to read",
     },
     RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers/status", "metrics/status"],
         names: &[],
         verbs: &["patch"],
-        why: "scale of a Revision, for tools to read",
+        reason: "scale of a Revision, for tools to read",
     },
     RbacRule {
         groups: &["autoscaling.internal.knative.dev"],
         resources: &["podautoscalers/finalizers"],
         names: &[],
         verbs: &["update"],
-        why: "as owners of HorizontalPodAutoscalers, where the cluster checks the right to set owner references",
+        reason: "as owners of HorizontalPodAutoscalers, where the cluster checks the right to set owner references",
     },
     RbacRule {
         groups: &["autoscaling"],
         resources: &["horizontalpodautoscalers"],
         names: &[],
-        verbs: OWN,
-        why: "scaling of Revisions of the class hpa.autoscaling.knative.dev",
+        verbs: MANAGE_VERBS,
+        reason: "scaling of Revisions of the class hpa.autoscaling.knative.dev",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
         resources: &["serverlessservices", "clusterdomainclaims"],
         names: &[],
-        verbs: OWN,
-        why: "path of a Revision, for tools to read; namespaces that may use a domain",
+        verbs: MANAGE_VERBS,
+        reason: "path of a Revision, for tools to read; namespaces that may use a domain",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
         resources: &["serverlessservices/status"],
         names: &[],
         verbs: &["patch"],
-        why: "path of a Revision, for tools to read; namespaces that may use a domain",
+        reason: "path of a Revision, for tools to read; namespaces that may use a domain",
     },
     RbacRule {
         groups: &["caching.internal.knative.dev"],
         resources: &["images"],
         names: &[],
-        verbs: OWN,
-        why: "images that pods will need, for image caches",
+        verbs: MANAGE_VERBS,
+        reason: "images that pods will need, for image caches",
     },
     RbacRule {
         groups: &["apps"],
         resources: &["deployments"],
         names: &[],
-        verbs: OWN,
-        why: "the pods of a Revision",
+        verbs: MANAGE_VERBS,
+        reason: "the pods of a Revision",
     },
     RbacRule {
         groups: &["apps"],
         resources: &["deployments/scale"],
         names: &[],
         verbs: &["update"],
-        why: "number of pods of a Revision",
+        reason: "number of pods of a Revision",
     },
     RbacRule {
         groups: &[""],
         resources: &["services"],
         names: &[],
-        verbs: OWN,
-        why: "addresses of Routes and Revisions",
+        verbs: MANAGE_VERBS,
+        reason: "addresses of Routes and Revisions",
     },
     RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices"],
         names: &[],
-        verbs: OWN,
-        why: "endpoints of a Route's Service: activators, for clients without an agent",
+        verbs: MANAGE_VERBS,
+        reason: "endpoints of a Route's Service: activators, for clients without an agent",
     },
     RbacRule {
         groups: &["discovery.k8s.io"],
         resources: &["endpointslices/restricted"],
         names: &[],
         verbs: &["create"],
-        why: "endpoints of a Route's Service, where the cluster (OpenShift) restricts addresses of other namespaces",
+        reason: "endpoints of a Route's Service, where the cluster (OpenShift) restricts addresses of other namespaces",
     },
     RbacRule {
         groups: &[""],
         resources: &["pods"],
         names: &[],
         verbs: &["get", "list", "watch", "patch"],
-        why: "addresses and states of pods; the annotation for the order of deletion",
+        reason: "addresses and states of pods; the annotation for the order of deletion",
     },
-    RbacRule { groups: &[""], resources: &["nodes"], names: &[], verbs: FOLLOW, why: "zones" },
+    RbacRule {
+        groups: &[""],
+        resources: &["nodes"],
+        names: &[],
+        verbs: WATCH_VERBS,
+        reason: "zones",
+    },
     RbacRule {
         groups: &[""],
         resources: &["namespaces"],
         names: &[],
-        verbs: FOLLOW,
-        why: "labels by which NetworkPolicies select namespaces",
+        verbs: WATCH_VERBS,
+        reason: "labels by which NetworkPolicies select namespaces",
     },
     RbacRule {
         groups: &["networking.k8s.io"],
         resources: &["networkpolicies"],
         names: &[],
-        verbs: FOLLOW,
-        why: "clients whose requests an activator may accept",
+        verbs: WATCH_VERBS,
+        reason: "clients whose requests an activator may accept",
     },
     RbacRule {
         groups: &[""],
         resources: &["serviceaccounts"],
         names: &[],
         verbs: &["get"],
-        why: "pull secrets that a service account names, when a tag is resolved to a digest",
+        reason: "pull secrets that a service account names, when a tag is resolved to a digest",
     },
     RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &[],
         verbs: &["get"],
-        why: "these pull secrets, each by name; the controller cannot list Secrets and keeps none",
+        reason: "these pull secrets, each by name; the controller cannot list Secrets and keeps none",
     },
     RbacRule {
         groups: &["", "events.k8s.io"],
         resources: &["events"],
         names: &[],
         verbs: &["create", "patch"],
-        why: "Events, shown by `kubectl describe`",
+        reason: "Events, shown by `kubectl describe`",
     },
 ];
 
 /// Permissions of the controller on cluster-scoped objects.
-pub(crate) const ADMISSION: [RbacRule; 3] = [
+pub(crate) const ADMISSION_RULES: [RbacRule; 3] = [
     RbacRule {
         groups: &["admissionregistration.k8s.io"],
         resources: &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
         names: &[],
         verbs: &["create"],
-        why: "registration of the webhooks; `create` cannot be limited by name",
+        reason: "registration of the webhooks; `create` cannot be limited by name",
     },
     RbacRule {
         groups: &["admissionregistration.k8s.io"],
@@ -220,60 +226,60 @@ pub(crate) const ADMISSION: [RbacRule; 3] = [
             "config.webhook.serving.knative.dev",
         ],
         verbs: &["get", "patch"],
-        why: "certificate in the webhooks",
+        reason: "certificate in the webhooks",
     },
     RbacRule {
         groups: &["authentication.k8s.io"],
         resources: &["tokenreviews"],
         names: &[],
         verbs: &["create"],
-        why: "validity of a component's token, and its pod and node",
+        reason: "validity of a component's token, and its pod and node",
     },
 ];
 
 /// Permissions of the controller in its own namespace.
-pub(crate) const OWN_NAMESPACE: [RbacRule; 6] = [
+pub(crate) const NAMESPACE_RULES: [RbacRule; 6] = [
     RbacRule {
         groups: &[""],
         resources: &["configmaps"],
         names: &[],
         verbs: &["list", "watch", "create"],
-        why: "reads `config-*`; creates `rouse-authorities` (`create` cannot be limited by name)",
+        reason: "reads `config-*`; creates `rouse-authorities` (`create` cannot be limited by name)",
     },
     RbacRule {
         groups: &[""],
         resources: &["configmaps"],
         names: &["rouse-authorities"],
         verbs: &["get", "patch"],
-        why: "certificate authorities that the components trust",
+        reason: "certificate authorities that the components trust",
     },
     RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &[],
         verbs: &["create"],
-        why: "creation of the two Secrets below (`create` cannot be limited by name)",
+        reason: "creation of the two Secrets below (`create` cannot be limited by name)",
     },
     RbacRule {
         groups: &[""],
         resources: &["secrets"],
         names: &["rouse-authorities", "webhook-certs"],
         verbs: &["get", "update"],
-        why: "keys of its authorities and of its webhook",
+        reason: "keys of its authorities and of its webhook",
     },
     RbacRule {
         groups: &["coordination.k8s.io"],
         resources: &["leases"],
         names: &[],
         verbs: &["create"],
-        why: "creation of the Lease below",
+        reason: "creation of the Lease below",
     },
     RbacRule {
         groups: &["coordination.k8s.io"],
         resources: &["leases"],
         names: &["rouse-controller"],
         verbs: &["get", "list", "watch", "update", "patch"],
-        why: "election of the replica that writes",
+        reason: "election of the replica that writes",
     },
 ];
 
@@ -282,34 +288,51 @@ pub(crate) const ACCOUNTS: [&str; 4] = ["controller", "autoscaler", "activator",
 
 /// Service accounts, roles and their bindings.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
-    let mut all: Vec<Value> = ACCOUNTS.iter().map(|name| account(name, settings)).collect();
-    let rules: Vec<Value> = CLUSTER.iter().chain(&ADMISSION).map(rule).collect();
-    all.push(with(
-        cluster_object(RBAC, "ClusterRole", "rouse-controller"),
+    let mut all: Vec<Value> = ACCOUNTS.iter().map(|name| service_account(name, settings)).collect();
+    let rules: Vec<Value> = CLUSTER_RULES.iter().chain(&ADMISSION_RULES).map(rule_json).collect();
+    all.push(merge_fields(
+        cluster_object(RBAC_API_VERSION, "ClusterRole", "rouse-controller"),
         json!({"rules": rules}),
     ));
     let subject =
         json!({"kind": "ServiceAccount", "name": "controller", "namespace": settings.namespace});
-    let of = |kind: &str| json!({"apiGroup": ROLES, "kind": kind, "name": "rouse-controller"});
+    let of =
+        |kind: &str| json!({"apiGroup": RBAC_API_GROUP, "kind": kind, "name": "rouse-controller"});
     let binding = json!({"roleRef": of("ClusterRole"), "subjects": [subject]});
-    all.push(with(cluster_object(RBAC, "ClusterRoleBinding", "rouse-controller"), binding));
+    all.push(merge_fields(
+        cluster_object(RBAC_API_VERSION, "ClusterRoleBinding", "rouse-controller"),
+        binding,
+    ));
     // A Role apart from the ClusterRole: the controller needs secrets and leases in this namespace only.
-    let rules: Vec<Value> = OWN_NAMESPACE.iter().map(rule).collect();
-    let role = object(RBAC, "Role", "rouse-controller", "controller", settings);
-    all.push(with(role, json!({"rules": rules})));
-    let role = object(RBAC, "RoleBinding", "rouse-controller", "controller", settings);
-    all.push(with(role, json!({"roleRef": of("Role"), "subjects": [subject]})));
-    all.extend(users());
+    let rules: Vec<Value> = NAMESPACE_RULES.iter().map(rule_json).collect();
+    let role =
+        namespaced_object(RBAC_API_VERSION, "Role", "rouse-controller", "controller", settings);
+    all.push(merge_fields(role, json!({"rules": rules})));
+    let role = namespaced_object(
+        RBAC_API_VERSION,
+        "RoleBinding",
+        "rouse-controller",
+        "controller",
+        settings,
+    );
+    all.push(merge_fields(role, json!({"roleRef": of("Role"), "subjects": [subject]})));
+    all.extend(user_roles());
     all
 }
 
-fn account(name: &str, settings: &InstallSettings) -> Value {
-    let account = object("v1", "ServiceAccount", name, name.trim_start_matches("rouse-"), settings);
+fn service_account(name: &str, settings: &InstallSettings) -> Value {
+    let account = namespaced_object(
+        "v1",
+        "ServiceAccount",
+        name,
+        name.trim_start_matches("rouse-"),
+        settings,
+    );
     // Pods that need a token mount it explicitly.
-    with(account, json!({"automountServiceAccountToken": false}))
+    merge_fields(account, json!({"automountServiceAccountToken": false}))
 }
 
-fn rule(rule: &RbacRule) -> Value {
+fn rule_json(rule: &RbacRule) -> Value {
     let mut it =
         json!({"apiGroups": rule.groups, "resources": rule.resources, "verbs": rule.verbs});
     if !rule.names.is_empty() {
@@ -320,7 +343,7 @@ fn rule(rule: &RbacRule) -> Value {
 
 /// ClusterRoles that extend Kubernetes' default user roles to Rouse's kinds. The names are Knative's, because users may
 /// have bound them.
-fn users() -> Vec<Value> {
+fn user_roles() -> Vec<Value> {
     let change = ["create", "update", "patch", "delete", "deletecollection"];
     let read = ["get", "list", "watch"];
     let serving = |verbs: &[&str]| json!({"apiGroups": ["serving.knative.dev"], "resources": ["*"], "verbs": verbs});
@@ -334,10 +357,10 @@ fn users() -> Vec<Value> {
         "verbs": read,
     });
     let role = |name: &str, to: &str, rules: Value| {
-        let mut role = cluster_object(RBAC, "ClusterRole", name);
+        let mut role = cluster_object(RBAC_API_VERSION, "ClusterRole", name);
         role["metadata"]["labels"][format!("rbac.authorization.k8s.io/aggregate-to-{to}")] =
             "true".into();
-        with(role, json!({"rules": rules}))
+        merge_fields(role, json!({"rules": rules}))
     };
     // The aggregation labels add these rules to Kubernetes' own roles, so no binding of users changes.
     let all: Vec<&str> = read.iter().chain(&change).copied().collect();
@@ -349,16 +372,16 @@ fn users() -> Vec<Value> {
 }
 
 /// Generates the contents of `docs/rbac.md`.
-pub(crate) fn table() -> String {
+pub(crate) fn rbac_markdown() -> String {
     let mut text = String::from(
         "# Permissions of the components\n\n<!-- Written by `cargo xtask manifests` from rouse/src/install/rbac.rs. -->\n\n\
          Only the controller talks to the API server. The accounts `autoscaler`, `activator` and `rouse-agent` have no rights \
          at all and no token for the API server: they show the controller a token that only the controller accepts.\n",
     );
     for (title, rules) in [
-        ("All namespaces", &CLUSTER[..]),
-        ("Cluster-scoped objects", &ADMISSION[..]),
-        ("Namespace of the installation", &OWN_NAMESPACE[..]),
+        ("All namespaces", &CLUSTER_RULES[..]),
+        ("Cluster-scoped objects", &ADMISSION_RULES[..]),
+        ("Namespace of the installation", &NAMESPACE_RULES[..]),
     ] {
         text.push_str(&format!(
             "\n## {title}\n\n| group | resources | names | verbs | why |\n|---|---|---|---|---|\n"
@@ -378,7 +401,7 @@ pub(crate) fn table() -> String {
                 code(rule.resources),
                 code(rule.names),
                 rule.verbs.join(", "),
-                rule.why
+                rule.reason
             ));
         }
     }

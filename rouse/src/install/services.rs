@@ -3,30 +3,32 @@
 use serde_json::{Value, json};
 
 use super::{
-    objects::{object, with},
+    objects::{merge_fields, namespaced_object},
     settings::{GatewayExposure, InstallSettings},
-    workloads::{GATEWAY, INSIDE, STREAMS, USAGE, WEBHOOK, admin},
+    workloads::{
+        CONTROLLER_PORT, GATEWAY_PORT, INTERNAL_PORT, USAGE_PORT, WEBHOOK_PORT, admin_port,
+    },
 };
 
 /// All Kubernetes Services of an installation.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     vec![
-        headless("rouse-controller", "controller", STREAMS, settings),
-        headless("rouse-autoscaler", "autoscaler", USAGE, settings),
-        webhook(settings),
-        inside(settings),
-        gateway(settings),
+        headless_service("rouse-controller", "controller", CONTROLLER_PORT, settings),
+        headless_service("rouse-autoscaler", "autoscaler", USAGE_PORT, settings),
+        webhook_service(settings),
+        internal_service(settings),
+        gateway_service(settings),
     ]
 }
 
-fn service(name: &str, app: &str, spec: Value, settings: &InstallSettings) -> Value {
-    let service = object("v1", "Service", name, app, settings);
-    with(service, json!({"spec": with(json!({"selector": {"app": app}}), spec)}))
+fn service_object(name: &str, app: &str, spec: Value, settings: &InstallSettings) -> Value {
+    let service = namespaced_object("v1", "Service", name, app, settings);
+    merge_fields(service, json!({"spec": merge_fields(json!({"selector": {"app": app}}), spec)}))
 }
 
 /// Headless Service that names each replica of a component. It includes replicas that are not ready, because no
 /// component becomes ready before it has found the first controller.
-fn headless(name: &str, app: &str, port: u16, settings: &InstallSettings) -> Value {
+fn headless_service(name: &str, app: &str, port: u16, settings: &InstallSettings) -> Value {
     let spec = json!({
         "clusterIP": "None",
         // One address per replica: two addresses would count as two replicas.
@@ -34,23 +36,22 @@ fn headless(name: &str, app: &str, port: u16, settings: &InstallSettings) -> Val
         "publishNotReadyAddresses": true,
         "ports": [
             {"name": "grpc", "port": port, "protocol": "TCP", "targetPort": port},
-            {"name": "metrics", "port": admin(app), "protocol": "TCP", "targetPort": "metrics"},
+            {"name": "metrics", "port": admin_port(app), "protocol": "TCP", "targetPort": "metrics"},
         ],
     });
-    service(name, app, spec, settings)
+    service_object(name, app, spec, settings)
 }
 
-fn webhook(settings: &InstallSettings) -> Value {
-    let port =
-        json!({"name": "https-webhook", "port": 443, "protocol": "TCP", "targetPort": WEBHOOK});
-    service("webhook", "controller", json!({"type": "ClusterIP", "ports": [port]}), settings)
+fn webhook_service(settings: &InstallSettings) -> Value {
+    let port = json!({"name": "https-webhook", "port": 443, "protocol": "TCP", "targetPort": WEBHOOK_PORT});
+    service_object("webhook", "controller", json!({"type": "ClusterIP", "ports": [port]}), settings)
 }
 
 /// Service under Knative's name for the activators, for workloads that select a service by Host.
-fn inside(settings: &InstallSettings) -> Value {
-    let port = |name: &str, port: u16| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": INSIDE});
+fn internal_service(settings: &InstallSettings) -> Value {
+    let port = |name: &str, port: u16| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": INTERNAL_PORT});
     let ports = [port("http", 80), port("http2", 81)];
-    service(
+    service_object(
         "activator-service",
         "activator",
         json!({"type": "ClusterIP", "ports": ports}),
@@ -58,8 +59,8 @@ fn inside(settings: &InstallSettings) -> Value {
     )
 }
 
-fn gateway(settings: &InstallSettings) -> Value {
-    let port = json!({"name": "http", "port": 80, "protocol": "TCP", "targetPort": GATEWAY});
+fn gateway_service(settings: &InstallSettings) -> Value {
+    let port = json!({"name": "http", "port": 80, "protocol": "TCP", "targetPort": GATEWAY_PORT});
     let kind = match settings.gateway {
         GatewayExposure::Loadbalancer => "LoadBalancer",
         GatewayExposure::Nodeport => "NodePort",
@@ -67,5 +68,5 @@ fn gateway(settings: &InstallSettings) -> Value {
         GatewayExposure::Hostport => "ClusterIP",
     };
     let spec = json!({"type": kind, "ipFamilyPolicy": "PreferDualStack", "ports": [port]});
-    service("rouse-gateway", "activator", spec, settings)
+    service_object("rouse-gateway", "activator", spec, settings)
 }

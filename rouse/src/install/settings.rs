@@ -3,9 +3,9 @@
 use ipnet::IpNet;
 
 /// Label of all objects of an installation, by which upgrades and `rouse uninstall` find them.
-pub(crate) const PART_OF: (&str, &str) = ("app.kubernetes.io/part-of", "rouse");
+pub(crate) const PART_OF_LABEL: (&str, &str) = ("app.kubernetes.io/part-of", "rouse");
 /// Label of the `config-*` ConfigMaps that admission checks.
-pub(crate) const NAME: (&str, &str) = ("app.kubernetes.io/name", "rouse");
+pub(crate) const NAME_LABEL: (&str, &str) = ("app.kubernetes.io/name", "rouse");
 /// Default namespace, in which users of Knative and their tools look for `config-*`.
 pub(crate) const NAMESPACE: &str = "knative-serving";
 

@@ -32,8 +32,8 @@ fn of(kind: &str) -> Vec<Value> {
 }
 
 /// Reads an object into its type and writes it again: an unknown or misspelt field is lost.
-fn again<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
-    let name = objects::name(object);
+fn read_and_write<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+    let name = objects::kind_and_name(object);
     let typed: T =
         serde_json::from_value(object.clone()).unwrap_or_else(|it| panic!("{name}: {it}"));
     serde_json::to_value(typed).unwrap()
@@ -43,27 +43,27 @@ fn again<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
 fn every_field_is_one_that_the_api_knows() {
     for object in all() {
         let same = match object["kind"].as_str().unwrap() {
-            "Namespace" => again::<Namespace>(&object),
+            "Namespace" => read_and_write::<Namespace>(&object),
             "CustomResourceDefinition" => {
                 // The CRD's schema has values that the type writes in another form.
-                again::<CustomResourceDefinition>(&object);
+                read_and_write::<CustomResourceDefinition>(&object);
                 continue;
             }
-            "ConfigMap" => again::<ConfigMap>(&object),
-            "ServiceAccount" => again::<ServiceAccount>(&object),
-            "ClusterRole" => again::<ClusterRole>(&object),
-            "ClusterRoleBinding" => again::<ClusterRoleBinding>(&object),
-            "Role" => again::<Role>(&object),
-            "RoleBinding" => again::<RoleBinding>(&object),
-            "Service" => again::<Service>(&object),
-            "NetworkPolicy" => again::<NetworkPolicy>(&object),
-            "Deployment" => again::<Deployment>(&object),
-            "DaemonSet" => again::<DaemonSet>(&object),
-            "PodDisruptionBudget" => again::<PodDisruptionBudget>(&object),
-            "HorizontalPodAutoscaler" => again::<HorizontalPodAutoscaler>(&object),
+            "ConfigMap" => read_and_write::<ConfigMap>(&object),
+            "ServiceAccount" => read_and_write::<ServiceAccount>(&object),
+            "ClusterRole" => read_and_write::<ClusterRole>(&object),
+            "ClusterRoleBinding" => read_and_write::<ClusterRoleBinding>(&object),
+            "Role" => read_and_write::<Role>(&object),
+            "RoleBinding" => read_and_write::<RoleBinding>(&object),
+            "Service" => read_and_write::<Service>(&object),
+            "NetworkPolicy" => read_and_write::<NetworkPolicy>(&object),
+            "Deployment" => read_and_write::<Deployment>(&object),
+            "DaemonSet" => read_and_write::<DaemonSet>(&object),
+            "PodDisruptionBudget" => read_and_write::<PodDisruptionBudget>(&object),
+            "HorizontalPodAutoscaler" => read_and_write::<HorizontalPodAutoscaler>(&object),
             other => panic!("{other} is not looked at"),
         };
-        assert_eq!(same, object, "{}", objects::name(&object));
+        assert_eq!(same, object, "{}", objects::kind_and_name(&object));
     }
 }
 
@@ -71,9 +71,13 @@ fn every_field_is_one_that_the_api_knows() {
 fn names_are_unique_and_everything_is_known_as_ours() {
     let mut names = BTreeSet::new();
     for object in all() {
-        assert!(workloads::is_ours(&object), "{}", objects::name(&object));
+        assert!(workloads::is_rouse_object(&object), "{}", objects::kind_and_name(&object));
         let place = object["metadata"]["namespace"].as_str().map(str::to_owned);
-        assert!(names.insert((place, objects::name(&object))), "{}", objects::name(&object));
+        assert!(
+            names.insert((place, objects::kind_and_name(&object))),
+            "{}",
+            objects::kind_and_name(&object)
+        );
     }
 }
 
@@ -83,7 +87,7 @@ fn everything_follows_the_namespace() {
     let left: Vec<String> = objects::all(&settings)
         .iter()
         .filter(|it| it.to_string().contains("\"knative-serving\""))
-        .map(objects::name)
+        .map(objects::kind_and_name)
         .collect();
     assert!(left.is_empty(), "{left:?}");
 }
@@ -125,7 +129,7 @@ fn examples_show_what_holds_where_nothing_is_set() {
 fn only_the_agent_has_rights_on_its_node() {
     for deployment in of("Deployment") {
         let pod = &deployment["spec"]["template"]["spec"];
-        let name = objects::name(&deployment);
+        let name = objects::kind_and_name(&deployment);
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
         assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
         let container = &pod["containers"][0]["securityContext"];
@@ -152,7 +156,8 @@ fn only_the_controller_gets_a_token_for_the_api_server() {
     let with_token =
         |it: &&Value| it["spec"]["template"]["spec"]["automountServiceAccountToken"] == true;
     let deployments = of("Deployment");
-    let names: Vec<String> = deployments.iter().filter(with_token).map(objects::name).collect();
+    let names: Vec<String> =
+        deployments.iter().filter(with_token).map(objects::kind_and_name).collect();
     assert_eq!(names, ["Deployment/controller"]);
     let subjects = |it: &Value| it["subjects"][0]["name"].clone();
     assert!(
@@ -165,8 +170,10 @@ fn only_the_controller_gets_a_token_for_the_api_server() {
 
 #[test]
 fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
-    for rule in rbac::CLUSTER.iter().chain(&rbac::ADMISSION).chain(&rbac::OWN_NAMESPACE) {
-        assert!(!rule.why.is_empty(), "{:?}", rule.resources);
+    for rule in
+        rbac::CLUSTER_RULES.iter().chain(&rbac::ADMISSION_RULES).chain(&rbac::NAMESPACE_RULES)
+    {
+        assert!(!rule.reason.is_empty(), "{:?}", rule.resources);
         let wild = rule.verbs.iter().chain(rule.resources).chain(rule.groups).any(|it| *it == "*");
         assert!(!wild, "{:?}", rule.resources);
         if rule.resources.contains(&"secrets") {
@@ -181,7 +188,8 @@ fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
 fn the_gateway_opens_what_was_asked_for() {
     let with = |gateway| {
         let all = objects::all(&InstallSettings { gateway, ..InstallSettings::default() });
-        let find = |name: &str| all.iter().find(|it| objects::name(it) == name).cloned().unwrap();
+        let find =
+            |name: &str| all.iter().find(|it| objects::kind_and_name(it) == name).cloned().unwrap();
         let port =
             find("Deployment/activator")["spec"]["template"]["spec"]["containers"][0]["ports"][0]
                 .clone();
@@ -208,10 +216,11 @@ fn trusted_proxies_stand_in_config_network_as_the_controller_takes_them() {
     let settings =
         InstallSettings { trusted_proxies, proxy_protocol: true, ..InstallSettings::default() };
     let objects = objects::all(&settings);
-    let map = objects.iter().find(|it| objects::name(it) == "ConfigMap/config-network").unwrap();
+    let map =
+        objects.iter().find(|it| objects::kind_and_name(it) == "ConfigMap/config-network").unwrap();
     let data = serde_json::from_value(map["data"].clone()).unwrap();
     let mut told = Configs::default();
     told.update("config-network", Some(&data));
     assert_eq!(told.network.edge.trusted_proxies, settings.trusted_proxies);
-    assert!(told.network.edge.proxy_protocol);
+    assert!(told.network.edge.requires_proxy_protocol);
 }

@@ -6,26 +6,26 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use controller::children::slices::{MANAGED_BY, MANAGER};
+use controller::children::slices::{MANAGED_BY_LABEL, MANAGED_BY_ROUSE};
 use serde_json::Value;
 
 use super::{
     cluster::{self, ClusterClient},
-    configs, objects, ready,
+    configs, objects, readiness,
     settings::InstallSettings,
-    webhook, workloads,
+    webhook_object, workloads,
 };
-use crate::out;
+use crate::stdout;
 
 /// Time limit of each wait.
-const LIMIT: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Time limit of the wait for users' objects. Kubernetes' garbage collector first deletes their dependents. It
 /// discovers kinds only every 30 s, and pauses after a change until its caches are synchronised.
-const CLEAR_LIMIT: Duration = Duration::from_secs(300);
+const DELETE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Objects that the controller creates for itself, beside those of the installation.
-const OWN: [(&str, &str, &str); 4] = [
+const CONTROLLER_OBJECTS: [(&str, &str, &str); 4] = [
     ("v1", "Secret", "rouse-authorities"),
     ("v1", "Secret", "webhook-certs"),
     ("v1", "ConfigMap", "rouse-authorities"),
@@ -39,59 +39,59 @@ pub(super) async fn run(
     crds: bool,
 ) -> Result<()> {
     // The controller first: it would register its webhooks again, and webhooks without it would block every change.
-    remove(cluster, &object("apps/v1", "Deployment", "controller", settings)).await?;
-    gone(cluster, "app=controller", settings).await?;
+    remove_object(cluster, &bare_object("apps/v1", "Deployment", "controller", settings)).await?;
+    wait_for_pods_gone(cluster, "app=controller", settings).await?;
     for (kind, name) in super::WEBHOOKS {
-        remove(cluster, &webhook(kind, name)).await?;
+        remove_object(cluster, &webhook_object(kind, name)).await?;
     }
     if crds {
-        clear(cluster).await?;
+        remove_user_objects(cluster).await?;
     }
     // Only now: with the controller gone nothing writes the EndpointSlices again.
-    close_addresses(cluster).await?;
-    clean_nodes(cluster, settings).await?;
+    remove_endpoint_slices(cluster).await?;
+    remove_agent_pins(cluster, settings).await?;
     let mut all = objects::all(settings);
     // In reverse order of creation, so that no object loses another that it depends on.
     all.reverse();
     for it in &all {
-        let stays = configs::is_operators(it)
+        let stays = configs::is_operator_owned(it)
             || it["kind"] == "Namespace"
             || (it["kind"] == "CustomResourceDefinition" && !crds);
         if !stays {
-            remove(cluster, it).await?;
+            remove_object(cluster, it).await?;
         }
     }
     if crds {
-        kinds_gone(cluster, &all).await?;
+        wait_for_crds_gone(cluster, &all).await?;
     }
     // Last: the components' certificates depend on these secrets.
-    for (api, kind, name) in OWN {
-        remove(cluster, &object(api, kind, name, settings)).await?;
+    for (api, kind, name) in CONTROLLER_OBJECTS {
+        remove_object(cluster, &bare_object(api, kind, name, settings)).await?;
     }
     let namespace = &settings.namespace;
-    out::line(&format!("left: namespace {namespace} with its config-* ConfigMaps"))?;
+    stdout::print_line(&format!("left: namespace {namespace} with its config-* ConfigMaps"))?;
     if !crds {
-        out::line(
+        stdout::print_line(
             "left: the CRDs and all services with their pods; `--crds` removes them as well",
         )?;
     }
     Ok(())
 }
 
-fn object(api: &str, kind: &str, name: &str, settings: &InstallSettings) -> Value {
-    objects::object(api, kind, name, "", settings)
+fn bare_object(api: &str, kind: &str, name: &str, settings: &InstallSettings) -> Value {
+    objects::namespaced_object(api, kind, name, "", settings)
 }
 
-async fn remove(cluster: &ClusterClient, object: &Value) -> Result<()> {
+async fn remove_object(cluster: &ClusterClient, object: &Value) -> Result<()> {
     if cluster.delete(object).await? {
-        out::line(&format!("removed {}", objects::name(object)))?;
+        stdout::print_line(&format!("removed {}", objects::kind_and_name(object)))?;
     }
     Ok(())
 }
 
 /// Removes users' objects while their kinds still exist. Kubernetes cannot tell that an owner of a removed kind is
 /// gone, and its pods would stay forever.
-async fn clear(cluster: &ClusterClient) -> Result<()> {
+async fn remove_user_objects(cluster: &ClusterClient) -> Result<()> {
     let (v1, v1beta1) = ("serving.knative.dev/v1", "serving.knative.dev/v1beta1");
     let kinds = [
         (v1beta1, "DomainMapping"),
@@ -103,85 +103,89 @@ async fn clear(cluster: &ClusterClient) -> Result<()> {
     let started = Instant::now();
     for (api_version, kind) in kinds {
         loop {
-            let left = cluster.clear(api_version, kind).await?;
+            let left = cluster.delete_everywhere(api_version, kind).await?;
             let Some(one) = left.first() else { break };
-            if started.elapsed() > CLEAR_LIMIT {
+            if started.elapsed() > DELETE_TIMEOUT {
                 bail!(
                     "{} of kind {kind} ({api_version}) do not go, {one} among them: see what finalizers they have, \
                      and whether their pods end",
                     left.len()
                 );
             }
-            cluster::pause().await;
+            cluster::wait_poll_interval().await;
         }
     }
-    out::line("removed all services with their pods")?;
+    stdout::print_line("removed all services with their pods")?;
     Ok(())
 }
 
 /// Removes the EndpointSlices that the controller wrote, so that services' addresses refuse connections. Their
 /// endpoints would be activators that can wake nothing any more, and later arbitrary pods that get the same addresses.
-async fn close_addresses(cluster: &ClusterClient) -> Result<()> {
-    let labels = format!("{MANAGED_BY}={MANAGER}");
+async fn remove_endpoint_slices(cluster: &ClusterClient) -> Result<()> {
+    let labels = format!("{MANAGED_BY_LABEL}={MANAGED_BY_ROUSE}");
     let slices = cluster.list("discovery.k8s.io/v1", "EndpointSlice", None, &labels).await?;
     let namespaces = slices.iter().filter_map(|it| it["metadata"]["namespace"].as_str());
     for namespace in namespaces.collect::<BTreeSet<_>>() {
-        cluster.delete_all("discovery.k8s.io/v1", "EndpointSlice", namespace, &labels).await?;
+        cluster.delete_labelled("discovery.k8s.io/v1", "EndpointSlice", namespace, &labels).await?;
     }
-    Ok(out::line("removed the EndpointSlices of services' names")?)
+    Ok(stdout::print_line("removed the EndpointSlices of services' names")?)
 }
 
 /// Removes pinned programs and maps from all nodes. Pins stay in force without an agent, so an uninstall must remove
 /// them. Each node does it itself, in the agent's place and with the agent's rights.
-async fn clean_nodes(cluster: &ClusterClient, settings: &InstallSettings) -> Result<()> {
-    let agent = object("apps/v1", "DaemonSet", "rouse-agent", settings);
+async fn remove_agent_pins(cluster: &ClusterClient, settings: &InstallSettings) -> Result<()> {
+    let agent = bare_object("apps/v1", "DaemonSet", "rouse-agent", settings);
     if cluster.get(&agent).await?.is_none() {
         return Ok(());
     }
     // The DaemonSet keeps its name: agents must end on a node before their pins are removed there.
-    cluster.apply(&workloads::agent_remover(settings)).await?;
+    cluster.apply(&workloads::agent_removal_daemon_set(settings)).await?;
     let started = Instant::now();
     loop {
         let there = cluster.get(&agent).await?.unwrap_or_default();
-        let Some(why) = ready::waits_for(&there) else { break };
-        if started.elapsed() > LIMIT {
+        let Some(why) = readiness::unready_reason(&there) else { break };
+        if started.elapsed() > WAIT_TIMEOUT {
             // A node that is permanently away must not block the rest.
-            out::line(&format!(
+            stdout::print_line(&format!(
                 "{why} to remove the programs of its node: what is pinned there stays"
             ))?;
             break;
         }
-        cluster::pause().await;
+        cluster::wait_poll_interval().await;
     }
-    out::line("removed programs and maps from the nodes")?;
+    stdout::print_line("removed programs and maps from the nodes")?;
     Ok(())
 }
 
 /// Waits until the CRDs are gone. Deletion continues after the API server has accepted it, and would delete objects of
 /// a new installation too.
-async fn kinds_gone(cluster: &ClusterClient, all: &[Value]) -> Result<()> {
+async fn wait_for_crds_gone(cluster: &ClusterClient, all: &[Value]) -> Result<()> {
     let started = Instant::now();
     for kind in all.iter().filter(|it| it["kind"] == "CustomResourceDefinition") {
         while cluster.get(kind).await?.is_some() {
-            if started.elapsed() > LIMIT {
-                bail!("{} does not go: see what finalizers it has", objects::name(kind));
+            if started.elapsed() > WAIT_TIMEOUT {
+                bail!("{} does not go: see what finalizers it has", objects::kind_and_name(kind));
             }
-            cluster::pause().await;
+            cluster::wait_poll_interval().await;
         }
     }
     Ok(())
 }
 
-async fn gone(cluster: &ClusterClient, labels: &str, settings: &InstallSettings) -> Result<()> {
+async fn wait_for_pods_gone(
+    cluster: &ClusterClient,
+    labels: &str,
+    settings: &InstallSettings,
+) -> Result<()> {
     let started = Instant::now();
     while !cluster.list("v1", "Pod", Some(&settings.namespace), labels).await?.is_empty() {
-        if started.elapsed() > LIMIT {
+        if started.elapsed() > WAIT_TIMEOUT {
             bail!(
                 "the pods with {labels} do not end: see kubectl describe pods --namespace {}",
                 settings.namespace
             );
         }
-        cluster::pause().await;
+        cluster::wait_poll_interval().await;
     }
     Ok(())
 }

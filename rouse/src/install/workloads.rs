@@ -4,31 +4,33 @@
 use serde_json::{Value, json};
 
 use super::{
-    objects::{object, with},
-    settings::{GatewayExposure, InstallSettings, PART_OF},
+    objects::{merge_fields, namespaced_object},
+    settings::{GatewayExposure, InstallSettings, PART_OF_LABEL},
 };
 
 /// Port on which the controller serves routes and receives reports.
-pub(crate) const STREAMS: u16 = 7100;
+pub(crate) const CONTROLLER_PORT: u16 = 7100;
 /// Port on which the autoscaler receives usage.
-pub(crate) const USAGE: u16 = 7110;
+pub(crate) const USAGE_PORT: u16 = 7110;
 /// Port on which activators exchange slots of services with a hard limit.
-pub(crate) const PEERS: u16 = 7120;
+pub(crate) const PEER_PORT: u16 = 7120;
 /// Port on which the controller serves the API server's webhooks.
-pub(crate) const WEBHOOK: u16 = 8443;
+pub(crate) const WEBHOOK_PORT: u16 = 8443;
 /// Port on which an activator receives requests from outside.
-pub(crate) const GATEWAY: u16 = 8080;
+pub(crate) const GATEWAY_PORT: u16 = 8080;
 /// Port on which an activator receives requests of workloads that select a service by Host; Knative's number.
-pub(crate) const INSIDE: u16 = controller::children::slices::INSIDE;
+pub(crate) const INTERNAL_PORT: u16 = controller::children::slices::INTERNAL_PORT;
 /// Mount path of the projected token and of the certificate authorities that a component trusts.
-const IDENTITY: &str = "/var/run/rouse";
+const IDENTITY_MOUNT_PATH: &str = "/var/run/rouse";
 /// Termination grace period of an activator, in seconds: Knative's 600 s for its connections, and a margin.
 const ACTIVATOR_GRACE_S: u32 = 620;
 
 /// Memory that clients can make an activator use, in MiB, by its default bounds.
 const ACTIVATOR_MIB: usize = {
-    use activator::budget::{BYTES, CONNECTIONS, DEFAULT_RESPONSE_BYTES, memory_mib};
-    memory_mib(BYTES, DEFAULT_RESPONSE_BYTES, CONNECTIONS)
+    use activator::budget::{
+        DEFAULT_MAX_CONNECTIONS, DEFAULT_REQUEST_BYTES, DEFAULT_RESPONSE_BYTES, memory_mib,
+    };
+    memory_mib(DEFAULT_REQUEST_BYTES, DEFAULT_RESPONSE_BYTES, DEFAULT_MAX_CONNECTIONS)
 };
 
 /// Termination grace period of an agent, in seconds: Knative's default of 300 s per request, and a margin. In it the
@@ -36,7 +38,7 @@ const ACTIVATOR_MIB: usize = {
 const AGENT_GRACE_S: u32 = 320;
 
 /// Port on which a component serves health and metrics.
-pub(crate) fn admin(app: &str) -> u16 {
+pub(crate) fn admin_port(app: &str) -> u16 {
     match app {
         "controller" => 7101,
         "autoscaler" => 7102,
@@ -48,38 +50,44 @@ pub(crate) fn admin(app: &str) -> u16 {
 /// All workloads of an installation, with their disruption budgets and the activators' autoscaler.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     // The controller first: all other components wait for its authorities.
-    let mut all = vec![controller(settings), autoscaler(settings), activator(settings)];
-    all.push(agent(settings));
-    all.extend(["controller", "autoscaler", "activator"].map(|app| budget(app, settings)));
-    all.push(more_activators(settings));
+    let mut all = vec![
+        controller_deployment(settings),
+        autoscaler_deployment(settings),
+        activator_deployment(settings),
+    ];
+    all.push(agent_daemon_set(settings));
+    all.extend(
+        ["controller", "autoscaler", "activator"].map(|app| disruption_budget(app, settings)),
+    );
+    all.push(activator_autoscaler(settings));
     all
 }
 
-fn env(name: &str, value: &str) -> Value {
+fn env_var(name: &str, value: &str) -> Value {
     json!({"name": name, "value": value})
 }
 
-fn field(name: &str, path: &str) -> Value {
+fn field_env_var(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
 }
 
 /// Address of the replicas of a component: the name of its headless Service. After the first contact they name each
 /// other.
-fn replicas(of: &str, port: u16, settings: &InstallSettings) -> String {
+fn discovery_address(of: &str, port: u16, settings: &InstallSettings) -> String {
     let InstallSettings { namespace, cluster_domain, .. } = settings;
     format!("dns:rouse-{of}.{namespace}.svc.{cluster_domain}:{port}")
 }
 
 /// Environment variables of a component that authenticates to the controller.
-fn identified(settings: &InstallSettings) -> Vec<Value> {
+fn identity_env(settings: &InstallSettings) -> Vec<Value> {
     vec![
-        env("ROUSE_IDENTITY", IDENTITY),
-        env("ROUSE_CONTROLLER", &replicas("controller", STREAMS, settings)),
+        env_var("ROUSE_IDENTITY", IDENTITY_MOUNT_PATH),
+        env_var("ROUSE_CONTROLLER", &discovery_address("controller", CONTROLLER_PORT, settings)),
     ]
 }
 
 fn identity_mount() -> Value {
-    json!({"name": "identity", "mountPath": IDENTITY, "readOnly": true})
+    json!({"name": "identity", "mountPath": IDENTITY_MOUNT_PATH, "readOnly": true})
 }
 
 /// Volume with a token that only the controller accepts, and the certificate authorities. The controller creates the
@@ -94,12 +102,18 @@ fn identity_volume() -> Value {
 }
 
 /// Container that runs one component.
-fn container(app: &str, env: Vec<Value>, more: Value, settings: &InstallSettings) -> Value {
-    let mut probe = json!({"httpGet": {"path": "/readyz", "port": admin(app)}, "periodSeconds": 2});
+fn component_container(
+    app: &str,
+    env: Vec<Value>,
+    more: Value,
+    settings: &InstallSettings,
+) -> Value {
+    let mut probe =
+        json!({"httpGet": {"path": "/readyz", "port": admin_port(app)}, "periodSeconds": 2});
     // Readiness changes within seconds; only a minute without an answer restarts a component.
     probe["failureThreshold"] = 3.into();
     let mut live =
-        json!({"httpGet": {"path": "/healthz", "port": admin(app)}, "periodSeconds": 10});
+        json!({"httpGet": {"path": "/healthz", "port": admin_port(app)}, "periodSeconds": 10});
     live["failureThreshold"] = 6.into();
     let container = json!({
         "name": app.trim_start_matches("rouse-"),
@@ -116,22 +130,27 @@ fn container(app: &str, env: Vec<Value>, more: Value, settings: &InstallSettings
             "readOnlyRootFilesystem": true,
         },
     });
-    with(container, more)
+    merge_fields(container, more)
 }
 
-fn port(name: &str, number: u16) -> Value {
+fn container_port(name: &str, number: u16) -> Value {
     json!({"name": name, "containerPort": number, "protocol": "TCP"})
 }
 
 /// Pod template with the fields common to all components.
-fn template(app: &str, spec: Value) -> Value {
+fn pod_template(app: &str, spec: Value) -> Value {
     let mut labels = super::objects::labels(app.trim_start_matches("rouse-"));
     labels["app"] = app.into();
-    json!({"metadata": {"labels": labels}, "spec": with(json!({"serviceAccountName": app}), spec)})
+    json!({"metadata": {"labels": labels}, "spec": merge_fields(json!({"serviceAccountName": app}), spec)})
 }
 
 /// Deployment with two replicas of a component that needs no access to its node.
-fn deployment(app: &str, container: Value, spec: Value, settings: &InstallSettings) -> Value {
+fn deployment_object(
+    app: &str,
+    container: Value,
+    spec: Value,
+    settings: &InstallSettings,
+) -> Value {
     let selector = json!({"app": app});
     let apart = json!({
         "maxSkew": 1,
@@ -156,79 +175,82 @@ fn deployment(app: &str, container: Value, spec: Value, settings: &InstallSettin
         "replicas": 2,
         "selector": {"matchLabels": selector},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": template(app, with(pod, spec)),
+        "template": pod_template(app, merge_fields(pod, spec)),
     });
-    with(object("apps/v1", "Deployment", app, app, settings), json!({"spec": body}))
+    merge_fields(
+        namespaced_object("apps/v1", "Deployment", app, app, settings),
+        json!({"spec": body}),
+    )
 }
 
-fn requests(cpu: &str, memory: &str) -> Value {
+fn resource_requests(cpu: &str, memory: &str) -> Value {
     json!({"requests": {"cpu": cpu, "memory": memory}})
 }
 
-fn controller(settings: &InstallSettings) -> Value {
+fn controller_deployment(settings: &InstallSettings) -> Value {
     let app = "controller";
     let env = vec![
-        field("POD_NAME", "metadata.name"),
-        env("SYSTEM_NAMESPACE", &settings.namespace),
-        env("CLUSTER_DOMAIN", &settings.cluster_domain),
-        env("ROUSE_CONTROLLER_LISTEN", &format!("https://[::]:{STREAMS}")),
-        env("ROUSE_CONTROLLER_WEBHOOK", &format!("[::]:{WEBHOOK}")),
-        env("ROUSE_CONTROLLER_ADMIN", &format!("[::]:{}", admin(app))),
+        field_env_var("POD_NAME", "metadata.name"),
+        env_var("SYSTEM_NAMESPACE", &settings.namespace),
+        env_var("CLUSTER_DOMAIN", &settings.cluster_domain),
+        env_var("ROUSE_CONTROLLER_LISTEN", &format!("https://[::]:{CONTROLLER_PORT}")),
+        env_var("ROUSE_CONTROLLER_WEBHOOK", &format!("[::]:{WEBHOOK_PORT}")),
+        env_var("ROUSE_CONTROLLER_ADMIN", &format!("[::]:{}", admin_port(app))),
     ];
     let more = json!({
-        "ports": [port("grpc", STREAMS), port("https-webhook", WEBHOOK), port("metrics", admin(app))],
-        "resources": requests("100m", "64Mi"),
+        "ports": [container_port("grpc", CONTROLLER_PORT), container_port("https-webhook", WEBHOOK_PORT), container_port("metrics", admin_port(app))],
+        "resources": resource_requests("100m", "64Mi"),
     });
     // The controller is the only component that talks to the API server.
     let spec = json!({"automountServiceAccountToken": true});
-    deployment(app, container(app, env, more, settings), spec, settings)
+    deployment_object(app, component_container(app, env, more, settings), spec, settings)
 }
 
-fn autoscaler(settings: &InstallSettings) -> Value {
+fn autoscaler_deployment(settings: &InstallSettings) -> Value {
     let app = "autoscaler";
-    let mut vars = identified(settings);
+    let mut vars = identity_env(settings);
     vars.extend([
         // Its certificate is issued for the pod's name.
-        field("ROUSE_NAME", "metadata.name"),
-        env("ROUSE_USAGE", &format!("https://[::]:{USAGE}")),
-        env("ROUSE_AUTOSCALER_ADMIN", &format!("[::]:{}", admin(app))),
+        field_env_var("ROUSE_NAME", "metadata.name"),
+        env_var("ROUSE_USAGE", &format!("https://[::]:{USAGE_PORT}")),
+        env_var("ROUSE_AUTOSCALER_ADMIN", &format!("[::]:{}", admin_port(app))),
     ]);
     let more = json!({
-        "ports": [port("grpc", USAGE), port("metrics", admin(app))],
-        "resources": requests("50m", "32Mi"),
+        "ports": [container_port("grpc", USAGE_PORT), container_port("metrics", admin_port(app))],
+        "resources": resource_requests("50m", "32Mi"),
         "volumeMounts": [identity_mount()],
     });
     let spec = json!({"volumes": [identity_volume()]});
-    deployment(app, container(app, vars, more, settings), spec, settings)
+    deployment_object(app, component_container(app, vars, more, settings), spec, settings)
 }
 
-fn activator(settings: &InstallSettings) -> Value {
+fn activator_deployment(settings: &InstallSettings) -> Value {
     let app = "activator";
-    let mut vars = identified(settings);
+    let mut vars = identity_env(settings);
     vars.extend([
-        env("ROUSE_AUTOSCALER", &replicas("autoscaler", USAGE, settings)),
+        env_var("ROUSE_AUTOSCALER", &discovery_address("autoscaler", USAGE_PORT, settings)),
         // Its certificate is issued for the pod's name.
-        field("ROUSE_ACTIVATOR_NAME", "metadata.name"),
-        field("ROUSE_NODE", "spec.nodeName"),
-        field("POD_IPS", "status.podIPs"),
-        env("ROUSE_CLUSTER_DOMAIN", &settings.cluster_domain),
-        env("ROUSE_ACTIVATOR_OUTSIDE_PORT", &GATEWAY.to_string()),
-        env("ROUSE_ACTIVATOR_INSIDE_PORT", &INSIDE.to_string()),
-        env("ROUSE_ACTIVATOR_PEER_PORT", &PEERS.to_string()),
-        env("ROUSE_ACTIVATOR_ADMIN", &format!("[::]:{}", admin(app))),
+        field_env_var("ROUSE_ACTIVATOR_NAME", "metadata.name"),
+        field_env_var("ROUSE_NODE", "spec.nodeName"),
+        field_env_var("POD_IPS", "status.podIPs"),
+        env_var("ROUSE_CLUSTER_DOMAIN", &settings.cluster_domain),
+        env_var("ROUSE_ACTIVATOR_OUTSIDE_PORT", &GATEWAY_PORT.to_string()),
+        env_var("ROUSE_ACTIVATOR_INSIDE_PORT", &INTERNAL_PORT.to_string()),
+        env_var("ROUSE_ACTIVATOR_PEER_PORT", &PEER_PORT.to_string()),
+        env_var("ROUSE_ACTIVATOR_ADMIN", &format!("[::]:{}", admin_port(app))),
     ]);
-    let mut gateway = port("http", GATEWAY);
+    let mut gateway = container_port("http", GATEWAY_PORT);
     if settings.gateway == GatewayExposure::Hostport {
         gateway["hostPort"] = 80.into();
     }
-    let mut resources = requests("200m", "64Mi");
+    let mut resources = resource_requests("200m", "64Mi");
     resources["limits"] = json!({"memory": format!("{ACTIVATOR_MIB}Mi")});
     let more = json!({
         "ports": [
             gateway,
-            port("http-inside", INSIDE),
-            port("grpc-peers", PEERS),
-            port("metrics", admin(app)),
+            container_port("http-inside", INTERNAL_PORT),
+            container_port("grpc-peers", PEER_PORT),
+            container_port("metrics", admin_port(app)),
         ],
         "resources": resources,
         "volumeMounts": [identity_mount()],
@@ -237,7 +259,8 @@ fn activator(settings: &InstallSettings) -> Value {
         "terminationGracePeriodSeconds": ACTIVATOR_GRACE_S,
         "volumes": [identity_volume()],
     });
-    let mut whole = deployment(app, container(app, vars, more, settings), spec, settings);
+    let mut whole =
+        deployment_object(app, component_container(app, vars, more, settings), spec, settings);
     // The HorizontalPodAutoscaler sets the replicas; a number here would reset them at each upgrade.
     if let Some(Value::Object(spec)) = whole.get_mut("spec") {
         spec.remove("replicas");
@@ -249,13 +272,13 @@ fn activator(settings: &InstallSettings) -> Value {
     whole
 }
 
-fn agent(settings: &InstallSettings) -> Value {
+fn agent_daemon_set(settings: &InstallSettings) -> Value {
     let app = "rouse-agent";
-    let mut vars = identified(settings);
+    let mut vars = identity_env(settings);
     vars.extend([
-        env("ROUSE_AUTOSCALER", &replicas("autoscaler", USAGE, settings)),
-        field("ROUSE_NODE", "spec.nodeName"),
-        env("ROUSE_ADMIN", &format!("[::]:{}", admin(app))),
+        env_var("ROUSE_AUTOSCALER", &discovery_address("autoscaler", USAGE_PORT, settings)),
+        field_env_var("ROUSE_NODE", "spec.nodeName"),
+        env_var("ROUSE_ADMIN", &format!("[::]:{}", admin_port(app))),
     ]);
     let needs: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
     let mount = |name: &str, path: &str| {
@@ -263,8 +286,8 @@ fn agent(settings: &InstallSettings) -> Value {
         json!({"name": name, "mountPath": path, "mountPropagation": "HostToContainer"})
     };
     let more = json!({
-        "ports": [port("metrics", admin(app))],
-        "resources": requests("50m", "32Mi"),
+        "ports": [container_port("metrics", admin_port(app))],
+        "resources": resource_requests("50m", "32Mi"),
         "securityContext": {
             "runAsUser": 0,
             "allowPrivilegeEscalation": false,
@@ -285,27 +308,27 @@ fn agent(settings: &InstallSettings) -> Value {
         "priorityClassName": "system-node-critical",
         "tolerations": [{"operator": "Exists"}],
         "terminationGracePeriodSeconds": AGENT_GRACE_S,
-        "containers": [container(app, vars, more, settings)],
+        "containers": [component_container(app, vars, more, settings)],
         "volumes": [identity_volume(), host("bpf", "/sys/fs/bpf"), host("cgroup", "/sys/fs/cgroup")],
     });
-    let mut whole = object("apps/v1", "DaemonSet", app, "agent", settings);
+    let mut whole = namespaced_object("apps/v1", "DaemonSet", app, "agent", settings);
     let reasons = agent::CAPABILITIES.iter().map(|(name, why)| format!("{name}: {why}"));
     let mut reasons: Vec<String> = reasons.collect();
-    reasons.extend(HOST.iter().map(|(name, why)| format!("{name}: {why}")));
+    reasons.extend(HOST_ACCESS.iter().map(|(name, why)| format!("{name}: {why}")));
     whole["metadata"]["annotations"] = json!({"rouse.dev/needs": reasons.join("\n")});
     let spec = json!({
         "selector": {"matchLabels": {"app": app}},
         // Pinned programs and maps stay in force between two agents.
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
-        "template": template(app, pod),
+        "template": pod_template(app, pod),
     });
-    with(whole, json!({"spec": spec}))
+    merge_fields(whole, json!({"spec": spec}))
 }
 
 /// DaemonSet that replaces the agents' to uninstall: it removes their pins once, and then idles to show that it is
 /// done.
-pub(crate) fn agent_remover(settings: &InstallSettings) -> Value {
-    let mut whole = agent(settings);
+pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
+    let mut whole = agent_daemon_set(settings);
     let pod = &mut whole["spec"]["template"]["spec"];
     let mut container = pod["containers"][0].take();
     container["args"] = json!(["agent-remove"]);
@@ -329,7 +352,7 @@ pub(crate) fn agent_remover(settings: &InstallSettings) -> Value {
 }
 
 /// Access to the host that the agent has, and the reason for each.
-const HOST: [(&str, &str); 5] = [
+const HOST_ACCESS: [(&str, &str); 5] = [
     (
         "hostNetwork",
         "looks at the node's own addresses and sockets, and tells the kubelet's probes by them",
@@ -341,18 +364,18 @@ const HOST: [(&str, &str); 5] = [
 ];
 
 /// Disruption budget by which one replica goes at a time, however many nodes are drained at once.
-fn budget(app: &str, settings: &InstallSettings) -> Value {
-    let budget = object("policy/v1", "PodDisruptionBudget", app, app, settings);
+fn disruption_budget(app: &str, settings: &InstallSettings) -> Value {
+    let budget = namespaced_object("policy/v1", "PodDisruptionBudget", app, app, settings);
     let spec = json!({
         "maxUnavailable": 1,
         "selector": {"matchLabels": {"app": app}},
         // A replica that is not ready serves nothing, so its eviction costs nothing.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     });
-    with(budget, json!({"spec": spec}))
+    merge_fields(budget, json!({"spec": spec}))
 }
 
-fn more_activators(settings: &InstallSettings) -> Value {
+fn activator_autoscaler(settings: &InstallSettings) -> Value {
     let target = json!({"type": "Utilization", "averageUtilization": 100});
     let spec = json!({
         "minReplicas": 2,
@@ -360,13 +383,18 @@ fn more_activators(settings: &InstallSettings) -> Value {
         "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "activator"},
     });
-    let scaler =
-        object("autoscaling/v2", "HorizontalPodAutoscaler", "activator", "activator", settings);
-    with(scaler, json!({"spec": spec}))
+    let scaler = namespaced_object(
+        "autoscaling/v2",
+        "HorizontalPodAutoscaler",
+        "activator",
+        "activator",
+        settings,
+    );
+    merge_fields(scaler, json!({"spec": spec}))
 }
 
 /// Kind and name of each workload, in the order in which they become ready.
-pub(crate) const ALL: [(&str, &str); 4] = [
+pub(crate) const WORKLOADS: [(&str, &str); 4] = [
     ("Deployment", "controller"),
     ("Deployment", "autoscaler"),
     ("Deployment", "activator"),
@@ -374,6 +402,6 @@ pub(crate) const ALL: [(&str, &str); 4] = [
 ];
 
 /// Returns true if an object belongs to an installation of Rouse, by its label.
-pub(crate) fn is_ours(object: &Value) -> bool {
-    object["metadata"]["labels"][PART_OF.0] == PART_OF.1
+pub(crate) fn is_rouse_object(object: &Value) -> bool {
+    object["metadata"]["labels"][PART_OF_LABEL.0] == PART_OF_LABEL.1
 }

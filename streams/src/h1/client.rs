@@ -14,25 +14,25 @@ use super::{
     responses,
 };
 use crate::{
-    ConformanceTotals,
-    dice::SeededRng,
-    memory::{MemoryIo, PolledTask},
-    segments,
-    tap::{EbpfModel, ModelEvent},
+    ebpf_model::{EbpfModel, ModelEvent},
+    memory_io::{MemoryIo, PolledTask},
+    rng::SeededRng,
+    segmentation,
+    totals::ConformanceTotals,
 };
 
 /// Byte that ends the response to a request.
 pub const END: u8 = 0xff;
 
 /// Generates a conversation. In half of them something is unusual.
-pub fn conversation(dice: &mut SeededRng) -> Vec<u8> {
+pub fn generate_conversation(dice: &mut SeededRng) -> Vec<u8> {
     let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
     let mut text = Vec::new();
-    for _ in 0..=dice.below(4) {
+    for _ in 0..=dice.next_below(4) {
         let letter = *dice.pick(&[b"G", b"G", b"G", b"P", b"U", b"H", b"C"]);
         text.extend(letter);
-        let closes = dice.chance(3);
-        let answer = responses::answer(kind_of(letter[0]), closes, odd, dice).bytes;
+        let closes = dice.next_bool(3);
+        let answer = responses::generate_response(kind_of(letter[0]), closes, odd, dice).bytes;
         text.extend(answer.into_iter().filter(|byte| *byte != END));
         text.push(END);
     }
@@ -48,7 +48,7 @@ fn kind_of(letter: u8) -> ReferenceRequestKind {
 }
 
 /// Parses a conversation: the kind of each request, and its response.
-fn records(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+fn parse_conversation(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let records = conversation.split(|byte| *byte == END);
     records.map_while(|record| record.split_first().map(|(letter, answer)| (*letter, answer)))
 }
@@ -66,7 +66,9 @@ fn is_differing(letter: u8, answer: &[u8]) -> bool {
         UnusualForm::Letter,
         UnusualForm::Frame,
     ];
-    reference::answer(answer, kind_of(letter)).iter().any(|odd| differs.contains(odd))
+    reference::unusual_forms_of_response(answer, kind_of(letter))
+        .iter()
+        .any(|odd| differs.contains(odd))
 }
 
 /// Body of a request, sent in pieces, and the number of pieces that may be sent.
@@ -95,7 +97,11 @@ impl Body for PiecewiseBody {
     }
 }
 
-fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut SeededRng) -> Request<PiecewiseBody> {
+fn build_request(
+    letter: u8,
+    steps: &Rc<Cell<usize>>,
+    dice: &mut SeededRng,
+) -> Request<PiecewiseBody> {
     let (method, uri) = match letter {
         b'H' => (Method::HEAD, "/"),
         b'C' => (Method::CONNECT, "example.com:443"),
@@ -103,7 +109,8 @@ fn request(letter: u8, steps: &Rc<Cell<usize>>, dice: &mut SeededRng) -> Request
         _ => (Method::GET, "/"),
     };
     let has_body = method == Method::POST;
-    let pieces = (0..dice.below(5)).map(|_| Bytes::from(vec![b'x'; 1 + dice.length(900)]));
+    let pieces =
+        (0..dice.next_below(5)).map(|_| Bytes::from(vec![b'x'; 1 + dice.next_length(900)]));
     let pieces: Vec<Bytes> = if has_body { pieces.collect() } else { Vec::new() };
     let length: usize = pieces.iter().map(Bytes::len).sum();
     let mut request = Request::new(PiecewiseBody(pieces, Rc::clone(steps)));
@@ -158,14 +165,14 @@ async fn exchange(
 
 /// Plays a conversation, cut by `dice`. The error describes the difference between model and client.
 pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
-    if records(conversation).any(|(letter, answer)| is_differing(letter, answer)) {
-        return Ok(ConformanceTotals { differing: 1, ..ConformanceTotals::default() });
+    if parse_conversation(conversation).any(|(letter, answer)| is_differing(letter, answer)) {
+        return Ok(ConformanceTotals { not_compared: 1, ..ConformanceTotals::default() });
     }
     let io = MemoryIo::default();
     let mut builder = http1::Builder::new();
-    builder.allow_obsolete_multiline_headers_in_responses(dice.chance(50));
+    builder.allow_obsolete_multiline_headers_in_responses(dice.next_bool(50));
     let mut shake = PolledTask::new(builder.handshake::<MemoryIo, PiecewiseBody>(io.clone()));
-    shake.settle();
+    shake.poll_until_idle();
     let Some(Ok((sender, connection))) = shake.output else {
         return Err("the client cannot begin".to_owned());
     };
@@ -173,15 +180,15 @@ pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTota
         connection: PolledTask::new(connection),
         io,
         tap: EbpfModel::new(),
-        steps: Rc::default(),
+        body_steps: Rc::default(),
         sent: Vec::new(),
         received: Vec::new(),
-        heard: Vec::new(),
+        whole_statuses: Vec::new(),
         state: ClientExchangeState::Waiting,
     };
     let outcome = talk.run(conversation, sender, dice);
     outcome.map_err(|what| {
-        let (state, heard, events) = (talk.state, &talk.heard, talk.tap.events());
+        let (state, heard, events) = (talk.state, &talk.whole_statuses, talk.tap.events());
         let client = &talk.connection.output;
         format!("{what}\n  client {state:?} {client:?}\n  heard {heard:?}\n  events {events:?}")
     })
@@ -192,11 +199,11 @@ struct HyperClientCase<F: Future> {
     io: MemoryIo,
     tap: EbpfModel,
     /// Number of pieces of the request's body that may be sent.
-    steps: Rc<Cell<usize>>,
+    body_steps: Rc<Cell<usize>>,
     sent: Vec<u8>,
     received: Vec<u8>,
     /// Statuses of the responses that arrived whole.
-    heard: Vec<u16>,
+    whole_statuses: Vec<u16>,
     state: ClientExchangeState,
 }
 
@@ -207,23 +214,23 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
         mut sender: SendRequest<PiecewiseBody>,
         dice: &mut SeededRng,
     ) -> Result<ConformanceTotals, String> {
-        for (letter, answer) in records(conversation) {
+        for (letter, answer) in parse_conversation(conversation) {
             let state = Rc::new(Cell::new(ClientExchangeState::Waiting));
-            self.steps.set(dice.below(4));
-            let request = request(letter, &self.steps, dice);
+            self.body_steps.set(dice.next_below(4));
+            let request = build_request(letter, &self.body_steps, dice);
             let mut task = PolledTask::new(exchange(sender, request, Rc::clone(&state)));
-            self.settle(&mut task, &state, dice)?;
-            for segment in segments::cut(0, answer.len(), dice) {
+            self.poll_and_compare(&mut task, &state, dice)?;
+            for segment in segmentation::split(0, answer.len(), dice) {
                 if matches!(self.state, ClientExchangeState::Whole(_) | ClientExchangeState::Broken)
                 {
                     break;
                 }
-                self.answer(&answer[segment], dice);
-                self.settle(&mut task, &state, dice)?;
-                self.steps.set(self.steps.get() + dice.below(2));
+                self.deliver_response(&answer[segment], dice);
+                self.poll_and_compare(&mut task, &state, dice)?;
+                self.body_steps.set(self.body_steps.get() + dice.next_below(2));
             }
-            self.steps.set(9);
-            self.settle(&mut task, &state, dice)?;
+            self.body_steps.set(9);
+            self.poll_and_compare(&mut task, &state, dice)?;
             match (self.state, task.output.take().flatten()) {
                 (ClientExchangeState::Whole(_), Some(back)) if self.connection.output.is_none() => {
                     sender = back
@@ -234,41 +241,41 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
                 break;
             }
         }
-        self.conclude()
+        self.finish()
     }
 
     /// Sends bytes of a response to the model and the client.
-    fn answer(&mut self, bytes: &[u8], dice: &mut SeededRng) {
+    fn deliver_response(&mut self, bytes: &[u8], dice: &mut SeededRng) {
         let from = self.received.len();
         self.received.extend(bytes);
-        let again = if dice.chance(10) { dice.below(from + 1) } else { from };
-        self.tap.response(again, &self.received[again..]);
-        self.io.deliver(bytes);
+        let again = if dice.next_bool(10) { dice.next_below(from + 1) } else { from };
+        self.tap.response_segment(again, &self.received[again..]);
+        self.io.push_incoming(bytes);
     }
 
     /// Polls client and exchange until both wait, and compares the model with the client.
-    fn settle<E>(
+    fn poll_and_compare<E>(
         &mut self,
         task: &mut PolledTask<impl Future<Output = E>>,
         state: &Cell<ClientExchangeState>,
         dice: &mut SeededRng,
     ) -> Result<(), String> {
         loop {
-            self.connection.settle();
-            task.settle();
+            self.connection.poll_until_idle();
+            task.poll_until_idle();
             if !self.connection.is_woken() {
                 break;
             }
         }
         let from = self.sent.len();
-        self.sent.extend(self.io.sent());
-        for segment in segments::cut(from, self.sent.len(), dice) {
-            self.tap.request(segment.start, &self.sent[segment]);
+        self.sent.extend(self.io.take_outgoing());
+        for segment in segmentation::split(from, self.sent.len(), dice) {
+            self.tap.request_segment(segment.start, &self.sent[segment]);
         }
         if self.state != state.get() {
             self.state = state.get();
             if let ClientExchangeState::Whole(status) = self.state {
-                self.heard.push(status);
+                self.whole_statuses.push(status);
             }
         }
         let is_open = match self.state {
@@ -285,10 +292,10 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
     }
 
     /// Closes the server's side, which completes a response without a length, and compares all events.
-    fn conclude(&mut self) -> Result<ConformanceTotals, String> {
+    fn finish(&mut self) -> Result<ConformanceTotals, String> {
         self.tap.close(true);
         let refused = usize::from(self.state == ClientExchangeState::Broken);
-        let (answers, mut ended) = (self.heard.len(), Vec::new());
+        let (answers, mut ended) = (self.whole_statuses.len(), Vec::new());
         for event in self.tap.events() {
             match event {
                 ModelEvent::Finished(status) => ended.push(*status),
@@ -302,13 +309,13 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
                 }
                 ModelEvent::Started
                 | ModelEvent::Closed
-                | ModelEvent::Cut
+                | ModelEvent::Aborted
                 | ModelEvent::Stray
                 | ModelEvent::Desync => {}
             }
         }
         // A response that the client broke off may have looked whole to the model.
-        let is_whole = ended.len() <= answers + refused && ended.starts_with(&self.heard);
+        let is_whole = ended.len() <= answers + refused && ended.starts_with(&self.whole_statuses);
         if !is_whole {
             return Err("other answers".to_owned());
         }

@@ -1,6 +1,6 @@
 //! Pure: generates messages: most of them usual, some in forms that implementations read differently, some broken.
 
-use crate::dice::SeededRng;
+use crate::rng::SeededRng;
 
 /// Header lines without effect on framing; some look as if they had one.
 const NOISE: [&str; 33] = [
@@ -39,7 +39,7 @@ const NOISE: [&str; 33] = [
     "x-very-long-name-of-a-header-that-has-more-than-thirty-two-bytes: and a value too",
 ];
 const CLOSE: [&str; 3] = ["Connection: close", "connection:\tx , CLOSE", "Connection: Close"];
-const ODD_LINES: [&str; 21] = [
+const UNUSUAL_LINES: [&str; 21] = [
     " Content-Length: 7",
     "\tTransfer-Encoding: chunked",
     " folded",
@@ -172,9 +172,9 @@ pub(super) struct MessageWriter<'a> {
     pub(super) out: Vec<u8>,
     pub(super) dice: &'a mut SeededRng,
     /// Probability of unusual parts, in thousandths.
-    pub(super) odd: usize,
+    pub(super) unusual_per_mille: usize,
     /// Line end of the present message.
-    end: &'static str,
+    line_end: &'static str,
     /// True if the message has a header that closes the connection.
     pub(super) closes: bool,
 }
@@ -188,13 +188,13 @@ pub(super) enum MessageBody {
 }
 
 impl<'a> MessageWriter<'a> {
-    pub(super) fn new(dice: &'a mut SeededRng, odd: usize) -> Self {
-        Self { out: Vec::new(), dice, odd, end: "\r\n", closes: false }
+    pub(super) fn new(dice: &'a mut SeededRng, unusual_per_mille: usize) -> Self {
+        Self { out: Vec::new(), dice, unusual_per_mille, line_end: "\r\n", closes: false }
     }
 
     /// Chooses the line end of the next message.
     pub(super) fn choose_line_end(&mut self) {
-        self.end = if self.is_odd() {
+        self.line_end = if self.is_unusual() {
             self.dice.pick(&["\n", "\n", "\n", "\r", "\r\r\n", " \r\n", "\n\r"])
         } else {
             "\r\n"
@@ -206,9 +206,10 @@ impl<'a> MessageWriter<'a> {
         if self.closes {
             framing.push(self.dice.pick(&CLOSE).to_owned());
         }
-        let mut lines: Vec<String> = (0..self.dice.length(130)).map(|_| self.noise()).collect();
+        let mut lines: Vec<String> =
+            (0..self.dice.next_length(130)).map(|_| self.noise_line()).collect();
         for line in framing {
-            let place = self.dice.below(lines.len() + 1);
+            let place = self.dice.next_below(lines.len() + 1);
             lines.insert(place, line);
         }
         lines.iter().for_each(|line| self.line(line));
@@ -223,19 +224,24 @@ impl<'a> MessageWriter<'a> {
         }
     }
 
-    pub(super) fn is_odd(&mut self) -> bool {
-        self.odd > 0 && self.dice.below(1_000) < self.odd
+    pub(super) fn is_unusual(&mut self) -> bool {
+        self.unusual_per_mille > 0 && self.dice.next_below(1_000) < self.unusual_per_mille
     }
 
     pub(super) fn line(&mut self, text: &str) {
         self.out.extend(text.bytes());
-        let end = if self.odd > 0 && self.dice.below(4_000) < self.odd { "\n" } else { self.end };
+        let end =
+            if self.unusual_per_mille > 0 && self.dice.next_below(4_000) < self.unusual_per_mille {
+                "\n"
+            } else {
+                self.line_end
+            };
         self.out.extend(end.bytes());
     }
 
-    fn noise(&mut self) -> String {
-        match self.is_odd() {
-            true => self.dice.pick(&ODD_LINES).to_owned(),
+    fn noise_line(&mut self) -> String {
+        match self.is_unusual() {
+            true => self.dice.pick(&UNUSUAL_LINES).to_owned(),
             false => self.dice.pick(&NOISE).to_owned(),
         }
     }
@@ -243,10 +249,10 @@ impl<'a> MessageWriter<'a> {
     /// Generates the header lines that announce a body's length, and that length.
     pub(super) fn framing(&mut self) -> (Vec<String>, MessageBody) {
         let mut lines = Vec::new();
-        let body = match self.dice.below(5) {
+        let body = match self.dice.next_below(5) {
             0..2 => MessageBody::None,
             2..4 => {
-                let len = self.dice.length(6_000);
+                let len = self.dice.next_length(6_000);
                 lines.push(self.field(&LENGTH_NAMES, &len.to_string()));
                 MessageBody::Sized(len)
             }
@@ -257,10 +263,10 @@ impl<'a> MessageWriter<'a> {
                 MessageBody::Chunked
             }
         };
-        if !self.is_odd() {
+        if !self.is_unusual() {
             return (lines, body);
         }
-        match self.dice.below(5) {
+        match self.dice.next_below(5) {
             0 => {
                 let length = self.dice.pick(&LENGTHS);
                 (vec![self.field(&LENGTH_NAMES, length)], MessageBody::Sized(5))
@@ -281,7 +287,7 @@ impl<'a> MessageWriter<'a> {
             _ => {
                 let coding = self.dice.pick(&CODINGS);
                 lines.push(self.field(&CODING_NAMES, coding));
-                (lines, if self.dice.chance(70) { MessageBody::Chunked } else { body })
+                (lines, if self.dice.next_bool(70) { MessageBody::Chunked } else { body })
             }
         }
     }
@@ -292,39 +298,41 @@ impl<'a> MessageWriter<'a> {
     }
 
     pub(super) fn content(&mut self, len: usize) {
-        let len = if self.is_odd() { len + 1 - self.dice.below(3).min(len + 1) } else { len };
+        let len =
+            if self.is_unusual() { len + 1 - self.dice.next_below(3).min(len + 1) } else { len };
         // The content looks like heads and chunks, to catch a parser that has lost a boundary.
         let bytes =
             b"\r\n\r\nGET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n";
-        self.out.extend(bytes.iter().cycle().skip(self.dice.below(bytes.len())).take(len));
+        self.out.extend(bytes.iter().cycle().skip(self.dice.next_below(bytes.len())).take(len));
     }
 
     fn chunks(&mut self) {
-        for _ in 0..self.dice.length(40) {
-            if self.is_odd() {
+        for _ in 0..self.dice.next_length(40) {
+            if self.is_unusual() {
                 let (size, end) = (self.dice.pick(&SIZES), self.dice.pick(&["\r\n", "\n", "\r"]));
                 self.out.extend(size.bytes().chain(end.bytes()));
                 self.content(5);
             } else {
-                let len = 1 + self.dice.length(700);
+                let len = 1 + self.dice.next_length(700);
                 // The first eight forms are correct, apart from the size itself.
-                let (zeros, rest) = SIZES[self.dice.below(8)].split_once('5').unwrap_or_default();
+                let (zeros, rest) =
+                    SIZES[self.dice.next_below(8)].split_once('5').unwrap_or_default();
                 let size =
-                    if self.dice.chance(50) { format!("{len:x}") } else { format!("{len:X}") };
+                    if self.dice.next_bool(50) { format!("{len:x}") } else { format!("{len:X}") };
                 self.out.extend(format!("{zeros}{size}{rest}\r\n").bytes());
                 self.content(len);
             }
-            let end = if self.is_odd() { self.dice.pick(&CHUNK_ENDS) } else { "\r\n" };
+            let end = if self.is_unusual() { self.dice.pick(&CHUNK_ENDS) } else { "\r\n" };
             self.out.extend(end.bytes());
         }
-        let last = match self.is_odd() {
+        let last = match self.is_unusual() {
             true => self.dice.pick(&LAST_CHUNKS),
             false => "0",
         };
         self.line(last);
-        if self.dice.chance(20) {
-            for _ in 0..self.dice.length(8) {
-                let line = self.noise();
+        if self.dice.next_bool(20) {
+            for _ in 0..self.dice.next_length(8) {
+                let line = self.noise_line();
                 self.line(&line);
             }
         }
@@ -334,23 +342,23 @@ impl<'a> MessageWriter<'a> {
 
 /// Changes one or a few bytes at a random place.
 pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut SeededRng) {
-    let at = dice.below(bytes.len() + 1);
-    match dice.below(6) {
+    let at = dice.next_below(bytes.len() + 1);
+    match dice.next_below(6) {
         0 | 1 => {
             let piece =
                 dice.pick(&["\r", "\n", "\r\n", "\0", " ", ":", "\r\n\r\n", "0\r\n\r\n", ","]);
             bytes.splice(at..at, piece.bytes());
         }
-        2 if at < bytes.len() => bytes[at] ^= 1 << dice.below(8),
+        2 if at < bytes.len() => bytes[at] ^= 1 << dice.next_below(8),
         3 => bytes.truncate(at),
         4 => {
-            let end = (at + 1 + dice.below(6)).min(bytes.len());
+            let end = (at + 1 + dice.next_below(6)).min(bytes.len());
             bytes.drain(at..end);
         }
         _ => {
-            let end = (at + dice.length(200)).min(bytes.len());
+            let end = (at + dice.next_length(200)).min(bytes.len());
             let piece = bytes[at..end].to_vec();
-            let to = dice.below(bytes.len() + 1);
+            let to = dice.next_below(bytes.len() + 1);
             bytes.splice(to..to, piece);
         }
     }

@@ -89,7 +89,7 @@ impl ServerProfile {
 
     /// Returns true if the server accepts this form. Forms that no client sends and that the eBPF programs do not
     /// follow are left out.
-    fn takes(self, odd: UnusualForm) -> bool {
+    fn accepts(self, odd: UnusualForm) -> bool {
         match self {
             Self::Strict => false,
             Self::Nginx => matches!(
@@ -177,25 +177,25 @@ pub struct ReferenceRequests {
     /// Requests that arrived whole: their heads, and the offsets at which their bodies end.
     pub whole: Vec<(ReferenceHead, usize)>,
     /// Head of the last request, if its body is incomplete.
-    pub part: Option<ReferenceHead>,
+    pub partial_head: Option<ReferenceHead>,
     /// Reason why there are no more requests.
     pub stop: ReferenceStop,
     /// Offset up to which the server had read by then.
     pub at: usize,
     /// Unusual forms that were met, in order.
-    pub odd: Vec<UnusualForm>,
+    pub unusual_forms: Vec<UnusualForm>,
 }
 
 /// Reads all requests in `bytes` as `server` does.
-pub fn requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
+pub fn read_requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
     let mut reader = ReferenceReader::new(bytes, server);
     let mut whole = Vec::new();
     let (part, stop) = loop {
-        let head = match reader.head() {
+        let head = match reader.read_head() {
             Ok(head) => head,
             Err(stop) => break (None, stop),
         };
-        match reader.body(head.body) {
+        match reader.read_body(head.body) {
             Ok(()) => {
                 whole.push((head, reader.at));
                 if head.says_close {
@@ -205,13 +205,19 @@ pub fn requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
             Err(stop) => break (Some(head), stop),
         }
     };
-    ReferenceRequests { whole, part, stop, at: reader.at, odd: reader.odd }
+    ReferenceRequests {
+        whole,
+        partial_head: part,
+        stop,
+        at: reader.at,
+        unusual_forms: reader.unusual_forms,
+    }
 }
 
 /// Returns the unusual forms in the responses to a request of this kind, read by a client that accepts all of them.
-pub fn answer(bytes: &[u8], kind: ReferenceRequestKind) -> Vec<UnusualForm> {
+pub fn unusual_forms_of_response(bytes: &[u8], kind: ReferenceRequestKind) -> Vec<UnusualForm> {
     let mut reader = ReferenceReader::new(bytes, ServerProfile::Lax);
     // The form that breaks a response has been recorded before the error.
-    let _whole_or_not = reader.answer(kind);
-    reader.odd
+    let _whole_or_not = reader.read_response(kind);
+    reader.unusual_forms
 }

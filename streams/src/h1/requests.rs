@@ -1,7 +1,7 @@
 //! Pure: generates streams of HTTP/1 requests.
 
 use super::message::{MessageWriter, mutate};
-use crate::dice::SeededRng;
+use crate::rng::SeededRng;
 
 /// Methods, of which common ones are frequent, so that most requests are served and bytes behind an unusual one matter.
 const METHODS: [&str; 24] = [
@@ -9,7 +9,7 @@ const METHODS: [&str; 24] = [
     "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "HEADS", "CONN", "PRIM", "M-SEARCH",
     "A", "P",
 ];
-const ODD_METHODS: [&str; 12] =
+const UNUSUAL_METHODS: [&str; 12] =
     ["get", "Get", "_x", "!a", "*", "", "G\0T", "HTTP/1.1", "HEAD\t", "\u{e9}", "PRI", "CONNECT "];
 const TARGETS: [&str; 8] = [
     "/",
@@ -21,8 +21,8 @@ const TARGETS: [&str; 8] = [
     "*",
     "/%20",
 ];
-const ODD_TARGETS: [&str; 6] = ["", "/a b", "//", "/\u{e9}", "/\0", "?HTTP/1.1"];
-const ODD_VERSIONS: [&str; 9] = [
+const UNUSUAL_TARGETS: [&str; 6] = ["", "/a b", "//", "/\u{e9}", "/\0", "?HTTP/1.1"];
+const UNUSUAL_VERSIONS: [&str; 9] = [
     "HTTP/1.2",
     "HTTP/2.0",
     "http/1.1",
@@ -35,53 +35,58 @@ const ODD_VERSIONS: [&str; 9] = [
 ];
 
 /// Generates a stream of one or several requests.
-pub fn stream(dice: &mut SeededRng) -> Vec<u8> {
+pub fn generate_stream(dice: &mut SeededRng) -> Vec<u8> {
     let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
     let mut writer = MessageWriter::new(dice, odd);
-    for _ in 0..=writer.dice.below(5) {
-        request(&mut writer);
+    for _ in 0..=writer.dice.next_below(5) {
+        write_request(&mut writer);
     }
-    if odd > 0 && writer.dice.chance(30) {
-        for _ in 0..=writer.dice.below(3) {
+    if odd > 0 && writer.dice.next_bool(30) {
+        for _ in 0..=writer.dice.next_below(3) {
             mutate(&mut writer.out, writer.dice);
         }
     }
     // Usual requests at the end show whether the boundaries were kept.
-    writer.odd = 0;
-    for _ in 0..writer.dice.below(3) {
-        request(&mut writer);
+    writer.unusual_per_mille = 0;
+    for _ in 0..writer.dice.next_below(3) {
+        write_request(&mut writer);
     }
     writer.out
 }
 
-fn request(writer: &mut MessageWriter<'_>) {
-    if writer.is_odd() {
+fn write_request(writer: &mut MessageWriter<'_>) {
+    if writer.is_unusual() {
         let stray = writer.dice.pick(&["\r\n", "\n", "\r\n\r\n", "\r", " ", "\r\n\n\r\n"]);
         writer.out.extend(stray.bytes());
     }
     writer.choose_line_end();
-    first_line(writer);
+    write_first_line(writer);
     let (framing, body) = writer.framing();
     // Rare, because a server reads nothing behind it.
-    writer.closes = writer.dice.chance(2);
+    writer.closes = writer.dice.next_bool(2);
     writer.headers(framing);
     writer.body(body);
 }
 
-fn first_line(writer: &mut MessageWriter<'_>) {
-    let method =
-        if writer.is_odd() { writer.dice.pick(&ODD_METHODS) } else { writer.dice.pick(&METHODS) };
-    let target = match writer.is_odd() {
-        true => writer.dice.pick(&ODD_TARGETS).to_owned(),
-        false if writer.dice.chance(5) => format!("/{}", "x".repeat(writer.dice.length(3_000))),
+fn write_first_line(writer: &mut MessageWriter<'_>) {
+    let method = if writer.is_unusual() {
+        writer.dice.pick(&UNUSUAL_METHODS)
+    } else {
+        writer.dice.pick(&METHODS)
+    };
+    let target = match writer.is_unusual() {
+        true => writer.dice.pick(&UNUSUAL_TARGETS).to_owned(),
+        false if writer.dice.next_bool(5) => {
+            format!("/{}", "x".repeat(writer.dice.next_length(3_000)))
+        }
         false => writer.dice.pick(&TARGETS).to_owned(),
     };
-    let version = match writer.is_odd() {
-        true => writer.dice.pick(&ODD_VERSIONS),
-        false if writer.dice.chance(6) => "HTTP/1.0",
+    let version = match writer.is_unusual() {
+        true => writer.dice.pick(&UNUSUAL_VERSIONS),
+        false if writer.dice.next_bool(6) => "HTTP/1.0",
         false => "HTTP/1.1",
     };
-    let [first, second] = [(); 2].map(|()| match writer.is_odd() {
+    let [first, second] = [(); 2].map(|()| match writer.is_unusual() {
         true => writer.dice.pick(&["  ", "\t", "", "\r"]),
         false => " ",
     });

@@ -4,11 +4,11 @@ use super::{
     message::{MessageBody, MessageWriter, mutate},
     reference::ReferenceRequestKind,
 };
-use crate::dice::SeededRng;
+use crate::rng::SeededRng;
 
 const STATUSES: [u16; 16] =
     [200, 200, 200, 200, 200, 201, 204, 206, 301, 304, 400, 404, 429, 500, 503, 299];
-const ODD_STATUS_LINES: [&str; 18] = [
+const UNUSUAL_STATUS_LINES: [&str; 18] = [
     "HTTP/1.1 200",
     "HTTP/1.1 200 ",
     "HTTP/1.1 204",
@@ -33,9 +33,9 @@ const ODD_STATUS_LINES: [&str; 18] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseEnd {
     /// The response ends with its last byte.
-    Here,
+    AtLastByte,
     /// The response ends with its last byte, and so does the connection.
-    AndCloses,
+    AtLastByteThenClose,
     /// The response ends with the connection.
     AtClose,
 }
@@ -48,19 +48,19 @@ pub struct GeneratedResponse {
     /// Status of the final response.
     pub status: u16,
     /// End of the response, and of the connection.
-    pub ends: ResponseEnd,
+    pub end: ResponseEnd,
 }
 
 /// Generates a response to a request of this kind; `closes` if the connection must end with it. Parts are unusual with
 /// a probability of `odd` thousandths.
-pub fn answer(
+pub fn generate_response(
     kind: ReferenceRequestKind,
     closes: bool,
     odd: usize,
     dice: &mut SeededRng,
 ) -> GeneratedResponse {
     let mut writer = MessageWriter::new(dice, odd);
-    for _ in 0..writer.dice.length(2) {
+    for _ in 0..writer.dice.next_length(2) {
         let interim = writer.dice.pick(&[
             "HTTP/1.1 100 Continue",
             "HTTP/1.1 103 Early Hints",
@@ -70,14 +70,14 @@ pub fn answer(
         writer.headers(Vec::new());
     }
     writer.choose_line_end();
-    let status = match writer.dice.below(60) {
+    let status = match writer.dice.next_below(60) {
         0 => 101,
         other => STATUSES[other % STATUSES.len()],
     };
-    let minor = usize::from(writer.dice.chance(92));
-    match writer.is_odd() {
+    let minor = usize::from(writer.dice.next_bool(92));
+    match writer.is_unusual() {
         true => {
-            let line = writer.dice.pick(&ODD_STATUS_LINES);
+            let line = writer.dice.pick(&UNUSUAL_STATUS_LINES);
             writer.line(line);
         }
         false => writer.line(&format!("HTTP/1.{minor} {status} Text")),
@@ -86,7 +86,7 @@ pub fn answer(
     let is_bare = kind == ReferenceRequestKind::Head || matches!(status, 204 | 304);
     let opens =
         status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
-    if body == MessageBody::None && writer.dice.chance(80) {
+    if body == MessageBody::None && writer.dice.next_bool(80) {
         framing.push("Content-Length: 0".to_owned());
         body = MessageBody::Sized(0);
     }
@@ -95,16 +95,16 @@ pub fn answer(
     let ends = match body {
         _ if opens => ResponseEnd::AtClose,
         MessageBody::None if !is_bare => ResponseEnd::AtClose,
-        _ if closes => ResponseEnd::AndCloses,
-        _ => ResponseEnd::Here,
+        _ if closes => ResponseEnd::AtLastByteThenClose,
+        _ => ResponseEnd::AtLastByte,
     };
     if opens || body == MessageBody::None && !is_bare {
         writer.content(1_000);
     } else if !is_bare {
         writer.body(body);
     }
-    if odd > 0 && writer.dice.chance(15) {
+    if odd > 0 && writer.dice.next_bool(15) {
         mutate(&mut writer.out, writer.dice);
     }
-    GeneratedResponse { bytes: writer.out, status, ends }
+    GeneratedResponse { bytes: writer.out, status, end: ends }
 }

@@ -15,32 +15,32 @@ use std::{future::Future, rc::Rc};
 use hyper::{server::conn::http1, service::service_fn};
 
 use super::{
-    judge::{ServedRequests, judge, passes_for_foreign},
+    event_check::{ServedRequests, check_events, is_uncounted_foreign},
     reference::{self, UnusualForm},
-    service::{SimHttp1App, SimHttp1Call},
+    simulated_app::{SimHttp1App, SimHttp1Call},
 };
 use crate::{
-    ConformanceTotals,
-    dice::SeededRng,
-    memory::{MemoryIo, PolledTask},
-    segments::{self, ReceivedRanges},
-    tap::EbpfModel,
+    ebpf_model::EbpfModel,
+    memory_io::{MemoryIo, PolledTask},
+    rng::SeededRng,
+    segmentation::{self, ReceivedRanges},
+    totals::ConformanceTotals,
 };
 
 /// Plays the requests of `stream` to the server, cut by `dice`. The error describes the difference between model and
 /// server.
 pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
     if is_differing(stream) {
-        return Ok(ConformanceTotals { differing: 1, ..ConformanceTotals::default() });
+        return Ok(ConformanceTotals { not_compared: 1, ..ConformanceTotals::default() });
     }
     let application = SimHttp1App::new(dice);
     let io = MemoryIo::default();
     let service = service_fn({
         let application = Rc::clone(&application);
-        move |request| Rc::clone(&application).answer(request)
+        move |request| Rc::clone(&application).respond(request)
     });
     let mut builder = http1::Builder::new();
-    builder.auto_date_header(false).half_close(dice.chance(50)).keep_alive(dice.chance(95));
+    builder.auto_date_header(false).half_close(dice.next_bool(50)).keep_alive(dice.next_bool(95));
     let task = PolledTask::new(builder.serve_connection(io.clone(), service));
     let mut play = HyperServerCase {
         stream,
@@ -51,15 +51,15 @@ pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, St
         received: ReceivedRanges::default(),
         sent: Vec::new(),
     };
-    play.requests(dice)?;
-    play.conclude(dice)
+    play.play_requests(dice)?;
+    play.finish(dice)
 }
 
 /// Returns true if hyper reads something differently from other servers, or accepts forms that no client sends. It
 /// continues in trailers behind an empty line that ends with a bare line feed, and accepts methods that begin with no
 /// letter.
 fn is_differing(stream: &[u8]) -> bool {
-    let odd = reference::requests(stream, reference::ServerProfile::Lax).odd;
+    let odd = reference::read_requests(stream, reference::ServerProfile::Lax).unusual_forms;
     // HTTP/2's preface counts as such a method; bytes behind it are not for this server.
     odd.contains(&UnusualForm::Trailer) || odd.contains(&UnusualForm::Symbol)
 }
@@ -77,53 +77,54 @@ struct HyperServerCase<'a, F: Future> {
 }
 
 impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
-    fn requests(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+    fn play_requests(&mut self, dice: &mut SeededRng) -> Result<(), String> {
         let stream = self.stream;
-        for segment in segments::arrivals(stream.len(), dice) {
-            self.tap.request(segment.start, &stream[segment.clone()]);
-            let now = self.received.take(&segment);
-            self.io.deliver(&stream[now]);
+        for segment in segmentation::arrival_order(stream.len(), dice) {
+            self.tap.request_segment(segment.start, &stream[segment.clone()]);
+            let now = self.received.add_segment(&segment);
+            self.io.push_incoming(&stream[now]);
             // More segments may arrive before the server is polled.
-            if dice.chance(70) {
-                self.settle(dice)?;
+            if dice.next_bool(70) {
+                self.poll_and_compare(dice)?;
             }
-            while dice.chance(30) && self.application.allow_step() {
-                self.settle(dice)?;
+            while dice.next_bool(30) && self.application.allow_step() {
+                self.poll_and_compare(dice)?;
             }
         }
-        self.settle(dice)
+        self.poll_and_compare(dice)
     }
 
     /// Allows all remaining steps, closes the connection, and compares.
-    fn conclude(mut self, dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    fn finish(mut self, dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
         while self.application.allow_step() {
-            self.settle(dice)?;
+            self.poll_and_compare(dice)?;
         }
-        if dice.chance(30) {
-            self.io.end();
-            self.settle(dice)?;
+        if dice.next_bool(30) {
+            self.io.close_incoming();
+            self.poll_and_compare(dice)?;
         }
         let calls = self.application.calls();
         let refused = u64::from(matches!(self.task.output, Some(Err(_))));
         self.tap.close(self.task.output.is_some());
-        if !passes_for_foreign(self.stream, self.tap.events()) {
-            self.judge(&calls)?;
+        if !is_uncounted_foreign(self.stream, self.tap.events()) {
+            self.check_calls(&calls)?;
         }
         let requests = calls.iter().filter(|it| it.is_done).count() as u64;
         Ok(ConformanceTotals { requests, refused, ..ConformanceTotals::default() })
     }
 
     /// Polls the server until it waits, and compares the model with it.
-    fn settle(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+    fn poll_and_compare(&mut self, dice: &mut SeededRng) -> Result<(), String> {
         let was_open = self.task.output.is_none();
-        self.task.settle();
+        self.task.poll_until_idle();
         let from = self.sent.len();
-        self.sent.extend(self.io.sent());
-        for segment in segments::cut(from, self.sent.len(), dice) {
-            let again = if dice.chance(10) { dice.below(segment.start + 1) } else { segment.start };
-            self.tap.response(again, &self.sent[again..segment.end]);
+        self.sent.extend(self.io.take_outgoing());
+        for segment in segmentation::split(from, self.sent.len(), dice) {
+            let again =
+                if dice.next_bool(10) { dice.next_below(segment.start + 1) } else { segment.start };
+            self.tap.response_segment(again, &self.sent[again..segment.end]);
         }
-        if passes_for_foreign(self.stream, self.tap.events()) {
+        if is_uncounted_foreign(self.stream, self.tap.events()) {
             return Ok(());
         }
         let calls = self.application.calls();
@@ -138,11 +139,11 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
         {
             return Err(self.says(&format!("in flight for the server: {is_open}")));
         }
-        self.judge(&calls)
+        self.check_calls(&calls)
     }
 
     /// Compares the model's events with the served requests.
-    fn judge(&self, calls: &[SimHttp1Call]) -> Result<(), String> {
+    fn check_calls(&self, calls: &[SimHttp1Call]) -> Result<(), String> {
         let done = calls.iter().filter(|it| it.is_done);
         let statuses: Vec<u16> = done.filter(|it| !it.is_tunnel).map(|it| it.status).collect();
         let served = ServedRequests {
@@ -150,7 +151,7 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
             may_refuse: self.task.output.is_some(),
             is_tunnel: calls.last().is_some_and(|it| it.is_tunnel),
         };
-        judge(self.tap.events(), served).map_err(|what| self.says(what))
+        check_events(self.tap.events(), served).map_err(|what| self.says(what))
     }
 
     fn says(&self, what: &str) -> String {

@@ -1,7 +1,7 @@
 //! Pure: HTTP/2 frames, written by hand (RFC 9113 §4.1, §6).
 
 /// Frame types of RFC 9113 §6.
-pub mod kind {
+pub mod frame_kind {
     #![allow(missing_docs, reason = "the RFC's names")]
     pub const DATA: u8 = 0;
     pub const HEADERS: u8 = 1;
@@ -16,7 +16,7 @@ pub mod kind {
 }
 
 /// Frame flags of RFC 9113 §6.
-pub mod flag {
+pub mod frame_flag {
     #![allow(missing_docs, reason = "the RFC's names")]
     pub const END_STREAM: u8 = 1;
     pub const ACK: u8 = 1;
@@ -29,7 +29,7 @@ pub mod flag {
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Encodes one frame: header and payload.
-pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub fn encode_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
     out.extend([kind, flags]);
     out.extend(stream.to_be_bytes());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::frames::{PREFACE, flag, kind};
+use super::frames::{PREFACE, frame_flag, frame_kind};
 
 /// Change of a request's state, with its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum ReferenceEvent {
     /// The server has sent its whole response.
     Answered(u32),
     /// The request ended without a whole response.
-    Cut(u32),
+    Aborted(u32),
 }
 
 /// One direction of a connection.
@@ -30,17 +30,17 @@ pub struct Http2Reference {
     client: ReferenceDirection,
     server: ReferenceDirection,
     has_preface: bool,
-    newest: u32,
+    highest_stream: u32,
     /// Last stream of a GOAWAY in the bytes that are being read.
-    goes_away: Option<u32>,
+    goaway_last: Option<u32>,
     /// Last stream that the server processes, by its GOAWAY.
-    pub last: Option<u32>,
+    pub last_processed: Option<u32>,
     /// Number of frames that would have ended a request that had ended already.
-    pub late: u64,
+    pub redundant_ends: u64,
     /// Streams of the requests in flight.
-    pub open: BTreeSet<u32>,
+    pub in_flight: BTreeSet<u32>,
     /// All changes so far, in order.
-    pub log: Vec<ReferenceEvent>,
+    pub events: Vec<ReferenceEvent>,
     /// True after an error of the connection (§5.4.1). Later bytes have no meaning.
     pub is_broken: bool,
 }
@@ -55,7 +55,7 @@ impl Http2Reference {
     }
 
     /// Adds the next bytes that the client has sent.
-    pub fn client(&mut self, bytes: &[u8]) {
+    pub fn receive_client(&mut self, bytes: &[u8]) {
         self.client.bytes.extend(bytes);
         if !self.has_preface {
             let begin = self.client.bytes.len().min(PREFACE.len());
@@ -67,89 +67,91 @@ impl Http2Reference {
             self.has_preface = true;
         }
         while !self.is_broken {
-            self.is_broken = is_misplaced(&self.client.bytes);
+            self.is_broken = begins_on_wrong_stream(&self.client.bytes);
             if self.is_broken {
                 return;
             }
-            let Some(frame) = next(&mut self.client.bytes) else { return };
-            self.is_broken = self.client_frame(frame).is_none();
+            let Some(frame) = take_frame(&mut self.client.bytes) else { return };
+            self.is_broken = self.apply_client_frame(frame).is_none();
         }
     }
 
     /// Adds the next bytes that the server has sent.
-    pub fn server(&mut self, bytes: &[u8]) {
+    pub fn receive_server(&mut self, bytes: &[u8]) {
         self.server.bytes.extend(bytes);
         while !self.is_broken {
-            self.is_broken = is_misplaced(&self.server.bytes);
+            self.is_broken = begins_on_wrong_stream(&self.server.bytes);
             if self.is_broken {
                 return;
             }
-            let Some(frame) = next(&mut self.server.bytes) else { break };
-            self.is_broken = self.server_frame(frame).is_none();
+            let Some(frame) = take_frame(&mut self.server.bytes) else { break };
+            self.is_broken = self.apply_server_frame(frame).is_none();
         }
         // §6.8: requests above the last stream were not and will not be processed.
-        if let Some(last) = self.goes_away.take() {
-            self.last = Some(last);
-            for stream in self.open.split_off(&(last + 1)) {
-                self.log.push(ReferenceEvent::Cut(stream));
+        if let Some(last) = self.goaway_last.take() {
+            self.last_processed = Some(last);
+            for stream in self.in_flight.split_off(&(last + 1)) {
+                self.events.push(ReferenceEvent::Aborted(stream));
             }
         }
     }
 
     /// Applies a frame of the client. `None`: an error of the connection.
-    fn client_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
+    fn apply_client_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
         let block = self.client.block.take();
         let (stream, ends) = match header_block(block, kind, flags, stream, &payload)? {
             ReferenceBlock::Whole(stream, ends, false) => (stream, ends),
             ReferenceBlock::Whole(_, _, true) => return None,
-            ReferenceBlock::GoesOn(block) => {
+            ReferenceBlock::Continues(block) => {
                 self.client.block = Some(block);
                 return Some(());
             }
-            ReferenceBlock::None => return self.other_client_frame(kind, stream, &payload),
+            ReferenceBlock::None => return self.apply_other_client_frame(kind, stream, &payload),
         };
         let _the_server_answers_all_the_same = ends;
-        if stream > self.newest {
+        if stream > self.highest_stream {
             // §5.1.1: a new stream is odd, and higher than any before.
             if stream.is_multiple_of(2) {
                 return None;
             }
-            self.newest = stream;
+            self.highest_stream = stream;
             // §6.8: frames above the last stream are ignored.
-            if self.last.is_none_or(|last| stream <= last) {
-                self.open.insert(stream);
-                self.log.push(ReferenceEvent::Started(stream));
+            if self.last_processed.is_none_or(|last| stream <= last) {
+                self.in_flight.insert(stream);
+                self.events.push(ReferenceEvent::Started(stream));
             }
         }
         Some(())
     }
 
-    fn other_client_frame(&mut self, kind: u8, stream: u32, payload: &[u8]) -> Option<()> {
-        check(kind, stream, payload)?;
-        let is_idle = stream > self.newest || stream.is_multiple_of(2);
+    fn apply_other_client_frame(&mut self, kind: u8, stream: u32, payload: &[u8]) -> Option<()> {
+        check_frame(kind, stream, payload)?;
+        let is_idle = stream > self.highest_stream || stream.is_multiple_of(2);
         match kind {
-            kind::RST_STREAM | kind::DATA if is_idle => return None,
-            kind::RST_STREAM => self.cut(stream),
-            kind::PUSH_PROMISE => return None,
+            frame_kind::RST_STREAM | frame_kind::DATA if is_idle => return None,
+            frame_kind::RST_STREAM => self.record_aborted(stream),
+            frame_kind::PUSH_PROMISE => return None,
             _ => {}
         }
         Some(())
     }
 
-    fn server_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
+    fn apply_server_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
         let block = self.server.block.take();
         match header_block(block, kind, flags, stream, &payload)? {
-            ReferenceBlock::Whole(stream, true, false) => self.answered(stream),
+            ReferenceBlock::Whole(stream, true, false) => self.record_answered(stream),
             ReferenceBlock::Whole(..) => {}
-            ReferenceBlock::GoesOn(block) => self.server.block = Some(block),
+            ReferenceBlock::Continues(block) => self.server.block = Some(block),
             ReferenceBlock::None => {
-                check(kind, stream, &payload)?;
+                check_frame(kind, stream, &payload)?;
                 match kind {
-                    kind::DATA if flags & flag::END_STREAM != 0 => self.answered(stream),
-                    kind::RST_STREAM => self.cut(stream),
-                    kind::GOAWAY => {
+                    frame_kind::DATA if flags & frame_flag::END_STREAM != 0 => {
+                        self.record_answered(stream)
+                    }
+                    frame_kind::RST_STREAM => self.record_aborted(stream),
+                    frame_kind::GOAWAY => {
                         let last = u32::from_be_bytes(payload[..4].try_into().ok()?);
-                        self.goes_away = Some(last & 0x7fff_ffff);
+                        self.goaway_last = Some(last & 0x7fff_ffff);
                     }
                     _ => {}
                 }
@@ -158,19 +160,19 @@ impl Http2Reference {
         Some(())
     }
 
-    fn answered(&mut self, stream: u32) {
-        if self.open.remove(&stream) {
-            self.log.push(ReferenceEvent::Answered(stream));
+    fn record_answered(&mut self, stream: u32) {
+        if self.in_flight.remove(&stream) {
+            self.events.push(ReferenceEvent::Answered(stream));
         } else {
-            self.late += 1;
+            self.redundant_ends += 1;
         }
     }
 
-    fn cut(&mut self, stream: u32) {
-        if self.open.remove(&stream) {
-            self.log.push(ReferenceEvent::Cut(stream));
+    fn record_aborted(&mut self, stream: u32) {
+        if self.in_flight.remove(&stream) {
+            self.events.push(ReferenceEvent::Aborted(stream));
         } else {
-            self.late += 1;
+            self.redundant_ends += 1;
         }
     }
 }
@@ -180,7 +182,7 @@ enum ReferenceBlock {
     /// The frame belongs to no header block.
     None,
     /// The block continues in the next frame.
-    GoesOn((u32, bool, bool)),
+    Continues((u32, bool, bool)),
     /// The block is complete: its stream, true if that ends with it, and true if it is a promise.
     Whole(u32, bool, bool),
 }
@@ -195,60 +197,60 @@ fn header_block(
     payload: &[u8],
 ) -> Option<ReferenceBlock> {
     let block = match (before, kind) {
-        (Some(block), kind::CONTINUATION) if block.0 == stream => block,
-        (Some(_), _) | (None, kind::CONTINUATION) => return None,
-        (None, kind::HEADERS | kind::PUSH_PROMISE) => {
-            let is_promise = kind == kind::PUSH_PROMISE;
-            let padded = usize::from(flags & flag::PADDED != 0);
+        (Some(block), frame_kind::CONTINUATION) if block.0 == stream => block,
+        (Some(_), _) | (None, frame_kind::CONTINUATION) => return None,
+        (None, frame_kind::HEADERS | frame_kind::PUSH_PROMISE) => {
+            let is_promise = kind == frame_kind::PUSH_PROMISE;
+            let padded = usize::from(flags & frame_flag::PADDED != 0);
             let padding = if padded > 0 { usize::from(*payload.first()?) } else { 0 };
             let fixed = match () {
                 () if is_promise => 4,
-                () if flags & flag::PRIORITY != 0 => 5,
+                () if flags & frame_flag::PRIORITY != 0 => 5,
                 () => 0,
             };
             if stream == 0 || padded + padding + fixed > payload.len() {
                 return None;
             }
-            (stream, !is_promise && flags & flag::END_STREAM != 0, is_promise)
+            (stream, !is_promise && flags & frame_flag::END_STREAM != 0, is_promise)
         }
         (None, _) => return Some(ReferenceBlock::None),
     };
-    Some(match flags & flag::END_HEADERS {
-        0 => ReferenceBlock::GoesOn(block),
+    Some(match flags & frame_flag::END_HEADERS {
+        0 => ReferenceBlock::Continues(block),
         _ => ReferenceBlock::Whole(block.0, block.1, block.2),
     })
 }
 
 /// Checks the size and the stream of a frame (§6). `None`: an error.
-fn check(kind: u8, stream: u32, payload: &[u8]) -> Option<()> {
+fn check_frame(kind: u8, stream: u32, payload: &[u8]) -> Option<()> {
     let has_size = match kind {
-        kind::PRIORITY => payload.len() == 5,
-        kind::RST_STREAM | kind::WINDOW_UPDATE => payload.len() == 4,
-        kind::SETTINGS => payload.len().is_multiple_of(6),
-        kind::PING => payload.len() == 8,
-        kind::GOAWAY => payload.len() >= 8,
+        frame_kind::PRIORITY => payload.len() == 5,
+        frame_kind::RST_STREAM | frame_kind::WINDOW_UPDATE => payload.len() == 4,
+        frame_kind::SETTINGS => payload.len().is_multiple_of(6),
+        frame_kind::PING => payload.len() == 8,
+        frame_kind::GOAWAY => payload.len() >= 8,
         _ => true,
     };
-    (has_size && !is_astray(kind, stream)).then_some(())
+    (has_size && !is_wrong_stream(kind, stream)).then_some(())
 }
 
 /// Returns true if a frame of this type is not permitted on this stream.
-fn is_astray(kind: u8, stream: u32) -> bool {
+fn is_wrong_stream(kind: u8, stream: u32) -> bool {
     match kind {
-        kind::SETTINGS | kind::PING | kind::GOAWAY => stream != 0,
-        kind::WINDOW_UPDATE | 10.. => false,
+        frame_kind::SETTINGS | frame_kind::PING | frame_kind::GOAWAY => stream != 0,
+        frame_kind::WINDOW_UPDATE | 10.. => false,
         _ => stream == 0,
     }
 }
 
-/// Returns true if the first frame is [astray](is_astray), which a receiver may detect before the frame is whole.
-fn is_misplaced(bytes: &[u8]) -> bool {
+/// Returns true if the first frame is [astray](is_wrong_stream), which a receiver may detect before the frame is whole.
+fn begins_on_wrong_stream(bytes: &[u8]) -> bool {
     let [_, _, _, kind, _, s0, s1, s2, s3, ..] = bytes else { return false };
-    is_astray(*kind, u32::from_be_bytes([*s0, *s1, *s2, *s3]) & 0x7fff_ffff)
+    is_wrong_stream(*kind, u32::from_be_bytes([*s0, *s1, *s2, *s3]) & 0x7fff_ffff)
 }
 
 /// Removes and returns the first frame, if it is whole.
-fn next(bytes: &mut Vec<u8>) -> Option<ReferenceFrame> {
+fn take_frame(bytes: &mut Vec<u8>) -> Option<ReferenceFrame> {
     let [a, b, c, kind, flags, s0, s1, s2, s3, rest @ ..] = &bytes[..] else { return None };
     let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;
     let payload = rest.get(..len)?.to_vec();

@@ -1,12 +1,12 @@
 //! Shell: plays requests, written frame by frame, to crate h2's server; its requests must be the counted ones.
 
-use super::{EventComparison, application::SimHttp2Server, reference::Http2Reference};
+use super::{EventComparison, reference::Http2Reference, simulated_server::SimHttp2Server};
 use crate::{
-    ConformanceTotals,
-    dice::SeededRng,
-    memory::MemoryIo,
-    segments::{self, ReceivedRanges},
-    tap::EbpfModel,
+    ebpf_model::EbpfModel,
+    memory_io::MemoryIo,
+    rng::SeededRng,
+    segmentation::{self, ReceivedRanges},
+    totals::ConformanceTotals,
 };
 
 /// Plays a client's bytes to the server, cut by `dice`. The error describes the difference between model and server.
@@ -23,8 +23,11 @@ pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, St
     };
     let outcome = play.run(stream, dice);
     outcome.map_err(|what| {
-        let (events, log) = (play.tap.events(), &play.reference.log);
-        format!("{what}\n  given {:?}\n  events {events:?}\n  reference {log:?}", play.server.said)
+        let (events, log) = (play.tap.events(), &play.reference.events);
+        format!(
+            "{what}\n  given {:?}\n  events {events:?}\n  reference {log:?}",
+            play.server.sent_outcomes
+        )
     })
 }
 
@@ -41,36 +44,36 @@ struct H2ServerCase {
 
 impl H2ServerCase {
     fn run(&mut self, stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
-        for segment in segments::arrivals(stream.len(), dice) {
-            self.tap.request(segment.start, &stream[segment.clone()]);
-            let now = &stream[self.received.take(&segment)];
+        for segment in segmentation::arrival_order(stream.len(), dice) {
+            self.tap.request_segment(segment.start, &stream[segment.clone()]);
+            let now = &stream[self.received.add_segment(&segment)];
             self.comparison.has_had_gap |= self.received.has_gap();
-            self.reference.client(now);
-            self.io.deliver(now);
-            if dice.chance(70) {
-                self.settle(dice)?;
+            self.reference.receive_client(now);
+            self.io.push_incoming(now);
+            if dice.next_bool(70) {
+                self.poll_and_compare(dice)?;
             }
-            while dice.chance(50) && self.server.step(dice) {
-                self.settle(dice)?;
+            while dice.next_bool(50) && self.server.step(dice) {
+                self.poll_and_compare(dice)?;
             }
         }
-        self.settle(dice)?;
-        self.server.finish();
-        self.settle(dice)?;
+        self.poll_and_compare(dice)?;
+        self.server.finish_calls();
+        self.poll_and_compare(dice)?;
         let is_over = self.server.is_over();
-        let outcome = self.comparison.outcome(self.server.said.len() as u64, is_over);
+        let outcome = self.comparison.totals(self.server.sent_outcomes.len() as u64, is_over);
         self.tap.close(is_over);
-        self.io.end();
-        self.server.settle();
+        self.io.close_incoming();
+        self.server.poll_until_idle();
         Ok(outcome)
     }
 
-    fn settle(&mut self, dice: &mut SeededRng) -> Result<(), String> {
-        self.server.settle();
-        let answer = self.io.sent();
-        for segment in segments::cut(0, answer.len(), dice) {
-            self.tap.response(self.sent + segment.start, &answer[segment.clone()]);
-            self.reference.server(&answer[segment]);
+    fn poll_and_compare(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+        self.server.poll_until_idle();
+        let answer = self.io.take_outgoing();
+        for segment in segmentation::split(0, answer.len(), dice) {
+            self.tap.response_segment(self.sent + segment.start, &answer[segment.clone()]);
+            self.reference.receive_server(&answer[segment]);
         }
         self.sent += answer.len();
         let is_over = self.server.is_over() || self.reference.is_broken;
@@ -79,7 +82,8 @@ impl H2ServerCase {
         }
         self.comparison.compare(&self.tap, &self.reference)?;
         // The server has read all bytes, so each request in flight was given to the application.
-        match self.reference.open.iter().find(|id| !self.server.said.contains_key(id)) {
+        match self.reference.in_flight.iter().find(|id| !self.server.sent_outcomes.contains_key(id))
+        {
             None => Ok(()),
             Some(id) => Err(format!("{id} is in flight, but was not given to the application")),
         }

@@ -80,7 +80,7 @@ pub(crate) fn pinned(links: &Path) -> Result<Vec<(String, u32)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(links).context("cannot read the folder of links")? {
         let path = entry?.path();
-        let link = agent::sys::open_pin(&path).context("cannot open a link")?;
+        let link = agent::kernel::sys::open_pin(&path).context("cannot open a link")?;
         let said = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd()))?;
         let id = said.lines().find_map(|line| line.strip_prefix("prog_id:"));
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -7,7 +7,10 @@ use std::{
     time::Instant,
 };
 
-use agent::programs::{self, AgentPaths, EbpfPrograms};
+use agent::{
+    kernel::programs::{self, EbpfPrograms},
+    paths::AgentPaths,
+};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
@@ -258,7 +261,10 @@ impl CountBenchFixture {
         loop {
             let state = self.bed.maps.pod_state(slot(&target.place));
             if state.connections == 0 && state.in_flight == 0 {
-                ensure!(state.desync == 0 && state.stray == 0, "boundaries were lost: {state:?}");
+                ensure!(
+                    state.desynced_connections == 0 && state.stray_responses == 0,
+                    "boundaries were lost: {state:?}"
+                );
                 return Ok(());
             }
             ensure!(started.elapsed().as_secs() < 10, "it does not come to rest: {state:?}");

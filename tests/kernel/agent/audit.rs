@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use agent::{audit::GaugeValues, maps::gauges::PodGauges};
+use agent::{kernel::maps::gauges::PodGauges, pod_gauge::GaugeValues};
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn scene(test: &str) -> AgentFixture {
     world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
     world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
-    world.wait("looked into", |seen| !seen.trouble.is_empty());
+    world.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);
     world

@@ -28,10 +28,10 @@ fn is_armed(world: &AgentFixture) -> bool {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let (maps, slot) = (KernelMaps::open(&pins).expect("pinned maps"), world.slot());
     let end = Instant::now() + LIMIT;
-    while maps.pod_state(slot).armed == 0 && Instant::now() < end {
+    while maps.pod_state(slot).event_threshold == 0 && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }
-    maps.pod_state(slot).armed != 0
+    maps.pod_state(slot).event_threshold != 0
 }
 
 #[test]

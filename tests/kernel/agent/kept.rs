@@ -40,7 +40,7 @@ fn scene(test: &str, sends: &str) -> (AgentFixture, ClientProcess) {
     world.start_agent();
     world.start_pod();
     // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
-    world.wait("looked into", |seen| !seen.trouble.is_empty());
+    world.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
     world.tell("keep");
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);

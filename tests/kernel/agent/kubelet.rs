@@ -15,8 +15,11 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
-    let seen = world.wait("looked into", |seen| !seen.trouble.is_empty());
-    assert_eq!(seen.trouble, "nothing listens on port 8080 yet", "the agent's own port is no news");
+    let seen = world.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
+    assert_eq!(
+        seen.not_ready_reason, "nothing listens on port 8080 yet",
+        "the agent's own port is no news"
+    );
     world.tell("keep");
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);
@@ -39,7 +42,9 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
         world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
         // By then an idle pod's kubelet would have its answer, even without a controller that drains the pod (3 s).
         let late = monotonic() + Duration::from_secs(5);
-        world.wait_usage("the agent looks again by then", |it| it.at_ns > late.as_nanos() as u64);
+        world.wait_usage("the agent looks again by then", |it| {
+            it.read_at_ns > late.as_nanos() as u64
+        });
         assert!(!waiting.is_finished(), "a request is in flight");
         drop(request);
         let answer = waiting.join().expect("no panic");

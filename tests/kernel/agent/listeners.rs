@@ -17,8 +17,9 @@ fn fill(world: &AgentFixture) {
     let map = pinned(world, abi::maps::LISTEN);
     let mut listen: HashMap<MapData, abi::ListenKey, abi::ListenValue> =
         map.try_into().expect("a hash of listeners");
-    let value = abi::ListenValue { open: 1, ..abi::ListenValue::default() };
-    let keys = (1 << 60..).map(|cookie| abi::ListenKey { cookie, port: 1, reserved: 0 });
+    let value = abi::ListenValue { reachable: 1, ..abi::ListenValue::default() };
+    let keys =
+        (1 << 60..).map(|cookie| abi::ListenKey { netns_cookie: cookie, port: 1, reserved: 0 });
     let entered = keys.take_while(|key| listen.insert(key, value, 0).is_ok()).count();
     assert!(entered <= abi::LISTEN_MAX as usize);
 }
@@ -54,11 +55,12 @@ fn a_pod_that_the_maps_have_no_room_for_says_so_and_is_served_once_there_is() {
     world.start_agent();
     world.start_pod();
     world.tell("listen");
-    let seen = world.wait("without room", |seen| seen.trouble.contains("more pods of services"));
+    let seen =
+        world.wait("without room", |seen| seen.not_ready_reason.contains("more pods of services"));
     assert!(!seen.ready, "what is not counted gets no request");
     world.wait_counted("rouse_agent_pods{state=\"crowded\"}", 1);
     let page = world.get("n", ADMIN, "/readyz");
     assert!(page.contains("pods: 1 without room: its node runs more pods"), "{page}");
     let seen = world.wait("served", |seen| seen.ready);
-    assert_eq!(seen.trouble, "");
+    assert_eq!(seen.not_ready_reason, "");
 }

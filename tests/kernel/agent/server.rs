@@ -94,7 +94,7 @@ impl AgentFixture {
     pub(super) fn start_server(&mut self) {
         self.pod = Some(self.start_in("server", "pods/poduid-1/main"));
         // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
-        self.wait("looked into", |seen| !seen.trouble.is_empty());
+        self.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
         self.tell("listen");
         self.wait("ready", |seen| seen.ready);
     }

@@ -77,7 +77,7 @@ fn what_is_lost_of_http2_is_found_again() {
         sent += piece.len();
     }
     peer.settle(Duration::from_millis(100));
-    assert_eq!((scene.totals(), scene.state().desync), ((1, 1), 0));
+    assert_eq!((scene.totals(), scene.state().desynced_connections), ((1, 1), 0));
 
     // One segment is late, and more follow it than can be buffered.
     let late = sent;
@@ -97,7 +97,7 @@ fn what_is_lost_of_http2_is_found_again() {
     }
     let state = scene.state();
     assert_eq!((scene.totals(), state.in_flight), ((count, count), 0));
-    assert!(state.desync > 0, "nothing was lost: {state:?}");
+    assert!(state.desynced_connections > 0, "nothing was lost: {state:?}");
 
     // Only a program that reads frames again knows of a request without a response, and of its end.
     let open = frame(HEADERS, END_HEADERS, 101, POST);
@@ -158,5 +158,9 @@ fn both_ends_may_begin_http2_at_once() {
     scene.wait("closed", |it| it.state().connections == 0);
     let state = scene.state();
     assert_eq!(scene.totals(), (TIMES, TIMES), "{state:?}");
-    assert_eq!((state.in_flight, state.desync, state.opaque), (0, 0, 0), "{state:?}");
+    assert_eq!(
+        (state.in_flight, state.desynced_connections, state.opaque_connections),
+        (0, 0, 0),
+        "{state:?}"
+    );
 }

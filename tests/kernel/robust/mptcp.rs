@@ -50,7 +50,7 @@ fn play(stream: &mut TcpStream) {
 fn a_multipath_listener_is_the_pods_and_serves_plain_clients() {
     let scene = RobustnessFixture::new();
     let _server = listening(&scene);
-    assert_eq!(scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap().open, 1);
+    assert_eq!(scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap().reachable, 1);
     play(&mut scene.connect());
     scene.settles_in_order();
 }
@@ -125,10 +125,10 @@ fn a_multipath_connection_of_several_flows_is_one_and_estimated() {
         let state = scene.state();
         assert!(state.connections == 1 && state.in_flight <= 1, "{state:?}");
     }
-    assert!(scene.state().desync >= 1);
+    assert!(scene.state().desynced_connections >= 1);
     drop(stream);
     scene.wait("closed", |it| it.state().connections == 0);
     let ((started, finished), state) = (scene.totals(), scene.state());
-    assert_eq!((finished, state.in_flight, state.fresh), (started, 0, 0));
+    assert_eq!((finished, state.in_flight, state.awaiting_first_request), (started, 0, 0));
     assert!(started <= scene.log(), "{started} of {}", scene.log());
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use datapath::abi::{ConnectionActivity, LATE_MAX};
+use datapath::abi::{ConnectionActivity, PENDING_SEGMENTS_MAX};
 
 use crate::bed::{inside, ip};
 
@@ -41,7 +41,7 @@ impl TunFixture {
     fn in_use(&self) -> Vec<ConnectionActivity> {
         let scene = &self.scene;
         let found = inside(&scene.pod.netns, || {
-            let diag = agent::sockdiag::SockDiag::open().unwrap();
+            let diag = agent::net::sockdiag::SockDiag::open().unwrap();
             scene.bed.maps.conns().in_use(&diag).unwrap()
         });
         found.into_values().collect()
@@ -114,11 +114,15 @@ fn play(overlap: usize, swaps: bool) -> TunFixture {
         pieces.into_iter().for_each(|piece| peer.put(piece.start, &bytes[piece]));
         peer.until(count, SHORT);
         sent += count;
-        assert_eq!(line.in_use(), [ConnectionActivity::No], "round {round}: {requests:?}");
+        assert_eq!(line.in_use(), [ConnectionActivity::Idle], "round {round}: {requests:?}");
         close(&mut peer, bytes.len());
         let (totals, state) = (line.scene.totals(), line.scene.state());
         assert_eq!(totals, (sent, sent), "round {round}: {requests:?}, {state:?}");
-        assert_eq!((state.desync, state.opaque), (0, 0), "round {round}: {requests:?}");
+        assert_eq!(
+            (state.desynced_connections, state.opaque_connections),
+            (0, 0),
+            "round {round}: {requests:?}"
+        );
     }
     line
 }
@@ -144,7 +148,11 @@ fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
     let line = TunFixture::new();
     let request = get("length/5");
     let bytes = request.as_bytes();
-    for (round, (waiting, lost)) in (0..).zip([(LATE_MAX, 0), (LATE_MAX + 1, 1), (LATE_MAX, 1)]) {
+    for (round, (waiting, lost)) in (0..).zip([
+        (PENDING_SEGMENTS_MAX, 0),
+        (PENDING_SEGMENTS_MAX + 1, 1),
+        (PENDING_SEGMENTS_MAX, 1),
+    ]) {
         let mut peer = UserspaceTcpClient::connect(&line.wire, 3_000 + round);
         let first = bytes.len() - waiting;
         for at in (first..bytes.len()).rev() {
@@ -152,7 +160,11 @@ fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
         }
         peer.put(0, &bytes[..first]);
         peer.until(1, SHORT);
-        assert_eq!(line.scene.state().desync, lost, "{waiting} segments of connection {round}");
+        assert_eq!(
+            line.scene.state().desynced_connections,
+            lost,
+            "{waiting} segments of connection {round}"
+        );
         close(&mut peer, bytes.len());
         line.scene.settles();
     }
@@ -168,7 +180,7 @@ fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
     peer.put(30, &bytes[30..]);
     peer.put(10, &bytes[10..]);
     peer.until(1, SHORT);
-    assert_eq!(line.in_use(), [ConnectionActivity::No]);
+    assert_eq!(line.in_use(), [ConnectionActivity::Idle]);
     close(&mut peer, bytes.len());
     line.scene.settles_in_step();
 }
@@ -197,7 +209,7 @@ fn a_segment_that_the_kernel_refuses_is_not_read() {
         }
         close(&mut peer, 2 * request.len());
         assert_eq!(line.scene.totals(), (line.scene.log(), line.scene.log()), "{which}");
-        assert_eq!(line.scene.state().stray, 0, "{which}");
+        assert_eq!(line.scene.state().stray_responses, 0, "{which}");
     }
     line.scene.settles_in_step();
 }
@@ -339,9 +351,9 @@ fn first_data(line: &TunFixture, orders: &[&[(usize, usize)]]) {
         peer.answered();
         order.iter().for_each(|&(from, to)| peer.put(from, &bytes[from..to]));
         peer.until(1, SHORT);
-        assert_eq!(line.in_use(), [ConnectionActivity::No], "{order:?}");
+        assert_eq!(line.in_use(), [ConnectionActivity::Idle], "{order:?}");
         close(&mut peer, bytes.len());
-        assert_eq!(line.scene.state().desync, 0, "{order:?}");
+        assert_eq!(line.scene.state().desynced_connections, 0, "{order:?}");
     }
     line.scene.settles_in_step();
 }
@@ -406,9 +418,9 @@ fn full_segments_of_short_chunks_are_read_in_any_order() {
         let mut peer = UserspaceTcpClient::connect(&line.wire, port);
         order.iter().for_each(|&at| peer.put(at * SEGMENT, pieces[at]));
         peer.until(1, SHORT);
-        assert_eq!(line.in_use(), [ConnectionActivity::No], "{order:?}");
+        assert_eq!(line.in_use(), [ConnectionActivity::Idle], "{order:?}");
         close(&mut peer, request.len());
-        assert_eq!(line.scene.state().desync, 0, "{order:?}");
+        assert_eq!(line.scene.state().desynced_connections, 0, "{order:?}");
     }
     line.scene.settles_in_step();
     assert_eq!(line.scene.log(), 24);

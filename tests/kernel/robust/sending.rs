@@ -36,7 +36,7 @@ fn a_server_by_io_uring_is_counted_like_any_other() {
         assert_eq!(can.contains("zerocopy"), kernel >= KernelVersion::new(6, 0, 0), "{can}");
         assert_eq!(can.contains("listen"), kernel >= KernelVersion::new(6, 11, 0), "{can}");
         let listen = scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap();
-        assert_eq!(listen.open, 1, "the pod listens");
+        assert_eq!(listen.reachable, 1, "the pod listens");
         let mut sent = 0;
         for way in WAYS.into_iter().filter(|way| can.contains(way)) {
             let mut stream = scene.connect();

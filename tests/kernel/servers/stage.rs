@@ -217,7 +217,7 @@ impl ServerFixture {
     }
 
     pub(super) fn cut(&self) -> u64 {
-        self.bed.maps.responses(u32::from(self.pod.number)).cut
+        self.bed.maps.responses(u32::from(self.pod.number)).aborted
     }
 
     /// Prints the rows, and fails if any of them has a difference.
@@ -240,7 +240,13 @@ impl ServerFixture {
     /// Without `stray`: servers also answer incomplete requests, Node and haproxy with 400 when a client breaks off.
     fn rest(&self) -> [u64; 5] {
         let state = self.bed.maps.pod_state(u32::from(self.pod.number));
-        [state.in_flight, self.surplus(), state.fresh, state.desync, state.opaque]
+        [
+            state.in_flight,
+            self.surplus(),
+            state.awaiting_first_request,
+            state.desynced_connections,
+            state.opaque_connections,
+        ]
     }
 }
 

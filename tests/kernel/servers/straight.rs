@@ -20,8 +20,8 @@ use crate::{
 mod inputs;
 
 use inputs::{
-    ComparedResponse, Http1RequestCase, Http2RequestCase, head, http2_cases, inputs, is_refused,
-    over_http2, told,
+    ComparedResponse, Http1RequestCase, Http2RequestCase, encode_head, http1_cases, http2_cases,
+    is_refused, over_http2, parse_response,
 };
 
 /// Shell script that sends a file to an address and a port, and prints the response until the server closes. Both at
@@ -46,11 +46,11 @@ fn raw(
     input: &Http1RequestCase,
 ) -> ComparedResponse {
     let file = stage.file("input");
-    fs::write(&file, [head(input), vec![b'x'; input.3]].concat()).unwrap();
+    fs::write(&file, [encode_head(input), vec![b'x'; input.3]].concat()).unwrap();
     let (port, file) = (port.to_string(), file.display().to_string());
     let words = ["timeout", "20", "bash", "-c", ASK, "bash", ip, &port, &file];
     let done = stage.inside(&stage.client, &words).output().unwrap();
-    told(&done.stdout)
+    parse_response(&done.stdout)
 }
 
 /// Main function of this program as an HTTP/2 client; not a test itself. A line has an address and the number of an
@@ -76,14 +76,14 @@ fn role() {
 
 fn http1(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
     let answered = |input: Http1RequestCase| {
-        let bytes = head(&input);
+        let bytes = encode_head(&input);
         let what = bytes[..bytes.len().min(60)].escape_ascii().to_string();
         let told = raw(stage, at, &input);
         // Some servers answer inputs that no server may accept, others close the connection.
         assert!(is_refused(&input) || !told.status.is_empty(), "{} {at:?}: {what}", stage.server);
         (what, format!("{told:?}"))
     };
-    inputs().into_iter().map(answered).collect()
+    http1_cases().into_iter().map(answered).collect()
 }
 
 fn http2(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {

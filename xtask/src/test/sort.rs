@@ -39,7 +39,7 @@ mod tests {
         assert_eq!(
             candidates("/w/agent/src/lib.rs", "pods::tests::x"),
             [
-                "/w/agent/src/pods/tests.rs",
+                "/w/agent/src/pods/tracker/tests.rs",
                 "/w/agent/src/pods/tests/mod.rs",
                 "/w/agent/src/pods.rs",
                 "/w/agent/src/pods/mod.rs",

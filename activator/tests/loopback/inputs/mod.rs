@@ -17,13 +17,13 @@ pub(crate) struct ComparedResponse {
 }
 
 /// Parses a response as it was read from its connection.
-pub(crate) fn told(answer: &[u8]) -> ComparedResponse {
+pub(crate) fn parse_response(answer: &[u8]) -> ComparedResponse {
     let answer = String::from_utf8_lossy(answer).into_owned();
     let answer = answer.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
     let mut lines = head.lines();
     let status = lines.next().and_then(|line| line.get(9..12)).unwrap_or_default().to_owned();
-    let fields = compared(lines.filter_map(|line| Some(line.split_once(':')?.0)));
+    let fields = compared_fields(lines.filter_map(|line| Some(line.split_once(':')?.0)));
     ComparedResponse { status, fields, body: unchunked(body) }
 }
 
@@ -49,7 +49,7 @@ pub(crate) type Http1RequestCase = (&'static str, Vec<u8>, String, usize);
 
 /// Requests for every server. Servers of the kernel tier return the body at `/echo`; those of the activator's tests
 /// return the request's description at each target.
-pub(crate) fn inputs() -> Vec<Http1RequestCase> {
+pub(crate) fn http1_cases() -> Vec<Http1RequestCase> {
     let plain = |method, target: &[u8]| (method, target.to_vec(), String::new(), 0);
     let sized = |method, target: &str, size: usize| {
         (method, target.as_bytes().to_vec(), format!("content-length: {size}\r\n"), size)
@@ -79,7 +79,7 @@ pub(crate) fn inputs() -> Vec<Http1RequestCase> {
 }
 
 /// Bytes of a request without its body.
-pub(crate) fn head((method, target, fields, _): &Http1RequestCase) -> Vec<u8> {
+pub(crate) fn encode_head((method, target, fields, _): &Http1RequestCase) -> Vec<u8> {
     let host = "host: hello.default.example.com\r\nconnection: close\r\n";
     let behind = format!(" HTTP/1.1\r\n{host}{fields}\r\n");
     [method.as_bytes(), b" ", target, behind.as_bytes()].concat()
@@ -149,11 +149,11 @@ pub(crate) fn encode_as_http1(
     let fields: String =
         fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let input = (*method, target.as_bytes().to_vec(), fields + &length, rest);
-    ([head(&input), chunk.into_bytes()].concat(), rest)
+    ([encode_head(&input), chunk.into_bytes()].concat(), rest)
 }
 
 /// Names of a head's fields that are compared.
-pub(crate) fn compared<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+pub(crate) fn compared_fields<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     let own = ["date", "connection", "keep-alive", "content-length", "transfer-encoding"];
     names.map(str::to_ascii_lowercase).filter(|name| !own.contains(&name.as_str())).collect()
 }

@@ -12,7 +12,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-use super::{ComparedResponse, Http2RequestCase, RequestBodyCase, compared};
+use super::{ComparedResponse, Http2RequestCase, RequestBodyCase, compared_fields};
 
 const PART: &[u8] = &[b'x'; 64 << 10];
 
@@ -42,7 +42,7 @@ pub(crate) async fn over_http2(
     let body = body.collect().await?.to_bytes();
     Ok(ComparedResponse {
         status: head.status.as_str().to_owned(),
-        fields: compared(head.headers.keys().map(|name| name.as_str())),
+        fields: compared_fields(head.headers.keys().map(|name| name.as_str())),
         body: String::from_utf8_lossy(&body).into_owned(),
     })
 }

@@ -29,8 +29,8 @@ type ReceivedReports = BTreeMap<String, BTreeMap<String, bool>>;
 struct FakeController {
     name: &'static str,
     routes: Outbox<RouteKey, RouteChange>,
-    heard: Arc<Mutex<ReceivedReports>>,
-    word: broadcast::Sender<()>,
+    received: Arc<Mutex<ReceivedReports>>,
+    changed: broadcast::Sender<()>,
     watched: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
@@ -40,8 +40,8 @@ impl FakeController {
         Self {
             name,
             routes: Outbox::new(),
-            heard: Arc::default(),
-            word: broadcast::channel(64).0,
+            received: Arc::default(),
+            changed: broadcast::channel(64).0,
             watched: Arc::default(),
             stop: CancellationToken::new(),
         }
@@ -70,22 +70,22 @@ impl FakeController {
         at
     }
 
-    fn heard(&self) -> ReceivedReports {
-        self.heard.lock().expect("no panic").clone()
+    fn received(&self) -> ReceivedReports {
+        self.received.lock().expect("no panic").clone()
     }
 
-    fn says(&self, name: &str) {
+    fn set_activator(&self, name: &str) {
         set(&self.routes, name);
     }
 
-    async fn until(&self, want: impl Fn(&ReceivedReports) -> bool) {
-        let mut word = self.word.subscribe();
-        while !want(&self.heard()) {
+    async fn wait_until(&self, want: impl Fn(&ReceivedReports) -> bool) {
+        let mut word = self.changed.subscribe();
+        while !want(&self.received()) {
             let _lagged = word.recv().await;
         }
     }
 
-    async fn hear<R, T>(
+    async fn receive_reports<R, T>(
         &self,
         items: Streaming<R>,
         mut each: impl FnMut(&mut BTreeMap<String, bool>, &mut String, T),
@@ -94,8 +94,8 @@ impl FakeController {
         T: TryFrom<R, Error = crate::wire::WireError>,
     {
         let mut from = String::new();
-        let done = receive(items, &self.stop, |item| {
-            let mut heard = self.heard.lock().expect("no panic");
+        let done = receive_items(items, &self.stop, |item| {
+            let mut heard = self.received.lock().expect("no panic");
             let key = from.clone();
             each(heard.entry(key).or_default(), &mut from, item);
             if heard.get("").is_some_and(BTreeMap::is_empty) {
@@ -103,11 +103,11 @@ impl FakeController {
             }
             heard.entry(from.clone()).or_default();
             drop(heard);
-            let _nobody = self.word.send(());
+            let _nobody = self.changed.send(());
         })
         .await;
-        self.heard.lock().expect("no panic").remove(&from);
-        let _nobody = self.word.send(());
+        self.received.lock().expect("no panic").remove(&from);
+        let _nobody = self.changed.send(());
         done.map(|()| Response::new(raw::Empty {}))
     }
 }
@@ -132,16 +132,16 @@ impl Pods for FakeController {
         &self,
         request: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
-        self.hear(request.into_inner(), |pods, from, item| match item {
+        self.receive_reports(request.into_inner(), |pods, from, item| match item {
             PodReportItem::Sender(who) => *from = who.name,
-            PodReportItem::Seen(seen) => drop(pods.insert(seen.uid, seen.ready)),
-            PodReportItem::Gone(uid) => drop(pods.remove(&uid)),
-            PodReportItem::Avoided(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
-            PodReportItem::AvoidedNoMore(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
+            PodReportItem::Observed(seen) => drop(pods.insert(seen.uid, seen.ready)),
+            PodReportItem::Removed(uid) => drop(pods.remove(&uid)),
+            PodReportItem::DrainAck(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
+            PodReportItem::DrainAckRemoved(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
             PodReportItem::Applied(_)
-            | PodReportItem::NamesRouted
-            | PodReportItem::Routed(_)
-            | PodReportItem::RoutedNoMore(_)
+            | PodReportItem::RoutedServicesAnnounced
+            | PodReportItem::RoutedService(_)
+            | PodReportItem::RoutedServiceRemoved(_)
             | PodReportItem::Synced => {}
         })
         .await
@@ -154,7 +154,7 @@ impl Scale for FakeController {
         &self,
         request: Request<Streaming<raw::ScaleItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
-        self.hear(request.into_inner(), |_, from, item| {
+        self.receive_reports(request.into_inner(), |_, from, item| {
             if let ScaleItem::Sender(who) = item {
                 *from = who.name;
             }
@@ -176,23 +176,23 @@ impl DnsResolver for FakeDns {
 }
 
 impl FakeDns {
-    fn of(all: impl Into<Vec<SocketAddr>>) -> Self {
+    fn with_addresses(all: impl Into<Vec<SocketAddr>>) -> Self {
         Self(Arc::new(watch::Sender::new(Some(all.into()))), Arc::new(watch::Sender::new(0)))
     }
 
     /// Sets the answer, and returns once the resolver has applied it.
-    async fn answer(&self, finder: &ReplicaResolver, answer: Option<Vec<SocketAddr>>) {
+    async fn set_answer(&self, finder: &ReplicaResolver, answer: Option<Vec<SocketAddr>>) {
         self.0.send_replace(answer);
         let mut asked = self.1.subscribe();
         // The second lookup after the change proves that the result of the first was applied.
         let enough = *asked.borrow() + 2;
         while *asked.borrow() < enough {
-            finder.look_again();
+            finder.request_lookup();
             let _short = tokio::time::timeout(Duration::from_millis(50), asked.changed()).await;
         }
     }
 
-    fn finder(&self) -> Arc<ReplicaResolver> {
+    fn resolver(&self) -> Arc<ReplicaResolver> {
         let setting = EndpointSetting::Dns { name: "rouse-controller".into(), port: 7100 };
         ReplicaResolver::new(setting, Arc::new(self.clone()), None)
     }
@@ -207,23 +207,23 @@ fn fixed(all: &[SocketAddr]) -> String {
     all.join(",")
 }
 
-fn seen(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
+fn pod_observation(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
     let seen = PodObservation {
         uid: uid.into(),
         address: Some(SocketAddr::from(([10, 0, 0, 1], 80))),
-        also: None,
+        other_family_address: None,
         listening: true,
         ready,
         drained: false,
         in_flight: 0,
         listening_since_ns: 1,
-        trouble: String::new(),
+        not_ready_reason: String::new(),
     };
-    (PodReportKey::Pod(uid.into()), PodReportItem::Seen(seen))
+    (PodReportKey::Pod(uid.into()), PodReportItem::Observed(seen))
 }
 
 fn pod(uid: &str, phase: RoutingPhase) -> (RouteKey, RouteChange) {
-    let probe = ReadinessProbe::listens();
+    let probe = ReadinessProbe::listener_probe();
     let pod = PodEntry {
         uid: uid.into(),
         name: uid.into(),
@@ -233,15 +233,15 @@ fn pod(uid: &str, phase: RoutingPhase) -> (RouteKey, RouteChange) {
         phase,
         address: Some(SocketAddr::from(([10, 0, 0, 1], 80))),
         port: std::num::NonZeroU16::MIN,
-        also: None,
-        confirmed: false,
+        other_family_address: None,
+        kubelet_ready: false,
         probe,
     };
     (RouteKey::Pod(uid.into()), RouteChange::Pod(pod.into()))
 }
 
 /// Follows routes and sends the names of activators after each batch.
-fn follow(link: Arc<ComponentLink>) -> Receiver<BTreeSet<String>> {
+fn follow_activators(link: Arc<ComponentLink>) -> Receiver<BTreeSet<String>> {
     let (send, receive) = mpsc::channel(64);
     tokio::spawn(async move {
         link.watch_routes(|view, _| {
@@ -259,18 +259,19 @@ fn names(all: &[&str]) -> Option<BTreeSet<String>> {
 #[tokio::test]
 async fn routes_come_from_another_replica_when_one_dies() {
     let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
-    one.says("one");
-    two.says("two");
+    one.set_activator("one");
+    two.set_activator("two");
     let all = [one.serve(None).await, two.serve(None).await];
     let stop = CancellationToken::new();
-    let mut tables = follow(Arc::new(ComponentLink::new(fixed(&all), agent("n1"), stop.clone())));
+    let mut tables =
+        follow_activators(Arc::new(ComponentLink::new(fixed(&all), agent("n1"), stop.clone())));
     let first = tables.recv().await;
     let (serving, other) = if first == names(&["one"]) { (&one, &two) } else { (&two, &one) };
     assert_eq!((first, other.watched.load(Ordering::Relaxed)), (names(&[serving.name]), 0));
     serving.stop.cancel();
     // The other replica's whole table arrives, and no empty table before it.
     assert_eq!(tables.recv().await, names(&[other.name]));
-    other.says("later");
+    other.set_activator("later");
     assert_eq!(tables.recv().await, names(&[other.name, "later"]));
     stop.cancel();
 }
@@ -278,14 +279,15 @@ async fn routes_come_from_another_replica_when_one_dies() {
 #[tokio::test]
 async fn the_table_in_force_stays_while_all_are_dead() {
     let mut one = FakeController::named("one");
-    one.says("a");
+    one.set_activator("a");
     let at = one.serve(None).await;
     let stop = CancellationToken::new();
-    let mut tables = follow(Arc::new(ComponentLink::new(fixed(&[at]), agent("n1"), stop.clone())));
+    let mut tables =
+        follow_activators(Arc::new(ComponentLink::new(fixed(&[at]), agent("n1"), stop.clone())));
     assert_eq!(tables.recv().await, names(&["a"]));
     one.stop.cancel();
     let mut again = FakeController::named("again");
-    again.says("b");
+    again.set_activator("b");
     again.serve(Some(at)).await;
     // No batch in between: the next one is the whole new table.
     assert_eq!(tables.recv().await, names(&["b"]));
@@ -299,7 +301,7 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
     let stop = CancellationToken::new();
     let link = Arc::new(ComponentLink::new(fixed(&all), agent("n1"), stop.clone()));
     let outbox = Outbox::new();
-    let (key, value) = seen("p1", true);
+    let (key, value) = pod_observation("p1", true);
     outbox.set(key, value);
     let (reporting, said) = (Arc::clone(&link), outbox.clone());
     tokio::spawn(async move { reporting.report_pods(&said).await });
@@ -308,20 +310,20 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
         let has = has(uid);
         move |heard: &ReceivedReports| heard.contains_key("n1") && has(heard)
     };
-    one.until(knows("p1")).await;
-    two.until(knows("p1")).await;
-    assert_eq!(link.standing(), 2);
+    one.wait_until(knows("p1")).await;
+    two.wait_until(knows("p1")).await;
+    assert_eq!(link.open_stream_count(), 2);
 
     two.stop.cancel();
-    two.until(|heard| heard.is_empty()).await;
-    let (key, value) = seen("p2", false);
+    two.wait_until(|heard| heard.is_empty()).await;
+    let (key, value) = pod_observation("p2", false);
     outbox.set(key, value);
     outbox.remove(&PodReportKey::Pod("p1".into()));
-    one.until(knows("p2")).await;
+    one.wait_until(knows("p2")).await;
     two.serve(Some(all[1])).await;
-    two.until(knows("p2")).await;
-    assert_eq!(two.heard(), one.heard());
-    assert_eq!(two.heard()["n1"], BTreeMap::from([("p2".to_owned(), false)]));
+    two.wait_until(knows("p2")).await;
+    assert_eq!(two.received(), one.received());
+    assert_eq!(two.received()["n1"], BTreeMap::from([("p2".to_owned(), false)]));
     stop.cancel();
 }
 
@@ -329,89 +331,92 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
 async fn a_changed_answer_brings_streams_to_new_replicas() {
     let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
-    let names = FakeDns::of([at_one]);
+    let names = FakeDns::with_addresses([at_one]);
     let stop = CancellationToken::new();
-    let finder = names.finder();
-    let link = Arc::new(ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone()));
+    let finder = names.resolver();
+    let link =
+        Arc::new(ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone()));
     let outbox = Outbox::new();
     let (reporting, said) = (Arc::clone(&link), outbox.clone());
     tokio::spawn(async move { reporting.report_pods(&said).await });
-    one.until(|heard| heard.contains_key("n1")).await;
-    names.answer(&finder, Some(vec![at_one, at_two])).await;
-    two.until(|heard| heard.contains_key("n1")).await;
+    one.wait_until(|heard| heard.contains_key("n1")).await;
+    names.set_answer(&finder, Some(vec![at_one, at_two])).await;
+    two.wait_until(|heard| heard.contains_key("n1")).await;
     // No answer, an empty answer, one without the first replica: open streams stay open.
     for answer in [None, Some(vec![]), Some(vec![at_two])] {
-        names.answer(&finder, answer).await;
-        assert_eq!(link.standing(), 2);
+        names.set_answer(&finder, answer).await;
+        assert_eq!(link.open_stream_count(), 2);
     }
     // A replica that is no longer known is not connected to again.
     one.stop.cancel();
-    one.until(|heard| heard.is_empty()).await;
+    one.wait_until(|heard| heard.is_empty()).await;
     one.serve(Some(at_one)).await;
-    names.answer(&finder, Some(vec![at_two])).await;
-    assert_eq!((link.standing(), one.heard().len()), (1, 0));
+    names.set_answer(&finder, Some(vec![at_two])).await;
+    assert_eq!((link.open_stream_count(), one.received().len()), (1, 0));
     stop.cancel();
 }
 
 #[tokio::test]
-async fn the_table_tells_of_replicas_that_no_name_leads_to() {
+async fn the_table_lists_replicas_that_no_name_resolves_to() {
     let (mut one, mut two) = (FakeController::named("one"), FakeController::named("two"));
     let (at_one, at_two) = (one.serve(None).await, two.serve(None).await);
     let member = |name: &str, address| ServerReplica { name: name.into(), address };
     let replicas = ServerReplicas {
-        part: ServerComponent::Controller,
+        component: ServerComponent::Controller,
         members: vec![member("one", at_one), member("two", at_two)],
-        chosen: None,
+        active: None,
     };
     one.routes
         .set(RouteKey::Replicas(ServerComponent::Controller), RouteChange::Replicas(replicas));
-    let (lookup, stop) = (FakeDns::of([at_one]), CancellationToken::new());
-    let finder = lookup.finder();
-    let link = ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone());
-    let mut tables = follow(Arc::new(link.tells(ServerComponent::Controller, Arc::clone(&finder))));
-    let reports = ComponentLink::to(finder, agent("n1"), stop.clone());
+    let (lookup, stop) = (FakeDns::with_addresses([at_one]), CancellationToken::new());
+    let finder = lookup.resolver();
+    let link = ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone());
+    let mut tables = follow_activators(Arc::new(
+        link.with_listed_replicas(ServerComponent::Controller, Arc::clone(&finder)),
+    ));
+    let reports = ComponentLink::with_resolver(finder, agent("n1"), stop.clone());
     let outbox = Outbox::<PodReportKey, PodReportItem>::new();
     tokio::spawn(async move { reports.report_pods(&outbox).await });
     assert_eq!(tables.recv().await, names(&[]));
-    two.until(|heard| heard.contains_key("n1")).await;
+    two.wait_until(|heard| heard.contains_key("n1")).await;
     // The DNS server and the replica that it knew die together.
     lookup.0.send_replace(None);
-    two.says("two");
+    two.set_activator("two");
     one.stop.cancel();
     assert_eq!(tables.recv().await, names(&["two"]));
     stop.cancel();
 }
 
 #[tokio::test]
-async fn a_draining_pod_stays_avoided_over_a_move_to_a_replica_that_lags() {
+async fn a_drain_ack_survives_a_move_to_a_replica_that_lags() {
     let (mut ahead, mut behind) = (FakeController::named("ahead"), FakeController::named("behind"));
     let put = |to: &FakeController, (key, change)| to.routes.set(key, change);
     put(&ahead, pod("p1", RoutingPhase::Draining));
     put(&behind, pod("p1", RoutingPhase::Ready));
     let first = ahead.serve(None).await;
-    let lookup = FakeDns::of([first]);
+    let lookup = FakeDns::with_addresses([first]);
     let stop = CancellationToken::new();
-    let finder = lookup.finder();
-    let link = ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone());
+    let finder = lookup.resolver();
+    let link = ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone());
     let (send, mut phases) = mpsc::channel(16);
     let (outbox, mut draining) = (Outbox::new(), DrainAckReporter::default());
     let reports = outbox.clone();
     tokio::spawn(async move {
         link.watch_batches(|batch| {
-            draining.follow(&batch);
-            draining.in_force(&reports);
+            draining.record_batch(&batch);
+            draining.acknowledge(&reports);
             let phase = batch.changes.into_values().find_map(|change| match change {
                 RouteChange::Pod(pod) => Some(pod.phase),
                 _ => None,
             });
-            let avoided = reports.get(&PodReportKey::Avoided("p1".into())).is_some();
+            let avoided = reports.get(&PodReportKey::DrainAck("p1".into())).is_some();
             send.try_send((batch.is_whole, phase, avoided)).expect("room");
         })
         .await;
     });
     assert_eq!(phases.recv().await, Some((true, Some(RoutingPhase::Draining), true)));
     let second = behind.serve(None).await;
-    lookup.answer(&finder, Some(vec![second])).await;
+    lookup.set_answer(&finder, Some(vec![second])).await;
     ahead.stop.cancel();
     assert_eq!(phases.recv().await, Some((true, Some(RoutingPhase::Draining), true)));
     // The pod really is ready again: after the lag it counts as ready.
@@ -463,14 +468,14 @@ async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
         [FakeController::named("a"), FakeController::named("b"), FakeController::named("c")];
     let mut places = Vec::new();
     for it in &mut all {
-        it.says(it.name);
+        it.set_activator(it.name);
         places.push(it.serve(None).await);
     }
-    let lookup = FakeDns::of(places.clone());
-    let (finder, stop) = (lookup.finder(), CancellationToken::new());
+    let lookup = FakeDns::with_addresses(places.clone());
+    let (finder, stop) = (lookup.resolver(), CancellationToken::new());
     let (routes, reports) = (
-        Arc::new(ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone())),
-        Arc::new(ComponentLink::to(Arc::clone(&finder), agent("n1"), stop.clone())),
+        Arc::new(ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone())),
+        Arc::new(ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone())),
     );
     let table = Arc::new(Mutex::new(BTreeSet::new()));
     let (view, following) = (Arc::clone(&table), Arc::clone(&routes));
@@ -487,7 +492,7 @@ async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
     for fault in faults {
         match fault {
             LinkFaultCase::Set(pod, ready) => {
-                let (key, value) = seen(&format!("p{pod}"), ready);
+                let (key, value) = pod_observation(&format!("p{pod}"), ready);
                 outbox.set(key, value);
                 truth.insert(format!("p{pod}"), ready);
             }
@@ -513,7 +518,7 @@ async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
         }
     }
     // No more faults: all replicas live and all are named.
-    lookup.answer(&finder, Some(places.clone())).await;
+    lookup.set_answer(&finder, Some(places.clone())).await;
     for which in 0..3 {
         if !alive[which] {
             all[which].serve(Some(places[which])).await;
@@ -521,13 +526,13 @@ async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
     }
     let truth: BTreeMap<String, bool> = truth.into_iter().collect();
     for it in &all {
-        let settled = it.until(|heard| heard.get("n1") == Some(&truth));
+        let settled = it.wait_until(|heard| heard.get("n1") == Some(&truth));
         let known = tokio::time::timeout(Duration::from_secs(30), settled).await;
-        prop_assert!(known.is_ok(), "{} knows {:?}, not {truth:?}", it.name, it.heard());
+        prop_assert!(known.is_ok(), "{} knows {:?}, not {truth:?}", it.name, it.received());
         // One stream for each replica, so one state.
-        prop_assert_eq!(it.heard().len(), 1);
+        prop_assert_eq!(it.received().len(), 1);
     }
-    prop_assert_eq!(reports.standing(), 3);
+    prop_assert_eq!(reports.open_stream_count(), 3);
     // Routes use a stream of their own, which may come back after those of reports.
     let followed = async {
         while table.lock().expect("no panic").len() != 1 {

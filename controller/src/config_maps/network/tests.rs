@@ -1,12 +1,12 @@
 use super::*;
 use crate::{
     config_maps::{ParsedConfigMap, read},
-    parse::line,
+    parse::problems_line,
 };
 
 fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<NetworkConfig>, String> {
     let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();
-    read::<NetworkConfig>(&data).map_err(|it| line(&it))
+    read::<NetworkConfig>(&data).map_err(|it| problems_line(&it))
 }
 
 #[test]
@@ -20,18 +20,18 @@ fn every_key_is_followed() {
         tag_template: Some(
             GoTemplate::parse("tag-template", "{{.Name}}-{{.Tag}}", &TAG_FIELDS).unwrap(),
         ),
-        http: HttpProtocol::Redirected,
-        rollout: Duration::from_secs(380),
+        http_protocol: HttpProtocol::Redirected,
+        rollout_duration: Duration::from_secs(380),
         autocreate_claims: true,
         external_scheme: "https".into(),
-        path: Some(ConnectionPath::Activator),
+        default_path: Some(ConnectionPath::Activator),
         edge: EdgeSettings {
             trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
                 .map(|net| net.parse().unwrap())
                 .into(),
-            proxy_protocol: true,
-            upgrades: vec!["xmpp".into(), "foo/2".into()],
-            underscores: true,
+            requires_proxy_protocol: true,
+            allowed_upgrades: vec!["xmpp".into(), "foo/2".into()],
+            allows_underscores: true,
         },
     };
     let read = map(&[
@@ -59,7 +59,8 @@ fn keys_of_older_releases_name_their_successors() {
         ("dataplane-trust", "mutual"),
     ]);
     let read = read.unwrap();
-    let want = NetworkConfig { http: HttpProtocol::Redirected, ..NetworkConfig::default() };
+    let want =
+        NetworkConfig { http_protocol: HttpProtocol::Redirected, ..NetworkConfig::default() };
     assert_eq!(read.value, want);
     for (old, new) in [
         ("autoTLS", "external-domain-tls"),
@@ -121,7 +122,7 @@ fn every_refusal_names_key_and_value() {
 }
 
 #[test]
-fn what_asks_for_nothing_is_not_told() {
+fn values_without_request_get_no_warning() {
     let pairs = [
         ("external-domain-tls", "Disabled"),
         ("cluster-local-domain-tls", "disabled"),
@@ -137,7 +138,7 @@ fn what_asks_for_nothing_is_not_told() {
 }
 
 #[test]
-fn whoever_trusts_every_client_is_warned() {
+fn trust_in_every_client_gets_a_warning() {
     let read = map(&[("rouse.dev.trusted-proxies", "0.0.0.0/0")]).unwrap();
     assert!(read.warnings.iter().any(|it| it.contains("trusts every client")), "{read:?}");
 }

@@ -18,29 +18,29 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::{
-    children::ResourceKind,
-    knative::key,
-    kube::{
+    api::{
         DesiredState, ObjectPart, ObjectPartKey,
-        cache::ObservedObject,
-        decide::{WriteAction, decide},
+        object_cache::ObservedObject,
+        write_decision::{WriteAction, next_write},
     },
+    children::ResourceKind,
+    desired::desired_state,
+    knative::key,
     machine::{ControllerEvent, ControllerStateMachine},
     network_policies::PolicyClientPod,
-    want::want,
     world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
 };
 
-mod classes;
+mod autoscaler_classes;
 mod containers;
+mod deletion;
 mod fields;
-mod going;
-mod lives;
-mod long;
-mod owners;
-mod passed;
-mod revisions;
-mod troubles;
+mod inherited_metadata;
+mod long_names;
+mod name_conflicts;
+mod pod_changes;
+mod revision_services;
+mod write_errors;
 
 const SPACE: &str = "default";
 
@@ -54,33 +54,36 @@ struct FakeApiServer {
     machine: ControllerStateMachine,
     /// Machine of another replica, which observes the same and must have the same table. `None` where a test shows them
     /// different things.
-    follower: Option<ControllerStateMachine>,
+    other_replica: Option<ControllerStateMachine>,
     now: UnixMillis,
     /// Time of the API server's clock; `None`: same as the controller's.
-    stamps: Option<UnixMillis>,
+    api_server_clock: Option<UnixMillis>,
     objects: BTreeMap<(ResourceKind, NamespacedName), Value>,
-    made: u64,
+    objects_created: u64,
     writes: usize,
     /// True if registries answer queries for digests.
-    resolves: bool,
+    resolves_digests: bool,
     /// Parts of objects whose last write failed.
-    troubled: BTreeSet<ObjectPartKey>,
+    failed_writes: BTreeSet<ObjectPartKey>,
     /// Labels that were applied last, by object.
     labels: BTreeMap<(ResourceKind, NamespacedName), Value>,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
-fn answer(machine: &ControllerStateMachine, revision: &NamespacedName) -> Option<ControllerEvent> {
-    let wanted = machine.wanted_digests(revision)?;
+fn skipped_digests(
+    machine: &ControllerStateMachine,
+    revision: &NamespacedName,
+) -> Option<ControllerEvent> {
+    let wanted = machine.digest_query(revision)?;
     let digests = wanted.images.into_iter().map(|(name, _)| (name, String::new())).collect();
-    Some(ControllerEvent::Resolved(revision.clone(), Ok(digests)))
+    Some(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)))
 }
 
 fn machine() -> ControllerStateMachine {
     let settings =
         ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
     let world =
-        ClusterState { settings: Arc::new(settings), leads: false, ..ClusterState::default() };
+        ClusterState { settings: Arc::new(settings), is_leader: false, ..ClusterState::default() };
     ControllerStateMachine::new(world, Outbox::new())
 }
 
@@ -88,14 +91,14 @@ impl FakeApiServer {
     fn new() -> Self {
         let mut cluster = Self {
             machine: machine(),
-            follower: Some(machine()),
+            other_replica: Some(machine()),
             now: UnixMillis(1_000_000_000),
-            stamps: None,
+            api_server_clock: None,
             objects: BTreeMap::new(),
-            made: 0,
+            objects_created: 0,
             writes: 0,
-            resolves: true,
-            troubled: BTreeSet::new(),
+            resolves_digests: true,
+            failed_writes: BTreeSet::new(),
             labels: BTreeMap::new(),
         };
         let activator = json!({
@@ -105,8 +108,12 @@ impl FakeApiServer {
         });
         let own = NamespacedName::new("knative-serving", "activator-1");
         cluster.objects.insert((ResourceKind::Pod, own.clone()), activator.clone());
-        cluster.step(ControllerEvent::Lead(true));
-        cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(activator))));
+        cluster.step(ControllerEvent::LeadershipChanged(true));
+        cluster.step(ControllerEvent::ObjectObserved(
+            ResourceKind::Pod,
+            own,
+            Some(Box::new(activator)),
+        ));
         cluster
     }
 
@@ -119,46 +126,56 @@ impl FakeApiServer {
             assert!(turns < 2000, "it never comes to rest");
             let leaders = matches!(
                 event,
-                ControllerEvent::Lead(_)
-                    | ControllerEvent::Resolved(..)
-                    | ControllerEvent::Trouble(..)
+                ControllerEvent::LeadershipChanged(_)
+                    | ControllerEvent::DigestsResolved(..)
+                    | ControllerEvent::WriteErrorChanged(..)
             );
-            if let Some(follower) = self.follower.as_mut().filter(|_| !leaders) {
+            if let Some(follower) = self.other_replica.as_mut().filter(|_| !leaders) {
                 follower.step(self.now, event.clone());
             }
             let effects = self.machine.step(self.now, event);
-            for revision in effects.resolve.into_iter().filter(|_| self.resolves) {
-                events.extend(answer(&self.machine, &revision));
+            for revision in
+                effects.revisions_to_resolve.into_iter().filter(|_| self.resolves_digests)
+            {
+                events.extend(skipped_digests(&self.machine, &revision));
             }
-            for key in effects.keys.into_iter().collect::<BTreeSet<_>>() {
+            for key in effects.changed_keys.into_iter().collect::<BTreeSet<_>>() {
                 events.extend(self.write(&key));
             }
         }
         assert_eq!(named_twice(&self.table()), [""; 0], "a host leads to one service");
-        if let Some(follower) = self.follower.as_ref().filter(|_| self.machine.world().leads) {
+        if let Some(follower) =
+            self.other_replica.as_ref().filter(|_| self.machine.world().is_leader)
+        {
             assert_eq!(differences(&table(follower), &self.table()), [""; 0]);
         }
     }
 
     fn write(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
-        if !self.machine.world().leads {
+        if !self.machine.world().is_leader {
             return Vec::new();
         }
-        let seen = self.objects.get(&(key.resource, key.name.clone())).map(ObservedObject::of);
-        match decide(key, want(self.machine.world(), key), seen.as_ref(), None) {
+        let seen =
+            self.objects.get(&(key.resource, key.name.clone())).map(ObservedObject::from_object);
+        match next_write(key, desired_state(self.machine.world(), key), seen.as_ref(), None) {
             WriteAction::None => Vec::new(),
             WriteAction::NotOwned(trouble) => {
-                self.troubled.insert(key.clone());
-                vec![ControllerEvent::Trouble(key.clone(), Some(trouble))]
+                self.failed_writes.insert(key.clone());
+                vec![ControllerEvent::WriteErrorChanged(key.clone(), Some(trouble))]
             }
             WriteAction::Create(body) | WriteAction::Apply(body) | WriteAction::Restore(body) => {
                 let mut events = self.apply(key.resource, &key.name, body);
-                events
-                    .extend(self.troubled.take(key).map(|key| ControllerEvent::Trouble(key, None)));
+                events.extend(
+                    self.failed_writes
+                        .take(key)
+                        .map(|key| ControllerEvent::WriteErrorChanged(key, None)),
+                );
                 events
             }
             WriteAction::Status(body) => self.put_status(key, body["status"].clone()),
-            WriteAction::Scale { replicas, leaving } => self.scale(&key.name, replicas, &leaving),
+            WriteAction::Scale { replicas, pods_to_remove: leaving } => {
+                self.scale(&key.name, replicas, &leaving)
+            }
             WriteAction::Delete(_) => self.delete(key.resource, &key.name),
         }
     }
@@ -186,7 +203,11 @@ impl FakeApiServer {
         let own = NamespacedName::new("knative-serving", name);
         let object = json!({"data": data});
         self.objects.insert((ResourceKind::ConfigMap, own.clone()), object.clone());
-        self.step(ControllerEvent::Observe(ResourceKind::ConfigMap, own, Some(Box::new(object))));
+        self.step(ControllerEvent::ObjectObserved(
+            ResourceKind::ConfigMap,
+            own,
+            Some(Box::new(object)),
+        ));
     }
 
     fn apply(
@@ -201,10 +222,11 @@ impl FakeApiServer {
         }
         let mut object = body;
         let before = self.objects.get(&at).cloned();
-        self.made += 1;
+        self.objects_created += 1;
         let meta = |field: &str| before.as_ref().map(|it| it["metadata"][field].clone());
-        object["metadata"]["uid"] = meta("uid")
-            .unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.made)));
+        object["metadata"]["uid"] = meta("uid").unwrap_or_else(|| {
+            json!(format!("00000000-0000-4000-8000-{:012x}", self.objects_created))
+        });
         object["metadata"]["creationTimestamp"] =
             meta("creationTimestamp").unwrap_or_else(|| json!(self.stamp().rfc3339()));
         if let Some(status) = before.as_ref().and_then(|it| it.get("status")) {
@@ -214,8 +236,8 @@ impl FakeApiServer {
             let given = before.as_ref().map(|it| it["spec"]["clusterIPs"].clone());
             let fresh = || {
                 json!([
-                    format!("10.96.0.{}", self.made % 250 + 1),
-                    format!("fd00::{:x}", self.made)
+                    format!("10.96.0.{}", self.objects_created % 250 + 1),
+                    format!("fd00::{:x}", self.objects_created)
                 ])
             };
             object["spec"]["clusterIPs"] = given.filter(|it| it.is_array()).unwrap_or_else(fresh);
@@ -241,7 +263,7 @@ impl FakeApiServer {
         self.writes += 1;
         self.objects.insert(at, object.clone());
         let mut events =
-            vec![ControllerEvent::Observe(resource, name.clone(), Some(Box::new(object)))];
+            vec![ControllerEvent::ObjectObserved(resource, name.clone(), Some(Box::new(object)))];
         if resource == ResourceKind::Deployment {
             events.extend(self.pods(name, &[]));
         }
@@ -249,7 +271,7 @@ impl FakeApiServer {
     }
 
     fn stamp(&self) -> UnixMillis {
-        self.stamps.unwrap_or(self.now)
+        self.api_server_clock.unwrap_or(self.now)
     }
 
     /// Returns the machine of another replica that starts now and has observed all objects.
@@ -258,7 +280,7 @@ impl FakeApiServer {
         for event in shown(&self.objects, &[]) {
             other.step(self.now, event);
         }
-        other.step(self.now, ControllerEvent::Known);
+        other.step(self.now, ControllerEvent::InitialListSynced);
         other
     }
 
@@ -272,7 +294,7 @@ impl FakeApiServer {
         }
         object["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
         self.writes += 1;
-        vec![ControllerEvent::Observe(
+        vec![ControllerEvent::ObjectObserved(
             ResourceKind::Pod,
             name.clone(),
             Some(Box::new(object.clone())),
@@ -287,7 +309,7 @@ impl FakeApiServer {
         }
         object["status"] = status;
         self.writes += 1;
-        vec![ControllerEvent::Observe(
+        vec![ControllerEvent::ObjectObserved(
             key.resource,
             key.name.clone(),
             Some(Box::new(object.clone())),
@@ -309,7 +331,7 @@ impl FakeApiServer {
         object["spec"]["replicas"] = json!(replicas);
         self.writes += 1;
         let object = object.clone();
-        let mut events = vec![ControllerEvent::Observe(
+        let mut events = vec![ControllerEvent::ObjectObserved(
             ResourceKind::Deployment,
             name.clone(),
             Some(Box::new(object)),
@@ -339,21 +361,27 @@ impl FakeApiServer {
             events.extend(self.delete(ResourceKind::Pod, gone));
         }
         for _ in have.len()..wanted {
-            self.made += 1;
-            let name =
-                NamespacedName::new(&*deployment.namespace, format!("{prefix}{}", self.made));
+            self.objects_created += 1;
+            let name = NamespacedName::new(
+                &*deployment.namespace,
+                format!("{prefix}{}", self.objects_created),
+            );
             let pod = json!({
                 "metadata": {
                     "name": name.name.as_str(), "namespace": name.namespace.as_str(),
-                    "uid": format!("00000000-0000-4000-9000-{:012x}", self.made),
+                    "uid": format!("00000000-0000-4000-9000-{:012x}", self.objects_created),
                     "creationTimestamp": self.stamp().rfc3339(),
                     "labels": object["spec"]["template"]["metadata"]["labels"],
                 },
                 "spec": {"nodeName": "n1"},
-                "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.made % 250)},
+                "status": {"phase": "Running", "podIP": format!("10.1.1.{}", self.objects_created % 250)},
             });
             self.objects.insert((ResourceKind::Pod, name.clone()), pod.clone());
-            events.push(ControllerEvent::Observe(ResourceKind::Pod, name, Some(Box::new(pod))));
+            events.push(ControllerEvent::ObjectObserved(
+                ResourceKind::Pod,
+                name,
+                Some(Box::new(pod)),
+            ));
         }
         events
     }
@@ -362,7 +390,7 @@ impl FakeApiServer {
     fn delete(&mut self, resource: ResourceKind, name: &NamespacedName) -> Vec<ControllerEvent> {
         let Some(gone) = self.objects.remove(&(resource, name.clone())) else { return Vec::new() };
         self.writes += 1;
-        let mut events = vec![ControllerEvent::Observe(resource, name.clone(), None)];
+        let mut events = vec![ControllerEvent::ObjectObserved(resource, name.clone(), None)];
         let uid = gone["metadata"]["uid"].clone();
         let owned = |(_, it): &(&(ResourceKind, NamespacedName), &Value)| {
             it["metadata"]["ownerReferences"][0]["uid"] == uid
@@ -436,7 +464,7 @@ impl FakeApiServer {
                 drained: false,
                 in_flight: 0,
                 listening_since_ns: 1,
-                trouble: String::new(),
+                not_ready_reason: String::new(),
                 ..seen()
             };
             let agent = ComponentReplica {
@@ -444,12 +472,12 @@ impl FakeApiServer {
                 name: "n1".into(),
                 node: "n1".into(),
             };
-            self.step(ControllerEvent::Seen(agent, seen));
+            self.step(ControllerEvent::PodReported(agent, seen));
         }
     }
 
     fn decide(&mut self, revision: &str, wanted: u32) {
-        self.step(ControllerEvent::Decide(decision(revision, wanted)));
+        self.step(ControllerEvent::DecisionReceived(decision(revision, wanted)));
     }
 
     fn object(&self, resource: ResourceKind, own: &str) -> &Value {
@@ -475,15 +503,15 @@ impl FakeApiServer {
 fn decision(revision: &str, wanted: u32) -> ScaleDecision {
     ScaleDecision {
         revision: name(revision),
-        wanted: Some(wanted),
-        path: ConnectionPath::Direct,
-        activators: 2,
+        desired_scale: Some(wanted),
+        connection_path: ConnectionPath::Direct,
+        activator_count: 2,
         activity: if wanted == 0 { RevisionActivity::Inactive } else { RevisionActivity::Active },
-        stable: 0.0,
-        panic: 0.0,
-        target: 70.0,
+        stable_load: 0.0,
+        panic_load: 0.0,
+        target_load: 70.0,
         ready_pods: 0,
-        panicking: false,
+        is_panicking: false,
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
@@ -491,22 +519,22 @@ fn decision(revision: &str, wanted: u32) -> ScaleDecision {
 }
 
 fn seen() -> PodObservation {
-    crate::machine::tests::seen("")
+    crate::machine::tests::pod_seen("")
 }
 
 fn table(machine: &ControllerStateMachine) -> RouteTable {
     let mut table = RouteTable::default();
     let mut cursor = machine.routes().subscribe();
-    let Some(first) = cursor.take() else { return table };
-    for (_, change) in machine.states(first, &mut cursor).steps {
+    let Some(first) = cursor.try_next() else { return table };
+    for (_, change) in machine.route_messages(first, &mut cursor).changes {
         match change.expect("a state") {
             RouteChange::Service(it) => drop(table.services.insert(it.name.clone(), it)),
             RouteChange::Revision(it) => drop(table.revisions.insert(it.name.clone(), it)),
             RouteChange::Pod(it) => drop(table.pods.insert(it.uid.clone(), *it)),
             RouteChange::Activator(it) => drop(table.activators.insert(it.name.clone(), it)),
-            RouteChange::Replicas(it) => drop(table.replicas.insert(it.part, it)),
+            RouteChange::Replicas(it) => drop(table.replicas.insert(it.component, it)),
             RouteChange::Settings(it) => table.settings = it,
-            RouteChange::Gone(_) | RouteChange::Synced => unreachable!("states only"),
+            RouteChange::Removed(_) | RouteChange::Synced => unreachable!("states only"),
         }
     }
     table
@@ -515,7 +543,8 @@ fn table(machine: &ControllerStateMachine) -> RouteTable {
 /// Returns the hosts that more than one service has.
 fn named_twice(table: &RouteTable) -> Vec<String> {
     let of = |it: &common::wire::ServiceEntry| {
-        let domains = it.ingress.iter().flat_map(|it| &it.domains).map(|it| it.host.clone());
+        let domains =
+            it.gateway_rules.iter().flat_map(|it| &it.mapped_domains).map(|it| it.host.clone());
         it.hosts.iter().cloned().chain(domains).collect::<Vec<_>>()
     };
     let mut seen = BTreeSet::new();
@@ -555,19 +584,19 @@ fn a_wake_that_was_decided_before_the_revision_was_known_is_carried_out() {
     cluster.decide("hello-00001", 1);
     cluster.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(pods_wanted(&cluster), 1);
-    cluster.step(ControllerEvent::Undecide(name("hello-00001")));
-    assert_eq!(cluster.machine.decided().count(), 0);
+    cluster.step(ControllerEvent::DecisionWithdrawn(name("hello-00001")));
+    assert_eq!(cluster.machine.decided_revisions().count(), 0);
 }
 
 #[test]
 fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
     let mut cluster = FakeApiServer::new();
     cluster.decide("hello-00001", 1);
-    cluster.step(ControllerEvent::DecisionsBegin);
-    cluster.step(ControllerEvent::DecisionsSynced);
+    cluster.step(ControllerEvent::DecisionStreamBegin);
+    cluster.step(ControllerEvent::DecisionStreamSynced);
     cluster.decide("hello-00002", 1);
-    cluster.step(ControllerEvent::Undecide(name("hello-00002")));
-    assert_eq!(cluster.machine.decided().count(), 0);
+    cluster.step(ControllerEvent::DecisionWithdrawn(name("hello-00002")));
+    assert_eq!(cluster.machine.decided_revisions().count(), 0);
     cluster.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(pods_wanted(&cluster), 0);
 }
@@ -585,20 +614,23 @@ fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
 
 /// Allocation is the leader's: on other replicas, a name without numbers does not mean that none are free.
 #[test]
-fn who_does_not_lead_waits_for_the_numbers_of_a_name() {
+fn a_non_leader_waits_for_the_allocation_of_a_name() {
     let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     let mut follower = machine();
     for resource in [ResourceKind::Configuration, ResourceKind::Revision, ResourceKind::Route] {
         let (own, object) =
             cluster.objects.iter().find(|((it, _), _)| *it == resource).expect("one");
-        let event =
-            ControllerEvent::Observe(resource, own.1.clone(), Some(Box::new(object.clone())));
+        let event = ControllerEvent::ObjectObserved(
+            resource,
+            own.1.clone(),
+            Some(Box::new(object.clone())),
+        );
         follower.step(cluster.now, event);
     }
     let app = &follower.world().apps[&name("hello")];
     let why = app.conditions.get(crate::world::ConditionType::RouteIngress);
-    assert!(app.route.as_ref().is_some_and(|it| it.allotted.is_empty()));
+    assert!(app.route.as_ref().is_some_and(|it| it.allocations.is_empty()));
     assert!(matches!(why, crate::world::ConditionStatus::Unknown(_)), "{why:?}");
 }
 
@@ -781,7 +813,7 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
     let now = |cluster: &FakeApiServer, which: &str| {
         let key =
             ObjectPartKey::new(ResourceKind::KnativeService, ObjectPart::Status, name("hello"));
-        let DesiredState::Body(status) = want(cluster.machine.world(), &key) else {
+        let DesiredState::Body(status) = desired_state(cluster.machine.world(), &key) else {
             panic!("it has a status")
         };
         let all = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -805,7 +837,7 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
         let seen = Some(Box::new(service));
         cluster.machine.step(
             cluster.now,
-            ControllerEvent::Observe(ResourceKind::KnativeService, name("hello"), seen),
+            ControllerEvent::ObjectObserved(ResourceKind::KnativeService, name("hello"), seen),
         );
         for which in [behind, "Ready"] {
             assert_eq!(now(&cluster, which), r#"2 "Unknown" "OutOfDate""#, "{behind}: {which}");
@@ -823,12 +855,12 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
         let mut object = whole.object(resource, "hello").clone();
         object["status"] = Value::Null;
         cluster.objects.insert((resource, name("hello")), object.clone());
-        let seen = ControllerEvent::Observe(resource, name("hello"), Some(Box::new(object)));
+        let seen = ControllerEvent::ObjectObserved(resource, name("hello"), Some(Box::new(object)));
         cluster.machine.step(cluster.now, seen);
     }
     let world = cluster.machine.world();
     let key = ObjectPartKey::new(ResourceKind::Route, ObjectPart::Status, name("hello"));
-    let DesiredState::Body(status) = want(world, &key) else { panic!("it has a status") };
+    let DesiredState::Body(status) = desired_state(world, &key) else { panic!("it has a status") };
     let all = status["conditions"].as_array().cloned().unwrap_or_default();
     let assigned = all.iter().find(|it| it["type"] == "AllTrafficAssigned").expect("a condition");
     assert_eq!(
@@ -839,14 +871,14 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
 
 /// An addition of another client, such as a policy engine, does not make the Configuration an old one.
 #[test]
-fn a_service_is_ready_though_somebody_adds_to_its_configuration() {
+fn a_service_is_ready_although_another_webhook_adds_to_its_configuration() {
     let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     let mut object = cluster.object(ResourceKind::Configuration, "hello").clone();
     object["spec"]["template"]["metadata"]["annotations"]["policy.example/checked"] = json!("yes");
     object["metadata"]["generation"] = json!(2);
     cluster.objects.insert((ResourceKind::Configuration, name("hello")), object.clone());
-    cluster.step(ControllerEvent::Observe(
+    cluster.step(ControllerEvent::ObjectObserved(
         ResourceKind::Configuration,
         name("hello"),
         Some(Box::new(object)),
@@ -887,11 +919,13 @@ fn tags_have_names_of_their_own_as_long_as_they_are_wanted() {
 
 /// Both replicas have one name more than there are ports.
 #[test]
-fn a_route_without_a_port_says_so_and_gets_the_first_that_is_free() {
+fn a_route_without_a_port_reports_it_and_gets_the_first_free_one() {
     let mut cluster = FakeApiServer::new();
     let [first, last] = abi::ACTIVATOR_PORTS;
-    for machine in [Some(&mut cluster.machine), cluster.follower.as_mut()].into_iter().flatten() {
-        machine.world.ports.extend(first + 1..=last);
+    for machine in
+        [Some(&mut cluster.machine), cluster.other_replica.as_mut()].into_iter().flatten()
+    {
+        machine.world.allocated_ports.extend(first + 1..=last);
     }
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.service("after", "hello:v1", 0, Value::Null);
@@ -912,7 +946,7 @@ fn nothing_is_left_of_a_deleted_service() {
     assert_eq!(cluster.objects.len(), 1, "the activator");
     let world = cluster.machine.world();
     assert!(
-        world.apps.is_empty() && world.ports.is_empty() && world.statuses.is_empty(),
+        world.apps.is_empty() && world.allocated_ports.is_empty() && world.pod_statuses.is_empty(),
         "{:?}",
         world.apps
     );
@@ -924,8 +958,8 @@ fn sees(cluster: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
     let agent =
         ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() };
     let seen = PodObservation { uid: uid.into(), ..seen() };
-    cluster.follower = None;
-    cluster.machine.step(cluster.now, ControllerEvent::Seen(agent, seen)).refused
+    cluster.other_replica = None;
+    cluster.machine.step(cluster.now, ControllerEvent::PodReported(agent, seen)).refused_reports
 }
 
 fn pods(cluster: &FakeApiServer) -> Vec<(NamespacedName, String)> {
@@ -956,10 +990,10 @@ fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
     let attacker =
         ComponentReplica { role: ComponentRole::Agent, name: "n2".into(), node: "n2".into() };
     let now = cluster.now;
-    let gone = ControllerEvent::Unseen(attacker.clone(), uid);
-    assert_eq!(cluster.machine.step(now, gone).refused, 1, "it would starve it");
-    cluster.step(ControllerEvent::ReportBegin(attacker.clone(), 9));
-    cluster.step(ControllerEvent::ReportSynced(attacker, 9));
+    let gone = ControllerEvent::PodReportWithdrawn(attacker.clone(), uid);
+    assert_eq!(cluster.machine.step(now, gone).refused_reports, 1, "it would starve it");
+    cluster.step(ControllerEvent::ReportStreamBegin(attacker.clone(), 9));
+    cluster.step(ControllerEvent::ReportStreamSynced(attacker, 9));
     assert_eq!(phases(&cluster), [Ready]);
 }
 
@@ -971,7 +1005,11 @@ fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
     let (name, uid) = pods(&cluster).remove(0);
     let object = cluster.objects[&(ResourceKind::Pod, name.clone())].clone();
     let observe = |object: &Value| {
-        ControllerEvent::Observe(ResourceKind::Pod, name.clone(), Some(Box::new(object.clone())))
+        ControllerEvent::ObjectObserved(
+            ResourceKind::Pod,
+            name.clone(),
+            Some(Box::new(object.clone())),
+        )
     };
     let mut unbound = object.clone();
     unbound["spec"] = json!({});
@@ -980,7 +1018,7 @@ fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
     assert_eq!(sees(&mut cluster, "n2", &uid), 0, "nobody knows yet");
     assert_eq!(phases(&cluster), [Starting]);
     let now = cluster.now;
-    assert_eq!(cluster.machine.step(now, observe(&object)).refused, 1, "one of them lied");
+    assert_eq!(cluster.machine.step(now, observe(&object)).refused_reports, 1, "one of them lied");
     assert_eq!(phases(&cluster), [Ready]);
 }
 
@@ -996,7 +1034,7 @@ fn only_pods_of_the_system_namespace_are_parts() {
     };
     let mut step = |part: &str, at: &str, there: bool| {
         let object = there.then(|| Box::new(pod(part, at)));
-        cluster.step(ControllerEvent::Observe(
+        cluster.step(ControllerEvent::ObjectObserved(
             ResourceKind::Pod,
             NamespacedName::new(at, part),
             object,
@@ -1014,7 +1052,7 @@ fn only_pods_of_the_system_namespace_are_parts() {
 }
 
 #[test]
-fn who_does_not_lead_learns_from_the_pod_that_it_drains() {
+fn a_non_leader_learns_from_the_annotation_that_a_pod_drains() {
     let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
@@ -1029,7 +1067,7 @@ fn who_does_not_lead_learns_from_the_pod_that_it_drains() {
 }
 
 #[test]
-fn whoever_begins_to_lead_gives_the_last_requests_time_whatever_clock_noted_the_draining() {
+fn a_new_leader_gives_the_last_requests_time_whatever_clock_noted_the_draining() {
     for apart in [-86_400_000, 86_400_000] {
         let mut cluster = FakeApiServer::new();
         cluster.service("hello", "hello:v1", 0, Value::Null);
@@ -1038,7 +1076,7 @@ fn whoever_begins_to_lead_gives_the_last_requests_time_whatever_clock_noted_the_
         cluster.decide("hello-00001", 0);
         cluster.now = UnixMillis(cluster.now.0.checked_add_signed(apart).expect("a time"));
         cluster.machine = cluster.other();
-        cluster.step(ControllerEvent::Lead(true));
+        cluster.step(ControllerEvent::LeadershipChanged(true));
         assert_eq!(phases(&cluster), [Draining], "{apart}");
         cluster.now = cluster.now.plus_ms(301_000);
         cluster.step(ControllerEvent::Tick);
@@ -1047,12 +1085,12 @@ fn whoever_begins_to_lead_gives_the_last_requests_time_whatever_clock_noted_the_
 }
 
 #[test]
-fn a_start_is_waited_for_by_our_clock_and_never_anew() {
+fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
     let ready = |it: &FakeApiServer| it.condition(ResourceKind::Revision, "hello-00001", "Ready");
     let begun = FakeApiServer::new().now.0;
     for stamps in [0, begun, begun + 86_400_000] {
         let mut cluster =
-            FakeApiServer { stamps: Some(UnixMillis(stamps)), ..FakeApiServer::new() };
+            FakeApiServer { api_server_clock: Some(UnixMillis(stamps)), ..FakeApiServer::new() };
         cluster.service("hello", "hello:v1", 1, Value::Null);
         assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
         cluster.now = cluster.now.plus_ms(4999);
@@ -1063,7 +1101,7 @@ fn a_start_is_waited_for_by_our_clock_and_never_anew() {
         let slow = "Unknown ContainerNotReady: The container runs but nothing listens on port 8080";
         assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
         cluster.machine = cluster.other();
-        cluster.step(ControllerEvent::Lead(true));
+        cluster.step(ControllerEvent::LeadershipChanged(true));
         assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
         cluster.now = cluster.now.plus_ms(600_000);
         cluster.step(ControllerEvent::Tick);
@@ -1071,13 +1109,13 @@ fn a_start_is_waited_for_by_our_clock_and_never_anew() {
                     listens on port 8080: let it listen on $PORT (8080) or set containerPort to the port it uses";
         assert_eq!(ready(&cluster), late, "{stamps}");
         cluster.machine = cluster.other();
-        cluster.step(ControllerEvent::Lead(true));
+        cluster.step(ControllerEvent::LeadershipChanged(true));
         assert_eq!(ready(&cluster), late, "{stamps}");
     }
 }
 
 #[test]
-fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
+fn a_pod_that_a_user_deletes_drains_until_it_is_gone() {
     let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
@@ -1085,22 +1123,26 @@ fn a_pod_that_somebody_deletes_drains_until_it_is_gone() {
     let (name, _) = pods(&cluster).remove(0);
     let mut object = cluster.objects[&(ResourceKind::Pod, name.clone())].clone();
     let confirmed =
-        |cluster: &FakeApiServer| cluster.table().pods.into_values().any(|it| it.confirmed);
+        |cluster: &FakeApiServer| cluster.table().pods.into_values().any(|it| it.kubelet_ready);
     assert!(!confirmed(&cluster), "the kubelet has not said so");
     object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
-    cluster.step(ControllerEvent::Observe(
+    cluster.step(ControllerEvent::ObjectObserved(
         ResourceKind::Pod,
         name.clone(),
         Some(Box::new(object.clone())),
     ));
     assert!(confirmed(&cluster));
     object["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, name.clone(), Some(Box::new(object))));
+    cluster.step(ControllerEvent::ObjectObserved(
+        ResourceKind::Pod,
+        name.clone(),
+        Some(Box::new(object)),
+    ));
     assert_eq!(phases(&cluster), [Draining]);
     cluster.now = cluster.now.plus_ms(400_000);
     cluster.step(ControllerEvent::Tick);
     assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, name, None));
+    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, name, None));
     assert_eq!(phases(&cluster), []);
 }
 
@@ -1109,7 +1151,7 @@ fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic()
     let mut cluster = FakeApiServer::new();
     let node = |cluster: &mut FakeApiServer, ready: &str| {
         let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-        cluster.step(ControllerEvent::Observe(
+        cluster.step(ControllerEvent::ObjectObserved(
             ResourceKind::Node,
             NamespacedName::new("", "n1"),
             Some(Box::new(object)),
@@ -1141,14 +1183,18 @@ fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
     new["metadata"]["uid"] = json!("00000000-0000-4000-9000-00000000ffff");
     new["status"]["podIP"] = json!("10.1.1.251");
     cluster.objects.insert((ResourceKind::Pod, own.clone()), new.clone());
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(new))));
+    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, own, Some(Box::new(new))));
     let mut ended = deployment;
     ended["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, old.clone(), Some(Box::new(ended))));
+    cluster.step(ControllerEvent::ObjectObserved(
+        ResourceKind::Pod,
+        old.clone(),
+        Some(Box::new(ended)),
+    ));
     assert_eq!(phases(&cluster), [Draining, Starting]);
     cluster.ready();
     cluster.objects.remove(&(ResourceKind::Pod, old.clone()));
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, old, None));
+    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, None));
     assert_eq!(phases(&cluster), [Ready]);
 }
 
@@ -1159,10 +1205,10 @@ fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
     cluster.decide("hello-00001", 1);
     let (old, uid) = pods(&cluster).remove(0);
     // Its Deployment's controller is slow here, and the pod has lost its annotations.
-    cluster.follower = None;
+    cluster.other_replica = None;
     let kept = cluster.objects[&(ResourceKind::Pod, old.clone())].clone();
     cluster.decide("hello-00001", 0);
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, old, Some(Box::new(kept))));
+    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, Some(Box::new(kept))));
     cluster.now = cluster.now.plus_ms(400_000);
     cluster.step(ControllerEvent::Tick);
     assert!(cluster.table().pods.contains_key(&uid));
@@ -1206,7 +1252,7 @@ fn nothing_is_made_for_what_has_lost_its_owner() {
         (ResourceKind::Configuration, "hello"),
     ] {
         cluster.objects.remove(&(resource, name(own)));
-        cluster.step(ControllerEvent::Observe(resource, name(own), None));
+        cluster.step(ControllerEvent::ObjectObserved(resource, name(own), None));
         let made = cluster.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(own)));
         assert_eq!(made, [], "{own}");
     }
@@ -1217,8 +1263,9 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
     let mut cluster = FakeApiServer::new();
     let at = "www.shop.test";
     let domains = |cluster: &FakeApiServer, own: &str| {
-        let ingress = cluster.table().services[&name(own)].ingress.clone().unwrap_or_default();
-        ingress.domains.into_iter().map(|it| it.host).collect::<Vec<_>>()
+        let ingress =
+            cluster.table().services[&name(own)].gateway_rules.clone().unwrap_or_default();
+        ingress.mapped_domains.into_iter().map(|it| it.host).collect::<Vec<_>>()
     };
     let is = |cluster: &FakeApiServer, which: &str| {
         cluster.condition(ResourceKind::DomainMapping, at, which)
@@ -1265,7 +1312,7 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
             .contains_key(&(ResourceKind::ClusterDomainClaim, NamespacedName::new("", at)))
     );
     let world = cluster.machine.world();
-    assert!(world.mappings.is_empty() && world.mapped.is_empty());
+    assert!(world.domain_mappings.is_empty() && world.mappings_by_target.is_empty());
 }
 
 #[test]
@@ -1292,17 +1339,17 @@ fn a_header_chooses_among_tags_where_the_feature_is_on() {
         {"latestRevision": true, "percent": 100, "tag": "now"}, {"latestRevision": true, "percent": 0, "tag": "next"},
     ]);
     cluster.service("hello", "hello:v1", 0, traffic);
-    assert_eq!(cluster.table().services[&name("hello")].ingress, None);
+    assert_eq!(cluster.table().services[&name("hello")].gateway_rules, None);
     cluster.config("config-features", json!({"tag-header-based-routing": "enabled"}));
     let tags = |cluster: &FakeApiServer, own: &str| {
         let service = cluster.table().services[&name(own)].clone();
-        assert_eq!(service.path, ConnectionPath::Activator, "somebody must read it");
-        service.ingress.and_then(|it| it.tags)
+        assert_eq!(service.connection_path, ConnectionPath::Activator, "somebody must read it");
+        service.gateway_rules.and_then(|it| it.tag_routing)
     };
     let all = ["next", "now"]
         .map(|it| RouteTag { name: it.into(), service: name(&format!("{it}-hello")) });
-    assert_eq!(tags(&cluster, "hello"), Some(TagRouting::Choice(all.into())));
-    assert_eq!(tags(&cluster, "next-hello"), Some(TagRouting::Tag("next".into())));
+    assert_eq!(tags(&cluster, "hello"), Some(TagRouting::ChooseTag(all.into())));
+    assert_eq!(tags(&cluster, "next-hello"), Some(TagRouting::ServeTag("next".into())));
 }
 
 #[test]
@@ -1317,7 +1364,7 @@ fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
     object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
     let own = (ResourceKind::Service, name("now-hello"));
     cluster.objects.insert(own.clone(), object.clone());
-    cluster.step(ControllerEvent::Observe(own.0, own.1, Some(Box::new(object))));
+    cluster.step(ControllerEvent::ObjectObserved(own.0, own.1, Some(Box::new(object))));
     assert_eq!(hosts(&cluster, "now-hello"), [""; 0]);
     assert_eq!(hosts(&cluster, "hello"), ["hello.default.localhost"]);
     let url = &cluster.object(ResourceKind::Route, "hello")["status"]["traffic"][0]["url"];
@@ -1325,11 +1372,11 @@ fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
 }
 
 #[test]
-fn a_network_policy_says_whose_requests_may_wait() {
+fn a_network_policy_decides_whose_requests_may_wait() {
     let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     let sources = |cluster: &FakeApiServer| {
-        let sources = cluster.table().revisions[&name("hello-00001")].sources.clone();
+        let sources = cluster.table().revisions[&name("hello-00001")].allowed_sources.clone();
         sources.map(|it| it.addresses.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     assert_eq!(sources(&cluster), None, "everybody");
@@ -1337,23 +1384,25 @@ fn a_network_policy_says_whose_requests_may_wait() {
         "podSelector": {"matchLabels": {"serving.knative.dev/service": "hello"}},
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
     }});
-    let observed = |it| ControllerEvent::Observe(ResourceKind::NetworkPolicy, name("web"), it);
+    let observed =
+        |it| ControllerEvent::ObjectObserved(ResourceKind::NetworkPolicy, name("web"), it);
     cluster.step(observed(Some(Box::new(policy))));
     assert_eq!(sources(&cluster), Some(vec![]), "nobody is known to be let in");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
     });
-    cluster.step(ControllerEvent::Client(name("web-1"), PolicyClientPod::read(&pod)));
+    cluster
+        .step(ControllerEvent::ClientPodObserved(name("web-1"), PolicyClientPod::from_pod(&pod)));
     assert_eq!(sources(&cluster), Some(vec!["10.244.0.9".into(), "fd00::9".into()]));
-    cluster.step(ControllerEvent::Client(name("web-1"), None));
+    cluster.step(ControllerEvent::ClientPodObserved(name("web-1"), None));
     assert_eq!(sources(&cluster), Some(vec![]));
     cluster.step(observed(None));
     assert_eq!(sources(&cluster), None);
 }
 
 #[test]
-fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
+fn a_new_revision_gets_its_share_step_by_step_under_any_leader() {
     let mut cluster = FakeApiServer::new();
     cluster.config("config-network", json!({"rollout-duration": "10"}));
     cluster.service("hello", "hello:v1", 1, Value::Null);
@@ -1382,15 +1431,19 @@ fn a_new_revision_gets_its_share_step_by_step_whoever_leads() {
             let own = NamespacedName::new("knative-serving", "config-network");
             other.step(
                 cluster.now,
-                ControllerEvent::Observe(ResourceKind::ConfigMap, own, Some(Box::new(network))),
+                ControllerEvent::ObjectObserved(
+                    ResourceKind::ConfigMap,
+                    own,
+                    Some(Box::new(network)),
+                ),
             );
             for event in shown(&cluster.objects, &[]) {
                 other.step(cluster.now, event);
             }
-            other.step(cluster.now, ControllerEvent::Known);
+            other.step(cluster.now, ControllerEvent::InitialListSynced);
             assert_eq!(shares(&other), shares(&cluster.machine));
-            (cluster.machine, cluster.follower) = (other, None);
-            cluster.step(ControllerEvent::Lead(true));
+            (cluster.machine, cluster.other_replica) = (other, None);
+            cluster.step(ControllerEvent::LeadershipChanged(true));
             cluster.ready();
         }
     }
@@ -1408,17 +1461,17 @@ fn plain_http_is_sent_to_https_where_asked() {
     let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.config("config-network", json!({"http-protocol": "Redirected"}));
-    let ingress = cluster.table().services[&name("hello")].ingress.clone();
+    let ingress = cluster.table().services[&name("hello")].gateway_rules.clone();
     assert_eq!(
         ingress,
-        Some(Box::new(GatewayRules { redirects: true, ..GatewayRules::default() }))
+        Some(Box::new(GatewayRules { redirects_to_https: true, ..GatewayRules::default() }))
     );
 }
 
 #[test]
 fn nothing_is_started_before_its_images_are_resolved() {
     let mut cluster = FakeApiServer::new();
-    cluster.resolves = false;
+    cluster.resolves_digests = false;
     cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
     let made = |cluster: &FakeApiServer| {
         let name = name("hello-00001-deployment");
@@ -1429,10 +1482,10 @@ fn nothing_is_started_before_its_images_are_resolved() {
     };
     assert_eq!((made(&cluster), healthy(&cluster)), (None, "Unknown ResolvingDigests: ".into()));
     let revision = name("hello-00001");
-    let wanted = cluster.machine.wanted_digests(&revision).expect("a question");
+    let wanted = cluster.machine.digest_query(&revision).expect("a question");
     assert_eq!(wanted.images, [("user-container".into(), "registry.test/hello:v1".into())]);
     let why = "Unable to fetch image \"registry.test/hello:v1\": it is not there";
-    cluster.step(ControllerEvent::Resolved(revision.clone(), Err(why.into())));
+    cluster.step(ControllerEvent::DigestsResolved(revision.clone(), Err(why.into())));
     assert_eq!(
         (made(&cluster), healthy(&cluster)),
         (None, format!("False ContainerMissing: {why}"))
@@ -1444,35 +1497,38 @@ fn nothing_is_started_before_its_images_are_resolved() {
     );
     let digest = "registry.test/hello@sha256:abc";
     let digests = vec![("user-container".to_owned(), digest.to_owned())];
-    cluster.step(ControllerEvent::Resolved(revision.clone(), Ok(digests)));
+    cluster.step(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)));
     let deployment = made(&cluster).expect("made");
     assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], digest);
     assert_eq!(healthy(&cluster), "Unknown Deploying: ");
     let status = &cluster.object(ResourceKind::Revision, "hello-00001")["status"];
     let named = json!([{"name": "user-container", "imageDigest": digest}]);
     assert_eq!(status["containerStatuses"], named);
-    assert_eq!(cluster.machine.wanted_digests(&revision), None, "once is enough");
+    assert_eq!(cluster.machine.digest_query(&revision), None, "once is enough");
     // A tag that now points to another image is not resolved again.
     let mut other = machine().loading();
     for event in shown(&cluster.objects, &[]) {
         other.step(cluster.now, event);
     }
-    other.step(cluster.now, ControllerEvent::Known);
-    assert_eq!(other.step(cluster.now, ControllerEvent::Lead(true)).resolve, []);
+    other.step(cluster.now, ControllerEvent::InitialListSynced);
+    assert_eq!(
+        other.step(cluster.now, ControllerEvent::LeadershipChanged(true)).revisions_to_resolve,
+        []
+    );
 }
 
 #[test]
-fn digests_of_what_is_gone_are_asked_for_no_more() {
+fn digests_of_deleted_revisions_are_no_longer_requested() {
     let mut cluster = FakeApiServer::new();
-    cluster.resolves = false;
+    cluster.resolves_digests = false;
     cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
     let events = cluster.delete(ResourceKind::KnativeService, &name("hello"));
     let mut named = Vec::new();
     for event in events {
-        named.extend(cluster.machine.step(cluster.now, event).resolve);
+        named.extend(cluster.machine.step(cluster.now, event).revisions_to_resolve);
     }
     assert!(named.contains(&name("hello-00001")));
-    assert_eq!(cluster.machine.wanted_digests(&name("hello-00001")), None);
+    assert_eq!(cluster.machine.digest_query(&name("hello-00001")), None);
 }
 
 fn activator(name: &str, leaves: bool) -> ControllerEvent {
@@ -1486,7 +1542,7 @@ fn activator(name: &str, leaves: bool) -> ControllerEvent {
     if leaves {
         pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
     }
-    ControllerEvent::Observe(
+    ControllerEvent::ObjectObserved(
         ResourceKind::Pod,
         NamespacedName::new("knative-serving", name),
         Some(Box::new(pod)),
@@ -1504,11 +1560,14 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
         |cluster: &FakeApiServer| cluster.table().activators.into_keys().collect::<Vec<_>>();
     let targets = |cluster: &FakeApiServer, own: &str| {
         let slice = cluster.object(ResourceKind::EndpointSlice, own);
-        crate::observe::targets(slice).iter().map(|it| (*it).to_owned()).collect::<Vec<_>>()
+        crate::observe::slice_target_names(slice)
+            .iter()
+            .map(|it| (*it).to_owned())
+            .collect::<Vec<_>>()
     };
     let leaving = targets(&cluster, "hello").remove(0);
     let now = cluster.now;
-    let keys = cluster.machine.step(now, activator(&leaving, true)).keys;
+    let keys = cluster.machine.step(now, activator(&leaving, true)).changed_keys;
     assert_eq!(named(&cluster).len(), 3, "clients without an agent still come");
     for (turn, key) in keys.into_iter().enumerate() {
         let own = ["hello", "other", "hello-00001", "other-00001"];
@@ -1530,7 +1589,7 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
 
 /// Activators of a removed installation may still have requests; they follow no controller of this one.
 #[test]
-fn an_activator_that_left_before_a_name_came_is_never_led_to() {
+fn slices_never_list_an_activator_that_ended_before_the_name_existed() {
     let mut cluster = FakeApiServer::new();
     for it in cluster.table().activators.into_keys() {
         cluster.step(activator(&it, true));
@@ -1539,8 +1598,9 @@ fn an_activator_that_left_before_a_name_came_is_never_led_to() {
     let slices = |cluster: &FakeApiServer| {
         let all =
             cluster.objects.iter().filter(|((kind, _), _)| *kind == ResourceKind::EndpointSlice);
-        let all =
-            all.flat_map(|(_, it)| crate::observe::targets(it).into_iter().map(str::to_owned));
+        let all = all.flat_map(|(_, it)| {
+            crate::observe::slice_target_names(it).into_iter().map(str::to_owned)
+        });
         all.collect::<BTreeSet<String>>()
     };
     assert_eq!(slices(&cluster), BTreeSet::new());
@@ -1557,7 +1617,7 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
         "spec": {"nodeName": "n2"}, "status": {"podIP": "10.0.0.2"},
     });
     let own = NamespacedName::new("knative-serving", "agent-x");
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, own, Some(Box::new(agent))));
+    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, own, Some(Box::new(agent))));
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.decide("hello-00001", 1);
     cluster.ready();
@@ -1565,7 +1625,8 @@ fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
     cluster.decide("hello-00001", 0);
     let on_n1 =
         ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
-    cluster.step(ControllerEvent::Seen(on_n1, PodObservation { uid, drained: true, ..seen() }));
+    cluster
+        .step(ControllerEvent::PodReported(on_n1, PodObservation { uid, drained: true, ..seen() }));
     assert_eq!(pods(&cluster).len(), 1);
     cluster.now = cluster.now.plus_ms(1000);
     cluster.step(ControllerEvent::Tick);
@@ -1585,7 +1646,7 @@ fn shown(
         .into_iter()
         .map(|at| {
             let ((resource, name), object) = all[at];
-            ControllerEvent::Observe(*resource, name.clone(), Some(Box::new(object.clone())))
+            ControllerEvent::ObjectObserved(*resource, name.clone(), Some(Box::new(object.clone())))
         })
         .collect()
 }
@@ -1621,18 +1682,18 @@ proptest! {
         for event in shown(&before, &order) {
             cluster.step(event);
         }
-        cluster.step(ControllerEvent::Known);
+        cluster.step(ControllerEvent::InitialListSynced);
         cluster.ready();
         cluster.writes = 0;
         if late {
             // A leader that has no decisions yet leaves the scale as it is.
-            cluster.step(ControllerEvent::Lead(true));
+            cluster.step(ControllerEvent::LeadershipChanged(true));
             prop_assert_eq!(cluster.writes, 0, "nothing is known that would have to be written");
         }
         cluster.decide("hello-00001", scale);
         // Draining is annotated on the pods, so that every replica has the same table.
         prop_assert_eq!(&cluster.table(), &table, "what it says");
-        cluster.step(ControllerEvent::Lead(true));
+        cluster.step(ControllerEvent::LeadershipChanged(true));
         let changed: Vec<_> = cluster.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();
         prop_assert!(cluster.writes == 0, "{:#?}", changed);
     }

@@ -23,7 +23,7 @@ fn observe(
     let object = data.map(|data| Box::new(json!({ "data": data })));
     machine.step(
         NOW,
-        ControllerEvent::Observe(
+        ControllerEvent::ObjectObserved(
             ResourceKind::ConfigMap,
             NamespacedName::new(namespace, name),
             object,
@@ -32,7 +32,7 @@ fn observe(
 }
 
 fn own(machine: &ControllerStateMachine) -> String {
-    machine.world().settings.namespace.clone()
+    machine.world().settings.system_namespace.clone()
 }
 
 #[test]
@@ -42,43 +42,50 @@ fn a_config_map_changes_what_is_in_force_and_its_end_gives_the_defaults_back() {
     let data = json!({ "progress-deadline": "30s", "default-affinity-type": "none" });
     observe(&mut machine, &ours, "config-deployment", Some(data));
     let settings = &machine.world().settings;
-    assert_eq!(settings.autoscaler.policy.progress_deadline.as_secs(), 30);
-    assert_eq!(settings.children.progress_deadline_seconds, 30);
-    assert!(!settings.children.spread_over_nodes);
+    assert_eq!(settings.scale_policy.policy.progress_deadline.as_secs(), 30);
+    assert_eq!(settings.deployment.progress_deadline_seconds, 30);
+    assert!(!settings.deployment.spread_over_nodes);
     let gone = observe(&mut machine, &ours, "config-deployment", None);
-    assert_eq!(gone.news.len(), 1);
+    assert_eq!(gone.config_map_events.len(), 1);
     let after = &machine.world().settings;
-    assert_eq!((&after.autoscaler, &after.children), (&before.autoscaler, &before.children));
+    assert_eq!(
+        (&after.scale_policy, &after.deployment),
+        (&before.scale_policy, &before.deployment)
+    );
 }
 
 #[test]
-fn a_bad_config_map_is_told_and_changes_nothing() {
+fn a_bad_config_map_is_reported_and_changes_nothing() {
     let mut machine = machine();
     let ours = own(&machine);
     let good = json!({ "stable-window": "30s" });
     observe(&mut machine, &ours, "config-autoscaler", Some(good));
     let bad = json!({ "stable-window": "3s" });
     let told = observe(&mut machine, &ours, "config-autoscaler", Some(bad));
-    let [ConfigMapEventRecord { name, event, .. }] = told.news.as_slice() else {
-        panic!("{:?}", told.news)
+    let [ConfigMapEventRecord { name, event, .. }] = told.config_map_events.as_slice() else {
+        panic!("{:?}", told.config_map_events)
     };
     assert_eq!((name.name.as_str(), event.reason), ("config-autoscaler", "ConfigRefused"));
-    assert_eq!(machine.world().settings.autoscaler.policy.stable_window.as_secs(), 30);
+    assert_eq!(machine.world().settings.scale_policy.policy.stable_window.as_secs(), 30);
 }
 
 #[test]
-fn only_who_leads_tells_people_and_a_new_leader_tells_what_still_holds() {
+fn only_the_leader_records_events_and_a_new_leader_records_present_warnings() {
     let mut machine = machine();
     let ours = own(&machine);
-    machine.step(NOW, ControllerEvent::Lead(false));
+    machine.step(NOW, ControllerEvent::LeadershipChanged(false));
     let bad = || Some(json!({ "stable-window": "3s" }));
-    assert_eq!(observe(&mut machine, &ours, "config-autoscaler", bad()).news, []);
+    assert_eq!(observe(&mut machine, &ours, "config-autoscaler", bad()).config_map_events, []);
     observe(&mut machine, &ours, "config-deployment", Some(json!({ "progress-deadline": "x" })));
     observe(&mut machine, &ours, "config-deployment", Some(json!({})));
-    let told = machine.step(NOW, ControllerEvent::Lead(true)).news;
+    let told = machine.step(NOW, ControllerEvent::LeadershipChanged(true)).config_map_events;
     let told: Vec<_> = told.iter().map(|it| (it.name.name.as_str(), it.event.reason)).collect();
     assert_eq!(told, [("config-autoscaler", "ConfigRefused")]);
-    assert_eq!(machine.step(NOW, ControllerEvent::Lead(true)).news, [], "once");
+    assert_eq!(
+        machine.step(NOW, ControllerEvent::LeadershipChanged(true)).config_map_events,
+        [],
+        "once"
+    );
 }
 
 #[test]
@@ -97,11 +104,16 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
         });
         machine.step(
             NOW,
-            ControllerEvent::Observe(ResourceKind::Configuration, name, Some(Box::new(object))),
+            ControllerEvent::ObjectObserved(
+                ResourceKind::Configuration,
+                name,
+                Some(Box::new(object)),
+            ),
         );
     }
     let named = |effects: &ControllerEffects| {
-        let deployments = effects.keys.iter().filter(|it| it.resource == ResourceKind::Deployment);
+        let deployments =
+            effects.changed_keys.iter().filter(|it| it.resource == ResourceKind::Deployment);
         deployments.map(|it| it.name.clone()).collect::<std::collections::BTreeSet<_>>().len()
     };
     let data = json!({ "default-affinity-type": "none" });
@@ -119,16 +131,16 @@ fn config_maps_of_other_namespaces_set_nothing() {
     let before = Arc::clone(&machine.world().settings);
     let data = json!({ "stable-window": "30s" });
     let told = observe(&mut machine, "somebody", "config-autoscaler", Some(data));
-    assert_eq!(told.news, []);
+    assert_eq!(told.config_map_events, []);
     assert!(Arc::ptr_eq(&before, &machine.world().settings));
 }
 
 #[test]
-fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_last_good_word() {
+fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
     fn said(machine: &ControllerStateMachine) -> Option<(String, bool)> {
-        match machine.route(&RouteKey::Settings)? {
+        match machine.route_message(&RouteKey::Settings)? {
             RouteChange::Settings(it) => {
-                it.request_log.map(|it| (it.template.source().to_owned(), it.probes))
+                it.request_log.map(|it| (it.template.source().to_owned(), it.logs_probes))
             }
             other => panic!("{other:?}"),
         }
@@ -136,10 +148,10 @@ fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_la
     let mut machine = machine();
     let ours = own(&machine);
     let mut cursor = machine.routes().subscribe();
-    cursor.take();
+    cursor.try_next();
     let mut set = |machine: &mut ControllerStateMachine, data: Option<Value>| {
         observe(machine, &ours, "config-observability", data);
-        let news = cursor.take().map(|batch| batch.steps).unwrap_or_default();
+        let news = cursor.try_next().map(|batch| batch.changes).unwrap_or_default();
         news.iter().any(|(key, _)| *key == RouteKey::Settings)
     };
     let log = |template: &str| {
@@ -161,20 +173,22 @@ fn the_table_says_how_requests_are_logged_once_for_all_services_and_keeps_the_la
 }
 
 #[test]
-fn the_table_says_whose_word_gateways_take() {
+fn the_table_has_the_trusted_proxies_of_gateways() {
     let mut machine = machine();
     let ours = own(&machine);
-    let edge = |machine: &ControllerStateMachine| match machine.route(&RouteKey::Settings) {
+    let edge = |machine: &ControllerStateMachine| match machine.route_message(&RouteKey::Settings) {
         Some(RouteChange::Settings(it)) => it.edge,
         other => panic!("{other:?}"),
     };
     let data = json!({"rouse.dev.trusted-proxies": "10.0.0.0/8"});
     observe(&mut machine, &ours, "config-network", Some(data));
     let said = edge(&machine);
-    assert!(said.trusts([10, 1, 2, 3].into()) && !said.trusts([11, 1, 2, 3].into()));
+    assert!(
+        said.is_trusted_proxy([10, 1, 2, 3].into()) && !said.is_trusted_proxy([11, 1, 2, 3].into())
+    );
     let bad = json!({"rouse.dev.trusted-proxies": "everybody"});
     observe(&mut machine, &ours, "config-network", Some(bad));
     assert_eq!(edge(&machine), said, "the last good word holds");
     observe(&mut machine, &ours, "config-network", None);
-    assert_eq!(machine.route(&RouteKey::Settings), None);
+    assert_eq!(machine.route_message(&RouteKey::Settings), None);
 }

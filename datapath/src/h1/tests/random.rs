@@ -152,11 +152,11 @@ prop_compose! {
         stray in select(vec!["", "", "", "\r\n", "\n\r\n"]),
         ends in (select(vec!["\r\n", "\r\n", "\n"]), select(vec!["\r\n", "\r\n", "\n"])),
     ) -> ExchangeCase {
-        let (request_body, mut response_body) = bodies;
+        let (begin_request_body, mut response_body) = bodies;
         let first = format!("{stray}{method} {target} HTTP/1.1");
-        let mut request = head(&first, &noise.0, framing(request_body, upper), place, ends.0);
+        let mut request = head(&first, &noise.0, framing(begin_request_body, upper), place, ends.0);
         let request_head = request.len();
-        request.extend(encoded(request_body, &chunks.0, &noise.2));
+        request.extend(encoded(begin_request_body, &chunks.0, &noise.2));
         if response_body == BodyCase::None {
             response_body = BodyCase::Sized(0);
         }
@@ -241,7 +241,7 @@ impl SplitRng {
 }
 
 /// Plays the exchanges once, cut and interleaved at random, some segments repeated.
-fn play(exchanges: &[ExchangeCase], mut dice: SplitRng) {
+fn play_exchanges(exchanges: &[ExchangeCase], mut dice: SplitRng) {
     let requests: Vec<u8> = exchanges.iter().flat_map(|each| each.request.clone()).collect();
     let responses: Vec<u8> = exchanges.iter().flat_map(|each| each.response.clone()).collect();
     let (mut wire, mut model) = (Http1Fixture::new(), ExpectedLogModel::new(exchanges));
@@ -278,7 +278,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         for round in 0..34 {
-            play(&exchanges, SplitRng(seed ^ (round << 40)));
+            play_exchanges(&exchanges, SplitRng(seed ^ (round << 40)));
         }
     }
 
@@ -297,13 +297,13 @@ proptest! {
         let status = config.parse_response(&mut response, &each.response);
         if let Ok(httparse::Status::Complete(end)) = status {
             let mut wire = Http1Fixture::new();
-            wire.conn.lose_requests();
+            wire.conn.desync_requests();
             wire.response(&each.response[..end - 1]);
             prop_assert_eq!(wire.conn.tx.status, response.code.unwrap_or(0));
-            let before = wire.conn.tx.at;
-            prop_assert!((at::SCAN..=at::WORDS).contains(&before));
+            let before = wire.conn.tx.state;
+            prop_assert!((state::SCAN..=state::WORDS).contains(&before));
             wire.response(&each.response[end - 1..end]);
-            prop_assert!(!(at::FIRST..=at::WORDS).contains(&wire.conn.tx.at));
+            prop_assert!(!(state::FIRST..=state::WORDS).contains(&wire.conn.tx.state));
         }
     }
 
@@ -322,12 +322,12 @@ proptest! {
     ) {
         let bytes: Vec<u8> = words.concat();
         for round in 0..8 {
-            batter(&bytes, SplitRng(seed ^ (round << 40)));
+            play_hostile_bytes(&bytes, SplitRng(seed ^ (round << 40)));
         }
     }
 }
 
-fn batter(bytes: &[u8], mut dice: SplitRng) {
+fn play_hostile_bytes(bytes: &[u8], mut dice: SplitRng) {
     let mut wire = Http1Fixture::new();
     for _ in 0..40 {
         let from = dice.below(bytes.len() + 1);
@@ -342,7 +342,7 @@ fn batter(bytes: &[u8], mut dice: SplitRng) {
         };
         if !fits && dice.below(2) == 0 {
             let lost =
-                if side == 0 { wire.conn.lose_requests() } else { wire.conn.lose_responses() };
+                if side == 0 { wire.conn.desync_requests() } else { wire.conn.desync_responses() };
             super::log(&mut wire.log, lost, 0);
         }
         let open = wire.log.matches('S').count() - wire.log.matches(['F', 'X']).count();

@@ -1,6 +1,6 @@
 //! Fields of a pod in `docs/fields.md`: the local node reads each accepted field, or a warning says that it does not.
 //!
-//! The controller's use of these fields is tested in `controller/src/machine/observe/tests/fields/local.rs`.
+//! The controller's use of these fields is tested in `controller/src/machine/observe/tests/fields/local_node.rs`.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -16,10 +16,10 @@ use local::{
 
 use super::*;
 
-const PAGE: &str = include_str!("../../../../docs/fields.md");
+const FIELDS_PAGE: &str = include_str!("../../../../docs/fields.md");
 
 /// Fields that the start of a container does not read. They are in the RouteTable, or belong to probes, which
-/// `local/src/kubelet/probes.rs` tests.
+/// `local/src/kubelet/probe_spec.rs` tests.
 const READ_ELSEWHERE: [&str; 8] = [
     "containerConcurrency",
     "timeoutSeconds",
@@ -31,10 +31,10 @@ const READ_ELSEWHERE: [&str; 8] = [
     "ports[].name",
 ];
 /// Fields with only one accepted value, which is also the default.
-const ONLY_AS_USUAL: [&str; 2] = ["securityContext.privileged", "ports[].protocol"];
+const SINGLE_VALUE_FIELDS: [&str; 2] = ["securityContext.privileged", "ports[].protocol"];
 
 struct PodFieldCase {
-    on: String,
+    object: String,
     field: String,
     value: Value,
     /// Text of the page on the local node's use of the field.
@@ -48,7 +48,7 @@ fn quoted(cell: &str) -> Option<&str> {
 fn tables() -> impl Iterator<Item = Vec<&'static str>> {
     let inner = |line: &'static str| line.strip_prefix("| ")?.strip_suffix(" |");
     let of_a_pod = |cells: &Vec<&str>| matches!(cells[0], "spec" | "container");
-    PAGE.lines().filter_map(inner).map(|it| it.split(" | ").collect()).filter(of_a_pod)
+    FIELDS_PAGE.lines().filter_map(inner).map(|it| it.split(" | ").collect()).filter(of_a_pod)
 }
 
 /// Rows of the page about pods; their effect on the local node is in a table of its own.
@@ -59,7 +59,7 @@ fn rows() -> Vec<PodFieldCase> {
         here.extend(fields.map(|field| ((cells[0], field), cells[2])));
     }
     let row = |on: &str, field: &str, value: &str, effect: &str| PodFieldCase {
-        on: on.into(),
+        object: on.into(),
         field: field.into(),
         value: serde_json::from_str(value).unwrap(),
         effect: here.get(&(on, field)).copied().unwrap_or(effect).into(),
@@ -84,7 +84,7 @@ fn service(row: &PodFieldCase, value: Option<Value>) -> Value {
     }
     let field = row.field.split(['.', '[']).next().unwrap();
     if let Some(value) = value {
-        let at = if row.on == "container" { &mut container } else { &mut spec };
+        let at = if row.object == "container" { &mut container } else { &mut spec };
         at[field] = value;
     }
     if spec.get("containers").is_none() {
@@ -98,7 +98,7 @@ fn service(row: &PodFieldCase, value: Option<Value>) -> Value {
 }
 
 /// Returns the object that contains a row's field, and the field's name in it.
-fn inner<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String)> {
+fn parent_of_field<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String)> {
     let (path, own) = field.rsplit_once('.')?;
     let steps = path.split('.').enumerate();
     let parent = steps.fold(value, |at, (depth, name)| {
@@ -111,15 +111,15 @@ fn inner<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String
 /// Variants of the row's value: without its field, and with that field alone. `None` if the field is the whole value.
 fn variants(row: &PodFieldCase) -> Option<(Value, Value)> {
     let (mut without, mut alone) = (row.value.clone(), row.value.clone());
-    let (parent, own) = inner(&mut without, &row.field)?;
+    let (parent, own) = parent_of_field(&mut without, &row.field)?;
     parent.as_object_mut().unwrap().remove(&own);
-    let (parent, own) = inner(&mut alone, &row.field)?;
+    let (parent, own) = parent_of_field(&mut alone, &row.field)?;
     parent.as_object_mut().unwrap().retain(|name, _| *name == own);
     Some((without, alone))
 }
 
 /// A runtime spec with its capabilities sorted.
-fn in_order(mut spec: Value) -> Value {
+fn with_sorted_capabilities(mut spec: Value) -> Value {
     for set in spec["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
         set.as_array_mut().unwrap().sort_by_key(ToString::to_string);
     }
@@ -127,15 +127,16 @@ fn in_order(mut spec: Value) -> Value {
 }
 
 /// Formats the node's start of the containers of a service's pod; an error is the reason for its refusal.
-fn started(service: &Value) -> Result<String, String> {
-    let read = parse::service(service, &ScalePolicyConfig::default());
-    let (name, manifest) = read.map_err(|problems| parse::line(&problems))?;
+fn start_output(service: &Value) -> Result<String, String> {
+    let read = parse::service_manifest(service, &ScalePolicyConfig::default());
+    let (name, manifest) = read.map_err(|problems| parse::problems_line(&problems))?;
     let mut machine = ControllerStateMachine::new(
-        ClusterState { seed: 1, ..ClusterState::default() },
+        ClusterState { uid_seed: 1, ..ClusterState::default() },
         Outbox::new(),
     );
-    let mut orders =
-        machine.step(UnixMillis(1_000_000), ControllerEvent::Apply(name, manifest)).start;
+    let mut orders = machine
+        .step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied(name, manifest))
+        .pods_to_start;
     let order = orders.remove(0);
     let around = BundleContext {
         uid: &order.uid,
@@ -153,13 +154,13 @@ fn started(service: &Value) -> Result<String, String> {
         group: "",
     };
     let start = |it: &_| {
-        let spec = bundle::spec(&order.spec, it, None, &around)
-            .map(|it| in_order(serde_json::to_value(it).unwrap()));
-        format!("{:?} {:?}", spec, bundle::limits(it))
+        let spec = bundle::build_spec(&order.spec, it, None, &around)
+            .map(|it| with_sorted_capabilities(serde_json::to_value(it).unwrap()));
+        format!("{:?} {:?}", spec, bundle::parse_limits(it))
     };
     let all = order.spec.containers.iter().map(|it| {
         let image = it.image.as_deref().unwrap_or_default();
-        let policy = ImagePullPolicy::of(it.image_pull_policy.as_deref(), image);
+        let policy = ImagePullPolicy::from_spec(it.image_pull_policy.as_deref(), image);
         format!("{} {image} {policy:?} {}", it.name, start(it))
     });
     Ok(all.collect())
@@ -167,13 +168,13 @@ fn started(service: &Value) -> Result<String, String> {
 
 /// Returns true if the row's field changes the start of a pod, beside the other fields of its value or alone.
 fn is_read(row: &PodFieldCase) -> bool {
-    let with = started(&service(row, Some(row.value.clone())));
-    let base = || started(&service(row, None));
+    let with = start_output(&service(row, Some(row.value.clone())));
+    let base = || start_output(&service(row, None));
     match variants(row) {
         None => with != base(),
         Some((without, alone)) => {
-            let is_alone = started(&service(row, Some(alone)));
-            with != started(&service(row, Some(without))) || is_alone != base()
+            let is_alone = start_output(&service(row, Some(alone)));
+            with != start_output(&service(row, Some(without))) || is_alone != base()
         }
     }
 }
@@ -184,12 +185,13 @@ fn the_node_reads_every_field_of_a_pod_that_is_accepted_without_a_warning() {
     assert!(rows.len() > 100, "the page could not be read: {}", rows.len());
     let is_ours = |it: &&PodFieldCase| {
         let elsewhere = READ_ELSEWHERE.iter().any(|own| it.field.starts_with(own));
-        !elsewhere && !ONLY_AS_USUAL.contains(&&*it.field)
+        !elsewhere && !SINGLE_VALUE_FIELDS.contains(&&*it.field)
     };
     let features_are_off = |it: &&PodFieldCase| !it.effect.starts_with("works with `");
     let works = rows.iter().filter(|it| it.effect.starts_with("works"));
     let tried: Vec<&PodFieldCase> = works.filter(features_are_off).filter(is_ours).collect();
-    let idle = tried.iter().filter(|it| !is_read(it)).map(|it| format!("{} {}", it.on, it.field));
+    let idle =
+        tried.iter().filter(|it| !is_read(it)).map(|it| format!("{} {}", it.object, it.field));
     assert_eq!(idle.collect::<Vec<_>>(), [""; 0], "nothing on the node reads them");
     assert!(tried.len() > 20, "{} rows", tried.len());
 }
@@ -200,13 +202,14 @@ fn the_node_reads_nothing_that_it_warns_of() {
     let rows = rows();
     let warned: Vec<&PodFieldCase> =
         rows.iter().filter(|it| it.effect.starts_with("warned:")).collect();
-    let read = warned.iter().filter(|it| is_read(it)).map(|it| format!("{} {}", it.on, it.field));
+    let read =
+        warned.iter().filter(|it| is_read(it)).map(|it| format!("{} {}", it.object, it.field));
     assert_eq!(read.collect::<Vec<_>>(), [""; 0]);
     assert!(warned.len() > 5, "{} rows", warned.len());
     for row in warned {
         let it = service(row, Some(row.value.clone()));
         let said = warnings(&NamespacedName::new("default", "hello"), &it).join("\n");
         let word = format!("{} has no effect", row.field);
-        assert!(said.contains(&word), "{} {}: {said:?}", row.on, row.field);
+        assert!(said.contains(&word), "{} {}: {said:?}", row.object, row.field);
     }
 }

@@ -9,7 +9,7 @@ pub(super) struct ReferenceReader<'a> {
     bytes: &'a [u8],
     pub(super) at: usize,
     server: ServerProfile,
-    pub(super) odd: Vec<UnusualForm>,
+    pub(super) unusual_forms: Vec<UnusualForm>,
 }
 
 fn is_token(text: &[u8]) -> bool {
@@ -34,65 +34,65 @@ fn trimmed(mut text: &[u8]) -> &[u8] {
 
 impl<'a> ReferenceReader<'a> {
     pub(super) fn new(bytes: &'a [u8], server: ServerProfile) -> Self {
-        Self { bytes, at: 0, server, odd: Vec::new() }
+        Self { bytes, at: 0, server, unusual_forms: Vec::new() }
     }
 
     /// Records an unusual form; returns an error if the server refuses it.
-    fn meets(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
-        self.odd.push(odd);
-        if self.server.takes(odd) { Ok(()) } else { Err(ReferenceStop::Refused) }
+    fn record_form(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
+        self.unusual_forms.push(odd);
+        if self.server.accepts(odd) { Ok(()) } else { Err(ReferenceStop::Refused) }
     }
 
     /// Records an unusual form that a server detects before the end of the line.
-    fn early(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
+    fn record_early_form(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
         self.at += 1;
-        self.meets(odd)?;
+        self.record_form(odd)?;
         self.at -= 1;
         Ok(())
     }
 
     /// Reads the next line, without its end; `alone` is the form of a bare line feed.
-    fn line(&mut self, alone: UnusualForm) -> Result<&'a [u8], ReferenceStop> {
+    fn read_line(&mut self, alone: UnusualForm) -> Result<&'a [u8], ReferenceStop> {
         let rest = &self.bytes[self.at..];
         let end = rest.iter().position(|byte| *byte == b'\n').ok_or(ReferenceStop::Short)?;
         self.at += end + 1;
         match rest[..end].strip_suffix(b"\r") {
             Some(line) => Ok(line),
-            None => self.meets(alone).map(|()| &rest[..end]),
+            None => self.record_form(alone).map(|()| &rest[..end]),
         }
     }
 
     /// Reads the head of a request: empty lines before it (§2.2), its first line (§3), its headers (§5).
-    pub(super) fn head(&mut self) -> Result<ReferenceHead, ReferenceStop> {
+    pub(super) fn read_head(&mut self) -> Result<ReferenceHead, ReferenceStop> {
         while matches!(self.bytes[self.at..], [b'\n', ..] | [b'\r', b'\n', ..]) {
-            self.line(UnusualForm::LineFeed)?;
+            self.read_line(UnusualForm::LineFeed)?;
         }
         match self.bytes[self.at..] {
             [] | [b'\r'] => return Err(ReferenceStop::Short),
             [b'P', b'R', b'I', b' ', b'*', b' ', b'H', b'T', ..] => {
-                self.early(UnusualForm::Symbol)?
+                self.record_early_form(UnusualForm::Symbol)?
             }
             [byte, ..] if byte.is_ascii_alphabetic() => {}
-            [byte, ..] if is_token(&[byte]) => self.early(UnusualForm::Symbol)?,
+            [byte, ..] if is_token(&[byte]) => self.record_early_form(UnusualForm::Symbol)?,
             [_, ..] => {
                 self.at += 1;
                 return Err(ReferenceStop::Refused);
             }
         }
-        let first = self.line(UnusualForm::LineFeed)?;
-        let (kind, is_old) = self.request_line(first)?;
-        let fields = self.fields()?;
-        let body = self.length(&fields, is_old)?;
+        let first = self.read_line(UnusualForm::LineFeed)?;
+        let (kind, is_old) = self.parse_request_line(first)?;
+        let fields = self.read_fields()?;
+        let body = self.body_length(&fields, is_old)?;
         let closes = if is_old { !fields.keeps || fields.closes } else { fields.closes };
         Ok(ReferenceHead { end: self.at, kind, closes, says_close: fields.closes, body })
     }
 
     /// Reads header lines up to the empty one (§5).
-    fn fields(&mut self) -> Result<FramingFields, ReferenceStop> {
+    fn read_fields(&mut self) -> Result<FramingFields, ReferenceStop> {
         let mut fields = FramingFields::default();
         let mut lines: Vec<Vec<u8>> = Vec::new();
         loop {
-            let line = self.line(UnusualForm::LineFeed)?;
+            let line = self.read_line(UnusualForm::LineFeed)?;
             if line.is_empty() {
                 break;
             }
@@ -100,20 +100,20 @@ impl<'a> ReferenceReader<'a> {
                 return Err(ReferenceStop::Refused);
             }
             if line.contains(&b'\r') {
-                self.meets(UnusualForm::Return)?;
+                self.record_form(UnusualForm::Return)?;
                 if line.to_ascii_lowercase().starts_with(b"connection:") {
-                    self.meets(UnusualForm::ReturnedClose)?;
+                    self.record_form(UnusualForm::ReturnedClose)?;
                 }
             }
             match lines.last_mut() {
                 // §5.2: the line break of a folded line counts as a blank.
                 Some(last) if is_blank(&line[0]) => {
-                    self.meets(UnusualForm::Fold)?;
+                    self.record_form(UnusualForm::Fold)?;
                     let before = last.to_ascii_lowercase();
                     let says_close =
                         before.starts_with(b"connection:") && trimmed(&before).ends_with(b"close");
                     if says_close && trimmed(line).first().is_some_and(|byte| *byte != b',') {
-                        self.meets(UnusualForm::FoldedClose)?;
+                        self.record_form(UnusualForm::FoldedClose)?;
                     }
                     last.push(b' ');
                     last.extend(line);
@@ -123,27 +123,30 @@ impl<'a> ReferenceReader<'a> {
             }
         }
         for line in &lines {
-            self.field(line, &mut fields)?;
+            self.parse_field(line, &mut fields)?;
         }
         Ok(fields)
     }
 
     /// Reads a response: interim ones, a status line (§4), headers and a body.
-    pub(super) fn answer(&mut self, kind: ReferenceRequestKind) -> Result<(), ReferenceStop> {
+    pub(super) fn read_response(
+        &mut self,
+        kind: ReferenceRequestKind,
+    ) -> Result<(), ReferenceStop> {
         let status = loop {
-            let first = self.line(UnusualForm::LineFeed)?;
+            let first = self.read_line(UnusualForm::LineFeed)?;
             let digits = first.get(9..12).ok_or(ReferenceStop::Refused)?;
             let status = number_of(digits, 10).ok_or(ReferenceStop::Refused)?;
             if !(100..200).contains(&status) || status == 101 {
                 break status;
             }
-            self.fields()?;
+            self.read_fields()?;
         };
-        let mut fields = self.fields()?;
+        let mut fields = self.read_fields()?;
         let rest = self.bytes[self.at..].iter().skip_while(|byte| matches!(byte, b'\r' | b'\n'));
         let begin: Vec<u8> = rest.take(4).copied().collect();
         if status == 101 && matches!(begin[..], [0, 0, length, 4] if length % 6 == 0) {
-            self.meets(UnusualForm::Frame)?;
+            self.record_form(UnusualForm::Frame)?;
         }
         let opens =
             status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
@@ -154,32 +157,35 @@ impl<'a> ReferenceReader<'a> {
             // §6.3: a coding overrides a length, which clients then ignore.
             fields.lengths.clear();
         }
-        let body = self.length(&fields, false)?;
-        self.body(body)
+        let body = self.body_length(&fields, false)?;
+        self.read_body(body)
     }
 
-    fn request_line(&mut self, line: &[u8]) -> Result<(ReferenceRequestKind, bool), ReferenceStop> {
+    fn parse_request_line(
+        &mut self,
+        line: &[u8],
+    ) -> Result<(ReferenceRequestKind, bool), ReferenceStop> {
         let words: Vec<&[u8]> = line.split(is_blank).filter(|word| !word.is_empty()).collect();
         let [method, target, version] = words[..] else { return Err(ReferenceStop::Refused) };
         if !is_token(method) {
             return Err(ReferenceStop::Refused);
         }
         if !method.iter().all(u8::is_ascii_uppercase) {
-            self.meets(UnusualForm::Method)?;
+            self.record_form(UnusualForm::Method)?;
         }
         if line.contains(&b'\t') {
-            self.meets(UnusualForm::Tabs)?;
+            self.record_form(UnusualForm::Tabs)?;
         }
         if line.len() != method.len() + target.len() + version.len() + 2 {
-            self.meets(UnusualForm::Spaces)?;
+            self.record_form(UnusualForm::Spaces)?;
         }
         if !target.iter().all(u8::is_ascii_graphic) {
-            self.meets(UnusualForm::Target)?;
+            self.record_form(UnusualForm::Target)?;
         }
         match version {
             b"HTTP/1.1" | b"HTTP/1.0" => {}
             [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'] => {
-                self.meets(UnusualForm::Version)?
+                self.record_form(UnusualForm::Version)?
             }
             _ => return Err(ReferenceStop::Refused),
         }
@@ -191,24 +197,28 @@ impl<'a> ReferenceReader<'a> {
         Ok((kind, version == b"HTTP/1.0"))
     }
 
-    fn field(&mut self, line: &[u8], fields: &mut FramingFields) -> Result<(), ReferenceStop> {
+    fn parse_field(
+        &mut self,
+        line: &[u8],
+        fields: &mut FramingFields,
+    ) -> Result<(), ReferenceStop> {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-            return self.meets(UnusualForm::Colon);
+            return self.record_form(UnusualForm::Colon);
         };
         let (name, value) = (&line[..colon], trimmed(&line[colon + 1..]));
         if name.last().is_some_and(is_blank) {
             // Servers that accept it read another name; only a name without the blank would be what the RFC warns of.
-            return self.meets(UnusualForm::Blank);
+            return self.record_form(UnusualForm::Blank);
         }
         if !is_token(name) {
-            return self.meets(UnusualForm::Name);
+            return self.record_form(UnusualForm::Name);
         }
         if value.iter().any(is_control) {
-            self.meets(UnusualForm::Value)?;
+            self.record_form(UnusualForm::Value)?;
         }
         let name = name.to_ascii_lowercase();
         if !value.is_ascii() && matches!(&name[..], b"transfer-encoding" | b"connection") {
-            self.meets(UnusualForm::Letter)?;
+            self.record_form(UnusualForm::Letter)?;
         }
         match &name[..] {
             b"content-length" => fields.lengths.push(value.to_vec()),
@@ -228,18 +238,18 @@ impl<'a> ReferenceReader<'a> {
     }
 
     /// Computes the length of the body (§6.3).
-    fn length(
+    fn body_length(
         &mut self,
         fields: &FramingFields,
         is_old: bool,
     ) -> Result<ReferenceBody, ReferenceStop> {
         if fields.lengths.len() > 1 {
-            self.meets(UnusualForm::Lengths)?;
+            self.record_form(UnusualForm::Lengths)?;
         }
         let mut length = None;
         for value in &fields.lengths {
             if value.contains(&b',') {
-                self.meets(UnusualForm::LengthList)?;
+                self.record_form(UnusualForm::LengthList)?;
             }
             for number in value.split(|byte| *byte == b',') {
                 let number = number_of(trimmed(number), 10).ok_or(ReferenceStop::Refused)?;
@@ -253,19 +263,19 @@ impl<'a> ReferenceReader<'a> {
             return Ok(ReferenceBody::Sized(length.unwrap_or(0)));
         }
         if is_old {
-            self.meets(UnusualForm::OldCoding)?;
+            self.record_form(UnusualForm::OldCoding)?;
         }
         if length.is_some() {
-            self.meets(UnusualForm::Both)?;
+            self.record_form(UnusualForm::Both)?;
         }
         let list = fields.codings.join(&b',');
         let mut codings: Vec<&[u8]> = list.split(|byte| *byte == b',').map(trimmed).collect();
         if codings.iter().any(|coding| coding.is_empty()) {
-            self.meets(UnusualForm::NoCoding)?;
+            self.record_form(UnusualForm::NoCoding)?;
         }
         codings.retain(|coding| !coding.is_empty());
         if codings.len() > 1 {
-            self.meets(UnusualForm::Codings)?;
+            self.record_form(UnusualForm::Codings)?;
         }
         match codings.pop() {
             None => Ok(ReferenceBody::Sized(length.unwrap_or(0))),
@@ -274,14 +284,14 @@ impl<'a> ReferenceReader<'a> {
         }
     }
 
-    pub(super) fn body(&mut self, body: ReferenceBody) -> Result<(), ReferenceStop> {
+    pub(super) fn read_body(&mut self, body: ReferenceBody) -> Result<(), ReferenceStop> {
         match body {
-            ReferenceBody::Sized(length) => self.pass(length),
-            ReferenceBody::Chunked => self.chunks(),
+            ReferenceBody::Sized(length) => self.skip_bytes(length),
+            ReferenceBody::Chunked => self.read_chunks(),
         }
     }
 
-    fn pass(&mut self, length: u64) -> Result<(), ReferenceStop> {
+    fn skip_bytes(&mut self, length: u64) -> Result<(), ReferenceStop> {
         if length > (self.bytes.len() - self.at) as u64 {
             return Err(ReferenceStop::Short);
         }
@@ -290,17 +300,17 @@ impl<'a> ReferenceReader<'a> {
     }
 
     /// Reads a chunked body: sizes and data, then trailers (§7.1).
-    fn chunks(&mut self) -> Result<(), ReferenceStop> {
+    fn read_chunks(&mut self) -> Result<(), ReferenceStop> {
         loop {
-            let size = self.size()?;
+            let size = self.read_chunk_size()?;
             if size == 0 {
                 break;
             }
-            self.pass(size)?;
+            self.skip_bytes(size)?;
             match self.bytes[self.at..] {
                 [b'\r', b'\n', ..] => self.at += 2,
                 [b'\n', ..] => {
-                    self.meets(UnusualForm::ChunkLineFeed)?;
+                    self.record_form(UnusualForm::ChunkLineFeed)?;
                     self.at += 1;
                 }
                 [b'\r'] | [] => return Err(ReferenceStop::Short),
@@ -308,18 +318,18 @@ impl<'a> ReferenceReader<'a> {
             }
         }
         loop {
-            let line = self.line(UnusualForm::Trailer)?;
+            let line = self.read_line(UnusualForm::Trailer)?;
             if line.is_empty() {
                 return Ok(());
             }
             let colon = line.iter().position(|byte| *byte == b':').unwrap_or(0);
             if !is_token(&line[..colon]) || line[colon..].iter().any(is_control) {
-                self.meets(UnusualForm::Trailer)?;
+                self.record_form(UnusualForm::Trailer)?;
             }
         }
     }
 
-    fn size(&mut self) -> Result<u64, ReferenceStop> {
+    fn read_chunk_size(&mut self) -> Result<u64, ReferenceStop> {
         let rest = &self.bytes[self.at..];
         let digits = rest.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
         let is_odd = |byte: &u8| digits == 0 || !b" \t\r\n;".contains(byte);
@@ -330,17 +340,17 @@ impl<'a> ReferenceReader<'a> {
             self.at += 1;
             return Err(ReferenceStop::Refused);
         }
-        let line = self.line(UnusualForm::ChunkLineFeed)?;
+        let line = self.read_line(UnusualForm::ChunkLineFeed)?;
         let text = line.split(|byte| *byte == b';').next().unwrap_or_default();
         let digits = trimmed(text);
         if line.contains(&b'\r') {
             return Err(ReferenceStop::Refused);
         }
         if digits.len() != text.len() {
-            self.meets(UnusualForm::ChunkBlank)?;
+            self.record_form(UnusualForm::ChunkBlank)?;
         }
         if digits.len() > 16 {
-            self.meets(UnusualForm::ChunkZeros)?;
+            self.record_form(UnusualForm::ChunkZeros)?;
         }
         number_of(digits, 16).ok_or(ReferenceStop::Refused)
     }

@@ -27,7 +27,7 @@ fn says(cluster: &mut FakeApiServer, revision: &str, serves: &Value, helps: &Val
     object["status"]["containerStatuses"] =
         json!([of("user-container", serves), of("helps", helps)]);
     cluster.objects.insert(at, object.clone());
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, pod, Some(Box::new(object))));
+    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, pod, Some(Box::new(object))));
 }
 
 fn running(restarts: u32) -> Value {
@@ -116,14 +116,14 @@ fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_
             assert_eq!(seen(&cluster), why);
         }
         // A new leader has not observed the crash.
-        cluster.follower = None;
+        cluster.other_replica = None;
         cluster.machine = machine().loading();
         for event in shown(&cluster.objects, &[]) {
             cluster.step(event);
         }
-        cluster.step(ControllerEvent::Known);
+        cluster.step(ControllerEvent::InitialListSynced);
         cluster.ready();
-        cluster.step(ControllerEvent::Lead(true));
+        cluster.step(ControllerEvent::LeadershipChanged(true));
         says(&mut cluster, "pair-00002", &running(0), &running(20));
         assert_eq!(is(&cluster, "pair-00002"), why);
         // This time the container stays.
@@ -147,7 +147,7 @@ fn passes(cluster: &mut FakeApiServer, ready: bool) {
     let status = if ready { "True" } else { "False" };
     object["status"]["conditions"] = json!([{"type": "Ready", "status": status}]);
     cluster.objects.insert(at, object.clone());
-    cluster.step(ControllerEvent::Observe(ResourceKind::Pod, pod, Some(Box::new(object))));
+    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, pod, Some(Box::new(object))));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
             ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
         let waits =
             PodObservation { uid: uid.as_str().expect("a uid").into(), ready: false, ..seen() };
-        cluster.step(ControllerEvent::Seen(agent, waits));
+        cluster.step(ControllerEvent::PodReported(agent, waits));
         let starting = [common::wire::RoutingPhase::Starting];
         assert_eq!(phases(&cluster), starting);
         steps[0](&mut cluster);

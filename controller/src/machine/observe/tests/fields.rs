@@ -8,15 +8,15 @@ use crate::{
     crds,
     parse::{
         AdmissionPlatform as Where, AdmissionRules, Problem,
-        admit::{AdmissionRequest, AdmittedKind, ValidationResult, default, validate},
-        idle, mask,
+        admission::{AdmissionRequest, AdmittedKind, ValidationResult, apply_defaults, validate},
+        field_mask, known_keys,
     },
-    policy::{self, ScalePolicyConfig},
+    scale_policy::{self, ScalePolicyConfig},
 };
 
-mod keys;
-mod local;
-mod others;
+mod config_map_keys;
+mod local_node;
+mod other_objects;
 
 const PAGE: &str = include_str!("../../../../../docs/fields.md");
 
@@ -73,18 +73,21 @@ fn service() -> Value {
 /// Expands a row about a group of annotations into one row for each of them.
 fn all_of(row: FieldRow) -> Vec<FieldRow> {
     let Some(group) = row.field.strip_suffix('*') else { return vec![row] };
-    let names = idle::ANNOTATIONS.iter().flat_map(|it| it.names).filter(|it| it.starts_with(group));
+    let names = known_keys::KNOWN_ANNOTATIONS
+        .iter()
+        .flat_map(|it| it.names)
+        .filter(|it| it.starts_with(group));
     names.map(|name| FieldRow { field: (*name).into(), ..row.clone() }).collect()
 }
 
 /// Returns an object with the field of a row set; `None` if the row is about something else.
 fn with(row: &FieldRow) -> Option<(AdmittedKind, Value)> {
     let (mut at, kind) = place(&row.on)?;
-    let mut object = others::base(kind);
+    let mut object = other_objects::base(kind);
     match row.on.as_str() {
         "traffic" => object["spec"]["traffic"] = json!([{"percent": 100}]),
         "annotation beside class hpa" => {
-            let beside = json!({"autoscaling.knative.dev/class": policy::HPA,
+            let beside = json!({"autoscaling.knative.dev/class": scale_policy::HPA_CLASS,
                 "autoscaling.knative.dev/metric": "cpu", "autoscaling.knative.dev/target": "70"});
             object["spec"]["template"]["metadata"]["annotations"] = beside;
         }
@@ -156,7 +159,7 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
         cluster_domain: "cluster.local",
     };
     let ask = AdmissionRequest { kind, object, old: None, user: None, rules };
-    let (filled, unknown) = default(&ask);
+    let (filled, unknown) = apply_defaults(&ask);
     assert_eq!(unknown, [""; 0]);
     let verdict = validate(&AdmissionRequest { object: &filled, ..ask });
     (filled, verdict)
@@ -165,10 +168,10 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
 /// Returns everything that follows from an object, but for fields that are only copied without an effect.
 fn outcome(kind: AdmittedKind, object: &Value) -> String {
     if kind != AdmittedKind::Service {
-        return told(&others::alone(kind, object));
+        return told(&other_objects::alone(kind, object));
     }
     let mut cluster = FakeApiServer::new();
-    cluster.follower = None;
+    cluster.other_replica = None;
     for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), object.clone()) {
         cluster.step(event);
     }
@@ -185,7 +188,10 @@ fn told(cluster: &FakeApiServer) -> String {
     let specs: Vec<String> = specs.collect();
     let table = cluster.table();
     let services = table.services.values().map(|it| {
-        format!("{} {:?} {:?} {:?} {:?}", it.name, it.targets, it.path, it.hosts, it.ingress)
+        format!(
+            "{} {:?} {:?} {:?} {:?}",
+            it.name, it.targets, it.connection_path, it.hosts, it.gateway_rules
+        )
     });
     let services: Vec<String> = services.collect();
     let pods: Vec<String> =
@@ -218,7 +224,7 @@ fn follow<'a>(mut it: &'a Value, path: &str) -> &'a Value {
 /// Returns true if the pod has the row's field as it was written.
 fn pod_has(row: &FieldRow, filled: &Value) -> bool {
     let mut cluster = FakeApiServer::new();
-    cluster.follower = None;
+    cluster.other_replica = None;
     for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), filled.clone()) {
         cluster.step(event);
     }
@@ -244,7 +250,7 @@ fn works(row: &FieldRow, kind: AdmittedKind, filled: &Value) -> bool {
     let after = outcome(kind, filled);
     match kind {
         AdmittedKind::Service => after != *BEFORE,
-        _ => after != outcome(kind, &admit(kind, &others::base(kind), None).0),
+        _ => after != outcome(kind, &admit(kind, &other_objects::base(kind), None).0),
     }
 }
 
@@ -276,9 +282,9 @@ fn try_row(row: &FieldRow) {
         return assert!(is_test(test), "{said}: there is no test {test}");
     }
     if row.on.starts_with("config-") {
-        return keys::try_row(row, word, rest);
+        return config_map_keys::try_row(row, word, rest);
     }
-    let Some((kind, object)) = with(row) else { return others::try_made(row) };
+    let Some((kind, object)) = with(row) else { return other_objects::try_made(row) };
     let feature = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
     let (filled, verdict) = admit(kind, &object, feature);
     let warned = is_warned(row, &verdict.warnings);
@@ -327,7 +333,7 @@ fn each_field_does_what_the_page_says() {
 /// A field that is added to the schema must be added to the page.
 #[test]
 fn the_page_has_every_field_of_a_service() {
-    let spec = others::spec_of("Service");
+    let spec = other_objects::spec_of("Service");
     let template = &spec["properties"]["template"]["properties"]["spec"];
     let rows = rows();
     for (on, schema) in [
@@ -354,25 +360,26 @@ fn the_page_has_every_field_that_a_pod_may_have() {
             missing.push(format!("{on} {path}"));
         }
     };
-    ends_of(&mask::POD, "", &mut ends);
+    ends_of(&field_mask::POD_MASK, "", &mut ends);
     assert_eq!(missing, [""; 0]);
 }
 
 /// Calls `visit` for each field of a pod that has no fields of its own, below a container or the spec itself.
-fn ends_of(mask: &mask::FieldMask, path: &str, visit: &mut impl FnMut(&str, &str)) {
+fn ends_of(mask: &field_mask::FieldMask, path: &str, visit: &mut impl FnMut(&str, &str)) {
     for (name, field) in mask.0 {
         let path = if path.is_empty() { (*name).to_owned() } else { format!("{path}.{name}") };
         match field {
             // Init containers have the fields of containers.
-            mask::FieldRule::In(_) if *name == "initContainers" => {}
-            mask::FieldRule::In(inner) | mask::FieldRule::IfIn(_, inner) => {
+            field_mask::FieldRule::In(_) if *name == "initContainers" => {}
+            field_mask::FieldRule::In(inner) | field_mask::FieldRule::IfIn(_, inner) => {
                 ends_of(inner, &path, visit)
             }
-            mask::FieldRule::Any | mask::FieldRule::If(_) => match path.strip_prefix("containers.")
-            {
-                Some(own) => visit("container", own),
-                None => visit("spec", &path),
-            },
+            field_mask::FieldRule::Any | field_mask::FieldRule::If(_) => {
+                match path.strip_prefix("containers.") {
+                    Some(own) => visit("container", own),
+                    None => visit("spec", &path),
+                }
+            }
         }
     }
 }
@@ -386,16 +393,18 @@ fn the_page_has_every_key_wherever_it_stands() {
         ["annotation of a Route", "annotation of a DomainMapping", "annotation of a Revision"];
     for on in places.into_iter().chain(more) {
         for (table, on) in [
-            (&idle::ANNOTATIONS[..], on.to_owned()),
-            (&idle::LABELS[..], on.replace("annotation", "label")),
+            (&known_keys::KNOWN_ANNOTATIONS[..], on.to_owned()),
+            (&known_keys::KNOWN_LABELS[..], on.replace("annotation", "label")),
         ] {
             for key in table.iter().flat_map(|it| it.names) {
                 assert!(rows.iter().any(|it| it.on == on && it.field == *key), "{on} {key}");
             }
         }
     }
-    let scales = idle::ANNOTATIONS.iter().flat_map(|it| it.names);
-    for key in scales.filter(|it| it.starts_with(policy::PREFIX) && !it.ends_with("/class")) {
+    let scales = known_keys::KNOWN_ANNOTATIONS.iter().flat_map(|it| it.names);
+    for key in scales
+        .filter(|it| it.starts_with(scale_policy::AUTOSCALING_PREFIX) && !it.ends_with("/class"))
+    {
         let on = "annotation beside class hpa";
         assert!(rows.iter().any(|it| it.on == on && it.field == *key), "{on} {key}");
     }

@@ -1,0 +1,59 @@
+//! Shell: policy for proxies before the gateway and for protocols to switch to, as it is now.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use common::{
+    link::RouteBatch,
+    wire::{EdgeSettings, RouteChange, RouteKey},
+};
+use tracing::info;
+
+/// Policy of operators for requests from outside: the settings at the start and those of the RouteTable, combined.
+#[derive(Debug)]
+pub struct EdgePolicy {
+    /// Settings of the command line.
+    startup: EdgeSettings,
+    /// Settings in force: those of the command line and of the RouteTable.
+    current: RwLock<Arc<EdgeSettings>>,
+}
+
+impl EdgePolicy {
+    /// Creates the policy from the settings of the command line.
+    pub fn new(startup: EdgeSettings) -> Self {
+        Self { current: RwLock::new(Arc::new(startup.clone())), startup }
+    }
+
+    /// Policy for a request that arrives now.
+    pub fn current(&self) -> Arc<EdgeSettings> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Applies the settings of a batch of the RouteTable.
+    pub fn apply_batch(&self, batch: &RouteBatch) {
+        // A snapshot without settings, or their removal, resets them; any other batch without them leaves them
+        // unchanged.
+        let told = match batch.changes.get(&RouteKey::Settings) {
+            Some(RouteChange::Settings(it)) => it.edge.clone(),
+            None if !batch.is_whole => return,
+            Some(_) | None => EdgeSettings::default(),
+        };
+        let next = EdgeSettings {
+            trusted_proxies: [&*self.startup.trusted_proxies, &told.trusted_proxies].concat(),
+            requires_proxy_protocol: self.startup.requires_proxy_protocol
+                || told.requires_proxy_protocol,
+            allowed_upgrades: [&*self.startup.allowed_upgrades, &told.allowed_upgrades].concat(),
+            allows_underscores: self.startup.allows_underscores || told.allows_underscores,
+        };
+        let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if **now != next {
+            let EdgeSettings {
+                trusted_proxies,
+                requires_proxy_protocol: proxy_protocol,
+                allowed_upgrades: upgrades,
+                allows_underscores: underscores,
+            } = &next;
+            info!(?trusted_proxies, proxy_protocol, ?upgrades, underscores, "edge set");
+            *now = Arc::new(next);
+        }
+    }
+}

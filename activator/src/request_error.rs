@@ -1,0 +1,118 @@
+//! Pure: errors for which a request gets no response of a pod, and the responses that clients get instead.
+//!
+//! Codes and texts are Knative's (`reference` table in knative/serving `pkg/activator/handler`,
+//! `pkg/http/handler/timeout.go`), so that clients and dashboards made for it continue to work.
+
+use http::{HeaderValue, Response, StatusCode, header};
+
+/// Error for which a request gets no response of a pod.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxyRequestError {
+    /// No service has this host, or the port's service is gone.
+    #[error("no service for {0:?}")]
+    UnknownService(String),
+    /// The service has no revision to route to yet.
+    #[error("service {0} has no revision to serve it yet")]
+    NoRevision(String),
+    /// The service names a revision that the RouteTable does not contain.
+    #[error("Error getting active endpoint: revision {0:?} not found")]
+    UnknownRevision(String),
+    /// A NetworkPolicy denies the client access to the service's pods, so it may not wait for one either.
+    #[error("a NetworkPolicy of the service lets no requests of {0} in")]
+    ForbiddenByNetworkPolicy(std::net::IpAddr),
+    /// The wait queue of the revision is full.
+    #[error("pending request queue full")]
+    QueueFull,
+    /// Clients hold more bytes than allowed, and this client's connection holds most of them.
+    #[error("too many bytes of requests are held")]
+    TooManyRequestBytes,
+    /// The client has sent nothing of its body for too long, while a pod waited for it.
+    #[error("request body timeout")]
+    BodyIdleTimeout,
+    /// `timeoutSeconds`, or another timeout of the revision, is over.
+    #[error("activator request timeout")]
+    Timeout,
+    /// No connection to a pod could be opened.
+    #[error("cannot connect to pod at {address}: {reason}")]
+    DialFailed {
+        /// Address of the pod tried last.
+        address: std::net::SocketAddr,
+        /// Error text of the operating system.
+        reason: String,
+    },
+    /// The exchange with the pod broke off after it had begun.
+    #[error("pod at {address}: {reason}")]
+    ExchangeFailed {
+        /// Address and port of the pod.
+        address: std::net::SocketAddr,
+        /// Error of the connection or of the pod's response.
+        reason: String,
+    },
+    /// The request is invalid, for the reason given.
+    #[error("{0}")]
+    BadRequest(String),
+    /// The method is CONNECT, which cannot be forwarded.
+    #[error("method CONNECT is not allowed")]
+    ConnectMethod,
+}
+
+impl ProxyRequestError {
+    /// Status code that the client gets.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::UnknownService(_) | Self::UnknownRevision(_) => StatusCode::NOT_FOUND,
+            Self::NoRevision(_) | Self::QueueFull | Self::TooManyRequestBytes => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::BodyIdleTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::ForbiddenByNetworkPolicy(_) => StatusCode::FORBIDDEN,
+            Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::DialFailed { .. } | Self::ExchangeFailed { .. } => StatusCode::BAD_GATEWAY,
+            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::ConnectMethod => StatusCode::METHOD_NOT_ALLOWED,
+        }
+    }
+
+    /// Whole response for the client, with the error's text as its body.
+    pub fn response<B>(&self, body: impl FnOnce(String) -> B) -> Response<B> {
+        let mut response = Response::new(body(self.to_string()));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        // These errors pass by themselves, so a client is asked to retry a second later.
+        if matches!(self, Self::QueueFull | Self::NoRevision(_) | Self::TooManyRequestBytes) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        // The rest of the request's body may be unread, so that the connection cannot carry another request.
+        if matches!(self, Self::TooManyRequestBytes | Self::BodyIdleTimeout) {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn responses_are_knatives() {
+        let address = std::net::SocketAddr::from(([10, 0, 0, 1], 80));
+        let reason = "refused".to_owned();
+        let told = |failure: ProxyRequestError| (failure.status().as_u16(), failure.to_string());
+        assert_eq!(told(ProxyRequestError::QueueFull), (503, "pending request queue full".into()));
+        assert_eq!(told(ProxyRequestError::Timeout), (504, "activator request timeout".into()));
+        assert_eq!(told(ProxyRequestError::UnknownRevision("a/b".into())).0, 404);
+        assert_eq!(told(ProxyRequestError::NoRevision("a/b".into())).0, 503);
+        assert_eq!(
+            told(ProxyRequestError::DialFailed { address, reason }),
+            (502, "cannot connect to pod at 10.0.0.1:80: refused".into())
+        );
+    }
+
+    #[test]
+    fn a_full_queue_sends_retry_after() {
+        let response = ProxyRequestError::QueueFull.response(|text| text);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+    }
+}

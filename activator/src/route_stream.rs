@@ -1,0 +1,49 @@
+//! Shell: the stream of the controller's RouteTable, and reports of the version in force.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use common::{
+    link::{ComponentLink, DrainAckReporter, PodReportKey, RoutedServiceReporter},
+    outbox::Outbox,
+    wire::PodReportItem,
+};
+use tracing::info;
+
+use crate::{gateway::ActivatorGateway, service_ports::ServicePortListeners};
+
+/// Applies each batch of the RouteTable, then reports its version as in force.
+pub async fn watch_routes(
+    link: &ComponentLink,
+    reports: &ComponentLink,
+    gateway: &ActivatorGateway,
+    ports: &ServicePortListeners,
+    seen: &AtomicBool,
+) {
+    let outbox = Outbox::new();
+    let (mut draining, mut routed) =
+        (DrainAckReporter::default(), RoutedServiceReporter::default());
+    let watch = link.watch_batches(|batch| {
+        let version = batch.version;
+        draining.record_batch(&batch);
+        routed.record_batch(&batch);
+        if gateway.apply(batch) {
+            ports.apply();
+        }
+        gateway.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
+        // Drain acknowledgements go out only after the batch is in force: the controller stops pods by them.
+        outbox.set(PodReportKey::Applied, PodReportItem::Applied(version));
+        draining.acknowledge(&outbox);
+        routed.report_services(&outbox);
+        if !seen.swap(true, Ordering::Relaxed) {
+            let (services, pods) = gateway.routes.service_and_pod_counts();
+            info!(version, services, pods, "first routes in force");
+        }
+    });
+    tokio::join!(watch, reports.report_pods(&outbox));
+}
+
+/// Flag that is true once routes were received.
+pub type RoutesReceivedFlag = Arc<AtomicBool>;

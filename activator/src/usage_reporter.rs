@@ -1,0 +1,97 @@
+//! Shell: reports of requests that wait here, sent to the autoscaler.
+//!
+//! The start of a request's waiting is reported at once, all else once a second. Nothing is reported while nothing
+//! changes.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use common::{
+    link::ComponentLink,
+    outbox::Outbox,
+    wire::{NamespacedName, UsageKey, UsageSample},
+};
+use tokio::{sync::Notify, time::MissedTickBehavior};
+
+use crate::revision::ActivatorRevision;
+
+/// Interval of the regular reports (Knative: every second).
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum time between two immediate reports, so that many requests share one.
+const MIN_REPORT_GAP: Duration = Duration::from_millis(1);
+
+/// Revisions whose usage is still to be reported.
+#[derive(Debug, Default)]
+pub struct QueueUsageReporter {
+    changed_revisions: Mutex<HashMap<NamespacedName, Arc<ActivatorRevision>>>,
+    report_now: Notify,
+    outbox: Outbox<UsageKey, UsageSample>,
+}
+
+impl QueueUsageReporter {
+    /// Registers that a request has begun to wait, and reports it at once.
+    pub fn report_waiting(&self, revision: &Arc<ActivatorRevision>) {
+        self.mark_changed(revision);
+        self.report_now.notify_one();
+    }
+
+    /// Registers a change of the revision's totals.
+    pub fn mark_changed(&self, revision: &Arc<ActivatorRevision>) {
+        if revision.mark_report_pending() {
+            let mut changed = self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner);
+            changed.insert(revision.name.clone(), Arc::clone(revision));
+        }
+    }
+
+    /// Drops the reports of a revision that does not exist any more.
+    pub fn remove_revision(&self, revision: &NamespacedName) {
+        self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner).remove(revision);
+        self.outbox.remove(&usage_key(revision.clone()));
+    }
+
+    /// Sends reports over `link` until the link is shut down.
+    pub async fn run(&self, link: &ComponentLink) {
+        tokio::select! {
+            () = self.collect_reports() => {}
+            () = link.report_usage(&self.outbox) => {}
+        }
+    }
+
+    async fn collect_reports(&self) {
+        let mut tick = tokio::time::interval(REPORT_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.report_now.notified() => {
+                    self.publish_reports();
+                    tokio::time::sleep(MIN_REPORT_GAP).await;
+                }
+                _ = tick.tick() => self.publish_reports(),
+            }
+        }
+    }
+
+    fn publish_reports(&self) {
+        let changed = {
+            let mut changed = self.changed_revisions.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *changed)
+        };
+        for revision in changed.into_values() {
+            // Cleared before the totals are read: a change after that puts the revision into the list again.
+            revision.is_report_pending.store(false, Ordering::Release);
+            let (totals, at_ns) = revision.totals();
+            let key = usage_key(revision.name.clone());
+            let (status, latency) = (Vec::new(), Vec::new());
+            self.outbox
+                .set(key.clone(), UsageSample { key, read_at_ns: at_ns, totals, status, latency });
+        }
+    }
+}
+
+/// Key of the requests that wait at this activator, which are no pod's.
+fn usage_key(revision: NamespacedName) -> UsageKey {
+    UsageKey { revision, pod: None }
+}

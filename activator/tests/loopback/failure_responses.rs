@@ -1,0 +1,392 @@
+//! Responses that Knative's data plane gives in place of an app, in both versions of HTTP.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use common::wire::{AllowedSources, GatewayRules, RevisionEntry};
+use futures::future::{BoxFuture, join_all};
+use http::Request;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+use crate::{
+    h2c::Http2TestClient,
+    harness::{
+        self, ActivatorFixture, GET, LONG, OK, PausedClock, read_head, read_rest, read_until,
+        revision, service, start_pod, start_pod_with,
+    },
+};
+
+/// Preparation of the world before the request.
+type FailureCaseSetup = fn(&mut ActivatorFixture) -> BoxFuture<'_, ()>;
+
+struct FailureResponseCase {
+    trigger: &'static str,
+    setup: FailureCaseSetup,
+    fields: &'static [(&'static str, &'static str)],
+    status: u16,
+    body: &'static str,
+}
+
+const HOST: &str = "hello.default.example.com";
+
+fn change_revision(world: &mut ActivatorFixture, change: impl FnOnce(&mut RevisionEntry)) {
+    world.apply_change(|table| change(table.revisions.get_mut(&revision()).unwrap()));
+}
+
+fn no_setup(_world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+    Box::pin(async {})
+}
+
+/// Adds a pod that accepts requests and never answers.
+fn add_silent_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let pod = start_pod(OK, LONG * 100).await;
+        world.add_ready_pod("p", pod.address);
+    })
+}
+
+fn add_ready_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let pod = start_pod(OK, Duration::ZERO).await;
+        world.add_ready_pod("p", pod.address);
+    })
+}
+
+/// Puts one request at the pod and as many into the queue as it accepts.
+fn fill_queue(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        change_revision(world, |it| it.container_concurrency = 1);
+        add_silent_pod(world).await;
+        for mut stream in join_all((0..13).map(|_| world.connect())).await {
+            stream.write_all(GET.as_bytes()).await.unwrap();
+            std::mem::forget(stream);
+        }
+        world.wait_for_queued(12).await;
+    })
+}
+
+fn add_refusing_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        world.add_ready_pod("gone", gone);
+    })
+}
+
+/// Adds a pod that closes when it has read a request.
+fn add_closing_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+    Box::pin(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        world.add_ready_pod("p", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                harness::read_head(&mut stream).await;
+            }
+        });
+    })
+}
+
+const SOON: Duration = Duration::from_millis(50);
+
+const ROWS: &[FailureResponseCase] = &[
+    FailureResponseCase {
+        trigger: "ten times the limit wait for each pod",
+        setup: fill_queue,
+        fields: &[],
+        status: 503,
+        body: "pending request queue full",
+    },
+    FailureResponseCase {
+        trigger: "timeoutSeconds while it waits",
+        setup: |world| {
+            change_revision(world, |it| it.timeout = SOON);
+            no_setup(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    FailureResponseCase {
+        trigger: "timeoutSeconds at a pod",
+        setup: |world| {
+            change_revision(world, |it| it.timeout = SOON);
+            add_silent_pod(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    FailureResponseCase {
+        trigger: "responseStartTimeoutSeconds",
+        setup: |world| {
+            change_revision(world, |it| it.response_start_timeout = Some(SOON));
+            add_silent_pod(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    FailureResponseCase {
+        trigger: "idleTimeoutSeconds before the first byte",
+        setup: |world| {
+            change_revision(world, |it| it.idle_timeout = Some(SOON));
+            add_silent_pod(world)
+        },
+        fields: &[],
+        status: 504,
+        body: "activator request timeout",
+    },
+    FailureResponseCase {
+        trigger: "a revision that is unknown",
+        setup: |world| {
+            world.apply_change(|table| table.revisions.clear());
+            no_setup(world)
+        },
+        fields: &[],
+        status: 404,
+        body: "Error getting active endpoint: ",
+    },
+    FailureResponseCase {
+        trigger: "no connection to a pod",
+        setup: add_refusing_pod,
+        fields: &[],
+        status: 502,
+        body: "cannot connect to pod at ",
+    },
+    FailureResponseCase {
+        trigger: "an exchange that breaks",
+        setup: add_closing_pod,
+        fields: &[],
+        status: 502,
+        body: "pod at ",
+    },
+    FailureResponseCase {
+        trigger: "a kubelet's probe",
+        setup: no_setup,
+        fields: &[("user-agent", "kube-probe/1.35")],
+        status: 200,
+        body: "",
+    },
+    FailureResponseCase {
+        trigger: "a kubelet's probe while draining",
+        setup: |world| {
+            world.activator.gateway.reconnect_clients.cancel();
+            no_setup(world)
+        },
+        fields: &[("user-agent", "kube-probe/1.35")],
+        status: 503,
+        body: "shutting down",
+    },
+    FailureResponseCase {
+        trigger: "probe for queue, with a pod",
+        setup: add_ready_pod,
+        fields: &[("k-network-probe", "queue")],
+        status: 200,
+        body: "queue",
+    },
+    FailureResponseCase {
+        trigger: "probe for queue, without",
+        setup: no_setup,
+        fields: &[("k-network-probe", "queue")],
+        status: 503,
+        body: "",
+    },
+    FailureResponseCase {
+        trigger: "probe for activator",
+        setup: no_setup,
+        fields: &[("k-network-probe", "activator")],
+        status: 200,
+        body: "activator",
+    },
+    FailureResponseCase {
+        trigger: "probe with a hash",
+        setup: no_setup,
+        fields: &[("k-network-probe", "probe"), ("k-network-hash", "abc")],
+        status: 200,
+        body: "",
+    },
+    FailureResponseCase {
+        trigger: "probe without a hash",
+        setup: no_setup,
+        fields: &[("k-network-probe", "probe")],
+        status: 400,
+        body: "a probe request must contain a non-empty \"K-Network-Hash\" header",
+    },
+    FailureResponseCase {
+        trigger: "a probe of no known kind",
+        setup: no_setup,
+        fields: &[("k-network-probe", "other")],
+        status: 400,
+        body: "unexpected probe header value: other",
+    },
+    FailureResponseCase {
+        trigger: "no revision to serve it",
+        setup: |world| {
+            world.apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
+            no_setup(world)
+        },
+        fields: &[],
+        status: 503,
+        body: "service default/hello has no revision to serve it yet",
+    },
+];
+
+async fn http1(
+    door: SocketAddr,
+    world: &ActivatorFixture,
+    row: &FailureResponseCase,
+) -> (u16, String) {
+    let fields = row.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
+    let fields = fields.collect::<String>();
+    let request = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{fields}\r\n");
+    let answer = world.exchange_at(door, &request).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, "no answer"));
+    (head.get(9..12).and_then(|it| it.parse().ok()).unwrap_or(0), body.to_owned())
+}
+
+async fn http2(door: SocketAddr, row: &FailureResponseCase) -> (u16, String) {
+    let request = Request::get(format!("http://{HOST}/"));
+    let request = row.fields.iter().fold(request, |it, (name, value)| it.header(*name, *value));
+    let answer = Http2TestClient::connect_to(door).await.send_request(request, &[]).await.unwrap();
+    (answer.head.status().as_u16(), answer.body)
+}
+
+#[tokio::test]
+async fn a_request_without_an_apps_response_gets_knatives() {
+    for row in ROWS {
+        let mut world = ActivatorFixture::with(|config| config.max_waiting = 2).await;
+        (row.setup)(&mut world).await;
+        let door = SocketAddr::from(([127, 0, 0, 1], world.port));
+        let (old, new) = tokio::join!(http1(door, &world, row), http2(door, row));
+        for (status, body) in [old, new] {
+            assert_eq!(status, row.status, "{}: {body}", row.trigger);
+            let is_said = match row.body {
+                begun if begun.ends_with(' ') => {
+                    body.starts_with(begun) && body.len() > begun.len()
+                }
+                whole => body == whole,
+            };
+            assert!(is_said, "{}: {body}", row.trigger);
+        }
+    }
+}
+
+#[tokio::test]
+async fn from_outside_a_probe_is_a_request() {
+    for row in ROWS.iter().filter(|row| !row.fields.is_empty()) {
+        let mut world = ActivatorFixture::new().await;
+        add_ready_pod(&mut world).await;
+        assert_eq!(
+            http1(world.outside, &world, row).await,
+            (200, "hello".into()),
+            "{}",
+            row.trigger
+        );
+        assert_eq!(http2(world.outside, row).await, (200, "hello".into()), "{}", row.trigger);
+    }
+}
+
+#[tokio::test]
+async fn a_redirected_host_answers_301() {
+    let mut world = ActivatorFixture::new().await;
+    world.apply_change(|table| {
+        let ingress = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
+    });
+    let row = &ROWS[0];
+    assert_eq!(http1(world.outside, &world, row).await.0, 301);
+    assert_eq!(http2(world.outside, row).await.0, 301);
+}
+
+#[tokio::test]
+async fn a_hash_comes_back() {
+    let world = ActivatorFixture::new().await;
+    let request = Request::get(format!("http://{HOST}/"))
+        .header("k-network-probe", "probe")
+        .header("k-network-hash", "abc");
+    let answer =
+        Http2TestClient::connect(world.port).await.send_request(request, &[]).await.unwrap();
+    assert_eq!(answer.head.headers()["k-network-hash"], "abc");
+}
+
+/// A response that has begun keeps its code; its end depends on the length that it states.
+#[tokio::test]
+async fn a_timeout_after_the_head_is_appended_to_the_body() {
+    const TEXT: &str = "activator request timeout";
+    for (head, body, ends) in [
+        // No length is stated: the response ends in order.
+        ("transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", "hello", true),
+        // The stated length has room for more than the text.
+        ("content-length: 100\r\n\r\nhello", "hello", false),
+        // The text does not fit into the stated length.
+        ("content-length: 9\r\n\r\nhello", "hello", false),
+    ] {
+        for bound in ["whole", "idle"] {
+            let mut world = ActivatorFixture::new().await;
+            change_revision(&mut world, |it| match bound {
+                "whole" => it.timeout = SOON,
+                _ => it.idle_timeout = Some(SOON),
+            });
+            let pod = start_pod_with(move |mut stream, _| async move {
+                read_head(&mut stream).await;
+                let begun = format!("HTTP/1.1 200 OK\r\n{head}");
+                stream.write_all(begun.as_bytes()).await.unwrap();
+                stream.read_u8().await.ok();
+            })
+            .await;
+            world.add_ready_pod("p", pod);
+            // A busy machine may need longer than the timeout before the response begins.
+            let clock = PausedClock::start_paused();
+            let mut client = world.connect().await;
+            client.write_all(GET.as_bytes()).await.unwrap();
+            let mut answer = read_until(&mut client, body).await;
+            clock.advance(SOON + Duration::from_millis(1)).await;
+            answer += &read_rest(&mut client).await;
+            let (head, told) = answer.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with("HTTP/1.1 200 OK"), "{bound}: {answer}");
+            let wanted = match ends {
+                true => format!("5\r\n{body}\r\n19\r\n{TEXT}\r\n0\r\n\r\n"),
+                false if answer.contains("content-length: 100") => format!("{body}{TEXT}"),
+                false => body.to_owned(),
+            };
+            if ends {
+                assert!(told.starts_with(&wanted), "{bound}: {told}");
+            } else {
+                assert_eq!(told, wanted, "{bound}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
+    let mut world = ActivatorFixture::new().await;
+    let only = |all: &[IpAddr]| {
+        let addresses = all.iter().copied().collect();
+        Some(Arc::new(AllowedSources { addresses, ip_blocks: vec![] }))
+    };
+    change_revision(&mut world, |it| it.allowed_sources = only(&[[10, 0, 0, 1].into()]));
+    let outside = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n\r\n");
+    let inside = outside.replace(HOST, "hello.default.svc.cluster.local");
+    for (door, request) in [(None, GET), (Some(world.inside), inside.as_str())] {
+        let door = door.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, world.port).into());
+        let told = world.exchange_at(door, request).await;
+        assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("127.0.0.1"), "{told}");
+    }
+    assert_eq!(world.waiting_totals(), (0, 0), "nobody has waited, so nothing is woken");
+
+    let pod = start_pod(OK, Duration::ZERO).await;
+    world.add_ready_pod("p", pod.address);
+    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 403 "), "no more with a pod");
+    let told = world.exchange_at(world.outside, &outside).await;
+    assert!(told.starts_with("HTTP/1.1 200 "), "who asks from outside is not known: {told}");
+    change_revision(&mut world, |it| it.allowed_sources = only(&[Ipv4Addr::LOCALHOST.into()]));
+    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(pod.requests(), 2);
+}

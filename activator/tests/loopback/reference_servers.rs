@@ -1,0 +1,199 @@
+//! The same request gets the same response on every path: asleep, through an activator's port and through its gateway.
+//! In both versions of HTTP it equals the pod's own response. The pods are real servers.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    io::{BufRead as _, BufReader},
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use common::wire::AppProtocol;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::{
+    harness::{ActivatorFixture, LONG, revision},
+    inputs::{
+        self, ComparedResponse, Http1RequestCase, Http2RequestCase, RequestBodyCase,
+        encode_as_http1, encode_head, http1_cases, http2_cases, is_refused, parse_response,
+    },
+};
+
+/// Server in a process of its own, which ends when its standard input does.
+struct ReferenceServerProcess {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl ReferenceServerProcess {
+    fn start(command: &mut Command) -> Self {
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = piped.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let port: u16 = line.trim().parse().unwrap();
+        Self { child, address: ([127, 0, 0, 1], port).into() }
+    }
+}
+
+impl Drop for ReferenceServerProcess {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        self.child.wait().ok();
+    }
+}
+
+fn pods() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pods")
+}
+
+/// Starts Go's server, built for the test.
+fn go() -> Command {
+    let binary = std::env::temp_dir().join(format!("activator-paths-{}", std::process::id()));
+    let known = Path::new("/usr/local/go/bin/go");
+    let go = if known.exists() { known } else { Path::new("go") };
+    let mut build = Command::new(go);
+    build.arg("build").arg("-o").arg(&binary).arg(pods().join("app.go")).env("CGO_ENABLED", "0");
+    assert!(build.status().unwrap().success(), "go build");
+    Command::new(binary)
+}
+
+/// Starts nginx, whose response body names the request as that of the other servers does.
+fn nginx(folder: &Path) -> Command {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap();
+    let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+    let temporary = temporary.map(|it| format!("{it}_temp_path {};\n", folder.display())).concat();
+    let serve = "return 200 \"$request_method $request_uri $content_length\\n\";";
+    let config = format!(
+        "daemon off;\nmaster_process off;\npid {0}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}\
+         server {{ listen {free}; location / {{ {serve} }} }}\n}}\n",
+        folder.display(),
+    );
+    std::fs::write(folder.join("nginx.conf"), config).unwrap();
+    let script = "nginx -e stderr -p \"$1\" -c nginx.conf & \
+        until (exec 3<>/dev/tcp/127.0.0.1/$2) 2>/dev/null; do sleep 0.01; done; \
+        echo $2; cat; kill $!; wait";
+    let mut command = Command::new("bash");
+    command.args(["-c", script, "bash"]).arg(folder).arg(free.port().to_string());
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command
+}
+
+/// Sends raw bytes with a body behind them, and reads the response at the same time, as clients do.
+async fn ask(at: SocketAddr, head: &[u8], body: usize) -> ComparedResponse {
+    let mut client = TcpStream::connect(at).await.unwrap();
+    let (mut from, mut to) = client.split();
+    let (sent, mut answer) = ([head, &vec![b'x'; body]].concat(), Vec::new());
+    let read = from.read_to_end(&mut answer);
+    let both = async { tokio::join!(to.write_all(&sent), read) };
+    let (_, read) = tokio::time::timeout(LONG, both).await.expect("answers in time");
+    read.ok();
+    parse_response(&answer)
+}
+
+async fn compare(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
+    for input in http1_cases().iter().chain(more) {
+        let (head, body) = (encode_head(input), input.3);
+        let what = format!("{}", head[..head.len().min(60)].escape_ascii());
+        let direct = ask(server.address, &head, body).await;
+        let mut world = ActivatorFixture::new().await;
+        let port = ([127, 0, 0, 1], world.port).into();
+        if is_refused(input) {
+            world.add_ready_pod("p", server.address);
+            for at in [port, world.outside] {
+                assert_eq!(ask(at, &head, body).await.status, "400", "{what}");
+            }
+            continue;
+        }
+        let asleep = tokio::spawn({
+            let head = head.clone();
+            async move { ask(port, &head, body).await }
+        });
+        world.wait_for_queued(1).await;
+        world.add_ready_pod("p", server.address);
+        assert_eq!(asleep.await.unwrap(), direct, "asleep: {what}");
+        assert_eq!(ask(port, &head, body).await, direct, "through: {what}");
+        assert_eq!(ask(world.outside, &head, body).await, direct, "gateway: {what}");
+    }
+}
+
+/// Requests that HTTP/2 can express. A pod that speaks HTTP/2 gets them in HTTP/2 directly, others in HTTP/1.1.
+async fn compare_http2(
+    server: &ReferenceServerProcess,
+    protocol: AppProtocol,
+    inputs: &[Http2RequestCase],
+) {
+    for input in inputs {
+        let what = format!("{protocol:?} {} {} {:?}", input.0, input.1, input.3);
+        let direct = match protocol {
+            AppProtocol::H2c => over_http2(server.address, input.clone()).await,
+            AppProtocol::Http1 => {
+                let (head, body) = encode_as_http1(input);
+                ask(server.address, &head, body).await
+            }
+        };
+        let mut world = ActivatorFixture::new().await;
+        world.apply_change(|table| {
+            table.revisions.get_mut(&revision()).unwrap().protocol = protocol
+        });
+        let port: SocketAddr = ([127, 0, 0, 1], world.port).into();
+        let asleep = tokio::spawn(over_http2(port, input.clone()));
+        world.wait_for_queued(1).await;
+        world.add_ready_pod("p", server.address);
+        assert_eq!(asleep.await.unwrap(), direct, "asleep: {what}");
+        assert_eq!(over_http2(port, input.clone()).await, direct, "through: {what}");
+        assert_eq!(over_http2(world.outside, input.clone()).await, direct, "gateway: {what}");
+    }
+}
+
+async fn over_http2(at: SocketAddr, input: Http2RequestCase) -> ComparedResponse {
+    let told = inputs::over_http2(at, &input);
+    tokio::time::timeout(LONG, told).await.expect("answers in time").unwrap()
+}
+
+#[tokio::test]
+async fn python_answers_the_same_on_every_path() {
+    let server = ReferenceServerProcess::start(Command::new("python3").arg(pods().join("app.py")));
+    let expects = "expect: 100-continue\r\ncontent-length: 5\r\n".to_owned();
+    let both = ("GET", b"/both".to_vec(), String::new(), 0);
+    compare(&server, &[("PUT", b"/reject".to_vec(), expects, 0), both]).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
+}
+
+#[tokio::test]
+async fn node_answers_the_same_on_every_path() {
+    let server = ReferenceServerProcess::start(Command::new("node").arg(pods().join("app.mjs")));
+    compare(&server, &[]).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
+}
+
+#[tokio::test]
+async fn go_answers_the_same_on_every_path() {
+    let mut app = go();
+    let server = ReferenceServerProcess::start(&mut app);
+    // The server runs, and needs its file no more.
+    std::fs::remove_file(app.get_program()).unwrap();
+    compare(&server, &[]).await;
+    compare_http2(&server, AppProtocol::Http1, &http2_cases()).await;
+    let hints = ("GET", "/hints", Vec::new(), RequestBodyCase::Nothing);
+    let more = [http2_cases(), vec![hints]].concat();
+    compare_http2(&server, AppProtocol::H2c, &more).await;
+}
+
+#[tokio::test]
+async fn nginx_answers_the_same_on_every_path() {
+    let folder = std::env::temp_dir().join(format!("activator-paths-nginx-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let server = ReferenceServerProcess::start(&mut nginx(&folder));
+    compare(&server, &[]).await;
+    // The server reports the length of a body in chunks differently each time.
+    let is_told = |input: &Http2RequestCase| !matches!(input.3, RequestBodyCase::Unsized(_));
+    let inputs: Vec<_> = http2_cases().into_iter().filter(is_told).collect();
+    compare_http2(&server, AppProtocol::Http1, &inputs).await;
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}

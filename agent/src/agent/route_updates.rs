@@ -1,0 +1,128 @@
+//! Shell: the part of the loop that receives the RouteTable and writes plans into the kernel's maps.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use common::{
+    link::{PodReportKey, RouteBatch, error_chain},
+    wire::{NamespacedName, PodEntry, PodReportItem, RouteChange, RouteKey},
+};
+use tracing::{debug, error, warn};
+
+use super::Agent;
+use crate::{
+    clock::monotonic_ns,
+    kernel::takeover_stage::ProgramTakeoverStage,
+    pods::types::PodTrackerEvent,
+    routes::plan::{MapCapacityError, MapPlan},
+};
+
+/// Progress of one plan: its writes, and lists that remain.
+struct MapPlanProgress {
+    writes: usize,
+    /// True if lists of the previous table are still in force.
+    is_partial: bool,
+}
+
+impl Agent {
+    /// Handles a batch of the RouteTable.
+    pub(super) fn apply_batch(&mut self, mut news: RouteBatch) {
+        self.routes.record_draining(&news);
+        let revisions = self.handles.revision_totals.changed_revisions(&news);
+        self.routes.add_removals(&mut news);
+        let mut events = Vec::new();
+        for (key, change) in news.changes {
+            match (key, &change) {
+                (RouteKey::Pod(_), RouteChange::Pod(pod)) if pod.node == self.node => {
+                    events.push(PodTrackerEvent::RouteUpdated(pod.clone()));
+                }
+                (RouteKey::Pod(uid), RouteChange::Pod(pod)) => {
+                    self.handle_remote_pod(pod);
+                    // Dropped as a pod of this node too: an earlier table may have placed it here.
+                    events.push(PodTrackerEvent::RouteRemoved(uid));
+                }
+                (RouteKey::Pod(uid), _) => {
+                    self.remote_pods.remove_pod(&uid);
+                    self.update_exclusion(&uid);
+                    events.push(PodTrackerEvent::RouteRemoved(uid));
+                }
+                _ => {}
+            }
+            self.routes.apply_change(change);
+        }
+        let table = self.routes.table();
+        self.handles.revision_totals.apply_changes(revisions, |name| table.request_terms(name));
+        self.remote_pods.forget_known_addresses();
+        // The planner has the whole batch before any event is handled: events read the table.
+        events.into_iter().for_each(|event| self.handle_event(event));
+        self.routes.finish_batch(Instant::now(), news.version);
+    }
+
+    /// Handles a pod of another node.
+    fn handle_remote_pod(&mut self, pod: &PodEntry) {
+        let probe = self.remote_pods.update_pod(pod);
+        self.update_exclusion(&pod.uid);
+        probe.into_iter().for_each(|it| self.remote_pods.start_probe(it));
+    }
+
+    /// Writes the difference between maps and table, and reports the version in force.
+    pub(super) fn apply_routes(&mut self) {
+        // Without a table nothing is known: the content of the maps stays in force.
+        if self.routes.first_table_at().is_none() {
+            return;
+        }
+        // Before the write: a failure leaves the planner due, and `housekeep` asks for another write.
+        self.routes.begin_write();
+        let begun = Instant::now();
+        match self.write_plan() {
+            // Lists of the previous table are still in force, so this version is not reported yet.
+            Ok(MapPlanProgress { is_partial: true, .. }) => {}
+            Ok(MapPlanProgress { writes, .. }) => {
+                // Draining pods and stale connections are scanned now, not a second later.
+                self.next_sweep = begun;
+                let version = self.routes.version();
+                debug!(version, writes, took = ?begun.elapsed(), "routes applied");
+                self.handles.metrics.apply.observe(begun.elapsed().as_secs_f64());
+                self.handles.metrics.version.set(version);
+                self.handles.reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
+                self.routes.acknowledge_draining(&self.handles.reports);
+                self.handles.not_ready.set("maps", None);
+                self.advance_stage(ProgramTakeoverStage::TablesFilled);
+            }
+            Err(refused) => {
+                error!(error = refused, version = self.routes.version(), "cannot apply routes");
+                self.handles.metrics.apply_failures.inc();
+                self.handles.not_ready.set("maps", Some(refused));
+            }
+        }
+    }
+
+    /// Plans and writes the changes. Returns the progress, or the reason for which the next sweep tries again.
+    fn write_plan(&mut self) -> Result<MapPlanProgress, String> {
+        if self.routes.needs_restart() {
+            let kernel = self.handles.maps.read_routes().map_err(|error| error_chain(&error))?;
+            self.routes.restart(kernel, monotonic_ns());
+        }
+        let plan = self.routes.plan(monotonic_ns()).map_err(|too_big| too_big.to_string())?;
+        // Before the writes: a pod that becomes a target again must not lose connections that these writes bring.
+        self.stale_connections.update_addresses(&plan, self.routes.table());
+        if let Err(error) = self.handles.maps.apply(&plan.ops) {
+            self.routes.mark_write_failed();
+            return Err(error_chain(&error));
+        }
+        let MapPlan { ops, refused, is_partial, .. } = plan;
+        self.report_refused(refused);
+        Ok(MapPlanProgress { writes: ops.len(), is_partial })
+    }
+
+    /// Reports the services that do not fit the maps. They are planned again at each sweep.
+    fn report_refused(&mut self, refused: BTreeMap<NamespacedName, MapCapacityError>) {
+        self.handles.metrics.services_refused.set(i64::try_from(refused.len()).unwrap_or(i64::MAX));
+        // Logged and shown only when the set changes, as each sweep repeats it.
+        if self.routes.record_refused(refused) {
+            for (service, why) in self.routes.refused() {
+                warn!(%service, error = %why, "service does not fit: its connects go by the activators");
+            }
+            self.handles.not_ready.set("services", self.routes.refused_reason());
+        }
+    }
+}

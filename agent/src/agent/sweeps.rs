@@ -1,0 +1,66 @@
+//! Shell: the part of the loop that reads everything again: events are hints.
+
+use std::time::{Duration, Instant};
+
+use super::Agent;
+use crate::connections::{
+    deadlines::task::DeadlineScanResults, idle_connections::KNOWN_SCAN_PERIOD,
+};
+
+/// Period in which everything is read again.
+const SWEEP_PERIOD: Duration = Duration::from_secs(1);
+/// Period in which draining pods are read, so that the end of the draining is noticed soon.
+const DRAINING_SWEEP_PERIOD: Duration = Duration::from_millis(100);
+
+impl Agent {
+    /// Reads what is due: everything once a second, draining pods more often.
+    pub(super) fn sweep(&mut self) {
+        let now = Instant::now();
+        let draining = self.pods.draining_uids();
+        self.stale_connections.start_due_round(now);
+        let some_left = self.stale_connections.has_known_connections();
+        let moving = some_left || self.stale_connections.is_urgent(now);
+        let often = moving || !draining.is_empty();
+        if now >= self.next_full_sweep {
+            self.next_full_sweep = now + SWEEP_PERIOD;
+            self.stale_connections.update_phases(now, self.routes.table());
+            let uids = self.registry.uids();
+            uids.iter().for_each(|uid| self.read_pod(uid));
+            uids.iter().for_each(|uid| self.update_deadline(uid));
+            self.handles.usage.report_all(&self.handles.maps);
+            self.handles.revision_totals.read_slots(&self.handles.maps);
+            self.housekeep(now);
+        } else {
+            draining.iter().for_each(|uid| self.read_pod(uid));
+        }
+        self.overdue_requests.start_due_round(|uid| Some(self.registry.get(uid)?.cookie));
+        let soon = now + if some_left { KNOWN_SCAN_PERIOD } else { DRAINING_SWEEP_PERIOD };
+        self.next_sweep = if often { self.next_full_sweep.min(soon) } else { self.next_full_sweep };
+        self.advance_next_sweep();
+    }
+
+    /// Handles the results of a finished round of deadline scans.
+    pub(super) fn handle_deadline_scans(&mut self, found: DeadlineScanResults) {
+        self.overdue_requests.handle_results(found);
+        self.advance_next_sweep();
+    }
+
+    /// Moves the next sweep forward if the next deadline scan of a pod is due before it.
+    fn advance_next_sweep(&mut self) {
+        self.next_sweep =
+            self.overdue_requests.next_scan().map_or(self.next_sweep, |at| at.min(self.next_sweep));
+    }
+
+    /// Reads the number of requests in flight in a pod, for its deadline.
+    pub(super) fn update_deadline(&mut self, uid: &str) {
+        if !self.overdue_requests.is_enforced() {
+            return;
+        }
+        let Some(local) = self.registry.get(uid) else { return };
+        let Some(tracked) = self.pods.get(uid) else { return };
+        let timeout = self.routes.table().request_terms(&tracked.revision).timeout;
+        let maps = &self.handles.maps;
+        self.overdue_requests
+            .update_in_flight(uid, timeout, || maps.pod_state(local.entry.slot).in_flight);
+    }
+}

@@ -1,0 +1,162 @@
+//! Shell: scans pods' network namespaces for overdue requests, and closes their connections.
+//!
+//! Scan and close are two calls. In between a request may get its response after all, and the connection's next request
+//! may begin, which must not be cut off. So an overdue connection is scanned again right before the close. If the pod
+//! has sent nothing since before that scan, no response can have ended. For a pod that sends all the time this is tried
+//! three times. Then its connections are closed by the last scan alone, which is as old as a dump takes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    time::Duration,
+};
+
+use common::link::error_chain;
+use tokio::{sync::mpsc::Sender, task::spawn_blocking};
+use tracing::{info, warn};
+
+use super::{DeadlineScan, DeadlineScanTarget, is_overdue};
+use crate::{
+    clock::{monotonic_ns, thread_cpu_time},
+    kernel::maps::connection_storage::ConnectionStorage,
+    net::sockdiag::{DiagConnection, SockDiag},
+    pods::{
+        finder::{FinderCommand, request_namespace},
+        namespace::NetworkNamespace,
+    },
+};
+
+/// Number of scans of an overdue connection before it is closed while its pod sends.
+const SCANS_MAX: u32 = 3;
+
+/// Returns an error if this kernel does not show the eBPF programs' storage of connections, or cannot close them.
+pub(crate) fn check_support(conns: &ConnectionStorage) -> io::Result<()> {
+    let diag = SockDiag::open()?;
+    conns.open_requests(&diag)?;
+    diag.can_destroy()
+}
+
+/// Scans each of these pods, given with their namespaces' cookies, and closes overdue connections. A result is `None`
+/// if the scan failed.
+pub(crate) async fn scan_pods(
+    due: Vec<(DeadlineScanTarget, u64)>,
+    finder: Sender<FinderCommand>,
+    conns: ConnectionStorage,
+) -> Vec<(String, Option<DeadlineScan>)> {
+    let mut found = Vec::with_capacity(due.len());
+    // One pod after the other: the bound on processor time is for each pod, and parallel scans would add up.
+    for (due, cookie) in due {
+        let looked = match request_namespace(&finder, &due.uid, cookie).await {
+            Some(namespace) => scan_pod(namespace, due.clone(), conns.clone()).await,
+            None => None,
+        };
+        found.push((due.uid, looked));
+    }
+    found
+}
+
+async fn scan_pod(
+    namespace: NetworkNamespace,
+    due: DeadlineScanTarget,
+    conns: ConnectionStorage,
+) -> Option<DeadlineScan> {
+    let DeadlineScanTarget { uid, timeout } = due;
+    let job =
+        move || namespace.run_inside("connections", || DeadlineScanner { timeout, conns }.scan());
+    match spawn_blocking(job).await {
+        Ok(Ok(looked)) => {
+            let ended = looked.closed;
+            if ended > 0 {
+                info!(uid, ended, ?timeout, "connections ended: their requests took too long");
+            }
+            Some(looked)
+        }
+        Ok(Err(error)) => {
+            warn!(uid, error = %error_chain(&error), "cannot look for requests that take too long");
+            None
+        }
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// A pod, as seen from inside its namespace.
+struct DeadlineScanner {
+    timeout: Duration,
+    conns: ConnectionStorage,
+}
+
+/// Connections that wait for the end of a request, each with the request's start.
+type OpenRequestList = Vec<(DiagConnection, u64)>;
+
+impl DeadlineScanner {
+    fn scan(&self) -> io::Result<DeadlineScan> {
+        let diag = SockDiag::open()?;
+        let at_ns = monotonic_ns();
+        let mut waiting = self.conns.open_requests(&diag)?;
+        let mut ended = 0;
+        for tries_left in (0..SCANS_MAX).rev() {
+            // Segments are counted before the second dump: a count that is unchanged afterwards proves that nothing was
+            // sent in between.
+            let all = self.overdue(&waiting).map(|it| Ok((it.cookie(), sent_segments(&diag, it)?)));
+            let before = all.collect::<io::Result<BTreeMap<u64, Option<u32>>>>()?;
+            if before.is_empty() {
+                break;
+            }
+            waiting = self.conns.open_requests(&diag)?;
+            ended += self.close_overdue(&diag, &mut waiting, &before, tries_left == 0)?;
+        }
+        let oldest_ns = waiting.iter().map(|(_, began_ns)| *began_ns).min();
+        Ok(DeadlineScan { at_ns, oldest_ns, closed: ended, cpu_time: thread_cpu_time() })
+    }
+
+    /// Returns the connections whose request is overdue.
+    fn overdue<'a>(
+        &self,
+        waiting: &'a OpenRequestList,
+    ) -> impl Iterator<Item = &'a DiagConnection> {
+        let (now, timeout) = (monotonic_ns(), self.timeout);
+        let over = waiting.iter().filter(move |(_, began)| is_overdue(now, timeout, *began));
+        over.map(|(connection, _)| connection)
+    }
+
+    /// Closes connections that are overdue, were so `before`, and have sent nothing since; at the last try also the
+    /// others. Closed connections are removed from `waiting`.
+    fn close_overdue(
+        &self,
+        diag: &SockDiag,
+        waiting: &mut OpenRequestList,
+        before: &BTreeMap<u64, Option<u32>>,
+        is_last: bool,
+    ) -> io::Result<u64> {
+        let mut ended = BTreeSet::new();
+        for connection in self.overdue(waiting) {
+            let Some(before) = before.get(&connection.cookie()) else { continue };
+            let is_still = sent_segments(diag, connection)? == *before;
+            if (is_still || is_last) && destroy(diag, connection)? {
+                ended.insert(connection.cookie());
+            }
+        }
+        waiting.retain(|(connection, _)| !ended.contains(&connection.cookie()));
+        Ok(ended.len() as u64)
+    }
+}
+
+/// Returns the number of segments that the connection has sent; `None` if it has closed.
+fn sent_segments(diag: &SockDiag, connection: &DiagConnection) -> io::Result<Option<u32>> {
+    none_if_gone(diag.sent_segments(connection))
+}
+
+/// Closes a connection. Returns true if it still existed.
+fn destroy(diag: &SockDiag, connection: &DiagConnection) -> io::Result<bool> {
+    none_if_gone(diag.destroy(connection)).map(|done| done.is_some())
+}
+
+fn none_if_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    use io::ErrorKind::{NotFound, StaleNetworkFileHandle};
+    match done {
+        Ok(done) => Ok(Some(done)),
+        // No socket has these addresses any more, or another socket has.
+        Err(error) if matches!(error.kind(), NotFound | StaleNetworkFileHandle) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

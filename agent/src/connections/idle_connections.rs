@@ -1,0 +1,413 @@
+//! Pure: choice of the stale connections to close, so that their clients connect again.
+//!
+//! Routing happens at connect, so a client that keeps a connection keeps its pod. When new connections no longer choose
+//! an address (rollout, split, limit, sleep, drain), its idle connections are closed on the client's side. So the
+//! client's pool notices before it uses them again. Busy connections are left alone. The client's side cannot tell a
+//! response that pauses from one that has ended, so the pod is asked (`idle_connections/pod_query`).
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use common::wire::RoutingPhase;
+use datapath::abi::ConnectionActivity;
+
+use crate::net::sockdiag::{DiagConnection, TcpActivity};
+
+pub(crate) mod close;
+pub(crate) mod pod_query;
+pub(crate) mod task;
+
+/// Shortest time without a byte after which a connection counts as idle (design: kept connections).
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// Idle time if the pod is about to stop, or the address has drained for a while. A client that pauses only for moments
+/// between long requests must move too. It counts only if the pod reports no message under way.
+const SHORT_IDLE_TIME: Duration = Duration::from_millis(20);
+/// Precision of these times in the kernel: one tick at 100 ticks a second.
+const KERNEL_TICK: Duration = Duration::from_millis(10);
+/// Time over which closes are spread while the pod lives on.
+const CLOSE_SPREAD: Duration = Duration::from_secs(5);
+/// Time over which closes are spread if the pod is about to stop: the pod waits for idle connections no longer than
+/// `OPEN_CONNECTION_DRAIN_TIME`.
+const STOPPING_CLOSE_SPREAD: Duration = Duration::from_millis(500);
+/// Time for which a draining address is watched; longer while it has a pod.
+const DRAINING_WATCH_TIME: Duration = Duration::from_secs(15);
+/// Period of the scan of all clients.
+const FULL_SCAN_PERIOD: Duration = Duration::from_millis(250);
+/// Period of the scan of all clients if every draining address is late and its pod lives on. Only connections that were
+/// always in use are left there.
+const LATE_FULL_SCAN_PERIOD: Duration = Duration::from_secs(10);
+/// Period of the scan of known connections. The pause between two requests may be short. A scan that misses the pause
+/// of a client with long requests waits for the whole next one.
+pub(crate) const KNOWN_SCAN_PERIOD: Duration = Duration::from_millis(10);
+/// Bound on the cost of each kind of scan: one part in this number of a processor's time.
+const CPU_BUDGET_DIVISOR: u32 = 10;
+
+/// Stale connections, by the draining addresses that they go to.
+#[derive(Debug, Default)]
+pub(crate) struct StaleConnections {
+    draining: BTreeMap<SocketAddr, DrainingAddress>,
+    /// Time of the next scan of all clients; `None`: now.
+    next_full_scan: Option<Instant>,
+    /// Time of the next scan of the known connections.
+    next_known_scan: Option<Instant>,
+}
+
+/// Scope of one round of scans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientScanScope {
+    /// All clients of the node.
+    AllClients,
+    /// The connections to draining addresses that the last round found.
+    KnownConnections,
+}
+
+/// Result and cost of the newest scans.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClientScanStats {
+    /// Number of connections to draining addresses.
+    pub(crate) known_connections: usize,
+    /// Processor time of a scan of all clients.
+    pub(crate) full_scan_cpu: Duration,
+    /// Processor time of a scan of the known connections.
+    pub(crate) known_scan_cpu: Duration,
+}
+
+/// State of a draining address: new connections no longer choose it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DrainingAddress {
+    since: Instant,
+    /// Routing phase of the pod there; `None`: the table names no pod.
+    phase: Option<RoutingPhase>,
+}
+
+impl DrainingAddress {
+    /// Returns true if the pod lives on. Otherwise the pod is about to stop, or is gone.
+    fn has_ready_pod(self) -> bool {
+        self.phase == Some(RoutingPhase::Ready)
+    }
+
+    fn close_spread(self) -> Duration {
+        if self.has_ready_pod() { CLOSE_SPREAD } else { STOPPING_CLOSE_SPREAD }
+    }
+
+    /// Returns the idle time that counts now. A connection that is not idle for long while the others move may never
+    /// be: its requests would keep an unwanted pod.
+    fn required_idle(self, now: Instant) -> Duration {
+        let patient = self.has_ready_pod() && now.duration_since(self.since) <= CLOSE_SPREAD;
+        if patient { IDLE_TIME } else { SHORT_IDLE_TIME }
+    }
+
+    fn is_late(self, now: Instant) -> bool {
+        now.duration_since(self.since) >= DRAINING_WATCH_TIME
+    }
+}
+
+impl StaleConnections {
+    /// Adds a draining address. Its pod lives on if it is ready, or else is about to stop.
+    pub(crate) fn start_draining(
+        &mut self,
+        now: Instant,
+        at: SocketAddr,
+        phase: Option<RoutingPhase>,
+    ) {
+        self.draining.insert(at, DrainingAddress { since: now, phase });
+        self.next_full_scan = None;
+    }
+
+    /// Removes an address that new connections choose again.
+    pub(crate) fn stop_draining(&mut self, at: SocketAddr) {
+        self.draining.remove(&at);
+    }
+
+    /// Updates the phases of the pods at the draining addresses: one that lived on may be about to stop. Forgets
+    /// addresses without a pod.
+    pub(crate) fn update_phases(
+        &mut self,
+        now: Instant,
+        phase_at: impl Fn(SocketAddr) -> Option<RoutingPhase>,
+    ) {
+        self.draining.retain(|&at, leaving| {
+            let phase = phase_at(at);
+            // The wait begins again: a pod that is about to stop has a shorter spread, counted from now.
+            if leaving.has_ready_pod() && phase == Some(RoutingPhase::Draining) {
+                leaving.since = now;
+                self.next_full_scan = None;
+            }
+            leaving.phase = phase;
+            phase.is_some() || !leaving.is_late(now)
+        });
+    }
+
+    /// Returns true if an address has begun to drain lately, or its pod waits to stop.
+    pub(crate) fn is_urgent(&self, now: Instant) -> bool {
+        self.draining.values().any(|it| !it.has_ready_pod() || !it.is_late(now))
+    }
+
+    /// Returns the scope of the scan that is due, if any. The processor time of the last scans bounds their rate.
+    pub(crate) fn next_scan(
+        &mut self,
+        now: Instant,
+        looked: ClientScanStats,
+    ) -> Option<ClientScanScope> {
+        let due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
+        // At least ten times the scan's own cost lies between two scans, whatever the period.
+        let after =
+            |least, took: Duration| Some(now + took.saturating_mul(CPU_BUDGET_DIVISOR).max(least));
+        if self.draining.is_empty() {
+            return None;
+        }
+        if due(self.next_full_scan) {
+            let least = if self.is_urgent(now) { FULL_SCAN_PERIOD } else { LATE_FULL_SCAN_PERIOD };
+            self.next_full_scan = after(least, looked.full_scan_cpu);
+            return Some(ClientScanScope::AllClients);
+        }
+        if looked.known_connections == 0 || !due(self.next_known_scan) {
+            return None;
+        }
+        self.next_known_scan = after(KNOWN_SCAN_PERIOD, looked.known_scan_cpu);
+        Some(ClientScanScope::KnownConnections)
+    }
+
+    /// Returns the draining addresses; there are none most of the time.
+    pub(crate) fn draining(&self) -> &BTreeMap<SocketAddr, DrainingAddress> {
+        &self.draining
+    }
+}
+
+/// Returns true if a client's connection is due to be closed.
+///
+/// Each has its own moment within the spread, by its local port, so that a client does not reopen all of them at once.
+pub(crate) fn is_due(
+    now: Instant,
+    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    connection: &DiagConnection,
+) -> bool {
+    let Some(leaving) = leaving.get(&connection.canonical_peer()) else { return false };
+    // Knuth's multiplicative constant scatters neighbouring ports.
+    let scattered = u32::from(connection.local.port()).wrapping_mul(0x9E37_79B1) >> 16;
+    let moment = leaving.close_spread() * scattered / (1 << 16);
+    is_idle(connection.activity, leaving.required_idle(now))
+        && now.duration_since(leaving.since) >= moment
+}
+
+/// Returns true if a connection that is due may be closed. `said` is the pod's report of its use, if the pod gave one.
+///
+/// A pod that is too busy to answer, or out of the agent's reach, may be in the middle of a response that pauses.
+/// Without a report such a connection stays open while the pod exists.
+pub(crate) fn may_close(
+    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    connection: &DiagConnection,
+    said: Option<ConnectionActivity>,
+) -> bool {
+    let is_gone = || leaving.get(&connection.canonical_peer()).is_some_and(|it| it.phase.is_none());
+    match said {
+        Some(ConnectionActivity::MessageInFlight) => false,
+        Some(ConnectionActivity::Idle) => true,
+        Some(ConnectionActivity::NoRequestInFlight) => is_idle(connection.activity, IDLE_TIME),
+        None => is_gone() && is_idle(connection.activity, IDLE_TIME),
+    }
+}
+
+/// Returns true if a client's connection has had its response and then been idle for `long`, or has never had a
+/// request.
+///
+/// A request that is still in flight may be older than that. Then the client sent last. If the previous response came
+/// within the same tick, the acknowledgement of the request shows it, as it came later than any response.
+fn is_idle(seen: TcpActivity, long: Duration) -> bool {
+    // A new connection is about to carry its first request.
+    let Some(received) = seen.since_received else {
+        return !seen.has_sent && seen.since_sent >= IDLE_TIME;
+    };
+    let asked_since =
+        seen.since_sent < received || seen.since_acknowledged + KERNEL_TICK < received;
+    received >= long && !asked_since
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn draining_addresses(kept: &StaleConnections) -> Vec<(SocketAddr, Duration)> {
+        kept.draining().iter().map(|(&at, leaving)| (at, leaving.close_spread())).collect()
+    }
+
+    #[test]
+    fn an_address_is_watched_until_it_is_back_or_its_pod_long_gone() {
+        let (now, ready) = (Instant::now(), Some(RoutingPhase::Ready));
+        let mut kept = StaleConnections::default();
+        kept.start_draining(now, at("10.0.0.1:80"), ready);
+        kept.start_draining(now, at("10.0.0.2:80"), Some(RoutingPhase::Draining));
+        kept.start_draining(now, at("10.0.0.3:80"), None);
+        let want = [
+            (at("10.0.0.1:80"), CLOSE_SPREAD),
+            (at("10.0.0.2:80"), STOPPING_CLOSE_SPREAD),
+            (at("10.0.0.3:80"), STOPPING_CLOSE_SPREAD),
+        ];
+        assert_eq!(draining_addresses(&kept), want);
+        kept.stop_draining(at("10.0.0.1:80"));
+        kept.update_phases(now + DRAINING_WATCH_TIME / 2, |_| None);
+        assert_eq!(draining_addresses(&kept), want[1..]);
+        let one_is_left = |it| (it == at("10.0.0.2:80")).then_some(RoutingPhase::Draining);
+        kept.update_phases(now + DRAINING_WATCH_TIME, one_is_left);
+        assert_eq!(draining_addresses(&kept), want[1..2], "its last response may take a while");
+        kept.update_phases(now + DRAINING_WATCH_TIME, |_| None);
+        assert_eq!(draining_addresses(&kept), []);
+    }
+
+    #[test]
+    fn all_clients_are_scanned_often_while_urgent_and_known_connections_more_often() {
+        let (now, one) = (Instant::now(), at("10.0.0.1:80"));
+        let mut kept = StaleConnections::default();
+        let (none, some) = (
+            ClientScanStats::default(),
+            ClientScanStats { known_connections: 1, ..ClientScanStats::default() },
+        );
+        assert_eq!(kept.next_scan(now, some), None, "nothing is left");
+        kept.start_draining(now, one, Some(RoutingPhase::Ready));
+        assert_eq!(kept.next_scan(now, none), Some(ClientScanScope::AllClients));
+        assert_eq!(kept.next_scan(now, none), None, "none is known");
+        assert_eq!(
+            kept.next_scan(now, some),
+            Some(ClientScanScope::KnownConnections),
+            "however new that look is"
+        );
+        assert_eq!(kept.next_scan(now, some), None, "just now");
+        assert_eq!(
+            kept.next_scan(now + KNOWN_SCAN_PERIOD, some),
+            Some(ClientScanScope::KnownConnections)
+        );
+        assert_eq!(kept.next_scan(now + FULL_SCAN_PERIOD, some), Some(ClientScanScope::AllClients));
+        kept.update_phases(now + DRAINING_WATCH_TIME, |_| Some(RoutingPhase::Draining));
+        assert_eq!(draining_addresses(&kept), [(one, STOPPING_CLOSE_SPREAD)]);
+        assert_eq!(
+            kept.next_scan(now + FULL_SCAN_PERIOD, none),
+            Some(ClientScanScope::AllClients),
+            "it stops after all"
+        );
+    }
+
+    #[test]
+    fn long_scans_are_rare_and_do_not_delay_the_others() {
+        let now = Instant::now();
+        let mut kept = StaleConnections::default();
+        kept.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
+        let (full_scan_cpu, known_scan_cpu) = (FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
+        let looked = ClientScanStats { known_connections: 1, full_scan_cpu, known_scan_cpu };
+        let mut rounds = |after| kept.next_scan(now + after, looked);
+        assert_eq!(rounds(Duration::ZERO), Some(ClientScanScope::AllClients));
+        assert_eq!(rounds(Duration::ZERO), Some(ClientScanScope::KnownConnections));
+        assert_eq!(rounds(KNOWN_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)), None);
+        assert_eq!(
+            rounds(KNOWN_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
+            Some(ClientScanScope::KnownConnections)
+        );
+        assert_eq!(
+            rounds(FULL_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)),
+            Some(ClientScanScope::KnownConnections)
+        );
+        assert_eq!(
+            rounds(FULL_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
+            Some(ClientScanScope::AllClients)
+        );
+    }
+
+    #[test]
+    fn only_idle_connections_to_draining_addresses_are_due_each_at_its_moment() {
+        let now = Instant::now();
+        let left = DrainingAddress { since: now, phase: Some(RoutingPhase::Ready) };
+        let leaving = BTreeMap::from([(at("10.0.0.1:80"), left)]);
+        let connection = |port: u16, peer: &str, idle| {
+            let local = SocketAddr::new([10, 0, 0, 9].into(), port);
+            DiagConnection::listed(local, at(peer), answered(idle))
+        };
+        let due = |after: Duration, peer: &str, idle| {
+            let ports = 1..=1_000u16;
+            ports
+                .filter(|&port| is_due(now + after, &leaving, &connection(port, peer, idle)))
+                .count()
+        };
+        assert_eq!(due(CLOSE_SPREAD, "10.0.0.1:80", IDLE_TIME), 1_000);
+        assert_eq!(due(CLOSE_SPREAD, "[::ffff:10.0.0.1]:80", IDLE_TIME), 1_000);
+        assert!((400..600).contains(&due(CLOSE_SPREAD / 2, "10.0.0.1:80", IDLE_TIME)));
+        assert_eq!(due(CLOSE_SPREAD, "10.0.0.1:80", IDLE_TIME / 2), 0, "busy");
+        assert_eq!(due(CLOSE_SPREAD, "10.0.0.1:81", IDLE_TIME), 0, "another pod");
+        assert_eq!(
+            due(CLOSE_SPREAD * 2, "10.0.0.1:80", SHORT_IDLE_TIME),
+            1_000,
+            "busy all the time"
+        );
+    }
+
+    /// Returns the times of a connection whose response came `ago`, right after its request.
+    fn answered(ago: Duration) -> TcpActivity {
+        TcpActivity {
+            since_sent: ago,
+            has_sent: true,
+            since_received: Some(ago),
+            since_acknowledged: ago,
+            ..TcpActivity::default()
+        }
+    }
+
+    #[test]
+    fn a_connection_is_closed_by_the_pods_answer_or_if_the_pod_is_gone() {
+        let now = Instant::now();
+        let (short, long) = (answered(SHORT_IDLE_TIME), answered(IDLE_TIME));
+        let may = |phase, seen, said| {
+            let leaving =
+                BTreeMap::from([(at("10.0.0.1:80"), DrainingAddress { since: now, phase })]);
+            may_close(
+                &leaving,
+                &DiagConnection::listed(at("10.0.0.9:1"), at("10.0.0.1:80"), seen),
+                said,
+            )
+        };
+        for phase in [Some(RoutingPhase::Ready), Some(RoutingPhase::Draining), None] {
+            for seen in [short, long] {
+                assert!(
+                    may(phase, seen, Some(ConnectionActivity::Idle))
+                        && !may(phase, seen, Some(ConnectionActivity::MessageInFlight))
+                );
+            }
+            let frame = Some(ConnectionActivity::NoRequestInFlight);
+            assert!(may(phase, long, frame) && !may(phase, short, frame));
+            assert!(!may(phase, short, None));
+            assert_eq!(may(phase, long, None), phase.is_none(), "a pod that does not answer");
+        }
+    }
+
+    #[test]
+    fn a_connection_with_a_request_in_flight_is_not_idle_however_long_it_takes() {
+        let ms = Duration::from_millis;
+        assert!(is_idle(answered(IDLE_TIME), IDLE_TIME));
+        let slow = TcpActivity { since_sent: IDLE_TIME * 31, ..answered(IDLE_TIME) };
+        assert!(is_idle(slow, IDLE_TIME), "answered after 30 s, a second ago");
+        let first = TcpActivity { since_received: None, ..answered(IDLE_TIME * 30) };
+        assert!(!is_idle(first, IDLE_TIME), "its first request has no answer yet");
+        let unused = |ago| TcpActivity { has_sent: false, since_received: None, ..answered(ago) };
+        assert!(is_idle(unused(IDLE_TIME), SHORT_IDLE_TIME), "nobody needed it");
+        assert!(
+            !is_idle(unused(SHORT_IDLE_TIME), SHORT_IDLE_TIME),
+            "it may have been opened for a request"
+        );
+        let next = TcpActivity {
+            since_sent: IDLE_TIME * 2,
+            since_acknowledged: IDLE_TIME * 2,
+            ..answered(IDLE_TIME * 3)
+        };
+        assert!(!is_idle(next, IDLE_TIME), "the next one neither");
+        let same_tick =
+            TcpActivity { since_acknowledged: IDLE_TIME * 3 - ms(40), ..answered(IDLE_TIME * 3) };
+        assert!(
+            !is_idle(same_tick, IDLE_TIME),
+            "it was sent as soon as the answer before had come"
+        );
+    }
+}

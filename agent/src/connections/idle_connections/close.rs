@@ -1,0 +1,282 @@
+//! Shell: closes stale connections in the clients' network namespaces.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use common::link::error_chain;
+use datapath::abi::ConnectionActivity;
+use tokio::task::spawn_blocking;
+use tracing::{debug, warn};
+
+use super::{
+    ClientScanScope, ClientScanStats, DrainingAddress, is_due, may_close,
+    pod_query::{self, ClientPodAddresses},
+};
+use crate::{
+    clock::thread_cpu_time,
+    kernel::locked_close::{CloseCounts, LockedCloser},
+    lock::lock,
+    net::sockdiag::{DiagConnection, SockDiag},
+    pods::{
+        finder::processes,
+        namespace::{self, NetworkNamespace},
+    },
+};
+
+/// Clients of this node, and the way to close their connections. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct StaleConnectionCloser {
+    cgroup: PathBuf,
+    locked_closer: Option<Arc<Mutex<LockedCloser>>>,
+    last_scan: Arc<Mutex<LastClientScan>>,
+}
+
+/// Results of the newest scans.
+#[derive(Debug, Default)]
+struct LastClientScan {
+    stats: ClientScanStats,
+    /// Connections of each client to draining addresses, by its namespace's path.
+    connections: Vec<(PathBuf, Vec<DiagConnection>)>,
+}
+
+impl StaleConnectionCloser {
+    /// Makes the clients: all processes in `cgroup`. Without an `ender` they are closed by sock_diag, with a race.
+    pub(crate) fn new(cgroup: PathBuf, ender: Option<LockedCloser>) -> Self {
+        let locked_closer = ender.map(|ender| Arc::new(Mutex::new(ender)));
+        Self { cgroup, locked_closer, last_scan: Arc::default() }
+    }
+
+    /// Returns true if connections are closed under their locks.
+    pub(crate) fn can_close_locked(&self) -> bool {
+        self.locked_closer.is_some()
+    }
+
+    /// Returns the result and cost of the newest scans.
+    pub(crate) fn scan_stats(&self) -> ClientScanStats {
+        lock(&self.last_scan).stats
+    }
+
+    /// Closes the due connections in the clients' namespaces, except those that a pod reports as in use. Also returns
+    /// the number of connections to draining addresses that are left.
+    ///
+    /// The agent's own namespace is left out: activators there move their connections themselves.
+    pub(crate) async fn scan_and_close(
+        self,
+        round: ClientScanScope,
+        leaving: BTreeMap<SocketAddr, DrainingAddress>,
+    ) -> (CloseCounts, u64) {
+        let leaving = Arc::new(leaving);
+        let (clients, what) = (self.clone(), Arc::clone(&leaving));
+        // The order matters: list, ask the pods, close only what has not changed since the list. So no request can come
+        // in between.
+        let mut found = run_blocking(move || clients.scan_clients(round, &what)).await;
+        let left: u64 = found.iter().map(|client| client.stale.len() as u64).sum();
+        let all = found.iter().flat_map(|client| &client.due);
+        let said = pod_query::query_in_use(all.map(connection_addresses)).await;
+        let in_use: u64 =
+            found.iter_mut().map(|client| client.exclude_in_use(&leaving, &said)).sum();
+        let mut done = run_blocking(move || self.close_due(&leaving, found)).await;
+        done.spared += in_use;
+        if done != CloseCounts::default() {
+            let CloseCounts { closed: ended, spared } = done;
+            debug!(ended, spared, in_use, left, "kept connections ended");
+        }
+        (done, left.saturating_sub(done.closed))
+    }
+
+    /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
+    fn scan_clients(
+        &self,
+        round: ClientScanScope,
+        leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    ) -> Vec<ScannedClient> {
+        let looks: Vec<ClientScanTarget> = match round {
+            ClientScanScope::AllClients => {
+                client_namespaces(&self.cgroup).map(|path| (path, None)).collect()
+            }
+            ClientScanScope::KnownConnections => {
+                let known = lock(&self.last_scan).connections.clone();
+                known.into_iter().map(|(path, known)| (path, Some(known))).collect()
+            }
+        };
+        let (mut found, mut took) = (Vec::new(), Duration::ZERO);
+        for look in looks {
+            let Some((client, its)) = ScannedClient::scan(look) else { continue };
+            took += its;
+            found.extend(client.select_stale(leaving));
+        }
+        let mut known = lock(&self.last_scan);
+        match round {
+            ClientScanScope::AllClients => known.stats.full_scan_cpu = took,
+            ClientScanScope::KnownConnections => known.stats.known_scan_cpu = took,
+        }
+        known.stats.known_connections = found.iter().map(|client| client.stale.len()).sum();
+        known.connections =
+            found.iter().map(|client| (client.path.clone(), client.stale.clone())).collect();
+        found
+    }
+
+    /// Closes the due connections that have not been used since they were listed. Blocks.
+    fn close_due(
+        &self,
+        leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+        found: Vec<ScannedClient>,
+    ) -> CloseCounts {
+        // Rounds do not overlap, so this lock is free.
+        let mut ender = self.locked_closer.as_deref().map(lock);
+        let mut done = CloseCounts::default();
+        for ScannedClient { namespace, due, .. } in
+            found.iter().filter(|client| !client.due.is_empty())
+        {
+            let ender = ender.as_deref_mut();
+            match namespace.run_inside("connections", || close_in_namespace(leaving, due, ender)) {
+                Ok(here) => done += here,
+                Err(error) => warn!(error = %error_chain(&error), "cannot end kept connections"),
+            }
+        }
+        done
+    }
+}
+
+/// Runs a job that may block on a thread for such jobs.
+async fn run_blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    match spawn_blocking(job).await {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// Scope of one scan: a namespace's path, and the connections in it, or all.
+type ClientScanTarget = (PathBuf, Option<Vec<DiagConnection>>);
+
+/// A client's namespace, and its connections to draining addresses.
+struct ScannedClient {
+    path: PathBuf,
+    namespace: NetworkNamespace,
+    /// Connections to draining addresses.
+    stale: Vec<DiagConnection>,
+    /// Connections among them that are to be closed.
+    due: Vec<DiagConnection>,
+}
+
+impl ScannedClient {
+    /// Scans a client. Returns it with all its connections, and the processor time of the scan.
+    fn scan((path, known): ClientScanTarget) -> Option<(Self, Duration)> {
+        // Without a namespace its process has just ended, and its connections with it.
+        let namespace = NetworkNamespace::open(&path).ok()?;
+        // On a thread of its own, so that the thread's whole time is the scan's.
+        let look = || {
+            let diag = SockDiag::open()?;
+            let found = known
+                .map_or_else(|| diag.connections(), |known| refresh_connections(&diag, &known))?;
+            Ok((found, thread_cpu_time()))
+        };
+        let found = namespace.run_inside("connections", look);
+        let found = found.inspect_err(
+            |error| warn!(error = %error_chain(error), "cannot look for kept connections"),
+        );
+        let (left, took) = found.ok()?;
+        Some((Self { path, namespace, stale: left, due: Vec::new() }, took))
+    }
+
+    /// Keeps only connections to draining addresses, and selects the due ones; `None` if there are none.
+    fn select_stale(mut self, leaving: &BTreeMap<SocketAddr, DrainingAddress>) -> Option<Self> {
+        self.stale.retain(|connection| leaving.contains_key(&connection.canonical_peer()));
+        let (now, all) = (Instant::now(), self.stale.iter());
+        self.due = all.filter(|&it| is_due(now, leaving, it)).cloned().collect();
+        (!self.stale.is_empty()).then_some(self)
+    }
+
+    /// Removes the connections that are in use, or may be, from the due ones. Returns their number.
+    fn exclude_in_use(
+        &mut self,
+        leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+        said: &BTreeMap<ClientPodAddresses, ConnectionActivity>,
+    ) -> u64 {
+        let all = self.due.len();
+        self.due.retain(|it| may_close(leaving, it, said.get(&connection_addresses(it)).copied()));
+        (all - self.due.len()) as u64
+    }
+}
+
+/// Returns these connections as they are now, without those that have closed.
+fn refresh_connections(
+    diag: &SockDiag,
+    known: &[DiagConnection],
+) -> io::Result<Vec<DiagConnection>> {
+    let mut there = Vec::with_capacity(known.len());
+    for connection in known {
+        match diag.refresh(connection) {
+            Ok(connection) => there.push(connection),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(there)
+}
+
+fn connection_addresses(connection: &DiagConnection) -> ClientPodAddresses {
+    (connection.canonical_local(), connection.canonical_peer())
+}
+
+fn close_in_namespace(
+    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    due: &[DiagConnection],
+    ender: Option<&mut LockedCloser>,
+) -> io::Result<CloseCounts> {
+    let Some(ender) = ender else { return close_unlocked(leaving, due) };
+    let all: Vec<&DiagConnection> = due.iter().collect();
+    ender.close(&all).or_else(|error| {
+        warn!(%error, "cannot end kept connections under their locks");
+        close_unlocked(leaving, due)
+    })
+}
+
+/// Closes connections on kernels that cannot check and close in one step: a request that is written in between is lost.
+fn close_unlocked(
+    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    due: &[DiagConnection],
+) -> io::Result<CloseCounts> {
+    let diag = SockDiag::open()?;
+    let mut done = CloseCounts::default();
+    for connection in due {
+        match close_if_due(&diag, leaving, connection) {
+            Ok(true) => done.closed += 1,
+            Ok(false) => done.spared += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Closes a connection if it is still due. A list of thousands is old when its end is reached, so the connection is
+/// read again right before.
+fn close_if_due(
+    diag: &SockDiag,
+    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    connection: &DiagConnection,
+) -> io::Result<bool> {
+    let due = is_due(Instant::now(), leaving, &diag.refresh(connection)?);
+    if due {
+        diag.destroy(connection)?;
+    }
+    Ok(due)
+}
+
+/// Returns one path to each network namespace except the agent's own.
+fn client_namespaces(clients: &Path) -> impl Iterator<Item = PathBuf> {
+    let own = namespace::inode(Path::new("/proc/thread-self/ns/net")).ok();
+    let paths =
+        processes(clients).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}/ns/net")));
+    let named = paths.filter_map(|path| Some((namespace::inode(&path).ok()?, path)));
+    // Processes of one namespace give one entry, by whichever of their paths comes last.
+    let different: HashMap<u64, PathBuf> = named.filter(|(inode, _)| Some(*inode) != own).collect();
+    different.into_values()
+}

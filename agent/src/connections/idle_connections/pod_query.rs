@@ -1,0 +1,107 @@
+//! Shell: queries to pods: which of their clients' connections are in use.
+
+use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
+
+use datapath::abi::ConnectionActivity;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{body::Bytes, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tracing::debug;
+
+use crate::pods::{namespace::POD_SERVER_PORT, pod_server::in_use as page};
+
+/// Timeout of a pod's answer. Without an answer nothing is known of the pod's connections, and a later round asks
+/// again.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Connection by both its addresses, the client's first.
+pub(super) type ClientPodAddresses = (SocketAddr, SocketAddr);
+
+/// Asks the pods, and returns the use of each connection that they report.
+///
+/// If no agent answers in a pod's namespace, or a policy drops the query, its connections are missing in the result.
+pub(super) async fn query_in_use(
+    connections: impl IntoIterator<Item = ClientPodAddresses>,
+) -> BTreeMap<ClientPodAddresses, ConnectionActivity> {
+    let mut clients_of = BTreeMap::<SocketAddr, Vec<SocketAddr>>::new();
+    for (client, pod) in connections {
+        clients_of.entry(pod).or_default().push(client);
+    }
+    let mut asked = JoinSet::new();
+    for (pod, clients) in clients_of {
+        for some in clients.chunks(page::QUERY_ADDRESSES_MAX) {
+            let question = page::encode_query(some);
+            asked.spawn(async move { (pod, query_pod(pod, question).await) });
+        }
+    }
+    let mut found = BTreeMap::new();
+    while let Some(answered) = asked.join_next().await {
+        match answered {
+            Ok((pod, Ok(clients))) => {
+                found.extend(clients.into_iter().map(|(client, known)| ((client, pod), known)));
+            }
+            Ok((pod, Err(error))) => debug!(%pod, %error, "a pod does not say what is in use"),
+            Err(panic) => debug!(%panic, "asking a pod failed"),
+        }
+    }
+    found
+}
+
+async fn query_pod(
+    pod: SocketAddr,
+    question: String,
+) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
+    let at = SocketAddr::new(pod.ip(), POD_SERVER_PORT);
+    timeout(QUERY_TIMEOUT, send_query(at, question)).await.unwrap_or_else(|late| Err(late.into()))
+}
+
+async fn send_query(
+    at: SocketAddr,
+    question: String,
+) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
+    let stream = TcpStream::connect(at).await?;
+    // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
+    stream.set_zero_linger()?;
+    let (mut requests, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    let request = Request::post(page::PATH)
+        .header(header::HOST, at.to_string())
+        .body(Full::new(Bytes::from(question)))
+        .map_err(io::Error::other)?;
+    let asked = async {
+        let response = requests.send_request(request).await.map_err(io::Error::other)?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Err(io::Error::other(format!("answer {status}")));
+        }
+        let body = Limited::new(response.into_body(), page::BODY_BYTES_MAX).collect().await;
+        let bytes = body.map_err(io::Error::other)?.to_bytes();
+        let text = str::from_utf8(&bytes).map_err(io::Error::other)?;
+        page::parse_answer(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    };
+    // A connection that ends before the response is an error, and must not wait for the timeout.
+    tokio::select! {
+        answer = asked => answer,
+        ended = connection => {
+            ended.map_err(io::Error::other)?;
+            Err(io::ErrorKind::UnexpectedEof.into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_known_of_a_pod_that_does_not_answer() {
+        // No process listens there.
+        let ends = [4_711, 4_712].map(|port| {
+            let client = SocketAddr::from(([127, 0, 0, 1], port));
+            (client, SocketAddr::from(([127, 99, 99, 99], 80)))
+        });
+        assert_eq!(query_in_use(ends).await, BTreeMap::new());
+    }
+}

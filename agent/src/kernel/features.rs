@@ -1,0 +1,161 @@
+//! Shell: features of this kernel's verifier, detected by loading programs of a few instructions.
+//!
+//! A version proves little: distributions port helpers back to older kernels, and leave some out of newer ones.
+
+use datapath::abi::SocketBit;
+
+use crate::kernel::{
+    btf::{self, KernelBtf},
+    sys,
+};
+
+/// Type of the sock_ops programs (`enum bpf_prog_type`).
+const PROG_SOCK_OPS: u32 = 13;
+/// Type of the programs on addresses of sockets (`enum bpf_prog_type`).
+const PROG_SOCK_ADDR: u32 = 18;
+/// Attach type of IPv4 connects (`enum bpf_attach_type`).
+const ATTACH_CONNECT4: u32 = 10;
+
+/// Number of a helper (`include/uapi/linux/bpf.h`); numbers never change. This one reads any kernel memory.
+const PROBE_READ_KERNEL: i32 = 113;
+/// Helper that returns the cookie of a network namespace.
+const GET_NETNS_COOKIE: i32 = 122;
+/// Helper that sets the errno of a refused system call.
+const SET_RETVAL: i32 = 187;
+/// Helper that returns the Multipath TCP socket of a flow.
+const SKC_TO_MPTCP_SOCK: i32 = 196;
+
+/// Register that holds the end of the stack.
+const FRAME_POINTER: u8 = 10;
+
+/// Offset of `sk` in `struct bpf_sock_addr`.
+const SK_OFFSET: i16 = 64;
+
+/// Helpers that the eBPF programs can do without, each by a fallback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerifierFeatures {
+    /// If true, a refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
+    pub set_retval: bool,
+    /// If true, a listener whose bind was not seen is counted too (usually 5.15).
+    pub sock_ops_cookie: bool,
+    /// If true, a flow of Multipath TCP is recognized (usually 5.19, if that is built in).
+    pub mptcp_sock: bool,
+    /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
+    /// programs may not read kernel memory. Then such a listener counts as one of both families.
+    pub v6_only: SocketBit,
+}
+
+impl VerifierFeatures {
+    /// No helper at all, as on the oldest kernel.
+    pub const NONE: Self = Self {
+        set_retval: false,
+        sock_ops_cookie: false,
+        mptcp_sock: false,
+        v6_only: SocketBit { byte_index: 0, mask: 0 },
+    };
+
+    /// Detects the features of the running kernel.
+    pub fn detect() -> Self {
+        let first_argument = BpfInstruction::mov_imm(1, -1);
+        let socket = BpfInstruction::load_u64(1, 1, SK_OFFSET);
+        // Arguments of a read of eight bytes from address 0 to the stack.
+        let nowhere = [
+            BpfInstruction::mov_reg(1, FRAME_POINTER),
+            BpfInstruction::add_imm(1, -8),
+            BpfInstruction::mov_imm(2, 8),
+            BpfInstruction::mov_imm(3, 0),
+        ];
+        Self {
+            // Each call has valid arguments, so that only a missing helper is a reason to refuse it.
+            set_retval: accepts_helper(
+                PROG_SOCK_ADDR,
+                ATTACH_CONNECT4,
+                &[first_argument],
+                SET_RETVAL,
+            ),
+            sock_ops_cookie: accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
+            mptcp_sock: accepts_helper(
+                PROG_SOCK_ADDR,
+                ATTACH_CONNECT4,
+                &[socket],
+                SKC_TO_MPTCP_SOCK,
+            ),
+            v6_only: accepts_helper(PROG_SOCK_OPS, 0, &nowhere, PROBE_READ_KERNEL)
+                .then(find_v6_only_bit)
+                .flatten()
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// Returns the bit of a socket's IPV6_V6ONLY, from the kernel's BTF.
+fn find_v6_only_bit() -> Option<SocketBit> {
+    KernelBtf::parse(&std::fs::read(btf::FILE).ok()?)?.v6_only()
+}
+
+/// Returns true if the verifier accepts a program that calls this helper with the context, or with the arguments that
+/// `before` sets.
+fn accepts_helper(program: u32, attach: u32, before: &[BpfInstruction], helper: i32) -> bool {
+    let call =
+        [BpfInstruction::call_helper(helper), BpfInstruction::mov_imm(0, 1), BpfInstruction::EXIT];
+    let code: Vec<u64> = before.iter().copied().chain(call).map(|it| it.0).collect();
+    sys::accepts_program(program, attach, &code)
+}
+
+/// One instruction as the kernel reads it: code, registers, offset, number.
+#[derive(Clone, Copy)]
+struct BpfInstruction(u64);
+
+impl BpfInstruction {
+    const EXIT: Self = Self::new(0x95, 0, 0, 0);
+
+    const fn new(code: u8, registers: u8, offset: i16, number: i32) -> Self {
+        let (offset, number) = (offset as u16, number as u32);
+        Self(code as u64 | (registers as u64) << 8 | (offset as u64) << 16 | (number as u64) << 32)
+    }
+
+    /// Encodes the instruction `register = number`.
+    const fn mov_imm(register: u8, number: i32) -> Self {
+        Self::new(0xB7, register, 0, number)
+    }
+
+    /// Encodes the instruction `to = from`.
+    const fn mov_reg(to: u8, from: u8) -> Self {
+        Self::new(0xBF, to | from << 4, 0, 0)
+    }
+
+    /// Encodes the instruction `register += number`.
+    const fn add_imm(register: u8, number: i32) -> Self {
+        Self::new(0x07, register, 0, number)
+    }
+
+    /// Encodes the instruction `to = *(u64 *)(from + offset)`.
+    const fn load_u64(to: u8, from: u8, offset: i16) -> Self {
+        Self::new(0x79, to | from << 4, offset, 0)
+    }
+
+    const fn call_helper(helper: i32) -> Self {
+        Self::new(0x85, 0, 0, helper)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_encoded_as_the_kernel_reads_them() {
+        let bytes = |it: BpfInstruction| it.0.to_le_bytes();
+        assert_eq!(bytes(BpfInstruction::mov_imm(1, -1)), [0xB7, 1, 0, 0, 255, 255, 255, 255]);
+        assert_eq!(
+            bytes(BpfInstruction::mov_reg(1, FRAME_POINTER)),
+            [0xBF, 0xA1, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(bytes(BpfInstruction::add_imm(1, -8)), [0x07, 1, 0, 0, 0xF8, 255, 255, 255]);
+        assert_eq!(
+            bytes(BpfInstruction::load_u64(1, 1, SK_OFFSET)),
+            [0x79, 0x11, 64, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(bytes(BpfInstruction::call_helper(187)), [0x85, 0, 0, 0, 187, 0, 0, 0]);
+    }
+}

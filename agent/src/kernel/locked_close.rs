@@ -1,0 +1,236 @@
+//! Shell: closes stale connections by the eBPF program `end`, which checks and closes each while it holds the socket's
+//! lock.
+//!
+//! A client's write comes before that and spares the connection, or after it and fails without a byte sent. By
+//! sock_diag, check and close are two calls, and a request that is written in between is lost. Needs Linux 6.5; on
+//! older kernels, and if the kernel refuses the program, the agent works without it.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, OwnedFd},
+};
+
+use aya::{
+    Btf, BtfError, Ebpf,
+    maps::{HashMap, MapData, MapError},
+    programs::{Program, ProgramError},
+};
+use datapath::abi::{self, CloseRequest, SockFieldOffsets, maps};
+
+use crate::{
+    kernel::{
+        btf::{self, KernelBtf},
+        sys,
+    },
+    net::sockdiag::DiagConnection,
+};
+
+/// Name of the eBPF program.
+const END: &str = "end";
+/// Kernel function that closes a locked socket.
+const DESTROY: &str = "bpf_sock_destroy";
+
+/// Reason for which connections are not closed under their locks.
+#[derive(Debug, thiserror::Error)]
+pub enum LockedCloseError {
+    /// The kernel has no BTF, or in an unknown format.
+    #[error("cannot read the kernel's types from {}", btf::FILE)]
+    Types(#[source] io::Error),
+    /// The library cannot read the kernel's BTF.
+    #[error("cannot read the kernel's types")]
+    Btf(#[from] BtfError),
+    /// The kernel is older than 6.5, or built without the function.
+    #[error("the kernel has no function {DESTROY} (6.5)")]
+    MissingFunction,
+    /// The kernel's socket structures lack a field that the program reads.
+    #[error("the kernel's sockets have no field {0}")]
+    MissingField(&'static str),
+    /// The object has not exactly one place for the call.
+    #[error("the eBPF object has no program {END} with one call of {DESTROY}")]
+    Object,
+    /// The kernel refuses to load the program.
+    #[error("the kernel refuses program {END}")]
+    Program(#[from] ProgramError),
+    /// The program's map cannot be used.
+    #[error("cannot use map {}", maps::ENDING)]
+    Map(#[from] MapError),
+    /// The program cannot be linked as an iterator.
+    #[error("cannot link program {END}")]
+    Link(#[source] io::Error),
+}
+
+/// Support of the running kernel for this program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockedCloseSupport {
+    /// BTF id of the function.
+    function_id: u32,
+    /// Offsets of the fields of sockets.
+    pub(crate) fields: SockFieldOffsets,
+}
+
+impl LockedCloseSupport {
+    /// Detects the support of the running kernel.
+    pub(crate) fn detect() -> Result<Self, LockedCloseError> {
+        let bytes = fs::read(btf::FILE).map_err(LockedCloseError::Types)?;
+        let unknown = || LockedCloseError::Types(io::ErrorKind::InvalidData.into());
+        let types = KernelBtf::parse(&bytes).ok_or_else(unknown)?;
+        let function = types.function_id(DESTROY).ok_or(LockedCloseError::MissingFunction)?;
+        Ok(Self {
+            function_id: function,
+            fields: types.socket_fields().map_err(LockedCloseError::MissingField)?,
+        })
+    }
+
+    /// Returns a copy of the object with the call of this kernel's function in its reserved place. The library cannot
+    /// link kernel functions yet.
+    pub(crate) fn patch_object(&self, object: &[u8]) -> Result<AlignedObject, LockedCloseError> {
+        let mut filled = AlignedObject::copy(object);
+        let kept = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
+        // Instructions are aligned to their size, in memory and in the file.
+        let mut places = filled.bytes_mut().chunks_exact_mut(8).filter(|word| **word == kept);
+        match (places.next(), places.next()) {
+            (Some(place), None) => {
+                place.copy_from_slice(&encode_call(KFUNC_CALL, self.function_id))
+            }
+            _ => return Err(LockedCloseError::Object),
+        }
+        Ok(filled)
+    }
+}
+
+/// Source register of a call instruction: a helper's number follows.
+const HELPER_CALL: u8 = 0;
+/// Source register of a call instruction: the BTF id of a kernel function follows (`BPF_PSEUDO_KFUNC_CALL`).
+const KFUNC_CALL: u8 = 2;
+
+/// Encodes `struct bpf_insn` of a call: code, registers, offset, number.
+fn encode_call(kind: u8, number: u32) -> [u8; 8] {
+    const CALL: u8 = 0x85;
+    // On a little-endian machine the source register is the high half.
+    let registers = if cfg!(target_endian = "big") { kind } else { kind << 4 };
+    let [a, b, c, d] = number.to_ne_bytes();
+    [CALL, registers, 0, 0, a, b, c, d]
+}
+
+/// Copy of an object, aligned to 8 bytes as the loader needs it.
+#[derive(Debug)]
+pub(crate) struct AlignedObject {
+    buffer: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl AlignedObject {
+    fn copy(object: &[u8]) -> Self {
+        let length = object.len();
+        let mut buffer = vec![0; length + 8];
+        let start = buffer.as_ptr().align_offset(8) % 8;
+        buffer[start..][..length].copy_from_slice(object);
+        Self { buffer, start, length }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.start..][..self.length]
+    }
+
+    /// Returns the bytes of the object.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start..][..self.length]
+    }
+}
+
+/// Closes connections under their locks.
+#[derive(Debug)]
+pub struct LockedCloser {
+    link: OwnedFd,
+    requests: HashMap<MapData, u64, CloseRequest>,
+}
+
+/// Numbers of connections by the outcome of their close.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CloseCounts {
+    /// Connections that were closed.
+    pub closed: u64,
+    /// Connections that were left alone, because they were used meanwhile or are in use.
+    pub spared: u64,
+}
+
+impl std::ops::AddAssign for CloseCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.closed += other.closed;
+        self.spared += other.spared;
+    }
+}
+
+impl LockedCloser {
+    /// Loads the program of an object that was [filled in](LockedCloseSupport::patch_object), and takes its map.
+    pub(crate) fn load(ebpf: &mut Ebpf) -> Result<Self, LockedCloseError> {
+        let btf = Btf::from_sys_fs()?;
+        let Some(Program::Iter(program)) = ebpf.program_mut(END) else {
+            return Err(LockedCloseError::Object);
+        };
+        program.load("tcp", &btf)?;
+        let link = sys::link_iterator(program.fd()?.as_fd()).map_err(LockedCloseError::Link)?;
+        let ending = ebpf.take_map(maps::ENDING).ok_or(LockedCloseError::Object)?;
+        Ok(Self { link, requests: HashMap::try_from(ending)? })
+    }
+
+    /// Closes connections in the calling thread's network namespace. It spares a connection if a byte was written or
+    /// received since it was listed, or if a message is under way or unanswered.
+    pub fn close(&mut self, connections: &[&DiagConnection]) -> io::Result<CloseCounts> {
+        let mut done = CloseCounts::default();
+        for some in connections.chunks(abi::ENDING_MAX as usize) {
+            let ended = self.close_batch(some);
+            // Also after a failure: an entry that stays would be closed at the next walk.
+            for connection in some {
+                done += self.take_outcome(connection.cookie())?;
+            }
+            ended?;
+        }
+        Ok(done)
+    }
+
+    fn close_batch(&mut self, connections: &[&DiagConnection]) -> io::Result<()> {
+        for connection in connections {
+            let ending = CloseRequest {
+                bytes_acked: connection.activity.bytes_acked,
+                bytes_received: connection.activity.bytes_received,
+                result: abi::CLOSE_NOT_FOUND,
+            };
+            self.requests.insert(connection.cookie(), ending, 0).map_err(io::Error::other)?;
+        }
+        sys::run_iterator(self.link.as_fd())
+    }
+
+    /// Removes a connection's entry, and returns its outcome.
+    fn take_outcome(&mut self, cookie: u64) -> io::Result<CloseCounts> {
+        let found = match self.requests.get(&cookie, 0) {
+            Ok(found) => found,
+            // An insertion that failed has left no entry.
+            Err(MapError::KeyNotFound) => return Ok(CloseCounts::default()),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        self.requests.remove(&cookie).map_err(io::Error::other)?;
+        let is = |verdict| u64::from(found.result == verdict);
+        Ok(CloseCounts { closed: is(abi::CLOSE_DONE), spared: is(abi::CLOSE_SKIPPED) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_only_call_site_is_patched() {
+        let offer =
+            LockedCloseSupport { function_id: 0x1234_5678, fields: SockFieldOffsets::default() };
+        let kept = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
+        let object = [[1; 8], kept, [2; 8]].concat();
+        let filled = offer.patch_object(&object).expect("one place");
+        assert_eq!(filled.bytes(), [[1; 8], encode_call(KFUNC_CALL, 0x1234_5678), [2; 8]].concat());
+        assert_eq!(filled.bytes().as_ptr().align_offset(8), 0);
+        for object in [vec![1; 16], [kept, kept].concat(), [&[0; 4], &kept[..]].concat()] {
+            assert!(matches!(offer.patch_object(&object), Err(LockedCloseError::Object)));
+        }
+    }
+}

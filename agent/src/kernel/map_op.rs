@@ -1,0 +1,134 @@
+//! Pure: content of the kernel's maps of routes, and the operations that change it.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+use datapath::{
+    abi::FrontendKey,
+    load_balancing::{SvcInfo, SvcState},
+};
+
+/// One target of connects: an entry of `BACKENDS`, without its gauge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BackendTarget {
+    /// Sixteen bytes in network byte order; IPv4 as `::ffff:a.b.c.d`.
+    pub address: [u8; 16],
+    /// Netns cookie of a registered pod on this node; 0: elsewhere or unknown.
+    pub cookie: u64,
+    /// Row of a registered pod on this node; 0: elsewhere or unknown.
+    pub slot: u32,
+    /// Port, network byte order; 0: the service's own port at the activators.
+    pub port_be: u16,
+}
+
+impl BackendTarget {
+    /// Returns the target for a pod at this address; `local` are its identifiers if it is registered on this node.
+    pub(crate) fn of_pod(at: SocketAddr, local: Option<KernelPodIds>) -> Self {
+        Self {
+            address: to_v6_octets(at.ip()),
+            cookie: local.map_or(0, |local| local.cookie),
+            slot: local.map_or(0, |local| local.slot),
+            port_be: at.port().to_be(),
+        }
+    }
+
+    /// Returns the target for an activator, which listens on the port of each service.
+    pub(crate) fn of_activator(address: IpAddr) -> Self {
+        Self { address: to_v6_octets(address), cookie: 0, slot: 0, port_be: 0 }
+    }
+
+    /// Returns the pod's address and port; `None` for an activator, which has no fixed port.
+    pub(crate) fn pod_address(&self) -> Option<SocketAddr> {
+        let port = u16::from_be(self.port_be);
+        let ip = Ipv6Addr::from(self.address).to_canonical();
+        (port > 0).then(|| SocketAddr::new(ip, port))
+    }
+}
+
+/// One write of a kernel map. The order of a plan's operations is part of the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MapOp {
+    /// Fills a backend that no list names.
+    Backend {
+        /// Number of the backend.
+        id: u32,
+        /// New content of the backend.
+        backend: BackendTarget,
+    },
+    /// Fills an extent of `SLOTS` that no list refers to.
+    Slots {
+        /// Offset of the extent's first entry.
+        offset: u32,
+        /// Backend numbers, one for each entry.
+        backends: Vec<u32>,
+    },
+    /// Sets the target of a service's connects while it has no pod.
+    Info {
+        /// Number of the service.
+        service: u32,
+        /// List of activators, and the service's port there.
+        info: SvcInfo,
+    },
+    /// Switches a service to another list, in one store.
+    State {
+        /// Number of the service.
+        service: u32,
+        /// New state of the service.
+        state: SvcState,
+    },
+    /// Assigns an address and port to a service.
+    Frontend {
+        /// Address and port of the frontend.
+        key: FrontendKey,
+        /// Number of the service.
+        service: u32,
+    },
+    /// Removes a frontend: its connects then pass unchanged to any other implementation.
+    RemoveFrontend {
+        /// Address and port of the frontend.
+        key: FrontendKey,
+    },
+}
+
+/// Routing state of the kernel, as read back from its maps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelRoutes {
+    /// Service number by frontend.
+    pub frontends: BTreeMap<FrontendKey, u32>,
+    /// State, activators and backend numbers of each service that a frontend names, and of the two activator lists.
+    pub services: BTreeMap<u32, (SvcState, SvcInfo, Vec<u32>)>,
+    /// Backends that those lists name.
+    pub backends: BTreeMap<u32, BackendTarget>,
+    /// Bounds above which no entry was ever written.
+    pub written: WrittenBounds,
+}
+
+/// Extent to which the maps were ever written: one more than the highest number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenBounds {
+    /// End of the backend numbers.
+    pub backends: u32,
+    /// End of the entries of `SLOTS`.
+    pub slots: u32,
+    /// End of the service numbers.
+    pub services: u32,
+}
+
+/// A registered pod of this node, by the kernel's identifiers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelPodIds {
+    /// Netns cookie of the pod's namespace.
+    pub cookie: u64,
+    /// Row of the pod in the kernel's counters.
+    pub slot: u32,
+}
+
+/// Returns an address in network byte order; IPv4 as a mapped address.
+pub(crate) fn to_v6_octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
+        IpAddr::V6(six) => six.octets(),
+    }
+}

@@ -1,0 +1,682 @@
+//! Shell: the kernel's maps: applies map operations, reads listeners and counters, returns events.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    mem::offset_of,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    path::{Path, PathBuf},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+        fence,
+    },
+};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, RingBuf};
+use common::wire::RequestTotals;
+use datapath::{
+    abi::{self, maps},
+    load_balancing::{RoutingMode, SvcInfo, SvcState},
+};
+
+use self::{connection_storage::ConnectionStorage, gauges::PodGauges};
+use crate::kernel::{
+    map_op::{BackendTarget, KernelRoutes, MapOp, WrittenBounds},
+    sys::{self, SharedWords},
+};
+
+/// Error of a kernel map.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelMapError {
+    /// A pin is missing, or is a map of another kind.
+    #[error("cannot open map {name} in {}", pins.display())]
+    Open {
+        /// Name of the map.
+        name: &'static str,
+        /// Folder that should have its pin.
+        pins: PathBuf,
+        source: Box<MapError>,
+    },
+    /// A map's memory cannot be mapped into the agent.
+    #[error("cannot map the memory of {name}")]
+    Mmap {
+        /// Name of the map.
+        name: &'static str,
+        source: io::Error,
+    },
+    /// The kernel refused a write.
+    #[error("cannot write {subject} to map {name}")]
+    Write {
+        /// Name of the map.
+        name: &'static str,
+        /// Key of the entry that was written.
+        subject: String,
+        source: Box<MapError>,
+    },
+    /// A read of the map failed.
+    #[error("cannot read map {name}")]
+    Read {
+        /// Name of the map.
+        name: &'static str,
+        source: Box<MapError>,
+    },
+}
+
+const BACKEND_WORDS: usize = size_of::<abi::BackendValue>() / 8;
+const STATE_WORDS: usize = size_of::<abi::PodState>() / 8;
+const COUNTER_WORDS: usize = size_of::<abi::PodCounters>() / 8;
+const RESPONSE_WORDS: usize = abi::RESPONSE_WORDS;
+
+pub mod connection_storage;
+pub mod gauges;
+mod previous_version;
+pub(crate) mod stored_totals;
+
+/// Every map that the agent reads or writes. Only one process at a time may write.
+#[derive(Debug)]
+pub struct KernelMaps {
+    frontends: HashMap<MapData, abi::FrontendKey, u32>,
+    pods: HashMap<MapData, u64, abi::PodValue>,
+    listen: HashMap<MapData, abi::ListenKey, abi::ListenValue>,
+    listeners: HashMap<MapData, u64, u32>,
+    node_addresses: HashMap<MapData, [u8; 16], u32>,
+    svc_state: SharedWords,
+    svc_info: SharedWords,
+    slots: SharedWords,
+    backends: SharedWords,
+    counter_rows: CounterRows,
+    control: SharedWords,
+    connections: ConnectionStorage,
+    pins: PathBuf,
+    /// Counters that the programs of the previous version still keep.
+    previous: Option<previous_version::PreviousCounters>,
+}
+
+/// Counters of each pod in the kernel, by row.
+#[derive(Debug)]
+struct CounterRows {
+    pod_state: SharedWords,
+    counters: SharedWords,
+    responses: SharedWords,
+    /// Rows of one pod: one for each possible CPU, and after them one for user space.
+    cpus: usize,
+}
+
+impl KernelMaps {
+    /// Opens the maps that are pinned in the folder `pins` (`bpf/v<ABI>/`).
+    pub fn open(pins: &Path) -> Result<Self, KernelMapError> {
+        // The pinned map's capacity counts: it follows from the CPUs at the map's creation.
+        let rows = capacity(pins, maps::COUNTERS)?;
+        Ok(Self {
+            frontends: open_hash_map(pins, maps::FRONTENDS)?,
+            pods: open_hash_map(pins, maps::PODS)?,
+            listen: open_hash_map(pins, maps::LISTEN)?,
+            listeners: open_hash_map(pins, maps::LISTENERS)?,
+            node_addresses: open_hash_map(pins, maps::NODE)?,
+            svc_state: map_words(pins, maps::SVC_STATE, abi::SERVICES_MAX as usize)?,
+            svc_info: map_words(pins, maps::SVC_INFO, abi::SERVICES_MAX as usize)?,
+            slots: map_words(pins, maps::SLOTS, abi::SLOTS_MAX as usize)?,
+            backends: map_words(pins, maps::BACKENDS, abi::BACKENDS_MAX as usize * BACKEND_WORDS)?,
+            counter_rows: CounterRows {
+                pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
+                counters: map_words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
+                responses: map_words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
+                cpus: rows / abi::PODS_MAX as usize,
+            },
+            control: map_words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
+            connections: ConnectionStorage::open([pins])?,
+            pins: pins.to_owned(),
+            previous: None,
+        })
+    }
+
+    /// Adds the counters of another version's programs, pinned in `pins`, until their connections have closed.
+    #[must_use]
+    pub fn with_previous(self, pins: Option<&Path>) -> Self {
+        let both = pins.and_then(|old| ConnectionStorage::open([&self.pins, old]).ok());
+        Self {
+            previous: pins.and_then(previous_version::PreviousCounters::open),
+            connections: both.unwrap_or(self.connections),
+            ..self
+        }
+    }
+
+    /// Returns the kernel's storage of the pods' connections.
+    pub fn conns(&self) -> ConnectionStorage {
+        self.connections.clone()
+    }
+
+    /// Opens the maps that keep the totals of Revisions while no agent runs.
+    pub(crate) fn stored_totals(&self) -> Result<stored_totals::StoredTotals, KernelMapError> {
+        stored_totals::StoredTotals::open(&self.pins)
+    }
+
+    /// Opens the gauges of pods, for another task.
+    pub fn gauges(&self) -> Result<PodGauges, KernelMapError> {
+        PodGauges::open(&self.pins)
+    }
+
+    /// Adds the final counts of the previous version's rows to this version's. Returns true if none is left. `all` also
+    /// drops pods of the previous version that are not registered here.
+    pub fn fold_previous(&mut self, all: bool) -> bool {
+        let settled =
+            self.previous.as_mut().is_none_or(|old| old.fold_idle(&self.counter_rows, all));
+        if settled {
+            self.previous = None;
+        }
+        settled
+    }
+
+    /// Applies map operations in their order. After an error, read the table back and plan again.
+    pub fn apply(&mut self, ops: &[MapOp]) -> Result<(), KernelMapError> {
+        ops.iter().try_for_each(|op| self.write_op(op))
+    }
+
+    fn write_op(&mut self, op: &MapOp) -> Result<(), KernelMapError> {
+        match op {
+            MapOp::Backend { id, backend } => self.write_backend(*id, backend),
+            MapOp::Slots { offset, backends } => {
+                let extent = &self.slots.words()[*offset as usize..][..backends.len()];
+                // Relaxed is enough: no word refers to the extent yet, and the store of the state releases it.
+                for (slot, &backend) in extent.iter().zip(backends) {
+                    slot.store(backend.into(), Relaxed);
+                }
+            }
+            MapOp::Info { service, info } => {
+                self.svc_info.words()[*service as usize].store(info.pack(), Release);
+            }
+            MapOp::State { service, state } => {
+                // Release: a connect that reads this word sees the list and the backends behind it.
+                self.svc_state.words()[*service as usize].store(state.pack(), Release);
+            }
+            MapOp::Frontend { key, service } => {
+                let done = self.frontends.insert(key, service, 0);
+                return done.map_err(|source| write_error(maps::FRONTENDS, key, source));
+            }
+            MapOp::RemoveFrontend { key } => {
+                let done = ignore_missing(self.frontends.remove(key));
+                return done.map_err(|source| write_error(maps::FRONTENDS, key, source));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a backend that no list names yet. Its gauge starts at 0 in a new generation.
+    fn write_backend(&self, id: u32, backend: &BackendTarget) {
+        let row = row(&self.backends, id as usize, BACKEND_WORDS);
+        let (low, high) = backend.address.split_at(8);
+        let tail = u64::from(backend.slot) | u64::from(backend.port_be) << 32;
+        row[0].store(word(low), Relaxed);
+        row[1].store(word(high), Relaxed);
+        row[offset_of!(abi::BackendValue, netns_cookie) / 8].store(backend.cookie, Relaxed);
+        row[offset_of!(abi::BackendValue, pod_slot) / 8].store(tail, Relaxed);
+        // Before the gauge: a close that belongs to the old generation then leaves the gauge alone.
+        row[offset_of!(abi::BackendValue, generation) / 8].fetch_add(1, Relaxed);
+        row[offset_of!(abi::BackendValue, open_connections) / 8].store(0, Relaxed);
+        row[offset_of!(abi::BackendValue, unanswered_ns) / 8].store(0, Relaxed);
+    }
+
+    /// Reads the kernel's present routing state, for planning after a restart.
+    pub fn read_routes(&self) -> Result<KernelRoutes, KernelMapError> {
+        let mut table = KernelRoutes::default();
+        for entry in self.frontends.iter() {
+            let (key, service) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
+            // The canary's frontend is no service's, and no plan may remove it.
+            if service < abi::FIRST_SERVICE {
+                continue;
+            }
+            table.frontends.insert(key, service);
+            self.read_service(service, &mut table);
+        }
+        self.read_service(abi::ACTIVATORS_V4, &mut table);
+        self.read_service(abi::ACTIVATORS_V6, &mut table);
+        table.written = WrittenBounds {
+            backends: written_end(self.backends.words()).div_ceil(BACKEND_WORDS as u32),
+            slots: written_end(self.slots.words()),
+            services: written_end(self.svc_state.words()),
+        };
+        Ok(table)
+    }
+
+    fn read_service(&self, service: u32, table: &mut KernelRoutes) {
+        let Some(word) = self.svc_state.words().get(service as usize) else { return };
+        let state = SvcState::unpack(word.load(Acquire));
+        let info = SvcInfo::unpack(self.svc_info.words()[service as usize].load(Acquire));
+        let extent =
+            self.slots.words().iter().skip(state.offset as usize).take(state.count as usize);
+        let list: Vec<u32> = extent.map(|slot| slot.load(Relaxed) as u32).collect();
+        for &id in &list {
+            table.backends.entry(id).or_insert_with(|| self.read_backend(id));
+        }
+        table.services.insert(service, (state, info, list));
+    }
+
+    fn read_backend(&self, id: u32) -> BackendTarget {
+        // Bounded: a number read from the map may be any, and must not index beyond the array.
+        let row = row(&self.backends, id as usize % abi::BACKENDS_MAX as usize, BACKEND_WORDS);
+        let mut address = [0; 16];
+        address[..8].copy_from_slice(&row[0].load(Relaxed).to_ne_bytes());
+        address[8..].copy_from_slice(&row[1].load(Relaxed).to_ne_bytes());
+        let tail = row[offset_of!(abi::BackendValue, pod_slot) / 8].load(Relaxed);
+        BackendTarget {
+            address,
+            cookie: row[offset_of!(abi::BackendValue, netns_cookie) / 8].load(Relaxed),
+            slot: tail as u32,
+            port_be: (tail >> 32) as u16,
+        }
+    }
+
+    /// Returns this node's open connections to a backend, as `connect` sees them.
+    pub fn open_connections(&self, backend: u32) -> u64 {
+        let row = row(&self.backends, backend as usize, BACKEND_WORDS);
+        datapath::load_balancing::clamp_gauge(
+            row[offset_of!(abi::BackendValue, open_connections) / 8].load(Relaxed),
+        )
+    }
+
+    /// Returns the registered pods by netns cookie.
+    pub fn pods(&self) -> Result<BTreeMap<u64, abi::PodValue>, KernelMapError> {
+        self.pods.iter().map(|entry| entry.map_err(|e| read_error(maps::PODS, e))).collect()
+    }
+
+    /// Registers a pod's namespace, or changes its entry. From now on its serving port is counted, and its loopback
+    /// bind is widened if [`abi::POD_WIDEN_BIND`] is set. Clear the row of an earlier pod first.
+    pub fn register(&mut self, cookie: u64, pod: abi::PodValue) -> Result<(), KernelMapError> {
+        let done = self.pods.insert(cookie, pod, 0);
+        done.map_err(|source| write_error(maps::PODS, (cookie, pod.slot), source))?;
+        // After the insertion, so that no connection is missed: in between, the new programs ignore connections that an
+        // old one counts.
+        self.previous.as_mut().map_or(Ok(()), |old| old.hand_over(cookie, pod.slot))
+    }
+
+    /// Forgets a pod and every listener of its namespace. Its row should stay unused as long as possible.
+    pub fn unregister(&mut self, cookie: u64) -> Result<(), KernelMapError> {
+        if let Some(old) = &mut self.previous {
+            old.forget(cookie);
+        }
+        let done = ignore_missing(self.pods.remove(&cookie));
+        done.map_err(|source| write_error(maps::PODS, cookie, source))?;
+        // Collected first: removing keys while iterating over a hash map can restart the iteration.
+        let keys: Vec<_> = self.listen.keys().filter_map(Result::ok).collect();
+        for key in keys.iter().filter(|key| key.netns_cookie == cookie) {
+            let done = ignore_missing(self.listen.remove(key));
+            done.map_err(|source| write_error(maps::LISTEN, key, source))?;
+        }
+        self.set_listener_count(cookie, None)
+    }
+
+    /// Writes the number of entries that each namespace has in `LISTEN`, which is bounded. A listener that opens
+    /// meanwhile may be missed until the next count.
+    pub fn count_listeners(&mut self) -> Result<(), KernelMapError> {
+        let mut counts = BTreeMap::<u64, u32>::new();
+        for key in self.listen.keys() {
+            *counts
+                .entry(key.map_err(|e| read_error(maps::LISTEN, e))?.netns_cookie)
+                .or_default() += 1;
+        }
+        let known: Vec<_> = self.listeners.iter().filter_map(Result::ok).collect();
+        for (cookie, _) in known.iter().filter(|(cookie, _)| !counts.contains_key(cookie)) {
+            self.set_listener_count(*cookie, None)?;
+        }
+        counts
+            .into_iter()
+            .try_for_each(|(cookie, count)| self.set_listener_count(cookie, Some(count)))
+    }
+
+    fn set_listener_count(
+        &mut self,
+        cookie: u64,
+        count: Option<u32>,
+    ) -> Result<(), KernelMapError> {
+        let done = match count {
+            Some(count) => self.listeners.insert(cookie, count, 0),
+            None => ignore_missing(self.listeners.remove(&cookie)),
+        };
+        done.map_err(|source| write_error(maps::LISTENERS, cookie, source))
+    }
+
+    /// Sets all counters of a row to zero, before the row is allocated to a new pod.
+    pub fn clear_slot(&self, slot: u32) {
+        let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Relaxed));
+        zero(row(&self.counter_rows.pod_state, slot as usize, STATE_WORDS));
+        for cpu in 0..self.counter_rows.cpus {
+            let index = cpu * abi::PODS_MAX as usize + slot as usize;
+            zero(row(&self.counter_rows.counters, index, COUNTER_WORDS));
+            zero(row(&self.counter_rows.responses, index, RESPONSE_WORDS));
+        }
+    }
+
+    /// Returns the open listeners of a namespace and port that the eBPF programs saw open; all zero without any.
+    pub fn listener(&self, cookie: u64, port: u16) -> Result<abi::ListenValue, KernelMapError> {
+        match self
+            .listen
+            .get(&abi::ListenKey { netns_cookie: cookie, port: port.into(), reserved: 0 }, 0)
+        {
+            Ok(found) => Ok(found),
+            Err(MapError::KeyNotFound) => Ok(abi::ListenValue::default()),
+            Err(source) => Err(read_error(maps::LISTEN, source)),
+        }
+    }
+
+    /// Makes the canary's address answer as [`crate::kernel::programs`] expects.
+    pub fn set_canary(&mut self) -> Result<(), KernelMapError> {
+        let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Canary };
+        // The state before the frontend: a connect must never find an address without a state.
+        self.write_op(&MapOp::State { service: abi::CANARY_SERVICE, state })?;
+        self.write_op(&MapOp::Frontend { key: abi::CANARY, service: abi::CANARY_SERVICE })
+    }
+
+    /// Removes one entry of listeners that are known to be closed.
+    pub fn delete_listener(&mut self, cookie: u64, port: u16) -> Result<(), KernelMapError> {
+        let key = abi::ListenKey { netns_cookie: cookie, port: port.into(), reserved: 0 };
+        let done = ignore_missing(self.listen.remove(&key));
+        done.map_err(|source| write_error(maps::LISTEN, key, source))
+    }
+
+    /// Sets the node's own addresses: connections from them may be the kubelet's.
+    pub fn set_node_addresses(
+        &mut self,
+        addresses: &BTreeSet<[u8; 16]>,
+    ) -> Result<(), KernelMapError> {
+        let known: Vec<[u8; 16]> = self.node_addresses.keys().filter_map(Result::ok).collect();
+        // Only the difference is written, so that an address that stays is never missing.
+        for stale in known.iter().filter(|address| !addresses.contains(*address)) {
+            let done = ignore_missing(self.node_addresses.remove(stale));
+            done.map_err(|source| write_error(maps::NODE, stale, source))?;
+        }
+        for fresh in addresses.iter().filter(|address| !known.contains(address)) {
+            let done = self.node_addresses.insert(fresh, 1, 0);
+            done.map_err(|source| write_error(maps::NODE, fresh, source))?;
+        }
+        Ok(())
+    }
+
+    /// Returns every entry of `LISTEN`: each namespace and port that has or had a listener.
+    pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::ListenValue>, KernelMapError> {
+        self.listen.iter().map(|entry| entry.map_err(|e| read_error(maps::LISTEN, e))).collect()
+    }
+
+    /// Returns one pod's running totals over all CPUs.
+    pub fn totals(&self, slot: u32) -> RequestTotals {
+        let (new, old) =
+            (self.counter_rows.totals(slot), self.previous.as_ref().map(|old| old.totals(slot)));
+        let old = old.unwrap_or_default();
+        RequestTotals {
+            started: new.started.wrapping_add(old.started),
+            finished: new.finished.wrapping_add(old.finished),
+            started_sum_ns: new.started_sum_ns.wrapping_add(old.started_sum_ns),
+            finished_sum_ns: new.finished_sum_ns.wrapping_add(old.finished_sum_ns),
+            abandoned: 0,
+        }
+    }
+
+    /// Returns one pod's responses over all CPUs.
+    pub fn responses(&self, slot: u32) -> abi::ResponseCounters {
+        let mut sum = self.counter_rows.responses(slot).words();
+        if let Some(old) = self.previous.as_ref().map(|old| old.responses(slot).words()) {
+            sum.iter_mut().zip(old).for_each(|(total, old)| *total = total.wrapping_add(old));
+        }
+        abi::ResponseCounters::from_words(sum)
+    }
+
+    /// Returns one pod's levels, with gauges clamped at 0.
+    pub fn pod_state(&self, slot: u32) -> abi::PodState {
+        let new = self.counter_rows.pod_state(slot);
+        let Some(old) = self.previous.as_ref().map(|old| old.state(slot)) else { return new };
+        abi::PodState {
+            in_flight: new.in_flight + old.in_flight,
+            event_threshold: new.event_threshold,
+            connections: new.connections + old.connections,
+            awaiting_first_request: new.awaiting_first_request + old.awaiting_first_request,
+            last_activity_ns: new.last_activity_ns.max(old.last_activity_ns),
+            desynced_connections: new.desynced_connections + old.desynced_connections,
+            opaque_connections: new.opaque_connections + old.opaque_connections,
+            stray_responses: new.stray_responses + old.stray_responses,
+        }
+    }
+
+    /// Arms one event for when more than `level` requests are in flight in the pod; with `level` 0, for the next
+    /// request. Read [`pod_state`](Self::pod_state) afterwards: more may be in flight already.
+    pub fn arm_growth_event(&self, slot: u32, level: u64) {
+        // Requests that the previous version's programs count are in none of this version's gauges.
+        let others = self.previous.as_ref().map_or(0, |old| old.state(slot).in_flight);
+        let row = row(&self.counter_rows.pod_state, slot as usize, STATE_WORDS);
+        let armed = level.saturating_sub(others) + 1;
+        row[offset_of!(abi::PodState, event_threshold) / 8].store(armed, Release);
+    }
+
+    /// Returns a word of `CONTROL`, by its `abi::CONTROL_*` number.
+    pub fn control_word(&self, word: u32) -> u64 {
+        self.control.words()[word as usize].load(Acquire)
+    }
+}
+
+impl CounterRows {
+    /// Returns one pod's running totals over all CPUs.
+    fn totals(&self, slot: u32) -> RequestTotals {
+        let mut sum = RequestTotals::default();
+        for cpu in 0..self.cpus {
+            let index = cpu * abi::PODS_MAX as usize + slot as usize;
+            let one = read_counters(row(&self.counters, index, COUNTER_WORDS));
+            sum.started = sum.started.wrapping_add(one.started);
+            sum.finished = sum.finished.wrapping_add(one.finished);
+            sum.started_sum_ns = sum.started_sum_ns.wrapping_add(one.started_sum_ns);
+            sum.finished_sum_ns = sum.finished_sum_ns.wrapping_add(one.finished_sum_ns);
+        }
+        sum
+    }
+
+    /// Returns one pod's responses over all CPUs.
+    fn responses(&self, slot: u32) -> abi::ResponseCounters {
+        let mut sum = [0_u64; RESPONSE_WORDS];
+        for cpu in 0..self.cpus {
+            let index = cpu * abi::PODS_MAX as usize + slot as usize;
+            // Read word by word: each only grows, so that no word of the sum is more than a moment old.
+            let words = row(&self.responses, index, RESPONSE_WORDS);
+            sum.iter_mut().zip(words).for_each(|(total, word)| {
+                *total = total.wrapping_add(word.load(Relaxed));
+            });
+        }
+        abi::ResponseCounters::from_words(sum)
+    }
+
+    /// Returns one pod's levels, with gauges clamped at 0.
+    fn pod_state(&self, slot: u32) -> abi::PodState {
+        let row = row(&self.pod_state, slot as usize, STATE_WORDS);
+        let load = |at: usize| row[at / 8].load(Acquire);
+        let gauge = |at: usize| datapath::load_balancing::clamp_gauge(load(at));
+        abi::PodState {
+            in_flight: gauge(offset_of!(abi::PodState, in_flight)),
+            event_threshold: load(offset_of!(abi::PodState, event_threshold)),
+            connections: gauge(offset_of!(abi::PodState, connections)),
+            awaiting_first_request: gauge(offset_of!(abi::PodState, awaiting_first_request)),
+            last_activity_ns: load(offset_of!(abi::PodState, last_activity_ns)),
+            desynced_connections: load(offset_of!(abi::PodState, desynced_connections)),
+            opaque_connections: gauge(offset_of!(abi::PodState, opaque_connections)),
+            stray_responses: load(offset_of!(abi::PodState, stray_responses)),
+        }
+    }
+}
+
+/// The event ring. Wrap it in `AsyncFd` and call [`next`](Self::next) until `None` when readable.
+pub struct KernelEventRing(RingBuf<MapData>);
+
+impl std::fmt::Debug for KernelEventRing {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Events")
+    }
+}
+
+impl KernelEventRing {
+    /// Opens the ring that is pinned in `pins`. Only one reader may exist.
+    pub fn open(pins: &Path) -> Result<Self, KernelMapError> {
+        let map = Map::RingBuf(open_map(pins, maps::EVENTS)?);
+        let ring = RingBuf::try_from(map);
+        ring.map(Self).map_err(|source| open_error(pins, maps::EVENTS, source))
+    }
+
+    /// Returns the next event, if there is one. Bytes of another size are skipped, as events are hints.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an iterator would seem to end; this one goes on when the ring fills again"
+    )]
+    pub fn next(&mut self) -> Option<abi::KernelEvent> {
+        while let Some(item) = self.0.next() {
+            if let Some(event) = decode_event(&item) {
+                return Some(event);
+            }
+        }
+        None
+    }
+}
+
+impl AsFd for KernelEventRing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for KernelEventRing {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Decodes an event from its bytes; `None` if they have another length.
+pub fn decode_event(bytes: &[u8]) -> Option<abi::KernelEvent> {
+    let bytes: &[u8; 24] = bytes.try_into().ok()?;
+    let half =
+        |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    Some(abi::KernelEvent {
+        kind: half(0),
+        port_or_slot: half(4),
+        netns_cookie: word(&bytes[8..16]),
+        at_ns: word(&bytes[16..24]),
+    })
+}
+
+/// Reads a row of counters when no program is writing it: `begin` and `end` are equal, and `end` was read first.
+///
+/// A program holds a row for nanoseconds on a CPU that is running, so a few attempts are enough. After 1,000 attempts
+/// the words are returned as they are.
+fn read_counters(row: &[AtomicU64]) -> abi::PodCounters {
+    let load = |at: usize| row[at / 8].load(Relaxed);
+    let mut tries = 0;
+    loop {
+        // The reverse of the writer's order, as in a seqlock: `end` first, the data, then `begin`.
+        let end = row[offset_of!(abi::PodCounters, write_end) / 8].load(Acquire);
+        let found = abi::PodCounters {
+            write_begin: load(offset_of!(abi::PodCounters, write_begin)),
+            started: load(offset_of!(abi::PodCounters, started)),
+            finished: load(offset_of!(abi::PodCounters, finished)),
+            started_sum_ns: load(offset_of!(abi::PodCounters, started_sum_ns)),
+            finished_sum_ns: load(offset_of!(abi::PodCounters, finished_sum_ns)),
+            reserved: [0; 2],
+            write_end: end,
+        };
+        fence(Acquire);
+        let begin = row[offset_of!(abi::PodCounters, write_begin) / 8].load(Relaxed);
+        tries += 1;
+        if begin == end || tries == 1_000 {
+            return found;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// Returns one more than the index of the last word that is not 0.
+fn written_end(words: &[AtomicU64]) -> u32 {
+    let last = words.iter().rposition(|word| word.load(Relaxed) != 0);
+    last.map_or(0, |last| last as u32 + 1)
+}
+
+fn row(words: &SharedWords, index: usize, width: usize) -> &[AtomicU64] {
+    &words.words()[index * width..][..width]
+}
+
+/// Returns eight bytes as the word that they are in memory.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
+}
+
+/// Returns true if client sockets are open whose connects the programs with these pins redirected. Such a socket has a
+/// claimed row, or storage of its own. If that cannot be read, there may be some.
+pub(crate) fn has_client_sockets(pins: &Path) -> Result<bool, KernelMapError> {
+    let control = map_words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?;
+    // The overflow count is of sockets that found their row claimed, and have socket storage instead.
+    if control.words()[abi::CONTROL_OVERFLOW as usize].load(Relaxed) != 0 {
+        return Ok(true);
+    }
+    let claims: Array<MapData, u64> = Array::try_from(Map::Array(open_map(pins, maps::CLAIMS)?))
+        .map_err(|source| open_error(pins, maps::CLAIMS, source))?;
+    for claim in claims.iter() {
+        if claim.map_err(|source| read_error(maps::CLAIMS, source))? != 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn open_hash_map<K: aya::Pod, V: aya::Pod>(
+    pins: &Path,
+    name: &'static str,
+) -> Result<HashMap<MapData, K, V>, KernelMapError> {
+    let map = Map::HashMap(open_map(pins, name)?);
+    HashMap::try_from(map).map_err(|source| open_error(pins, name, source))
+}
+
+/// Opens the map of marks of probes under way.
+pub(crate) fn open_probe_marks(
+    pins: &Path,
+) -> Result<HashMap<MapData, abi::ProbeKey, u64>, KernelMapError> {
+    let map = Map::LruHashMap(open_map(pins, maps::PROBES)?);
+    HashMap::try_from(map).map_err(|source| open_error(pins, maps::PROBES, source))
+}
+
+fn open_map(pins: &Path, name: &'static str) -> Result<MapData, KernelMapError> {
+    MapData::from_pin(pins.join(name)).map_err(|source| open_error(pins, name, source))
+}
+
+fn open_pinned(pins: &Path, name: &'static str) -> Result<OwnedFd, KernelMapError> {
+    sys::open_pin(&pins.join(name)).map_err(|source| KernelMapError::Mmap { name, source })
+}
+
+fn capacity(pins: &Path, name: &'static str) -> Result<usize, KernelMapError> {
+    let map = open_pinned(pins, name)?;
+    let shape =
+        sys::map_shape(map.as_fd()).map_err(|source| KernelMapError::Mmap { name, source })?;
+    Ok(shape[3] as usize)
+}
+
+fn map_words(pins: &Path, name: &'static str, count: usize) -> Result<SharedWords, KernelMapError> {
+    let map = open_pinned(pins, name)?;
+    SharedWords::map(map.as_fd(), count).map_err(|source| KernelMapError::Mmap { name, source })
+}
+
+fn open_error(pins: &Path, name: &'static str, source: MapError) -> KernelMapError {
+    KernelMapError::Open { name, pins: pins.to_owned(), source: Box::new(source) }
+}
+
+/// Treats the removal of a missing key as success. aya passes the kernel's ENOENT on, and keeps `KeyNotFound` for
+/// lookups.
+fn ignore_missing(removed: Result<(), MapError>) -> Result<(), MapError> {
+    match removed {
+        Err(MapError::SyscallError(it)) if it.io_error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn write_error(
+    name: &'static str,
+    subject: impl std::fmt::Debug,
+    source: MapError,
+) -> KernelMapError {
+    KernelMapError::Write { name, subject: format!("{subject:?}"), source: Box::new(source) }
+}
+
+fn read_error(name: &'static str, source: MapError) -> KernelMapError {
+    KernelMapError::Read { name, source: Box::new(source) }
+}

@@ -1,0 +1,167 @@
+//! Shell: counters of the previous version, whose programs keep counting the connections that they saw established.
+//!
+//! A pod's counts are the sum of both versions until the last of those connections has closed. Then the old counts are
+//! added to the new rows for good.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering::Relaxed,
+};
+
+use aya::maps::{HashMap, MapData, MapError};
+use common::wire::RequestTotals;
+use datapath::abi::{self, maps};
+use tracing::{info, warn};
+
+use super::{
+    COUNTER_WORDS, CounterRows, KernelMapError, RESPONSE_WORDS, STATE_WORDS, capacity, map_words,
+    open_hash_map, write_error,
+};
+use crate::kernel::sys;
+
+/// Maps of the previous version that this version reads.
+#[derive(Debug)]
+pub(super) struct PreviousCounters {
+    pins: PathBuf,
+    pods: HashMap<MapData, u64, abi::PodValue>,
+    rows: CounterRows,
+    /// Cookie and previous row of each pod, by this version's row.
+    previous_slots: BTreeMap<u32, (u64, u32)>,
+}
+
+impl PreviousCounters {
+    /// Opens the maps; `None` if they have another shape. Then the requests in flight there are not known, and the new
+    /// programs count new connections as usual.
+    pub(super) fn open(pins: &Path) -> Option<Self> {
+        let opened = Self::try_open(pins);
+        let opened = opened
+            .inspect_err(|error| warn!(pins = %pins.display(), %error, "cannot read the counts of the version before"));
+        opened.ok()
+    }
+
+    fn try_open(pins: &Path) -> Result<Self, KernelMapError> {
+        let size = |bytes: usize| bytes as u32;
+        // Another ABI version may lay out the same names differently; sizes are all that can be compared.
+        let wanted = [
+            (maps::PODS, 8, size(size_of::<abi::PodValue>())),
+            (maps::POD_STATE, 4, size(size_of::<abi::PodState>())),
+            (maps::COUNTERS, 4, size(size_of::<abi::PodCounters>())),
+            (maps::RESPONSES, 4, size(size_of::<abi::ResponseCounters>())),
+        ];
+        for (name, key, value) in wanted {
+            let map = super::open_pinned(pins, name)?;
+            let shape = sys::map_shape(std::os::fd::AsFd::as_fd(&map));
+            let [_, key_found, value_found, _] =
+                shape.map_err(|source| KernelMapError::Mmap { name, source })?;
+            if (key_found, value_found) != (key, value) {
+                let source = std::io::ErrorKind::InvalidData.into();
+                return Err(KernelMapError::Mmap { name, source });
+            }
+        }
+        let rows = capacity(pins, maps::COUNTERS)?;
+        Ok(Self {
+            pins: pins.to_owned(),
+            pods: open_hash_map(pins, maps::PODS)?,
+            rows: CounterRows {
+                pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
+                counters: map_words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
+                responses: map_words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
+                cpus: rows / abi::PODS_MAX as usize,
+            },
+            previous_slots: BTreeMap::new(),
+        })
+    }
+
+    /// Closes the pod's serving port for the old programs, which then count no new connection of it. The new programs
+    /// know the pod already, and count them.
+    ///
+    /// A program of the new version ignores connections that an old program has begun to count (`OLD_CONNS`). So one of
+    /// them counts each connection, whenever this is called.
+    pub(super) fn hand_over(&mut self, cookie: u64, slot: u32) -> Result<(), KernelMapError> {
+        let found = match self.pods.get(&cookie, 0) {
+            Ok(found) => found,
+            Err(MapError::KeyNotFound) => return Ok(()),
+            Err(source) => return Err(super::read_error(maps::PODS, source)),
+        };
+        // No connection comes to port 0.
+        let closed = abi::PodValue { port: 0, ..found };
+        let done = self.pods.insert(cookie, closed, 0);
+        done.map_err(|source| write_error(maps::PODS, (cookie, found.slot), source))?;
+        self.previous_slots.insert(slot, (cookie, found.slot));
+        Ok(())
+    }
+
+    /// Forgets a pod that is gone.
+    pub(super) fn forget(&mut self, cookie: u64) {
+        // The entry is gone already, or never existed there.
+        let _none = self.pods.remove(&cookie);
+        self.previous_slots.retain(|_, (it, _)| *it != cookie);
+    }
+
+    /// Returns the previous version's totals of this version's row.
+    pub(super) fn totals(&self, slot: u32) -> RequestTotals {
+        self.previous_slots.get(&slot).map(|(_, old)| self.rows.totals(*old)).unwrap_or_default()
+    }
+
+    /// Returns the previous version's responses of this version's row.
+    pub(super) fn responses(&self, slot: u32) -> abi::ResponseCounters {
+        self.previous_slots.get(&slot).map(|(_, old)| self.rows.responses(*old)).unwrap_or_default()
+    }
+
+    /// Returns the previous version's levels of this version's row.
+    pub(super) fn state(&self, slot: u32) -> abi::PodState {
+        self.previous_slots.get(&slot).map(|(_, old)| self.rows.pod_state(*old)).unwrap_or_default()
+    }
+
+    /// Adds the final counts of idle old rows to this version's rows. Returns true if none is left; `all` also forgets
+    /// pods of the previous version that no agent has registered here.
+    pub(super) fn fold_idle(&mut self, into: &CounterRows, all: bool) -> bool {
+        // Without connections and requests the old programs can count nothing more: the port is closed for them.
+        let done: Vec<(u32, u64, u32)> = self
+            .previous_slots
+            .iter()
+            .map(|(&slot, &(cookie, old))| (slot, cookie, old))
+            .filter(|&(_, _, old)| {
+                let state = self.rows.pod_state(old);
+                state.connections == 0 && state.in_flight == 0
+            })
+            .collect();
+        for (slot, cookie, old) in done {
+            let (totals, responses) = (self.rows.totals(old), self.rows.responses(old));
+            self.forget(cookie);
+            into.add(slot, &totals, &responses);
+        }
+        if all {
+            let claimed: Vec<u64> =
+                self.previous_slots.values().map(|(cookie, _)| *cookie).collect();
+            let known: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();
+            known.into_iter().filter(|it| !claimed.contains(it)).for_each(|it| self.forget(it));
+        }
+        let empty = self.previous_slots.is_empty()
+            && self.pods.keys().filter_map(Result::ok).next().is_none();
+        if empty {
+            info!(pins = %self.pins.display(), "every connection that the version before counts has closed");
+        }
+        empty
+    }
+}
+
+impl CounterRows {
+    /// Adds to a row's totals in user space's own copy, which no CPU writes: the programs' additions are not atomic.
+    fn add(&self, slot: u32, totals: &RequestTotals, responses: &abi::ResponseCounters) {
+        let index = (self.cpus - 1) * abi::PODS_MAX as usize + slot as usize;
+        let row = super::row(&self.counters, index, COUNTER_WORDS);
+        let add = |at: usize, by: u64| row[at / 8].fetch_add(by, Relaxed);
+        add(std::mem::offset_of!(abi::PodCounters, write_begin), 1);
+        add(std::mem::offset_of!(abi::PodCounters, started), totals.started);
+        add(std::mem::offset_of!(abi::PodCounters, finished), totals.finished);
+        add(std::mem::offset_of!(abi::PodCounters, started_sum_ns), totals.started_sum_ns);
+        add(std::mem::offset_of!(abi::PodCounters, finished_sum_ns), totals.finished_sum_ns);
+        add(std::mem::offset_of!(abi::PodCounters, write_end), 1);
+        let row = super::row(&self.responses, index, RESPONSE_WORDS);
+        responses.words().into_iter().zip(row).for_each(|(by, word)| {
+            word.fetch_add(by, Relaxed);
+        });
+    }
+}

@@ -1,0 +1,641 @@
+//! Shell: the eBPF programs: loads, attaches, pins and replaces them, and proves that they work.
+//!
+//! Pins are in `bpf/v<ABI>/`: maps by their names, links in `links/`. They outlive the agent, so connects work without
+//! it. The next agent puts its programs into the same links, so there is no moment without programs.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf, EbpfError, VerifierLogLevel,
+    programs::{Program, ProgramError},
+};
+use datapath::abi::{self, maps};
+use tracing::{debug, info, warn};
+
+use crate::{
+    clock::monotonic_ns,
+    incompatible::ForeignProgramOwner,
+    kernel::{
+        cgroup_search,
+        features::VerifierFeatures,
+        locked_close::LockedCloser,
+        maps::{self as tables, KernelMaps},
+        netns_cookies, sys,
+    },
+    paths::AgentPaths,
+};
+
+use self::load::{OpenedObject, load_programs, log_unsupported, open_object, set_tail_call};
+use self::versions::{
+    has_any_link, remove_link, remove_other_versions, remove_pin, retire, retire_or_keep,
+    retire_other_versions,
+};
+
+mod load;
+mod versions;
+
+/// The eBPF programs as built by `cargo xtask build-ebpf`; empty in a plain `cargo build`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/rouse-ebpf"));
+
+/// Reason for which the eBPF programs are not in force.
+#[derive(Debug, thiserror::Error)]
+pub enum EbpfProgramsError {
+    /// The build contains no eBPF programs.
+    #[error(
+        "this build has no eBPF programs: run `cargo xtask build-ebpf` and build with \
+         ROUSE_EBPF_OBJECT set to the file it names (`cargo xtask demo` and `test` do both)"
+    )]
+    Stub,
+    /// The object has another ABI version than the agent.
+    #[error(
+        "the eBPF programs are not of ABI version {}: run `cargo xtask build-ebpf` again",
+        abi::ABI_VERSION
+    )]
+    AbiMismatch,
+    /// A pinned map does not match this version's layout.
+    #[error(
+        "pinned map {name} has shape {found:?} instead of {wanted:?} (type, key, value, entries): stop the agent \
+         and remove {}", pins.display()
+    )]
+    MapShape {
+        /// Name of the map.
+        name: &'static str,
+        /// Shape of the pinned map: type, key size, value size, entries.
+        found: [u32; 4],
+        /// Shape that this version needs.
+        wanted: [u32; 4],
+        /// Folder of pins that the operator may remove.
+        pins: PathBuf,
+    },
+    /// A folder, file or mount cannot be used.
+    #[error("cannot {attempt} {}", path.display())]
+    Path {
+        /// Verb of the failed operation.
+        attempt: &'static str,
+        /// Path that the operation was on.
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// The object cannot be loaded.
+    #[error("cannot load the eBPF programs")]
+    Load(#[source] Box<EbpfError>),
+    /// The kernel refused a program.
+    #[error("the kernel refuses program {name}")]
+    Program {
+        /// Name of the program.
+        name: &'static str,
+        /// Error of the load, with the verifier's log.
+        source: Box<ProgramError>,
+    },
+    /// A program cannot be attached.
+    #[error("cannot attach program {name} to cgroup {}", cgroup.display())]
+    Attach {
+        /// Name of the program.
+        name: &'static str,
+        /// Cgroup that it was to be attached to.
+        cgroup: PathBuf,
+        source: io::Error,
+    },
+    /// The maps cannot be used.
+    #[error(transparent)]
+    Maps(#[from] tables::KernelMapError),
+    /// The programs are attached, and yet do not see events in the cgroup.
+    #[error("the canary in {} was not seen: {what}", cgroup.display())]
+    Canary {
+        /// Cgroup in which the canary ran.
+        cgroup: PathBuf,
+        /// Event of the canary that was not seen.
+        what: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AttachCgroup {
+    Clients,
+    Pods,
+}
+
+/// Attached programs: name, the kernel's attach type (`enum bpf_attach_type`), cgroup.
+///
+/// Pods' programs come first: a connect that is redirected to a local pod relies on their records.
+const CGROUP_PROGRAMS: [(&str, u32, AttachCgroup); 10] = [
+    ("bind4", 8, AttachCgroup::Pods),
+    ("bind6", 9, AttachCgroup::Pods),
+    ("sockets", 3, AttachCgroup::Pods),
+    ("ingress", 0, AttachCgroup::Pods),
+    ("egress", 1, AttachCgroup::Pods),
+    ("release", 34, AttachCgroup::Clients),
+    ("getpeername4", 29, AttachCgroup::Clients),
+    ("getpeername6", 30, AttachCgroup::Clients),
+    ("connect4", 10, AttachCgroup::Clients),
+    ("connect6", 11, AttachCgroup::Clients),
+];
+
+/// Programs among them that follow the tables.
+const CONNECT_PROGRAMS: [&str; 2] = ["connect4", "connect6"];
+
+/// Targets of tail calls: the program, the array that holds it, its index. The first entry of an array is the calling
+/// program itself. The others inspect connections from the node itself, or read another protocol than HTTP/1.
+const TAIL_CALLS: [(&str, &str, u32); 17] = [
+    ("ingress", maps::INGRESS, 0),
+    ("suspects", maps::INGRESS, 1),
+    ("ingress_http2", maps::INGRESS, 2),
+    ("ingress_other", maps::INGRESS, 3),
+    ("ingress_late", maps::INGRESS, 4),
+    ("ingress_late_http2", maps::INGRESS, 5),
+    ("ingress_more", maps::INGRESS, 6),
+    ("ingress_more_http2", maps::INGRESS, 7),
+    ("ingress_keep", maps::INGRESS, 8),
+    ("egress", maps::EGRESS, 0),
+    ("egress_http2", maps::EGRESS, 2),
+    ("egress_other", maps::EGRESS, 3),
+    ("egress_more", maps::EGRESS, 6),
+    ("egress_more_http2", maps::EGRESS, 7),
+    ("sockets", maps::SOCKETS, 0),
+    ("sockets_late", maps::SOCKETS, 4),
+    ("sockets_late_http2", maps::SOCKETS, 5),
+];
+
+/// Program that marks the kubelet's connections, in the kubelet's own cgroup.
+const KUBELET_PROGRAM: &str = "kubelet";
+/// Attach type of the program `kubelet`, which is that of `sockets`.
+const ATTACH_SOCK_OPS: u32 = 3;
+
+/// Program that assigns connections to the activator's listener, attached to a network namespace instead of a cgroup.
+const PORTS_PROGRAM: &str = "ports";
+/// Attach type of the program `ports`.
+const ATTACH_SK_LOOKUP: u32 = 36;
+
+/// The loaded eBPF programs. A drop leaves all of them in force.
+#[derive(Debug)]
+pub struct EbpfPrograms {
+    ebpf: Ebpf,
+    paths: AgentPaths,
+    /// Cgroup of the kubelet that was found, if no setting names one.
+    found_kubelet: Option<PathBuf>,
+    /// Network namespace where one listener serves the ports of all services.
+    activator_netns: Option<PathBuf>,
+    /// Pins of the previous version, whose programs still count the connections that they saw established.
+    previous_pins: Option<PathBuf>,
+    /// True if connects still follow the previous version's tables, as this version's are empty.
+    follows_previous: bool,
+    /// Pins of versions that count nothing any more, while client sockets are open whose connects they rewrote.
+    outlived_pins: Vec<PathBuf>,
+    /// Closer of stale connections until it is taken; `None` if the kernel does not support it.
+    locked_closer: Option<LockedCloser>,
+}
+
+impl EbpfPrograms {
+    /// Loads the embedded programs, resumes from pinned maps, and replaces the programs in force.
+    pub fn load(places: AgentPaths) -> Result<Self, EbpfProgramsError> {
+        Self::load_object(OBJECT, places)
+    }
+
+    /// Loads a given object like [`load`](Self::load). `object` must be aligned to 8 bytes.
+    pub fn load_object(object: &[u8], places: AgentPaths) -> Result<Self, EbpfProgramsError> {
+        Self::load_with(object, places, VerifierFeatures::detect())
+    }
+
+    /// Loads a given object like [`load_object`](Self::load_object), with these features instead of the kernel's.
+    pub fn load_with(
+        object: &[u8],
+        places: AgentPaths,
+        features: VerifierFeatures,
+    ) -> Result<Self, EbpfProgramsError> {
+        let pins = places.pins();
+        let opened = open_object(object, &places, features, VerifierLogLevel::default())?;
+        let OpenedObject { mut ebpf, previous_pins: old, locked_close: offer } = opened;
+        let ender = offer.and_then(|()| LockedCloser::load(&mut ebpf));
+        // An agent that completed the takeover continues with its own tables; one that stopped halfway repeats it.
+        let follows_old = old.as_ref().is_some_and(|old| has_any_link(old, &CONNECT_PROGRAMS));
+        let (kubelet, ports, outlived, ender) = (None, None, Vec::new(), log_unsupported(ender));
+        let mut programs = Self {
+            ebpf,
+            paths: places,
+            found_kubelet: kubelet,
+            activator_netns: ports,
+            previous_pins: old,
+            follows_previous: follows_old,
+            outlived_pins: outlived,
+            locked_closer: ender,
+        };
+        load_programs(&mut programs.ebpf)?;
+        // Before the attach: without its tail calls a program would not count the rest of a packet.
+        for (name, array, index) in TAIL_CALLS {
+            set_tail_call(&mut programs.ebpf, name, array, index)?;
+        }
+        // Before the attach: the first canary needs its address.
+        KernelMaps::open(&pins)?.set_canary()?;
+        programs.attach_or_replace(programs.wanted_programs())?;
+        programs.mark_kubelet();
+        if let Some(old) = &programs.previous_pins {
+            info!(pins = %old.display(), "programs of another version go on counting what they count");
+        }
+        programs.outlived_pins =
+            retire_other_versions(&programs.paths, programs.previous_pins.as_deref());
+        info!(pins = %pins.display(), abi = abi::ABI_VERSION, ?features, "eBPF programs in force");
+        Ok(programs)
+    }
+
+    /// Returns the closer of stale connections at the first call; `None` later, or if the kernel does not support it.
+    pub fn take_locked_closer(&mut self) -> Option<LockedCloser> {
+        self.locked_closer.take()
+    }
+
+    /// Returns the pins of the previous version, while its programs are also in force.
+    pub fn previous_pins(&self) -> Option<&Path> {
+        self.previous_pins.as_deref()
+    }
+
+    /// Lets connects follow this version's tables, which the caller has filled, instead of the previous version's.
+    ///
+    /// After an error, call it again: completed steps stay.
+    pub fn take_over(&mut self) -> Result<(), EbpfProgramsError> {
+        if !self.follows_previous {
+            return Ok(());
+        }
+        // Both are in force for a moment: an address that one has rewritten is no service's address to the other.
+        let connects =
+            CGROUP_PROGRAMS.into_iter().filter(|(name, ..)| CONNECT_PROGRAMS.contains(name));
+        self.attach_or_replace(connects)?;
+        if let Some(old) = &self.previous_pins {
+            CONNECT_PROGRAMS.iter().try_for_each(|name| remove_link(old, name))?;
+            info!(old = %old.display(), "connects follow this version's tables");
+        }
+        self.follows_previous = false;
+        Ok(())
+    }
+
+    /// Detaches the previous version's programs, which have nothing left to count. The programs that serve clients'
+    /// sockets stay while sockets are open whose connects they rewrote.
+    ///
+    /// After an error, call it again.
+    pub fn retire_previous(&mut self) -> Result<(), EbpfProgramsError> {
+        self.take_over()?;
+        let Some(old) = &self.previous_pins else { return Ok(()) };
+        let stays = retire(old)?;
+        self.outlived_pins.extend(self.previous_pins.take().filter(|_| stays));
+        Ok(())
+    }
+
+    /// Removes the rest of other versions whose clients' sockets have all closed. Returns the number of versions left.
+    pub fn remove_outlived_pins(&mut self) -> usize {
+        self.outlived_pins.retain(|pins| retire_or_keep(pins));
+        self.outlived_pins.len()
+    }
+
+    /// Lets one listener serve the ports of all services in an activator's network namespace: attaches the program
+    /// `ports` there, until its pin is removed.
+    pub fn serve_ports(&mut self, netns: &Path) -> Result<(), EbpfProgramsError> {
+        let (target, inode) = open_netns(netns)?;
+        self.activator_netns = Some(netns.to_owned());
+        // A link in another namespace belongs to an earlier activator, and is replaced.
+        let Some(link) = self.ports_link_in(inode) else {
+            return self.attach_ports(netns, &target);
+        };
+        let replaced = self.with_program(PORTS_PROGRAM, |it| sys::link_update(link.as_fd(), it))?;
+        replaced.map_err(|source| {
+            path_error("put a program into link", &self.link_pin(PORTS_PROGRAM), source)
+        })
+    }
+
+    /// Returns the pinned link of the program `ports`, if it is attached to this namespace.
+    fn ports_link_in(&self, inode: u64) -> Option<OwnedFd> {
+        let link = sys::open_pin(&self.link_pin(PORTS_PROGRAM)).ok()?;
+        sys::link_netns(link.as_fd()).is_ok_and(|found| found == inode).then_some(link)
+    }
+
+    fn attach_ports(&self, netns: &Path, target: &File) -> Result<(), EbpfProgramsError> {
+        let made = self.with_program(PORTS_PROGRAM, |it| {
+            sys::link_create(it, target.as_fd(), ATTACH_SK_LOOKUP)
+        })?;
+        self.pin_link(
+            PORTS_PROGRAM,
+            made.map_err(|e| path_error("use network namespace", netns, e))?,
+        )?;
+        info!(program = PORTS_PROGRAM, netns = %netns.display(), "program attached");
+        Ok(())
+    }
+
+    /// Returns the number of foreign programs that redirect connects in the clients' cgroup or above it, by owner.
+    /// Rouse's programs run first if the foreign ones are in a cgroup above. In the same cgroup, the one that was
+    /// attached first runs first.
+    pub fn foreign_programs(&self) -> BTreeMap<ForeignProgramOwner, usize> {
+        let mut found = BTreeMap::new();
+        let clients = &self.paths.clients;
+        for cgroup in clients.ancestors().take_while(|it| it.join("cgroup.procs").exists()) {
+            // The agent's own programs are attached to these cgroups, by the same names.
+            let own = cgroup == clients || cgroup == self.paths.pods;
+            for (name, attach_type, _) in
+                CGROUP_PROGRAMS.into_iter().filter(|it| CONNECT_PROGRAMS.contains(&it.0))
+            {
+                let Ok(folder) = File::open(cgroup) else { continue };
+                // Only for information: a hook that cannot be read counts as empty.
+                let names = sys::attached_programs(folder.as_fd(), attach_type).unwrap_or_default();
+                let others = names.iter().filter(|it| !(own && it.as_str() == name));
+                others.for_each(|it| {
+                    *found.entry(ForeignProgramOwner::from_program_name(it)).or_default() += 1
+                });
+            }
+        }
+        found
+    }
+
+    /// Returns the folder of the pinned maps, for [`KernelMaps::open`].
+    pub fn pins(&self) -> PathBuf {
+        self.paths.pins()
+    }
+
+    /// Returns the number of instructions that the verifier walked for each loaded program (5.16; 0 before). Its limit
+    /// is a million.
+    pub fn verified_instructions(&self) -> Vec<(&str, u32)> {
+        let count = |program: &Program| {
+            Some(program.info().ok()?.verified_instruction_count().unwrap_or(0))
+        };
+        self.ebpf.programs().filter_map(|(name, it)| Some((name, count(it)?))).collect()
+    }
+
+    /// Attaches programs again that are not attached any more: a cgroup or namespace that was removed and made again is
+    /// a new one. Returns the number of programs attached. Call it from time to time.
+    pub fn keep_attached(&self) -> Result<usize, EbpfProgramsError> {
+        let mut anew = 0;
+        for (name, attach_type, cgroup) in self.wanted_programs() {
+            let path = self.cgroup_path(cgroup);
+            let folder = open_folder(path)?;
+            if !self.is_attached(name, &folder)? {
+                self.attach_new(name, attach_type, path, &folder)?;
+                anew += 1;
+            }
+        }
+        self.mark_kubelet();
+        if let Some(netns) = &self.activator_netns {
+            let (target, inode) = open_netns(netns)?;
+            if self.ports_link_in(inode).is_none() {
+                self.attach_ports(netns, &target)?;
+                anew += 1;
+            }
+        }
+        Ok(anew)
+    }
+
+    /// Returns the programs that should be in force now.
+    fn wanted_programs(&self) -> impl Iterator<Item = (&'static str, u32, AttachCgroup)> {
+        let waits = self.follows_previous;
+        CGROUP_PROGRAMS
+            .into_iter()
+            .filter(move |(name, ..)| !(waits && CONNECT_PROGRAMS.contains(name)))
+    }
+
+    fn attach_or_replace(
+        &self,
+        programs: impl Iterator<Item = (&'static str, u32, AttachCgroup)>,
+    ) -> Result<(), EbpfProgramsError> {
+        for (name, attach_type, cgroup) in programs {
+            let path = self.cgroup_path(cgroup);
+            let folder = open_folder(path)?;
+            if self.try_replace(name, &folder)? {
+                debug!(program = name, "program replaced in place");
+            } else {
+                self.attach_new(name, attach_type, path, &folder)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Searches for the kubelet's cgroup, if no setting names one. A cgroup that is gone stays known: the kubelet makes
+    /// it again when it restarts, mostly as a new one of the same name.
+    pub fn find_kubelet(&mut self) {
+        if self.paths.kubelet.is_some() {
+            return;
+        }
+        let found = cgroup_search::find_kubelet_cgroup(&self.paths.pods);
+        if found.is_some() && found != self.found_kubelet {
+            info!(cgroup = ?found, "cgroup of this node's kubelet found");
+            self.found_kubelet = found;
+            self.mark_kubelet();
+        }
+    }
+
+    /// Marks the kubelet's connections, if its cgroup is known. Otherwise its probes are known by their User-Agent
+    /// only, so a failure here is no error of the agent.
+    fn mark_kubelet(&self) {
+        let Some(path) = self.paths.kubelet.as_ref().or(self.found_kubelet.as_ref()) else {
+            return;
+        };
+        let marked = open_folder(path).and_then(|folder| {
+            // A cgroup that also holds pods would mark their requests as probes.
+            if self.paths.pods.starts_with(path) {
+                return Err(path_error(
+                    "mark connections of",
+                    path,
+                    io::ErrorKind::InvalidInput.into(),
+                ));
+            }
+            match self.try_replace(KUBELET_PROGRAM, &folder)? {
+                true => Ok(()),
+                false => self.attach_new(KUBELET_PROGRAM, ATTACH_SOCK_OPS, path, &folder),
+            }
+        });
+        if let Err(error) = marked {
+            debug!(error = %common::link::error_chain(&error), "cannot mark the kubelet's probes");
+        }
+    }
+
+    fn cgroup_path(&self, cgroup: AttachCgroup) -> &Path {
+        match cgroup {
+            AttachCgroup::Clients => &self.paths.clients,
+            AttachCgroup::Pods => &self.paths.pods,
+        }
+    }
+
+    fn link_pin(&self, name: &str) -> PathBuf {
+        self.pins().join("links").join(name)
+    }
+
+    fn is_attached(&self, name: &'static str, cgroup: &File) -> Result<bool, EbpfProgramsError> {
+        let Ok(link) = sys::open_pin(&self.link_pin(name)) else { return Ok(false) };
+        let wanted = cgroup.metadata().map(|found| found.ino());
+        let path = || self.link_pin(name);
+        let wanted = wanted.map_err(|source| path_error("stat the cgroup for", &path(), source))?;
+        let found = sys::link_cgroup(link.as_fd());
+        Ok(found.map_err(|source| path_error("ask about link", &path(), source))? == wanted)
+    }
+
+    /// Puts the program into the pinned link, if that is still attached to this cgroup. Returns true if it did.
+    fn try_replace(&self, name: &'static str, cgroup: &File) -> Result<bool, EbpfProgramsError> {
+        if !self.is_attached(name, cgroup)? {
+            return Ok(false);
+        }
+        let path = self.link_pin(name);
+        let link = sys::open_pin(&path).map_err(|source| path_error("open link", &path, source))?;
+        let replaced =
+            self.with_program(name, |program| sys::link_update(link.as_fd(), program))?;
+        match replaced {
+            Ok(()) => Ok(true),
+            // The cgroup was removed between the two calls.
+            Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
+            Err(source) => Err(path_error("put a program into link", &path, source)),
+        }
+    }
+
+    fn attach_new(
+        &self,
+        name: &'static str,
+        attach_type: u32,
+        path: &Path,
+        cgroup: &File,
+    ) -> Result<(), EbpfProgramsError> {
+        let refused = |source| EbpfProgramsError::Attach { name, cgroup: path.to_owned(), source };
+        let made = self
+            .with_program(name, |program| sys::link_create(program, cgroup.as_fd(), attach_type))?;
+        self.pin_link(name, made.map_err(refused)?)?;
+        info!(program = name, cgroup = %path.display(), "program attached");
+        Ok(())
+    }
+
+    fn pin_link(&self, name: &str, link: OwnedFd) -> Result<(), EbpfProgramsError> {
+        let pin = self.link_pin(name);
+        remove_pin(&pin)?;
+        sys::pin(link.as_fd(), &pin).map_err(|source| path_error("pin link", &pin, source))
+    }
+
+    fn with_program<T>(
+        &self,
+        name: &'static str,
+        act: impl FnOnce(BorrowedFd<'_>) -> T,
+    ) -> Result<T, EbpfProgramsError> {
+        let program = self.ebpf.program(name).ok_or(EbpfProgramsError::AbiMismatch)?;
+        let fd =
+            program.fd().map_err(|e| EbpfProgramsError::Program { name, source: Box::new(e) })?;
+        Ok(act(fd.as_fd()))
+    }
+
+    /// Proves that the programs see events below the pods' cgroup: a process there connects to the canary's address and
+    /// listens. Takes a few milliseconds; blocks.
+    pub fn verify_by_canary(&self, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
+        if self.follows_previous {
+            // The other version's programs see the canary, and count it in their own maps.
+            return Ok(());
+        }
+        let cgroup = self.paths.pods.join(format!("rouse-canary-{}", std::process::id()));
+        make_folder(&cgroup)?;
+        let seen = self.run_canary(&cgroup, maps);
+        // The canary has just been waited for. A busy folder is removed at the next call, before it is made again.
+        if let Err(error) = fs::remove_dir(&cgroup) {
+            warn!(cgroup = %cgroup.display(), %error, "cannot remove the canary's cgroup");
+        }
+        seen
+    }
+
+    fn run_canary(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
+        let failed = |what: String| EbpfProgramsError::Canary { cgroup: cgroup.to_owned(), what };
+        let (before, began_ns) = (maps.control_word(abi::CONTROL_CANARY), monotonic_ns());
+        let canary = sys::CanaryProcess::start(cgroup, None)
+            .map_err(|e| failed(format!("it did not run: {e}")))?;
+        let report = canary.report();
+        let seen = maps.control_word(abi::CONTROL_CANARY).wrapping_sub(before);
+        if seen < u64::from(report.connects) {
+            let mut what = format!("its connect went by (errno {})", report.connect_errno);
+            if seen > 0 {
+                what = "its IPv6 connect went by".into();
+            }
+            if report.enter_errno != 0 {
+                let entering = io::Error::from_raw_os_error(report.enter_errno);
+                what += &format!(", and it could not enter the cgroup: {entering}");
+            }
+            return Err(failed(what));
+        }
+        if report.port == 0 {
+            return Err(failed(format!("it could not listen (errno {})", report.listen_errno)));
+        }
+        let cookie = match report.cookie {
+            // The kernel gives no cookie: the namespace is the one whose listener has just opened.
+            0 => netns_cookies::listening_namespaces(&maps.listeners()?, report.port, began_ns)
+                .first()
+                .copied(),
+            told => Some(told),
+        };
+        let cookie = cookie.unwrap_or_default();
+        let found = maps.listener(cookie, report.port)?;
+        // Dropped first: a close after the removal would leave an entry with a count below zero.
+        drop(canary);
+        maps.delete_listener(cookie, report.port)?;
+        if found.loopback == 0 {
+            return Err(failed(format!("its listen on port {} went by", report.port)));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the eBPF programs inside this build; empty in a plain build.
+pub fn embedded_object() -> &'static [u8] {
+    OBJECT
+}
+
+/// Opens an object with its maps and loads none of its programs, for tests that load each by itself. `object` must be
+/// aligned to 8 bytes.
+///
+/// `log` is the level of the verifier's log for a program that the kernel refuses.
+pub fn open_unloaded(
+    object: &[u8],
+    places: &AgentPaths,
+    log: VerifierLogLevel,
+) -> Result<Ebpf, EbpfProgramsError> {
+    open_object(object, places, VerifierFeatures::detect(), log).map(|opened| opened.ebpf)
+}
+
+/// Returns the path of the map that the activator puts its one listener for all services' ports into.
+pub fn ports_map(bpffs: &Path) -> PathBuf {
+    bpffs.join(format!("v{}", abi::ABI_VERSION)).join(maps::PORTS)
+}
+
+/// Removes the pins of all versions: programs detach at once, maps end with their last user. For `rouse down`.
+pub fn remove_pins(places: &AgentPaths) -> Result<(), EbpfProgramsError> {
+    remove_other_versions(places);
+    match fs::remove_dir_all(places.pins()) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(path_error("remove", &places.pins(), source))
+        }
+        _ => Ok(()),
+    }
+}
+fn make_folder(path: &Path) -> Result<(), EbpfProgramsError> {
+    fs::create_dir_all(path).map_err(|source| path_error("make folder", path, source))
+}
+
+fn open_folder(path: &Path) -> Result<File, EbpfProgramsError> {
+    File::open(path).map_err(|source| path_error("open cgroup", path, source))
+}
+
+/// Opens a network namespace. Returns it with its inode.
+fn open_netns(path: &Path) -> Result<(File, u64), EbpfProgramsError> {
+    let failed = |source| path_error("use network namespace", path, source);
+    let file = File::open(path).map_err(failed)?;
+    let inode = file.metadata().map_err(failed)?.ino();
+    Ok((file, inode))
+}
+
+fn path_error(attempt: &'static str, path: &Path, source: io::Error) -> EbpfProgramsError {
+    EbpfProgramsError::Path { attempt, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_are_named_after_the_version() {
+        let (bpffs, clients, pods) = ("/b".into(), "/c".into(), "/c/p".into());
+        let places = AgentPaths { bpffs, clients, pods, kubelet: None, version: abi::ABI_VERSION };
+        assert_eq!(places.pins(), Path::new("/b").join(format!("v{}", abi::ABI_VERSION)));
+    }
+}

@@ -1,0 +1,260 @@
+//! Shell: opens an object with its maps, and loads its programs into the kernel.
+
+use std::{
+    collections::HashMap,
+    os::fd::AsFd as _,
+    panic::resume_unwind,
+    path::{Path, PathBuf},
+    thread::{self, ScopedJoinHandle},
+};
+
+use aya::{
+    Ebpf, EbpfLoader, VerifierLogLevel,
+    maps::ProgramArray,
+    programs::{Program, ProgramError},
+};
+use datapath::abi::{self, SockFieldOffsets, maps};
+use nix::{
+    mount::MsFlags,
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+use tracing::info;
+
+use super::{
+    CGROUP_PROGRAMS, EbpfProgramsError, KUBELET_PROGRAM, PORTS_PROGRAM, TAIL_CALLS, make_folder,
+    path_error, versions::version_in_force,
+};
+use crate::kernel::{
+    features::VerifierFeatures,
+    locked_close::{self, LockedCloseSupport, LockedCloser},
+    sys,
+};
+use crate::paths::AgentPaths;
+
+/// An object whose maps were created, or found where they are pinned.
+pub(super) struct OpenedObject {
+    pub(super) ebpf: Ebpf,
+    /// Pins of the previous version, if it is in force.
+    pub(super) previous_pins: Option<PathBuf>,
+    /// Error if the kernel cannot load the program that closes connections under their locks.
+    pub(super) locked_close: Result<(), locked_close::LockedCloseError>,
+}
+
+pub(super) fn open_object(
+    object: &[u8],
+    places: &AgentPaths,
+    features: VerifierFeatures,
+    log: VerifierLogLevel,
+) -> Result<OpenedObject, EbpfProgramsError> {
+    check_object(object)?;
+    mount_bpffs(&places.bpffs)?;
+    let pins = places.pins();
+    make_folder(&pins.join("links"))?;
+    // Before the load: the loader reuses pinned maps without comparing their shape.
+    check_pins(&pins)?;
+    let old = version_in_force(places);
+    // Decided before the load: the place of the call is filled in the object itself.
+    let offer = LockedCloseSupport::detect()
+        .and_then(|offer| Ok((offer.patch_object(object)?, offer.fields)));
+    let (object, fields) = match &offer {
+        Ok((filled, fields)) => (filled.bytes(), *fields),
+        Err(_) => (object, SockFieldOffsets::default()),
+    };
+    let ebpf = load_object(object, &pins, old.as_deref(), (&fields, features), log)?;
+    Ok(OpenedObject { ebpf, previous_pins: old, locked_close: offer.map(drop) })
+}
+
+fn check_object(object: &[u8]) -> Result<(), EbpfProgramsError> {
+    if object.is_empty() {
+        return Err(EbpfProgramsError::Stub);
+    }
+    let marked = object.windows(abi::ABI_MARK.len()).any(|bytes| bytes == abi::ABI_MARK);
+    if marked { Ok(()) } else { Err(EbpfProgramsError::AbiMismatch) }
+}
+
+fn mount_bpffs(folder: &Path) -> Result<(), EbpfProgramsError> {
+    make_folder(folder)?;
+    let found = statfs(folder).map_err(|e| path_error("look at", folder, e.into()))?;
+    if found.filesystem_type() == BPF_FS_MAGIC {
+        return Ok(());
+    }
+    let none: Option<&str> = None;
+    nix::mount::mount(Some("bpf"), folder, Some("bpf"), MsFlags::empty(), none)
+        .map_err(|e| path_error("mount a bpf filesystem on", folder, e.into()))
+}
+
+/// Returns the rows of counters: for each pod one for each possible CPU, and one that only user space writes.
+fn counter_row_count() -> Result<u32, EbpfProgramsError> {
+    Ok(abi::PODS_MAX * (possible_cpus()? + 1))
+}
+
+/// Returns the number of possible CPUs.
+fn possible_cpus() -> Result<u32, EbpfProgramsError> {
+    let cpus = aya::util::nr_cpus();
+    let cpus = cpus.map_err(|(path, source)| path_error("read", Path::new(path), source))?;
+    Ok(u32::try_from(cpus).unwrap_or(u32::MAX / abi::PODS_MAX))
+}
+
+/// Refuses pinned maps of another shape, which the loader would reuse unchecked.
+fn check_pins(pins: &Path) -> Result<(), EbpfProgramsError> {
+    const HASH: u32 = 1;
+    const ARRAY: u32 = 2;
+    let size = |bytes: usize| bytes as u32;
+    let wanted = [
+        (maps::FRONTENDS, [HASH, size(size_of::<abi::FrontendKey>()), 4, abi::FRONTENDS_MAX]),
+        (maps::SVC_STATE, [ARRAY, 4, 8, abi::SERVICES_MAX]),
+        (maps::SVC_INFO, [ARRAY, 4, 8, abi::SERVICES_MAX]),
+        (maps::SLOTS, [ARRAY, 4, 8, abi::SLOTS_MAX]),
+        (maps::BACKENDS, [ARRAY, 4, size(size_of::<abi::BackendValue>()), abi::BACKENDS_MAX]),
+        (maps::LISTEN, [HASH, 16, size(size_of::<abi::ListenValue>()), abi::LISTEN_MAX]),
+        (maps::LISTENERS, [HASH, 8, 4, abi::LISTENERS_MAX]),
+        (maps::PODS, [HASH, 8, size(size_of::<abi::PodValue>()), abi::PODS_MAX]),
+        (maps::POD_STATE, [ARRAY, 4, size(size_of::<abi::PodState>()), abi::PODS_MAX]),
+        (maps::COUNTERS, [ARRAY, 4, size(size_of::<abi::PodCounters>()), counter_row_count()?]),
+        (
+            maps::RESPONSES,
+            [ARRAY, 4, size(size_of::<abi::ResponseCounters>()), counter_row_count()?],
+        ),
+        (maps::CONTROL, [ARRAY, 4, 8, abi::CONTROL_WORDS]),
+        (maps::NODE, [HASH, 16, 4, abi::NODE_MAX]),
+        (maps::CLAIMS, [ARRAY, 4, 8, abi::CLIENTS_MAX]),
+        (maps::CLIENTS, [ARRAY, 4, size(size_of::<abi::ConnectRecord>()), abi::CLIENTS_MAX]),
+    ];
+    for (name, wanted) in wanted {
+        let path = pins.join(name);
+        // The loader creates and pins a missing map.
+        let Ok(map) = sys::open_pin(&path) else { continue };
+        let found =
+            sys::map_shape(map.as_fd()).map_err(|e| path_error("ask about map", &path, e))?;
+        if found != wanted {
+            return Err(EbpfProgramsError::MapShape { name, found, wanted, pins: pins.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// Logs the reason if connections are not closed under their locks. No error: they are closed in two steps instead.
+pub(super) fn log_unsupported(
+    ender: Result<LockedCloser, locked_close::LockedCloseError>,
+) -> Option<LockedCloser> {
+    let without = |error| {
+        let reason = common::link::error_chain(&error);
+        info!(reason, "kept connections are not ended under their locks");
+    };
+    ender.map_err(without).ok()
+}
+
+fn load_object(
+    object: &[u8],
+    pins: &Path,
+    old: Option<&Path>,
+    (fields, features): (&SockFieldOffsets, VerifierFeatures),
+    log: VerifierLogLevel,
+) -> Result<Ebpf, EbpfProgramsError> {
+    let rows = counter_row_count()?;
+    // An LRU map keeps free entries by CPU. With too few of them it would evict marks of probes under way.
+    let probes = abi::PROBES_MAX.max(256 * possible_cpus()?);
+    let VerifierFeatures { set_retval, sock_ops_cookie, mptcp_sock, v6_only } = features;
+    let (retval, cookie, mptcp) =
+        (u8::from(set_retval), u8::from(sock_ops_cookie), u8::from(mptcp_sock));
+    // Without another version, a map of its own that stays empty.
+    let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
+    let have_old = u8::from(old.is_some());
+    let loaded = EbpfLoader::new()
+        .verifier_log_level(log)
+        .default_map_pin_directory(pins)
+        .map_pin_path(maps::OVERFLOW, pins.join(maps::OVERFLOW))
+        .map_pin_path(maps::CONNS, pins.join(maps::CONNS))
+        .map_pin_path(maps::STREAMS, pins.join(maps::STREAMS))
+        .map_pin_path(maps::OLD_CONNS, &old_conns)
+        .map_max_entries(maps::COUNTERS, rows)
+        .map_max_entries(maps::RESPONSES, rows)
+        .map_max_entries(maps::PROBES, probes)
+        .override_global("HAVE_SET_RETVAL", &retval, true)
+        .override_global("SOCKET_FIELDS", fields, true)
+        .override_global("HAVE_OLD", &have_old, true)
+        .override_global("HAVE_SOCK_OPS_COOKIE", &cookie, true)
+        .override_global("HAVE_MPTCP_SOCK", &mptcp, true)
+        .override_global("V6_ONLY", &v6_only, true)
+        .load(object);
+    loaded.map_err(|e| EbpfProgramsError::Load(Box::new(e)))
+}
+
+/// Returns the names of all programs that every kernel must accept.
+fn required_programs() -> impl Iterator<Item = &'static str> {
+    let attached = CGROUP_PROGRAMS.iter().map(|(name, ..)| *name);
+    let others = TAIL_CALLS
+        .iter()
+        .map(|(name, ..)| *name)
+        .filter(|it| CGROUP_PROGRAMS.iter().all(|(name, ..)| name != it));
+    attached.chain(others).chain([PORTS_PROGRAM, KUBELET_PROGRAM])
+}
+
+/// Loads all programs in parallel: the verifier takes most of a second for each of three.
+pub(super) fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfProgramsError> {
+    let mut all: HashMap<String, &mut Program> =
+        ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
+    thread::scope(|scope| {
+        let mut loading = Vec::new();
+        for name in required_programs() {
+            let program = all.remove(name).ok_or(EbpfProgramsError::AbiMismatch)?;
+            loading.push(scope.spawn(move || load_program(name, program)));
+        }
+        let mut loaded = loading.into_iter().map(ScopedJoinHandle::join);
+        loaded.try_for_each(|it| it.unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+fn load_program(name: &'static str, program: &mut Program) -> Result<(), EbpfProgramsError> {
+    let loaded = match program {
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::CgroupSkb(program) => program.load(),
+        Program::SkLookup(program) => program.load(),
+        _ => return Err(EbpfProgramsError::AbiMismatch),
+    };
+    loaded.map_err(|e| EbpfProgramsError::Program { name, source: Box::new(e) })
+}
+
+/// Puts a program into an array of tail calls, so that it continues with a packet that needs more than one run.
+pub(super) fn set_tail_call(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    array: &'static str,
+    index: u32,
+) -> Result<(), EbpfProgramsError> {
+    let refused = |e: ProgramError| EbpfProgramsError::Program { name, source: Box::new(e) };
+    let program = match ebpf.program(name) {
+        Some(Program::CgroupSkb(program)) => program.fd().map_err(refused)?,
+        Some(Program::SockOps(program)) => program.fd().map_err(refused)?,
+        _ => return Err(EbpfProgramsError::AbiMismatch),
+    };
+    // Cloned, to end the borrow of `ebpf` that the program holds.
+    let program = program.try_clone().map_err(|e| refused(e.into()))?;
+    let array = ebpf.map_mut(array).ok_or(EbpfProgramsError::AbiMismatch)?;
+    let mut array = ProgramArray::try_from(array).map_err(|e| refused(e.into()))?;
+    array.set(index, &program, 0).map_err(|e| refused(e.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stub_is_refused_with_the_command_to_run() {
+        let text = check_object(&[]).unwrap_err().to_string();
+        assert!(text.contains("cargo xtask build-ebpf"), "{text}");
+    }
+
+    #[test]
+    fn an_object_of_another_version_is_refused() {
+        assert!(matches!(
+            check_object(b"....rouse-abi-999999...."),
+            Err(EbpfProgramsError::AbiMismatch)
+        ));
+        let mut object = b"....".to_vec();
+        object.extend(abi::ABI_MARK);
+        assert!(check_object(&object).is_ok());
+    }
+}

@@ -1,0 +1,17 @@
+//! Shell: sockets, addresses and rules of a network namespace, and connects to pods of other nodes.
+//!
+//! A module belongs here if it asks the kernel's network stack: by netlink, by `/proc/net`, or by a connect. It knows
+//! neither the eBPF programs nor the pods of this node, so it imports modules of the ground floor and this room only.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `netlink` | sockets of netlink: requests and dumps |
+//! | [`sockdiag`] | the TCP sockets of a namespace: lists and closes them |
+//! | `netfilter` | rules of a namespace that redirect connections |
+//! | [`reachability`], `remote_prober` | pure: reachability of the pods of other nodes; the probes of these pods |
+
+pub(crate) mod netfilter;
+pub(crate) mod netlink;
+pub mod reachability;
+pub(crate) mod remote_prober;
+pub mod sockdiag;

@@ -1,0 +1,369 @@
+//! Shell: TCP sockets of the calling thread's network namespace, listed and closed by sock_diag.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use netlink_packet_sock_diag::{
+    SockDiagDestroy, SockDiagMessage,
+    constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_CLOSE_WAIT, TCP_ESTABLISHED},
+    inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags, nlas::Nla},
+};
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+
+use crate::net::netlink::NetlinkSocket;
+
+mod socket_storage;
+
+/// One established connection, seen from one of its ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiagConnection {
+    /// Address and port of this end.
+    pub local: SocketAddr,
+    /// Address and port of the other end.
+    pub peer: SocketAddr,
+    /// Activity of the connection so far.
+    pub activity: TcpActivity,
+    id: SocketId,
+    family: u8,
+}
+
+/// Activity of a connection, seen from its own end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpActivity {
+    /// Time since this end sent its last byte; if it never has, since the connection was established.
+    pub since_sent: Duration,
+    /// True if this end has sent any data.
+    pub has_sent: bool,
+    /// Time since the last byte was received; `None` if none ever was.
+    pub since_received: Option<Duration>,
+    /// Time since the last acknowledgement from the other end.
+    pub since_acknowledged: Duration,
+    /// Number of bytes that the other end has acknowledged, its first sequence number included.
+    pub bytes_acked: u64,
+    /// Number of bytes that this end has received.
+    pub bytes_received: u64,
+    /// Number of segments with data that this end has sent.
+    pub sent_segments: u32,
+}
+
+impl DiagConnection {
+    /// Returns the socket's cookie, which is unique until reboot.
+    pub fn cookie(&self) -> u64 {
+        let half = |at: usize| {
+            let bytes = self.id.cookie;
+            u64::from(u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
+        };
+        // The kernel gives the low half first, whatever the byte order.
+        half(4) << 32 | half(0)
+    }
+
+    /// Returns the other end as a plain address: an IPv4 peer of an IPv6 socket is listed as `::ffff:a.b.c.d`.
+    pub fn canonical_peer(&self) -> SocketAddr {
+        canonical(self.peer)
+    }
+
+    /// Returns this end as a plain address.
+    pub fn canonical_local(&self) -> SocketAddr {
+        canonical(self.local)
+    }
+
+    /// Returns the identity of this socket, for requests about it alone.
+    fn exact_id(&self) -> SocketId {
+        // An IPv4-mapped peer stays an IPv6 address here, as it was listed.
+        SocketId { interface_id: 0, ..self.id.clone() }
+    }
+}
+
+#[cfg(test)]
+impl DiagConnection {
+    /// Makes a connection as a dump would list it.
+    pub(crate) fn listed(local: SocketAddr, peer: SocketAddr, activity: TcpActivity) -> Self {
+        Self { local, peer, activity, id: SocketId::new_v4(), family: AF_INET }
+    }
+}
+
+/// Sock_diag socket. It stays in the namespace in which it was opened.
+#[derive(Debug)]
+pub struct SockDiag {
+    netlink: NetlinkSocket,
+}
+
+impl SockDiag {
+    /// Opens a socket in the namespace of the calling thread.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { netlink: NetlinkSocket::open(NETLINK_SOCK_DIAG)? })
+    }
+
+    /// Returns the listeners, each with true if it is IPv6-only, as a program may ask of the wildcard `::`.
+    pub fn listeners(&self) -> io::Result<Vec<(SocketAddr, bool)>> {
+        let mut found = Vec::new();
+        self.dump_sockets(StateFlags::LISTEN, ExtensionFlags::empty(), |socket| {
+            let v6_only = socket.nlas.iter().any(|it| matches!(it, Nla::SkV6Only(true)));
+            found.push((local(&socket.header.socket_id), v6_only));
+        })?;
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    /// Returns the established connections of the namespace.
+    pub fn connections(&self) -> io::Result<Vec<DiagConnection>> {
+        let mut found = Vec::new();
+        self.dump_sockets(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
+            found.push(connection(&socket));
+        })?;
+        Ok(found)
+    }
+
+    /// Returns a listed connection as it is now. `NotFound` if it is not established any more.
+    pub fn refresh(&self, connection: &DiagConnection) -> io::Result<DiagConnection> {
+        let (state, seen) = self.query(connection)?;
+        let is_established = state == TCP_ESTABLISHED;
+        is_established
+            .then(|| DiagConnection { activity: seen, ..connection.clone() })
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Returns the number of segments with data that this end has sent. `NotFound` if it cannot send any more, or its
+    /// other end is gone.
+    pub fn sent_segments(&self, connection: &DiagConnection) -> io::Result<u32> {
+        match self.query(connection)? {
+            // In CLOSE_WAIT the other end has finished sending, but this end may still send.
+            (TCP_ESTABLISHED | TCP_CLOSE_WAIT, seen) => Ok(seen.sent_segments),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Returns a connection's state and activity.
+    fn query(&self, connection: &DiagConnection) -> io::Result<(u8, TcpActivity)> {
+        let mut found = None;
+        let states = StateFlags::ESTABLISHED;
+        let request =
+            request(connection.family, states, ExtensionFlags::INFO, connection.exact_id());
+        self.netlink.get(SockDiagMessage::InetRequest(request), |answer| {
+            if let SockDiagMessage::InetResponse(socket) = answer {
+                found = Some((socket.header.state, tcp_activity(&socket)));
+            }
+        })?;
+        found.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Checks that this kernel can close connections (INET_DIAG_DESTROY) and permits it. Returns `Unsupported` or the
+    /// like if not.
+    pub fn can_destroy(&self) -> io::Result<()> {
+        // Port 0 names no connection: `NotFound` proves that the kernel handles the request.
+        let nobody = SocketId::new_v4();
+        let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
+        let request = SockDiagMessage::InetRequest(request(AF_INET, states, extensions, nobody));
+        match self.netlink.command(SockDiagDestroy::new(request)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Closes a connection from this side: its owner reads ECONNABORTED, the peer gets a reset.
+    ///
+    /// `NotFound` if it has closed by itself. Needs CAP_NET_ADMIN and a kernel with INET_DIAG_DESTROY; `Unsupported`
+    /// without.
+    pub fn destroy(&self, connection: &DiagConnection) -> io::Result<()> {
+        let (states, extensions) = (StateFlags::all(), ExtensionFlags::empty());
+        let request = request(connection.family, states, extensions, connection.exact_id());
+        let request = SockDiagMessage::InetRequest(request);
+        self.netlink.command(SockDiagDestroy::new(request))
+    }
+
+    fn dump_sockets(
+        &self,
+        states: StateFlags,
+        extensions: ExtensionFlags,
+        mut each: impl FnMut(InetResponse),
+    ) -> io::Result<()> {
+        for request in requests_for_both_families(&states, &extensions) {
+            self.netlink.dump(SockDiagMessage::InetRequest(request), |answer| {
+                if let SockDiagMessage::InetResponse(socket) = answer {
+                    each(*socket);
+                }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Converts a listed socket to a connection.
+fn connection(socket: &InetResponse) -> DiagConnection {
+    let id = socket.header.socket_id.clone();
+    DiagConnection {
+        local: local(&id),
+        peer: SocketAddr::new(id.destination_address, id.destination_port),
+        activity: tcp_activity(socket),
+        family: socket.header.family,
+        id,
+    }
+}
+
+/// Returns one request for each address family.
+fn requests_for_both_families(
+    states: &StateFlags,
+    extensions: &ExtensionFlags,
+) -> [InetRequest; 2] {
+    let families = [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())];
+    families.map(|(family, id)| request(family, states.clone(), extensions.clone(), id))
+}
+
+fn request(
+    family: u8,
+    states: StateFlags,
+    extensions: ExtensionFlags,
+    socket_id: SocketId,
+) -> InetRequest {
+    InetRequest { family, protocol: IPPROTO_TCP, extensions, states, socket_id }
+}
+
+fn local(id: &SocketId) -> SocketAddr {
+    SocketAddr::new(id.source_address, id.source_port)
+}
+
+/// Returns an IPv4 address that is mapped into IPv6 as a plain one.
+fn canonical(at: SocketAddr) -> SocketAddr {
+    SocketAddr::new(at.ip().to_canonical(), at.port())
+}
+
+/// Reads `struct tcp_info` (include/uapi/linux/tcp.h). In ms: `tcpi_last_data_sent` (byte 44), `tcpi_last_data_recv`
+/// (52), `tcpi_last_ack_recv` (56). In bytes: `tcpi_bytes_acked` (120), `tcpi_bytes_received` (128). Segments:
+/// `tcpi_data_segs_in` (152), `tcpi_data_segs_out` (156). Zero, as if just used, if the kernel gives no value.
+fn tcp_activity(socket: &InetResponse) -> TcpActivity {
+    let info = socket.nlas.iter().find_map(|nla| match nla {
+        Nla::TcpInfo(bytes) => Some(bytes.as_slice()),
+        _ => None,
+    });
+    let word = |at: usize| -> u32 {
+        let bytes = info.and_then(|info| info.get(at..at + 4)?.try_into().ok());
+        bytes.map_or(0, u32::from_ne_bytes)
+    };
+    let long = |at: usize| -> u64 {
+        let bytes = info.and_then(|info| info.get(at..at + 8)?.try_into().ok());
+        bytes.map_or(0, u64::from_ne_bytes)
+    };
+    let ms = |at| Duration::from_millis(word(at).into());
+    // Without a segment the kernel counts this time from the connection's start.
+    let received = (word(152) > 0).then(|| ms(52));
+    TcpActivity {
+        since_sent: ms(44),
+        has_sent: word(156) > 0,
+        since_received: received,
+        since_acknowledged: ms(56),
+        bytes_acked: long(120),
+        bytes_received: long(128),
+        sent_segments: word(156),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write as _,
+        net::{Ipv6Addr, Shutdown, SocketAddrV6, TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    #[test]
+    fn it_sees_listeners_of_both_families_until_they_close() {
+        let v4 = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let v6 = TcpListener::bind("[::1]:0").expect("a free port");
+        let at = [v4.local_addr().expect("bound"), v6.local_addr().expect("bound")];
+        let diag = SockDiag::open().expect("netlink");
+        let seen = diag.listeners().expect("a dump");
+        let has = |seen: &[(SocketAddr, bool)], at| seen.iter().any(|it| it.0 == at);
+        assert!(at.iter().all(|at| has(&seen, *at)), "{at:?} in {seen:?}");
+        drop(v4);
+        let seen = diag.listeners().expect("a dump");
+        assert!(!has(&seen, at[0]) && has(&seen, at[1]), "{seen:?}");
+    }
+
+    #[test]
+    fn an_ipv6_only_wildcard_is_distinguished_from_one_of_both_families() {
+        use nix::sys::socket::{
+            AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, getsockname, listen,
+            setsockopt, socket, sockopt::Ipv6V6Only,
+        };
+        use std::os::fd::AsRawFd as _;
+        for alone in [false, true] {
+            let fd = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::empty(), None);
+            let fd = fd.expect("IPv6");
+            setsockopt(&fd, Ipv6V6Only, &alone).expect("not bound yet");
+            let any = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 0, 0, 0);
+            bind(fd.as_raw_fd(), &SockaddrIn6::from(any)).expect("a free port");
+            listen(&fd, Backlog::new(1).expect("a number")).expect("it listens");
+            let at: SockaddrIn6 = getsockname(fd.as_raw_fd()).expect("bound");
+            let seen = SockDiag::open().and_then(|diag| diag.listeners()).expect("a dump");
+            let mut found = seen.iter().filter(|(it, _)| it.is_ipv6() && it.port() == at.port());
+            assert_eq!(found.next().map(|it| it.1), Some(alone), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn it_lists_both_ends_of_a_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
+        let (here, there) =
+            (client.local_addr().expect("bound"), listener.local_addr().expect("bound"));
+        let seen = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
+        let ends = |local, peer| seen.iter().any(|it| it.local == local && it.peer == peer);
+        assert!(ends(here, there) && ends(there, here));
+    }
+
+    #[test]
+    fn the_check_for_support_closes_no_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let mut client = TcpStream::connect(at).expect("connects");
+        let asked = SockDiag::open().and_then(|diag| diag.can_destroy());
+        if let Err(error) = asked {
+            use io::ErrorKind::{PermissionDenied, Unsupported};
+            assert!(matches!(error.kind(), Unsupported | PermissionDenied), "{error}");
+        }
+        client.write_all(b"x").expect("it stands");
+    }
+
+    #[test]
+    fn what_was_sent_is_counted_also_after_the_other_end_has_finished() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
+        let (mut server, here) = listener.accept().expect("it came");
+        let diag = SockDiag::open().expect("netlink");
+        let seen = diag.connections().expect("a dump");
+        let own = seen.iter().find(|it| it.peer == here).expect("it is listed").clone();
+        assert_eq!(diag.sent_segments(&own).expect("it stands"), 0);
+        client.shutdown(Shutdown::Write).expect("it stands");
+        assert_eq!(std::io::Read::read(&mut server, &mut [0]).expect("the end"), 0);
+        server.write_all(b"x").expect("it stands");
+        assert_eq!(diag.sent_segments(&own).expect("it half stands"), 1);
+        drop((client, server));
+        let gone = diag.sent_segments(&own).expect_err("it has ended");
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn one_connection_is_refreshed_until_it_has_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let at = listener.local_addr().expect("bound");
+        let mut client = TcpStream::connect(at).expect("connects");
+        let here = client.local_addr().expect("bound");
+        let diag = SockDiag::open().expect("netlink");
+        let seen = diag.connections().expect("a dump");
+        let own = seen.iter().find(|it| it.local == here).expect("it is listed").clone();
+        assert_eq!((own.activity.since_received, own.activity.has_sent), (None, false));
+        let (mut server, _) = listener.accept().expect("it came");
+        server.write_all(b"x").expect("sent");
+        client.peek(&mut [0]).expect("it came");
+        client.write_all(b"y").expect("sent");
+        let seen = diag.refresh(&own).expect("it stands").activity;
+        assert!(seen.since_received.is_some() && seen.has_sent, "{seen:?}");
+        client.shutdown(Shutdown::Write).expect("it stands");
+        let half = diag.refresh(&own).expect_err("no request can come of it any more");
+        assert_eq!(half.kind(), io::ErrorKind::NotFound);
+        drop((client, server, listener));
+        let gone = diag.refresh(&own).expect_err("it has ended");
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,25 @@
+//! Pure: paths of the cgroups and pins that the agent works with.
+
+use std::path::PathBuf;
+
+/// Paths of the cgroups and pins that the agent works with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentPaths {
+    /// Bpf filesystem; the agent mounts it if it is not mounted.
+    pub bpffs: PathBuf,
+    /// Cgroup below which connects are redirected.
+    pub clients: PathBuf,
+    /// Cgroup below which the pods' cgroups are.
+    pub pods: PathBuf,
+    /// Cgroup of the kubelet, if its connections are to be marked as probes.
+    pub kubelet: Option<PathBuf>,
+    /// ABI version of the pins: this build's version, except in tests of upgrades.
+    pub version: u32,
+}
+
+impl AgentPaths {
+    /// Returns the folder of this version's pins: `v<version>` below the bpf filesystem.
+    pub fn pins(&self) -> PathBuf {
+        self.bpffs.join(format!("v{}", self.version))
+    }
+}

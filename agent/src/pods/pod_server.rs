@@ -1,0 +1,135 @@
+//! Shell: pod server: the agent's own port in each pod's network namespace.
+//!
+//! | request | sent by | response |
+//! |---|---|---|
+//! | `GET /wait-for-drain` | the kubelet, before it stops a container | once the pod may stop: [`prestop`] |
+//! | `POST /in-use` | agents of nodes with clients, before they close stale connections | the use of each: [`in_use`] |
+//!
+//! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
+//! use and nothing else. Knative reserves the port (knative/serving `pkg/networking/constants.go`). Without an agent
+//! the port is closed, so the kubelet's request is refused at once and the pod is stopped as usual.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use axum::{
+    Router,
+    routing::{get, post},
+};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
+    sockopt::{Ipv6V6Only, ReuseAddr},
+};
+use tokio::sync::mpsc::Sender;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::warn;
+
+use self::{in_use::InUseLookup, prestop::PreStopHooks};
+use crate::{
+    kernel::maps::connection_storage::ConnectionStorage,
+    net::sockdiag::SockDiag,
+    pods::{
+        namespace::{self, NetworkNamespace, POD_SERVER_PORT},
+        types::PodTrackerEvent,
+    },
+};
+
+pub mod in_use;
+pub mod prestop;
+
+/// Accept backlog: every container of a pod sends one request, and every node with clients sends some.
+const BACKLOG: i32 = 64;
+
+/// State that all pod servers share.
+#[derive(Clone, Debug)]
+pub struct PodServers {
+    /// Pods that may stop, and preStop requests.
+    pub prestop_hooks: PreStopHooks,
+    /// The eBPF programs' storage of pods' connections.
+    pub conns: ConnectionStorage,
+    /// Channel of events to the agent's loop.
+    pub events: Sender<PodTrackerEvent>,
+}
+
+/// Open pod server in a pod's namespace. It closes when dropped, as a namespace lives as long as a socket in it.
+#[derive(Debug)]
+pub struct PodServer {
+    /// Cookie of the server's namespace.
+    pub cookie: u64,
+    _stop: DropGuard,
+}
+
+impl PodServers {
+    /// Opens a pod server in a pod's namespace. Must be called in a runtime.
+    pub fn open(
+        &self,
+        uid: &str,
+        cookie: u64,
+        of: &NetworkNamespace,
+    ) -> Result<PodServer, namespace::NamespaceError> {
+        // Both sockets stay in the pod's namespace; only their creation has to run inside it.
+        let (listener, diag) =
+            of.run_inside("port 8022", || Ok((open_listener()?, SockDiag::open()?)))?;
+        let stop = CancellationToken::new();
+        let books = InUseLookup::new(diag, self.conns.clone());
+        let asked = PodServerState {
+            uid: uid.to_owned(),
+            servers: self.clone(),
+            in_use_lookup: books,
+            stop: stop.clone(),
+        };
+        tokio::spawn(async move {
+            let uid = asked.uid.clone();
+            if let Err(error) = serve(listener, asked).await {
+                warn!(uid, %error, "cannot answer in the pod's namespace");
+            }
+        });
+        Ok(PodServer { cookie, _stop: stop.drop_guard() })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct PodServerState {
+    uid: String,
+    servers: PodServers,
+    in_use_lookup: InUseLookup,
+    stop: CancellationToken,
+}
+
+async fn serve(listener: TcpListener, asked: PodServerState) -> io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let stop = asked.stop.clone().cancelled_owned();
+    let pages = Router::new()
+        .route("/wait-for-drain", get(prestop::handle_wait_for_drain))
+        .route(in_use::PATH, post(in_use::handle_in_use))
+        .with_state(asked);
+    let pages = pages.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, pages).with_graceful_shutdown(stop).await
+}
+
+/// Returns a listener for both families in the calling thread's namespace.
+fn open_listener() -> io::Result<TcpListener> {
+    let listener = match open_ipv6_socket() {
+        // The kernel was booted without IPv6.
+        Err(nix::Error::EAFNOSUPPORT) => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, POD_SERVER_PORT))?
+        }
+        other => TcpListener::from(other?),
+    };
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn open_ipv6_socket() -> nix::Result<OwnedFd> {
+    let socket = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // As the standard library does: a port that was closed a moment ago can be opened again.
+    setsockopt(&socket, ReuseAddr, &true)?;
+    setsockopt(&socket, Ipv6V6Only, &false)?;
+    let at = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, POD_SERVER_PORT, 0, 0);
+    bind(socket.as_raw_fd(), &SockaddrIn6::from(at))?;
+    listen(&socket, Backlog::new(BACKLOG)?)?;
+    Ok(socket)
+}

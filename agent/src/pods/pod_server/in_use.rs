@@ -1,0 +1,214 @@
+//! Shell: `POST /in-use`, by which the agent of a client's node learns which of the client's connections are in use.
+//!
+//! The query is a list of addresses, one a line: the client's ends of connections to this pod. The answer has one line
+//! for each known connection: `busy ADDRESS` if a message is under way, `idle ADDRESS` if none is. `no-request ADDRESS`
+//! means that no request is under way, but perhaps a frame of HTTP/2. Opaque connections have no line. A client's node
+//! sees when bytes pass, not what they mean: a response that pauses looks to it like one that has ended. The eBPF
+//! programs on the pod's node follow the messages.
+//!
+//! Any client that reaches the pod may send a query. It learns only if a connection that it can name is in use.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{AddrParseError, SocketAddr},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+};
+use datapath::abi::ConnectionActivity;
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use tracing::warn;
+
+use super::PodServerState;
+use crate::{
+    kernel::maps::connection_storage::ConnectionStorage, lock::lock, net::sockdiag::SockDiag,
+};
+
+/// Path of the query on the pod server.
+pub(crate) const PATH: &str = "/in-use";
+/// Highest number of bytes of a query or an answer.
+pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024;
+/// Highest number of addresses in one query. A line has at most 47 bytes of address, a word of 11, and a line end.
+pub(crate) const QUERY_ADDRESSES_MAX: usize = 1_000;
+/// Pause after each scan, so that constant queries cost little.
+const SCAN_PAUSE: Duration = Duration::from_millis(5);
+
+/// Writes a query as it is sent.
+pub(crate) fn encode_query(clients: &[SocketAddr]) -> String {
+    clients.iter().map(|at| format!("{at}\n")).collect()
+}
+
+/// Reads a query as it was received.
+fn parse_query(question: &str) -> Result<BTreeSet<SocketAddr>, AddrParseError> {
+    question.lines().map(str::parse).collect()
+}
+
+/// First word of a connection's line in an answer.
+const USE_WORDS: [(ConnectionActivity, &str); 3] = [
+    (ConnectionActivity::MessageInFlight, "busy"),
+    (ConnectionActivity::Idle, "idle"),
+    (ConnectionActivity::NoRequestInFlight, "no-request"),
+];
+
+fn encode_answer(in_use: impl IntoIterator<Item = (SocketAddr, ConnectionActivity)>) -> String {
+    let word = |known| USE_WORDS.iter().find(|(it, _)| *it == known).map_or("", |(_, word)| word);
+    in_use.into_iter().map(|(at, known)| format!("{} {at}\n", word(known))).collect()
+}
+
+/// Reads an answer: the use of each client's connection that is known. `None` if it is malformed.
+pub(crate) fn parse_answer(answer: &str) -> Option<BTreeMap<SocketAddr, ConnectionActivity>> {
+    let line = |line: &str| {
+        let (said, at) = line.split_once(' ')?;
+        let (known, _) = USE_WORDS.into_iter().find(|(_, word)| *word == said)?;
+        Some((at.parse().ok()?, known))
+    };
+    answer.lines().map(line).collect()
+}
+
+/// Lookup of the use of a pod's connections. Cheap to clone.
+///
+/// One scan runs at a time. Queries that arrive meanwhile wait for the next scan, which answers all of them. So each
+/// node has its answer after two scans, however many send queries.
+#[derive(Clone, Debug)]
+pub(super) struct InUseLookup {
+    /// Sock_diag socket in the pod's namespace.
+    diag: Arc<Mutex<SockDiag>>,
+    conns: ConnectionStorage,
+    scan_lock: Arc<tokio::sync::Mutex<()>>,
+    /// Result of the next scan, which has not begun yet.
+    next_scan: Arc<Mutex<Option<watch::Receiver<Option<InUseScanResult>>>>>,
+}
+
+/// Use of each client's connection that is known, or the error of the scan.
+type InUseScanResult = Arc<io::Result<BTreeMap<SocketAddr, ConnectionActivity>>>;
+
+impl InUseLookup {
+    pub(super) fn new(diag: SockDiag, conns: ConnectionStorage) -> Self {
+        let diag = Arc::new(Mutex::new(diag));
+        Self { diag, conns, scan_lock: Arc::default(), next_scan: Arc::default() }
+    }
+
+    /// Returns the result of a scan that begins after this call. `None` if the runtime ends.
+    async fn next_result(&self) -> Option<InUseScanResult> {
+        let mut found = {
+            let mut next = lock(&self.next_scan);
+            next.get_or_insert_with(|| self.schedule_scan()).clone()
+        };
+        found.wait_for(Option::is_some).await.ok()?.clone()
+    }
+
+    fn schedule_scan(&self) -> watch::Receiver<Option<InUseScanResult>> {
+        let (tell, found) = watch::channel(None);
+        let books = self.clone();
+        tokio::spawn(async move {
+            let _turn = books.scan_lock.lock().await;
+            // A query that arrives from here on needs a scan that begins later.
+            lock(&books.next_scan).take();
+            let Self { diag, conns, .. } = books.clone();
+            let look = spawn_blocking(move || conns.in_use(&lock(&diag)));
+            let seen = look.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+            tell.send_replace(Some(Arc::new(seen)));
+            sleep(SCAN_PAUSE).await;
+        });
+        found
+    }
+}
+
+/// Answers a query after the next scan.
+pub(super) async fn handle_in_use(
+    State(asked): State<PodServerState>,
+    question: String,
+) -> Response {
+    let clients = match parse_query(&question) {
+        Ok(clients) => clients,
+        Err(error) => {
+            let rule = format!("one address and port a line: {error}\n");
+            return (StatusCode::BAD_REQUEST, rule).into_response();
+        }
+    };
+    match asked.in_use_lookup.next_result().await.as_deref() {
+        Some(Ok(all)) => {
+            // Only the addresses of the query: a client learns nothing of other clients' connections.
+            let of_those = all.iter().filter(|(client, _)| clients.contains(client));
+            encode_answer(of_those.map(|(client, known)| (*client, *known))).into_response()
+        }
+        other => {
+            warn!(uid = asked.uid, ?other, "cannot look which connections are in use");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn a_query_is_parsed_as_it_was_encoded_or_not_at_all() {
+        let clients = [at("10.0.0.1:80"), at("[fd00::1]:65535")];
+        assert_eq!(parse_query(&encode_query(&clients)).expect("as written"), clients.into());
+        assert_eq!(parse_query("").expect("nothing"), BTreeSet::new());
+        for bad in ["10.0.0.1", "10.0.0.1:80\n\n", "10.0.0.1:65536", "a:1"] {
+            assert!(parse_query(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_parsed_as_it_was_encoded_or_not_at_all() {
+        let all = BTreeMap::from([
+            (at("10.0.0.1:80"), ConnectionActivity::MessageInFlight),
+            (at("[fd00::1]:65535"), ConnectionActivity::Idle),
+            (at("[fd00::1]:1"), ConnectionActivity::NoRequestInFlight),
+        ]);
+        assert_eq!(parse_answer(&encode_answer(all.clone())), Some(all));
+        assert_eq!(parse_answer(""), Some(BTreeMap::new()));
+        for bad in ["10.0.0.1:80", "busy", "busy 10.0.0.1", "lazy 10.0.0.1:80", "<html>"] {
+            assert_eq!(parse_answer(bad), None, "{bad:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn queries_that_arrive_during_a_scan_share_the_next_one() {
+        let books =
+            InUseLookup::new(SockDiag::open().expect("netlink"), ConnectionStorage::default());
+        let busy = books.scan_lock.clone().lock_owned().await;
+        let asked: Vec<_> = (0..100)
+            .map(|_| {
+                let books = books.clone();
+                tokio::spawn(async move { books.next_result().await.expect("an answer") })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        drop(busy);
+        let mut found = Vec::new();
+        for asked in asked {
+            found.push(asked.await.expect("no panic"));
+        }
+        assert!(found.iter().all(|it| Arc::ptr_eq(it, &found[0])), "one look");
+        let later = books.next_result().await.expect("an answer");
+        assert!(!Arc::ptr_eq(&later, &found[0]), "another one");
+    }
+
+    #[test]
+    fn the_longest_answer_fits() {
+        let longest = at("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
+        assert!(
+            encode_answer(std::iter::repeat_n(
+                (longest, ConnectionActivity::NoRequestInFlight),
+                QUERY_ADDRESSES_MAX
+            ))
+            .len()
+                <= BODY_BYTES_MAX
+        );
+    }
+}

@@ -1,0 +1,468 @@
+//! Pure: state of each pod on this node, and the actions that follow from it.
+//!
+//! The RouteTable names a pod. The finder finds its cgroup and its network namespace, which the kernel's maps then
+//! hold. The kernel sees the pod listen, its readiness probe runs, and each change is reported. Events of the kernel
+//! are hints: the shell reads the maps again and passes the result in as [`PodTrackerEvent::KernelStateRead`].
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use common::wire::{self, PodObservation, RoutingPhase};
+
+use self::stopping::{PodDrain, PodPreStop};
+use crate::{
+    incompatible::Incompatibility,
+    pods::{
+        readiness::{self, ReadinessMachine},
+        types::{
+            NamespaceFacts, NamespaceSockets, PodKernelState, PodProbeAttempt, PodTrackerAction,
+            PodTrackerEvent,
+        },
+    },
+};
+
+mod listeners;
+mod stopping;
+
+/// Shortest time between two reports that differ only in the requests in flight.
+const IN_FLIGHT_REPORT_PERIOD: Duration = Duration::from_secs(1);
+
+/// Period in which a pod's namespace is inspected if the kernel did not see its listener open.
+const INSPECT_PERIOD: Duration = Duration::from_secs(1);
+
+/// Inspection period of a pod that did not listen within its first minute, [`LATE_AFTER`].
+const LATE_INSPECT_PERIOD: Duration = Duration::from_secs(10);
+/// Age from which a pod without a listener is inspected less often.
+const LATE_AFTER: Duration = Duration::from_secs(60);
+
+/// Period in which registration is tried again for a pod that found no room in the kernel's maps.
+const REGISTER_RETRY_PERIOD: Duration = Duration::from_secs(1);
+
+/// All pods of this node. Pass every event to [`step`](Self::step) and perform the actions that it returns.
+#[derive(Debug)]
+pub struct PodTracker {
+    pods: BTreeMap<String, TrackedPod>,
+    /// True if a controller is connected: a pod that it does not name as draining is then not draining.
+    controller_connected: bool,
+    /// Time that a draining pod waits for its upgraded connections.
+    tunnel_drain: Duration,
+}
+
+#[derive(Debug)]
+struct TrackedPod {
+    pod: wire::PodEntry,
+    tracked_since: Instant,
+    facts: Option<NamespaceFacts>,
+    /// Reason for which the pod has no namespace of its own.
+    namespace_missing: Option<Incompatibility>,
+    is_registered: bool,
+    /// Time of the next attempt to register the pod, if the maps had no room for it.
+    register_retry_at: Option<Instant>,
+    kernel_state: PodKernelState,
+    /// Result of the newest inspection of its namespace; `None`: not inspected yet.
+    sockets: Option<NamespaceSockets>,
+    next_inspection: Option<Instant>,
+    listening_since_ns: u64,
+    readiness: ReadinessMachine,
+    drain: PodDrain,
+    prestop: PodPreStop,
+    last_report: Option<(Instant, PodObservation)>,
+}
+
+impl PodTracker {
+    /// Starts without pods. `tunnel_drain` is the time that a draining pod waits for its upgraded connections.
+    pub fn new(tunnel_drain: Duration) -> Self {
+        Self { pods: BTreeMap::new(), controller_connected: false, tunnel_drain }
+    }
+
+    /// Sets the flag that a controller is connected.
+    pub fn set_controller_connected(&mut self, informed: bool) {
+        self.controller_connected = informed;
+    }
+
+    /// Handles one event. Returns the actions to perform.
+    pub fn step(&mut self, now: Instant, event: PodTrackerEvent) -> Vec<PodTrackerAction> {
+        let mut out = Vec::new();
+        match event {
+            PodTrackerEvent::RouteUpdated(pod) => self.handle_route_update(now, *pod, &mut out),
+            PodTrackerEvent::RouteRemoved(uid) => {
+                self.with_pod(&uid, |pod| pod.handle_route_removed(now));
+                self.forget_if_done(&uid, &mut out);
+            }
+            PodTrackerEvent::PreStopRequested(uid) => {
+                self.with_pod(&uid, |pod| pod.handle_prestop(now, &mut out));
+                self.forget_if_done(&uid, &mut out);
+            }
+            PodTrackerEvent::ProcessesEnded(uid) => {
+                // Without a process nothing is in flight, and the preStop request needs no response.
+                self.with_pod(&uid, |pod| pod.prestop.is_answered = true);
+                self.forget_if_done(&uid, &mut out);
+            }
+            PodTrackerEvent::NamespaceFound(uid, facts) => {
+                self.with_pod(&uid, |pod| pod.handle_namespace(now, facts, &mut out))
+            }
+            PodTrackerEvent::NamespaceMissing(uid, oddity) => self.with_pod(&uid, |pod| {
+                pod.namespace_missing = Some(oddity);
+                pod.report(now, &mut out);
+            }),
+            PodTrackerEvent::Registered(uid) => {
+                self.with_pod(&uid, |pod| pod.handle_registered(now, &mut out))
+            }
+            PodTrackerEvent::Crowded(uid) => self.with_pod(&uid, |pod| {
+                pod.register_retry_at = Some(now + REGISTER_RETRY_PERIOD);
+                pod.report(now, &mut out);
+            }),
+            PodTrackerEvent::KernelStateRead(uid, read) => {
+                let (informed, patience) = (self.controller_connected, self.tunnel_drain);
+                self.with_pod(&uid, |pod| {
+                    pod.handle_kernel_state(now, read, informed, patience, &mut out)
+                });
+                self.forget_if_done(&uid, &mut out);
+            }
+            PodTrackerEvent::Inspected(uid, seen, at_ns) => {
+                self.with_pod(&uid, |pod| pod.handle_inspection(now, seen, at_ns, &mut out));
+            }
+            // Stored until the next reading of the maps, which alone decides if the pod is drained.
+            PodTrackerEvent::UpgradedCounted(uid, count, at) => {
+                self.with_pod(&uid, |pod| pod.drain.upgraded_count = Some((at, count)));
+            }
+            PodTrackerEvent::ProbeEnded(uid, seq, result) => {
+                let event = readiness::ReadinessEvent::AttemptEnded { seq, result };
+                self.with_pod(&uid, |pod| pod.update_readiness(now, event, &mut out));
+            }
+            PodTrackerEvent::Tick => {
+                self.pods.values_mut().for_each(|pod| pod.handle_tick(now, &mut out))
+            }
+        }
+        out
+    }
+
+    /// Returns the latest time for the next [`step`](Self::step) with [`PodTrackerEvent::Tick`].
+    pub fn next_wake(&self) -> Option<Instant> {
+        self.pods.values().filter_map(TrackedPod::next_wake).min()
+    }
+
+    /// Returns the uids of the pods, each with true if the kernel's maps hold the pod.
+    pub fn uids(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.pods.iter().map(|(uid, pod)| (uid.as_str(), pod.is_registered))
+    }
+
+    /// Returns the pod as the RouteTable names it.
+    pub fn get(&self, uid: &str) -> Option<&wire::PodEntry> {
+        self.pods.get(uid).map(|tracked| &tracked.pod)
+    }
+
+    /// Returns the pods that wait for their last requests, and are therefore read more often.
+    pub fn draining_uids(&self) -> Vec<String> {
+        let leaves = |pod: &&TrackedPod| pod.drain.since.is_some() || pod.is_waiting_to_stop();
+        self.pods.values().filter(leaves).map(TrackedPod::uid).collect()
+    }
+
+    /// Returns true if the kubelet stops the pod, whatever the RouteTable states of it.
+    pub fn is_stopping(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.prestop.since.is_some())
+    }
+
+    /// Returns true if a pod has a listener, but none that the eBPF programs saw open.
+    pub fn is_listener_unseen(&self, uid: &str) -> bool {
+        let unseen = |pod: &TrackedPod| pod.is_listening() && pod.kernel_state.listeners == 0;
+        self.pods.get(uid).is_some_and(unseen)
+    }
+
+    /// Returns true if every pod that the RouteTable names as ready is ready here. A new agent reports only then, or
+    /// after a while. Otherwise serving pods would leave the table while it still searches for them.
+    pub fn has_caught_up(&self) -> bool {
+        let settled =
+            |pod: &TrackedPod| pod.pod.phase != RoutingPhase::Ready || pod.readiness.is_ready();
+        self.pods.values().all(settled)
+    }
+
+    /// Returns the numbers of pods that are named, listen, are ready, and found no room.
+    pub fn counts(&self) -> PodStateCounts {
+        let count = |is: fn(&TrackedPod) -> bool| self.pods.values().filter(|pod| is(pod)).count();
+        PodStateCounts {
+            in_table: self.pods.len(),
+            listening: count(TrackedPod::is_listening),
+            ready: count(|pod| pod.readiness.is_ready()),
+            crowded: count(|pod| pod.register_retry_at.is_some()),
+        }
+    }
+
+    fn handle_route_update(
+        &mut self,
+        now: Instant,
+        pod: wire::PodEntry,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        if let Some(tracked) = self.pods.get_mut(&pod.uid) {
+            tracked.handle_route_update(now, pod, out);
+            return;
+        }
+        out.push(PodTrackerAction::FindNamespace(pod.uid.clone()));
+        let mut tracked = TrackedPod::new(now, pod);
+        tracked.update_draining(now);
+        tracked.report(now, out);
+        self.pods.insert(tracked.pod.uid.clone(), tracked);
+    }
+
+    /// Forgets a pod that the RouteTable has dropped, unless the kubelet still waits for its last requests.
+    fn forget_if_done(&mut self, uid: &str, out: &mut Vec<PodTrackerAction>) {
+        if self
+            .pods
+            .get(uid)
+            .is_some_and(|pod| pod.drain.is_route_removed && !pod.is_waiting_to_stop())
+        {
+            self.pods.remove(uid);
+            out.extend([
+                PodTrackerAction::Unregister(uid.to_owned()),
+                PodTrackerAction::ReportGone(uid.to_owned()),
+            ]);
+        }
+    }
+
+    /// Applies `each` to a pod, if it still exists: a pod that is gone needs nothing.
+    fn with_pod(&mut self, uid: &str, each: impl FnOnce(&mut TrackedPod)) {
+        if let Some(pod) = self.pods.get_mut(uid) {
+            each(pod);
+        }
+    }
+}
+
+/// Numbers of this node's pods by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodStateCounts {
+    /// Pods that the RouteTable names.
+    pub in_table: usize,
+    /// Pods that listen on their serving port.
+    pub listening: usize,
+    /// Pods that are ready for requests.
+    pub ready: usize,
+    /// Pods without room in the kernel's maps.
+    pub crowded: usize,
+}
+
+impl PodStateCounts {
+    /// Returns each state's name in metrics, and the number of pods in it.
+    pub(crate) fn by_state(self) -> [(&'static str, usize); 4] {
+        [
+            ("named", self.in_table),
+            ("listening", self.listening),
+            ("ready", self.ready),
+            ("crowded", self.crowded),
+        ]
+    }
+}
+
+impl TrackedPod {
+    fn new(now: Instant, pod: wire::PodEntry) -> Self {
+        Self {
+            readiness: ReadinessMachine::new(pod.probe.clone()),
+            pod,
+            tracked_since: now,
+            facts: None,
+            namespace_missing: None,
+            is_registered: false,
+            register_retry_at: None,
+            kernel_state: PodKernelState::default(),
+            sockets: None,
+            next_inspection: None,
+            listening_since_ns: 0,
+            drain: PodDrain::default(),
+            prestop: PodPreStop::default(),
+            last_report: None,
+        }
+    }
+
+    fn handle_route_update(
+        &mut self,
+        now: Instant,
+        pod: wire::PodEntry,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let old = mem::replace(&mut self.pod, pod);
+        // A snapshot may name a pod that an earlier table had dropped.
+        self.drain.is_route_removed = false;
+        // Another port or probe makes a new pod of it: what is known of the old port proves nothing.
+        if old.probe != self.pod.probe || old.port != self.pod.port {
+            self.readiness = ReadinessMachine::new(self.pod.probe.clone());
+            self.is_registered = false;
+            self.kernel_state = PodKernelState::default();
+            out.extend(
+                self.facts.clone().map(|facts| PodTrackerAction::Register(self.uid(), facts)),
+            );
+        }
+        self.update_draining(now);
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
+    }
+
+    fn handle_namespace(
+        &mut self,
+        now: Instant,
+        facts: NamespaceFacts,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        if self.facts.as_ref() == Some(&facts) {
+            return;
+        }
+        // A new sandbox: readings and inspections of the old namespace prove nothing.
+        if self.facts.as_ref().is_some_and(|old| old.cookie != facts.cookie) {
+            self.is_registered = false;
+            self.kernel_state = PodKernelState::default();
+            self.sockets = None;
+        }
+        self.facts = Some(facts.clone());
+        out.push(PodTrackerAction::Register(self.uid(), facts));
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
+    }
+
+    /// Handles the registration. A listener may have opened before the maps held the pod, so its namespace is inspected
+    /// once.
+    fn handle_registered(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        self.register_retry_at = None;
+        if !mem::replace(&mut self.is_registered, true) {
+            self.request_inspection(now, out);
+        }
+    }
+
+    fn request_inspection(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        out.push(PodTrackerAction::Inspect(self.uid()));
+        let late = now.duration_since(self.tracked_since) >= LATE_AFTER && !self.is_listening();
+        self.next_inspection = Some(now + if late { LATE_INSPECT_PERIOD } else { INSPECT_PERIOD });
+    }
+
+    fn handle_kernel_state(
+        &mut self,
+        now: Instant,
+        read: PodKernelState,
+        informed: bool,
+        patience: Duration,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let was_listening = self.is_listening();
+        let before = mem::replace(&mut self.kernel_state, read);
+        let opened = before.listeners == 0 && read.listeners > 0;
+        // An inspection may have found this listener before; then it is not a new one.
+        if opened && !was_listening {
+            self.listening_since_ns = read.listener_opened_ns;
+            self.handle_reopened(now, out);
+        }
+        let closed = before.listeners > 0 && read.listeners == 0;
+        if closed && self.sockets.take().is_some() {
+            // The newest inspection is older than the close: only another one can find other listeners.
+            self.request_inspection(now, out);
+        }
+        self.update_drained(now, patience, out);
+        self.update_restart(now, informed, out);
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
+    }
+
+    fn handle_inspection(
+        &mut self,
+        now: Instant,
+        seen: NamespaceSockets,
+        at_ns: u64,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let was_listening = self.is_listening();
+        self.sockets = Some(seen);
+        if !was_listening && self.is_listening() {
+            self.listening_since_ns = at_ns;
+            self.handle_reopened(now, out);
+        }
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
+    }
+
+    fn handle_tick(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        let due = self.next_inspection.is_some_and(|at| at <= now);
+        if due && self.needs_inspection() {
+            self.request_inspection(now, out);
+        }
+        if let Some(at) = self.register_retry_at.as_mut().filter(|at| **at <= now) {
+            *at = now + REGISTER_RETRY_PERIOD;
+            out.extend(
+                self.facts.clone().map(|facts| PodTrackerAction::Register(self.uid(), facts)),
+            );
+        }
+        self.update_readiness(now, readiness::ReadinessEvent::Tick, out);
+    }
+
+    /// Returns true if the pod needs inspections: the kernel reports its own listeners, but not those that opened
+    /// earlier.
+    fn needs_inspection(&self) -> bool {
+        self.is_registered && self.kernel_state.listeners == 0
+    }
+
+    /// Updates readiness by the listeners, then by `event`, and reports.
+    fn update_readiness(
+        &mut self,
+        now: Instant,
+        event: readiness::ReadinessEvent,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        // A probe needs an address to connect to.
+        let listening = self.is_listening() && self.address().is_some() && self.serves_clients();
+        let first = self.readiness.step(now, readiness::ReadinessEvent::Listening(listening));
+        let then = self.readiness.step(now, event);
+        if let (Some(attempt), Some(at)) = (then.or(first), self.address()) {
+            let probe = self.readiness.probe().clone();
+            let at = SocketAddr::new(at.ip(), probe.port.unwrap_or(self.pod.port).get());
+            let readiness::ReadinessAttempt { seq, timeout } = attempt;
+            out.push(PodTrackerAction::StartProbe(PodProbeAttempt {
+                uid: self.uid(),
+                seq,
+                timeout,
+                at,
+                probe,
+            }));
+        }
+        if !self.is_listening() {
+            self.listening_since_ns = 0;
+        }
+        self.report(now, out);
+    }
+
+    fn report(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        // Requests in flight change all the time: a report for them alone waits for its turn.
+        let seen = self.to_report();
+        if let Some((at, old)) = &self.last_report {
+            let early = now.duration_since(*at) < IN_FLIGHT_REPORT_PERIOD;
+            let minor = PodObservation { in_flight: old.in_flight, ..seen.clone() } == *old;
+            if *old == seen || (minor && early) {
+                return;
+            }
+        }
+        self.last_report = Some((now, seen.clone()));
+        out.push(PodTrackerAction::Report(seen));
+    }
+
+    fn to_report(&self) -> PodObservation {
+        PodObservation {
+            uid: self.uid(),
+            address: self.address(),
+            other_family_address: self.other_family_address(),
+            listening: self.is_listening(),
+            // A container that is about to end gets no further request, even if its pod continues.
+            ready: self.readiness.is_ready() && self.prestop.since.is_none(),
+            drained: self.drain.is_drained,
+            in_flight: self.kernel_state.in_flight,
+            listening_since_ns: self.listening_since_ns,
+            not_ready_reason: self.not_ready_reason(),
+        }
+    }
+
+    fn next_wake(&self) -> Option<Instant> {
+        let inspection = self.next_inspection.filter(|_| self.needs_inspection());
+        [self.readiness.next_wake(), inspection, self.register_retry_at].into_iter().flatten().min()
+    }
+
+    fn uid(&self) -> String {
+        self.pod.uid.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

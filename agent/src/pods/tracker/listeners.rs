@@ -1,0 +1,131 @@
+//! Pure: addresses and listeners of a pod, and the reasons for which it does not serve.
+
+use std::net::{IpAddr, SocketAddr};
+
+use datapath::abi;
+
+use super::TrackedPod;
+use crate::{incompatible::Incompatibility, pods::types::NamespaceListener};
+
+impl TrackedPod {
+    /// Returns the serving address: an address of the pod's own namespace, in its listener's family if that is known.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        let addresses = &self.facts.as_ref()?.addresses;
+        let serves = self.served_families();
+        let wanted = |ip: &&IpAddr| serves & family_bit(**ip) != 0;
+        let ip = addresses.iter().find(wanted).or_else(|| addresses.first())?;
+        Some(SocketAddr::new(*ip, self.pod.port.get()))
+    }
+
+    /// Returns the pod's address of the other family, if it serves that family too.
+    pub(super) fn other_family_address(&self) -> Option<IpAddr> {
+        let others = self.served_families() & !family_bit(self.address()?.ip());
+        let addresses = &self.facts.as_ref()?.addresses;
+        addresses.iter().find(|ip| others & family_bit(**ip) != 0).copied()
+    }
+
+    /// Returns the families of clients that the pod serves, as `SERVES_*` bits; 0: not known.
+    fn served_families(&self) -> u32 {
+        if self.kernel_state.listeners > 0 {
+            return self.kernel_state.served_families;
+        }
+        self.serving_listeners().fold(0, |all, it| all | listener_families(it))
+    }
+
+    /// Returns true if the pod serves the family of its first address, which clients use. Also true while the families
+    /// are not known.
+    ///
+    /// Knative's sidecar probes the application at 127.0.0.1 and calls it ready by that alone.
+    pub(super) fn serves_clients(&self) -> bool {
+        let first = self.facts.as_ref().and_then(|facts| facts.addresses.first());
+        self.served_families() == 0
+            || first.is_none_or(|ip| self.served_families() & family_bit(*ip) != 0)
+    }
+
+    /// Returns the listeners on the serving port that other hosts can reach, by the newest inspection.
+    fn serving_listeners(&self) -> impl Iterator<Item = &NamespaceListener> {
+        let port = self.pod.port.get();
+        let all = self.listeners().iter();
+        all.filter(move |it| it.at.port() == port && !is_loopback(it.at.ip()))
+    }
+
+    fn listeners(&self) -> &[NamespaceListener] {
+        self.sockets.as_ref().map_or(&[], |sockets| &sockets.listeners)
+    }
+
+    pub(super) fn is_listening(&self) -> bool {
+        self.kernel_state.listeners > 0 || self.serving_listeners().next().is_some()
+    }
+
+    pub(super) fn not_ready_reason(&self) -> String {
+        if let Some(oddity) = self.incompatibility() {
+            return oddity.to_string();
+        }
+        if !self.is_listening() {
+            return self.not_listening_reason();
+        }
+        if !self.serves_clients() {
+            return self.wrong_family_reason();
+        }
+        match self.readiness.last_failure() {
+            "" => String::new(),
+            failed => format!("readiness probe failed: {failed}"),
+        }
+    }
+
+    /// Returns the reason for which a pod that listens for one address family does not serve.
+    fn wrong_family_reason(&self) -> String {
+        let port = self.pod.port;
+        let (have, want, any) = match self.served_families() & abi::SERVES_V4 {
+            0 => ("IPv6", "IPv4", "0.0.0.0, or on :: without IPV6_V6ONLY"),
+            _ => ("IPv4", "IPv6", "::"),
+        };
+        format!("port {port} is open for {have} only, and clients come by {want}: listen on {any}")
+    }
+
+    fn incompatibility(&self) -> Option<Incompatibility> {
+        let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.has_redirection);
+        let found =
+            self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);
+        let crowded = self.register_retry_at.map(|_| Incompatibility::Crowded);
+        found.or(crowded).or_else(|| redirects.then_some(Incompatibility::Redirected))
+    }
+
+    /// Returns the reason for which an inspected pod does not serve; empty before an inspection.
+    fn not_listening_reason(&self) -> String {
+        let port = self.pod.port;
+        let seen_on_loopback = self.kernel_state.loopback_listeners > 0;
+        if self.sockets.is_none() && !seen_on_loopback {
+            return String::new();
+        }
+        if seen_on_loopback || self.listeners().iter().any(|it| it.at.port() == port.get()) {
+            return format!("port {port} is open on a loopback address only: listen on 0.0.0.0");
+        }
+        let elsewhere: Vec<String> = self.listeners().iter().map(|it| it.at.to_string()).collect();
+        match elsewhere.join(", ") {
+            at if at.is_empty() => format!("nothing listens on port {port} yet"),
+            at => {
+                format!("nothing listens on port {port}, but on {at}: listen on the port in $PORT")
+            }
+        }
+    }
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// Returns the `SERVES_*` bit of an address's own family.
+fn family_bit(ip: IpAddr) -> u32 {
+    if ip.is_ipv4() { abi::SERVES_V4 } else { abi::SERVES_V6 }
+}
+
+/// Returns the families of clients that reach a listener. The wildcard `::` serves both, unless it is IPv6-only.
+fn listener_families(listener: &NamespaceListener) -> u32 {
+    match listener.at.ip().to_canonical() {
+        IpAddr::V6(ip) if ip.is_unspecified() && !listener.v6_only => {
+            abi::SERVES_V4 | abi::SERVES_V6
+        }
+        ip => family_bit(ip),
+    }
+}

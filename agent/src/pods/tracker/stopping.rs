@@ -1,0 +1,185 @@
+//! Pure: end of a pod: its drain, the preStop request of its kubelet, and the restart of a container.
+
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
+
+use common::wire::RoutingPhase;
+
+use super::TrackedPod;
+use crate::pods::types::{PodKernelState, PodTrackerAction};
+
+/// Time that a draining pod must have been idle before it may stop (design: stopping a pod).
+pub(super) const DRAINED_AFTER: Duration = Duration::from_secs(1);
+
+/// Time for which a persistent connection delays the end of a drained pod.
+const OPEN_CONNECTION_DRAIN_TIME: Duration = Duration::from_secs(2);
+
+/// Time after a preStop request in which the RouteTable may name the pod as draining. After that no other node is told
+/// of the draining, and only the pod's own idleness counts.
+pub(super) const DRAINING_ROUTE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time after a preStop request in which a connected controller may name the pod as draining. A pod that is not
+/// draining by then has a container restarted: its liveness or startup probe has failed.
+pub(super) const RESTART_ASSUMED_AFTER: Duration = Duration::from_secs(5);
+
+/// Time for which such a pod gets no requests while its serving container still listens. Then another container
+/// restarts, or the application ignores SIGTERM.
+pub(super) const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Period in which a draining pod's upgraded connections are counted, once they alone keep it.
+const UPGRADED_COUNT_PERIOD: Duration = Duration::from_secs(1);
+
+/// Drain of a pod, after which no client needs it.
+#[derive(Debug, Default)]
+pub(super) struct PodDrain {
+    /// Time since which the RouteTable has named the pod as draining.
+    pub(super) since: Option<Instant>,
+    /// True if the RouteTable no longer names the pod, while the kubelet still waits.
+    pub(super) is_route_removed: bool,
+    /// True if the pod has been idle for long enough.
+    pub(super) is_drained: bool,
+    /// Time and number of the newest count of upgraded connections. The number holds while no request has ended since
+    /// that time.
+    pub(super) upgraded_count: Option<(Instant, u64)>,
+    /// Time of the next count of upgraded connections.
+    next_upgraded_count: Option<Instant>,
+}
+
+/// PreStop request of a pod's kubelet.
+#[derive(Debug, Default)]
+pub(super) struct PodPreStop {
+    /// Time of the request, since which the kubelet waits to stop the pod.
+    pub(super) since: Option<Instant>,
+    /// True if the request has got its response.
+    pub(super) is_answered: bool,
+    /// True if the pod's first listener has opened since the request.
+    is_reopened: bool,
+}
+
+impl TrackedPod {
+    pub(super) fn update_draining(&mut self, now: Instant) {
+        self.drain.since = match self.pod.phase {
+            RoutingPhase::Draining => self.drain.since.or(Some(now)),
+            RoutingPhase::Starting | RoutingPhase::Ready => None,
+        };
+        self.drain.is_drained &= self.drain.since.is_some();
+    }
+
+    /// Decides from a reading of the maps if the pod is drained. Time that passes between two readings proves nothing.
+    pub(super) fn update_drained(
+        &mut self,
+        now: Instant,
+        patience: Duration,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let PodKernelState { connections, unused_connections: fresh, idle, .. } = self.kernel_state;
+        // If the RouteTable never names it as draining, the pod counts as such a moment after the preStop request.
+        let told =
+            self.drain.since.or_else(|| self.prestop.since.map(|at| at + DRAINING_ROUTE_TIMEOUT));
+        let in_flight =
+            self.awaited_requests(now, told.is_some_and(|at| now >= at + patience), out);
+        // Clients' agents are closing the idle connections: a pod that stopped with one open would lose a request that
+        // arrives at the same moment.
+        let enough = if connections > 0 { OPEN_CONNECTION_DRAIN_TIME } else { DRAINED_AFTER };
+        let quiet = in_flight == 0 && fresh == 0 && idle >= enough;
+        let long = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
+        self.drain.is_drained = quiet && self.drain.since.is_some_and(long);
+        if quiet && self.is_waiting_to_stop() && told.is_some_and(long) {
+            self.prestop.is_answered = true;
+            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
+        }
+    }
+
+    /// Returns the requests in flight that the pod must wait for. If it is `late`, upgraded connections do not count:
+    /// the application closes them best itself, and learns from its SIGTERM that it is time.
+    fn awaited_requests(
+        &mut self,
+        now: Instant,
+        late: bool,
+        out: &mut Vec<PodTrackerAction>,
+    ) -> u64 {
+        let PodKernelState { in_flight, idle, .. } = self.kernel_state;
+        if !late || in_flight == 0 {
+            return in_flight;
+        }
+        if self.drain.next_upgraded_count.is_none_or(|at| now >= at) {
+            self.drain.next_upgraded_count = Some(now + UPGRADED_COUNT_PERIOD);
+            out.push(PodTrackerAction::CountUpgraded(self.uid()));
+        }
+        // As no request has ended since the count, all counted connections are among those in flight.
+        let counted =
+            self.drain.upgraded_count.filter(|(at, _)| now.saturating_duration_since(*at) <= idle);
+        in_flight.saturating_sub(counted.map_or(0, |(_, count)| count))
+    }
+
+    /// Handles a container's restart. The kubelet may restart it without waiting for requests that it may never answer,
+    /// and the pod returns to service afterwards. Without a controller nothing happens here, because the pod may as
+    /// well be one that stops.
+    pub(super) fn update_restart(
+        &mut self,
+        now: Instant,
+        informed: bool,
+        out: &mut Vec<PodTrackerAction>,
+    ) {
+        let Some(asked) = self.prestop.since.filter(|_| informed && self.drain.since.is_none())
+        else {
+            return;
+        };
+        let since = now.saturating_duration_since(asked);
+        if since >= RESTART_ASSUMED_AFTER && self.is_waiting_to_stop() {
+            self.prestop.is_answered = true;
+            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
+        }
+        // Reopened: the new container listens. Otherwise the serving container never closed, and another one restarted.
+        let is_over = (self.prestop.is_reopened && since >= DRAINING_ROUTE_TIMEOUT)
+            || since >= RESTART_ASSUMED_AFTER + RESTART_TIMEOUT;
+        if is_over && self.is_listening() {
+            self.end_restart(out);
+        }
+    }
+
+    /// Handles a preStop request. The kubelet sends one for each container, and each gets the same response.
+    pub(super) fn handle_prestop(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        if self.prestop.since.is_none() {
+            self.prestop.since = Some(now);
+            self.prestop.is_reopened = false;
+        }
+        if self.prestop.is_answered {
+            out.push(PodTrackerAction::AnswerPreStop(self.uid()));
+        }
+        // Reports the pod as not ready: no new request may come from here on.
+        self.report(now, out);
+    }
+
+    /// Handles the opening of the first listener. The kubelet also sends a preStop request before it restarts a
+    /// container whose liveness probe failed. A later preStop request then counts as the first one. A pod that really
+    /// stops is draining by now.
+    pub(super) fn handle_reopened(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
+        self.prestop.is_reopened = self.prestop.since.is_some();
+        let early = |asked| now.saturating_duration_since(asked) < DRAINING_ROUTE_TIMEOUT;
+        if self.drain.since.is_some() || self.prestop.since.is_some_and(early) {
+            return;
+        }
+        self.end_restart(out);
+    }
+
+    /// Ends the restart: the container that the preStop request was for runs again.
+    fn end_restart(&mut self, out: &mut Vec<PodTrackerAction>) {
+        let was_asked = self.prestop.since.take().is_some();
+        if mem::take(&mut self.prestop.is_answered) || was_asked {
+            out.push(PodTrackerAction::EndExclusion(self.uid()));
+        }
+    }
+
+    /// Marks the pod as dropped from the RouteTable: no client is routed to it.
+    pub(super) fn handle_route_removed(&mut self, now: Instant) {
+        self.drain.is_route_removed = true;
+        self.drain.since.get_or_insert(now);
+    }
+
+    pub(super) fn is_waiting_to_stop(&self) -> bool {
+        self.prestop.since.is_some() && !self.prestop.is_answered
+    }
+}

@@ -1,0 +1,274 @@
+//! Pure: routes of this node: the RouteTable as the planner has it, and the extent to which the maps follow it.
+//!
+//! Pass in batches, local pods and the results of writes. While [`is_dirty`](NodeRoutes::is_dirty), write the next
+//! [`plan`](NodeRoutes::plan) into the maps.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use common::{
+    link::{DrainAckReporter, PodReportKey, RouteBatch},
+    outbox::Outbox,
+    wire::{NamespacedName, PodReportItem, RouteChange},
+};
+
+use crate::{
+    kernel::map_op::{KernelPodIds, KernelRoutes},
+    routes::plan::{MapCapacityError, MapPlan, PlannerTable, RoutePlanner},
+};
+
+/// RouteTable of this node, and its way into the kernel's maps.
+#[derive(Debug)]
+pub(crate) struct NodeRoutes {
+    planner: RoutePlanner,
+    /// Version of the RouteTable that the planner has.
+    version: u64,
+    /// Time of the first RouteTable; `None`: nothing is known yet.
+    first_table_at: Option<Instant>,
+    /// Draining pods of that RouteTable, and the acknowledgements that the controller has of them.
+    draining: DrainAckReporter,
+    /// Registered pods as the planner last got them.
+    planned_pods: BTreeMap<String, KernelPodIds>,
+    /// Services that do not fit the kernel's maps.
+    refused_services: BTreeMap<NamespacedName, MapCapacityError>,
+    /// True if a write failed midway, so that the planner has to read the maps again.
+    maps_inconsistent: bool,
+    /// True if the maps may differ from the table and the local pods.
+    is_dirty: bool,
+}
+
+impl NodeRoutes {
+    /// Starts with the kernel's present routes and without a table. `now_ns` is CLOCK_MONOTONIC, as in every call.
+    pub(crate) fn resume(kernel: KernelRoutes, now_ns: u64) -> Self {
+        Self {
+            planner: RoutePlanner::resume(kernel, now_ns),
+            version: 0,
+            first_table_at: None,
+            draining: DrainAckReporter::default(),
+            planned_pods: BTreeMap::new(),
+            refused_services: BTreeMap::new(),
+            maps_inconsistent: false,
+            is_dirty: false,
+        }
+    }
+
+    /// Returns the table as the planner has it.
+    pub(crate) fn table(&self) -> &PlannerTable {
+        self.planner.table()
+    }
+
+    /// Returns the version of the newest complete batch.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the time of the first RouteTable.
+    pub(crate) fn first_table_at(&self) -> Option<Instant> {
+        self.first_table_at
+    }
+
+    /// Records the draining pods of a batch, before its changes are applied.
+    pub(crate) fn record_draining(&mut self, batch: &RouteBatch) {
+        self.draining.record_batch(batch);
+    }
+
+    /// Adds the removals that a snapshot implies: it names what exists, and subjects that it leaves out are gone.
+    pub(crate) fn add_removals(&self, batch: &mut RouteBatch) {
+        if batch.is_whole {
+            let gone = self.planner.table().missing_from(&batch.changes);
+            batch
+                .changes
+                .extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
+        }
+    }
+
+    /// Applies one change of a batch to the table.
+    pub(crate) fn apply_change(&mut self, change: RouteChange) {
+        self.planner.apply_change(change);
+    }
+
+    /// Ends a batch: the table is complete in this version.
+    pub(crate) fn finish_batch(&mut self, now: Instant, version: u64) {
+        self.version = version;
+        self.first_table_at.get_or_insert(now);
+        self.is_dirty = true;
+    }
+
+    /// Excludes a pod from connects, or ends that, whatever the RouteTable states of it.
+    pub(crate) fn set_excluded(&mut self, uid: &str, is_excluded: bool) {
+        self.planner.set_excluded(uid, is_excluded);
+        self.is_dirty |= self.planner.has_due_work();
+    }
+
+    /// Sets the kernel's identifiers of a pod of this node; `None`: the pod is not registered.
+    pub(crate) fn set_local_pod(&mut self, uid: &str, local: Option<KernelPodIds>) {
+        if self.planned_pods.get(uid) == local.as_ref() {
+            return;
+        }
+        match local {
+            Some(local) => drop(self.planned_pods.insert(uid.to_owned(), local)),
+            None => drop(self.planned_pods.remove(uid)),
+        }
+        self.planner.mark_pod_changed(uid);
+        self.is_dirty = true;
+    }
+
+    /// Returns true if a plan is to be written.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.is_dirty
+    }
+
+    /// Begins a write. A failure leaves the planner due, and [`retry_unfinished`](Self::retry_unfinished) asks again.
+    pub(crate) fn begin_write(&mut self) {
+        self.is_dirty = false;
+    }
+
+    /// Asks for another write if the last one failed or was partial.
+    pub(crate) fn retry_unfinished(&mut self) {
+        self.is_dirty |= self.maps_inconsistent || self.planner.has_due_work();
+    }
+
+    /// Returns true if the planner needs the maps' present content before the next plan.
+    pub(crate) fn needs_restart(&self) -> bool {
+        self.maps_inconsistent
+    }
+
+    /// Restarts the planner from the maps' present content, after a write failed midway.
+    pub(crate) fn restart(&mut self, kernel: KernelRoutes, now_ns: u64) {
+        self.planner.restart(kernel, now_ns);
+        self.maps_inconsistent = false;
+    }
+
+    /// Returns the plan that puts the table in force with the local pods.
+    pub(crate) fn plan(&mut self, now_ns: u64) -> Result<MapPlan, MapCapacityError> {
+        self.planner.plan(now_ns, &self.planned_pods)
+    }
+
+    /// Records that a plan was written in part only. The planner assumes that its plan is in force; only reading the
+    /// maps again makes its picture true.
+    pub(crate) fn mark_write_failed(&mut self) {
+        self.maps_inconsistent = true;
+    }
+
+    /// Acknowledges the draining pods of all batches so far, which are in force.
+    pub(crate) fn acknowledge_draining(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
+        self.draining.acknowledge(reports);
+    }
+
+    /// Records the services that the last plan refused. Returns true if they are others than before.
+    pub(crate) fn record_refused(
+        &mut self,
+        refused: BTreeMap<NamespacedName, MapCapacityError>,
+    ) -> bool {
+        let is_changed = self.refused_services.keys().ne(refused.keys());
+        self.refused_services = refused;
+        is_changed
+    }
+
+    /// Returns the services that the last plan refused, each with the reason.
+    pub(crate) fn refused(&self) -> &BTreeMap<NamespacedName, MapCapacityError> {
+        &self.refused_services
+    }
+
+    /// Returns the not-ready reason for the refused services; `None` without any.
+    pub(crate) fn refused_reason(&self) -> Option<String> {
+        let (service, why) = self.refused_services.iter().next()?;
+        let more = match self.refused_services.len() - 1 {
+            0 => String::new(),
+            more => format!(" (and {more} more)"),
+        };
+        Some(format!("connects to {service}{more} go by the activators: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::wire::{ActivatorEntry, RouteKey};
+
+    use super::*;
+
+    /// Returns a snapshot of one activator.
+    fn snapshot(version: u64, name: &str) -> RouteBatch {
+        let entry = ActivatorEntry {
+            name: name.into(),
+            node: "n1".into(),
+            zone: String::new(),
+            addresses: vec![[10, 0, 0, 1].into()],
+        };
+        let change = (RouteKey::Activator(name.into()), RouteChange::Activator(entry));
+        RouteBatch { version, is_whole: true, changes: [change].into() }
+    }
+
+    fn routes() -> NodeRoutes {
+        NodeRoutes::resume(KernelRoutes::default(), 0)
+    }
+
+    #[test]
+    fn a_snapshot_removes_what_it_does_not_name() {
+        let mut routes = routes();
+        for change in snapshot(1, "a").changes.into_values() {
+            routes.apply_change(change);
+        }
+        let mut next = snapshot(2, "b");
+        routes.add_removals(&mut next);
+        let gone = RouteKey::Activator("a".into());
+        assert_eq!(next.changes.get(&gone), Some(&RouteChange::Removed(gone.clone())));
+        let mut part = RouteBatch { is_whole: false, ..snapshot(2, "b") };
+        routes.add_removals(&mut part);
+        assert_eq!(part.changes.len(), 1, "a later batch names only what changed");
+    }
+
+    #[test]
+    fn a_finished_batch_is_to_be_written_once() {
+        let (mut routes, now) = (routes(), Instant::now());
+        assert_eq!((routes.is_dirty(), routes.first_table_at()), (false, None));
+        routes.finish_batch(now, 7);
+        routes.finish_batch(now + std::time::Duration::from_secs(1), 8);
+        assert_eq!((routes.version(), routes.first_table_at()), (8, Some(now)));
+        assert!(routes.is_dirty());
+        routes.begin_write();
+        routes.plan(0).expect("room for nothing");
+        routes.retry_unfinished();
+        assert!(!routes.is_dirty(), "all of it was written");
+    }
+
+    #[test]
+    fn a_failed_write_is_tried_again_from_what_the_maps_hold() {
+        let mut routes = routes();
+        routes.begin_write();
+        routes.mark_write_failed();
+        routes.retry_unfinished();
+        assert_eq!((routes.is_dirty(), routes.needs_restart()), (true, true));
+        routes.restart(KernelRoutes::default(), 0);
+        assert!(!routes.needs_restart());
+    }
+
+    #[test]
+    fn only_a_changed_local_pod_asks_for_a_plan() {
+        let mut routes = routes();
+        let ids = Some(KernelPodIds { cookie: 7, slot: 1 });
+        routes.set_local_pod("a", None);
+        assert!(!routes.is_dirty(), "not known before either");
+        for local in [ids, None] {
+            routes.set_local_pod("a", local);
+            assert!(routes.is_dirty(), "{local:?}");
+            routes.begin_write();
+            routes.set_local_pod("a", local);
+            assert!(!routes.is_dirty(), "{local:?} as before");
+        }
+    }
+
+    #[test]
+    fn refused_services_are_reported_when_they_change() {
+        let mut routes = routes();
+        let why = MapCapacityError { map: "SLOTS", wanted: 2, free: 1, quarantined: 0 };
+        let name = |name| NamespacedName::new("default", name);
+        assert!(!routes.record_refused(BTreeMap::new()), "none as before");
+        let two = BTreeMap::from([(name("a"), why), (name("b"), why)]);
+        assert!(routes.record_refused(two.clone()));
+        assert!(!routes.record_refused(two), "the same two");
+        let reason = routes.refused_reason().expect("two are refused");
+        assert!(reason.starts_with("connects to default/a (and 1 more) go by"), "{reason}");
+        assert!(routes.record_refused(BTreeMap::new()));
+        assert_eq!(routes.refused_reason(), None);
+    }
+}

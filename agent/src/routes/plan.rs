@@ -1,0 +1,548 @@
+//! Pure: from the route table to ordered writes of the kernel's maps.
+//!
+//! [`RoutePlanner`] keeps a picture of what the kernel follows. A plan first fills backends and extents that nothing
+//! refers to. Then it switches each service by one store, adds frontends, and at last removes frontends. What a plan
+//! frees is in quarantine for [`abi::QUARANTINE_NS`] before a later plan fills it again. So a connect that has just
+//! read the old word still finds the old list behind it.
+
+mod map_plan;
+mod pool;
+mod request_terms;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use common::wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry};
+use datapath::{
+    abi::{self, FrontendKey},
+    load_balancing::{RoutingMode, SvcInfo, SvcState},
+};
+
+pub use self::{map_plan::MapPlan, request_terms::RevisionRequestTerms, table::PlannerTable};
+use self::{
+    map_plan::OrderedMapOps,
+    pool::{ExtentPool, KernelIdPool},
+};
+
+use crate::kernel::map_op::{BackendTarget, KernelPodIds, KernelRoutes, MapOp};
+
+/// Lowest backend number in use. Number 0 stays unused, so that an entry of `SLOTS` that was ever written is not 0.
+const FIRST_BACKEND: u32 = 1;
+
+/// Error: a change that does not fit the kernel's maps. No part of it is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{wanted} more of map {map} are needed and only {free} are free ({quarantined} more within a second): \
+     use fewer services, or fewer pods behind them"
+)]
+pub struct MapCapacityError {
+    /// Name of the map without room.
+    pub map: &'static str,
+    /// Number of entries that are needed at once.
+    pub wanted: usize,
+    /// Number of entries that are free.
+    pub free: usize,
+    /// Number of entries in quarantine. If they are enough, the same plan succeeds later.
+    pub quarantined: usize,
+}
+
+impl MapCapacityError {
+    /// Returns true if the change may fit once every quarantine is over.
+    fn may_fit_later(&self) -> bool {
+        self.wanted <= self.free + self.quarantined
+    }
+}
+
+/// Time for which a service that waits for a quarantine keeps its old lists: the quarantine, and the same time again.
+const QUARANTINE_WAIT_NS: u64 = 2 * abi::QUARANTINE_NS;
+
+/// One list in force: the backends of a frontend, or of the activators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct BackendList {
+    service: u32,
+    /// Service of the [`PlannerTable`] that the frontend belongs to, or [`NO_SERVICE`].
+    owner: u32,
+    state: SvcState,
+    info: SvcInfo,
+    backends: Box<[u32]>,
+}
+
+/// Owner of a list without an owner.
+const NO_SERVICE: u32 = u32::MAX;
+
+/// One list as it should be. Backends are sorted and without duplicates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DesiredBackendList {
+    mode: RoutingMode,
+    info: SvcInfo,
+    backends: Vec<BackendTarget>,
+}
+
+/// Change of one list to its next content.
+struct BackendListUpdate {
+    target: BackendListKey,
+    next: DesiredBackendList,
+}
+
+/// Changes that one service needs; a plan makes all of them or none.
+struct ServiceListUpdate {
+    service: u32,
+    updates: Vec<BackendListUpdate>,
+}
+
+impl ServiceListUpdate {
+    fn backend_count(&self) -> usize {
+        self.updates.iter().map(|step| step.next.backends.len()).sum()
+    }
+}
+
+/// Changes of a plan, before it is known which of them fit.
+#[derive(Default)]
+struct MapPlanDraft {
+    activators: Vec<BackendListUpdate>,
+    service_updates: Vec<ServiceListUpdate>,
+    /// Owner of each frontend that this plan looks at, by service.
+    frontend_owners: BTreeMap<FrontendKey, u32>,
+    /// Frontends that a service wants while another service owns them.
+    frontend_claims: BTreeSet<(FrontendKey, u32)>,
+    /// Frontends that no service wants any more.
+    stale_frontends: Vec<FrontendKey>,
+}
+
+/// Key of a list: a frontend, or one of the two lists of activators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum BackendListKey {
+    Activators(u32),
+    Frontend(FrontendKey),
+}
+
+/// Plans map operations, and remembers the state that they produce.
+///
+/// [`apply_change`](Self::apply_change) and [`mark_pod_changed`](Self::mark_pod_changed) pass changes in; the work of a
+/// [`plan`](Self::plan) is proportional to them. After a write that fails midway, read the maps back and call
+/// [`restart`](Self::restart): it continues from any prefix of a plan.
+#[derive(Debug)]
+pub struct RoutePlanner {
+    table: PlannerTable,
+    lists: HashMap<BackendListKey, BackendList>,
+    backend_ids: HashMap<BackendTarget, (u32, u32)>,
+    backends_by_id: HashMap<u32, BackendTarget>,
+    backend_pool: KernelIdPool,
+    service_pool: KernelIdPool,
+    slot_pool: ExtentPool,
+    /// True if an activator has an IPv6 address; every service with an IPv6 address depends on it.
+    has_ipv6_activator: bool,
+    /// Services of the table that the next plan looks at.
+    due_services: BTreeSet<u32>,
+    /// Services among them that did not fit, each with the time of the first refusal.
+    unfit_services: BTreeMap<u32, u64>,
+    /// Frontends in force without an owner, until a plan assigns or removes them.
+    ownerless_frontends: BTreeSet<FrontendKey>,
+    /// Services that want a frontend which another service owns. A ClusterIP has one owner; these are next.
+    frontend_claims: BTreeSet<(FrontendKey, u32)>,
+}
+
+impl RoutePlanner {
+    /// Starts with the kernel's present state and an empty table. `now_ns` is CLOCK_MONOTONIC, as in every call.
+    pub fn resume(kernel: KernelRoutes, now_ns: u64) -> Self {
+        Self::from_table(PlannerTable::default(), kernel, now_ns)
+    }
+
+    /// Restarts with the same table from the kernel's present state.
+    pub fn restart(&mut self, kernel: KernelRoutes, now_ns: u64) {
+        *self = Self::from_table(std::mem::take(&mut self.table), kernel, now_ns);
+    }
+
+    fn from_table(table: PlannerTable, kernel: KernelRoutes, now_ns: u64) -> Self {
+        let mut planner = Self {
+            lists: HashMap::with_capacity(kernel.frontends.len() + 2),
+            backend_ids: HashMap::new(),
+            backends_by_id: HashMap::new(),
+            backend_pool: KernelIdPool::new(FIRST_BACKEND, abi::BACKENDS_MAX),
+            service_pool: KernelIdPool::new(abi::FIRST_SERVICE, abi::SERVICES_MAX),
+            slot_pool: ExtentPool::new(abi::SLOTS_MAX),
+            has_ipv6_activator: table.has_ipv6_activator(),
+            due_services: table.service_numbers().collect(),
+            unfit_services: BTreeMap::new(),
+            ownerless_frontends: kernel.frontends.keys().copied().collect(),
+            frontend_claims: BTreeSet::new(),
+            table,
+        };
+        for list in [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6] {
+            planner.adopt_list(BackendListKey::Activators(list), list, &kernel);
+        }
+        for (&key, &service) in &kernel.frontends {
+            planner.adopt_list(BackendListKey::Frontend(key), service, &kernel);
+        }
+        // An earlier agent may have freed the rest a moment ago, and its quarantine is not known.
+        planner.backend_pool.quarantine_free(kernel.written.backends, now_ns);
+        planner.service_pool.quarantine_free(kernel.written.services, now_ns);
+        planner.slot_pool.quarantine_free(kernel.written.slots, now_ns);
+        planner
+    }
+
+    fn adopt_list(&mut self, key: BackendListKey, service: u32, kernel: &KernelRoutes) {
+        // A service without a readable state still owns its number: it counts as an empty list.
+        let none = (
+            SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Pass },
+            SvcInfo { activators: 0, port_be: 0 },
+            Vec::new(),
+        );
+        let (state, info, backends) = kernel.services.get(&service).unwrap_or(&none);
+        self.service_pool.reserve(service);
+        self.slot_pool.reserve(state.offset, state.count);
+        for &id in backends {
+            let Some(&backend) = kernel.backends.get(&id) else { continue };
+            self.backend_pool.reserve(id);
+            self.backends_by_id.insert(id, backend);
+            self.backend_ids.entry(backend).or_insert((id, 0)).1 += 1;
+        }
+        let backends = backends.as_slice().into();
+        let list = BackendList { service, owner: NO_SERVICE, state: *state, info: *info, backends };
+        self.lists.insert(key, list);
+    }
+
+    /// Returns the table as it was set.
+    pub fn table(&self) -> &PlannerTable {
+        &self.table
+    }
+
+    /// Applies one change of the RouteTable to the table. The next plan puts it in force.
+    pub fn apply_change(&mut self, change: RouteChange) {
+        match change {
+            RouteChange::Service(it) => self.set_service(&it.name, Some(&it)),
+            RouteChange::Revision(it) => self.table.set_revision(&it.name, Some(&it)),
+            RouteChange::Pod(it) => {
+                self.due_services.extend(self.table.set_pod(&it.uid, Some(&it)))
+            }
+            RouteChange::Activator(it) => self.set_activator(&it.name, Some(it.addresses)),
+            RouteChange::Removed(RouteKey::Service(name)) => self.set_service(&name, None),
+            RouteChange::Removed(RouteKey::Revision(name)) => self.table.set_revision(&name, None),
+            RouteChange::Removed(RouteKey::Pod(uid)) => {
+                self.due_services.extend(self.table.set_pod(&uid, None))
+            }
+            RouteChange::Removed(RouteKey::Activator(name)) => self.set_activator(&name, None),
+            RouteChange::Replicas(_)
+            | RouteChange::Settings(_)
+            | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
+            | RouteChange::Synced => {}
+        }
+    }
+
+    /// Marks a pod of this node that was registered or forgotten: the next plan looks at it again.
+    pub fn mark_pod_changed(&mut self, uid: &str) {
+        self.due_services.extend(self.table.affected_services(uid));
+    }
+
+    /// Excludes a pod from connects, or ends that, whatever the RouteTable states of it.
+    pub fn set_excluded(&mut self, uid: &str, held: bool) {
+        self.due_services.extend(self.table.set_excluded(uid, held));
+    }
+
+    fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
+        self.table.set_activator(name, addresses);
+        let six = self.table.has_ipv6_activator();
+        if std::mem::replace(&mut self.has_ipv6_activator, six) != six {
+            self.due_services.extend(self.table.service_numbers());
+        }
+    }
+
+    fn set_service(&mut self, name: &NamespacedName, told: Option<&ServiceEntry>) {
+        let before =
+            self.table.find_service(name).map(|number| (number, self.table.frontend_keys(number)));
+        let mut keys = Vec::new();
+        match (told, &before) {
+            (Some(told), _) => {
+                let number = self.table.set_service(told);
+                keys = self.table.frontend_keys(number);
+                self.due_services.insert(number);
+            }
+            (None, Some((number, _))) => {
+                self.table.remove_service(*number);
+                self.due_services.remove(number);
+                self.unfit_services.remove(number);
+            }
+            (None, None) => {}
+        }
+        let Some((number, before)) = before else { return };
+        before
+            .iter()
+            .filter(|key| !keys.contains(key))
+            .for_each(|&key| self.release_frontend(number, key));
+    }
+
+    /// Releases a frontend that a service no longer wants: another service that wants it may own it.
+    fn release_frontend(&mut self, service: u32, key: FrontendKey) {
+        self.frontend_claims.remove(&(key, service));
+        let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
+        if list.owner == service {
+            list.owner = NO_SERVICE;
+            self.ownerless_frontends.insert(key);
+            let next = self.frontend_claims.range((key, 0)..=(key, NO_SERVICE)).next();
+            self.due_services.extend(next.map(|&(_, service)| service));
+        }
+    }
+
+    /// Returns the plan that puts the table in force on this node, given its registered pods by uid.
+    ///
+    /// A second plan without a change is empty. A service that does not fit stays due, and delays no other service. Its
+    /// old lists stay while waiting helps; after that its connects go to the activators. Only the activators' lists
+    /// cause an error, after which everything stays due.
+    pub fn plan(
+        &mut self,
+        now_ns: u64,
+        locals: &BTreeMap<String, KernelPodIds>,
+    ) -> Result<MapPlan, MapCapacityError> {
+        self.backend_pool.release_expired(now_ns);
+        self.service_pool.release_expired(now_ns);
+        self.slot_pool.release_expired(now_ns);
+        let draft = self.draft_plan(locals);
+        self.build_plan(now_ns, draft)
+    }
+
+    /// Returns true if a refused plan, or part of one, still waits to be planned.
+    pub fn has_due_work(&self) -> bool {
+        !self.due_services.is_empty() || !self.ownerless_frontends.is_empty()
+    }
+
+    /// Compares table and lists: returns the lists to switch, and the frontends to remove.
+    fn draft_plan(&self, locals: &BTreeMap<String, KernelPodIds>) -> MapPlanDraft {
+        let mut draft = MapPlanDraft::default();
+        for (list, next) in self.table.activator_lists() {
+            self.push_update(BackendListKey::Activators(list), next, &mut draft.activators);
+        }
+        for &service in &self.due_services {
+            let mut steps = Vec::new();
+            // A frontend has one owner at a time. Another service that wants it becomes a claimant, and is due when the
+            // owner releases it.
+            for (key, next) in self.table.desired_lists(service, locals) {
+                let owner = self
+                    .lists
+                    .get(&BackendListKey::Frontend(key))
+                    .map_or(NO_SERVICE, |it| it.owner);
+                let is_free = owner == NO_SERVICE && !draft.frontend_owners.contains_key(&key);
+                if is_free || owner == service {
+                    draft.frontend_owners.insert(key, service);
+                    self.push_update(BackendListKey::Frontend(key), next, &mut steps);
+                } else {
+                    draft.frontend_claims.insert((key, service));
+                }
+            }
+            draft.service_updates.push(ServiceListUpdate { service, updates: steps });
+        }
+        // Smallest first: if not all fit, as many as possible do.
+        draft.service_updates.sort_by_key(ServiceListUpdate::backend_count);
+        draft.stale_frontends = self
+            .ownerless_frontends
+            .iter()
+            .filter(|key| !draft.frontend_owners.contains_key(key))
+            .copied()
+            .collect();
+        draft
+    }
+
+    fn push_update(
+        &self,
+        target: BackendListKey,
+        next: DesiredBackendList,
+        steps: &mut Vec<BackendListUpdate>,
+    ) {
+        // Order is without meaning in a list, and `next` is sorted already; numbers are compared by what they stand
+        // for.
+        let same = self.lists.get(&target).is_some_and(|list| {
+            let mut now: Vec<&BackendTarget> =
+                list.backends.iter().filter_map(|id| self.backends_by_id.get(id)).collect();
+            now.sort_unstable();
+            list.state.mode == next.mode
+                && (matches!(target, BackendListKey::Activators(_)) || list.info == next.info)
+                && now.iter().copied().eq(&next.backends)
+        });
+        if !same {
+            steps.push(BackendListUpdate { target, next });
+        }
+    }
+
+    fn build_plan(
+        &mut self,
+        now_ns: u64,
+        mut draft: MapPlanDraft,
+    ) -> Result<MapPlan, MapCapacityError> {
+        let (mut ops, mut freed) = (OrderedMapOps::default(), Vec::new());
+        let mut plan = MapPlan::default();
+        // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
+        self.switch_lists(std::mem::take(&mut draft.activators), &mut ops, &mut freed)?;
+        let mut unfit = BTreeMap::new();
+        for ServiceListUpdate { service, updates: steps } in
+            std::mem::take(&mut draft.service_updates)
+        {
+            let targets: Vec<_> = steps.iter().map(|it| (it.target, it.next.info)).collect();
+            let Err(why) = self.switch_lists(steps, &mut ops, &mut freed) else { continue };
+            let since = self.unfit_services.get(&service).copied().unwrap_or(now_ns);
+            unfit.insert(service, since);
+            if why.may_fit_later() && now_ns.saturating_sub(since) < QUARANTINE_WAIT_NS {
+                plan.is_partial = true;
+                continue;
+            }
+            plan.refused.extend(self.table.service_name(service).map(|name| (name, why)));
+            let mut less = Vec::new();
+            for (target, info) in targets {
+                let none =
+                    DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
+                self.push_update(target, none, &mut less);
+            }
+            // If its addresses find no room either, its connects pass unchanged.
+            let _nothing = self.switch_lists(less, &mut ops, &mut freed);
+        }
+        for &key in &draft.stale_frontends {
+            freed.extend(self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
+                ops.removals.push(MapOp::RemoveFrontend { key });
+                self.service_pool.quarantine(list.service, now_ns);
+            }));
+        }
+        // After all switches: a backend that moves from one list to another keeps its number.
+        freed.iter().for_each(|list| self.release_list(list, now_ns, &mut ops));
+        self.commit_draft(draft, unfit);
+        ops.finish(&mut plan);
+        Ok(plan)
+    }
+
+    /// Allocates what the steps need and switches their lists, or changes nothing at all.
+    fn switch_lists(
+        &mut self,
+        steps: Vec<BackendListUpdate>,
+        ops: &mut OrderedMapOps,
+        freed: &mut Vec<BackendList>,
+    ) -> Result<(), MapCapacityError> {
+        self.check_room(&steps)?;
+        // Best fit can fail by fragmentation even if the count is free, so all extents are taken before any list is
+        // switched.
+        let mut taken: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
+        for step in &steps {
+            let count = step.next.backends.len() as u32;
+            let Some(offset) = self.slot_pool.allocate(count) else {
+                let refusal = self.slot_pool.capacity_error(count);
+                let back = |(offset, count)| self.slot_pool.undo_allocate(offset, count);
+                taken.into_iter().for_each(back);
+                return Err(refusal);
+            };
+            taken.push((offset, count));
+        }
+        for (step, (offset, _)) in steps.into_iter().zip(taken) {
+            freed.extend(self.switch_list(step, offset, ops));
+        }
+        Ok(())
+    }
+
+    /// Compares the needs of one service's steps with what is free, so that only extents may have to be undone.
+    fn check_room(&self, steps: &[BackendListUpdate]) -> Result<(), MapCapacityError> {
+        let fresh: BTreeSet<&BackendTarget> = steps
+            .iter()
+            .flat_map(|step| &step.next.backends)
+            .filter(|backend| !self.backend_ids.contains_key(*backend))
+            .collect();
+        self.backend_pool.check_free(abi::maps::BACKENDS, fresh.len())?;
+        let new = |step: &&BackendListUpdate| !self.lists.contains_key(&step.target);
+        let services = steps.iter().filter(new).count();
+        self.service_pool.check_free(abi::maps::SVC_STATE, services)?;
+        // `lists` has the activators' two besides the frontends, and the map has the canary's frontend: two more, one
+        // less.
+        let fronts = self.lists.len() + services;
+        let room = abi::FRONTENDS_MAX as usize + 1;
+        if fronts > room {
+            let free = room.saturating_sub(self.lists.len());
+            return Err(MapCapacityError {
+                map: abi::maps::FRONTENDS,
+                wanted: services,
+                free,
+                quarantined: 0,
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts one list in force. Returns the list that it replaces, whose parts go into quarantine with the plan.
+    fn switch_list(
+        &mut self,
+        step: BackendListUpdate,
+        offset: u32,
+        ops: &mut OrderedMapOps,
+    ) -> Option<BackendList> {
+        let DesiredBackendList { mode, info, backends } = step.next;
+        let backends: Vec<u32> =
+            backends.into_iter().map(|backend| self.acquire_backend(backend, ops)).collect();
+        let count = backends.len() as u32;
+        if count > 0 {
+            ops.slots.push(MapOp::Slots { offset, backends: backends.clone() });
+        }
+        let backends = backends.into_boxed_slice();
+        let old = self.lists.remove(&step.target);
+        let service = match (&step.target, &old) {
+            (_, Some(list)) => list.service,
+            (BackendListKey::Activators(list), None) => *list,
+            (BackendListKey::Frontend(_), None) => {
+                self.service_pool.allocate().expect("counted in check_room")
+            }
+        };
+        let owner = old.as_ref().map_or(NO_SERVICE, |list| list.owner);
+        // The generation changes with each list: a connect that reads the word twice notices the switch.
+        let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
+        let state = SvcState { offset, count, generation, mode };
+        if old.as_ref().is_none_or(|list| list.info != info) {
+            ops.infos.push(MapOp::Info { service, info });
+        }
+        ops.states.push(MapOp::State { service, state });
+        if let (BackendListKey::Frontend(key), None) = (step.target, &old) {
+            ops.frontends.push(MapOp::Frontend { key, service });
+        }
+        self.lists.insert(step.target, BackendList { service, owner, state, info, backends });
+        old
+    }
+
+    fn acquire_backend(&mut self, backend: BackendTarget, ops: &mut OrderedMapOps) -> u32 {
+        if let Some((id, uses)) = self.backend_ids.get_mut(&backend) {
+            *uses += 1;
+            return *id;
+        }
+        let id = self.backend_pool.allocate().expect("counted in check_room");
+        self.backend_ids.insert(backend, (id, 1));
+        self.backends_by_id.insert(id, backend);
+        ops.added_pods.extend(backend.pod_address());
+        ops.backends.push(MapOp::Backend { id, backend });
+        id
+    }
+
+    fn release_list(&mut self, list: &BackendList, now_ns: u64, ops: &mut OrderedMapOps) {
+        self.slot_pool.quarantine(list.state.offset, list.state.count, now_ns);
+        for id in &list.backends {
+            let Some(&backend) = self.backends_by_id.get(id) else { continue };
+            let Some((_, uses)) = self.backend_ids.get_mut(&backend) else { continue };
+            *uses -= 1;
+            if *uses == 0 {
+                self.backend_ids.remove(&backend);
+                self.backends_by_id.remove(id);
+                ops.removed_pods.extend(backend.pod_address());
+                self.backend_pool.quarantine(*id, now_ns);
+            }
+        }
+    }
+
+    /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
+    fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<u32, u64>) {
+        for (key, service) in draft.frontend_owners {
+            // A frontend without a list found no room.
+            if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
+                list.owner = service;
+                self.frontend_claims.remove(&(key, service));
+            }
+        }
+        self.frontend_claims.extend(draft.frontend_claims);
+        self.due_services = unfit.keys().copied().collect();
+        self.unfit_services = unfit;
+        self.ownerless_frontends.clear();
+    }
+}

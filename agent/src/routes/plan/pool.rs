@@ -1,0 +1,201 @@
+//! Pure: pools of numbers and of extents, with a quarantine before reuse.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use datapath::abi;
+
+use super::MapCapacityError;
+
+/// Pool of numbers from a range: extents of length one.
+#[derive(Debug)]
+pub(super) struct KernelIdPool(ExtentPool);
+
+impl KernelIdPool {
+    /// Starts with all numbers from `first` to below `end` free.
+    pub(super) fn new(first: u32, end: u32) -> Self {
+        let mut numbers = Self(ExtentPool::new(end));
+        numbers.0.reserve(0, first);
+        numbers
+    }
+
+    /// Marks a number as used already.
+    pub(super) fn reserve(&mut self, number: u32) {
+        self.0.reserve(number, 1);
+    }
+
+    /// Allocates a number from the shortest free run, so that a small table stays in few pages.
+    pub(super) fn allocate(&mut self) -> Option<u32> {
+        self.0.allocate(1)
+    }
+
+    /// Puts a number into quarantine from `now_ns` on: nothing refers to it any more.
+    pub(super) fn quarantine(&mut self, number: u32, now_ns: u64) {
+        self.0.quarantine(number, 1, now_ns);
+    }
+
+    /// Puts every free number below `below` into quarantine; numbers above were never used.
+    pub(super) fn quarantine_free(&mut self, below: u32, now_ns: u64) {
+        self.0.quarantine_free(below, now_ns);
+    }
+
+    /// Frees the numbers whose quarantine is over.
+    pub(super) fn release_expired(&mut self, now_ns: u64) {
+        self.0.release_expired(now_ns);
+    }
+
+    /// Refuses a demand for more numbers than are free now.
+    pub(super) fn check_free(
+        &self,
+        map: &'static str,
+        wanted: usize,
+    ) -> Result<(), MapCapacityError> {
+        let free = self.0.free_count;
+        if wanted <= free {
+            return Ok(());
+        }
+        Err(MapCapacityError { map, wanted, free, quarantined: self.0.quarantined_count() })
+    }
+}
+
+/// Pool of runs of `SLOTS`: best fit, with adjacent free runs joined.
+#[derive(Debug)]
+pub(super) struct ExtentPool {
+    by_offset: BTreeMap<u32, u32>,
+    by_length: BTreeSet<(u32, u32)>,
+    quarantined: VecDeque<(u64, u32, u32)>,
+    free_count: usize,
+}
+
+impl ExtentPool {
+    /// Starts with all entries below `end` free.
+    pub(super) fn new(end: u32) -> Self {
+        let mut extents = Self {
+            by_offset: BTreeMap::new(),
+            by_length: BTreeSet::new(),
+            quarantined: VecDeque::new(),
+            free_count: 0,
+        };
+        extents.insert_free(0, end);
+        extents
+    }
+
+    /// Marks an extent as used; parts of it may be marked twice.
+    pub(super) fn reserve(&mut self, offset: u32, count: u32) {
+        let end = offset.saturating_add(count);
+        // Backwards from the extent's end: free runs do not overlap, so the first one that ends before `offset` ends
+        // the search.
+        let touched: Vec<_> = self
+            .by_offset
+            .range(..end)
+            .rev()
+            .take_while(|&(&start, &length)| start + length > offset)
+            .map(|(&start, &length)| (start, length))
+            .collect();
+        for (start, length) in touched {
+            self.remove_free(start, length);
+            if start < offset {
+                self.insert_free(start, offset - start);
+            }
+            if start + length > end {
+                self.insert_free(end, start + length - end);
+            }
+        }
+    }
+
+    /// Allocates from the shortest free run that holds `count`; a run of 0 entries may start anywhere.
+    pub(super) fn allocate(&mut self, count: u32) -> Option<u32> {
+        if count == 0 {
+            return Some(0);
+        }
+        let &(length, offset) = self.by_length.range((count, 0)..).next()?;
+        self.remove_free(offset, length);
+        if length > count {
+            self.insert_free(offset + count, length - count);
+        }
+        Some(offset)
+    }
+
+    /// Undoes a [`allocate`](Self::allocate) whose extent is in no map yet, so without quarantine.
+    pub(super) fn undo_allocate(&mut self, offset: u32, count: u32) {
+        if count > 0 {
+            self.merge_free(offset, count);
+        }
+    }
+
+    /// Puts an extent into quarantine from `now_ns` on: nothing refers to it any more.
+    pub(super) fn quarantine(&mut self, offset: u32, count: u32, now_ns: u64) {
+        if count > 0 {
+            self.quarantined.push_back((now_ns, offset, count));
+        }
+    }
+
+    /// Puts every free entry below `below` into quarantine; entries above were never used.
+    pub(super) fn quarantine_free(&mut self, below: u32, now_ns: u64) {
+        let runs: Vec<_> = self.by_offset.range(..below).map(|(&at, &count)| (at, count)).collect();
+        for (offset, count) in runs {
+            // A run may cross the bound: its upper part was never written, and stays free.
+            let used = count.min(below - offset);
+            self.remove_free(offset, count);
+            if count > used {
+                self.insert_free(below, count - used);
+            }
+            self.quarantined.push_back((now_ns, offset, used));
+        }
+    }
+
+    /// Frees the extents whose quarantine is over.
+    pub(super) fn release_expired(&mut self, now_ns: u64) {
+        // The queue is in order of time, so the first entry that must wait ends the loop.
+        while let Some(&(since, offset, count)) = self.quarantined.front()
+            && is_quarantine_over(since, now_ns)
+        {
+            self.quarantined.pop_front();
+            self.merge_free(offset, count);
+        }
+    }
+
+    /// Returns the error for `count` entries that do not fit.
+    pub(super) fn capacity_error(&self, count: u32) -> MapCapacityError {
+        MapCapacityError {
+            map: abi::maps::SLOTS,
+            wanted: count as usize,
+            free: self.by_length.last().map_or(0, |&(length, _)| length as usize),
+            quarantined: self.quarantined_count(),
+        }
+    }
+
+    fn quarantined_count(&self) -> usize {
+        self.quarantined.iter().map(|&(_, _, count)| count as usize).sum()
+    }
+
+    fn merge_free(&mut self, mut offset: u32, mut count: u32) {
+        if let Some((&before, &length)) = self.by_offset.range(..offset).next_back()
+            && before + length == offset
+        {
+            self.remove_free(before, length);
+            offset = before;
+            count += length;
+        }
+        if let Some(&length) = self.by_offset.get(&(offset + count)) {
+            self.remove_free(offset + count, length);
+            count += length;
+        }
+        self.insert_free(offset, count);
+    }
+
+    fn insert_free(&mut self, offset: u32, count: u32) {
+        self.by_offset.insert(offset, count);
+        self.by_length.insert((count, offset));
+        self.free_count += count as usize;
+    }
+
+    fn remove_free(&mut self, offset: u32, count: u32) {
+        self.by_offset.remove(&offset);
+        self.by_length.remove(&(count, offset));
+        self.free_count -= count as usize;
+    }
+}
+
+fn is_quarantine_over(since_ns: u64, now_ns: u64) -> bool {
+    now_ns.saturating_sub(since_ns) >= abi::QUARANTINE_NS
+}

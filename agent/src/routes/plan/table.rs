@@ -1,0 +1,409 @@
+//! Pure: content of the RouteTable, as far as this node's kernel follows it.
+//!
+//! Ten thousand services may sleep here, so little is stored of each: its name once, and a number wherever another
+//! entry refers to it. Facts of a Revision or pod that no connect depends on are not stored.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use common::{
+    link::RouteChanges,
+    wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
+};
+use datapath::{
+    abi::{self, FrontendKey},
+    load_balancing::{RoutingMode, SvcInfo},
+};
+
+use super::{DesiredBackendList, request_terms::RevisionRequestTerms};
+
+use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
+
+const TCP: u8 = 6;
+
+/// The RouteTable's input to a plan. Changed by [`RoutePlanner::set`](super::RoutePlanner::apply_change).
+#[derive(Debug, Default)]
+pub struct PlannerTable {
+    services: NamedSlab<PlannerService>,
+    /// Revisions that a service sends connects directly to, that have pods, or whose terms are not the defaults.
+    revisions: NamedSlab<PlannerRevision>,
+    pods: BTreeMap<String, PlannerPod>,
+    /// Pods that are excluded from connects, whatever the RouteTable states of them.
+    excluded_pods: BTreeSet<String>,
+    activators: BTreeMap<String, Vec<IpAddr>>,
+}
+
+#[derive(Debug)]
+struct PlannerService {
+    addresses: Box<[IpAddr]>,
+    port: NonZeroU16,
+    activator_port: NonZeroU16,
+    /// Revision whose pods new connections go directly to.
+    direct_revision: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+struct PlannerRevision {
+    is_h2c: bool,
+    /// Request terms, if they are not the defaults.
+    custom_terms: Option<Box<RevisionRequestTerms>>,
+    /// Services whose connects go directly to its pods.
+    services: Vec<u32>,
+    pods: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct PlannerPod {
+    revision: u32,
+    phase: RoutingPhase,
+    address: Option<SocketAddr>,
+    other_family_address: Option<SocketAddr>,
+}
+
+impl PlannerPod {
+    /// Returns the address at which a client of this family reaches the pod. It is an address of the client's own
+    /// family; or else, if `mapped`, an IPv6 client gets the IPv4 address as a mapped one.
+    ///
+    /// An IPv6-only socket cannot connect to a mapped address, and the `connect` program cannot see that option.
+    fn address_for(&self, six: bool, mapped: bool) -> Option<SocketAddr> {
+        let mut all = [self.address, self.other_family_address].into_iter().flatten();
+        let own = all.clone().find(|at| at.is_ipv6() == six);
+        own.or_else(|| all.find(|at| six && mapped && at.is_ipv4()))
+    }
+}
+
+impl PlannerTable {
+    /// Returns true if the Revision's pods speak HTTP/2 only.
+    pub fn is_h2c(&self, revision: &NamespacedName) -> bool {
+        self.revisions.find(revision).is_some_and(|number| self.revisions.get(number).is_h2c)
+    }
+
+    /// Returns the request terms of a Revision.
+    pub fn request_terms(&self, revision: &NamespacedName) -> RevisionRequestTerms {
+        let told = self.revisions.find(revision).map(|number| self.revisions.get(number));
+        let unusual = told.and_then(|it| it.custom_terms.as_deref()).cloned();
+        unusual.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
+    }
+
+    /// Returns the routing phases of the pods at these addresses. A new pod may have the address of one that ends; then
+    /// ready wins.
+    pub fn pod_phases(
+        &self,
+        wanted: impl Fn(&SocketAddr) -> bool,
+    ) -> HashMap<SocketAddr, RoutingPhase> {
+        let mut found = HashMap::new();
+        for pod in self.pods.values() {
+            for at in [pod.address, pod.other_family_address].into_iter().flatten().filter(&wanted)
+            {
+                let phase = found.entry(at).or_insert(pod.phase);
+                if pod.phase == RoutingPhase::Ready {
+                    *phase = pod.phase;
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns the subjects that a snapshot does not name any more.
+    pub fn missing_from(&self, named: &RouteChanges) -> Vec<RouteKey> {
+        let services = self.services.names().map(RouteKey::Service);
+        let revisions = self.revisions.names().map(RouteKey::Revision);
+        let pods = self.pods.keys().cloned().map(RouteKey::Pod);
+        let activators = self.activators.keys().cloned().map(RouteKey::Activator);
+        let all = services.chain(revisions).chain(pods).chain(activators);
+        all.filter(|key| !named.contains_key(key)).collect()
+    }
+
+    /// Returns the number of every service.
+    pub(super) fn service_numbers(&self) -> impl Iterator<Item = u32> {
+        self.services.numbers.values().copied()
+    }
+
+    pub(super) fn find_service(&self, service: &NamespacedName) -> Option<u32> {
+        self.services.find(service)
+    }
+
+    /// Returns the frontends of a service.
+    pub(super) fn frontend_keys(&self, service: u32) -> Vec<FrontendKey> {
+        let service = self.services.get(service);
+        service.addresses.iter().map(|&address| frontend_key(address, service.port)).collect()
+    }
+
+    /// Returns the name of a service.
+    pub(super) fn service_name(&self, service: u32) -> Option<NamespacedName> {
+        self.services.name(service)
+    }
+
+    /// Sets a service's whole state. Returns its number.
+    pub(super) fn set_service(&mut self, told: &wire::ServiceEntry) -> u32 {
+        // The kernel cannot split by request, so only a single target can be direct.
+        let direct = match told.targets.as_slice() {
+            [only] if told.connection_path == ConnectionPath::Direct => {
+                Some(self.revisions.get_or_insert(&only.revision))
+            }
+            _ => None,
+        };
+        let service = PlannerService {
+            addresses: told.addresses.clone().into(),
+            port: told.port,
+            activator_port: told.activator_port,
+            direct_revision: direct,
+        };
+        let (number, before) = self.services.insert(&told.name, service);
+        // The new Revision is referred to before the old one is released: `remove_unused_revision` must not drop one
+        // that is still needed.
+        if let Some(revision) = direct {
+            self.revisions.get_mut(revision).services.push(number);
+        }
+        if let Some(before) = before {
+            self.release_revision(number, &before);
+        }
+        number
+    }
+
+    pub(super) fn remove_service(&mut self, number: u32) {
+        if let Some(service) = self.services.remove(number) {
+            self.release_revision(number, &service);
+        }
+    }
+
+    /// Ends the service's reference to the Revision that `before` sends connects directly to.
+    fn release_revision(&mut self, number: u32, before: &PlannerService) {
+        let Some(revision) = before.direct_revision else { return };
+        let services = &mut self.revisions.get_mut(revision).services;
+        if let Some(at) = services.iter().position(|&it| it == number) {
+            services.swap_remove(at);
+        }
+        self.remove_unused_revision(revision);
+    }
+
+    /// Sets the terms of a Revision; `None` resets them to the defaults.
+    pub(super) fn set_revision(
+        &mut self,
+        name: &NamespacedName,
+        told: Option<&wire::RevisionEntry>,
+    ) {
+        let is_h2c = told.is_some_and(|it| it.protocol == AppProtocol::H2c);
+        let terms = told
+            .map(RevisionRequestTerms::from_route)
+            .filter(|it| *it != RevisionRequestTerms::default_for(name))
+            .map(Box::new);
+        let number = match self.revisions.find(name) {
+            Some(number) => number,
+            // Nearly every Revision is like this, and needs no entry.
+            None if !is_h2c && terms.is_none() => return,
+            None => self.revisions.get_or_insert(name),
+        };
+        let revision = self.revisions.get_mut(number);
+        (revision.is_h2c, revision.custom_terms) = (is_h2c, terms);
+        self.remove_unused_revision(number);
+    }
+
+    /// Sets a pod's whole state, or removes it. Returns the services that it concerns.
+    pub(super) fn set_pod(&mut self, uid: &str, told: Option<&wire::PodEntry>) -> Vec<u32> {
+        let mut concerned = self.affected_services(uid);
+        let before = self.pods.remove(uid);
+        if let Some(told) = told {
+            let revision = self.revisions.get_or_insert(&told.revision);
+            self.revisions.get_mut(revision).pods.insert(uid.to_owned());
+            let also = told.other_family_address.zip(told.address);
+            let also = also.map(|(ip, at)| SocketAddr::new(ip, at.port()));
+            let pod = PlannerPod {
+                revision,
+                phase: told.phase,
+                address: told.address,
+                other_family_address: also,
+            };
+            self.pods.insert(uid.to_owned(), pod);
+            // The pod may have another Revision now: the services of both are concerned.
+            concerned.extend(self.affected_services(uid));
+        }
+        let now = self.pods.get(uid).map(|pod| pod.revision);
+        if let Some(before) = before.map(|pod| pod.revision).filter(|&it| Some(it) != now) {
+            self.revisions.get_mut(before).pods.remove(uid);
+            self.remove_unused_revision(before);
+        }
+        concerned
+    }
+
+    /// Excludes a pod from connects, or ends that. Returns the services that it concerns.
+    pub(super) fn set_excluded(&mut self, uid: &str, held: bool) -> Vec<u32> {
+        let changed = if held {
+            self.excluded_pods.insert(uid.to_owned())
+        } else {
+            self.excluded_pods.remove(uid)
+        };
+        if changed { self.affected_services(uid) } else { Vec::new() }
+    }
+
+    /// Returns the services whose connects go directly to a pod.
+    pub(super) fn affected_services(&self, uid: &str) -> Vec<u32> {
+        let revision = self.pods.get(uid).map(|pod| self.revisions.get(pod.revision));
+        revision.map(|it| it.services.clone()).unwrap_or_default()
+    }
+
+    /// Sets an activator's addresses; `None` removes it.
+    pub(super) fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
+        match addresses {
+            Some(addresses) => drop(self.activators.insert(name.to_owned(), addresses)),
+            None => drop(self.activators.remove(name)),
+        }
+    }
+
+    /// Returns true if any activator has an IPv6 address.
+    pub(super) fn has_ipv6_activator(&self) -> bool {
+        self.activators.values().flatten().any(IpAddr::is_ipv6)
+    }
+
+    /// Returns the list that each address of a service should have.
+    ///
+    /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready.
+    /// The kernel cannot split by request. An IPv6 client reaches pods without an IPv6 address by the activators,
+    /// because each of its sockets can reach those. It uses mapped addresses only if no activator has an IPv6 address.
+    pub(super) fn desired_lists(
+        &self,
+        service: u32,
+        locals: &BTreeMap<String, KernelPodIds>,
+    ) -> Vec<(FrontendKey, DesiredBackendList)> {
+        let service = self.services.get(service);
+        let port_be = service.activator_port.get().to_be();
+        let mapped = !self.has_ipv6_activator();
+        let each = service.addresses.iter().map(|&address| {
+            let ready =
+                service.direct_revision.into_iter().flat_map(|revision| self.ready_pods(revision));
+            let fitting = ready
+                .filter_map(|(uid, pod)| Some((uid, pod.address_for(address.is_ipv6(), mapped)?)));
+            let backends = fitting
+                .map(|(uid, at)| BackendTarget::of_pod(at, locals.get(uid).copied()))
+                .collect();
+            let backends = sort_and_dedup(backends);
+            let mode =
+                if backends.is_empty() { RoutingMode::Activator } else { RoutingMode::PickPod };
+            // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
+            let six = address.is_ipv6() && self.has_ipv6_activator();
+            let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
+            let front =
+                DesiredBackendList { mode, info: SvcInfo { activators, port_be }, backends };
+            (frontend_key(address, service.port), front)
+        });
+        each.collect()
+    }
+
+    fn ready_pods(&self, revision: u32) -> impl Iterator<Item = (&String, &PlannerPod)> {
+        let pods = self.revisions.get(revision).pods.iter();
+        pods.filter(|uid| !self.excluded_pods.contains(*uid)).filter_map(|uid| {
+            let pod = self.pods.get(uid).filter(|pod| pod.phase == RoutingPhase::Ready)?;
+            Some((uid, pod))
+        })
+    }
+
+    /// Returns the two lists of activators, IPv4 and IPv6.
+    pub(super) fn activator_lists(&self) -> [(u32, DesiredBackendList); 2] {
+        let list = |six: bool| {
+            let family = self.activators.values().flatten().filter(|it| it.is_ipv6() == six);
+            let backends = sort_and_dedup(
+                family.map(|&address| BackendTarget::of_activator(address)).collect(),
+            );
+            let info = SvcInfo { activators: 0, port_be: 0 };
+            let mode = if backends.is_empty() { RoutingMode::Pass } else { RoutingMode::PickPod };
+            DesiredBackendList { mode, info, backends }
+        };
+        [(abi::ACTIVATORS_V4, list(false)), (abi::ACTIVATORS_V6, list(true))]
+    }
+
+    /// Forgets a Revision that nothing depends on.
+    fn remove_unused_revision(&mut self, revision: u32) {
+        let it = self.revisions.get(revision);
+        let is_usual = !it.is_h2c && it.custom_terms.is_none();
+        if is_usual && it.services.is_empty() && it.pods.is_empty() {
+            drop(self.revisions.remove(revision));
+        }
+    }
+}
+
+/// Entries by name. A reference to an entry is its number, which is valid until the entry is removed.
+#[derive(Debug)]
+struct NamedSlab<T> {
+    numbers: BTreeMap<Arc<str>, u32>,
+    entries: Vec<Option<(Arc<str>, T)>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for NamedSlab<T> {
+    fn default() -> Self {
+        Self { numbers: BTreeMap::new(), entries: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> NamedSlab<T> {
+    fn find(&self, name: &NamespacedName) -> Option<u32> {
+        self.numbers.get(name.to_string().as_str()).copied()
+    }
+
+    fn names(&self) -> impl Iterator<Item = NamespacedName> {
+        self.numbers
+            .keys()
+            .filter_map(|name| name.split_once('/'))
+            .map(|(a, b)| NamespacedName::new(a, b))
+    }
+
+    fn name(&self, number: u32) -> Option<NamespacedName> {
+        let (name, _) = self.entries.get(number as usize)?.as_ref()?;
+        name.split_once('/').map(|(a, b)| NamespacedName::new(a, b))
+    }
+
+    fn get(&self, number: u32) -> &T {
+        let thing = self.entries[number as usize].as_ref();
+        thing.map(|(_, thing)| thing).expect("kept while its number is in use")
+    }
+
+    fn get_mut(&mut self, number: u32) -> &mut T {
+        let thing = self.entries[number as usize].as_mut();
+        thing.map(|(_, thing)| thing).expect("kept while its number is in use")
+    }
+
+    /// Returns the entry's number, and the entry that had the name before.
+    fn insert(&mut self, name: &NamespacedName, thing: T) -> (u32, Option<T>) {
+        if let Some(number) = self.find(name) {
+            return (number, Some(std::mem::replace(self.get_mut(number), thing)));
+        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
+        });
+        let name: Arc<str> = name.to_string().into();
+        self.entries[number as usize] = Some((Arc::clone(&name), thing));
+        self.numbers.insert(name, number);
+        (number, None)
+    }
+
+    /// Returns the number of an entry, and makes an empty one if there is none.
+    fn get_or_insert(&mut self, name: &NamespacedName) -> u32
+    where
+        T: Default,
+    {
+        self.find(name).unwrap_or_else(|| self.insert(name, T::default()).0)
+    }
+
+    fn remove(&mut self, number: u32) -> Option<T> {
+        let (name, thing) = self.entries[number as usize].take()?;
+        self.numbers.remove(&name);
+        self.free.push(number);
+        Some(thing)
+    }
+}
+
+fn frontend_key(address: IpAddr, port: NonZeroU16) -> FrontendKey {
+    let port_be = port.get().to_be();
+    FrontendKey { address: to_v6_octets(address), port_be, protocol: TCP, reserved: 0 }
+}
+
+fn sort_and_dedup(mut backends: Vec<BackendTarget>) -> Vec<BackendTarget> {
+    backends.sort_unstable();
+    backends.dedup();
+    backends
+}

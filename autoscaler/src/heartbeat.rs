@@ -1,0 +1,113 @@
+//! Pure: heartbeats of this autoscaler, by which controllers choose the active autoscaler.
+
+use std::time::Duration;
+
+use common::wire::AutoscalerHeartbeat;
+
+/// Time between two heartbeats. Controllers ignore an autoscaler that misses about three of them.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
+/// Pause between two heartbeats from which the process, or its node, counts as stalled: reports may have been lost.
+const STALL_THRESHOLD: Duration = Duration::from_secs(1);
+
+/// State of the next heartbeat. Times are of this process's monotonic clock, which no other host shares.
+#[derive(Clone, Debug)]
+pub struct HeartbeatState {
+    /// Start of the process, in milliseconds since 1970.
+    since_ms: u64,
+    usage_since: Duration,
+    last_sent_at: Duration,
+    active_autoscaler: Option<String>,
+}
+
+impl HeartbeatState {
+    /// A heartbeat state whose record of usage begins at `now`.
+    pub fn new(now: Duration, since_ms: u64) -> Self {
+        Self { since_ms, usage_since: now, last_sent_at: now, active_autoscaler: None }
+    }
+
+    /// Records the active autoscaler as the RouteTable names it.
+    ///
+    /// A controller that has just started names none. That changes nothing: the last one named stays active.
+    pub fn set_active(&mut self, counts: Option<&str>) {
+        if let Some(counts) = counts {
+            self.active_autoscaler = Some(counts.to_owned());
+        }
+    }
+
+    /// Heartbeat to send at `now`. `longest` is the longest time over which load of any Revision matters.
+    pub fn next_heartbeat(
+        &mut self,
+        now: Duration,
+        longest: Duration,
+        reporters: usize,
+    ) -> AutoscalerHeartbeat {
+        if now.saturating_sub(self.last_sent_at) > STALL_THRESHOLD {
+            // Controllers may have chosen another autoscaler during the stall, and usage of that time may be missing.
+            (self.usage_since, self.active_autoscaler) = (now, None);
+        }
+        self.last_sent_at = now;
+        let heard = now.saturating_sub(self.usage_since);
+        AutoscalerHeartbeat {
+            since_ms: self.since_ms,
+            observed_ms: u64::try_from(heard.as_millis()).unwrap_or(u64::MAX),
+            covers_all_windows: heard >= longest,
+            reporters: u32::try_from(reporters).unwrap_or(u32::MAX),
+            active_autoscaler: self.active_autoscaler.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn windows_are_full_when_usage_was_heard_for_the_longest_of_them() {
+        let mut heart = HeartbeatState::new(at(500), 7);
+        let beats: Vec<_> =
+            (0..=300).map(|it| heart.next_heartbeat(at(500 + it * 200), MINUTE, 3)).collect();
+        assert_eq!(beats.iter().position(|it| it.covers_all_windows), Some(300));
+        let alive = AutoscalerHeartbeat {
+            since_ms: 7,
+            observed_ms: 400,
+            covers_all_windows: false,
+            reporters: 3,
+            active_autoscaler: None,
+        };
+        assert_eq!(beats[2], alive);
+    }
+
+    #[test]
+    fn a_stalled_process_starts_its_record_again() {
+        let mut heart = HeartbeatState::new(at(0), 7);
+        heart.set_active(Some("a"));
+        let said = [at(900), at(1900), at(3000), at(3200)].map(|now| {
+            let it = heart.next_heartbeat(now, at(100), 3);
+            (it.observed_ms, it.covers_all_windows, it.active_autoscaler)
+        });
+        let counts = || Some("a".to_owned());
+        assert_eq!(
+            said,
+            [(900, true, counts()), (1900, true, counts()), (0, false, None), (200, true, None)]
+        );
+    }
+
+    #[test]
+    fn a_table_without_an_active_autoscaler_changes_nothing() {
+        let mut heart = HeartbeatState::new(at(0), 7);
+        let mut after = |told: Option<&str>| {
+            heart.set_active(told);
+            heart.next_heartbeat(at(1), MINUTE, 0).active_autoscaler
+        };
+        assert_eq!(
+            [after(Some("a")), after(None), after(Some("b"))].map(Option::unwrap_or_default),
+            ["a", "a", "b"]
+        );
+    }
+}

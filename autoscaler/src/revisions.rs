@@ -1,0 +1,543 @@
+//! Pure: all Revisions: the senders that report on them, due evaluations, and the decisions.
+//!
+//! A Revision that is asleep has no timer and is in no list; it costs only its entry here until a report of it arrives.
+//!
+//! Usage and routes arrive on streams of their own, so a request may be reported before its Revision is known. Reports
+//! are kept by Revision until then: a sender reports a state once, and again only when it changes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use common::wire::{
+    ComponentReplica, ComponentRole, NamespacedName, RouteKey, RouteTable, RoutingPhase,
+    ScaleDecision, ScalePolicyPool, UsageCoverage, UsageKey, UsageSample,
+};
+
+use crate::{
+    revision::{PodPhaseCounts, ScaledRevision},
+    usage::{MAX_REPORT_GAP, REPORT_OVERDUE_AFTER, RevisionLoad, UsageStream},
+};
+
+/// Time for which requests that waited at a lost activator still count as waiting; longer than a reconnect takes.
+const LOST_ACTIVATOR_RETENTION: Duration = Duration::from_secs(10);
+
+/// Every Revision of the RouteTable, with its reported load.
+#[derive(Debug)]
+pub struct ScaledRevisions {
+    tick: Duration,
+    /// Revisions of the RouteTable, boxed because there are many and half of a B-tree's slots are empty.
+    revisions: BTreeMap<NamespacedName, Box<ScaledRevision>>,
+    /// Reported load of Revisions that are not in the RouteTable.
+    unlisted_loads: BTreeMap<NamespacedName, RevisionLoad>,
+    policies: ScalePolicyPool,
+    pods: BTreeMap<String, AutoscalerPod>,
+    /// UIDs of the pods of each Revision that has any.
+    pods_by_revision: BTreeMap<NamespacedName, BTreeSet<String>>,
+    /// Senders by the number that their streams carry. A sender that will not return is removed.
+    senders: BTreeMap<u32, UsageSender>,
+    next_sender: u32,
+    /// Number of the sender that is the agent of each node.
+    agent_by_node: BTreeMap<String, u32>,
+    /// Activators named in the RouteTable: each may hold requests, even before its first report.
+    activators: BTreeSet<String>,
+    due: BTreeSet<(Duration, NamespacedName)>,
+    due_at: BTreeMap<NamespacedName, Duration>,
+    /// Number of evaluations since the start.
+    pub evaluations: u64,
+}
+
+#[derive(Debug)]
+struct AutoscalerPod {
+    revision: NamespacedName,
+    node: String,
+    phase: RoutingPhase,
+    has_address: bool,
+}
+
+#[derive(Debug)]
+struct UsageSender {
+    subscriber: ComponentReplica,
+    stream: UsageStream,
+    is_online: bool,
+    /// Time of the sender's last message, or of its stream's end. A sender sends every second, even without changes.
+    last_heard_at: Duration,
+}
+
+/// Output for the controller, about one Revision.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DecisionUpdate {
+    /// New decision on a Revision.
+    Decided(Box<ScaleDecision>),
+    /// Withdrawal of a Revision's decision: it is asleep or no longer in the RouteTable.
+    Withdrawn(NamespacedName),
+}
+
+impl ScaledRevisions {
+    /// An empty fleet. `tick` is the time between two evaluations of a Revision that is awake.
+    pub fn new(tick: Duration) -> Self {
+        Self {
+            tick,
+            revisions: BTreeMap::new(),
+            unlisted_loads: BTreeMap::new(),
+            policies: ScalePolicyPool::default(),
+            pods: BTreeMap::new(),
+            pods_by_revision: BTreeMap::new(),
+            senders: BTreeMap::new(),
+            next_sender: 0,
+            agent_by_node: BTreeMap::new(),
+            activators: BTreeSet::new(),
+            due: BTreeSet::new(),
+            due_at: BTreeMap::new(),
+            evaluations: 0,
+        }
+    }
+
+    /// Applies the changes of one RouteTable batch. Returns a [`DecisionUpdate::Withdrawn`] for each removed Revision.
+    pub fn apply_routes(
+        &mut self,
+        now: Duration,
+        table: &RouteTable,
+        changed: &BTreeSet<RouteKey>,
+    ) -> Vec<DecisionUpdate> {
+        let mut out = Vec::new();
+        // Pods refer to Revisions, so Revisions come first, whatever the order of keys.
+        for key in changed {
+            if let RouteKey::Revision(name) = key {
+                out.extend(self.update_revision(now, table, name));
+            }
+        }
+        for key in changed {
+            match key {
+                RouteKey::Pod(uid) => self.update_pod(now, table, uid),
+                RouteKey::Activator(name) if table.activators.contains_key(name) => {
+                    self.activators.insert(name.clone());
+                }
+                RouteKey::Activator(name) => drop(self.activators.remove(name)),
+                RouteKey::Service(_)
+                | RouteKey::Revision(_)
+                | RouteKey::Replicas(_)
+                | RouteKey::Settings => {}
+            }
+        }
+        out
+    }
+
+    /// Keys of all subjects of the RouteTable that are stored here.
+    pub fn stored_keys(&self) -> BTreeSet<RouteKey> {
+        let revisions = self.revisions.keys().cloned().map(RouteKey::Revision);
+        let pods = self.pods.keys().cloned().map(RouteKey::Pod);
+        let activators = self.activators.iter().cloned().map(RouteKey::Activator);
+        revisions.chain(pods).chain(activators).collect()
+    }
+
+    fn update_revision(
+        &mut self,
+        now: Duration,
+        table: &RouteTable,
+        name: &NamespacedName,
+    ) -> Option<DecisionUpdate> {
+        let told = table.revisions.get(name).and_then(|it| Some((it, it.policy.clone()?)));
+        let told = told.map(|(it, policy)| (it, self.policies.intern(policy)));
+        let Some((it, policy)) = told else {
+            self.unschedule(name);
+            let gone = self.revisions.remove(name)?;
+            // The Revision may return, and its senders will not repeat what they have already reported.
+            self.store_unlisted_load(name, gone.load);
+            return Some(DecisionUpdate::Withdrawn(name.clone()));
+        };
+        match self.revisions.get_mut(name) {
+            Some(known) => {
+                let (reachable, reached) = (it.reachable, it.initial_scale_reached);
+                if known.policy != policy {
+                    known.set_policy(now, policy);
+                } else if (known.is_reachable, known.initial_scale_reached) == (reachable, reached)
+                {
+                    return None;
+                }
+                (known.is_reachable, known.initial_scale_reached) = (reachable, reached);
+            }
+            None => {
+                let mut new = ScaledRevision::new(it, policy);
+                new.pods = self.count_pods(name);
+                new.load = self.unlisted_loads.remove(name).unwrap_or_default();
+                self.revisions.insert(name.clone(), Box::new(new));
+            }
+        }
+        self.schedule(name, now);
+        None
+    }
+
+    /// Stores the load of a Revision that is not in the RouteTable, unless it is empty.
+    fn store_unlisted_load(&mut self, name: &NamespacedName, mut load: RevisionLoad) {
+        load.sleep();
+        if !load.is_empty() {
+            self.unlisted_loads.insert(name.clone(), load);
+        }
+    }
+
+    /// Returns the load of a Revision, whether or not the Revision is in the RouteTable.
+    fn load_mut(&mut self, name: &NamespacedName) -> Option<&mut RevisionLoad> {
+        match self.revisions.get_mut(name) {
+            Some(revision) => Some(&mut revision.load),
+            None => self.unlisted_loads.get_mut(name),
+        }
+    }
+
+    /// Applies `change` to every load, including those of Revisions not in the RouteTable.
+    fn for_each_load(&mut self, change: impl Fn(&mut RevisionLoad)) {
+        self.revisions.values_mut().for_each(|it| change(&mut it.load));
+        self.unlisted_loads.retain(|_, load| {
+            change(load);
+            load.sleep();
+            !load.is_empty()
+        });
+    }
+
+    fn count_pods(&self, revision: &NamespacedName) -> PodPhaseCounts {
+        let mut counts = PodPhaseCounts::default();
+        self.pods_of_revision(revision).for_each(|(_, pod)| *pod.phase_count(&mut counts) += 1);
+        counts
+    }
+
+    fn pods_of_revision(
+        &self,
+        revision: &NamespacedName,
+    ) -> impl Iterator<Item = (&String, &AutoscalerPod)> {
+        let uids = self.pods_by_revision.get(revision).into_iter().flatten();
+        uids.filter_map(|uid| self.pods.get_key_value(uid))
+    }
+
+    fn insert_pod(&mut self, uid: &str, pod: AutoscalerPod) {
+        self.pods_by_revision.entry(pod.revision.clone()).or_default().insert(uid.to_owned());
+        self.pods.insert(uid.to_owned(), pod);
+    }
+
+    fn remove_pod(&mut self, uid: &str) -> Option<AutoscalerPod> {
+        let pod = self.pods.remove(uid)?;
+        if let Some(uids) = self.pods_by_revision.get_mut(&pod.revision) {
+            uids.remove(uid);
+            if uids.is_empty() {
+                self.pods_by_revision.remove(&pod.revision);
+            }
+        }
+        Some(pod)
+    }
+
+    fn update_pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
+        let new = table.pods.get(uid).map(|it| AutoscalerPod {
+            revision: it.revision.clone(),
+            node: it.node.clone(),
+            phase: it.phase,
+            has_address: it.address.is_some(),
+        });
+        if let Some(old) = self.remove_pod(uid) {
+            if let Some(revision) = self.revisions.get_mut(&old.revision) {
+                *old.phase_count(&mut revision.pods) -= 1;
+                self.schedule(&old.revision, now);
+            }
+            if let Some(load) = self.load_mut(&old.revision) {
+                // Counted out even if it returns below: its phase or its Revision may differ.
+                load.set_pod_counted(now, uid, false);
+            }
+        }
+        if let Some(new) = new {
+            // Usage of the pod may have been reported before the pod itself.
+            if let Some(load) = self.load_mut(&new.revision) {
+                load.set_pod_counted(now, uid, new.is_counted());
+            }
+            if let Some(revision) = self.revisions.get_mut(&new.revision) {
+                *new.phase_count(&mut revision.pods) += 1;
+                self.schedule(&new.revision, now);
+            }
+            self.insert_pod(uid, new);
+        }
+    }
+
+    /// Opens a stream of `who`, which ends an older stream of the same sender. Agents of one node succeed each other
+    /// and read the counters of the same kernel, so they are one sender.
+    pub fn open_stream(&mut self, now: Duration, who: ComponentReplica) -> UsageStream {
+        self.forget_lost_agents(now);
+        let is_agent = who.role == ComponentRole::Agent;
+        let same = |(_, it): &(&u32, &UsageSender)| {
+            let is_of_node = is_agent && !who.node.is_empty() && it.subscriber.node == who.node;
+            it.subscriber.role == who.role && (it.subscriber.name == who.name || is_of_node)
+        };
+        let known = self.senders.iter().find(same).map(|(&at, it)| (at, it.stream));
+        let stream = match known {
+            Some((sender, stream)) => {
+                self.close_stream(now, stream);
+                // The same sender keeps its totals, as the base of differences over the reconnect.
+                UsageStream { sender, number: stream.number + 1, synced: false }
+            }
+            None => {
+                self.next_sender += 1;
+                UsageStream { sender: self.next_sender, number: 0, synced: false }
+            }
+        };
+        if is_agent {
+            self.agent_by_node.retain(|_, sender| *sender != stream.sender);
+            self.agent_by_node.insert(who.node.clone(), stream.sender);
+        }
+        let (heard, is_online) = (now, true);
+        let sender = UsageSender { subscriber: who, stream, is_online, last_heard_at: heard };
+        self.senders.insert(stream.sender, sender);
+        stream
+    }
+
+    /// Closes a stream. Its reported totals are kept for the sender's return; unreported load is not taken as zero.
+    pub fn close_stream(&mut self, now: Duration, stream: UsageStream) {
+        let Some(sender) = self.open_sender(stream) else { return };
+        (sender.is_online, sender.last_heard_at) = (false, now);
+        self.for_each_load(|load| load.mark_sender_offline(now, stream.sender));
+    }
+
+    /// Removes agents without a stream whose node has no pods any more.
+    fn forget_lost_agents(&mut self, now: Duration) {
+        let is_lost =
+            |it: &UsageSender| !it.is_online && it.subscriber.role == ComponentRole::Agent;
+        if !self.senders.values().any(is_lost) {
+            return;
+        }
+        let nodes: BTreeSet<&str> = self.pods.values().map(|pod| pod.node.as_str()).collect();
+        let gone = |it: &UsageSender| is_lost(it) && !nodes.contains(it.subscriber.node.as_str());
+        let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
+        self.forget_senders(now, gone.collect());
+    }
+
+    /// Removes activators that the RouteTable no longer names and that have had no stream for so long that no request
+    /// still waits at them.
+    fn forget_lost_activators(&mut self, now: Duration) {
+        let gone = |it: &UsageSender| {
+            let is_away = !it.is_online && it.subscriber.role == ComponentRole::Activator;
+            is_away
+                && now >= it.last_heard_at + LOST_ACTIVATOR_RETENTION
+                && !self.activators.contains(&it.subscriber.name)
+        };
+        let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
+        self.forget_senders(now, gone.collect());
+    }
+
+    fn forget_senders(&mut self, now: Duration, gone: BTreeSet<u32>) {
+        if gone.is_empty() {
+            return;
+        }
+        self.senders.retain(|sender, _| !gone.contains(sender));
+        self.agent_by_node.retain(|_, sender| !gone.contains(sender));
+        self.for_each_load(|load| gone.iter().for_each(|&sender| load.forget_sender(now, sender)));
+    }
+
+    /// Completes a batch of the stream. After its first batch, subjects it did not name are removed. An empty batch
+    /// reports that nothing has changed.
+    pub fn complete_batch(&mut self, now: Duration, stream: UsageStream) -> UsageStream {
+        if self.record_message(now, stream)
+            && let Some(sender) = self.open_sender(stream)
+            && !std::mem::replace(&mut sender.stream.synced, true)
+        {
+            self.for_each_load(|load| load.complete_snapshot(now, stream));
+        }
+        UsageStream { synced: true, ..stream }
+    }
+
+    /// Returns true if the pod is known to run on another node.
+    pub fn is_on_other_node(&self, uid: &str, node: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.node != node)
+    }
+
+    /// Applies the totals of one subject, and schedules an evaluation if they are urgent.
+    pub fn apply_usage(&mut self, now: Duration, stream: UsageStream, seen: &UsageSample) {
+        if !self.record_message(now, stream) {
+            return;
+        }
+        let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
+        // A pod that the RouteTable does not name yet may be ready in its next batch, so it counts.
+        let counts = pod.is_none_or(AutoscalerPod::is_counted);
+        let name = &seen.key.revision;
+        let Some(revision) = self.revisions.get_mut(name) else {
+            let load = self.unlisted_loads.entry(name.clone()).or_default();
+            return load.apply_report(now, stream, counts, seen);
+        };
+        // Woken before the totals are added, so that the window exists to record them.
+        if counts && revision.load.has_new_load(stream, seen) {
+            revision.wake(now);
+        }
+        revision.load.apply_report(now, stream, counts, seen);
+        if revision.is_awake() && revision.is_urgent(now) {
+            revision.mark_urgent(now);
+            self.schedule(name, now);
+        }
+    }
+
+    /// Removes a subject that its sender no longer reports.
+    pub fn remove_usage(&mut self, now: Duration, stream: UsageStream, key: &UsageKey) {
+        if !self.record_message(now, stream) {
+            return;
+        }
+        let Some(load) = self.load_mut(&key.revision) else { return };
+        load.remove_source(now, stream.sender, key.pod.as_deref());
+        if load.is_empty() {
+            self.unlisted_loads.remove(&key.revision);
+        }
+    }
+
+    /// Records that the sender has sent a message now; returns false if the stream is not its latest. After a silence
+    /// longer than [`MAX_REPORT_GAP`], some second was never reported.
+    fn record_message(&mut self, now: Duration, stream: UsageStream) -> bool {
+        let Some(sender) = self.open_sender(stream) else { return false };
+        let was_silent = sender.stream.synced && now > sender.last_heard_at + MAX_REPORT_GAP;
+        sender.last_heard_at = now;
+        if was_silent {
+            self.mark_missed_load(stream.sender);
+        }
+        true
+    }
+
+    /// Marks load as missed where the silent sender may have held requests: for an activator in every Revision, for an
+    /// agent in those with pods on its node. One stalled node must not hold up the Revisions of other nodes.
+    fn mark_missed_load(&mut self, sender: u32) {
+        let Some(who) = self.senders.get(&sender).map(|it| &it.subscriber) else { return };
+        if who.role == ComponentRole::Activator {
+            return self.for_each_load(RevisionLoad::mark_gap);
+        }
+        let there = self.pods.values().filter(|pod| pod.node == who.node);
+        let there: BTreeSet<NamespacedName> = there.map(|pod| pod.revision.clone()).collect();
+        for name in there {
+            self.load_mut(&name).into_iter().for_each(RevisionLoad::mark_gap);
+        }
+        self.for_each_load(|load| {
+            if load.has_reports_from(sender) {
+                load.mark_gap();
+            }
+        });
+    }
+
+    /// Returns the sender if `stream` is its latest one and is open.
+    fn open_sender(&mut self, stream: UsageStream) -> Option<&mut UsageSender> {
+        let sender = self.senders.get_mut(&stream.sender)?;
+        (sender.is_online && sender.stream.number == stream.number).then_some(sender)
+    }
+
+    /// Evaluates every Revision that is due, and returns the decisions that changed.
+    pub fn evaluate_due(&mut self, now: Duration) -> Vec<DecisionUpdate> {
+        let mut out = Vec::new();
+        if self.next_due().is_none_or(|at| at > now) {
+            return out;
+        }
+        self.forget_lost_activators(now);
+        // Computed once for all due Revisions: it does not depend on the Revision.
+        let lines_are_known = self.are_wait_queues_known(now);
+        while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
+            self.unschedule(&name);
+            let sight = self.load_coverage(now, &name, lines_are_known);
+            let Some(revision) = self.revisions.get_mut(&name) else { continue };
+            self.evaluations += 1;
+            // The schedule entry was removed above; only the step's outcome puts it back.
+            let outcome = revision.step(now, self.tick, sight, &name);
+            out.extend(
+                outcome.decision.map(|decision| DecisionUpdate::Decided(Box::new(decision))),
+            );
+            out.extend(outcome.is_withdrawn.then(|| DecisionUpdate::Withdrawn(name.clone())));
+            if let Some(at) = outcome.next_step_at {
+                self.schedule(&name, at);
+            }
+        }
+        out
+    }
+
+    /// Time of the next due evaluation; `None` if all Revisions are asleep.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// All Revisions of the RouteTable, for metrics.
+    pub fn revisions(&self) -> impl Iterator<Item = (&NamespacedName, &ScaledRevision)> {
+        self.revisions.iter().map(|(name, it)| (name, &**it))
+    }
+
+    /// Number of senders of `role` with an open stream.
+    pub fn online_senders(&self, role: ComponentRole) -> usize {
+        self.senders.values().filter(|it| it.is_online && it.subscriber.role == role).count()
+    }
+
+    /// Returns true if every activator currently reports its waiting requests.
+    fn are_wait_queues_known(&self, now: Duration) -> bool {
+        let of_role = |it: &&UsageSender| it.subscriber.role == ComponentRole::Activator;
+        let mut named = self.activators.clone();
+        let mut all = self.senders.values().filter(of_role);
+        all.all(|it| {
+            named.remove(&it.subscriber.name);
+            it.is_current(now)
+        }) && named.is_empty()
+    }
+
+    /// Computes the load coverage of a Revision. It is whole under three conditions: each ready pod is on a node
+    /// whose agent reports, each reported pod is still reported, and each activator reports its waiting requests.
+    /// Other pods get no requests.
+    fn load_coverage(
+        &self,
+        now: Duration,
+        name: &NamespacedName,
+        lines_are_known: bool,
+    ) -> UsageCoverage {
+        let Some(revision) = self.revisions.get(name) else { return UsageCoverage::Missing };
+        let (mut ready, mut seen) = (0, 0);
+        for (uid, pod) in
+            self.pods_of_revision(name).filter(|(_, pod)| pod.phase == RoutingPhase::Ready)
+        {
+            let agent = self.agent_by_node.get(&pod.node).and_then(|it| self.senders.get(it));
+            let is_seen =
+                agent.is_some_and(|it| it.is_current(now)) || revision.load.is_pod_reported(uid);
+            (ready, seen) = (ready + 1, seen + u32::from(is_seen));
+        }
+        if ready > 0 && seen == 0 {
+            UsageCoverage::Missing
+        } else if seen == ready && lines_are_known && revision.load.is_current(now) {
+            UsageCoverage::Complete
+        } else {
+            UsageCoverage::Partial
+        }
+    }
+
+    /// Schedules an evaluation of the Revision no later than `at`.
+    fn schedule(&mut self, name: &NamespacedName, at: Duration) {
+        match self.due_at.get(name) {
+            Some(&earlier) if earlier <= at => return,
+            Some(_) => self.unschedule(name),
+            None => {}
+        }
+        self.due.insert((at, name.clone()));
+        self.due_at.insert(name.clone(), at);
+    }
+
+    fn unschedule(&mut self, name: &NamespacedName) {
+        if let Some(at) = self.due_at.remove(name) {
+            self.due.remove(&(at, name.clone()));
+        }
+    }
+}
+
+impl UsageSender {
+    /// Returns true if the stream is open, has completed its snapshot and is not silent.
+    fn is_current(&self, now: Duration) -> bool {
+        self.is_online && self.stream.synced && now < self.last_heard_at + REPORT_OVERDUE_AFTER
+    }
+}
+
+impl AutoscalerPod {
+    fn is_counted(&self) -> bool {
+        self.phase != RoutingPhase::Draining
+    }
+
+    fn phase_count<'a>(&self, counts: &'a mut PodPhaseCounts) -> &'a mut u32 {
+        match self.phase {
+            RoutingPhase::Starting if self.has_address => &mut counts.starting,
+            RoutingPhase::Starting => &mut counts.pending,
+            RoutingPhase::Ready => &mut counts.ready,
+            RoutingPhase::Draining => &mut counts.draining,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

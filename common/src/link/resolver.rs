@@ -1,0 +1,236 @@
+//! Shell: replica resolver: addresses of one component's replicas by setting, by DNS name and by the RouteTable.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use tokio::sync::{Mutex, Notify, watch};
+use tonic::transport::Channel;
+use tracing::{error, info, warn};
+
+use super::{LinkError, dial, random_u64};
+use crate::{
+    replicas::{EndpointSetting, KnownReplicas, ReplicaEndpoint},
+    tls::{TlsCredentials, peer::CertificateRole},
+};
+
+/// Interval of lookups while no stream breaks.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
+/// Least time between two lookups after a broken stream, or while lookups fail.
+const MIN_LOOKUP_GAP: Duration = Duration::from_millis(250);
+/// Timeout of one lookup.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Resolver of DNS names, which tests replace.
+#[tonic::async_trait]
+pub trait DnsResolver: Send + Sync + std::fmt::Debug {
+    /// Returns every address of `name`, with `port`.
+    async fn lookup(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
+}
+
+/// Resolver as configured on this machine: A and AAAA records.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemDnsResolver;
+
+#[tonic::async_trait]
+impl DnsResolver for SystemDnsResolver {
+    async fn lookup(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        Ok(tokio::net::lookup_host((name, port)).await?.collect())
+    }
+}
+
+/// Replica resolver of one component, shared by all links to it.
+#[derive(Debug)]
+pub struct ReplicaResolver {
+    setting: EndpointSetting,
+    known: watch::Sender<KnownReplicas>,
+    /// Role that the replicas must prove, and the certificate to present to them.
+    identity: Option<(CertificateRole, Arc<TlsCredentials>)>,
+    lookup: Arc<dyn DnsResolver>,
+    /// Held by the one task that looks names up for all links.
+    lookup_lock: Mutex<()>,
+    lookup_requested: Notify,
+    /// Latest lookup error, so that a lasting one is logged once.
+    lookup_error: RwLock<Option<String>>,
+}
+
+impl ReplicaResolver {
+    /// Returns a resolver for a setting's text, without TLS.
+    pub fn from_setting(text: &str) -> Arc<Self> {
+        Self::new(parse_setting(text), Arc::new(SystemDnsResolver), None)
+    }
+
+    /// Returns a resolver for a setting's text. It uses TLS if there are credentials, to replicas that prove to be
+    /// `holder`s.
+    pub fn with_credentials(
+        holder: CertificateRole,
+        text: &str,
+        credentials: Option<&Arc<TlsCredentials>>,
+    ) -> Arc<Self> {
+        let identity = credentials.map(|it| (holder, Arc::clone(it)));
+        Self::new(parse_setting(text), Arc::new(SystemDnsResolver), identity)
+    }
+
+    /// Returns a resolver for a parsed setting.
+    pub fn new(
+        setting: EndpointSetting,
+        lookup: Arc<dyn DnsResolver>,
+        identity: Option<(CertificateRole, Arc<TlsCredentials>)>,
+    ) -> Arc<Self> {
+        let known = watch::Sender::new(KnownReplicas::new(&setting));
+        Arc::new(Self {
+            setting,
+            known,
+            identity,
+            lookup,
+            lookup_lock: Mutex::new(()),
+            lookup_requested: Notify::new(),
+            lookup_error: RwLock::new(None),
+        })
+    }
+
+    /// Returns a receiver of the known replicas, which is notified of each change.
+    pub(super) fn subscribe_known(&self) -> watch::Receiver<KnownReplicas> {
+        self.known.subscribe()
+    }
+
+    pub(super) fn is_known(&self, endpoint: &ReplicaEndpoint) -> bool {
+        self.known.borrow().contains(endpoint)
+    }
+
+    /// Returns the latest lookup error, for users; `None` if the lookup succeeded.
+    pub fn lookup_error(&self) -> Option<String> {
+        self.lookup_error.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the replicas that the RouteTable lists.
+    pub(super) fn set_listed(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        let told: Vec<_> = addresses.into_iter().map(|address| self.endpoint_at(address)).collect();
+        self.known.send_if_modified(|known| known.set_listed(told));
+    }
+
+    fn endpoint_at(&self, address: SocketAddr) -> ReplicaEndpoint {
+        ReplicaEndpoint::Tcp { address, tls: self.uses_tls() }
+    }
+
+    fn uses_tls(&self) -> bool {
+        match &self.setting {
+            EndpointSetting::Fixed(_) => self.setting.needs_identity(),
+            EndpointSetting::Dns { .. } => self.identity.is_some(),
+        }
+    }
+
+    /// Requests a lookup after a broken stream: the name may have other addresses by now.
+    pub(super) fn request_lookup(&self) {
+        self.lookup_requested.notify_one();
+    }
+
+    /// Repeats lookups of the name. Several links may call it; one of them does the work.
+    pub(crate) async fn run_lookups(&self) {
+        let EndpointSetting::Dns { name, port } = &self.setting else {
+            return std::future::pending().await;
+        };
+        // The others wait here, and one of them takes over when the link that holds the lock ends.
+        let _alone = self.lookup_lock.lock().await;
+        loop {
+            let found = tokio::time::timeout(LOOKUP_TIMEOUT, self.lookup.lookup(name, *port)).await;
+            let found = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            let answered = self.apply_lookup(name, found);
+            // At least this pause separates lookups, however many streams break at once.
+            tokio::time::sleep(MIN_LOOKUP_GAP).await;
+            if answered {
+                let _either =
+                    tokio::time::timeout(LOOKUP_INTERVAL, self.lookup_requested.notified()).await;
+            }
+        }
+    }
+
+    fn apply_lookup(&self, name: &str, found: io::Result<Vec<SocketAddr>>) -> bool {
+        let trouble = match &found {
+            Ok(all) if all.is_empty() => Some(format!("{name} has no address")),
+            Ok(_) => None,
+            Err(error) => Some(format!("cannot look up {name}: {error}")),
+        };
+        let answered = trouble.is_none();
+        // Never held across an await, so a blocking lock is safe here.
+        let mut before = self.lookup_error.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(trouble) = trouble.as_ref().filter(|_| *before != trouble) {
+            warn!(trouble, "replicas not found; the last known stay");
+        }
+        *before = trouble;
+        drop(before);
+        // After an error the list is empty, which `set_resolved` ignores: the last known replicas stay.
+        let found = found.unwrap_or_default().into_iter().map(|address| self.endpoint_at(address));
+        let found: Vec<_> = found.collect();
+        let count = found.len();
+        if self.known.send_if_modified(|known| known.set_resolved(found)) {
+            info!(name, count, "replicas found");
+        }
+        answered
+    }
+
+    /// Opens a connection to one replica.
+    pub(super) async fn dial(&self, endpoint: &ReplicaEndpoint) -> Result<Channel, LinkError> {
+        let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else {
+            return dial::dial_plain(endpoint).await;
+        };
+        let (holder, credentials) = self.require_identity(endpoint)?;
+        credentials.wait_for_certificate().await;
+        dial::dial_tls(address, credentials, holder, true).await
+    }
+
+    /// Opens a TLS connection to some replica, without a client certificate.
+    pub async fn dial_without_certificate(&self) -> Result<Channel, LinkError> {
+        self.dial_any(false).await
+    }
+
+    /// Opens a TLS connection to some replica, as soon as there is a certificate to present.
+    pub async fn dial_with_certificate(&self) -> Result<Channel, LinkError> {
+        self.dial_any(true).await
+    }
+
+    async fn dial_any(&self, named: bool) -> Result<Channel, LinkError> {
+        let mut known = self.subscribe_known();
+        // The sender belongs to `self`, so it cannot have been dropped.
+        let all = known.wait_for(|it| !it.all().is_empty()).await.map(|it| it.all());
+        let mut all: Vec<_> = all.unwrap_or_default().into_iter().collect();
+        // A random first replica spreads components that start at the same time.
+        let first = usize::try_from(random_u64()).unwrap_or_default() % all.len().max(1);
+        all.rotate_left(first);
+        let mut failed = None;
+        for endpoint in &all {
+            // A certificate is requested over TLS only: the request carries a token.
+            let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else { continue };
+            let (holder, credentials) = self.require_identity(endpoint)?;
+            if named {
+                credentials.wait_for_certificate().await;
+            }
+            match dial::dial_tls(address, credentials, holder, named).await {
+                Ok(channel) => return Ok(channel),
+                Err(error) => failed = Some(error),
+            }
+        }
+        self.request_lookup();
+        let setting = format!("{:?}", self.setting);
+        Err(failed.unwrap_or(LinkError::Endpoint { endpoint: setting }))
+    }
+
+    fn require_identity(
+        &self,
+        endpoint: &ReplicaEndpoint,
+    ) -> Result<(CertificateRole, &Arc<TlsCredentials>), LinkError> {
+        let none = || LinkError::NoIdentity { endpoint: endpoint.to_string() };
+        self.identity.as_ref().map(|(holder, it)| (*holder, it)).ok_or_else(none)
+    }
+}
+
+/// Parses a setting. An invalid one, which configurations have checked before, yields no replicas.
+fn parse_setting(text: &str) -> EndpointSetting {
+    text.parse().unwrap_or_else(|bad| {
+        error!(error = %bad, "no replica can be found");
+        EndpointSetting::Fixed([].into())
+    })
+}

@@ -1,0 +1,354 @@
+//! Shell: batches from the items of RouteTable streams, across a change of the replica.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::PodReportKey;
+use crate::{
+    outbox::Outbox,
+    replicas::ReplicaEndpoint,
+    wire::{NamespacedName, PodReportItem, RouteChange, RouteItem, RouteKey, RoutingPhase},
+};
+
+/// Newest states of changed subjects, by key.
+pub type RouteChanges = BTreeMap<RouteKey, RouteChange>;
+
+/// Time by which a newly followed replica may lag behind the former one.
+const REPLICA_LAG: Duration = Duration::from_secs(1);
+
+/// Changes of one batch of a RouteTable stream.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouteBatch {
+    /// Version of the table that includes all changes of the batch.
+    pub version: u64,
+    /// True for the first batch of a stream: every subject that it does not name is removed.
+    pub is_whole: bool,
+    /// Newest state of each subject that changed.
+    pub changes: RouteChanges,
+}
+
+impl RouteBatch {
+    /// Merges the next batch into this one.
+    pub fn merge(&mut self, next: Self) {
+        if next.is_whole {
+            *self = next;
+            return;
+        }
+        self.version = next.version;
+        self.changes.extend(next.changes);
+    }
+}
+
+/// State of the table in force, kept across broken streams.
+///
+/// A receiver that acknowledged the drain of a pod must still avoid it after a move to a replica that does not know of
+/// the drain yet. Such a pod stays draining for a second, unless the new replica sends its state again after its first
+/// table.
+#[derive(Debug, Default)]
+pub(super) struct RouteStreamState {
+    /// Replica whose table is in force.
+    replica: Option<ReplicaEndpoint>,
+    /// Replica whose open stream has not sent its first whole table.
+    next_replica: Option<ReplicaEndpoint>,
+    version: u64,
+    pending_changes: RouteChanges,
+    draining_pods: BTreeSet<String>,
+    held_changes: RouteChanges,
+    held_until: Option<Instant>,
+}
+
+impl RouteStreamState {
+    /// Begins a stream from this replica.
+    pub(super) fn begin_stream(&mut self, from: &ReplicaEndpoint) {
+        self.next_replica = Some(from.clone());
+        self.pending_changes.clear();
+    }
+
+    /// Returns true if the stream has not sent its first whole table.
+    pub(super) fn is_whole_next(&self) -> bool {
+        self.next_replica.is_some()
+    }
+
+    /// Returns the time at which [`release_held`](Self::release_held) is due.
+    pub(super) fn held_until(&self) -> Option<Instant> {
+        self.held_until
+    }
+
+    /// Applies one item; returns the batch that it ends.
+    pub(super) fn apply_item(&mut self, item: RouteItem) -> Option<RouteBatch> {
+        if let Some(key) = item.change.key() {
+            self.pending_changes.insert(key, item.change);
+            return None;
+        }
+        self.version = item.version;
+        let mut changes = std::mem::take(&mut self.pending_changes);
+        let next = self.next_replica.take();
+        let is_whole = next.is_some();
+        if is_whole {
+            // Streams that broke before their first table, or while it was held, do not count as followed.
+            // A replica that was followed before cannot lag behind itself.
+            let may_lag =
+                !self.held_changes.is_empty() || self.replica.is_some() && self.replica != next;
+            (self.replica, self.held_changes, self.held_until) = (next, RouteChanges::new(), None);
+            if may_lag {
+                self.hold_draining(&mut changes);
+            }
+            // `note` then adds the draining pods of the new table, including the held ones.
+            self.draining_pods.clear();
+        } else {
+            self.held_changes.retain(|key, _| !changes.contains_key(key));
+        }
+        self.update_draining(&changes);
+        Some(RouteBatch { version: item.version, is_whole, changes })
+    }
+
+    /// Returns the held changes, after the new replica has had time to catch up.
+    pub(super) fn release_held(&mut self) -> RouteBatch {
+        self.held_until = None;
+        let changes = std::mem::take(&mut self.held_changes);
+        self.update_draining(&changes);
+        RouteBatch { version: self.version, is_whole: false, changes }
+    }
+
+    fn hold_draining(&mut self, changes: &mut RouteChanges) {
+        for uid in &self.draining_pods {
+            let Some(RouteChange::Pod(pod)) = changes.get_mut(&RouteKey::Pod(uid.clone())) else {
+                continue;
+            };
+            // Only the phase is held back; address and probe of the new table hold at once.
+            if pod.phase != RoutingPhase::Draining {
+                self.held_changes.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(pod.clone()));
+                pod.phase = RoutingPhase::Draining;
+            }
+        }
+        self.held_until = (!self.held_changes.is_empty()).then(|| Instant::now() + REPLICA_LAG);
+    }
+
+    fn update_draining(&mut self, changes: &RouteChanges) {
+        update_draining_pods(&mut self.draining_pods, changes);
+    }
+}
+
+fn update_draining_pods(draining: &mut BTreeSet<String>, changes: &RouteChanges) {
+    for (key, change) in changes {
+        let RouteKey::Pod(uid) = key else { continue };
+        match change {
+            RouteChange::Pod(pod) if pod.phase == RoutingPhase::Draining => {
+                draining.insert(uid.clone());
+            }
+            _ => drop(draining.remove(uid)),
+        }
+    }
+}
+
+/// Draining pods of a receiver's table, and the drain acknowledgements that it has sent.
+///
+/// An acknowledgement means the same to every replica, whereas table versions compare only within one stream.
+#[derive(Debug, Default)]
+pub struct DrainAckReporter {
+    draining: BTreeSet<String>,
+    acknowledged: BTreeSet<String>,
+}
+
+impl DrainAckReporter {
+    /// Records a batch that is about to be put in force.
+    pub fn record_batch(&mut self, batch: &RouteBatch) {
+        if batch.is_whole {
+            self.draining.clear();
+        }
+        update_draining_pods(&mut self.draining, &batch.changes);
+    }
+
+    /// Acknowledges every draining pod, once all recorded batches are in force.
+    pub fn acknowledge(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
+        for uid in self.acknowledged.difference(&self.draining) {
+            reports.remove(&PodReportKey::DrainAck(uid.clone()));
+        }
+        for uid in self.draining.difference(&self.acknowledged) {
+            reports.set(PodReportKey::DrainAck(uid.clone()), PodReportItem::DrainAck(uid.clone()));
+        }
+        self.acknowledged.clone_from(&self.draining);
+    }
+}
+
+/// Services that a receiver's table routes to some Revision, and those among them that it has reported.
+#[derive(Debug, Default)]
+pub struct RoutedServiceReporter {
+    changed: BTreeMap<NamespacedName, bool>,
+    is_whole: bool,
+    reported: BTreeSet<NamespacedName>,
+}
+
+impl RoutedServiceReporter {
+    /// Records a batch that is about to be put in force.
+    pub fn record_batch(&mut self, batch: &RouteBatch) {
+        if batch.is_whole {
+            (self.is_whole, self.changed) = (true, BTreeMap::new());
+        }
+        for (key, change) in &batch.changes {
+            let RouteKey::Service(name) = key else { continue };
+            let leads = matches!(change, RouteChange::Service(it) if !it.targets.is_empty());
+            self.changed.insert(name.clone(), leads);
+        }
+    }
+
+    /// Reports each routed service, once all recorded batches are in force.
+    pub fn report_services(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
+        reports.set(PodReportKey::RoutedServicesAnnounced, PodReportItem::RoutedServicesAnnounced);
+        let mut changed = std::mem::take(&mut self.changed);
+        if std::mem::take(&mut self.is_whole) {
+            // A subject that a whole table omits is removed.
+            self.reported.iter().for_each(|name| _ = changed.entry(name.clone()).or_insert(false));
+        }
+        for (name, leads) in changed {
+            if leads && self.reported.insert(name.clone()) {
+                reports.set(
+                    PodReportKey::RoutedService(name.clone()),
+                    PodReportItem::RoutedService(name),
+                );
+            } else if !leads && self.reported.remove(&name) {
+                reports.remove(&PodReportKey::RoutedService(name));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::SocketAddr, num::NonZeroU16};
+
+    use super::*;
+    use crate::wire::{
+        ConnectionPath, NamespacedName, PodEntry, ReadinessProbe, RouteTarget, ServiceEntry,
+    };
+
+    fn replica(last: u8) -> ReplicaEndpoint {
+        ReplicaEndpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
+    }
+
+    fn pod(phase: RoutingPhase) -> RouteChange {
+        let probe = ReadinessProbe::listener_probe();
+        RouteChange::Pod(Box::new(PodEntry {
+            uid: "p".into(),
+            name: "p".into(),
+            revision: NamespacedName::new("a", "b"),
+            node: "n".into(),
+            zone: String::new(),
+            phase,
+            address: None,
+            port: NonZeroU16::MIN,
+            other_family_address: None,
+            kubelet_ready: false,
+            probe,
+        }))
+    }
+
+    fn apply_change(table: &mut RouteStreamState, change: RouteChange) -> Option<RouteBatch> {
+        table.apply_item(RouteItem { version: 1, change })
+    }
+
+    /// Sends the replica's whole table with the pod, and returns the phase that is passed on.
+    fn apply_whole_table(
+        table: &mut RouteStreamState,
+        from: &ReplicaEndpoint,
+        phase: RoutingPhase,
+    ) -> RoutingPhase {
+        table.begin_stream(from);
+        apply_change(table, pod(phase));
+        let batch = apply_change(table, RouteChange::Synced).expect("a batch");
+        match batch.changes.into_values().next() {
+            Some(RouteChange::Pod(pod)) => pod.phase,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_pod_stays_draining_although_the_move_takes_two_streams() {
+        let (ahead, behind) = (replica(1), replica(2));
+        let mut table = RouteStreamState::default();
+        apply_whole_table(&mut table, &ahead, RoutingPhase::Draining);
+        table.begin_stream(&behind);
+        apply_change(&mut table, pod(RoutingPhase::Ready));
+        // The stream broke in the middle of its table.
+        assert_eq!(
+            apply_whole_table(&mut table, &behind, RoutingPhase::Ready),
+            RoutingPhase::Draining
+        );
+        // This one breaks before the replica had time to catch up.
+        assert_eq!(
+            apply_whole_table(&mut table, &behind, RoutingPhase::Ready),
+            RoutingPhase::Draining
+        );
+        assert!(table.held_until().is_some());
+        table.release_held();
+        assert_eq!(
+            apply_whole_table(&mut table, &behind, RoutingPhase::Ready),
+            RoutingPhase::Ready
+        );
+    }
+
+    #[test]
+    fn a_replica_is_trusted_at_once_if_it_was_followed_before() {
+        let (one, other) = (replica(1), replica(2));
+        let mut table = RouteStreamState::default();
+        apply_whole_table(&mut table, &one, RoutingPhase::Draining);
+        table.begin_stream(&other);
+        assert_eq!(apply_whole_table(&mut table, &one, RoutingPhase::Ready), RoutingPhase::Ready);
+    }
+
+    #[test]
+    fn every_routed_service_is_reported_once_it_is_in_force() {
+        let service = |name: &str, leads: bool| {
+            let name = NamespacedName::new("default", name);
+            let target =
+                RouteTarget { revision: NamespacedName::new("default", "r"), percent: 100 };
+            let targets = leads.then_some(target).into_iter().collect();
+            let key = RouteKey::Service(name.clone());
+            let service = ServiceEntry {
+                name,
+                addresses: Vec::new(),
+                port: NonZeroU16::MIN,
+                activator_port: NonZeroU16::MIN,
+                targets,
+                connection_path: ConnectionPath::Direct,
+                hosts: Vec::new(),
+                gateway_rules: None,
+            };
+            (key, RouteChange::Service(service))
+        };
+        let batch = |is_whole, changes: Vec<(RouteKey, RouteChange)>| RouteBatch {
+            version: 1,
+            is_whole,
+            changes: changes.into_iter().collect(),
+        };
+        let (reports, mut routed) = (Outbox::new(), RoutedServiceReporter::default());
+        let said = |reports: &Outbox<PodReportKey, PodReportItem>, name: &str| {
+            reports
+                .get(&PodReportKey::RoutedService(NamespacedName::new("default", name)))
+                .is_some()
+        };
+        routed.record_batch(&batch(true, vec![service("a", true), service("b", false)]));
+        assert!(!said(&reports, "a"), "it is not in force yet");
+        routed.report_services(&reports);
+        assert_eq!(
+            reports.get(&PodReportKey::RoutedServicesAnnounced),
+            Some(PodReportItem::RoutedServicesAnnounced)
+        );
+        assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, false]);
+        routed.record_batch(&batch(false, vec![service("b", true)]));
+        routed.report_services(&reports);
+        assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, true]);
+        // The table of another replica, which lacks one service.
+        routed.record_batch(&batch(true, vec![service("b", true)]));
+        routed.report_services(&reports);
+        assert_eq!([said(&reports, "a"), said(&reports, "b")], [false, true]);
+        let gone = RouteKey::Service(NamespacedName::new("default", "b"));
+        routed.record_batch(&batch(false, vec![(gone.clone(), RouteChange::Removed(gone))]));
+        routed.report_services(&reports);
+        assert!(!said(&reports, "b"));
+    }
+}

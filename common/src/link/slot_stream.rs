@@ -1,0 +1,104 @@
+//! Shell: the stream between two activators by which a holder claims slots of Revisions that the other one owns.
+
+use futures::{Stream, StreamExt as _, stream};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::{ComponentLink, LinkError, serve, stream_error};
+use crate::{
+    outbox::{Outbox, OutboxCursor},
+    replicas::ReplicaEndpoint,
+    wire::{
+        NamespacedName, SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem,
+        raw::{self, slots_client::SlotsClient},
+    },
+};
+
+/// Event of the stream to an owner.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SlotStreamEvent {
+    /// No process listens there: the owner has ended, or its release grants no slots.
+    Refused,
+    /// The stream is open: Revisions that the owner does not name before the first `Synced` have no grant.
+    Opened,
+    /// Grant or removal from the owner.
+    Item(SlotGrantItem),
+}
+
+impl ComponentLink {
+    /// Sends `claims` to an owner and passes its grants to `each`. Ends with shutdown, after `bye` has been sent to the
+    /// owner, or at the first end of a stream after `last`.
+    pub async fn claim_slots(
+        &self,
+        claims: &Outbox<NamespacedName, SlotClaim>,
+        bye: &CancellationToken,
+        last: &CancellationToken,
+        each: impl Fn(SlotStreamEvent),
+    ) {
+        let (each, over) = (&each, &CancellationToken::new());
+        let streams = self.keep_streams_to_all(|endpoint| async move {
+            // `last` may have been set between two streams: then none is opened any more.
+            if last.is_cancelled() {
+                over.cancel();
+            }
+            let ended = self.run_slot_stream(&endpoint, claims, bye, each).await;
+            if last.is_cancelled() || (ended.is_ok() && bye.is_cancelled()) {
+                over.cancel();
+            }
+            ended
+        });
+        tokio::select! {
+            // `over` is polled first: it must win against the next try of `streams`.
+            biased;
+            () = over.cancelled() => {}
+            () = streams => {}
+        }
+    }
+
+    async fn run_slot_stream(
+        &self,
+        endpoint: &ReplicaEndpoint,
+        claims: &Outbox<NamespacedName, SlotClaim>,
+        bye: &CancellationToken,
+        each: &impl Fn(SlotStreamEvent),
+    ) -> Result<(), LinkError> {
+        let broke = |status| stream_error(endpoint, status);
+        let channel = self.resolver.dial(endpoint).await.inspect_err(|error| {
+            if error.is_refused() {
+                each(SlotStreamEvent::Refused);
+            }
+        })?;
+        let first = vec![SlotClaimItem::Sender(self.local_replica.clone())];
+        let (cursor, synced) = (claims.subscribe(), SlotClaimItem::Synced);
+        let items = serve::item_stream(
+            first,
+            cursor,
+            SlotClaimItem::Claim,
+            SlotClaimItem::Removed,
+            synced,
+            None,
+        );
+        let goodbye = stream::once(async { raw::ClaimItem::from(SlotClaimItem::Goodbye) });
+        // `Goodbye` follows the last claim on the same stream, so the owner takes back all slots in order.
+        let items = items.take_until(bye.clone().cancelled_owned()).chain(goodbye);
+        let mut grants = SlotsClient::new(channel).hold(items).await.map_err(broke)?.into_inner();
+        let _up = self.record_stream_opened(endpoint, "slots");
+        each(SlotStreamEvent::Opened);
+        while let Some(item) = grants.message().await.map_err(broke)? {
+            if let Some(item) = serve::parse_item::<_, SlotGrantItem>(item) {
+                each(SlotStreamEvent::Item(item));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the stream of an owner to one holder from a cursor, until `ended`.
+pub fn grant_stream(
+    cursor: OutboxCursor<NamespacedName, SlotGrant>,
+    ended: CancellationToken,
+) -> impl Stream<Item = Result<raw::GrantItem, Status>> + Send + 'static {
+    let (gone, synced) = (SlotGrantItem::Removed, SlotGrantItem::Synced);
+    let items = serve::item_stream(Vec::new(), cursor, SlotGrantItem::Grant, gone, synced, None);
+    items.map(Ok).take_until(ended.cancelled_owned())
+}

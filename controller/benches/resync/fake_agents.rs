@@ -1,0 +1,215 @@
+//! Fake agents: each has one stream of routes and one stream of reports.
+//!
+//! They share this machine with the controller. So nearly all of them only check if an item ends a batch; one decodes
+//! the stream as real agents do, and counts the table's contents.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Buf as _;
+use common::{
+    link::{ComponentLink, PodReportKey},
+    outbox::Outbox,
+    wire::{
+        AutoscalerHeartbeat, ComponentReplica, ComponentRole, NamespacedName, PodObservation,
+        PodReportItem, RoutingPhase, ScaleDecision, raw,
+    },
+};
+use prost::Message as _;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Request, Status,
+    client::Grpc,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    transport::Endpoint,
+};
+
+use super::desired_cluster::{DesiredCluster, ReportedPod};
+
+/// Counts of the agents' streams.
+#[derive(Debug, Default)]
+pub(super) struct AgentStreamCounts {
+    /// Number of agents with a stream.
+    pub(super) streams: AtomicUsize,
+    /// Number of agents that have had a whole table.
+    pub(super) complete_tables: AtomicUsize,
+    /// Number of items in the agents' first tables.
+    pub(super) items: AtomicU64,
+    /// Number of bytes in the agents' first tables.
+    pub(super) bytes: AtomicU64,
+    /// Number of services in the decoded table.
+    pub(super) services: AtomicUsize,
+    /// Number of ready pods in the decoded table.
+    pub(super) ready: AtomicUsize,
+}
+
+/// Starts all agents and an autoscaler; they connect until the controller answers.
+pub(super) fn start_agents(
+    cluster: &mut DesiredCluster,
+    nodes: usize,
+    endpoint: &str,
+    stop: &CancellationToken,
+) -> Arc<AgentStreamCounts> {
+    let told = Arc::new(AgentStreamCounts::default());
+    for node in 0..nodes {
+        let who = agent(node);
+        let pods: Vec<ReportedPod> =
+            cluster.pods.iter().filter(|it| it.node == who.node).cloned().collect();
+        tokio::spawn(report_pods(endpoint.to_owned(), who.clone(), pods, stop.clone()));
+        // Agent 0 is the one that decodes its stream.
+        if node > 0 {
+            tokio::spawn(count_stream(endpoint.to_owned(), who, Arc::clone(&told)));
+        }
+    }
+    tokio::spawn(decode_stream(
+        ComponentLink::new(endpoint, agent(0), stop.clone()),
+        Arc::clone(&told),
+    ));
+    tokio::spawn(send_decisions(
+        endpoint.to_owned(),
+        std::mem::take(&mut cluster.decisions),
+        stop.clone(),
+    ));
+    told
+}
+
+fn agent(node: usize) -> ComponentReplica {
+    let node = format!("node-{node}");
+    ComponentReplica { role: ComponentRole::Agent, name: node.clone(), node }
+}
+
+async fn report_pods(
+    endpoint: String,
+    who: ComponentReplica,
+    pods: Vec<ReportedPod>,
+    stop: CancellationToken,
+) {
+    let outbox = Outbox::new();
+    for ReportedPod { uid, address, .. } in pods {
+        let seen = PodObservation {
+            uid: uid.clone(),
+            address: format!("{address}:8080").parse().ok(),
+            other_family_address: None,
+            listening: true,
+            ready: true,
+            drained: false,
+            in_flight: 0,
+            listening_since_ns: 1,
+            not_ready_reason: String::new(),
+        };
+        outbox.set(PodReportKey::Pod(uid), PodReportItem::Observed(seen));
+    }
+    ComponentLink::new(endpoint, who, stop).report_pods(&outbox).await;
+}
+
+async fn send_decisions(endpoint: String, decisions: Vec<ScaleDecision>, stop: CancellationToken) {
+    let outbox: Outbox<NamespacedName, ScaleDecision> = Outbox::new();
+    decisions.into_iter().for_each(|it| outbox.set(it.revision.clone(), it));
+    let who = ComponentReplica {
+        role: ComponentRole::Autoscaler,
+        name: "autoscaler".into(),
+        node: String::new(),
+    };
+    // The sender must live: the stream carries a heartbeat for as long as it does.
+    let (_heart, alive) = tokio::sync::watch::channel(AutoscalerHeartbeat::default());
+    ComponentLink::new(endpoint, who, stop).send_decisions(&outbox, &alive).await;
+}
+
+async fn decode_stream(link: ComponentLink, told: Arc<AgentStreamCounts>) {
+    let mut first = true;
+    link.watch_routes(|view, _| {
+        let ready = view.table.pods.values().filter(|it| it.phase == RoutingPhase::Ready).count();
+        told.services.store(view.table.services.len(), Ordering::Relaxed);
+        told.ready.store(ready, Ordering::Relaxed);
+        if std::mem::take(&mut first) {
+            told.streams.fetch_add(1, Ordering::Relaxed);
+            told.complete_tables.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+    .await;
+}
+
+async fn count_stream(endpoint: String, who: ComponentReplica, told: Arc<AgentStreamCounts>) {
+    let mut items = loop {
+        match open_route_stream(&endpoint, &who).await {
+            Ok(items) => break items,
+            Err(_status) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    told.streams.fetch_add(1, Ordering::Relaxed);
+    let (mut count, mut bytes, mut whole) = (0, 0, false);
+    while let Ok(Some(Item { size, is_synced: ends })) = items.message().await {
+        (count, bytes) = (count + 1, bytes + size);
+        if ends && !std::mem::replace(&mut whole, true) {
+            told.items.fetch_add(count, Ordering::Relaxed);
+            told.bytes.fetch_add(bytes, Ordering::Relaxed);
+            told.complete_tables.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+async fn open_route_stream(
+    endpoint: &str,
+    who: &ComponentReplica,
+) -> Result<tonic::Streaming<Item>, Status> {
+    let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
+    let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(failed)?;
+    let mut client = Grpc::new(endpoint.connect().await.map_err(failed)?);
+    client.ready().await.map_err(failed)?;
+    let path = "/rouse.v1.Routes/Watch".parse().expect("a path");
+    let request = Request::new(raw::Subscriber::from(who.clone()));
+    Ok(client.server_streaming(request, path, ItemSizeCodec).await?.into_inner())
+}
+
+/// Size of an item, and true in `ends` if the item is a `ListCompleted`.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    size: u64,
+    is_synced: bool,
+}
+
+/// Codec that reads the size of an item without decoding it.
+#[derive(Clone, Copy, Debug)]
+struct ItemSizeCodec;
+
+impl Codec for ItemSizeCodec {
+    type Encode = raw::Subscriber;
+    type Decode = Item;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for ItemSizeCodec {
+    type Item = raw::Subscriber;
+    type Error = Status;
+
+    fn encode(&mut self, item: raw::Subscriber, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        item.encode(to).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl Decoder for ItemSizeCodec {
+    type Item = Item;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Item>, Status> {
+        // `synced` is field 7 with an empty message; every other item is longer.
+        let (size, chunk) = (from.remaining(), from.chunk());
+        let ends = size < 16 && chunk.ends_with(&[7 << 3 | 2, 0]);
+        from.advance(size);
+        Ok(Some(Item { size: size as u64, is_synced: ends }))
+    }
+}

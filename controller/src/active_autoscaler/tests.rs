@@ -1,0 +1,260 @@
+//! Pure: tests of the election of the active autoscaler.
+
+use common::wire::{ConnectionPath, RevisionActivity};
+use proptest::prelude::*;
+
+use super::*;
+
+fn name(of: u8) -> NamespacedName {
+    NamespacedName::new("default", format!("r{of}"))
+}
+
+fn decision(of: u8, wanted: u32) -> ScaleDecision {
+    ScaleDecision {
+        revision: name(of),
+        desired_scale: Some(wanted),
+        connection_path: ConnectionPath::Direct,
+        activator_count: 0,
+        activity: RevisionActivity::Active,
+        stable_load: 0.0,
+        panic_load: 0.0,
+        target_load: 1.0,
+        ready_pods: 0,
+        is_panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
+        inputs: None,
+    }
+}
+
+/// Heartbeat of an autoscaler that has received usage for so many seconds, where a window is one minute.
+fn heard(seconds: u64) -> AutoscalerHeartbeat {
+    AutoscalerHeartbeat {
+        observed_ms: seconds * 1000,
+        covers_all_windows: seconds >= 60,
+        reporters: 3,
+        ..AutoscalerHeartbeat::default()
+    }
+}
+
+fn naming(seconds: u64, counts: &str) -> AutoscalerHeartbeat {
+    AutoscalerHeartbeat { active_autoscaler: Some(counts.to_owned()), ..heard(seconds) }
+}
+
+fn opened(
+    all: &mut AutoscalerElection,
+    stream: u64,
+    who: &str,
+    alive: AutoscalerHeartbeat,
+    wanted: u32,
+) -> Vec<ElectionEvent> {
+    let mut steps = all.begin_stream(stream, who);
+    steps.extend(all.handle_heartbeat(stream, alive));
+    steps.extend(all.handle_decision(stream, decision(1, wanted)));
+    steps.extend(all.handle_synced(stream));
+    steps
+}
+
+fn ticks(all: &mut AutoscalerElection, count: u64) -> Vec<ElectionEvent> {
+    (0..count).flat_map(|_| all.tick()).collect()
+}
+
+#[test]
+fn every_replica_elects_the_same_autoscaler_in_any_order() {
+    let (mut one, mut two) = (AutoscalerElection::default(), AutoscalerElection::default());
+    opened(&mut one, 1, "a", heard(5), 3);
+    opened(&mut one, 2, "b", heard(9), 7);
+    opened(&mut two, 1, "b", heard(9), 7);
+    opened(&mut two, 2, "a", heard(5), 3);
+    assert_eq!((one.active_name(), two.active_name()), (Some("b"), Some("b")));
+}
+
+#[test]
+fn clocks_of_hosts_do_not_influence_the_election() {
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "b", AutoscalerHeartbeat { since_ms: 2_000_000, ..naming(100, "b") }, 10);
+    // With a clock an hour behind, it calls itself the oldest; it has just started, and serves no pods yet.
+    let steps = opened(&mut all, 2, "a", AutoscalerHeartbeat { since_ms: 1, ..heard(0) }, 1);
+    assert_eq!((steps, all.active_name()), (Vec::new(), Some("b")));
+}
+
+#[test]
+fn an_autoscaler_stays_active_while_connected() {
+    let mut all = AutoscalerElection::default();
+    let all_of = |wanted| {
+        vec![
+            ElectionEvent::Begin,
+            ElectionEvent::Decide(decision(1, wanted)),
+            ElectionEvent::Synced,
+        ]
+    };
+    assert_eq!(opened(&mut all, 1, "b", heard(5), 3), all_of(3));
+    all.handle_heartbeat(1, naming(5, "b"));
+    assert_eq!(opened(&mut all, 2, "a", heard(5), 7), [], "another counts");
+    assert_eq!(all.handle_decision(2, decision(1, 9)), []);
+    assert_eq!(all.handle_decision(1, decision(1, 4)), [ElectionEvent::Decide(decision(1, 4))]);
+    // The change is immediate, with the decisions that were made meanwhile.
+    assert_eq!(all.end_stream(1), all_of(9));
+    assert_eq!(all.active_name(), Some("a"));
+}
+
+#[test]
+fn the_autoscaler_with_the_longest_usage_takes_over() {
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "a", heard(50), 1);
+    opened(&mut all, 2, "young", heard(10), 2);
+    opened(&mut all, 3, "old", heard(30), 3);
+    all.begin_stream(4, "not whole");
+    all.handle_heartbeat(4, heard(1000));
+    all.end_stream(1);
+    assert_eq!(all.active_name(), Some("old"));
+    all.end_stream(3);
+    assert_eq!(all.active_name(), Some("young"));
+    assert_eq!(all.end_stream(2), [], "the last decisions stay in force");
+    assert_eq!(all.active_name(), None);
+    assert_eq!(all.handle_synced(4), [ElectionEvent::Begin, ElectionEvent::Synced]);
+}
+
+#[test]
+fn a_silent_autoscaler_is_passed_over_although_its_stream_is_open() {
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "a", naming(500, "a"), 1);
+    opened(&mut all, 2, "b", naming(100, "a"), 2);
+    for tick in 0..SILENT_TICKS {
+        assert_eq!((tick, all.active_name()), (tick, Some("a")));
+        all.handle_heartbeat(2, naming(100, "a"));
+        all.tick();
+    }
+    assert_eq!(all.active_name(), Some("b"), "within {} ms", SILENT_TICKS * 100);
+    // It is back, with a gap in its windows.
+    all.handle_heartbeat(2, naming(101, "b"));
+    all.handle_heartbeat(1, heard(0));
+    assert_eq!((ticks(&mut all, 1), all.active_name()), (Vec::new(), Some("b")));
+}
+
+#[test]
+fn without_any_heartbeat_nothing_changes() {
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "a", naming(500, "a"), 1);
+    opened(&mut all, 2, "b", naming(500, "a"), 2);
+    assert_eq!((ticks(&mut all, 5 * SILENT_TICKS), all.active_name()), (Vec::new(), Some("a")));
+}
+
+#[test]
+fn an_autoscaler_that_lost_agents_is_no_longer_active() {
+    let short = || AutoscalerHeartbeat { reporters: 2, ..naming(500, "a") };
+    let after = |seconds| {
+        let mut all = AutoscalerElection::default();
+        opened(&mut all, 1, "a", naming(500, "a"), 1);
+        opened(&mut all, 2, "b", naming(seconds, "a"), 2);
+        let mut chosen = Vec::new();
+        for _ in 0..=FEWER_REPORTERS_TICKS {
+            all.handle_heartbeat(1, short());
+            all.handle_heartbeat(2, naming(seconds, "a"));
+            all.tick();
+            chosen.push(all.active_name().map(str::to_owned));
+        }
+        chosen
+    };
+    let full = after(60);
+    assert_eq!(full.first().cloned().flatten().as_deref(), Some("a"), "an agent may restart");
+    assert_eq!(full.last().cloned().flatten().as_deref(), Some("b"));
+    assert!(after(10).iter().all(|it| it.as_deref() == Some("a")), "empty windows are no better");
+}
+
+/// Full windows win even if no live autoscaler calls itself active, and the other is the first by name.
+#[test]
+fn empty_windows_take_over_from_none_that_are_full() {
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "b", heard(500), 1);
+    opened(&mut all, 2, "a", heard(0), 2);
+    for _ in 0..=FEWER_REPORTERS_TICKS {
+        all.handle_heartbeat(1, AutoscalerHeartbeat { reporters: 2, ..heard(500) });
+        all.handle_heartbeat(2, heard(1));
+        all.tick();
+        assert_eq!(all.active_name(), Some("b"));
+    }
+}
+
+#[test]
+fn a_new_replica_waits_for_the_active_autoscaler() {
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "a-new", naming(3, "old"), 1);
+    assert_eq!(all.active_name(), None);
+    opened(&mut all, 2, "old", naming(40, "old"), 2);
+    assert_eq!(all.active_name(), Some("old"));
+    // The autoscaler that is called active never comes.
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "a-new", naming(3, "old"), 1);
+    for _ in 0..STARTUP_WAIT_TICKS {
+        all.handle_heartbeat(1, naming(3, "old"));
+        all.tick();
+    }
+    assert_eq!(all.active_name(), Some("a-new"));
+}
+
+#[test]
+fn an_autoscaler_of_an_earlier_release_is_active_until_another_has_full_windows() {
+    let mut all = AutoscalerElection::default();
+    all.begin_stream(1, "z-earlier");
+    all.handle_synced(1);
+    opened(&mut all, 2, "a", heard(1), 2);
+    ticks(&mut all, 1);
+    assert_eq!(all.active_name(), Some("z-earlier"));
+    all.handle_heartbeat(2, heard(60));
+    assert_eq!(all.active_name(), Some("a"));
+}
+
+#[test]
+fn an_autoscaler_that_comes_back_is_not_ended_by_its_first_stream() {
+    let mut all = AutoscalerElection::default();
+    opened(&mut all, 1, "a", heard(50), 1);
+    let steps = opened(&mut all, 2, "a", heard(50), 2);
+    assert_eq!(
+        steps,
+        [ElectionEvent::Begin, ElectionEvent::Decide(decision(1, 2)), ElectionEvent::Synced]
+    );
+    assert_eq!((all.end_stream(1), all.active_name()), (Vec::new(), Some("a")));
+}
+
+proptest! {
+    /// Whichever replicas come and go, a receiver of the steps holds exactly the decisions of the active autoscaler.
+    /// While there is none, it holds those of the last one.
+    #[test]
+    fn the_decisions_in_force_are_one_autoscalers_whole_set(
+        ops in proptest::collection::vec((0u8..7, 0u64..3, 0u8..3, 0u32..4), 0..60),
+    ) {
+        let (mut all, mut held, mut unnamed) =
+            (AutoscalerElection::default(), BTreeMap::new(), None::<BTreeSet<NamespacedName>>);
+        for (kind, stream, of, wanted) in ops {
+            let steps = match kind {
+                0 => all.begin_stream(stream, &format!("a{stream}")),
+                1 => all.handle_synced(stream),
+                2 => all.end_stream(stream),
+                3 => all.withdraw_decision(stream, name(of)),
+                4 => all.handle_heartbeat(stream, heard(u64::from(wanted) * 30)),
+                5 => all.tick(),
+                _ => all.handle_decision(stream, decision(of, wanted)),
+            };
+            for step in steps {
+                match step {
+                    ElectionEvent::Begin => unnamed = Some(held.keys().cloned().collect()),
+                    ElectionEvent::Decide(it) => {
+                        unnamed.iter_mut().for_each(|all| _ = all.remove(&it.revision));
+                        held.insert(it.revision.clone(), it.desired_scale);
+                    }
+                    ElectionEvent::Withdraw(name) => drop(held.remove(&name)),
+                    ElectionEvent::Synced => for name in unnamed.take().into_iter().flatten() {
+                        held.remove(&name);
+                    },
+                }
+            }
+            let counts = all.active_stream.and_then(|stream| all.candidates.get(&stream));
+            let Some(counts) = counts.filter(|it| it.is_synced) else { continue };
+            let decided = counts.decisions.iter().map(|(name, it)| (name.clone(), it.desired_scale));
+            prop_assert_eq!(&held, &decided.collect::<BTreeMap<_, _>>());
+        }
+    }
+}
+
+mod simulation;

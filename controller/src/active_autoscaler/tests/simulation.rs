@@ -1,0 +1,289 @@
+//! Pure: simulation of autoscalers and controllers on hosts of their own, which freeze, restart and lose agents.
+
+use super::*;
+
+/// Moments, of one tick each, after which windows are full.
+const WINDOW: u64 = 60;
+/// Moments after which no message is on its way.
+const CALM: u64 = WINDOW + 40;
+
+#[derive(Clone, Debug)]
+enum SimHostFault {
+    Nothing,
+    Freeze { autoscaler: usize, moments: u64 },
+    Blind { autoscaler: usize, moments: u64 },
+    Restart { autoscaler: usize },
+    FreezeController { controller: usize, moments: u64 },
+    RestartController { controller: usize },
+}
+
+fn fault() -> impl Strategy<Value = SimHostFault> {
+    let (one, moments) = (0usize..3, 1u64..40);
+    prop_oneof![
+        12 => Just(SimHostFault::Nothing),
+        2 => (one.clone(), moments.clone())
+            .prop_map(|(autoscaler, moments)| SimHostFault::Freeze { autoscaler, moments }),
+        1 => (one.clone(), moments.clone())
+            .prop_map(|(autoscaler, moments)| SimHostFault::Blind { autoscaler, moments }),
+        2 => one.clone().prop_map(|autoscaler| SimHostFault::Restart { autoscaler }),
+        1 => (one.clone(), moments)
+            .prop_map(|(controller, moments)| SimHostFault::FreezeController { controller, moments }),
+        1 => one.prop_map(|controller| SimHostFault::RestartController { controller }),
+    ]
+}
+
+struct SimElectionAutoscaler {
+    name: String,
+    wall_ms: u64,
+    follows: usize,
+    heard_since: u64,
+    started: u64,
+    frozen_since: u64,
+    frozen_until: u64,
+    was_frozen_at: u64,
+    blind: (u64, u64),
+    active: Option<String>,
+    /// Last choice that its RouteTable named.
+    announced_active: Option<String>,
+}
+
+struct SimElectionController {
+    deciders: AutoscalerElection,
+    frozen_until: u64,
+    /// Moment since which it has run without a pause.
+    runs_since: u64,
+    /// Number and name of its stream, by autoscaler.
+    streams: BTreeMap<usize, (u64, String)>,
+    messages: Vec<(u64, usize, String, AutoscalerHeartbeat)>,
+}
+
+struct SimElectionHosts {
+    now: u64,
+    autoscalers: Vec<SimElectionAutoscaler>,
+    controllers: Vec<SimElectionController>,
+    restarts: u64,
+    streams: u64,
+}
+
+impl SimElectionHosts {
+    fn new(clocks: &[u64]) -> Self {
+        let mut hosts = Self {
+            now: 0,
+            autoscalers: Vec::new(),
+            controllers: (0..3).map(|_| SimElectionController::new(0)).collect(),
+            restarts: 0,
+            streams: 0,
+        };
+        for wall_ms in clocks {
+            let new = hosts.autoscaler(*wall_ms);
+            hosts.autoscalers.push(new);
+        }
+        hosts
+    }
+
+    fn autoscaler(&mut self, wall_ms: u64) -> SimElectionAutoscaler {
+        self.restarts += 1;
+        // Later ones are earlier by name.
+        let name = format!("a{:03}", 999 - self.restarts);
+        let follows = usize::try_from(self.restarts % 3).expect("below 3");
+        let now = self.now;
+        SimElectionAutoscaler {
+            name,
+            wall_ms,
+            follows,
+            heard_since: now,
+            started: now,
+            frozen_since: 0,
+            frozen_until: 0,
+            was_frozen_at: 0,
+            blind: (0, 0),
+            active: None,
+            announced_active: None,
+        }
+    }
+
+    fn apply_fault(&mut self, event: &SimHostFault) {
+        let now = self.now;
+        match *event {
+            SimHostFault::Nothing => {}
+            SimHostFault::Freeze { autoscaler, moments } => {
+                let it = &mut self.autoscalers[autoscaler];
+                if now >= it.frozen_until {
+                    it.frozen_since = now;
+                }
+                it.frozen_until = it.frozen_until.max(now + moments);
+            }
+            SimHostFault::Blind { autoscaler, moments } => {
+                self.autoscalers[autoscaler].blind = (now, now + moments);
+            }
+            SimHostFault::Restart { autoscaler } => {
+                let new = self.autoscaler(self.autoscalers[autoscaler].wall_ms);
+                self.autoscalers[autoscaler] = new;
+            }
+            SimHostFault::FreezeController { controller, moments } => {
+                self.controllers[controller].frozen_until = now + moments;
+            }
+            SimHostFault::RestartController { controller } => {
+                self.controllers[controller] = SimElectionController::new(now);
+            }
+        }
+    }
+
+    /// Simulates one moment: tables are read, heartbeats sent and received.
+    fn advance_tick(&mut self) {
+        let now = self.now;
+        for (at, it) in self.autoscalers.iter_mut().enumerate() {
+            if now < it.frozen_until {
+                it.was_frozen_at = now;
+                continue;
+            }
+            // Windows survive a pause of less than a second.
+            if it.was_frozen_at + 1 == now && now - it.frozen_since > 10 {
+                (it.heard_since, it.active) = (now, None);
+            }
+            let table = &self.controllers[it.follows];
+            if now >= table.frozen_until
+                && let Some(chosen) = table.deciders.active_name()
+                && it.announced_active.as_deref() != Some(chosen)
+            {
+                it.announced_active = Some(chosen.to_owned());
+                it.active = it.announced_active.clone();
+            }
+            if now % 2 == u64::try_from(at % 2).expect("0 or 1") {
+                let alive = it.heartbeat(now);
+                for (to, controller) in self.controllers.iter_mut().enumerate() {
+                    let late = (now + u64::try_from(at + to).expect("small")) % 2;
+                    controller.messages.push((now + late, at, it.name.clone(), alive.clone()));
+                }
+            }
+        }
+        for controller in &mut self.controllers {
+            controller.advance_tick(now, &mut self.streams);
+        }
+        self.now += 1;
+    }
+}
+
+impl SimElectionAutoscaler {
+    fn heartbeat(&self, now: u64) -> AutoscalerHeartbeat {
+        let heard = now - self.heard_since;
+        AutoscalerHeartbeat {
+            since_ms: self.wall_ms,
+            observed_ms: heard * 100,
+            covers_all_windows: heard >= WINDOW,
+            reporters: if now < self.blind.1 { 1 } else { 4 },
+            active_autoscaler: self.active.clone(),
+        }
+    }
+
+    /// Returns true if it has run, and sent heartbeats, for this long.
+    fn runs_for(&self, now: u64, moments: u64) -> bool {
+        now >= self.frozen_until && now >= self.started.max(self.was_frozen_at) + moments
+    }
+}
+
+impl SimElectionController {
+    fn new(now: u64) -> Self {
+        Self {
+            deciders: AutoscalerElection::default(),
+            frozen_until: 0,
+            runs_since: now,
+            streams: BTreeMap::new(),
+            messages: Vec::new(),
+        }
+    }
+
+    fn advance_tick(&mut self, now: u64, streams: &mut u64) {
+        if now < self.frozen_until {
+            self.runs_since = now + 1;
+            return;
+        }
+        let mail = std::mem::take(&mut self.messages);
+        for (at, from, name, alive) in mail {
+            if at > now {
+                self.messages.push((at, from, name, alive));
+                continue;
+            }
+            let known = self.streams.get(&from).filter(|(_, known)| *known == name);
+            if let Some((stream, _)) = known {
+                self.deciders.handle_heartbeat(*stream, alive);
+                continue;
+            }
+            *streams += 1;
+            if let Some((old, _)) = self.streams.insert(from, (*streams, name.clone())) {
+                self.deciders.end_stream(old);
+            }
+            self.deciders.begin_stream(*streams, &name);
+            self.deciders.handle_heartbeat(*streams, alive);
+            self.deciders.handle_synced(*streams);
+        }
+        self.deciders.tick();
+    }
+
+    fn chosen(&self) -> Option<String> {
+        self.deciders.active_name().map(str::to_owned)
+    }
+}
+
+/// Checks one controller at one moment, given its choice of the moment before.
+fn check(
+    hosts: &SimElectionHosts,
+    controller: &SimElectionController,
+    before: Option<&str>,
+) -> Result<(), TestCaseError> {
+    let now = hosts.now - 1;
+    if now < controller.runs_since + 20 {
+        return Ok(());
+    }
+    let of = |name: &str| hosts.autoscalers.iter().find(|it| it.name == name);
+    let chosen = controller.deciders.active_name();
+    let others = || hosts.autoscalers.iter().filter(|it| Some(it.name.as_str()) != chosen);
+    if let (Some(old), Some(new)) = (before.and_then(of), chosen.and_then(of))
+        && old.name != new.name
+        && old.runs_for(now, 15)
+    {
+        let (is_full, is_older) = (
+            now >= new.heard_since + WINDOW,
+            new.heard_since <= old.heard_since + 2 * DELAY_TOLERANCE_TICKS,
+        );
+        prop_assert!(is_full || is_older, "{} took over from {} at {now}", new.name, old.name);
+    }
+    if let Some(it) = chosen.and_then(of) {
+        let frozen_for = if now < it.frozen_until { now - it.frozen_since } else { 0 };
+        let another = others().any(|it| it.runs_for(now, 20));
+        prop_assert!(frozen_for < 10 || !another, "{} is frozen at {now}", it.name);
+        let blind_for = if now < it.blind.1 { now - it.blind.0 } else { 0 };
+        let better = others().any(|it| {
+            let knows = now >= it.heard_since + WINDOW + 20 && now >= it.blind.1 + 20;
+            knows && it.runs_for(now, 20)
+        });
+        prop_assert!(blind_for < 16 || !better, "{} is blind at {now}", it.name);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever freezes, restarts or loses agents, with any clocks: emptier windows never take over from a live
+    /// autoscaler. One that is blind or frozen does not stay active, and replicas reach the same choice.
+    #[test]
+    fn replicas_agree_on_an_autoscaler_with_full_windows(
+        clocks in proptest::collection::vec(0u64..4_000_000_000_000, 3),
+        events in proptest::collection::vec(fault(), 0..300),
+    ) {
+        let mut hosts = SimElectionHosts::new(&clocks);
+        let calm = std::iter::repeat_n(&SimHostFault::Nothing, 40 + usize::try_from(CALM).expect("small"));
+        for event in events.iter().chain(calm) {
+            hosts.apply_fault(event);
+            let before: Vec<_> = hosts.controllers.iter().map(SimElectionController::chosen).collect();
+            hosts.advance_tick();
+            for (controller, before) in hosts.controllers.iter().zip(&before) {
+                check(&hosts, controller, before.as_deref())?;
+            }
+        }
+        let chosen: BTreeSet<_> = hosts.controllers.iter().map(SimElectionController::chosen).collect();
+        prop_assert_eq!(chosen.len(), 1, "replicas differ: {:?}", chosen);
+        prop_assert!(chosen.iter().all(Option::is_some));
+    }
+}

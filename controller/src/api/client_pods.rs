@@ -1,0 +1,79 @@
+//! Shell: watch of the pods that NetworkPolicies may admit; as they may be many, begun once a policy selects pods.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use common::wire::NamespacedName;
+use futures::StreamExt as _;
+use kube::{
+    Api, ResourceExt as _,
+    api::DynamicObject,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{Config, Event as Seen, watcher},
+    },
+};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::{
+    client::api_resource,
+    watches::{WatchBackoff, error_chain},
+};
+use crate::{
+    children::ResourceKind, machine::ControllerEvent, network_policies::PolicyClientPod,
+    runtime::ControllerRuntime,
+};
+
+/// Field selector of pods that still hold an address: a finished pod has given it back.
+const LIVING_PODS: &str = "status.phase!=Succeeded,status.phase!=Failed";
+
+/// Follows all pods, from the time when `needed` becomes true.
+pub(super) async fn watch_client_pods(
+    client: kube::Client,
+    shared: Arc<ControllerRuntime>,
+    mut needed: watch::Receiver<bool>,
+) {
+    if needed.wait_for(|it| *it).await.is_err() {
+        return;
+    }
+    info!("a network policy names pods: all are followed");
+    let api: Api<DynamicObject> = Api::all_with(client, &api_resource(ResourceKind::Pod));
+    let mut events = std::pin::pin!(
+        watcher(api, Config::default().fields(LIVING_PODS)).backoff(WatchBackoff::default())
+    );
+    // Pods deleted during a lost watch are found by comparing the new list with the known pods.
+    let (mut known, mut named) = (BTreeSet::new(), BTreeSet::new());
+    let tell = |name: NamespacedName, client| {
+        shared.step(ControllerEvent::ClientPodObserved(name, client))
+    };
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Seen::Init) => named.clear(),
+            Ok(Seen::Apply(pod) | Seen::InitApply(pod)) => {
+                let name = pod_name(&pod);
+                named.insert(name.clone());
+                known.insert(name.clone());
+                let client =
+                    serde_json::to_value(pod).ok().as_ref().and_then(PolicyClientPod::from_pod);
+                tell(name, client);
+            }
+            Ok(Seen::Delete(pod)) => {
+                let name = pod_name(&pod);
+                known.remove(&name);
+                tell(name, None);
+            }
+            Ok(Seen::InitDone) => {
+                let gone: Vec<NamespacedName> = known.difference(&named).cloned().collect();
+                known.retain(|it| named.contains(it));
+                gone.into_iter().for_each(|name| tell(name, None));
+            }
+            Err(error) => {
+                warn!(error = %error_chain(&error), "watch of clients broke and is begun again")
+            }
+        }
+    }
+}
+
+fn pod_name(pod: &DynamicObject) -> NamespacedName {
+    NamespacedName::new(pod.namespace().unwrap_or_default(), pod.name_any())
+}

@@ -1,0 +1,487 @@
+//! Pure: facts to remember of each object that the API server holds, in about a hundred bytes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{Hash as _, Hasher},
+};
+
+use common::wire::NamespacedName;
+use serde_json::Value;
+
+use super::{ObjectPartKey, watch_scope::WatchScope};
+use crate::children::ResourceKind;
+
+/// Annotation that holds the hash of the body that was applied last.
+pub const APPLIED_ANNOTATION: &str = "rouse.dev/applied";
+
+/// Facts that are remembered of one object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObservedObject {
+    /// UID of the object.
+    pub uid: Box<str>,
+    /// Value of the object's `resourceVersion`.
+    pub resource_version: Box<str>,
+    /// The object's `generation`, a count of its spec's changes; 0 for kinds that have none.
+    pub generation: i64,
+    /// Hash of the body that the controller applied last, if any.
+    pub applied_hash: Option<u64>,
+    /// UID of the owner with `controller: true`.
+    pub controller_uid: Option<Box<str>>,
+    /// Hash of the object's status.
+    pub status_hash: u64,
+    /// Value of `spec.replicas`, if any.
+    pub replicas: Option<i64>,
+    /// True if the object has a `deletionTimestamp`.
+    pub is_terminating: bool,
+    /// Hash of the spec for kinds without a generation; otherwise 0.
+    pub spec_hash: u64,
+    /// True if another client changed the spec after the controller's last apply.
+    pub changed_by_others: bool,
+}
+
+impl ObservedObject {
+    /// Extracts the facts from an object as the API server sent it.
+    pub fn from_object(object: &Value) -> Self {
+        let meta = &object["metadata"];
+        let text = |field: &str| meta[field].as_str().unwrap_or_default().into();
+        let owners = meta["ownerReferences"].as_array();
+        let controller = owners.into_iter().flatten().find(|it| it["controller"] == true);
+        let generation = meta["generation"].as_i64().unwrap_or(0);
+        Self {
+            uid: text("uid"),
+            resource_version: text("resourceVersion"),
+            generation,
+            applied_hash: applied_hash(object),
+            controller_uid: controller.and_then(|it| it["uid"].as_str()).map(Into::into),
+            status_hash: stable_json_hash(&object["status"]),
+            replicas: object["spec"]["replicas"].as_i64(),
+            is_terminating: meta["deletionTimestamp"].is_string(),
+            spec_hash: if generation == 0 { stable_json_hash(&object["spec"]) } else { 0 },
+            changed_by_others: false,
+        }
+    }
+
+    /// Returns true if another client changed the spec between `self` and `new`, since the controller's last apply.
+    ///
+    /// The spec of an object without an owner is its user's. Scaling a Deployment does not count as a change. A single
+    /// change that scales and changes another field is taken for scaling only.
+    fn is_changed_by_others(&self, new: &Self) -> bool {
+        let changes = new.generation - self.generation;
+        let scaled = i64::from(new.replicas != self.replicas);
+        let is_ours = new.controller_uid.is_some() && new.applied_hash == self.applied_hash;
+        is_ours && (self.changed_by_others || changes > scaled || new.spec_hash != self.spec_hash)
+    }
+}
+
+/// FNV-1a, 64 bit: stable across releases, unlike the standard library's hasher, since objects keep the hash.
+struct Fnv1aHasher(u64);
+
+impl Hasher for Fnv1aHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        self.0 = bytes.iter().fold(self.0, step);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Returns the hash of the body that the controller applied last to `object`, if any.
+pub fn applied_hash(object: &Value) -> Option<u64> {
+    let hash = object["metadata"]["annotations"][APPLIED_ANNOTATION].as_str()?;
+    u64::from_str_radix(hash, 16).ok()
+}
+
+/// Returns a hash of a JSON value that does not depend on the order of its fields.
+pub fn stable_json_hash(value: &Value) -> u64 {
+    let mut hasher = Fnv1aHasher(0xcbf2_9ce4_8422_2325);
+    hash_value(value, &mut hasher);
+    hasher.finish()
+}
+
+fn hash_value(value: &Value, out: &mut Fnv1aHasher) {
+    match value {
+        Value::Null => 0_u8.hash(out),
+        Value::Bool(it) => (1_u8, it).hash(out),
+        Value::Number(it) => (2_u8, it.to_string()).hash(out),
+        Value::String(it) => (3_u8, it).hash(out),
+        Value::Array(all) => {
+            (4_u8, all.len()).hash(out);
+            all.iter().for_each(|it| hash_value(it, out));
+        }
+        Value::Object(fields) => {
+            let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
+            (5_u8, sorted.len()).hash(out);
+            for (key, value) in sorted {
+                key.hash(out);
+                hash_value(value, out);
+            }
+        }
+    }
+}
+
+/// All watched objects, as last observed.
+#[derive(Debug, Default)]
+pub struct ObjectCache {
+    objects: BTreeMap<ResourceKind, HashMap<NamespacedName, ObservedObject>>,
+    /// Objects that the current lists of each scope have not named yet.
+    unlisted: Vec<(WatchScope, BTreeSet<NamespacedName>)>,
+    /// Keys of the requests under way whose objects were not deleted since the request began.
+    open_requests: BTreeSet<ObjectPartKey>,
+}
+
+impl ObjectCache {
+    /// Returns the facts of an object, if it is known.
+    pub fn get(&self, resource: ResourceKind, name: &NamespacedName) -> Option<&ObservedObject> {
+        self.objects.get(&resource)?.get(name)
+    }
+
+    /// Returns the number of known objects of a kind.
+    pub fn count(&self, resource: ResourceKind) -> usize {
+        self.objects.get(&resource).map_or(0, HashMap::len)
+    }
+
+    /// Begins a full list of a watch's objects, after a start or a lost watch.
+    pub fn begin_list(&mut self, scope: &WatchScope) {
+        let all = self.objects.get(&scope.resource).into_iter().flat_map(HashMap::keys);
+        let names = all.filter(|name| scope.covers(name)).cloned().collect();
+        // The library may begin a list again before the last one ended.
+        self.unlisted.retain(|(have, _)| have != scope);
+        self.unlisted.push((scope.clone(), names));
+    }
+
+    /// Ends a full list. Returns the objects that the list did not name: they are deleted.
+    pub fn end_list(&mut self, scope: &WatchScope) -> Vec<NamespacedName> {
+        let Some(at) = self.unlisted.iter().position(|(have, _)| have == scope) else {
+            return Vec::new();
+        };
+        let (_, gone) = self.unlisted.swap_remove(at);
+        for name in &gone {
+            self.remove(scope.resource, name);
+        }
+        gone.into_iter().collect()
+    }
+
+    /// Stores an object from a watch. Returns true if anything is new: a watch may lag behind our own writes.
+    pub fn apply_watched(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        seen: ObservedObject,
+    ) -> bool {
+        for (_, names) in self.unlisted.iter_mut().filter(|(scope, _)| scope.resource == resource) {
+            names.remove(name);
+        }
+        self.insert(resource, name, seen, false)
+    }
+
+    /// Marks a request about the object of `key` as under way, until [`end_request`](Self::end_request).
+    pub fn begin_request(&mut self, key: &ObjectPartKey) {
+        self.open_requests.insert(key.clone());
+    }
+
+    /// Stores an object from a response; `ours` if the object is the result of our own apply. Returns true if the
+    /// response was accepted.
+    ///
+    /// A response is refused if the object was deleted since the request began. Otherwise the object would stay in the
+    /// cache forever, since a watch reports a deletion only once.
+    pub fn apply_response(
+        &mut self,
+        key: &ObjectPartKey,
+        seen: ObservedObject,
+        ours: bool,
+    ) -> bool {
+        let ObjectPartKey { resource, name, .. } = key;
+        if !self.open_requests.contains(key) {
+            return false;
+        }
+        if self.get(*resource, name).is_none() {
+            // The current list may be of a time after a second deletion. If it is of a time before the creation, the
+            // watch reports the creation next.
+            let covers = |scope: &WatchScope| scope.resource == *resource && scope.covers(name);
+            for (_, names) in self.unlisted.iter_mut().filter(|(scope, _)| covers(scope)) {
+                names.insert(name.clone());
+            }
+        }
+        self.insert(*resource, name, seen, ours);
+        true
+    }
+
+    /// Marks the request about `key` as finished.
+    pub fn end_request(&mut self, key: &ObjectPartKey) {
+        self.open_requests.remove(key);
+    }
+
+    /// Marks all requests as finished, since the writes under way were stopped.
+    pub fn end_all_requests(&mut self) {
+        self.open_requests.clear();
+    }
+
+    fn insert(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        mut seen: ObservedObject,
+        ours: bool,
+    ) -> bool {
+        let all = self.objects.entry(resource).or_default();
+        // Versions are comparable only within one object: a new UID always wins.
+        let have = all.get(name).filter(|have| have.uid == seen.uid);
+        if have.is_some_and(|have| is_older(&seen, have)) {
+            return false;
+        }
+        seen.changed_by_others = !ours && have.is_some_and(|have| have.is_changed_by_others(&seen));
+        let is_news = have != Some(&seen);
+        all.insert(name.clone(), seen);
+        is_news
+    }
+
+    /// Stores the replicas of a Deployment from the response to a scale, as of `version`. The watch reports any other
+    /// difference.
+    pub fn apply_scale(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        version: &str,
+        replicas: i64,
+    ) {
+        if let Some(known) = self.get(resource, name) {
+            let (version, replicas) = (version.into(), Some(replicas));
+            // The API server raises the generation only if the number differs.
+            let generation = known.generation + i64::from(known.replicas != replicas);
+            let seen =
+                ObservedObject { resource_version: version, generation, replicas, ..known.clone() };
+            self.insert(resource, name, seen, false);
+        }
+    }
+
+    /// Removes a deleted object, and the marks of requests about it.
+    pub fn remove(&mut self, resource: ResourceKind, name: &NamespacedName) {
+        self.open_requests.retain(|key| key.resource != resource || key.name != *name);
+        if let Some(all) = self.objects.get_mut(&resource) {
+            all.remove(name);
+        }
+    }
+}
+
+/// Returns true if `new` is an older version than `have`. Kubernetes promises since 1.35 that versions of one kind
+/// compare as numbers; before, they did without a promise. If a version is no number, the newest to arrive wins.
+fn is_older(new: &ObservedObject, have: &ObservedObject) -> bool {
+    let number = |seen: &ObservedObject| seen.resource_version.parse::<u128>().ok();
+    number(new).zip(number(have)).is_some_and(|(new, have)| new < have)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ObjectPart;
+    use serde_json::json;
+
+    fn name(own: &str) -> NamespacedName {
+        NamespacedName::new("default", own)
+    }
+
+    fn seen(version: &str) -> ObservedObject {
+        ObservedObject {
+            uid: "u".into(),
+            resource_version: version.into(),
+            ..ObservedObject::default()
+        }
+    }
+
+    #[test]
+    fn an_observed_object_has_the_facts_that_writes_depend_on() {
+        let object = json!({
+            "metadata": {
+                "uid": "u", "resourceVersion": "7", "generation": 3, "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": {"rouse.dev/applied": "ff"},
+                "ownerReferences": [{"uid": "other"}, {"uid": "boss", "controller": true}],
+            },
+            "spec": {"replicas": 4},
+            "status": {"a": 1},
+        });
+        let expected = ObservedObject {
+            uid: "u".into(),
+            resource_version: "7".into(),
+            generation: 3,
+            applied_hash: Some(255),
+            controller_uid: Some("boss".into()),
+            status_hash: stable_json_hash(&json!({"a": 1})),
+            replicas: Some(4),
+            is_terminating: true,
+            ..ObservedObject::default()
+        };
+        assert_eq!(ObservedObject::from_object(&object), expected);
+    }
+
+    /// Returns a Deployment of this version and generation, with this number of replicas.
+    fn deployment(version: &str, generation: i64, replicas: i64) -> ObservedObject {
+        let controller = Some("boss".into());
+        ObservedObject {
+            generation,
+            replicas: Some(replicas),
+            applied_hash: Some(1),
+            controller_uid: controller,
+            ..seen(version)
+        }
+    }
+
+    #[test]
+    fn a_change_by_others_is_known_until_the_next_apply() {
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Deployment);
+        let key = ObjectPartKey::new(kind, ObjectPart::Object, name("a"));
+        let touched =
+            |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.changed_by_others);
+        cache.apply_watched(kind, &name("a"), deployment("1", 1, 0));
+        cache.apply_watched(kind, &name("a"), deployment("2", 1, 0));
+        assert_eq!(touched(&cache), Some(false), "its status");
+        cache.apply_watched(kind, &name("a"), deployment("3", 2, 0));
+        assert_eq!(touched(&cache), Some(true));
+        assert!(!cache.apply_watched(kind, &name("a"), deployment("3", 2, 0)), "no news");
+        cache.apply_watched(kind, &name("a"), deployment("4", 2, 0));
+        assert_eq!(touched(&cache), Some(true), "still");
+        cache.begin_request(&key);
+        cache.apply_response(&key, deployment("5", 3, 0), false);
+        assert_eq!(touched(&cache), Some(true), "it was only read");
+        cache.apply_response(&key, deployment("6", 4, 0), true);
+        cache.apply_watched(kind, &name("a"), deployment("6", 4, 0));
+        assert_eq!(touched(&cache), Some(false));
+        cache.apply_watched(
+            kind,
+            &name("a"),
+            ObservedObject { applied_hash: Some(2), ..deployment("7", 5, 0) },
+        );
+        assert_eq!(touched(&cache), Some(false), "we applied another, and the watch was first");
+        cache.apply_watched(kind, &name("a"), deployment("8", 6, 0));
+        cache.apply_watched(
+            kind,
+            &name("a"),
+            ObservedObject { uid: "v".into(), ..deployment("9", 1, 0) },
+        );
+        assert_eq!(touched(&cache), Some(false), "another object");
+        cache.apply_watched(
+            kind,
+            &name("b"),
+            ObservedObject { controller_uid: None, ..deployment("1", 1, 0) },
+        );
+        cache.apply_watched(
+            kind,
+            &name("b"),
+            ObservedObject { controller_uid: None, ..deployment("2", 2, 0) },
+        );
+        assert!(
+            cache.get(kind, &name("b")).is_some_and(|it| !it.changed_by_others),
+            "a user's own"
+        );
+    }
+
+    #[test]
+    fn a_scaled_deployment_is_not_a_changed_one() {
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Deployment);
+        let touched =
+            |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.changed_by_others);
+        cache.apply_watched(kind, &name("a"), deployment("1", 1, 0));
+        cache.apply_scale(kind, &name("a"), "2", 1);
+        cache.apply_watched(kind, &name("a"), deployment("2", 2, 1));
+        assert_eq!(touched(&cache), Some(false), "the answer was first");
+        cache.apply_watched(kind, &name("a"), deployment("3", 3, 0));
+        cache.apply_scale(kind, &name("a"), "3", 0);
+        assert_eq!(touched(&cache), Some(false), "the watch was first");
+        cache.apply_watched(kind, &name("a"), deployment("4", 5, 3));
+        assert_eq!(touched(&cache), Some(true), "scaled and changed");
+    }
+
+    #[test]
+    fn a_spec_whose_changes_are_not_counted_is_compared() {
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Service);
+        let of = |version: &str, port: i64| {
+            let owners = json!([{"uid": "boss", "controller": true}]);
+            let meta = json!({"uid": "u", "resourceVersion": version, "ownerReferences": owners});
+            ObservedObject::from_object(&json!({"metadata": meta, "spec": {"port": port}}))
+        };
+        let touched =
+            |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.changed_by_others);
+        cache.apply_watched(kind, &name("a"), of("1", 80));
+        cache.apply_watched(kind, &name("a"), of("2", 80));
+        assert_eq!(touched(&cache), Some(false));
+        cache.apply_watched(kind, &name("a"), of("3", 81));
+        assert_eq!(touched(&cache), Some(true));
+    }
+
+    #[test]
+    fn order_of_fields_does_not_change_a_hash_and_everything_else_does() {
+        let of = |text: &str| stable_json_hash(&serde_json::from_str(text).unwrap());
+        assert_eq!(of(r#"{"a":1,"b":[2]}"#), of(r#"{"b":[2],"a":1}"#));
+        let all = ["{}", "[]", "null", "\"\"", "0", "[0]", "[[0]]", r#"{"a":0}"#, r#"{"a":null}"#];
+        let hashes: BTreeSet<u64> = all.iter().map(|it| of(it)).collect();
+        assert_eq!(hashes.len(), all.len());
+    }
+
+    #[test]
+    fn objects_that_a_new_list_omits_are_removed() {
+        let mut cache = ObjectCache::default();
+        let kind = ResourceKind::Pod;
+        let pods = |it: &&WatchScope| it.resource == kind && it.excluded_namespace.is_some();
+        let scopes = crate::api::watch_scope::watch_scopes("default-system");
+        let scope = scopes.iter().find(pods).unwrap();
+        cache.apply_watched(kind, &NamespacedName::new("default-system", "part"), seen("1"));
+        for own in ["a", "b"] {
+            cache.apply_watched(kind, &name(own), seen("1"));
+        }
+        cache.begin_list(scope);
+        cache.apply_watched(kind, &name("b"), seen("1"));
+        cache.apply_watched(kind, &name("c"), seen("2"));
+        assert_eq!(cache.end_list(scope), [name("a")]);
+        assert_eq!(cache.count(kind), 3);
+        assert_eq!(cache.end_list(scope), []);
+    }
+
+    #[test]
+    fn a_response_from_before_a_deletion_is_ignored() {
+        let mut cache = ObjectCache::default();
+        let key =
+            |own: &str| ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, name(own));
+        let (a, b) = (key("a"), key("b"));
+        [&a, &b].into_iter().for_each(|it| cache.begin_request(it));
+        assert!(cache.apply_response(&a, seen("1"), true));
+        cache.remove(ResourceKind::Service, &name("a"));
+        assert!(!cache.apply_response(&a, seen("2"), true));
+        assert!(cache.apply_response(&b, seen("3"), true), "another object");
+        assert_eq!((cache.get(a.resource, &a.name), cache.count(a.resource)), (None, 1));
+        cache.end_request(&a);
+        cache.begin_request(&a);
+        assert!(cache.apply_response(&a, seen("4"), true), "asked after the loss");
+        [&a, &b].into_iter().for_each(|it| cache.end_request(it));
+        assert!(cache.open_requests.is_empty());
+    }
+
+    #[test]
+    fn a_response_does_not_outlive_a_list_that_omits_it() {
+        let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Service);
+        let scopes = crate::api::watch_scope::watch_scopes("default-system");
+        let scope = scopes.iter().find(|it| it.resource == kind).unwrap();
+        cache.apply_watched(kind, &name("old"), seen("1"));
+        cache.begin_list(scope);
+        for own in ["old", "new", "named"] {
+            let key = ObjectPartKey::new(kind, ObjectPart::Object, name(own));
+            cache.begin_request(&key);
+            assert!(cache.apply_response(&key, seen("2"), true));
+        }
+        cache.apply_watched(kind, &name("named"), seen("2"));
+        assert_eq!(cache.end_list(scope), [name("new"), name("old")]);
+        assert_eq!((cache.get(kind, &name("named")), cache.count(kind)), (Some(&seen("2")), 1));
+    }
+
+    #[test]
+    fn a_watch_that_lags_does_not_undo_what_was_written() {
+        let mut cache = ObjectCache::default();
+        let kind = ResourceKind::Deployment;
+        assert!(cache.apply_watched(kind, &name("a"), seen("10")));
+        assert!(!cache.apply_watched(kind, &name("a"), seen("9")));
+        assert_eq!(cache.get(kind, &name("a")), Some(&seen("10")));
+        let other = ObservedObject { uid: "v".into(), ..seen("8") };
+        assert!(cache.apply_watched(kind, &name("a"), other.clone()), "another object of the name");
+        assert_eq!(cache.get(kind, &name("a")), Some(&other));
+    }
+}

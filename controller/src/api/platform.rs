@@ -1,0 +1,321 @@
+//! Shell: one replica of the controller on Kubernetes: watches in, writes out, under one Lease.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use common::{
+    admin::AdminState,
+    log::{self, LogComponent},
+    wire::NamespacedName,
+};
+use serde_json::Value;
+use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::{error, info};
+
+use super::{
+    DesiredStateSource,
+    client::{KubeClientError, connect},
+    client_pods, events,
+    leader_election::{LeaderElector, Leadership},
+    lease_state::LeaseTiming,
+    metrics::ApiServerMetrics,
+    watch_scope::{list_position, watch_scopes},
+    watches::{WatchUpdate, start_watches},
+    write_queue::WriteLimits,
+    writer::ObjectWriter,
+};
+use crate::{
+    children::ResourceKind,
+    config::KubernetesConfig,
+    machine::ControllerEvent,
+    node_binding, observe,
+    runtime::ControllerRuntime,
+    webhook::{
+        self, AdmissionContext, PodBinder, WebhookSettingsSource, admission_review,
+        certificates::WebhookCertResolver, registration::WebhookAddress,
+    },
+};
+
+/// Connection of the machine to the API server: watches, writer, leader election and webhook.
+pub struct KubernetesPlatform {
+    client: kube::Client,
+    runtime: Arc<ControllerRuntime>,
+    writer: Arc<ObjectWriter>,
+    metrics: Arc<ApiServerMetrics>,
+    system_namespace: String,
+    pod_name: String,
+    cluster_domain: String,
+    /// Address of the admission webhook, and the place where the API server finds it.
+    webhook: Option<(SocketAddr, WebhookAddress)>,
+    /// Certificates with which the webhook serves.
+    certificates: Arc<WebhookCertResolver>,
+    synced: CancellationToken,
+    /// Labels of the watches whose first list is not complete.
+    unlisted_scopes: Arc<Mutex<BTreeSet<String>>>,
+    /// True once a NetworkPolicy selects pods, so that all pods are followed.
+    needs_clients: tokio::sync::watch::Sender<bool>,
+    /// Task of the leader election, which releases the Lease when it ends.
+    election_task: Mutex<Option<JoinHandle<()>>>,
+    /// Permission to write, once the leader election runs.
+    leadership: Mutex<Option<Leadership>>,
+    /// Ends the recorder of Events when dropped.
+    _event_recorder: DropGuard,
+}
+
+/// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
+const CERTIFICATE_WAIT: Duration = Duration::from_secs(60);
+
+impl std::fmt::Debug for KubernetesPlatform {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Platform").field("pod", &self.pod_name).finish_non_exhaustive()
+    }
+}
+
+impl KubernetesPlatform {
+    /// Connects to the API server; nothing is watched or written yet.
+    pub async fn new(
+        cluster: &KubernetesConfig,
+        shared: Arc<ControllerRuntime>,
+    ) -> Result<Self, KubeClientError> {
+        let client = connect(cluster.kubeconfig.as_deref()).await?;
+        let metrics = Arc::new(ApiServerMetrics::default());
+        let writer =
+            ObjectWriter::new(client.clone(), WriteLimits::default(), Arc::clone(&metrics));
+        let writer = Arc::new(writer);
+        let stop = CancellationToken::new();
+        let (events, telling) = events::event_recorder(
+            client.clone(),
+            &cluster.pod,
+            Arc::clone(&metrics),
+            stop.clone(),
+        );
+        tokio::spawn(telling);
+        shared.set_writer(Arc::clone(&writer), events);
+        let place = |address: SocketAddr| WebhookAddress {
+            url: cluster.webhook_url.clone(),
+            ..WebhookAddress::new(&cluster.system_namespace, address.port())
+        };
+        // A watch is removed from this set once its first list is complete.
+        let missing = watch_scopes(&cluster.system_namespace).iter().map(|it| it.label()).collect();
+        Ok(Self {
+            client,
+            runtime: shared,
+            writer,
+            metrics,
+            system_namespace: cluster.system_namespace.clone(),
+            pod_name: cluster.pod.clone(),
+            cluster_domain: cluster.cluster_domain.clone(),
+            webhook: cluster.webhook.map(|address| (address, place(address))),
+            certificates: Arc::default(),
+            synced: CancellationToken::new(),
+            unlisted_scopes: Arc::new(Mutex::new(missing)),
+            needs_clients: tokio::sync::watch::Sender::new(false),
+            election_task: Mutex::default(),
+            leadership: Mutex::default(),
+            _event_recorder: stop.drop_guard(),
+        })
+    }
+
+    /// Returns the client of the API server.
+    pub fn client(&self) -> &kube::Client {
+        &self.client
+    }
+
+    /// Returns true if a write may begin now.
+    pub fn may_write(&self) -> bool {
+        let lead = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
+        lead.as_ref().is_some_and(Leadership::may_write)
+    }
+
+    /// Returns a token that is cancelled once all first lists are complete.
+    pub fn synced(&self) -> CancellationToken {
+        self.synced.clone()
+    }
+
+    /// Adds to `admin` the metrics, and not-ready reasons until all lists are complete and the webhook has a
+    /// certificate.
+    pub fn extend_admin(&self, mut admin: AdminState) -> AdminState {
+        self.metrics.register(&mut admin.registry);
+        let (missing, before) = (Arc::clone(&self.unlisted_scopes), admin.not_ready_reasons);
+        let (certificates, started) = (Arc::clone(&self.certificates), Instant::now());
+        let is_asked = self.webhook.is_some();
+        admin.not_ready_reasons = Box::new(move || {
+            let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
+            let waits = missing.iter().map(|it| format!("{it} are not all known yet"));
+            // A certificate that never comes must not keep the replica unready: it still serves routes.
+            let is_late = started.elapsed() > CERTIFICATE_WAIT;
+            let mute = is_asked && !is_late && certificates.bundle().is_none();
+            let mute = mute.then(|| "the webhook's certificate is not there yet".to_owned());
+            before().into_iter().chain(waits).chain(mute).collect()
+        });
+        admin
+    }
+
+    /// Runs watches, leader election, writer and webhook until `shutdown`.
+    pub async fn run(&self, shutdown: CancellationToken) {
+        let mut news =
+            start_watches(&self.client, &self.system_namespace, &self.metrics, &shutdown);
+        self.apply_first_lists(&mut news).await;
+        self.runtime.step(ControllerEvent::InitialListSynced);
+        self.apply_log_level();
+        info!("everything is known");
+        self.synced.cancel();
+        // Only now, since a leader that knows half of the objects would delete or recreate the others.
+        let lead = self.start_leader_election(&shutdown);
+        let source: Arc<dyn DesiredStateSource> =
+            Arc::clone(&self.runtime) as Arc<dyn DesiredStateSource>;
+        let writing = Arc::clone(&self.writer).run(source, lead.clone(), shutdown.clone());
+        tokio::select! {
+            () = writing => {}
+            () = self.serve_webhook(lead, &shutdown) => {}
+            () = self.apply_watch_updates(&mut news) => {}
+            () = self.watch_client_pods() => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+
+    /// Serves the admission webhook. If that is impossible, everything else continues without it.
+    async fn serve_webhook(&self, lead: Leadership, shutdown: &CancellationToken) {
+        if let Some((address, place)) = self.webhook.clone() {
+            let (shared, domain) = (Arc::clone(&self.runtime), self.cluster_domain.clone());
+            let settings: WebhookSettingsSource = Arc::new(move || {
+                Arc::new(admission_review::AdmissionSettings::from_configs(
+                    &shared.settings().config_maps,
+                    &domain,
+                ))
+            });
+            let shared = Arc::clone(&self.runtime);
+            let binder: PodBinder = Arc::new(move |pod: &Value, chance| {
+                let now = shared.now();
+                shared.with_machine(|it| {
+                    node_binding::choose_node(it.world(), pod, chance, now).map(str::to_owned)
+                })
+            });
+            let (client, answers) = (self.client.clone(), AdmissionContext { settings, binder });
+            let certificates = Arc::clone(&self.certificates);
+            let place = (address, place);
+            let run = webhook::run(client, place, certificates, lead, answers, shutdown.clone());
+            if let Err(error) = run.await {
+                let error = &error as &dyn std::error::Error;
+                error!(error, "admission questions are not answered");
+            }
+        }
+        shutdown.cancelled().await;
+    }
+
+    /// Waits until the Lease is released.
+    pub async fn wait_for_release(&self) {
+        let candidate = self.election_task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(candidate) = candidate {
+            // Only a panic could fail here, and that was logged.
+            let _ = candidate.await;
+        }
+    }
+
+    /// Starts the leader election, with the present times of `config-leader-election`. Later changes need a restart:
+    /// two replicas that applied a change at different moments could both believe to be the leader.
+    fn start_leader_election(&self, shutdown: &CancellationToken) -> Leadership {
+        let times = LeaseTiming::from(&*self.runtime.settings().config_maps.leader_election);
+        let (client, namespace) = (self.client.clone(), &self.system_namespace);
+        info!(?times, "stands for the lease");
+        let candidate = LeaderElector::new(client, namespace, &self.pod_name, times);
+        let lead = candidate.leadership();
+        *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(lead.clone());
+        let task = tokio::spawn(candidate.run(shutdown.clone()));
+        *self.election_task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        lead
+    }
+
+    /// Applies the first lists. The machine plans nothing on a part of them: it waits for
+    /// [`ControllerEvent::InitialListSynced`].
+    async fn apply_first_lists(&self, news: &mut mpsc::Receiver<WatchUpdate>) {
+        while !self.lock_unlisted_scopes().is_empty() {
+            let Some(observed) = news.recv().await else { return };
+            self.apply_watch_update(observed);
+        }
+    }
+
+    fn lock_unlisted_scopes(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.unlisted_scopes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn watch_client_pods(&self) {
+        let needed = self.needs_clients.subscribe();
+        client_pods::watch_client_pods(self.client.clone(), Arc::clone(&self.runtime), needed)
+            .await;
+        // It ends only if nothing is to be followed any more, which must not end this replica.
+        std::future::pending().await
+    }
+
+    /// Sets the log level of this component; the others get theirs by the RouteTable.
+    fn apply_log_level(&self) {
+        let level = self.runtime.settings().config_maps.logging.levels().controller;
+        log::set_level(LogComponent::Controller, level);
+    }
+
+    fn check_network_policies(&self) {
+        if self.runtime.with_machine(|machine| machine.world().network_policies.needs_client_pods())
+        {
+            self.needs_clients.send_replace(true);
+        }
+    }
+
+    async fn apply_watch_updates(&self, news: &mut mpsc::Receiver<WatchUpdate>) {
+        self.check_network_policies();
+        while let Some(observed) = news.recv().await {
+            self.apply_watch_update(observed);
+        }
+    }
+
+    fn apply_watch_update(&self, observed: WatchUpdate) {
+        match observed {
+            WatchUpdate::ListBegun(scope) => self.writer.begin_list(&scope),
+            WatchUpdate::Object(resource, name, seen, object) => {
+                // The machine comes first: the writer compares the observed state with what the machine now wants. The
+                // kinds that this condition leaves out are only written, and concern the cache alone.
+                if list_position(resource).is_some() || needs_hpa(resource, &object) {
+                    self.runtime.step(ControllerEvent::ObjectObserved(
+                        resource,
+                        name.clone(),
+                        Some(object),
+                    ));
+                }
+                self.writer.handle_observed(resource, &name, seen);
+                match resource {
+                    ResourceKind::NetworkPolicy => self.check_network_policies(),
+                    ResourceKind::ConfigMap => self.apply_log_level(),
+                    _ => {}
+                }
+            }
+            WatchUpdate::Deleted(resource, name) => {
+                self.writer.handle_deleted(resource, &name);
+                self.apply_deletion(resource, name);
+            }
+            WatchUpdate::ListCompleted(scope) => {
+                for name in self.writer.end_list(&scope) {
+                    self.apply_deletion(scope.resource, name);
+                }
+                self.lock_unlisted_scopes().remove(&scope.label());
+            }
+        }
+    }
+
+    fn apply_deletion(&self, resource: ResourceKind, name: NamespacedName) {
+        if list_position(resource).is_some() || resource == ResourceKind::PodAutoscaler {
+            self.runtime.step(ControllerEvent::ObjectObserved(resource, name, None));
+        }
+        if resource == ResourceKind::ConfigMap {
+            self.apply_log_level();
+        }
+    }
+}
+
+/// Returns true for a kind that is otherwise only written if a child object is made for this object.
+fn needs_hpa(resource: ResourceKind, object: &Value) -> bool {
+    resource == ResourceKind::PodAutoscaler && observe::is_hpa_class(object)
+}

@@ -1,0 +1,295 @@
+//! Shell: watches of all kinds, trimmed on arrival, as one stream.
+//!
+//! At the start a kind is listed after the kinds that it depends on. So each object can be handled as it comes and none
+//! is held: a hundred thousand pods are gigabytes.
+//!
+//! The library resumes a watch where it broke, and lists again if the API server has dropped that version (410). Its
+//! delays between attempts grow and are random. A list comes in pages, so the largest kind bounds the memory.
+
+use std::{sync::Arc, time::Duration};
+
+use common::wire::NamespacedName;
+use futures::{Stream, StreamExt as _};
+use kube::{
+    Api, Client, ResourceExt as _,
+    runtime::{
+        WatchStreamExt as _,
+        utils::Backoff,
+        watcher::{self, DefaultBackoff, Event, watcher},
+    },
+};
+use serde_json::Value;
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{
+    client::api_resource,
+    metrics::ApiServerMetrics,
+    object_cache::ObservedObject,
+    watch_scope::{self, WatchScope},
+    watched_object::{
+        DeploymentShape, FullShape, ObjectShape, PodShape, WatchedObject, WriteOnlyShape,
+    },
+};
+use crate::children::ResourceKind;
+
+/// Maximum number of objects in one page of a list.
+const LIST_PAGE_SIZE: u32 = 500;
+/// Maximum number of observations that wait; when the channel is full, watches pause.
+const CHANNEL_CAPACITY: usize = 1024;
+/// Longest delay before a broken watch is begun again. With the library's 30 s, a replica would not know new services
+/// for that time after the API server is back. Controllers are few, so more attempts are no burden on it.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+
+/// Observation from a watch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WatchUpdate {
+    /// A full list of this scope begins.
+    ListBegun(Arc<WatchScope>),
+    /// An object, trimmed, and the facts that the writer remembers of it.
+    Object(ResourceKind, NamespacedName, ObservedObject, Box<Value>),
+    /// An object was deleted.
+    Deleted(ResourceKind, NamespacedName),
+    /// The full list of this scope is complete.
+    ListCompleted(Arc<WatchScope>),
+}
+
+/// Watches all scopes until `shutdown`.
+pub fn start_watches(
+    client: &Client,
+    system_namespace: &str,
+    metrics: &Arc<ApiServerMetrics>,
+    shutdown: &CancellationToken,
+) -> mpsc::Receiver<WatchUpdate> {
+    let (sender, receiver) = mpsc::channel(CHANNEL_CAPACITY);
+    let mut tasks = JoinSet::new();
+    let scopes = watch_scope::watch_scopes(system_namespace);
+    let turns = PendingLists::new(&scopes);
+    for scope in scopes {
+        let watch = WatchTask {
+            scope: Arc::new(scope),
+            sender: sender.clone(),
+            metrics: Arc::clone(metrics),
+            pending_lists: turns.clone(),
+            has_listed: false,
+        };
+        tasks.spawn(watch.run(client.clone()));
+    }
+    let shutdown = shutdown.clone();
+    tokio::spawn(async move {
+        shutdown.cancelled().await;
+        // Dropping the set aborts its tasks.
+        drop(tasks);
+    });
+    receiver
+}
+
+/// Numbers of watches by [place](watch_scope::place) whose first list is not complete. Cheap to clone.
+#[derive(Clone, Debug)]
+struct PendingLists(Arc<tokio::sync::watch::Sender<Vec<usize>>>);
+
+impl PendingLists {
+    fn new(scopes: &[WatchScope]) -> Self {
+        let mut left = Vec::new();
+        for place in scopes.iter().filter_map(|it| watch_scope::list_position(it.resource)) {
+            left.resize(left.len().max(place + 1), 0);
+            left[place] += 1;
+        }
+        Self(Arc::new(tokio::sync::watch::Sender::new(left)))
+    }
+
+    /// Waits until all kinds before this one are listed.
+    async fn wait_for_turn(&self, resource: ResourceKind) {
+        let place = watch_scope::list_position(resource).unwrap_or(0);
+        let mut left = self.0.subscribe();
+        // It cannot fail: `self` holds the sender.
+        let _ = left.wait_for(|left| left.iter().take(place).all(|it| *it == 0)).await;
+    }
+
+    /// Counts a watch of this kind whose first list is complete.
+    fn complete_list(&self, resource: ResourceKind) {
+        if let Some(place) = watch_scope::list_position(resource) {
+            self.0.send_modify(|left| left[place] -= 1);
+        }
+    }
+}
+
+/// Task of one watch.
+struct WatchTask {
+    scope: Arc<WatchScope>,
+    sender: mpsc::Sender<WatchUpdate>,
+    metrics: Arc<ApiServerMetrics>,
+    pending_lists: PendingLists,
+    /// True once the first list is complete.
+    has_listed: bool,
+}
+
+impl WatchTask {
+    async fn run(self, client: Client) {
+        // Listed only now, so that the objects that these refer to are known.
+        self.pending_lists.wait_for_turn(self.scope.resource).await;
+        match self.scope.resource {
+            ResourceKind::Pod => self.watch_kind::<PodShape>(client).await,
+            ResourceKind::Deployment => self.watch_kind::<DeploymentShape>(client).await,
+            ResourceKind::PodAutoscaler
+            | ResourceKind::ServerlessService
+            | ResourceKind::HorizontalPodAutoscaler
+            | ResourceKind::Metric
+            | ResourceKind::Image => self.watch_kind::<WriteOnlyShape>(client).await,
+            _ => self.watch_kind::<FullShape>(client).await,
+        }
+    }
+
+    async fn watch_kind<S: ObjectShape>(self, client: Client) {
+        let kind = api_resource(self.scope.resource);
+        let mut config = watcher::Config::default().page_size(LIST_PAGE_SIZE);
+        if let Some(labels) = self.scope.label_selector {
+            config = config.labels(labels);
+        }
+        let api: Api<WatchedObject<S>> = match &self.scope.namespace {
+            Some(namespace) => Api::namespaced_with(client, namespace, &kind),
+            None => Api::all_with(client, &kind),
+        };
+        self.forward(watcher(api, config).backoff(WatchBackoff::default())).await;
+    }
+
+    async fn forward<S: ObjectShape>(
+        mut self,
+        events: impl Stream<Item = watcher::Result<Event<WatchedObject<S>>>>,
+    ) {
+        let resource = self.scope.resource;
+        let mut events = std::pin::pin!(events);
+        let mut broken = false;
+        while let Some(event) = events.next().await {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => {
+                    self.metrics.count_watch_restart(resource);
+                    if !broken {
+                        // One warning per outage: the library tries again many times.
+                        warn!(resource = %resource, error = %error_chain(&error), "watch broke and is begun again");
+                    }
+                    broken = true;
+                    continue;
+                }
+            };
+            if std::mem::take(&mut broken) {
+                info!(resource = %resource, "watch works again");
+            }
+            self.metrics.count_watch_event(resource);
+            let is_listed = matches!(event, Event::InitDone);
+            if self.sender.send(self.to_update(event)).await.is_err() {
+                return;
+            }
+            // Later lists, after a lost watch, do not hold up other kinds.
+            if is_listed && !std::mem::replace(&mut self.has_listed, true) {
+                self.pending_lists.complete_list(resource);
+            }
+        }
+    }
+
+    fn to_update<S: ObjectShape>(&self, event: Event<WatchedObject<S>>) -> WatchUpdate {
+        let resource = self.scope.resource;
+        match event {
+            Event::Init => WatchUpdate::ListBegun(Arc::clone(&self.scope)),
+            Event::InitDone => WatchUpdate::ListCompleted(Arc::clone(&self.scope)),
+            Event::Delete(object) => WatchUpdate::Deleted(resource, object_name(&object)),
+            Event::Apply(object) | Event::InitApply(object) => {
+                let (name, mut value) = (object_name(&object), object.value);
+                watch_scope::trim_object(&self.scope, &mut value);
+                WatchUpdate::Object(
+                    resource,
+                    name,
+                    ObservedObject::from_object(&value),
+                    Box::new(value),
+                )
+            }
+        }
+    }
+}
+
+/// Backoff of a broken watch: random, growing delays, up to [`MAX_BACKOFF`].
+#[derive(Default)]
+pub(super) struct WatchBackoff(DefaultBackoff);
+
+impl Iterator for WatchBackoff {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next().map(|pause| pause.min(MAX_BACKOFF))
+    }
+}
+
+impl Backoff for WatchBackoff {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+}
+
+fn object_name(object: &impl kube::Resource) -> NamespacedName {
+    NamespacedName::new(object.namespace().unwrap_or_default(), object.name_any())
+}
+
+/// Returns an error with all its causes, in one line.
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // Many errors repeat their cause in their own text.
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_grow_and_stay_below_the_longest() {
+        let mut pauses = WatchBackoff::default();
+        let all: Vec<Duration> = pauses.by_ref().take(20).collect();
+        assert!(all[0] < MAX_BACKOFF && all.iter().all(|it| *it <= MAX_BACKOFF), "{all:?}");
+        assert_eq!(all[19], MAX_BACKOFF, "it never ends, and reaches the longest");
+    }
+
+    #[tokio::test]
+    async fn a_kind_is_listed_when_all_watches_of_those_before_it_have_been() {
+        let turns = PendingLists::new(&watch_scope::watch_scopes("default-system"));
+        let comes = |resource| {
+            let turns = turns.clone();
+            async move {
+                tokio::time::timeout(Duration::ZERO, turns.wait_for_turn(resource)).await.is_ok()
+            }
+        };
+        assert!(comes(ResourceKind::ConfigMap).await && comes(ResourceKind::Metric).await);
+        assert!(!comes(ResourceKind::Namespace).await);
+        turns.complete_list(ResourceKind::Metric);
+        assert!(!comes(ResourceKind::Namespace).await, "nothing depends on those");
+        let before = [
+            ResourceKind::ConfigMap,
+            ResourceKind::Namespace,
+            ResourceKind::NetworkPolicy,
+            ResourceKind::Node,
+            ResourceKind::Service,
+            ResourceKind::Configuration,
+            ResourceKind::Revision,
+            ResourceKind::Deployment,
+            ResourceKind::EndpointSlice,
+        ];
+        for resource in before {
+            assert!(!comes(ResourceKind::Pod).await, "{resource} is not there yet");
+            turns.complete_list(resource);
+        }
+        assert!(comes(ResourceKind::Pod).await && !comes(ResourceKind::Route).await);
+        turns.complete_list(ResourceKind::Pod);
+        assert!(!comes(ResourceKind::Route).await, "those of the system are another watch's");
+        turns.complete_list(ResourceKind::Pod);
+        assert!(comes(ResourceKind::Route).await);
+    }
+}

@@ -1,0 +1,356 @@
+//! Pure: desired and observed state of an object → next write.
+
+use common::wire::NamespacedName;
+use serde_json::{Value, json};
+
+use super::{
+    DesiredState, ObjectPart, ObjectPartKey, WriteError,
+    object_cache::{APPLIED_ANNOTATION, ObservedObject, stable_json_hash},
+};
+use crate::children::ResourceKind;
+
+/// Next write of one part of an object.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WriteAction {
+    /// Nothing to write: the observed state matches.
+    None,
+    /// Apply this body to an object that seems absent: first read it, to be sure.
+    Create(Value),
+    /// Apply this body to an existing object.
+    Apply(Value),
+    /// Undo a change that another client made to the object: restore its lists, then apply this body.
+    Restore(Value),
+    /// Apply this body to the status subresource.
+    Status(Value),
+    /// Scale to this number of pods, after marking the pods to remove first.
+    Scale {
+        /// Number of pods, for `spec.replicas`.
+        replicas: i64,
+        /// Pods that get a deletion cost before the scale.
+        pods_to_remove: Vec<NamespacedName>,
+    },
+    /// Delete the object, if it still has this UID.
+    Delete(Box<str>),
+    /// Write nothing: an object of another owner has the name.
+    NotOwned(WriteError),
+}
+
+impl WriteAction {
+    /// Returns the body to write to the object itself, if the action has one.
+    pub fn body(&self) -> Option<&Value> {
+        match self {
+            Self::Create(body) | Self::Apply(body) | Self::Restore(body) => Some(body),
+            Self::None
+            | Self::Status(_)
+            | Self::Scale { .. }
+            | Self::Delete(_)
+            | Self::NotOwned(_) => None,
+        }
+    }
+}
+
+/// Returns the write that brings the part named by `key`, last observed as `seen`, to its desired state.
+///
+/// `wrote` is the hash of the status that was applied last, with the hash of the status that the API server stored.
+/// A field that the API server drops or adds must not cause a write each time.
+pub fn next_write(
+    key: &ObjectPartKey,
+    want: DesiredState,
+    seen: Option<&ObservedObject>,
+    wrote: Option<(u64, u64)>,
+) -> WriteAction {
+    match (want, key.part) {
+        (DesiredState::Unmanaged, _) => WriteAction::None,
+        (DesiredState::Absent, ObjectPart::Object) => delete_action(key, seen),
+        (
+            DesiredState::Scale {
+                min_replicas: replicas,
+                max_replicas: most,
+                pods_to_remove: leaving,
+            },
+            ObjectPart::Scale,
+        ) => scale_action(replicas, most, leaving, seen),
+        // Only the object itself can be deleted, and a body and a scale fit only their own parts.
+        (DesiredState::Absent | DesiredState::Scale { .. }, _)
+        | (DesiredState::Body(_), ObjectPart::Scale) => WriteAction::None,
+        (DesiredState::Body(body), ObjectPart::Object) => object_action(key, body, seen),
+        (DesiredState::Body(mut status), ObjectPart::Status) => {
+            // The API server deletes the status with the object; a write would only race with the deletion.
+            let stays = |it: &&ObservedObject| key.resource.has_status() && !it.is_terminating;
+            let Some(seen) = seen.filter(stays) else {
+                return WriteAction::None;
+            };
+            // The renderer of the status may not know the generation of the object that was applied.
+            if status.get("observedGeneration").is_none() && seen.generation > 0 {
+                status["observedGeneration"] = json!(seen.generation);
+            }
+            let wanted = stable_json_hash(&status);
+            // The second comparison: the API server has already stored a different status for this one.
+            if seen.status_hash == wanted || wrote == Some((wanted, seen.status_hash)) {
+                return WriteAction::None;
+            }
+            let mut body = object_identity(key, seen);
+            body["status"] = status;
+            WriteAction::Status(body)
+        }
+    }
+}
+
+/// Deletes the object only if the controller applied it for an owner. A copy made by a user bears the annotation too,
+/// but has no owner. A ClusterDomainClaim has no owner either, since a cluster-wide object cannot be owned from a
+/// namespace.
+fn delete_action(key: &ObjectPartKey, seen: Option<&ObservedObject>) -> WriteAction {
+    let owned = |it: &ObservedObject| it.controller_uid.is_some() || !key.resource.is_namespaced();
+    let ours = |it: &&ObservedObject| it.applied_hash.is_some() && owned(it) && !it.is_terminating;
+    seen.filter(ours).map_or(WriteAction::None, |it| WriteAction::Delete(it.uid.clone()))
+}
+
+fn object_identity(key: &ObjectPartKey, seen: &ObservedObject) -> Value {
+    let mut meta = json!({"name": key.name.name.as_str(), "uid": seen.uid});
+    if key.resource.is_namespaced() {
+        meta["namespace"] = json!(key.name.namespace.as_str());
+    }
+    json!({"apiVersion": key.resource.api_version(), "kind": key.resource.kind(), "metadata": meta})
+}
+
+fn object_action(
+    key: &ObjectPartKey,
+    mut body: Value,
+    seen: Option<&ObservedObject>,
+) -> WriteAction {
+    let wanted = body_hash(key.resource, &body);
+    body["metadata"]["annotations"][APPLIED_ANNOTATION] = json!(format!("{wanted:016x}"));
+    let Some(seen) = seen else {
+        // The controller never creates pods; it only annotates them.
+        return if key.resource == ResourceKind::Pod {
+            WriteAction::None
+        } else {
+            WriteAction::Create(body)
+        };
+    };
+    if let Some(trouble) = ownership_error(key, &body, seen) {
+        return WriteAction::NotOwned(trouble);
+    }
+    // The hash covers the last applied body only, so `touched` is needed to notice changes by others.
+    let stands = seen.applied_hash == Some(wanted) && !seen.changed_by_others;
+    // A deletion cannot be stopped; once it is done, the watch reports it and the object is created again.
+    if stands || seen.is_terminating {
+        return WriteAction::None;
+    }
+    if key.resource == ResourceKind::Deployment {
+        // Replicas follow the load. An apply must name them, or it would give up the ownership of the field. With the
+        // version at which they were read, it cannot reset a scale that came in between.
+        body["spec"]["replicas"] = json!(seen.replicas);
+        body["metadata"]["resourceVersion"] = json!(seen.resource_version);
+    }
+    // With the UID, the apply fails if the object was replaced by another one of the same name.
+    body["metadata"]["uid"] = json!(seen.uid);
+    if seen.changed_by_others { WriteAction::Restore(body) } else { WriteAction::Apply(body) }
+}
+
+/// Returns the hash of a body, as the annotation on the object holds it; a Deployment's replicas do not count.
+pub fn body_hash(resource: ResourceKind, body: &Value) -> u64 {
+    if resource != ResourceKind::Deployment {
+        return stable_json_hash(body);
+    }
+    let mut body = body.clone();
+    if let Some(spec) = body.pointer_mut("/spec").and_then(Value::as_object_mut) {
+        spec.remove("replicas");
+    }
+    stable_json_hash(&body)
+}
+
+/// Returns a write error if the object has another owner than the desired one. A body without an owner never conflicts:
+/// it holds only the few fields that the controller sets on a user's object.
+fn ownership_error(key: &ObjectPartKey, body: &Value, seen: &ObservedObject) -> Option<WriteError> {
+    let owners = body["metadata"]["ownerReferences"].as_array()?;
+    let owner = owners.iter().find(|it| it["controller"] == true)?["uid"].as_str()?;
+    (seen.controller_uid.as_deref() != Some(owner)).then(|| not_owned_error(key))
+}
+
+/// Returns Knative's write error for an object that has the name and another owner.
+pub fn not_owned_error(key: &ObjectPartKey) -> WriteError {
+    let (kind, name) = (key.resource.kind(), &key.name.name);
+    let message = format!("There is an existing {kind} {name:?} that we do not own.");
+    WriteError { reason: "NotOwned", message }
+}
+
+fn scale_action(
+    fewest: i64,
+    most: i64,
+    leaving: Vec<NamespacedName>,
+    seen: Option<&ObservedObject>,
+) -> WriteAction {
+    let Some(seen) = seen.filter(|it| !it.is_terminating) else { return WriteAction::None };
+    // A number between both bounds stays: the pods beyond the desired number are draining.
+    let replicas = seen.replicas.map_or(fewest, |it| it.min(most).max(fewest));
+    match seen.replicas == Some(replicas) {
+        true => WriteAction::None,
+        false => WriteAction::Scale { replicas, pods_to_remove: leaving },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(resource: ResourceKind, part: ObjectPart) -> ObjectPartKey {
+        ObjectPartKey::new(resource, part, NamespacedName::new("default", "hello"))
+    }
+
+    fn body() -> Value {
+        json!({
+            "metadata": {"name": "hello", "ownerReferences": [{"uid": "boss", "controller": true}]},
+            "spec": {"replicas": 1, "a": "b"},
+        })
+    }
+
+    fn ours(applied: Option<u64>) -> ObservedObject {
+        ObservedObject {
+            uid: "u".into(),
+            resource_version: "7".into(),
+            controller_uid: Some("boss".into()),
+            replicas: Some(5),
+            applied_hash: applied,
+            ..ObservedObject::default()
+        }
+    }
+
+    fn deployment(seen: Option<&ObservedObject>) -> WriteAction {
+        next_write(
+            &key(ResourceKind::Deployment, ObjectPart::Object),
+            DesiredState::Body(body()),
+            seen,
+            None,
+        )
+    }
+
+    #[test]
+    fn creates_what_is_missing_with_the_hash_of_its_body() {
+        let WriteAction::Create(made) = deployment(None) else { panic!("not created") };
+        let hash = format!("{:016x}", body_hash(ResourceKind::Deployment, &body()));
+        assert_eq!(made["metadata"]["annotations"][APPLIED_ANNOTATION], json!(hash));
+        assert_eq!(made["spec"]["replicas"], 1);
+    }
+
+    #[test]
+    fn applies_only_what_differs_and_never_the_replicas() {
+        let current = body_hash(ResourceKind::Deployment, &body());
+        assert_eq!(deployment(Some(&ours(Some(current)))), WriteAction::None);
+        let WriteAction::Apply(body) = deployment(Some(&ours(Some(1)))) else {
+            panic!("not applied")
+        };
+        assert_eq!(body["spec"], json!({"replicas": 5, "a": "b"}));
+        assert_eq!(body["metadata"]["resourceVersion"], "7");
+        assert_eq!(body["metadata"]["uid"], "u");
+        let touched = ObservedObject { changed_by_others: true, ..ours(Some(current)) };
+        assert!(matches!(deployment(Some(&touched)), WriteAction::Restore(_)), "changed by others");
+    }
+
+    #[test]
+    fn replicas_do_not_count_as_a_difference() {
+        let mut other = body();
+        other["spec"]["replicas"] = json!(9);
+        let of = |resource| (body_hash(resource, &body()), body_hash(resource, &other));
+        let (one, two) = of(ResourceKind::Deployment);
+        assert_eq!(one, two);
+        let (one, two) = of(ResourceKind::Service);
+        assert_ne!(one, two);
+    }
+
+    #[test]
+    fn an_object_of_another_owner_is_reported_and_left_alone() {
+        let key = key(ResourceKind::Service, ObjectPart::Object);
+        let message = "There is an existing Service \"hello\" that we do not own.".to_owned();
+        let trouble = WriteError { reason: "NotOwned", message };
+        for controller in [None, Some("another".into())] {
+            let seen = ObservedObject { controller_uid: controller, ..ours(Some(1)) };
+            let action = next_write(&key, DesiredState::Body(body()), Some(&seen), None);
+            assert_eq!(action, WriteAction::NotOwned(trouble.clone()));
+        }
+    }
+
+    #[test]
+    fn deletes_only_what_was_applied_and_only_that_object() {
+        let key = key(ResourceKind::Service, ObjectPart::Object);
+        let gone = |seen: &ObservedObject| next_write(&key, DesiredState::Absent, Some(seen), None);
+        assert_eq!(gone(&ours(Some(1))), WriteAction::Delete("u".into()));
+        assert_eq!(gone(&ours(None)), WriteAction::None);
+        assert_eq!(
+            gone(&ObservedObject { controller_uid: None, ..ours(Some(1)) }),
+            WriteAction::None,
+            "a copy"
+        );
+        assert_eq!(
+            gone(&ObservedObject { is_terminating: true, ..ours(Some(1)) }),
+            WriteAction::None
+        );
+        assert_eq!(next_write(&key, DesiredState::Absent, None, None), WriteAction::None);
+    }
+
+    #[test]
+    fn creation_waits_until_a_terminating_object_is_gone() {
+        assert_eq!(
+            deployment(Some(&ObservedObject { is_terminating: true, ..ours(Some(1)) })),
+            WriteAction::None
+        );
+    }
+
+    #[test]
+    fn a_status_is_written_when_it_differs_and_not_again_when_the_server_made_it_another() {
+        let key = key(ResourceKind::Revision, ObjectPart::Status);
+        let status = json!({"ready": true});
+        let write = |seen: &ObservedObject, wrote| {
+            next_write(&key, DesiredState::Body(status.clone()), Some(seen), wrote)
+        };
+        let same = ObservedObject { status_hash: stable_json_hash(&status), ..ours(None) };
+        assert_eq!(write(&same, None), WriteAction::None);
+        let other = ObservedObject { status_hash: 3, ..ours(None) };
+        let WriteAction::Status(body) = write(&other, None) else { panic!("not written") };
+        let meta = json!({"name": "hello", "namespace": "default", "uid": "u"});
+        assert_eq!((&body["metadata"], &body["status"]), (&meta, &status));
+        assert_eq!(write(&other, Some((stable_json_hash(&status), 3))), WriteAction::None);
+        assert!(
+            matches!(write(&other, Some((stable_json_hash(&status), 4))), WriteAction::Status(_)),
+            "changed by others"
+        );
+    }
+
+    #[test]
+    fn nothing_is_written_to_a_terminating_object() {
+        let going = ObservedObject { is_terminating: true, ..ours(Some(1)) };
+        let decide =
+            |part, want| next_write(&key(ResourceKind::Deployment, part), want, Some(&going), None);
+        let scale =
+            DesiredState::Scale { min_replicas: 1, max_replicas: 1, pods_to_remove: Vec::new() };
+        for (part, want) in [
+            (ObjectPart::Object, DesiredState::Body(body())),
+            (ObjectPart::Object, DesiredState::Absent),
+            (ObjectPart::Status, DesiredState::Body(json!({"ready": true}))),
+            (ObjectPart::Scale, scale),
+        ] {
+            assert_eq!(decide(part, want.clone()), WriteAction::None, "{want:?}");
+        }
+        let revision = key(ResourceKind::Revision, ObjectPart::Status);
+        let status = DesiredState::Body(json!({"ready": true}));
+        assert_eq!(next_write(&revision, status, Some(&going), None), WriteAction::None);
+    }
+
+    #[test]
+    fn scales_only_to_another_number() {
+        let key = key(ResourceKind::Deployment, ObjectPart::Scale);
+        let leaving = vec![NamespacedName::new("default", "pod")];
+        let scale = |replicas: i64, most: i64| {
+            let want = DesiredState::Scale {
+                min_replicas: replicas,
+                max_replicas: most,
+                pods_to_remove: leaving.clone(),
+            };
+            next_write(&key, want, Some(&ours(None)), None)
+        };
+        let to = |replicas| WriteAction::Scale { replicas, pods_to_remove: leaving.clone() };
+        assert_eq!(scale(5, 5), WriteAction::None);
+        assert_eq!(scale(0, 0), to(0));
+        assert_eq!([scale(4, 7), scale(0, 3), scale(6, 7)], [WriteAction::None, to(3), to(6)]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Pure: the API server's response → if and when to try again, and the write error for users.
+
+use super::WriteError;
+
+/// Outcome of one write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// The object is now as desired.
+    Done,
+    /// The object has changed since it was read: read it and try again.
+    Conflict,
+    /// The object does not exist: forget it and try again.
+    NotFound,
+    /// Try again later, after growing delays.
+    Retry(Option<WriteError>),
+    /// Try again after this number of seconds, as the API server asks.
+    RetryAfter(u32),
+    /// No attempt can succeed until something else changes; try again rarely.
+    Refused(WriteError),
+    /// The same content was written too often: wait this number of milliseconds.
+    Repeated(u64),
+    /// Writing has become pointless: the namespace terminates, or this replica is no longer the leader.
+    Abandoned,
+}
+
+impl WriteOutcome {
+    /// Returns the value of the metrics' label `outcome`.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Conflict => "conflict",
+            Self::NotFound => "missing",
+            Self::Retry(_) => "retry",
+            Self::RetryAfter(_) => "throttled",
+            Self::Refused(_) => "refused",
+            Self::Repeated(_) => "repeated",
+            Self::Abandoned => "pointless",
+        }
+    }
+}
+
+/// A response of the API server; a broken connection has code 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ApiResponse<'a> {
+    /// HTTP status code of the response.
+    pub code: u16,
+    /// Reason in one CamelCase word.
+    pub reason: &'a str,
+    /// Explanation in one line.
+    pub message: &'a str,
+    /// Reason of the first cause in the details.
+    pub cause: &'a str,
+    /// Seconds to wait before the next attempt; 0 if the response does not state any.
+    pub retry_after: u32,
+}
+
+/// Returns the outcome of a response that is not a success.
+pub fn classify_response(answer: ApiResponse<'_>) -> WriteOutcome {
+    let trouble = |reason| WriteError { reason, message: answer.message.to_owned() };
+    match answer.code {
+        404 => WriteOutcome::NotFound,
+        409 => WriteOutcome::Conflict,
+        // The message is checked too, in case the details name no cause.
+        403 if answer.cause == "NamespaceTerminating"
+            || answer.message.contains("is being terminated") =>
+        {
+            WriteOutcome::Abandoned
+        }
+        // A quota may be raised or become free at any time, so try again as after any other 403.
+        403 if answer.message.contains("exceeded quota") => {
+            WriteOutcome::Retry(Some(trouble("QuotaExceeded")))
+        }
+        401 | 403 => WriteOutcome::Retry(Some(trouble("Forbidden"))),
+        429 => WriteOutcome::RetryAfter(answer.retry_after.max(1)),
+        400 | 413 | 415 | 422 => WriteOutcome::Refused(trouble("Invalid")),
+        500.. if answer.retry_after > 0 => WriteOutcome::RetryAfter(answer.retry_after),
+        _ => WriteOutcome::Retry(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_response_has_its_outcome() {
+        let answer =
+            |code, message| ApiResponse { code, reason: "", message, cause: "", retry_after: 0 };
+        let trouble = |reason, message: &str| WriteError { reason, message: message.to_owned() };
+        let quota = "pods \"a\" is forbidden: exceeded quota: small, requested: cpu=1";
+        let leaving = "namespace x because it is being terminated";
+        let table = [
+            (answer(404, ""), WriteOutcome::NotFound),
+            (answer(409, ""), WriteOutcome::Conflict),
+            (answer(403, quota), WriteOutcome::Retry(Some(trouble("QuotaExceeded", quota)))),
+            (answer(403, leaving), WriteOutcome::Abandoned),
+            (
+                ApiResponse { cause: "NamespaceTerminating", ..answer(403, "no") },
+                WriteOutcome::Abandoned,
+            ),
+            (answer(403, "no"), WriteOutcome::Retry(Some(trouble("Forbidden", "no")))),
+            (answer(422, "bad"), WriteOutcome::Refused(trouble("Invalid", "bad"))),
+            (ApiResponse { retry_after: 7, ..answer(429, "") }, WriteOutcome::RetryAfter(7)),
+            (answer(429, ""), WriteOutcome::RetryAfter(1)),
+            (answer(503, ""), WriteOutcome::Retry(None)),
+            (ApiResponse { retry_after: 2, ..answer(503, "") }, WriteOutcome::RetryAfter(2)),
+            (answer(0, "connection refused"), WriteOutcome::Retry(None)),
+        ];
+        for (answer, expected) in table {
+            assert_eq!(classify_response(answer), expected, "{answer:?}");
+        }
+    }
+}

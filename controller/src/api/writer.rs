@@ -1,0 +1,954 @@
+//! Shell: writes of objects that differ from their desired state, while this replica is the leader.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use common::wire::NamespacedName;
+use k8s_openapi::api::autoscaling::v1::{Scale, ScaleSpec};
+use kube::{
+    Client,
+    api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+    core::Status,
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    DesiredStateSource, FIELD_MANAGER, ObjectPart, ObjectPartKey,
+    child_checks::ChildCheckSchedule,
+    client::object_api,
+    leader_election::Leadership,
+    metrics::ApiServerMetrics,
+    object_cache::{ObjectCache, ObservedObject, applied_hash},
+    repeated_writes::RepeatedWrites,
+    watch_scope::{self, WatchScope},
+    watches::error_chain,
+    write_decision::{WriteAction, next_write},
+    write_outcome::{ApiResponse, WriteOutcome, classify_response},
+    write_queue::{WriteLimits, WriteQueue},
+};
+use crate::{children::ResourceKind, world::UnixMillis};
+
+/// Annotation of a pod: Kubernetes removes the pods with the lowest number first.
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Field manager that owns restored fields until the apply.
+const RESTORE_FIELD_MANAGER: &str = "rouse-restorer";
+/// Number of keys examined before other events get their turn.
+const KEYS_PER_TURN: usize = 64;
+/// Timeout of one request to the API server.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Writer of objects: the queue, the cache of observed objects, and the requests.
+pub struct ObjectWriter {
+    client: Client,
+    state: Mutex<WriterState>,
+    wake: Notify,
+    started_at: Instant,
+    /// Time of day at `started_at`, in seconds since 1970.
+    started_at_s: u64,
+    metrics: Arc<ApiServerMetrics>,
+}
+
+#[derive(Debug)]
+struct WriterState {
+    queue: WriteQueue,
+    cache: ObjectCache,
+    /// Hash of the status applied last, and hash of the status that the API server stored.
+    applied_statuses: HashMap<ObjectPartKey, (u64, u64)>,
+    repeated_writes: RepeatedWrites,
+    child_checks: ChildCheckSchedule,
+}
+
+impl std::fmt::Debug for ObjectWriter {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Writer").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl ObjectWriter {
+    /// Returns a writer with an empty queue.
+    pub fn new(client: Client, limits: WriteLimits, metrics: Arc<ApiServerMetrics>) -> Self {
+        let state = WriterState::new(limits);
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self {
+            client,
+            state: Mutex::new(state),
+            wake: Notify::new(),
+            started_at: Instant::now(),
+            started_at_s: since.unwrap_or_default().as_secs(),
+            metrics,
+        }
+    }
+
+    fn with_state<T>(&self, act: impl FnOnce(&mut WriterState) -> T) -> T {
+        // A panic cannot leave the state half changed, so a poisoned lock is safe to use.
+        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn now(&self) -> UnixMillis {
+        UnixMillis(u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Adds keys, to be written as soon as the limits permit.
+    pub fn add(&self, keys: impl IntoIterator<Item = ObjectPartKey>) {
+        let any = self.with_state(|state| {
+            let before = state.queue.lengths().0;
+            keys.into_iter().for_each(|key| state.queue.add(key));
+            before != state.queue.lengths().0
+        });
+        if any {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Schedules a check that the planned objects of these apps exist.
+    pub fn schedule_checks(&self, apps: impl IntoIterator<Item = NamespacedName>) {
+        let (now, mut any) = (self.now(), false);
+        self.with_state(|state| {
+            apps.into_iter().for_each(|app| {
+                any = true;
+                state.child_checks.schedule(app, now);
+            });
+        });
+        if any {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Returns the numbers of keys that are ready, that wait for a time, and that are being written.
+    pub fn queue_lengths(&self) -> (usize, usize, usize) {
+        self.with_state(|state| state.queue.lengths())
+    }
+
+    /// Returns the facts of an object, if it is known.
+    pub fn observed(
+        &self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+    ) -> Option<ObservedObject> {
+        self.with_state(|state| state.cache.get(resource, name).cloned())
+    }
+
+    /// Begins a full list of a watch's objects.
+    pub fn begin_list(&self, scope: &WatchScope) {
+        self.with_state(|state| state.cache.begin_list(scope));
+    }
+
+    /// Ends a full list. Returns the objects that the list did not name: they are deleted.
+    pub fn end_list(&self, scope: &WatchScope) -> Vec<NamespacedName> {
+        let gone = self.with_state(|state| {
+            let gone = state.cache.end_list(scope);
+            gone.iter().for_each(|name| state.handle_deleted(scope.resource, name));
+            gone
+        });
+        self.wake.notify_one();
+        gone
+    }
+
+    /// Stores an observed object. If the controller made it and it changed, its desired state is checked again.
+    pub fn handle_observed(
+        &self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        seen: ObservedObject,
+    ) {
+        self.with_state(|state| state.handle_observed(resource, name, seen));
+        self.wake.notify_one();
+    }
+
+    /// Handles the deletion of an object.
+    pub fn handle_deleted(&self, resource: ResourceKind, name: &NamespacedName) {
+        self.with_state(|state| {
+            state.cache.remove(resource, name);
+            state.handle_deleted(resource, name);
+        });
+        self.wake.notify_one();
+    }
+
+    /// Writes until `shutdown`, whenever `lead` permits it.
+    pub async fn run(
+        self: Arc<Self>,
+        source: Arc<dyn DesiredStateSource>,
+        mut lead: Leadership,
+        shutdown: CancellationToken,
+    ) {
+        let mut tasks: JoinSet<()> = JoinSet::new();
+        let mut led = false;
+        loop {
+            let leads = lead.may_write();
+            if led && !leads {
+                // Requests under way are dropped: they might arrive after a write of the next leader.
+                tasks.shutdown().await;
+                self.with_state(WriterState::reset);
+            }
+            if led != leads {
+                source.leadership_changed(leads);
+            }
+            led = leads;
+            self.metrics.set_leader(leads);
+            // One time for all steps: a key that is due later than it sets the delay below.
+            let now = self.now();
+            let mut looks = 0;
+            while leads
+                && looks < KEYS_PER_TURN
+                && let Some(key) = self.with_state(|state| state.queue.next(now))
+            {
+                looks += 1;
+                // Most often nothing differs, which needs no task.
+                let Some(action) = self.prepare_action(&key, &*source) else { continue };
+                let (writer, source, lead) = (Arc::clone(&self), Arc::clone(&source), lead.clone());
+                tasks.spawn(async move { writer.write(key, action, &*source, &lead).await });
+            }
+            self.metrics.set_queue_lengths(self.with_state(|state| state.queue.lengths()));
+            let is_more = looks == KEYS_PER_TURN || (leads && self.report_missing(&*source, now));
+            let next = self.with_state(|state| state.next_at(now, leads));
+            // A key may have become due meanwhile; then the delay is zero.
+            let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
+            tokio::select! {
+                () = self.wake.notified() => {}
+                Some(_) = tasks.join_next() => {}
+                () = lead.changed() => {}
+                () = sleep_if_due(wait) => {}
+                () = tokio::task::yield_now(), if is_more => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    /// Returns the next write of a key, if its observed state differs from the desired one.
+    fn prepare_action(
+        &self,
+        key: &ObjectPartKey,
+        source: &dyn DesiredStateSource,
+    ) -> Option<WriteAction> {
+        // The lock of the state is not held while the source takes its own.
+        let want = source.desired_state(key);
+        let (seen, wrote) = self.with_state(|state| {
+            let seen = state.cache.get(key.resource, &key.name).cloned();
+            (seen, state.applied_statuses.get(key).copied())
+        });
+        let action = next_write(key, want, seen.as_ref(), wrote);
+        if action == WriteAction::None {
+            self.with_state(|state| state.queue.refund_slice(key));
+            self.finish(key, &WriteOutcome::Done, source);
+            return None;
+        }
+        if action.body().is_some_and(|body| self.is_delayed_repeat(key, body, source)) {
+            return None;
+        }
+        // Marked before the request begins, so that a deletion during the request is noticed.
+        self.with_state(|state| state.cache.begin_request(key));
+        Some(action)
+    }
+
+    /// Returns true if the object was written with this content so often that the write must wait.
+    fn is_delayed_repeat(
+        &self,
+        key: &ObjectPartKey,
+        body: &Value,
+        source: &dyn DesiredStateSource,
+    ) -> bool {
+        let (now, content) = (self.now(), applied_hash(body).unwrap_or_default());
+        let Some(wait) = self.with_state(|state| state.repeated_writes.delay(key, content, now))
+        else {
+            return false;
+        };
+        if wait.is_unreported {
+            warn!(object = %key, writes = wait.writes, "the same is written again and again");
+            source.written_repeatedly(key, body, wait.writes);
+        }
+        let outcome = WriteOutcome::Repeated(wait.delay_ms);
+        self.metrics.record_write(key, &outcome, Duration::ZERO);
+        self.finish(key, &outcome, source);
+        true
+    }
+
+    /// Reports planned objects that still do not exist. Returns true if more apps are due.
+    fn report_missing(&self, source: &dyn DesiredStateSource, now: UnixMillis) -> bool {
+        for _ in 0..KEYS_PER_TURN {
+            let Some(app) = self.with_state(|state| state.child_checks.next_due(now)) else {
+                return false;
+            };
+            for owed in source.required_children(&app) {
+                let is_there = |it: &ObjectPartKey, state: &WriterState| {
+                    state.cache.get(it.resource, &it.name).is_some()
+                };
+                let missing: Vec<ObjectPartKey> = self.with_state(|state| {
+                    owed.keys.iter().filter(|it| !is_there(it, state)).cloned().collect()
+                });
+                source.children_missing(&app, &owed, &missing);
+                // Their write is tried once more, and the next check reports success or failure.
+                if !missing.is_empty() {
+                    self.add(missing);
+                    self.schedule_checks([app.clone()]);
+                }
+            }
+        }
+        true
+    }
+
+    async fn write(
+        &self,
+        key: ObjectPartKey,
+        action: WriteAction,
+        source: &dyn DesiredStateSource,
+        lead: &Leadership,
+    ) {
+        let began = Instant::now();
+        let content = action.body().map(|body| applied_hash(body).unwrap_or_default());
+        // The permission may have ended since the task was spawned.
+        let outcome = if lead.may_write() {
+            let done = timeout(REQUEST_TIMEOUT, self.perform(&key, action, source)).await;
+            done.unwrap_or(WriteOutcome::Retry(None))
+        } else {
+            WriteOutcome::Abandoned
+        };
+        self.metrics.record_write(&key, &outcome, began.elapsed());
+        // Only successful writes count: a failed one has a backoff of its own.
+        if let Some(content) = content.filter(|_| outcome == WriteOutcome::Done) {
+            self.with_state(|state| state.repeated_writes.record_write(&key, content, self.now()));
+        }
+        self.finish(&key, &outcome, source);
+    }
+
+    fn finish(&self, key: &ObjectPartKey, outcome: &WriteOutcome, source: &dyn DesiredStateSource) {
+        match outcome {
+            WriteOutcome::Done => source.write_result(key, None),
+            WriteOutcome::Retry(Some(trouble)) | WriteOutcome::Refused(trouble) => {
+                warn!(object = %key, reason = trouble.reason, message = trouble.message, "not written");
+                source.write_result(key, Some(trouble.clone()));
+            }
+            WriteOutcome::Conflict
+            | WriteOutcome::NotFound
+            | WriteOutcome::Retry(None)
+            | WriteOutcome::RetryAfter(_)
+            | WriteOutcome::Repeated(_)
+            | WriteOutcome::Abandoned => {
+                debug!(object = %key, outcome = outcome.label(), "not written")
+            }
+        }
+        self.with_state(|state| {
+            state.cache.end_request(key);
+            state.queue.finish(key, outcome, self.now());
+        });
+        self.wake.notify_one();
+    }
+
+    async fn perform(
+        &self,
+        key: &ObjectPartKey,
+        action: WriteAction,
+        source: &dyn DesiredStateSource,
+    ) -> WriteOutcome {
+        match action {
+            WriteAction::None => WriteOutcome::Done,
+            WriteAction::NotOwned(trouble) => WriteOutcome::Refused(trouble),
+            WriteAction::Create(body) => self.create(key, &body, source).await,
+            WriteAction::Apply(body) => self.apply(key, &body).await,
+            WriteAction::Restore(body) => self.restore(key, body).await,
+            WriteAction::Status(body) => self.apply_status(key, body).await,
+            WriteAction::Scale { replicas, pods_to_remove: leaving } => {
+                self.scale(key, replicas, &leaving).await
+            }
+            WriteAction::Delete(uid) => self.delete(key, &uid).await,
+        }
+    }
+
+    /// Creates an object after a read: an apply cannot require absence, and would take over another owner's object.
+    async fn create(
+        &self,
+        key: &ObjectPartKey,
+        body: &Value,
+        source: &dyn DesiredStateSource,
+    ) -> WriteOutcome {
+        let api = object_api(&self.client, key.resource, &key.name);
+        match api.get_opt(&key.name.name).await {
+            Ok(None) => {
+                let outcome = self.apply(key, body).await;
+                if outcome == WriteOutcome::Done {
+                    source.object_created(key, body);
+                    self.add(keys_after_creation(key));
+                }
+                outcome
+            }
+            Ok(Some(object)) => {
+                self.store_response(key, object, false);
+                // The object is in the cache now, so the next decision differs.
+                WriteOutcome::Conflict
+            }
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    async fn apply(&self, key: &ObjectPartKey, body: &Value) -> WriteOutcome {
+        let api = object_api(&self.client, key.resource, &key.name);
+        match api.patch(&key.name.name, &apply_params(), &Patch::Apply(body)).await {
+            Ok(object) => {
+                info!(object = %key, "applied");
+                self.store_response(key, object, true);
+                WriteOutcome::Done
+            }
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    /// Restores an object that another client changed. An apply keeps items that others added to a list, and these may
+    /// conflict with ours: two ports cannot have one name. So a merge patch replaces the lists first, under a manager
+    /// of its own, whose ownership is then removed.
+    async fn restore(&self, key: &ObjectPartKey, mut body: Value) -> WriteOutcome {
+        let (api, name) = (object_api(&self.client, key.resource, &key.name), &key.name.name);
+        let params = PatchParams {
+            field_manager: Some(RESTORE_FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
+        let restored = async {
+            let mut meta = api.patch(name, &params, &Patch::Merge(&body)).await?.metadata;
+            if let Some(owners) = &mut meta.managed_fields {
+                owners.retain(|it| it.manager.as_deref() != Some(RESTORE_FIELD_MANAGER));
+            }
+            let (owners, version) = (meta.managed_fields, meta.resource_version);
+            let meta = json!({"managedFields": owners, "resourceVersion": version});
+            api.patch(name, &params, &Patch::Merge(json!({"metadata": meta}))).await
+        };
+        match restored.await {
+            Ok(object) => {
+                info!(object = %key, "another client changed the object: restored");
+                body["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
+                self.apply(key, &body).await
+            }
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    async fn apply_status(&self, key: &ObjectPartKey, body: Value) -> WriteOutcome {
+        let api = object_api(&self.client, key.resource, &key.name);
+        let asked = super::object_cache::stable_json_hash(&body["status"]);
+        match api.patch_status(&key.name.name, &apply_params(), &Patch::Apply(&body)).await {
+            Ok(object) => {
+                if let Some(seen) = self.store_response(key, object, false) {
+                    self.with_state(|state| {
+                        state.applied_statuses.insert(key.clone(), (asked, seen.status_hash))
+                    });
+                }
+                WriteOutcome::Done
+            }
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    async fn scale(
+        &self,
+        key: &ObjectPartKey,
+        replicas: i64,
+        leaving: &[NamespacedName],
+    ) -> WriteOutcome {
+        let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
+        let marks = leaving.iter().map(|pod| self.annotate_pod(pod, &cost));
+        for marked in futures::future::join_all(marks).await {
+            match marked {
+                // A pod that is already gone need not be chosen.
+                Ok(_) | Err(kube::Error::Api(_)) => {}
+                Err(error) => return self.handle_error(key, error).await,
+            }
+        }
+        // The marks come first: the ReplicaSet controller chooses pods as soon as the number changes.
+        match self.replace_scale(key, replicas).await {
+            Ok(scale) => {
+                info!(object = %key, replicas, "scaled");
+                let version = scale.metadata.resource_version.unwrap_or_default();
+                self.with_state(|state| {
+                    state.cache.apply_scale(key.resource, &key.name, &version, replicas)
+                });
+                WriteOutcome::Done
+            }
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    /// Writes the scale subresource, which costs the API server little more than half of a patch of the whole object.
+    async fn replace_scale(
+        &self,
+        key: &ObjectPartKey,
+        replicas: i64,
+    ) -> Result<Scale, kube::Error> {
+        let name = &key.name.name;
+        let metadata = ObjectMeta {
+            name: Some(name.to_string()),
+            namespace: Some(key.name.namespace.to_string()),
+            // No version: the number is wanted whatever else changed.
+            ..ObjectMeta::default()
+        };
+        let replicas = i32::try_from(replicas).unwrap_or(i32::MAX);
+        let spec = Some(ScaleSpec { replicas: Some(replicas) });
+        let params =
+            PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        let scale = Scale { metadata, spec, status: None };
+        object_api(&self.client, key.resource, &key.name).replace_scale(name, &params, &scale).await
+    }
+
+    /// Returns a deletion cost lower than all earlier ones, so that a pod that was chosen once and kept is not chosen
+    /// again. It uses the monotonic clock, in case the time of day is set meanwhile.
+    fn deletion_cost(&self) -> String {
+        let now_s = self.started_at_s.saturating_add(self.started_at.elapsed().as_secs());
+        format!("-{}", now_s.min(2_000_000_000))
+    }
+
+    async fn annotate_pod(
+        &self,
+        name: &NamespacedName,
+        patch: &Value,
+    ) -> Result<DynamicObject, kube::Error> {
+        let params =
+            PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let api = object_api(&self.client, ResourceKind::Pod, name);
+        api.patch(&name.name, &params, &Patch::Merge(patch)).await
+    }
+
+    async fn delete(&self, key: &ObjectPartKey, uid: &str) -> WriteOutcome {
+        let api = object_api(&self.client, key.resource, &key.name);
+        // The object with this UID only: the name may have another object by now.
+        let preconditions = Preconditions { uid: Some(uid.into()), resource_version: None };
+        let params = DeleteParams::background().preconditions(preconditions);
+        match api.delete(&key.name.name, &params).await {
+            Ok(_) => {
+                info!(object = %key, "deleted");
+                WriteOutcome::Done
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => WriteOutcome::Done,
+            Err(error) => self.handle_error(key, error).await,
+        }
+    }
+
+    /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile;
+    /// `ours` if the object is the result of our own apply.
+    fn store_response(
+        &self,
+        key: &ObjectPartKey,
+        object: DynamicObject,
+        ours: bool,
+    ) -> Option<ObservedObject> {
+        let mut object = serde_json::to_value(object).ok()?;
+        // Trimmed as the watch trims it, or the two would seem to differ.
+        watch_scope::prune_fields(key.resource, &mut object);
+        let seen = ObservedObject::from_object(&object);
+        self.with_state(|state| state.cache.apply_response(key, seen.clone(), ours)).then_some(seen)
+    }
+
+    /// Returns the outcome of a failed request. After a conflict the object is read, so that the next attempt has its
+    /// state.
+    async fn handle_error(&self, key: &ObjectPartKey, error: kube::Error) -> WriteOutcome {
+        let message = error_chain(&error);
+        let none = Status::default();
+        let status = match &error {
+            kube::Error::Api(status) => status,
+            _ => &none,
+        };
+        let details = status.details.as_ref();
+        let cause = details.and_then(|it| it.causes.first()).map(|it| it.reason.as_str());
+        let outcome = classify_response(ApiResponse {
+            code: status.code,
+            reason: &status.reason,
+            message: if status.message.is_empty() { &message } else { &status.message },
+            cause: cause.unwrap_or_default(),
+            retry_after: details.map_or(0, |it| it.retry_after_seconds),
+        });
+        debug!(object = %key, outcome = outcome.label(), error = message, "write failed");
+        if matches!(outcome, WriteOutcome::Conflict | WriteOutcome::NotFound) {
+            self.refresh(key).await;
+        }
+        outcome
+    }
+
+    async fn refresh(&self, key: &ObjectPartKey) {
+        let api = object_api(&self.client, key.resource, &key.name);
+        match api.get_opt(&key.name.name).await {
+            Ok(Some(object)) => {
+                self.store_response(key, object, false);
+            }
+            Ok(None) => self.with_state(|state| state.cache.remove(key.resource, &key.name)),
+            Err(error) => debug!(object = %key, error = %error_chain(&error), "not read again"),
+        }
+    }
+}
+
+impl WriterState {
+    fn new(limits: WriteLimits) -> Self {
+        Self {
+            queue: WriteQueue::new(limits),
+            cache: ObjectCache::default(),
+            applied_statuses: HashMap::new(),
+            repeated_writes: RepeatedWrites::default(),
+            child_checks: ChildCheckSchedule::default(),
+        }
+    }
+
+    /// Returns the time at which there may be work by time alone.
+    fn next_at(&mut self, now: UnixMillis, leads: bool) -> Option<UnixMillis> {
+        self.repeated_writes.expire(now);
+        let due = self.child_checks.next_at().filter(|_| leads);
+        self.queue.next_at(now).into_iter().chain(due).min()
+    }
+
+    fn handle_observed(
+        &mut self,
+        resource: ResourceKind,
+        name: &NamespacedName,
+        seen: ObservedObject,
+    ) {
+        let ours = seen.applied_hash.is_some();
+        if !self.cache.apply_watched(resource, name, seen) {
+            return;
+        }
+        if ours {
+            self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
+            scale_key(resource, name).into_iter().for_each(|key| self.queue.add(key));
+        }
+        // Only if this leader has written the status: others, such as a Pod's, belong to other controllers.
+        let status = ObjectPartKey::new(resource, ObjectPart::Status, name.clone());
+        if self.applied_statuses.contains_key(&status) {
+            self.queue.add(status);
+        }
+    }
+
+    /// Handles a deleted object: it may have to be created again, or may have blocked another one.
+    fn handle_deleted(&mut self, resource: ResourceKind, name: &NamespacedName) {
+        self.applied_statuses.remove(&ObjectPartKey::new(
+            resource,
+            ObjectPart::Status,
+            name.clone(),
+        ));
+        // The queue asks for the desired state, so an object that is no longer wanted costs only a comparison.
+        self.queue.add(ObjectPartKey::new(resource, ObjectPart::Object, name.clone()));
+    }
+
+    fn reset(&mut self) {
+        // The observed objects stay in the cache, since the watches continue without a new list.
+        self.queue.clear();
+        self.cache.end_all_requests();
+        self.applied_statuses.clear();
+        self.child_checks.clear();
+    }
+}
+
+/// Returns the parts whose writes had no effect before the object existed.
+fn keys_after_creation(key: &ObjectPartKey) -> impl Iterator<Item = ObjectPartKey> {
+    let status = ObjectPartKey::new(key.resource, ObjectPart::Status, key.name.clone());
+    [status].into_iter().chain(scale_key(key.resource, &key.name))
+}
+
+/// Returns the key of a Deployment's scale, which an apply of the object never writes.
+fn scale_key(resource: ResourceKind, name: &NamespacedName) -> Option<ObjectPartKey> {
+    let scales = resource == ResourceKind::Deployment;
+    scales.then(|| ObjectPartKey::new(resource, ObjectPart::Scale, name.clone()))
+}
+
+fn apply_params() -> PatchParams {
+    // Force takes over fields of other managers, as Kubernetes advises controllers to do.
+    PatchParams::apply(FIELD_MANAGER).force()
+}
+
+async fn sleep_if_due(wait: Option<Duration>) {
+    match wait {
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{DesiredState, WriteError},
+        *,
+    };
+    use crate::{desired::RequiredChildren, world::Uid};
+    use hyper::{Method, Request, Response};
+    use tokio::sync::{mpsc, oneshot};
+
+    fn state() -> WriterState {
+        WriterState::new(WriteLimits::default())
+    }
+
+    fn key(resource: ResourceKind, part: ObjectPart) -> ObjectPartKey {
+        ObjectPartKey::new(resource, part, NamespacedName::new("default", "a"))
+    }
+
+    fn seen(annotations: &Value, version: &str) -> ObservedObject {
+        let meta = json!({"name": "a", "namespace": "default", "resourceVersion": version, "annotations": annotations});
+        ObservedObject::from_object(&json!({"metadata": meta, "spec": {"replicas": 0}}))
+    }
+
+    /// Source without desired state, which must not be asked before it is the leader.
+    #[derive(Default)]
+    struct FakeLeaderSource {
+        is_leader: std::sync::atomic::AtomicBool,
+        state_requested: Notify,
+    }
+
+    impl DesiredStateSource for FakeLeaderSource {
+        fn leadership_changed(&self, leads: bool) {
+            self.is_leader.store(leads, std::sync::atomic::Ordering::Relaxed);
+        }
+
+        fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
+            let leads = self.is_leader.load(std::sync::atomic::Ordering::Relaxed);
+            assert!(leads, "{key} is not planned by who does not lead");
+            self.state_requested.notify_one();
+            DesiredState::Unmanaged
+        }
+
+        fn object_created(&self, _key: &ObjectPartKey, _body: &Value) {}
+
+        fn write_result(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
+
+        fn required_children(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
+            Vec::new()
+        }
+
+        fn children_missing(
+            &self,
+            _app: &NamespacedName,
+            _owed: &RequiredChildren,
+            _missing: &[ObjectPartKey],
+        ) {
+        }
+
+        fn written_repeatedly(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
+    }
+
+    /// Objects observed at the start are examined once the Lease is acquired. Examined earlier, every scale would be 0.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_checked_before_the_replica_leads() {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
+        let client = Client::try_from(nowhere).expect("a client");
+        let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
+        let ours = json!({crate::api::object_cache::APPLIED_ANNOTATION: "0000000000000001"});
+        writer.handle_observed(
+            ResourceKind::Deployment,
+            &NamespacedName::new("default", "a"),
+            seen(&ours, "7"),
+        );
+        let source = Arc::new(FakeLeaderSource::default());
+        let run = Arc::clone(&writer).run(
+            Arc::clone(&source) as Arc<dyn DesiredStateSource>,
+            Leadership::permanent(),
+            CancellationToken::new(),
+        );
+        let asked = async {
+            tokio::select! {
+                () = run => {}
+                () = source.state_requested.notified() => {}
+            }
+        };
+        timeout(Duration::from_secs(60), asked).await.expect("it is looked at");
+    }
+
+    /// Source that expects an object it does not want, and is told that the object is missing.
+    #[derive(Default)]
+    struct FakeMissingChildSource(Notify);
+
+    impl DesiredStateSource for FakeMissingChildSource {
+        fn leadership_changed(&self, _leads: bool) {}
+
+        fn desired_state(&self, _key: &ObjectPartKey) -> DesiredState {
+            DesiredState::Absent
+        }
+
+        fn object_created(&self, _key: &ObjectPartKey, _body: &Value) {}
+
+        fn write_result(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
+
+        fn required_children(&self, app: &NamespacedName) -> Vec<RequiredChildren> {
+            let of = (ResourceKind::Revision, app.clone(), Uid(1));
+            vec![RequiredChildren {
+                owner: of,
+                keys: vec![key(ResourceKind::Deployment, ObjectPart::Object)],
+            }]
+        }
+
+        fn children_missing(
+            &self,
+            _app: &NamespacedName,
+            owed: &RequiredChildren,
+            missing: &[ObjectPartKey],
+        ) {
+            assert_eq!(missing, owed.keys);
+            self.0.notify_one();
+        }
+
+        fn written_repeatedly(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_required_object_that_is_never_written_is_reported_within_ten_seconds() {
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
+        let client = Client::try_from(nowhere).expect("a client");
+        let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
+        let source = Arc::new(FakeMissingChildSource::default());
+        writer.schedule_checks([NamespacedName::new("default", "a")]);
+        let run = Arc::clone(&writer).run(
+            Arc::clone(&source) as Arc<dyn DesiredStateSource>,
+            Leadership::permanent(),
+            CancellationToken::new(),
+        );
+        let told = async {
+            tokio::select! {
+                () = run => {}
+                () = source.0.notified() => {}
+            }
+        };
+        timeout(Duration::from_secs(10), told).await.expect("it is told");
+        // The check is repeated while the object is missing.
+        assert!(writer.with_state(|state| state.child_checks.next_at()).is_some());
+    }
+
+    /// Source that wants one Kubernetes Service.
+    struct FakeServiceSource;
+
+    impl DesiredStateSource for FakeServiceSource {
+        fn leadership_changed(&self, _leads: bool) {}
+
+        fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
+            match (key.resource, key.part) {
+                (ResourceKind::Service, ObjectPart::Object) => {
+                    DesiredState::Body(json!({"metadata": {"name": "a"}}))
+                }
+                _ => DesiredState::Unmanaged,
+            }
+        }
+
+        fn object_created(&self, _key: &ObjectPartKey, _body: &Value) {}
+
+        fn write_result(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
+
+        fn required_children(&self, _app: &NamespacedName) -> Vec<RequiredChildren> {
+            Vec::new()
+        }
+
+        fn children_missing(
+            &self,
+            _app: &NamespacedName,
+            _owed: &RequiredChildren,
+            _missing: &[ObjectPartKey],
+        ) {
+        }
+
+        fn written_repeatedly(&self, _key: &ObjectPartKey, _body: &Value, _writes: u32) {}
+    }
+
+    type FakeApiCall = (Method, oneshot::Sender<(u16, Value)>);
+
+    /// Returns an API server whose responses the test sends.
+    fn api_server() -> (Client, mpsc::Receiver<FakeApiCall>) {
+        let (sender, asked) = mpsc::channel::<FakeApiCall>(1);
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let (answer, answered) = oneshot::channel();
+            let (sender, method) = (sender.clone(), request.method().clone());
+            async move {
+                sender.send((method, answer)).await.expect("the test goes on");
+                let (code, body) = answered.await.expect("an answer");
+                let body = kube::client::Body::from(body.to_string().into_bytes());
+                Response::builder().status(code).body(body)
+            }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    /// Another client may delete an object before the response to its creation arrives.
+    #[tokio::test(start_paused = true)]
+    async fn an_object_deleted_before_its_creation_is_answered_is_created_again() {
+        let (client, mut asked) = api_server();
+        let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
+        let shutdown = CancellationToken::new();
+        let run = Arc::clone(&writer).run(
+            Arc::new(FakeServiceSource),
+            Leadership::permanent(),
+            shutdown.clone(),
+        );
+        let run = tokio::spawn(run);
+        let mut next = async |method: Method| {
+            let (has, answer) =
+                timeout(Duration::from_secs(600), asked.recv()).await.unwrap().unwrap();
+            assert_eq!(has, method);
+            answer
+        };
+        let none =
+            json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
+        let key = key(ResourceKind::Service, ObjectPart::Object);
+        writer.add([key.clone()]);
+        next(Method::GET).await.send((404, none.clone())).unwrap();
+        let answer = next(Method::PATCH).await;
+        let made = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}});
+        writer.handle_observed(
+            ResourceKind::Service,
+            &key.name,
+            ObservedObject::from_object(&made),
+        );
+        writer.handle_deleted(ResourceKind::Service, &key.name);
+        answer.send((200, made)).unwrap();
+        next(Method::GET).await.send((404, none)).unwrap();
+        let again = json!({"metadata": {"name": "a", "uid": "v", "resourceVersion": "3"}});
+        next(Method::PATCH).await.send((200, again)).unwrap();
+        shutdown.cancel();
+        run.await.unwrap();
+    }
+
+    fn drain_queue(state: &mut WriterState) -> Vec<ObjectPartKey> {
+        std::iter::from_fn(|| state.queue.next(UnixMillis(1))).collect()
+    }
+
+    /// A scale may be decided while the Deployment is being created. It has nothing to scale then, and is not decided a
+    /// second time while the requests wait.
+    #[test]
+    fn a_created_object_gets_the_scale_decided_meanwhile() {
+        let of =
+            |resource| keys_after_creation(&key(resource, ObjectPart::Object)).collect::<Vec<_>>();
+        let both =
+            [ObjectPart::Status, ObjectPart::Scale].map(|part| key(ResourceKind::Deployment, part));
+        assert_eq!(of(ResourceKind::Deployment), both);
+        assert_eq!(of(ResourceKind::Service), [key(ResourceKind::Service, ObjectPart::Status)]);
+    }
+
+    #[test]
+    fn a_changed_deployment_is_checked_with_its_scale() {
+        let ours = json!({crate::api::object_cache::APPLIED_ANNOTATION: "0000000000000001"});
+        let (mut state, name) = (state(), NamespacedName::new("default", "a"));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "7"));
+        let both =
+            [ObjectPart::Scale, ObjectPart::Object].map(|part| key(ResourceKind::Deployment, part));
+        assert_eq!(drain_queue(&mut state), both);
+        both.iter().for_each(|key| state.queue.finish(key, &WriteOutcome::Done, UnixMillis(1)));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "7"));
+        assert_eq!(drain_queue(&mut state), [], "no news");
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&json!({}), "8"));
+        assert_eq!(drain_queue(&mut state), [], "not ours any more");
+    }
+
+    /// The response to a scale does not contain changes of other clients.
+    #[test]
+    fn a_watch_update_of_a_scaled_deployment_is_checked() {
+        let ours = json!({crate::api::object_cache::APPLIED_ANNOTATION: "0000000000000001"});
+        let (mut state, name) = (state(), NamespacedName::new("default", "a"));
+        let both =
+            [ObjectPart::Scale, ObjectPart::Object].map(|part| key(ResourceKind::Deployment, part));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "7"));
+        assert_eq!(drain_queue(&mut state), both);
+        both.iter().for_each(|key| state.queue.finish(key, &WriteOutcome::Done, UnixMillis(1)));
+        state.cache.apply_scale(ResourceKind::Deployment, &name, "9", 3);
+        let replicas = |state: &WriterState| {
+            state.cache.get(ResourceKind::Deployment, &name).and_then(|it| it.replicas)
+        };
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "8"));
+        assert_eq!((drain_queue(&mut state), replicas(&state)), (vec![], Some(3)), "it is older");
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "9"));
+        assert_eq!(drain_queue(&mut state), both);
+    }
+}

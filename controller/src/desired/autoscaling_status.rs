@@ -1,0 +1,136 @@
+//! Pure: statuses of PodAutoscaler and ServerlessService, from which tools read a Revision's scale
+//! (knative/serving `pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go`, `pkg/reconciler/serverlessservice`).
+
+use common::wire::{ConnectionPath, NamespacedName};
+use serde_json::{Value, json};
+
+use crate::{
+    children::{scaling::ServerlessServiceMode, services},
+    render,
+    scale_policy::AutoscalerClass,
+    world::{
+        AppRevision, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
+    },
+};
+
+/// Smallest number of activators that Knative assigns to a Revision.
+const MIN_ACTIVATORS: i32 = 2;
+
+/// Returns one condition; with `info` it has the severity of mere information.
+fn render_condition(name: &str, truth: &ConditionStatus, since: UnixMillis, info: bool) -> Value {
+    let (status, why) = match truth {
+        ConditionStatus::True(why) => ("True", why.clone()),
+        ConditionStatus::Unknown(why) => ("Unknown", why.clone()),
+        ConditionStatus::False(why) => ("False", Some(why.clone())),
+    };
+    let mut out = json!({"type": name, "status": status, "lastTransitionTime": since.rfc3339()});
+    if let Some(ConditionReason { reason, message }) = why {
+        for (field, text) in [("reason", reason), ("message", message)] {
+            if !text.is_empty() {
+                out[field] = json!(text);
+            }
+        }
+    }
+    if info {
+        out["severity"] = json!("Info");
+    }
+    out
+}
+
+fn last_transition(revision: &AppRevision, kind: ConditionType) -> (UnixMillis, ConditionStatus) {
+    let found = revision.conditions.iter().find(|(have, _, _)| *have == kind);
+    found.map_or((revision.meta.created, ConditionStatus::Unknown(None)), |(_, at, truth)| {
+        (at, truth)
+    })
+}
+
+/// Returns the status of a Revision's PodAutoscaler.
+pub(super) fn pod_autoscaler_status(
+    revision: &AppRevision,
+    namespace: &str,
+    world: &ClusterState,
+) -> Value {
+    let (at, active) = last_transition(revision, ConditionType::RevisionActive);
+    let initialized = match revision.initial_scale_reached {
+        true => ConditionStatus::True(None),
+        false => ConditionStatus::Unknown(None),
+    };
+    let (populated_at, populated) = endpoints_populated(revision);
+    // Knative's rule: the first false condition, else the first unknown one, else true.
+    let ready = [&active, &initialized, &populated];
+    let worst = ready.iter().find(|it| matches!(it, ConditionStatus::False(_)));
+    let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, ConditionStatus::Unknown(_))));
+    let ready = worst.map_or(ConditionStatus::True(None), |it| (**it).clone());
+    let decision =
+        render::decision_annotation(world, &NamespacedName::new(namespace, &*revision.name));
+    let mut status = json!({
+        "serviceName": &*revision.name,
+        "metricsServiceName": services::private_service_name(&revision.name),
+        "desiredScale": revision.desired_scale,
+        "actualScale": revision.actual_scale,
+        "conditions": [
+            render_condition("Active", &active, at, false),
+            render_condition("Ready", &ready, at, false),
+            render_condition("SKSReady", &populated, populated_at, false),
+            render_condition("ScaleTargetInitialized", &initialized, revision.meta.created, false),
+        ],
+    });
+    if !decision.is_empty() {
+        status["annotations"] = json!(decision);
+    }
+    status
+}
+
+/// Returns the mode of new connections: `Serve` (direct) once a pod is ready and nothing requires activators.
+/// `may_serve` is false for reasons outside the autoscaler: a hard limit, a split of traffic, the user's choice.
+pub(super) fn serverless_service_mode(
+    revision: &AppRevision,
+    class: AutoscalerClass,
+    may_serve: bool,
+) -> (ServerlessServiceMode, i32) {
+    if class != AutoscalerClass::Kpa {
+        // Direct to the pods; without pods through all activators.
+        return (ServerlessServiceMode::Serve, 0);
+    }
+    let direct =
+        revision.decision.map_or(ConnectionPath::Activator, |it| it.path) == ConnectionPath::Direct;
+    let serves = direct && may_serve && revision.actual_scale > 0;
+    (
+        if serves { ServerlessServiceMode::Serve } else { ServerlessServiceMode::Proxy },
+        MIN_ACTIVATORS,
+    )
+}
+
+fn endpoints_populated(revision: &AppRevision) -> (UnixMillis, ConditionStatus) {
+    let (at, _) = last_transition(revision, ConditionType::RevisionActive);
+    let none = || ConditionReason::new("NoHealthyBackends", "SKS has no healthy backends");
+    (
+        at,
+        if revision.actual_scale > 0 {
+            ConditionStatus::True(None)
+        } else {
+            ConditionStatus::Unknown(Some(none()))
+        },
+    )
+}
+
+/// Returns the status of a Revision's ServerlessService.
+pub(super) fn serverless_service_status(
+    revision: &AppRevision,
+    mode: ServerlessServiceMode,
+) -> Value {
+    let (at, populated) = endpoints_populated(revision);
+    let activators = match mode {
+        ServerlessServiceMode::Proxy => ConditionStatus::True(None),
+        ServerlessServiceMode::Serve => ConditionStatus::False(ConditionReason::new("", "")),
+    };
+    json!({
+        "serviceName": &*revision.name,
+        "privateServiceName": services::private_service_name(&revision.name),
+        "conditions": [
+            render_condition("ActivatorEndpointsPopulated", &activators, at, true),
+            render_condition("EndpointsPopulated", &populated, at, false),
+            render_condition("Ready", &populated, at, false),
+        ],
+    })
+}

@@ -1,0 +1,61 @@
+//! Pure: annotations by which the leader passes the stage of pods to other replicas.
+
+use common::wire::NamespacedName;
+use serde_json::json;
+
+use crate::{
+    api::{DesiredState, ObjectPart, ObjectPartKey},
+    children::ResourceKind,
+    observe::DRAINING,
+    world::{AppRevision, ClusterState, PodStage, RevisionPod},
+};
+
+/// Returns the annotation of a draining pod, which other replicas of the controller read.
+pub(super) fn drain_annotation(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    let likely = key.name.name.rsplit_once("-deployment-");
+    let likely = likely.and_then(|(revision, _)| world.revision(&key.name.namespace, revision));
+    // Kubernetes cuts the pod's name if the Deployment's is long: then all Revisions of the namespace are searched.
+    let from = world.apps.range(NamespacedName::new(key.name.namespace.clone(), "")..);
+    let here = from.take_while(|(name, _)| name.namespace == key.name.namespace);
+    let all = here.flat_map(|(_, app)| &app.revisions);
+    let own = |it: &&RevisionPod| *it.name == *key.name.name;
+    let found = likely.into_iter().chain(all).find_map(|it| it.pods.iter().find(own));
+    let Some(pod) = found else { return DesiredState::Unmanaged };
+    let Some(placed) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
+        return DesiredState::Unmanaged;
+    };
+    let annotations = match (pod.stage, placed.draining_since) {
+        (PodStage::Serving, None) => return DesiredState::Unmanaged,
+        // The pod serves again: with server-side apply an annotation that is left out is removed.
+        (PodStage::Serving, Some(_)) => json!({}),
+        (PodStage::Draining { since } | PodStage::Stopping { since }, noted) => {
+            // The first moment counts: another leader may have noted it, and the grace period runs from there.
+            json!({DRAINING: noted.unwrap_or(since).rfc3339()})
+        }
+    };
+    let meta = json!({
+        "name": key.name.name.as_str(),
+        "namespace": key.name.namespace.as_str(),
+        "annotations": annotations,
+    });
+    DesiredState::Body(json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta}))
+}
+
+/// Returns the keys of a Revision's pods whose annotation differs from their stage.
+pub fn drain_annotation_keys<'a>(
+    namespace: &'a str,
+    revision: &'a AppRevision,
+) -> impl Iterator<Item = ObjectPartKey> + 'a {
+    let wrong = |pod: &&RevisionPod| {
+        let placed = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
+        placed.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
+    };
+    let pods = revision.pods.iter().filter(wrong);
+    pods.map(move |pod| {
+        ObjectPartKey::new(
+            ResourceKind::Pod,
+            ObjectPart::Object,
+            NamespacedName::new(namespace, &*pod.name),
+        )
+    })
+}

@@ -1,0 +1,80 @@
+//! Pure: objects that must exist by now. A missing one would go unnoticed otherwise: no write of it fails, and all that
+//! depends on it waits forever.
+
+use common::wire::NamespacedName;
+
+use super::{container_names, is_maintained, revision_keys, route_name_keys};
+use crate::{
+    api::{ObjectPart, ObjectPartKey},
+    children::ResourceKind,
+    observe::ActivatorReadiness,
+    world::{AppRevision, AppState, ClusterState, Uid},
+};
+
+/// Child objects that one object requires.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequiredChildren {
+    /// Object that requires them: a Configuration, a Revision or a Route.
+    pub owner: (ResourceKind, NamespacedName, Uid),
+    /// Keys of the required objects.
+    pub keys: Vec<ObjectPartKey>,
+}
+
+/// Returns the objects that must exist for the app of this name.
+pub fn required_children(world: &ClusterState, name: &NamespacedName) -> Vec<RequiredChildren> {
+    let Some(app) = world.apps.get(name).filter(|app| is_maintained(world, name, app)) else {
+        return Vec::new();
+    };
+    let Some(configuration) = app.configuration.as_ref().filter(|it| !it.is_terminating) else {
+        return required_by_route(world, name, app).into_iter().collect();
+    };
+    let full = |it: &AppRevision| NamespacedName::new(name.namespace.clone(), &*it.name);
+    let revisions = app.revisions.iter().filter(|it| !it.is_terminating && !it.is_deleted);
+    let (planned, there): (Vec<_>, Vec<_>) = revisions.partition(|it| it.meta.uid == Uid(0));
+    let keys = planned
+        .into_iter()
+        .map(|it| ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, full(it)));
+    // Also without missing objects: the Configuration may carry an earlier error, which this clears.
+    let of = (ResourceKind::Configuration, name.clone(), configuration.meta.uid);
+    let first = RequiredChildren { owner: of, keys: keys.collect() };
+    let of = there.into_iter().filter_map(|revision| {
+        let of = (ResourceKind::Revision, full(revision), revision.meta.uid);
+        // No objects are made before tags are resolved to digests.
+        let keys =
+            (!revision.digests.is_empty()).then(|| required_by_revision(world, name, revision))?;
+        Some(RequiredChildren { owner: of, keys })
+    });
+    [first].into_iter().chain(of).chain(required_by_route(world, name, app)).collect()
+}
+
+fn required_by_revision(
+    world: &ClusterState,
+    name: &NamespacedName,
+    revision: &AppRevision,
+) -> Vec<ObjectPartKey> {
+    let mut keys = revision_keys(&name.namespace, revision, &container_names(revision, world));
+    // The ServerlessService waits for a decision of the autoscaler.
+    keys.retain(|key| key.resource != ResourceKind::ServerlessService);
+    keys
+}
+
+fn required_by_route(
+    world: &ClusterState,
+    name: &NamespacedName,
+    app: &AppState,
+) -> Option<RequiredChildren> {
+    let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0) && !it.is_terminating)?;
+    let named = |it: &String| {
+        world.activator_readiness(it).is_some_and(|(_, it)| it == ActivatorReadiness::Ready)
+    };
+    let leads = world.activators.keys().any(named);
+    let mut keys = route_name_keys(name, app);
+    keys.retain(|key| match key.resource {
+        // There is one slice for each IP family of the activators; the IPv4 one stands for both.
+        ResourceKind::EndpointSlice => {
+            leads && !key.name.name.ends_with(crate::children::slices::V6_SUFFIX)
+        }
+        _ => true,
+    });
+    Some(RequiredChildren { owner: (ResourceKind::Route, name.clone(), route.meta.uid), keys })
+}

@@ -1,0 +1,263 @@
+//! Pure: drain acknowledgements, by which agents and activators state that they no longer connect to a draining pod.
+//!
+//! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. For each
+//! draining pod it acknowledges that none of its new connections goes there; the leader waits until all have done so.
+//! Versions of the RouteTable play no part, since they compare within one stream only. An agent or activator that runs
+//! according to the API server, and does not report here, is missing as well: after a start, silence is no
+//! acknowledgement.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{Hash, Hasher as _},
+};
+
+use common::wire::{ComponentRole, NamespacedName};
+
+/// Identifier of an agent or activator, from role and name. An agent has its node's name, an activator its pod's.
+pub fn reporter_id(role: ComponentRole, name: &str) -> String {
+    format!("{role:?}/{name}")
+}
+
+/// Agents and activators, with the draining pods that each has acknowledged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainAcks {
+    reporters: BTreeMap<String, ReporterAcks>,
+    /// Agents and activators that run according to the API server, each with its pod.
+    expected_reporters: BTreeMap<String, String>,
+}
+
+/// Reports of one agent or activator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct ReporterAcks {
+    /// Number of its newest stream of reports.
+    stream: u64,
+    acked_pods: BTreeSet<String>,
+    /// Pods acknowledged on an earlier stream, and not yet on the newest one. `handle_synced` removes them.
+    unconfirmed_pods: BTreeSet<String>,
+    /// Services that it routes to a Revision; `None`: it does not report them.
+    routed_services: Option<RoutedServices>,
+}
+
+/// Services by the hashes of their names: an activator may have tens of thousands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct RoutedServices {
+    name_hashes: BTreeSet<u64>,
+    /// True once its newest stream has named all of them.
+    is_complete: bool,
+}
+
+fn hash_name(name: &NamespacedName) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl DrainAcks {
+    /// Records a new stream of `who`, which sends its acknowledgements again.
+    pub fn begin_stream(&mut self, who: &str, stream: u64) {
+        let follower = self.reporters.entry(who.to_owned()).or_default();
+        // Acknowledgements of the old stream stay until `handle_synced`: a reconnect must not delay a drain.
+        follower.stream = stream;
+        follower.unconfirmed_pods = follower.acked_pods.clone();
+        follower.routed_services = None;
+    }
+
+    /// Records that `who` reports each service that it routes to a Revision.
+    pub fn begin_routed_services(&mut self, who: &str, stream: u64) {
+        if let Some(follower) = self.current_reporter(who, stream) {
+            follower.routed_services.get_or_insert_default();
+        }
+    }
+
+    /// Records that `who` routes this service to a Revision, or with `leads` false that it no longer does.
+    pub fn set_service_routed(
+        &mut self,
+        who: &str,
+        stream: u64,
+        name: &NamespacedName,
+        leads: bool,
+    ) {
+        // Without `begin_routed_services` before it, a report of services is of no known extent.
+        if let Some(routed) =
+            self.current_reporter(who, stream).and_then(|it| it.routed_services.as_mut())
+        {
+            _ = if leads {
+                routed.name_hashes.insert(hash_name(name))
+            } else {
+                routed.name_hashes.remove(&hash_name(name))
+            };
+        }
+    }
+
+    /// Returns true if all that report their services route this one to a Revision. One of an earlier release, or one
+    /// that has not named all yet, is not waited for.
+    pub fn is_routed_by_all(&self, name: &NamespacedName) -> bool {
+        let hash = hash_name(name);
+        let mut say = self.reporters.values().filter_map(|it| it.routed_services.as_ref());
+        say.all(|it| !it.is_complete || it.name_hashes.contains(&hash))
+    }
+
+    /// Records that `who` opens no connection to this draining pod.
+    pub fn acknowledge(&mut self, who: &str, stream: u64, uid: &str) {
+        if let Some(follower) = self.current_reporter(who, stream) {
+            follower.unconfirmed_pods.remove(uid);
+            follower.acked_pods.insert(uid.to_owned());
+        }
+    }
+
+    /// Records that `who` may open connections to the pod again.
+    pub fn withdraw(&mut self, who: &str, stream: u64, uid: &str) {
+        if let Some(follower) = self.current_reporter(who, stream) {
+            follower.unconfirmed_pods.remove(uid);
+            follower.acked_pods.remove(uid);
+        }
+    }
+
+    /// Records that the stream of `who` has named everything.
+    pub fn handle_synced(&mut self, who: &str, stream: u64) {
+        if let Some(follower) = self.current_reporter(who, stream) {
+            if let Some(routed) = &mut follower.routed_services {
+                routed.is_complete = true;
+            }
+            // The stream has named all it acknowledges, so the rest of the earlier ones is outdated.
+            let unnamed = std::mem::take(&mut follower.unconfirmed_pods);
+            follower.acked_pods.retain(|uid| !unnamed.contains(uid));
+        }
+    }
+
+    /// Records the end of a stream. If `who` has opened a newer one meanwhile, nothing changes.
+    pub fn end_stream(&mut self, who: &str, stream: u64) {
+        if self.reporters.get(who).is_some_and(|it| it.stream == stream) {
+            self.reporters.remove(who);
+        }
+    }
+
+    /// Records that `who` runs in this pod, according to the API server.
+    pub fn expect_reporter(&mut self, who: &str, pod: &str) {
+        self.expected_reporters.insert(who.to_owned(), pod.to_owned());
+    }
+
+    /// Records that the pod is gone. Returns the agents and activators that ran in it.
+    pub fn remove_reporter_pod(&mut self, pod: &str) -> Vec<String> {
+        let lost = self.expected_reporters.extract_if(.., |_, runs| runs == pod);
+        lost.map(|(who, _)| who).collect()
+    }
+
+    /// Returns true if `who` has an open stream of reports.
+    pub fn is_reporting(&self, who: &str) -> bool {
+        self.reporters.contains_key(who)
+    }
+
+    /// Number of agents and activators that report.
+    pub fn len(&self) -> usize {
+        self.reporters.len()
+    }
+
+    /// Returns true if no agent or activator reports.
+    pub fn is_empty(&self) -> bool {
+        self.reporters.is_empty()
+    }
+
+    /// Removes all acknowledgements of a pod, which serves again or is gone.
+    ///
+    /// Without this, a pod that drains a second time could be stopped by acknowledgements of the first.
+    pub fn forget_pod(&mut self, uid: &str) {
+        for follower in self.reporters.values_mut() {
+            follower.acked_pods.remove(uid);
+            follower.unconfirmed_pods.remove(uid);
+        }
+    }
+
+    /// Agents and activators that have not acknowledged the pod's drain.
+    pub fn missing_acks<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a str> {
+        // One that runs without a stream may still send connections to the pod.
+        let silent =
+            self.expected_reporters.keys().filter(|who| !self.reporters.contains_key(*who));
+        let all = self
+            .reporters
+            .iter()
+            .filter(|(_, it)| !it.acked_pods.contains(uid))
+            .map(|(who, _)| who);
+        all.chain(silent).map(String::as_str)
+    }
+
+    /// Returns true if all have acknowledged the pod's drain.
+    pub fn is_acknowledged_by_all(&self, uid: &str) -> bool {
+        self.missing_acks(uid).next().is_none()
+    }
+
+    /// The reports of `who`, if `stream` is its newest: late items of an older stream have no effect.
+    fn current_reporter(&mut self, who: &str, stream: u64) -> Option<&mut ReporterAcks> {
+        self.reporters.get_mut(who).filter(|it| it.stream == stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(followers: &DrainAcks) -> Vec<&str> {
+        followers.missing_acks("p").collect()
+    }
+
+    #[test]
+    fn a_drain_is_acknowledged_once_all_reporters_acknowledge() {
+        let mut all = DrainAcks::default();
+        assert!(all.is_acknowledged_by_all("p"));
+        all.begin_stream("agent/n1", 1);
+        all.begin_stream("activator/a", 2);
+        all.acknowledge("agent/n1", 1, "p");
+        assert_eq!(missing(&all), ["activator/a"]);
+        all.acknowledge("activator/a", 2, "p");
+        assert!(all.is_acknowledged_by_all("p"));
+        all.withdraw("agent/n1", 1, "p");
+        assert_eq!(missing(&all), ["agent/n1"]);
+        all.end_stream("agent/n1", 1);
+        assert!(all.is_acknowledged_by_all("p"));
+    }
+
+    #[test]
+    fn a_new_stream_keeps_only_the_acks_that_it_repeats() {
+        let mut all = DrainAcks::default();
+        all.begin_stream("a", 1);
+        all.acknowledge("a", 1, "p");
+        all.acknowledge("a", 1, "q");
+        all.begin_stream("a", 2);
+        // The old stream ends after the new one begins, and its last items may still arrive.
+        all.withdraw("a", 1, "p");
+        all.end_stream("a", 1);
+        assert!(all.is_acknowledged_by_all("p"), "it has not said otherwise");
+        all.acknowledge("a", 2, "p");
+        all.handle_synced("a", 2);
+        assert!(all.is_acknowledged_by_all("p"));
+        assert!(!all.is_acknowledged_by_all("q"));
+    }
+
+    #[test]
+    fn a_running_reporter_without_a_stream_is_missing() {
+        let mut all = DrainAcks::default();
+        all.expect_reporter("agent/n1", "agent-x");
+        assert_eq!(missing(&all), ["agent/n1"]);
+        all.begin_stream("agent/n1", 1);
+        all.acknowledge("agent/n1", 1, "p");
+        assert!(all.is_acknowledged_by_all("p"));
+        all.end_stream("agent/n1", 1);
+        assert_eq!(missing(&all), ["agent/n1"], "its programs may still send");
+        assert_eq!(
+            (all.remove_reporter_pod("other"), all.remove_reporter_pod("agent-x")),
+            (vec![], vec!["agent/n1".into()])
+        );
+        assert!(all.is_acknowledged_by_all("p"));
+    }
+
+    #[test]
+    fn earlier_acks_do_not_count_once_a_pod_serves_again() {
+        let mut all = DrainAcks::default();
+        all.begin_stream("a", 1);
+        all.acknowledge("a", 1, "p");
+        all.forget_pod("p");
+        assert_eq!(missing(&all), ["a"]);
+        all.acknowledge("a", 1, "p");
+        assert!(all.is_acknowledged_by_all("p"));
+    }
+}

@@ -1,0 +1,421 @@
+//! Shell: the controller's gRPC services: it streams routes to agents, activators and autoscalers, and receives
+//! PodReports and ScaleDecisions.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use common::{
+    link::{self, LinkError},
+    tls::{self, peer::PeerDeniedError},
+    wire::{
+        self, ComponentReplica, ComponentRole, PodReportItem, RevisionEntry, RouteChange,
+        ScaleItem, ServerComponent,
+        raw::{
+            self,
+            pods_server::{Pods, PodsServer},
+            scale_server::{Scale, ScaleServer},
+        },
+    },
+};
+use futures::{Stream, StreamExt as _};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{info, warn};
+
+use crate::{
+    active_autoscaler::{self, AutoscalerElection},
+    identity::CertificateIssuer,
+    machine::ControllerEvent,
+    runtime::{ControllerRuntime, RouteTableSubscription, RouteTableUpdate},
+};
+
+pub mod route_stream;
+
+use route_stream::{EncodedPieces, RouteStreamSource, encode_batch};
+
+/// Delay of route updates to agents and autoscalers, compared with activators.
+///
+/// Requests may wait for an update at an activator, and nothing waits elsewhere: until an agent routes connects to a
+/// new pod, they go by the activator. On a small node the same processors bring the first request to its pod meanwhile.
+const ROUTE_UPDATE_DELAY: Duration = Duration::from_millis(1);
+
+/// Serves the three services (Routes, Pods, Scale) at `endpoint` until `shutdown`.
+pub async fn serve(
+    shared: Arc<ControllerRuntime>,
+    endpoint: &str,
+    shutdown: CancellationToken,
+) -> Result<(), LinkError> {
+    serve_with_issuer(shared, endpoint, None, shutdown).await
+}
+
+/// Serves the three services, and with `issuer` also its certificates; at `https://` only to peers that it admits.
+pub async fn serve_with_issuer(
+    shared: Arc<ControllerRuntime>,
+    endpoint: &str,
+    issuer: Option<&Arc<CertificateIssuer>>,
+    shutdown: CancellationToken,
+) -> Result<(), LinkError> {
+    let border = ControllerGrpc {
+        shared,
+        next_stream_id: Arc::new(AtomicU64::new(1)),
+        election: Arc::default(),
+        shutdown: shutdown.clone(),
+    };
+    let router = link::server_builder()
+        .add_service(route_stream::RouteStreamServer::new(border.clone()))
+        .add_service(PodsServer::new(border.clone()))
+        .add_service(ScaleServer::new(border.clone()));
+    let door = issuer.map(|issuer| issuer.tls_admission());
+    let router = match issuer {
+        Some(issuer) => router.add_service(issuer.grpc_service()),
+        None => router,
+    };
+    tokio::select! {
+        served = link::serve_with_tls(endpoint, router, door.as_ref(), shutdown) => served,
+        // `detect_lost_autoscalers` returns at shutdown. The streams end later, so this branch must not complete.
+        () = async { border.detect_lost_autoscalers().await; std::future::pending().await } => Ok(()),
+    }
+}
+
+/// The state behind all three gRPC services, cloned into each of them.
+#[derive(Clone, Debug)]
+struct ControllerGrpc {
+    shared: Arc<ControllerRuntime>,
+    next_stream_id: Arc<AtomicU64>,
+    election: Arc<Mutex<AutoscalerElection>>,
+    shutdown: CancellationToken,
+}
+
+impl ControllerGrpc {
+    /// Changes the election by `news`, and steps the machine with the events that result, in their order.
+    fn update_election(
+        &self,
+        news: impl FnOnce(&mut AutoscalerElection) -> Vec<active_autoscaler::ElectionEvent>,
+    ) {
+        // The lock is held while the machine steps: otherwise the steps of two streams could interleave.
+        let mut all = self.election.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = all.active_name().map(str::to_owned);
+        for step in news(&mut all) {
+            self.shared.step(match step {
+                active_autoscaler::ElectionEvent::Begin => ControllerEvent::DecisionStreamBegin,
+                active_autoscaler::ElectionEvent::Decide(decision) => {
+                    ControllerEvent::DecisionReceived(decision)
+                }
+                active_autoscaler::ElectionEvent::Withdraw(revision) => {
+                    ControllerEvent::DecisionWithdrawn(revision)
+                }
+                active_autoscaler::ElectionEvent::Synced => ControllerEvent::DecisionStreamSynced,
+            });
+        }
+        // Autoscalers read the choice in the RouteTable and repeat it in heartbeats, so that all replicas agree.
+        if all.active_name() != before.as_deref() {
+            info!(before, now = all.active_name(), "another autoscaler's decisions count");
+            self.shared.step(ControllerEvent::ReplicaChosen(
+                ServerComponent::Autoscaler,
+                all.active_name().map(str::to_owned),
+            ));
+        }
+    }
+
+    /// Detects autoscalers whose heartbeats have stopped, until shutdown.
+    async fn detect_lost_autoscalers(&self) {
+        let mut ticks = tokio::time::interval(active_autoscaler::ELECTION_TICK);
+        // `Burst` would count the ticks of a suspended process as silence, before the waiting heartbeats are read.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while self.shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+            self.update_election(AutoscalerElection::tick);
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl RouteStreamSource for ControllerGrpc {
+    type Items = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
+
+    async fn open_stream(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status> {
+        let peer = tls::request_peer(&request);
+        let who = ComponentReplica::try_from(request.into_inner());
+        let who = who.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
+        peer.check_identity(&who).map_err(|denied| denied_status(&denied))?;
+        let follower = SubscriberGuard::new(self, who);
+        let batches = route_batches(
+            RouteTableSubscription::new(Arc::clone(&self.shared)),
+            follower.subscriber.role,
+        );
+        let pieces = batches.flat_map(move |batch| {
+            // The closure owns the follower: however the stream ends, dropping it counts one subscriber less.
+            let _ = &follower;
+            let count = batch.pieces.len();
+            let piece = move |at: usize| {
+                // The borrow moves in the whole batch, `_update` included: a shared snapshot lives until its last piece
+                // is sent.
+                let batch = &batch;
+                batch.pieces[at].clone()
+            };
+            futures::stream::iter((0..count).map(piece))
+        });
+        Ok(Box::pin(pieces.take_until(self.shutdown.clone().cancelled_owned())))
+    }
+}
+
+/// The encoded pieces of a batch, with the update that they come from, so that other streams can share it meanwhile.
+struct EncodedBatch {
+    pieces: EncodedPieces,
+    _update: RouteTableUpdate,
+}
+
+/// Encoded batches of the RouteTable for one subscription.
+fn route_batches(
+    following: RouteTableSubscription,
+    role: ComponentRole,
+) -> impl Stream<Item = EncodedBatch> + Send {
+    futures::stream::unfold(following, move |mut following| async move {
+        let told = following.next().await;
+        let pieces = match &told {
+            RouteTableUpdate::Snapshot(whole) => {
+                whole.encoded_for(role, |routes| encode_batch(routes, role, limit_to_role))
+            }
+            RouteTableUpdate::Changes(routes) => encode_batch(routes, role, limit_to_role),
+        };
+        if role != ComponentRole::Activator {
+            tokio::time::sleep(ROUTE_UPDATE_DELAY).await;
+        }
+        Some((EncodedBatch { pieces, _update: told }, following))
+    })
+}
+
+/// Registration of a subscriber to the routes; dropping it ends the registration.
+#[derive(Debug)]
+struct SubscriberGuard {
+    shared: Arc<ControllerRuntime>,
+    subscriber: ComponentReplica,
+}
+
+impl SubscriberGuard {
+    fn new(border: &ControllerGrpc, subscriber: ComponentReplica) -> Self {
+        info!(role = ?subscriber.role, name = subscriber.name, "routes followed");
+        border.shared.metrics.add_subscribers(1);
+        Self { shared: Arc::clone(&border.shared), subscriber }
+    }
+}
+
+impl Drop for SubscriberGuard {
+    fn drop(&mut self) {
+        info!(role = ?self.subscriber.role, name = self.subscriber.name, "routes no longer followed");
+        self.shared.metrics.add_subscribers(-1);
+    }
+}
+
+/// Registration of an agent or activator that reports pods; dropping it reports the stream's end to the machine.
+#[derive(Debug)]
+struct PodReportStream {
+    shared: Arc<ControllerRuntime>,
+    sender: ComponentReplica,
+    stream_id: u64,
+}
+
+impl PodReportStream {
+    fn new(border: &ControllerGrpc, sender: ComponentReplica) -> Self {
+        let stream_id = border.next_stream_id.fetch_add(1, Ordering::Relaxed);
+        border.shared.step(ControllerEvent::ReportStreamBegin(sender.clone(), stream_id));
+        Self { shared: Arc::clone(&border.shared), sender, stream_id }
+    }
+
+    /// Turns one item of a PodReport into an event and steps the machine.
+    fn handle_item(&self, item: PodReportItem) {
+        let (who, stream) = (self.sender.clone(), self.stream_id);
+        self.shared.step(match item {
+            PodReportItem::Observed(seen) => ControllerEvent::PodReported(who, seen),
+            PodReportItem::Removed(uid) => ControllerEvent::PodReportWithdrawn(who, uid),
+            PodReportItem::DrainAck(uid) => ControllerEvent::DrainAcked(who, stream, uid),
+            PodReportItem::DrainAckRemoved(uid) => {
+                ControllerEvent::DrainAckWithdrawn(who, stream, uid)
+            }
+            PodReportItem::RoutedServicesAnnounced => {
+                ControllerEvent::RoutedServicesBegin(who, stream)
+            }
+            PodReportItem::RoutedService(name) => {
+                ControllerEvent::ServiceRouted(who, stream, name, true)
+            }
+            PodReportItem::RoutedServiceRemoved(name) => {
+                ControllerEvent::ServiceRouted(who, stream, name, false)
+            }
+            PodReportItem::Synced => ControllerEvent::ReportStreamSynced(who, stream),
+            // Versions compare within one stream only, so the world cannot use them. `Sender` has created this
+            // reporter.
+            PodReportItem::Applied(_) | PodReportItem::Sender(_) => return,
+        });
+    }
+}
+
+impl Drop for PodReportStream {
+    fn drop(&mut self) {
+        self.shared.step(ControllerEvent::ReportStreamEnd(self.sender.clone(), self.stream_id));
+    }
+}
+
+/// Limits a change to what a role needs: scale policies are for autoscalers, names and addresses for agents and
+/// activators. Allowed sources and the request log are for activators.
+fn limit_to_role(change: RouteChange, role: ComponentRole) -> Option<RouteChange> {
+    match (role, change) {
+        (ComponentRole::Agent, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(RevisionEntry { policy: None, allowed_sources: None, ..it }))
+        }
+        (ComponentRole::Activator, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(RevisionEntry { policy: None, ..it }))
+        }
+        (ComponentRole::Autoscaler, RouteChange::Revision(it)) => {
+            Some(RouteChange::Revision(RevisionEntry { allowed_sources: None, ..it }))
+        }
+        (ComponentRole::Autoscaler, RouteChange::Service(_)) => None,
+        (ComponentRole::Agent | ComponentRole::Autoscaler, RouteChange::Settings(it)) => {
+            // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
+            wire::GlobalSettings { request_log: None, edge: wire::EdgeSettings::default(), ..it }
+                .if_not_default()
+                .map(RouteChange::Settings)
+        }
+        (ComponentRole::Agent | ComponentRole::Activator | ComponentRole::Autoscaler, change) => {
+            Some(change)
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Pods for ControllerGrpc {
+    async fn report(
+        &self,
+        request: Request<Streaming<raw::PodItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let peer = tls::request_peer(&request);
+        let mut gate = StreamAuthorization::new(&self.shutdown);
+        let (stop, mut from) = (gate.stop_token.clone(), None::<PodReportStream>);
+        let each = |item: PodReportItem| {
+            let allowed = match (&item, &from) {
+                (PodReportItem::Sender(who), _) => peer.check_role(
+                    who,
+                    "report",
+                    &[ComponentRole::Agent, ComponentRole::Activator],
+                ),
+                (_, Some(from)) => peer.check_pod_item(&from.sender, &item),
+                // Before `Sender` there is no identity to check the item against.
+                (_, None) => return,
+            };
+            if !gate.admit(allowed) {
+                return;
+            }
+            // A second `Sender` replaces the first: dropping the old reporter ends its registration.
+            if let PodReportItem::Sender(who) = item {
+                from = Some(PodReportStream::new(self, who));
+                return;
+            }
+            if let Some(from) = &from {
+                from.handle_item(item);
+            }
+        };
+        let ended = link::receive_items(request.into_inner(), &stop, each).await;
+        gate.finish(ended)
+    }
+}
+
+#[tonic::async_trait]
+impl Scale for ControllerGrpc {
+    async fn decide(
+        &self,
+        request: Request<Streaming<raw::ScaleItem>>,
+    ) -> Result<Response<raw::Empty>, Status> {
+        let peer = tls::request_peer(&request);
+        let mut gate = StreamAuthorization::new(&self.shutdown);
+        let (stop, mut decider) = (gate.stop_token.clone(), DecisionStream::new(self));
+        let each = |item: ScaleItem| {
+            let allowed = match &item {
+                ScaleItem::Sender(who) => {
+                    peer.check_role(who, "decide scale", &[ComponentRole::Autoscaler])
+                }
+                // Without a sender the election does not know the stream, and ignores its items.
+                _ => Ok(()),
+            };
+            if gate.admit(allowed) {
+                decider.handle_item(item);
+            }
+        };
+        let ended = link::receive_items(request.into_inner(), &stop, each).await;
+        gate.finish(ended)
+    }
+}
+
+/// Check of a stream's items against its peer's identity: the first item that is not allowed ends the stream.
+struct StreamAuthorization {
+    stop_token: CancellationToken,
+    denial: Option<PeerDeniedError>,
+}
+
+impl StreamAuthorization {
+    fn new(shutdown: &CancellationToken) -> Self {
+        Self { stop_token: shutdown.child_token(), denial: None }
+    }
+
+    /// Returns true if the item may be processed. After the first that is not allowed, none is.
+    fn admit(&mut self, allowed: Result<(), PeerDeniedError>) -> bool {
+        if let (Err(denied), None) = (allowed, &self.denial) {
+            self.denial = Some(denied);
+            self.stop_token.cancel();
+        }
+        self.denial.is_none()
+    }
+
+    /// Result of the whole stream: the denial, if there was one, hides the cancellation that it caused.
+    fn finish(self, ended: Result<(), Status>) -> Result<Response<raw::Empty>, Status> {
+        match &self.denial {
+            Some(denied) => Err(denied_status(denied)),
+            None => ended.map(|()| Response::new(raw::Empty {})),
+        }
+    }
+}
+
+fn denied_status(denied: &PeerDeniedError) -> Status {
+    warn!(%denied, "stream refused");
+    tls::denied_status(denied)
+}
+
+/// Registration of one autoscaler's stream; dropping it removes the stream from the election.
+struct DecisionStream {
+    grpc: ControllerGrpc,
+    stream_id: u64,
+}
+
+impl DecisionStream {
+    fn new(border: &ControllerGrpc) -> Self {
+        let stream_id = border.next_stream_id.fetch_add(1, Ordering::Relaxed);
+        Self { grpc: border.clone(), stream_id }
+    }
+
+    fn handle_item(&mut self, item: ScaleItem) {
+        let stream = self.stream_id;
+        self.grpc.update_election(|all| match item {
+            ScaleItem::Sender(who) => all.begin_stream(stream, &who.name),
+            ScaleItem::Heartbeat(alive) => all.handle_heartbeat(stream, alive),
+            // A time of the sender's clock, for older releases: clocks of different hosts are never compared.
+            ScaleItem::Since(_) => Vec::new(),
+            ScaleItem::Decision(decision) => all.handle_decision(stream, decision),
+            ScaleItem::Removed(revision) => all.withdraw_decision(stream, revision),
+            ScaleItem::Synced => all.handle_synced(stream),
+        });
+    }
+}
+
+impl Drop for DecisionStream {
+    fn drop(&mut self) {
+        self.grpc.update_election(|all| all.end_stream(self.stream_id));
+    }
+}
+
+#[cfg(test)]
+mod tests;

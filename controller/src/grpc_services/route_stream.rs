@@ -1,0 +1,213 @@
+//! Shell: the gRPC service of RouteTable streams, which encodes and frames each batch once for all streams.
+//!
+//! The service that tonic generates encodes each item for each stream. After a restart, a hundred agents that return
+//! would have the whole table encoded a hundred times, and polled item by item.
+
+use std::{convert::Infallible, sync::Arc, task};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use common::wire::{
+    ComponentRole, RouteChange, RouteItem,
+    raw::{self, routes_server},
+};
+use futures::{Stream, StreamExt as _, stream};
+use http_body_util::{BodyExt as _, Limited, StreamBody};
+use hyper::body::Frame;
+use prost::Message as _;
+use tonic::{
+    Request, Status,
+    body::Body,
+    codegen::{Body as HttpBody, BoxFuture, Service, StdError, http},
+    metadata::{GRPC_CONTENT_TYPE, MetadataMap},
+    server::NamedService,
+};
+
+use crate::machine::RouteMessageBatch;
+
+/// The encoded items of one batch, with its final `Synced`, in pieces of whole items.
+pub type EncodedPieces = Arc<[Bytes]>;
+
+/// Size at which a piece is closed, in bytes: it ends with the item that reaches it.
+const PIECE_BYTES: usize = 64 * 1024;
+/// Longest Subscriber message that is accepted, in bytes.
+const MAX_SUBSCRIBER_BYTES: usize = 16 * 1024;
+/// Bytes before each message: one for compression, which is always 0, and four for the length (gRPC over HTTP/2,
+/// Length-Prefixed-Message).
+const GRPC_PREFIX_BYTES: usize = 5;
+
+/// Encodes a batch for `role`: each change as `shape` limits it.
+///
+/// Where `shape` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless it knew
+/// the subject before.
+pub fn encode_batch(
+    batch: &RouteMessageBatch,
+    role: ComponentRole,
+    shape: impl Fn(RouteChange, ComponentRole) -> Option<RouteChange>,
+) -> EncodedPieces {
+    let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
+    let changes = batch.changes.iter().map(|(key, change)| {
+        let seen = change.clone().and_then(|change| shape(change, role));
+        seen.unwrap_or_else(|| RouteChange::Removed(key.clone()))
+    });
+    for change in changes.chain([RouteChange::Synced]) {
+        append_framed(
+            &raw::RouteItem::from(RouteItem { version: batch.version, change }),
+            &mut all,
+        );
+        if all.len() >= PIECE_BYTES {
+            pieces.push(all.split().freeze());
+        }
+    }
+    pieces.extend((!all.is_empty()).then(|| all.freeze()));
+    pieces.into()
+}
+
+/// Appends one message to `out`, with its gRPC prefix.
+fn append_framed(item: &raw::RouteItem, out: &mut BytesMut) {
+    let length = u32::try_from(item.encoded_len()).expect("an item is far below 4 GiB");
+    out.put_u8(0);
+    out.put_u32(length);
+    item.encode(out).expect("the buffer grows");
+}
+
+/// Opens the RouteTable streams of a [`RouteStreamServer`].
+#[tonic::async_trait]
+pub trait RouteStreamSource: Send + Sync + 'static {
+    /// Stream of [encoded](encode_batch) pieces.
+    type Items: Stream<Item = Bytes> + Send + 'static;
+
+    /// Opens the stream for one request.
+    async fn open_stream(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status>;
+}
+
+/// gRPC server for `rouse.v1.Routes`, with the behaviour of the one generated from the protocol.
+#[derive(Debug)]
+pub struct RouteStreamServer<W>(Arc<W>);
+
+impl<W> RouteStreamServer<W> {
+    /// Creates a service whose streams `watch` opens.
+    pub fn new(watch: W) -> Self {
+        Self(Arc::new(watch))
+    }
+}
+
+impl<W> Clone for RouteStreamServer<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<W> NamedService for RouteStreamServer<W> {
+    const NAME: &'static str = routes_server::SERVICE_NAME;
+}
+
+impl<W: RouteStreamSource, B> Service<http::Request<B>> for RouteStreamServer<W>
+where
+    B: HttpBody + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<StdError> + Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
+        task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let watch = Arc::clone(&self.0);
+        Box::pin(async move {
+            if request.uri().path() != "/rouse.v1.Routes/Watch" {
+                return Ok(Status::unimplemented("there is no such call").into_http());
+            }
+            // An error is a gRPC response too, so the service itself never fails.
+            let items = async { watch.open_stream(read_subscriber(request).await?).await };
+            Ok(items.await.map_or_else(Status::into_http, route_response))
+        })
+    }
+}
+
+/// Reads the one message of a call.
+async fn read_subscriber<B>(request: http::Request<B>) -> Result<Request<raw::Subscriber>, Status>
+where
+    B: HttpBody,
+    B::Error: Into<StdError>,
+{
+    let refuse = |why: String| Status::invalid_argument(format!("not a subscriber: {why}"));
+    let (head, body) = request.into_parts();
+    let body = Limited::new(body, MAX_SUBSCRIBER_BYTES).collect().await;
+    let mut bytes = body.map_err(|error| refuse(error.to_string()))?.to_bytes();
+    // HTTP/2 may deliver the message in any number of frames, so it is read in full before it is decoded.
+    if bytes.len() < GRPC_PREFIX_BYTES || bytes.get_u8() != 0 {
+        return Err(refuse("neither one message nor uncompressed".into()));
+    }
+    if usize::try_from(bytes.get_u32()) != Ok(bytes.len()) {
+        return Err(refuse("another length than it says".into()));
+    }
+    let who = raw::Subscriber::decode(bytes).map_err(|error| refuse(error.to_string()))?;
+    Ok(Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, who))
+}
+
+/// Response that sends the items, and the trailer `grpc-status: 0` after them.
+fn route_response(items: impl Stream<Item = Bytes> + Send + 'static) -> http::Response<Body> {
+    // gRPC reports the result in trailers; without them the stream would count as broken off.
+    let mut ends = http::HeaderMap::new();
+    ends.insert(Status::GRPC_STATUS, http::HeaderValue::from_static("0"));
+    let ends = stream::once(async { Frame::trailers(ends) });
+    let frames = items.map(Frame::data).chain(ends).map(Ok::<_, Status>);
+    let mut response = http::Response::new(Body::new(StreamBody::new(frames)));
+    response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use common::wire::{NamespacedName, RouteKey};
+    use http_body_util::Full;
+
+    use super::*;
+    use crate::machine::RouteMessageBatch;
+
+    #[test]
+    fn pieces_are_whole_items_with_their_lengths() {
+        let gone = |at: usize| {
+            (RouteKey::Service(NamespacedName::new("default", format!("a-{at}"))), None)
+        };
+        let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(gone).collect() };
+        let pieces = encode_batch(&batch, ComponentRole::Agent, |change, _| Some(change));
+        assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE_BYTES));
+        let mut items = 0;
+        for piece in pieces.iter() {
+            let mut rest = piece.clone();
+            while !rest.is_empty() {
+                assert_eq!(rest.get_u8(), 0);
+                let length = rest.get_u32() as usize;
+                let item = raw::RouteItem::decode(rest.split_to(length)).expect("a whole item");
+                assert_eq!(item.version, 7);
+                items += 1;
+            }
+        }
+        assert_eq!(items, 10_001, "and the one that ends the batch");
+    }
+
+    #[tokio::test]
+    async fn anything_but_one_message_is_refused() {
+        let who = raw::Subscriber { name: "n1".into(), ..raw::Subscriber::default() };
+        let message = who.encode_to_vec();
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        let good = [&[0][..], &length, &message].concat();
+        let asked =
+            |body: Vec<u8>| read_subscriber(http::Request::new(Full::new(Bytes::from(body))));
+        assert_eq!(asked(good.clone()).await.expect("a subscriber").into_inner(), who);
+        let compressed = [&[1], &good[1..]].concat();
+        let twice = [&good[..], &good].concat();
+        let other = [&[0, 0, 0, 0, 2, 0xff, 0xff][..]].concat();
+        let large = vec![0; MAX_SUBSCRIBER_BYTES + 1];
+        for bad in [vec![], good[..4].to_vec(), good[..6].to_vec(), compressed, twice, other, large]
+        {
+            let refused = asked(bad.clone()).await.expect_err("it is refused");
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+use std::time::Duration;
+
+use common::{
+    link::{ComponentLink, PodReportKey},
+    local_node::LocalNodeSpec,
+    outbox::Outbox,
+    wire::{ConnectionPath, NamespacedName, PodObservation, RouteKey, RoutingPhase, ScaleDecision},
+};
+use tokio::sync::watch;
+
+use super::*;
+use crate::{
+    machine::ControllerStateMachine,
+    parse::{self, ManifestDocument},
+    scale_policy::ScalePolicyConfig,
+    world::ClusterState,
+};
+
+const HELLO: &str = r#"
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: hello}
+spec:
+  template:
+    metadata: {annotations: {autoscaling.knative.dev/initial-scale: "0"}}
+    spec: {containers: [{image: "hello:v1"}]}
+"#;
+
+/// Builds a controller that knows one Service, `default/hello`.
+fn hello_controller() -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
+    let (orders, ordered) = watch::channel(LocalNodeSpec::default());
+    let shared = Arc::new(ControllerRuntime::new(
+        ControllerStateMachine::new(ClusterState::default(), Outbox::new()),
+        orders,
+    ));
+    shared.release_orders();
+    let ManifestDocument::Service(name, manifest) =
+        parse::manifest_documents(HELLO, &ScalePolicyConfig::default()).remove(0)
+    else {
+        panic!("refused")
+    };
+    shared.step(ControllerEvent::ManifestApplied(name, manifest));
+    (shared, ordered)
+}
+
+fn socket_endpoint(folder: &tempfile::TempDir) -> String {
+    format!("unix:{}/socket", folder.path().display())
+}
+
+fn new_link(
+    endpoint: &str,
+    role: ComponentRole,
+    shutdown: &CancellationToken,
+) -> Arc<ComponentLink> {
+    let who = ComponentReplica { role, name: "n1".into(), node: "n1".into() };
+    Arc::new(ComponentLink::new(endpoint, who, shutdown.clone()))
+}
+
+/// Watches the routes over `link`; the receiver gets the whole RouteTable after each batch.
+fn watch_route_table(link: Arc<ComponentLink>) -> watch::Receiver<common::wire::RouteView> {
+    let (tell, told) = watch::channel(common::wire::RouteView::default());
+    tokio::spawn(async move {
+        link.watch_routes(|view, _| drop(tell.send_replace(view.clone()))).await;
+    });
+    told
+}
+
+async fn wait_until<T: Clone>(told: &mut watch::Receiver<T>, holds: impl FnMut(&T) -> bool) -> T {
+    let found = tokio::time::timeout(Duration::from_secs(10), told.wait_for(holds));
+    found.await.expect("in time").expect("still told").clone()
+}
+
+fn hello_decision(wanted: u32) -> ScaleDecision {
+    ScaleDecision {
+        revision: NamespacedName::new("default", "hello-00001"),
+        desired_scale: Some(wanted),
+        connection_path: ConnectionPath::Direct,
+        activator_count: 0,
+        activity: common::wire::RevisionActivity::Active,
+        stable_load: 0.0,
+        panic_load: 0.0,
+        target_load: 1.0,
+        ready_pods: 0,
+        is_panicking: false,
+        excess_burst_capacity: 0.0,
+        reason: String::new(),
+        inputs: None,
+    }
+}
+
+fn ready_pod_report(uid: &str) -> PodReportItem {
+    PodReportItem::Observed(PodObservation {
+        uid: uid.into(),
+        address: Some(([10, 244, 0, 9], 8080).into()),
+        other_family_address: None,
+        listening: true,
+        ready: true,
+        drained: false,
+        in_flight: 0,
+        listening_since_ns: 1,
+        not_ready_reason: String::new(),
+    })
+}
+
+#[tokio::test]
+async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (endpoint, shutdown) = (socket_endpoint(&folder), CancellationToken::new());
+    let (shared, mut ordered) = hello_controller();
+    let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
+    let server = tokio::spawn(async move { serve(server, &at, stop).await });
+
+    let agent = new_link(&endpoint, ComponentRole::Agent, &shutdown);
+    let mut table = watch_route_table(Arc::clone(&agent));
+    let view = wait_until(&mut table, |view| {
+        view.table.services.contains_key(&NamespacedName::new("default", "hello"))
+    })
+    .await;
+    assert!(view.table.revisions.values().all(|it| it.policy.is_none()));
+    let autoscaler = new_link(&endpoint, ComponentRole::Autoscaler, &shutdown);
+    let mut policies = watch_route_table(Arc::clone(&autoscaler));
+    let view = wait_until(&mut policies, |view| !view.table.revisions.is_empty()).await;
+    assert!(view.table.revisions.values().all(|it| it.policy.is_some()));
+    assert!(view.table.services.is_empty());
+
+    let (decisions, reports) = (Outbox::new(), Outbox::new());
+    let say = decisions.clone();
+    let (_heart, alive) = watch::channel(common::wire::AutoscalerHeartbeat::default());
+    tokio::spawn(async move { autoscaler.send_decisions(&say, &alive).await });
+    let say = reports.clone();
+    tokio::spawn(async move { agent.report_pods(&say).await });
+    decisions.set(NamespacedName::new("default", "hello-00001"), hello_decision(1));
+    let uid = wait_until(&mut ordered, |it| it.pods.len() == 1)
+        .await
+        .pods
+        .into_keys()
+        .next()
+        .expect("one");
+    reports.set(PodReportKey::Pod(uid.clone()), ready_pod_report(&uid));
+    let ready = |view: &common::wire::RouteView| {
+        view.table.pods.get(&uid).is_some_and(|pod| pod.phase == RoutingPhase::Ready)
+    };
+    wait_until(&mut table, ready).await;
+
+    decisions.set(NamespacedName::new("default", "hello-00001"), hello_decision(0));
+    let draining = |view: &common::wire::RouteView| {
+        view.table.pods.get(&uid).is_some_and(|pod| pod.phase == RoutingPhase::Draining)
+    };
+    let version = wait_until(&mut table, draining).await.version;
+    let PodReportItem::Observed(last) = ready_pod_report(&uid) else { unreachable!("a pod") };
+    reports.set(
+        PodReportKey::Pod(uid.clone()),
+        PodReportItem::Observed(PodObservation { drained: true, ..last }),
+    );
+    tokio::task::yield_now().await;
+    assert_eq!(ordered.borrow().pods.len(), 1, "nobody has let go of it");
+    reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
+    reports.set(PodReportKey::DrainAck(uid.clone()), PodReportItem::DrainAck(uid.clone()));
+    wait_until(&mut ordered, |it| it.pods.is_empty()).await;
+    wait_until(&mut table, |view| view.table.pods.is_empty()).await;
+
+    shutdown.cancel();
+    server.await.expect("no panic").expect("served");
+}
+
+#[tokio::test]
+async fn a_reporter_that_disconnected_is_not_waited_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (endpoint, shutdown) = (socket_endpoint(&folder), CancellationToken::new());
+    let (orders, _ordered) = watch::channel(LocalNodeSpec::default());
+    let shared = Arc::new(ControllerRuntime::new(
+        ControllerStateMachine::new(ClusterState::default(), Outbox::new()),
+        orders,
+    ));
+    shared.release_orders();
+    let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
+    let server = tokio::spawn(async move { serve(server, &at, stop).await });
+    let gone = CancellationToken::new();
+    let agent = new_link(&endpoint, ComponentRole::Agent, &gone);
+    tokio::spawn(async move { agent.report_pods(&Outbox::new()).await });
+    while shared.with_machine(|machine| machine.world().drain_acks.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    gone.cancel();
+    while shared.with_machine(|machine| !machine.world().drain_acks.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(
+        shared.with_machine(|machine| machine.route_message(&RouteKey::Pod("none".into()))),
+        None
+    );
+    shutdown.cancel();
+    server.await.expect("no panic").expect("served");
+}
+
+#[test]
+fn each_component_gets_the_settings_that_concern_it() {
+    let template = common::request_log::LogTemplate::parse("{{.TraceID}}").expect("a good one");
+    let request_log = Some(wire::RequestLogSettings { template, logs_probes: false });
+    let levels = wire::LogLevels { agent: wire::LogLevel::Debug, ..wire::LogLevels::default() };
+    let usual = wire::GlobalSettings::default();
+    let both = wire::GlobalSettings {
+        request_log: request_log.clone(),
+        log_levels: levels,
+        ..usual.clone()
+    };
+    let said = |it: &wire::GlobalSettings, role| match limit_to_role(
+        RouteChange::Settings(it.clone()),
+        role,
+    ) {
+        Some(RouteChange::Settings(it)) => Some(it),
+        _ => None,
+    };
+    assert_eq!(said(&both, ComponentRole::Activator), Some(both.clone()));
+    let level = wire::GlobalSettings { log_levels: levels, ..usual.clone() };
+    assert_eq!(said(&both, ComponentRole::Agent), Some(level.clone()));
+    assert_eq!(said(&both, ComponentRole::Autoscaler), Some(level));
+    assert_eq!(said(&wire::GlobalSettings { request_log, ..usual }, ComponentRole::Agent), None);
+}
+
+#[tokio::test]
+async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
+    let (shared, _ordered) = hello_controller();
+    let begin = || RouteTableSubscription::new(Arc::clone(&shared));
+    let (mut one, mut two) = (begin(), begin());
+    let (first, second) = (one.next().await, two.next().await);
+    let (RouteTableUpdate::Snapshot(first), RouteTableUpdate::Snapshot(second)) = (first, second)
+    else {
+        panic!("a stream begins with the whole");
+    };
+    assert!(Arc::ptr_eq(&first, &second), "made once");
+    drop(first);
+    // No stream sends the snapshot any longer, so a new stream gets one of the present table.
+    drop(second);
+    shared.step(ControllerEvent::DecisionReceived(hello_decision(1)));
+    let news = |told: RouteTableUpdate| {
+        assert!(matches!(told, RouteTableUpdate::Changes(_)));
+        told.changes.clone()
+    };
+    let (one, two) = (news(one.next().await), news(two.next().await));
+    assert!(!one.is_empty() && one == two);
+    let third = begin().next().await;
+    assert!(one.iter().all(|step| third.changes.contains(step)), "it has the news in it");
+}
+
+#[tokio::test]
+async fn a_stream_that_begins_after_many_changes_gets_a_new_snapshot() {
+    let (shared, _ordered) = hello_controller();
+    let old = RouteTableSubscription::new(Arc::clone(&shared)).next().await;
+    shared.step(ControllerEvent::DecisionReceived(hello_decision(1)));
+    let new = RouteTableSubscription::new(Arc::clone(&shared)).next().await;
+    assert!(old.version < new.version, "{} is not before {}", old.version, new.version);
+}

@@ -1,0 +1,372 @@
+//! Pure: host names and URLs of a Route (knative/serving `pkg/reconciler/route/domains`, `…/visibility` and
+//! `…/config/domain.go` at 98e5ef9; `knative.md` §6.2).
+//!
+//! ```text
+//! tag ──tag-template──▶ object name ──domain-template, config-domain──▶ public host
+//!                            └──────── namespace, cluster domain ─────▶ local hosts
+//! ```
+
+use std::collections::BTreeMap;
+
+use common::wire::{is_dns_label, is_dns_subdomain};
+
+use crate::{
+    children::tagged_name,
+    config_maps::{
+        DomainConfig, NetworkConfig,
+        network::{domain_values, tag_values},
+    },
+    knative::key,
+};
+
+/// Settings from which host names follow.
+#[derive(Clone, Copy, Debug)]
+pub struct HostNameRules<'a> {
+    /// Templates and scheme, from `config-network`.
+    pub network: &'a NetworkConfig,
+    /// Domains by label, from `config-domain`.
+    pub domain: &'a DomainConfig,
+    /// Domain of Routes for which `config-domain` has none; empty: they are private, as in Knative.
+    pub default_domain: &'a str,
+    /// Domain of names inside the cluster, such as `cluster.local`.
+    pub cluster_domain: &'a str,
+}
+
+/// A Route, as far as its host names depend on it.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteHostInputs<'a> {
+    /// Name of the Route, without its namespace.
+    pub name: &'a str,
+    /// Namespace of the Route.
+    pub namespace: &'a str,
+    /// Labels of the Route: they choose the domain, and may make it private.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Annotations of the Route, which a domain template may use.
+    pub annotations: &'a BTreeMap<String, String>,
+}
+
+/// One name of a Route: its own, or that of a tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteHost {
+    /// Tag of the target; `None`: the Route itself.
+    pub tag: Option<String>,
+    /// Name of the placeholder, without its namespace.
+    pub placeholder_name: String,
+    /// True if the name is private: reachable only from inside the cluster.
+    pub is_local: bool,
+    /// Host of its URL: the public one, or the longest private one.
+    pub host: String,
+    /// URL of the name in statuses.
+    pub url: String,
+}
+
+/// Reason for which a name cannot be given, as shown in the Route's conditions.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostNameError {
+    /// A template of `config-network` fails with the Route's values.
+    #[error("domain name error: error executing the {which}: {why}")]
+    Template {
+        /// Name of the template: `DomainTemplate` or `TagTemplate`.
+        which: &'static str,
+        /// Error of the template's execution.
+        why: String,
+    },
+    /// The domain template yields no valid domain name.
+    #[error(
+        "domain name error: invalid domain name {host:?}: use lower-case letters, digits, '-' and '.', with at least \
+         two parts of at most 63 characters (see domain-template in config-network)"
+    )]
+    Host {
+        /// Text that the template yields.
+        host: String,
+    },
+    /// The tag template yields no valid name of a Service.
+    #[error(
+        "domain name error: invalid service name {name:?} for tag {tag:?}: use at most 63 lower-case letters, digits \
+         and '-' (see tag-template in config-network)"
+    )]
+    Service {
+        /// Text that the template yields.
+        name: String,
+        /// Tag of the target.
+        tag: String,
+    },
+}
+
+impl HostNameRules<'_> {
+    /// The name of a Route, or of one of its tags. `hidden` returns true for placeholders whose own label makes them
+    /// private.
+    pub fn route_host(
+        &self,
+        route: &RouteHostInputs<'_>,
+        tag: Option<&str>,
+        hidden: impl Fn(&str) -> bool,
+    ) -> Result<RouteHost, HostNameError> {
+        let name = self.placeholder_name(route.name, tag)?;
+        let is_local = self.is_local(route) || hidden(&name);
+        let host = if is_local {
+            self.local_host(&name, route.namespace)
+        } else {
+            self.public_host(route, &name)?
+        };
+        let url = format!("{}://{host}", self.url_scheme(is_local));
+        Ok(RouteHost { tag: tag.map(str::to_owned), placeholder_name: name, is_local, host, url })
+    }
+
+    /// Name of the placeholder of a Route, or of one of its tags.
+    pub fn placeholder_name(
+        &self,
+        route: &str,
+        tag: Option<&str>,
+    ) -> Result<String, HostNameError> {
+        let Some(tag) = tag.filter(|tag| !tag.is_empty()) else { return Ok(route.to_owned()) };
+        let name = match &self.network.tag_template {
+            None => tagged_name(Some(tag), route),
+            Some(template) => template
+                .render(&tag_values(route, tag))
+                .map_err(|why| HostNameError::Template { which: "TagTemplate", why })?,
+        };
+        // Only a label can be the name of a Service, and templates may yield any text.
+        if is_dns_label(&name) {
+            Ok(name)
+        } else {
+            Err(HostNameError::Service { name, tag: tag.to_owned() })
+        }
+    }
+
+    /// Returns true if the whole Route is private: by its label, or because no public domain matches it.
+    pub fn is_local(&self, route: &RouteHostInputs<'_>) -> bool {
+        is_cluster_local(route.labels) || self.matching_domain(route).is_none()
+    }
+
+    /// Public domain that matches a Route; none if it is private.
+    fn matching_domain(&self, route: &RouteHostInputs<'_>) -> Option<&str> {
+        // A domain `svc.<cluster domain>` in `config-domain` makes its Routes private, as in Knative.
+        let inside = |it: &str| it.strip_prefix("svc.") == Some(self.cluster_domain);
+        let default = Some(self.default_domain).filter(|it| !it.is_empty());
+        self.domain.domain_for(route.labels).or(default).filter(|it| !inside(it))
+    }
+
+    /// Public host of a name, by the domain template.
+    fn public_host(
+        &self,
+        route: &RouteHostInputs<'_>,
+        name: &str,
+    ) -> Result<String, HostNameError> {
+        let domain = self.matching_domain(route).unwrap_or_default();
+        let host = match &self.network.domain_template {
+            None => format!("{name}.{}.{domain}", route.namespace),
+            Some(template) => {
+                let (annotations, labels) = (pairs(route.annotations), pairs(route.labels));
+                let values = domain_values(name, route.namespace, domain, annotations, labels);
+                template
+                    .render(&values)
+                    .map_err(|why| HostNameError::Template { which: "DomainTemplate", why })?
+            }
+        };
+        // A single label is no name in public DNS.
+        if host.contains('.') && is_dns_subdomain(&host) {
+            Ok(host)
+        } else {
+            Err(HostNameError::Host { host })
+        }
+    }
+
+    /// Longest private host of a placeholder; private names never follow the user's template.
+    pub fn local_host(&self, name: &str, namespace: &str) -> String {
+        format!("{name}.{namespace}.svc.{}", self.cluster_domain)
+    }
+
+    /// All private hosts of a placeholder: `name.ns`, `name.ns.svc`, `name.ns.svc.<cluster domain>`.
+    pub fn local_hosts(&self, name: &str, namespace: &str) -> [String; 3] {
+        let (short, long) = (format!("{name}.{namespace}"), self.local_host(name, namespace));
+        [short.clone(), format!("{short}.svc"), long]
+    }
+
+    /// `status.address.url` of a Route: private names are served without TLS.
+    pub fn internal_url(&self, route: &RouteHostInputs<'_>) -> String {
+        format!("http://{}", self.local_host(route.name, route.namespace))
+    }
+
+    /// Scheme of a URL. A private name has no TLS, whatever serves the public ones.
+    fn url_scheme(&self, is_local: bool) -> &str {
+        if is_local { "http" } else { &self.network.external_scheme }
+    }
+
+    /// All hosts of a target, public and private. With `tag-header-based-routing` the header `Knative-Serving-Tag`
+    /// chooses among the tags of these.
+    pub fn all_hosts(&self, target: &RouteHost, namespace: &str) -> Vec<String> {
+        let public = (!target.is_local).then(|| target.host.clone());
+        public.into_iter().chain(self.local_hosts(&target.placeholder_name, namespace)).collect()
+    }
+
+    /// Hosts by tag, as in the annotation `networking.internal.knative.dev/tag-to-host`.
+    pub fn tag_hosts(
+        &self,
+        targets: &[RouteHost],
+        namespace: &str,
+    ) -> BTreeMap<String, Vec<String>> {
+        let tagged = targets.iter().filter_map(|it| Some((it.tag.clone()?, it)));
+        tagged.map(|(tag, it)| (tag, self.all_hosts(it, namespace))).collect()
+    }
+}
+
+/// Returns true if the labels of a Service, Route or placeholder make it private.
+pub fn is_cluster_local(labels: &BTreeMap<String, String>) -> bool {
+    labels.get(key::VISIBILITY).is_some_and(|it| it == "cluster-local")
+}
+
+fn pairs(map: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
+    map.iter().map(|(key, text)| (key.as_str(), text.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_maps::{ConfigMapSettings, read};
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect()
+    }
+
+    fn config<T: ConfigMapSettings>(pairs: &[(&str, &str)]) -> T {
+        read(&map(pairs)).unwrap().value
+    }
+
+    struct HostNameCase {
+        network: NetworkConfig,
+        domain: DomainConfig,
+        labels: BTreeMap<String, String>,
+        annotations: BTreeMap<String, String>,
+    }
+
+    impl HostNameCase {
+        fn new(network: &[(&str, &str)], domain: &[(&str, &str)], labels: &[(&str, &str)]) -> Self {
+            Self {
+                network: config(network),
+                domain: config(domain),
+                labels: map(labels),
+                annotations: map(&[("sub", "www")]),
+            }
+        }
+
+        fn route_host(&self, tag: Option<&str>, hidden: &str) -> Result<RouteHost, HostNameError> {
+            let (labels, annotations) = (&self.labels, &self.annotations);
+            let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
+            self.rules().route_host(&route, tag, |name| name == hidden)
+        }
+
+        fn rules(&self) -> HostNameRules<'_> {
+            let (network, domain) = (&self.network, &self.domain);
+            HostNameRules { network, domain, default_domain: "", cluster_domain: "c1.local" }
+        }
+
+        fn url(&self, tag: Option<&str>) -> String {
+            self.route_host(tag, "").map_or_else(|it| it.to_string(), |it| it.url)
+        }
+    }
+
+    const PUBLIC: &[(&str, &str)] = &[("example.com", "")];
+
+    #[test]
+    fn names_follow_their_templates() {
+        for (network, tag, url) in [
+            (&[][..], None, "http://shop.team.example.com"),
+            (&[], Some("v1"), "http://v1-shop.team.example.com"),
+            (&[("default-external-scheme", "https")], None, "https://shop.team.example.com"),
+            (&[("domain-template", "{{.Name}}.{{.Domain}}")], None, "http://shop.example.com"),
+            (
+                &[("domain-template", "{{.Name}}-{{.Namespace}}.{{.Domain}}")],
+                Some("v1"),
+                "http://v1-shop-team.example.com",
+            ),
+            (
+                &[("tag-template", "{{.Name}}--{{.Tag}}")],
+                Some("v1"),
+                "http://shop--v1.team.example.com",
+            ),
+            (
+                &[("domain-template", "{{or (index .Annotations \"sub\") .Name}}.{{.Domain}}")],
+                None,
+                "http://www.example.com",
+            ),
+        ] {
+            assert_eq!(HostNameCase::new(network, PUBLIC, &[]).url(tag), url, "{network:?}");
+        }
+    }
+
+    #[test]
+    fn labels_choose_the_domain_and_may_hide_everything() {
+        let domains = &[("example.com", ""), ("prod.com", "selector:\n  app: prod\n")];
+        let own = &[("domain-template", "{{.Name}}.{{.Domain}}")];
+        let inside = "http://shop.team.svc.c1.local";
+        let hidden = ("networking.knative.dev/visibility", "cluster-local");
+        for (domains, labels, url) in [
+            (&domains[..], &[][..], "http://shop.example.com"),
+            (domains, &[("app", "prod")], "http://shop.prod.com"),
+            (domains, &[("app", "prod"), hidden], inside),
+            (&domains[1..], &[], inside),
+            (&[], &[], inside),
+            (&[("svc.c1.local", "")], &[], inside),
+        ] {
+            assert_eq!(
+                HostNameCase::new(own, domains, labels).url(None),
+                url,
+                "{domains:?} {labels:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_default_domain_is_for_routes_that_no_other_is_for() {
+        let case = HostNameCase::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
+        let names = HostNameRules { default_domain: "localhost", ..case.rules() };
+        let (labels, prod) = (map(&[]), map(&[("app", "prod")]));
+        let hidden = map(&[("networking.knative.dev/visibility", "cluster-local")]);
+        let url = |labels| {
+            let annotations = &case.annotations;
+            let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
+            names.route_host(&route, None, |_| false).unwrap().url
+        };
+        assert_eq!(url(&labels), "http://shop.team.localhost");
+        assert_eq!(url(&prod), "http://shop.team.prod.com");
+        assert_eq!(url(&hidden), "http://shop.team.svc.c1.local");
+    }
+
+    #[test]
+    fn a_label_on_the_placeholder_hides_one_tag() {
+        let case = HostNameCase::new(&[("default-external-scheme", "https")], PUBLIC, &[]);
+        let tag = case.route_host(Some("v1"), "v1-shop").unwrap();
+        let want = RouteHost {
+            tag: Some("v1".into()),
+            placeholder_name: "v1-shop".into(),
+            is_local: true,
+            host: "v1-shop.team.svc.c1.local".into(),
+            url: "http://v1-shop.team.svc.c1.local".into(),
+        };
+        assert_eq!(tag, want);
+        let own = case.route_host(None, "v1-shop").unwrap();
+        assert!(!own.is_local);
+        let local = ["v1-shop.team", "v1-shop.team.svc", "v1-shop.team.svc.c1.local"];
+        let hosts = case.rules().tag_hosts(&[own.clone(), tag], "team");
+        assert_eq!(hosts, [("v1".to_owned(), local.map(str::to_owned).to_vec())].into());
+        let all = ["shop.team.example.com", "shop.team", "shop.team.svc", "shop.team.svc.c1.local"];
+        assert_eq!(case.rules().all_hosts(&own, "team"), all);
+    }
+
+    #[test]
+    fn an_invalid_name_is_refused_with_the_setting_to_change() {
+        let one = HostNameCase::new(&[("domain-template", "{{.Name}}")], PUBLIC, &[]);
+        assert_eq!(one.route_host(None, ""), Err(HostNameError::Host { host: "shop".into() }));
+        let upper = &[("domain-template", "{{index .Labels \"zone\"}}x.{{.Domain}}")];
+        let upper = HostNameCase::new(upper, PUBLIC, &[("zone", "EU")]);
+        let want = HostNameError::Host { host: "EUx.example.com".into() };
+        assert_eq!(upper.route_host(None, ""), Err(want));
+        let long = "t".repeat(60);
+        let written = &[("tag-template", "{{.Tag}}-{{.Name}}")];
+        let said = HostNameCase::new(written, PUBLIC, &[]).route_host(Some(&long), "").unwrap_err();
+        let name = format!("{long}-shop");
+        assert_eq!(said, HostNameError::Service { name, tag: long });
+        assert!(said.to_string().contains("see tag-template in config-network"));
+    }
+}

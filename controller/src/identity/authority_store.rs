@@ -1,0 +1,206 @@
+//! Shell: keeps the authorities in the cluster, and this controller's own certificate.
+//!
+//! All replicas sign with the same authorities, which they read from a Secret of their own; the leader creates and
+//! replaces them. A ConfigMap holds the certificates that all components trust.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use common::{
+    link::error_chain,
+    tls::{TlsCredentials, TlsError, peer::CertificateIdentity},
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{
+    rotation::{CERTIFICATE_LIFETIME, CertificateAuthorities, RotationStep},
+    signing::{self, CertificateSigner, SignError},
+};
+
+/// Interval between two reads of the Secret, before and after there is an authority.
+const REFRESH_INTERVALS: (Duration, Duration) =
+    (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Error of a request to the cluster.
+pub type AuthorityStoreError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Storage of the authorities in the cluster.
+#[tonic::async_trait]
+pub trait AuthorityStore: Send + Sync + std::fmt::Debug {
+    /// Reads the Secret's text and version; none: there is no Secret.
+    async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError>;
+    /// Writes the Secret if it still has `version`, or, without one, if it does not exist. Otherwise it returns an
+    /// error.
+    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), AuthorityStoreError>;
+    /// Writes the certificates of all authorities where every component can read them.
+    async fn publish(&self, bundle: &str) -> Result<(), AuthorityStoreError>;
+}
+
+/// Error of one round over the authorities.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// A request to the cluster failed.
+    #[error("cannot {what}")]
+    Store {
+        /// Attempted action, for the message.
+        what: &'static str,
+        /// Error of the request.
+        #[source]
+        source: AuthorityStoreError,
+    },
+    /// The Secret has other content than authorities.
+    #[error("the Secret of authorities cannot be read: delete it, and a new one is made")]
+    InvalidSecret(#[source] serde_json::Error),
+    /// There is no authority, and another replica must create it.
+    #[error("no authority yet: the leader makes it")]
+    NoAuthority,
+    /// A certificate could not be created.
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    /// A new certificate could not be put into use.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// The authority that signs now, and all that components must trust.
+#[derive(Debug)]
+pub struct SigningAuthority {
+    /// Signer of the active authority.
+    pub signer: CertificateSigner,
+    /// Certificates of all authorities, the oldest first.
+    pub authorities: Vec<CertificateDer<'static>>,
+}
+
+/// Manager of the authorities and of the controller's own certificate.
+#[derive(Debug)]
+pub struct AuthorityManager {
+    store: Arc<dyn AuthorityStore>,
+    own_identity: CertificateIdentity,
+    credentials: Arc<TlsCredentials>,
+    signing: watch::Sender<Option<Arc<SigningAuthority>>>,
+    state: tokio::sync::Mutex<AuthorityManagerState>,
+}
+
+/// State in use, compared with the Secret in each round.
+#[derive(Debug, Default)]
+struct AuthorityManagerState {
+    authorities_in_use: CertificateAuthorities,
+    signer_created_s: u64,
+    renew_at: Option<SystemTime>,
+    published_bundle: String,
+}
+
+impl AuthorityManager {
+    /// Creates a manager for the controller with the identity `own`.
+    pub fn new(store: Arc<dyn AuthorityStore>, own: CertificateIdentity) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            own_identity: own,
+            credentials: TlsCredentials::new(),
+            signing: watch::Sender::new(None),
+            state: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Credentials that this controller presents to others.
+    pub fn credentials(&self) -> &Arc<TlsCredentials> {
+        &self.credentials
+    }
+
+    /// The authorities in use; none before the first read of the Secret.
+    pub fn signing(&self) -> Option<Arc<SigningAuthority>> {
+        self.signing.borrow().clone()
+    }
+
+    /// Runs a round at every interval until `shutdown`. `leads` returns true if this replica may write.
+    pub async fn run(&self, leads: impl Fn() -> bool + Send, shutdown: CancellationToken) {
+        let mut known = false;
+        loop {
+            match self.refresh(SystemTime::now(), leads()).await {
+                Ok(()) => known = true,
+                // Other errors are often brief, so they leave the interval as it is.
+                Err(AuthorityError::NoAuthority) => known = false,
+                Err(error) => warn!(error = %error_chain(&error), "authorities not looked after"),
+            }
+            let wait = if known { REFRESH_INTERVALS.1 } else { REFRESH_INTERVALS.0 };
+            let waited = shutdown.run_until_cancelled(tokio::time::sleep(wait)).await;
+            if waited.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Runs one round at `now`: creates or drops an authority if one is due, and renews this controller's certificate.
+    pub async fn refresh(&self, now: SystemTime, leads: bool) -> Result<(), AuthorityError> {
+        let store = |what| move |source| AuthorityError::Store { what, source };
+        let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let loaded = self.store.load().await.map_err(store("read the authorities"))?;
+        let (mut all, version) = match &loaded {
+            Some((text, version)) => (
+                serde_json::from_str(text).map_err(AuthorityError::InvalidSecret)?,
+                Some(version.as_str()),
+            ),
+            None => (CertificateAuthorities::default(), None),
+        };
+        // Only the leader makes changes; the other replicas read them in their next round.
+        let step = if leads { all.due_step(now_s) } else { RotationStep::None };
+        if step != RotationStep::None {
+            all = match step {
+                RotationStep::Create => all.with_authority(signing::create_authority(now)?),
+                RotationStep::RemoveOldest => all.without_oldest(),
+                RotationStep::None => all,
+            };
+            let text = serde_json::to_string(&all).map_err(AuthorityError::InvalidSecret)?;
+            // Of two replicas that both believe to lead, the second gets a conflict here, and reads again.
+            self.store.save(&text, version).await.map_err(store("write the authorities"))?;
+            info!(?step, authorities = all.all().len(), "authorities changed");
+        }
+        let mut state = self.state.lock().await;
+        self.apply_authorities(&mut state, &all, now, now_s)?;
+        // A new leader does not know the ConfigMap's content, so it publishes once.
+        let bundle = all.pem_bundle();
+        if leads && state.published_bundle != bundle {
+            self.store.publish(&bundle).await.map_err(store("publish the authorities"))?;
+            state.published_bundle = bundle;
+        }
+        Ok(())
+    }
+
+    /// Puts the authorities of the Secret into use, and renews this controller's certificate when it is due.
+    fn apply_authorities(
+        &self,
+        state: &mut AuthorityManagerState,
+        all: &CertificateAuthorities,
+        now: SystemTime,
+        now_s: u64,
+    ) -> Result<(), AuthorityError> {
+        let signs = all.signing_authority(now_s).ok_or(AuthorityError::NoAuthority)?;
+        let changed = state.authorities_in_use != *all || state.signer_created_s != signs.made_s;
+        if changed {
+            let read = |text: &str| CertificateDer::from_pem_slice(text.as_bytes());
+            let authorities = all.all().iter().map(|it| read(&it.certificate));
+            let authorities: Result<Vec<_>, _> = authorities.collect();
+            let authorities = authorities.map_err(SignError::Pem)?;
+            // Trust comes before the new signer: from then on certificates of it may arrive.
+            self.credentials.set_authorities(&authorities)?;
+            let signing = SigningAuthority { signer: CertificateSigner::new(signs)?, authorities };
+            self.signing.send_replace(Some(Arc::new(signing)));
+            state.authorities_in_use = all.clone();
+            state.signer_created_s = signs.made_s;
+        }
+        // The second comparison fails after the clock was set back: an old certificate must not stay in use.
+        let fresh = state.renew_at.is_some_and(|at| now < at && at < now + CERTIFICATE_LIFETIME);
+        if changed || !fresh {
+            let signing = self.signing().ok_or(AuthorityError::NoAuthority)?;
+            let own = signing.signer.issue_own(&self.own_identity, now)?;
+            self.credentials.set_certificate(vec![own.certificate], own.key)?;
+            state.renew_at = Some(now + CERTIFICATE_LIFETIME / 2);
+        }
+        Ok(())
+    }
+}

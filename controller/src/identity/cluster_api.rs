@@ -1,0 +1,114 @@
+//! Shell: TokenReviews by the API server, authorities in a Secret, trusted certificates in a ConfigMap.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    ByteString,
+    api::{
+        authentication::v1::{TokenReview, TokenReviewSpec},
+        core::v1::{ConfigMap, Secret},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use super::{
+    TokenReviewer,
+    authority_store::{AuthorityStore, AuthorityStoreError},
+    token_review::{AUDIENCE, TokenReviewResult},
+};
+use crate::api::FIELD_MANAGER;
+
+/// Name of both the Secret and the ConfigMap.
+pub const AUTHORITIES_NAME: &str = "rouse-authorities";
+/// Key in the Secret: authorities with their private keys.
+const SECRET_KEY: &str = "authorities.json";
+/// Key in the ConfigMap: certificates in PEM, which the components mount.
+const BUNDLE_KEY: &str = "ca.pem";
+
+/// Client of the cluster for reviews, Secret and ConfigMap.
+#[derive(Clone)]
+pub struct IdentityApiClient {
+    reviews: Api<TokenReview>,
+    secrets: Api<Secret>,
+    bundles: Api<ConfigMap>,
+}
+
+impl std::fmt::Debug for IdentityApiClient {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Cluster").finish_non_exhaustive()
+    }
+}
+
+impl IdentityApiClient {
+    /// Creates a client for the cluster of `client`; Rouse runs in `namespace`.
+    pub fn new(client: &Client, namespace: &str) -> Self {
+        Self {
+            reviews: Api::all(client.clone()),
+            secrets: Api::namespaced(client.clone(), namespace),
+            bundles: Api::namespaced(client.clone(), namespace),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl TokenReviewer for IdentityApiClient {
+    async fn review(&self, token: &str) -> Result<TokenReviewResult, AuthorityStoreError> {
+        let spec =
+            TokenReviewSpec { audiences: Some(vec![AUDIENCE.to_owned()]), token: token.to_owned() };
+        let review = TokenReview { metadata: ObjectMeta::default(), spec, status: None };
+        let status = self.reviews.create(&PostParams::default(), &review).await?.status;
+        let status = status.ok_or("the API server answered a TokenReview without a status")?;
+        let user = status.user.unwrap_or_default();
+        Ok(TokenReviewResult {
+            is_authentic: status.authenticated.unwrap_or(false),
+            audiences: status.audiences.unwrap_or_default(),
+            user: user.username.unwrap_or_default(),
+            extra: user.extra.unwrap_or_default(),
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl AuthorityStore for IdentityApiClient {
+    async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError> {
+        let Some(secret) = self.secrets.get_opt(AUTHORITIES_NAME).await? else { return Ok(None) };
+        let version = secret.metadata.resource_version.unwrap_or_default();
+        let text = secret.data.and_then(|mut data| data.remove(SECRET_KEY));
+        // A Secret without the key counts as empty; the leader then fills it under its version.
+        let text = text.map_or_else(|| Ok("[]".to_owned()), |it| String::from_utf8(it.0));
+        Ok(Some((text?, version)))
+    }
+
+    async fn save(&self, text: &str, version: Option<&str>) -> Result<(), AuthorityStoreError> {
+        let metadata = ObjectMeta {
+            name: Some(AUTHORITIES_NAME.to_owned()),
+            resource_version: version.map(str::to_owned),
+            ..ObjectMeta::default()
+        };
+        let data = BTreeMap::from([(SECRET_KEY.to_owned(), ByteString(text.as_bytes().to_vec()))]);
+        let secret = Secret { metadata, data: Some(data), ..Secret::default() };
+        let params =
+            PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        // Both fail if another replica was faster: `create` with 409 AlreadyExists, `replace` with 409 Conflict.
+        match version {
+            None => self.secrets.create(&params, &secret).await?,
+            Some(_) => self.secrets.replace(AUTHORITIES_NAME, &params, &secret).await?,
+        };
+        Ok(())
+    }
+
+    async fn publish(&self, bundle: &str) -> Result<(), AuthorityStoreError> {
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let body = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": AUTHORITIES_NAME },
+            "data": { BUNDLE_KEY: bundle },
+        });
+        self.bundles.patch(AUTHORITIES_NAME, &params, &Patch::Apply(body)).await?;
+        Ok(())
+    }
+}

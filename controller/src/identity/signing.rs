@@ -1,0 +1,133 @@
+//! Shell: keys and certificates by rcgen, with the machine's random numbers and clock.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use common::tls::peer::{CertificateIdentity, CertificateRole};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
+};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _};
+
+use super::rotation::{AUTHORITY_LIFETIME_S, CERTIFICATE_LIFETIME, CertificateAuthority};
+
+/// Difference of clocks that is tolerated: a certificate is valid from this long before it is signed.
+const CLOCK_SKEW: Duration = Duration::from_secs(300);
+
+/// Error of creating a key or certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum SignError {
+    /// The library rcgen returned an error.
+    #[error("cannot make a key or certificate")]
+    Rcgen(#[from] rcgen::Error),
+    /// The request has another kind of key.
+    #[error("the request holds no ECDSA P-256 key")]
+    Key,
+    /// The authority's certificate is no valid PEM.
+    #[error("the authority's certificate is no PEM")]
+    Pem(#[source] rustls::pki_types::pem::Error),
+}
+
+/// Creates a new authority with a self-signed certificate.
+pub fn create_authority(now: SystemTime) -> Result<CertificateAuthority, SignError> {
+    let made_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let end = now + Duration::from_secs(AUTHORITY_LIFETIME_S);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = distinguished_name(&format!("Rouse authority {made_s}"));
+    // A path length of 0: it signs certificates of components, and no further authorities.
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params.not_before = (now - CLOCK_SKEW).into();
+    params.not_after = end.into();
+    let key = KeyPair::generate()?;
+    Ok(CertificateAuthority {
+        certificate: params.self_signed(&key)?.pem(),
+        key: key.serialize_pem(),
+        made_s,
+        ends_s: made_s + AUTHORITY_LIFETIME_S,
+    })
+}
+
+fn distinguished_name(name: &str) -> DistinguishedName {
+    let mut all = DistinguishedName::new();
+    all.push(DnType::CommonName, name);
+    all
+}
+
+/// An authority with its key loaded, ready to sign.
+#[derive(Debug)]
+pub struct CertificateSigner(Issuer<'static, KeyPair>);
+
+/// A certificate with its private key.
+#[derive(Debug)]
+pub struct OwnCertificate {
+    /// The certificate in DER.
+    pub certificate: CertificateDer<'static>,
+    /// Private key of the certificate.
+    pub key: PrivatePkcs8KeyDer<'static>,
+}
+
+impl CertificateSigner {
+    /// Loads the certificate and key of an authority.
+    pub fn new(authority: &CertificateAuthority) -> Result<Self, SignError> {
+        let key = KeyPair::from_pem(&authority.key)?;
+        let certificate = CertificateDer::from_pem_slice(authority.certificate.as_bytes());
+        let certificate = certificate.map_err(SignError::Pem)?;
+        Ok(Self(Issuer::from_ca_cert_der(&certificate, key)?))
+    }
+
+    /// Signs a certificate for the key in `request`, whose signature proves possession. Nothing else of the request is
+    /// used: the identity never comes from the caller. Returns the certificate with its end.
+    pub fn sign_request(
+        &self,
+        request: &[u8],
+        identity: &CertificateIdentity,
+        now: SystemTime,
+    ) -> Result<(CertificateDer<'static>, SystemTime), SignError> {
+        let request = CertificateSigningRequestParams::from_der(&request.to_vec().into())?;
+        if request.public_key.algorithm() != &PKCS_ECDSA_P256_SHA256 {
+            return Err(SignError::Key);
+        }
+        self.sign_certificate(&request.public_key, identity, now)
+    }
+
+    /// Creates a key and a certificate for the controller itself.
+    pub fn issue_own(
+        &self,
+        identity: &CertificateIdentity,
+        now: SystemTime,
+    ) -> Result<OwnCertificate, SignError> {
+        let key = KeyPair::generate()?;
+        let (certificate, _) = self.sign_certificate(&key, identity, now)?;
+        Ok(OwnCertificate { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()) })
+    }
+
+    /// Signs a certificate for a public key. Identity and lifetime never come from a request.
+    fn sign_certificate(
+        &self,
+        key: &impl PublicKeyData,
+        identity: &CertificateIdentity,
+        now: SystemTime,
+    ) -> Result<(CertificateDer<'static>, SystemTime), SignError> {
+        let end = now + CERTIFICATE_LIFETIME;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = distinguished_name(&format!("Rouse {}", identity.role));
+        // Peers read only the URI name; the common name is for tools that show certificates.
+        params.subject_alt_names = vec![SanType::URI(identity.to_string().try_into()?)];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = match identity.role {
+            // No other component opens streams to these; activators accept each other's client certificates.
+            CertificateRole::Agent | CertificateRole::Activator => {
+                vec![ExtendedKeyUsagePurpose::ClientAuth]
+            }
+            CertificateRole::Controller | CertificateRole::Autoscaler => {
+                vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth]
+            }
+        };
+        params.not_before = (now - CLOCK_SKEW).into();
+        params.not_after = end.into();
+        params.use_authority_key_identifier_extension = true;
+        Ok((params.signed_by(key, &self.0)?.der().clone(), end))
+    }
+}

@@ -1,0 +1,165 @@
+//! Pure: result of a TokenReview → identity that a certificate may state.
+//!
+//! Nothing that the caller states counts: role, node, pod and UID come from the API server, for the pod that the token
+//! is bound to. The API server has also checked that this pod still exists under this UID, so a stolen token is
+//! worthless once its pod is gone.
+
+use std::collections::BTreeMap;
+
+use common::tls::peer::{CertificateIdentity, CertificateRole};
+
+/// Audience that a token must have. One for the API server, or for any other audience, is refused.
+pub const AUDIENCE: &str = "rouse";
+
+/// Service accounts of Rouse's own pods, with the component of each.
+const SERVICE_ACCOUNTS: [(&str, CertificateRole); 3] = [
+    ("rouse-agent", CertificateRole::Agent),
+    ("activator", CertificateRole::Activator),
+    ("autoscaler", CertificateRole::Autoscaler),
+];
+
+/// Keys of the facts about the pod in a TokenReview (with its node since Kubernetes 1.30).
+const POD_NAME_KEY: &str = "authentication.kubernetes.io/pod-name";
+const POD_UID_KEY: &str = "authentication.kubernetes.io/pod-uid";
+const NODE_NAME_KEY: &str = "authentication.kubernetes.io/node-name";
+
+/// Result of a TokenReview by the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenReviewResult {
+    /// True if the token is valid now.
+    pub is_authentic: bool,
+    /// Audiences of the token, among the requested ones.
+    pub audiences: Vec<String>,
+    /// User of the token, such as `system:serviceaccount:<namespace>:<name>`.
+    pub user: String,
+    /// Further facts about the user, by key.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// Reason for which a token gets no certificate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateRefusal {
+    /// The API server does not know the token, or no longer.
+    #[error("the API server does not know the token")]
+    NotAuthentic,
+    /// The token is meant for another audience.
+    #[error("the token is not for audience {AUDIENCE:?}")]
+    WrongAudience,
+    /// The token's user is none of Rouse's service accounts.
+    #[error("{user:?} runs no part of Rouse")]
+    UnknownAccount {
+        /// Name of the user.
+        user: String,
+    },
+    /// The token is bound to no pod, or the API server does not name the pod.
+    #[error(
+        "the API server does not say {what} of the token: it must be projected into a pod, by Kubernetes 1.30 or newer"
+    )]
+    PodNotNamed {
+        /// Name of the missing fact.
+        what: &'static str,
+    },
+}
+
+/// Identity of the token's bearer. `namespace` is the one in which Rouse runs.
+pub fn identity_of_token(
+    reviewed: &TokenReviewResult,
+    namespace: &str,
+) -> Result<CertificateIdentity, CertificateRefusal> {
+    if !reviewed.is_authentic {
+        return Err(CertificateRefusal::NotAuthentic);
+    }
+    // An API server without support for audiences returns none; it has then checked only its own.
+    if !reviewed.audiences.iter().any(|it| it == AUDIENCE) {
+        return Err(CertificateRefusal::WrongAudience);
+    }
+    let stranger = || CertificateRefusal::UnknownAccount { user: reviewed.user.clone() };
+    let account = reviewed.user.strip_prefix("system:serviceaccount:").ok_or_else(stranger)?;
+    let (its, name) = account.split_once(':').ok_or_else(stranger)?;
+    let holder = SERVICE_ACCOUNTS.iter().find(|(account, _)| its == namespace && name == *account);
+    let (_, holder) = holder.ok_or_else(stranger)?;
+    let said = |key: &str, what| match reviewed.extra.get(key).map(Vec::as_slice) {
+        // Of several values none could be trusted.
+        Some([one]) if !one.is_empty() => Ok(one.as_str()),
+        _ => Err(CertificateRefusal::PodNotNamed { what }),
+    };
+    let (node, pod, uid) = (
+        said(NODE_NAME_KEY, "the node")?,
+        said(POD_NAME_KEY, "the pod")?,
+        said(POD_UID_KEY, "the uid")?,
+    );
+    // A `/` in one of the names would change the parts of the identity's URI.
+    CertificateIdentity::new(*holder, node, pod, uid).map_err(|_nothing| stranger())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agents() -> TokenReviewResult {
+        let extra = [(POD_NAME_KEY, "rouse-agent-x"), (POD_UID_KEY, "0c7f"), (NODE_NAME_KEY, "n1")];
+        TokenReviewResult {
+            is_authentic: true,
+            audiences: vec!["rouse".into()],
+            user: "system:serviceaccount:knative-serving:rouse-agent".into(),
+            extra: extra.map(|(key, value)| (key.into(), vec![value.into()])).into(),
+        }
+    }
+
+    fn of(reviewed: &TokenReviewResult) -> Result<String, CertificateRefusal> {
+        identity_of_token(reviewed, "knative-serving").map(|it| it.to_string())
+    }
+
+    #[test]
+    fn role_node_and_pod_come_from_the_api_server() {
+        assert_eq!(of(&agents()), Ok("spiffe://rouse/agent/n1/rouse-agent-x/0c7f".into()));
+        let user = "system:serviceaccount:knative-serving:autoscaler".into();
+        let autoscaler = TokenReviewResult { user, ..agents() };
+        assert_eq!(of(&autoscaler), Ok("spiffe://rouse/autoscaler/n1/rouse-agent-x/0c7f".into()));
+    }
+
+    #[test]
+    fn an_unknown_token_or_another_audience_is_refused() {
+        assert_eq!(
+            of(&TokenReviewResult { is_authentic: false, ..agents() }),
+            Err(CertificateRefusal::NotAuthentic)
+        );
+        for audiences in [vec![], vec!["https://kubernetes.default.svc".into()]] {
+            assert_eq!(
+                of(&TokenReviewResult { audiences, ..agents() }),
+                Err(CertificateRefusal::WrongAudience)
+            );
+        }
+    }
+
+    #[test]
+    fn only_our_own_pods_get_a_certificate() {
+        for user in [
+            "system:serviceaccount:default:rouse-agent",
+            "system:serviceaccount:knative-serving:default",
+            "system:serviceaccount:knative-serving:controller",
+            "system:serviceaccount:knative-serving",
+            "system:node:n1",
+            "rouse-agent",
+        ] {
+            let refused = of(&TokenReviewResult { user: user.into(), ..agents() });
+            assert_eq!(refused, Err(CertificateRefusal::UnknownAccount { user: user.into() }));
+        }
+    }
+
+    #[test]
+    fn a_token_without_a_pod_or_with_a_doubtful_one_is_refused() {
+        for (key, what) in
+            [(POD_NAME_KEY, "the pod"), (POD_UID_KEY, "the uid"), (NODE_NAME_KEY, "the node")]
+        {
+            for values in [vec![], vec![String::new()], vec!["a".into(), "b".into()]] {
+                let mut reviewed = agents();
+                reviewed.extra.insert(key.into(), values);
+                assert_eq!(of(&reviewed), Err(CertificateRefusal::PodNotNamed { what }));
+            }
+        }
+        let mut reviewed = agents();
+        reviewed.extra.insert(NODE_NAME_KEY.into(), vec!["n1/pod/uid".into()]);
+        assert!(matches!(of(&reviewed), Err(CertificateRefusal::UnknownAccount { .. })));
+    }
+}

@@ -1,0 +1,424 @@
+//! Shell: the two folders of the local node: `manifests/`, which users write, and `objects/`, which they read.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use common::wire::{NamespacedName, is_dns_label};
+use notify::{EventKind, RecursiveMode, Watcher as _, event::AccessKind};
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+mod manifest_index;
+
+use manifest_index::{FileStamp, ManifestIndex};
+
+use crate::{
+    machine::ControllerEvent,
+    parse::{self, ManifestDocument},
+    render::{KnativeObjectKey, KnativeObjectKind},
+    restore::{self, StoredAppObjects},
+    runtime::ControllerRuntime,
+};
+
+/// Time for which changes are gathered before they are read or written.
+const GATHER_TIME: Duration = Duration::from_millis(5);
+/// Number of objects rendered at once; it bounds how long the machine is locked.
+const OBJECTS_PER_BATCH: usize = 16;
+
+/// Error of one of the two folders.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalFilesError {
+    /// The folder cannot be created or read.
+    #[error("cannot use folder {path}")]
+    Folder {
+        /// Path of the folder, or of a file in it.
+        path: PathBuf,
+        /// Error of the file system.
+        #[source]
+        source: io::Error,
+    },
+    /// The folder cannot be watched.
+    #[error("cannot watch folder {path}")]
+    Watch {
+        /// Path of the folder.
+        path: PathBuf,
+        /// Error of the watcher.
+        #[source]
+        source: notify::Error,
+    },
+}
+
+/// The two folders, which lie in the node's state folder.
+#[derive(Debug)]
+pub struct LocalFiles {
+    runtime: Arc<ControllerRuntime>,
+    manifests: PathBuf,
+    objects: PathBuf,
+    /// Manifest files that were read, and the services they name.
+    manifest_index: ManifestIndex,
+    /// Number of manifest files read so far.
+    files_read: u64,
+}
+
+impl LocalFiles {
+    /// Opens the folders, restores the objects of the last run, then reads every manifest.
+    pub fn open(state: &Path, shared: Arc<ControllerRuntime>) -> Result<Self, LocalFilesError> {
+        let (manifests, objects) = (state.join("manifests"), state.join("objects"));
+        for path in [&manifests, &objects] {
+            fs::create_dir_all(path)
+                .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
+        }
+        let known = ManifestIndex::new(&manifests);
+        let mut files =
+            Self { runtime: shared, manifests, objects, manifest_index: known, files_read: 0 };
+        files.restore()?;
+        Ok(files)
+    }
+
+    fn restore(&mut self) -> Result<(), LocalFilesError> {
+        let mut read = read_objects(&self.objects)?;
+        let boot = self.runtime.settings().boot_id.clone();
+        let known: Vec<NamespacedName> = read.apps.keys().cloned().collect();
+        // Objects come before manifests: a manifest applied to an unknown service would create a new one.
+        for (name, objects) in std::mem::take(&mut read.apps) {
+            self.runtime.step(ControllerEvent::AppRestored(
+                name,
+                Box::new(restore::restore_app(&objects, &boot)),
+            ));
+        }
+        self.changed_files().iter().for_each(|path| self.read_manifest_file(path));
+        let removed = known.iter().filter(|name| !self.manifest_index.names_service(name));
+        removed.for_each(|name| self.runtime.step(ControllerEvent::ManifestDeleted(name.clone())));
+        self.runtime.release_orders();
+        let services = self.runtime.with_machine(|machine| machine.world().apps.len());
+        info!(services, objects = read.keys.len(), "objects read");
+        // Objects on disk that belong to no service any more.
+        self.remove_orphans(&read.keys);
+        Ok(())
+    }
+
+    /// Paths of manifest files that have changed since they were read, and of those that were removed.
+    fn changed_files(&self) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        collect_manifest_files(&self.manifests, &mut found);
+        let gone =
+            self.manifest_index.paths().filter(|path| !found.contains(path)).collect::<Vec<_>>();
+        found.retain(|path| !self.manifest_index.is_up_to_date(path));
+        found.extend(gone);
+        found
+    }
+
+    /// Reads one manifest file, or records its removal.
+    fn read_manifest_file(&mut self, path: &Path) {
+        let settings = self.runtime.settings();
+        self.files_read += 1;
+        // The stamp is taken before the text: a write between the two makes the file count as changed.
+        let stamp = FileStamp::of_file(path);
+        let documents = match fs::read_to_string(path) {
+            Ok(text) => parse::manifest_documents(&text, &settings.scale_policy),
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => vec![ManifestDocument::Refused(None, format!("cannot be read: {error}"))],
+        };
+        let before = self.manifest_index.remove(path);
+        let mut named = Vec::new();
+        // A file with one document is its service's own, so an error in it can be shown on that service.
+        let only = documents.len() == 1;
+        for document in documents {
+            match document {
+                ManifestDocument::Service(name, manifest) => {
+                    named.push(name.clone());
+                    self.runtime.step(ControllerEvent::ManifestApplied(name, manifest));
+                }
+                ManifestDocument::Refused(name, why) => {
+                    warn!(file = %path.display(), why, "manifest refused");
+                    let own = before.first().filter(|_| only).cloned();
+                    if let Some(name) =
+                        name.or(own).or_else(|| name_from_file(path).filter(|_| only))
+                    {
+                        named.push(name.clone());
+                        self.runtime.step(ControllerEvent::ManifestRejected(name, why));
+                    }
+                }
+            }
+        }
+        let left = |name: &NamespacedName| {
+            !named.contains(name) && !self.manifest_index.names_service(name)
+        };
+        let gone: Vec<NamespacedName> = before.into_iter().filter(left).collect();
+        gone.into_iter().for_each(|name| self.runtime.step(ControllerEvent::ManifestDeleted(name)));
+        if let Some(stamp) = stamp {
+            self.manifest_index.insert(path, stamp, named);
+        }
+    }
+
+    /// Removes the objects among `keys` that the world no longer has.
+    fn remove_orphans(&self, keys: &BTreeSet<KnativeObjectKey>) {
+        let orphan = |key: &&KnativeObjectKey| {
+            self.runtime.with_machine(|machine| {
+                crate::desired::local_object(machine.world(), key).is_none()
+            })
+        };
+        for key in keys.iter().filter(orphan) {
+            write_object(&self.objects, key, None);
+        }
+    }
+
+    /// Watches `manifests/` until `shutdown`, and reads what changes.
+    pub async fn watch_manifests(
+        mut self,
+        shutdown: CancellationToken,
+    ) -> Result<(), LocalFilesError> {
+        let failed = |source| LocalFilesError::Watch { path: self.manifests.clone(), source };
+        let watched = WatchedFolder::open(&self.manifests).map_err(failed)?;
+        // Files may have changed between the first reading and the first watch.
+        let mut changes = FolderChanges { needs_rescan: true, ..FolderChanges::default() };
+        loop {
+            if changes.needs_rescan {
+                changes.files.extend(self.changed_files());
+            }
+            for path in &changes.files {
+                self.read_manifest_file(path);
+                // Thousands of files may change at once; other tasks must run between them.
+                tokio::task::yield_now().await;
+            }
+            tokio::select! {
+                next = watched.next_changes() => changes = next,
+                () = shutdown.cancelled() => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Writes objects as they change until `shutdown`, and then the remaining ones.
+pub async fn write_objects_until_shutdown(
+    shared: Arc<ControllerRuntime>,
+    state: PathBuf,
+    shutdown: CancellationToken,
+) {
+    let objects = state.join("objects");
+    loop {
+        let ended = tokio::select! {
+            () = shared.wait_for_changed_objects() => false,
+            () = shutdown.cancelled() => true,
+        };
+        // At shutdown the remaining changes are written at once.
+        if !ended {
+            tokio::time::sleep(GATHER_TIME).await;
+        }
+        let (shared, objects) = (Arc::clone(&shared), objects.clone());
+        let written =
+            tokio::task::spawn_blocking(move || write_changed_objects(&shared, &objects)).await;
+        if let Err(error) = written {
+            warn!(%error, "writing objects failed");
+        }
+        if ended {
+            return;
+        }
+    }
+}
+
+fn write_changed_objects(shared: &ControllerRuntime, folder: &Path) {
+    loop {
+        let batch = shared.take_changed_objects(OBJECTS_PER_BATCH);
+        if batch.is_empty() {
+            return;
+        }
+        for (key, object) in batch {
+            write_object(folder, &key, object.as_ref());
+            shared.metrics.count_object_write();
+        }
+    }
+}
+
+/// Writes or removes one object. A reader sees either the old file or the new one, and never a part.
+fn write_object(folder: &Path, key: &KnativeObjectKey, object: Option<&Value>) {
+    let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
+    let path = folder.join(format!("{}.yaml", key.name.name));
+    let done = match object {
+        None => match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            other => other,
+        },
+        Some(object) => replace_file(&folder, &path, object),
+    };
+    if let Err(error) = done {
+        warn!(path = %path.display(), %error, "object not written");
+    }
+}
+
+fn replace_file(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
+    // JSON is also YAML, and much faster to write and read: ten thousand services have forty thousand objects.
+    let text = serde_json::to_vec(object).map_err(io::Error::other)?;
+    let draft = path.with_extension("yaml.new");
+    match fs::write(&draft, &text) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            fs::create_dir_all(folder)?;
+            fs::write(&draft, &text)?;
+        }
+        other => other?,
+    }
+    fs::rename(&draft, path)
+}
+
+/// All objects on disk, grouped by service.
+#[derive(Debug, Default)]
+struct StoredObjects {
+    apps: BTreeMap<NamespacedName, StoredAppObjects>,
+    keys: BTreeSet<KnativeObjectKey>,
+}
+
+fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
+    let mut out = StoredObjects::default();
+    for kind in KnativeObjectKind::ALL {
+        let mut paths = BTreeSet::new();
+        collect_manifest_files(&folder.join(kind.plural()), &mut paths);
+        for path in paths {
+            let read = fs::read_to_string(&path)
+                .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
+            // Objects are written as JSON, which is tried first; an edited file may be YAML.
+            let json = serde_json::from_str(&read);
+            let object: Value = match json.or_else(|_| serde_norway::from_str(&read)) {
+                Ok(object) => object,
+                Err(error) => {
+                    warn!(path = %path.display(), %error, "object not readable");
+                    continue;
+                }
+            };
+            add_stored_object(&mut out, kind, object);
+        }
+    }
+    Ok(out)
+}
+
+/// Adds one object to the service that owns it.
+fn add_stored_object(out: &mut StoredObjects, kind: KnativeObjectKind, object: Value) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let meta = &object["metadata"];
+    let name = NamespacedName::new(text(&meta["namespace"]), text(&meta["name"]));
+    out.keys.insert(KnativeObjectKey { kind, name: name.clone() });
+    if kind == KnativeObjectKind::Service {
+        out.apps.entry(name).or_default().service = object;
+        return;
+    }
+    let owner = match kind {
+        KnativeObjectKind::Revision | KnativeObjectKind::Pod => {
+            text(&meta["labels"][crate::knative::key::SERVICE])
+        }
+        KnativeObjectKind::Service
+        | KnativeObjectKind::Configuration
+        | KnativeObjectKind::Route => name.name.to_string(),
+        // They follow from the Revision, and hold no state to restore.
+        KnativeObjectKind::PodAutoscaler | KnativeObjectKind::ServerlessService => return,
+    };
+    // Services are read first, so an object without one is an orphan.
+    let Some(app) = out.apps.get_mut(&NamespacedName::new(name.namespace, owner)) else { return };
+    match kind {
+        KnativeObjectKind::Service
+        | KnativeObjectKind::PodAutoscaler
+        | KnativeObjectKind::ServerlessService => {}
+        KnativeObjectKind::Configuration => app.configuration = object,
+        KnativeObjectKind::Route => app.route = object,
+        KnativeObjectKind::Revision => app.revisions.push(object),
+        KnativeObjectKind::Pod => app.pods.push(object),
+    }
+}
+
+/// Collects every YAML or JSON file below `folder`.
+fn collect_manifest_files(folder: &Path, into: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect_manifest_files(&path, into);
+        } else if is_manifest_file(&path) {
+            into.insert(path);
+        }
+    }
+}
+
+fn is_manifest_file(path: &Path) -> bool {
+    let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let end = path.extension().and_then(|end| end.to_str());
+    !hidden && matches!(end, Some("yaml" | "yml" | "json"))
+}
+
+/// Name for a manifest without one, from its file name.
+fn name_from_file(path: &Path) -> Option<NamespacedName> {
+    let stem = path.file_stem()?.to_str()?.to_ascii_lowercase();
+    is_dns_label(&stem).then(|| NamespacedName::new("default", stem))
+}
+
+/// Changes below a watched folder.
+#[derive(Debug, Default)]
+struct FolderChanges {
+    files: BTreeSet<PathBuf>,
+    /// A folder was created or removed, or events were lost: everything must be compared.
+    needs_rescan: bool,
+}
+
+/// A folder that is watched recursively.
+#[derive(Debug)]
+struct WatchedFolder {
+    changes: Arc<(Mutex<FolderChanges>, Notify)>,
+    _watcher: notify::RecommendedWatcher,
+}
+
+impl WatchedFolder {
+    fn open(folder: &Path) -> notify::Result<Self> {
+        let changes = Arc::new((Mutex::<FolderChanges>::default(), Notify::new()));
+        let told = Arc::clone(&changes);
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<_>| {
+            let mut changes = told.0.lock().unwrap_or_else(PoisonError::into_inner);
+            record_change(&mut changes, event);
+            told.1.notify_one();
+        })?;
+        watcher.watch(folder, RecursiveMode::Recursive)?;
+        Ok(Self { changes, _watcher: watcher })
+    }
+
+    /// Waits for changes. One command often touches several files, so they are gathered for a moment.
+    async fn next_changes(&self) -> FolderChanges {
+        loop {
+            self.changes.1.notified().await;
+            tokio::time::sleep(GATHER_TIME).await;
+            let mut changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let changes = std::mem::take(&mut *changes);
+            if changes.needs_rescan || !changes.files.is_empty() {
+                return changes;
+            }
+        }
+    }
+}
+
+fn record_change(changes: &mut FolderChanges, event: notify::Result<notify::Event>) {
+    let Ok(event) = event else {
+        changes.needs_rescan = true;
+        return;
+    };
+    changes.needs_rescan |= event.need_rescan();
+    // A new file is read when its writer closes it: before, it may be incomplete.
+    let whole = match event.kind {
+        EventKind::Access(AccessKind::Close(_))
+        | EventKind::Remove(_)
+        | EventKind::Modify(notify::event::ModifyKind::Name(_)) => true,
+        EventKind::Create(_) => false,
+        EventKind::Access(_) | EventKind::Modify(_) | EventKind::Any | EventKind::Other => return,
+    };
+    for path in event.paths {
+        if !is_manifest_file(&path) {
+            changes.needs_rescan |= path.extension().is_none();
+        } else if whole {
+            changes.files.insert(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+//! Shell: channels to the local node: orders out, pod statuses in.
+
+use std::sync::Arc;
+
+use common::local_node::{LocalNodeSpec, LocalPodStatus};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{machine::ControllerEvent, runtime::ControllerRuntime};
+
+/// The controller's ends of the channels to the local node.
+#[derive(Debug)]
+pub struct LocalNodeChannels {
+    /// Orders: every pod that should run, and every name with its addresses.
+    pub orders: watch::Sender<LocalNodeSpec>,
+    /// Statuses of the pods, as the node reports them.
+    pub statuses: mpsc::Receiver<LocalPodStatus>,
+}
+
+/// Passes pod statuses to the machine until `shutdown`.
+pub async fn forward_pod_statuses(
+    shared: Arc<ControllerRuntime>,
+    mut statuses: mpsc::Receiver<LocalPodStatus>,
+    shutdown: CancellationToken,
+) {
+    loop {
+        tokio::select! {
+            status = statuses.recv() => match status {
+                Some(status) => shared.step(ControllerEvent::LocalPodStatus(status)),
+                // The node has ended; its last statuses hold until the controller ends too.
+                None => return,
+            },
+            () = shutdown.cancelled() => return,
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Pure: allocation of a ClusterIP and an activator port to each name of a Route, kept for the name's lifetime.
+
+use common::wire::NamespacedName;
+
+use super::name_claims;
+use crate::{
+    children::tagged_name,
+    world::{
+        AppState, ClusterIpSource, ClusterState, PlatformKind, RouteNameAllocation,
+        name_registry::NameClaimant,
+    },
+};
+
+/// Allocates what the app's names lack and releases the allocations of names that it no longer has.
+pub(super) fn allocate(app: &mut AppState, name: &NamespacedName, world: &mut ClusterState) {
+    name_claims::update_route_claims(app, name, world);
+    allocate_owned_names(app, name, world);
+    // On the local platform a held allocation strengthens a claim, so the claims are computed again.
+    name_claims::update_route_claims(app, name, world);
+}
+
+fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, world: &mut ClusterState) {
+    let Some(route) = &mut app.route else { return };
+    let mut tags: Vec<Option<Box<str>>> = vec![None];
+    tags.extend(route.traffic_spec.iter().filter(|it| it.tag.is_some()).map(|it| it.tag.clone()));
+    // A name with another owner gets no allocation here.
+    tags.retain(|tag| {
+        world.app_of_route_name(&placeholder_name(name, tag.as_deref())).as_ref() == Some(name)
+    });
+    let (kept, left): (Vec<_>, Vec<_>) =
+        route.allocations.drain(..).partition(|it| tags.contains(&it.tag));
+    release_allocations(&left, world);
+    route.allocations = kept;
+    world.unallocated_apps.remove(name);
+    for tag in tags {
+        let held = route.allocations.iter_mut().find(|it| it.tag == tag);
+        let allotted = match (world.settings.platform, held) {
+            (PlatformKind::Local, Some(_)) => continue,
+            (PlatformKind::Local, None) => allocate_local(name, tag, world),
+            // On Kubernetes the placeholder Service is the record: its ClusterIP may have changed.
+            (PlatformKind::Kubernetes, Some(held)) => {
+                if let Some(seen) =
+                    world.placeholders.get(&placeholder_name(name, held.tag.as_deref()))
+                {
+                    held.cluster_ips = ClusterIpSource::ApiServer(seen.cluster_ips.clone());
+                }
+                continue;
+            }
+            (PlatformKind::Kubernetes, None) => adopt_from_service(name, tag, world),
+        };
+        if let Some(allotted) = allotted {
+            reserve(&allotted, world);
+            // Most Routes have one name; `push` alone would reserve room for four.
+            route.allocations.reserve_exact(1);
+            route.allocations.push(allotted);
+        } else if world.is_leader {
+            // Only a leader's failure means that no port is free: other replicas wait for the placeholder.
+            world.unallocated_apps.insert(name.clone());
+        }
+    }
+}
+
+fn allocate_local(
+    name: &NamespacedName,
+    tag: Option<Box<str>>,
+    world: &ClusterState,
+) -> Option<RouteNameAllocation> {
+    let hash = hash_route_name(name, tag.as_deref());
+    let addresses = ClusterIpSource::LocalRange(free_host(hash, world)?);
+    Some(RouteNameAllocation {
+        tag,
+        cluster_ips: addresses,
+        activator_port: free_port(hash, world)?,
+    })
+}
+
+/// Returns the allocation that the name's placeholder Service holds. Only the leader allocates a new port, if the
+/// Service has none yet or another Service has the same.
+fn adopt_from_service(
+    name: &NamespacedName,
+    tag: Option<Box<str>>,
+    world: &ClusterState,
+) -> Option<RouteNameAllocation> {
+    let seen = world.placeholders.get(&placeholder_name(name, tag.as_deref()));
+    let kept =
+        seen.and_then(|it| it.activator_port).filter(|port| !world.allocated_ports.contains(port));
+    let fresh =
+        || free_port(hash_route_name(name, tag.as_deref()), world).filter(|_| world.is_leader);
+    let port = kept.or_else(fresh)?;
+    let addresses = seen.map(|it| it.cluster_ips.clone()).unwrap_or_default();
+    Some(RouteNameAllocation {
+        tag,
+        cluster_ips: ClusterIpSource::ApiServer(addresses),
+        activator_port: port,
+    })
+}
+
+/// Returns the name of the Service that bears a name of a Route.
+fn placeholder_name(name: &NamespacedName, tag: Option<&str>) -> NamespacedName {
+    NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name))
+}
+
+/// Reserves the allocations of a restored app.
+pub(super) fn reserve_restored(app: &AppState, world: &mut ClusterState) {
+    app.allocations().iter().for_each(|it| reserve(it, world));
+}
+
+fn reserve(allotted: &RouteNameAllocation, world: &mut ClusterState) {
+    if let ClusterIpSource::LocalRange(host) = allotted.cluster_ips {
+        world.allocated_hosts.insert(host);
+    }
+    world.allocated_ports.insert(allotted.activator_port);
+}
+
+/// Releases all allocations of the app `name`. The app may stay for a while, so they are also removed from it: by then
+/// another app may have them.
+pub(super) fn release_app(name: &NamespacedName, before: &AppState, world: &mut ClusterState) {
+    release_allocations(before.allocations(), world);
+    world.unallocated_apps.remove(name);
+    let route = world.apps.get_mut(name).and_then(|app| app.route.as_mut());
+    route.into_iter().for_each(|route| route.allocations.clear());
+}
+
+pub(super) fn release_allocations(all: &[RouteNameAllocation], world: &mut ClusterState) {
+    if all.is_empty() {
+        return;
+    }
+    for it in all {
+        if let ClusterIpSource::LocalRange(host) = it.cluster_ips {
+            world.allocated_hosts.remove(&host);
+        }
+        world.allocated_ports.remove(&it.activator_port);
+    }
+    // Routes that found no port are planned again, since one is free now.
+    for name in std::mem::take(&mut world.unallocated_apps) {
+        world.name_registry.mark_claimant_changed(NameClaimant::Route(name));
+    }
+}
+
+/// Hashes a name with FNV-1a: names spread over the range, and a returning name gets its old numbers if they are free.
+fn hash_route_name(name: &NamespacedName, tag: Option<&str>) -> u32 {
+    let bytes = [tag.unwrap_or_default(), "/", &name.namespace, "/", &name.name];
+    let bytes = bytes.iter().flat_map(|part| part.bytes());
+    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Returns true for reserved addresses: network, the API server's `.1`, the DNS server's `.10`, and broadcast.
+fn is_reserved(host: u16) -> bool {
+    matches!(host, 0 | 1 | 10 | u16::MAX)
+}
+
+fn free_host(hash: u32, world: &ClusterState) -> Option<u16> {
+    let first = u16::try_from(hash >> 16).unwrap_or_default();
+    let mut all = (0..=u16::MAX).map(|step| first.wrapping_add(step));
+    all.find(|host| !is_reserved(*host) && !world.allocated_hosts.contains(host))
+}
+
+fn free_port(hash: u32, world: &ClusterState) -> Option<u16> {
+    let (first, last) = world.settings.activator_port_range;
+    let span = u32::from(last - first) + 1;
+    let mut all = (0..span).map(|step| (hash % span + step) % span);
+    let port = |step: u32| u16::try_from(u32::from(first) + step).ok();
+    all.find_map(|step| port(step).filter(|port| !world.allocated_ports.contains(port)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Pure: DomainMappings and ClusterDomainClaims as the API server holds them.
+
+use common::wire::NamespacedName;
+use serde_json::Value;
+use tracing::info;
+
+use super::ControllerStateMachine;
+use crate::{
+    api::{ObjectPart, ObjectPartKey},
+    children::ResourceKind,
+    observe, plan, render, restore,
+    world::{AppState, ConditionType, UnixMillis},
+};
+
+impl ControllerStateMachine {
+    pub(super) fn observe_mapping(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let before = self.world.domain_mappings.remove(name);
+        if let Some(before) = &before {
+            if let Some(all) = self.world.mappings_by_target.get_mut(&before.target) {
+                all.remove(name);
+            }
+            self.world.mappings_by_target.retain(|_, all| !all.is_empty());
+        }
+        let old = before.as_ref().map(|it| it.target.clone());
+        let mut new = None;
+        if let Some(object) = object {
+            let mut mapping = observe::read_domain_mapping(object);
+            match before {
+                // The conditions in the world are newer than those that were written.
+                Some(before) => mapping.conditions = before.conditions,
+                None => restore::read_conditions(
+                    &mut mapping.conditions,
+                    object,
+                    &render::DOMAIN_CONDITIONS,
+                ),
+            }
+            let all = self.world.mappings_by_target.entry(mapping.target.clone()).or_default();
+            all.insert(name.clone());
+            new = Some(mapping.target.clone());
+            self.world.domain_mappings.insert(name.clone(), mapping);
+        } else {
+            info!(domain = name.name.as_str(), "domain mapping gone");
+        }
+        // The mapping competes for its host name with other mappings and Routes.
+        self.update_mapping_claim(name);
+        // The former target loses a host, so its routes change too.
+        if old != new {
+            self.reconcile_route_owner(old, now);
+        }
+        self.reconcile_route_owner(new, now);
+        self.reconcile_mapping(name, now);
+        // The mapping may need a claim, or its claim may have become superfluous.
+        self.effects.changed_keys.push(claim_key(&name.name));
+    }
+
+    pub(super) fn observe_claim(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        match object.map(observe::read_domain_claim) {
+            Some(claim) => drop(self.world.domain_claims.insert(name.name.to_string(), claim)),
+            None => drop(self.world.domain_claims.remove(name.name.as_str())),
+        }
+        // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
+        let same =
+            |(it, _): &(&NamespacedName, &crate::world::DomainMappingState)| it.name == name.name;
+        let of: Vec<(NamespacedName, NamespacedName)> = self
+            .world
+            .domain_mappings
+            .iter()
+            .filter(same)
+            .map(|(name, it)| (name.clone(), it.target.clone()))
+            .collect();
+        for (mapping, target) in of {
+            self.update_mapping_claim(&mapping);
+            self.reconcile_route_owner(Some(target), now);
+            self.reconcile_mapping(&mapping, now);
+        }
+        self.effects.changed_keys.push(claim_key(&name.name));
+    }
+
+    pub(super) fn reconcile_route_owner(
+        &mut self,
+        target: Option<NamespacedName>,
+        now: UnixMillis,
+    ) {
+        if let Some(owner) = target.and_then(|it| self.world.app_of_route_name(&it)) {
+            self.reconcile_app(&owner, None, false, now);
+        }
+    }
+
+    /// Plans the conditions of a mapping again.
+    pub(super) fn reconcile_mapping(&mut self, name: &NamespacedName, now: UnixMillis) {
+        if self.is_loading {
+            return;
+        }
+        let Some(before) = self.world.domain_mappings.get(name).cloned() else { return };
+        let mut mapping = before.clone();
+        plan::domain_mappings::update_conditions(&self.world, name, &mut mapping, now);
+        if mapping != before {
+            let ready = mapping.conditions.is_true(ConditionType::DomainReady);
+            info!(
+                domain = name.name.as_str(),
+                namespace = name.namespace.as_str(),
+                ready,
+                "domain mapping changed"
+            );
+            self.world.domain_mappings.insert(name.clone(), mapping);
+        }
+        self.effects.changed_keys.push(ObjectPartKey::new(
+            ResourceKind::DomainMapping,
+            ObjectPart::Status,
+            name.clone(),
+        ));
+    }
+
+    /// Plans the mappings to an app's names, before and after a change of the app.
+    pub(super) fn reconcile_mappings_of_app(
+        &mut self,
+        app: &NamespacedName,
+        before: &AppState,
+        now: UnixMillis,
+    ) {
+        if self.world.mappings_by_target.is_empty() {
+            return;
+        }
+        let after = self.world.apps.get(app).map(|it| &**it);
+        let held = after.into_iter().chain([before]).flat_map(AppState::allocations);
+        let names = held
+            .map(|it| NamespacedName::new(&*app.namespace, plan::placeholder_name(it, &app.name)));
+        let names: std::collections::BTreeSet<NamespacedName> =
+            names.chain([app.clone()]).collect();
+        let mapped = names.iter().filter_map(|it| self.world.mappings_by_target.get(it)).flatten();
+        for mapping in mapped.cloned().collect::<Vec<_>>() {
+            self.reconcile_mapping(&mapping, now);
+        }
+    }
+
+    /// Plans all mappings, and checks all claims, also those whose mappings no longer exist.
+    pub(super) fn reconcile_all_mappings(&mut self, now: UnixMillis) {
+        for name in self.world.domain_mappings.keys().cloned().collect::<Vec<_>>() {
+            self.effects.changed_keys.push(claim_key(&name.name));
+            self.reconcile_mapping(&name, now);
+        }
+        let claims = self.world.domain_claims.keys().map(|it| claim_key(it));
+        self.effects.changed_keys.extend(claims);
+    }
+}
+
+fn claim_key(domain: &str) -> ObjectPartKey {
+    ObjectPartKey::new(
+        ResourceKind::ClusterDomainClaim,
+        ObjectPart::Object,
+        NamespacedName::new("", domain),
+    )
+}

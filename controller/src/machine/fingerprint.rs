@@ -1,0 +1,99 @@
+//! Pure: fingerprints of sent subjects; the messages themselves are planned again when a stream asks for them.
+//!
+//! A stored message of each subject would be the third and largest copy of what the world holds.
+
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hasher as _},
+};
+
+use common::{
+    outbox::{OutboxBatch, OutboxCursor},
+    wire::{NamespacedName, RouteChange, RouteItem, RouteKey, raw},
+};
+use prost::Message as _;
+
+use super::ControllerStateMachine;
+use crate::plan;
+
+/// Fingerprint of the last message sent of a subject. A changed message has an equal one with probability 2^-64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteFingerprint(u64);
+
+impl RouteFingerprint {
+    /// Returns the fingerprint of the encoded message.
+    pub fn of_change(change: &RouteChange) -> Self {
+        let item = raw::RouteItem::from(RouteItem { version: 0, change: change.clone() });
+        let mut hash = DefaultHasher::new();
+        hash.write(&item.encode_to_vec());
+        Self(hash.finish())
+    }
+}
+
+/// Next batch of the RouteTable for one stream.
+pub type RouteMessageBatch = OutboxBatch<RouteKey, RouteChange>;
+
+impl ControllerStateMachine {
+    /// Returns the messages for the subjects of `batch`, and of all that `cursor` has beyond it.
+    ///
+    /// The messages show the present state. So a change that came together with them must not be left for the next
+    /// batch.
+    pub fn route_messages(
+        &self,
+        batch: OutboxBatch<RouteKey, RouteFingerprint>,
+        cursor: &mut OutboxCursor<RouteKey, RouteFingerprint>,
+    ) -> RouteMessageBatch {
+        let OutboxBatch { mut version, changes: mut steps } = batch;
+        if let Some(more) = cursor.try_next() {
+            let newer: std::collections::HashSet<&RouteKey> =
+                more.changes.iter().map(|(key, _)| key).collect();
+            steps.retain(|(key, _)| !newer.contains(key));
+            version = more.version;
+            steps.extend(more.changes);
+        }
+        let (mut last, mut out) = (None, Vec::with_capacity(steps.len()));
+        for (key, said) in steps {
+            let state = said.and_then(|_| self.cached_route_message(&key, &mut last));
+            out.push((key, state));
+        }
+        OutboxBatch { version, changes: out }
+    }
+
+    /// Returns the message of one subject as it is now.
+    pub fn route_message(&self, key: &RouteKey) -> Option<RouteChange> {
+        self.cached_route_message(key, &mut None)
+    }
+
+    /// Returns the message of one subject. `last` caches the subjects of the app of the last call, since the subjects
+    /// of one app follow each other.
+    fn cached_route_message(
+        &self,
+        key: &RouteKey,
+        last: &mut Option<(NamespacedName, HashMap<RouteKey, RouteChange>)>,
+    ) -> Option<RouteChange> {
+        let app = match key {
+            RouteKey::Service(name) => self.world.app_of_route_name(name)?,
+            RouteKey::Revision(name) => self.world.app_of_revision(name)?,
+            RouteKey::Pod(uid) => self.app_by_pod_uid.get(uid)?.clone(),
+            RouteKey::Replicas(part) => {
+                return self.world.replicas.get(part).cloned().map(RouteChange::Replicas);
+            }
+            RouteKey::Settings => {
+                return self.world.settings.route_settings().map(RouteChange::Settings);
+            }
+            RouteKey::Activator(name) => {
+                let mut fixed = self.world.settings.fixed_activators.iter();
+                let seen = self.world.activators.get(name).map(|(activator, _)| activator);
+                let found = fixed.find(|it| it.name == *name).or(seen);
+                return found.cloned().map(RouteChange::Activator);
+            }
+        };
+        if last.as_ref().is_none_or(|(name, _)| *name != app) {
+            let subjects = plan::route_subjects(&self.world, &app);
+            let named = subjects.into_iter().filter_map(|it| Some((it.key()?, it)));
+            *last = Some((app, named.collect()));
+        }
+        let (_, subjects) = last.as_ref()?;
+        subjects.get(key).cloned()
+    }
+}

@@ -1,0 +1,131 @@
+//! Pure: manifests on the local platform, which has no API server: generations, UIDs, and objects that exist at once.
+
+use std::sync::Arc;
+
+use common::wire::NamespacedName;
+use tracing::info;
+
+use super::{ControllerStateMachine, allocate};
+use crate::{
+    plan,
+    world::{
+        AppState, ConfigurationState, ObjectMetaSummary, RouteState, ServiceManifest, ServiceState,
+        Uid, UnixMillis,
+    },
+};
+
+impl ControllerStateMachine {
+    pub(super) fn apply_manifest(
+        &mut self,
+        name: NamespacedName,
+        mut manifest: ServiceManifest,
+        now: UnixMillis,
+    ) {
+        manifest.template = self.world.template_cache.intern(&manifest.template);
+        let before = self.world.apps.get(&name).map(|app| AppState::clone(app));
+        // An app that is being deleted is replaced by a new one, with UIDs of its own.
+        let staying = before.clone().filter(|app| !app.is_terminating());
+        if let Some(revision) = staying.as_ref().and_then(|app| find_name_conflict(app, &manifest))
+        {
+            let why = format!(
+                "Saw the following changes without a name change (-old +new): spec.template.metadata.name (give another name than {revision:?}, or none)"
+            );
+            return self.reject_manifest(name, &why, now);
+        }
+        let mut app = staying.unwrap_or_else(|| self.new_app(&name, now));
+        if !apply_manifest_to_app(&mut app, manifest, &name) {
+            return;
+        }
+        allocate::allocate(&mut app, &name, &mut self.world);
+        if let Some(leaving) = before.as_ref().filter(|app| app.is_terminating()) {
+            // The autoscaler still counts the Revision of this name, and sends a decision only if it changes.
+            plan::revision::ensure_latest_revision(&mut app, &name, &self.world, now);
+            for revision in &mut app.revisions {
+                revision.decision = leaving.revision(&revision.name).and_then(|it| it.decision);
+            }
+        }
+        self.update_owner_exceptions(&name, before.as_ref(), Some(&app));
+        self.world.apps.insert(name.clone(), Box::new(app));
+        self.reconcile_app(&name, before.as_ref(), true, now);
+    }
+
+    fn new_app(&mut self, name: &NamespacedName, now: UnixMillis) -> AppState {
+        self.apps_created += 1;
+        let born = self.apps_created.to_string();
+        let meta = |kind: &str| ObjectMetaSummary {
+            uid: Uid::derive(self.world.uid_seed, &[kind, &name.namespace, &name.name, &born]),
+            generation: 0,
+            created: now,
+        };
+        AppState {
+            service: Some(ServiceState { meta: meta("Service"), ..ServiceState::default() }),
+            configuration: Some(ConfigurationState {
+                meta: meta("Configuration"),
+                ..ConfigurationState::default()
+            }),
+            route: Some(RouteState { meta: meta("Route"), ..RouteState::default() }),
+            ..AppState::default()
+        }
+    }
+
+    pub(super) fn reject_manifest(&mut self, name: NamespacedName, why: &str, now: UnixMillis) {
+        let before = self.world.apps.get(&name).map(|app| AppState::clone(app));
+        let staying = before.clone().filter(|app| !app.is_terminating());
+        let mut app = staying.unwrap_or_else(|| self.new_app(&name, now));
+        info!(service = %name, why, "manifest refused");
+        if let Some(service) = &mut app.service {
+            service.manifest_error = Some(why.into());
+        }
+        self.world.apps.insert(name.clone(), Box::new(app));
+        self.reconcile_app(&name, before.as_ref(), true, now);
+    }
+
+    pub(super) fn delete_app(&mut self, name: &NamespacedName, now: UnixMillis) {
+        let Some(app) = self.world.apps.get_mut(name).filter(|app| !app.is_terminating()) else {
+            return;
+        };
+        let before = AppState::clone(app);
+        if let Some(service) = &mut app.service {
+            service.is_terminating = true;
+        }
+        info!(service = %name, "service deleted");
+        // After the plan: until it has removed the routes, no other app may get the addresses.
+        self.reconcile_app(name, Some(&before), true, now);
+        allocate::release_app(name, &before, &mut self.world);
+    }
+}
+
+/// Returns the Revision with the name that the manifest sets, if it has another template.
+fn find_name_conflict(app: &AppState, manifest: &ServiceManifest) -> Option<Box<str>> {
+    let named = app.revision(manifest.revision_name.as_ref()?)?;
+    (named.template != manifest.template).then(|| named.name.clone())
+}
+
+/// Applies a manifest to an app; each changed object gets a new generation. Returns true if anything changed.
+fn apply_manifest_to_app(
+    app: &mut AppState,
+    manifest: ServiceManifest,
+    name: &NamespacedName,
+) -> bool {
+    let (Some(service), Some(configuration), Some(route)) =
+        (&mut app.service, &mut app.configuration, &mut app.route)
+    else {
+        return false;
+    };
+    let template = service.manifest.template != manifest.template;
+    let traffic = service.manifest.traffic != manifest.traffic;
+    // An unchanged manifest still counts if a refused one came in between: it ends the refusal.
+    if service.manifest == manifest && service.manifest_error.is_none() {
+        return false;
+    }
+    configuration.meta.generation += u32::from(template);
+    route.meta.generation += u32::from(traffic);
+    service.meta.generation += u32::from(template || traffic);
+    info!(service = %name, generation = service.meta.generation, template, traffic, "manifest applied");
+    configuration.template = Arc::clone(&manifest.template);
+    configuration.revision_name.clone_from(&manifest.revision_name);
+    route.traffic_spec = Arc::clone(&manifest.traffic);
+    service.manifest = manifest;
+    service.manifest_error = None;
+    true
+}

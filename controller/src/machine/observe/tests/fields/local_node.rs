@@ -1,0 +1,136 @@
+//! The rows of the page on the local node, with the exceptions that the page lists for it.
+
+use common::local_node::LocalPodSpec;
+
+use super::*;
+use crate::{
+    desired, parse,
+    render::{KnativeObjectKey, KnativeObjectKind},
+};
+
+const SECTION: &str = "\n## On the local node\n";
+
+/// Returns the rows of the page's section on the local node; fields of one group are together.
+fn exceptions() -> Vec<Vec<FieldRow>> {
+    let (_, section) = PAGE.split_once(SECTION).expect("the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    section.lines().flat_map(exceptions_of).collect()
+}
+
+fn exceptions_of(line: &str) -> Vec<Vec<FieldRow>> {
+    let cells = cells(line);
+    let [on, fields, effect] = cells[..] else { return Vec::new() };
+    let row = |field: &str| FieldRow {
+        on: on.into(),
+        field: field.into(),
+        value: Value::Null,
+        effect: effect.into(),
+    };
+    fields.split(", ").filter_map(quoted).map(|it| all_of(row(it))).collect()
+}
+
+/// Returns the effect of a row on the local node, where features are off.
+fn effect<'a>(row: &'a FieldRow, exceptions: &'a [Vec<FieldRow>]) -> &'a str {
+    let own = exceptions.iter().flatten().find(|it| it.on == row.on && it.field == row.field);
+    let usual = if row.effect.starts_with("works with `") { "refused" } else { &*row.effect };
+    own.map_or(usual, |it| &*it.effect)
+}
+
+/// Returns the machine of a local node after a service was applied, and the pods that it ordered.
+fn applied(object: &Value) -> (ControllerStateMachine, Vec<LocalPodSpec>) {
+    let read = parse::service_manifest(object, &ScalePolicyConfig::default());
+    let (name, manifest) = read.expect("a service that is accepted");
+    let mut machine = ControllerStateMachine::new(
+        ClusterState { uid_seed: 1, ..ClusterState::default() },
+        Outbox::new(),
+    );
+    let effects =
+        machine.step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied(name, manifest));
+    (machine, effects.pods_to_start)
+}
+
+/// Returns everything that node, table and autoscaler get for a service with ready pods, and the time of its next plan.
+fn outcome(object: &Value) -> String {
+    let (mut machine, orders) = applied(object);
+    let agent =
+        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+    for order in &orders {
+        let seen = PodObservation { uid: order.uid.clone(), ..seen() };
+        machine.step(UnixMillis(1_000_100), ControllerEvent::PodReported(agent.clone(), seen));
+    }
+    let RouteTable { services, revisions, .. } = table(&machine);
+    format!("{orders:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())
+}
+
+fn ordered_as_written(row: &FieldRow, object: &Value) -> bool {
+    let (_, orders) = applied(object);
+    let pod = serde_json::to_value(&orders.first().expect("a pod").spec).expect("JSON");
+    let of = |spec: &Value| {
+        let at = if row.on == "container" { &spec["containers"][0] } else { spec };
+        follow(at, &row.field).clone()
+    };
+    of(&object["spec"]["template"]["spec"]) == of(&pod)
+}
+
+fn works(row: &FieldRow, object: &Value) -> bool {
+    static BEFORE: LazyLock<String> = LazyLock::new(|| outcome(&service()));
+    (is_of_a_pod(row) && row.field.contains('.') && ordered_as_written(row, object))
+        || outcome(object) != *BEFORE
+}
+
+/// Returns true if the Revision has a field that its pods do not have.
+fn is_kept(row: &FieldRow, object: &Value) -> bool {
+    let (machine, _) = applied(object);
+    let key = KnativeObjectKey { kind: KnativeObjectKind::Revision, name: name("hello-00001") };
+    let revision = desired::local_object(machine.world(), &key).expect("a Revision");
+    let annotations = &revision["metadata"]["annotations"];
+    let is_own = |(key, value): (&String, &Value)| annotations[key] == *value;
+    match row.value.as_object() {
+        Some(pairs) => pairs.iter().all(is_own),
+        None => is_own((&row.field, &row.value)),
+    }
+}
+
+fn try_locally(row: &FieldRow, exceptions: &[Vec<FieldRow>]) {
+    let Some((kind, object)) = with(row) else { return };
+    let config = ScalePolicyConfig::default();
+    let read = parse::service_manifest(&object, &config);
+    if kind != AdmittedKind::Service {
+        return assert!(read.is_err(), "only Services are applied there");
+    }
+    let said = format!("{} {}", row.on, row.field);
+    let (word, _) = word(effect(row, exceptions));
+    assert_eq!(read.is_err(), word == "refused", "{said}: {:?}", read.err());
+    if read.is_ok() {
+        let warnings = parse::service_warnings(&object, &config);
+        assert_eq!(is_warned(row, &warnings), word == "warned", "{said}: {warnings:?}");
+    }
+    match word {
+        "works" => assert!(works(row, &object), "{said} changes nothing"),
+        "kept" => assert!(is_kept(row, &object) && !works(row, &object), "{said}"),
+        "refused" | "warned" | "written" | "see" => {}
+        other => panic!("{said}: what does {other:?} mean?"),
+    }
+}
+
+#[test]
+fn each_field_does_on_the_local_node_what_the_page_says() {
+    let (rows, exceptions) = (rows(), exceptions());
+    let wrong = at_fault(&rows, |row| try_locally(row, &exceptions));
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A row that matches the usual effect, or whose field has left the page, would hide the next mistake.
+#[test]
+fn the_page_names_only_what_differs_on_the_local_node() {
+    let rows = rows();
+    let exceptions = exceptions();
+    assert!(exceptions.len() > 20, "the section could not be read: {}", exceptions.len());
+    for group in &exceptions {
+        let differs = |it: &FieldRow| {
+            let mut same = rows.iter().filter(|row| row.on == it.on && row.field == it.field);
+            same.any(|row| word(effect(row, &[])).0 != word(&it.effect).0)
+        };
+        assert!(group.iter().any(differs), "{group:?}");
+    }
+}

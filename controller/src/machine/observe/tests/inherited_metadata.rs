@@ -1,0 +1,172 @@
+//! Labels and annotations that child objects inherit, for each pair of kinds once, as in Knative.
+
+use super::*;
+
+/// Returns the labels or annotations of an object.
+fn of(
+    cluster: &FakeApiServer,
+    resource: ResourceKind,
+    own: &str,
+    field: &str,
+) -> BTreeMap<String, String> {
+    let object = &cluster.object(resource, own)["metadata"][field];
+    serde_json::from_value(object.clone()).unwrap_or_default()
+}
+
+/// Applies a Service with these labels and annotations, on itself and on its template.
+fn apply(cluster: &mut FakeApiServer, own: &Value, inner: &Value, image: &str) {
+    let mut template = template(image, 0);
+    template["metadata"]["labels"] = inner["labels"].clone();
+    for (key, value) in inner["annotations"].as_object().into_iter().flatten() {
+        template["metadata"]["annotations"][key] = value.clone();
+    }
+    let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
+    let body = json!({
+        "apiVersion": "serving.knative.dev/v1", "kind": "Service",
+        "metadata": {
+            "name": "hello", "namespace": SPACE,
+            "labels": own["labels"], "annotations": own["annotations"],
+        },
+        "spec": {"template": template, "traffic": traffic},
+    });
+    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), body) {
+        cluster.step(event);
+    }
+}
+
+fn passed(cluster: &FakeApiServer, field: &str, key: &str) -> Vec<String> {
+    let all = cluster.objects.keys().filter(|(resource, it)| {
+        it.namespace == SPACE
+            && *resource != ResourceKind::KnativeService
+            && of(cluster, *resource, &it.name, field).contains_key(key)
+    });
+    all.map(|(resource, it)| format!("{}/{}", resource.kind(), it.name)).collect()
+}
+
+/// Returns labels and annotations for the template.
+fn inner() -> Value {
+    json!({
+        "labels": {"inner": "c"},
+        "annotations": {"inner-note": "d", "autoscaling.knative.dev/metric": "rps", "autoscaling.knative.dev/window": "20s"},
+    })
+}
+
+/// Returns a service that has some of each.
+fn labelled() -> FakeApiServer {
+    let mut cluster = FakeApiServer::new();
+    let own = json!({
+        "labels": {"team": "a", "networking.knative.dev/visibility": "cluster-local"},
+        "annotations": {
+            key::CREATOR: "maker", key::LAST_MODIFIER: "changer", "note": "b",
+            (key::ROLLOUT_DURATION[0]): "10s",
+        },
+    });
+    apply(&mut cluster, &own, &inner(), "hello:v1");
+    cluster
+}
+
+#[test]
+fn each_pair_of_kinds_passes_on_what_knative_does() {
+    let cluster = labelled();
+    let rollout = key::ROLLOUT_DURATION[0];
+    let of_service = ["Configuration/hello", "Route/hello", "Service/hello", "Service/now-hello"];
+    let with_slices = |rest: &[&str]| -> BTreeSet<String> {
+        rest.iter()
+            .chain(&["EndpointSlice/hello", "EndpointSlice/now-hello"])
+            .map(|it| (*it).to_owned())
+            .collect()
+    };
+    let all = |it: &[&str]| -> BTreeSet<String> { it.iter().map(|it| (*it).to_owned()).collect() };
+    let set = |cluster: &FakeApiServer, field: &str, key: &str| -> BTreeSet<String> {
+        passed(cluster, field, key).into_iter().collect()
+    };
+    let (deployment, image) =
+        ("Deployment/hello-00001-deployment", "Image/hello-00001-cache-user-container");
+    let services = ["Service/hello-00001", "Service/hello-00001-private"];
+    let scaled = ["PodAutoscaler/hello-00001", "ServerlessService/hello-00001"];
+    let revision = "Revision/hello-00001";
+    let slice = "EndpointSlice/hello-00001";
+    let below = [&[revision, deployment, image, slice][..], &services, &scaled].concat();
+    assert_eq!(set(&cluster, "labels", "team"), with_slices(&of_service));
+    assert_eq!(
+        set(&cluster, "labels", key::VISIBILITY),
+        all(&of_service[..2]),
+        "a Service's is its user's"
+    );
+    assert_eq!(set(&cluster, "annotations", "note"), all(&of_service));
+    assert_eq!(set(&cluster, "annotations", key::LAST_MODIFIER), all(&of_service));
+    assert_eq!(
+        set(&cluster, "annotations", key::CREATOR),
+        all(&[&of_service[..], &below].concat())
+    );
+    assert_eq!(
+        of(&cluster, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
+        "changer"
+    );
+    assert_eq!(set(&cluster, "annotations", rollout), all(&of_service[1..]));
+    assert_eq!(set(&cluster, "labels", "inner"), all(&below));
+    assert_eq!(set(&cluster, "annotations", "inner-note"), all(&below));
+    let served = [&services[..], &["ServerlessService/hello-00001"]].concat();
+    let window = [&[revision, "PodAutoscaler/hello-00001"][..], &served].concat();
+    assert_eq!(set(&cluster, "annotations", "autoscaling.knative.dev/window"), all(&window));
+    assert_eq!(
+        set(&cluster, "annotations", "autoscaling.knative.dev/metric"),
+        all(&[revision, "PodAutoscaler/hello-00001"])
+    );
+}
+
+#[test]
+fn what_is_passed_on_follows_a_change_and_leaves() {
+    let mut cluster = labelled();
+    let other = json!({
+        "labels": {"team": "z"},
+        "annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another", "note": "y"},
+    });
+    apply(&mut cluster, &other, &inner(), "hello:v1");
+    let labels = of(&cluster, ResourceKind::Service, "now-hello", "labels");
+    let annotations = of(&cluster, ResourceKind::Service, "now-hello", "annotations");
+    assert_eq!((labels["team"].as_str(), annotations["note"].as_str()), ("z", "y"));
+    assert_eq!(
+        of(&cluster, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
+        "changer"
+    );
+    let none = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another"}});
+    apply(&mut cluster, &none, &inner(), "hello:v1");
+    assert!(passed(&cluster, "labels", "team").is_empty());
+    assert!(passed(&cluster, "annotations", "note").is_empty());
+    assert_eq!(cluster.names(ResourceKind::Revision), [name("hello-00001")]);
+}
+
+/// The label on a Kubernetes Service is the user's, so it stays when the Knative Service becomes public.
+#[test]
+fn a_tag_that_is_hidden_by_itself_stays_so_when_its_service_becomes_public() {
+    let hosts =
+        |cluster: &FakeApiServer, own: &str| cluster.table().services[&name(own)].hosts.clone();
+    let none = Vec::<String>::new();
+    for (by_itself, of_tag) in
+        [(true, none.clone()), (false, vec!["now-hello.default.localhost".to_owned()])]
+    {
+        let mut cluster = labelled();
+        let own = (ResourceKind::Service, name("now-hello"));
+        if by_itself {
+            let mut object = cluster.objects[&own].clone();
+            object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
+            cluster.objects.insert(own.clone(), object.clone());
+            cluster.step(ControllerEvent::ObjectObserved(
+                own.0,
+                own.1.clone(),
+                Some(Box::new(object)),
+            ));
+        }
+        assert_eq!(
+            [hosts(&cluster, "hello"), hosts(&cluster, "now-hello")],
+            [none.clone(), none.clone()]
+        );
+        let public = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "changer"}});
+        apply(&mut cluster, &public, &inner(), "hello:v1");
+        assert_eq!(hosts(&cluster, "hello"), ["hello.default.localhost"]);
+        assert_eq!(hosts(&cluster, "now-hello"), of_tag);
+        let labels = of(&cluster, own.0, "now-hello", "labels");
+        assert_eq!(labels.contains_key(key::VISIBILITY), by_itself);
+    }
+}

@@ -1,0 +1,166 @@
+//! Pure: pods of Rouse's own components: activators to route to, agents to wait for, addresses of replicas.
+
+use common::wire::{
+    ActivatorEntry, ComponentRole, NamespacedName, RouteChange, RouteKey, ServerComponent,
+    ServerReplicas,
+};
+use serde_json::Value;
+use tracing::info;
+
+use super::{ControllerStateMachine, RouteFingerprint};
+use crate::{
+    drain_acks,
+    observe::{self, ActivatorReadiness, ComponentPod},
+    world::UnixMillis,
+};
+
+impl ControllerStateMachine {
+    /// Handles a pod of the system namespace. Returns false if it is no pod of a component, and was none before.
+    pub(super) fn observe_component_pod(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) -> bool {
+        if name.namespace != self.world.settings.system_namespace {
+            // A user who may label pods in another namespace must not be able to pose as a component.
+            return false;
+        }
+        match object.and_then(observe::read_component_pod) {
+            Some(ComponentPod::Activator(activator, standing)) => {
+                let who = drain_acks::reporter_id(ComponentRole::Activator, &activator.name);
+                self.world.drain_acks.expect_reporter(&who, &name.name);
+                self.observe_activator(activator, standing);
+            }
+            Some(ComponentPod::Agent { node }) => {
+                self.world.drain_acks.expect_reporter(
+                    &drain_acks::reporter_id(ComponentRole::Agent, &node),
+                    &name.name,
+                );
+            }
+            Some(ComponentPod::Replica(part, replica)) => {
+                self.update_replicas(part, |it| {
+                    match it.members.iter_mut().find(|have| have.name == replica.name) {
+                        Some(have) => *have = replica,
+                        None => it.members.push(replica),
+                    }
+                });
+            }
+            None => return self.remove_component_pod(&name.name, now),
+        }
+        true
+    }
+
+    fn remove_component_pod(&mut self, name: &str, now: UnixMillis) -> bool {
+        let mut was = false;
+        // The pod may have been any component, and its deletion does not state which.
+        for who in self.world.drain_acks.remove_reporter_pod(name) {
+            was = true;
+            self.handle_reporter_lost(&who, now);
+            self.reconcile_draining_apps(now);
+        }
+        if self.world.activators.contains_key(name) {
+            was = true;
+            self.remove_activator(name);
+        }
+        for part in [ServerComponent::Controller, ServerComponent::Autoscaler] {
+            let all = self.world.replicas.get(&part).map(|it| it.members.as_slice());
+            if all.unwrap_or_default().iter().any(|it| it.name == name) {
+                was = true;
+                self.update_replicas(part, |it| it.members.retain(|have| have.name != name));
+            }
+        }
+        was
+    }
+
+    /// Sets the chosen replica of a component.
+    pub(super) fn set_chosen_replica(&mut self, part: ServerComponent, chosen: Option<String>) {
+        self.update_replicas(part, |it| it.active = chosen);
+    }
+
+    /// Changes the replicas of a component in the RouteTable. Without any, clients use the address that they are
+    /// configured with.
+    fn update_replicas(&mut self, part: ServerComponent, change: impl FnOnce(&mut ServerReplicas)) {
+        let none = || ServerReplicas { component: part, members: Vec::new(), active: None };
+        let replicas = self.world.replicas.entry(part).or_insert_with(none);
+        change(replicas);
+        // The order of observation must not show in the table, or replicas would send different tables.
+        replicas.members.sort_by(|a, b| a.name.cmp(&b.name));
+        let key = RouteKey::Replicas(part);
+        if replicas.members.is_empty() {
+            self.routes.remove(&key);
+        } else {
+            self.routes
+                .set(key, RouteFingerprint::of_change(&RouteChange::Replicas(replicas.clone())));
+        }
+    }
+
+    fn observe_activator(&mut self, mut activator: ActivatorEntry, standing: ActivatorReadiness) {
+        activator.zone = self.world.node_zones.get(&activator.node).cloned().unwrap_or_default();
+        let seen = (activator.clone(), standing);
+        let before = self.world.activators.insert(activator.name.clone(), seen.clone());
+        if before.as_ref() == Some(&seen) {
+            return;
+        }
+        info!(activator = activator.name, ?standing, "activator seen");
+        self.update_activator_route(&seen.0.name);
+        self.request_slice_checks();
+    }
+
+    /// Updates an activator in the RouteTable. A leaving one stays until the last slice with it is rewritten: it serves
+    /// for as long as the table names it.
+    fn update_activator_route(&self, name: &str) {
+        let key = RouteKey::Activator(name.to_owned());
+        match self.world.activator_readiness(name) {
+            Some((it, ActivatorReadiness::Ready)) => {
+                self.routes
+                    .set(key, RouteFingerprint::of_change(&RouteChange::Activator(it.clone())));
+            }
+            Some((it, ActivatorReadiness::Terminating))
+                if self.world.activator_slices.lists_activator(name) =>
+            {
+                self.routes
+                    .set(key, RouteFingerprint::of_change(&RouteChange::Activator(it.clone())));
+            }
+            Some((_, ActivatorReadiness::NotReady | ActivatorReadiness::Terminating)) | None => {
+                self.routes.remove(&key)
+            }
+        }
+    }
+
+    /// Updates the activators of a node that became, or is no longer, away.
+    pub(super) fn update_node_activators(&mut self, node: &str) {
+        let all = self.world.activators.values().filter(|(it, _)| it.node == node);
+        let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();
+        names.iter().for_each(|name| self.update_activator_route(name));
+        if !names.is_empty() {
+            self.request_slice_checks();
+        }
+    }
+
+    /// Handles an EndpointSlice; `None`: it was deleted.
+    pub(super) fn observe_slice(&mut self, name: &NamespacedName, object: Option<&Value>) {
+        let targets = object.map(observe::slice_target_names).unwrap_or_default();
+        for left in self.world.activator_slices.set_slice(name, &targets) {
+            info!(activator = left, "no slice leads to the activator any more");
+            self.update_activator_route(&left);
+        }
+    }
+
+    fn remove_activator(&mut self, name: &str) {
+        self.world.activators.remove(name);
+        self.update_activator_route(name);
+        self.request_slice_checks();
+    }
+
+    /// Has the slices of every name checked. The writer writes only those whose choice changed, at a limited rate.
+    fn request_slice_checks(&mut self) {
+        let apps = || self.world.apps.iter();
+        let names = apps().filter(|(_, app)| app.route.is_some());
+        let keys = names.flat_map(|(name, app)| crate::desired::slice_keys(name, app));
+        let revisions =
+            apps().flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)));
+        let own = revisions.flat_map(|(name, it)| crate::desired::path_keys(&name.namespace, it));
+        self.effects.changed_keys.extend(keys.chain(own).collect::<Vec<_>>());
+    }
+}

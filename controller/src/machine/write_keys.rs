@@ -1,0 +1,219 @@
+//! Pure: changes of an app → parts of objects that may have to be written.
+//!
+//! A key too many costs one rendering, since an equal object is not written; a missing key loses a change.
+
+use common::wire::NamespacedName;
+
+use super::ControllerStateMachine;
+use crate::{
+    api::{ObjectPartKey, WriteError},
+    children::ResourceKind,
+    desired,
+    world::{AppRevision, AppState, ClusterState, ConditionReason, RouteState, Uid, UnixMillis},
+};
+
+/// Name of an app, with the name of its Revision, or `None` for its Route.
+pub(super) type BlockedObject = (NamespacedName, Option<Box<str>>);
+
+/// Cause for which a Revision or Route cannot become as desired. Each cause is set and cleared on its own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BlockingCause {
+    /// Write error of this object.
+    WriteError(ObjectPartKey),
+    /// Failure that the Deployment reports in its status.
+    Deployment,
+    /// Child objects of an object of this kind do not exist.
+    ChildrenMissing(ResourceKind),
+}
+
+/// Returns the parts of objects that may differ between two states of an app.
+pub(super) fn changed_keys(
+    name: &NamespacedName,
+    before: &AppState,
+    after: Option<&AppState>,
+    world: &ClusterState,
+) -> Vec<ObjectPartKey> {
+    let Some(after) = after else { return Vec::new() };
+    let mut keys = Vec::new();
+    if before.service != after.service
+        || before.configuration != after.configuration
+        || before.route != after.route
+    {
+        keys.extend(desired::object_keys(name));
+        keys.extend(desired::route_name_keys(name, after));
+        keys.extend(desired::route_name_keys(name, before));
+        // An annotation of the Route may set the path of its Revisions.
+        let ways = after.revisions.iter().flat_map(|it| desired::path_keys(&name.namespace, it));
+        keys.extend(ways);
+    }
+    if keys.is_empty()
+        && before.conditions == after.conditions
+        && before.revisions == after.revisions
+    {
+        return keys;
+    }
+    keys.extend(desired::status_keys(name));
+    // A scale that was decided while the owner was being deleted was not written, and nothing else would name it again.
+    let is_freed = |it: &AppRevision| {
+        desired::is_scaled(world, name, after, it) && !desired::is_scaled(world, name, before, it)
+    };
+    for revision in &after.revisions {
+        let old = before.revision(&revision.name);
+        if old.is_none_or(|old| child_inputs(old) != child_inputs(revision)) {
+            let containers = desired::container_names(revision, world);
+            keys.extend(desired::revision_keys(&name.namespace, revision, &containers));
+            keys.extend(desired::hpa_key(&name.namespace, revision, world));
+        }
+        if old != Some(revision) || is_freed(revision) {
+            keys.extend(desired::scale_keys(&name.namespace, revision));
+            keys.extend(desired::drain_annotation_keys(&name.namespace, revision));
+        }
+    }
+    // A Revision that the plan has dropped, such as an old one, is deleted on the API server as well.
+    let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());
+    keys.extend(lost.map(|it| {
+        let name = NamespacedName::new(name.namespace.clone(), &*it.name);
+        ObjectPartKey::new(ResourceKind::Revision, crate::api::ObjectPart::Object, name)
+    }));
+    keys
+}
+
+/// Returns the fields of a Revision on which its child objects depend.
+fn child_inputs(revision: &AppRevision) -> impl PartialEq + '_ {
+    let AppRevision {
+        meta,
+        template,
+        routing_state: routing,
+        digests,
+        initial_scale_reached: reached,
+        ..
+    } = revision;
+    (meta, template, routing, digests, reached, revision.is_stuck())
+}
+
+impl ControllerStateMachine {
+    /// Updates the index of names that belong to an app without showing it.
+    pub(super) fn update_owner_exceptions(
+        &mut self,
+        name: &NamespacedName,
+        before: Option<&AppState>,
+        after: Option<&AppState>,
+    ) {
+        fn named(app: &AppState) -> (bool, Vec<&str>, Vec<&str>) {
+            let tags = app.route.iter().flat_map(RouteState::tags).collect();
+            let revisions = app.revisions.iter().map(|it| &*it.name).collect();
+            (app.route.is_some(), revisions, tags)
+        }
+        // Nearly always no name has come or gone.
+        if before.map(named) == after.map(named) {
+            return;
+        }
+        let odd = |app: &AppState| desired::owner_exceptions(name, app, &self.world);
+        let [old, new] = [before, after].map(|app| app.map(odd).unwrap_or_default());
+        for gone in old.into_iter().filter(|it| !new.contains(it)) {
+            self.world.owner_exceptions.remove(&(gone, name.clone()));
+        }
+        self.world.owner_exceptions.extend(new.into_iter().map(|own| (own, name.clone())));
+    }
+
+    /// Handles missing child objects: the condition goes to their owner, or to the Configuration that should have made
+    /// them.
+    pub(super) fn handle_missing_children(
+        &mut self,
+        app: NamespacedName,
+        of: ResourceKind,
+        name: &NamespacedName,
+        trouble: Option<WriteError>,
+        now: UnixMillis,
+    ) {
+        let why = trouble.map(|it| ConditionReason::new(it.reason, it.message));
+        let hindered: Vec<Option<Box<str>>> = match (of, self.world.apps.get(&app)) {
+            (_, None) => Vec::new(),
+            (ResourceKind::Route, _) => vec![None],
+            // A Configuration without its newest Revision is like one whose newest Revision fails.
+            (ResourceKind::Configuration, Some(known)) => {
+                let is_meant = |it: &&AppRevision| why.is_none() || it.meta.uid == Uid(0);
+                let revisions = known.revisions.iter().filter(is_meant);
+                revisions.map(|it| Some(it.name.clone())).collect()
+            }
+            _ => vec![Some(name.name.as_str().into())],
+        };
+        for it in hindered {
+            self.update_blocked_reason(
+                (app.clone(), it),
+                BlockingCause::ChildrenMissing(of),
+                why.clone(),
+                now,
+            );
+        }
+    }
+
+    /// Sets or clears a cause for which a Revision or Route cannot become as desired. Returns the first cause that is
+    /// left.
+    ///
+    /// The first in a fixed order: otherwise several causes would replace each other in the condition forever.
+    pub(super) fn set_blocking_cause(
+        &mut self,
+        of: &BlockedObject,
+        by: BlockingCause,
+        why: Option<ConditionReason>,
+    ) -> Option<Box<ConditionReason>> {
+        match why {
+            Some(why) => {
+                self.blocking_causes.entry(of.clone()).or_default().insert(by, why);
+            }
+            None => {
+                let all = self.blocking_causes.get_mut(of)?;
+                all.remove(&by);
+                if all.is_empty() {
+                    self.blocking_causes.remove(of);
+                }
+            }
+        }
+        self.blocking_causes.get(of)?.values().next().cloned().map(Box::new)
+    }
+
+    fn update_blocked_reason(
+        &mut self,
+        of: BlockedObject,
+        by: BlockingCause,
+        why: Option<ConditionReason>,
+        now: UnixMillis,
+    ) {
+        let first = self.set_blocking_cause(&of, by, why);
+        let (owner, revision) = of;
+        self.change_app(owner, now, |app, _| match revision {
+            None => app.route.iter_mut().for_each(|it| it.blocked_reason.clone_from(&first)),
+            Some(name) => {
+                let own = app.revisions.iter_mut().filter(|it| it.name == name);
+                own.for_each(|it| it.blocked_reason.clone_from(&first));
+            }
+        });
+    }
+
+    /// Drops the causes of a deleted app.
+    pub(super) fn remove_blocking_causes(&mut self, name: &NamespacedName) {
+        // Nearly always there is none.
+        self.blocking_causes.retain(|(owner, _), _| owner != name);
+    }
+
+    /// Handles a write error, or its end: the Revision or Route that the object belongs to gets the condition.
+    pub(super) fn handle_write_error(
+        &mut self,
+        key: &ObjectPartKey,
+        trouble: Option<WriteError>,
+        now: UnixMillis,
+    ) {
+        let why = trouble.map(|it| ConditionReason::new(it.reason, it.message));
+        let of = match desired::owner_route_of(&self.world, key) {
+            Some(owner) => (owner, None),
+            None => {
+                let Some((owner, it)) = desired::owner_revision_of(&self.world, key) else {
+                    return;
+                };
+                (owner, Some(it))
+            }
+        };
+        self.update_blocked_reason(of, BlockingCause::WriteError(key.clone()), why, now);
+    }
+}

@@ -1,0 +1,184 @@
+//! Pure: choice of the node that a new pod may be bound to without the scheduler.
+//!
+//! Only pods without constraints are bound: a pod with a placement rule or resource requests is left to the scheduler.
+//! A node is eligible only where its kubelet lists the pod's images. A node that has rejected a pod is left to the
+//! scheduler for a while.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::{
+    api::object_cache::stable_json_hash,
+    observe,
+    restore::array_items,
+    world::{ClusterState, UnixMillis},
+};
+
+/// Time after a rejection during which a node gets no bound pods, in ms.
+const REJECTION_BACKOFF_MS: u64 = 60_000;
+/// Fields of a pod's spec that only the scheduler can evaluate.
+const SCHEDULER_ONLY_FIELDS: [&str; 6] = [
+    "nodeSelector",
+    "topologySpreadConstraints",
+    "schedulingGates",
+    "resourceClaims",
+    "runtimeClassName",
+    "hostNetwork",
+];
+/// Volume types that exist on every node.
+const NODE_INDEPENDENT_VOLUMES: [&str; 5] =
+    ["configMap", "secret", "projected", "emptyDir", "downwardAPI"];
+
+/// Facts about a node that decide whether pods may be bound to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// True if the node's condition `Ready` is `True`.
+    is_ready: bool,
+    /// True if the node is ready and schedulable, has no hard taint and reports no pressure.
+    is_schedulable: bool,
+    /// Hashes of the names of the images on the node, sorted.
+    image_hashes: Box<[u64]>,
+    /// Time of the node's last rejection of a pod.
+    last_rejection: Option<UnixMillis>,
+}
+
+impl NodeState {
+    /// Reads a Node object; `before` holds the earlier facts, of which the last rejection is kept.
+    pub fn from_object(object: &Value, before: Option<&Self>) -> Self {
+        let status = &object["status"];
+        let is = |kind: &str, wanted: &str| {
+            array_items(&status["conditions"])
+                .any(|it| it["type"] == kind && it["status"] == wanted)
+        };
+        let pressed = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+        let closed = object["spec"]["unschedulable"] == true
+            // `PreferNoSchedule` is only a preference; every other effect keeps pods without tolerations away.
+            || array_items(&object["spec"]["taints"]).any(|it| it["effect"] != "PreferNoSchedule");
+        let names = array_items(&status["images"]).flat_map(|it| array_items(&it["names"]));
+        let mut images: Vec<u64> = names.map(stable_json_hash).collect();
+        images.sort_unstable();
+        let is_ready = is("Ready", "True");
+        Self {
+            is_ready,
+            is_schedulable: is_ready && !closed && !pressed.iter().any(|it| is(it, "True")),
+            image_hashes: images.into(),
+            last_rejection: before.and_then(|it| it.last_rejection),
+        }
+    }
+
+    /// Returns true if Kubernetes reports the node ready.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// Records that the node has rejected a pod at `now`.
+    pub fn record_rejection(&mut self, now: UnixMillis) {
+        self.last_rejection = Some(now);
+    }
+
+    /// Returns true if a pod with these image hashes may be bound to the node at `now`.
+    fn accepts_pod(&self, images: &[u64], now: UnixMillis) -> bool {
+        let shunned = self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
+        self.is_schedulable
+            && !shunned
+            && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
+    }
+}
+
+/// Name of the node whose kubelet has rejected or evicted this pod; none for any other pod.
+pub fn rejecting_node(pod: &Value) -> Option<&str> {
+    let status = &pod["status"];
+    // The kubelet sets a reason (`OutOfpods`, `Evicted`, …) when it rejects or evicts. Failed containers set none.
+    let refused = status["phase"] == "Failed" && status["reason"].is_string();
+    pod["spec"]["nodeName"].as_str().filter(|_| refused)
+}
+
+/// Chooses the node for a pod as the API server is about to store it. Of the nodes that have its images, it takes the
+/// one with the fewest pods of the same Revision; the random `chance` breaks ties.
+pub fn choose_node<'a>(
+    world: &'a ClusterState,
+    pod: &Value,
+    chance: u64,
+    now: UnixMillis,
+) -> Option<&'a str> {
+    let spec = &pod["spec"];
+    if !is_unconstrained(spec) {
+        return None;
+    }
+    let containers =
+        || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
+    // The kubelet lists images under the names they were pulled by, so the text of the spec is compared as it is.
+    let images: Vec<u64> = containers().map(|it| stable_json_hash(&it["image"])).collect();
+    let fitting = world.nodes.iter().filter(|(_, node)| node.accepts_pod(&images, now));
+    let load = sibling_counts(world, pod);
+    let of = |node: &str| load.get(node).copied().unwrap_or(0);
+    let fewest = fitting.clone().map(|(name, _)| of(name)).min()?;
+    let equal: Vec<&str> =
+        fitting.map(|(name, _)| name.as_str()).filter(|name| of(name) == fewest).collect();
+    let count = u64::try_from(equal.len()).ok()?;
+    equal.get(usize::try_from(chance % count).ok()?).copied()
+}
+
+/// Number of pods of the same Revision, by node.
+fn sibling_counts<'a>(world: &'a ClusterState, pod: &Value) -> BTreeMap<&'a str, usize> {
+    let mut load = BTreeMap::new();
+    let owner = observe::owning_app(pod);
+    let app = owner.and_then(|owner| world.apps.get(&owner));
+    let revision = app.and_then(|app| app.revision(observe::revision_name_of(pod)?));
+    for sibling in revision.into_iter().flat_map(|it| &it.pods) {
+        if let Some(placed) = &sibling.kube_status {
+            *load.entry(&*placed.node).or_default() += 1;
+        }
+    }
+    load
+}
+
+/// Returns true if any node that has the images will do.
+fn is_unconstrained(spec: &Value) -> bool {
+    // The API server fills in defaults such as `[]`, `{}` and `false`, which ask for nothing.
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Bool(it) => !it,
+        Value::Array(all) => all.is_empty(),
+        Value::Object(all) => all.is_empty(),
+        Value::String(it) => it.is_empty(),
+        Value::Number(_) => false,
+    };
+    let containers =
+        || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
+    let asks = |it: &Value| {
+        let resources = &it["resources"];
+        ["requests", "limits", "claims"].iter().any(|field| !is_empty(&resources[*field]))
+            || array_items(&it["ports"]).any(|port| port["hostPort"].is_u64())
+    };
+    let bound = |it: &Value| {
+        let kinds = it.as_object().into_iter().flat_map(serde_json::Map::keys);
+        kinds
+            .filter(|kind| *kind != "name")
+            .any(|kind| !NODE_INDEPENDENT_VOLUMES.contains(&kind.as_str()))
+    };
+    let scheduler = spec["schedulerName"].as_str().unwrap_or("default-scheduler");
+    is_empty(&spec["nodeName"])
+        && scheduler == "default-scheduler"
+        && SCHEDULER_ONLY_FIELDS.iter().all(|field| is_empty(&spec[*field]))
+        && is_empty(&spec["resources"])
+        && is_default_affinity(&spec["affinity"])
+        && !containers().any(asks)
+        && !array_items(&spec["volumes"]).any(bound)
+}
+
+/// Returns true if an affinity is empty, or holds only the preference of every Revision's pods for different nodes.
+fn is_default_affinity(affinity: &Value) -> bool {
+    let Some(all) = affinity.as_object() else { return true };
+    all.iter().all(|(kind, wish)| {
+        let fields = wish.as_object().into_iter().flat_map(serde_json::Map::keys);
+        let mut fields = fields.map(String::as_str);
+        kind == "podAntiAffinity"
+            && fields.all(|it| it == "preferredDuringSchedulingIgnoredDuringExecution")
+            && array_items(&wish["preferredDuringSchedulingIgnoredDuringExecution"]).count() <= 1
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+use serde_json::json;
+
+use super::*;
+
+const NOW: UnixMillis = UnixMillis(1_000_000);
+
+fn node(images: &[&str]) -> Value {
+    json!({
+        "spec": {},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "DiskPressure", "status": "False"}],
+            "images": [{"names": images}],
+        },
+    })
+}
+
+fn world(nodes: &[(&str, Value)]) -> ClusterState {
+    let mut world = ClusterState::default();
+    let nodes = nodes
+        .iter()
+        .map(|(name, object)| ((*name).to_owned(), NodeState::from_object(object, None)));
+    world.nodes = nodes.collect();
+    world
+}
+
+fn pod() -> Value {
+    json!({
+        "metadata": {"namespace": "default", "labels": {}},
+        "spec": {
+            "schedulerName": "default-scheduler",
+            "containers": [{"name": "user-container", "image": "app:v1", "resources": {}, "ports": [{"containerPort": 8080}]}],
+            "volumes": [{"name": "token", "projected": {"sources": []}}],
+            "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100}]}},
+        },
+    })
+}
+
+#[test]
+fn binds_to_a_node_that_has_the_image() {
+    let world = world(&[("a", node(&["other:v1"])), ("b", node(&["app@sha256:1", "app:v1"]))]);
+    assert_eq!(choose_node(&world, &pod(), 7, NOW), Some("b"));
+    let mut two = pod();
+    two["spec"]["initContainers"] = json!([{"name": "first", "image": "missing:v1"}]);
+    assert_eq!(choose_node(&world, &two, 7, NOW), None, "every image must be there");
+}
+
+#[test]
+fn chance_spreads_among_equals() {
+    let world = world(&[("a", node(&["app:v1"])), ("b", node(&["app:v1"]))]);
+    let places: Vec<_> = (0..4).map(|chance| choose_node(&world, &pod(), chance, NOW)).collect();
+    assert_eq!(places, [Some("a"), Some("b"), Some("a"), Some("b")]);
+}
+
+#[test]
+fn leaves_constrained_pods_to_the_scheduler() {
+    let world = world(&[("a", node(&["app:v1"]))]);
+    let wishes = [
+        ("/spec/nodeSelector", json!({"disk": "fast"})),
+        ("/spec/nodeName", json!("b")),
+        ("/spec/schedulerName", json!("mine")),
+        ("/spec/topologySpreadConstraints", json!([{"maxSkew": 1}])),
+        ("/spec/schedulingGates", json!([{"name": "wait"}])),
+        ("/spec/runtimeClassName", json!("sandboxed")),
+        ("/spec/affinity", json!({"nodeAffinity": {}})),
+        (
+            "/spec/affinity",
+            json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}),
+        ),
+        ("/spec/containers/0/resources", json!({"requests": {"cpu": "1"}})),
+        ("/spec/containers/0/ports", json!([{"containerPort": 1, "hostPort": 80}])),
+        ("/spec/volumes", json!([{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}])),
+    ];
+    assert_eq!(choose_node(&world, &pod(), 0, NOW), Some("a"));
+    for (path, wish) in wishes {
+        let mut pod = pod();
+        let (parent, field) = path.rsplit_once('/').unwrap();
+        pod.pointer_mut(parent).unwrap()[field] = wish.clone();
+        assert_eq!(choose_node(&world, &pod, 0, NOW), None, "{path} {wish}");
+    }
+}
+
+#[test]
+fn no_pod_is_bound_to_a_node_that_takes_none() {
+    let closed = [
+        ("/spec", json!({"unschedulable": true})),
+        ("/spec", json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]})),
+        ("/status/conditions", json!([{"type": "Ready", "status": "Unknown"}])),
+        (
+            "/status/conditions",
+            json!([
+                {"type": "Ready", "status": "True"}, {"type": "MemoryPressure", "status": "True"},
+            ]),
+        ),
+    ];
+    for (path, value) in closed {
+        let mut object = node(&["app:v1"]);
+        *object.pointer_mut(path).unwrap() = value.clone();
+        assert_eq!(choose_node(&world(&[("a", object)]), &pod(), 0, NOW), None, "{value}");
+    }
+    let mut rather_not = node(&["app:v1"]);
+    rather_not["spec"]["taints"] = json!([{"key": "x", "effect": "PreferNoSchedule"}]);
+    assert_eq!(choose_node(&world(&[("a", rather_not)]), &pod(), 0, NOW), Some("a"));
+}
+
+#[test]
+fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
+    let mut world = world(&[("a", node(&["app:v1"]))]);
+    let failed =
+        json!({"spec": {"nodeName": "a"}, "status": {"phase": "Failed", "reason": "OutOfpods"}});
+    assert_eq!(rejecting_node(&failed), Some("a"));
+    assert_eq!(
+        rejecting_node(&json!({"spec": {"nodeName": "a"}, "status": {"phase": "Running"}})),
+        None
+    );
+    world.nodes.get_mut("a").unwrap().record_rejection(NOW);
+    assert_eq!(choose_node(&world, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS - 1)), None);
+    let news = NodeState::from_object(&node(&["app:v1"]), world.nodes.get("a"));
+    world.nodes.insert("a".into(), news);
+    assert_eq!(
+        choose_node(&world, &pod(), 0, NOW.plus_ms(1)),
+        None,
+        "its heartbeat changes nothing"
+    );
+    assert_eq!(choose_node(&world, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS)), Some("a"));
+}

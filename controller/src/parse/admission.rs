@@ -1,0 +1,451 @@
+//! Pure: admission of objects for an API server: defaults (mutation) and validation.
+//!
+//! knative/serving `pkg/apis/serving/{v1,v1beta1}`, `pkg/apis/autoscaling/v1alpha1` and knative/networking
+//! `pkg/apis/networking/v1alpha1`; knative.md §1.12, §1.13.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{api::core::v1::PodSpec, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Problem, defaults, diff,
+    known_keys::{self, MetadataPlace},
+    local_warnings, metadata, probe, revision_template,
+    rules::{AdmissionPlatform, AdmissionRules, TemplateParent},
+    security, traffic,
+    typed::{parse_typed, remove_unknown_fields},
+};
+use crate::{
+    knative::{RevisionSpec, TrafficTarget, key},
+    scale_policy,
+};
+
+mod internal_kinds;
+
+/// Kinds of objects that admission handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmittedKind {
+    /// Kind Service of API version `serving.knative.dev/v1`.
+    Service,
+    /// Kind Configuration of API version `serving.knative.dev/v1`.
+    Configuration,
+    /// Kind Revision of API version `serving.knative.dev/v1`.
+    Revision,
+    /// Kind Route of API version `serving.knative.dev/v1`.
+    Route,
+    /// Kind DomainMapping of API version `serving.knative.dev/v1beta1`.
+    DomainMapping,
+    /// Kind PodAutoscaler of API version `autoscaling.internal.knative.dev/v1alpha1`.
+    PodAutoscaler,
+    /// Kind Metric of API version `autoscaling.internal.knative.dev/v1alpha1`.
+    Metric,
+    /// Kind ServerlessService of API version `networking.internal.knative.dev/v1alpha1`.
+    ServerlessService,
+    /// Kind ClusterDomainClaim of API version `networking.internal.knative.dev/v1alpha1`.
+    ClusterDomainClaim,
+}
+
+impl AdmittedKind {
+    /// Returns the kind of an API group and a kind's name.
+    pub fn from_group_kind(group: &str, kind: &str) -> Option<Self> {
+        const AUTOSCALING: &str = "autoscaling.internal.knative.dev";
+        const NETWORKING: &str = "networking.internal.knative.dev";
+        Some(match (group, kind) {
+            ("serving.knative.dev", "Service") => Self::Service,
+            ("serving.knative.dev", "Configuration") => Self::Configuration,
+            ("serving.knative.dev", "Revision") => Self::Revision,
+            ("serving.knative.dev", "Route") => Self::Route,
+            ("serving.knative.dev", "DomainMapping") => Self::DomainMapping,
+            (AUTOSCALING, "PodAutoscaler") => Self::PodAutoscaler,
+            (AUTOSCALING, "Metric") => Self::Metric,
+            (NETWORKING, "ServerlessService") => Self::ServerlessService,
+            (NETWORKING, "ClusterDomainClaim") => Self::ClusterDomainClaim,
+            _ => return None,
+        })
+    }
+
+    /// Returns the place of the PodSpec in an object of this kind: as JSON pointer and as field path.
+    fn pod_spec_location(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Service | Self::Configuration => {
+                Some(("/spec/template/spec", "spec.template.spec"))
+            }
+            Self::Revision => Some(("/spec", "spec")),
+            _ => None,
+        }
+    }
+}
+
+/// Question of the API server: one object, and all that the answer depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct AdmissionRequest<'a> {
+    /// Kind of the object in question.
+    pub kind: AdmittedKind,
+    /// Object as it is to be stored.
+    pub object: &'a Value,
+    /// Object as it is stored; `None` if it is being created.
+    pub old: Option<&'a Value>,
+    /// User of the request; `None` if the controller itself asks.
+    pub user: Option<&'a str>,
+    /// Settings that the rules depend on.
+    pub rules: AdmissionRules<'a>,
+}
+
+/// Returns the object with all defaults filled in, and the paths of unknown fields.
+///
+/// Unknown fields are fields that no pod has. They are removed, as the API server does with fields outside a schema.
+pub fn apply_defaults(it: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
+    let mut object = it.object.clone();
+    let unknown = match it.kind.pod_spec_location() {
+        Some((pointer, path)) => prune_pod(&mut object, pointer, path),
+        None => Vec::new(),
+    };
+    let meta: ObjectMeta = parse_typed(object.get("metadata"), "", &mut Vec::new());
+    let created = it.old.is_none();
+    match it.kind {
+        AdmittedKind::Service | AdmittedKind::Configuration => {
+            match it.old.filter(|_| keeps_revision_name(it)) {
+                Some(old) => restore_template_defaults(&mut object, old, &meta, &it.rules),
+                None => fill_template(&mut object, &meta, created, &it.rules),
+            }
+            if it.kind == AdmittedKind::Service {
+                fill_traffic(&mut object, true);
+            }
+        }
+        AdmittedKind::Route => fill_traffic(&mut object, false),
+        // Revisions are immutable: defaults that appeared later must not reach an existing one.
+        AdmittedKind::Revision if created => {
+            if let Some(spec) = object.get_mut("spec") {
+                defaults::fill_revision_spec(spec, &meta, created, &it.rules);
+            }
+        }
+        AdmittedKind::DomainMapping => internal_kinds::fill_reference_namespace(&mut object, &meta),
+        AdmittedKind::PodAutoscaler => internal_kinds::fill_class_and_metric(&mut object),
+        AdmittedKind::Revision
+        | AdmittedKind::Metric
+        | AdmittedKind::ServerlessService
+        | AdmittedKind::ClusterDomainClaim => {}
+    }
+    record_user(&mut object, &meta, it);
+    (object, unknown)
+}
+
+/// Checks an object against all rules, and collects warnings.
+pub fn validate(it: &AdmissionRequest<'_>) -> ValidationResult {
+    let mut verdict = ValidationResult::default();
+    let problems = &mut verdict.problems;
+    let meta: ObjectMeta = parse_typed(it.object.get("metadata"), "metadata", problems);
+    match it.kind {
+        AdmittedKind::Service | AdmittedKind::Configuration | AdmittedKind::Route => {
+            check_serving_kind(it, &meta, problems)
+        }
+        AdmittedKind::Revision => check_revision(it, &meta, problems),
+        AdmittedKind::DomainMapping => internal_kinds::check_domain_mapping(it, &meta, problems),
+        AdmittedKind::PodAutoscaler => internal_kinds::check_pod_autoscaler(it, &meta, problems),
+        AdmittedKind::ServerlessService => {
+            internal_kinds::check_serverless_service(it, &meta, problems)
+        }
+        AdmittedKind::Metric => metadata::check_name(&meta, problems),
+        AdmittedKind::ClusterDomainClaim => internal_kinds::check_domain_claim(it, problems),
+    }
+    collect_warnings(it, &meta, &mut verdict.warnings);
+    verdict
+}
+
+/// Result of validation: broken rules, and warnings.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ValidationResult {
+    /// Broken rules; an empty list admits the object.
+    pub problems: Vec<Problem>,
+    /// Warnings, which the user gets although the object is admitted.
+    pub warnings: Vec<Problem>,
+}
+
+fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
+    let Some(Value::Object(spec)) = object.pointer_mut(pointer) else { return Vec::new() };
+    // The fields that Knative adds to a PodSpec are unknown to that type: they are set aside while it is pruned.
+    let own: Vec<_> = revision_template::REVISION_LIMIT_FIELDS
+        .iter()
+        .filter_map(|name| spec.remove_entry(*name))
+        .collect();
+    let mut pod = Value::Object(std::mem::take(spec));
+    let unknown = remove_unknown_fields::<PodSpec>(&mut pod, path);
+    if let Value::Object(pod) = pod {
+        *spec = pod;
+    }
+    spec.extend(own);
+    unknown
+}
+
+/// Returns true if the new template has the old one's explicit name. Such a template describes one Revision forever:
+/// changed defaults of the installation must not force the user to choose another name.
+fn keeps_revision_name(it: &AdmissionRequest<'_>) -> bool {
+    let name = |object: &Value| {
+        let name = object.pointer("/spec/template/metadata/name").and_then(Value::as_str);
+        name.filter(|name| !name.is_empty()).map(str::to_owned)
+    };
+    let new = name(it.object);
+    new.is_some() && new == it.old.and_then(name)
+}
+
+fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &AdmissionRules<'_>) {
+    if let Some(template) = object.pointer_mut("/spec/template") {
+        defaults::fill_template(template, meta, created, rules);
+    }
+}
+
+/// Fills in absent fields of a named template whose defaults are the same as when it was created. Knative leaves them
+/// unset, and so refuses a manifest that is applied twice: `kubectl apply` replaces the list of containers by that of
+/// the manifest. Any other absent field is a change, and is refused as one.
+fn restore_template_defaults(
+    object: &mut Value,
+    old: &Value,
+    meta: &ObjectMeta,
+    rules: &AdmissionRules<'_>,
+) {
+    const AT: &str = "/spec/template";
+    let mut filled = object.clone();
+    fill_template(&mut filled, meta, true, rules);
+    if let (Some(new), Some(filled), Some(old)) =
+        (object.pointer_mut(AT), filled.pointer(AT), old.pointer(AT))
+    {
+        copy_unchanged_defaults(new, filled, old);
+    }
+}
+
+/// Copies values of `old` to `new` where `new` has none and `filled` has the same value.
+fn copy_unchanged_defaults(new: &mut Value, filled: &Value, old: &Value) {
+    match (new, filled, old) {
+        (Value::Object(new), Value::Object(filled), Value::Object(old)) => {
+            for (key, filled) in filled {
+                match (new.get_mut(key), old.get(key)) {
+                    (Some(new), Some(old)) => copy_unchanged_defaults(new, filled, old),
+                    (None, Some(old)) if old == filled => {
+                        new.insert(key.clone(), old.clone());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        (Value::Array(new), Value::Array(filled), Value::Array(old)) => {
+            let all = new.iter_mut().zip(filled).zip(old);
+            all.for_each(|((new, filled), old)| copy_unchanged_defaults(new, filled, old));
+        }
+        _ => {}
+    }
+}
+
+fn fill_traffic(object: &mut Value, is_service: bool) {
+    if let Some(Value::Object(spec)) = object.get_mut("spec") {
+        defaults::fill_traffic(spec, is_service);
+    }
+}
+
+/// Records creator and last modifier in annotations. Child objects get none: their parent records both.
+fn record_user(object: &mut Value, meta: &ObjectMeta, it: &AdmissionRequest<'_>) {
+    let Some(user) = it.user else { return };
+    let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
+    let noted = match it.kind {
+        AdmittedKind::Service | AdmittedKind::DomainMapping => true,
+        AdmittedKind::Configuration | AdmittedKind::Route => !owned,
+        _ => false,
+    };
+    let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
+    // Only the spec counts: labels and annotations change without making anyone a modifier (Knative's `SetUserInfo`).
+    let changed = it.old.is_none_or(|old| !diff::is_equivalent(&spec(old), &spec(object)));
+    if !noted || !changed {
+        return;
+    }
+    let Some(annotations) = annotations_mut(object) else { return };
+    if it.old.is_none() {
+        annotations.insert(key::CREATOR.into(), user.into());
+    }
+    annotations.insert(key::LAST_MODIFIER.into(), user.into());
+}
+
+fn annotations_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
+    let metadata = defaults::object_field(object.as_object_mut()?, "metadata")?;
+    defaults::object_field(metadata, "annotations")
+}
+
+/// Checks a Service, Configuration or Route.
+fn check_serving_kind(it: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    let annotations = meta.annotations.clone().unwrap_or_default();
+    metadata::check_name(meta, problems);
+    metadata::refuse_autoscaling_annotations(&annotations, problems);
+    if it.kind != AdmittedKind::Configuration {
+        metadata::check_route_annotations(&annotations, problems);
+    }
+    if it.kind != AdmittedKind::Service {
+        metadata::check_service_owner(meta, problems);
+    }
+    let spec = it.object.get("spec").filter(|spec| !spec.is_null());
+    let Some(Value::Object(spec)) = spec else {
+        problems.push(Problem::missing("spec"));
+        return;
+    };
+    if it.kind != AdmittedKind::Route {
+        check_template(spec, TemplateParent::from_metadata(meta), &it.rules, problems);
+    }
+    if it.kind != AdmittedKind::Configuration {
+        let before = problems.len();
+        let targets: Vec<TrafficTarget> =
+            parse_typed(spec.get("traffic"), "spec.traffic", problems);
+        // An unreadable list is reported once, without the errors of an empty one.
+        if problems.len() == before {
+            traffic::check_targets(&targets, it.kind == AdmittedKind::Service, problems);
+        }
+    }
+    let Some(old) = it.old else { return };
+    // These annotations of child objects are not recorded here (see `user`), so there is nothing to protect.
+    let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
+    if it.kind == AdmittedKind::Service || !owned {
+        check_creator(old, it.object, &annotations, problems);
+    }
+    if it.kind != AdmittedKind::Route {
+        check_name_change(old, it.object, problems);
+    }
+}
+
+fn check_template(
+    spec: &Map<String, Value>,
+    parent: TemplateParent<'_>,
+    rules: &AdmissionRules<'_>,
+    problems: &mut Vec<Problem>,
+) {
+    const AT: &str = "spec.template";
+    let empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
+    let Some(template) = spec.get("template").filter(|it| !it.is_null() && !empty(it)) else {
+        problems.push(Problem::missing(AT));
+        return;
+    };
+    let at = format!("{AT}.metadata");
+    let meta: ObjectMeta = parse_typed(template.get("metadata"), &at, problems);
+    let spec = revision_template::parse_revision_spec(
+        template.get("spec"),
+        &format!("{AT}.spec"),
+        rules,
+        problems,
+    );
+    metadata::check_revision_name(&meta, parent, problems);
+    let annotations = meta.annotations.unwrap_or_default();
+    revision_template::check_annotations(
+        &annotations,
+        &spec,
+        &format!("{at}.annotations"),
+        rules,
+        problems,
+    );
+}
+
+/// Refuses any change of a template that keeps its name, since the Revision of that name exists already.
+fn check_name_change(old: &Value, new: &Value, problems: &mut Vec<Problem>) {
+    let template = |object: &Value| object.pointer("/spec/template").cloned().unwrap_or_default();
+    let (old, new) = (template(old), template(new));
+    let name = |template: &Value| {
+        template.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    if name(&new).is_empty() || name(&new) != name(&old) {
+        return;
+    }
+    if let Some(diff) = diff::describe_changes(&old, &new) {
+        let message = "Saw the following changes without a name change (-old +new)";
+        problems.push(Problem::new("spec.template.metadata.name", message).with_details(diff));
+    }
+}
+
+fn check_creator(
+    old: &Value,
+    new: &Value,
+    annotations: &BTreeMap<String, String>,
+    problems: &mut Vec<Problem>,
+) {
+    let before: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
+    let before = before.annotations.unwrap_or_default();
+    let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
+    metadata::check_creator(
+        &before,
+        annotations,
+        diff::is_equivalent(&spec(old), &spec(new)),
+        problems,
+    );
+}
+
+fn check_revision(it: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    metadata::check_name(meta, problems);
+    metadata::check_revision_owner(meta, problems);
+    // A spec was judged when it was created. Judged again by stricter settings it could not even get a label.
+    if let Some(old) = it.old {
+        let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
+        if let Some(diff) = diff::describe_changes(&spec(old), &spec(it.object)) {
+            let message = "Immutable fields changed (-old +new)";
+            problems.push(Problem::new("spec", message).with_details(diff));
+        }
+        return;
+    }
+    let spec =
+        revision_template::parse_revision_spec(it.object.get("spec"), "spec", &it.rules, problems);
+    let annotations = meta.annotations.clone().unwrap_or_default();
+    // Annotations were judged in the template, but the autoscaler reads the Revision's own, too.
+    if let Err(more) = it.rules.autoscaler.strict_policy(
+        &annotations,
+        concurrency_limit(&spec),
+        "metadata.annotations",
+    ) {
+        problems.extend(more);
+    }
+}
+
+fn concurrency_limit(spec: &RevisionSpec) -> u32 {
+    spec.container_concurrency.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(0)
+}
+
+fn collect_warnings(it: &AdmissionRequest<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
+    let place = match it.kind {
+        AdmittedKind::Service => MetadataPlace::Service,
+        AdmittedKind::Configuration => MetadataPlace::Configuration,
+        AdmittedKind::Route => MetadataPlace::Route,
+        AdmittedKind::DomainMapping => MetadataPlace::DomainMapping,
+        AdmittedKind::Revision => MetadataPlace::Revision,
+        AdmittedKind::PodAutoscaler | AdmittedKind::Metric | AdmittedKind::ServerlessService => {
+            return internal_kinds::warn_without_effect(it, meta, warnings);
+        }
+        AdmittedKind::ClusterDomainClaim => return,
+    };
+    known_keys::warn_unused_keys(meta, place, "metadata", warnings);
+    if it.kind != AdmittedKind::Service && it.kind != AdmittedKind::Configuration {
+        return;
+    }
+    let (at, inner) = ("spec.template.metadata", it.object.pointer("/spec/template/metadata"));
+    known_keys::warn_template_metadata(inner, at, warnings);
+    let inner: ObjectMeta = parse_typed(inner, at, &mut Vec::new());
+    known_keys::warn_unused_keys(&inner, MetadataPlace::Template, at, warnings);
+    let pod: PodSpec = match it.object.pointer("/spec/template/spec") {
+        Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
+        None => PodSpec::default(),
+    };
+    match it.rules.platform {
+        AdmissionPlatform::Local => local_warnings::warn_ignored_settings(meta, &pod, warnings),
+        // Policies that a cluster may enforce later do not concern a single machine.
+        AdmissionPlatform::Kubernetes => {
+            security::warn_insecure_defaults(&pod, "spec.template.spec", warnings)
+        }
+    }
+    let serving = defaults::serving_index(&pod.containers);
+    if let Some(container) = pod.containers.get(serving) {
+        probe::warn_initial_delay(
+            container,
+            &format!("spec.template.spec.containers[{serving}]"),
+            warnings,
+        );
+    }
+}
+
+/// Returns the metric of a class whose annotations name none.
+pub(super) fn default_metric(class: &str) -> Value {
+    if class == scale_policy::KPA_CLASS { json!("concurrency") } else { json!("cpu") }
+}
+
+#[cfg(test)]
+mod tests;

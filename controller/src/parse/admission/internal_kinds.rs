@@ -1,0 +1,225 @@
+//! Pure: admission of DomainMapping and of Knative's internal kinds.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Map, Value};
+
+use super::{
+    super::Problem, AdmissionRequest, AdmittedKind, annotations_mut, check_creator, default_metric,
+};
+use crate::{
+    parse::{defaults, dns_names, metadata},
+    scale_policy,
+};
+
+/// Fills in the namespace of a DomainMapping's reference, which is always its own.
+pub(super) fn fill_reference_namespace(object: &mut Value, meta: &ObjectMeta) {
+    let Some(namespace) = meta.namespace.as_deref() else { return };
+    if let Some(Value::Object(reference)) = object.pointer_mut("/spec/ref")
+        && defaults::text_field(reference, "namespace").is_empty()
+    {
+        reference.insert("namespace".into(), namespace.into());
+    }
+}
+
+/// Fills in the annotations that select a PodAutoscaler's class and metric.
+pub(super) fn fill_class_and_metric(object: &mut Value) {
+    let Some(annotations) = annotations_mut(object) else { return };
+    let (class, metric) = (
+        format!("{}class", scale_policy::AUTOSCALING_PREFIX),
+        format!("{}metric", scale_policy::AUTOSCALING_PREFIX),
+    );
+    // The class comes first, since the default metric depends on it.
+    annotations.entry(&class).or_insert_with(|| scale_policy::KPA_CLASS.into());
+    let class = defaults::text_field(annotations, &class);
+    annotations.entry(&metric).or_insert_with(|| default_metric(&class));
+}
+
+pub(super) fn check_domain_mapping(
+    it: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    problems: &mut Vec<Problem>,
+) {
+    let name = meta.name.as_deref().unwrap_or_default();
+    // The name is the domain, which a generated suffix would change.
+    if meta.generate_name.as_deref().is_some_and(|it| !it.is_empty()) {
+        problems.push(Problem::disallowed("metadata.generateName"));
+    }
+    let at = "metadata.name";
+    if let Some(why) = qualified_name_error(name) {
+        problems.push(Problem::new(at, format!("invalid name {name:?}: {why}")));
+    }
+    let domain = it.rules.cluster_domain;
+    // Names below the cluster's domain belong to Kubernetes Services.
+    if name.ends_with(&format!(".{domain}")) || name == domain {
+        let message = format!(
+            "invalid name {name:?}: must not be a subdomain of cluster local domain {domain:?}"
+        );
+        problems.push(Problem::new(at, message));
+    }
+    if let Some(old) = it.old {
+        let annotations = meta.annotations.clone().unwrap_or_default();
+        check_creator(old, it.object, &annotations, problems);
+    }
+    let Some(Value::Object(reference)) = it.object.pointer("/spec/ref") else {
+        problems.push(Problem::missing("spec.ref"));
+        return;
+    };
+    self::check_reference(reference, meta, problems);
+}
+
+/// Returns the reason why `name` is no fully qualified domain name (apimachinery `IsFullyQualifiedDomainName`).
+fn qualified_name_error(name: &str) -> Option<String> {
+    // A final dot marks a fully qualified name and is allowed.
+    let bare = name.strip_suffix('.').unwrap_or(name);
+    if bare.is_empty() {
+        return Some("name: Required value".into());
+    }
+    if let Some(why) = dns_names::subdomain_errors(bare).first() {
+        return Some(format!("name: Invalid value: {name:?}: {why}"));
+    }
+    if !bare.contains('.') {
+        let why = "should be a domain with at least two segments separated by dots";
+        return Some(format!("name: Invalid value: {name:?}: {why}"));
+    }
+    let long = bare.split('.').find(|label| label.len() > 63)?;
+    Some(format!("name: Invalid value: {long:?}: must be no more than 63 characters"))
+}
+
+/// Checks the reference of a DomainMapping (knative/pkg `apis/duck/v1/knative_reference.go`).
+fn check_reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+    for name in ["apiVersion", "kind", "name", "namespace"] {
+        if defaults::text_field(reference, name).is_empty() {
+            problems.push(Problem::missing(format!("spec.ref.{name}")));
+        }
+    }
+    let (there, here) = (
+        defaults::text_field(reference, "namespace"),
+        meta.namespace.as_deref().unwrap_or_default(),
+    );
+    // A mapping must not publish a service of another namespace.
+    if !there.is_empty() && !here.is_empty() && there != here {
+        let problem = Problem::new("spec.ref.namespace", "mismatched namespaces");
+        let details = format!("parent namespace: {here:?} does not match ref: {there:?}");
+        problems.push(problem.with_details(details));
+    }
+}
+
+pub(super) fn check_pod_autoscaler(
+    it: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    problems: &mut Vec<Problem>,
+) {
+    metadata::check_name(meta, problems);
+    let annotations = meta.annotations.clone().unwrap_or_default();
+    let Some(Value::Object(spec)) = it.object.get("spec").filter(|spec| !is_empty(spec)) else {
+        problems.push(Problem::missing("spec"));
+        return;
+    };
+    let limit = spec.get("containerConcurrency").and_then(Value::as_i64).unwrap_or(0);
+    // A value out of bounds is reported below; here it counts as no limit.
+    let bounded = u32::try_from(limit).unwrap_or(0);
+    if let Err(more) =
+        it.rules.autoscaler.strict_policy(&annotations, bounded, "metadata.annotations")
+    {
+        problems.extend(more);
+    }
+    let most = it.rules.defaults.container_concurrency_max_limit;
+    let least = i64::from(!it.rules.defaults.allow_container_concurrency_zero);
+    if !(least..=most).contains(&limit) {
+        problems.push(Problem::out_of_bounds("spec.containerConcurrency", least, limit, most));
+    }
+    check_object_reference(spec.get("scaleTargetRef"), "spec.scaleTargetRef", problems);
+}
+
+pub(super) fn check_serverless_service(
+    it: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    problems: &mut Vec<Problem>,
+) {
+    metadata::check_name(meta, problems);
+    let Some(Value::Object(spec)) = it.object.get("spec").filter(|spec| !is_empty(spec)) else {
+        problems.push(Problem::missing("spec"));
+        return;
+    };
+    for (name, known) in [("mode", ["Serve", "Proxy"]), ("protocolType", ["http1", "h2c"])] {
+        let value = defaults::text_field(spec, name);
+        if value.is_empty() {
+            problems.push(Problem::missing(format!("spec.{name}")));
+        } else if !known.contains(&value.as_str()) {
+            problems.push(Problem::invalid(format!("spec.{name}"), value));
+        }
+    }
+    check_object_reference(spec.get("objectRef"), "spec.objectRef", problems);
+}
+
+/// Warns that kinds which the controller writes ignore the content that others write.
+pub(super) fn warn_without_effect(
+    it: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    warnings: &mut Vec<Problem>,
+) {
+    let made = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
+    let what = format!("{:?}", it.kind);
+    let message = match it.kind {
+        AdmittedKind::Metric => {
+            format!("a {what} has no effect: the kernel counts, and nothing is scraped")
+        }
+        _ if !made => {
+            format!("a {what} has no effect unless it is made for a Revision: nothing acts on it")
+        }
+        // The controller's own writes pass here, too; it ignores warnings.
+        _ if it.old.is_some() => {
+            format!("what is written into a {what} has no effect: it follows from its Revision")
+        }
+        _ => return,
+    };
+    warnings.push(Problem::new("spec", message));
+}
+
+pub(super) fn check_domain_claim(it: &AdmissionRequest<'_>, problems: &mut Vec<Problem>) {
+    let namespace = it.object.pointer("/spec/namespace").and_then(Value::as_str);
+    if namespace.unwrap_or_default().is_empty() {
+        problems.push(Problem::missing("spec.namespace"));
+    }
+}
+
+/// Checks a reference to an object of the same namespace (knative/serving `ValidateNamespacedObjectReference`).
+fn check_object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Problem>) {
+    let nothing = Map::new();
+    let all = value.and_then(Value::as_object).unwrap_or(&nothing);
+    for (name, value) in all {
+        if !matches!(name.as_str(), "apiVersion" | "kind" | "name") && !value.is_null() {
+            problems.push(Problem::disallowed(format!("{at}.{name}")));
+        }
+    }
+    type Rule = fn(&str) -> Vec<String>;
+    let rules: [(&str, Rule); 3] = [
+        ("apiVersion", dns_names::qualified_name_errors),
+        ("kind", c_identifier_errors),
+        ("name", dns_names::dns1123_errors),
+    ];
+    for (name, rule) in rules {
+        let (value, path) = (defaults::text_field(all, name), format!("{at}.{name}"));
+        if value.is_empty() {
+            problems.push(Problem::missing(path));
+            continue;
+        }
+        let why = rule(&value);
+        if !why.is_empty() {
+            problems.push(Problem::invalid(path, why.join(", ")));
+        }
+    }
+}
+
+fn c_identifier_errors(text: &str) -> Vec<String> {
+    let starts = text.starts_with(|it: char| it.is_ascii_alphabetic() || it == '_');
+    let fits = starts && text.chars().all(|it| it.is_ascii_alphanumeric() || it == '_');
+    let rule = "a valid C identifier must start with alphabetic character or '_', followed by a string of \
+        alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is \
+        '[A-Za-z_][A-Za-z0-9_]*')";
+    (!fits).then(|| rule.to_owned()).into_iter().collect()
+}
+
+fn is_empty(spec: &Value) -> bool {
+    spec.is_null() || spec.as_object().is_some_and(Map::is_empty)
+}

@@ -1,0 +1,1166 @@
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    config_maps::{Features, Flag, RevisionDefaults, SecureDefaults},
+    parse::{AdmissionPlatform, problem},
+    scale_policy::ScalePolicyConfig,
+};
+
+static DEFAULTS: LazyLock<RevisionDefaults> = LazyLock::new(RevisionDefaults::default);
+static FEATURES: LazyLock<Features> = LazyLock::new(Features::default);
+static AUTOSCALER: LazyLock<ScalePolicyConfig> = LazyLock::new(ScalePolicyConfig::default);
+
+fn rules(features: &Features) -> AdmissionRules<'_> {
+    AdmissionRules {
+        platform: AdmissionPlatform::Kubernetes,
+        defaults: &DEFAULTS,
+        features,
+        autoscaler: &AUTOSCALER,
+        cluster_domain: "cluster.local",
+    }
+}
+
+fn yaml(text: &str) -> Value {
+    serde_norway::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Makes a Service whose spec is `spec`.
+fn service(spec: &str) -> Value {
+    yaml(&format!(
+        "{{apiVersion: serving.knative.dev/v1, kind: Service, metadata: {{name: a, namespace: n}}, spec: {spec}}}"
+    ))
+}
+
+/// Makes a Service whose template has the spec `spec`.
+fn template(spec: &str) -> Value {
+    service(&format!("{{template: {{spec: {spec}}}}}"))
+}
+
+/// Makes a Service whose only container is `container`.
+fn container(container: &str) -> Value {
+    template(&format!("{{containers: [{container}]}}"))
+}
+
+fn create_request<'a>(
+    kind: AdmittedKind,
+    object: &'a Value,
+    features: &'a Features,
+) -> AdmissionRequest<'a> {
+    AdmissionRequest { kind, object, old: None, user: None, rules: rules(features) }
+}
+
+/// Returns problems and warnings of an object that is created: filled in, then validated.
+fn problems_with(kind: AdmittedKind, object: &Value, features: &Features) -> String {
+    let (object, _) = apply_defaults(&create_request(kind, object, features));
+    problem::knative_message(&validate(&create_request(kind, &object, features)).problems)
+}
+
+fn problems(kind: AdmittedKind, object: &Value) -> String {
+    problems_with(kind, object, &FEATURES)
+}
+
+/// Returns problems and warnings of a change from `old` to `new`.
+fn update_problems(kind: AdmittedKind, old: &Value, new: &Value) -> String {
+    let (old, _) = apply_defaults(&create_request(kind, old, &FEATURES));
+    let question =
+        |object| AdmissionRequest { old: Some(&old), ..create_request(kind, object, &FEATURES) };
+    let (new, _) = apply_defaults(&question(new));
+    problem::knative_message(&validate(&question(&new)).problems)
+}
+
+fn check_table(kind: AdmittedKind, table: &[(Value, &str)]) {
+    for (object, want) in table {
+        assert_eq!(problems(kind, object), *want, "{object}");
+    }
+}
+
+const AT: &str = "spec.template.spec.containers[0]";
+
+#[test]
+fn valid_services_are_admitted() {
+    check_table(
+        AdmittedKind::Service,
+        &[
+            (container("{image: a}"), ""),
+            (container("{image: a, resources: {limits: {cpu: 1}}, securityContext: {}}"), ""),
+            (
+                service(
+                    "{template: {metadata: {creationTimestamp: null, name: a-1}, spec: {containers: [{image: a}]}}}",
+                ),
+                "",
+            ),
+            (
+                template(
+                    "{containers: [{image: a, volumeMounts: [{name: v, mountPath: /v}]}], volumes: [{name: v, secret: {secretName: s}}]}",
+                ),
+                "",
+            ),
+            (container("{image: a, ports: [{name: h2c}]}"), ""),
+        ],
+    );
+}
+
+/// Cases of knative.md §1.13: names and parents.
+#[test]
+fn names_are_judged_in_knatives_words() {
+    const LABEL: &str = "[a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')]";
+    let named = |meta: &str| {
+        yaml(&format!(
+            "{{metadata: {meta}, spec: {{template: {{spec: {{containers: [{{image: a}}]}}}}}}}}"
+        ))
+    };
+    let own = |meta: &str, parent: &str| {
+        yaml(&format!(
+            "{{metadata: {parent}, spec: {{template: {{metadata: {meta}, spec: {{containers: [{{image: a}}]}}}}}}}}"
+        ))
+    };
+    let label = |at: &str| format!("not a DNS 1035 label: {LABEL}: {at}");
+    let prefix = format!("not a DNS 1035 label prefix: {LABEL}: metadata.generateName");
+    let bad_own = format!("invalid value: {}", label("spec.template.metadata.name"));
+    check_table(
+        AdmittedKind::Service,
+        &[
+            (named("{name: A}"), &label("metadata.name")),
+            (named("{generateName: 1-}"), &prefix),
+            (named("{}"), "name or generateName is required: metadata.name"),
+            (named("{generateName: a-}"), ""),
+            (
+                own("{name: b-1}", "{name: a}"),
+                "invalid value: \"b-1\" must have prefix \"a-\": spec.template.metadata.name",
+            ),
+            (own("{name: a-1}", "{name: a}"), ""),
+            (
+                own("{name: a-1}", "{generateName: a-}"),
+                "must not set the field(s): spec.template.metadata.name",
+            ),
+            (own("{name: a_1}", "{name: a}"), &bad_own),
+        ],
+    );
+    let long = format!("{{name: {}}}", "a".repeat(64));
+    let want = "not a DNS 1035 label: [must be no more than 63 characters]: metadata.name";
+    assert_eq!(problems(AdmittedKind::Service, &named(&long)), want);
+    let fits = format!("{{name: {}}}", "a".repeat(63));
+    assert_eq!(problems(AdmittedKind::Service, &named(&fits)), "");
+}
+
+/// Cases of knative.md §1.13: containers.
+#[test]
+fn containers_are_judged_in_knatives_words() {
+    let at = |rest: &str| format!("{AT}{rest}");
+    for (text, want) in [
+        ("{name: a}", format!("missing field(s): {AT}.image")),
+        ("{image: a, name: queue-proxy}", format!("\"queue-proxy\" is a reserved container name: {AT}.name")),
+        ("{image: a, env: [{name: K_SERVICE, value: x}]}", format!("\"K_SERVICE\" is a reserved environment variable: {AT}.env[0].name")),
+        ("{image: a, env: [{value: x}]}", format!("missing field(s): {AT}.env[0].name")),
+        ("{image: a, env: [{name: N, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]}", format!("must not set the field(s): {AT}.env[0].valueFrom.fieldRef")),
+        ("{image: a, envFrom: [{prefix: x}]}", format!("expected exactly one, got neither: {AT}.envFrom[0].configMapRef, {AT}.envFrom[0].secretRef")),
+        ("{image: a, envFrom: [{configMapRef: {name: x}, secretRef: {name: y}}]}", format!("expected exactly one, got both: {AT}.envFrom[0].configMapRef, {AT}.envFrom[0].secretRef")),
+        ("{image: a, ports: [{containerPort: 9090}]}", format!("invalid value: 9090 is a reserved port: {AT}.ports[0].containerPort\n9090 is a reserved port, please use a different value")),
+        ("{image: a, ports: [{containerPort: 65536}]}", format!("expected 1 <= 65536 <= 65535: {AT}.ports[0].containerPort")),
+        ("{image: a, ports: [{containerPort: 80, name: x}]}", format!("Port name x is not allowed: {AT}.ports[0]\nName must be empty, or one of: 'h2c', 'http1'")),
+        ("{image: a, ports: [{containerPort: 80, protocol: UDP}]}", format!("invalid value: UDP: {AT}.ports[0].protocol")),
+        ("{image: a, ports: [{containerPort: 80, hostPort: 80}]}", format!("must not set the field(s): {AT}.ports[0].hostPort")),
+        ("{image: a, ports: [{containerPort: 80}, {containerPort: 81}]}", "more than one container port is set: spec.template.spec.containers[*].ports\nOnly a single port is allowed across all containers".into()),
+        ("{image: a, lifecycle: {preStop: {exec: {command: [a]}}}}", format!("must not set the field(s): {AT}.lifecycle")),
+        ("{image: a, stdin: true, tty: true}", format!("must not set the field(s): {AT}.stdin, {AT}.tty")),
+        ("{image: a, terminationMessagePolicy: Never}", format!("invalid value: Never: {AT}.terminationMessagePolicy")),
+        ("{image: a, securityContext: {privileged: true}}", format!("must not set the field(s): {AT}.securityContext.privileged")),
+        ("{image: a, securityContext: {privileged: false}}", String::new()),
+        ("{image: a, securityContext: {runAsUser: -1}}", format!("expected 0 <= -1 <= 2147483647: {AT}.securityContext.runAsUser")),
+        ("{image: a, securityContext: {capabilities: {add: [X]}}}", format!("must not set the field(s): {AT}.securityContext.capabilities.add")),
+        ("{image: a, volumeMounts: [{name: v, mountPath: /v}]}", format!("volumeMount has no matching volume: {AT}.volumeMounts[0].name")),
+    ] {
+        assert_eq!(problems(AdmittedKind::Service, &container(text)), want, "{text}");
+    }
+    let image = problems(AdmittedKind::Service, &container("{image: 'A b'}"));
+    let want = format!(
+        "Failed to parse image reference: {}\nimage: \"A b\", error: could not parse reference: A b",
+        at(".image")
+    );
+    assert!(image.starts_with(&want), "{image}");
+}
+
+/// Cases of knative.md §1.13: several containers.
+#[test]
+fn several_containers_are_judged_in_knatives_words() {
+    let features = Features { multi_container: Flag::Disabled, ..Features::default() };
+    let two = template("{containers: [{image: a, ports: [{containerPort: 80}]}, {image: b}]}");
+    assert_eq!(problems(AdmittedKind::Service, &two), "");
+    let off = "multi-container is off, but found 2 containers: spec.template.spec.containers";
+    assert_eq!(problems_with(AdmittedKind::Service, &two, &features), off);
+    let probe = |port: &str| {
+        template(&format!(
+            "{{containers: [{{image: a, ports: [{{containerPort: 80}}]}}, {{image: b, livenessProbe: {{tcpSocket: {port}}}}}]}}"
+        ))
+    };
+    let at = "spec.template.spec.containers[1].livenessProbe";
+    let disallowed = format!("must not set the field(s): {at}");
+    assert_eq!(problems(AdmittedKind::Service, &probe("{port: 81}")), disallowed);
+    let features = Features { multi_container_probing: Flag::Enabled, ..Features::default() };
+    assert_eq!(problems_with(AdmittedKind::Service, &probe("{port: 81}"), &features), "");
+    let unnamed = format!("invalid value: 0: {at}.tcpSocket.port\nProbe port must be specified");
+    assert_eq!(problems_with(AdmittedKind::Service, &probe("{port: 0}"), &features), unnamed);
+    check_table(
+        AdmittedKind::Service,
+        &[
+            (
+                template("{containers: [{image: a}, {image: b}]}"),
+                "missing field(s): spec.template.spec.containers[*].ports",
+            ),
+            (template("{containers: []}"), "missing field(s): spec.template.spec.containers"),
+            (template("{}"), "missing field(s): spec.template.spec.containers"),
+            (
+                template(
+                    "{containers: [{image: a, name: x, ports: [{containerPort: 80}]}, {image: b, name: x}]}",
+                ),
+                "duplicate container name \"x\": spec.template.spec.containers[1].name",
+            ),
+        ],
+    );
+}
+
+/// Cases of knative.md §1.13: init containers.
+#[test]
+fn init_containers_are_judged_in_knatives_words() {
+    let with =
+        |init: &str| template(&format!("{{initContainers: [{init}], containers: [{{image: a}}]}}"));
+    let off = "pod spec support for init-containers is off, but found 1 init containers: spec.template.spec.initContainers";
+    assert_eq!(problems(AdmittedKind::Service, &with("{image: b}")), off);
+    let features = Features { podspec_init_containers: Flag::Enabled, ..Features::default() };
+    let said = |init: &str| problems_with(AdmittedKind::Service, &with(init), &features);
+    assert_eq!(said("{image: b}"), "");
+    let at = "spec.template.spec.initContainers[0]";
+    let not = |field: &str| format!("field not allowed in an init container: {at}.{field}");
+    assert_eq!(said("{image: b, ports: [{containerPort: 80}]}"), not("ports"));
+    assert_eq!(said("{image: b, readinessProbe: {tcpSocket: {port: 1}}}"), not("readinessProbe"));
+    assert_eq!(said("{image: b, startupProbe: {tcpSocket: {port: 1}}}"), not("startupProbe"));
+    assert_eq!(said("{image: b, livenessProbe: {tcpSocket: {port: 1}}}"), not("livenessProbe"));
+    assert_eq!(said("{image: b, env: [{name: PORT, value: '1'}]}"), "");
+}
+
+/// Cases of knative.md §1.13: probes.
+#[test]
+fn probes_are_judged_in_knatives_words() {
+    let at = format!("{AT}.readinessProbe");
+    for (text, want) in [
+        ("{httpGet: {path: /, port: http}}", String::new()),
+        ("{httpGet: {path: /}, periodSeconds: 3}", String::new()),
+        ("{grpc: {port: 8080}}", String::new()),
+        (
+            "{httpGet: {port: 81}}",
+            format!("invalid value: 81: {at}.httpGet.port\nProbe port must match container port"),
+        ),
+        (
+            "{tcpSocket: {port: x}}",
+            format!("invalid value: x: {at}.tcpSocket.port\nProbe port must match container port"),
+        ),
+        (
+            "{httpGet: {}, exec: {command: [a]}}",
+            format!("expected exactly one, got both: {at}.exec, {at}.httpGet"),
+        ),
+        (
+            "{periodSeconds: 0, failureThreshold: 1}",
+            format!(
+                "failureThreshold is disallowed when periodSeconds is zero: {at}.failureThreshold"
+            ),
+        ),
+        (
+            "{periodSeconds: 0, timeoutSeconds: 1}",
+            format!("timeoutSeconds is disallowed when periodSeconds is zero: {at}.timeoutSeconds"),
+        ),
+        ("{periodSeconds: -1}", format!("expected 0 <= -1 <= 2147483647: {at}.periodSeconds")),
+        (
+            "{successThreshold: -1}",
+            format!("expected 1 <= -1 <= 2147483647: {at}.successThreshold"),
+        ),
+        (
+            "{terminationGracePeriodSeconds: 1}",
+            format!("must not set the field(s): {at}.terminationGracePeriodSeconds"),
+        ),
+    ] {
+        let object = container(&format!("{{image: a, readinessProbe: {text}}}"));
+        assert_eq!(problems(AdmittedKind::Service, &object), want, "{text}");
+    }
+    let none = container("{image: a, livenessProbe: {periodSeconds: 1}}");
+    let at = format!("{AT}.livenessProbe");
+    let want = format!(
+        "expected exactly one, got neither: {at}.exec, {at}.grpc, {at}.httpGet, {at}.tcpSocket"
+    );
+    assert_eq!(problems(AdmittedKind::Service, &none), want);
+}
+
+const MOUNT: &str = "spec.template.spec.containers[0].volumeMounts[0]";
+const VOLUME: &str = "spec.template.spec.volumes[0]";
+
+/// Makes a Service whose container mounts the volume `v` at `path`.
+fn mounted(volumes: &str, path: &str) -> Value {
+    template(&format!(
+        "{{containers: [{{image: a, volumeMounts: [{{name: v, mountPath: '{path}'}}]}}], volumes: [{volumes}]}}"
+    ))
+}
+
+/// Cases of knative.md §1.13: mounts.
+#[test]
+fn mounts_are_judged_in_knatives_words() {
+    let reserved = |path: &str| format!("mountPath {path:?} is a reserved path: {MOUNT}.mountPath");
+    for (path, want) in [
+        ("/data/", String::new()),
+        ("/", reserved("/")),
+        ("/dev/../dev/log", reserved("/dev/log")),
+        ("data", format!("invalid value: data: {MOUNT}.mountPath")),
+        ("", format!("missing field(s): {MOUNT}.mountPath")),
+    ] {
+        let object = mounted("{name: v, emptyDir: {}}", path);
+        assert_eq!(problems(AdmittedKind::Service, &object), want, "{path}");
+    }
+    let twice = template(
+        "{containers: [{image: a, volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /v/}]}], volumes: [{name: v, emptyDir: {}}]}",
+    );
+    let want = format!("invalid value: \"/v/\" must be unique: {AT}.volumeMounts[1].mountPath");
+    assert_eq!(problems(AdmittedKind::Service, &twice), want);
+    let secret = mounted("{name: v, secret: {secretName: s}}", "/v");
+    let (mut written, _) =
+        apply_defaults(&create_request(AdmittedKind::Service, &secret, &FEATURES));
+    let mount = &mut written["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0];
+    mount["readOnly"] = false.into();
+    let verdict = validate(&create_request(AdmittedKind::Service, &written, &FEATURES));
+    let want = format!("volume mount should be readOnly for this type of volume: {MOUNT}.readOnly");
+    assert_eq!(problem::knative_message(&verdict.problems), want);
+}
+
+/// Cases of knative.md §1.13: kinds of volumes.
+#[test]
+fn kinds_of_volumes_are_judged_in_knatives_words() {
+    let none = format!(
+        "expected exactly one, got neither: {VOLUME}.configMap, {VOLUME}.emptyDir, {VOLUME}.projected, {VOLUME}.secret"
+    );
+    let off = |kind: &str, field: &str| {
+        format!(
+            "{kind} volume support is disabled, but found {kind} volume v: {VOLUME}\nmust not set the field(s): {VOLUME}.{field}"
+        )
+    };
+    let claim = format!(
+        "Persistent volume claim support is disabled, but found persistent volume claim c: {VOLUME}\nPersistent volume write support is disabled, but found persistent volume claim c that is not read-only: {VOLUME}\nmust not set the field(s): {VOLUME}.persistentVolumeClaim"
+    );
+    for (volume, want) in [
+        ("configMap: {name: c}", String::new()),
+        ("secret: {secretName: s}", String::new()),
+        ("projected: {sources: [{secret: {name: s}}]}", String::new()),
+        (
+            "emptyDir: {}, secret: {secretName: s}",
+            format!("expected exactly one, got both: {VOLUME}.emptyDir, {VOLUME}.secret"),
+        ),
+        ("hostPath: {path: /}", off("HostPath", "hostPath")),
+        ("csi: {driver: d}", off("CSI", "csi")),
+        ("persistentVolumeClaim: {claimName: c}", claim),
+        ("nfs: {path: /, server: s}", format!("{none}\nmust not set the field(s): {VOLUME}.nfs")),
+    ] {
+        let object = mounted(&format!("{{name: v, {volume}}}"), "/v");
+        assert_eq!(problems(AdmittedKind::Service, &object), want, "{volume}");
+    }
+    assert_eq!(problems(AdmittedKind::Service, &mounted("{name: v}", "/v")), none);
+}
+
+/// Cases of knative.md §1.13: contents of volumes.
+#[test]
+fn contents_of_volumes_are_judged_in_knatives_words() {
+    let source = format!("{VOLUME}.projected.sources[0]");
+    let second = "spec.template.spec.volumes[1].name";
+    for (volumes, want) in [
+        (
+            "{name: v, emptyDir: {medium: Disk}}",
+            format!("invalid value: Disk: {VOLUME}.emptyDir.medium"),
+        ),
+        (
+            "{name: v, emptyDir: {sizeLimit: -1}}",
+            format!("invalid value: -1: {VOLUME}.emptyDir.sizeLimit"),
+        ),
+        (
+            "{name: v, projected: {sources: [{}]}}",
+            format!(
+                "expected exactly one, got neither: {source}.configMap, {source}.downwardAPI, {source}.secret, {source}.serviceAccountToken"
+            ),
+        ),
+        (
+            "{name: v, secret: {items: [{key: a}]}}",
+            format!("missing field(s): {VOLUME}.secret.items[0].path"),
+        ),
+        (
+            "{name: v, emptyDir: {}}, {name: w, emptyDir: {}}",
+            format!("volume with name \"w\" not mounted: {second}"),
+        ),
+        (
+            "{name: v, emptyDir: {}}, {name: v, emptyDir: {}}",
+            format!("duplicate volume name \"v\": {second}"),
+        ),
+    ] {
+        assert_eq!(problems(AdmittedKind::Service, &mounted(volumes, "/v")), want, "{volumes}");
+    }
+}
+
+/// Cases of knative.md §1.13, field mask: each guarded field, with its feature off and on.
+#[test]
+fn fields_behind_features_follow_them() {
+    type Turn = fn(&mut Features);
+    let table: [(&str, &str, Turn); 14] = [
+        ("affinity", "{}", |it| it.podspec_affinity = Flag::Enabled),
+        (
+            "topologySpreadConstraints",
+            "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule}]",
+            |it| {
+                it.podspec_topologyspreadconstraints = Flag::Enabled;
+            },
+        ),
+        ("hostAliases", "[{ip: 1.2.3.4}]", |it| it.podspec_hostaliases = Flag::Allowed),
+        ("nodeSelector", "{a: b}", |it| it.podspec_nodeselector = Flag::Allowed),
+        ("tolerations", "[{key: a}]", |it| it.podspec_tolerations = Flag::Enabled),
+        ("runtimeClassName", "a", |it| it.podspec_runtimeclassname = Flag::Enabled),
+        ("securityContext", "{runAsUser: 1}", |it| it.podspec_securitycontext = Flag::Enabled),
+        ("shareProcessNamespace", "true", |it| it.podspec_shareprocessnamespace = Flag::Enabled),
+        ("priorityClassName", "a", |it| it.podspec_priorityclassname = Flag::Enabled),
+        ("schedulerName", "a", |it| it.podspec_schedulername = Flag::Enabled),
+        ("dnsPolicy", "None", |it| it.podspec_dnspolicy = Flag::Enabled),
+        ("dnsConfig", "{}", |it| it.podspec_dnsconfig = Flag::Enabled),
+        ("hostIPC", "true", |it| it.podspec_hostipc = Flag::Enabled),
+        ("hostNetwork", "true", |it| it.podspec_hostnetwork = Flag::Enabled),
+    ];
+    for (field, value, turn) in table {
+        let object = template(&format!("{{{field}: {value}, containers: [{{image: a}}]}}"));
+        let off = problems(AdmittedKind::Service, &object);
+        let want = format!("must not set the field(s): spec.template.spec.{field}");
+        assert!(off.contains(&want), "{field}: {off}");
+        let mut features = Features::default();
+        turn(&mut features);
+        assert_eq!(problems_with(AdmittedKind::Service, &object, &features), "", "{field}");
+    }
+    for field in ["nodeName", "restartPolicy", "terminationGracePeriodSeconds", "subdomain"] {
+        let value = if field.ends_with("Seconds") { "1" } else { "a" };
+        let object = template(&format!("{{{field}: {value}, containers: [{{image: a}}]}}"));
+        let want = format!("must not set the field(s): spec.template.spec.{field}");
+        assert_eq!(problems(AdmittedKind::Service, &object), want);
+    }
+}
+
+/// Cases of knative.md §1.13: bounds, traffic and annotations.
+#[test]
+fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
+    let traffic = |targets: &str| {
+        service(&format!(
+            "{{template: {{spec: {{containers: [{{image: a}}]}}}}, traffic: {targets}}}"
+        ))
+    };
+    let annotated = |key: &str, value: &str| {
+        service(&format!(
+            "{{template: {{metadata: {{annotations: {{{key}: '{value}'}}}}, spec: {{containers: [{{image: a}}]}}}}}}"
+        ))
+    };
+    let at = "spec.template.metadata.annotations";
+    let scale = format!("{at}.autoscaling.knative.dev");
+    let side = "queue.sidecar.serving.knative.dev";
+    for (object, want) in [
+        (template("{timeoutSeconds: 601, containers: [{image: a}]}"), "expected 0 <= 601 <= 600: spec.template.spec.timeoutSeconds".to_owned()),
+        (template("{timeoutSeconds: -1, containers: [{image: a}]}"), "expected 0 <= -1 <= 600: spec.template.spec.timeoutSeconds".into()),
+        (template("{containerConcurrency: 1001, containers: [{image: a}]}"), "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency".into()),
+        (template("{serviceAccountName: A_b, containers: [{image: a}]}"), "invalid value: A_b: spec.template.spec.serviceAccountName\na lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')".into()),
+        (traffic("[{percent: 60}, {revisionName: a-1, percent: 60}]"), "Traffic targets sum to 120, want 100: spec.traffic".into()),
+        (traffic("[{percent: 100, tag: x}, {revisionName: a-1, tag: x}]"), "Multiple definitions for \"x\": spec.traffic[0].tag, spec.traffic[1].tag".into()),
+        (traffic("[{percent: 100, configurationName: b}]"), "must not set the field(s): spec.traffic[0].configurationName".into()),
+        (traffic("[{percent: 100, url: 'http://x'}]"), "must not set the field(s): spec.traffic[0].url".into()),
+        (traffic("[{percent: 100, latestRevision: false}]"), "may not set revisionName \"\" when latestRevision is false: spec.traffic[0].latestRevision".into()),
+        (annotated("autoscaling.knative.dev/min-scale", "x"), format!("invalid value: x: {scale}/min-scale")),
+        (annotated("autoscaling.knative.dev/initial-scale", "-1"), format!("invalid value: -1: {scale}/initial-scale must be greater than 0")),
+        (annotated("serving.knative.dev/progress-deadline", "0s"), format!("progress-deadline=0s must be positive: {at}.serving.knative.dev/progress-deadline")),
+        (annotated("serving.knative.dev/progressDeadline", "1s1ms"), format!("progress-deadline=1s1ms is not at second precision: {at}.serving.knative.dev/progressDeadline")),
+        (annotated(&format!("{side}/resource-percentage"), "101"), format!("expected 0.1 <= 101 <= 100: {at}.[{side}/resource-percentage]")),
+        (annotated(&format!("{side}/cpu-resource-request"), "x"), format!("invalid value: x: {at}.[{side}/cpu-resource-request]")),
+        (annotated(&format!("{side}/cpu-resource-request"), "100m"), String::new()),
+        (annotated("networking.knative.dev/x", "y"), format!("invalid key name \"networking.knative.dev/x\": {at}")),
+    ] {
+        assert_eq!(problems(AdmittedKind::Service, &object), want, "{object}");
+    }
+    let misplaced = yaml(
+        "{metadata: {name: a, annotations: {autoscaling.knative.dev/max-scale: '1', serving.knative.dev/rollout-duration: 1.5s}}, spec: {template: {spec: {containers: [{image: a}]}}}}",
+    );
+    let want = "invalid key name \"autoscaling.knative.dev/max-scale\": metadata.annotations\nautoscaling annotations must be put under \"spec.template.metadata.annotations\" to work\nrollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration";
+    assert_eq!(problems(AdmittedKind::Service, &misplaced), want);
+}
+
+/// Rule of knative.md §1.6 and §1.13: a bare Route must name the targets of its requests.
+#[test]
+fn routes_name_their_targets() {
+    let route =
+        |targets: &str| yaml(&format!("{{metadata: {{name: r}}, spec: {{traffic: {targets}}}}}"));
+    check_table(
+        AdmittedKind::Route,
+        &[
+            (route("[{configurationName: c, percent: 100}]"), ""),
+            (route("[]"), "Traffic targets sum to 0, want 100: spec.traffic"),
+            (
+                route("[{percent: 100}]"),
+                "expected exactly one, got neither: spec.traffic[0].configurationName, spec.traffic[0].revisionName",
+            ),
+            (
+                route("[{percent: 100, configurationName: c, revisionName: r}]"),
+                "expected exactly one, got both: spec.traffic[0].configurationName, spec.traffic[0].revisionName",
+            ),
+            (
+                yaml(
+                    "{metadata: {name: r, labels: {serving.knative.dev/service: s}}, spec: {traffic: [{configurationName: c, percent: 100}]}}",
+                ),
+                "missing field(s): metadata.labels.serving.knative.dev/service",
+            ),
+            (yaml("{metadata: {name: r}}"), "missing field(s): spec"),
+        ],
+    );
+    let key = problems(AdmittedKind::Route, &route("[{percent: 100, revisionName: 'a b'}]"));
+    assert!(
+        key.starts_with("invalid key name \"a b\": spec.traffic[0].revisionName\nname part must"),
+        "{key}"
+    );
+}
+
+/// Rule of knative.md §1.13: the spec of a Revision is immutable.
+#[test]
+fn a_revision_never_changes() {
+    let revision = |image: &str| {
+        yaml(&format!("{{metadata: {{name: a-1}}, spec: {{containers: [{{image: {image}}}]}}}}"))
+    };
+    assert_eq!(problems(AdmittedKind::Revision, &revision("x")), "");
+    assert_eq!(
+        update_problems(
+            AdmittedKind::Revision,
+            &revision("x"),
+            &apply_defaults(&create_request(AdmittedKind::Revision, &revision("x"), &FEATURES)).0
+        ),
+        ""
+    );
+    let changed = update_problems(
+        AdmittedKind::Revision,
+        &apply_defaults(&create_request(AdmittedKind::Revision, &revision("x"), &FEATURES)).0,
+        &{
+            let mut new =
+                apply_defaults(&create_request(AdmittedKind::Revision, &revision("x"), &FEATURES))
+                    .0;
+            new["spec"]["containers"][0]["image"] = "y".into();
+            new
+        },
+    );
+    let want = "Immutable fields changed (-old +new): spec\ncontainers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
+    assert_eq!(changed, want);
+    let bad = problems(
+        AdmittedKind::Revision,
+        &yaml("{metadata: {name: a-1}, spec: {containers: [{image: a, stdin: true}]}}"),
+    );
+    assert_eq!(bad, "must not set the field(s): spec.containers[0].stdin");
+}
+
+/// Rule of knative.md §1.13: bring-your-own names of Revisions.
+#[test]
+fn a_named_template_changes_only_with_its_name() {
+    let named = |name: &str, image: &str| {
+        yaml(&format!(
+            "{{metadata: {{name: a}}, spec: {{template: {{metadata: {{name: {name}}}, spec: {{containers: [{{image: {image}}}]}}}}}}}}"
+        ))
+    };
+    let (old, _) =
+        apply_defaults(&create_request(AdmittedKind::Service, &named("a-1", "x"), &FEATURES));
+    let mut new = old.clone();
+    new["spec"]["template"]["spec"]["containers"][0]["image"] = "y".into();
+    let want = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\nspec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
+    assert_eq!(update_problems(AdmittedKind::Service, &old, &new), want);
+    new["spec"]["template"]["metadata"]["name"] = "a-2".into();
+    assert_eq!(update_problems(AdmittedKind::Service, &old, &new), "");
+    assert_eq!(update_problems(AdmittedKind::Service, &old, &old), "");
+}
+
+/// Rule of knative.md §1.12: a new default must not require a new name.
+#[test]
+fn a_named_template_is_not_filled_in_again() {
+    let old = yaml(
+        "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {timeoutSeconds: 7, containers: [{image: x}]}}}}",
+    );
+    let question = AdmissionRequest {
+        old: Some(&old),
+        ..create_request(AdmittedKind::Service, &old, &FEATURES)
+    };
+    let (new, _) = apply_defaults(&question);
+    assert_eq!(new["spec"]["template"], old["spec"]["template"]);
+    assert_eq!(new["spec"]["traffic"][0]["percent"], 100);
+}
+
+#[test]
+fn a_named_template_may_be_applied_again_as_it_was_written() {
+    let written = yaml(
+        "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {containers: [{image: x, ports: [{containerPort: 7}]}]}}}}",
+    );
+    let (made, _) = apply_defaults(&create_request(AdmittedKind::Service, &written, &FEATURES));
+    let again = |old: &Value, new: &Value| {
+        let question = AdmissionRequest {
+            old: Some(old),
+            ..create_request(AdmittedKind::Service, new, &FEATURES)
+        };
+        update_problems(AdmittedKind::Service, old, &apply_defaults(&question).0)
+    };
+    assert_eq!(again(&made, &written), "");
+    let said = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\n";
+    let mut other = written.clone();
+    other["spec"]["template"]["spec"]["containers"][0]["image"] = json!("y");
+    let want = format!("{said}spec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n");
+    assert_eq!(again(&made, &other), want, "and nothing but what was written");
+    let mut longer = written.clone();
+    longer["spec"]["template"]["spec"]["timeoutSeconds"] = json!(77);
+    let (longer, _) = apply_defaults(&create_request(AdmittedKind::Service, &longer, &FEATURES));
+    let want = format!("{said}spec.timeoutSeconds:\n\t-: 77\n\t+: <unset>\n");
+    assert_eq!(again(&longer, &written), want, "what was taken away is not kept in silence");
+}
+
+/// Rule of knative.md §1.12: annotations with creator and last modifier.
+#[test]
+fn creators_are_recorded_and_not_rewritten() {
+    let object = container("{image: a}");
+    let by = |user, old, object| {
+        apply_defaults(&AdmissionRequest {
+            user: Some(user),
+            old,
+            ..create_request(AdmittedKind::Service, object, &FEATURES)
+        })
+        .0
+    };
+    let made = by("ann", None, &object);
+    let notes = |object: &Value| {
+        let all = &object["metadata"]["annotations"];
+        (all[key::CREATOR].clone(), all[key::LAST_MODIFIER].clone())
+    };
+    assert_eq!(notes(&made), (json!("ann"), json!("ann")));
+    let same = by("bob", Some(&made), &made);
+    assert_eq!(notes(&same), (json!("ann"), json!("ann")), "nothing of the spec changed");
+    let mut changed = made.clone();
+    changed["spec"]["template"]["spec"]["containers"][0]["image"] = "b".into();
+    assert_eq!(notes(&by("bob", Some(&made), &changed)), (json!("ann"), json!("bob")));
+    let mut forged = made.clone();
+    forged["metadata"]["annotations"][key::CREATOR] = "eve".into();
+    let want = "annotation value is immutable: metadata.annotations.serving.knative.dev/creator";
+    assert_eq!(update_problems(AdmittedKind::Service, &made, &forged), want);
+    let mut forged = made.clone();
+    forged["metadata"]["annotations"][key::LAST_MODIFIER] = "eve".into();
+    let want = "invalid value: eve: metadata.annotations.serving.knative.dev/lastModifier";
+    assert_eq!(update_problems(AdmittedKind::Service, &made, &forged), want);
+    let owned = yaml(
+        "{metadata: {name: a, ownerReferences: [{apiVersion: v, kind: Service, name: a, uid: u}]}, spec: {traffic: [{configurationName: a, percent: 100}]}}",
+    );
+    let child = apply_defaults(&AdmissionRequest {
+        user: Some("ann"),
+        ..create_request(AdmittedKind::Route, &owned, &FEATURES)
+    })
+    .0;
+    assert_eq!(child["metadata"]["annotations"], Value::Null);
+}
+
+/// Cases of knative.md §1.7 and §1.13.
+#[test]
+fn domain_mappings_are_judged_in_knatives_words() {
+    let mapping = |name: &str, spec: &str| {
+        yaml(&format!("{{metadata: {{name: {name}, namespace: n}}, spec: {spec}}}"))
+    };
+    let good = "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: s}}";
+    let (filled, _) = apply_defaults(&create_request(
+        AdmittedKind::DomainMapping,
+        &mapping("a.example.com", good),
+        &FEATURES,
+    ));
+    assert_eq!(filled["spec"]["ref"]["namespace"], "n");
+    check_table(
+        AdmittedKind::DomainMapping,
+        &[
+            (mapping("a.example.com", good), ""),
+            (
+                mapping("a.example.com", "{ref: {kind: Service, name: s}}"),
+                "missing field(s): spec.ref.apiVersion",
+            ),
+            (mapping("a.example.com", "{}"), "missing field(s): spec.ref"),
+            (
+                mapping("a", good),
+                "invalid name \"a\": name: Invalid value: \"a\": should be a domain with at least two segments separated by dots: metadata.name",
+            ),
+            (
+                mapping("s.n.svc.cluster.local", good),
+                "invalid name \"s.n.svc.cluster.local\": must not be a subdomain of cluster local domain \"cluster.local\": metadata.name",
+            ),
+            (
+                mapping(
+                    "a.example.com",
+                    "{ref: {apiVersion: v, kind: Service, name: s, namespace: m}}",
+                ),
+                "mismatched namespaces: spec.ref.namespace\nparent namespace: \"n\" does not match ref: \"m\"",
+            ),
+            (
+                yaml(&format!(
+                    "{{metadata: {{name: a.b, namespace: n, generateName: a}}, spec: {good}}}"
+                )),
+                "must not set the field(s): metadata.generateName",
+            ),
+        ],
+    );
+}
+
+/// Cases of knative.md §1.8 and §1.9.
+#[test]
+fn internal_kinds_are_filled_in_and_judged() {
+    let pa = |spec: &str| yaml(&format!("{{metadata: {{name: a-1}}, spec: {spec}}}"));
+    let good = "{scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a-1-deployment}, protocolType: http1}";
+    let (filled, _) =
+        apply_defaults(&create_request(AdmittedKind::PodAutoscaler, &pa(good), &FEATURES));
+    let annotations = &filled["metadata"]["annotations"];
+    assert_eq!(annotations["autoscaling.knative.dev/class"], "kpa.autoscaling.knative.dev");
+    assert_eq!(annotations["autoscaling.knative.dev/metric"], "concurrency");
+    check_table(
+        AdmittedKind::PodAutoscaler,
+        &[
+            (pa(good), ""),
+            (pa("{}"), "missing field(s): spec"),
+            (
+                pa(
+                    "{containerConcurrency: -1, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a, uid: u}}",
+                ),
+                "expected 0 <= -1 <= 1000: spec.containerConcurrency\nmust not set the field(s): spec.scaleTargetRef.uid",
+            ),
+        ],
+    );
+    let sks = |spec: &str| yaml(&format!("{{metadata: {{name: a-1}}, spec: {spec}}}"));
+    check_table(
+        AdmittedKind::ServerlessService,
+        &[
+            (
+                sks(
+                    "{mode: Serve, protocolType: h2c, objectRef: {apiVersion: apps/v1, kind: Deployment, name: a}}",
+                ),
+                "",
+            ),
+            (
+                sks("{mode: Both, objectRef: {kind: 'a b', name: A, apiVersion: v1}}"),
+                "invalid value: Both: spec.mode\ninvalid value: a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?'): spec.objectRef.name\ninvalid value: a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is '[A-Za-z_][A-Za-z0-9_]*'): spec.objectRef.kind\nmissing field(s): spec.protocolType",
+            ),
+        ],
+    );
+    check_table(
+        AdmittedKind::ClusterDomainClaim,
+        &[(yaml("{metadata: {name: a.b}, spec: {}}"), "missing field(s): spec.namespace")],
+    );
+}
+
+/// Defaults of knative.md §1.12, one by one.
+#[test]
+fn defaults_are_knatives() {
+    let (filled, _) = apply_defaults(&create_request(
+        AdmittedKind::Service,
+        &template("{timeoutSeconds: 301, containers: [{image: a}]}"),
+        &FEATURES,
+    ));
+    let want = json!({
+        "template": {"spec": {
+            "containerConcurrency": 0,
+            "timeoutSeconds": 301,
+            "responseStartTimeoutSeconds": 300,
+            "enableServiceLinks": false,
+            "containers": [{
+                "image": "a",
+                "name": "user-container",
+                "readinessProbe": {"periodSeconds": 0, "successThreshold": 1, "tcpSocket": {"port": 0}},
+            }],
+        }},
+        "traffic": [{"latestRevision": true, "percent": 100}],
+    });
+    assert_eq!(filled["spec"], want);
+}
+
+/// Defaults of knative.md §1.12 with `secure-pod-defaults`.
+#[test]
+fn secure_defaults_fill_unset_fields() {
+    let object = container("{image: a, ports: [{containerPort: 80}]}");
+    let with = |secure_pod_defaults| {
+        let features = Features { secure_pod_defaults, ..Features::default() };
+        let (filled, _) =
+            apply_defaults(&create_request(AdmittedKind::Service, &object, &features));
+        assert_eq!(problems_with(AdmittedKind::Service, &filled, &features), "");
+        filled["spec"]["template"]["spec"]["containers"][0]["securityContext"].clone()
+    };
+    assert_eq!(with(SecureDefaults::Disabled), Value::Null);
+    let bounded = json!({
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    assert_eq!(with(SecureDefaults::AllowRootBounded), bounded);
+    let mut whole = bounded;
+    whole["runAsNonRoot"] = true.into();
+    assert_eq!(with(SecureDefaults::Enabled), whole);
+}
+
+/// Warnings of knative.md §1.13, and retired spellings that are still read.
+#[test]
+fn warnings_name_what_is_not_safe_and_what_is_old() {
+    let object = yaml(
+        "{metadata: {name: a, annotations: {serving.knative.dev/rolloutDuration: 10s}}, spec: {template: {metadata: {annotations: {autoscaling.knative.dev/minScale: '1'}}, spec: {containers: [{image: a, securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false, seccompProfile: {type: RuntimeDefault}}}]}}}}",
+    );
+    let verdict = validate(&create_request(
+        AdmittedKind::Service,
+        &apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES)).0,
+        &FEATURES,
+    ));
+    assert_eq!(verdict.problems, []);
+    let want = "Kubernetes default value is insecure, Knative may default this to secure in a future release: spec.template.spec.containers[0].securityContext.capabilities\nautoscaling.knative.dev/minScale is an older spelling, use autoscaling.knative.dev/min-scale: spec.template.metadata.annotations.autoscaling.knative.dev/minScale\nserving.knative.dev/rolloutDuration is an older spelling, use serving.knative.dev/rollout-duration: metadata.annotations.serving.knative.dev/rolloutDuration";
+    assert_eq!(problem::knative_message(&verdict.warnings), want);
+}
+
+/// Kinds that the controller writes may also be written by users, without any effect.
+#[test]
+fn kinds_that_only_the_controller_writes_get_a_warning() {
+    let said = |kind: AdmittedKind, owners: &str, old: bool| {
+        let meta = format!("{{name: a, namespace: n, ownerReferences: {owners}}}");
+        let object = yaml(&format!("{{metadata: {meta}, spec: {{}}}}"));
+        let old = old.then_some(&object);
+        let verdict =
+            validate(&AdmissionRequest { old, ..create_request(kind, &object, &FEATURES) });
+        verdict.warnings.iter().any(|it| it.message.contains("has no effect"))
+    };
+    let owned = "[{apiVersion: v1, kind: Revision, name: a, uid: u, controller: true}]";
+    for kind in [AdmittedKind::PodAutoscaler, AdmittedKind::ServerlessService] {
+        assert!(said(kind, "[]", false) && said(kind, "[]", true), "{kind:?} without a Revision");
+        assert!(said(kind, owned, true), "{kind:?} that is changed");
+        assert!(!said(kind, owned, false), "{kind:?} as the controller makes it");
+    }
+    assert!(said(AdmittedKind::Metric, owned, false));
+    assert!(!said(AdmittedKind::ClusterDomainClaim, "[]", false), "an administrator's own");
+}
+
+#[test]
+fn unknown_pod_fields_are_removed_and_reported() {
+    let object = template(
+        "{speed: 1, timeoutSeconds: 5, containers: [{image: a, imagge: b, ports: [{containerPort: 80, colour: red}]}]}",
+    );
+    let (filled, mut unknown) =
+        apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
+    unknown.sort();
+    let at = "spec.template.spec";
+    let want = [
+        format!("{at}.containers[0].imagge"),
+        format!("{at}.containers[0].ports[0].colour"),
+        format!("{at}.speed"),
+    ];
+    assert_eq!(unknown, want);
+    assert_eq!(filled["spec"]["template"]["spec"]["timeoutSeconds"], 5);
+    assert_eq!(problems(AdmittedKind::Service, &object), "");
+}
+
+fn kinds() -> impl Strategy<Value = AdmittedKind> {
+    prop::sample::select(vec![
+        AdmittedKind::Service,
+        AdmittedKind::Configuration,
+        AdmittedKind::Revision,
+        AdmittedKind::Route,
+        AdmittedKind::DomainMapping,
+        AdmittedKind::PodAutoscaler,
+        AdmittedKind::Metric,
+        AdmittedKind::ServerlessService,
+        AdmittedKind::ClusterDomainClaim,
+    ])
+}
+
+/// Keys with a meaning somewhere, so that random documents reach the rules.
+const KEYS: [&str; 40] = [
+    "metadata",
+    "name",
+    "generateName",
+    "annotations",
+    "labels",
+    "spec",
+    "template",
+    "traffic",
+    "containers",
+    "initContainers",
+    "volumes",
+    "image",
+    "ports",
+    "containerPort",
+    "readinessProbe",
+    "httpGet",
+    "tcpSocket",
+    "port",
+    "volumeMounts",
+    "mountPath",
+    "emptyDir",
+    "secret",
+    "items",
+    "securityContext",
+    "capabilities",
+    "drop",
+    "percent",
+    "tag",
+    "revisionName",
+    "ref",
+    "namespace",
+    "timeoutSeconds",
+    "containerConcurrency",
+    "periodSeconds",
+    "resources",
+    "limits",
+    "env",
+    "projected",
+    "sources",
+    "autoscaling.knative.dev/window",
+];
+
+fn documents() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (-2_i64..200).prop_map(Value::from),
+        "[a-zA-Z0-9/.:_-]{0,12}".prop_map(Value::from),
+        "\\PC{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(8, 64, 6, |inner| {
+        let key = prop::sample::select(KEYS.to_vec());
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(key, inner, 0..6).prop_map(|all| all
+                .into_iter()
+                .map(|(key, it)| (key.to_owned(), it))
+                .collect::<Map<_, _>>()
+                .into()),
+        ]
+    })
+}
+
+/// Generates Services that are mostly valid: their fields are varied one by one.
+fn services() -> impl Strategy<Value = Value> {
+    let probe = prop_oneof![
+        Just(Value::Null),
+        Just(json!({})),
+        Just(json!({"periodSeconds": 3})),
+        Just(json!({"httpGet": {"path": "/"}, "successThreshold": 0})),
+        Just(json!({"grpc": {"port": 8080}})),
+    ];
+    let container =
+        ("[a-c]{0,2}", probe, any::<bool>(), 0_u16..3).prop_map(|(name, probe, ports, mount)| {
+            let mut it = json!({"image": "a", "readinessProbe": probe});
+            if !name.is_empty() {
+                it["name"] = name.into();
+            }
+            if ports {
+                it["ports"] = json!([{"containerPort": 81}]);
+            }
+            if mount > 0 {
+                it["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+            }
+            it
+        });
+    let volume = prop_oneof![
+        Just(json!([])),
+        Just(json!([{"name": "v", "emptyDir": {}}])),
+        Just(json!([{"name": "v", "secret": {"secretName": "s"}}])),
+    ];
+    let timeout = prop_oneof![Just(Value::Null), (0_i64..650).prop_map(Value::from)];
+    (prop::collection::vec(container, 1..3), volume, timeout, any::<bool>()).prop_map(
+        |(containers, volumes, timeout, named)| {
+            let mut object = json!({
+                "metadata": {"name": "a", "namespace": "n"},
+                "spec": {"template": {"spec": {
+                    "containers": containers, "volumes": volumes, "timeoutSeconds": timeout,
+                }}},
+            });
+            if named {
+                object["spec"]["template"]["metadata"] = json!({"name": "a-1"});
+            }
+            object
+        },
+    )
+}
+
+proptest! {
+    /// Admission answers any document without a panic.
+    #[test]
+    fn no_document_stops_admission(kind in kinds(), object in documents(), old in documents(), update: bool) {
+        let old = update.then_some(&old);
+        let question = AdmissionRequest { old, user: Some("ann"), ..create_request(kind, &object, &FEATURES) };
+        let (filled, _) = apply_defaults(&question);
+        let _ = validate(&AdmissionRequest { object: &filled, ..question });
+    }
+
+    /// Defaulting is idempotent, since the API server may call again after another webhook.
+    #[test]
+    fn filling_in_twice_changes_nothing(kind in kinds(), object in prop_oneof![documents(), services()]) {
+        let (once, _) = apply_defaults(&create_request(kind, &object, &FEATURES));
+        let (twice, unknown) = apply_defaults(&create_request(kind, &once, &FEATURES));
+        prop_assert_eq!(&once, &twice);
+        prop_assert_eq!(unknown, Vec::<String>::new());
+    }
+
+    /// An admitted object is admitted again without a change, and is not changed.
+    #[test]
+    fn an_admitted_object_stays_admitted(object in services()) {
+        let (filled, _) = apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
+        prop_assume!(validate(&create_request(AdmittedKind::Service, &filled, &FEATURES)).problems.is_empty());
+        let again = AdmissionRequest { old: Some(&filled), user: Some("bob"), ..create_request(AdmittedKind::Service, &filled, &FEATURES) };
+        let (after, _) = apply_defaults(&again);
+        prop_assert_eq!(&after, &filled);
+        prop_assert_eq!(validate(&AdmissionRequest { object: &after, ..again }).problems, vec![]);
+    }
+}
+
+/// The spec of a Revision, a pointer into it, and the value expected there after defaulting.
+type DefaultedField = (String, String, Value);
+
+fn one(container: &str) -> String {
+    format!("{{containers: [{{image: a, {container}}}]}}")
+}
+
+fn two(one: &str, other: &str) -> String {
+    format!("{{containers: [{{image: a, {one}}}, {{image: b, {other}}}]}}")
+}
+
+fn first(field: &str) -> String {
+    format!("containers/0/{field}")
+}
+
+fn pod_defaults() -> Vec<DefaultedField> {
+    let pod = |spec: &str| format!("{{containers: [{{image: a}}], {spec}}}");
+    let mut table = Vec::new();
+    for (text, timeout, start) in [
+        ("", 300, Value::Null),
+        ("timeoutSeconds: null", 300, Value::Null),
+        ("timeoutSeconds: 0", 300, Value::Null),
+        ("timeoutSeconds: 300", 300, Value::Null),
+        ("timeoutSeconds: 301", 301, json!(300)),
+        ("timeoutSeconds: 301, responseStartTimeoutSeconds: 0", 301, json!(0)),
+        ("timeoutSeconds: 301, responseStartTimeoutSeconds: null", 301, json!(300)),
+    ] {
+        table.push((pod(text), "timeoutSeconds".into(), json!(timeout)));
+        table.push((pod(text), "responseStartTimeoutSeconds".into(), start));
+        table.push((pod(text), "idleTimeoutSeconds".into(), Value::Null));
+    }
+    for (text, want) in [
+        ("", 0),
+        ("containerConcurrency: null", 0),
+        ("containerConcurrency: 0", 0),
+        ("containerConcurrency: 7", 7),
+    ] {
+        table.push((pod(text), "containerConcurrency".into(), json!(want)));
+    }
+    for (text, want) in
+        [("", false), ("enableServiceLinks: null", false), ("enableServiceLinks: true", true)]
+    {
+        table.push((pod(text), "enableServiceLinks".into(), json!(want)));
+    }
+    table
+}
+
+fn container_defaults() -> Vec<DefaultedField> {
+    let mut table = Vec::new();
+    for text in ["", "name: ''", "name: null"] {
+        table.push((one(text), first("name"), json!("user-container")));
+    }
+    table.extend([
+        (two("name: x", ""), "containers/1/name".into(), json!("user-container-0")),
+        (two("", ""), "containers/1/name".into(), json!("user-container-1")),
+        (two("name: user-container-0", ""), "containers/1/name".into(), json!("user-container-1")),
+    ]);
+    let number = |port: &str| (one(&format!("ports: [{port}]")), first("ports/0/containerPort"));
+    for (port, want) in [
+        ("{name: h2c}", 8080),
+        ("{name: h2c, containerPort: 0}", 8080),
+        ("{name: h2c, containerPort: null}", 8080),
+        ("{}", 8080),
+        ("{containerPort: 81}", 81),
+    ] {
+        let (spec, at) = number(port);
+        table.push((spec, at, json!(want)));
+    }
+    table.push((one("ports: []"), first("ports"), json!([])));
+    table
+}
+
+fn probe_defaults() -> Vec<DefaultedField> {
+    let mut table = Vec::new();
+    for probe in
+        ["", "readinessProbe: null", "readinessProbe: {}", "readinessProbe: {tcpSocket: null}"]
+    {
+        table.push((one(probe), first("readinessProbe/tcpSocket"), json!({"port": 0})));
+        table.push((one(probe), first("readinessProbe/successThreshold"), json!(1)));
+        table.push((one(probe), first("readinessProbe/failureThreshold"), Value::Null));
+    }
+    let get = |rest: &str| one(&format!("readinessProbe: {{httpGet: {{path: /}}, {rest}}}"));
+    for (rest, failures, timeout) in [
+        ("", Value::Null, Value::Null),
+        ("periodSeconds: 0", Value::Null, Value::Null),
+        ("periodSeconds: null", Value::Null, Value::Null),
+        ("periodSeconds: 3", json!(3), json!(1)),
+        ("periodSeconds: 3, failureThreshold: 0, timeoutSeconds: 0", json!(3), json!(1)),
+        ("periodSeconds: 3, failureThreshold: 5, timeoutSeconds: 2", json!(5), json!(2)),
+    ] {
+        table.push((get(rest), first("readinessProbe/failureThreshold"), failures));
+        table.push((get(rest), first("readinessProbe/timeoutSeconds"), timeout));
+        table.push((get(rest), first("readinessProbe/successThreshold"), json!(1)));
+    }
+    let beside = |probe: &str| two("ports: [{containerPort: 80}]", probe);
+    table.extend([
+        (beside(""), "containers/1/readinessProbe".into(), Value::Null),
+        (
+            beside("readinessProbe: {httpGet: {port: 81}, periodSeconds: 2}"),
+            "containers/1/readinessProbe/failureThreshold".into(),
+            json!(3),
+        ),
+        (
+            beside("readinessProbe: {grpc: {port: 81}}"),
+            "containers/1/readinessProbe/grpc/service".into(),
+            json!(""),
+        ),
+    ]);
+    for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        let text = one(&format!("{probe}: {{grpc: {{port: 0}}}}"));
+        table.push((text, first(&format!("{probe}/grpc/service")), json!("")));
+    }
+    table
+}
+
+/// Defaults of knative/serving `pkg/apis/serving/v1/revision_defaults.go`: values after defaulting of fields that were
+/// absent, `null`, zero or empty.
+#[test]
+fn defaults_of_what_is_absent_null_zero_or_empty_are_knatives() {
+    let table = [pod_defaults(), container_defaults(), probe_defaults()];
+    for (spec, at, want) in table.into_iter().flatten() {
+        let (filled, _) =
+            apply_defaults(&create_request(AdmittedKind::Service, &template(&spec), &FEATURES));
+        let at = format!("/spec/template/spec/{at}");
+        assert_eq!(filled.pointer(&at).unwrap_or(&Value::Null), &want, "{spec}: {at}");
+    }
+}
+
+#[test]
+fn defaults_of_traffic_are_knatives() {
+    for traffic in ["", "traffic: null", "traffic: []"] {
+        let object =
+            service(&format!("{{template: {{spec: {{containers: [{{image: a}}]}}}}, {traffic}}}"));
+        let (filled, _) =
+            apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
+        assert_eq!(filled["spec"]["traffic"], json!([{"latestRevision": true, "percent": 100}]));
+    }
+    for (target, want) in [
+        ("{}", json!({"latestRevision": true, "percent": 0})),
+        ("{revisionName: ''}", json!({"revisionName": "", "latestRevision": true, "percent": 0})),
+        (
+            "{revisionName: a-1, percent: null}",
+            json!({"revisionName": "a-1", "latestRevision": false, "percent": 0}),
+        ),
+    ] {
+        let object = service(&format!(
+            "{{template: {{spec: {{containers: [{{image: a}}]}}}}, traffic: [{target}]}}"
+        ));
+        let (filled, _) =
+            apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
+        assert_eq!(filled["spec"]["traffic"][0], want, "{target}");
+    }
+}

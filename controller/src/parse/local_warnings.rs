@@ -1,0 +1,81 @@
+//! Pure: warnings about settings of a Service that the local node ignores: it is one machine without an API server.
+
+use k8s_openapi::{
+    api::core::v1::{Container, PodSpec, Volume},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use super::Problem;
+use crate::knative::key;
+
+const AT: &str = "spec.template.spec";
+const NO_ACCOUNTS: &str = "no pod is given a token of an API server";
+
+/// Warns of settings that have no effect on the local node although they have one on Kubernetes.
+pub(super) fn warn_ignored_settings(meta: &ObjectMeta, pod: &PodSpec, warnings: &mut Vec<Problem>) {
+    let mut none = |at: &str, field: &str, why: &str| {
+        warnings.push(Problem::new(at, format!("{field} has no effect: {why}")));
+    };
+    let annotations = meta.annotations.iter().flat_map(|it| it.keys());
+    for name in annotations.filter(|it| key::ROLLOUT_DURATION.contains(&it.as_str())) {
+        none(&format!("metadata.annotations.{name}"), name, "all traffic moves at once");
+    }
+    for (field, is_set, why) in [
+        (
+            "automountServiceAccountToken",
+            pod.automount_service_account_token.is_some(),
+            NO_ACCOUNTS,
+        ),
+        ("serviceAccountName", pod.service_account_name.is_some(), NO_ACCOUNTS),
+        (
+            "enableServiceLinks",
+            pod.enable_service_links.is_some(),
+            "no pod is given variables that name services",
+        ),
+        (
+            "imagePullSecrets",
+            pod.image_pull_secrets.is_some(),
+            "registries are asked with what docker and podman were told at login",
+        ),
+    ] {
+        if is_set {
+            none(&format!("{AT}.{field}"), field, why);
+        }
+    }
+    for (index, it) in pod.volumes.iter().flatten().enumerate() {
+        warn_volume(it, &format!("{AT}.volumes[{index}]"), &mut none);
+    }
+    for (index, it) in pod.containers.iter().enumerate() {
+        warn_container(it, &format!("{AT}.containers[{index}]"), &mut none);
+    }
+}
+
+fn warn_volume(volume: &Volume, at: &str, none: &mut impl FnMut(&str, &str, &str)) {
+    let Some(dir) = &volume.empty_dir else { return };
+    let medium = dir.medium.as_deref().is_some_and(|it| !it.is_empty());
+    for (field, is_set) in [("medium", medium), ("sizeLimit", dir.size_limit.is_some())] {
+        if is_set {
+            let why = "a volume is a folder on the disk, without a bound of its own";
+            none(&format!("{at}.emptyDir.{field}"), &format!("volumes[].emptyDir.{field}"), why);
+        }
+    }
+}
+
+fn warn_container(it: &Container, at: &str, none: &mut impl FnMut(&str, &str, &str)) {
+    let mut say = |field: &str, why: &str| none(&format!("{at}.{field}"), field, why);
+    if it.security_context.as_ref().is_some_and(|it| it.seccomp_profile.is_some()) {
+        say("securityContext.seccompProfile", "no system call is filtered");
+    }
+    if it.termination_message_policy.as_deref() == Some("File") {
+        say("terminationMessagePolicy", "the end of the log is told where there is no message");
+    }
+    let resources = it.resources.clone().unwrap_or_default();
+    for name in resources.limits.iter().flat_map(|it| it.keys()) {
+        if !matches!(name.as_str(), "cpu" | "memory") {
+            say(&format!("resources.limits.{name}"), "only cpu and memory are bounded");
+        }
+    }
+    for name in resources.requests.iter().flat_map(|it| it.keys()).filter(|it| *it != "cpu") {
+        say(&format!("resources.requests.{name}"), "there is no other node to choose");
+    }
+}

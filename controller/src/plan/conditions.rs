@@ -1,0 +1,552 @@
+//! Pure: facts → Knative's conditions (knative/serving `pkg/apis/serving/v1/*_lifecycle.go`).
+//!
+//! One thing differs: the conditions name a crashing container or a missing image at once. Knative waits for the
+//! progress deadline, ten minutes by default, which helps no user.
+
+use common::{
+    local_node::{LocalContainerState, LocalPodPhase, LocalPodStatus},
+    wire::{NamespacedName, RevisionActivity},
+};
+
+use super::{PlanTimer, RevisionPlanContext, placeholder_name, routes::route_host, scale};
+use crate::{
+    api::object_cache::stable_json_hash,
+    children::tagged_name,
+    render::{self, KnativeObjectKind},
+    scale_policy::AutoscalerClass,
+    world::{
+        AppRevision, AppState, ClusterIpSource, ClusterState, ConditionReason, ConditionStatus,
+        ConditionType, KubeletReadiness, ObjectOwner, PlatformKind, PodStage, RevisionPod,
+        RouteNameAllocation, RoutingState, ServiceState, TrafficSpec, UnixMillis,
+        name_registry::NameClaimant,
+    },
+};
+
+/// Time until activators that are waited for are checked again, in milliseconds.
+const ROUTED_RECHECK_MS: u64 = 500;
+
+/// Restarts after which requests no longer wait for a crashing container.
+const FAIL_FAST_RESTARTS: u32 = 3;
+
+/// Reason of a Revision with an image that cannot be found.
+pub(crate) const CONTAINER_MISSING: &str = "ContainerMissing";
+
+/// Reason of a Revision whose first pod takes longer than a start should.
+const CONTAINER_NOT_READY: &str = "ContainerNotReady";
+
+/// Reason of a Revision that missed its initial scale within the progress deadline.
+const DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
+
+/// Returns true while image digests are not resolved yet: until then no pod of the Revision starts.
+fn is_resolving_digests(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> bool {
+    view.world.settings.platform == PlatformKind::Kubernetes && revision.digests.is_empty()
+}
+
+/// Updates a Revision by the state of its pods and sets its conditions.
+pub(super) fn update_revision(
+    revision: &mut AppRevision,
+    view: &RevisionPlanContext<'_>,
+    timer: &mut PlanTimer,
+) {
+    for pod in &mut revision.pods {
+        if pod.first_seen_at == UnixMillis::default() {
+            pod.first_seen_at = view.now;
+        }
+        pod.was_ready |= scale::is_pod_ready(pod, view);
+        scale::update_steady_since(pod, view);
+    }
+    if revision.first_planned_at == UnixMillis::default() {
+        revision.first_planned_at = view.now;
+    }
+    let ready = scale::count_ready_pods(revision, view);
+    let proven = scale::count_proven_pods(revision, view, timer);
+    revision.actual_scale = ready;
+    let policy = &view.facts.policy;
+    let least =
+        if revision.routing_state.0 == RoutingState::Reserve { 0 } else { policy.min_scale };
+    adopt_pod_digests(revision, view);
+    // The kernel reports readiness earlier than the kubelet: the minimum must also hold for readers of Kubernetes'
+    // objects.
+    let is_met = proven >= policy.initial_scale.max(least)
+        && count_kubelet_ready_pods(revision, view) >= least;
+    revision.initial_scale_reached |= !is_resolving_digests(revision, view) && is_met;
+    let failure = revision.pods.iter().find_map(|pod| pod_failure_reason(pod, view));
+    // Only a proven pod clears the failure: a container that crashes again and again is ready in between.
+    match failure {
+        _ if proven > 0 => revision.failure = None,
+        Some(why) => revision.failure = Some(Box::new(why)),
+        None => {}
+    }
+    let slow = (ready == 0).then(|| slow_start_reason(revision, view, timer)).flatten();
+    let resources = resources_status(revision, slow.as_ref(), view, timer);
+    let healthy = health_status(revision, slow, view);
+    let conditions = &mut revision.conditions;
+    conditions.set(ConditionType::RevisionResources, resources, view.now);
+    conditions.set(ConditionType::RevisionHealthy, healthy, view.now);
+    // The container's own failure explains more than the exceeded deadline, so its condition comes first.
+    let whole =
+        conditions.summarize(&[ConditionType::RevisionHealthy, ConditionType::RevisionResources]);
+    conditions.set(ConditionType::RevisionReady, whole, view.now);
+    let active = match view.facts.class {
+        AutoscalerClass::Kpa => active_status(revision, ready),
+        // Such Revisions never scale to zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
+        AutoscalerClass::Hpa | AutoscalerClass::Foreign => ConditionStatus::True(None),
+    };
+    revision.conditions.set(ConditionType::RevisionActive, active, view.now);
+    update_annotations_condition(revision, view);
+}
+
+/// Sets the condition about annotations that are not in force. It is absent until some were refused once.
+fn update_annotations_condition(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
+    let truth = match &view.facts.ignored_annotations {
+        Some(dropped) => {
+            let message =
+                format!("Not allowed by config-autoscaler, and without effect: {dropped}");
+            ConditionStatus::False(ConditionReason::new("NotAllowed", message))
+        }
+        None if revision.conditions.is_set(ConditionType::RevisionAnnotations) => {
+            ConditionStatus::True(None)
+        }
+        None => return,
+    };
+    revision.conditions.set(ConditionType::RevisionAnnotations, truth, view.now);
+}
+
+/// Counts the pods that are ready for readers of Kubernetes' objects, such as the Endpoints of `<revision>-private`:
+/// the kernel reports readiness earlier than the kubelet.
+fn count_kubelet_ready_pods(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> u32 {
+    if view.world.settings.platform == PlatformKind::Local {
+        return u32::MAX;
+    }
+    let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
+    let placed = serving.filter_map(|pod| pod.kube_status.as_ref());
+    let ready = placed
+        .filter(|it| it.kubelet_readiness == KubeletReadiness::Ready && !it.is_terminating)
+        .count();
+    u32::try_from(ready).unwrap_or(u32::MAX)
+}
+
+fn deploying_status() -> ConditionStatus {
+    ConditionStatus::Unknown(Some(ConditionReason::new("Deploying", "")))
+}
+
+fn resources_status(
+    revision: &AppRevision,
+    slow: Option<&ConditionReason>,
+    view: &RevisionPlanContext<'_>,
+    timer: &mut PlanTimer,
+) -> ConditionStatus {
+    if revision.initial_scale_reached {
+        return ConditionStatus::True(None);
+    }
+    if let Some(why) = &revision.blocked_reason {
+        return ConditionStatus::False((**why).clone());
+    }
+    if let Some(why) = unschedulable_reason(revision, view) {
+        return ConditionStatus::False(why);
+    }
+    let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
+    let late = timer.is_due_or_schedule(revision.first_planned_at.plus_ms(deadline), view.now);
+    // A restarted controller does not begin the wait again.
+    let was_late = reported_deadline_reason(revision).is_some();
+    if late
+        || was_late
+        || revision.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut)
+    {
+        return ConditionStatus::False(deadline_exceeded_reason(revision, slow));
+    }
+    deploying_status()
+}
+
+/// Returns the scheduler's reason for a pod without a node. `always_schedulable` promises that the cluster grows for
+/// such pods; then there is no reason to report.
+fn unschedulable_reason(
+    revision: &AppRevision,
+    view: &RevisionPlanContext<'_>,
+) -> Option<ConditionReason> {
+    let waits = view.world.settings.config_maps.deployment.always_schedulable;
+    let placed = revision.pods.iter().filter_map(|pod| pod.kube_status.as_ref());
+    placed.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
+}
+
+/// Returns the reason of the present condition, if it is an exceeded deadline.
+fn reported_deadline_reason(revision: &AppRevision) -> Option<ConditionReason> {
+    match revision.conditions.get(ConditionType::RevisionResources) {
+        ConditionStatus::False(why) if why.reason == DEADLINE_EXCEEDED => Some(why),
+        ConditionStatus::False(_) | ConditionStatus::Unknown(_) | ConditionStatus::True(_) => None,
+    }
+}
+
+/// Returns the reason for a missed initial scale: Knative's message, and the cause of the delay where it is known.
+fn deadline_exceeded_reason(
+    revision: &AppRevision,
+    slow: Option<&ConditionReason>,
+) -> ConditionReason {
+    const NEVER: &str = "Initial scale was never achieved";
+    match revision.failure.as_deref().or(slow) {
+        Some(why) => ConditionReason::new(DEADLINE_EXCEEDED, format!("{NEVER}: {}", why.message)),
+        // The pods may be gone by now, and with them the cause; the present condition may still hold it.
+        None => reported_deadline_reason(revision)
+            .unwrap_or_else(|| ConditionReason::new(DEADLINE_EXCEEDED, NEVER)),
+    }
+}
+
+fn health_status(
+    revision: &AppRevision,
+    slow: Option<ConditionReason>,
+    view: &RevisionPlanContext<'_>,
+) -> ConditionStatus {
+    if let Some(why) = &revision.failure {
+        return ConditionStatus::False((**why).clone());
+    }
+    if is_resolving_digests(revision, view) {
+        return ConditionStatus::Unknown(Some(ConditionReason::new("ResolvingDigests", "")));
+    }
+    match slow {
+        Some(why) => ConditionStatus::Unknown(Some(why)),
+        None if revision.initial_scale_reached => ConditionStatus::True(None),
+        None => deploying_status(),
+    }
+}
+
+/// Returns the reason why none of a Revision's pods is ready, taken from the first pod that takes too long.
+fn slow_start_reason(
+    revision: &AppRevision,
+    view: &RevisionPlanContext<'_>,
+    timer: &mut PlanTimer,
+) -> Option<ConditionReason> {
+    let said = revision.conditions.get(ConditionType::RevisionHealthy);
+    // A restarted controller keeps a reason that its predecessor has reported.
+    let is_said =
+        matches!(said, ConditionStatus::Unknown(Some(why)) if why.reason == CONTAINER_NOT_READY);
+    let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
+    let mut slow = serving
+        .filter(|it| is_said || timer.is_due_or_schedule(scale::slow_start_at(it), view.now));
+    slow.find_map(|pod| not_ready_reason(pod, view))
+}
+
+/// Returns the reason why a slow pod is not ready.
+fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option<ConditionReason> {
+    let status = view.world.pod_statuses.get(&*pod.uid);
+    let seen = view.world.pod_reports.get(&*pod.uid);
+    // The agent's own reason is the most exact: it runs the probe.
+    if let Some(trouble) =
+        seen.map(|seen| &seen.not_ready_reason).filter(|trouble| !trouble.is_empty())
+    {
+        return Some(ConditionReason::new(CONTAINER_NOT_READY, trouble.clone()));
+    }
+    let runs = status.is_some_and(|it| it.phase == LocalPodPhase::Running);
+    let listens = seen.is_some_and(|seen| seen.listening);
+    let message = match (runs, listens) {
+        (true, false) => format!(
+            "The container runs but nothing listens on port {port}: let it listen on $PORT ({port}) or set containerPort to the port it uses",
+            port = view.facts.port
+        ),
+        (true, true) => "The container listens but its readiness probe does not pass: check the probe's path and port, and the container's log".into(),
+        (false, _) => waiting_message(status)?,
+    };
+    Some(ConditionReason::new(CONTAINER_NOT_READY, message))
+}
+
+fn waiting_message(status: Option<&LocalPodStatus>) -> Option<String> {
+    let waits = |state: &LocalContainerState| match state {
+        LocalContainerState::Waiting { message, .. } if !message.is_empty() => {
+            Some(message.clone())
+        }
+        LocalContainerState::Waiting { .. }
+        | LocalContainerState::Running
+        | LocalContainerState::Terminated { .. } => None,
+    };
+    status?.containers.iter().find_map(|container| waits(&container.state))
+}
+
+/// Returns the reason that keeps a container of the pod from running, if there is one.
+fn pod_failure_reason(
+    pod: &RevisionPod,
+    view: &RevisionPlanContext<'_>,
+) -> Option<ConditionReason> {
+    let status =
+        view.world.pod_statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
+    status.containers.iter().find_map(|container| match &container.state {
+        LocalContainerState::Running => None,
+        LocalContainerState::Terminated { code, message, .. } => {
+            Some(exit_code_reason(*code, message))
+        }
+        LocalContainerState::Waiting { last_exit: Some(code), message, .. } => {
+            Some(exit_code_reason(*code, message))
+        }
+        LocalContainerState::Waiting { reason, message, last_exit: None } => {
+            // Every container waits with these reasons while it starts.
+            let harmless = matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing");
+            let say = || match message.as_str() {
+                "" => format!("Container {} waits: {reason}", container.name),
+                message => message.to_owned(),
+            };
+            (!harmless).then(|| ConditionReason::new(reason.clone(), say()))
+        }
+    })
+}
+
+fn exit_code_reason(code: i32, message: &str) -> ConditionReason {
+    let message = match message.trim() {
+        "" => "Container failed with: no message; see its log, and check command and args".into(),
+        text => format!("Container failed with: {text}"),
+    };
+    ConditionReason::new(format!("ExitCode{code}"), message)
+}
+
+/// Returns true if requests should not wait for a Revision at present: no pod is ready, and each has crashed repeatedly
+/// or cannot get its image. Requests then get 503 at once instead of 504 at their deadline. When the pods have been
+/// scaled away, the next request tries again.
+pub(super) fn should_fail_fast(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> bool {
+    let mut serving = revision.pods.iter().filter(|it| it.stage == PodStage::Serving).peekable();
+    if serving.peek().is_none() || scale::count_ready_pods(revision, view) > 0 {
+        return false;
+    }
+    serving.all(|pod| {
+        let status = view.world.pod_statuses.get(&*pod.uid);
+        let containers = status.into_iter().flat_map(|status| &status.containers);
+        containers.into_iter().any(|container| match &container.state {
+            LocalContainerState::Waiting { reason, .. } => {
+                let image = ["ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
+                image.contains(&reason.as_str()) || container.restarts >= FAIL_FAST_RESTARTS
+            }
+            LocalContainerState::Running | LocalContainerState::Terminated { .. } => false,
+        })
+    })
+}
+
+fn active_status(revision: &AppRevision, ready: u32) -> ConditionStatus {
+    let idle = || ConditionStatus::False(ConditionReason::NO_TRAFFIC);
+    let queued = "Requests to the target are being buffered as resources are provisioned.";
+    let queued = || ConditionStatus::Unknown(Some(ConditionReason::new("Queued", queued)));
+    match revision.decision.map(|it| it.activity) {
+        Some(RevisionActivity::Active) => ConditionStatus::True(None),
+        Some(RevisionActivity::Activating) => queued(),
+        Some(RevisionActivity::Inactive) => idle(),
+        Some(RevisionActivity::TimedOut) => ConditionStatus::False(ConditionReason::new(
+            "TimedOut",
+            "The target could not be activated.",
+        )),
+        None if ready > 0 => ConditionStatus::True(None),
+        None if revision.initial_scale_reached => idle(),
+        None => deploying_status(),
+    }
+}
+
+fn adopt_pod_digests(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
+    if !revision.digests.is_empty() {
+        return;
+    }
+    let statuses = revision.pods.iter().filter_map(|pod| view.world.pod_statuses.get(&*pod.uid));
+    // An image may be resolved for some containers only: digests count when all of a pod's are known.
+    let known = |status: &LocalPodStatus| {
+        let all = status.containers.iter();
+        let digests = all.map(|it| {
+            it.image_digest.as_ref().map(|digest| (it.name.as_str().into(), digest.as_str().into()))
+        });
+        digests.collect::<Option<Box<[_]>>>()
+    };
+    if let Some(found) = statuses.filter_map(known).find(|found| !found.is_empty()) {
+        revision.digests = found;
+    }
+}
+
+/// Sets the Configuration's condition: it is ready if its newest Revision is.
+pub(super) fn update_configuration(app: &mut AppState, now: UnixMillis) {
+    if app.configuration.is_none() {
+        return;
+    }
+    let ready = app
+        .latest_created()
+        .map(|it| (it.name.clone(), it.conditions.get(ConditionType::RevisionReady)));
+    let refused = app.service.as_ref().and_then(|it| it.manifest_error.as_deref());
+    let truth = match (ready, refused) {
+        (_, Some(refused)) => {
+            ConditionStatus::False(ConditionReason::new("InvalidManifest", refused.to_owned()))
+        }
+        (None, None) => ConditionStatus::Unknown(None),
+        (Some((_, ConditionStatus::True(_))), None) => ConditionStatus::True(None),
+        (Some((_, ConditionStatus::Unknown(why))), None) => ConditionStatus::Unknown(why),
+        (Some((name, ConditionStatus::False(why))), None) => {
+            let message = format!("Revision {name:?} failed with message: {}.", why.message);
+            ConditionStatus::False(ConditionReason::new("RevisionFailed", message))
+        }
+    };
+    app.conditions.set(ConditionType::ConfigurationReady, truth, now);
+}
+
+/// Sets the Route's conditions, except `AllTrafficAssigned`, which was set with its traffic. Only the leader allocates
+/// numbers: on other replicas a name without them waits for it.
+pub(super) fn update_route(
+    app: &mut AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+    now: UnixMillis,
+    timer: &mut PlanTimer,
+) {
+    let not_owned = not_owned_reason(app, name, world);
+    let Some(route) = &app.route else { return };
+    let allots = world.is_leader;
+    let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
+    let unaddressed = |it: &RouteNameAllocation| matches!(&it.cluster_ips, ClusterIpSource::ApiServer(none) if none.is_empty());
+    let ingress = if let Some(why) = &route.blocked_reason {
+        ConditionStatus::False((**why).clone())
+    } else if let Some(why) = not_owned {
+        ConditionStatus::False(why)
+    } else if route.traffic.is_empty()
+        || route.allocations.iter().any(unaddressed)
+        || (route.allocations.len() < names && !allots)
+    {
+        ingress_not_configured()
+    } else if route.allocations.len() < names {
+        let message = "No ClusterIP or activator port is left: delete a service or a tag";
+        ConditionStatus::False(ConditionReason::new("NoAddressLeft", message))
+    } else if route.rollout.is_some() {
+        ConditionStatus::Unknown(Some(ConditionReason::new(
+            "RolloutInProgress",
+            "A gradual rollout of the latest revision(s) is in progress.",
+        )))
+    } else if !app.conditions.is_true(ConditionType::RouteIngress) && !is_routed(app, name, world) {
+        // An activator's report triggers the next plan; the timer covers an activator that ends without one.
+        let _ = timer.is_due_or_schedule(now.plus_ms(ROUTED_RECHECK_MS), now);
+        ingress_not_configured()
+    } else {
+        ConditionStatus::True(None)
+    };
+    app.conditions.set(ConditionType::RouteIngress, ingress, now);
+    app.conditions.set(
+        ConditionType::RouteCertificate,
+        ConditionStatus::True(Some(ConditionReason::NO_TLS)),
+        now,
+    );
+    let on =
+        [ConditionType::RouteTraffic, ConditionType::RouteIngress, ConditionType::RouteCertificate];
+    let ready = app.conditions.summarize(&on);
+    app.conditions.set(ConditionType::RouteReady, ready, now);
+}
+
+fn ingress_not_configured() -> ConditionStatus {
+    let message = "Ingress has not yet been reconciled.";
+    ConditionStatus::Unknown(Some(ConditionReason::new("IngressNotConfigured", message)))
+}
+
+/// Returns true if every activator routes requests for each of the Route's names to some Revision. A client may connect
+/// to any activator as soon as the Route is ready, and activators may follow another replica than the leader.
+fn is_routed(app: &AppState, name: &NamespacedName, world: &ClusterState) -> bool {
+    let own = |it: &RouteNameAllocation| {
+        NamespacedName::new(name.namespace.clone(), placeholder_name(it, &name.name))
+    };
+    app.allocations().iter().all(|it| world.drain_acks.is_routed_by_all(&own(it)))
+}
+
+/// Returns the reason if one of the Route's names belongs to another owner.
+fn not_owned_reason(
+    app: &AppState,
+    name: &NamespacedName,
+    world: &ClusterState,
+) -> Option<ConditionReason> {
+    let route = app.route.as_ref().filter(|_| !app.cascades_deletion(world.settings.platform))?;
+    let tags = route.traffic_spec.iter().filter_map(|it| it.tag.as_deref()).map(Some);
+    [None].into_iter().chain(tags).find_map(|tag| {
+        let own = NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name));
+        let owner = world.name_registry.service_owner(&own, &world.placeholders)?;
+        if owner.claimant != NameClaimant::Route(name.clone()) {
+            let what = format!("There is an existing placeholder Service {:?}", own.name);
+            return Some(ConditionReason::new("NotOwned", format!("{what} that we do not own.")));
+        }
+        let host = route_host(app, name, tag, world).filter(|it| !it.is_local)?.host;
+        // A host has no owner yet while the placeholder of its tag does not exist.
+        let owner = world.name_registry.host_owner(&host, &world.placeholders)?;
+        let message = || format!("The host {host:?} is already in use by {}.", owner.claimant);
+        (owner.service != own).then(|| ConditionReason::new("NotOwned", message()))
+    })
+}
+
+/// Sets the Service's conditions from its Configuration and its Route.
+pub(super) fn update_service(app: &mut AppState, name: &NamespacedName, now: UnixMillis) {
+    let Some(service) = &app.service else { return };
+    let foreign = |kind: &str, owner: Option<ObjectOwner>| {
+        let message = format!("There is an existing {kind} {:?} that we do not own.", name.name);
+        let foreign = matches!(owner, Some(ObjectOwner::Unowned | ObjectOwner::Other));
+        foreign.then(|| ConditionStatus::False(ConditionReason::new("NotOwned", message)))
+    };
+    let refused = service.manifest_error.as_deref();
+    let refused = refused
+        .map(|why| ConditionStatus::False(ConditionReason::new("InvalidManifest", why.to_owned())));
+    // Child objects may be of an older Service: their conditions must not count as those of the new one.
+    let configuration = foreign("Configuration", app.configuration.as_ref().map(|it| it.owner))
+        .or(refused)
+        .or_else(|| {
+            configuration_is_behind(app, service, name).then(|| out_of_date_status("Configuration"))
+        })
+        .unwrap_or_else(|| app.conditions.get(ConditionType::ConfigurationReady));
+    let route = foreign("Route", app.route.as_ref().map(|it| it.owner))
+        .or_else(|| route_is_behind(app, service, name).then(|| out_of_date_status("Route")))
+        .unwrap_or_else(|| app.conditions.get(ConditionType::RouteReady));
+    let route = match route {
+        ConditionStatus::True(_) if !is_migrated(app) => {
+            ConditionStatus::Unknown(Some(ConditionReason::new(
+                "TrafficNotMigrated",
+                "Traffic is not yet migrated to the latest revision.",
+            )))
+        }
+        route => route,
+    };
+    app.conditions.set(ConditionType::ServiceConfigurations, configuration, now);
+    app.conditions.set(ConditionType::ServiceRoutes, route, now);
+    let ready = app
+        .conditions
+        .summarize(&[ConditionType::ServiceConfigurations, ConditionType::ServiceRoutes]);
+    app.conditions.set(ConditionType::ServiceReady, ready, now);
+}
+
+/// Returns the status of a Service while a child object still reflects an older manifest.
+fn out_of_date_status(kind: &str) -> ConditionStatus {
+    let why = format!("The {kind} is still working to reflect the latest desired specification.");
+    ConditionStatus::Unknown(Some(ConditionReason::new("OutOfDate", why)))
+}
+
+/// Returns true if the observed Configuration was made of an older manifest of the Service.
+///
+/// The hash of the applied object decides. Another webhook may add to the template, and that causes no write.
+fn configuration_is_behind(app: &AppState, service: &ServiceState, name: &NamespacedName) -> bool {
+    let Some(seen) = app.configuration.as_ref() else { return false };
+    seen.template != service.manifest.template
+        && seen.applied_hash.is_some_and(|it| {
+            it != applied_object_hash(KnativeObjectKind::Configuration, service, name)
+        })
+}
+
+/// Returns true if the observed Route was made of an older manifest of the Service.
+fn route_is_behind(app: &AppState, service: &ServiceState, name: &NamespacedName) -> bool {
+    let Some(seen) = app.route.as_ref() else { return false };
+    let own = |it: &TrafficSpec| it.configuration_name.as_deref().is_none_or(|it| name.name == *it);
+    let same = |(seen, asked): (&TrafficSpec, &TrafficSpec)| {
+        (&seen.tag, &seen.revision_name, seen.percent)
+            == (&asked.tag, &asked.revision_name, asked.percent)
+            && own(seen)
+    };
+    let asked = &service.manifest.traffic;
+    let is_same =
+        seen.traffic_spec.len() == asked.len() && seen.traffic_spec.iter().zip(&**asked).all(same);
+    !is_same
+        && seen
+            .applied_hash
+            .is_some_and(|it| it != applied_object_hash(KnativeObjectKind::Route, service, name))
+}
+
+/// Returns the hash of the object that is applied for a Service.
+fn applied_object_hash(
+    kind: KnativeObjectKind,
+    service: &ServiceState,
+    name: &NamespacedName,
+) -> u64 {
+    stable_json_hash(&render::render_service_child(kind, service, name))
+}
+
+/// Returns true if all targets that follow the latest ready Revision have moved to it.
+fn is_migrated(app: &AppState) -> bool {
+    let latest = app.latest_ready();
+    app.traffic().iter().filter(|it| it.is_latest).all(|it| Some(&*it.revision_name) == latest)
+}

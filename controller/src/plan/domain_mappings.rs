@@ -1,0 +1,154 @@
+//! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
+//! `pkg/reconciler/domainmapping`; `knative.md` §1.7).
+
+use common::wire::{MappedDomain, NamespacedName};
+
+use super::routes;
+use crate::world::{
+    AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
+    DomainMappingState, UnixMillis,
+    name_registry::{NameClaim, NameClaimant},
+};
+
+/// Returns the status of `DomainClaimed`: if the mapping's namespace may use the domain.
+fn claimed_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
+    match world.domain_claims.get(name.name.as_str()) {
+        Some(DomainClaimState { namespace, .. }) if *namespace == name.namespace => {
+            ownership_status(world, name)
+        }
+        Some(_) => ConditionStatus::False(ConditionReason::new(
+            "DomainAlreadyClaimed",
+            "The domain name is already in use by another DomainMapping",
+        )),
+        // The controller creates the claim itself, and a watch will report it.
+        None if world.settings.config_maps.network.autocreate_claims => {
+            ConditionStatus::Unknown(None)
+        }
+        None => ConditionStatus::False(ConditionReason::new(
+            "DomainClaimFailed",
+            format!("no ClusterDomainClaim found for domain {:?}", name.name),
+        )),
+    }
+}
+
+/// Returns a false status if a Route had the host first, unless the mapping refers to that very Route.
+fn ownership_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
+    let own = world.domain_mappings.get(name).map(|it| &it.target);
+    match host_owner(world, name) {
+        Some(bid)
+            if bid.claimant != NameClaimant::Mapping(name.clone()) && Some(&bid.service) != own =>
+        {
+            let message = format!("The domain name is already in use by {}", bid.claimant);
+            ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
+        }
+        Some(_) | None => ConditionStatus::True(None),
+    }
+}
+
+fn host_owner<'a>(world: &'a ClusterState, name: &NamespacedName) -> Option<&'a NameClaim> {
+    world.name_registry.host_owner(&name.name.to_ascii_lowercase(), &world.placeholders)
+}
+
+/// Returns the app that the mapping refers to, or the reason why there is none.
+fn resolve_target<'a>(
+    world: &'a ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> Result<&'a AppState, ConditionReason> {
+    let refused = |message: String| Err(ConditionReason::new("ResolveFailed", message));
+    let DomainMappingState { target_resource: kind, target, .. } = mapping;
+    if target.namespace != name.namespace {
+        return refused(format!("{kind} {target} must be in namespace {:?}", name.namespace));
+    }
+    let owner = world.app_of_route_name(target).and_then(|it| world.apps.get(&it));
+    let is_there = match (&**kind, owner) {
+        (_, None) => false,
+        ("services.serving.knative.dev", Some(app)) => {
+            app.service.is_some() && world.apps.contains_key(target)
+        }
+        ("routes.serving.knative.dev", Some(_)) => world.apps.contains_key(target),
+        // A Kubernetes Service that is the placeholder of a Route or a tag.
+        ("services", Some(_)) => true,
+        (_, Some(_)) => false,
+    };
+    match owner {
+        Some(app) if is_there && !app.cascades_deletion(world.settings.platform) => Ok(app),
+        _ if matches!(
+            &**kind,
+            "services.serving.knative.dev" | "routes.serving.knative.dev" | "services"
+        ) =>
+        {
+            refused(format!("{kind} {:?} not found", target.name))
+        }
+        _ => refused(format!(
+            "{kind} {:?} is nothing that requests can be sent to: refer to a Knative Service or Route",
+            target.name
+        )),
+    }
+}
+
+/// Sets all conditions of a mapping.
+pub fn update_conditions(
+    world: &ClusterState,
+    name: &NamespacedName,
+    mapping: &mut DomainMappingState,
+    now: UnixMillis,
+) {
+    let found = resolve_target(world, name, mapping);
+    let resolved = match &found {
+        Err(why) => ConditionStatus::False(why.clone()),
+        Ok(app) if app.traffic().is_empty() => ConditionStatus::False(ConditionReason::new(
+            "ResolveFailed",
+            format!("address not set for {} {:?}", mapping.target_resource, mapping.target.name),
+        )),
+        Ok(_) => ConditionStatus::True(None),
+    };
+    let certificate = match &mapping.tls_secret {
+        None => ConditionStatus::True(Some(ConditionReason::NO_TLS)),
+        Some(secret) => {
+            // TLS of users' domains is not served here, and a condition must not claim it.
+            let message = format!("The gateway serves no TLS: Secret {secret:?} is not used");
+            ConditionStatus::False(ConditionReason::new("CertificateNotReady", message))
+        }
+    };
+    let conditions = &mut mapping.conditions;
+    conditions.set(ConditionType::DomainClaimed, claimed_status(world, name), now);
+    conditions.set(ConditionType::DomainReference, resolved, now);
+    let configured =
+        conditions.summarize(&[ConditionType::DomainClaimed, ConditionType::DomainReference]);
+    let ingress = match configured {
+        ConditionStatus::True(_) => ConditionStatus::True(None),
+        ConditionStatus::False(_) | ConditionStatus::Unknown(_) => ConditionStatus::Unknown(Some(
+            ConditionReason::new("IngressNotConfigured", "Ingress has not yet been reconciled."),
+        )),
+    };
+    conditions.set(ConditionType::DomainIngress, ingress, now);
+    conditions.set(ConditionType::DomainCertificate, certificate, now);
+    let on = [
+        ConditionType::DomainCertificate,
+        ConditionType::DomainClaimed,
+        ConditionType::DomainIngress,
+        ConditionType::DomainReference,
+    ];
+    let ready = conditions.summarize(&on);
+    conditions.set(ConditionType::DomainReady, ready, now);
+}
+
+/// Returns the domains mapped to the service of this name, in order.
+pub(super) fn mapped_domains(world: &ClusterState, service: &NamespacedName) -> Vec<MappedDomain> {
+    let all = world.mappings_by_target.get(service).into_iter().flatten();
+    let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
+        // The target's own host may equal the domain: the Route has it already, and needs no second entry.
+        host_owner(world, name)
+            .is_some_and(|it| it.claimant == NameClaimant::Mapping((*name).clone()))
+            && matches!(claimed_status(world, name), ConditionStatus::True(_))
+            && resolve_target(world, name, mapping).is_ok()
+    };
+    let found = all.filter_map(|name| Some((name, world.domain_mappings.get(name)?)));
+    let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
+        host: name.name.to_ascii_lowercase(),
+        host_rewrite: None,
+        redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), world),
+    };
+    found.filter(in_force).map(domain).collect()
+}

@@ -1,0 +1,574 @@
+//! Shell: the machine behind one lock, with a clock, and its outputs.
+//!
+//! Every shell calls [`ControllerRuntime::step`] on its own task. The event has become orders and routes when the call
+//! returns, without a queue in between.
+
+use std::{
+    collections::BTreeSet,
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use common::{
+    local_node::LocalNodeSpec,
+    outbox::{Outbox, OutboxCursor},
+    wire::{ComponentRole, NamespacedName, RouteKey},
+};
+use serde_json::Value;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::{
+    admin::ControllerMetrics,
+    api::{
+        DesiredState, DesiredStateSource, ObjectPartKey, WriteError,
+        events::{EventInbox, ObjectEvent},
+        pull_secrets::ClusterPullSecrets,
+        writer::ObjectWriter,
+    },
+    children::ResourceKind,
+    desired::{self, RequiredChildren},
+    grpc_services::route_stream::EncodedPieces,
+    image_digests::{queue::DigestStatus, resolver::DigestResolver},
+    machine::{
+        ConfigMapEventRecord, ControllerEffects, ControllerEvent, ControllerStateMachine,
+        RouteFingerprint, RouteMessageBatch,
+    },
+    render::KnativeObjectKey,
+    world::{ControllerSettings, UnixMillis},
+};
+
+/// State of the controller, shared by its shells.
+#[derive(Debug)]
+pub struct ControllerRuntime {
+    machine: Mutex<ControllerStateMachine>,
+    routes: Outbox<RouteKey, RouteFingerprint>,
+    /// Snapshot that the last streams began with, for as long as one of them is still sending it.
+    last_snapshot: Mutex<Weak<RouteTableSnapshot>>,
+    orders: watch::Sender<LocalNodeSpec>,
+    /// Orders held back until [`ControllerRuntime::release_orders`], since a pod that orders do not name is stopped.
+    held_orders: Mutex<Option<LocalNodeSpec>>,
+    /// Objects to be written on the local node.
+    changed_objects: Mutex<BTreeSet<KnativeObjectKey>>,
+    /// Writer of objects on Kubernetes.
+    object_writer: OnceLock<Arc<ObjectWriter>>,
+    /// Recorder of Events on Kubernetes.
+    event_inbox: OnceLock<EventInbox>,
+    /// Resolver of image digests on Kubernetes.
+    digest_resolver: OnceLock<Arc<DigestResolver<ClusterPullSecrets>>>,
+    /// Objects whose last write failed.
+    failed_writes: Mutex<BTreeSet<ObjectPartKey>>,
+    /// Objects that lack required child objects.
+    incomplete_owners: Mutex<BTreeSet<(ResourceKind, NamespacedName)>>,
+    objects_changed: Notify,
+    timer_changed: Notify,
+    started_at: (Instant, u64),
+    /// Counters and gauges of this controller.
+    pub metrics: ControllerMetrics,
+}
+
+/// Update of one stream: what it sends next.
+#[derive(Debug)]
+pub enum RouteTableUpdate {
+    /// Snapshot that begins the stream. Streams share it, since it is large.
+    Snapshot(Arc<RouteTableSnapshot>),
+    /// Batch of changes since the last update.
+    Changes(RouteMessageBatch),
+}
+
+impl Deref for RouteTableUpdate {
+    type Target = RouteMessageBatch;
+
+    fn deref(&self) -> &RouteMessageBatch {
+        match self {
+            Self::Snapshot(whole) => &whole.routes,
+            Self::Changes(routes) => routes,
+        }
+    }
+}
+
+/// Snapshot: the whole RouteTable at one moment.
+#[derive(Debug)]
+pub struct RouteTableSnapshot {
+    routes: RouteMessageBatch,
+    /// Encoded snapshot by the role of the receivers, made for the first of each role.
+    encoded: [OnceLock<EncodedPieces>; 3],
+    /// Place in the outbox at which streams with this snapshot continue.
+    cursor: OutboxCursor<RouteKey, RouteFingerprint>,
+}
+
+impl RouteTableSnapshot {
+    /// Returns the encoded snapshot for a role; the first stream of that role makes it by `encode`.
+    pub fn encoded_for(
+        &self,
+        role: ComponentRole,
+        encode: impl FnOnce(&RouteMessageBatch) -> EncodedPieces,
+    ) -> EncodedPieces {
+        let place = match role {
+            ComponentRole::Agent => 0,
+            ComponentRole::Activator => 1,
+            ComponentRole::Autoscaler => 2,
+        };
+        Arc::clone(self.encoded[place].get_or_init(|| encode(&self.routes)))
+    }
+
+    fn is_recent(&self, version: u64) -> bool {
+        // Changes since the snapshot are sent again as a batch: up to an eighth of its size that is cheaper than a new
+        // one.
+        let since = version.saturating_sub(self.routes.version);
+        usize::try_from(since).is_ok_and(|since| since <= self.routes.changes.len() / 8)
+    }
+}
+
+/// Subscription of one stream to the RouteTable.
+#[derive(Debug)]
+pub struct RouteTableSubscription {
+    runtime: Arc<ControllerRuntime>,
+    /// Place in the outbox; `None` before the snapshot.
+    cursor: Option<OutboxCursor<RouteKey, RouteFingerprint>>,
+}
+
+impl RouteTableSubscription {
+    /// Makes the subscription of a stream that begins.
+    pub fn new(runtime: Arc<ControllerRuntime>) -> Self {
+        Self { runtime, cursor: None }
+    }
+
+    /// Waits for the next update. Nothing is lost if the future is dropped before it is ready.
+    pub async fn next(&mut self) -> RouteTableUpdate {
+        let Some(place) = &mut self.cursor else {
+            let whole = self.runtime.snapshot();
+            self.cursor = Some(whole.cursor.fork());
+            return RouteTableUpdate::Snapshot(whole);
+        };
+        let batch = place.next().await;
+        RouteTableUpdate::Changes(self.runtime.lock_machine().route_messages(batch, place))
+    }
+}
+
+impl ControllerRuntime {
+    /// Shares `machine`, whose orders are sent through `orders`.
+    pub fn new(machine: ControllerStateMachine, orders: watch::Sender<LocalNodeSpec>) -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            routes: machine.routes().clone(),
+            last_snapshot: Mutex::default(),
+            machine: Mutex::new(machine),
+            orders,
+            held_orders: Mutex::new(Some(LocalNodeSpec::default())),
+            changed_objects: Mutex::default(),
+            object_writer: OnceLock::new(),
+            event_inbox: OnceLock::new(),
+            digest_resolver: OnceLock::new(),
+            failed_writes: Mutex::default(),
+            incomplete_owners: Mutex::default(),
+            objects_changed: Notify::new(),
+            timer_changed: Notify::new(),
+            started_at: (Instant::now(), wall),
+            metrics: ControllerMetrics::default(),
+        }
+    }
+
+    /// Returns the whole RouteTable, and the place in the outbox after it. Streams that begin while others still send
+    /// it share one snapshot, unless much has changed since: after a restart all streams begin at once.
+    fn snapshot(&self) -> Arc<RouteTableSnapshot> {
+        // Held throughout: streams that begin together wait for one snapshot instead of each making its own.
+        let mut last = self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(whole) = last.upgrade().filter(|it| it.is_recent(self.routes.version())) {
+            return whole;
+        }
+        let (mut place, machine) = (self.routes.subscribe(), self.lock_machine());
+        let batch = place.try_next().expect("a new stream has every state to say");
+        let routes = machine.route_messages(batch, &mut place);
+        drop(machine);
+        let whole =
+            Arc::new(RouteTableSnapshot { routes, encoded: Default::default(), cursor: place });
+        // Only a weak reference is kept, so that the memory is free once the last stream has sent the snapshot.
+        *last = Arc::downgrade(&whole);
+        whole
+    }
+
+    /// Returns the settings in force.
+    pub fn settings(&self) -> std::sync::Arc<ControllerSettings> {
+        self.lock_machine().world().settings.clone()
+    }
+
+    /// Gives one event to the machine and carries out its effects.
+    pub fn step(&self, event: ControllerEvent) {
+        let began = Instant::now();
+        let mut machine = self.lock_machine();
+        let (now, before) = (self.now(), machine.next_timer());
+        let effects = machine.step(now, event);
+        let timer = machine.next_timer();
+        // Still under the lock, so that orders are sent in the order in which they were decided.
+        self.send_orders(&effects);
+        drop(machine);
+        // From here on without the lock: what follows may call back into the machine.
+        self.metrics.record_step(&effects, began.elapsed());
+        if timer != before {
+            self.timer_changed.notify_one();
+        }
+        self.record_config_map_events(effects.config_map_events);
+        effects.revisions_to_resolve.iter().for_each(|revision| self.resolve_digests(revision));
+        if let Some(writer) = self.object_writer.get() {
+            writer.schedule_checks(effects.apps_to_check);
+            writer.add(effects.changed_keys);
+        } else if !effects.changed_objects.is_empty() {
+            self.lock_changed_objects().extend(effects.changed_objects);
+            self.objects_changed.notify_one();
+        }
+    }
+
+    /// Sends Events about ConfigMaps. The recorder counts equal Events instead of writing them again.
+    fn record_config_map_events(&self, news: Vec<ConfigMapEventRecord>) {
+        let Some(events) = self.event_inbox.get() else { return };
+        for ConfigMapEventRecord { name, uid, event } in news {
+            let (warning, message) = (event.is_warning, event.message);
+            let (resource, reason) = (ResourceKind::ConfigMap, event.reason.to_owned());
+            events.record(ObjectEvent {
+                resource,
+                name,
+                uid,
+                is_warning: warning,
+                reason,
+                message,
+            });
+        }
+    }
+
+    /// Sets the resolver of image digests.
+    pub fn set_digest_resolver(&self, resolver: Arc<DigestResolver<ClusterPullSecrets>>) {
+        let _ = self.digest_resolver.set(resolver);
+    }
+
+    /// Gives the machine the known digests of a Revision's images, and starts resolving unknown ones.
+    pub fn resolve_digests(&self, revision: &NamespacedName) {
+        let Some(resolver) = self.digest_resolver.get() else { return };
+        let Some(wanted) = self.with_machine(|machine| machine.digest_query(revision)) else {
+            return resolver.forget(revision);
+        };
+        match resolver.request_digests(revision, wanted) {
+            // The resolver calls again when it has an answer.
+            DigestStatus::Unknown | DigestStatus::Pending => {}
+            DigestStatus::Failed(why) => {
+                self.step(ControllerEvent::DigestsResolved(revision.clone(), Err(why)))
+            }
+            DigestStatus::Resolved(digests) => {
+                resolver.forget(revision);
+                self.step(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)));
+            }
+        }
+    }
+
+    fn send_orders(&self, effects: &ControllerEffects) {
+        if effects.pods_to_start.is_empty()
+            && effects.pods_to_stop.is_empty()
+            && effects.dns_names.is_empty()
+        {
+            return;
+        }
+        match &mut *self.lock_held_orders() {
+            Some(held) => apply_to_orders(held, effects),
+            None => self.orders.send_modify(|orders| apply_to_orders(orders, effects)),
+        }
+    }
+
+    /// Releases the orders held back: all objects of an earlier run have been read.
+    pub fn release_orders(&self) {
+        if let Some(held) = self.lock_held_orders().take() {
+            self.orders.send_replace(held);
+        }
+    }
+
+    /// Sets `writer` as the writer of changed objects, in place of the local node, and `events` as the recorder of
+    /// Events.
+    pub fn set_writer(&self, writer: Arc<ObjectWriter>, events: EventInbox) {
+        // A second call changes nothing: a process has one of each.
+        let _ = self.object_writer.set(writer);
+        let _ = self.event_inbox.set(events);
+    }
+
+    /// Calls `look` with the machine, under its lock.
+    pub fn with_machine<T>(&self, look: impl FnOnce(&ControllerStateMachine) -> T) -> T {
+        look(&self.lock_machine())
+    }
+
+    /// Waits until there are objects to be written.
+    pub async fn wait_for_changed_objects(&self) {
+        while self.lock_changed_objects().is_empty() {
+            self.objects_changed.notified().await;
+        }
+    }
+
+    /// Takes up to `most` objects to be written, in their present state; `None`: to be removed.
+    pub fn take_changed_objects(&self, most: usize) -> Vec<(KnativeObjectKey, Option<Value>)> {
+        let mut dirty = self.lock_changed_objects();
+        let taken: Vec<KnativeObjectKey> =
+            std::iter::from_fn(|| dirty.pop_first()).take(most).collect();
+        drop(dirty);
+        let machine = self.lock_machine();
+        let whole = |key: KnativeObjectKey| {
+            let object = desired::local_object(machine.world(), &key);
+            (key, object)
+        };
+        taken.into_iter().map(whole).collect()
+    }
+
+    /// Ticks the machine at its timers until `shutdown`.
+    pub async fn run_timers(&self, shutdown: CancellationToken) {
+        loop {
+            let next = self.lock_machine().next_timer();
+            let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
+            // Without a timer the sleep is never polled; the value only must not overflow.
+            let sleep = tokio::time::sleep(wait.unwrap_or(Duration::MAX / 4));
+            tokio::select! {
+                () = sleep, if wait.is_some() => self.step(ControllerEvent::Tick),
+                () = self.timer_changed.notified() => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    /// Returns milliseconds since 1970 by a clock that never runs backwards.
+    pub(crate) fn now(&self) -> UnixMillis {
+        let passed = u64::try_from(self.started_at.0.elapsed().as_millis()).unwrap_or(u64::MAX);
+        UnixMillis(self.started_at.1.saturating_add(passed))
+    }
+
+    fn lock_machine(&self) -> MutexGuard<'_, ControllerStateMachine> {
+        // A panicked step may have left half a change; to continue with it is better than to stop all traffic.
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_held_orders(&self) -> MutexGuard<'_, Option<LocalNodeSpec>> {
+        self.held_orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_failed_writes(&self) -> MutexGuard<'_, BTreeSet<ObjectPartKey>> {
+        self.failed_writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_changed_objects(&self) -> MutexGuard<'_, BTreeSet<KnativeObjectKey>> {
+        self.changed_objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DesiredStateSource for ControllerRuntime {
+    fn leadership_changed(&self, leads: bool) {
+        self.step(ControllerEvent::LeadershipChanged(leads));
+    }
+
+    fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
+        desired::desired_state(self.lock_machine().world(), key)
+    }
+
+    fn object_created(&self, key: &ObjectPartKey, body: &Value) {
+        if let Some(events) = self.event_inbox.get() {
+            events.record_created(key, body);
+        }
+    }
+
+    fn write_result(&self, key: &ObjectPartKey, trouble: Option<WriteError>) {
+        if let (Some(events), Some(trouble)) = (self.event_inbox.get(), &trouble)
+            && let DesiredState::Body(body) = self.desired_state(key)
+        {
+            events.record_write_error(key, &body, trouble);
+        }
+        // A success is news only after an error, and nearly all writes succeed.
+        let news = match trouble {
+            Some(_) => {
+                self.lock_failed_writes().insert(key.clone());
+                true
+            }
+            None => self.lock_failed_writes().remove(key),
+        };
+        if news {
+            self.step(ControllerEvent::WriteErrorChanged(key.clone(), trouble));
+        }
+    }
+
+    fn required_children(&self, app: &NamespacedName) -> Vec<RequiredChildren> {
+        desired::required_children(self.lock_machine().world(), app)
+    }
+
+    fn children_missing(
+        &self,
+        app: &NamespacedName,
+        owed: &RequiredChildren,
+        missing: &[ObjectPartKey],
+    ) {
+        let (resource, name, uid) = &owed.owner;
+        let of = (*resource, name.clone());
+        let mut unmade = self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = if missing.is_empty() { unmade.remove(&of) } else { unmade.insert(of.clone()) };
+        drop(unmade);
+        // Checks repeat; only a change is reported.
+        if !news {
+            return;
+        }
+        let trouble = (!missing.is_empty()).then(|| children_missing_error(missing));
+        if let Some(trouble) = &trouble {
+            warn!(object = %name, kind = resource.kind(), message = trouble.message, "not made");
+        }
+        if let (Some(events), Some(trouble)) = (self.event_inbox.get(), &trouble) {
+            let (reason, message) = (trouble.reason.into(), trouble.message.clone());
+            let (name, uid) = (name.clone(), uid.to_string());
+            events.record(ObjectEvent {
+                resource: *resource,
+                name,
+                uid,
+                is_warning: true,
+                reason,
+                message,
+            });
+        }
+        self.step(ControllerEvent::ChildrenMissing(app.clone(), of.0, of.1, trouble));
+    }
+
+    fn written_repeatedly(&self, key: &ObjectPartKey, body: &Value, writes: u32) {
+        let Some(events) = self.event_inbox.get() else { return };
+        let message = format!(
+            "written {writes} times with the same content, since something undoes it each time; it is written less and less often"
+        );
+        events.record_write_error(key, body, &WriteError { reason: "WrittenRepeatedly", message });
+    }
+}
+
+/// Makes the write error of required objects that do not exist.
+fn children_missing_error(missing: &[ObjectPartKey]) -> WriteError {
+    let names: Vec<String> = missing
+        .iter()
+        .map(|it| format!("{} {:?}", it.resource.kind(), it.name.name.as_str()))
+        .collect();
+    let message = format!(
+        "Not made yet: {}. The controller goes on trying; its log says what the API server answers.",
+        names.join(", ")
+    );
+    WriteError { reason: "NotMade", message }
+}
+
+fn apply_to_orders(orders: &mut LocalNodeSpec, effects: &ControllerEffects) {
+    for pod in &effects.pods_to_start {
+        orders.pods.insert(pod.uid.clone(), pod.clone());
+    }
+    for uid in &effects.pods_to_stop {
+        orders.pods.remove(uid);
+    }
+    for (name, addresses) in &effects.dns_names {
+        if addresses.is_empty() {
+            orders.dns_names.remove(name);
+        } else {
+            orders.dns_names.insert(name.clone(), addresses.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::{Request, Response};
+    use kube::{Client, client::Body};
+    use serde_json::json;
+    use tokio::{sync::mpsc, time::timeout};
+
+    use super::*;
+    use crate::{
+        api::{ObjectPart, events, leader_election::Leadership, write_queue::WriteLimits},
+        world::{ClusterState, PlatformKind},
+    };
+
+    /// Starts an API server that accepts Events and fails any other request.
+    fn api_server() -> (Client, mpsc::Receiver<Value>) {
+        let (told, events) = mpsc::channel(64);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (told, is_event) = (told.clone(), request.uri().path().contains("/events"));
+            async move {
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                if is_event {
+                    let event = serde_json::from_slice(&body).expect("an event");
+                    told.send(event).await.expect("the test goes on");
+                    return Response::builder().status(201).body(Body::from(body.to_vec()));
+                }
+                let failed = json!({"kind": "Status", "status": "Failure", "code": 500});
+                Response::builder().status(500).body(Body::from(failed.to_string().into_bytes()))
+            }
+        });
+        (Client::new(service, "default"), events)
+    }
+
+    /// Returns the next Event with this reason: type, kind and name of its object, and message.
+    async fn next_event(events: &mut mpsc::Receiver<Value>, reason: &str) -> [String; 4] {
+        loop {
+            let event = events.recv().await.expect("a recorder");
+            if event["reason"] == reason {
+                let fields = ["/type", "/regarding/kind", "/regarding/name", "/note"];
+                let text = |at| event.pointer(at).and_then(Value::as_str).unwrap_or_default();
+                return fields.map(|at| text(at).to_owned());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn missing_children_and_repeated_writes_are_recorded_as_events() {
+        let (client, mut events) = api_server();
+        let settings = ControllerSettings {
+            platform: PlatformKind::Kubernetes,
+            ..ControllerSettings::default()
+        };
+        let world = ClusterState {
+            settings: Arc::new(settings),
+            is_leader: false,
+            ..ClusterState::default()
+        };
+        let machine = ControllerStateMachine::new(world, Outbox::new());
+        let shared =
+            Arc::new(ControllerRuntime::new(machine, watch::channel(LocalNodeSpec::default()).0));
+        let (metrics, shutdown) = (Arc::default(), CancellationToken::new());
+        let writer = Arc::new(ObjectWriter::new(
+            client.clone(),
+            WriteLimits::default(),
+            Arc::clone(&metrics),
+        ));
+        let (inbox, record) = events::event_recorder(client, "one", metrics, shutdown.clone());
+        shared.set_writer(Arc::clone(&writer), inbox);
+        tokio::spawn(record);
+        let source = Arc::clone(&shared) as Arc<dyn DesiredStateSource>;
+        tokio::spawn(writer.run(source, Leadership::permanent(), shutdown.clone()));
+        let own = NamespacedName::new("default", "hello");
+        let configuration = json!({
+            "metadata": {
+                "name": "hello", "namespace": "default", "generation": 1,
+                "uid": "00000000-0000-4000-8000-000000000001",
+            },
+            "spec": {"template": {"spec": {"containers": [{"name": "main", "image": "a"}]}}},
+        });
+        shared.step(ControllerEvent::ObjectObserved(
+            ResourceKind::Configuration,
+            own.clone(),
+            Some(Box::new(configuration)),
+        ));
+        let not_made = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
+        let [how, kind, name, note] = not_made.await.expect("within ten seconds");
+        assert_eq!([&*how, &*kind, &*name], ["Warning", "Configuration", "hello"]);
+        assert!(note.starts_with("Not made yet: Revision \"hello-00001\"."), "{note}");
+
+        let owner = json!({
+            "apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "hello", "uid": "u",
+            "controller": true,
+        });
+        let body = json!({"metadata": {"ownerReferences": [owner]}});
+        shared.written_repeatedly(
+            &ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, own),
+            &body,
+            7,
+        );
+        let repeated =
+            timeout(Duration::from_secs(10), next_event(&mut events, "WrittenRepeatedly"));
+        let [how, kind, name, note] = repeated.await.expect("it is told");
+        assert_eq!([&*how, &*kind, &*name], ["Warning", "Route", "hello"]);
+        assert!(note.contains("written 7 times with the same content"), "{note}");
+        shutdown.cancel();
+    }
+}

@@ -1,0 +1,296 @@
+//! Pure: an AdmissionReview's request and its response (`admission.k8s.io/v1`).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    config_maps::{self, Configs, Features, RevisionDefaults},
+    parse::{
+        AdmissionPlatform, AdmissionRules, Problem,
+        admission::{self, AdmissionRequest, AdmittedKind},
+        problem,
+    },
+    scale_policy::ScalePolicyConfig,
+};
+
+/// Kind of question; each has a path of its own at the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionHook {
+    /// Path `/defaulting`: fill in defaults.
+    Defaulting,
+    /// Path `/resource-validation`: check an object.
+    Validation,
+    /// Path `/config-validation`: check a ConfigMap.
+    Config,
+}
+
+/// Settings that answers depend on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdmissionSettings {
+    /// Checked settings of `config-defaults`.
+    pub defaults: std::sync::Arc<RevisionDefaults>,
+    /// Checked settings of `config-features`.
+    pub features: std::sync::Arc<Features>,
+    /// Checked settings of `config-autoscaler`.
+    pub autoscaler: std::sync::Arc<ScalePolicyConfig>,
+    /// Domain of cluster-local names, such as `cluster.local`.
+    pub cluster_domain: String,
+    /// True if pods are bound to a node as they are created (`config-deployment`).
+    pub bind_pods: bool,
+}
+
+impl Default for AdmissionSettings {
+    fn default() -> Self {
+        Self {
+            defaults: Default::default(),
+            features: Default::default(),
+            autoscaler: Default::default(),
+            cluster_domain: "cluster.local".into(),
+            bind_pods: false,
+        }
+    }
+}
+
+impl AdmissionSettings {
+    /// Returns the settings of the ConfigMaps in force.
+    pub fn from_configs(configs: &Configs, cluster_domain: &str) -> Self {
+        Self {
+            defaults: configs.defaults.clone(),
+            features: configs.features.clone(),
+            autoscaler: configs.autoscaler.clone(),
+            cluster_domain: cluster_domain.into(),
+            bind_pods: configs.deployment.bind_pods,
+        }
+    }
+
+    /// Returns the inputs of the rules of admission.
+    pub fn admission_rules(&self) -> AdmissionRules<'_> {
+        AdmissionRules {
+            platform: AdmissionPlatform::Kubernetes,
+            defaults: &self.defaults,
+            features: &self.features,
+            autoscaler: &self.autoscaler,
+            cluster_domain: &self.cluster_domain,
+        }
+    }
+}
+
+/// Error of a request body that is no question.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewDecodeError {
+    /// The body is not an AdmissionReview.
+    #[error("could not decode body: {0}")]
+    Decode(#[from] serde_json::Error),
+    /// The AdmissionReview has no request.
+    #[error("the AdmissionReview has no request")]
+    Empty,
+}
+
+#[derive(Deserialize)]
+struct AdmissionReviewBody {
+    request: Option<ReviewRequest>,
+}
+
+/// Fields of a request that answers depend on.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ReviewRequest {
+    uid: String,
+    kind: GroupKind,
+    sub_resource: Option<String>,
+    operation: String,
+    user_info: ReviewUser,
+    object: Option<Value>,
+    old_object: Option<Value>,
+    options: Option<ReviewOptions>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GroupKind {
+    group: String,
+    kind: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ReviewUser {
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ReviewOptions {
+    field_validation: Option<String>,
+}
+
+/// Answer to a review, before it is encoded.
+#[derive(Debug, Default, PartialEq)]
+struct ReviewAnswer {
+    /// Reason for refusing; `None` admits the object.
+    refusal: Option<String>,
+    warnings: Vec<String>,
+    patch: Option<Vec<u8>>,
+}
+
+/// Answers the review in `body`.
+pub fn answer_review(
+    hook: AdmissionHook,
+    body: &[u8],
+    settings: &AdmissionSettings,
+) -> Result<Vec<u8>, ReviewDecodeError> {
+    let review: AdmissionReviewBody = serde_json::from_slice(body)?;
+    let request = review.request.ok_or(ReviewDecodeError::Empty)?;
+    let answer = evaluate_request(hook, &request, settings)?;
+    encode_response(&request, answer)
+}
+
+/// Answers a review about a new pod: with the node that `bind` returns, the pod is stored as bound.
+pub fn answer_binding_review(
+    body: &[u8],
+    bind: impl FnOnce(&Value, u64) -> Option<String>,
+) -> Result<Vec<u8>, ReviewDecodeError> {
+    let review: AdmissionReviewBody = serde_json::from_slice(body)?;
+    let request = review.request.ok_or(ReviewDecodeError::Empty)?;
+    // The request's UID is random, so its hash serves as the random number that selects among equal nodes.
+    let chance = crate::api::object_cache::stable_json_hash(&json!(request.uid));
+    let pod = request.object.as_ref().filter(|_| request.operation == "CREATE");
+    let node = pod.and_then(|pod| bind(pod, chance));
+    let patch = node.map(|node| json!([{"op": "add", "path": "/spec/nodeName", "value": node}]));
+    let patch = patch.map(|patch| patch.to_string().into_bytes());
+    encode_response(&request, ReviewAnswer { patch, ..ReviewAnswer::default() })
+}
+
+fn encode_response(
+    request: &ReviewRequest,
+    answer: ReviewAnswer,
+) -> Result<Vec<u8>, ReviewDecodeError> {
+    // The API server accepts an answer only with the UID of its request.
+    let mut response = json!({"uid": request.uid, "allowed": answer.refusal.is_none()});
+    if let Some(message) = answer.refusal {
+        response["status"] = json!({
+            "status": "Failure",
+            "message": message,
+            "reason": "BadRequest",
+            "code": 400,
+        });
+    }
+    if !answer.warnings.is_empty() {
+        response["warnings"] = answer.warnings.into();
+    }
+    if let Some(patch) = answer.patch {
+        response["patchType"] = "JSONPatch".into();
+        response["patch"] = serde_json::to_value(ByteString(patch))?;
+    }
+    let whole = json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": response,
+    });
+    Ok(serde_json::to_vec(&whole)?)
+}
+
+fn evaluate_request(
+    hook: AdmissionHook,
+    request: &ReviewRequest,
+    settings: &AdmissionSettings,
+) -> Result<ReviewAnswer, ReviewDecodeError> {
+    // The controller writes statuses, and an object that is being deleted is not checked any more.
+    let sub = request.sub_resource.as_deref().unwrap_or_default();
+    let asked = matches!(request.operation.as_str(), "CREATE" | "UPDATE") && sub.is_empty();
+    let Some(object) = request.object.as_ref().filter(|it| asked && !it.is_null()) else {
+        return Ok(ReviewAnswer::default());
+    };
+    // A ConfigMap is no kind of Knative's, so it is handled before the kind is looked up.
+    if hook == AdmissionHook::Config {
+        return Ok(check_config_map(object));
+    }
+    let Some(kind) = AdmittedKind::from_group_kind(&request.kind.group, &request.kind.kind) else {
+        let message = format!("unhandled kind: {}/{}", request.kind.group, request.kind.kind);
+        return Ok(ReviewAnswer { refusal: Some(message), ..ReviewAnswer::default() });
+    };
+    let deleted = object.pointer("/metadata/deletionTimestamp").is_some_and(|it| !it.is_null());
+    if deleted {
+        // The removal of its finalizer must succeed even if it breaks newer rules.
+        return Ok(ReviewAnswer::default());
+    }
+    let old = request.old_object.as_ref().filter(|it| !it.is_null());
+    let user = Some(request.user_info.username.as_str()).filter(|name| !name.is_empty());
+    let rules = settings.admission_rules();
+    let question = AdmissionRequest { kind, object, old, user, rules };
+    match hook {
+        AdmissionHook::Defaulting => default_object(&question, request),
+        AdmissionHook::Validation | AdmissionHook::Config => Ok(validate_object(&question)),
+    }
+}
+
+/// Returns the patch that fills in defaults. The client's `fieldValidation` decides about unknown fields.
+fn default_object(
+    question: &AdmissionRequest<'_>,
+    request: &ReviewRequest,
+) -> Result<ReviewAnswer, ReviewDecodeError> {
+    let (object, unknown) = admission::apply_defaults(question);
+    let unknown: Vec<String> =
+        unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
+    let said = request.options.as_ref().and_then(|options| options.field_validation.as_deref());
+    let warnings = match said {
+        // The text is the API server's own for strict decoding of built-in kinds.
+        Some("Strict") if !unknown.is_empty() => {
+            let refusal = format!("strict decoding error: {}", unknown.join(", "));
+            return Ok(ReviewAnswer { refusal: Some(refusal), ..ReviewAnswer::default() });
+        }
+        Some("Ignore") => Vec::new(),
+        // `Warn` is Kubernetes' default.
+        _ => unknown,
+    };
+    let patch = json_patch::diff(question.object, &object);
+    let patch = (!patch.is_empty()).then(|| serde_json::to_vec(&patch)).transpose()?;
+    Ok(ReviewAnswer { refusal: None, warnings, patch })
+}
+
+fn validate_object(question: &AdmissionRequest<'_>) -> ReviewAnswer {
+    let verdict = admission::validate(question);
+    let refusal = refusal_message(&verdict.problems);
+    // A refused object needs no warnings: they would hide the error.
+    let warnings = if refusal.is_some() { Vec::new() } else { format_warnings(&verdict.warnings) };
+    ReviewAnswer { refusal, warnings, patch: None }
+}
+
+fn refusal_message(problems: &[Problem]) -> Option<String> {
+    let said = || format!("validation failed: {}", problem::knative_message(problems));
+    (!problems.is_empty()).then(said)
+}
+
+/// Formats warnings: equal messages share a line, and none contains a line break, since warnings are HTTP headers.
+fn format_warnings(all: &[Problem]) -> Vec<String> {
+    let mut messages: Vec<&str> = all.iter().map(|it| it.message.as_str()).collect();
+    messages.sort_unstable();
+    messages.dedup();
+    let of = |message: &str| {
+        let same: Vec<Problem> = all.iter().filter(|it| it.message == message).cloned().collect();
+        problem::knative_message(&same).replace('\n', "; ")
+    };
+    messages.into_iter().map(of).collect()
+}
+
+fn check_config_map(object: &Value) -> ReviewAnswer {
+    let map = |pointer: &str| -> BTreeMap<String, String> {
+        let value = object.pointer(pointer).cloned().unwrap_or_default();
+        serde_json::from_value(value).unwrap_or_default()
+    };
+    let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    match config_maps::admit(name, &map("/metadata/annotations"), &map("/data")) {
+        Ok(warnings) => ReviewAnswer { warnings, ..ReviewAnswer::default() },
+        Err(problems) => {
+            let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            let message = format!("validation failed: {}", lines.join("\n"));
+            ReviewAnswer { refusal: Some(message), ..ReviewAnswer::default() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+use super::*;
+
+fn send_review(hook: AdmissionHook, request: Value) -> Value {
+    let body =
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request});
+    let answer = answer_review(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
+        .expect("an answer");
+    serde_json::from_slice(&answer).expect("JSON")
+}
+
+fn service(image: &str) -> Value {
+    json!({
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Service",
+        "metadata": {"name": "a", "namespace": "n"},
+        "spec": {"template": {"spec": {"containers": [{"image": image}]}}},
+    })
+}
+
+fn request(object: &Value) -> Value {
+    json!({
+        "uid": "u",
+        "kind": {"group": "serving.knative.dev", "version": "v1", "kind": "Service"},
+        "operation": "CREATE",
+        "userInfo": {"username": "ann"},
+        "object": object,
+        "oldObject": null,
+        "options": {"kind": "CreateOptions"},
+    })
+}
+
+fn patch(answer: &Value) -> Vec<Value> {
+    let bytes: ByteString =
+        serde_json::from_value(answer["response"]["patch"].clone()).expect("a patch");
+    serde_json::from_slice(&bytes.0).expect("JSON")
+}
+
+#[test]
+fn filling_in_is_answered_by_the_smallest_patch() {
+    let answer = send_review(AdmissionHook::Defaulting, request(&service("a")));
+    assert_eq!(answer["kind"], "AdmissionReview");
+    assert_eq!(answer["response"]["uid"], "u");
+    assert_eq!(answer["response"]["allowed"], true);
+    assert_eq!(answer["response"]["patchType"], "JSONPatch");
+    let mut paths: Vec<_> = patch(&answer)
+        .iter()
+        .map(|it| {
+            assert_eq!(it["op"], "add", "{it}");
+            it["path"].as_str().expect("a path").to_owned()
+        })
+        .collect();
+    paths.sort();
+    let spec = "/spec/template/spec";
+    let want = [
+        "/metadata/annotations".to_owned(),
+        format!("{spec}/containerConcurrency"),
+        format!("{spec}/containers/0/name"),
+        format!("{spec}/containers/0/readinessProbe"),
+        format!("{spec}/enableServiceLinks"),
+        format!("{spec}/timeoutSeconds"),
+        "/spec/traffic".to_owned(),
+    ];
+    assert_eq!(paths, want);
+}
+
+#[test]
+fn a_full_object_gets_no_patch() {
+    let filled = {
+        let mut object = service("a");
+        let answer = send_review(AdmissionHook::Defaulting, request(&object));
+        let patch: json_patch::Patch =
+            serde_json::from_value(patch(&answer).into()).expect("a patch");
+        json_patch::patch(&mut object, &patch).expect("applies");
+        object
+    };
+    let answer = send_review(AdmissionHook::Defaulting, request(&filled));
+    assert_eq!(answer["response"], json!({"uid": "u", "allowed": true}));
+}
+
+#[test]
+fn a_refusal_is_a_status_in_knatives_words() {
+    let answer = send_review(AdmissionHook::Validation, request(&service("")));
+    let response = &answer["response"];
+    assert_eq!(response["allowed"], false);
+    let message = response["status"]["message"].as_str().expect("a message");
+    assert!(message.starts_with("validation failed: "), "{message}");
+    assert!(
+        message.contains("missing field(s): spec.template.spec.containers[0].image"),
+        "{message}"
+    );
+    assert_eq!(response["status"]["code"], 400);
+    assert_eq!(response["status"]["reason"], "BadRequest");
+}
+
+#[test]
+fn unknown_fields_go_as_the_client_asked() {
+    let mut object = service("a");
+    object["spec"]["template"]["spec"]["containers"][0]["imagge"] = "b".into();
+    let with = |said: Option<&str>| {
+        let mut request = request(&object);
+        if let Some(said) = said {
+            request["options"]["fieldValidation"] = said.into();
+        }
+        send_review(AdmissionHook::Defaulting, request)["response"].clone()
+    };
+    let warning = "unknown field \"spec.template.spec.containers[0].imagge\"";
+    for said in [None, Some("Warn")] {
+        let response = with(said);
+        assert_eq!(response["allowed"], true);
+        assert_eq!(response["warnings"], json!([warning]));
+    }
+    assert_eq!(with(Some("Ignore"))["warnings"], Value::Null);
+    let strict = with(Some("Strict"));
+    assert_eq!(strict["allowed"], false);
+    assert_eq!(strict["status"]["message"], format!("strict decoding error: {warning}"));
+}
+
+#[test]
+fn a_warning_is_one_line() {
+    let (filled, _) = admission::apply_defaults(&AdmissionRequest {
+        kind: AdmittedKind::Service,
+        object: &service("a"),
+        old: None,
+        user: None,
+        rules: AdmissionSettings::default().admission_rules(),
+    });
+    let answer = send_review(AdmissionHook::Validation, request(&filled));
+    assert_eq!(answer["response"]["allowed"], true);
+    let warnings = answer["response"]["warnings"].as_array().expect("warnings").clone();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(!warnings[0].as_str().expect("text").contains('\n'));
+}
+
+#[test]
+fn requests_outside_the_rules_are_admitted() {
+    let bad = service("");
+    for (key, value) in [("operation", json!("DELETE")), ("subResource", json!("status"))] {
+        let mut request = request(&bad);
+        request[key] = value;
+        assert_eq!(
+            send_review(AdmissionHook::Validation, request)["response"]["allowed"],
+            true,
+            "{key}"
+        );
+    }
+    let mut leaving = bad;
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    assert_eq!(
+        send_review(AdmissionHook::Validation, request(&leaving))["response"]["allowed"],
+        true
+    );
+}
+
+#[test]
+fn a_body_that_is_no_review_is_refused() {
+    for body in ["", "[]", "{}", "{\"request\": 1}", "nonsense"] {
+        assert!(
+            answer_review(
+                AdmissionHook::Validation,
+                body.as_bytes(),
+                &AdmissionSettings::default()
+            )
+            .is_err(),
+            "{body}"
+        );
+    }
+    let mut foreign = request(&service("a"));
+    foreign["kind"]["kind"] = "Cat".into();
+    let response = send_review(AdmissionHook::Validation, foreign)["response"].clone();
+    assert_eq!(response["status"]["message"], "unhandled kind: serving.knative.dev/Cat");
+}
+
+#[test]
+fn config_maps_are_validated_before_they_apply() {
+    let map = |data: Value, annotations: Value| {
+        let object = json!({
+            "metadata": {"name": "config-defaults", "annotations": annotations},
+            "data": data,
+        });
+        send_review(AdmissionHook::Config, request(&object))["response"].clone()
+    };
+    let good = map(json!({"revision-timeout-seconds": "100"}), json!({}));
+    assert_eq!(good["allowed"], true);
+    let bad = map(json!({"revision-timeout-seconds": "601"}), json!({}));
+    let want = "validation failed: revision-timeout-seconds (601) cannot be greater than max-revision-timeout-seconds (600)";
+    assert_eq!(bad["status"]["message"], want);
+    let edited =
+        map(json!({"_example": "a: b"}), json!({"knative.dev/example-checksum": "00000000"}));
+    let message = edited["status"]["message"].as_str().expect("a message");
+    assert!(
+        message.starts_with("validation failed: the update modifies a key in \"_example\""),
+        "{message}"
+    );
+}

@@ -1,0 +1,456 @@
+//! Shell: keeps the certificate in its Secret, and registers the webhook with the API server.
+//!
+//! Every replica reads the Secret; the leader makes and renews its content. A certificate is registered only after this
+//! replica has called itself with it. A registration that no replica can answer would stop every write to Rouse's
+//! objects.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use ::kube::{
+    Api, Client, Resource,
+    api::{Patch, PatchParams, PostParams},
+};
+use http_body_util::Full;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::{
+    ByteString,
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        core::v1::Secret,
+    },
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{
+    WebhookSettingsSource,
+    certificates::{WebhookCertBundle, WebhookCertError, WebhookCertResolver},
+};
+use crate::{api::leader_election::Leadership, knative::key};
+
+/// Field manager of the written objects.
+const WEBHOOK_FIELD_MANAGER: &str = "rouse";
+/// Interval between checks of Secret and registration.
+const CHECK_INTERVAL: Duration = Duration::from_secs(15);
+/// Wait before the next attempt after a failure, or while there is no certificate.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Addresses and names of the webhook.
+#[derive(Clone, Debug)]
+pub struct WebhookAddress {
+    /// Namespace of the installation, which holds Service and Secret.
+    pub namespace: String,
+    /// Name of the Service in front of the replicas' webhook ports, on port 443.
+    pub service: String,
+    /// Name of the Secret that holds the certificate.
+    pub secret: String,
+    /// Port at which this replica answers.
+    pub port: u16,
+    /// URL that the API server calls instead of the Service, such as `https://127.0.0.1:8443`. It is for an API server
+    /// outside a cluster, beside the controller.
+    pub url: Option<String>,
+}
+
+impl WebhookAddress {
+    /// Returns the place of the installation in `namespace`, with Knative's names.
+    pub fn new(namespace: &str, port: u16) -> Self {
+        Self {
+            namespace: namespace.into(),
+            service: "webhook".into(),
+            secret: "webhook-certs".into(),
+            port,
+            url: None,
+        }
+    }
+
+    /// Returns the host names under which the API server may call.
+    pub fn host_names(&self) -> Vec<String> {
+        let (service, namespace) = (&self.service, &self.namespace);
+        let mut names = vec![
+            service.clone(),
+            format!("{service}.{namespace}"),
+            format!("{service}.{namespace}.svc"),
+            format!("{service}.{namespace}.svc.cluster.local"),
+        ];
+        let host = self.url.as_deref().and_then(|url| url.split_once("://"));
+        names.extend(host.and_then(|(_, rest)| rest.split([':', '/']).next()).map(str::to_owned));
+        names
+    }
+
+    /// Returns the `clientConfig` by which the API server finds `path`.
+    fn client_config(&self, path: &str, bundle: &Value) -> Value {
+        match &self.url {
+            Some(url) => json!({"caBundle": bundle, "url": format!("{url}{path}")}),
+            None => json!({
+                "caBundle": bundle,
+                "service": {
+                    "name": self.service,
+                    "namespace": self.namespace,
+                    "path": path,
+                    "port": 443,
+                },
+            }),
+        }
+    }
+}
+
+/// Error that keeps the webhook from being registered.
+#[derive(Debug, thiserror::Error)]
+pub enum WebhookRegistrationError {
+    /// The Secret could not be read or written.
+    #[error("cannot keep the webhook's Secret {name}")]
+    Secret {
+        /// Name of the Secret, without its namespace.
+        name: String,
+        /// Error of the API server.
+        #[source]
+        source: Box<::kube::Error>,
+    },
+    /// The certificate could not be made or used.
+    #[error(transparent)]
+    Certificate(#[from] WebhookCertError),
+    /// This replica does not answer its own call.
+    #[error("the webhook on port {port} does not answer: {why}")]
+    SelfCall {
+        /// Port at which this replica should answer.
+        port: u16,
+        /// Reason, as text for operators.
+        why: String,
+    },
+    /// The registration could not be written.
+    #[error("cannot register the webhook {name}")]
+    Register {
+        /// Name of the webhook configuration.
+        name: &'static str,
+        /// Error of the API server.
+        #[source]
+        source: Box<::kube::Error>,
+    },
+}
+
+/// Keeps certificate and registration up to date until `shutdown`.
+pub async fn keep_registered(
+    client: Client,
+    place: WebhookAddress,
+    certificates: Arc<WebhookCertResolver>,
+    settings: WebhookSettingsSource,
+    mut leadership: Leadership,
+    shutdown: CancellationToken,
+) {
+    let mut registered = None;
+    loop {
+        let leads = leadership.may_write();
+        let binds = settings().bind_pods;
+        let once = check_once(&client, &place, &certificates, leads, binds, &mut registered);
+        let wait = match once.await {
+            Ok(true) => CHECK_INTERVAL,
+            // The leader is about to make the certificate, and the API server may call this replica as soon as it
+            // exists.
+            Ok(false) => RETRY_INTERVAL,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "webhook not registered");
+                RETRY_INTERVAL
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = leadership_changed(&mut leadership, leads) => {}
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
+/// Waits until the lease was won or lost; renewals do not count.
+async fn leadership_changed(leadership: &mut Leadership, leads: bool) {
+    while leadership.may_write() == leads {
+        leadership.changed().await;
+    }
+}
+
+/// Checks once. Returns true if there is a certificate.
+async fn check_once(
+    client: &Client,
+    place: &WebhookAddress,
+    certificates: &Arc<WebhookCertResolver>,
+    leads: bool,
+    binds: bool,
+    registered: &mut Option<WebhookCertBundle>,
+) -> Result<bool, WebhookRegistrationError> {
+    let bundle = load_or_renew_bundle(client, place, leads, SystemTime::now()).await?;
+    let Some(bundle) = bundle else { return Ok(false) };
+    if certificates.set(&bundle)? {
+        info!(secret = place.secret, "webhook certificate loaded");
+    }
+    // Another leader may register another certificate meanwhile: this replica's next registration is news again.
+    if !leads {
+        *registered = None;
+        return Ok(true);
+    }
+    // This order matters: a registered webhook that does not answer blocks all writes (`failurePolicy: Fail`).
+    check_self_call(place, &bundle).await?;
+    apply_registrations(client, place, &bundle, binds).await?;
+    if registered.as_ref() != Some(&bundle) {
+        info!(service = place.service, "webhook registered");
+        *registered = Some(bundle);
+    }
+    Ok(true)
+}
+
+/// Returns the content of the Secret. The leader renews it if it is missing, invalid or due.
+async fn load_or_renew_bundle(
+    client: &Client,
+    place: &WebhookAddress,
+    leads: bool,
+    now: SystemTime,
+) -> Result<Option<WebhookCertBundle>, WebhookRegistrationError> {
+    let failed = |source: ::kube::Error| WebhookRegistrationError::Secret {
+        name: place.secret.clone(),
+        source: Box::new(source),
+    };
+    let api: Api<Secret> = Api::namespaced(client.clone(), &place.namespace);
+    let have = api.get_opt(&place.secret).await.map_err(failed)?;
+    let held = have.as_ref().and_then(|it| WebhookCertBundle::from_secret_data(it.data.as_ref()?));
+    if !leads || held.as_ref().is_some_and(|bundle| !bundle.is_due(now)) {
+        return Ok(held);
+    }
+    let made = WebhookCertBundle::create(&place.host_names(), held.as_ref(), now)?;
+    let params =
+        PostParams { field_manager: Some(WEBHOOK_FIELD_MANAGER.into()), ..PostParams::default() };
+    // The write carries the version that was read: it fails if another leader has written meanwhile.
+    let written = match have {
+        Some(mut secret) => {
+            secret.data = Some(made.to_secret_data());
+            api.replace(&place.secret, &params, &secret).await
+        }
+        None => {
+            let mut secret = Secret { data: Some(made.to_secret_data()), ..Secret::default() };
+            secret.metadata.name = Some(place.secret.clone());
+            api.create(&params, &secret).await
+        }
+    };
+    written.map_err(failed)?;
+    info!(secret = place.secret, "webhook certificate made");
+    Ok(Some(made))
+}
+
+/// Calls this replica as the API server would.
+pub(super) async fn check_self_call(
+    place: &WebhookAddress,
+    bundle: &WebhookCertBundle,
+) -> Result<(), WebhookRegistrationError> {
+    let asked = tokio::time::timeout(Duration::from_secs(5), call_self(place, bundle)).await;
+    let why = match asked {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(why)) => why.to_string(),
+        Err(_) => "no answer within 5 s".to_owned(),
+    };
+    Err(WebhookRegistrationError::SelfCall { port: place.port, why })
+}
+
+type SelfCallError = Box<dyn std::error::Error + Send + Sync>;
+
+async fn call_self(
+    place: &WebhookAddress,
+    bundle: &WebhookCertBundle,
+) -> Result<(), SelfCallError> {
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(bundle.authority.as_bytes()) {
+        roots.add(authority?)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = format!("{}.{}.svc", place.service, place.namespace);
+    let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, place.port))).await?;
+    let connector = TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(ServerName::try_from(name.clone())?, stream).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let driver = tokio::spawn(connection);
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {"uid": "self-call", "operation": "CONNECT"},
+    });
+    let request = hyper::Request::post("/resource-validation")
+        .header("host", name)
+        .header("content-type", "application/json")
+        .body(Full::new(bytes::Bytes::from(review.to_string())))?;
+    // The connection serves this one request: its task need not outlive the response.
+    let response = sender.send_request(request).await;
+    driver.abort();
+    let status = response?.status();
+    if status.is_success() { Ok(()) } else { Err(format!("answered {status}").into()) }
+}
+
+async fn apply_registrations(
+    client: &Client,
+    place: &WebhookAddress,
+    bundle: &WebhookCertBundle,
+    binds: bool,
+) -> Result<(), WebhookRegistrationError> {
+    let (mutating, validating) = webhook_configurations(place, &bundle.authority, binds);
+    apply_configuration::<MutatingWebhookConfiguration>(client, DEFAULTING_WEBHOOK, &mutating)
+        .await?;
+    apply_configuration::<ValidatingWebhookConfiguration>(
+        client,
+        VALIDATION_WEBHOOK,
+        &validating[0],
+    )
+    .await?;
+    apply_configuration::<ValidatingWebhookConfiguration>(client, CONFIG_WEBHOOK, &validating[1])
+        .await
+}
+
+async fn apply_configuration<K>(
+    client: &Client,
+    name: &'static str,
+    body: &Value,
+) -> Result<(), WebhookRegistrationError>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Serialize
+        + std::fmt::Debug,
+{
+    let api: Api<K> = Api::all(client.clone());
+    // These objects are Rouse's own: fields that others have changed are taken back.
+    let params = PatchParams::apply(WEBHOOK_FIELD_MANAGER).force();
+    let applied = api.patch(name, &params, &Patch::Apply(body)).await;
+    applied
+        .map_err(|source| WebhookRegistrationError::Register { name, source: Box::new(source) })?;
+    Ok(())
+}
+
+/// Names of the webhooks as in Knative, since error messages show them.
+const DEFAULTING_WEBHOOK: &str = "webhook.serving.knative.dev";
+const VALIDATION_WEBHOOK: &str = "validation.webhook.serving.knative.dev";
+const CONFIG_WEBHOOK: &str = "config.webhook.serving.knative.dev";
+/// Name of the webhook that binds pods, which Knative does not have.
+const BINDING_WEBHOOK: &str = "binding.webhook.rouse.dev";
+
+/// Returns the registrations: the objects that the API server must ask about, and the address to ask.
+pub(super) fn webhook_configurations(
+    place: &WebhookAddress,
+    authority: &str,
+    binds: bool,
+) -> (Value, [Value; 2]) {
+    let bundle =
+        serde_json::to_value(ByteString(authority.as_bytes().to_vec())).unwrap_or_default();
+    let hook = |name: &str, path: &str, rules: Value| {
+        json!({
+            "name": name,
+            "admissionReviewVersions": ["v1"],
+            "clientConfig": place.client_config(path, &bundle),
+            "failurePolicy": "Fail",
+            "matchPolicy": "Equivalent",
+            "rules": rules,
+            "sideEffects": "None",
+            "timeoutSeconds": 10,
+        })
+    };
+    let whole = |kind: &str, name: &str, hook: Value| {
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": kind,
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "rouse"}},
+            "webhooks": [hook],
+        })
+    };
+    let mut defaulting = hook(DEFAULTING_WEBHOOK, "/defaulting", object_rules(false));
+    // Additions of other webhooks, such as a volume, get their defaults, too.
+    defaulting["reinvocationPolicy"] = "IfNeeded".into();
+    let validation = hook(VALIDATION_WEBHOOK, "/resource-validation", object_rules(true));
+    let mut config = hook(CONFIG_WEBHOOK, "/config-validation", config_map_rules());
+    config["namespaceSelector"] =
+        json!({"matchLabels": {"kubernetes.io/metadata.name": place.namespace}});
+    // ConfigMaps of a former Knative installation are checked as well.
+    let names = ["knative-serving", "rouse"];
+    config["objectSelector"] = json!({
+        "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": names}],
+    });
+    let mut mutating = whole("MutatingWebhookConfiguration", DEFAULTING_WEBHOOK, defaulting);
+    if binds && let Some(hooks) = mutating["webhooks"].as_array_mut() {
+        hooks.push(make_optional(hook(BINDING_WEBHOOK, "/binding", pod_rules())));
+    }
+    let validating = "ValidatingWebhookConfiguration";
+    (
+        mutating,
+        [
+            whole(validating, VALIDATION_WEBHOOK, validation),
+            whole(validating, CONFIG_WEBHOOK, config),
+        ],
+    )
+}
+
+/// Makes the binding webhook optional: no write depends on it, since the scheduler finds a node as well.
+fn make_optional(mut hook: Value) -> Value {
+    hook["failurePolicy"] = "Ignore".into();
+    hook["timeoutSeconds"] = 1.into();
+    hook["objectSelector"] =
+        json!({"matchExpressions": [{"key": key::REVISION_UID, "operator": "Exists"}]});
+    hook
+}
+
+fn pod_rules() -> Value {
+    json!([{
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": ["pods"],
+        "operations": ["CREATE"],
+        "scope": "Namespaced",
+    }])
+}
+
+/// Returns the rules for Rouse's kinds, without subresources: the controller writes statuses, and those writes must not
+/// depend on a webhook.
+fn object_rules(with_claims: bool) -> Value {
+    let rule = |group: &str, versions: &[&str], resources: &[&str], scope: &str| {
+        json!({
+            "apiGroups": [group],
+            "apiVersions": versions,
+            "resources": resources,
+            "operations": ["CREATE", "UPDATE"],
+            "scope": scope,
+        })
+    };
+    let serving = ["services", "configurations", "revisions", "routes"];
+    let autoscaling = ["podautoscalers", "metrics"];
+    let networking = "networking.internal.knative.dev";
+    let mut rules = vec![
+        rule("serving.knative.dev", &["v1"], &serving, "Namespaced"),
+        rule("serving.knative.dev", &["v1beta1"], &["domainmappings"], "Namespaced"),
+        rule("autoscaling.internal.knative.dev", &["v1alpha1"], &autoscaling, "Namespaced"),
+        rule(networking, &["v1alpha1"], &["serverlessservices"], "Namespaced"),
+    ];
+    if with_claims {
+        rules.push(rule(networking, &["v1alpha1"], &["clusterdomainclaims"], "Cluster"));
+    }
+    rules.into()
+}
+
+fn config_map_rules() -> Value {
+    json!([{
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": ["configmaps"],
+        "operations": ["CREATE", "UPDATE"],
+        "scope": "Namespaced",
+    }])
+}

@@ -1,0 +1,31 @@
+//! Pure: domains of users, which map to services, and the namespaces that own them.
+
+use common::wire::NamespacedName;
+
+use super::{ConditionSet, ObjectMetaSummary};
+
+/// A DomainMapping; its name is the domain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DomainMappingState {
+    /// Metadata of the DomainMapping object.
+    pub meta: ObjectMetaSummary,
+    /// Resource that the mapping refers to, as the API calls it: `services.serving.knative.dev`.
+    pub target_resource: Box<str>,
+    /// Name of the object that the mapping refers to.
+    pub target: NamespacedName,
+    /// Name of the Secret with the user's certificate.
+    pub tls_secret: Option<Box<str>>,
+    /// Handling of external plain HTTP, where the object sets it.
+    pub http_protocol: Option<Box<str>>,
+    /// Conditions of the DomainMapping's status.
+    pub conditions: ConditionSet,
+    /// True once the DomainMapping is being deleted.
+    pub is_terminating: bool,
+}
+
+/// A ClusterDomainClaim, which reserves a domain for one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainClaimState {
+    /// Namespace that may use the domain.
+    pub namespace: String,
+}

@@ -1,0 +1,207 @@
+//! Pure: owner of each name. Several Routes, tags and DomainMappings may ask for one name. The first keeps it, and the
+//! others get it when the first is deleted.
+//!
+//! A name is that of a Service in its namespace (a Route's own, or that of a tag), or an external host. "First" is the
+//! same for every replica and after every restart, since it is read from the objects. The owner of the placeholder has
+//! the name already; else the earlier `creationTimestamp` counts, then the UID, then the name.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
+
+use common::wire::NamespacedName;
+
+use super::{PlaceholderState, Uid, UnixMillis};
+
+/// Object that asks for a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NameClaimant {
+    /// The Route of this app, for its own name or a tag's.
+    Route(NamespacedName),
+    /// The DomainMapping of this name.
+    Mapping(NamespacedName),
+}
+
+impl std::fmt::Display for NameClaimant {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Route(name) => write!(out, "Route \"{name}\""),
+            Self::Mapping(name) => write!(out, "DomainMapping \"{name}\""),
+        }
+    }
+}
+
+/// One claimant's request for one name, with the facts that decide its rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameClaim {
+    /// Claimant that makes the request.
+    pub claimant: NameClaimant,
+    /// Kubernetes Service that the name stands for.
+    pub service: NamespacedName,
+    /// Creation time of the Route or DomainMapping.
+    pub created: UnixMillis,
+    /// UID of the Route or DomainMapping.
+    pub uid: Uid,
+    /// True if the name is a tag's, false for the Route's own name.
+    pub is_tag: bool,
+    /// True if the claimant holds the name's allocation on the local node.
+    pub holds_allocation: bool,
+}
+
+/// Kind and text of a requested name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum ClaimedName<'a> {
+    Service(&'a NamespacedName),
+    Host(&'a str),
+}
+
+impl ClaimedName<'_> {
+    /// Returns the hash by which the name is kept; two names collide once in 2^64.
+    fn hash_key(self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        self.hash(&mut hash);
+        hash.finish()
+    }
+}
+
+/// All names that one claimant asks for.
+#[derive(Clone, Debug, Default)]
+pub struct ClaimantNames {
+    /// Requests for names of Kubernetes Services.
+    pub services: Vec<NameClaim>,
+    /// Requests for external hosts, each with the host.
+    pub hosts: Vec<(String, NameClaim)>,
+}
+
+/// All requested names, with their claimants.
+#[derive(Clone, Debug, Default)]
+pub struct NameRegistry {
+    /// Bids by hash of the name. Texts would cost memory for ten thousand sleeping services.
+    claims: HashMap<u64, Vec<NameClaim>>,
+    /// Hashes of the names that each claimant asks for.
+    keys_by_claimant: BTreeMap<NameClaimant, Box<[u64]>>,
+    /// Claimants that may have gained or lost a name.
+    changed_claimants: BTreeSet<NameClaimant>,
+}
+
+impl NameRegistry {
+    /// Replaces all requests of a claimant by those in `wish`.
+    pub fn set_claims(&mut self, by: &NameClaimant, wish: ClaimantNames) {
+        let services =
+            wish.services.into_iter().map(|it| (ClaimedName::Service(&it.service).hash_key(), it));
+        let hosts =
+            wish.hosts.into_iter().map(|(host, it)| (ClaimedName::Host(&host).hash_key(), it));
+        let bids: Vec<(u64, NameClaim)> =
+            services.collect::<Vec<_>>().into_iter().chain(hosts).collect();
+        let keys: Box<[u64]> = bids.iter().map(|(key, _)| *key).collect();
+        // Claimants without requests have no entry, so that deleted apps leave nothing behind.
+        let before = if keys.is_empty() {
+            self.keys_by_claimant.remove(by)
+        } else {
+            self.keys_by_claimant.insert(by.clone(), keys.clone())
+        };
+        let before = before.unwrap_or_default();
+        for key in before.iter().filter(|it| !keys.contains(it)) {
+            self.remove_claim(*key, by);
+        }
+        for (key, bid) in bids {
+            self.insert_claim(key, bid);
+        }
+    }
+
+    fn remove_claim(&mut self, key: u64, by: &NameClaimant) {
+        let Some(all) = self.claims.get_mut(&key) else { return };
+        all.retain(|it| it.claimant != *by);
+        if all.is_empty() {
+            self.claims.remove(&key);
+        }
+        self.mark_changed(key);
+    }
+
+    fn insert_claim(&mut self, key: u64, bid: NameClaim) {
+        let all = self.claims.entry(key).or_default();
+        match all.iter_mut().find(|it| it.claimant == bid.claimant) {
+            Some(have) if *have == bid => return,
+            Some(have) => *have = bid,
+            None => {
+                // Nearly every name has one bid.
+                all.reserve_exact(1);
+                all.push(bid);
+            }
+        }
+        // The only bid for a name takes it from no other claimant.
+        if all.len() > 1 {
+            self.mark_changed(key);
+        }
+    }
+
+    /// Marks the claimants of a name whose placeholder may have another owner than before.
+    pub fn mark_service_changed(&mut self, service: &NamespacedName) {
+        self.mark_changed(ClaimedName::Service(service).hash_key());
+    }
+
+    /// Marks the claimants of a name, and the claimants of their other names: a claimant that loses its Service's name
+    /// loses its host, too.
+    fn mark_changed(&mut self, key: u64) {
+        let asks =
+            |key: u64| self.claims.get(&key).into_iter().flatten().map(|it| it.claimant.clone());
+        let near: BTreeSet<NameClaimant> = asks(key).collect();
+        let keys = near.iter().filter_map(|it| self.keys_by_claimant.get(it)).flatten().copied();
+        let far: Vec<NameClaimant> = keys.flat_map(asks).collect();
+        self.changed_claimants.extend(near);
+        self.changed_claimants.extend(far);
+    }
+
+    /// Marks a claimant that may now get a name that it lacked.
+    pub fn mark_claimant_changed(&mut self, claimant: NameClaimant) {
+        self.changed_claimants.insert(claimant);
+    }
+
+    /// Takes the claimants that may have gained or lost a name since the last call.
+    pub fn take_changed_claimants(&mut self) -> BTreeSet<NameClaimant> {
+        std::mem::take(&mut self.changed_claimants)
+    }
+
+    /// Returns the bid that has the name of a Service.
+    pub fn service_owner(
+        &self,
+        service: &NamespacedName,
+        seen: &BTreeMap<NamespacedName, PlaceholderState>,
+    ) -> Option<&NameClaim> {
+        let owner = seen.get(service).map(|it| it.owner_uid);
+        // The placeholder's owner has the name already; on the local node the holder of its allocation.
+        let has = |it: &NameClaim| Reverse((Some(it.uid) == owner, it.holds_allocation));
+        let all = self.claims.get(&ClaimedName::Service(service).hash_key())?.iter();
+        all.min_by(|a, b| (has(a), claim_order(a)).cmp(&(has(b), claim_order(b))))
+    }
+
+    /// Returns the bid that has a host. A tag's rank counts from the creation of its placeholder, a Route's from its
+    /// own.
+    pub fn host_owner(
+        &self,
+        host: &str,
+        seen: &BTreeMap<NamespacedName, PlaceholderState>,
+    ) -> Option<&NameClaim> {
+        let has_service = |it: &&NameClaim| match &it.claimant {
+            NameClaimant::Route(_) => self
+                .service_owner(&it.service, seen)
+                .is_some_and(|owner| owner.claimant == it.claimant),
+            NameClaimant::Mapping(_) => true,
+        };
+        // A tag may be added to an old Route. Ranked by the Route's age it would take the host of a younger owner.
+        let since = |it: &NameClaim| match seen.get(&it.service) {
+            _ if !it.is_tag || it.holds_allocation => it.created,
+            Some(seen) if seen.owner_uid == it.uid => seen.created,
+            Some(_) | None => UnixMillis(u64::MAX),
+        };
+        let all = self.claims.get(&ClaimedName::Host(host).hash_key())?.iter();
+        let all = all.filter(has_service);
+        all.min_by(|a, b| (since(a), claim_order(a)).cmp(&(since(b), claim_order(b))))
+    }
+}
+
+fn claim_order(bid: &NameClaim) -> (UnixMillis, bool, Uid, &NameClaimant) {
+    (bid.created, bid.is_tag, bid.uid, &bid.claimant)
+}

@@ -1,0 +1,157 @@
+//! Access to `bpf_sock_addr`, word by word.
+//!
+//! The verifier refuses wide or merged accesses, and pointers moved inside a context. The compiler likes to make both;
+//! volatile accesses of single fields keep it from that.
+
+use core::{ffi::c_void, mem::transmute, ptr};
+
+use aya_ebpf::{
+    bindings::bpf_sock_addr,
+    helpers::generated::{
+        bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval, bpf_skc_to_mptcp_sock,
+    },
+};
+use datapath::load_balancing;
+
+/// Verdict: the call goes on with the present address.
+pub const ALLOW: i32 = 1;
+/// Verdict: the call fails.
+pub const DENY: i32 = 0;
+
+const TCP: u32 = 6;
+const MPTCP: u32 = 262;
+const ECONNREFUSED: i32 = 111;
+
+/// Flag: 1 if `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading.
+#[unsafe(no_mangle)]
+static HAVE_SET_RETVAL: u8 = 0;
+
+/// Flag: 1 if `bpf_skc_to_mptcp_sock` exists (5.19). Set by the agent before loading.
+#[unsafe(no_mangle)]
+static HAVE_MPTCP_SOCK: u8 = 0;
+
+/// Context of a connect, bind or getpeername.
+#[derive(Clone, Copy)]
+pub struct BpfSockAddr(pub *mut bpf_sock_addr);
+
+macro_rules! read {
+    ($ctx:expr, $field:ident $([$word:literal])?) => {
+        // SAFETY: the kernel hands in a live context, and this reads one word of it.
+        unsafe { ptr::read_volatile(ptr::addr_of!((*$ctx).$field$([$word])?)) }
+    };
+}
+
+macro_rules! write {
+    ($ctx:expr, $field:ident $([$word:literal])?, $value:expr) => {
+        // SAFETY: the kernel hands in a live context, and this writes one of the words it lets programs write.
+        unsafe { ptr::write_volatile(ptr::addr_of_mut!((*$ctx).$field$([$word])?), $value) }
+    };
+}
+
+impl BpfSockAddr {
+    /// Returns true if the socket speaks TCP, or MPTCP, which falls back to it.
+    #[inline(always)]
+    pub fn is_tcp(self) -> bool {
+        let protocol = read!(self.0, protocol);
+        protocol == TCP || protocol == MPTCP
+    }
+
+    /// Returns the IPv4 address as an IPv4-mapped one, in memory order.
+    #[inline(always)]
+    pub fn ipv4(self) -> [u32; 4] {
+        [0, 0, load_balancing::IPV4_MAPPED_WORD, read!(self.0, user_ip4)]
+    }
+
+    /// Returns the IPv6 address, in memory order.
+    #[inline(always)]
+    pub fn ipv6(self) -> [u32; 4] {
+        [
+            read!(self.0, user_ip6[0]),
+            read!(self.0, user_ip6[1]),
+            read!(self.0, user_ip6[2]),
+            read!(self.0, user_ip6[3]),
+        ]
+    }
+
+    /// Returns the port, in network byte order.
+    #[inline(always)]
+    pub fn port_be(self) -> u16 {
+        read!(self.0, user_port) as u16
+    }
+
+    /// Replaces the IPv4 address by the last word of an IPv4-mapped one.
+    #[inline(always)]
+    pub fn set_ipv4(self, words: &[u32; 4]) {
+        write!(self.0, user_ip4, words[3]);
+    }
+
+    /// Replaces the IPv6 address, word by word.
+    #[inline(always)]
+    pub fn set_ipv6(self, words: &[u32; 4]) {
+        write!(self.0, user_ip6[0], words[0]);
+        write!(self.0, user_ip6[1], words[1]);
+        write!(self.0, user_ip6[2], words[2]);
+        write!(self.0, user_ip6[3], words[3]);
+    }
+
+    /// Replaces the port, in network byte order.
+    #[inline(always)]
+    pub fn set_port_be(self, port: u16) {
+        write!(self.0, user_port, u32::from(port));
+    }
+
+    /// Returns the socket of the call.
+    #[inline(always)]
+    pub fn socket(self) -> *mut c_void {
+        // SAFETY: a live context; the field is a pointer in every kernel that runs this program type with storage.
+        unsafe { (*self.0).__bindgen_anon_1.sk.cast() }
+    }
+
+    /// Returns true if the socket is the kernel's own, a flow of an MPTCP socket; always false before 5.19.
+    #[inline(always)]
+    pub fn is_mptcp_subflow(self) -> bool {
+        // SAFETY: a live static; volatile because the agent overwrites it before loading.
+        let known = unsafe { ptr::read_volatile(&HAVE_MPTCP_SOCK) } != 0;
+        // SAFETY: a socket of the context. Where the helper is missing, the verifier drops this call.
+        known && !unsafe { bpf_skc_to_mptcp_sock(self.socket()) }.is_null()
+    }
+
+    /// Returns the socket's cookie, which no other socket has or will have.
+    #[inline(always)]
+    pub fn socket_cookie(self) -> u64 {
+        // SAFETY: the helper takes the context as it is.
+        unsafe { bpf_get_socket_cookie(self.0.cast()) }
+    }
+
+    /// Returns the cookie of the caller's network namespace.
+    #[inline(always)]
+    pub fn netns_cookie(self) -> u64 {
+        // SAFETY: the helper takes the context as it is.
+        unsafe { bpf_get_netns_cookie(self.0.cast()) }
+    }
+}
+
+/// Makes the call fail with ECONNREFUSED, or with EPERM on kernels before 5.18.
+#[inline(always)]
+pub fn refuse_connect() -> i32 {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    if unsafe { ptr::read_volatile(&HAVE_SET_RETVAL) } != 0 {
+        // SAFETY: takes a number. Where it is missing, the constant above is 0 and the verifier drops this branch.
+        unsafe { bpf_set_retval(-ECONNREFUSED) };
+    }
+    DENY
+}
+
+/// Converts address words to the bytes of a map key or value.
+#[inline(always)]
+pub fn address_bytes(words: [u32; 4]) -> [u8; 16] {
+    // SAFETY: same size, and every bit pattern is valid.
+    unsafe { transmute(words) }
+}
+
+/// Converts address bytes of a map value to words, in memory order.
+#[inline(always)]
+pub fn address_words(bytes: [u8; 16]) -> [u32; 4] {
+    // SAFETY: same size, and every bit pattern is valid.
+    unsafe { transmute(bytes) }
+}

@@ -1,0 +1,313 @@
+//! Shell: steps that create a pod, start its containers, and remove it.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::local_node::LocalPodSpec;
+use k8s_openapi::api::core::v1::Volume;
+use thiserror::Error as ThisError;
+use tracing::{info, warn};
+
+use super::{EventResource, KubeletResources, PreparedOrder};
+use crate::addresses::PodAddress;
+use crate::bundle::{self, BundleContext, BundleError};
+use crate::cgroups::{CgroupError, ContainerCgroup};
+use crate::images::UnpackedImage;
+use crate::layout::DNS_ADDRESS;
+use crate::net;
+use crate::pods::PodEvent;
+use crate::runtime::{ContainerLaunch, LaunchedContainer, OciRuntimeError};
+
+/// Failure of a container's start.
+#[derive(Debug, ThisError)]
+pub(super) enum ContainerStartError {
+    #[error("cannot form the container")]
+    Bundle(#[from] BundleError),
+    #[error("cannot set up the container's cgroup")]
+    Cgroup(#[from] CgroupError),
+    #[error("cannot join the pod's network")]
+    Network(#[from] net::NetError),
+    #[error("cannot run the container")]
+    Runtime(#[from] OciRuntimeError),
+    #[error("cannot write {path}")]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl ContainerStartError {
+    /// Returns Kubernetes' reason for a container that waits.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Bundle(_) => "CreateContainerConfigError",
+            Self::Cgroup(_) | Self::Network(_) | Self::File { .. } => "CreateContainerError",
+            Self::Runtime(_) => "RunContainerError",
+        }
+    }
+}
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> ContainerStartError {
+    let path = path.to_owned();
+    move |source| ContainerStartError::File { path, source }
+}
+
+/// Formats an error and its causes in one line.
+pub(super) fn error_chain(error: &dyn Error) -> String {
+    common::link::error_chain(error).replace('\n', " ")
+}
+
+/// Parameters of one start, in addition to the order.
+#[derive(Debug)]
+pub(super) struct ContainerStartRequest {
+    pub(super) at: usize,
+    pub(super) attempt: u32,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) image: UnpackedImage,
+    pub(super) ordered_at: Instant,
+}
+
+/// Returns the runtime's container ID for one run of a container.
+pub(super) fn container_id(uid: &str, container: &str, attempt: u32) -> String {
+    format!("{uid}-{container}-{attempt}")
+}
+
+/// Creates a pod's folders and its cgroup; the agent watches for the cgroup.
+pub(super) fn create_folders(shared: &KubeletResources, order: &LocalPodSpec) -> io::Result<()> {
+    let layout = &shared.layout;
+    fs::create_dir_all(layout.pod_cgroup(&shared.mounts.v2, &order.uid))?;
+    fs::create_dir_all(layout.pod(&order.uid))?;
+    fs::create_dir_all(layout.pod_logs(&order.revision.namespace, &order.name))
+}
+
+/// Takes a network made ahead and publishes its namespace for the pod.
+pub(super) async fn create_network(
+    shared: Arc<KubeletResources>,
+    uid: String,
+) -> (PodEvent, EventResource) {
+    let begin = Instant::now();
+    let path = shared.layout.pod_namespace(&uid);
+    let network = match shared.networks.acquire().await {
+        Ok(network) => network,
+        Err(error) => return (PodEvent::NetworkFailed(error_chain(&error)), EventResource::None),
+    };
+    // An attempt that failed, or a crash, may have left a mount at this path.
+    net::unpublish(&path);
+    if let Err(error) = net::publish(network.namespace.as_fd(), &path) {
+        shared.networks.release(network.address).await;
+        return (PodEvent::NetworkFailed(error_chain(&error)), EventResource::None);
+    }
+    let took_us = begin.elapsed().as_micros() as u64;
+    info!(uid, address = %network.address.v4(), took_us, "pod connected");
+    (
+        PodEvent::NetworkReady(network.address.both().to_vec()),
+        EventResource::Address(network.address),
+    )
+}
+
+/// Starts one container and reports the result as an event.
+pub(super) async fn start_container(
+    shared: &Arc<KubeletResources>,
+    work: &Arc<PreparedOrder>,
+    asked: ContainerStartRequest,
+) -> (PodEvent, EventResource) {
+    let (at, ordered) = (asked.at, asked.ordered_at);
+    let begin = Instant::now();
+    // Here, not on the runtime's threads: they see another /sys/fs/cgroup, and not the mount of the pod's namespace.
+    let born = create_cgroup(shared, work, at).and_then(|cgroup| {
+        let network = net::open_namespace(&shared.layout.pod_namespace(&work.order.uid))?;
+        Ok((cgroup, network))
+    });
+    let prepare = {
+        let (shared, work) = (Arc::clone(shared), Arc::clone(work));
+        move || prepare_bundle(&shared, &work, &asked, born?)
+    };
+    match shared.runtime.run_container(prepare).await {
+        Ok(launched) => {
+            log_start(shared, work, at, &launched, ordered, begin);
+            (PodEvent::Started { at }, EventResource::Process(Arc::new(launched.pidfd)))
+        }
+        Err(error) => {
+            let (reason, message) = (error.reason().to_owned(), error_chain(&error));
+            (PodEvent::StartFailed { at, reason, message }, EventResource::None)
+        }
+    }
+}
+
+fn log_start(
+    shared: &KubeletResources,
+    work: &PreparedOrder,
+    at: usize,
+    launched: &LaunchedContainer,
+    ordered: Instant,
+    begin: Instant,
+) {
+    let micros = |duration: Duration| duration.as_micros() as u64;
+    info!(
+        pod = work.order.name,
+        uid = work.order.uid,
+        container = work.containers[at].name,
+        pid = launched.process.pid,
+        runtime = shared.runtime.name(),
+        mount_us = micros(launched.mount_time),
+        runtime_us = micros(launched.runtime_time),
+        start_us = micros(begin.elapsed()),
+        since_order_us = micros(ordered.elapsed()),
+        "container started"
+    );
+}
+
+/// Creates a container's cgroup with its limits.
+fn create_cgroup(
+    shared: &KubeletResources,
+    work: &PreparedOrder,
+    at: usize,
+) -> Result<ContainerCgroup, ContainerStartError> {
+    let container = &work.containers[at];
+    let limits = bundle::parse_limits(container)?;
+    let made =
+        shared.mounts.create_container(&shared.layout, &work.order.uid, &container.name, limits);
+    Ok(made?)
+}
+
+/// Writes all files that a container needs; runs on a thread of the runtime.
+fn prepare_bundle(
+    shared: &KubeletResources,
+    work: &PreparedOrder,
+    asked: &ContainerStartRequest,
+    (born, joined): (ContainerCgroup, OwnedFd),
+) -> Result<ContainerLaunch, ContainerStartError> {
+    let (order, container) = (&work.order, &work.containers[asked.at]);
+    let (layout, uid) = (&shared.layout, order.uid.as_str());
+    let bundle = layout.bundle(uid, &container.name);
+    let etc = layout.pod(uid);
+    fs::create_dir_all(&bundle).map_err(file_error(&bundle))?;
+    let namespace = &order.revision.namespace;
+    write_file(&etc.join("hosts"), &bundle::hosts_file(&order.name, &asked.addresses))?;
+    write_file(&etc.join("resolv.conf"), &crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace))?;
+    write_file(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&order.name)))?;
+    let termination_log = bundle.join("termination-log");
+    write_file(&termination_log, "")?;
+    // The container may run as any user, and the kubelet too lets each of them write the message.
+    let anyone = fs::Permissions::from_mode(0o666);
+    fs::set_permissions(&termination_log, anyone).map_err(file_error(&termination_log))?;
+    let volumes = volume_folders(shared, order)?;
+    let read = |name: &str| fs::read_to_string(asked.image.rootfs.join(name)).unwrap_or_default();
+    let (passwd, group) = (read("etc/passwd"), read("etc/group"));
+    let cgroup = layout.container_cgroup(Path::new(""), uid, &container.name);
+    // The runtime's mount namespace lacks the pod's mount point, so it opens this process's descriptor.
+    let network = format!("/proc/{}/fd/{}", std::process::id(), joined.as_raw_fd());
+    let network = PathBuf::from(network);
+    let around = BundleContext {
+        uid,
+        pod: &order.name,
+        namespace,
+        labels: &order.labels,
+        addresses: &asked.addresses,
+        network: &network,
+        rootfs: &bundle.join("rootfs"),
+        etc: &etc,
+        termination_log: &termination_log,
+        cgroup: &cgroup,
+        volumes: &volumes,
+        passwd: &passwd,
+        group: &group,
+    };
+    let config = asked.image.config.config().as_ref();
+    let spec = bundle::build_spec(&order.spec, container, config, &around)?;
+    let text =
+        serde_json::to_string(&spec).map_err(|error| BundleError::Spec(error.to_string()))?;
+    write_file(&bundle.join("config.json"), &text)?;
+    let log = layout.log(namespace, &order.name, &container.name);
+    record_log_start(&bundle, &log)?;
+    let user = spec.process().as_ref().map_or(0, |process| process.user().uid());
+    Ok(ContainerLaunch {
+        id: container_id(uid, &container.name, asked.attempt),
+        image: asked.image.rootfs.clone(),
+        writable_layer: layout.pod_data(uid).join("layers").join(&container.name),
+        bundle,
+        log,
+        user,
+        cgroup: born,
+        network: joined,
+    })
+}
+
+/// Records where this run's output begins in the log, for the exit's message.
+fn record_log_start(bundle: &Path, log: &Path) -> Result<(), ContainerStartError> {
+    if let Some(folder) = log.parent() {
+        fs::create_dir_all(folder).map_err(file_error(folder))?;
+    }
+    let begin = fs::metadata(log).map_or(0, |meta| meta.len());
+    write_file(&bundle.join("log-begin"), &begin.to_string())?;
+    let link = bundle.join("log");
+    if fs::read_link(&link).is_err() {
+        symlink(log, &link).map_err(file_error(&link))?;
+    }
+    Ok(())
+}
+
+/// Returns the folders behind a pod's volumes, and creates those of `emptyDir`.
+fn volume_folders(
+    shared: &KubeletResources,
+    order: &LocalPodSpec,
+) -> Result<std::collections::BTreeMap<String, PathBuf>, ContainerStartError> {
+    let folder = shared.layout.pod_data(&order.uid).join("volumes");
+    let source = |volume: &Volume| -> Result<(String, PathBuf), ContainerStartError> {
+        if let Some(host) = &volume.host_path {
+            return Ok((volume.name.clone(), PathBuf::from(&host.path)));
+        }
+        if volume.empty_dir.is_none() {
+            let what = format!("the kind of volume {}", volume.name);
+            return Err(BundleError::Unsupported(what).into());
+        }
+        let path = folder.join(&volume.name);
+        fs::create_dir_all(&path).map_err(file_error(&path))?;
+        // As the kubelet does: every user of the pod may write.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).map_err(file_error(&path))?;
+        Ok((volume.name.clone(), path))
+    };
+    order.spec.volumes.iter().flatten().map(source).collect()
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), ContainerStartError> {
+    fs::write(path, text).map_err(file_error(path))
+}
+
+/// Removes everything of a pod but its logs.
+pub(super) async fn remove_pod(
+    shared: Arc<KubeletResources>,
+    uid: String,
+    address: Option<PodAddress>,
+) -> (PodEvent, EventResource) {
+    let worker = Arc::clone(&shared);
+    let pod = uid.clone();
+    let done = tokio::task::spawn_blocking(move || {
+        let layout = &worker.layout;
+        net::unpublish(&layout.pod_namespace(&pod));
+        worker.mounts.remove_pod(layout, &pod);
+        for path in [layout.pod_data(&pod), layout.pod(&pod)] {
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    warn!(path = %path.display(), %error, "left behind");
+                }
+                _ => {}
+            }
+        }
+    });
+    // A panic leaves files behind, but the pod must still end and its address be released.
+    let _ = done.await;
+    // Only now: while the namespace is published, its address is in use.
+    if let Some(address) = address {
+        shared.networks.release(address).await;
+    }
+    (PodEvent::Removed, EventResource::None)
+}

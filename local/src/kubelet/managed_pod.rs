@@ -1,0 +1,119 @@
+//! Shell: one pod of the kubelet, with its descriptors and images.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::local_node::{LocalPodSpec, LocalPodStatus};
+use k8s_openapi::api::core::v1::Container;
+
+use super::{EventResource, PreparedOrder, SavedPod, saved_state};
+use crate::addresses::PodAddress;
+use crate::images::UnpackedImage;
+use crate::pods::{
+    ContainerPlan, ContainerRole, PodEvent, PodStateMachine, ProbeResults, RestartPolicy,
+};
+use crate::sys;
+
+/// One pod: its state machine, and the resources that the machine does not know.
+pub(super) struct ManagedPod {
+    pub(super) pod: PodStateMachine,
+    pub(super) prepared: Arc<PreparedOrder>,
+    pub(super) ordered_at: Instant,
+    pub(super) address: Option<PodAddress>,
+    pub(super) processes: Vec<Option<Arc<OwnedFd>>>,
+    pub(super) images: Vec<Option<UnpackedImage>>,
+    pub(super) reported_status: Option<LocalPodStatus>,
+}
+
+impl ManagedPod {
+    /// Builds the state machine of an order from its pod spec; no process is started.
+    pub(super) fn new(order: LocalPodSpec) -> Self {
+        let spec = &order.spec;
+        let restart = match spec.restart_policy.as_deref() {
+            Some("Never") => RestartPolicy::Never,
+            Some("OnFailure") => RestartPolicy::OnFailure,
+            _ => RestartPolicy::Always,
+        };
+        let grace = spec.termination_grace_period_seconds;
+        let grace = grace.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        let init = |container: &Container| match container.restart_policy.as_deref() {
+            Some("Always") => ContainerRole::Sidecar,
+            _ => ContainerRole::Init,
+        };
+        let inits = spec.init_containers.iter().flatten().map(|one| (one, init(one)));
+        let all = inits.chain(spec.containers.iter().map(|one| (one, ContainerRole::Main)));
+        let readiness = order.kubelet_probes;
+        let plans = all.clone().map(|(one, role)| ContainerPlan {
+            name: one.name.clone(),
+            image: one.image.clone().unwrap_or_default(),
+            role,
+            is_probed: one.startup_probe.is_some() || (readiness && one.readiness_probe.is_some()),
+        });
+        let pod = PodStateMachine::new(restart, grace, plans.collect());
+        let containers: Vec<Container> = all.map(|(one, _)| one.clone()).collect();
+        let count = containers.len();
+        let prepared = Arc::new(PreparedOrder { order, containers });
+        Self {
+            pod,
+            prepared,
+            ordered_at: Instant::now(),
+            address: None,
+            processes: vec![None; count],
+            images: vec![None; count],
+            reported_status: None,
+        }
+    }
+
+    /// Keeps the resource that came with an event.
+    pub(super) fn store_resource(&mut self, event: &PodEvent, extra: EventResource) {
+        match (event, extra) {
+            (_, EventResource::Address(address)) => self.address = Some(address),
+            (PodEvent::ImageReady { at, .. }, EventResource::Image(image)) => {
+                self.images[*at] = Some(image)
+            }
+            (PodEvent::Started { at }, EventResource::Process(fd)) => {
+                self.processes[*at] = Some(fd)
+            }
+            (PodEvent::Exited { at, .. }, _) => self.processes[*at] = None,
+            _ => {}
+        }
+    }
+
+    /// Returns the restarts of all containers, init containers first.
+    pub(super) fn restart_counts(&self) -> Vec<u32> {
+        (0..self.prepared.containers.len()).map(|at| self.pod.restarts(at)).collect()
+    }
+
+    /// Returns the state to be written to disk.
+    pub(super) fn to_saved(&self) -> SavedPod {
+        let kept = |at| {
+            let ProbeResults { started, ready } = self.pod.probe_results(at);
+            saved_state::SavedContainer { restarts: self.pod.restarts(at), started, ready }
+        };
+        let containers = (0..self.prepared.containers.len()).map(kept);
+        SavedPod {
+            order: self.prepared.order.clone(),
+            address: self.address,
+            containers: containers.collect(),
+        }
+    }
+
+    /// Returns the status to be reported to the controller.
+    pub(super) fn status(&self) -> LocalPodStatus {
+        LocalPodStatus {
+            uid: self.prepared.order.uid.clone(),
+            phase: self.pod.phase(),
+            addresses: self.pod.addresses().to_vec(),
+            containers: self.pod.container_statuses(),
+            ready: self.pod.is_ready(),
+        }
+    }
+
+    /// Returns the signal that asks a container to end: the image's `STOPSIGNAL`, else SIGTERM.
+    pub(super) fn stop_signal(&self, at: usize) -> i32 {
+        let config = self.images[at].as_ref().and_then(|image| image.config.config().as_ref());
+        let name = config.and_then(|config| config.stop_signal().as_deref());
+        name.and_then(sys::signal_number).unwrap_or(libc::SIGTERM)
+    }
+}

@@ -1,0 +1,204 @@
+//! Pure: objects and metrics → the values that `rouse top` shows.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use serde_json::Value;
+
+use crate::view;
+
+/// Column names of the table.
+pub(super) const COLUMNS: [&str; 8] =
+    ["SERVICE", "READY", "PODS", "WANTED", "IN FLIGHT", "WAITING", "PATH", "REQ/S"];
+
+/// Values of the whole node at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct TopSnapshot {
+    /// Time of the snapshot, from which rates are computed.
+    pub(super) at: Instant,
+    /// Rows of all services, sorted by name.
+    pub(super) services: Vec<ServiceStats>,
+    /// Error that leaves values unknown, if any.
+    pub(super) error: Option<String>,
+}
+
+/// Row of one service.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ServiceStats {
+    name: String,
+    ready: String,
+    /// Pods of the service that exist.
+    pub(super) pods: usize,
+    wanted: u64,
+    in_flight: u64,
+    waiting: u64,
+    /// Path of new connections: `direct`, `activator`, or `asleep`.
+    pub(super) path: String,
+    /// Total of requests that began at pods.
+    requests_started: u64,
+    /// Requests per second since the last snapshot.
+    pub(super) rate: Option<f64>,
+}
+
+impl TopSnapshot {
+    /// Combines services, pods and the autoscaler's metrics; `before` gives the rates.
+    pub(super) fn new(
+        at: Instant,
+        services: &[Value],
+        pods: &[Value],
+        metrics: &str,
+        error: Option<String>,
+        before: Option<&Self>,
+    ) -> Self {
+        let figures = parse_metrics(metrics);
+        let mut services: Vec<ServiceStats> =
+            services.iter().map(|it| ServiceStats::new(it, pods, &figures)).collect();
+        services.sort_by(|one, two| one.name.cmp(&two.name));
+        if let Some(before) = before {
+            let seconds = at.saturating_duration_since(before.at).as_secs_f64();
+            for service in &mut services {
+                let old = before.services.iter().find(|it| it.name == service.name);
+                service.rate = old.filter(|_| seconds > 0.0).map(|old| {
+                    // A Revision that was asleep continues its count. One of a restarted autoscaler begins at zero:
+                    // its rate is 0 then, never negative.
+                    service.requests_started.saturating_sub(old.requests_started) as f64 / seconds
+                });
+            }
+        }
+        Self { at, services, error }
+    }
+}
+
+impl ServiceStats {
+    fn new(it: &Value, pods: &[Value], figures: &ServiceMetricSums) -> Self {
+        let meta = &it["metadata"];
+        let (namespace, name) =
+            (view::scalar_text(&meta["namespace"]), view::scalar_text(&meta["name"]));
+        let own = |pod: &&Value| {
+            let labels = &pod["metadata"]["labels"];
+            pod["metadata"]["namespace"] == namespace.as_str()
+                && labels["serving.knative.dev/service"] == name.as_str()
+        };
+        let key = (namespace.clone(), name.clone());
+        let sum = |metric: &str| {
+            let of = figures.get(metric).and_then(|by| by.get(&key));
+            of.copied().unwrap_or_default()
+        };
+        let pods = pods.iter().filter(own).count();
+        // Without pods no path is in use, whatever the last decision was.
+        let path = match (pods, sum("rouse_revision_direct") > 0.0) {
+            (0, _) => "asleep",
+            (_, true) => "direct",
+            (_, false) => "activator",
+        };
+        Self {
+            ready: view::condition_field(it, "Ready", "status"),
+            name: format!("{namespace}/{name}"),
+            pods,
+            wanted: to_count(sum("kn_revision_pods_requested")),
+            in_flight: to_count(sum("rouse_revision_in_flight_requests")),
+            waiting: to_count(sum("rouse_revision_waiting_requests")),
+            path: path.to_owned(),
+            requests_started: to_count(sum("rouse_revision_requests_total")),
+            rate: None,
+        }
+    }
+
+    /// Cells of the row, in the order of [`COLUMNS`].
+    pub(super) fn cells(&self) -> [String; COLUMNS.len()] {
+        [
+            self.name.clone(),
+            self.ready.clone(),
+            self.pods.to_string(),
+            self.wanted.to_string(),
+            self.in_flight.to_string(),
+            self.waiting.to_string(),
+            self.path.clone(),
+            self.rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}")),
+        ]
+    }
+}
+
+/// Converts a count that was transmitted as a float.
+fn to_count(value: f64) -> u64 {
+    value.max(0.0) as u64
+}
+
+/// Sums over a service's Revisions, by metric, then by namespace and service.
+type ServiceMetricSums = BTreeMap<String, BTreeMap<(String, String), f64>>;
+
+/// Parses the lines of a metrics text that have a service's labels.
+fn parse_metrics(text: &str) -> ServiceMetricSums {
+    let mut out = ServiceMetricSums::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((name, rest)) = line.split_once('{') else { continue };
+        // From the right: a label's value may contain a brace.
+        let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
+        let label = |wanted: &str| {
+            let value =
+                labels.split(',').find_map(|pair| pair.strip_prefix(wanted)?.strip_prefix('='));
+            value.map(|value| value.trim_matches('"').to_owned())
+        };
+        let key = (label("k8s_namespace_name"), label("kn_service_name"));
+        // A sample may carry a time stamp after its value.
+        let value = value.split(' ').next().and_then(|value| value.parse::<f64>().ok());
+        if let ((Some(namespace), Some(service)), Some(value)) = (key, value) {
+            *out.entry(name.to_owned()).or_default().entry((namespace, service)).or_default() +=
+                value;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn metrics(begun: u32) -> String {
+        let of = |revision: &str| {
+            format!(
+                "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_revision_name=\"{revision}\""
+            )
+        };
+        let (one, two) = (of("hello-00001"), of("hello-00002"));
+        format!(
+            "# TYPE rouse_revision_requests counter\n\
+             rouse_revision_requests_total{{{one}}} {begun}\n\
+             rouse_revision_requests_total{{{two}}} 5\n\
+             rouse_revision_in_flight_requests{{{one}}} 3.0\n\
+             kn_revision_pods_requested{{{one}}} 2.0\n\
+             rouse_revision_direct{{{one}}} 1.0\n# EOF\n"
+        )
+    }
+
+    #[test]
+    fn a_service_shows_its_pods_path_and_rate() {
+        let service = json!({
+            "metadata": {"namespace": "default", "name": "hello"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        let labels = json!({"serving.knative.dev/service": "hello"});
+        let pod = json!({"metadata": {"namespace": "default", "labels": labels}});
+        let look = |at, pods: &[Value], begun, before| {
+            TopSnapshot::new(
+                at,
+                std::slice::from_ref(&service),
+                pods,
+                &metrics(begun),
+                None,
+                before,
+            )
+        };
+        let start = Instant::now();
+        let first = look(start, std::slice::from_ref(&pod), 100, None);
+        let cells = first.services[0].cells();
+        assert_eq!(cells, ["default/hello", "True", "1", "2", "3", "0", "direct", "-"]);
+        let later = look(start + Duration::from_secs(2), &[pod], 400, Some(&first));
+        assert_eq!(later.services[0].rate, Some(150.0));
+        let asleep = look(start, &[], 400, None);
+        assert_eq!(asleep.services[0].path, "asleep");
+    }
+}

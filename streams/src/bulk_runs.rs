@@ -1,0 +1,102 @@
+//! Shell: plays hundreds of thousands of streams, different ones in each run.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `ROUSE_STREAMS` | number of streams that a test plays |
+//! | `ROUSE_SEED` | first seed, to repeat the same streams |
+
+use std::{
+    collections::hash_map::RandomState,
+    env,
+    hash::BuildHasher as _,
+    io::Write as _,
+    panic::{self, AssertUnwindSafe},
+};
+
+use crate::{rng::SeededRng, shrink::shrink_failing, totals::ConformanceTotals};
+
+/// Number of ways in which a stream of the corpus is cut when it is played again.
+pub const REPLAY_CUTS: u64 = 100;
+
+/// Generates and plays streams, and prints totals to standard error, because the output of a passing test is hidden.
+///
+/// # Panics
+///
+/// Panics with the first stream that fails, in its shortest form found.
+pub fn run_streams(
+    what: &str,
+    streams: u64,
+    make: impl Fn(&mut SeededRng) -> Vec<u8>,
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
+) -> ConformanceTotals {
+    let streams = env_number("ROUSE_STREAMS").unwrap_or(streams);
+    let first = env_number("ROUSE_SEED").unwrap_or_else(|| RandomState::new().hash_one(what) >> 16);
+    let mut all = ConformanceTotals::default();
+    for seed in first..first + streams {
+        let mut dice = SeededRng::new(seed);
+        let stream = make(&mut dice);
+        match run_caught(&stream, &dice, &play) {
+            Ok(outcome) => all += outcome,
+            Err(_) => panic_with_shortest(what, seed, &stream, &dice, &play),
+        }
+    }
+    let ConformanceTotals { requests, refused, not_compared: differing, crowded } = all;
+    let line = format!(
+        "{what}: {streams} streams from seed {first}: {requests} requests answered, {refused} streams refused, \
+         {differing} not compared, {crowded} crowded\n"
+    );
+    let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
+    all
+}
+
+/// Plays one stream with [`REPLAY_CUTS`] different cuts.
+pub fn replay(
+    stream: &[u8],
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
+) -> Result<(), String> {
+    (0..REPLAY_CUTS).try_for_each(|seed| run_caught(stream, &SeededRng::new(seed), &play).map(drop))
+}
+
+/// Plays one stream; a panic becomes an error.
+fn run_caught(
+    stream: &[u8],
+    dice: &SeededRng,
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
+) -> Result<ConformanceTotals, String> {
+    let played = panic::catch_unwind(AssertUnwindSafe(|| play(stream, &mut dice.clone())));
+    played.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(format!("panic: {}", text.unwrap_or_default()))
+    })
+}
+
+fn panic_with_shortest(
+    what: &str,
+    seed: u64,
+    stream: &[u8],
+    dice: &SeededRng,
+    play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
+) -> ! {
+    // Prefer cuts that a replay of the corpus makes, so that the shortened stream fails there too.
+    let corpus = (0..REPLAY_CUTS).map(SeededRng::new);
+    let mut ways: Vec<SeededRng> =
+        corpus.filter(|dice| run_caught(stream, dice, &play).is_err()).take(6).collect();
+    if ways.is_empty() {
+        ways.push(dice.clone());
+    }
+    let error = |stream: &[u8]| ways.iter().find_map(|dice| run_caught(stream, dice, &play).err());
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let short = shrink_failing(stream, |shorter| error(shorter).is_some());
+    let says = error(&short).unwrap_or_default();
+    panic::set_hook(hook);
+    panic!(
+        "{what}: seed {seed}: {says}\n  stream: {}\n  once understood, it belongs into fuzz/corpus",
+        short.escape_ascii()
+    );
+}
+
+fn env_number(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}

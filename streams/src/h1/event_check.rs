@@ -1,0 +1,69 @@
+//! Pure: comparison of the model's events with the served requests.
+
+use crate::ebpf_model::ModelEvent;
+
+/// Work of a server so far.
+#[derive(Clone, Copy, Debug)]
+pub struct ServedRequests<'a> {
+    /// Statuses of the server's responses, in order.
+    pub statuses: &'a [u16],
+    /// True if the server may have broken off after the last of them. Then one refusal may have been counted, and one
+    /// request that arrived whole behind it may have begun and been cut by the close.
+    pub may_refuse: bool,
+    /// True if the last response has switched the connection to another protocol, which ends with the connection.
+    pub is_tunnel: bool,
+}
+
+/// Checks `events` against the served requests; the error names the difference.
+pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result<(), &'static str> {
+    let ServedRequests { statuses, may_refuse, is_tunnel } = served;
+    let mut answered = Vec::new();
+    let (mut strays, mut cut, mut tunnels) = (0, 0, 0);
+    for event in events {
+        match event {
+            ModelEvent::Finished(status) => answered.push(*status),
+            ModelEvent::Missed(_) if answered.len() < statuses.len() => {
+                return Err("a served request was missed");
+            }
+            ModelEvent::Missed(status) => answered.push(*status),
+            // A response without a length is whole when the connection ends.
+            ModelEvent::Closed if answered.len() + 1 == statuses.len() => {
+                answered.push(statuses[answered.len()]);
+            }
+            ModelEvent::Closed => tunnels += 1,
+            ModelEvent::Aborted => cut += 1,
+            ModelEvent::Stray => strays += 1,
+            ModelEvent::Http2 | ModelEvent::Answered(..) => {
+                return Err("HTTP/1.1 passes for HTTP/2");
+            }
+            ModelEvent::Started | ModelEvent::Desync | ModelEvent::Opaque => {}
+        }
+    }
+    let (ours, more) = answered.split_at(answered.len().min(statuses.len()));
+    if ours != statuses {
+        return Err("other requests were answered");
+    }
+    let is_refusal = may_refuse && more.iter().all(|status| *status >= 400);
+    if more.len() + strays > 1 || cut > 1 || !(more.is_empty() || is_refusal) {
+        return Err("more requests were counted than served");
+    }
+    // A refusal may have no length and then ends with the connection.
+    if tunnels > usize::from(is_tunnel || may_refuse) {
+        return Err("an answer that is not whole was counted as whole");
+    }
+    Ok(())
+}
+
+/// Returns true if a stream does not begin like HTTP/1. A method may begin with any character of a token (RFC 9110
+/// §5.6.2). But all methods in use begin with a letter, unlike other protocols.
+fn is_foreign(stream: &[u8]) -> bool {
+    let begin = stream.iter().position(|byte| !b"\r\n".contains(byte));
+    let first = begin.map_or(&b""[..], |begin| &stream[begin..]);
+    first.starts_with(b"PRI * HT") || first.first().is_some_and(|byte| !byte.is_ascii_alphabetic())
+}
+
+/// Returns true if neither `stream` nor `events` are HTTP/1: then nothing was counted.
+pub fn is_uncounted_foreign(stream: &[u8], events: &[ModelEvent]) -> bool {
+    use ModelEvent::{Desync, Http2, Opaque};
+    is_foreign(stream) && matches!(events, [Opaque] | [Http2] | [Http2, Desync, Opaque])
+}

@@ -1,0 +1,235 @@
+//! Pure: a simulated server that responds to the requests of [`super::reference`], early or late; all must be counted.
+//!
+//! Unlike hyper's server it responds before it has read a body, reads the body afterwards, and differs in the forms
+//! that it accepts.
+
+use super::{
+    event_check::{ServedRequests, check_events, is_uncounted_foreign},
+    reference::{self, ReferenceHead, ReferenceRequestKind, ReferenceStop, ServerProfile},
+    responses::{self, GeneratedResponse, ResponseEnd},
+};
+use crate::{
+    ebpf_model::{EbpfModel, ModelEvent},
+    rng::SeededRng,
+    segmentation::{self, ReceivedRanges},
+    totals::ConformanceTotals,
+};
+
+/// Responses by which a server refuses a request; the empty one is a bare close.
+const REFUSALS: [&str; 3] = [
+    "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno",
+    "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request",
+    "",
+];
+
+/// Plays the requests of `stream` to a server that `dice` chooses, cut by it. The error describes the difference
+/// between model and server.
+pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    let server = ServerProfile::ALL[dice.next_below(ServerProfile::ALL.len())];
+    let requests = reference::read_requests(stream, server);
+    let mut play = SimServerCase {
+        stream,
+        heads: requests.whole.iter().map(|(head, _)| *head).chain(requests.partial_head).collect(),
+        is_part: requests.partial_head.is_some(),
+        refuses_at: (requests.stop == ReferenceStop::Refused).then_some(requests.at),
+        answers: Vec::new(),
+        heads_arrived: 0,
+        expected: Vec::new(),
+        served: Vec::new(),
+        is_over: false,
+        is_at_close: false,
+        had_gap_at_close: false,
+        tap: EbpfModel::new(),
+        received: ReceivedRanges::default(),
+    };
+    let outcome = play.run(dice);
+    outcome.map_err(|what| {
+        let (events, log) = (play.tap.events(), &play.expected);
+        let (heads, refuses) = (play.heads.len(), play.refuses_at);
+        let answers = play.answers[..play.answers.len().min(800)].escape_ascii();
+        format!(
+            "{what}\n  server {server:?}: {heads} heads, refuses at {refuses:?}, odd {:?}\n  expected {log:?}\n  events   {events:?}\n  answers {answers}",
+            requests.unusual_forms
+        )
+    })?;
+    let refused = u64::from(play.refuses_at.is_some());
+    Ok(ConformanceTotals {
+        requests: play.served.len() as u64,
+        refused,
+        ..ConformanceTotals::default()
+    })
+}
+
+struct SimServerCase<'a> {
+    stream: &'a [u8],
+    heads: Vec<ReferenceHead>,
+    /// True if the last head has a body that did not arrive whole.
+    is_part: bool,
+    refuses_at: Option<usize>,
+    /// Bytes of all responses so far.
+    answers: Vec<u8>,
+    /// Number of heads that have arrived whole.
+    heads_arrived: usize,
+    /// Events that the model must report.
+    expected: Vec<ModelEvent>,
+    served: Vec<u16>,
+    /// True if the server sends no further response.
+    is_over: bool,
+    /// True if the last response ends with the connection.
+    is_at_close: bool,
+    /// True if bytes behind a gap had arrived when the connection ended.
+    had_gap_at_close: bool,
+    tap: EbpfModel,
+    received: ReceivedRanges,
+}
+
+impl SimServerCase<'_> {
+    fn run(&mut self, dice: &mut SeededRng) -> Result<(), &'static str> {
+        let stream = self.stream;
+        for segment in segmentation::arrival_order(stream.len(), dice) {
+            self.tap.request_segment(segment.start, &stream[segment.clone()]);
+            self.received.add_segment(&segment);
+            self.record_heads();
+            self.compare()?;
+            while !self.is_over && dice.next_bool(60) && self.respond(dice)? {}
+        }
+        while !self.is_over && self.respond(dice)? {}
+        // Some requests stay without a response, when the client or the server has closed.
+        self.close();
+        self.finish()
+    }
+
+    /// Records the heads that have arrived whole.
+    fn record_heads(&mut self) {
+        while self
+            .heads
+            .get(self.heads_arrived)
+            .is_some_and(|head| head.end <= self.received.contiguous_len())
+        {
+            if !self.is_over && self.heads_arrived == self.served.len() {
+                self.expected.push(ModelEvent::Started);
+            }
+            self.heads_arrived += 1;
+        }
+    }
+
+    /// Responds to the next request, or refuses it. Returns true if there may be another one.
+    fn respond(&mut self, dice: &mut SeededRng) -> Result<bool, &'static str> {
+        let index = self.served.len();
+        let refuses = self.refuses_at.is_some_and(|at| at <= self.received.contiguous_len());
+        // The body of the last request may be the refused part. A response to HEAD would have no body.
+        let is_refused = self.is_part
+            && index + 1 == self.heads.len()
+            && self.heads[index].kind != ReferenceRequestKind::Head;
+        if refuses && (index == self.heads.len() || is_refused && dice.next_bool(50)) {
+            self.send(dice.pick(&REFUSALS).as_bytes(), dice)?;
+            self.is_over = true;
+            self.close();
+            return Ok(false);
+        }
+        if index == self.heads_arrived || dice.next_bool(3) {
+            return Ok(false);
+        }
+        let head = self.heads[index];
+        let closes = dice.next_bool(if head.closes { 80 } else { 3 });
+        let GeneratedResponse { bytes, status, end: ends } =
+            responses::generate_response(head.kind, closes, 0, dice);
+        self.send(&bytes, dice)?;
+        self.is_over = head.closes || ends != ResponseEnd::AtLastByte;
+        if ends == ResponseEnd::AtClose {
+            self.is_at_close = true;
+            return Ok(false);
+        }
+        self.served.push(status);
+        self.expected.push(ModelEvent::Finished(status));
+        // The model cannot know that the server will close, so the client's next bytes begin a request.
+        if self.heads_arrived > self.served.len() && ends == ResponseEnd::AtLastByte {
+            self.expected.push(ModelEvent::Started);
+        }
+        self.compare()?;
+        if self.is_over {
+            self.close();
+        }
+        Ok(!self.is_over)
+    }
+
+    /// Ends the connection, and with it the request in flight.
+    fn close(&mut self) {
+        self.tap.close(true);
+        self.had_gap_at_close |= self.received.has_gap();
+        let started = self.expected.iter().filter(|event| **event == ModelEvent::Started).count();
+        let ended = self
+            .expected
+            .iter()
+            .filter(|event| {
+                matches!(event, ModelEvent::Finished(_) | ModelEvent::Closed | ModelEvent::Aborted)
+            })
+            .count();
+        if started > ended {
+            self.expected.push(if self.is_at_close {
+                ModelEvent::Closed
+            } else {
+                ModelEvent::Aborted
+            });
+        }
+    }
+
+    /// Sends bytes of a response; the request stays in flight until the last one.
+    fn send(&mut self, bytes: &[u8], dice: &mut SeededRng) -> Result<(), &'static str> {
+        let from = self.answers.len();
+        self.answers.extend(bytes);
+        for segment in segmentation::split(from, self.answers.len(), dice) {
+            self.compare()?;
+            let again =
+                if dice.next_bool(10) { dice.next_below(segment.start + 1) } else { segment.start };
+            self.tap.response_segment(again, &self.answers[again..segment.end]);
+        }
+        Ok(())
+    }
+
+    /// Returns true if the refused bytes have arrived; the model may count them in more than one way.
+    fn is_past_refusal(&self) -> bool {
+        let seen = self.received.contiguous_len();
+        self.refuses_at.is_some_and(|at| at <= seen)
+            || self.received.has_gap() && self.refuses_at.is_some()
+    }
+
+    fn compare(&self) -> Result<(), &'static str> {
+        if is_uncounted_foreign(self.stream, self.tap.events()) {
+            return Ok(());
+        }
+        if self.is_past_refusal() {
+            let is_open =
+                self.heads_arrived.min(self.heads.len()) > self.served.len() && !self.is_over;
+            return if is_open && !self.tap.is_busy() { Err("not in flight") } else { Ok(()) };
+        }
+        // The model has already read a head behind a gap in a body.
+        if !self.received.has_gap() && !self.matches_expected() {
+            return Err("other events");
+        }
+        Ok(())
+    }
+
+    /// Returns true if the model's events are the expected ones. A head behind a gap in the last body may have begun a
+    /// request when the connection ended, even if the gap closes later.
+    fn matches_expected(&self) -> bool {
+        let (events, ahead) = (self.tap.events(), [ModelEvent::Started, ModelEvent::Aborted]);
+        let before = events.strip_suffix(&ahead).filter(|_| self.had_gap_at_close);
+        events == self.expected || before == Some(&self.expected)
+    }
+
+    fn finish(&mut self) -> Result<(), &'static str> {
+        if is_uncounted_foreign(self.stream, self.tap.events()) {
+            return Ok(());
+        }
+        if self.refuses_at.is_some() {
+            let served = ServedRequests {
+                statuses: &self.served,
+                may_refuse: true,
+                is_tunnel: self.is_over,
+            };
+            return check_events(self.tap.events(), served);
+        }
+        if self.matches_expected() { Ok(()) } else { Err("other events at the end") }
+    }
+}

@@ -1,0 +1,421 @@
+//! Shell: crate h2's client and server with each other; the test plays the network between them.
+//!
+//! A script of bytes decides the actions of both; see `H2PairCase::run_step`. Whenever all sent bytes have arrived and
+//! both sides wait, a request must be in flight if two conditions hold: the server was given it, and the client has
+//! received neither the whole response nor an error.
+
+use std::{future::Future as _, pin::Pin, task::Poll};
+
+use bytes::Bytes;
+use datapath::h2::grpc;
+use h2::{
+    Reason, RecvStream, SendStream,
+    client::{self, Connection, ResponseFuture, SendRequest},
+    ext::Protocol,
+};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+
+use super::{
+    EventComparison,
+    reference::{Http2Reference, ReferenceEvent},
+    simulated_server::{SentOutcome, SimHttp2Server},
+};
+use crate::{
+    ebpf_model::{EbpfModel, ModelEvent},
+    memory_io::{ManualPoller, MemoryIo, PolledTask},
+    rng::SeededRng,
+    segmentation::{self, ReceivedRanges},
+    totals::ConformanceTotals,
+};
+
+/// Generates a script. A few scripts start with hundreds of requests before anything else happens.
+pub fn generate_script(dice: &mut SeededRng) -> Vec<u8> {
+    let is_crowd = dice.next_bool(1);
+    let begin = if is_crowd { generate_crowd(dice) } else { Vec::new() };
+    let len = 40 + if is_crowd { 2_500 } else { dice.next_length(1_500) };
+    begin.into_iter().chain((0..len).map(|_| dice.next_u64() as u8)).collect()
+}
+
+/// Generates the begin of a script that sends about as many requests at once as the limits permit.
+fn generate_crowd(dice: &mut SeededRng) -> Vec<u8> {
+    // Bytes that draw the last element, which is the highest limit.
+    let last =
+        |of| (0..=255).rev().find(|byte| SeededRng::from_script(&[*byte]).next_below(of) == of - 1);
+    let (client, server) = ([last(3), last(3)], [last(4), last(3)]);
+    let mut script: Vec<u8> = client.into_iter().chain(server).chain([last(5)]).flatten().collect();
+    // The client must know the server's settings first.
+    let step =
+        |wanted| (0..=255).find(|byte| SeededRng::from_script(&[*byte]).next_below(32) == wanted);
+    script.extend(step(24));
+    let more = if dice.next_bool(60) { 30 } else { 300 };
+    for _ in 0..210 + dice.next_below(more) {
+        script.extend(step(0));
+        // Draws the end of the request with its head, without a body.
+        script.push(0);
+    }
+    script.extend(step(24));
+    script
+}
+
+/// State of a request as the client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClientStreamState {
+    Open,
+    Whole,
+    Broken,
+    /// The client has dropped the response. Its RST_STREAM follows a body for which the server has not opened a
+    /// window yet.
+    Dropped,
+}
+
+/// Request that the client has sent.
+struct ClientStream {
+    id: u32,
+    response: Option<ResponseFuture>,
+    body: Option<RecvStream>,
+    send: Option<SendStream<Bytes>>,
+    state: ClientStreamState,
+}
+
+impl ClientStream {
+    /// Reads the response as far as it has arrived, at most `most` bytes of its body.
+    fn read_response(&mut self, most: usize, poller: &ManualPoller) {
+        if let Some(response) = &mut self.response {
+            match poller.poll_until_idle(|context| Pin::new(&mut *response).poll(context)) {
+                Some(Ok(answer)) => self.body = Some(answer.into_body()),
+                Some(Err(_)) => self.state = ClientStreamState::Broken,
+                None => return,
+            }
+            self.response = None;
+        }
+        let mut left = most;
+        while let Some(body) =
+            self.body.as_mut().filter(|_| left > 0 && self.state == ClientStreamState::Open)
+        {
+            let heard = poller.poll_until_idle(|context| match body.poll_data(context) {
+                Poll::Ready(None) => body.poll_trailers(context).map(|end| Err(end.map(drop))),
+                Poll::Ready(Some(Ok(bytes))) => Poll::Ready(Ok(bytes)),
+                Poll::Ready(Some(Err(error))) => Poll::Ready(Err(Err(error))),
+                Poll::Pending => Poll::Pending,
+            });
+            match heard {
+                Some(Ok(bytes)) => {
+                    left = left.saturating_sub(bytes.len().max(1));
+                    let _reset_meanwhile = body.flow_control().release_capacity(bytes.len());
+                }
+                Some(Err(Ok(()))) => self.state = ClientStreamState::Whole,
+                Some(Err(Err(_))) => self.state = ClientStreamState::Broken,
+                None => return,
+            }
+        }
+    }
+
+    /// Sends a part of the request's body.
+    fn send_body(&mut self, dice: &mut SeededRng) {
+        let Some(send) = &mut self.send else { return };
+        let ends = dice.next_bool(40);
+        let result = if ends && dice.next_bool(30) {
+            let trailers = [(header::ETAG, HeaderValue::from_static("x"))];
+            send.send_trailers(HeaderMap::from_iter(trailers))
+        } else {
+            send.send_data(Bytes::from(vec![b'y'; dice.next_length(9_000)]), ends)
+        };
+        if ends || result.is_err() {
+            self.send = None;
+        }
+    }
+
+    /// Drops the response; `says_so` resets the stream explicitly.
+    fn drop_response(&mut self, says_so: bool) {
+        if let (true, Some(send)) = (says_so, &mut self.send) {
+            send.send_reset(Reason::CANCEL);
+        }
+        // h2 resets the stream of dropped handles.
+        (self.response, self.body, self.send) = (None, None, None);
+        if self.state == ClientStreamState::Open {
+            self.state = ClientStreamState::Dropped;
+        }
+    }
+}
+
+/// Client, server and the network between them.
+struct H2PairCase {
+    client: MemoryIo,
+    server_io: MemoryIo,
+    connection: PolledTask<Connection<MemoryIo, Bytes>>,
+    sender: SendRequest<Bytes>,
+    requests: Vec<ClientStream>,
+    server: SimHttp2Server,
+    poller: ManualPoller,
+    tap: EbpfModel,
+    reference: Http2Reference,
+    comparison: EventComparison,
+    /// Numbers of bytes that the client and the server have sent.
+    sent: [usize; 2],
+    /// Bytes of the server that the client has not received yet.
+    in_transit: Vec<u8>,
+    max_open: usize,
+}
+
+/// Plays a script, with the network cut by `dice`. The error describes the difference between model and h2.
+pub fn play(script: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    let mut script = SeededRng::from_script(script);
+    let (client, server_io) = (MemoryIo::default(), MemoryIo::default());
+    let mut builder = client::Builder::new();
+    builder.initial_window_size(*script.pick(&[&50, &65_535, &1_000_000]));
+    builder.max_concurrent_reset_streams(1_000).max_local_error_reset_streams(Some(1_000));
+    builder.header_table_size(*script.pick(&[&0, &200, &4_096]));
+    builder.enable_push(false).initial_max_send_streams(2_000);
+    let mut shake = PolledTask::new(builder.handshake(client.clone()));
+    shake.poll_until_idle();
+    let Some(Ok((sender, connection))) = shake.output else {
+        return Err("the client cannot begin".to_owned());
+    };
+    let server = SimHttp2Server::new(server_io.clone(), &mut script);
+    let most = *script.pick(&[&1, &5, &30, &100, &400]);
+    let mut pair = H2PairCase {
+        client,
+        server_io,
+        connection: PolledTask::new(connection),
+        sender,
+        requests: Vec::new(),
+        server,
+        poller: ManualPoller::default(),
+        tap: EbpfModel::new(),
+        reference: Http2Reference::default(),
+        comparison: EventComparison::default(),
+        sent: [0; 2],
+        in_transit: Vec::new(),
+        max_open: most,
+    };
+    let outcome = pair.run(&mut script, dice);
+    outcome.map_err(|what| {
+        let asked: Vec<_> = pair.requests.iter().map(|it| (it.id, it.state)).collect();
+        let (said, events, log) =
+            (&pair.server.sent_outcomes, pair.tap.events(), &pair.reference.events);
+        format!(
+            "{what}\n  asked {asked:?}\n  said {said:?}\n  events {events:?}\n  reference {log:?}"
+        )
+    })
+}
+
+impl H2PairCase {
+    fn run(
+        &mut self,
+        script: &mut SeededRng,
+        dice: &mut SeededRng,
+    ) -> Result<ConformanceTotals, String> {
+        self.deliver_all_and_compare(dice)?;
+        while !script.is_exhausted() {
+            self.run_step(script, dice)?;
+        }
+        self.server.finish_calls();
+        // The server's windows open as the client reads more.
+        for _ in 0..100 {
+            self.requests
+                .iter_mut()
+                .for_each(|asked| asked.read_response(usize::MAX, &self.poller));
+            self.deliver_all_and_compare(dice)?;
+        }
+        self.check_waiting_requests()?;
+        let given = self.server.sent_outcomes.len() as u64;
+        let outcome = self.comparison.totals(given, self.is_over());
+        self.tap.close(false);
+        self.server_io.close_incoming();
+        self.server.poll_until_idle();
+        self.client.close_incoming();
+        self.connection.poll_until_idle();
+        Ok(outcome)
+    }
+
+    /// Takes one step of the script.
+    fn run_step(&mut self, script: &mut SeededRng, dice: &mut SeededRng) -> Result<(), String> {
+        let any =
+            |script: &mut SeededRng, asked: &[ClientStream]| script.next_below(asked.len().max(1));
+        match script.next_below(32) {
+            0..8 => self.send_request(script),
+            8..12 => {
+                let index = any(script, &self.requests);
+                self.requests.get_mut(index).into_iter().for_each(|asked| asked.send_body(script));
+            }
+            12..20 => _ = self.server.step(script),
+            20..23 => {
+                let index = any(script, &self.requests);
+                let most =
+                    if script.next_bool(50) { usize::MAX } else { script.next_length(2_000) };
+                self.requests
+                    .get_mut(index)
+                    .into_iter()
+                    .for_each(|asked| asked.read_response(most, &self.poller));
+            }
+            23 => {
+                let index = any(script, &self.requests);
+                let says_so = script.next_bool(50);
+                self.requests
+                    .get_mut(index)
+                    .into_iter()
+                    .for_each(|asked| asked.drop_response(says_so));
+            }
+            24..27 => return self.deliver_all_and_compare(dice),
+            27..29 => self.deliver_to_server(dice),
+            29 | 30 => {
+                let len = script.next_length(self.in_transit.len());
+                self.deliver_to_client(len);
+            }
+            _ => {
+                if script.next_bool(10) {
+                    self.server.shut_down(script.next_bool(30));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send_request(&mut self, script: &mut SeededRng) {
+        let open = self.requests.iter().filter(|it| it.state == ClientStreamState::Open).count();
+        let is_ready = self.poller.poll_until_idle(|context| self.sender.poll_ready(context));
+        if open >= self.max_open || !matches!(is_ready, Some(Ok(()))) {
+            return;
+        }
+        let ends = script.next_bool(60);
+        let mut request = Request::new(());
+        *request.method_mut() = if ends { Method::GET } else { Method::POST };
+        *request.uri_mut() = Uri::from_static("http://a/");
+        if !ends && script.next_bool(10) && self.sender.is_extended_connect_protocol_enabled() {
+            *request.method_mut() = Method::CONNECT;
+            request.extensions_mut().insert(Protocol::from_static("websocket"));
+        }
+        if let Ok((response, send)) = self.sender.send_request(request, ends) {
+            let id = response.stream_id().as_u32();
+            let (response, send) = (Some(response), (!ends).then_some(send));
+            self.requests.push(ClientStream {
+                id,
+                response,
+                body: None,
+                send,
+                state: ClientStreamState::Open,
+            });
+        }
+    }
+
+    /// Delivers the client's bytes to the server.
+    fn deliver_to_server(&mut self, dice: &mut SeededRng) {
+        self.connection.poll_until_idle();
+        let bytes = self.client.take_outgoing();
+        let mut received = ReceivedRanges::default();
+        for segment in segmentation::arrival_order(bytes.len(), dice) {
+            self.tap.request_segment(self.sent[0] + segment.start, &bytes[segment.clone()]);
+            let now = &bytes[received.add_segment(&segment)];
+            self.comparison.has_had_gap |= received.has_gap();
+            self.reference.receive_client(now);
+            self.server_io.push_incoming(now);
+            if dice.next_bool(30) {
+                self.collect_server_bytes(dice);
+            }
+        }
+        self.sent[0] += bytes.len();
+        self.collect_server_bytes(dice);
+    }
+
+    fn collect_server_bytes(&mut self, dice: &mut SeededRng) {
+        self.server.poll_until_idle();
+        let bytes = self.server_io.take_outgoing();
+        for segment in segmentation::split(0, bytes.len(), dice) {
+            self.tap.response_segment(self.sent[1] + segment.start, &bytes[segment.clone()]);
+            self.reference.receive_server(&bytes[segment]);
+        }
+        self.sent[1] += bytes.len();
+        self.in_transit.extend(bytes);
+    }
+
+    /// Delivers some of the server's bytes to the client.
+    fn deliver_to_client(&mut self, len: usize) {
+        let bytes: Vec<u8> = self.in_transit.drain(..len.min(self.in_transit.len())).collect();
+        self.client.push_incoming(&bytes);
+        self.connection.poll_until_idle();
+    }
+
+    /// Delivers all bytes until both sides wait; then client, server, model and reference must agree.
+    fn deliver_all_and_compare(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+        loop {
+            let before = self.sent;
+            self.deliver_to_server(dice);
+            self.deliver_to_client(usize::MAX);
+            // The end of a response is visible without reading its body.
+            self.requests.iter_mut().for_each(|asked| asked.read_response(1, &self.poller));
+            if self.sent == before && !self.connection.is_woken() {
+                break;
+            }
+        }
+        if self.is_over() {
+            return Ok(());
+        }
+        self.comparison.compare(&self.tap, &self.reference)?;
+        self.check_statuses()?;
+        for ClientStream { id, state, .. } in &self.requests {
+            let is_given = self.server.sent_outcomes.contains_key(id);
+            let is_open = self.reference.in_flight.contains(id);
+            // The client may not have read the rest of a response that has already arrived.
+            let is_wanted = matches!(state, ClientStreamState::Open | ClientStreamState::Dropped);
+            if is_open && !(is_given && is_wanted) {
+                return Err(format!(
+                    "{id} is in flight: given {is_given}, for the client {state:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if one side has ended the connection, or must: crate h2's client may reset a stream it never
+    /// opened.
+    fn is_over(&self) -> bool {
+        let has_ended = self.server.is_over() || self.connection.output.is_some();
+        has_ended || self.reference.is_broken
+    }
+
+    /// Checks that each request the client still waits for, and that the server was given, is in flight.
+    fn check_waiting_requests(&self) -> Result<(), String> {
+        if self.is_over() {
+            return Ok(());
+        }
+        let given =
+            self.requests.iter().filter(|it| self.server.sent_outcomes.contains_key(&it.id));
+        match given
+            .filter(|it| it.state == ClientStreamState::Open)
+            .find(|it| !self.reference.in_flight.contains(&it.id))
+        {
+            None => Ok(()),
+            Some(ClientStream { id, .. }) => {
+                Err(format!("the client waits for {id}, which is not in flight"))
+            }
+        }
+    }
+
+    /// Checks that each reported status and outcome is the one that the application sent.
+    fn check_statuses(&self) -> Result<(), String> {
+        if !self.comparison.is_exact() {
+            return Ok(());
+        }
+        let ids = self.reference.events.iter().filter_map(|what| match what {
+            ReferenceEvent::Answered(id) => Some(id),
+            ReferenceEvent::Started(_) | ReferenceEvent::Aborted(_) => None,
+        });
+        let seen = self.tap.events().iter().filter_map(|event| match event {
+            ModelEvent::Answered(class, grpc) => Some((*class, *grpc as u8)),
+            _ => None,
+        });
+        for (id, (class, outcome)) in ids.zip(seen) {
+            let said = self.server.sent_outcomes.get(id).copied().unwrap_or_default();
+            let SentOutcome { status, grpc: told } = said;
+            let is_right = match outcome {
+                grpc::UNSEEN => true,
+                grpc::OK => told == Some(0),
+                _ => told.is_some_and(|status| status != 0),
+            };
+            if class != 0 && class != status / 100 || !is_right {
+                return Err(format!("{id}: {said:?} was seen as {class}, {outcome}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,26 @@
+//! Pure: totals of compared streams.
+
+/// Totals of streams on which all implementations agreed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConformanceTotals {
+    /// Number of requests that were answered.
+    pub requests: u64,
+    /// Number of streams that the other side broke off.
+    pub refused: u64,
+    /// Number of streams that were not compared, because implementations are known to read them differently.
+    pub not_compared: u64,
+    /// Number of HTTP/2 connections with more than [`CROWD`] requests in flight at once.
+    pub crowded: u64,
+}
+
+/// Requests in flight at once from which a connection is crowded: nearly as many as `datapath::h2` has places for.
+pub const CROWD: u32 = 200;
+
+impl std::ops::AddAssign for ConformanceTotals {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.refused += other.refused;
+        self.not_compared += other.not_compared;
+        self.crowded += other.crowded;
+    }
+}
