@@ -2,7 +2,7 @@
 
 use tests::installed::{RouseCluster, configure};
 
-use super::deleted::{finish_all, forget_old, no_old_revision, open_old};
+use super::deleted::{finish_all, remove_old_tag, wait_old_revision_deleted, open_at_old_revision};
 
 /// Setting that no unreferenced revision is retained, in force until drop.
 struct ImmediateGcSetting<'a>(&'a RouseCluster);
@@ -30,10 +30,10 @@ fn requests_outlive_a_revision_that_is_collected() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("collected");
     let namespace = &space.name;
-    let in_flight = open_old(&rouse, namespace);
+    let in_flight = open_at_old_revision(&rouse, namespace);
     let _none_stays = ImmediateGcSetting::new(&rouse);
-    forget_old(&rouse, namespace);
+    remove_old_tag(&rouse, namespace);
     finish_all(&rouse, in_flight);
     // No request can be lost any more, so now the revision's deletion is the only thing to check.
-    no_old_revision(&rouse, namespace);
+    wait_old_revision_deleted(&rouse, namespace);
 }

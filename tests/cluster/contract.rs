@@ -37,7 +37,7 @@ fn process(rouse: &RouseCluster, namespace: &str, pod: &str) -> PathBuf {
     netns.parent().and_then(Path::parent).expect("a process has a folder").to_owned()
 }
 
-fn the_pod(rouse: &RouseCluster, namespace: &str, service: &str) -> (String, Value) {
+fn only_pod(rouse: &RouseCluster, namespace: &str, service: &str) -> (String, Value) {
     let pods = rouse.pods(namespace, service);
     let [pod] = &pods[..] else { panic!("{} pods", pods.len()) };
     (pod["metadata"]["name"].as_str().expect("it has a name").to_owned(), pod.clone())
@@ -73,7 +73,7 @@ fn environment(rouse: &RouseCluster, url: &str, pod: &str) {
 
 fn headers(rouse: &RouseCluster, namespace: &str) {
     let host = format!("contract.{namespace}.example.com");
-    let said = rouse.through_gateway(&host, "/headers", &["K-Revision: other", "X-Own: kept"]).body;
+    let said = rouse.get_through_gateway(&host, "/headers", &["K-Revision: other", "X-Own: kept"]).body;
     assert!(said.contains(&format!("host: {host}\n")), "{said}");
     for name in
         ["forwarded: for=", "x-forwarded-for: ", "x-forwarded-proto: http\n", "x-own: kept\n"]
@@ -135,7 +135,7 @@ fn a_process_finds_what_the_runtime_contract_promises() {
     let space = rouse.namespace("contract");
     let namespace = &space.name;
     rouse.ready(namespace, SERVICE);
-    let (name, pod) = the_pod(&rouse, namespace, "contract");
+    let (name, pod) = only_pod(&rouse, namespace, "contract");
     environment(&rouse, &rouse.url(namespace, "contract"), &name);
     headers(&rouse, namespace);
     files(&process(&rouse, namespace, &name), &name);

@@ -141,7 +141,7 @@ fn gone(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
 fn unknown(rouse: &RouseCluster, namespace: &str, host: &str) {
     let host = format!("{host}.{namespace}.example.com");
     rouse.cluster.wait(&format!("{host} to lead nowhere"), || {
-        (rouse.through_gateway(&host, "/", &[]).status == 404).then_some(())
+        (rouse.get_through_gateway(&host, "/", &[]).status == 404).then_some(())
     });
 }
 
@@ -211,7 +211,7 @@ fn old_revision(service: &str) -> String {
 }
 
 /// Waits until the first of the two revisions of each service is deleted.
-pub(super) fn no_old_revision(rouse: &RouseCluster, namespace: &str) {
+pub(super) fn wait_old_revision_deleted(rouse: &RouseCluster, namespace: &str) {
     let old = NAMES.map(old_revision);
     rouse.cluster.wait("the old Revisions to be gone", || {
         let there = all(rouse, namespace, "revisions", "name");
@@ -220,7 +220,7 @@ pub(super) fn no_old_revision(rouse: &RouseCluster, namespace: &str) {
 }
 
 /// Removes the tag, the only reference to the first revisions, and waits until they are in reserve.
-pub(super) fn forget_old(rouse: &RouseCluster, namespace: &str) {
+pub(super) fn remove_old_tag(rouse: &RouseCluster, namespace: &str) {
     rouse.ready(namespace, &manifests(&second(), |_| NEWEST.to_owned()));
     for name in NAMES.map(old_revision) {
         rouse.cluster.wait(&format!("{name} to be in reserve"), || {
@@ -232,7 +232,7 @@ pub(super) fn forget_old(rouse: &RouseCluster, namespace: &str) {
 }
 
 /// Opens requests at the first of two revisions, which is reachable only by the tag `old`.
-pub(super) fn open_old(rouse: &RouseCluster, namespace: &str) -> Vec<InFlightRequest> {
+pub(super) fn open_at_old_revision(rouse: &RouseCluster, namespace: &str) -> Vec<InFlightRequest> {
     let tagged =
         |name: &str| format!("{NEWEST}  - {{revisionName: {}, tag: old}}\n", old_revision(name));
     rouse.ready(namespace, &manifests(CONTAINER, |_| NEWEST.to_owned()));
@@ -246,8 +246,8 @@ fn requests_outlive_the_tag_that_they_were_sent_to() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-tag");
     let namespace = &space.name;
-    let in_flight = open_old(&rouse, namespace);
-    forget_old(&rouse, namespace);
+    let in_flight = open_at_old_revision(&rouse, namespace);
+    remove_old_tag(&rouse, namespace);
     NAMES.iter().for_each(|name| unknown(&rouse, namespace, &format!("old-{name}")));
     finish_all(&rouse, in_flight);
 }
@@ -258,12 +258,12 @@ fn requests_outlive_their_revision() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("no-revision");
     let namespace = &space.name;
-    let in_flight = open_old(&rouse, namespace);
+    let in_flight = open_at_old_revision(&rouse, namespace);
     let old = NAMES.map(old_revision);
     let mut words = vec!["delete", "revision", "--namespace", namespace, "--wait=false"];
     words.extend(old.iter().map(String::as_str));
     rouse.cluster.kubectl(&words).expect("they may be deleted");
-    no_old_revision(&rouse, namespace);
+    wait_old_revision_deleted(&rouse, namespace);
     finish_all(&rouse, in_flight);
 }
 

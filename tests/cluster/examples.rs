@@ -95,13 +95,13 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
 
 /// Checks the hosts of the examples, from outside of the cluster.
 fn hosts(rouse: &RouseCluster, namespace: &str) {
-    let answer = rouse.through_gateway("hello.example.org", "/", &[]);
+    let answer = rouse.get_through_gateway("hello.example.org", "/", &[]);
     assert!(answer.pod().starts_with("named-00001-deployment-"), "{answer}");
     for (host, want) in [("current-split", "split-blue"), ("candidate-split", "split-green")] {
-        let answer = rouse.through_gateway(&format!("{host}.{namespace}.example.com"), "/", &[]);
+        let answer = rouse.get_through_gateway(&format!("{host}.{namespace}.example.com"), "/", &[]);
         assert!(answer.pod().starts_with(want), "{answer}");
     }
-    let answer = rouse.through_gateway(&format!("private.{namespace}.example.com"), "/", &[]);
+    let answer = rouse.get_through_gateway(&format!("private.{namespace}.example.com"), "/", &[]);
     assert_eq!(answer.status, 404, "{answer}");
     let service = rouse.cluster.get(&["ksvc", "--namespace", namespace, "private"]);
     let url = format!("http://private.{namespace}.svc.cluster.local");
@@ -113,7 +113,7 @@ fn limited(rouse: &RouseCluster, namespace: &str) {
     let address = rouse.address(namespace, "concurrency");
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
     let requests = rouse.from("node2").load(&address, "concurrency", &args).finish();
-    tests::requests::none_lost(&requests, 40);
+    tests::requests::assert_none_lost(&requests, 40);
     // Some of the pods have ended by now, or end while they are queried.
     let counts = rouse.pods(namespace, "concurrency").into_iter().filter_map(|pod| {
         let ip = pod["status"]["podIP"].as_str()?.to_owned();

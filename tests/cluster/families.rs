@@ -5,7 +5,7 @@ use tests::installed::{RouseCluster, condition};
 use tests::mounted::MountedApp;
 
 #[test]
-fn an_application_that_listens_on_ipv6_only_is_told_that_clients_come_by_ipv4() {
+fn an_application_that_listens_on_ipv6_only_is_reported_as_unreachable_by_ipv4() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("families");
     let namespace = &space.name;

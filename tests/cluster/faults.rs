@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::cluster::TestCluster;
 use tests::installed::{CONTAINER, ClientPod, RouseCluster, SYSTEM, condition, service};
-use tests::requests::{LoadProcess, LoadRequest, by_second, none_lost};
+use tests::requests::{LoadProcess, LoadRequest, counts_by_second, assert_none_lost};
 
 /// A fault, reversed on drop, also when the test fails.
 struct InjectedFault<'a> {
@@ -34,7 +34,7 @@ impl Drop for InjectedFault<'_> {
     }
 }
 
-fn with_least(name: &str, least: u32) -> String {
+fn service_with_min_scale(name: &str, least: u32) -> String {
     service(name, &format!(", autoscaling.knative.dev/min-scale: \"{least}\""), CONTAINER)
 }
 
@@ -62,13 +62,13 @@ fn slowest(requests: &[LoadRequest]) -> u64 {
 
 /// Creates a service that is awake and one that sleeps, in one namespace.
 fn prepared(rouse: &RouseCluster, namespace: &str) {
-    rouse.ready(namespace, &[with_least("awake", 1), with_least("asleep", 0)].join("---\n"));
+    rouse.ready(namespace, &[service_with_min_scale("awake", 1), service_with_min_scale("asleep", 0)].join("---\n"));
     rouse.asleep(namespace, "asleep");
 }
 
 /// Creates another service, as soon as API server and admission accept it again after a fault.
 fn later(rouse: &RouseCluster, namespace: &str) {
-    let yaml = with_least("later", 0);
+    let yaml = service_with_min_scale("later", 0);
     rouse.cluster.wait("a new service to be taken", || rouse.apply(namespace, &yaml).ok());
     rouse.wait_ready(namespace, "ksvc", "later");
 }
@@ -87,9 +87,9 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     let wakes = wake(&rouse, &asleep);
     pause(10);
     drop(fault);
-    none_lost(&awake.finish(), 500);
+    assert_none_lost(&awake.finish(), 500);
     let woken = wakes.finish();
-    none_lost(&woken, 1);
+    assert_none_lost(&woken, 1);
     println!("a request that came without an API server was answered after {} ms", slowest(&woken));
     later(&rouse, namespace);
 }
@@ -107,8 +107,8 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
     pause(8);
     drop(fault);
     let sleeps = wakes.finish();
-    none_lost(&sleeps, 1);
-    none_lost(&awake.finish(), 100);
+    assert_none_lost(&sleeps, 1);
+    assert_none_lost(&awake.finish(), 100);
     println!(
         "a request that came while etcd stood still was answered after {} ms",
         slowest(&sleeps)
@@ -125,7 +125,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     let annotations = ", autoscaling.knative.dev/min-scale: \"1\", \
                        autoscaling.knative.dev/target: \"1\"";
     let mut all = vec![service("grows", annotations, CONTAINER)];
-    all.extend(sleepers.map(|name| with_least(name, 0)));
+    all.extend(sleepers.map(|name| service_with_min_scale(name, 0)));
     rouse.ready(namespace, &all.join("---\n"));
     sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
     let addresses = sleepers.map(|name| rouse.address(namespace, name));
@@ -140,13 +140,13 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
             wake(&rouse, address)
         });
         let woken: Vec<LoadRequest> = waking.into_iter().flat_map(LoadProcess::finish).collect();
-        none_lost(&woken, sleepers.len());
+        assert_none_lost(&woken, sleepers.len());
         println!("slowest wake while etcd was slow: {} ms", slowest(&woken));
         slow.join().expect("no panic").expect("etcd is there");
         grows
     });
     let requests = grows.finish();
-    none_lost(&requests, 500);
+    assert_none_lost(&requests, 500);
     let pods: BTreeSet<&str> = requests.iter().map(|it| it.pod.as_str()).collect();
     assert!(pods.len() > 1, "{pods:?} served, so it never grew");
     let last = leader(&rouse, "");
@@ -179,9 +179,9 @@ fn watches_that_break_are_taken_up_again() {
     }
     // Changes during the fault and after it are observed.
     let woken = wake(&rouse, &rouse.address(namespace, "asleep")).finish();
-    none_lost(&woken, 1);
+    assert_none_lost(&woken, 1);
     later(&rouse, namespace);
-    none_lost(&awake.finish(), 100);
+    assert_none_lost(&awake.finish(), 100);
 }
 
 /// Name of the pod that holds the lease, once it is another one than `before`.
@@ -206,7 +206,7 @@ impl LeaseWatch {
     }
 
     /// Time from the lease's release until another replica acquired it.
-    fn handed_over(mut self) -> Duration {
+    fn handover_time(mut self) -> Duration {
         let _ended = self.0.kill();
         let mut said = Vec::new();
         self.0.stdout.take().expect("piped").read_to_end(&mut said).expect("it has ended");
@@ -236,14 +236,14 @@ fn process(rouse: &RouseCluster, pod: &str) -> Pid {
 }
 
 /// Wakes `count` sleeping services, ten a second, and runs `harm` after half of them.
-fn woken_while(
+fn wake_during(
     rouse: &RouseCluster,
     namespace: &str,
     count: usize,
     harm: impl FnOnce(),
 ) -> Vec<LoadRequest> {
     let names: Vec<String> = (0..count).map(|number| format!("w{number}")).collect();
-    let all: Vec<String> = names.iter().map(|name| with_least(name, 0)).collect();
+    let all: Vec<String> = names.iter().map(|name| service_with_min_scale(name, 0)).collect();
     rouse.ready(namespace, &all.join("---\n"));
     names.iter().for_each(|name| rouse.asleep(namespace, name));
     let addresses: Vec<String> = names.iter().map(|name| rouse.address(namespace, name)).collect();
@@ -270,8 +270,8 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     let space = rouse.namespace("leader");
     let namespace = &space.name;
     // Baseline without a fault, to compare the times below with.
-    let requests = woken_while(&rouse, namespace, 10, || {});
-    none_lost(&requests, 10);
+    let requests = wake_during(&rouse, namespace, 10, || {});
+    assert_none_lost(&requests, 10);
     println!("undisturbed: slowest wake {} ms", slowest(&requests));
     let all_asleep = || (0..10).for_each(|number| rouse.asleep(namespace, &format!("w{number}")));
     all_asleep();
@@ -279,21 +279,21 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     let first = leader(&rouse, "");
     let id = process(&rouse, &first);
     let requests =
-        woken_while(&rouse, namespace, 10, || kill(id, Signal::SIGKILL).expect("it runs"));
-    none_lost(&requests, 10);
+        wake_during(&rouse, namespace, 10, || kill(id, Signal::SIGKILL).expect("it runs"));
+    assert_none_lost(&requests, 10);
     println!("killed: slowest wake {} ms", slowest(&requests));
     all_asleep();
 
     let second = leader(&rouse, "");
     let leases = LeaseWatch::follow(&rouse);
-    let requests = woken_while(&rouse, namespace, 10, || {
+    let requests = wake_during(&rouse, namespace, 10, || {
         let words = ["delete", "pod", "--namespace", SYSTEM, &second, "--wait=false"];
         rouse.cluster.kubectl(&words).expect("it may be deleted");
     });
-    none_lost(&requests, 10);
+    assert_none_lost(&requests, 10);
     println!("handed over: slowest wake {} ms", slowest(&requests));
     leader(&rouse, &second);
-    println!("handed over: nobody held the lease for {:?}", leases.handed_over());
+    println!("handed over: nobody held the lease for {:?}", leases.handover_time());
 }
 
 /// A suspended process, continued on drop.
@@ -319,12 +319,12 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     // Every other admission request goes to the suspended replica.
     rouse
         .cluster
-        .wait("admission to answer", || rouse.apply(namespace, &with_least("awake", 2)).ok());
+        .wait("admission to answer", || rouse.apply(namespace, &service_with_min_scale("awake", 2)).ok());
     // It continues in the middle of its work, with an outdated view of the cluster.
     drop(stopped);
-    none_lost(&wake(&rouse, &rouse.address(namespace, "asleep")).finish(), 1);
+    assert_none_lost(&wake(&rouse, &rouse.address(namespace, "asleep")).finish(), 1);
     rouse.wait_ready(namespace, "ksvc", "awake");
-    none_lost(&awake.finish(), 100);
+    assert_none_lost(&awake.finish(), 100);
     assert_eq!(leader(&rouse, ""), second, "who lost the lease does not lead");
     let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
     assert_eq!(list["items"].as_array().map(Vec::len), Some(3), "awake has two, asleep one");
@@ -338,7 +338,7 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     let space = rouse.namespace("frozen");
     let namespace = &space.name;
     let names = ["asleep", "asleep-too"];
-    let yaml = [with_least("awake", 1), with_least(names[0], 0), with_least(names[1], 0)];
+    let yaml = [service_with_min_scale("awake", 1), service_with_min_scale(names[0], 0), service_with_min_scale(names[1], 0)];
     rouse.ready(namespace, &yaml.join("---\n"));
     names.iter().for_each(|name| rouse.asleep(namespace, name));
     let words = ["pods", "--namespace", SYSTEM, "--selector", "app=autoscaler"];
@@ -355,10 +355,10 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
         let stopped = SuspendedProcess(process(&rouse, pod));
         kill(stopped.0, Signal::SIGSTOP).expect("it runs");
         let woken = wake(&rouse, &rouse.address(namespace, name)).finish();
-        none_lost(&woken, 1);
+        assert_none_lost(&woken, 1);
         println!("{pod} is frozen: the wake takes {} ms", slowest(&woken));
     }
-    none_lost(&awake.finish(), 100);
+    assert_none_lost(&awake.finish(), 100);
 }
 
 /// All processes of a node are suspended, but its kernel runs: connections to it are established, and never read. The
@@ -370,7 +370,7 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
     let space = rouse.namespace("frozen-node");
     let namespace = &space.name;
     let nodes = [("node1", "node2", "asleep"), ("node2", "node1", "asleep-too")];
-    rouse.ready(namespace, &nodes.map(|(.., name)| with_least(name, 0)).join("---\n"));
+    rouse.ready(namespace, &nodes.map(|(.., name)| service_with_min_scale(name, 0)).join("---\n"));
     for (frozen, other, name) in nodes {
         let (to, client) = (rouse.address(namespace, name), rouse.from(other));
         let cordon = rouse.cordon(frozen);
@@ -391,7 +391,7 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
             "{frozen} stood still: try {tries} was answered after {} ms",
             answered.took_us / 1000
         );
-        both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
+        assert_both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
     }
 }
 
@@ -407,9 +407,9 @@ fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
     let load = rouse.from("node1").load(&to, "spread", &args);
     let fault = InjectedFault::of(&rouse.cluster, "cut", "node2", "join");
     let requests = load.finish();
-    only_the_first_lost(&requests);
+    assert_only_first_lost(&requests);
     drop(fault);
-    both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
+    assert_both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn a_node_that_boots_again_serves_as_before() {
     let space = rouse.namespace("boot");
     let namespace = &space.name;
     spread(&rouse, namespace);
-    rouse.ready(namespace, &with_least("asleep", 0));
+    rouse.ready(namespace, &service_with_min_scale("asleep", 0));
     rouse.asleep(namespace, "asleep");
     let to = rouse.address(namespace, "spread");
     let args =
@@ -427,20 +427,20 @@ fn a_node_that_boots_again_serves_as_before() {
     let load = rouse.from("node1").load(&to, "spread", &args);
     // The node's mounts end with it, and with them all pinned programs and maps.
     drop(InjectedFault::of(&rouse.cluster, "kill", "node2", "start"));
-    only_the_first_lost(&load.finish());
+    assert_only_first_lost(&load.finish());
     // The client pod on that node ended with the node.
     let there = ClientPod::new(&rouse.cluster, namespace, "node2");
-    both_answer(&rouse, [rouse.from("node1"), &there], &to);
+    assert_both_answer(&rouse, [rouse.from("node1"), &there], &to);
     let asleep = rouse.address(namespace, "asleep");
     let woken = there.load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
-    none_lost(&woken, 10);
+    assert_none_lost(&woken, 10);
     // All requests must be counted on the node again, or the service would never scale to zero, or too early.
     rouse.asleep(namespace, "asleep");
 }
 
 /// Creates a service with a pod on each node.
 fn spread(rouse: &RouseCluster, namespace: &str) {
-    rouse.ready(namespace, &with_least("spread", 2));
+    rouse.ready(namespace, &service_with_min_scale("spread", 2));
     rouse.cluster.wait("a pod on each node", || {
         let pods = rouse.pods(namespace, "spread");
         let on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
@@ -449,17 +449,17 @@ fn spread(rouse: &RouseCluster, namespace: &str) {
 }
 
 /// Asserts that requests are lost only until all nodes know of the fault: none of the last ten seconds.
-fn only_the_first_lost(requests: &[LoadRequest]) {
+fn assert_only_first_lost(requests: &[LoadRequest]) {
     let end = requests.iter().map(|request| request.at_us).max().expect("some were sent");
     let last: Vec<LoadRequest> =
         requests.iter().filter(|it| it.at_us + 10_000_000 > end).cloned().collect();
     let lost = requests.iter().filter(|it| !it.is_answered()).count();
     println!("{lost} of {} had only the lost node to go to", requests.len());
-    println!("(answered, lost) of each second: {:?}", by_second(requests));
-    none_lost(&last, 20);
+    println!("(answered, lost) of each second: {:?}", counts_by_second(requests));
+    assert_none_lost(&last, 20);
 }
 
-fn both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], to: &str) {
+fn assert_both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], to: &str) {
     rouse.cluster.wait("both nodes to answer again", || {
         from.iter().all(|it| it.ask(&format!("http://{to}")).status == 200).then_some(())
     });

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use serde_json::Value;
 use tests::cluster::TestNamespace;
 use tests::features::EnabledFeatures;
-use tests::flood::{FloodOutcome, FloodProcess, not_once};
+use tests::flood::{FloodOutcome, FloodProcess, not_served_once};
 use tests::folder::SharedFolder;
 use tests::installed::{HELLO, RouseCluster};
 
@@ -185,7 +185,7 @@ spec:
     pub(crate) fn judge(&self, who: &str, outcome: &FloodOutcome) {
         let FloodOutcome { issued, answered, direct, moved, lost, .. } = outcome;
         println!("{who}: {issued} requests, {answered} answered, {direct} direct, {moved} moved");
-        let odd = not_once(outcome, &self.folder.read());
+        let odd = not_served_once(outcome, &self.folder.read());
         for (id, count) in odd.iter().take(TOLD) {
             println!("{who}: request {id} was served {count} times");
         }

@@ -35,7 +35,7 @@ fn columns(cluster: &TestCluster, namespace: &str) {
 }
 
 /// Wakes the service from a pod on `node`. Returns the node of the pod that answered.
-fn woken_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) -> String {
+fn wake_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) -> String {
     let answer = rouse.from(node).ask(&rouse.url(&namespace.name, "hello"));
     let pod = answer.pod().to_owned();
     assert!(answer.body.starts_with(&format!("Hello from {pod} to ")), "{answer}");
@@ -54,7 +54,7 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     // One request from a pod on each node, so that one of them crosses nodes.
     let url = rouse.url(&namespace.name, "hello");
     for node in ["node1", "node2"] {
-        let at = woken_from(&rouse, &namespace, node);
+        let at = wake_from(&rouse, &namespace, node);
         println!("woken from {node}, answered from {at}");
         let other = if at == "node1" { "node2" } else { "node1" };
         assert_eq!(rouse.from(other).ask(&url).status, 200, "warm, from the other node");
@@ -62,15 +62,15 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     }
 
     let host = format!("hello.{}.example.com", namespace.name);
-    let answer = rouse.through_gateway(&host, "/", &[]);
+    let answer = rouse.get_through_gateway(&host, "/", &[]);
     assert!(answer.pod().starts_with("hello-00001-deployment-"), "{answer}");
     let inside = format!("hello.{}.svc.cluster.local", namespace.name);
-    let answer = rouse.through_gateway(&inside, "/", &[]);
+    let answer = rouse.get_through_gateway(&inside, "/", &[]);
     assert_eq!(answer.status, 404, "a name for inside only: {answer}");
 }
 
 /// Applies a Service with the labels of Rouse's own objects, as the field manager `who`.
-fn service_of(rouse: &RouseCluster, who: &str, name: &str) {
+fn apply_labelled_service(rouse: &RouseCluster, who: &str, name: &str) {
     let yaml = format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {SYSTEM}, \
          labels: {{app.kubernetes.io/part-of: rouse}}}}, spec: {{ports: [{{port: 1}}]}}}}"
@@ -82,8 +82,8 @@ fn service_of(rouse: &RouseCluster, who: &str, name: &str) {
 #[test]
 fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lacks_goes() {
     let rouse = RouseCluster::at_hand();
-    service_of(&rouse, "rouse-install", "of-an-earlier-version");
-    service_of(&rouse, "somebody", "of-somebody-else");
+    apply_labelled_service(&rouse, "rouse-install", "of-an-earlier-version");
+    apply_labelled_service(&rouse, "somebody", "of-somebody-else");
     let config = ["configmap", "--namespace", SYSTEM, "config-autoscaler"];
     let set = |patch: &str| {
         let words = [&["patch"][..], &config, &["--patch", patch]].concat();

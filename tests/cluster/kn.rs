@@ -61,7 +61,7 @@ fn with_kn(test: &str, work: impl FnOnce(&KnClient<'_>)) {
 }
 
 /// Asserts that `text` contains each of `parts`.
-fn has_all(text: &str, parts: &[&str]) {
+fn assert_contains_all(text: &str, parts: &[&str]) {
     let missing: Vec<_> = parts.iter().filter(|part| !text.contains(**part)).collect();
     assert!(missing.is_empty(), "{missing:?} missing in:\n{text}");
 }
@@ -73,7 +73,7 @@ fn kn_creates_updates_and_deletes_a_service() {
         let host = format!("hello.{}.example.com", kn.namespace);
         let url = format!("http://{host}");
         let made = "Service 'hello' created to latest revision 'hello-00001' is available at URL:";
-        has_all(&said, &["Ready to serve.", made, &url]);
+        assert_contains_all(&said, &["Ready to serve.", made, &url]);
         assert!(kn.answer("hello").pod().starts_with("hello-00001-deployment-"));
 
         let row = kn.row(&["service", "list"], "hello");
@@ -81,25 +81,25 @@ fn kn_creates_updates_and_deletes_a_service() {
         assert!(row.ends_with("3 OK / 3 True"), "{row}");
         let said = kn.says(&["service", "describe", "hello"]);
         let conditions = ["++ Ready", "++ ConfigurationsReady", "++ RoutesReady"];
-        has_all(&said, &["100%  @latest (hello-00001) [1]", "dev.local/hello:v1", &url]);
-        has_all(&said, &conditions);
+        assert_contains_all(&said, &["100%  @latest (hello-00001) [1]", "dev.local/hello:v1", &url]);
+        assert_contains_all(&said, &conditions);
         assert_eq!(kn.says(&["service", "describe", "hello", "--output", "url"]).trim(), url);
 
         let limits = ["--concurrency-limit", "5", "--scale-max", "3", "--label", "team=blue"];
         let update = ["service", "update", "hello", "--env", "VERSION=v2"];
         let said = kn.says(&[&update[..], &limits].concat());
-        has_all(&said, &["Service 'hello' updated to latest revision 'hello-00002'", &url]);
+        assert_contains_all(&said, &["Service 'hello' updated to latest revision 'hello-00002'", &url]);
         let spec = &kn.json(&["revision", "describe", "hello-00002"])["spec"];
         assert_eq!(spec["containerConcurrency"], 5, "{spec}");
         assert!(kn.answer("hello").pod().starts_with("hello-00002-deployment-"));
-        let gateway = kn.rouse.through_gateway(&host, "/", &[]);
+        let gateway = kn.rouse.get_through_gateway(&host, "/", &[]);
         assert!(gateway.pod().starts_with("hello-00002-deployment-"), "{gateway}");
 
         let said = kn.says(&["service", "delete", "hello", "--wait"]);
-        has_all(&said, &["Service 'hello' successfully deleted in namespace"]);
-        assert_eq!(kn.rouse.through_gateway(&host, "/", &[]).status, 404);
+        assert_contains_all(&said, &["Service 'hello' successfully deleted in namespace"]);
+        assert_eq!(kn.rouse.get_through_gateway(&host, "/", &[]).status, 404);
         let error = kn.run(&["service", "describe", "hello"]).expect_err("it is gone");
-        has_all(&error, &["services.serving.knative.dev \"hello\" not found"]);
+        assert_contains_all(&error, &["services.serving.knative.dev \"hello\" not found"]);
     });
 }
 
@@ -118,21 +118,21 @@ fn kn_splits_traffic_and_tags_revisions() {
             assert!(answer.pod().starts_with(revision), "{name}: {answer}");
         }
         let said = kn.says(&["service", "describe", "hello"]);
-        has_all(&said, &["100%  hello-00001 #old [1]", "@latest (hello-00002) #new [2]"]);
+        assert_contains_all(&said, &["100%  hello-00001 #old [1]", "@latest (hello-00002) #new [2]"]);
         let row = kn.row(&["revision", "list"], "hello-00001");
         assert!(row.starts_with("hello-00001 hello 100% old 1"), "{row}");
         assert!(row.ends_with("OK / 4 True"), "{row}");
         let url = format!("http://hello.{}.example.com", kn.namespace);
         assert_eq!(kn.row(&["route", "list"], "hello"), format!("hello {url} True"));
-        has_all(&kn.says(&["route", "describe", "hello"]), &[&url, "++ AllTrafficAssigned"]);
+        assert_contains_all(&kn.says(&["route", "describe", "hello"]), &[&url, "++ AllTrafficAssigned"]);
 
         let half = ["--traffic", "hello-00001=50", "--traffic", "hello-00002=50"];
         kn.says(&[&["service", "update", "hello", "--untag", "old"][..], &half].concat());
         let said = kn.says(&["service", "describe", "hello"]);
-        has_all(&said, &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"]);
+        assert_contains_all(&said, &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"]);
         kn.rouse.cluster.wait("the tag's name to be nobody's", || {
             let host = format!("old-hello.{}.example.com", kn.namespace);
-            Some(kn.rouse.through_gateway(&host, "/", &[])).filter(|it| it.status == 404)
+            Some(kn.rouse.get_through_gateway(&host, "/", &[])).filter(|it| it.status == 404)
         });
 
         kn.says(&["service", "update", "hello", "--traffic", "@latest=100"]);
@@ -165,10 +165,10 @@ spec: {{namespace: {}}}
         );
         kn.rouse.cluster.apply(&claim).expect("a claim is taken");
         let said = kn.says(&["domain", "create", &domain, "--ref", "hello"]);
-        has_all(&said, &[&format!("Domain mapping '{domain}' created in namespace")]);
+        assert_contains_all(&said, &[&format!("Domain mapping '{domain}' created in namespace")]);
         let answered_by = |service: &str| {
             kn.rouse.cluster.wait(&format!("{domain} to be {service}"), || {
-                let answer = kn.rouse.through_gateway(&domain, "/", &[]);
+                let answer = kn.rouse.get_through_gateway(&domain, "/", &[]);
                 (answer.status == 200 && answer.pod().starts_with(service)).then_some(())
             });
         };
@@ -176,7 +176,7 @@ spec: {{namespace: {}}}
         kn.rouse.wait_ready(kn.namespace, "domainmapping", &domain);
         let row = kn.row(&["domain", "list"], &domain);
         assert_eq!(row, format!("{domain} http://{domain} True hello"));
-        has_all(
+        assert_contains_all(
             &kn.says(&["domain", "describe", &domain]),
             &[&domain, "hello", "Service", "++ Ready", "++ DomainClaimed", "++ ReferenceResolved"],
         );
@@ -184,7 +184,7 @@ spec: {{namespace: {}}}
         answered_by("other-");
         kn.says(&["domain", "delete", &domain]);
         kn.rouse.cluster.wait("the domain to be nobody's", || {
-            (kn.rouse.through_gateway(&domain, "/", &[]).status == 404).then_some(())
+            (kn.rouse.get_through_gateway(&domain, "/", &[]).status == 404).then_some(())
         });
         let words = ["delete", "clusterdomainclaim", &domain];
         kn.rouse.cluster.kubectl(&words).expect("the claim is still there, and may go");
@@ -216,10 +216,10 @@ fn what_kn_exports_it_applies_and_imports_again() {
 
         kn.says(&["service", "delete", "hello", "--wait"]);
         let said = kn.says(&["service", "import", &whole.to_string_lossy()]);
-        has_all(&said, &["Service 'hello' imported to latest revision 'hello-second'"]);
+        assert_contains_all(&said, &["Service 'hello' imported to latest revision 'hello-second'"]);
         kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
         let said = kn.says(&["service", "describe", "hello"]);
-        has_all(&said, &["30%  hello-first", "70%  hello-second"]);
+        assert_contains_all(&said, &["30%  hello-first", "70%  hello-second"]);
 
         // Imported again step by step, in the order of the original changes.
         kn.says(&["service", "delete", "hello", "--wait"]);
@@ -228,11 +228,11 @@ fn what_kn_exports_it_applies_and_imports_again() {
             kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
         }
         let said = kn.says(&["service", "describe", "hello"]);
-        has_all(&said, &["30%  hello-first", "70%  hello-second"]);
+        assert_contains_all(&said, &["30%  hello-first", "70%  hello-second"]);
 
         let new = ["service", "apply", "hello", "--image", "dev.local/hello:v1"];
         let said = kn.says(&[&new[..], &["--env", "VERSION=v3"]].concat());
-        has_all(&said, &["Service 'hello' applied to latest revision 'hello-00003'"]);
+        assert_contains_all(&said, &["Service 'hello' applied to latest revision 'hello-00003'"]);
     });
 }
 
@@ -248,7 +248,7 @@ fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
         let image = ["--image", "dev.local/hello:v1"];
         let refused = |words: &[&str], why: &str| {
             let error = kn.run(&[&create[..], words].concat()).expect_err("it is refused");
-            has_all(&error, &[why]);
+            assert_contains_all(&error, &[why]);
         };
         let bad = [&image[..], &["--concurrency-limit", "1001"]].concat();
         refused(&bad, "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency");
@@ -261,7 +261,7 @@ fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
         refused(&["--image", "dev.invalid/nobody/has:this"], "Unable to fetch image");
         // With `--force` and an image that exists, the service is replaced.
         let again = [&create[..], &image, &["--force"]].concat();
-        has_all(&kn.says(&again), &["Service 'hello' replaced to latest revision 'hello-00002'"]);
+        assert_contains_all(&kn.says(&again), &["Service 'hello' replaced to latest revision 'hello-00002'"]);
         assert_eq!(kn.answer("hello").status, 200);
     });
 }

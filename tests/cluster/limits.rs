@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tests::installed::{CONTAINER, RouseCluster, SYSTEM};
-use tests::requests::{LoadProcess, LoadRequest, none_lost};
+use tests::requests::{LoadProcess, LoadRequest, assert_none_lost};
 
 /// Path of a request that takes 100 ms.
 const PATH: &str = "/?sleep=100";
@@ -54,7 +54,7 @@ fn most(rouse: &RouseCluster, namespace: &str, name: &str) -> Vec<u64> {
 
 fn finish(loads: Vec<LoadProcess>, least: usize) -> Vec<LoadRequest> {
     let each = loads.into_iter().map(LoadProcess::finish);
-    let each = each.inspect(|requests| none_lost(requests, least));
+    let each = each.inspect(|requests| assert_none_lost(requests, least));
     each.flatten().collect()
 }
 

@@ -47,7 +47,7 @@ fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
     assert!(answer.body.contains("NetworkPolicy"), "{answer}");
     let by_name = format!("Host: guarded.{}.svc.cluster.local", namespace.name);
     let activators = rouse.url(SYSTEM, "activator-service");
-    let answer = stranger.ask_with(&activators, &[&by_name]);
+    let answer = stranger.get_with_headers(&activators, &[&by_name]);
     assert_eq!(answer.status, 403, "nor by its name: {answer}");
     assert_eq!(rouse.pods(&namespace.name, "guarded").len(), 0, "nothing was woken for it");
     assert_eq!(friend.ask(&url).status, 200, "who is let in wakes it");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 use tests::installed::{CONTAINER, RouseCluster, SYSTEM, service};
-use tests::requests::none_lost;
+use tests::requests::assert_none_lost;
 
 /// Manifest that `func deploy` applies for a function of the Go runtime.
 const FUNC: &str = r#"
@@ -209,7 +209,7 @@ fn a_revision_answers_by_its_own_service_awake_and_asleep() {
     let of_revision = format!("serving.knative.dev/revision={revision}");
     // An activator identifies a revision by the host name of the request, as in Knative.
     let host = format!("Host: {revision}.{namespace}.svc.cluster.local");
-    let ask = || rouse.from("node2").ask_with(&url, &[&host]).pod().to_owned();
+    let ask = || rouse.from("node2").get_with_headers(&url, &[&host]).pod().to_owned();
     ask();
     for _ in 0..2 {
         rouse.asleep(namespace, "named");
@@ -232,7 +232,7 @@ fn services_answer_as_soon_as_they_are_ready() {
     for (number, name) in names.iter().enumerate() {
         rouse.wait_ready(namespace, "ksvc", name);
         let host = format!("{name}.{namespace}.example.com");
-        rouse.through_gateway(&host, "/", &[]).pod();
+        rouse.get_through_gateway(&host, "/", &[]).pod();
         let node = ["node1", "node2"][number % 2];
         rouse.from(node).ask(&rouse.url(namespace, name)).pod();
     }
@@ -272,7 +272,7 @@ fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
     let load = rouse.from("node1").load(&address, "measured", &args);
     scaled(1);
     let requests = load.finish();
-    none_lost(&requests, 100);
+    assert_none_lost(&requests, 100);
     let pods: BTreeSet<&str> = requests.iter().map(|it| it.pod.as_str()).collect();
     assert!(pods.len() > 1, "all three took requests before two of them left: {pods:?}");
 }

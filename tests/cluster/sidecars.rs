@@ -6,7 +6,7 @@ use tests::installed::RouseCluster;
 /// Feature that allows probes of sidecars and of other ports; off by default.
 const PROBES: [&str; 1] = ["multi-container-probing"];
 /// Delay of the sidecar's readiness, in ms: far longer than a cold start that does not wait for it.
-const LATE_MS: u32 = 8_000;
+const READINESS_DELAY_MS: u32 = 8_000;
 
 /// Service without initial pods; `probe` is the serving container's, and `sidecar` adds to the container at port
 /// 8081.
@@ -32,7 +32,7 @@ spec:
 }
 
 /// Wakes the service by a request, and queries the sidecar right after the response. Returns the sidecar's status.
-fn sidecar_after_the_first_answer(test: &str, yaml: &str) -> u16 {
+fn sidecar_status_after_wake(test: &str, yaml: &str) -> u16 {
     let rouse = RouseCluster::at_hand();
     let features = EnabledFeatures::on(&rouse.cluster, &PROBES);
     let space = rouse.namespace(test);
@@ -50,10 +50,10 @@ fn sidecar_after_the_first_answer(test: &str, yaml: &str) -> u16 {
 #[test]
 fn a_request_that_wakes_waits_for_the_readiness_probe_of_a_sidecar() {
     let sidecar = format!(
-        "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_READY_AFTER_MS, value: \"{LATE_MS}\"}}]
+        "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_READY_AFTER_MS, value: \"{READINESS_DELAY_MS}\"}}]
         readinessProbe: {{periodSeconds: 1, httpGet: {{path: /ready, port: 8081}}}}"
     );
-    let status = sidecar_after_the_first_answer("sideready", &pair("", &sidecar));
+    let status = sidecar_status_after_wake("sideready", &pair("", &sidecar));
     assert_eq!(status, 200, "answered before the sidecar was ready (503), or served (0)");
 }
 
@@ -61,8 +61,8 @@ fn a_request_that_wakes_waits_for_the_readiness_probe_of_a_sidecar() {
 fn a_request_that_wakes_waits_for_the_port_that_the_probe_names() {
     let probe = ", readinessProbe: {periodSeconds: 1, tcpSocket: {port: 8081}}";
     let sidecar = format!(
-        "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_LISTEN_DELAY_MS, value: \"{LATE_MS}\"}}]"
+        "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_LISTEN_DELAY_MS, value: \"{READINESS_DELAY_MS}\"}}]"
     );
-    let status = sidecar_after_the_first_answer("otherport", &pair(probe, &sidecar));
+    let status = sidecar_status_after_wake("otherport", &pair(probe, &sidecar));
     assert_eq!(status, 200, "answered before the port was open (0)");
 }

@@ -25,7 +25,7 @@ fn run(test: &str, at_once: bool) {
     let floods = scene.floods();
     let mut serving = "app-v1".to_owned();
     for round in 1.. {
-        serving = every_event(&mut scene, &floods, round, &serving);
+        serving = end_pods_in_every_way(&mut scene, &floods, round, &serving);
         let answered: u64 = floods.iter().map(FloodProcess::answered).sum();
         println!("round {round}: {answered} of {most}");
         if answered >= most {
@@ -36,7 +36,7 @@ fn run(test: &str, at_once: bool) {
 }
 
 /// Ends pods in every way, one after the other. Returns the Revision that serves afterwards.
-fn every_event(
+fn end_pods_in_every_way(
     scene: &mut FloodFixture<'_>,
     floods: &[FloodProcess],
     round: u64,
@@ -54,11 +54,11 @@ fn every_event(
         roll(scene, &format!("[{{revisionName: {serving}, percent: 100}}]"), serving);
         tell("rollback", floods);
     }
-    end_one(scene, floods, delete);
+    end_one_pod(scene, floods, delete);
     tell("delete", floods);
-    end_one(scene, floods, evict);
+    end_one_pod(scene, floods, evict);
     tell("evict", floods);
-    end_one(scene, floods, drain);
+    end_one_pod(scene, floods, drain);
     tell("drain", floods);
     if back { serving.to_owned() } else { new }
 }
@@ -86,7 +86,7 @@ fn scale_out_and_in(scene: &FloodFixture<'_>, floods: &[FloodProcess], round: u6
 }
 
 /// Ends one pod from outside by the function `end`, which gets the pod's name and its node.
-fn end_one(
+fn end_one_pod(
     scene: &FloodFixture<'_>,
     floods: &[FloodProcess],
     end: fn(&FloodFixture<'_>, &str, &str),

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tests::installed::{ClientPod, RouseCluster};
-use tests::requests::{LoadRequest, none_lost};
+use tests::requests::{LoadRequest, assert_none_lost};
 
 /// Manifest of the service `story` with `newest` as its template's revision and these traffic targets.
 fn story(newest: &str, traffic: &[(&str, u32, &str)]) -> String {
@@ -59,7 +59,7 @@ fn during(
     load.finish()
 }
 
-fn scaled_out_and_in(rouse: &RouseCluster, namespace: &str, address: &str) {
+fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
     let mut most = 0;
     let requests = during(rouse.from("node1"), address, "story", "20x12s", || {
         rouse.cluster.wait("the service to scale out", || {
@@ -67,7 +67,7 @@ fn scaled_out_and_in(rouse: &RouseCluster, namespace: &str, address: &str) {
             (most >= 4).then_some(())
         });
     });
-    none_lost(&requests, 100);
+    assert_none_lost(&requests, 100);
     let pods: BTreeSet<&str> = requests.iter().map(|request| request.pod.as_str()).collect();
     assert!(pods.len() >= 4, "20 at once, 5 a pod: {pods:?}");
     assert!(most <= 5, "max-scale is 5, and there were {most}");
@@ -79,7 +79,7 @@ fn scaled_out_and_in(rouse: &RouseCluster, namespace: &str, address: &str) {
             (stays.count() == 1).then_some(())
         });
     });
-    none_lost(&requests, 50);
+    assert_none_lost(&requests, 50);
     rouse.asleep(namespace, "story");
 }
 
@@ -90,7 +90,7 @@ fn split(rouse: &RouseCluster, namespace: &str, address: &str) {
     for (address, host) in paths {
         let args = ["--stages", "4x60s", "--requests", "400"];
         let requests = rouse.from("node1").load(address, host, &args).finish();
-        none_lost(&requests, 400);
+        assert_none_lost(&requests, 400);
         let counts = by_revision(&requests);
         println!("{host}: {counts:?}");
         // The expected number is 120; five standard deviations are 46.
@@ -99,7 +99,7 @@ fn split(rouse: &RouseCluster, namespace: &str, address: &str) {
     }
     for (tag, revision) in [("old", "story-v1"), ("new", "story-v2")] {
         let inside = rouse.from("node2").ask(&rouse.url(namespace, &format!("{tag}-story")));
-        let outside = rouse.through_gateway(&format!("{tag}-{host}"), "/", &[]);
+        let outside = rouse.get_through_gateway(&format!("{tag}-{host}"), "/", &[]);
         for answer in [inside, outside] {
             assert!(answer.pod().starts_with(revision), "{tag}: {answer}");
         }
@@ -115,10 +115,10 @@ fn moved(rouse: &RouseCluster, namespace: &str, address: &str, revision: &str) {
         rouse.cluster.kubectl(&[&words[..], &[&patch]].concat()).expect("admission takes it");
         rouse.wait_ready(namespace, "ksvc", "story");
     });
-    none_lost(&requests, 50);
+    assert_none_lost(&requests, 50);
     let args = ["--stages", "4x30s", "--requests", "40"];
     let after = rouse.from("node2").load(address, "story", &args).finish();
-    none_lost(&after, 40);
+    assert_none_lost(&after, 40);
     assert_eq!(by_revision(&after), BTreeMap::from([(revision.to_owned(), 40)]));
 }
 
@@ -130,7 +130,7 @@ fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
     rouse.ready(namespace, &story("v1", &[("v1", 100, "")]));
     rouse.asleep(namespace, "story");
     let address = rouse.address(namespace, "story");
-    scaled_out_and_in(&rouse, namespace, &address);
+    check_scaling(&rouse, namespace, &address);
 
     rouse.ready(namespace, &story("v2", &[("v1", 70, "old"), ("v2", 30, "new")]));
     split(&rouse, namespace, &address);
@@ -145,5 +145,5 @@ fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
         rouse.cluster.kubectl(&words).ok().filter(|left| left.trim().is_empty())
     });
     let host = format!("story.{namespace}.example.com");
-    assert_eq!(rouse.through_gateway(&host, "/", &[]).status, 404, "its name is nobody's");
+    assert_eq!(rouse.get_through_gateway(&host, "/", &[]).status, 404, "its name is nobody's");
 }

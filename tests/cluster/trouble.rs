@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tests::installed::{CONTAINER, RouseCluster, condition, service};
-use tests::requests::none_lost;
+use tests::requests::assert_none_lost;
 
 /// Waits until a condition is False for the given reason, and returns its message.
 fn refused(
@@ -53,7 +53,7 @@ spec: {ports: [{port: 9000}]}
 }
 
 #[test]
-fn an_image_that_cannot_be_had_is_said_on_revision_and_service() {
+fn an_unavailable_image_is_reported_on_revision_and_service() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("image");
     let namespace = &space.name;
@@ -90,7 +90,7 @@ fn an_image_that_cannot_be_had_is_said_on_revision_and_service() {
 }
 
 #[test]
-fn pods_that_may_not_be_made_or_fit_nowhere_are_said() {
+fn pods_that_are_refused_or_unschedulable_are_reported() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("room");
     let namespace = &space.name;
@@ -131,7 +131,7 @@ spec: {hard: {requests.memory: 1Mi}}
 }
 
 #[test]
-fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
+fn deleted_objects_are_recreated_and_no_request_is_lost() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("deleted");
     let namespace = &space.name;
@@ -157,13 +157,13 @@ fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
         ("endpointslice", slice.as_str()),
     ];
     for (kind, name) in all {
-        made_again(&rouse, namespace, kind, name);
+        delete_and_wait_recreated(&rouse, namespace, kind, name);
     }
-    none_lost(&load.finish(), 100);
+    assert_none_lost(&load.finish(), 100);
     // These objects own pods and addresses, which also come back.
     for kind in ["deployment", "configuration", "route"] {
         let name = if kind == "deployment" { "kept-00001-deployment" } else { "kept" };
-        made_again(&rouse, namespace, kind, name);
+        delete_and_wait_recreated(&rouse, namespace, kind, name);
         rouse.wait_ready(namespace, "ksvc", "kept");
         rouse.cluster.wait("an answer", || {
             let url = rouse.url(namespace, "kept");
@@ -173,7 +173,7 @@ fn what_somebody_deletes_is_made_again_and_no_request_is_lost() {
 }
 
 /// Deletes an object and waits until another one has its name.
-fn made_again(rouse: &RouseCluster, namespace: &str, kind: &str, name: &str) {
+fn delete_and_wait_recreated(rouse: &RouseCluster, namespace: &str, kind: &str, name: &str) {
     let look = || {
         let object = rouse.cluster.get(&[kind, "--namespace", namespace, name]);
         object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
@@ -207,7 +207,7 @@ spec: {traffic: [{configurationName: pair, percent: 100}]}
 ";
 
 #[test]
-fn who_waits_for_what_is_deleted_meanwhile_is_told_so() {
+fn requests_that_wait_for_a_deleted_object_get_an_error() {
     let rouse = RouseCluster::at_hand();
     let space = rouse.namespace("unmade");
     let namespace = &space.name;
@@ -228,7 +228,7 @@ fn who_waits_for_what_is_deleted_meanwhile_is_told_so() {
         assert!([404, 503].contains(&answer.status), "{gone}: {answer}");
         // Later requests are refused at once; if the route is gone, by the gateway.
         let host = format!("pair.{namespace}.example.com");
-        let later = rouse.through_gateway(&host, "/", &[]);
+        let later = rouse.get_through_gateway(&host, "/", &[]);
         assert!([404, 503].contains(&later.status), "{gone}: {later}");
     }
 }
@@ -253,7 +253,7 @@ fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
     let args = [&args[..], &["--timeout-s", "5"]].concat();
     let harmed = rouse.from("node1").load(&addresses[0], "busy", &args);
     rouse.cluster.kubectl(&["delete", "namespace", &goes.name, "--timeout=90s"]).expect("it goes");
-    none_lost(&spared.finish(), 100);
+    assert_none_lost(&spared.finish(), 100);
     let requests = harmed.finish();
     assert!(requests.iter().any(tests::requests::LoadRequest::is_answered), "it was awake before");
     // The controller still works: a new service becomes ready.

@@ -66,7 +66,7 @@ fn kill(scene: &FloodFixture<'_>, app: &str) {
 }
 
 #[test]
-fn every_part_is_rolled_under_load_and_nothing_is_lost() {
+fn every_component_is_rolled_under_load_and_nothing_is_lost() {
     under_load("rolled", |scene, floods| {
         for (kind, name) in PARTS {
             let part = format!("{kind}/{name}");

@@ -218,19 +218,19 @@ impl AgentFixture {
 
     /// Puts the pod into the RouteTable.
     fn name_pod(&self, phase: RoutingPhase, how: ProbeHandler) {
-        self.name_probed(phase, how, Duration::ZERO);
+        self.set_probed_pod(phase, how, Duration::ZERO);
     }
 
     /// Puts the pod into the RouteTable, with a probe every `period` that goes on while it is ready.
-    fn name_probed(&self, phase: RoutingPhase, how: ProbeHandler, period: Duration) {
-        self.name_with(phase, how, period, "n1", false);
+    fn set_probed_pod(&self, phase: RoutingPhase, how: ProbeHandler, period: Duration) {
+        self.set_pod_route(phase, how, period, "n1", false);
     }
 
-    fn name_pod_of(&self, node: &str, phase: RoutingPhase, confirmed: bool) {
-        self.name_with(phase, ProbeHandler::Listen, Duration::ZERO, node, confirmed);
+    fn set_pod_on_node(&self, node: &str, phase: RoutingPhase, confirmed: bool) {
+        self.set_pod_route(phase, ProbeHandler::Listen, Duration::ZERO, node, confirmed);
     }
 
-    fn name_with(
+    fn set_pod_route(
         &self,
         phase: RoutingPhase,
         how: ProbeHandler,
@@ -279,8 +279,8 @@ impl AgentFixture {
     }
 
     /// Starts the agent without waiting for its programs.
-    fn launch_agent(&mut self) {
-        let mut command = self.in_role("agent", "n");
+    fn spawn_agent(&mut self) {
+        let mut command = self.role_command("agent", "n");
         command.envs(self.settings());
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
         command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_at));
@@ -288,7 +288,7 @@ impl AgentFixture {
     }
 
     fn start_agent(&mut self) {
-        self.launch_agent();
+        self.spawn_agent();
         let agent = self.agent.as_mut().expect("launched");
         // On kernels without cookies in sock_ops (before 5.15), sockets that listen before the programs are not
         // counted.
@@ -303,7 +303,7 @@ impl AgentFixture {
     fn start_agent_in_a_pod(&mut self) {
         let own = self.cgroup.join(self.pods_at).join("podagent/main");
         fs::create_dir_all(&own).expect("a cgroup");
-        let entering = self.in_role("agent", "n");
+        let entering = self.role_command("agent", "n");
         let words: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
         let procs = own.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), words.join(" "));
@@ -333,16 +333,16 @@ impl AgentFixture {
 
     /// Starts the pod's process as a runtime does: on the node, first in its cgroup, then in its namespace.
     fn start_pod(&mut self) {
-        let child = self.start_in("pod", &format!("{}/poduid-1/main", self.pods_at));
+        let child = self.spawn_in_cgroup("pod", &format!("{}/poduid-1/main", self.pods_at));
         self.pod = Some(child);
     }
 
-    fn start_in(&self, role: &str, cgroup: &str) -> Child {
+    fn spawn_in_cgroup(&self, role: &str, cgroup: &str) -> Child {
         self.starting(role, cgroup).spawn().expect("sh")
     }
 
     fn starting(&self, role: &str, cgroup: &str) -> Command {
-        let entering = self.in_role(role, "p");
+        let entering = self.role_command(role, "p");
         let words = entering
             .get_args()
             .map(|word| word.to_str().expect("text"))
@@ -361,7 +361,7 @@ impl AgentFixture {
         command
     }
 
-    fn in_role(&self, role: &str, namespace: &str) -> Command {
+    fn role_command(&self, role: &str, namespace: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}-{namespace}", self.name));
         if role == "agent" {
@@ -436,11 +436,11 @@ impl AgentFixture {
 
     /// Waits until at least `count` probes have passed.
     fn wait_probes(&self, count: u64) {
-        self.wait_counted(PROBES_PASSED, count);
+        self.wait_metric(PROBES_PASSED, count);
     }
 
     /// Waits until the metric that begins with `line` is at least `count`.
-    fn wait_counted(&self, line: &str, count: u64) {
+    fn wait_metric(&self, line: &str, count: u64) {
         let end = Instant::now() + LIMIT;
         loop {
             let page = self.get("n", "127.0.0.1:7104", "/metrics");
@@ -479,7 +479,7 @@ impl Drop for AgentFixture {
 fn remove_stale() {
     let all = tests::left::named_in(&[env::temp_dir()]);
     let ours = all.into_iter().filter(|name| name.starts_with(PREFIX));
-    tests::left::of_the_dead(ours).iter().for_each(|name| remove(name));
+    tests::left::of_ended_processes(ours).iter().for_each(|name| remove(name));
 }
 
 /// Removes all objects of a test's node except for its processes.
@@ -686,7 +686,7 @@ fn a_tcp_probe_connects_to_the_pod() {
 fn probes_that_go_on_are_no_requests() {
     for (test, how) in [("http-on", http()), ("tcp-on", ProbeHandler::Tcp)] {
         let mut world = AgentFixture::new(test);
-        world.name_probed(RoutingPhase::Starting, how, Duration::from_millis(1));
+        world.set_probed_pod(RoutingPhase::Starting, how, Duration::from_millis(1));
         world.start_agent();
         world.start_pod();
         world.tell("listen");
@@ -719,7 +719,7 @@ fn a_draining_pod_is_called_drained_once_it_is_quiet() {
 
 impl AgentFixture {
     /// Adds a service on the direct path to the pod.
-    fn name_service(&self) {
+    fn add_direct_service(&self) {
         let name = NamespacedName::new("default", "hello");
         let service = ServiceEntry {
             name: name.clone(),

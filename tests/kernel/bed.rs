@@ -84,13 +84,13 @@ pub(crate) struct SharedKernelFixture {
 }
 
 /// The bed that no test uses at the moment.
-static AT_REST: Mutex<Option<KernelFixture>> = Mutex::new(None);
+static IDLE_FIXTURE: Mutex<Option<KernelFixture>> = Mutex::new(None);
 /// Highest number of places: the number is the last part of the address.
-const MOST_PLACES: u8 = 200;
+const MAX_NETNS: u8 = 200;
 
 impl SharedKernelFixture {
     pub(crate) fn new() -> Self {
-        let at_rest = lock_at_rest().take();
+        let at_rest = lock_idle_fixture().take();
         Self { bed: Some(at_rest.unwrap_or_else(KernelFixture::new)), is_alone: false }
     }
 
@@ -118,17 +118,17 @@ impl Drop for SharedKernelFixture {
     fn drop(&mut self) {
         let Some(mut bed) = self.bed.take() else { return };
         // After a failure the next test gets a new bed.
-        if self.is_alone || std::thread::panicking() || bed.made > MOST_PLACES {
+        if self.is_alone || std::thread::panicking() || bed.made > MAX_NETNS {
             return;
         }
         bed.clear();
-        sys::at_exit(|| drop(lock_at_rest().take()));
-        *lock_at_rest() = Some(bed);
+        sys::at_exit(|| drop(lock_idle_fixture().take()));
+        *lock_idle_fixture() = Some(bed);
     }
 }
 
-fn lock_at_rest() -> MutexGuard<'static, Option<KernelFixture>> {
-    AT_REST.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_idle_fixture() -> MutexGuard<'static, Option<KernelFixture>> {
+    IDLE_FIXTURE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl NetnsFixture {
@@ -205,7 +205,7 @@ impl KernelFixture {
     }
 
     /// Writes the node's own addresses to the maps.
-    pub(crate) fn name_node(&mut self) {
+    pub(crate) fn write_node_addresses(&mut self) {
         let own = ["::ffff:10.99.0.1", "fd99::1"].map(|ip| {
             let ip: std::net::Ipv6Addr = ip.parse().expect("an address");
             ip.octets()
@@ -218,7 +218,7 @@ impl KernelFixture {
     }
 
     /// Removes the cgroups, which must hold no process, and creates them again.
-    pub(crate) fn make_cgroups_anew(&self) {
+    pub(crate) fn recreate_cgroups(&self) {
         remove_cgroup(&self.places.clients);
         assert!(!self.places.clients.exists(), "nothing may run there");
         fs::create_dir_all(&self.places.pods).expect("root may make cgroups");
@@ -316,7 +316,7 @@ impl KernelFixture {
     }
 
     /// Continues with other maps, whose content the planner reads again.
-    pub(crate) fn begin_anew(&mut self, maps: KernelMaps) {
+    pub(crate) fn continue_with_maps(&mut self, maps: KernelMaps) {
         self.planner = RoutePlanner::resume(maps.read_routes().expect("readable"), self.now_ns);
         self.maps = maps;
         self.told = RouteTable::default();

@@ -134,7 +134,7 @@ fn a_socket_that_connects_again_counts_once_at_its_new_pod() {
 }
 
 /// Starts a client in a pod's cgroup, where programs see the end of a connect.
-fn in_a_pod(scene: &mut ClientConnectFixture) -> ScriptedProcess {
+fn client_in_pod(scene: &mut ClientConnectFixture) -> ScriptedProcess {
     scene.bed.pod().actor()
 }
 
@@ -142,7 +142,7 @@ fn in_a_pod(scene: &mut ClientConnectFixture) -> ScriptedProcess {
 fn a_socket_that_stays_open_after_its_connect_was_refused_counts_no_more() {
     for full in [false, true] {
         let mut scene = ClientConnectFixture::new();
-        let mut client = in_a_pod(&mut scene);
+        let mut client = client_in_pod(&mut scene);
         if full {
             scene.fill();
         }
@@ -157,7 +157,7 @@ fn a_socket_that_stays_open_after_its_connect_was_refused_counts_no_more() {
 #[test]
 fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
     let mut scene = ClientConnectFixture::new();
-    let mut client = in_a_pod(&mut scene);
+    let mut client = client_in_pod(&mut scene);
     client.must("connect 10.96.0.1:80");
     assert_eq!(scene.open(), [1, 0]);
     client.must("disconnect");

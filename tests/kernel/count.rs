@@ -80,12 +80,12 @@ impl CountFixture {
     /// Waits until no request is in flight and no connection open, then compares the totals with the server's log.
     #[track_caller]
     fn settles_at(&mut self, served: u64) {
-        self.settles_with(served, |_pod| 0);
+        self.wait_settled_with_open(served, |_pod| 0);
     }
 
     /// Waits and compares as [`Self::settles_at`] does, with the given number of connections still open in the pod.
     #[track_caller]
-    fn settles_with(&mut self, served: u64, open: impl Fn(&str) -> u64) {
+    fn wait_settled_with_open(&mut self, served: u64, open: impl Fn(&str) -> u64) {
         let until = Instant::now() + Duration::from_secs(30);
         let settled = |case: &Self| {
             let state = case.bed.maps.pod_state(case.slot());
@@ -261,7 +261,7 @@ fn told(ring: &mut KernelEventRing, slot: u32) -> usize {
 }
 
 #[test]
-fn growth_beyond_the_level_asked_for_is_told_once() {
+fn growth_beyond_the_armed_level_is_reported_once() {
     let case = CountFixture::new();
     let (slot, maps) = (case.slot(), &case.bed.maps);
     let mut ring = KernelEventRing::open(&case.bed.places().pins()).unwrap();
@@ -340,7 +340,7 @@ fn clients_that_reset_at_random_do_not_disturb_the_counts() {
     let wanted = std::env::var("ROUSE_COUNT_REQUESTS").ok().and_then(|it| it.parse().ok());
     let each = wanted.unwrap_or(REQUESTS) / 8;
     case.hammer(8, each).into_iter().for_each(|client| client.join().unwrap());
-    let served = case.server.settled_log();
+    let served = case.server.settled_request_count();
     assert!(served >= 8 * each as u64 * 9 / 10, "{served}");
     case.settles_at(served);
 }
@@ -455,9 +455,9 @@ fn loss_and_reordering_do_not_disturb_the_counts() {
         spoil(netns);
     }
     case.hammer(16, 300).into_iter().for_each(|client| client.join().unwrap());
-    let served = case.server.settled_log();
+    let served = case.server.settled_request_count();
     // If a client's reset is lost, its connection stays open at the server.
-    case.settles_with(served, accepted);
+    case.wait_settled_with_open(served, accepted);
 }
 
 /// Number of established connections at a namespace's serving port.
@@ -500,7 +500,7 @@ const KUBELET: &str = "kube-probe/1.36";
 #[test]
 fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
     let mut case = CountFixture::alone();
-    case.bed.name_node();
+    case.bed.write_node_addresses();
     let node = case.bed.node();
     let (mut served, mut counted) = (0, 0);
     for round in 0..50 {
@@ -529,7 +529,7 @@ fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
 #[test]
 fn a_request_from_the_node_counts_however_it_is_cut() {
     let mut case = CountFixture::alone();
-    case.bed.name_node();
+    case.bed.write_node_addresses();
     let node = case.bed.node();
     let request = named("curl/8.14");
     for cut in 1..request.len() {
@@ -548,7 +548,7 @@ fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
     let mut bed = KernelFixture::new();
     let (pod, client) = (bed.pod(), bed.client());
     bed.register(&pod, 0);
-    bed.name_node();
+    bed.write_node_addresses();
     let nginx = NginxFixture::start(&pod);
     for _ in 0..20 {
         for (netns, agent) in
@@ -638,14 +638,14 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     for stream in &mut fresh {
         case.ask(stream, &get("/length/5"), "xxxxx");
     }
-    case.server.settled_log();
+    case.server.settled_request_count();
     assert!(!case.bed.maps.fold_previous(true), "a request is in flight there");
     let state = case.bed.maps.pod_state(slot);
     assert_eq!(state.in_flight, 1, "the long one: {state:?}");
     case.server.release();
     until(&mut long, "wait");
     drop((kept, fresh, long));
-    let served = case.server.settled_log();
+    let served = case.server.settled_request_count();
     assert!(served > 16_000, "{served}");
     let totals = |case: &CountFixture| {
         let totals = case.bed.maps.totals(slot);
@@ -666,7 +666,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let mut stream = case.connect();
     case.ask(&mut stream, &get("/length/5"), "xxxxx");
     drop(stream);
-    case.server.settled_log();
+    case.server.settled_request_count();
     assert_eq!(totals(&case), (served + 1, served + 1));
     case.bed.programs = Some(programs);
 }

@@ -239,7 +239,7 @@ impl PauseRng {
 }
 
 /// Lets clients write at random moments while `end` closes their connections as fast as it can.
-fn end_while_clients_write(
+fn close_while_clients_write(
     mut end: impl FnMut(&SockDiag, &[&DiagConnection]) -> u64,
 ) -> CloseRaceTotals {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -279,7 +279,7 @@ fn end_while_clients_write(
 fn no_request_that_was_written_is_lost_by_an_end() {
     let Some((_bed, place, mut ender)) = scene() else { return };
     let tally = inside(&place.netns, || {
-        end_while_clients_write(|_, kept| ender.close(kept).expect("a walk").closed)
+        close_while_clients_write(|_, kept| ender.close(kept).expect("a walk").closed)
     });
     assert_eq!(tally.lost.load(Relaxed), 0, "requests were written and never answered");
     // A client noticed every close, as an error before a byte was sent.

@@ -20,7 +20,7 @@ fn events(events: &mut KernelEventRing) -> Vec<(u32, u32, u64)> {
 }
 
 #[test]
-fn a_listen_and_its_close_are_told_at_once() {
+fn a_listen_and_its_close_are_reported_at_once() {
     let mut bed = KernelFixture::new();
     let pod = bed.pod();
     let mut ring = KernelEventRing::open(&bed.places().pins()).unwrap();

@@ -178,7 +178,7 @@ fn the_next_agent_takes_the_program_over_without_a_gap() {
 }
 
 #[test]
-fn the_program_follows_a_namespace_that_was_made_anew() {
+fn the_program_follows_a_namespace_that_was_recreated() {
     let mut bed = KernelFixture::new();
     let activator = bed.client();
     serve_ports(&mut bed, &activator);

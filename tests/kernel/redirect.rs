@@ -371,12 +371,12 @@ fn the_canary_is_seen() {
 }
 
 #[test]
-fn the_programs_follow_cgroups_that_were_made_anew() {
+fn the_programs_follow_cgroups_that_were_recreated() {
     let mut bed = KernelFixture::new();
     let programs = bed.programs.as_ref().expect("loaded with the bed");
     programs.verify_by_canary(&mut bed.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
-    bed.make_cgroups_anew();
+    bed.recreate_cgroups();
     assert_eq!(programs.keep_attached().unwrap(), 10);
     assert_eq!(programs.keep_attached().unwrap(), 0);
     programs.verify_by_canary(&mut bed.maps).unwrap();
@@ -404,7 +404,7 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     let kept = client.must("connect 10.96.0.1:80");
     assert_eq!(kept, "one 10.96.0.1:80");
 
-    bed.begin_anew(agent::kernel::maps::KernelMaps::open(&places.pins()).unwrap());
+    bed.continue_with_maps(agent::kernel::maps::KernelMaps::open(&places.pins()).unwrap());
     bed.table.pods.clear();
     bed.ready(&two, 1);
     bed.plan();
@@ -485,7 +485,7 @@ fn what_failed_while_taking_over_from_another_abi_is_done_by_the_next_try() {
     let mut client = client.actor();
     let old = bed.programs.as_ref().unwrap().pins().join("links");
     let (places, mut programs) = upgrade(&mut bed);
-    bed.begin_anew(KernelMaps::open(&places.pins()).unwrap());
+    bed.continue_with_maps(KernelMaps::open(&places.pins()).unwrap());
     bed.table.pods.clear();
     bed.ready(&two, 1);
     bed.plan();
@@ -581,7 +581,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
 }
 
 #[test]
-fn what_the_kernel_takes_is_told_by_trying() {
+fn kernel_features_are_detected_by_trial() {
     let kernel = KernelVersion::current().expect("it has a version");
     let have = |major, minor| kernel >= KernelVersion::new(major, minor, 0);
     let found = VerifierFeatures::detect();

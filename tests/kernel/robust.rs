@@ -139,7 +139,7 @@ impl RobustnessFixture {
 
     /// Settles as [`Self::settles`] does, and asserts that no boundary was lost and no response had no request.
     #[track_caller]
-    fn settles_in_step(&self) {
+    fn wait_settled_in_sync(&self) {
         self.settles();
         let state = self.state();
         assert_eq!(
@@ -152,7 +152,7 @@ impl RobustnessFixture {
     /// Settles as [`Self::settles`] does. If TCP itself had to reorder packets (after a move to another CPU a sender
     /// overtakes itself), some are too large to be buffered: a boundary may be lost with them, but no count.
     #[track_caller]
-    fn settles_in_order(&self) {
+    fn wait_settled_in_order(&self) {
         self.settles();
         let (state, netstat) = (self.state(), figures(&self.pod.netns, "netstat"));
         let disordered = figure(&netstat, "TcpExt:", "TCPOFOQueue");

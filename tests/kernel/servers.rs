@@ -27,7 +27,7 @@ const BEHIND: [u16; 2] = [9080, 9081];
 fn nginx_agrees() {
     let mut stage = ServerFixture::new("nginx");
     let nginx = proxies::nginx(&stage, "deferred reuseport");
-    stage.start_behind();
+    stage.start_backends();
     stage.start(&nginx);
     stage.http1(8);
     stage.websockets();
@@ -39,7 +39,7 @@ fn nginx_agrees() {
 fn nginx_agrees_over_http2() {
     let mut stage = ServerFixture::new("nginx (h2)");
     let nginx = proxies::nginx(&stage, "http2");
-    stage.start_behind();
+    stage.start_backends();
     stage.start(&nginx);
     stage.http2(8);
     stage.grpc();
@@ -50,7 +50,7 @@ fn nginx_agrees_over_http2() {
 fn haproxy_agrees() {
     let mut stage = ServerFixture::new("haproxy");
     let haproxy = proxies::haproxy(&stage);
-    stage.start_behind();
+    stage.start_backends();
     stage.start(&haproxy);
     stage.http1(8);
     stage.websockets();
@@ -61,7 +61,7 @@ fn haproxy_agrees() {
 fn haproxy_agrees_over_http2() {
     let mut stage = ServerFixture::new("haproxy (h2)");
     let haproxy = proxies::haproxy(&stage);
-    stage.start_behind();
+    stage.start_backends();
     stage.start(&haproxy);
     stage.http2(8);
     // Not "cut": haproxy ends tunnels in order as long as it can send to a client that has gone.
@@ -74,7 +74,7 @@ fn haproxy_agrees_over_http2() {
 fn apache_agrees() {
     let mut stage = ServerFixture::new("Apache");
     let apache = proxies::apache(&stage);
-    stage.start_behind();
+    stage.start_backends();
     stage.start(&apache);
     stage.http1(8);
     stage.websockets();
@@ -85,7 +85,7 @@ fn apache_agrees() {
 fn apache_agrees_over_http2() {
     let mut stage = ServerFixture::new("Apache (h2)");
     let apache = proxies::apache(&stage);
-    stage.start_behind();
+    stage.start_backends();
     stage.start(&apache);
     // Apache works on only this many streams of a connection at once while none of them is complete.
     stage.http2(6);
@@ -271,8 +271,8 @@ fn jetty_agrees_over_http2() {
 /// Cases by protocol. A server can process `width` requests at once.
 impl ServerFixture {
     fn http1(&mut self, width: u64) {
-        self.run(&ClientCase::curl_kept(width));
-        self.run(&ClientCase::curl_closed(width));
+        self.run(&ClientCase::curl_keep_alive(width));
+        self.run(&ClientCase::curl_close(width));
         self.run(&ClientCase::wrk(width));
         self.run(&ClientCase::h2load_http1(width));
     }
@@ -314,7 +314,7 @@ impl ServerFixture {
     /// Jetty.
     fn nghttp_upgraded(&mut self) {
         self.run(&ClientCase::nghttp_upgrade());
-        self.run(&ClientCase::nghttp_upgrade_kept());
+        self.run(&ClientCase::nghttp_upgrade_keep_alive());
     }
 
     fn java_upgraded(&mut self, width: u64) {

@@ -48,7 +48,7 @@ fn malformed(to: SocketAddr) {
     }
 }
 
-fn endless_head(to: SocketAddr) {
+fn send_endless_head(to: SocketAddr) {
     let mut stream = connect(to);
     stream.set_write_timeout(Some(Duration::from_secs(30))).expect("a socket");
     let line = [b"X-More: ".as_slice(), &[b'a'; 1000], b"\r\n"].concat();
@@ -60,7 +60,7 @@ fn endless_head(to: SocketAddr) {
 }
 
 /// Sends a valid request, one byte at a time.
-fn slow_sender(to: SocketAddr) {
+fn send_slowly(to: SocketAddr) {
     let mut stream = connect(to);
     for byte in
         b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nslow"
@@ -73,7 +73,7 @@ fn slow_sender(to: SocketAddr) {
 }
 
 /// Closes its sending direction: before, within and after a request.
-fn half_closed(to: SocketAddr) {
+fn send_half_closed(to: SocketAddr) {
     for bytes in [
         b"".as_slice(),
         b"GET / HT",
@@ -115,7 +115,7 @@ fn annoy(node: &RouseNode, to: SocketAddr, running: &RunningLoad<'_>) {
         });
         silent.chain(begun).collect()
     });
-    let kinds = [malformed, endless_head, slow_sender, half_closed, gone];
+    let kinds = [malformed, send_endless_head, send_slowly, send_half_closed, gone];
     thread::scope(|scope| {
         let annoying = kinds.map(|kind| {
             scope.spawn(move || {
@@ -161,11 +161,11 @@ fn annoyed(test: &str, path: &str) {
 }
 
 #[test]
-fn clients_that_break_http_disturb_nobody_on_the_direct_path() {
+fn clients_that_break_http_disturb_no_other_client_on_the_direct_path() {
     annoyed("break-direct", "direct");
 }
 
 #[test]
-fn clients_that_break_http_disturb_nobody_at_the_activator() {
+fn clients_that_break_http_disturb_no_other_client_at_the_activator() {
     annoyed("break-held", "activator");
 }

@@ -1,7 +1,7 @@
 //! System clock changes while services run: no timer waits for a time that never comes, and no request is lost.
 
 use tests::client::{LoadPlan, get, load, lost};
-use tests::clock::is_shown;
+use tests::clock::log_shows_offset;
 use tests::parts::{self, MultiProcessNode};
 use tests::rouse::{RouseNode, wait};
 
@@ -35,7 +35,7 @@ fn new_service(node: &RouseNode, name: &str) {
 
 #[test]
 fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
-    let (node, clock) = RouseNode::up_with_clock("clock");
+    let (node, clock) = RouseNode::start_with_clock("clock");
     let least = "max-scale: \"8\"\n        autoscaling.knative.dev/min-scale: \"1\"";
     let steady = named("steady").replace("max-scale: \"8\"", least);
     assert!(node.apply(&[HELLO, &steady].join("---\n")).0);
@@ -47,7 +47,7 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
             let woken = node.inside(|| get(sleeps, "hello.default.svc.cluster.local", "/"));
             let woken = woken.expect("an answer");
             assert_eq!(woken.status, 200, "{name}: {woken:?}");
-            wait("a log by this clock", || is_shown(&node.log(), off).then_some(()));
+            wait("a log by this clock", || log_shows_offset(&node.log(), off).then_some(()));
             new_service(&node, name);
         }
         node.wait_asleep("hello");
@@ -62,7 +62,7 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
 
 /// Their stored state was written by a clock that is ahead of theirs, or behind.
 #[test]
-fn parts_that_start_anew_after_the_clock_was_set_lose_no_request() {
+fn components_that_restart_after_the_clock_was_set_lose_no_request() {
     let (node, steady, sleeper) = prepared(MultiProcessNode::with_clock("reclock"));
     let seen = under_load(&node, steady, |load| {
         let starts = [
@@ -79,7 +79,7 @@ fn parts_that_start_anew_after_the_clock_was_set_lose_no_request() {
             let answered = answers.map(|answer| answer.is_ok_and(|answer| answer.status == 200));
             // Requests at the activator are lost when it is killed, at any time of day.
             assert_eq!(answered, [part != "activator"; 2], "{told}");
-            parts::wait("a log by this clock", || is_shown(&node.log(part), off).then_some(()));
+            parts::wait("a log by this clock", || log_shows_offset(&node.log(part), off).then_some(()));
             // The next component finds the service asleep, so that its request wakes the service.
             asleep(&node);
         }

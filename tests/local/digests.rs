@@ -158,7 +158,7 @@ async fn credentials_of_the_account_are_used_where_they_are_wanted() {
 }
 
 #[tokio::test]
-async fn a_tag_that_is_not_there_is_told() {
+async fn a_missing_tag_is_reported() {
     let registry = DigestRegistryFixture::start("missing", false);
     registry.push("team/app", "v1");
     let image = registry.image("team/app:v2");

@@ -27,7 +27,7 @@ fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
     })
 }
 
-fn runs_a_pod(kind: OciRuntimeKind, test: &str) {
+fn check_pod_runs(kind: OciRuntimeKind, test: &str) {
     let mut node = TestNode::with(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
         "env": [{ "name": "PORT", "value": "8080" }], "resources": { "limits": { "memory": "64Mi", "cpu": "500m" } },
@@ -51,12 +51,12 @@ fn runs_a_pod(kind: OciRuntimeKind, test: &str) {
 
 #[test]
 fn crun_runs_a_pod() {
-    runs_a_pod(OciRuntimeKind::Crun, "crun");
+    check_pod_runs(OciRuntimeKind::Crun, "crun");
 }
 
 #[test]
 fn runc_runs_a_pod() {
-    runs_a_pod(OciRuntimeKind::Runc, "runc");
+    check_pod_runs(OciRuntimeKind::Runc, "runc");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn is_running(status: &LocalPodStatus) -> bool {
     status.containers.iter().all(|one| one.state == LocalContainerState::Running)
 }
 
-fn executes_probes(kind: OciRuntimeKind, test: &str) {
+fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
     let mut node = TestNode::with(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
         "startupProbe": { "exec": { "command": ["/app", "need=/begun"] }, "periodSeconds": 1, "failureThreshold": 60 },
@@ -176,12 +176,12 @@ fn executes_probes(kind: OciRuntimeKind, test: &str) {
 
 #[test]
 fn crun_executes_probes() {
-    executes_probes(OciRuntimeKind::Crun, "crun-probes");
+    check_exec_probes(OciRuntimeKind::Crun, "crun-probes");
 }
 
 #[test]
 fn runc_executes_probes() {
-    executes_probes(OciRuntimeKind::Runc, "runc-probes");
+    check_exec_probes(OciRuntimeKind::Runc, "runc-probes");
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn init_containers_come_first() {
 }
 
 #[test]
-fn names_are_answered_to_clients_and_a_cluster_ip_nobody_serves_is_refused() {
+fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
     let node = TestNode::new("dns");
     let name = common::wire::NamespacedName::new("default", "hello");
     let addresses = vec!["10.96.0.77".parse().expect("an address")];

@@ -203,7 +203,7 @@ fn counted(node: &MultiProcessNode, to: SocketAddr) -> (u64, String) {
 }
 
 #[test]
-fn parts_are_killed_and_started_and_only_what_was_inside_the_activator_is_lost() {
+fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_lost() {
     let (node, steady, sleeper) = prepared(MultiProcessNode::new("restarts"));
     let (begun, pod) = counted(&node, steady);
     let seen = under_load(&node, steady, |load| {
@@ -261,7 +261,7 @@ fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
 }
 
 #[test]
-fn a_node_that_lost_any_part_is_taken_down_without_a_trace() {
+fn a_node_that_lost_any_component_is_taken_down_without_a_trace() {
     let node = MultiProcessNode::new("lost");
     for part in PARTS {
         node.start(&PARTS);

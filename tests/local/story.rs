@@ -107,7 +107,7 @@ fn cycles(node: &RouseNode, service: &str, count: usize, keep: bool) -> Vec<Sent
 }
 
 #[test]
-fn twenty_cycles_lose_no_request_on_new_or_kept_connections() {
+fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
     // Five cycles of four services in parallel: a window is at least 6 s, so cycles in sequence would take minutes.
     let node = RouseNode::up("cycles");
     let services = [("new-a", false), ("kept-a", true), ("new-b", false), ("kept-b", true)];

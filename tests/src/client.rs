@@ -46,7 +46,7 @@ impl PlainHttpClient {
     }
 
     /// Local address of the connection, as the kernel chose it.
-    pub fn own_ip(&self) -> String {
+    pub fn local_ip(&self) -> String {
         self.stream.local_addr().map(|own| own.ip().to_string()).unwrap_or_default()
     }
 
@@ -178,7 +178,7 @@ impl LoadPlan {
             Err(why) => return lost(why),
         };
         let code = (answer.status != 200).then(|| format!("{}: {}", answer.status, answer.body));
-        let direct = answer.header("x-peer") == client.own_ip();
+        let direct = answer.header("x-peer") == client.local_ip();
         let sent =
             SentRequest { fresh, direct, pod: answer.header("x-pod").to_owned(), lost: code };
         let keeps = !answer.header("connection").eq_ignore_ascii_case("close");

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 /// Debian's library that replaces clock functions; the dynamic loader expands `$LIB`.
 const LIBRARY: &str = "/usr/$LIB/faketime/libfaketimeMT.so.1";
 /// Time after which programs see a change: the library reads its file once a second.
-const SEEN_AFTER: Duration = Duration::from_millis(1500);
+const EFFECTIVE_AFTER: Duration = Duration::from_millis(1500);
 /// Highest age of the last line of a log.
 const RECENT: SignedDuration = SignedDuration::from_mins(5);
 
@@ -36,7 +36,7 @@ impl FakeClock {
     /// Sets the clock `off` seconds off the machine's, and waits until programs have seen it.
     pub fn set(&self, off: i64) {
         self.write(off);
-        crate::rouse::pause(SEEN_AFTER);
+        crate::rouse::pause(EFFECTIVE_AFTER);
     }
 
     fn write(&self, off: i64) {
@@ -48,7 +48,7 @@ impl FakeClock {
 }
 
 /// Returns true if the last line of a log was written by a clock that is `off` seconds off.
-pub fn is_shown(log: &str, off: i64) -> bool {
+pub fn log_shows_offset(log: &str, off: i64) -> bool {
     let stamp = |line: &str| line.split_whitespace().next()?.parse::<Timestamp>().ok();
     let last = log.lines().rev().find_map(stamp);
     let now = Timestamp::now() + SignedDuration::from_secs(off);

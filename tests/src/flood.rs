@@ -19,9 +19,9 @@ use crate::client::{ClientResponse, PlainHttpClient};
 /// Time between two progress lines of the program.
 const TELL: Duration = Duration::from_millis(100);
 /// Pause after a lost request, so that refusals cause no busy loop.
-const AFTER_LOSS: Duration = Duration::from_millis(100);
+const PAUSE_AFTER_LOSS: Duration = Duration::from_millis(100);
 /// Pause before each new connection, because the ports of one address are soon used up.
-const NEW_EVERY: Duration = Duration::from_millis(15);
+const NEW_CONNECTION_PAUSE: Duration = Duration::from_millis(15);
 /// Shortest and longest pause on an idle persistent connection, in ms.
 const IDLE_MS: (u64, u64) = (200, 4_000);
 /// Shortest and longest pause on a busy persistent connection, in ms.
@@ -172,7 +172,7 @@ impl FloodState {
                 pause(Duration::from_millis(least + (chance >> 33) % (most - least)));
             };
             match kind.way {
-                ConnectionUse::New => pause(NEW_EVERY),
+                ConnectionUse::New => pause(NEW_CONNECTION_PAUSE),
                 ConnectionUse::Idle => within(IDLE_MS),
                 ConnectionUse::Busy | ConnectionUse::Slow | ConnectionUse::Long => within(BUSY_MS),
                 ConnectionUse::Full => {}
@@ -192,7 +192,7 @@ impl FloodState {
                         "lost_ms": u64::try_from(lost_ms).unwrap_or(u64::MAX),
                     });
                     self.lost.lock().unwrap_or_else(PoisonError::into_inner).push(lost);
-                    pause(AFTER_LOSS);
+                    pause(PAUSE_AFTER_LOSS);
                 }
             }
         }
@@ -221,7 +221,7 @@ impl FloodState {
         };
         let answer = client.answer().map_err(|error| format!("{error} ({})", client.ends()))?;
         self.judge(&answer, body.as_deref().unwrap_or_default())?;
-        if answer.header("x-peer") == client.own_ip() {
+        if answer.header("x-peer") == client.local_ip() {
             self.direct.fetch_add(1, Ordering::Relaxed);
         }
         let keeps = !close && !answer.header("connection").eq_ignore_ascii_case("close");
@@ -360,7 +360,7 @@ impl FloodProcess {
 }
 
 /// Requests that were not served exactly once, by the ids that pods have written (one a line), with their counts.
-pub fn not_once(outcome: &FloodOutcome, served: &str) -> BTreeMap<u64, u32> {
+pub fn not_served_once(outcome: &FloodOutcome, served: &str) -> BTreeMap<u64, u32> {
     let mut counts = vec![0_u32; usize::try_from(outcome.issued).unwrap_or(0)];
     for id in served.lines().filter_map(|line| line.parse::<u64>().ok()) {
         let at = id.checked_sub(outcome.first).and_then(|at| usize::try_from(at).ok());

@@ -24,7 +24,7 @@ impl SharedFolder {
     }
 
     /// Writes an executable file to the directory.
-    pub fn put_program(&self, name: &str, bytes: &[u8]) {
+    pub fn write_program(&self, name: &str, bytes: &[u8]) {
         let file = self.0.join(name);
         fs::write(&file, bytes).expect("our own folder");
         fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("our own");

@@ -22,7 +22,7 @@ const CLIENTS: &str = "clients";
 /// Names of the nodes.
 const NODES: [&str; 2] = ["node1", "node2"];
 /// Timeout of one request, in seconds, after which it counts as lost.
-const ANSWER_WITHIN: &str = "60";
+const REQUEST_TIMEOUT_S: &str = "60";
 
 /// Arguments of `rouse install` on a cluster without a load balancer.
 const INSTALL: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodeport"];
@@ -132,7 +132,7 @@ impl RouseCluster {
     }
 
     /// Sends a request for `host` to the gateway, from outside of the cluster.
-    pub fn through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> CurlResponse {
+    pub fn get_through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> CurlResponse {
         let (url, host) = (format!("http://{}{path}", self.gateway()), format!("Host: {host}"));
         let words = curl(&url, &[&[host.as_str()][..], headers].concat());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -350,7 +350,7 @@ spec:
 
     /// Sends one request and returns the response.
     pub fn ask(&self, url: &str) -> CurlResponse {
-        self.ask_with(url, &[])
+        self.get_with_headers(url, &[])
     }
 
     /// Returns true if a connection can be established. It sends no request, so it wakes no service.
@@ -363,7 +363,7 @@ spec:
     }
 
     /// Sends one request with these headers.
-    pub fn ask_with(&self, url: &str, headers: &[&str]) -> CurlResponse {
+    pub fn get_with_headers(&self, url: &str, headers: &[&str]) -> CurlResponse {
         let words = curl(url, headers);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let done = self.command(&words).stdin(Stdio::null()).output().expect("sh is there");
@@ -406,7 +406,7 @@ fn cgroup_of(process: &Path) -> PathBuf {
 fn curl(url: &str, headers: &[&str]) -> Vec<String> {
     let words = "curl --silent --show-error --include --noproxy * --max-time";
     let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
-    words.push(ANSWER_WITHIN.to_owned());
+    words.push(REQUEST_TIMEOUT_S.to_owned());
     for header in headers {
         words.extend(["--header".to_owned(), (*header).to_owned()]);
     }

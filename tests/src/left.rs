@@ -9,13 +9,13 @@ use local::node::NodeManager;
 /// Removes the nodes of ended runs, and their temporary directories.
 pub fn remove() {
     let nodes = named_in(&[PathBuf::from("/run/rouse"), PathBuf::from("/var/lib/rouse")]);
-    for layout in of_the_dead(nodes).iter().filter_map(|name| NodeLayout::new(name).ok()) {
+    for layout in of_ended_processes(nodes).iter().filter_map(|name| NodeLayout::new(name).ok()) {
         // The next run tries again to remove what cannot be removed now.
         let _stays = NodeManager::purge(&layout);
     }
     let temporary = env::temp_dir();
     let ours = named_in(std::slice::from_ref(&temporary));
-    for name in of_the_dead(ours.into_iter().filter(|name| name.starts_with("rouse-"))) {
+    for name in of_ended_processes(ours.into_iter().filter(|name| name.starts_with("rouse-"))) {
         let _stays = fs::remove_dir_all(temporary.join(name));
     }
 }
@@ -27,7 +27,7 @@ pub fn named_in(folders: &[PathBuf]) -> Vec<String> {
 }
 
 /// Names whose process has ended. A name without a process id belongs to no run.
-pub fn of_the_dead(names: impl IntoIterator<Item = String>) -> Vec<String> {
+pub fn of_ended_processes(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let ended = |name: &String| {
         process(name).is_some_and(|number| !Path::new("/proc").join(number).exists())
     };
@@ -51,6 +51,6 @@ mod tests {
             ["hello-4294967295", "rouse-test-images-4294967295-0", "hello", "rouse", "4294967295"];
         let own = format!("hello-{}", std::process::id());
         let all = names.map(str::to_owned).into_iter().chain([own]);
-        assert_eq!(of_the_dead(all), names[..2]);
+        assert_eq!(of_ended_processes(all), names[..2]);
     }
 }

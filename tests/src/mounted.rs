@@ -16,7 +16,7 @@ impl<'a> MountedApp<'a> {
     /// Prepares the program for services of this namespace.
     pub fn new(rouse: &'a RouseCluster, namespace: &str) -> Self {
         let folder = SharedFolder::new(namespace);
-        folder.put_program("app", node::program());
+        folder.write_program("app", node::program());
         Self {
             folder,
             features: EnabledFeatures::on(&rouse.cluster, &["kubernetes.podspec-volumes-hostpath"]),

@@ -76,11 +76,11 @@ impl LoadRequest {
 }
 
 /// Asserts that every request was answered; `least` guards against load that was never sent.
-pub fn none_lost(requests: &[LoadRequest], least: usize) {
+pub fn assert_none_lost(requests: &[LoadRequest], least: usize) {
     assert!(requests.len() >= least, "only {} requests were sent", requests.len());
     let lost: Vec<&LoadRequest> = requests.iter().filter(|it| !it.is_answered()).collect();
     let shown = lost.get(..lost.len().min(10)).unwrap_or_default();
-    let seconds = by_second(requests);
+    let seconds = counts_by_second(requests);
     assert!(
         lost.is_empty(),
         "{} of {} lost: {shown:#?}\n(answered, lost) of each second: {seconds:?}",
@@ -90,7 +90,7 @@ pub fn none_lost(requests: &[LoadRequest], least: usize) {
 }
 
 /// Numbers of answered and lost requests, by the second of Unix time in which they were sent.
-pub fn by_second(requests: &[LoadRequest]) -> BTreeMap<u64, (u32, u32)> {
+pub fn counts_by_second(requests: &[LoadRequest]) -> BTreeMap<u64, (u32, u32)> {
     let mut seconds = BTreeMap::<u64, (u32, u32)>::new();
     for request in requests {
         let (answered, lost) = seconds.entry(request.at_us / 1_000_000).or_default();

@@ -51,7 +51,7 @@ impl RouseNode {
     }
 
     /// Starts a node with a clock that the test sets.
-    pub fn up_with_clock(test: &str) -> (Self, FakeClock) {
+    pub fn start_with_clock(test: &str) -> (Self, FakeClock) {
         let mut clock = None;
         let node = Self::up_as(test, |up, folder| clock.insert(FakeClock::new(folder)).give(up));
         (node, clock.expect("it was made"))
@@ -116,7 +116,7 @@ impl RouseNode {
     }
 
     /// Runs `rouse --node … ARGS`, which may fail.
-    pub fn try_rouse(&self, args: &[&str]) -> Output {
+    pub fn try_run(&self, args: &[&str]) -> Output {
         let mut command = Command::new(&self.program);
         command.args(["--node", self.layout.name()]).args(args).stdin(Stdio::null());
         command.output().expect("the rouse program")
@@ -124,7 +124,7 @@ impl RouseNode {
 
     /// Runs `rouse --node … ARGS`, which must succeed, and returns its output.
     pub fn rouse(&self, args: &[&str]) -> String {
-        let output = self.try_rouse(args);
+        let output = self.try_run(args);
         assert!(output.status.success(), "rouse {args:?}: {output:?}");
         String::from_utf8(output.stdout).expect("text")
     }
@@ -133,14 +133,14 @@ impl RouseNode {
     pub fn apply(&self, manifest: &str) -> (bool, String) {
         let file = self.folder.join("manifest.yaml");
         fs::write(&file, manifest).expect("a file");
-        let output = self.try_rouse(&["apply", "-f", file.to_str().expect("a path")]);
+        let output = self.try_run(&["apply", "-f", file.to_str().expect("a path")]);
         let text = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8(text).expect("text"))
     }
 
     /// An object as JSON; null if there is none.
     pub fn object(&self, kind: &str, name: &str) -> Value {
-        let output = self.try_rouse(&["get", kind, name, "-o", "json"]);
+        let output = self.try_run(&["get", kind, name, "-o", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
@@ -217,7 +217,7 @@ impl RouseNode {
     fn down(&mut self) -> bool {
         // `down` kills all processes in the clients' cgroup, so this process leaves it first.
         let left = fs::write(self.home.join("cgroup.procs"), "0");
-        let down = self.try_rouse(&["down", "--purge"]);
+        let down = self.try_run(&["down", "--purge"]);
         let up = self.up.wait();
         left.is_ok() && down.status.success() && up.is_ok_and(|status| status.success())
     }

@@ -122,7 +122,7 @@ pub(crate) fn helm() -> Result<PathBuf> {
 
 /// Returns true if [`helm`] need not build Helm first, which takes minutes.
 pub(crate) fn has_helm() -> Result<bool> {
-    programs::is_at_hand(&recipes::BuildRecipe::helm())
+    programs::is_available(&recipes::BuildRecipe::helm())
 }
 
 /// Returns true if xtask has created a cluster `name`.

@@ -53,7 +53,7 @@ pub(crate) fn decisions(log: &str) -> impl Iterator<Item = LoggedDecision<'_>> {
     lines.filter_map(|line| {
         let revision = field(line, "revision=")?;
         Some(LoggedDecision {
-            at_us: unix_us_of(line.split_whitespace().next()?)?,
+            at_us: parse_unix_us(line.split_whitespace().next()?)?,
             revision: revision.rsplit('/').next().unwrap_or(revision),
             wanted: field(line, "wanted=")?.parse().ok()?,
         })
@@ -76,7 +76,7 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Parses `2026-11-21T10:00:00.123456Z`, the format of tracing, to Unix time in µs.
-pub(crate) fn unix_us_of(stamp: &str) -> Option<u64> {
+pub(crate) fn parse_unix_us(stamp: &str) -> Option<u64> {
     let (date, time) = stamp.strip_suffix('Z')?.split_once('T')?;
     let mut date = date.split('-').map(str::parse::<i64>);
     let (year, month, day) = (date.next()?.ok()?, date.next()?.ok()?, date.next()?.ok()?);
@@ -98,9 +98,9 @@ mod tests {
 
     #[test]
     fn time_stamps_are_read_to_the_microsecond() {
-        assert_eq!(unix_us_of("1970-01-01T00:00:00Z"), Some(0));
-        assert_eq!(unix_us_of("2000-02-29T12:00:00.5Z"), Some(951_825_600_500_000));
-        assert_eq!(unix_us_of("no date"), None);
+        assert_eq!(parse_unix_us("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(parse_unix_us("2000-02-29T12:00:00.5Z"), Some(951_825_600_500_000));
+        assert_eq!(parse_unix_us("no date"), None);
     }
 
     #[test]

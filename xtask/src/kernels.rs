@@ -70,10 +70,10 @@ const VERIFIER: &str = "verifier::";
 /// Environment variable with the object's path, for the verifier's tests.
 const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
 /// Prefix of the names of the tests that need servers, whose directory is in the variable [`SERVERS`].
-const WITH_SERVERS: &str = "servers::";
+const SERVER_TESTS: &str = "servers::";
 const SERVERS: &str = "ROUSE_SERVERS";
 /// Timeouts of a machine: to load all programs, and for all tests. With emulation, minutes and an hour are usual.
-const LOAD_LIMIT: Duration = Duration::from_secs(20 * 60);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Runs `cargo xtask kernels`: all chosen kernels, one after the other.
@@ -94,10 +94,10 @@ fn outcomes(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
     let tests = workspace.root.join("tests");
     let program = match &args.program {
         Some(program) => program.clone(),
-        None => test::kernel_tier()?,
+        None => test::build_kernel_tier()?,
     };
     let names = chosen(args, &program)?;
-    let with_servers = names.iter().any(|name| name.starts_with(WITH_SERVERS));
+    let with_servers = names.iter().any(|name| name.starts_with(SERVER_TESTS));
     let servers = with_servers.then(|| servers::make(&workspace)).transpose()?;
     let runs = KernelRunner {
         args,
@@ -167,7 +167,7 @@ impl KernelRunner<'_> {
             initramfs: &initramfs,
             console: file("console"),
             accel: self.accel,
-            limit: if self.args.only_load { LOAD_LIMIT } else { LIMIT },
+            limit: if self.args.only_load { LOAD_TIMEOUT } else { LIMIT },
         };
         println!("Linux {} by {}: {} tests to run", fetched.release, self.accel.name(), run.len());
         let (started, mut heard) = (Instant::now(), ConsoleResults::default());

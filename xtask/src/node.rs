@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::sh;
 
 /// Timeout for the start of a node.
-const START_WITHIN: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running local node. It stops on drop, unless it was left running.
 #[derive(Debug)]
@@ -74,8 +74,8 @@ impl LocalNode {
                 self.is_over.set(true);
                 bail!("`rouse up` ended with {status}:\n{}", self.last_lines());
             }
-            if started.elapsed() > START_WITHIN {
-                bail!("`rouse up` was not ready within {START_WITHIN:?}:\n{}", self.last_lines());
+            if started.elapsed() > START_TIMEOUT {
+                bail!("`rouse up` was not ready within {START_TIMEOUT:?}:\n{}", self.last_lines());
             }
             sh::pause(Duration::from_millis(20));
         }
@@ -163,7 +163,7 @@ impl Drop for LocalNode {
 
 fn command(rouse: &Path, name: &str, args: &[&str]) -> Command {
     // The log is read by programs, and colours would be in the way.
-    let mut command = sh::raised_with(rouse, &[("NO_COLOR", "1".as_ref())]);
+    let mut command = sh::root_command_with(rouse, &[("NO_COLOR", "1".as_ref())]);
     command.args(["--node", name]).args(args);
     command
 }

@@ -38,7 +38,7 @@ pub(crate) fn prepare(purposes: &[SetupPurpose], yes: bool) -> Result<()> {
     if !missing.is_empty() {
         install(&missing, yes)?;
     }
-    match purposes.iter().any(|purpose| purpose.needs_kernel_half()) {
+    match purposes.iter().any(|purpose| purpose.needs_ebpf_toolchain()) {
         true => kernel_half::prepare(yes),
         false => Ok(()),
     }
@@ -93,7 +93,7 @@ fn install_packages(packages: &[(&str, &str)], yes: bool) -> Result<()> {
 }
 
 fn apt(words: &[&str]) -> std::process::Command {
-    let mut command = sh::raised_with("apt-get", &[("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
+    let mut command = sh::root_command_with("apt-get", &[("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
     command.args(words);
     command
 }

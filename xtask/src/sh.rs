@@ -44,11 +44,11 @@ pub(crate) fn is_root() -> bool {
 
 /// Command `program` as root: directly if xtask is root, else through sudo, with the same `PATH` and kept variables.
 pub(crate) fn raised(program: impl AsRef<OsStr>) -> Command {
-    raised_with(program, &[])
+    root_command_with(program, &[])
 }
 
 /// Command like [`raised`], with additional variables for the program.
-pub(crate) fn raised_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsStr)]) -> Command {
+pub(crate) fn root_command_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsStr)]) -> Command {
     if is_root() {
         let mut command = Command::new(program);
         command.envs(vars.iter().copied());

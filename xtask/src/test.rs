@@ -93,7 +93,7 @@ impl TestTier {
             Self::Pure | Self::Shell => Vec::new(),
             Self::Kernel => vec!["kernel", "cli"],
             Self::Local => vec!["local", "cli"],
-            Self::Cluster => [&cluster::ON_API_SERVER[..], &["cluster", "cli"]].concat(),
+            Self::Cluster => [&cluster::API_SERVER_TESTS[..], &["cluster", "cli"]].concat(),
         }
     }
 }
@@ -162,11 +162,11 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     }
     let builder = builder(&tiers, args, workspace)?;
     let ahead =
-        builds_ahead(&tiers, args).then(|| ImagePrebuild::start(&builder.workspace)).transpose()?;
+        should_prebuild_images(&tiers, args).then(|| ImagePrebuild::start(&builder.workspace)).transpose()?;
     let started = lanes.iter().map(|lane| start(lane, args, &builder));
     let beside: Vec<TierLane> = started.collect::<Result<_>>()?;
     if !beside.is_empty() {
-        give_way()?;
+        lower_priority()?;
     }
     let mut rows = Vec::new();
     for tier in tiers.into_iter().filter(|tier| !lanes.concat().contains(tier)) {
@@ -198,7 +198,7 @@ fn lanes(tiers: &[TestTier]) -> Vec<Vec<TestTier>> {
 
 /// Returns true if images should be built ahead: the cluster tier is one of several, and runs all tests on a new
 /// cluster.
-fn builds_ahead(tiers: &[TestTier], args: &TestArgs) -> bool {
+fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
     tiers.len() > 1
         && tiers.contains(&TestTier::Cluster)
         && args.kubeconfig.is_none()
@@ -215,7 +215,7 @@ fn start(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Result<Ti
 }
 
 /// Lowers the priority of this process and its children, so that the lanes, which take longest, never wait.
-fn give_way() -> Result<()> {
+fn lower_priority() -> Result<()> {
     let own = std::process::id().to_string();
     sh::capture(Command::new("renice").args(["-n", "5", "-p", &own])).map(drop)
 }
@@ -226,9 +226,9 @@ fn builder(tiers: &[TestTier], args: &TestArgs, workspace: CargoWorkspace) -> Re
         return Ok(TestBuilder::plain(workspace));
     }
     let prepared = setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel], args.yes);
-    let builder = TestBuilder::with_kernel_half(workspace, prepared);
+    let builder = TestBuilder::with_ebpf(workspace, prepared);
     match &args.built {
-        Some(file) => builder.with_built(file),
+        Some(file) => builder.with_prebuilt(file),
         None => Ok(builder),
     }
 }
@@ -299,19 +299,19 @@ fn privileged(
         (build_ebpf::VARIABLE, object.as_os_str()),
     ];
     vars.extend(more);
-    let mut command = sh::raised_with(&executable, &vars);
+    let mut command = sh::root_command_with(&executable, &vars);
     // Mostly one at a time: tests share the machine's processors, and some compare counts under load.
     command
         .args(&args.names)
         .args(words)
         .arg(format!("--test-threads={at_once}"))
         .current_dir(workspace.root.join("tests"));
-    run_counted(&mut command)
+    run_and_count(&mut command)
 }
 
 /// Builds the test program of the kernel tier, with the eBPF programs embedded.
-pub(crate) fn kernel_tier() -> Result<PathBuf> {
-    let builder = TestBuilder::with_kernel_half(CargoWorkspace::load()?, Ok(()));
+pub(crate) fn build_kernel_tier() -> Result<PathBuf> {
+    let builder = TestBuilder::with_ebpf(CargoWorkspace::load()?, Ok(()));
     builder.object()?;
     builder.target(TestTier::Kernel.name()).map(PathBuf::from)
 }
@@ -336,7 +336,7 @@ fn build_only(tiers: &[TestTier], file: &Path, workspace: CargoWorkspace) -> Res
     let [tier @ (TestTier::Kernel | TestTier::Local)] = tiers else {
         bail!("--build-only needs `--tier kernel` or `--tier local`");
     };
-    let builder = TestBuilder::with_kernel_half(workspace, Ok(()));
+    let builder = TestBuilder::with_ebpf(workspace, Ok(()));
     builder.object()?;
     let program = builder.target(tier.name())?;
     fs::copy(&program, file)
@@ -346,7 +346,7 @@ fn build_only(tiers: &[TestTier], file: &Path, workspace: CargoWorkspace) -> Res
 }
 
 /// Runs a test program, prints its output, and counts results.
-fn run_counted(command: &mut Command) -> Result<TierOutcome> {
+fn run_and_count(command: &mut Command) -> Result<TierOutcome> {
     // Parallel tests report in the order of their ends, so the time between two lines is not the time of a test.
     let in_turn = command.get_args().any(|it| it == "--test-threads=1");
     let mut tally = TestCounts::default();
@@ -391,7 +391,7 @@ fn conclude(rows: &[TierRow]) -> Result<()> {
     let mut bad = Vec::new();
     for row in rows {
         println!("{row}");
-        show_slowest(row);
+        print_slowest(row);
         match &row.outcome {
             TierOutcome::Ran { tally, ok, .. } => {
                 total = total.and(tally.clone());
@@ -417,7 +417,7 @@ fn conclude(rows: &[TierRow]) -> Result<()> {
 }
 
 /// Prints the slowest tests, if their times are known.
-fn show_slowest(row: &TierRow) {
+fn print_slowest(row: &TierRow) {
     if let TierOutcome::Ran { tally, .. } = &row.outcome {
         for (name, seconds) in tally.slowest() {
             println!("{:<18}{seconds:>6.1} s  {name}", "");

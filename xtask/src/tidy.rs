@@ -29,7 +29,7 @@ pub(crate) const RULES: &str = "deploy/monitoring/rules.yaml";
 /// Path of the dashboard that Grafana shows.
 pub(crate) const DASHBOARD: &str = "deploy/monitoring/dashboard.json";
 /// The last commit whose subject was written before the rule for subjects.
-const FIRST_SUBJECT: &str = "192e42eee57c";
+const LAST_UNCHECKED_COMMIT: &str = "192e42eee57c";
 /// Crates that name metrics without exporting any.
 const OUTSIDE: [&str; 3] = ["xtask", "tests", "hello"];
 
@@ -92,7 +92,7 @@ pub(crate) fn subjects() -> Result<()> {
         sh::capture(Command::new("git").args(args).current_dir(&workspace.root))
     };
     // A clone without history has the last commit only.
-    let lines = log(&format!("{FIRST_SUBJECT}..HEAD")).or_else(|_| log("-1"))?;
+    let lines = log(&format!("{LAST_UNCHECKED_COMMIT}..HEAD")).or_else(|_| log("-1"))?;
     let commits = lines.lines().filter_map(|line| line.split_once(' '));
     let findings: Vec<TidyFinding> =
         commits.filter_map(|(hash, subject)| subjects::check(hash, subject, &crates)).collect();

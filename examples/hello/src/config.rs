@@ -70,7 +70,7 @@ impl HelloConfig {
             exit_at_start: number("HELLO_EXIT", get("HELLO_EXIT"))?,
             exit_after: millis("HELLO_EXIT_AFTER_MS")?,
             ready_after,
-            write: get("HELLO_WRITE").map(|text| file_and_text(&text)).transpose()?,
+            write: get("HELLO_WRITE").map(|text| split_file_and_text(&text)).transpose()?,
             files: get("HELLO_FILES").map(PathBuf::from),
             ignore_term: flag("HELLO_IGNORE_TERM"),
             exit_on_term: flag("HELLO_EXIT_ON_TERM"),
@@ -79,7 +79,7 @@ impl HelloConfig {
     }
 }
 
-fn file_and_text(both: &str) -> Result<(PathBuf, String), String> {
+fn split_file_and_text(both: &str) -> Result<(PathBuf, String), String> {
     let (file, text) =
         both.split_once(':').ok_or_else(|| format!("HELLO_WRITE={both}: must be FILE:TEXT"))?;
     Ok((file.into(), text.to_owned()))

@@ -29,7 +29,7 @@ use crate::{
 /// Requested length of the accept queue; the kernel caps it at `net.core.somaxconn`.
 const BACKLOG: u32 = 4096;
 /// Longest wait for open connections and requests in flight after SIGTERM.
-const LEAVE_WITHIN: Duration = Duration::from_secs(30);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serves until SIGTERM, then finishes the requests in flight.
 pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
@@ -71,7 +71,7 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
     drop(listener);
     leave.send_replace(true);
     drop(leaving);
-    if tokio::time::timeout(LEAVE_WITHIN, tasks).await.is_err() {
+    if tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks).await.is_err() {
         println!("hello: left with requests in flight");
     }
     println!("hello: {}", app.counts.to_json(&app.config.pod));

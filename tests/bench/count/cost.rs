@@ -19,7 +19,7 @@ pub(crate) struct CpuUsage {
 
 impl CpuUsage {
     pub(crate) fn read(cgroup: &Path, core: usize) -> Result<Self> {
-        Ok(Self { by_us_us: cgroup_us(cgroup)? + packets_us(core)?, machine_us: machine_us()? })
+        Ok(Self { by_us_us: cgroup_us(cgroup)? + softirq_us(core)?, machine_us: machine_us()? })
     }
 
     pub(crate) fn since(self, before: Self) -> Self {
@@ -42,7 +42,7 @@ fn cgroup_us(cgroup: &Path) -> Result<f64> {
 }
 
 /// Time of the core's softirq thread, which works on packets when an interrupt handler cannot keep up.
-fn packets_us(core: usize) -> Result<f64> {
+fn softirq_us(core: usize) -> Result<f64> {
     let wanted = format!("ksoftirqd/{core}");
     for entry in fs::read_dir("/proc")?.flatten() {
         let folder = entry.path();

@@ -178,7 +178,7 @@ fn recorder(scene: &mut CountBenchFixture, rounds: u32) -> Result<Vec<f64>> {
     let mut found = Vec::new();
     for _ in 0..rounds {
         let spent = scene.profile_empty()?;
-        found.push(spent.iter().fold(ProgramCost::default(), |all, one| all.with(one)).each_ns());
+        found.push(spent.iter().fold(ProgramCost::default(), |all, one| all.with(one)).ns_per_run());
     }
     eprintln!("\nempty program, as recorded: {found:.1?} ns a run");
     Ok(found)
@@ -189,13 +189,13 @@ fn uncounted(scene: &mut CountBenchFixture, way: UncountedSocket, rounds: u32) -
     let mut found = BTreeMap::<&str, Vec<f64>>::new();
     for _ in 0..rounds {
         let (packets, spent) = scene.profile_uncounted(way)?;
-        let both = spent.iter().filter(|one| profile::is_for_packets(&one.name));
+        let both = spent.iter().filter(|one| profile::is_packet_program(&one.name));
         let both = both.fold(ProgramCost::default(), |all, one| all.with(one));
         found.entry("ns").or_default().push(both.ns as f64 / packets as f64);
         found.entry("runs").or_default().push(both.runs as f64 / packets as f64);
-        for one in spent.iter().filter(|one| one.runs > 0 && profile::is_for_packets(&one.name)) {
+        for one in spent.iter().filter(|one| one.runs > 0 && profile::is_packet_program(&one.name)) {
             let name = if one.name == "ingress" { "ingress_ns" } else { "egress_ns" };
-            found.entry(name).or_default().push(one.each_ns());
+            found.entry(name).or_default().push(one.ns_per_run());
         }
     }
     eprintln!("{}: {found:.1?}", way.name());

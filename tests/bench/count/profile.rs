@@ -24,7 +24,7 @@ impl ProgramCost {
         Self { name: self.name, runs: self.runs + other.runs, ns: self.ns + other.ns }
     }
 
-    pub(crate) fn each_ns(&self) -> f64 {
+    pub(crate) fn ns_per_run(&self) -> f64 {
         self.ns as f64 / self.runs as f64
     }
 }
@@ -37,7 +37,7 @@ pub(crate) struct ProfileSample {
 }
 
 /// Returns true if the program runs once for each packet.
-pub(crate) fn is_for_packets(program: &str) -> bool {
+pub(crate) fn is_packet_program(program: &str) -> bool {
     matches!(program, "ingress" | "egress")
 }
 
@@ -111,8 +111,8 @@ pub(crate) fn table(case: &str, samples: &[ProfileSample]) -> String {
         whole += ns;
         let rounds = samples.iter().flat_map(|sample| &sample.spent);
         let rounds =
-            rounds.filter(|it| it.name == one.name && it.runs > 0).map(ProgramCost::each_ns);
-        let (least, each) = (rounds.fold(f64::INFINITY, f64::min), one.each_ns());
+            rounds.filter(|it| it.name == one.name && it.runs > 0).map(ProgramCost::ns_per_run);
+        let (least, each) = (rounds.fold(f64::INFINITY, f64::min), one.ns_per_run());
         // Writing to a string cannot fail.
         let _ = writeln!(out, "  {:20} {runs:12.3} {each:8.1} {least:8.1} {ns:12.1}", one.name);
     }
@@ -136,7 +136,7 @@ pub(crate) fn value(samples: &[ProfileSample]) -> Value {
         let name = Some(one.name.as_str());
         json!({
             "name": name, "ns": ns(name), "runs": runs(name),
-            "ns_per_run": one.each_ns(), "runs_per_request": one.runs as f64 / requests,
+            "ns_per_run": one.ns_per_run(), "runs_per_request": one.runs as f64 / requests,
         })
     };
     let programs: Vec<Value> = all.iter().map(program).collect();

@@ -167,7 +167,7 @@ impl CountBenchFixture {
             profile::timed(&self.programs, || self.run(CountBenchCase::H1, target, from, port))?;
         let seen = packets(&end.netns)? - before;
         let runs: u64 =
-            spent.iter().filter(|one| profile::is_for_packets(&one.name)).map(|one| one.runs).sum();
+            spent.iter().filter(|one| profile::is_packet_program(&one.name)).map(|one| one.runs).sum();
         if way == UncountedSocket::Foreign {
             ensure!(runs == 0, "programs ran for a pod where none is attached: {spent:?}");
         } else {

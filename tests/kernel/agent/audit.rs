@@ -21,7 +21,7 @@ fn scene(test: &str) -> AgentFixture {
     let mut world = AgentFixture::new(test);
     world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
-    world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
+    world.pod = Some(world.spawn_in_cgroup("server", "pods/poduid-1/main"));
     world.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
     world.tell("listen");
     world.wait("ready", |seen| seen.ready);
@@ -84,7 +84,7 @@ fn gauges_stand_by_their_sockets_under_load() {
     let asked: u64 = clients.map(|it| it.join().expect("no panic")).iter().sum();
     let mut kept = connected(&world.name);
     asks(&mut kept, "/quick");
-    world.wait_counted(&format!("{LOOKS}{{result=\"still\"}}"), 1);
+    world.wait_metric(&format!("{LOOKS}{{result=\"still\"}}"), 1);
     let page = world.get("n", "127.0.0.1:7104", "/metrics");
     for gauge in ["connections", "in_flight", "fresh", "estimated"] {
         assert!(page.contains(&format!("{} 0\n", drift(gauge))), "{page}");
@@ -94,7 +94,7 @@ fn gauges_stand_by_their_sockets_under_load() {
 }
 
 #[test]
-fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
+fn a_gauge_that_was_disturbed_is_found_corrected_and_reported() {
     let world = scene("audit-drift");
     let mut busy = connected(&world.name);
     asks(&mut busy, "/hang");
@@ -110,7 +110,7 @@ fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
     assert_eq!(gauges.values(world.slot()), right);
     gauges.add(world.slot(), [4, -2, 1, -3]);
     for (gauge, by) in [("connections", 4), ("in_flight", 2), ("fresh", 1), ("estimated", 3)] {
-        world.wait_counted(&drift(gauge), by);
+        world.wait_metric(&drift(gauge), by);
     }
     assert_eq!(gauges.values(world.slot()), right);
     // The correction loses no connection, and counts none twice.
@@ -125,9 +125,9 @@ fn a_gauge_that_was_disturbed_is_found_put_right_and_told() {
 }
 
 #[test]
-fn connections_that_count_nowhere_are_told() {
+fn uncounted_connections_are_reported() {
     let mut world = AgentFixture::new("audit-uncounted");
-    world.pod = Some(world.start_in("server", "pods/poduid-1/main"));
+    world.pod = Some(world.spawn_in_cgroup("server", "pods/poduid-1/main"));
     world.tell("listen");
     // Connected before any program was attached.
     let end = Instant::now() + LIMIT;
@@ -143,7 +143,7 @@ fn connections_that_count_nowhere_are_told() {
     world.start_agent();
     world.wait("ready", |seen| seen.ready);
     let counted = connected(&world.name);
-    world.wait_counted(UNCOUNTED, 1);
+    world.wait_metric(UNCOUNTED, 1);
     assert_eq!(gauges(&world).values(world.slot()), [1, 0, 1, 0]);
     drop((early, counted));
 }

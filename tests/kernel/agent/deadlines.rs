@@ -53,7 +53,7 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     assert_eq!([drip.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
     ask(&mut kept, "/quick");
     ask(&mut unused, "/quick");
-    world.wait_counted(ENDED, 3);
+    world.wait_metric(ENDED, 3);
     let page = world.metrics();
     assert!(page.contains(&format!("{ENDED} 3\n")), "{page}");
     assert!(page.contains("rouse_agent_deadlines_kept 1\n"), "{page}");
@@ -88,7 +88,7 @@ fn asks_on(stream: u32) -> Vec<u8> {
 }
 
 /// RST_STREAM frame by which the client cancels a request.
-fn takes_back(stream: u32) -> Vec<u8> {
+fn cancel_frame(stream: u32) -> Vec<u8> {
     frame(3, 0, stream, &8_u32.to_be_bytes())
 }
 
@@ -106,7 +106,7 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
         for _ in 0..50 {
             ask(&mut kept, "/quick");
         }
-        let before = if number > 1 { takes_back(number) } else { Vec::new() };
+        let before = if number > 1 { cancel_frame(number) } else { Vec::new() };
         number += 2;
         many.write_all(&[asks_on(number), before].concat()).expect("it stands");
     }

@@ -35,7 +35,7 @@ fn is_armed(world: &AgentFixture) -> bool {
 }
 
 #[test]
-fn growth_beyond_what_was_reported_is_told_by_events() {
+fn growth_beyond_the_last_report_is_reported_by_events() {
     const REQUESTS: u64 = 50;
     let mut world = AgentFixture::new("growth");
     world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);

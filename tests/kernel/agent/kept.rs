@@ -36,7 +36,7 @@ fn scene(test: &str, sends: &str) -> (AgentFixture, ClientProcess) {
     let mut world = AgentFixture::new(test);
     fs::create_dir(world.cgroup.join("clients")).expect("a cgroup");
     world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
-    world.name_service();
+    world.add_direct_service();
     world.start_agent();
     world.start_pod();
     // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
@@ -83,7 +83,7 @@ fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
     blackhole(&world, "add");
     world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     // Each query waits for half a second, so the client's side has looked idle for more than one second.
-    world.wait_counted(SPARED, 4);
+    world.wait_metric(SPARED, 4);
     world.tell("say ay");
     assert_eq!(client.next(), "read: ay");
     blackhole(&world, "del");
@@ -95,7 +95,7 @@ fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
 fn a_response_that_pauses_is_not_cut_and_its_connection_ended_after_it() {
     let (mut world, mut client) = paused("paused");
     world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    world.wait_counted(SPARED, 2);
+    world.wait_metric(SPARED, 2);
     world.tell("say ay");
     assert_eq!(client.next(), "read: ay");
     assert_eq!(client.next(), "ended: Err(ConnectionAborted)");
@@ -110,7 +110,7 @@ fn an_upgraded_connection_is_left_to_its_owners() {
     world.tell("say HTTP/1.1 101 Switching Protocols\\r\\nconnection: upgrade\\r\\nupgrade: chat\\r\\n\\r\\n");
     assert!(client.next().starts_with("read: HTTP/1.1 101"));
     world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    world.wait_counted(SPARED, 2);
+    world.wait_metric(SPARED, 2);
     world.tell("say hello");
     assert_eq!(client.next(), "read: hello");
     world.tell("drop");

@@ -117,11 +117,11 @@ fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
 }
 
 #[test]
-fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_made_anew() {
+fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_recreated() {
     let mut world = AgentFixture::new("anew");
     remove_cgroup(&world.cgroup);
     world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    world.launch_agent();
+    world.spawn_agent();
     let mut page = String::new();
     while !page.contains("does not exist yet") {
         page = world.get("n", "127.0.0.1:7104", "/readyz");
@@ -144,8 +144,8 @@ fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_made_anew() {
 #[test]
 fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     let mut world = AgentFixture::new("reach");
-    world.name_service();
-    world.name_pod_of("n2", RoutingPhase::Ready, false);
+    world.add_direct_service();
+    world.set_pod_on_node("n2", RoutingPhase::Ready, false);
     world.start_agent();
     world.start_pod();
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));

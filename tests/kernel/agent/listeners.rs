@@ -25,7 +25,7 @@ fn fill(world: &AgentFixture) {
 }
 
 #[test]
-fn without_room_for_listeners_a_pod_is_found_and_the_trouble_is_told() {
+fn without_room_for_listeners_a_pod_is_found_and_the_full_map_is_reported() {
     let mut world = AgentFixture::new("room");
     world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
@@ -33,7 +33,7 @@ fn without_room_for_listeners_a_pod_is_found_and_the_trouble_is_told() {
     world.wait("found", |seen| seen.address.is_some());
     fill(&world);
     world.tell("listen");
-    world.wait_counted(UNSEEN, 1);
+    world.wait_metric(UNSEEN, 1);
     let page = world.get("n", ADMIN, "/readyz");
     assert!(page.contains("listeners: map LISTEN is full"), "{page}");
     world.wait("ready", |seen| seen.ready);
@@ -58,7 +58,7 @@ fn a_pod_that_the_maps_have_no_room_for_says_so_and_is_served_once_there_is() {
     let seen =
         world.wait("without room", |seen| seen.not_ready_reason.contains("more pods of services"));
     assert!(!seen.ready, "what is not counted gets no request");
-    world.wait_counted("rouse_agent_pods{state=\"crowded\"}", 1);
+    world.wait_metric("rouse_agent_pods{state=\"crowded\"}", 1);
     let page = world.get("n", ADMIN, "/readyz");
     assert!(page.contains("pods: 1 without room: its node runs more pods"), "{page}");
     let seen = world.wait("served", |seen| seen.ready);

@@ -24,7 +24,7 @@ impl AgentFixture {
         Some(found)
     }
 
-    fn wait_figure(&self, name: &str, value: u64) {
+    fn wait_metric_value(&self, name: &str, value: u64) {
         let end = Instant::now() + LIMIT;
         while self.figure(name, "") != Some(value) {
             assert!(Instant::now() < end, "{name} is never {value}: {}", self.metrics());
@@ -34,7 +34,7 @@ impl AgentFixture {
 
     /// Waits until `count` responses are counted. Returns the numbers by class: 2xx, 4xx, 5xx.
     fn answered(&self, count: u64) -> [u64; 3] {
-        self.wait_figure(&format!("{DURATIONS}_count"), count);
+        self.wait_metric_value(&format!("{DURATIONS}_count"), count);
         ["2xx", "4xx", "5xx"].map(|class| {
             let label = format!("code=\"{class}\"");
             self.figure("rouse_agent_responses_total", &label).expect("a series")
@@ -81,11 +81,11 @@ fn metrics_say_what_requests_came_to() {
     assert_eq!(world.figure("rouse_agent_requests_cut_total", ""), Some(0));
     let mut gone = world.connect();
     gone.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
-    world.wait_figure("rouse_agent_requests_in_flight", 1);
+    world.wait_metric_value("rouse_agent_requests_in_flight", 1);
     // The client closes with a reset.
     setsockopt(&gone, Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).expect("a socket");
     drop(gone);
-    world.wait_figure("rouse_agent_requests_cut_total", 1);
+    world.wait_metric_value("rouse_agent_requests_cut_total", 1);
     assert_eq!(world.figure("rouse_agent_requests_in_flight", ""), Some(0));
     assert_eq!(world.answered(11), [7, 3, 1], "it was not answered");
 }

@@ -92,7 +92,7 @@ pub(super) fn scene(test: &str, timeout: Duration) -> AgentFixture {
 impl AgentFixture {
     /// Starts the server's process in the pod, and lets it listen once the agent knows the pod.
     pub(super) fn start_server(&mut self) {
-        self.pod = Some(self.start_in("server", "pods/poduid-1/main"));
+        self.pod = Some(self.spawn_in_cgroup("server", "pods/poduid-1/main"));
         // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
         self.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
         self.tell("listen");

@@ -51,12 +51,12 @@ fn probes_that_never_came_leave_room_for_others() {
     }
     let mut stream = case.connect();
     case.ask(&mut stream, &get("/length/5"), "xxxxx");
-    case.settles_with(1, |_pod| 1);
+    case.wait_settled_with_open(1, |_pod| 1);
 }
 
 /// Probes from an address without an entry count as requests; all other counts are unaffected.
 #[test]
-fn a_node_with_more_addresses_than_are_known_is_told_of() {
+fn a_node_with_more_addresses_than_are_known_is_reported() {
     let mut case = CountFixture::alone();
     let address = |number: u32| {
         let mut octets = [0; 16];

@@ -54,7 +54,7 @@ impl LoggingServer {
     }
 
     /// Number of request heads, once it no longer grows.
-    pub(super) fn settled_log(&mut self) -> u64 {
+    pub(super) fn settled_request_count(&mut self) -> u64 {
         let mut last = self.log();
         loop {
             thread::sleep(Duration::from_millis(1_000));

@@ -135,7 +135,7 @@ fn packets_of_64_kilobytes_are_read_to_their_ends() {
     let scene = RobustnessFixture::new();
     let _server = serving(&scene);
     let [up, down] = there_and_back(&scene);
-    scene.settles_in_order();
+    scene.wait_settled_in_order();
     assert!(up > 16_000 && down > 16_000, "mean packets: {up}, {down}");
 }
 
@@ -149,7 +149,7 @@ fn packets_of_half_a_megabyte_are_read_to_their_ends() {
     }
     let _server = serving(&scene);
     let [up, down] = there_and_back(&scene);
-    scene.settles_in_order();
+    scene.wait_settled_in_order();
     assert!(up > 66_000 && down > 66_000, "mean packets: {up}, {down}");
 }
 
@@ -166,12 +166,12 @@ fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
     join_at_the_pod(&scene);
     let _server = serving(&scene);
     let [up, _] = there_and_back(&scene);
-    scene.settles_in_order();
+    scene.wait_settled_in_order();
     assert!(up > 6_000, "mean packet: {up}");
 }
 
 /// Uploads to a reader that takes 64 KiB at a time and then pauses, so that the window closes.
-fn a_long_upload(in_chunks: bool) {
+fn upload_to_slow_reader(in_chunks: bool) {
     let wanted = std::env::var("ROUSE_UPLOAD_MIB").ok().and_then(|it| it.parse().ok());
     let scene = RobustnessFixture::new();
     join_at_the_pod(&scene);
@@ -182,17 +182,17 @@ fn a_long_upload(in_chunks: bool) {
     });
     ask(&mut stream, &get("length/5"), "xxxxx");
     drop(stream);
-    scene.settles_in_order();
+    scene.wait_settled_in_order();
     assert_eq!(scene.log(), 2);
     assert!(mean > 6_000, "mean packet: {mean}");
 }
 
 #[test]
 fn a_gigabyte_to_a_slow_reader_is_one_request() {
-    a_long_upload(false);
+    upload_to_slow_reader(false);
 }
 
 #[test]
 fn a_gigabyte_in_chunks_to_a_slow_reader_is_one_request() {
-    a_long_upload(true);
+    upload_to_slow_reader(true);
 }

@@ -11,7 +11,7 @@ use super::{RobustnessFixture, ask, get, until};
 use crate::{actor::ScriptedProcess, bed::ip};
 
 /// Kills a process like the kernel's out-of-memory killer.
-fn kill_now(process: ScriptedProcess) {
+fn oom_kill(process: ScriptedProcess) {
     let pid = Pid::from_raw(process.pid() as i32);
     kill(pid, Signal::SIGKILL).unwrap();
     drop(process);
@@ -41,7 +41,7 @@ fn a_server_that_closes_with_data_unread_has_ended_the_request() {
         let _reset = stream.write_all(&[head.as_bytes(), &vec![b'x'; length]].concat());
     }
     scene.wait_log(2);
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -49,10 +49,10 @@ fn a_server_that_is_killed_leaves_nothing_in_flight() {
     let scene = RobustnessFixture::new();
     let server = scene.serving();
     let streams = held(&scene, 20);
-    kill_now(server);
+    oom_kill(server);
     scene.wait("ended", |it| it.state().in_flight == 0);
     drop(streams);
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_client_that_is_killed_is_served_to_the_end() {
     // The server still works on the request.
     assert_eq!(scene.state().in_flight, 1);
     scene.open_gate();
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
     let streams = held(&scene, 3);
     let end = ["netns", "exec", &scene.pod.netns, "ss", "-K", "sport", "=", ":8080"];
     ip(&end);
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
     drop(streams);
 }
 
@@ -99,7 +99,7 @@ fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
     scene.wait_log(5);
     ip(&["-n", &scene.client.netns, "link", "set", "eth0", "down"]);
     assert_eq!((scene.totals(), scene.state().connections), ((5, 3), 3));
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
     drop((idle, busy, held));
 }
 
@@ -114,7 +114,7 @@ fn a_clients_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
     scene.open_gate();
     streams.iter_mut().skip(1).for_each(|stream| until(stream, "xxxxx"));
     drop(streams);
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -123,10 +123,10 @@ fn a_pods_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
     let server = scene.serving();
     let streams = held(&scene, 5);
     ip(&["netns", "del", &scene.pod.netns]);
-    kill_now(server);
+    oom_kill(server);
     scene.wait("ended", |it| it.state().in_flight == 0);
     drop(streams);
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 /// The pod's link is removed before its processes, so no peer acknowledges their last packets.
@@ -139,16 +139,16 @@ fn a_pod_whose_link_goes_first_leaves_nothing() {
     let server = scene.serving();
     let streams = held(&scene, 5);
     ip(&["-n", &scene.pod.netns, "link", "del", "eth0"]);
-    kill_now(server);
+    oom_kill(server);
     ip(&["netns", "del", &scene.pod.netns]);
     scene.wait("ended", |it| it.state().in_flight == 0);
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
     drop(streams);
 }
 
 /// The server never accepted a connection that waits in the queue of a closing listener.
 #[test]
-fn what_nobody_accepts_ends_with_its_listener() {
+fn unaccepted_connections_end_with_their_listener() {
     let scene = RobustnessFixture::new();
     let mut server = scene.server();
     server.must(&format!("listen {}", super::WILD));

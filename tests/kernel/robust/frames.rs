@@ -110,7 +110,7 @@ fn what_is_lost_of_http2_is_found_again() {
     scene.wait("reset", |it| it.state().in_flight == 0);
     peer.settle(Duration::from_millis(20));
     peer.finish(sent, b"");
-    let _ended = peer.until_ended();
+    let _ended = peer.receive_until_closed();
     scene.wait("closed", |it| it.state().connections == 0);
     assert_eq!(scene.totals(), (count + 1, count + 1));
 }

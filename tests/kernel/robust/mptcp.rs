@@ -52,7 +52,7 @@ fn a_multipath_listener_is_the_pods_and_serves_plain_clients() {
     let _server = listening(&scene);
     assert_eq!(scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap().reachable, 1);
     play(&mut scene.connect());
-    scene.settles_in_order();
+    scene.wait_settled_in_order();
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn undisturbed(listen: impl Fn(&mut RobustnessFixture) -> ScriptedProcess) {
         play(&mut stream);
         let (state, log) = (scene.state(), scene.log());
         drop(stream);
-        if has_repeated(&scene) {
+        if has_retransmitted(&scene) {
             return false;
         }
         assert_eq!((state.connections, state.in_flight, log), (1, 0, 9));
-        scene.settles_in_order();
+        scene.wait_settled_in_order();
         true
     });
     assert!(done, "each time something was sent again");
@@ -93,7 +93,7 @@ fn undisturbed(listen: impl Fn(&mut RobustnessFixture) -> ScriptedProcess) {
 
 /// Returns true if either side has retransmitted data. A flow carries it as new bytes between others, which only a
 /// reader of the MPTCP connection could tell apart: boundaries are lost.
-fn has_repeated(scene: &RobustnessFixture) -> bool {
+fn has_retransmitted(scene: &RobustnessFixture) -> bool {
     let figures = [&scene.pod.netns, &scene.client.netns].map(|it| figures(it, "netstat"));
     figures.iter().any(|it| figure(it, "MPTcpExt:", "MPTCPRetrans") > 0)
 }
@@ -103,7 +103,7 @@ fn a_multipath_client_of_a_plain_listener_falls_back() {
     let scene = RobustnessFixture::new();
     let _server = scene.serving();
     play(&mut scene.connect_mptcp());
-    scene.settles_in_order();
+    scene.wait_settled_in_order();
 }
 
 /// Messages of such a connection are spread over its flows, in each of which boundaries are lost. It counts as one

@@ -52,7 +52,7 @@ impl TunFixture {
 #[track_caller]
 fn close(peer: &mut UserspaceTcpClient<'_>, sent: usize) {
     peer.finish(sent, b"");
-    assert_eq!(peer.until_ended(), ServerClose::Fin);
+    assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
 }
 
 const SHORT: &str = "xxxxx";
@@ -76,7 +76,7 @@ fn a_segment_that_comes_again_is_no_second_request() {
     peer.settle(SOON);
     assert_eq!(line.scene.totals(), (2, 2));
     close(&mut peer, 2 * request.len());
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 /// Up to three requests, some with bodies that look like requests, and their number.
@@ -129,17 +129,17 @@ fn play(overlap: usize, swaps: bool) -> TunFixture {
 
 #[test]
 fn segments_that_overlap_are_read_once() {
-    play(30, false).scene.settles_in_step();
+    play(30, false).scene.wait_settled_in_sync();
 }
 
 #[test]
 fn segments_in_another_order_are_read_in_theirs() {
-    play(0, true).scene.settles_in_step();
+    play(0, true).scene.wait_settled_in_sync();
 }
 
 #[test]
 fn segments_that_overlap_in_another_order_are_read_once() {
-    play(30, true).scene.settles_in_step();
+    play(30, true).scene.wait_settled_in_sync();
 }
 
 /// The last bytes arrive as single-byte segments, last byte first; the bytes before them arrive at the end.
@@ -182,7 +182,7 @@ fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
     peer.until(1, SHORT);
     assert_eq!(line.in_use(), [ConnectionActivity::Idle]);
     close(&mut peer, bytes.len());
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_segment_that_the_kernel_refuses_is_not_read() {
         assert_eq!(line.scene.totals(), (line.scene.log(), line.scene.log()), "{which}");
         assert_eq!(line.scene.state().stray_responses, 0, "{which}");
     }
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 /// Programs of this type cannot verify checksums, so they may read data that the kernel then drops. Network cards
@@ -250,7 +250,7 @@ fn a_forged_segment_far_beyond_the_window_ends_no_body() {
     peer.settle(SOON);
     assert_eq!(line.scene.state().in_flight, 0);
     peer.send(&TcpSegment { flags: RST, ..peer.segment(head.len() + 22, b"") });
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn only_the_reset_that_the_kernel_takes_ends_a_request() {
         assert_eq!((state.in_flight, state.connections), (1, 1));
     }
     peer.send(&TcpSegment { flags: RST, ..peer.segment(request.len(), b"") });
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -279,14 +279,14 @@ fn a_request_may_come_with_the_clients_end() {
     let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
     peer.finish(bytes.len(), bytes);
     peer.until(1, SHORT);
-    assert_eq!(peer.until_ended(), ServerClose::Fin);
+    assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
     // First the segment with FIN, then the data before it.
     let mut peer = UserspaceTcpClient::connect(&line.wire, 1_002);
     peer.finish(bytes.len(), &bytes[20..]);
     peer.put(0, &bytes[..20]);
     peer.until(1, SHORT);
-    assert_eq!(peer.until_ended(), ServerClose::Fin);
-    line.scene.settles_in_step();
+    assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
+    line.scene.wait_settled_in_sync();
 }
 
 /// A sender that probes a closed window with a byte of data, like BSD's. The server reads on after some probes.
@@ -324,25 +324,25 @@ fn a_window_that_closes_and_is_tried_loses_no_boundary() {
     assert!(tries >= 5, "the window was open all the time");
     peer.until(2, SHORT);
     close(&mut peer, all.len());
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 #[test]
 fn the_first_data_may_be_what_ends_the_handshake() {
     // As a whole; in two parts; the second part first.
-    first_data(&TunFixture::new(), &[&[(0, 37)], &[(0, 20), (20, 37)], &[(20, 37), (0, 20)]]);
+    send_first_data(&TunFixture::new(), &[&[(0, 37)], &[(0, 20), (20, 37)], &[(20, 37), (0, 20)]]);
 }
 
 /// SYN cookies leave the listener without state, so only a segment with the first byte completes the handshake.
 #[test]
 fn the_first_data_may_bring_the_cookie_of_the_handshake() {
-    first_data(
+    send_first_data(
         &TunFixture::with(Some("net.ipv4.tcp_syncookies=2"), ""),
         &[&[(0, 37)], &[(0, 20), (20, 37)]],
     );
 }
 
-fn first_data(line: &TunFixture, orders: &[&[(usize, usize)]]) {
+fn send_first_data(line: &TunFixture, orders: &[&[(usize, usize)]]) {
     let request = get("length/5");
     let bytes = request.as_bytes();
     for (port, order) in orders.iter().enumerate() {
@@ -355,7 +355,7 @@ fn first_data(line: &TunFixture, orders: &[&[(usize, usize)]]) {
         close(&mut peer, bytes.len());
         assert_eq!(line.scene.state().desynced_connections, 0, "{order:?}");
     }
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn data_of_the_first_packet_count_where_the_server_takes_them() {
         peer.until(1, SHORT);
         close(&mut peer, bytes.len());
     }
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
         }
         assert_eq!(line.scene.totals(), (1, 1), "again: {again}");
     }
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
 }
 
 /// Lines so short that the slow path reads them, and as many of them as a segment holds.
@@ -422,6 +422,6 @@ fn full_segments_of_short_chunks_are_read_in_any_order() {
         close(&mut peer, request.len());
         assert_eq!(line.scene.state().desynced_connections, 0, "{order:?}");
     }
-    line.scene.settles_in_step();
+    line.scene.wait_settled_in_sync();
     assert_eq!(line.scene.log(), 24);
 }

@@ -22,7 +22,7 @@ fn whatever_sends_an_answer_it_is_read_to_its_end() {
             assert_eq!((scene.totals(), scene.state().in_flight), ((sent, sent), 0), "{way:?}");
         }
     }
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 /// Sends, receives, accepts, binds and listens by io_uring, with and without a submission thread of the kernel.
@@ -47,6 +47,6 @@ fn a_server_by_io_uring_is_counted_like_any_other() {
                 assert_eq!(counts, ((sent, sent), 0), "{way}, {how}");
             }
         }
-        scene.settles_in_step();
+        scene.wait_settled_in_sync();
     }
 }

@@ -56,7 +56,7 @@ fn four_processes_with_listeners_of_their_own_are_one_pod() {
         server.must("serve");
     }
     assert_eq!(load(&scene), scene.log());
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 /// Connections in the queue of a closing listener move to another listener with net.ipv4.tcp_migrate_req.
@@ -77,7 +77,7 @@ fn connections_that_move_to_another_listener_are_counted_once() {
     streams.iter_mut().for_each(|stream| super::until(stream, "xxxxx"));
     assert_eq!(scene.log(), 40);
     drop(streams);
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn children_that_share_their_parents_listener_are_one_pod() {
     server.must("prefork 3");
     server.must("close");
     assert_eq!(load(&scene), scene.log());
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn connections_given_to_another_pods_process_count_where_they_were_accepted() {
     serves.must(&format!("take-accepted {path}"));
     accepts.must(&format!("hand-accepted {path}"));
     assert_eq!(load(&scene), scene.log());
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
     let others = scene.bed.maps.totals(u32::from(other.number));
     assert_eq!((others.started, others.finished), (0, 0));
     std::fs::remove_file(path).unwrap();
@@ -120,7 +120,7 @@ fn a_listener_given_to_another_pods_process_counts_where_it_was_made() {
     makes.must("close");
     serves.must("serve");
     assert_eq!(load(&scene), scene.log());
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
     let others = scene.bed.maps.totals(u32::from(other.number));
     assert_eq!((others.started, others.finished), (0, 0));
 }
@@ -133,7 +133,7 @@ fn a_thread_in_another_namespace_may_accept() {
     server.must(&format!("listen {WILD}"));
     server.must(&format!("serve-in {}", other.netns));
     assert_eq!(load(&scene), scene.log());
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 /// A listener in this pod's namespace is this pod's, whichever process of any pod has made it.
@@ -148,7 +148,7 @@ fn a_listener_made_for_the_pod_by_another_process_of_the_pods_is_the_pods() {
     drop(makes);
     serves.must("serve");
     assert_eq!(load(&scene), scene.log());
-    scene.settles_in_step();
+    scene.wait_settled_in_sync();
 }
 
 /// A listener made like systemd's or a container runtime's: no program runs for its sockets, even in a pod's process.

@@ -223,7 +223,7 @@ impl<'a> UserspaceTcpClient<'a> {
 
     /// Receives packets until the peer has ended the connection.
     #[track_caller]
-    pub(super) fn until_ended(&mut self) -> ServerClose {
+    pub(super) fn receive_until_closed(&mut self) -> ServerClose {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(ended) = self.ended {

@@ -99,7 +99,7 @@ fn early(common: &str) -> ClientCall {
 
 impl ClientCase {
     /// Requests on one connection: all earlier ones have ended when the last one alone is in flight.
-    pub(super) fn curl_kept(width: u64) -> Self {
+    pub(super) fn curl_keep_alive(width: u64) -> Self {
         let common = "--http1.1";
         Self {
             client: "curl",
@@ -117,7 +117,7 @@ impl ClientCase {
 
     /// Requests with `Connection: close`, which curl sends without obeying it. If a server does not repeat the
     /// header, the next request goes to a connection that is being closed, and then to another one.
-    pub(super) fn curl_closed(width: u64) -> Self {
+    pub(super) fn curl_close(width: u64) -> Self {
         let common = "--http1.1 -H Connection:close";
         Self {
             client: "curl",
@@ -254,7 +254,7 @@ impl ClientCase {
     }
 
     /// Requests on one connection, of which the first requests the Upgrade.
-    pub(super) fn nghttp_upgrade_kept() -> Self {
+    pub(super) fn nghttp_upgrade_keep_alive() -> Self {
         let call = |last: &str| {
             let urls = ["hello", "chunks", "empty", last].map(|path| format!("{{url}}/{path}"));
             ClientCall::new(&format!("nghttp -n -u {}", urls.join(" ")), 4)

@@ -87,7 +87,7 @@ impl ServerFixture {
         // All expected requests have arrived, and the right number is open.
         let to_come: Option<u64> = case.hold.iter().map(|call| call.sends).sum();
         let mut own = RequestCount::default();
-        let is_all = until_steady(|| {
+        let is_all = poll_until_steady(|| {
             own = self.own().since(before.own);
             own.open() == case.held && to_come.is_none_or(|count| own.begun == count)
         });
@@ -186,7 +186,7 @@ impl ServerFixture {
 
 /// Waits until `so` is true for a while: a server that updates its log and its status at different times shows
 /// inconsistent values for moments.
-fn until_steady(mut so: impl FnMut() -> bool) -> bool {
+fn poll_until_steady(mut so: impl FnMut() -> bool) -> bool {
     let mut since = None;
     until(|| {
         since = if so() { since.or_else(|| Some(Instant::now())) } else { None };

@@ -143,7 +143,7 @@ impl ServerFixture {
     }
 
     /// Starts the applications behind a proxy in the pod.
-    pub(super) fn start_behind(&mut self) {
+    pub(super) fn start_backends(&mut self) {
         for (role, port) in ["http", "grpc"].into_iter().zip(BEHIND) {
             let mut command = self.inside(&self.pod, &[env!("CARGO_BIN_EXE_servers"), role]);
             command.env("ADDRESS", format!("127.0.0.1:{port}"));

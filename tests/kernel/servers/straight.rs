@@ -87,16 +87,16 @@ fn http1(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
 }
 
 fn http2(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
-    ask_http2(stage, at, |_target| true)
+    send_chosen_http2(stage, at, |_target| true)
 }
 
 /// Sends all inputs but the one that is answered before its body is read: hypercorn then closes the connection, and a
 /// reset for unread data may overtake the response, with or without Rouse.
-fn http2_read(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
-    ask_http2(stage, at, |target| target != "/early")
+fn send_fully_read_http2(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
+    send_chosen_http2(stage, at, |target| target != "/early")
 }
 
-fn ask_http2(
+fn send_chosen_http2(
     stage: &ServerFixture,
     (ip, port): (&str, u16),
     is_asked: fn(&str) -> bool,
@@ -146,7 +146,7 @@ fn direct(
 
 fn start(stage: &mut ServerFixture, recipe: impl Fn(&ServerFixture) -> ServerRecipe) {
     let recipe = recipe(stage);
-    stage.start_behind();
+    stage.start_backends();
     stage.start(&recipe);
 }
 
@@ -175,5 +175,5 @@ fn by_a_services_address_comes_its_pods_own_answer_of_http2() {
     compare("nginx (h2)", |stage| proxies::nginx(stage, "http2"), &[http2]);
     compare("Node http2", |stage| stage.node("h2"), &[http2]);
     let words = ["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"];
-    compare("hypercorn (h2)", |stage| stage.python(&words), &[http2_read]);
+    compare("hypercorn (h2)", |stage| stage.python(&words), &[send_fully_read_http2]);
 }

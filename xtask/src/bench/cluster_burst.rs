@@ -9,7 +9,7 @@ use super::{
     peer,
     report::{BenchGoal, BenchRow, row},
     site::{BenchClientPod, BenchCluster, ClusterBenchContext},
-    stages::started_of,
+    stages::container_started_at,
     stats::{quantile, sorted},
     watched::ObjectWatch,
 };
@@ -119,7 +119,7 @@ fn start(site: &BenchCluster, names: &[String]) -> Result<Vec<f64>> {
     let mut pods: Vec<&str> = recent.map(|it| &*it.pod).collect();
     pods.sort_unstable();
     pods.dedup();
-    let times = pods.into_iter().filter_map(|pod| started_of(pod, &containerd));
+    let times = pods.into_iter().filter_map(|pod| container_started_at(pod, &containerd));
     let times: Vec<f64> = times.map(|at| at.saturating_sub(patched_us) as f64 / 1e3).collect();
     scale(site, names, 0)?;
     Ok(times)

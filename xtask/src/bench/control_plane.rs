@@ -111,7 +111,7 @@ impl Drop for ComponentProcesses {
 }
 
 fn start(site: &BenchCluster) -> Result<ComponentProcesses> {
-    activator_pod(site)?;
+    create_activator_pod(site)?;
     let (controller, autoscaler) = ("http://127.0.0.1:7100", "http://127.0.0.1:7110");
     let outside = format!("{HUB}:8080");
     let part = |words: &[&str], vars: &[(&str, &str)]| -> Result<Child> {
@@ -150,7 +150,7 @@ fn start(site: &BenchCluster) -> Result<ComponentProcesses> {
 
 /// Creates the activator's pod object. The controller knows activators by their pods, and no Route is ready without
 /// one.
-fn activator_pod(site: &BenchCluster) -> Result<()> {
+fn create_activator_pod(site: &BenchCluster) -> Result<()> {
     site.create(
         "apiVersion: v1
 kind: Pod

@@ -202,7 +202,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn what_the_recorder_adds_to_each_run_is_told_apart() {
+    fn the_overhead_of_statistics_is_subtracted_from_each_run() {
         let rows = figures(&serde_json::from_str(PRINTED).unwrap()).unwrap();
         let figures: Vec<_> =
             rows.iter().map(|row| (row.case.as_str(), row.p50, row.reached)).collect();

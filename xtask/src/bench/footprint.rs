@@ -83,11 +83,11 @@ fn each(
 
 /// Memory and CPU of each daemon, and memory of all daemons together.
 fn daemons(site: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
-    let processes = site.part_processes()?;
-    let memory = by_part(&processes, pss_mib);
-    let before = by_part(&processes, ticks);
+    let processes = site.component_processes()?;
+    let memory = sum_by_component(&processes, pss_mib);
+    let before = sum_by_component(&processes, ticks);
     sh::pause(WATCH);
-    let after = by_part(&processes, ticks);
+    let after = sum_by_component(&processes, ticks);
     let maps = site.maps_mib()?;
     let mut rows: Vec<BenchRow> = memory
         .iter()
@@ -108,7 +108,7 @@ fn daemons(site: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
     Ok(rows)
 }
 
-fn by_part(processes: &[(String, u32)], of: fn(u32) -> Result<f64>) -> BTreeMap<&str, f64> {
+fn sum_by_component(processes: &[(String, u32)], of: fn(u32) -> Result<f64>) -> BTreeMap<&str, f64> {
     let mut sums = BTreeMap::new();
     for (part, id) in processes {
         *sums.entry(part.as_str()).or_default() += of(*id).unwrap_or(0.0);

@@ -217,7 +217,7 @@ impl BenchCluster {
     }
 
     /// Processes of Rouse: component and process id.
-    pub(super) fn part_processes(&self) -> Result<Vec<(String, u32)>> {
+    pub(super) fn component_processes(&self) -> Result<Vec<(String, u32)>> {
         let mut all = Vec::new();
         for pod in self.list(&["pods", "--namespace", SYSTEM])? {
             let part = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
@@ -232,7 +232,7 @@ impl BenchCluster {
     /// Memory of all maps that agents hold open, each counted once, in MiB.
     pub(super) fn maps_mib(&self) -> Result<f64> {
         let mut maps = BTreeMap::new();
-        for (_, id) in self.part_processes()?.iter().filter(|(part, _)| part == "agent") {
+        for (_, id) in self.component_processes()?.iter().filter(|(part, _)| part == "agent") {
             // `memlock` in fdinfo is the kernel's own account of a map's memory.
             for entry in fs::read_dir(format!("/proc/{id}/fdinfo"))? {
                 let text = fs::read_to_string(entry?.path()).unwrap_or_default();

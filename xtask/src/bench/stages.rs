@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{coldstart::unix_us_of, load::LoadRecord};
+use crate::{coldstart::parse_unix_us, load::LoadRecord};
 
 /// State of a pod at the moment of one watch event.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,7 +123,7 @@ impl ClusterColdStart {
 }
 
 /// Time at which the container of a pod was started, Unix time in µs.
-pub(super) fn started_of(pod: &str, containerd: &str) -> Option<u64> {
+pub(super) fn container_started_at(pod: &str, containerd: &str) -> Option<u64> {
     SandboxTimes::of(pod, containerd).started
 }
 
@@ -168,7 +168,7 @@ fn id(line: &str) -> Option<&str> {
 /// Time of a log line: `2026-11-21T10:00:00.123456Z …`, or `time="2026-11-21T10:00:00.123456789Z" …`.
 fn stamp(line: &str) -> Option<u64> {
     let word = line.split_whitespace().next()?;
-    unix_us_of(word.strip_prefix("time=").unwrap_or(word).trim_matches('"'))
+    parse_unix_us(word.strip_prefix("time=").unwrap_or(word).trim_matches('"'))
 }
 
 #[cfg(test)]
@@ -178,7 +178,7 @@ mod tests {
     const POD: &str = "wake0-00001-deployment-5d-abcde";
 
     fn at(second: u64, micros: u64) -> u64 {
-        unix_us_of("2026-01-01T00:00:00Z").unwrap() + second * 1_000_000 + micros
+        parse_unix_us("2026-01-01T00:00:00Z").unwrap() + second * 1_000_000 + micros
     }
 
     fn record() -> LoadRecord {
@@ -201,7 +201,7 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
     }
 
     #[test]
-    fn a_wake_is_split_by_what_each_part_left_behind() {
+    fn a_cold_start_is_split_by_the_traces_of_each_component() {
         let autoscaler = "2025-12-31T00:00:00Z  INFO a: scale decided revision=default/wake0-00001 wanted=0\n\
                           2026-01-01T00:00:00.001Z  INFO a: scale decided revision=default/wake0-00001 wanted=1\n";
         let controller = "2026-01-01T00:00:00.006Z  INFO c: scaled object=deployments/default/wake0-00001-deployment scale replicas=1\n";

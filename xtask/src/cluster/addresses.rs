@@ -17,19 +17,19 @@ pub(crate) fn of_node(node: u8) -> [String; 2] {
 }
 
 /// Pod ranges of a node, IPv4 first.
-pub(crate) fn pods_of(node: u8) -> [String; 2] {
+pub(crate) fn pod_ranges(node: u8) -> [String; 2] {
     [format!("10.244.{node}.0/24"), format!("fd00:10:244:{node:x}::/64")]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::plan::MOST_NODES;
+    use crate::cluster::plan::MAX_NODES;
 
     #[test]
     fn no_two_nodes_share_an_address() {
-        let all: Vec<String> = (1..=MOST_NODES)
-            .flat_map(|node| of_node(node).into_iter().chain(pods_of(node)))
+        let all: Vec<String> = (1..=MAX_NODES)
+            .flat_map(|node| of_node(node).into_iter().chain(pod_ranges(node)))
             .collect();
         let mut once = all.clone();
         once.sort();

@@ -88,7 +88,7 @@ pub(crate) fn make(path: &str) -> Result<()> {
 }
 
 /// Creates `path/leaf` in each hierarchy while `path` still holds processes.
-pub(crate) fn make_leaf(path: &str, leaf: &str) -> Result<()> {
+pub(crate) fn create_leaf(path: &str, leaf: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let parent = hierarchy.mount.join(path);
         let at = parent.join(leaf);

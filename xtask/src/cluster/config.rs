@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::addresses::{DNS, HUB, PODS, SERVICES, of_node, pods_of};
+use super::addresses::{DNS, HUB, PODS, SERVICES, of_node, pod_ranges};
 
 /// Image of the pod sandbox: the one that containerd uses by default.
 pub(crate) const PAUSE: &str = "registry.k8s.io/pause:3.10.1";
@@ -136,7 +136,7 @@ SystemdCgroup = false
 /// Configuration of a node's pod network: a bridge, whose addresses all other nodes route to this node.
 pub(crate) fn cni(node: u8) -> Value {
     // host-local assigns addresses on each node by itself, so nodes need no common store.
-    let [v4, v6] = pods_of(node);
+    let [v4, v6] = pod_ranges(node);
     json!({
         "cniVersion": "1.0.0", "name": "pods", "plugins": [
             {

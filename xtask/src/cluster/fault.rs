@@ -47,8 +47,8 @@ pub(crate) fn run(state: &ClusterPaths, action: FaultAction, part: ClusterProces
         (FaultAction::Start, ClusterProcess::Node(node)) => {
             with(state, |starter| start_node(starter, node))
         }
-        (FaultAction::Cut, ClusterProcess::Node(node)) => network::set_cut(state, node, true),
-        (FaultAction::Join, ClusterProcess::Node(node)) => network::set_cut(state, node, false),
+        (FaultAction::Cut, ClusterProcess::Node(node)) => network::set_disconnected(state, node, true),
+        (FaultAction::Join, ClusterProcess::Node(node)) => network::set_disconnected(state, node, false),
         (FaultAction::Cut | FaultAction::Join, _) => {
             bail!("only a node can be cut off; {part} is none")
         }

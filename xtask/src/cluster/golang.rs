@@ -28,7 +28,7 @@ impl GoToolchain {
         // The first one that is new enough is used; an old one can at least download another.
         for go in candidates() {
             match version(&go) {
-                Some(found) if found.is_enough() => return Ok(Self { go, cache }),
+                Some(found) if found.is_sufficient() => return Ok(Self { go, cache }),
                 Some(_) => any = any.or(Some(go)),
                 None => {}
             }

@@ -19,7 +19,7 @@ use crate::{
     workspace::CargoWorkspace,
 };
 
-const PAUSE_C: &str = include_str!("pause.c");
+const PAUSE_SOURCE: &str = include_str!("pause.c");
 /// Name of the image of the cluster's name server.
 pub(crate) const COREDNS: &str = "dev.local/coredns:v1";
 
@@ -63,7 +63,7 @@ fn check_examples(workspace: &CargoWorkspace) -> Result<()> {
             continue;
         }
         for line in fs::read_to_string(&file)?.lines() {
-            let Some(name) = image_named(line) else { continue };
+            let Some(name) = parse_image_name(line) else { continue };
             if !image::all().any(|(_, known)| known == name) {
                 bail!("{} names the image {name}, which xtask does not make", file.display());
             }
@@ -73,7 +73,7 @@ fn check_examples(workspace: &CargoWorkspace) -> Result<()> {
 }
 
 /// Name of the image in a line of a manifest: `- image: dev.local/hello:v1  # …`.
-fn image_named(line: &str) -> Option<&str> {
+fn parse_image_name(line: &str) -> Option<&str> {
     let rest = line.trim().trim_start_matches("- ").strip_prefix("image:")?;
     let name = rest.split('#').next()?.trim().trim_matches(['"', '\'']);
     (!name.is_empty()).then_some(name)
@@ -82,9 +82,9 @@ fn image_named(line: &str) -> Option<&str> {
 fn pause(to: &Path) -> Result<PathBuf> {
     let (source, program) = (to.join("pause.c"), to.join("pause"));
     // The source is kept beside the program, to compile it again only after a change.
-    let same = fs::read_to_string(&source).is_ok_and(|text| text == PAUSE_C);
+    let same = fs::read_to_string(&source).is_ok_and(|text| text == PAUSE_SOURCE);
     if !same || !program.exists() {
-        fs::write(&source, PAUSE_C)?;
+        fs::write(&source, PAUSE_SOURCE)?;
         let mut cc = Command::new("cc");
         sh::capture(cc.args(["-static", "-Os", "-s", "-o"]).arg(&program).arg(&source))?;
     }
@@ -165,9 +165,9 @@ mod tests {
 
     #[test]
     fn images_are_found_in_manifests() {
-        assert_eq!(image_named("        - image: dev.local/hello:v1"), Some("dev.local/hello:v1"));
-        assert_eq!(image_named("  image: \"x:v1\" # why"), Some("x:v1"));
-        assert_eq!(image_named("  # image: x:v1"), None);
-        assert_eq!(image_named("  imagePullPolicy: Never"), None);
+        assert_eq!(parse_image_name("        - image: dev.local/hello:v1"), Some("dev.local/hello:v1"));
+        assert_eq!(parse_image_name("  image: \"x:v1\" # why"), Some("x:v1"));
+        assert_eq!(parse_image_name("  # image: x:v1"), None);
+        assert_eq!(parse_image_name("  imagePullPolicy: Never"), None);
     }
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    addresses::{DNS, of_node, pods_of},
+    addresses::{DNS, of_node, pod_ranges},
     config, network,
     plan::ClusterProcess,
     start::ClusterStarter,
@@ -20,7 +20,7 @@ use crate::sh;
 
 const COREDNS: &str = include_str!("coredns.yaml");
 /// Timeout until all nodes are Ready.
-const READY_WITHIN: Duration = Duration::from_secs(180);
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl ClusterStarter<'_> {
     /// Command `kubectl ARGS` against this cluster.
@@ -59,12 +59,12 @@ impl ClusterStarter<'_> {
         std::fs::remove_file(&aside)?;
         write(&file, &flat)?;
         // On a node, a loopback address means the node itself, so nodes get a kubeconfig of their own.
-        self.write_access(&self.state.kubeconfig_inside(), "admin")?;
+        self.write_kubeconfig_for(&self.state.kubeconfig_inside(), "admin")?;
         hand_over(&file)
     }
 
     /// Waits until the API server reports that it is ready.
-    pub(crate) fn wait_for_answer(&self) -> Result<()> {
+    pub(crate) fn wait_for_api_server(&self) -> Result<()> {
         let started = Instant::now();
         while self.ask(&["get", "--raw", "/readyz"])?.is_none() {
             self.check(ClusterProcess::ApiServer, started, Duration::from_secs(120))?;
@@ -100,32 +100,32 @@ impl ClusterStarter<'_> {
             let nodes = self.nodes()?;
             // Nodes whose kubelet was not restarted are absent from `before` and count at once.
             let ready = nodes.iter().filter(|node| node.is_ready && is_news(node)).count();
-            if ready == usize::from(self.mark.nodes) && self.has_names()? {
+            if ready == usize::from(self.mark.nodes) && self.has_cluster_dns()? {
                 break;
             }
             // A process that has ended never becomes ready: the error then has the end of its log.
             for node in 1..=self.mark.nodes {
                 for process in ClusterProcess::of_node(node) {
-                    self.check(process, started, READY_WITHIN)?;
+                    self.check(process, started, READY_TIMEOUT)?;
                 }
             }
             sh::pause(Duration::from_millis(300));
         }
         for node in self.nodes()?.iter().filter(|node| !node.has_pods) {
-            self.set_pod_addresses(&node.name)?;
+            self.set_pod_range(&node.name)?;
         }
         Ok(())
     }
 
     /// Sets the pod range of a node. Kubernetes allocates none here, but tools read the field.
-    fn set_pod_addresses(&self, name: &str) -> Result<()> {
+    fn set_pod_range(&self, name: &str) -> Result<()> {
         let number = name.trim_start_matches("node").parse().unwrap_or(0);
-        let pods = pods_of(number);
+        let pods = pod_ranges(number);
         let patch = serde_json::json!({"spec": {"podCIDR": pods[0], "podCIDRs": pods}}).to_string();
         sh::capture(&mut self.kubectl(&["patch", "node", name, "--patch", &patch])?).map(drop)
     }
 
-    fn has_names(&self) -> Result<bool> {
+    fn has_cluster_dns(&self) -> Result<bool> {
         let jsonpath = "jsonpath={.status.readyReplicas}";
         let args =
             ["get", "--namespace", "kube-system", "deployment/coredns", "--output", jsonpath];
@@ -195,7 +195,7 @@ pub(crate) fn describe(
             let cgroup = super::cgroups::v2(&group).map(|path| path.display().to_string());
             serde_json::json!({
                 "name": node.name, "ready": node.is_ready, "version": node.version,
-                "addresses": of_node(number), "pods": pods_of(number),
+                "addresses": of_node(number), "pods": pod_ranges(number),
                 "netns": state.netns(Some(number)), "cgroup": cgroup.unwrap_or_default(),
             })
         })

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    addresses::{HUB, SERVICES, of_node, pods_of},
+    addresses::{HUB, SERVICES, of_node, pod_ranges},
     state::ClusterPaths,
 };
 use crate::sh;
@@ -59,10 +59,10 @@ pub(crate) fn make(state: &ClusterPaths, node: Option<u8>) -> Result<()> {
         sh::capture(inside(&netns, "sh").args(["-c", &script]))?;
     }
     match node {
-        None => batch(&netns, &hub_lines())?,
+        None => batch(&netns, &control_plane_commands())?,
         Some(node) => {
             join(state, node)?;
-            batch(&netns, &node_lines(node))?;
+            batch(&netns, &node_commands(node))?;
         }
     }
     fs::write(&laid, "").with_context(|| format!("cannot write {}", laid.display()))
@@ -74,7 +74,7 @@ fn is_namespace(file: &Path) -> bool {
     filesystem.is_ok_and(|kind| kind == nix::sys::statfs::NSFS_MAGIC)
 }
 
-fn hub_lines() -> Vec<String> {
+fn control_plane_commands() -> Vec<String> {
     let [v4, v6] = HUB;
     vec![
         "link set lo up".to_owned(),
@@ -100,7 +100,7 @@ fn join(state: &ClusterPaths, node: u8) -> Result<()> {
     batch(&state.netns(None), &lines)
 }
 
-fn node_lines(node: u8) -> Vec<String> {
+fn node_commands(node: u8) -> Vec<String> {
     let [v4, v6] = of_node(node);
     vec![
         "link set lo up".to_owned(),
@@ -122,7 +122,7 @@ pub(crate) fn route(state: &ClusterPaths, nodes: u8) -> Result<()> {
         let mut lines = Vec::new();
         // A node's own pods are behind its bridge already.
         for to in (1..=nodes).filter(|&to| Some(to) != from) {
-            let ways = pods_of(to).into_iter().zip(of_node(to));
+            let ways = pod_ranges(to).into_iter().zip(of_node(to));
             lines.extend(ways.map(|(pods, via)| format!("route replace {pods} via {via}")));
         }
         if from.is_none() {
@@ -136,7 +136,7 @@ pub(crate) fn route(state: &ClusterPaths, nodes: u8) -> Result<()> {
 }
 
 /// Disconnects the node from all others, or connects it again.
-pub(crate) fn set_cut(state: &ClusterPaths, node: u8, is_cut: bool) -> Result<()> {
+pub(crate) fn set_disconnected(state: &ClusterPaths, node: u8, is_cut: bool) -> Result<()> {
     let word = if is_cut { "down" } else { "up" };
     batch(&state.netns(None), &[format!("link set node{node} {word}")])
 }

@@ -10,7 +10,7 @@ use rcgen::{
 
 use super::{
     addresses::{HUB, KUBERNETES, of_node},
-    plan::MOST_NODES,
+    plan::MAX_NODES,
 };
 
 /// Subject of a certificate: file name, common name, group, and the names and addresses of a server.
@@ -65,7 +65,7 @@ fn subjects() -> Vec<CertificateSubject<'static>> {
         },
     ];
     // Certificates for all possible nodes, so that a node can be added without signing again.
-    for node in 1..=MOST_NODES {
+    for node in 1..=MAX_NODES {
         let name = format!("system:node:node{node}");
         // The API server's Node authorizer requires exactly this name and group.
         all.push(user(&format!("node{node}"), &name, "system:nodes"));

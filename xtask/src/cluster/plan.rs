@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt, str::FromStr};
 
 /// Highest number of nodes: as many have addresses and certificates.
-pub(crate) const MOST_NODES: u8 = 20;
+pub(crate) const MAX_NODES: u8 = 20;
 
 /// A process of the cluster that xtask itself starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,7 +82,7 @@ impl FromStr for ClusterProcess {
 fn on_node(text: &str) -> Option<ClusterProcess> {
     let rest = text.strip_prefix("node")?;
     let (number, part) = rest.split_once('/').map_or((rest, None), |(n, part)| (n, Some(part)));
-    let node = number.parse().ok().filter(|node| (1..=MOST_NODES).contains(node))?;
+    let node = number.parse().ok().filter(|node| (1..=MAX_NODES).contains(node))?;
     match part {
         None => Some(ClusterProcess::Node(node)),
         Some("containerd") => Some(ClusterProcess::Containerd(node)),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn without_nodes_nobody_but_us_writes_to_the_api_server() {
+    fn without_nodes_only_xtask_writes_to_the_api_server() {
         let steps = plan(&ObservedCluster::default(), 0);
         assert_eq!(
             steps,

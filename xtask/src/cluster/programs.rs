@@ -74,7 +74,7 @@ impl ClusterPrograms {
 /// Directory that `KUBEBUILDER_ASSETS` names; an error if its API server has another minor version.
 pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
     let Some(assets) = std::env::var_os(ASSETS).map(PathBuf::from) else { return Ok(None) };
-    let held = version_of(&assets)?;
+    let held = api_server_version(&assets)?;
     if held.minor != version.minor {
         bail!(
             "{ASSETS} holds {held}, but {version} is wanted: unset it, or leave out --kubernetes"
@@ -86,12 +86,12 @@ pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
 /// Version to run if none is named: the API server's in `KUBEBUILDER_ASSETS`, or the newest.
 pub(crate) fn default_version() -> Result<KubernetesVersion> {
     match std::env::var_os(ASSETS) {
-        Some(assets) => version_of(Path::new(&assets)),
+        Some(assets) => api_server_version(Path::new(&assets)),
         None => Ok(NEWEST),
     }
 }
 
-fn version_of(assets: &Path) -> Result<KubernetesVersion> {
+fn api_server_version(assets: &Path) -> Result<KubernetesVersion> {
     let says = sh::capture(Command::new(assets.join("kube-apiserver")).arg("--version"))
         .with_context(|| format!("{ASSETS} is {}, where no API server runs", assets.display()))?;
     let word = says.split_whitespace().last().unwrap_or_default();
@@ -153,7 +153,7 @@ pub(crate) fn one(recipe: &BuildRecipe) -> Result<PathBuf> {
 }
 
 /// Returns true if the program of a recipe with one program need not be built.
-pub(crate) fn is_at_hand(recipe: &BuildRecipe) -> Result<bool> {
+pub(crate) fn is_available(recipe: &BuildRecipe) -> Result<bool> {
     Ok(place(recipe)?.1.is_file())
 }
 

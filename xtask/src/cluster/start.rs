@@ -65,11 +65,11 @@ impl ClusterStarter<'_> {
     /// Writes a kubeconfig for a process of the control plane, and returns its path.
     fn access(&self, user: &str) -> Result<PathBuf> {
         let file = self.state.folder().join(format!("{user}.kubeconfig"));
-        self.write_access(&file, user)?;
+        self.write_kubeconfig_for(&file, user)?;
         Ok(file)
     }
 
-    pub(crate) fn write_access(&self, file: &Path, user: &str) -> Result<()> {
+    pub(crate) fn write_kubeconfig_for(&self, file: &Path, user: &str) -> Result<()> {
         let server = format!("https://{}:{}", HUB[0], self.mark.port);
         write(file, &config::kubeconfig(&self.state.pki(), user, &server).to_string())
     }
@@ -150,15 +150,15 @@ impl ClusterStarter<'_> {
         let launch = ProcessLaunch { cgroups, argv, stdin: None, path: Vec::new() };
         process::start(self.state, ClusterProcess::Node(node), launch)?;
         self.wait(ClusterProcess::Node(node), || ready.exists())?;
-        self.settle_keeper(node)
+        self.move_keeper_to_leaf(node)
     }
 
     /// Moves the keeper below the node's cgroup, because a cgroup that delegates controllers may hold no process.
-    fn settle_keeper(&self, node: u8) -> Result<()> {
+    fn move_keeper_to_leaf(&self, node: u8) -> Result<()> {
         let id = process::id(self.state, ClusterProcess::Node(node))
             .context("the node's keeper ended")?;
         let group = format!("{}/node{node}", self.state.cgroup());
-        cgroups::make_leaf(&group, "daemons")?;
+        cgroups::create_leaf(&group, "daemons")?;
         for file in cgroups::entries(&format!("{group}/daemons"))? {
             fs::write(&file, id.to_string())
                 .with_context(|| format!("cannot move the keeper to {}", file.display()))?;
@@ -221,7 +221,7 @@ impl ClusterStarter<'_> {
         let folder = self.state.node(node);
         let config = config::kubelet(&self.state.pki(), node);
         write(&folder.join("kubelet.json"), &config.to_string())?;
-        self.write_access(&folder.join("kubeconfig"), &format!("node{node}"))?;
+        self.write_kubeconfig_for(&folder.join("kubeconfig"), &format!("node{node}"))?;
         self.on_node(
             ClusterProcess::Kubelet(node),
             node,
@@ -238,7 +238,7 @@ impl ClusterStarter<'_> {
         };
         let file = folder.join("kube-proxy.json");
         write(&file, &config::proxy(&folder, node, mode).to_string())?;
-        self.write_access(&folder.join("kube-proxy.kubeconfig"), "kube-proxy")?;
+        self.write_kubeconfig_for(&folder.join("kube-proxy.kubeconfig"), "kube-proxy")?;
         let args = vec![format!("--config={}", file.display())];
         self.on_node(ClusterProcess::Proxy(node), node, "kube-proxy", args)
     }

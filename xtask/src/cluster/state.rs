@@ -124,7 +124,7 @@ impl ClusterPaths {
     }
 
     /// Writes the record, atomically by a rename.
-    pub(crate) fn set_mark(&self, mark: &ClusterRecord) -> Result<()> {
+    pub(crate) fn write_record(&self, mark: &ClusterRecord) -> Result<()> {
         let folder = self.folder();
         for name in ["log", "pid", "pki"] {
             fs::create_dir_all(folder.join(name))

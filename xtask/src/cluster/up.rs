@@ -16,7 +16,7 @@ use super::{
     golang::GoToolchain,
     images::{self, ImageArchives},
     kubectl, network, pki,
-    plan::{self, ClusterProcess, ClusterUpStep, MOST_NODES, ObservedCluster},
+    plan::{self, ClusterProcess, ClusterUpStep, MAX_NODES, ObservedCluster},
     process,
     programs::{self, ClusterPrograms},
     start::ClusterStarter,
@@ -34,7 +34,7 @@ use crate::{
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ClusterUpArgs {
     /// Number of nodes; 0 is an API server alone [default: 2, or the present number]
-    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST_NODES)))]
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=i64::from(MAX_NODES)))]
     pub(crate) nodes: Option<u8>,
     /// Version of Kubernetes: newest, oldest or vX.Y.Z [default: the version in KUBEBUILDER_ASSETS, or newest]
     #[arg(long)]
@@ -59,13 +59,13 @@ pub(crate) struct ClusterUpArgs {
 /// Runs `cargo xtask cluster up`: builds as the user, then starts processes as root.
 pub(crate) fn run(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<()> {
     if let Some(file) = &args.prepared {
-        return raise_cluster(state, args, wanted(state, args)?, &read_images(file)?);
+        return start_cluster(state, args, wanted(state, args)?, &read_images(file)?);
     }
     let images = prepare(state, args)?;
     if sh::is_root() {
-        return raise_cluster(state, args, wanted(state, args)?, &images);
+        return start_cluster(state, args, wanted(state, args)?, &images);
     }
-    again_as_root(&images)
+    rerun_as_root(&images)
 }
 
 /// Builds all programs and images, without root. It is also `cargo xtask cluster build`.
@@ -94,7 +94,7 @@ pub(crate) fn load(
         None => build_images(&ClusterPrograms::find(version, mark.assets.as_deref())?, packages)?,
     };
     if !sh::is_root() {
-        return again_as_root(&images);
+        return rerun_as_root(&images);
     }
     with(state, |starter| {
         for node in 1..=mark.nodes {
@@ -148,7 +148,7 @@ fn read_images(file: &Path) -> Result<ImageArchives> {
 }
 
 /// Runs this command again through sudo, with the images that were built as the user.
-fn again_as_root(images: &ImageArchives) -> Result<()> {
+fn rerun_as_root(images: &ImageArchives) -> Result<()> {
     let folder = CargoWorkspace::load()?.target.join("cluster-images");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let file = folder.join("images.json");
@@ -157,20 +157,20 @@ fn again_as_root(images: &ImageArchives) -> Result<()> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS");
     let vars: Vec<_> =
         assets.iter().map(|value| ("KUBEBUILDER_ASSETS", value.as_os_str())).collect();
-    let mut command = sh::raised_with(std::env::current_exe()?, &vars);
+    let mut command = sh::root_command_with(std::env::current_exe()?, &vars);
     sh::run(command.args(std::env::args_os().skip(1)).arg("--prepared").arg(file))
 }
 
 /// Starts everything that needs root.
-fn raise_cluster(
+fn start_cluster(
     state: &ClusterPaths,
     args: &ClusterUpArgs,
     version: KubernetesVersion,
     images: &ImageArchives,
 ) -> Result<()> {
     let mark = mark(state, args, version)?;
-    state.set_mark(&mark)?;
-    // Only now: the lock file is in the cluster's directory, which `set_mark` creates.
+    state.write_record(&mark)?;
+    // Only now: the lock file is in the cluster's directory, which `write_record` creates.
     let _lock = lock::wait_for(&state.folder().join("lock"))?;
     let programs = ClusterPrograms::find(version, mark.assets.as_deref())?;
     let starter = ClusterStarter { state, mark: &mark, programs: &programs };
@@ -225,7 +225,7 @@ fn resume(state: &ClusterPaths, mark: &ClusterRecord) {
     for node in 1..=mark.nodes {
         let _not_there = fault::freeze(state, node, false);
         if state.netns(Some(node)).exists() {
-            let _not_there = network::set_cut(state, node, false);
+            let _not_there = network::set_disconnected(state, node, false);
         }
     }
     // A suspended process counts as alive for the plan, and nothing would continue it.
@@ -280,7 +280,7 @@ fn carry_out(
                 _ => Ok(()),
             }
         }
-        ClusterUpStep::Answer => starter.wait_for_answer(),
+        ClusterUpStep::Answer => starter.wait_for_api_server(),
         ClusterUpStep::Load(node) => images::load(starter, node, images),
         ClusterUpStep::Addons => starter.apply_addons(),
         ClusterUpStep::Ready => starter.wait_until_ready(stale),

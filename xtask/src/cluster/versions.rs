@@ -75,7 +75,7 @@ impl GoVersion {
     }
 
     /// Returns true if it can build the programs that `GO` builds.
-    pub(crate) fn is_enough(self) -> bool {
+    pub(crate) fn is_sufficient(self) -> bool {
         (self.major, self.minor) >= (GO.major, GO.minor)
     }
 }
@@ -109,9 +109,9 @@ mod tests {
     #[test]
     fn go_says_which_it_is() {
         let go = GoVersion::parse("go version go1.26.8 linux/amd64").unwrap();
-        assert!(go.is_enough());
+        assert!(go.is_sufficient());
         assert_eq!(go.to_string(), "go1.26.8");
-        assert!(!GoVersion::parse("go version go1.19.8 linux/amd64").unwrap().is_enough());
-        assert!(GoVersion::parse("go version go1.27rc1 linux/amd64").unwrap().is_enough());
+        assert!(!GoVersion::parse("go version go1.19.8 linux/amd64").unwrap().is_sufficient());
+        assert!(GoVersion::parse("go version go1.27rc1 linux/amd64").unwrap().is_sufficient());
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn svg(run: &DemoRun) -> String {
     let _ = writeln!(
         out,
         r#"<path d="{}" fill="none" stroke="{POD}" stroke-width="2"/>"#,
-        pods_line(run, first, pods_most, |us| x(us as f64 / STEP_US as f64))
+        draw_pods(run, first, pods_most, |us| x(us as f64 / STEP_US as f64))
     );
     seconds(&mut out, steps, x);
     out + "</svg>\n"
@@ -100,7 +100,7 @@ fn bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
     bars
 }
 
-fn pods_line(run: &DemoRun, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String {
+fn draw_pods(run: &DemoRun, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String {
     let mut line = String::new();
     let mut last = PODS.1;
     for sample in &run.samples {

@@ -22,12 +22,12 @@ const SERVICE: &str = "hello.default.svc.cluster.local";
 /// Load that rises to forty requests at once; the target is ten a pod (`examples/hello.yaml`).
 const STAGES: &str = "4x2s,16x4s,40x14s";
 /// Interval between two samples of the pods.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Timeout for scaling to zero: window of 6 s, the last pod's grace period, and a margin.
-const ASLEEP_WITHIN: Duration = Duration::from_secs(40);
+const SCALE_TO_ZERO_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Consecutive samples without a pod that count as asleep: the list may lag behind a pod that has just started.
-const EMPTY_LOOKS: u32 = 3;
+const EMPTY_SAMPLES: u32 = 3;
 
 /// Runs the demonstration and returns its requests and samples.
 pub(super) fn tell(node: &LocalNode, manifest: &Path) -> Result<DemoRun> {
@@ -92,21 +92,21 @@ impl DemoRunner<'_> {
     }
 
     fn fall_asleep(&mut self) -> Result<()> {
-        let looks = ASLEEP_WITHIN.as_millis() / LOOK_EVERY.as_millis();
+        let looks = SCALE_TO_ZERO_TIMEOUT.as_millis() / SAMPLE_INTERVAL.as_millis();
         let mut empty_looks = 0;
         for _ in 0..looks {
             self.look()?;
             // Counted in a row: a pod that appears again starts the count from zero.
             empty_looks = if self.run.pods_now() == 0 { empty_looks + 1 } else { 0 };
-            if empty_looks == EMPTY_LOOKS {
+            if empty_looks == EMPTY_SAMPLES {
                 self.run.times_asleep += 1;
                 self.screen.say("asleep again: no pod is left");
                 return Ok(());
             }
             self.screen.show(&self.run.live(unix_us()));
-            sh::pause(LOOK_EVERY);
+            sh::pause(SAMPLE_INTERVAL);
         }
-        self.screen.say(&format!("still {} pods after {ASLEEP_WITHIN:?}", self.run.pods_now()));
+        self.screen.say(&format!("still {} pods after {SCALE_TO_ZERO_TIMEOUT:?}", self.run.pods_now()));
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl DemoRunner<'_> {
             self.look()?;
             self.screen.show(&self.run.live(unix_us()));
             if !is_over {
-                sh::pause(LOOK_EVERY);
+                sh::pause(SAMPLE_INTERVAL);
             }
         }
         let status = load.wait()?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::{coldstart::NodeColdStart, load::LoadRecord};
 
 /// Least share of the load's requests on the direct path.
-const DIRECT_SHARE: f64 = 0.95;
+const MIN_DIRECT_SHARE: f64 = 0.95;
 /// Least number of pods that the load must scale out to.
 const PODS: usize = 3;
 
@@ -149,10 +149,10 @@ impl DemoFigures {
             let first = self.first_loss.as_deref().unwrap_or("none was sent");
             failures.push(format!("{} of {} requests lost (first: {first})", self.lost, self.sent));
         }
-        if self.direct_share < DIRECT_SHARE {
+        if self.direct_share < MIN_DIRECT_SHARE {
             let share = 100.0 * self.direct_share;
             failures
-                .push(format!("only {share:.1} % went direct, not {:.0} %", 100.0 * DIRECT_SHARE));
+                .push(format!("only {share:.1} % went direct, not {:.0} %", 100.0 * MIN_DIRECT_SHARE));
         }
         if self.max_pods < PODS {
             failures.push(format!("only {} pods ran, not {PODS}", self.max_pods));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn run() -> DemoRun {
-        let start = crate::coldstart::unix_us_of("2026-11-21T10:00:00.000000Z").unwrap();
+        let start = crate::coldstart::parse_unix_us("2026-11-21T10:00:00.000000Z").unwrap();
         let mut run = DemoRun { times_asleep: 2, ..DemoRun::default() };
         run.records.push((RequestPurpose::Wake, record(start, false)));
         for index in 1..=100 {

@@ -41,7 +41,7 @@ pub(crate) struct ProgramImage<'a> {
 pub(crate) fn write(image: &ProgramImage<'_>, folder: &Path) -> Result<String> {
     let tar = layer(image)?;
     let configuration = configuration(image, &tar)?;
-    if let Some(digest) = digest_of(image, &configuration, folder) {
+    if let Some(digest) = existing_digest(image, &configuration, folder) {
         return Ok(digest);
     }
     if folder.exists() {
@@ -101,7 +101,7 @@ fn configuration(image: &ProgramImage<'_>, tar: &[u8]) -> Result<String> {
 }
 
 /// Digest of the manifest, if `folder` already holds the whole image.
-fn digest_of(image: &ProgramImage<'_>, configuration: &str, folder: &Path) -> Option<String> {
+fn existing_digest(image: &ProgramImage<'_>, configuration: &str, folder: &Path) -> Option<String> {
     let index = ImageIndex::from_file(folder.join("index.json")).ok()?;
     let listed = index.manifests().first()?;
     let has_name = listed.annotations().as_ref()?.get(REF_NAME)? == image.name;

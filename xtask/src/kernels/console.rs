@@ -54,11 +54,11 @@ impl ConsoleResults {
     pub(crate) fn absorb(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(said) = line.strip_prefix(OURS) {
-            return self.absorb_ours(said);
+            return self.parse_job_line(said);
         }
         // The first output of a test is on the same line as the test's name.
         if let Some((_, said)) = line.split_once(VERIFIER) {
-            self.absorb_verdict(said);
+            self.parse_verifier_line(said);
         }
         if let Some((run, tally)) = &mut self.run {
             tally.absorb(line);
@@ -69,7 +69,7 @@ impl ConsoleResults {
         }
     }
 
-    fn absorb_ours(&mut self, said: &str) {
+    fn parse_job_line(&mut self, said: &str) {
         let mut words = said.split(' ');
         match (words.next(), words.next(), words.next().map(str::parse)) {
             (Some("begin"), Some(run), None) => {
@@ -84,7 +84,7 @@ impl ConsoleResults {
         }
     }
 
-    fn absorb_verdict(&mut self, said: &str) {
+    fn parse_verifier_line(&mut self, said: &str) {
         let Some((name, said)) = said.split_once(' ') else { return };
         let verdict = match said {
             "refused" => VerifierVerdict::Refused,

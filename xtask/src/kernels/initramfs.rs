@@ -24,7 +24,7 @@ pub(crate) fn make(kernel: &CachedKernel, program: &Path, job: &str) -> Result<V
     let mut archive = CpioArchive::default();
     FOLDERS.iter().for_each(|folder| archive.folder(folder));
     archive.file("bin/busybox", &busybox()?);
-    for (number, file) in first_modules(kernel)?.iter().enumerate() {
+    for (number, file) in boot_modules(kernel)?.iter().enumerate() {
         let name = file.rsplit('/').next().unwrap_or_default();
         // Numbered, because the init script loads them in the order of their names.
         let path = format!("modules/{number:02}-{}", name.split(".xz").next().unwrap_or_default());
@@ -56,7 +56,7 @@ fn has_interpreter(program: &[u8]) -> bool {
     (0..count).any(|index| number(at + index * size, 4) as u32 == INTERPRETER)
 }
 
-fn first_modules(kernel: &CachedKernel) -> Result<Vec<String>> {
+fn boot_modules(kernel: &CachedKernel) -> Result<Vec<String>> {
     let list = |name: &str| -> Result<String> {
         Ok(String::from_utf8_lossy(&read(&kernel.modules.join(name))?).into_owned())
     };

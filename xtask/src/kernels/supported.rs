@@ -39,7 +39,7 @@ pub(crate) struct UnsupportedTests {
 }
 
 /// Table of all such tests. A listed test that no longer exists is an error, so that no old name hides a gap.
-const LEFT_OUT: [UnsupportedTests; 2] = [
+const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
     UnsupportedTests {
         since: (5, 15),
         why: "no cookies in sock_ops (5.15): what listens from before the programs is not counted",
@@ -68,7 +68,7 @@ pub(crate) struct TestSelection {
 
 /// Fails if the table names a test that is not in `tests`, the list of all tests.
 pub(crate) fn check(tests: &[String]) -> Result<(), String> {
-    let known = LEFT_OUT.iter().flat_map(|entry| entry.tests);
+    let known = UNSUPPORTED_TESTS.iter().flat_map(|entry| entry.tests);
     let gone: Vec<_> = known.filter(|name| !tests.iter().any(|test| test == *name)).collect();
     match gone.is_empty() {
         true => Ok(()),
@@ -80,7 +80,7 @@ pub(crate) fn check(tests: &[String]) -> Result<(), String> {
 pub(crate) fn choose(tests: &[String], kernel: KernelSeries) -> TestSelection {
     let mut choice = TestSelection::default();
     for test in tests {
-        match why_not(test, kernel) {
+        match unsupported_reason(test, kernel) {
             Some(why) => choice.left_out.push((test.clone(), why)),
             None => choice.run.push(test.clone()),
         }
@@ -88,8 +88,8 @@ pub(crate) fn choose(tests: &[String], kernel: KernelSeries) -> TestSelection {
     choice
 }
 
-fn why_not(test: &str, kernel: KernelSeries) -> Option<&'static str> {
-    let found = LEFT_OUT.iter().find(|entry| entry.tests.contains(&test))?;
+fn unsupported_reason(test: &str, kernel: KernelSeries) -> Option<&'static str> {
+    let found = UNSUPPORTED_TESTS.iter().find(|entry| entry.tests.contains(&test))?;
     (kernel < found.since).then_some(found.why)
 }
 
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn tests() -> Vec<String> {
-        let known = LEFT_OUT.iter().flat_map(|entry| entry.tests);
+        let known = UNSUPPORTED_TESTS.iter().flat_map(|entry| entry.tests);
         known.map(|&test| test.to_owned()).chain(["listen::x".to_owned()]).collect()
     }
 

@@ -62,7 +62,7 @@ pub(crate) struct VirtualMachine<'a> {
 const MEMORY: &str = "3072";
 const CPUS: &str = "2";
 /// Command line of the kernel. A panic reboots, which ends the machine because of `-no-reboot`.
-const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 rdinit=/init";
+const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 rdinit=/init";
 /// Share of all host files with the machine, read only.
 const FILES: &str = "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap";
 
@@ -78,7 +78,7 @@ impl VirtualMachine<'_> {
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(self.accel.flags()).args(["-m", MEMORY, "-smp", CPUS]);
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initramfs);
-        command.args(["-append", KERNEL_WORDS]);
+        command.args(["-append", KERNEL_COMMAND_LINE]);
         // The first serial line is the kernel's console, the second the job's output.
         command.arg("-serial").arg(format!("file:{}", self.console.display()));
         command.args(["-serial", "stdio", "-fsdev", FILES]);

@@ -17,7 +17,7 @@ use tokio_util::io::InspectWriter;
 use super::{LoadArgs, LoadRecord};
 
 /// Pause after a failed request, so that a refused connection causes no busy loop.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// State that all workers of a run share.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub(super) async fn closed(
             return;
         }
         if failed {
-            tokio::time::sleep(AFTER_FAILURE).await;
+            tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
         }
     }
 }
@@ -101,11 +101,11 @@ pub(super) async fn open(shared: Rc<LoadWorkerState>, records: mpsc::Sender<Load
             continue;
         }
         let Some(number) = shared.take() else { return };
-        tokio::task::spawn_local(open_one(shared.clone(), number, records.clone()));
+        tokio::task::spawn_local(send_in_open_loop(shared.clone(), number, records.clone()));
     }
 }
 
-async fn open_one(shared: Rc<LoadWorkerState>, number: u64, records: mpsc::Sender<LoadRecord>) {
+async fn send_in_open_loop(shared: Rc<LoadWorkerState>, number: u64, records: mpsc::Sender<LoadRecord>) {
     let kept = match shared.is_fresh(number) {
         true => None,
         false => shared.idle.borrow_mut().pop(),

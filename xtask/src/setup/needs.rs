@@ -43,7 +43,7 @@ impl SetupPurpose {
     }
 
     /// Returns true if it compiles the eBPF programs.
-    pub(crate) fn needs_kernel_half(self) -> bool {
+    pub(crate) fn needs_ebpf_toolchain(self) -> bool {
         self.needs_kernel() || self == Self::Kernels
     }
 }

@@ -43,13 +43,13 @@ impl TestBuilder {
 
     /// Creates a builder with the eBPF programs, built here if `prepared` is no error. On errors, only their users
     /// fail.
-    pub(super) fn with_kernel_half(workspace: CargoWorkspace, prepared: Result<()>) -> Self {
+    pub(super) fn with_ebpf(workspace: CargoWorkspace, prepared: Result<()>) -> Self {
         let object = prepared.and_then(|()| build_ebpf::object(&workspace));
         Self { workspace, object: object.map_err(|error| format!("{error:#}")), built: None }
     }
 
     /// Returns this builder with the programs that `file` lists, in place of those that Cargo would build.
-    pub(super) fn with_built(self, file: &Path) -> Result<Self> {
+    pub(super) fn with_prebuilt(self, file: &Path) -> Result<Self> {
         let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         let built = serde_json::from_slice(&text);
         let built = built.with_context(|| format!("{} lists no programs", file.display()))?;

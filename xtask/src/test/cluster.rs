@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::{
     TestArgs, TierOutcome,
     build::{TestBuilder, TestProgram},
-    privileged, run_counted,
+    privileged, run_and_count,
     tally::TestCounts,
 };
 use crate::{
@@ -22,11 +22,11 @@ const SHARED: &str = "rouse-installed";
 /// API server that only the controller's own tests write to.
 const ALONE: &str = "rouse-alone";
 /// Test programs of the controller that need that API server.
-pub(super) const ON_API_SERVER: [&str; 3] = ["apiserver", "platform", "webhook"];
+pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhook"];
 
 /// Modules and tests that use namespaces or clusters of their own, and inject no faults into the shared cluster:
 /// several of them run at once.
-const SIDE_BY_SIDE: [&str; 14] = [
+const PARALLEL_TESTS: [&str; 14] = [
     "contract::",
     "deleted::",
     "examples::",
@@ -49,7 +49,7 @@ const AT_ONCE: u8 = 3;
 pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster], args.yes)?;
     // A wrong chart fails the tier, but only after its other tests have run.
-    let chart = of_chart(args, builder)
+    let chart = check_chart(args, builder)
         .unwrap_or_else(|error| TierOutcome::CannotRun(format!("chart: {error:#}")));
     if let Some(file) = &args.kubeconfig {
         return Ok(chart.and(existing(file, args, builder)?));
@@ -61,7 +61,7 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
 }
 
 /// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
-fn of_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
+fn check_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let wanted =
         |name: &str| args.names.is_empty() || args.names.iter().any(|it| name.contains(it));
     let checks: Vec<_> = CHECKS.into_iter().filter(|(name, _)| wanted(name)).collect();
@@ -92,17 +92,17 @@ fn of_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
 
 /// Runs the controller's tests against an API server without nodes, which is removed afterwards.
 fn against_api_server(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    let words: Vec<&str> = ON_API_SERVER.iter().flat_map(|name| ["--test", *name]).collect();
+    let words: Vec<&str> = API_SERVER_TESTS.iter().flat_map(|name| ["--test", *name]).collect();
     let programs = builder.tests(&words)?;
     let mut up = cluster_command(xtask, ALONE);
     up.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
-    let outcome = sh::run(&mut up).and_then(|()| one_by_one(xtask, args, &programs));
+    let outcome = sh::run(&mut up).and_then(|()| run_sequentially(xtask, args, &programs));
     // Removed after failures as well: the next run must start with an empty API server.
     sh::run(cluster_command(xtask, ALONE).arg("down"))?;
     outcome
 }
 
-fn one_by_one(xtask: &Path, args: &TestArgs, programs: &[TestProgram]) -> Result<TierOutcome> {
+fn run_sequentially(xtask: &Path, args: &TestArgs, programs: &[TestProgram]) -> Result<TierOutcome> {
     let kubeconfig = sh::capture(cluster_command(xtask, ALONE).arg("kubeconfig"))?;
     let variable = format!("ROUSE_TEST_APISERVER={}", kubeconfig.trim());
     let mut outcome = TierOutcome::nothing();
@@ -112,7 +112,7 @@ fn one_by_one(xtask: &Path, args: &TestArgs, programs: &[TestProgram]) -> Result
         // In the cluster's namespace, because the API server calls the webhooks on its own loopback.
         command.args(["run", "--", "env", "-C", &program.folder, &variable, &program.executable]);
         command.args(&args.names).arg("--test-threads=1");
-        outcome = outcome.and(run_counted(&mut command)?);
+        outcome = outcome.and(run_and_count(&mut command)?);
     }
     Ok(outcome)
 }
@@ -168,8 +168,8 @@ fn tests(
     words.extend(all.then_some("--include-ignored"));
     let mut outcome = if args.names.is_empty() {
         // Two runs: first the modules that tolerate others, several at once; then all others alone.
-        let together = [&words[..], &SIDE_BY_SIDE].concat();
-        let alone = SIDE_BY_SIDE.iter().flat_map(|module| ["--skip", module]);
+        let together = [&words[..], &PARALLEL_TESTS].concat();
+        let alone = PARALLEL_TESTS.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = words.iter().copied().chain(alone).collect();
         let together = privileged("cluster", args, builder, vars, &together, AT_ONCE)?;
         together.and(privileged("cluster", args, builder, vars, &alone, 1)?)

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_other_process_left_out_is_told() {
+    fn tests_that_the_other_process_skipped_are_reported() {
         let output = "test result: ok. 3 passed; 0 failed; 2 ignored\n\n\
             cluster  passed     9.1 s  3 passed, 0 failed; left out kn:: (no kn); left out 2 that take minutes\n\n\
             total: 3 passed, 0 failed";

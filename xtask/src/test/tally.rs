@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 /// Number of lines of a failed test's message that are repeated at the end of the run.
-const MOST_LINES: usize = 12;
+const MAX_MESSAGE_LINES: usize = 12;
 /// Number of the slowest tests that are named after a run.
-const MOST_SLOW: usize = 10;
+const MAX_SLOWEST: usize = 10;
 
 /// Results of tests so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -60,7 +60,7 @@ impl TestCounts {
     pub(super) fn slowest(&self) -> Vec<(&str, f64)> {
         let mut all: Vec<_> = self.seconds.iter().map(|(name, s)| (name.as_str(), *s)).collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1));
-        all.truncate(MOST_SLOW);
+        all.truncate(MAX_SLOWEST);
         all
     }
 
@@ -90,7 +90,7 @@ impl TestCounts {
         let Some(failure) = self.failures.last_mut() else { return };
         let begins = line.starts_with("thread '") && line.contains("panicked at");
         // The message ends where the backtrace begins; the backtrace itself is long and rarely needed.
-        let is_over = line == "stack backtrace:" || failure.len() > MOST_LINES;
+        let is_over = line == "stack backtrace:" || failure.len() > MAX_MESSAGE_LINES;
         self.at = match self.at {
             OutputSection::Before if begins => OutputSection::Why,
             OutputSection::Why if is_over => OutputSection::Outside,

@@ -44,7 +44,7 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     let of_root = workspace.root.join("tests").display().to_string();
     let mut all = Vec::new();
     for built in builder.tests(&[])?.into_iter().filter(|it| it.folder != of_root) {
-        let tests = tests_of(&built, tier, names)?;
+        let tests = tests_in_tier(&built, tier, names)?;
         if tests.is_empty() {
             continue;
         }
@@ -64,11 +64,11 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     }
     let place = |it: &TestCommand| LONGEST.iter().position(|source| *source == it.source);
     all.sort_by_key(|it| place(it).unwrap_or(LONGEST.len()));
-    side_by_side(all)
+    run_parallel(all)
 }
 
 /// Runs programs in parallel. The output of each is printed as a whole when it has ended.
-fn side_by_side(all: Vec<TestCommand>) -> Result<TierOutcome> {
+fn run_parallel(all: Vec<TestCommand>) -> Result<TierOutcome> {
     // Threads take the next program when they are free, in the order of the list.
     let queue = Mutex::new(all.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -111,7 +111,7 @@ fn output(tests: TestCommand) -> Result<(String, bool)> {
     Ok((String::from_utf8_lossy(&bytes).into_owned(), child.wait()?.success()))
 }
 
-fn tests_of(built: &TestProgram, tier: TestTier, names: &[String]) -> Result<Vec<String>> {
+fn tests_in_tier(built: &TestProgram, tier: TestTier, names: &[String]) -> Result<Vec<String>> {
     let mut tests = names_in(Path::new(&built.executable))?;
     let wanted = |test: &str| names.is_empty() || names.iter().any(|name| test.contains(name));
     tests.retain(|test| wanted(test) && tier_of_test(built, test) == tier);

@@ -57,7 +57,7 @@ const UNSAFE: [&str; 5] = [
 /// Number of lines before the tests from which a file gets a warning.
 const LONG: usize = 400;
 /// Number of lines before the tests from which a file must be split.
-const TOO_LONG: usize = 800;
+const MAX_LINES: usize = 800;
 
 /// One source file of the workspace.
 #[derive(Debug)]
@@ -170,8 +170,8 @@ fn length(file: &SourceFile<'_>) -> Option<TidyFinding> {
         return None;
     }
     let lines = before_tests(file.text).lines().count();
-    if lines > TOO_LONG {
-        let says = format!("{lines} lines before the tests; above {TOO_LONG} it must be split");
+    if lines > MAX_LINES {
+        let says = format!("{lines} lines before the tests; above {MAX_LINES} it must be split");
         return Some(error(file.path, says));
     }
     let says = format!("{lines} lines before the tests; above {LONG} look for a second subject");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_may_import_common_and_no_other_part() {
+    fn a_component_may_import_common_and_no_other_component() {
         assert_eq!(arrow("agent", "common"), None);
         assert!(arrow("agent", "controller").is_some());
         assert!(arrow("stranger", "common").is_some());

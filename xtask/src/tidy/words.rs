@@ -20,7 +20,7 @@ const RETIRED: [(&str, &str); 7] = [
 /// So many words or fewer make a short doc, which mostly repeats the name.
 const SHORT: usize = 3;
 /// Most docs of a hundred that may be short.
-const MOST_SHORT: f64 = 4.0;
+const MAX_SHORT_PERCENT: f64 = 4.0;
 /// Crates that hold nothing but tests: their functions are no measure of how well the product explains itself.
 const TESTS: [&str; 2] = ["streams", "tests"];
 
@@ -71,8 +71,8 @@ impl WordFigures {
     pub(crate) fn judge(&self) -> Vec<TidyFinding> {
         let short = percent(self.short, self.docs);
         let says =
-            format!("{short:.1} % of all docs have {SHORT} words or fewer, {MOST_SHORT} may");
-        let short = (short > MOST_SHORT).then(|| error("the tree", says));
+            format!("{short:.1} % of all docs have {SHORT} words or fewer, {MAX_SHORT_PERCENT} may");
+        let short = (short > MAX_SHORT_PERCENT).then(|| error("the tree", says));
         let shared = self.types.iter().filter(|(_, places)| places.len() > 1);
         let shared = shared.map(|(name, places)| {
             let says = format!("type `{name}` also stands in {}", places[1..].join(", "));
