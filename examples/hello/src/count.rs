@@ -10,7 +10,7 @@ pub(crate) struct HelloCounts(Rc<HelloCountsInner>);
 struct HelloCountsInner {
     started: Cell<u64>,
     finished: Cell<u64>,
-    most: Cell<u64>,
+    max_in_flight: Cell<u64>,
     connections: Cell<u64>,
 }
 
@@ -19,7 +19,7 @@ impl HelloCounts {
     pub(crate) fn begin(&self) -> InFlightGuard {
         let inner = &self.0;
         inner.started.set(inner.started.get() + 1);
-        inner.most.set(inner.most.get().max(self.in_flight()));
+        inner.max_in_flight.set(inner.max_in_flight.get().max(self.in_flight()));
         InFlightGuard(self.clone())
     }
 
@@ -40,7 +40,7 @@ impl HelloCounts {
             self.0.started.get(),
             self.0.finished.get(),
             self.in_flight(),
-            self.0.most.get(),
+            self.0.max_in_flight.get(),
             self.0.connections.get(),
         )
     }

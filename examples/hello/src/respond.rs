@@ -28,7 +28,7 @@ use crate::{
 type HelloBody = Pin<Box<dyn HttpBody<Data = Bytes, Error = hyper::Error>>>;
 
 /// Piece of a generated body, 1 KiB long.
-const PIECE: &[u8] = &[b'.'; 1024];
+const CHUNK: &[u8] = &[b'.'; 1024];
 
 /// Responds to one request from `peer`; an error ends the connection without a response.
 pub(crate) async fn respond(
@@ -225,18 +225,18 @@ impl<B: HttpBody + Unpin> HttpBody for GuardedBody<B> {
 /// Generated body of `left` bytes, with an announced length or in chunks with a trailer.
 #[derive(Debug)]
 struct GeneratedBody {
-    left: u64,
-    announced: bool,
+    bytes_left: u64,
+    has_length: bool,
     trailer: bool,
 }
 
 impl GeneratedBody {
     fn announced(bytes: u64) -> Self {
-        Self { left: bytes, announced: true, trailer: false }
+        Self { bytes_left: bytes, has_length: true, trailer: false }
     }
 
     fn chunked(chunks: u64) -> Self {
-        Self { left: chunks * PIECE.len() as u64, announced: false, trailer: true }
+        Self { bytes_left: chunks * CHUNK.len() as u64, has_length: false, trailer: true }
     }
 }
 
@@ -248,10 +248,10 @@ impl HttpBody for GeneratedBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if self.left > 0 {
-            let size = self.left.min(PIECE.len() as u64);
-            self.left -= size;
-            let piece = Bytes::from_static(PIECE).slice(..size as usize);
+        if self.bytes_left > 0 {
+            let size = self.bytes_left.min(CHUNK.len() as u64);
+            self.bytes_left -= size;
+            let piece = Bytes::from_static(CHUNK).slice(..size as usize);
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
         if std::mem::take(&mut self.trailer) {
@@ -262,6 +262,6 @@ impl HttpBody for GeneratedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.announced { SizeHint::with_exact(self.left) } else { SizeHint::default() }
+        if self.has_length { SizeHint::with_exact(self.bytes_left) } else { SizeHint::default() }
     }
 }

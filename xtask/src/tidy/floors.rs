@@ -16,7 +16,94 @@ use super::rules::{SourceFile, TidyFinding, error};
 
 /// Floors of each crate, the ground floor first. A floor is a list of modules, or one folder (`name/`), whose
 /// submodules are then the modules that may not form circles.
-const FLOORS: &[(&str, &[&str])] = &[];
+const FLOORS: &[(&str, &[&str])] = &[
+    ("datapath", &["words load_balancing opaque_estimate", "h1", "h2 abi"]),
+    (
+        "common",
+        &[
+            "outbox request_log",
+            "wire",
+            "admin local_node log replicas tls",
+            "link",
+            "enrollment probe",
+        ],
+    ),
+    (
+        "agent",
+        &[
+            "clock lock paths incompatible pod_gauge metrics config",
+            "net/",
+            "kernel/",
+            "routes/",
+            "usage/",
+            "pods/",
+            "connections/",
+            "admin",
+            "agent",
+        ],
+    ),
+    ("ebpf", &["maps sock_addr", "bind close connect packet sk_lookup", "count", "sock_ops"]),
+    (
+        "autoscaler",
+        &[
+            "config heartbeat window",
+            "scaler usage scale_to_zero",
+            "revision",
+            "revisions",
+            "evaluator",
+            "usage_service admin",
+        ],
+    ),
+    (
+        "local",
+        &[
+            "addresses layout pods quantity sys",
+            "cgroups dns net process",
+            "bundle images runtime",
+            "node",
+            "kubelet",
+        ],
+    ),
+    (
+        "streams",
+        &[
+            "memory_io rng totals",
+            "segmentation",
+            "ebpf_model",
+            "h1 h2",
+            "targets shrink",
+            "bulk_runs",
+        ],
+    ),
+    ("hello", &["answer config count ids", "app", "respond", "serve"]),
+    (
+        "rouse",
+        &[
+            "args command_error logging stdout table view",
+            "documents kinds",
+            "manifests",
+            "store",
+            "apply get",
+            "component delete describe install logs run top",
+            "up",
+            "cli",
+        ],
+    ),
+    (
+        "xtask",
+        &[
+            "load lock sh",
+            "coldstart machine measure node toolchain workspace",
+            "build_ebpf fuzz manifests setup tidy",
+            "build ci image",
+            "cluster",
+            "bench demo",
+            "chart monitoring servers",
+            "test",
+            "kernels",
+        ],
+    ),
+];
 
 /// Name under which the crate root stands.
 const ROOT: &str = "the crate root";
