@@ -12,10 +12,12 @@ use common::{
     wire::{ConnectionPath as Way, NamespacedName, RevisionActivity, ScaleDecision},
 };
 use controller::{
-    local_files::{self, LocalFiles},
-    machine::{ControllerEvent, ControllerStateMachine},
-    runtime::ControllerRuntime,
-    world::{ClusterState, ConditionType},
+    decide::machine::{ControllerEvent, ControllerStateMachine},
+    model::world::{ClusterState, ConditionType},
+    shell::{
+        local_files::{self, LocalFiles},
+        runtime::ControllerRuntime,
+    },
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tokio::sync::watch;

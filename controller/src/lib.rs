@@ -1,29 +1,16 @@
 //! Controller: Knative objects → pods, statuses and routes.
 //!
-//! Reading order: [`world`] (observed state), [`plan`] (desired state), [`machine`] (one event at a time), then the
-//! shells around them.
+//! Reading order: [`model::world`] (observed state), [`decide::plan`] (desired state), [`decide::machine`] (one event
+//! at a time), then the shells around them. Five rooms stand on each other; a room imports itself and those above it in
+//! this table.
 //!
-//! | module | content |
+//! | room | content |
 //! |---|---|
-//! | [`knative`] | the objects as users see them |
-//! | [`parse`], [`scale_policy`] | manifest → checked facts, or every broken rule; admission |
-//! | [`crds`] | the types as CustomResourceDefinitions |
-//! | [`config_maps`] | the `config-*` ConfigMaps as settings, followed live |
-//! | [`image_digests`] | tags of images → digests, in the background |
-//! | [`host_names`], [`rollout`], [`retention`] | host names of Routes, gradual rollouts, old Revisions |
-//! | [`world`] | everything observed at one moment |
-//! | [`plan`] | world → objects, pods, routes, timers |
-//! | [`machine`] | event → plan of the affected app → effects |
-//! | [`render`], [`restore`] | facts → objects, and back after a restart |
-//! | [`children`] | facts → child objects as Kubernetes holds them |
-//! | [`runtime`] | the machine behind a lock, with a clock |
-//! | [`grpc_services`] | streams: routes out, reports and decisions in |
-//! | [`webhook`] | admission webhook of the API server |
-//! | [`node_binding`] | node to which a pod may be bound at its creation |
-//! | [`api`] | Kubernetes: watches, writes, leader election |
-//! | [`identity`] | identities of components: tokens in, certificates out |
-//! | [`drain_acks`], [`active_autoscaler`] | drain acknowledgements; election of the active autoscaler |
-//! | [`local_files`], [`local_node`] | the local platform: folders and the local node |
+//! | [`model`] | kinds, keys and names of objects, Knative's types, settings, cluster state |
+//! | [`read`] | manifests, observed objects and stored objects → facts, or every broken rule |
+//! | [`decide`] | facts → plan of each app, routes, keys of changed objects; the state machine |
+//! | [`write`](mod@write) | facts → bodies of objects: child objects, statuses, CustomResourceDefinitions |
+//! | [`shell`] | clock, disk, gRPC, API server, webhook, registries |
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -37,43 +24,27 @@ use common::{
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-pub mod active_autoscaler;
-pub mod admin;
-pub mod api;
-pub mod children;
-pub mod config;
-pub mod config_maps;
-pub mod crds;
-pub mod desired;
-pub mod drain_acks;
-pub mod grpc_services;
-pub mod host_names;
-pub mod identity;
-pub mod image_digests;
-pub mod knative;
-pub mod local_files;
-pub mod local_node;
-pub mod machine;
-pub mod network_policies;
-pub mod node_binding;
-pub mod observe;
-pub mod parse;
-pub mod plan;
-pub mod render;
-pub mod restore;
-pub mod retention;
-pub mod rollout;
-pub mod runtime;
-pub mod scale_policy;
-pub mod webhook;
-pub mod world;
+pub mod decide;
+pub mod model;
+pub mod read;
+pub mod shell;
+pub mod write;
 
-pub use config::ControllerConfig;
-use identity::{CertificateIssuer, authority_store::AuthorityManager};
-use image_digests::{registry::RegistryClient, resolver::DigestResolver};
-use machine::ControllerStateMachine;
-use runtime::ControllerRuntime;
-use world::{ClusterState, ControllerSettings, PlatformKind};
+use crate::{
+    decide::machine::ControllerStateMachine,
+    model::{
+        scale_policy,
+        world::{self, ClusterState, ControllerSettings, PlatformKind},
+    },
+    shell::{
+        admin, api, config, grpc_services,
+        identity::{self, CertificateIssuer, authority_store::AuthorityManager},
+        image_digests::{registry::RegistryClient, resolver::DigestResolver},
+        local_files, local_node, platform,
+        runtime::ControllerRuntime,
+    },
+};
+pub use shell::config::ControllerConfig;
 
 /// Error that ends the controller.
 #[derive(Debug, thiserror::Error)]
@@ -160,7 +131,7 @@ pub async fn run_on_kubernetes(
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
     let shared = Arc::new(loading_runtime(&config, &cluster));
-    let platform = api::platform::KubernetesPlatform::new(&cluster, Arc::clone(&shared)).await?;
+    let platform = platform::KubernetesPlatform::new(&cluster, Arc::clone(&shared)).await?;
     let identities = certificate_services(&config, &cluster, &platform)?;
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
@@ -241,7 +212,7 @@ type CertificateServices = (Arc<AuthorityManager>, Arc<CertificateIssuer>);
 fn certificate_services(
     config: &ControllerConfig,
     cluster: &config::KubernetesConfig,
-    platform: &api::platform::KubernetesPlatform,
+    platform: &platform::KubernetesPlatform,
 ) -> Result<Option<CertificateServices>, ControllerError> {
     if !config.listen.starts_with("https://") {
         return Ok(None);

@@ -12,23 +12,34 @@ use std::{
 
 use common::wire::NamespacedName;
 use controller::{
-    api::{
-        DesiredState, DesiredStateSource, FIELD_MANAGER, ObjectPart, ObjectPartKey, WriteError,
-        client::{connect, object_api},
-        leader_election::{LeaderElector, Leadership},
-        lease_state::LeaseTiming,
-        metrics::ApiServerMetrics,
-        pull_secrets::ClusterPullSecrets,
-        watches::{WatchUpdate, start_watches},
-        write_queue::WriteLimits,
-        writer::ObjectWriter,
+    decide::machine::PullAccount,
+    model::{
+        object::{
+            DesiredState, FIELD_MANAGER, ObjectPart, ObjectPartKey, ResourceKind, WriteError,
+        },
+        world::DeploymentSettings,
     },
-    children::{
-        ChildObject, DeploymentSettings, ResourceKind, RevisionView, deployment, services,
-        services::PlaceholderSpec,
+    shell::{
+        api::{
+            DesiredStateSource,
+            client::{connect, object_api},
+            leader_election::{LeaderElector, Leadership},
+            lease_state::LeaseTiming,
+            metrics::ApiServerMetrics,
+            pull_secrets::ClusterPullSecrets,
+            watches::{WatchUpdate, start_watches},
+            write_queue::WriteLimits,
+            writer::ObjectWriter,
+        },
+        image_digests::resolver::PullSecretSource as _,
     },
-    desired::RequiredChildren,
-    image_digests::{queue::PullAccount, resolver::PullSecretSource as _},
+    write::{
+        children::{
+            ChildObject, RevisionView, deployment,
+            services::{self, PlaceholderSpec},
+        },
+        desired::RequiredChildren,
+    },
 };
 use kube::{
     Client,
@@ -294,7 +305,7 @@ async fn apply_raw(client: &Client, path: &str, kind: &str, plural: &str, body: 
 }
 
 async fn apply_crds(client: &Client) {
-    for crd in controller::crds::all_definitions() {
+    for crd in controller::write::crds::all_definitions() {
         let (group, plural) = ("apiextensions.k8s.io/v1", "customresourcedefinitions");
         apply_raw(client, group, "CustomResourceDefinition", plural, &crd).await;
     }
@@ -617,7 +628,7 @@ async fn one_leads_and_hands_over_when_it_stops() {
     let namespace = format!("lease-{}", std::process::id());
     let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
     apply_raw(&client, "api/v1", "Namespace", "namespaces", &body).await;
-    let (duration, renew) = (Duration::from_secs(10), Duration::from_secs(8));
+    let (lease_duration, renew_deadline) = (Duration::from_secs(10), Duration::from_secs(8));
     let times =
         LeaseTiming { lease_duration, renew_deadline, retry_period: Duration::from_millis(100) };
     let start = |me: &str| {

@@ -12,10 +12,12 @@ use std::{
 use common::wire::NamespacedName;
 use controller::{
     ControllerConfig,
-    api::client::{connect, object_api},
-    children::ResourceKind,
-    config::KubernetesConfig,
+    model::object::ResourceKind,
     run_on_kubernetes,
+    shell::{
+        api::client::{connect, object_api},
+        config::KubernetesConfig,
+    },
 };
 use kube::{
     Client,
@@ -131,7 +133,7 @@ impl PlatformFixture {
     }
 
     async fn apply_crds(&self) {
-        for crd in controller::crds::all_definitions() {
+        for crd in controller::write::crds::all_definitions() {
             let (kind, plural) = ("CustomResourceDefinition", "customresourcedefinitions");
             self.apply_raw("apiextensions.k8s.io", "v1", kind, plural, &crd).await;
         }

@@ -10,14 +10,16 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use controller::{
-    api::{FIELD_MANAGER, client::connect, leader_election::Leadership},
-    config_maps::Flag,
-    crds,
-    parse::admission::{self, AdmissionRequest, AdmittedKind},
-    webhook::{
-        self, WebhookSettingsSource, admission_review::AdmissionSettings,
-        certificates::WebhookCertResolver, registration,
+    model::{config_maps::Flag, object::FIELD_MANAGER},
+    read::parse::admission::{self, AdmissionRequest, AdmittedKind},
+    shell::{
+        api::{client::connect, leader_election::Leadership},
+        webhook::{
+            self, WebhookSettingsSource, admission_review::AdmissionSettings,
+            certificates::WebhookCertResolver, registration,
+        },
     },
+    write::crds,
 };
 use futures::{StreamExt as _, future, stream};
 use k8s_openapi::{

@@ -3,7 +3,10 @@
 use std::{io::Read as _, path::Path, process::ExitCode};
 
 use common::wire::{NamespacedName, is_dns_label, is_dns_subdomain};
-use controller::{parse, render::KnativeObjectKind, scale_policy::ScalePolicyConfig};
+use controller::{
+    model::{object::KnativeObjectKind, problem, scale_policy::ScalePolicyConfig},
+    read::parse,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -98,7 +101,7 @@ fn check_manifest(
     let version = field("/apiVersion").unwrap_or_default();
     let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
     // Only Services are stored: the local node derives all other kinds from them.
-    if version != controller::knative::API_VERSION || kind != "Service" {
+    if version != controller::model::knative::API_VERSION || kind != "Service" {
         return Err(format!(
             "no matches for kind {kind:?} in version {version:?}: apply a serving.knative.dev/v1 Service; \
              its Configuration, Revisions and Route follow from it"
@@ -174,7 +177,7 @@ fn warnings(name: &NamespacedName, it: &Value) -> Vec<String> {
     let config = ScalePolicyConfig::default();
     match parse::service_manifest(it, &config) {
         Err(problems) => {
-            vec![format!("{name} will not become ready: {}", parse::problems_line(&problems))]
+            vec![format!("{name} will not become ready: {}", problem::problems_line(&problems))]
         }
         Ok(_) => parse::service_warnings(it, &config).iter().map(ToString::to_string).collect(),
     }

@@ -39,7 +39,7 @@ struct ControllerCli {
     #[command(flatten)]
     config: controller::ControllerConfig,
     #[command(flatten)]
-    cluster: controller::config::KubernetesConfig,
+    cluster: controller::shell::config::KubernetesConfig,
 }
 
 /// Command-line settings of the autoscaler.

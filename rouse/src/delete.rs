@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use common::wire::NamespacedName;
-use controller::render::KnativeObjectKind;
+use controller::model::object::KnativeObjectKind;
 use local::layout::NodeLayout;
 
 use crate::{

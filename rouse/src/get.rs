@@ -6,7 +6,7 @@ use std::{
 };
 
 use common::wire::NamespacedName;
-use controller::render::KnativeObjectKind;
+use controller::model::object::KnativeObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 

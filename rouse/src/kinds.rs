@@ -1,6 +1,6 @@
 //! Pure: names of kinds, and the objects that a command's arguments select.
 
-use controller::render::KnativeObjectKind;
+use controller::model::object::KnativeObjectKind;
 
 use crate::command_error::CommandError;
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use controller::render::KnativeObjectKind;
+use controller::model::object::KnativeObjectKind;
 use local::layout::NodeLayout;
 
 use crate::{args::LogsArgs, command_error::CommandError, kinds, stdout, store::NodeStore};

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf};
 
 use common::wire::NamespacedName;
-use controller::render::KnativeObjectKind;
+use controller::model::object::KnativeObjectKind;
 use local::layout::NodeLayout;
 use serde_json::Value;
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use controller::render::KnativeObjectKind;
+use controller::model::object::KnativeObjectKind;
 use local::{layout::NodeLayout, node::NodeManager};
 use ratatui::{
     DefaultTerminal, Frame,

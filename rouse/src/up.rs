@@ -226,8 +226,10 @@ impl RunningComponents {
             admin: NodeComponent::Controller.admin_address(),
             ..controller::ControllerConfig::default()
         };
-        let node =
-            controller::local_node::LocalNodeChannels { orders: orders_in, statuses: statuses_out };
+        let node = controller::shell::local_node::LocalNodeChannels {
+            orders: orders_in,
+            statuses: statuses_out,
+        };
         let shutdown = self.shutdown.clone();
         self.spawn_component("controller", async {
             Ok(controller::run(config, node, shutdown).await?)

@@ -1,6 +1,6 @@
 //! Pure: an object → the cells of its row. Columns are those of Knative's CRDs and of kubectl's pods.
 
-use controller::render::KnativeObjectKind;
+use controller::model::object::KnativeObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 

@@ -31,17 +31,17 @@ const ROUNDS: usize = 16;
 /// Number of revisions woken at once in each round.
 const WAKES: usize = 250;
 /// Timeout of every wait, which only an error reaches.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("rouse-control-plane-{}", std::process::id()));
     let (shutdown, parts) = (CancellationToken::new(), TaskTracker::new());
-    let measured = timeout(PATIENCE * 2, measure(&folder, &shutdown, &parts)).await;
+    let measured = timeout(WAIT_TIMEOUT * 2, measure(&folder, &shutdown, &parts)).await;
     // Cleaned up in any case: the controller writes to the directory until it has ended.
     shutdown.cancel();
     parts.close();
-    let _ = timeout(PATIENCE, parts.wait()).await;
+    let _ = timeout(WAIT_TIMEOUT, parts.wait()).await;
     let _ = fs::remove_dir_all(&folder);
     let rounds = measured.context("the whole took too long")??;
     println!("{}", serde_json::json!({ "per_s": rounds, "n": WAKES }));
@@ -56,7 +56,7 @@ async fn measure(
     write_manifests(&folder.join("manifests"))?;
     let (orders, mut ordered) = watch::channel(LocalNodeSpec::default());
     let (_statuses, statuses) = mpsc::channel(1);
-    let node = controller::local_node::LocalNodeChannels { orders, statuses };
+    let node = controller::shell::local_node::LocalNodeChannels { orders, statuses };
     let routes = endpoint(folder, "controller.sock");
     let usage = endpoint(folder, "autoscaler.sock");
     parts.spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
@@ -78,10 +78,10 @@ async fn measure(
     for (round, revisions) in revisions.chunks(WAKES).enumerate() {
         let (started, want) = (Instant::now(), (round + 1) * WAKES);
         for revision in revisions {
-            outbox.set(key(revision), waiting(revision, clock));
+            outbox.set(usage_key(revision), waiting_request_report(revision, clock));
         }
         let all = ordered.wait_for(|orders| orders.pods.len() >= want);
-        timeout(PATIENCE, all).await.with_context(|| format!("round {round} got stuck"))??;
+        timeout(WAIT_TIMEOUT, all).await.with_context(|| format!("round {round} got stuck"))??;
         rates.push(WAKES as f64 / started.elapsed().as_secs_f64());
     }
     Ok(rates.split_off(1))
@@ -102,23 +102,23 @@ async fn revisions(link: ComponentLink) -> Result<Vec<NamespacedName>> {
         })
         .await;
     });
-    match timeout(PATIENCE, complete).await {
+    match timeout(WAIT_TIMEOUT, complete).await {
         Ok(revisions) => Ok(revisions?),
         Err(_) => bail!("the controller did not route {} revisions", ROUNDS * WAKES),
     }
 }
 
-fn key(revision: &NamespacedName) -> UsageKey {
+fn usage_key(revision: &NamespacedName) -> UsageKey {
     UsageKey { revision: revision.clone(), pod: None }
 }
 
 /// Usage report of one request that has been waiting since now.
-fn waiting(revision: &NamespacedName, clock: Instant) -> UsageSample {
+fn waiting_request_report(revision: &NamespacedName, clock: Instant) -> UsageSample {
     let at_ns = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let mut totals = RequestTotals::default();
     totals.record_start(at_ns);
     UsageSample {
-        key: key(revision),
+        key: usage_key(revision),
         read_at_ns: at_ns,
         totals,
         status: Vec::new(),

@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout, reason = "a test's own output is where its reader looks")]
 
 use tests::cluster::TestCluster;
-use tests::installed::{ClientPod, RouseCluster, SYSTEM};
+use tests::installed::{ClientPod, RouseCluster, SYSTEM_NAMESPACE};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 /// Default number of rounds, without `ROUSE_INSTALL_ROUNDS`.
@@ -13,7 +13,7 @@ fn assert_nothing_runs(cluster: &TestCluster) {
     let ours = "endpointslice.kubernetes.io/managed-by=rouse.dev";
     let words = ["get", "endpointslices", "-A", "--selector", ours, "--output", "name"];
     assert_eq!(cluster.kubectl(&words).expect("slices are listed").trim(), "");
-    let parts = ["--namespace", SYSTEM, "--output", "name"];
+    let parts = ["--namespace", SYSTEM_NAMESPACE, "--output", "name"];
     let kinds = "deployments,daemonsets,services,secrets,leases";
     let left = cluster.kubectl(&[&["get", kinds][..], &parts].concat());
     assert_eq!(left.expect("the namespace stays").trim(), "");
@@ -24,41 +24,41 @@ fn assert_nothing_runs(cluster: &TestCluster) {
 }
 
 /// One round from nothing to the first response: the commands of the README, and nothing between them.
-fn round(rouse: &RouseCluster) {
+fn install_round(rouse: &RouseCluster) {
     let said = rouse.install();
     println!("{}", said.lines().last().unwrap_or_default());
     let namespace = rouse.namespace("again");
     let client = ClientPod::new(&rouse.cluster, &namespace.name, "node1");
     // Before it is ready, a request may get 503, or a moment earlier no response.
-    rouse.ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
+    rouse.apply_until_ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
     let started = std::time::Instant::now();
-    let url = rouse.url(&namespace.name, "hello");
+    let url = rouse.service_url(&namespace.name, "hello");
     // Like any Service's address, it has no effect until the nodes have learned of it.
-    rouse.cluster.wait("its address to lead somewhere", || client.connects(&url).then_some(()));
-    let answer = client.ask(&url);
+    rouse.cluster.wait("its address to lead somewhere", || client.can_connect(&url).then_some(()));
+    let answer = client.get(&url);
     println!("first answer after {} ms", started.elapsed().as_millis());
     assert!(answer.pod().starts_with("hello-00001-deployment-"), "{answer}");
 }
 
 #[test]
 fn the_first_request_after_an_installation_is_answered_each_time() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let rounds = std::env::var("ROUSE_INSTALL_ROUNDS").ok();
     let rounds =
         rounds.map_or(ROUNDS, |text| text.parse().expect("ROUSE_INSTALL_ROUNDS is a number"));
     for _ in 0..rounds {
-        rouse.rouse(&["uninstall", "--crds"]);
+        rouse.run_rouse(&["uninstall", "--crds"]);
         assert_nothing_runs(&rouse.cluster);
         let kinds = rouse.cluster.kubectl(&["get", "crds", "--output", "name"]);
         assert!(!kinds.expect("kinds are listed").contains("knative"), "some kinds are left");
-        round(&rouse);
+        install_round(&rouse);
     }
 }
 
 /// An object of a kind that is being removed is deleted with it, and would not be created again.
 #[test]
 fn a_kind_that_is_still_being_removed_is_waited_for() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let kind = ["crd", "metrics.autoscaling.internal.knative.dev"];
     let uid = || rouse.cluster.get(&kind)["metadata"]["uid"].clone();
     let before = uid();
@@ -85,15 +85,15 @@ fn a_kind_that_is_still_being_removed_is_waited_for() {
 
 #[test]
 fn services_stay_when_rouse_is_uninstalled_and_answer_when_it_is_back() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("stays");
-    rouse.ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
-    let url = rouse.url(&namespace.name, "hello");
-    rouse.rouse(&["uninstall"]);
+    rouse.apply_until_ready(&namespace.name, &HELLO.replace("  namespace: default\n", ""));
+    let url = rouse.service_url(&namespace.name, "hello");
+    rouse.run_rouse(&["uninstall"]);
     assert_nothing_runs(&rouse.cluster);
     let service = rouse.cluster.get(&["ksvc", "--namespace", &namespace.name, "hello"]);
     assert_eq!(service["metadata"]["name"], "hello", "users' objects stay");
     rouse.install();
-    assert_eq!(rouse.url(&namespace.name, "hello"), url, "so do their addresses");
-    rouse.from("node2").ask(&url).pod();
+    assert_eq!(rouse.service_url(&namespace.name, "hello"), url, "so do their addresses");
+    rouse.client_on("node2").get(&url).pod();
 }

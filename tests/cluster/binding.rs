@@ -2,21 +2,21 @@
 
 use serde_json::Value;
 use tests::cluster::TestNamespace;
-use tests::installed::{CONTAINER, RouseCluster, SYSTEM, service};
+use tests::installed::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
 
 /// Enables `bind-pods` until drop, which also removes the test's taints.
 struct BindPodsSetting<'a>(&'a RouseCluster);
 
 impl<'a> BindPodsSetting<'a> {
-    fn on(rouse: &'a RouseCluster) -> Self {
+    fn enable(rouse: &'a RouseCluster) -> Self {
         let bound = Self(rouse);
-        bound.switch("true");
+        bound.set_bind_pods("true");
         bound
     }
 
-    fn switch(&self, flag: &str) {
+    fn set_bind_pods(&self, flag: &str) {
         let patch = format!("{{\"data\": {{\"bind-pods\": \"{flag}\"}}}}");
-        let words = ["patch", "configmap", "config-deployment", "--namespace", SYSTEM];
+        let words = ["patch", "configmap", "config-deployment", "--namespace", SYSTEM_NAMESPACE];
         self.kubectl(&[&words[..], &["--type", "merge", "--patch", &patch]].concat());
         self.0.cluster.wait(&format!("bind-pods {flag} to be in force"), || {
             let kind = "mutatingwebhookconfiguration";
@@ -37,21 +37,21 @@ impl Drop for BindPodsSetting<'_> {
             let _clean = self.0.cluster.kubectl(&["taint", "node", node, "test-"]);
         }
         if !std::thread::panicking() {
-            self.switch("false");
+            self.set_bind_pods("false");
         }
     }
 }
 
 /// Creates a service with three pods. Returns their nodes, and the number of those that the scheduler placed.
-fn placed(
+fn create_spread_service(
     rouse: &RouseCluster,
     space: &TestNamespace<'_>,
     name: &str,
     more: &str,
 ) -> (Vec<String>, usize) {
     let three = ", autoscaling.knative.dev/min-scale: \"3\"";
-    let yaml = service(name, three, &format!("{CONTAINER}{more}"));
-    rouse.ready(&space.name, &yaml);
+    let yaml = service_manifest(name, three, &format!("{HELLO_CONTAINER}{more}"));
+    rouse.apply_until_ready(&space.name, &yaml);
     let text = |it: &Value| it.as_str().unwrap_or_default().to_owned();
     let pods = rouse.pods(&space.name, name);
     let nodes = pods.iter().map(|it| text(&it["spec"]["nodeName"])).collect();
@@ -65,22 +65,23 @@ fn placed(
 
 #[test]
 fn pods_that_ask_for_nothing_are_bound_where_they_may_run() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("bound");
-    let bound = BindPodsSetting::on(&rouse);
-    let (mut nodes, scheduled) = placed(&rouse, &space, "free", "");
+    let bound = BindPodsSetting::enable(&rouse);
+    let (mut nodes, scheduled) = create_spread_service(&rouse, &space, "free", "");
     nodes.sort();
     nodes.dedup();
     assert_eq!((nodes, scheduled), (vec!["node1".to_owned(), "node2".to_owned()], 0));
 
     let cordon = rouse.cordon("node1");
     let all_on = |node: &str| (vec![node.to_owned(); 3], 0);
-    assert_eq!(placed(&rouse, &space, "cordoned", ""), all_on("node2"));
+    assert_eq!(create_spread_service(&rouse, &space, "cordoned", ""), all_on("node2"));
     drop(cordon);
     bound.kubectl(&["taint", "node", "node2", "test=here:NoSchedule"]);
-    assert_eq!(placed(&rouse, &space, "tainted", ""), all_on("node1"));
+    assert_eq!(create_spread_service(&rouse, &space, "tainted", ""), all_on("node1"));
 
     // Pods with resource requests are left to the scheduler, which keeps account of them.
-    let (nodes, scheduled) = placed(&rouse, &space, "asks", ", resources: {requests: {cpu: 10m}}");
+    let (nodes, scheduled) =
+        create_spread_service(&rouse, &space, "asks", ", resources: {requests: {cpu: 10m}}");
     assert_eq!((nodes, scheduled), (all_on("node1").0, 3));
 }

@@ -1,33 +1,33 @@
 //! Garbage collection by `config-gc` of a revision with requests in flight: each of them gets its whole response.
 
-use tests::installed::{RouseCluster, configure};
+use tests::installed::{RouseCluster, set_config_map};
 
-use super::deleted::{finish_all, remove_old_tag, wait_old_revision_deleted, open_at_old_revision};
+use super::deleted::{finish_all, open_at_old_revision, remove_old_tag, wait_old_revision_deleted};
 
 /// Setting that no unreferenced revision is retained, in force until drop.
 struct ImmediateGcSetting<'a>(&'a RouseCluster);
 
 impl<'a> ImmediateGcSetting<'a> {
     fn new(rouse: &'a RouseCluster) -> Self {
-        set(rouse, "\"0\"").expect("good values are taken");
+        set_gc_limits(rouse, "\"0\"").expect("good values are taken");
         Self(rouse)
     }
 }
 
 impl Drop for ImmediateGcSetting<'_> {
     fn drop(&mut self) {
-        let _as_before = set(self.0, "null");
+        let _as_before = set_gc_limits(self.0, "null");
     }
 }
 
-fn set(rouse: &RouseCluster, value: &str) -> Result<String, String> {
+fn set_gc_limits(rouse: &RouseCluster, value: &str) -> Result<String, String> {
     let keys = ["min-non-active-revisions", "max-non-active-revisions"];
-    configure(&rouse.cluster, "config-gc", &keys, value)
+    set_config_map(&rouse.cluster, "config-gc", &keys, value)
 }
 
 #[test]
 fn requests_outlive_a_revision_that_is_collected() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("collected");
     let namespace = &space.name;
     let in_flight = open_at_old_revision(&rouse, namespace);

@@ -32,7 +32,7 @@ spec:
 ";
 
 /// Directory below `/proc` of a pod's process.
-fn process(rouse: &RouseCluster, namespace: &str, pod: &str) -> PathBuf {
+fn proc_directory(rouse: &RouseCluster, namespace: &str, pod: &str) -> PathBuf {
     let netns = rouse.cluster.netns_of(namespace, pod);
     netns.parent().and_then(Path::parent).expect("a process has a folder").to_owned()
 }
@@ -44,7 +44,7 @@ fn only_pod(rouse: &RouseCluster, namespace: &str, service: &str) -> (String, Va
 }
 
 /// Options of the mount at the path `at`, from a process' mountinfo.
-fn mounted(mounts: &str, at: &str) -> String {
+fn mount_options(mounts: &str, at: &str) -> String {
     let of = |line: &str| {
         let cells: Vec<&str> = line.split(' ').collect();
         (cells.get(4) == Some(&at)).then(|| cells.get(5).copied().unwrap_or_default().to_owned())
@@ -52,8 +52,8 @@ fn mounted(mounts: &str, at: &str) -> String {
     mounts.lines().find_map(of).unwrap_or_else(|| panic!("nothing is mounted at {at}"))
 }
 
-fn environment(rouse: &RouseCluster, url: &str, pod: &str) {
-    let said = rouse.from("node1").ask(&format!("{url}/env")).body;
+fn check_environment(rouse: &RouseCluster, url: &str, pod: &str) {
+    let said = rouse.client_on("node1").get(&format!("{url}/env")).body;
     for want in [
         "PORT=8080",
         "K_SERVICE=contract",
@@ -68,12 +68,13 @@ fn environment(rouse: &RouseCluster, url: &str, pod: &str) {
     assert!(said.contains("\"first\", \"second\"]"), "its arguments: {said}");
     // Service links are off, as in Knative: with many Services they cost time at each start.
     assert!(!said.contains("CONTRACT_SERVICE_HOST="), "{said}");
-    assert_eq!(rouse.from("node1").ask(&format!("{url}/files/key")).body, "value-of-key");
+    assert_eq!(rouse.client_on("node1").get(&format!("{url}/files/key")).body, "value-of-key");
 }
 
-fn headers(rouse: &RouseCluster, namespace: &str) {
+fn check_headers(rouse: &RouseCluster, namespace: &str) {
     let host = format!("contract.{namespace}.example.com");
-    let said = rouse.get_through_gateway(&host, "/headers", &["K-Revision: other", "X-Own: kept"]).body;
+    let said =
+        rouse.get_through_gateway(&host, "/headers", &["K-Revision: other", "X-Own: kept"]).body;
     assert!(said.contains(&format!("host: {host}\n")), "{said}");
     for name in
         ["forwarded: for=", "x-forwarded-for: ", "x-forwarded-proto: http\n", "x-own: kept\n"]
@@ -86,7 +87,7 @@ fn headers(rouse: &RouseCluster, namespace: &str) {
     assert!(!said.contains("k-revision: other"), "nobody outside picks a revision: {said}");
 }
 
-fn files(process: &Path, pod: &str) {
+fn check_files(process: &Path, pod: &str) {
     let root = process.join("root");
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     assert_eq!(read("etc/hostname").trim(), pod);
@@ -99,20 +100,20 @@ fn files(process: &Path, pod: &str) {
     let input = fs::read_link(process.join("fd/0")).expect("it has an input");
     assert_eq!(input, Path::new("/dev/null"), "its input is at its end");
     let mounts = fs::read_to_string(process.join("mountinfo")).expect("it has mounts");
-    assert!(mounted(&mounts, "/proc/sys").starts_with("ro"), "sysctl may not be written");
+    assert!(mount_options(&mounts, "/proc/sys").starts_with("ro"), "sysctl may not be written");
     let cgroups = mounts.lines().filter(|line| line.contains(" - cgroup")).collect::<Vec<_>>();
     assert!(!cgroups.is_empty(), "limits can be read");
     for line in cgroups {
         assert!(line.split(' ').nth(5).is_some_and(|it| it.starts_with("ro")), "cgroups: {line}");
     }
-    assert!(mounted(&mounts, "/secrets").starts_with("ro"), "secrets may not be written");
-    assert!(mounted(&mounts, "/work").starts_with("rw"), "a folder of its own may");
+    assert!(mount_options(&mounts, "/secrets").starts_with("ro"), "secrets may not be written");
+    assert!(mount_options(&mounts, "/work").starts_with("rw"), "a folder of its own may");
     assert!(mounts.contains(" /dev/termination-log "), "there is a place for its last words");
     let status = fs::read_to_string(process.join("status")).expect("it has a status");
     assert!(status.contains("Uid:\t4711\t4711\t"), "{status}");
 }
 
-fn object(pod: &Value) {
+fn check_pod_object(pod: &Value) {
     let (spec, container) = (&pod["spec"], &pod["spec"]["containers"][0]);
     assert_eq!(spec["terminationGracePeriodSeconds"], 42, "a request may take so long");
     assert_eq!(spec["enableServiceLinks"], false);
@@ -131,20 +132,20 @@ fn object(pod: &Value) {
 
 #[test]
 fn a_process_finds_what_the_runtime_contract_promises() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("contract");
     let namespace = &space.name;
-    rouse.ready(namespace, SERVICE);
+    rouse.apply_until_ready(namespace, SERVICE);
     let (name, pod) = only_pod(&rouse, namespace, "contract");
-    environment(&rouse, &rouse.url(namespace, "contract"), &name);
-    headers(&rouse, namespace);
-    files(&process(&rouse, namespace, &name), &name);
-    object(&pod);
+    check_environment(&rouse, &rouse.service_url(namespace, "contract"), &name);
+    check_headers(&rouse, namespace);
+    check_files(&proc_directory(&rouse, namespace, &name), &name);
+    check_pod_object(&pod);
 }
 
 #[test]
 fn an_application_that_listens_on_loopback_only_is_served() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("loopback");
     let service = "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -154,15 +155,15 @@ spec:
     spec:
       containers: [{image: \"dev.local/hello:v1\", env: [{name: HELLO_LISTEN, value: loopback}]}]
 ";
-    rouse.ready(&space.name, service);
+    rouse.apply_until_ready(&space.name, service);
     for node in ["node1", "node2"] {
-        rouse.from(node).ask(&rouse.url(&space.name, "shy")).pod();
+        rouse.client_on(node).get(&rouse.service_url(&space.name, "shy")).pod();
     }
 }
 
 #[test]
 fn what_the_contract_leaves_to_the_platform_may_not_be_set() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("refused");
     let of = |pod: &str, container: &str| {
         format!(

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tests::cluster::TestCluster;
 use tests::exchange::StreamingExchange;
-use tests::installed::{CONTAINER, RouseCluster, service};
+use tests::installed::{HELLO_CONTAINER, RouseCluster, service_manifest};
 use tests::mounted::MountedApp;
 
 /// Services, named by the path of their requests, each with the annotations for that path.
@@ -33,13 +33,14 @@ impl InFlightRequest {
 
     /// Sends the second part, and asserts that both arrive and the exchange ends well.
     fn finish(mut self, cluster: &TestCluster) {
-        self.exchange.send(SECOND);
-        self.exchange.close();
-        self.ends_with(cluster, SECOND.as_bytes());
+        self.exchange.send_part(SECOND);
+        self.exchange.end_body();
+        self.expect_end(cluster, SECOND.as_bytes());
     }
 
-    fn ends_with(mut self, cluster: &TestCluster, last: &[u8]) {
-        let status = cluster.wait(&format!("the end of {}", self.what), || self.exchange.ended());
+    fn expect_end(mut self, cluster: &TestCluster, last: &[u8]) {
+        let status =
+            cluster.wait(&format!("the end of {}", self.what), || self.exchange.exit_status());
         let body = self.exchange.body();
         let said = String::from_utf8_lossy(&body);
         assert_eq!(body, [FIRST.as_bytes(), last].concat(), "{}: {status}: {said}", self.what);
@@ -48,23 +49,28 @@ impl InFlightRequest {
 }
 
 /// Opens a request of each kind to `host`, in flight at a pod of the service `name`.
-fn open(rouse: &RouseCluster, namespace: &str, name: &str, host: &str) -> Vec<InFlightRequest> {
-    let client = rouse.from("node1");
-    let (url, own) = (rouse.url(namespace, host), client.addresses());
+fn open_requests(
+    rouse: &RouseCluster,
+    namespace: &str,
+    name: &str,
+    host: &str,
+) -> Vec<InFlightRequest> {
+    let client = rouse.client_on("node1");
+    let (url, own) = (rouse.service_url(namespace, host), client.addresses());
     // Until its first pod is known to all nodes, every service is on the activator path.
     rouse.cluster.wait(&format!("the {name} path"), || {
-        let peer = client.ask(&url).header("x-peer").to_owned();
+        let peer = client.get(&url).header("x-peer").to_owned();
         (!peer.is_empty() && own.contains(&peer) == (name == "direct")).then_some(())
     });
     let upload = |version: &str| {
         let mut exchange = StreamingExchange::upload(client, &format!("{url}/echo"), version);
-        exchange.send(FIRST);
+        exchange.send_part(FIRST);
         exchange
     };
     let all = [
         ("HTTP/1.1", upload("--http1.1")),
         ("HTTP/2", upload("--http2-prior-knowledge")),
-        ("upgraded", tunnel(rouse, &url, host)),
+        ("upgraded", open_tunnel(rouse, &url, host)),
     ];
     let in_flight = |(kind, exchange): (&str, StreamingExchange)| {
         let it = InFlightRequest::new(&rouse.cluster, format!("{kind} by {name}"), exchange);
@@ -76,20 +82,20 @@ fn open(rouse: &RouseCluster, namespace: &str, name: &str, host: &str) -> Vec<In
 }
 
 /// Opens an upgraded connection to the service whose address is in `url`.
-fn tunnel(rouse: &RouseCluster, url: &str, host: &str) -> StreamingExchange {
+fn open_tunnel(rouse: &RouseCluster, url: &str, host: &str) -> StreamingExchange {
     let to = format!("{}:80", url.trim_start_matches("http://"));
     let words = [env!("CARGO_BIN_EXE_tunnel"), &to, host, "/upgrade"];
-    let mut exchange = StreamingExchange::start(rouse.from("node1").command(&words));
+    let mut exchange = StreamingExchange::start(rouse.client_on("node1").command(&words));
     // Bytes that are sent before the upgrade are no part of the upgraded connection.
     rouse
         .cluster
         .wait("an upgraded connection", || (!exchange.header("x-peer").is_empty()).then_some(()));
-    exchange.send(FIRST);
+    exchange.send_part(FIRST);
     exchange
 }
 
 fn open_all(rouse: &RouseCluster, namespace: &str, tag: &str) -> Vec<InFlightRequest> {
-    let of = |name: &str| open(rouse, namespace, name, &format!("{tag}{name}"));
+    let of = |name: &str| open_requests(rouse, namespace, name, &format!("{tag}{name}"));
     NAMES.into_iter().flat_map(of).collect()
 }
 
@@ -100,18 +106,18 @@ pub(super) fn finish_all(rouse: &RouseCluster, all: Vec<InFlightRequest>) {
 /// Manifests of both services; `more` appends to each of them.
 fn manifests(container: &str, more: impl Fn(&str) -> String) -> String {
     let one = |(name, path): (&str, &str)| {
-        service(name, &format!("{AWAKE}{path}"), container) + &more(name)
+        service_manifest(name, &format!("{AWAKE}{path}"), container) + &more(name)
     };
     PATHS.map(one).join("---\n")
 }
 
-fn delete(rouse: &RouseCluster, namespace: &str, kind: &str) {
+fn delete_all(rouse: &RouseCluster, namespace: &str, kind: &str) {
     let words = ["delete", kind, "--namespace", namespace, "--wait=false"];
     rouse.cluster.kubectl(&[&words[..], &NAMES].concat()).expect("they may be deleted");
 }
 
 /// Values of the metadata field `key` of all objects of a kind.
-fn all(rouse: &RouseCluster, namespace: &str, kind: &str, key: &str) -> Vec<String> {
+fn metadata_values(rouse: &RouseCluster, namespace: &str, kind: &str, key: &str) -> Vec<String> {
     let list = rouse.cluster.get(&[kind, "--namespace", namespace]);
     let items = list["items"].as_array().cloned().unwrap_or_default();
     let of = |it: &Value| it["metadata"][key].as_str().map(str::to_owned);
@@ -119,7 +125,7 @@ fn all(rouse: &RouseCluster, namespace: &str, kind: &str, key: &str) -> Vec<Stri
 }
 
 /// Waits until each of these pods has a deletion timestamp, because its owner has gone.
-fn leave(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
+fn wait_terminating(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to be told to end", || {
         let list = rouse.cluster.get(&["pods", "--namespace", namespace]);
         let stays = |it: &&Value| it["metadata"]["deletionTimestamp"].is_null();
@@ -130,15 +136,15 @@ fn leave(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
 }
 
 /// Waits until these pods, which have no requests left, are gone.
-fn gone(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
+fn wait_gone(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
     rouse.cluster.wait("the pods to be gone", || {
-        let there = all(rouse, namespace, "pods", "uid");
+        let there = metadata_values(rouse, namespace, "pods", "uid");
         (!pods.iter().any(|it| there.contains(it))).then_some(())
     });
 }
 
 /// Waits until the gateway answers 404 for the host.
-fn unknown(rouse: &RouseCluster, namespace: &str, host: &str) {
+fn wait_not_found(rouse: &RouseCluster, namespace: &str, host: &str) {
     let host = format!("{host}.{namespace}.example.com");
     rouse.cluster.wait(&format!("{host} to lead nowhere"), || {
         (rouse.get_through_gateway(&host, "/", &[]).status == 404).then_some(())
@@ -147,41 +153,41 @@ fn unknown(rouse: &RouseCluster, namespace: &str, host: &str) {
 
 #[test]
 fn requests_outlive_their_service() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-service");
     let namespace = &space.name;
-    rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
-    let pods = all(&rouse, namespace, "pods", "uid");
+    rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
+    let pods = metadata_values(&rouse, namespace, "pods", "uid");
     let in_flight = open_all(&rouse, namespace, "");
-    delete(&rouse, namespace, "ksvc");
-    leave(&rouse, namespace, &pods);
-    NAMES.iter().for_each(|name| unknown(&rouse, namespace, name));
+    delete_all(&rouse, namespace, "ksvc");
+    wait_terminating(&rouse, namespace, &pods);
+    NAMES.iter().for_each(|name| wait_not_found(&rouse, namespace, name));
     finish_all(&rouse, in_flight);
-    gone(&rouse, namespace, &pods);
+    wait_gone(&rouse, namespace, &pods);
 }
 
 /// The controller creates the Configuration again for the service, and the pods of the first one end.
 #[test]
 fn requests_outlive_the_configuration_of_their_service() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-config");
     let namespace = &space.name;
-    rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
-    let pods = all(&rouse, namespace, "pods", "uid");
+    rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
+    let pods = metadata_values(&rouse, namespace, "pods", "uid");
     let in_flight = open_all(&rouse, namespace, "");
-    delete(&rouse, namespace, "configuration");
-    leave(&rouse, namespace, &pods);
+    delete_all(&rouse, namespace, "configuration");
+    wait_terminating(&rouse, namespace, &pods);
     finish_all(&rouse, in_flight);
-    gone(&rouse, namespace, &pods);
+    wait_gone(&rouse, namespace, &pods);
 }
 
 /// The controller creates the Route again, with other Services; the addresses of the first one become invalid.
 #[test]
 fn requests_outlive_the_route_of_their_service() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-route");
     let namespace = &space.name;
-    rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
+    rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
     let of_route = |name: &str| {
         let service = rouse.cluster.get(&["service", "--namespace", namespace, name]);
         service["metadata"]["uid"].as_str().map(str::to_owned)
@@ -189,7 +195,7 @@ fn requests_outlive_the_route_of_their_service() {
     let before = NAMES.map(of_route);
     assert!(before.iter().all(Option::is_some), "{before:?}");
     let in_flight = open_all(&rouse, namespace, "");
-    delete(&rouse, namespace, "route");
+    delete_all(&rouse, namespace, "route");
     for (name, before) in NAMES.into_iter().zip(before) {
         rouse.cluster.wait(&format!("another Service {name}"), || {
             of_route(name).filter(|it| before.as_ref() != Some(it))
@@ -199,11 +205,11 @@ fn requests_outlive_the_route_of_their_service() {
 }
 
 /// Traffic block that sends all requests to the latest revision.
-const NEWEST: &str = "  traffic:\n  - {latestRevision: true, percent: 100}\n";
+const LATEST_TRAFFIC: &str = "  traffic:\n  - {latestRevision: true, percent: 100}\n";
 
 /// Container of the second revision.
-fn second() -> String {
-    format!("{CONTAINER}, env: [{{name: VERSION, value: \"2\"}}]")
+fn second_container() -> String {
+    format!("{HELLO_CONTAINER}, env: [{{name: VERSION, value: \"2\"}}]")
 }
 
 fn old_revision(service: &str) -> String {
@@ -214,14 +220,17 @@ fn old_revision(service: &str) -> String {
 pub(super) fn wait_old_revision_deleted(rouse: &RouseCluster, namespace: &str) {
     let old = NAMES.map(old_revision);
     rouse.cluster.wait("the old Revisions to be gone", || {
-        let there = all(rouse, namespace, "revisions", "name");
+        let there = metadata_values(rouse, namespace, "revisions", "name");
         (!old.iter().any(|it| there.contains(it))).then_some(())
     });
 }
 
 /// Removes the tag, the only reference to the first revisions, and waits until they are in reserve.
 pub(super) fn remove_old_tag(rouse: &RouseCluster, namespace: &str) {
-    rouse.ready(namespace, &manifests(&second(), |_| NEWEST.to_owned()));
+    rouse.apply_until_ready(
+        namespace,
+        &manifests(&second_container(), |_| LATEST_TRAFFIC.to_owned()),
+    );
     for name in NAMES.map(old_revision) {
         rouse.cluster.wait(&format!("{name} to be in reserve"), || {
             let revision = rouse.cluster.get(&["revision", "--namespace", namespace, &name]);
@@ -233,29 +242,30 @@ pub(super) fn remove_old_tag(rouse: &RouseCluster, namespace: &str) {
 
 /// Opens requests at the first of two revisions, which is reachable only by the tag `old`.
 pub(super) fn open_at_old_revision(rouse: &RouseCluster, namespace: &str) -> Vec<InFlightRequest> {
-    let tagged =
-        |name: &str| format!("{NEWEST}  - {{revisionName: {}, tag: old}}\n", old_revision(name));
-    rouse.ready(namespace, &manifests(CONTAINER, |_| NEWEST.to_owned()));
-    rouse.ready(namespace, &manifests(&second(), tagged));
+    let tagged = |name: &str| {
+        format!("{LATEST_TRAFFIC}  - {{revisionName: {}, tag: old}}\n", old_revision(name))
+    };
+    rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| LATEST_TRAFFIC.to_owned()));
+    rouse.apply_until_ready(namespace, &manifests(&second_container(), tagged));
     open_all(rouse, namespace, "old-")
 }
 
 /// The tag is the only reference to the old Revision.
 #[test]
 fn requests_outlive_the_tag_that_they_were_sent_to() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-tag");
     let namespace = &space.name;
     let in_flight = open_at_old_revision(&rouse, namespace);
     remove_old_tag(&rouse, namespace);
-    NAMES.iter().for_each(|name| unknown(&rouse, namespace, &format!("old-{name}")));
+    NAMES.iter().for_each(|name| wait_not_found(&rouse, namespace, &format!("old-{name}")));
     finish_all(&rouse, in_flight);
 }
 
 /// An older Revision with a tag as its only reference is deleted on its own.
 #[test]
 fn requests_outlive_their_revision() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-revision");
     let namespace = &space.name;
     let in_flight = open_at_old_revision(&rouse, namespace);
@@ -270,24 +280,24 @@ fn requests_outlive_their_revision() {
 /// Kubernetes deletes all objects of a namespace in any order; the kubelet then ends the pods.
 #[test]
 fn requests_outlive_their_namespace() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-namespace");
     let namespace = &space.name;
-    rouse.ready(namespace, &manifests(CONTAINER, |_| String::new()));
-    let pods = all(&rouse, namespace, "pods", "uid");
+    rouse.apply_until_ready(namespace, &manifests(HELLO_CONTAINER, |_| String::new()));
+    let pods = metadata_values(&rouse, namespace, "pods", "uid");
     let in_flight = open_all(&rouse, namespace, "");
     let words = ["delete", "namespace", namespace, "--wait=false"];
     rouse.cluster.kubectl(&words).expect("it may be deleted");
-    leave(&rouse, namespace, &pods);
+    wait_terminating(&rouse, namespace, &pods);
     finish_all(&rouse, in_flight);
-    gone(&rouse, namespace, &pods);
+    wait_gone(&rouse, namespace, &pods);
 }
 
 /// An upgraded connection keeps its pod for a minute; then the application gets SIGTERM and closes it in order.
 #[test]
 #[ignore = "takes more than a minute: --long"]
 fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("close-frame");
     let namespace = &space.name;
     let app = MountedApp::new(&rouse, namespace);
@@ -295,19 +305,19 @@ fn a_websocket_of_a_deleted_service_is_closed_by_its_application() {
         PATHS.map(|(name, path)| app.service(name, &format!("{AWAKE}{path}"), "tunnel=8080"));
     app.apply(&rouse, namespace, &yaml.join("---\n"));
     NAMES.iter().for_each(|name| drop(rouse.wait_ready(namespace, "ksvc", name)));
-    let pods = all(&rouse, namespace, "pods", "uid");
-    let own = rouse.from("node1").addresses();
+    let pods = metadata_values(&rouse, namespace, "pods", "uid");
+    let own = rouse.client_on("node1").addresses();
     let open = NAMES.map(|name| {
         let what = format!("the WebSocket by {name}");
         // An early connection takes the activator path, so it is opened again until it takes the wanted one.
         rouse.cluster.wait(&what, || {
-            let exchange = tunnel(&rouse, &rouse.url(namespace, name), name);
+            let exchange = open_tunnel(&rouse, &rouse.service_url(namespace, name), name);
             let it = InFlightRequest::new(&rouse.cluster, what.clone(), exchange);
             (own.contains(&it.exchange.header("x-peer")) == (name == "direct")).then_some(it)
         })
     });
-    delete(&rouse, namespace, "ksvc");
-    leave(&rouse, namespace, &pods);
-    open.into_iter().for_each(|it| it.ends_with(&rouse.cluster, &CLOSE_FRAME));
-    gone(&rouse, namespace, &pods);
+    delete_all(&rouse, namespace, "ksvc");
+    wait_terminating(&rouse, namespace, &pods);
+    open.into_iter().for_each(|it| it.expect_end(&rouse.cluster, &CLOSE_FRAME));
+    wait_gone(&rouse, namespace, &pods);
 }

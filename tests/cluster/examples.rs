@@ -6,7 +6,7 @@ use tests::features::EnabledFeatures;
 use tests::installed::RouseCluster;
 
 /// Examples with requests to their services: file, service, path, and a part of the response's body.
-const ANSWERS: [(&str, &str, &str, &str); 12] = [
+const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 12] = [
     ("concurrency", "concurrency", "/", "Hello from concurrency-00001-deployment-"),
     ("config", "config", "/env", "GREETING=Good evening\n"),
     ("config", "config", "/env", "PASSWORD=not-a-real-one\n"),
@@ -38,7 +38,7 @@ fn examples(namespace: &str) -> Vec<(String, String)> {
 }
 
 /// Applies all examples. `split-2` changes the service of `split`, so it is applied once that one is Ready.
-fn applied(rouse: &RouseCluster, namespace: &str, all: &[(String, String)]) {
+fn apply_all(rouse: &RouseCluster, namespace: &str, all: &[(String, String)]) {
     for (name, yaml) in all {
         if name.starts_with("split-2") {
             rouse.wait_ready(namespace, "ksvc", "split");
@@ -56,31 +56,32 @@ fn applied(rouse: &RouseCluster, namespace: &str, all: &[(String, String)]) {
 
 #[test]
 fn every_example_answers_from_zero_and_leaves_nothing_behind() {
-    let rouse = RouseCluster::at_hand();
-    let features = EnabledFeatures::on(&rouse.cluster, &["kubernetes.podspec-init-containers"]);
+    let rouse = RouseCluster::shared();
+    let features = EnabledFeatures::enable(&rouse.cluster, &["kubernetes.podspec-init-containers"]);
     let namespace = rouse.namespace("examples");
     let name = &namespace.name;
     let all = examples(name);
     for (file, _) in &all {
-        let is_known = ANSWERS.iter().any(|(known, ..)| file.starts_with(known));
+        let is_known = EXPECTED_RESPONSES.iter().any(|(known, ..)| file.starts_with(known));
         assert!(is_known, "no test says what {file}.yaml answers");
     }
-    applied(&rouse, name, &all);
-    let mut services: Vec<&str> = ANSWERS.iter().map(|(_, service, ..)| *service).collect();
+    apply_all(&rouse, name, &all);
+    let mut services: Vec<&str> =
+        EXPECTED_RESPONSES.iter().map(|(_, service, ..)| *service).collect();
     services.dedup();
     for service in &services {
         rouse.wait_ready(name, "ksvc", service);
     }
     for service in services.iter().filter(|service| **service != "scale") {
-        rouse.asleep(name, service);
+        rouse.wait_asleep(name, service);
     }
     assert_eq!(rouse.pods(name, "scale").len(), 1, "min-scale holds one pod");
-    for (file, service, path, want) in ANSWERS {
-        let answer = rouse.from("node1").ask(&(rouse.url(name, service) + path));
+    for (file, service, path, want) in EXPECTED_RESPONSES {
+        let answer = rouse.client_on("node1").get(&(rouse.service_url(name, service) + path));
         assert!(answer.status == 200 && answer.body.contains(want), "{file}: {answer}");
     }
-    hosts(&rouse, name);
-    limited(&rouse, name);
+    check_hosts(&rouse, name);
+    check_hard_limit(&rouse, name);
 
     for (file, yaml) in all.iter().filter(|(file, _)| !file.starts_with("split-2")) {
         rouse.delete(name, yaml).unwrap_or_else(|said| panic!("{file}: {said}"));
@@ -94,11 +95,12 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
 }
 
 /// Checks the hosts of the examples, from outside of the cluster.
-fn hosts(rouse: &RouseCluster, namespace: &str) {
+fn check_hosts(rouse: &RouseCluster, namespace: &str) {
     let answer = rouse.get_through_gateway("hello.example.org", "/", &[]);
     assert!(answer.pod().starts_with("named-00001-deployment-"), "{answer}");
     for (host, want) in [("current-split", "split-blue"), ("candidate-split", "split-green")] {
-        let answer = rouse.get_through_gateway(&format!("{host}.{namespace}.example.com"), "/", &[]);
+        let answer =
+            rouse.get_through_gateway(&format!("{host}.{namespace}.example.com"), "/", &[]);
         assert!(answer.pod().starts_with(want), "{answer}");
     }
     let answer = rouse.get_through_gateway(&format!("private.{namespace}.example.com"), "/", &[]);
@@ -109,15 +111,15 @@ fn hosts(rouse: &RouseCluster, namespace: &str) {
 }
 
 /// Sends six requests at once to at most three pods, which take one request each.
-fn limited(rouse: &RouseCluster, namespace: &str) {
-    let address = rouse.address(namespace, "concurrency");
+fn check_hard_limit(rouse: &RouseCluster, namespace: &str) {
+    let address = rouse.service_address(namespace, "concurrency");
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
-    let requests = rouse.from("node2").load(&address, "concurrency", &args).finish();
+    let requests = rouse.client_on("node2").start_load(&address, "concurrency", &args).finish();
     tests::requests::assert_none_lost(&requests, 40);
     // Some of the pods have ended by now, or end while they are queried.
     let counts = rouse.pods(namespace, "concurrency").into_iter().filter_map(|pod| {
         let ip = pod["status"]["podIP"].as_str()?.to_owned();
-        let counts = rouse.from("node1").ask(&format!("http://{ip}:8080/counts"));
+        let counts = rouse.client_on("node1").get(&format!("http://{ip}:8080/counts"));
         (counts.status == 200).then_some(counts)
     });
     for counts in counts {

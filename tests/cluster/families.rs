@@ -1,12 +1,12 @@
 //! Applications that listen on one family of IP addresses only, on a dual-stack cluster.
 
 use serde_json::Value;
-use tests::installed::{RouseCluster, condition};
+use tests::installed::{RouseCluster, find_condition};
 use tests::mounted::MountedApp;
 
 #[test]
 fn an_application_that_listens_on_ipv6_only_is_reported_as_unreachable_by_ipv4() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("families");
     let namespace = &space.name;
     let app = MountedApp::new(&rouse, namespace);
@@ -15,12 +15,12 @@ fn an_application_that_listens_on_ipv6_only_is_reported_as_unreachable_by_ipv4()
     rouse.wait_ready(namespace, "ksvc", "both");
     let revision = rouse.cluster.wait("the Revision's condition to name the family", || {
         let revision = rouse.cluster.get(&["revision", "--namespace", namespace, "six-00001"]);
-        let healthy = condition(&revision, "ContainerHealthy");
+        let healthy = find_condition(&revision, "ContainerHealthy");
         let message = healthy["message"].as_str().unwrap_or_default();
         let says = message.contains("open for IPv6 only, and clients come by IPv4");
         (says && healthy["status"] != "True").then_some(revision)
     });
-    assert_ne!(condition(&revision, "Ready")["status"], "True");
+    assert_ne!(find_condition(&revision, "Ready")["status"], "True");
     let service: Value = rouse.cluster.get(&["ksvc", "--namespace", namespace, "six"]);
-    assert_ne!(condition(&service, "Ready")["status"], "True");
+    assert_ne!(find_condition(&service, "Ready")["status"], "True");
 }

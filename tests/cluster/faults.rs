@@ -11,31 +11,44 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::cluster::TestCluster;
-use tests::installed::{CONTAINER, ClientPod, RouseCluster, SYSTEM, condition, service};
-use tests::requests::{LoadProcess, LoadRequest, counts_by_second, assert_none_lost};
+use tests::installed::{
+    ClientPod, HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
+};
+use tests::requests::{LoadProcess, LoadRequest, assert_none_lost, counts_by_second};
 
 /// A fault, reversed on drop, also when the test fails.
 struct InjectedFault<'a> {
     cluster: &'a TestCluster,
-    part: &'static str,
-    undo: &'static str,
+    component: &'static str,
+    reversal: &'static str,
 }
 
 impl<'a> InjectedFault<'a> {
-    fn of(cluster: &'a TestCluster, action: &str, part: &'static str, undo: &'static str) -> Self {
-        cluster.fault(action, part).unwrap_or_else(|said| panic!("{action} {part}: {said}"));
-        Self { cluster, part, undo }
+    fn inject(
+        cluster: &'a TestCluster,
+        action: &str,
+        component: &'static str,
+        reversal: &'static str,
+    ) -> Self {
+        cluster
+            .fault(action, component)
+            .unwrap_or_else(|said| panic!("{action} {component}: {said}"));
+        Self { cluster, component, reversal }
     }
 }
 
 impl Drop for InjectedFault<'_> {
     fn drop(&mut self) {
-        let _undone = self.cluster.fault(self.undo, self.part);
+        let _undone = self.cluster.fault(self.reversal, self.component);
     }
 }
 
 fn service_with_min_scale(name: &str, least: u32) -> String {
-    service(name, &format!(", autoscaling.knative.dev/min-scale: \"{least}\""), CONTAINER)
+    service_manifest(
+        name,
+        &format!(", autoscaling.knative.dev/min-scale: \"{least}\""),
+        HELLO_CONTAINER,
+    )
 }
 
 fn pause(seconds: u64) {
@@ -44,30 +57,33 @@ fn pause(seconds: u64) {
 }
 
 /// Load on a service that is awake: four clients, half of them on persistent connections.
-fn traffic(rouse: &RouseCluster, namespace: &str, name: &str, seconds: u64) -> LoadProcess {
+fn start_traffic(rouse: &RouseCluster, namespace: &str, name: &str, seconds: u64) -> LoadProcess {
     let stages = format!("4x{seconds}s");
     let args = ["--stages", &stages, "--path", "/?sleep=50"];
-    rouse.from("node1").load(&rouse.address(namespace, name), name, &args)
+    rouse.client_on("node1").start_load(&rouse.service_address(namespace, name), name, &args)
 }
 
 /// One request to a service that sleeps, with a timeout above the length of any fault.
-fn wake(rouse: &RouseCluster, address: &str) -> LoadProcess {
+fn start_wake(rouse: &RouseCluster, address: &str) -> LoadProcess {
     let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "180"];
-    rouse.from("node2").load(address, "asleep", &args)
+    rouse.client_on("node2").start_load(address, "asleep", &args)
 }
 
-fn slowest(requests: &[LoadRequest]) -> u64 {
+fn slowest_us(requests: &[LoadRequest]) -> u64 {
     requests.iter().map(|request| request.took_us / 1000).max().unwrap_or_default()
 }
 
 /// Creates a service that is awake and one that sleeps, in one namespace.
-fn prepared(rouse: &RouseCluster, namespace: &str) {
-    rouse.ready(namespace, &[service_with_min_scale("awake", 1), service_with_min_scale("asleep", 0)].join("---\n"));
-    rouse.asleep(namespace, "asleep");
+fn create_services(rouse: &RouseCluster, namespace: &str) {
+    rouse.apply_until_ready(
+        namespace,
+        &[service_with_min_scale("awake", 1), service_with_min_scale("asleep", 0)].join("---\n"),
+    );
+    rouse.wait_asleep(namespace, "asleep");
 }
 
 /// Creates another service, as soon as API server and admission accept it again after a fault.
-fn later(rouse: &RouseCluster, namespace: &str) {
+fn create_later_service(rouse: &RouseCluster, namespace: &str) {
     let yaml = service_with_min_scale("later", 0);
     rouse.cluster.wait("a new service to be taken", || rouse.apply(namespace, &yaml).ok());
     rouse.wait_ready(namespace, "ksvc", "later");
@@ -75,35 +91,38 @@ fn later(rouse: &RouseCluster, namespace: &str) {
 
 #[test]
 fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-api");
     let namespace = &space.name;
-    prepared(&rouse, namespace);
-    let asleep = rouse.address(namespace, "asleep");
-    let awake = traffic(&rouse, namespace, "awake", 70);
-    let fault = InjectedFault::of(&rouse.cluster, "stop", "kube-apiserver", "resume");
+    create_services(&rouse, namespace);
+    let asleep = rouse.service_address(namespace, "asleep");
+    let awake = start_traffic(&rouse, namespace, "awake", 70);
+    let fault = InjectedFault::inject(&rouse.cluster, "stop", "kube-apiserver", "resume");
     pause(50);
     // No pod can start now, so the request waits.
-    let wakes = wake(&rouse, &asleep);
+    let wakes = start_wake(&rouse, &asleep);
     pause(10);
     drop(fault);
     assert_none_lost(&awake.finish(), 500);
     let woken = wakes.finish();
     assert_none_lost(&woken, 1);
-    println!("a request that came without an API server was answered after {} ms", slowest(&woken));
-    later(&rouse, namespace);
+    println!(
+        "a request that came without an API server was answered after {} ms",
+        slowest_us(&woken)
+    );
+    create_later_service(&rouse, namespace);
 }
 
 #[test]
 fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("no-etcd");
     let namespace = &space.name;
-    prepared(&rouse, namespace);
-    let awake = traffic(&rouse, namespace, "awake", 20);
-    let asleep = rouse.address(namespace, "asleep");
-    let fault = InjectedFault::of(&rouse.cluster, "stop", "etcd", "resume");
-    let wakes = wake(&rouse, &asleep);
+    create_services(&rouse, namespace);
+    let awake = start_traffic(&rouse, namespace, "awake", 20);
+    let asleep = rouse.service_address(namespace, "asleep");
+    let fault = InjectedFault::inject(&rouse.cluster, "stop", "etcd", "resume");
+    let wakes = start_wake(&rouse, &asleep);
     pause(8);
     drop(fault);
     let sleeps = wakes.finish();
@@ -111,37 +130,37 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
     assert_none_lost(&awake.finish(), 100);
     println!(
         "a request that came while etcd stood still was answered after {} ms",
-        slowest(&sleeps)
+        slowest_us(&sleeps)
     );
 }
 
 #[test]
 #[ignore = "takes minutes: --long"]
 fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("slow-etcd");
     let namespace = &space.name;
     let sleepers = ["w0", "w1", "w2", "w3"];
     let annotations = ", autoscaling.knative.dev/min-scale: \"1\", \
                        autoscaling.knative.dev/target: \"1\"";
-    let mut all = vec![service("grows", annotations, CONTAINER)];
+    let mut all = vec![service_manifest("grows", annotations, HELLO_CONTAINER)];
     all.extend(sleepers.map(|name| service_with_min_scale(name, 0)));
-    rouse.ready(namespace, &all.join("---\n"));
-    sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
-    let addresses = sleepers.map(|name| rouse.address(namespace, name));
+    rouse.apply_until_ready(namespace, &all.join("---\n"));
+    sleepers.iter().for_each(|name| rouse.wait_asleep(namespace, name));
+    let addresses = sleepers.map(|name| rouse.service_address(namespace, name));
     let first = leader(&rouse, "");
     let grows = thread::scope(|scope| {
         // Returns after a minute, and always leaves etcd running.
         let slow = scope.spawn(|| rouse.cluster.fault("slow", "etcd"));
         pause(1);
-        let grows = traffic(&rouse, namespace, "grows", 65);
+        let grows = start_traffic(&rouse, namespace, "grows", 65);
         let waking = addresses.each_ref().map(|address| {
             pause(8);
-            wake(&rouse, address)
+            start_wake(&rouse, address)
         });
         let woken: Vec<LoadRequest> = waking.into_iter().flat_map(LoadProcess::finish).collect();
         assert_none_lost(&woken, sleepers.len());
-        println!("slowest wake while etcd was slow: {} ms", slowest(&woken));
+        println!("slowest wake while etcd was slow: {} ms", slowest_us(&woken));
         slow.join().expect("no panic").expect("etcd is there");
         grows
     });
@@ -152,25 +171,25 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     let last = leader(&rouse, "");
     println!("led by {first} before and {last} after; {} pods served", pods.len());
     // The present leader has written the right state in the end, whichever replica it is.
-    later(&rouse, namespace);
-    sleepers.iter().for_each(|name| rouse.asleep(namespace, name));
+    create_later_service(&rouse, namespace);
+    sleepers.iter().for_each(|name| rouse.wait_asleep(namespace, name));
     rouse.cluster.wait("all revisions to be ready", || {
         let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
         let all = list["items"].as_array()?;
-        let is_ready = |it| condition(it, "Ready")["status"] == "True";
+        let is_ready = |it| find_condition(it, "Ready")["status"] == "True";
         (all.len() == sleepers.len() + 2 && all.iter().all(is_ready)).then_some(())
     });
 }
 
 #[test]
 fn watches_that_break_are_taken_up_again() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("watches");
     let namespace = &space.name;
-    prepared(&rouse, namespace);
-    let awake = traffic(&rouse, namespace, "awake", 15);
+    create_services(&rouse, namespace);
+    let awake = start_traffic(&rouse, namespace, "awake", 15);
     for _ in 0..2 {
-        drop(InjectedFault::of(&rouse.cluster, "kill", "kube-apiserver", "start"));
+        drop(InjectedFault::inject(&rouse.cluster, "kill", "kube-apiserver", "start"));
         // Like any supervisor of a control plane: a server that ends while it starts is started again.
         rouse.cluster.wait("the API server", || {
             rouse.cluster.fault("start", "kube-apiserver").ok()?;
@@ -178,16 +197,17 @@ fn watches_that_break_are_taken_up_again() {
         });
     }
     // Changes during the fault and after it are observed.
-    let woken = wake(&rouse, &rouse.address(namespace, "asleep")).finish();
+    let woken = start_wake(&rouse, &rouse.service_address(namespace, "asleep")).finish();
     assert_none_lost(&woken, 1);
-    later(&rouse, namespace);
+    create_later_service(&rouse, namespace);
     assert_none_lost(&awake.finish(), 100);
 }
 
 /// Name of the pod that holds the lease, once it is another one than `before`.
 fn leader(rouse: &RouseCluster, before: &str) -> String {
     rouse.cluster.wait("a leader", || {
-        let lease = rouse.cluster.get(&["lease", "--namespace", SYSTEM, "rouse-controller"]);
+        let lease =
+            rouse.cluster.get(&["lease", "--namespace", SYSTEM_NAMESPACE, "rouse-controller"]);
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
         let pod = holder.split(['_', '/']).next().unwrap_or_default();
         (!pod.is_empty() && pod != before).then(|| pod.to_owned())
@@ -198,8 +218,9 @@ fn leader(rouse: &RouseCluster, before: &str) -> String {
 struct LeaseWatch(Child);
 
 impl LeaseWatch {
-    fn follow(rouse: &RouseCluster) -> Self {
-        let words = ["lease", "rouse-controller", "--namespace", SYSTEM, "--watch", "-o", "json"];
+    fn start(rouse: &RouseCluster) -> Self {
+        let words =
+            ["lease", "rouse-controller", "--namespace", SYSTEM_NAMESPACE, "--watch", "-o", "json"];
         let words = [&["kubectl", "get"], &words[..]].concat();
         let mut command = rouse.cluster.command(&words).expect("a cluster of xtask's");
         Self(command.stdout(Stdio::piped()).spawn().expect("it starts"))
@@ -229,8 +250,8 @@ impl Drop for LeaseWatch {
 }
 
 /// Process id of one of Rouse's own pods.
-fn process(rouse: &RouseCluster, pod: &str) -> Pid {
-    let netns = rouse.cluster.netns_of(SYSTEM, pod);
+fn pod_pid(rouse: &RouseCluster, pod: &str) -> Pid {
+    let netns = rouse.cluster.netns_of(SYSTEM_NAMESPACE, pod);
     let id = netns.iter().nth(2).and_then(|it| it.to_str()).and_then(|it| it.parse().ok());
     Pid::from_raw(id.expect("a process has a number"))
 }
@@ -244,10 +265,11 @@ fn wake_during(
 ) -> Vec<LoadRequest> {
     let names: Vec<String> = (0..count).map(|number| format!("w{number}")).collect();
     let all: Vec<String> = names.iter().map(|name| service_with_min_scale(name, 0)).collect();
-    rouse.ready(namespace, &all.join("---\n"));
-    names.iter().for_each(|name| rouse.asleep(namespace, name));
-    let addresses: Vec<String> = names.iter().map(|name| rouse.address(namespace, name)).collect();
-    let place = rouse.from("node1");
+    rouse.apply_until_ready(namespace, &all.join("---\n"));
+    names.iter().for_each(|name| rouse.wait_asleep(namespace, name));
+    let addresses: Vec<String> =
+        names.iter().map(|name| rouse.service_address(namespace, name)).collect();
+    let place = rouse.client_on("node1");
     let mut harm = Some(harm);
     let mut loads = Vec::new();
     for (number, address) in addresses.iter().enumerate() {
@@ -257,7 +279,7 @@ fn wake_during(
             harm();
         }
         let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "120"];
-        loads.push(place.load(address, "any", &args));
+        loads.push(place.start_load(address, "any", &args));
         #[allow(clippy::disallowed_methods, reason = "ten a second")]
         thread::sleep(Duration::from_millis(100));
     }
@@ -266,32 +288,33 @@ fn wake_during(
 
 #[test]
 fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("leader");
     let namespace = &space.name;
     // Baseline without a fault, to compare the times below with.
     let requests = wake_during(&rouse, namespace, 10, || {});
     assert_none_lost(&requests, 10);
-    println!("undisturbed: slowest wake {} ms", slowest(&requests));
-    let all_asleep = || (0..10).for_each(|number| rouse.asleep(namespace, &format!("w{number}")));
+    println!("undisturbed: slowest wake {} ms", slowest_us(&requests));
+    let all_asleep =
+        || (0..10).for_each(|number| rouse.wait_asleep(namespace, &format!("w{number}")));
     all_asleep();
 
     let first = leader(&rouse, "");
-    let id = process(&rouse, &first);
+    let id = pod_pid(&rouse, &first);
     let requests =
         wake_during(&rouse, namespace, 10, || kill(id, Signal::SIGKILL).expect("it runs"));
     assert_none_lost(&requests, 10);
-    println!("killed: slowest wake {} ms", slowest(&requests));
+    println!("killed: slowest wake {} ms", slowest_us(&requests));
     all_asleep();
 
     let second = leader(&rouse, "");
-    let leases = LeaseWatch::follow(&rouse);
+    let leases = LeaseWatch::start(&rouse);
     let requests = wake_during(&rouse, namespace, 10, || {
-        let words = ["delete", "pod", "--namespace", SYSTEM, &second, "--wait=false"];
+        let words = ["delete", "pod", "--namespace", SYSTEM_NAMESPACE, &second, "--wait=false"];
         rouse.cluster.kubectl(&words).expect("it may be deleted");
     });
     assert_none_lost(&requests, 10);
-    println!("handed over: slowest wake {} ms", slowest(&requests));
+    println!("handed over: slowest wake {} ms", slowest_us(&requests));
     leader(&rouse, &second);
     println!("handed over: nobody held the lease for {:?}", leases.handover_time());
 }
@@ -307,22 +330,22 @@ impl Drop for SuspendedProcess {
 
 #[test]
 fn two_controllers_that_both_think_they_lead_do_no_harm() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("two");
     let namespace = &space.name;
-    prepared(&rouse, namespace);
-    let awake = traffic(&rouse, namespace, "awake", 25);
+    create_services(&rouse, namespace);
+    let awake = start_traffic(&rouse, namespace, "awake", 25);
     let first = leader(&rouse, "");
-    let stopped = SuspendedProcess(process(&rouse, &first));
+    let stopped = SuspendedProcess(pod_pid(&rouse, &first));
     kill(stopped.0, Signal::SIGSTOP).expect("it runs");
     let second = leader(&rouse, &first);
     // Every other admission request goes to the suspended replica.
-    rouse
-        .cluster
-        .wait("admission to answer", || rouse.apply(namespace, &service_with_min_scale("awake", 2)).ok());
+    rouse.cluster.wait("admission to answer", || {
+        rouse.apply(namespace, &service_with_min_scale("awake", 2)).ok()
+    });
     // It continues in the middle of its work, with an outdated view of the cluster.
     drop(stopped);
-    assert_none_lost(&wake(&rouse, &rouse.address(namespace, "asleep")).finish(), 1);
+    assert_none_lost(&start_wake(&rouse, &rouse.service_address(namespace, "asleep")).finish(), 1);
     rouse.wait_ready(namespace, "ksvc", "awake");
     assert_none_lost(&awake.finish(), 100);
     assert_eq!(leader(&rouse, ""), second, "who lost the lease does not lead");
@@ -334,14 +357,18 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
 /// heartbeats show the fault.
 #[test]
 fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("frozen");
     let namespace = &space.name;
     let names = ["asleep", "asleep-too"];
-    let yaml = [service_with_min_scale("awake", 1), service_with_min_scale(names[0], 0), service_with_min_scale(names[1], 0)];
-    rouse.ready(namespace, &yaml.join("---\n"));
-    names.iter().for_each(|name| rouse.asleep(namespace, name));
-    let words = ["pods", "--namespace", SYSTEM, "--selector", "app=autoscaler"];
+    let yaml = [
+        service_with_min_scale("awake", 1),
+        service_with_min_scale(names[0], 0),
+        service_with_min_scale(names[1], 0),
+    ];
+    rouse.apply_until_ready(namespace, &yaml.join("---\n"));
+    names.iter().for_each(|name| rouse.wait_asleep(namespace, name));
+    let words = ["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", "app=autoscaler"];
     let pods = rouse.cluster.get(&words);
     let pods = pods["items"].as_array().expect("a list").iter();
     let pods: Vec<String> = pods
@@ -349,14 +376,14 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
         .filter_map(|it| it["metadata"]["name"].as_str().map(str::to_owned))
         .collect();
     assert_eq!(pods.len(), 2, "{pods:?}");
-    let awake = traffic(&rouse, namespace, "awake", 15);
+    let awake = start_traffic(&rouse, namespace, "awake", 15);
     // Both in turn, because either may be the active one.
     for (pod, name) in pods.iter().zip(names) {
-        let stopped = SuspendedProcess(process(&rouse, pod));
+        let stopped = SuspendedProcess(pod_pid(&rouse, pod));
         kill(stopped.0, Signal::SIGSTOP).expect("it runs");
-        let woken = wake(&rouse, &rouse.address(namespace, name)).finish();
+        let woken = start_wake(&rouse, &rouse.service_address(namespace, name)).finish();
         assert_none_lost(&woken, 1);
-        println!("{pod} is frozen: the wake takes {} ms", slowest(&woken));
+        println!("{pod} is frozen: the wake takes {} ms", slowest_us(&woken));
     }
     assert_none_lost(&awake.finish(), 100);
 }
@@ -366,24 +393,27 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
 /// notices the fault, so the node is cordoned.
 #[test]
 fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("frozen-node");
     let namespace = &space.name;
     let nodes = [("node1", "node2", "asleep"), ("node2", "node1", "asleep-too")];
-    rouse.ready(namespace, &nodes.map(|(.., name)| service_with_min_scale(name, 0)).join("---\n"));
+    rouse.apply_until_ready(
+        namespace,
+        &nodes.map(|(.., name)| service_with_min_scale(name, 0)).join("---\n"),
+    );
     for (frozen, other, name) in nodes {
-        let (to, client) = (rouse.address(namespace, name), rouse.from(other));
+        let (to, client) = (rouse.service_address(namespace, name), rouse.client_on(other));
         let cordon = rouse.cordon(frozen);
         // With another active autoscaler, a decision may still hold a pod that had just ended. That pod would then be
         // frozen with the next node, and Kubernetes replaces it only after minutes.
-        rouse.asleep(namespace, name);
-        let fault = InjectedFault::of(&rouse.cluster, "stop", frozen, "resume");
+        rouse.wait_asleep(namespace, name);
+        let fault = InjectedFault::inject(&rouse.cluster, "stop", frozen, "resume");
         let args =
             ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
         let mut tries = 0;
         let answered = rouse.cluster.wait("an answer while the node stands still", || {
             tries += 1;
-            let requests = client.load(&to, name, &args).finish();
+            let requests = client.start_load(&to, name, &args).finish();
             requests.into_iter().find(LoadRequest::is_answered)
         });
         drop((fault, cordon));
@@ -391,56 +421,56 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
             "{frozen} stood still: try {tries} was answered after {} ms",
             answered.took_us / 1000
         );
-        assert_both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
+        assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &to);
     }
 }
 
 #[test]
 fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("lost-node");
     let namespace = &space.name;
-    spread(&rouse, namespace);
-    let to = rouse.address(namespace, "spread");
+    create_spread_service(&rouse, namespace);
+    let to = rouse.service_address(namespace, "spread");
     let args =
         ["--stages", "2x75s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
-    let load = rouse.from("node1").load(&to, "spread", &args);
-    let fault = InjectedFault::of(&rouse.cluster, "cut", "node2", "join");
+    let load = rouse.client_on("node1").start_load(&to, "spread", &args);
+    let fault = InjectedFault::inject(&rouse.cluster, "cut", "node2", "join");
     let requests = load.finish();
     assert_only_first_lost(&requests);
     drop(fault);
-    assert_both_answer(&rouse, [rouse.from("node1"), rouse.from("node2")], &to);
+    assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &to);
 }
 
 #[test]
 #[ignore = "takes minutes: --long"]
 fn a_node_that_boots_again_serves_as_before() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("boot");
     let namespace = &space.name;
-    spread(&rouse, namespace);
-    rouse.ready(namespace, &service_with_min_scale("asleep", 0));
-    rouse.asleep(namespace, "asleep");
-    let to = rouse.address(namespace, "spread");
+    create_spread_service(&rouse, namespace);
+    rouse.apply_until_ready(namespace, &service_with_min_scale("asleep", 0));
+    rouse.wait_asleep(namespace, "asleep");
+    let to = rouse.service_address(namespace, "spread");
     let args =
         ["--stages", "2x90s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
-    let load = rouse.from("node1").load(&to, "spread", &args);
+    let load = rouse.client_on("node1").start_load(&to, "spread", &args);
     // The node's mounts end with it, and with them all pinned programs and maps.
-    drop(InjectedFault::of(&rouse.cluster, "kill", "node2", "start"));
+    drop(InjectedFault::inject(&rouse.cluster, "kill", "node2", "start"));
     assert_only_first_lost(&load.finish());
     // The client pod on that node ended with the node.
     let there = ClientPod::new(&rouse.cluster, namespace, "node2");
-    assert_both_answer(&rouse, [rouse.from("node1"), &there], &to);
-    let asleep = rouse.address(namespace, "asleep");
-    let woken = there.load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
+    assert_both_answer(&rouse, [rouse.client_on("node1"), &there], &to);
+    let asleep = rouse.service_address(namespace, "asleep");
+    let woken = there.start_load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
     assert_none_lost(&woken, 10);
     // All requests must be counted on the node again, or the service would never scale to zero, or too early.
-    rouse.asleep(namespace, "asleep");
+    rouse.wait_asleep(namespace, "asleep");
 }
 
 /// Creates a service with a pod on each node.
-fn spread(rouse: &RouseCluster, namespace: &str) {
-    rouse.ready(namespace, &service_with_min_scale("spread", 2));
+fn create_spread_service(rouse: &RouseCluster, namespace: &str) {
+    rouse.apply_until_ready(namespace, &service_with_min_scale("spread", 2));
     rouse.cluster.wait("a pod on each node", || {
         let pods = rouse.pods(namespace, "spread");
         let on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
@@ -461,6 +491,6 @@ fn assert_only_first_lost(requests: &[LoadRequest]) {
 
 fn assert_both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], to: &str) {
     rouse.cluster.wait("both nodes to answer again", || {
-        from.iter().all(|it| it.ask(&format!("http://{to}")).status == 200).then_some(())
+        from.iter().all(|it| it.get(&format!("http://{to}")).status == 200).then_some(())
     });
 }

@@ -8,10 +8,10 @@ use tests::cluster::TestNamespace;
 use tests::features::EnabledFeatures;
 use tests::flood::{FloodOutcome, FloodProcess, not_served_once};
 use tests::folder::SharedFolder;
-use tests::installed::{HELLO, RouseCluster};
+use tests::installed::{HELLO_IMAGE, RouseCluster};
 
 /// Clients on each node, by kind and number: new, idle and busy connections, short and long requests.
-const INSIDE: [&str; 8] = [
+const NODE_CLIENTS: [&str; 8] = [
     "new-get=2",
     "new-post=2",
     "idle-get=12",
@@ -22,7 +22,7 @@ const INSIDE: [&str; 8] = [
     "long-post=2",
 ];
 /// Clients outside of the cluster, through the gateway, by kind and number.
-const OUTSIDE: [&str; 8] = [
+const GATEWAY_CLIENTS: [&str; 8] = [
     "new-get=1",
     "new-post=1",
     "idle-get=4",
@@ -34,11 +34,11 @@ const OUTSIDE: [&str; 8] = [
 ];
 /// Target of requests at once in a pod, which only additional load exceeds: about 30 requests are in flight, and up
 /// to a hundred at moments when processors are short.
-pub(crate) const AT_ONCE: u32 = 100;
+pub(crate) const TARGET_CONCURRENCY: u32 = 100;
 /// Traffic block that sends all requests to the newest revision.
-pub(crate) const LATEST: &str = "[{latestRevision: true, percent: 100}]";
+pub(crate) const LATEST_TRAFFIC: &str = "[{latestRevision: true, percent: 100}]";
 /// Highest number of printed lines about lost requests.
-const TOLD: usize = 20;
+const MAX_PRINTED_LOSSES: usize = 20;
 
 /// Features that allow writable volumes in pods.
 const WRITABLE: [&str; 2] =
@@ -48,9 +48,9 @@ const WRITABLE: [&str; 2] =
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FloodAppOptions {
     /// True if the application ends at once on SIGTERM.
-    pub(crate) at_once: bool,
+    pub(crate) exits_on_term: bool,
     /// Lowest number of pods.
-    pub(crate) least: u32,
+    pub(crate) min_pods: u32,
 }
 
 /// A service, its clients and its settings.
@@ -61,7 +61,7 @@ pub(crate) struct FloodFixture<'a> {
     namespace: TestNamespace<'a>,
     /// Directory on every node where pods record the requests that they served.
     folder: SharedFolder,
-    to: SocketAddr,
+    service_address: SocketAddr,
     features: EnabledFeatures<'a>,
 }
 
@@ -71,25 +71,29 @@ impl<'a> FloodFixture<'a> {
         let namespace = rouse.namespace(test);
         let folder = SharedFolder::new(&namespace.name);
         let to = SocketAddr::from(([0, 0, 0, 0], 0));
-        let features = EnabledFeatures::on(&rouse.cluster, &WRITABLE);
-        let mut scene = Self { rouse, app, version: 1, namespace, folder, to, features };
-        let name = scene.name().to_owned();
-        rouse.apply(&name, &volume(&name, &scene.folder.path())).expect("a volume may be made");
-        scene.features.apply(rouse, &name, &scene.service(LATEST));
+        let features = EnabledFeatures::enable(&rouse.cluster, &WRITABLE);
+        let mut scene =
+            Self { rouse, app, version: 1, namespace, folder, service_address: to, features };
+        let name = scene.namespace_name().to_owned();
+        rouse
+            .apply(&name, &volume_manifest(&name, &scene.folder.path()))
+            .expect("a volume may be made");
+        scene.features.apply(rouse, &name, &scene.service_manifest(LATEST_TRAFFIC));
         rouse.wait_ready(&name, "ksvc", "app");
-        let address = rouse.address(&name, "app");
-        scene.to = address.parse().expect("an address");
+        let address = rouse.service_address(&name, "app");
+        scene.service_address = address.parse().expect("an address");
         scene
     }
 
     /// Name of the namespace of all objects.
-    pub(crate) fn name(&self) -> &str {
+    pub(crate) fn namespace_name(&self) -> &str {
         &self.namespace.name
     }
 
     /// Manifest of the service's present version.
-    pub(crate) fn service(&self, traffic: &str) -> String {
-        let (version, FloodAppOptions { at_once, least }) = (self.version, self.app);
+    pub(crate) fn service_manifest(&self, traffic: &str) -> String {
+        let (version, FloodAppOptions { exits_on_term: at_once, min_pods: least }) =
+            (self.version, self.app);
         let at_once = u8::from(at_once);
         format!(
             "apiVersion: serving.knative.dev/v1
@@ -102,11 +106,11 @@ spec:
       annotations:
         autoscaling.knative.dev/min-scale: \"{least}\"
         autoscaling.knative.dev/window: 6s
-        autoscaling.knative.dev/target: \"{AT_ONCE}\"
+        autoscaling.knative.dev/target: \"{TARGET_CONCURRENCY}\"
         autoscaling.knative.dev/target-utilization-percentage: \"100\"
     spec:
       containers:
-      - image: \"{HELLO}\"
+      - image: \"{HELLO_IMAGE}\"
         env:
         - {{name: HELLO_EXIT_ON_TERM, value: \"{at_once}\"}}
         - {{name: HELLO_IDS, value: /ids}}
@@ -119,11 +123,11 @@ spec:
 
     /// All pods of the service, with terminating ones.
     pub(crate) fn pods(&self) -> Vec<Value> {
-        self.rouse.pods(self.name(), "app")
+        self.rouse.pods(self.namespace_name(), "app")
     }
 
     /// Names of the pods that take requests, each with its node.
-    pub(crate) fn serving(&self) -> Vec<(String, String)> {
+    pub(crate) fn serving_pods(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let stays = |pod: &&Value| {
             let meta = &pod["metadata"];
@@ -136,24 +140,24 @@ spec:
     }
 
     /// Starts load from both nodes and from outside.
-    pub(crate) fn floods(&self) -> [FloodProcess; 3] {
+    pub(crate) fn start_floods(&self) -> [FloodProcess; 3] {
         let floods = [
-            self.inside("node1", 1, &INSIDE),
-            self.inside("node2", 2, &INSIDE),
-            self.outside(3, &OUTSIDE),
+            self.flood_from_node("node1", 1, &NODE_CLIENTS),
+            self.flood_from_node("node2", 2, &NODE_CLIENTS),
+            self.flood_through_gateway(3, &GATEWAY_CLIENTS),
         ];
-        self.go_on(&floods, 100);
+        self.wait_progress(&floods, 100);
         floods
     }
 
     /// Starts load from a pod of `node`; `base` makes its request ids unique.
-    pub(crate) fn inside(&self, node: &str, base: u64, kinds: &[&str]) -> FloodProcess {
+    pub(crate) fn flood_from_node(&self, node: &str, base: u64, kinds: &[&str]) -> FloodProcess {
         let program = env!("CARGO_BIN_EXE_flood");
-        let command = self.rouse.from(node).command(&[program]);
-        FloodProcess::start(command, self.to, &self.host(), base, kinds)
+        let command = self.rouse.client_on(node).command(&[program]);
+        FloodProcess::start(command, self.service_address, &self.host(), base, kinds)
     }
 
-    fn outside(&self, base: u64, kinds: &[&str]) -> FloodProcess {
+    fn flood_through_gateway(&self, base: u64, kinds: &[&str]) -> FloodProcess {
         let program = env!("CARGO_BIN_EXE_flood");
         let to = self.rouse.gateway().parse().expect("an address and a port");
         let command = self.rouse.cluster.command(&[program]).expect("a cluster of xtask's");
@@ -161,11 +165,11 @@ spec:
     }
 
     fn host(&self) -> String {
-        format!("app.{}.example.com", self.name())
+        format!("app.{}.example.com", self.namespace_name())
     }
 
     /// Waits until every flood has `more` further responses.
-    pub(crate) fn go_on(&self, floods: &[FloodProcess], more: u64) {
+    pub(crate) fn wait_progress(&self, floods: &[FloodProcess], more: u64) {
         for flood in floods {
             let until = flood.answered() + more;
             self.rouse.cluster.wait("answers", || (flood.answered() >= until).then_some(()));
@@ -173,23 +177,23 @@ spec:
     }
 
     /// Ends the load and checks all results.
-    pub(crate) fn reckon(&self, floods: [FloodProcess; 3]) {
+    pub(crate) fn finish_and_check(&self, floods: [FloodProcess; 3]) {
         // All floods end before any is checked: a panic would leave the others running.
         let outcomes = floods.map(FloodProcess::stop);
         for (who, outcome) in ["node1", "node2", "gateway"].into_iter().zip(&outcomes) {
-            self.judge(who, outcome);
+            self.check_outcome(who, outcome);
         }
     }
 
     /// Asserts that every request was answered, and served exactly once.
-    pub(crate) fn judge(&self, who: &str, outcome: &FloodOutcome) {
-        let FloodOutcome { issued, answered, direct, moved, lost, .. } = outcome;
+    pub(crate) fn check_outcome(&self, who: &str, outcome: &FloodOutcome) {
+        let FloodOutcome { issued, answered, direct, stale_connections: moved, lost, .. } = outcome;
         println!("{who}: {issued} requests, {answered} answered, {direct} direct, {moved} moved");
-        let odd = not_served_once(outcome, &self.folder.read());
-        for (id, count) in odd.iter().take(TOLD) {
+        let odd = not_served_once(outcome, &self.folder.read_all());
+        for (id, count) in odd.iter().take(MAX_PRINTED_LOSSES) {
             println!("{who}: request {id} was served {count} times");
         }
-        for lost in lost.iter().take(TOLD) {
+        for lost in lost.iter().take(MAX_PRINTED_LOSSES) {
             println!("{who}: lost {lost}");
         }
         assert_eq!((lost.len(), odd.len()), (0, 0), "{who}: lost, not served once");
@@ -198,17 +202,17 @@ spec:
 }
 
 /// Prints the number of requests lost so far.
-pub(crate) fn tell(what: &str, floods: &[FloodProcess]) {
+pub(crate) fn print_losses(what: &str, floods: &[FloodProcess]) {
     let lost: u64 = floods.iter().map(FloodProcess::lost).sum();
     let answered: u64 = floods.iter().map(FloodProcess::answered).sum();
     println!("{what}: {lost} lost of {answered} until now");
-    for lost in floods.iter().filter_map(FloodProcess::newest_loss) {
+    for lost in floods.iter().filter_map(FloodProcess::last_loss) {
         println!("  {lost}");
     }
 }
 
 /// Manifest of a volume on a directory of the nodes, for pods to write to.
-fn volume(name: &str, folder: &str) -> String {
+fn volume_manifest(name: &str, folder: &str) -> String {
     format!(
         "apiVersion: v1
 kind: PersistentVolume

@@ -2,7 +2,7 @@
 //! again; uninstall.
 
 use tests::cluster::{TestCluster, TestNamespace};
-use tests::installed::{RouseCluster, SYSTEM};
+use tests::installed::{RouseCluster, SYSTEM_NAMESPACE};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 
@@ -12,15 +12,15 @@ fn hello() -> String {
 }
 
 /// Cells of the first row of `kubectl get KIND`, without empty cells.
-fn row(cluster: &TestCluster, namespace: &str, kind: &str) -> Vec<String> {
+fn table_row(cluster: &TestCluster, namespace: &str, kind: &str) -> Vec<String> {
     let words = ["get", kind, "--no-headers", "--namespace", namespace];
     let text = cluster.kubectl(&words).expect("the kind is known");
     let line = text.lines().next().unwrap_or_default();
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-fn columns(cluster: &TestCluster, namespace: &str) {
-    let row = |kind: &str| row(cluster, namespace, kind);
+fn check_columns(cluster: &TestCluster, namespace: &str) {
+    let row = |kind: &str| table_row(cluster, namespace, kind);
     let url = format!("http://hello.{namespace}.example.com");
     let ready = ["hello-00001", "hello-00001", "True"];
     assert_eq!(row("ksvc"), [&["hello", &url][..], &ready].concat());
@@ -36,7 +36,7 @@ fn columns(cluster: &TestCluster, namespace: &str) {
 
 /// Wakes the service from a pod on `node`. Returns the node of the pod that answered.
 fn wake_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) -> String {
-    let answer = rouse.from(node).ask(&rouse.url(&namespace.name, "hello"));
+    let answer = rouse.client_on(node).get(&rouse.service_url(&namespace.name, "hello"));
     let pod = answer.pod().to_owned();
     assert!(answer.body.starts_with(&format!("Hello from {pod} to ")), "{answer}");
     let object = rouse.cluster.get(&["pod", "--namespace", &namespace.name, &pod]);
@@ -45,20 +45,20 @@ fn wake_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) ->
 
 #[test]
 fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("wakes");
-    rouse.ready(&namespace.name, &hello());
-    rouse.asleep(&namespace.name, "hello");
-    columns(&rouse.cluster, &namespace.name);
+    rouse.apply_until_ready(&namespace.name, &hello());
+    rouse.wait_asleep(&namespace.name, "hello");
+    check_columns(&rouse.cluster, &namespace.name);
 
     // One request from a pod on each node, so that one of them crosses nodes.
-    let url = rouse.url(&namespace.name, "hello");
+    let url = rouse.service_url(&namespace.name, "hello");
     for node in ["node1", "node2"] {
         let at = wake_from(&rouse, &namespace, node);
         println!("woken from {node}, answered from {at}");
         let other = if at == "node1" { "node2" } else { "node1" };
-        assert_eq!(rouse.from(other).ask(&url).status, 200, "warm, from the other node");
-        rouse.asleep(&namespace.name, "hello");
+        assert_eq!(rouse.client_on(other).get(&url).status, 200, "warm, from the other node");
+        rouse.wait_asleep(&namespace.name, "hello");
     }
 
     let host = format!("hello.{}.example.com", namespace.name);
@@ -72,19 +72,19 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
 /// Applies a Service with the labels of Rouse's own objects, as the field manager `who`.
 fn apply_labelled_service(rouse: &RouseCluster, who: &str, name: &str) {
     let yaml = format!(
-        "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {SYSTEM}, \
+        "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {SYSTEM_NAMESPACE}, \
          labels: {{app.kubernetes.io/part-of: rouse}}}}, spec: {{ports: [{{port: 1}}]}}}}"
     );
     let words = ["apply", "--server-side", "--field-manager", who];
-    rouse.cluster.manifest(&words, &yaml).expect("a Service may be made");
+    rouse.cluster.kubectl_with_manifest(&words, &yaml).expect("a Service may be made");
 }
 
 #[test]
 fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lacks_goes() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     apply_labelled_service(&rouse, "rouse-install", "of-an-earlier-version");
     apply_labelled_service(&rouse, "somebody", "of-somebody-else");
-    let config = ["configmap", "--namespace", SYSTEM, "config-autoscaler"];
+    let config = ["configmap", "--namespace", SYSTEM_NAMESPACE, "config-autoscaler"];
     let set = |patch: &str| {
         let words = [&["patch"][..], &config, &["--patch", patch]].concat();
         rouse.cluster.kubectl(&words).expect("a good value is taken");
@@ -93,9 +93,9 @@ fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lack
     rouse.install();
     assert_eq!(rouse.cluster.get(&config)["data"]["stable-window"], "30s");
     set(r#"{"data":{"stable-window":null}}"#);
-    let services = ["get", "services", "--namespace", SYSTEM, "--output", "name"];
+    let services = ["get", "services", "--namespace", SYSTEM_NAMESPACE, "--output", "name"];
     let services = rouse.cluster.kubectl(&services).expect("services are listed");
     assert!(!services.contains("of-an-earlier-version"), "{services}");
-    let delete = ["delete", "service", "--namespace", SYSTEM, "of-somebody-else"];
+    let delete = ["delete", "service", "--namespace", SYSTEM_NAMESPACE, "of-somebody-else"];
     rouse.cluster.kubectl(&delete).expect("it stayed");
 }

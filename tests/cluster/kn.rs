@@ -19,43 +19,43 @@ impl KnClient<'_> {
     }
 
     /// Output of a command that must succeed.
-    fn says(&self, words: &[&str]) -> String {
+    fn output(&self, words: &[&str]) -> String {
         self.run(words).unwrap_or_else(|error| panic!("kn {words:?}: {error}"))
     }
 
     /// Output of a command in JSON.
     fn json(&self, words: &[&str]) -> Value {
-        let said = self.says(&[words, &["--output", "json"]].concat());
+        let said = self.output(&[words, &["--output", "json"]].concat());
         serde_json::from_str(&said).unwrap_or_else(|error| panic!("kn {words:?}: {error}: {said}"))
     }
 
     /// Line of a list for `name`, with single spaces between words.
-    fn row(&self, words: &[&str], name: &str) -> String {
-        let said = self.says(words);
+    fn list_row(&self, words: &[&str], name: &str) -> String {
+        let said = self.output(words);
         let line = said.lines().find(|line| line.split_whitespace().next() == Some(name));
         let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
         words.join(" ")
     }
 
-    fn place(&self) -> &ClientPod {
-        self.rouse.from("node1")
+    fn client(&self) -> &ClientPod {
+        self.rouse.client_on("node1")
     }
 
     /// Response of the route or tag `name` inside of the cluster.
-    fn answer(&self, name: &str) -> CurlResponse {
-        self.place().ask(&self.rouse.url(self.namespace, name))
+    fn get_route(&self, name: &str) -> CurlResponse {
+        self.client().get(&self.rouse.service_url(self.namespace, name))
     }
 
     /// Creates the service `hello` from the sample application.
     fn create(&self, more: &[&str]) -> String {
         let image = ["service", "create", "hello", "--image", "dev.local/hello:v1"];
-        self.says(&[&image[..], &["--scale-window", "6s"], more].concat())
+        self.output(&[&image[..], &["--scale-window", "6s"], more].concat())
     }
 }
 
 /// Runs `work` with Knative's client in a namespace of its own.
 fn with_kn(test: &str, work: impl FnOnce(&KnClient<'_>)) {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let namespace = rouse.namespace(test);
     work(&KnClient { rouse: &rouse, namespace: &namespace.name });
 }
@@ -74,28 +74,34 @@ fn kn_creates_updates_and_deletes_a_service() {
         let url = format!("http://{host}");
         let made = "Service 'hello' created to latest revision 'hello-00001' is available at URL:";
         assert_contains_all(&said, &["Ready to serve.", made, &url]);
-        assert!(kn.answer("hello").pod().starts_with("hello-00001-deployment-"));
+        assert!(kn.get_route("hello").pod().starts_with("hello-00001-deployment-"));
 
-        let row = kn.row(&["service", "list"], "hello");
+        let row = kn.list_row(&["service", "list"], "hello");
         assert!(row.starts_with(&format!("hello {url} hello-00001")), "{row}");
         assert!(row.ends_with("3 OK / 3 True"), "{row}");
-        let said = kn.says(&["service", "describe", "hello"]);
+        let said = kn.output(&["service", "describe", "hello"]);
         let conditions = ["++ Ready", "++ ConfigurationsReady", "++ RoutesReady"];
-        assert_contains_all(&said, &["100%  @latest (hello-00001) [1]", "dev.local/hello:v1", &url]);
+        assert_contains_all(
+            &said,
+            &["100%  @latest (hello-00001) [1]", "dev.local/hello:v1", &url],
+        );
         assert_contains_all(&said, &conditions);
-        assert_eq!(kn.says(&["service", "describe", "hello", "--output", "url"]).trim(), url);
+        assert_eq!(kn.output(&["service", "describe", "hello", "--output", "url"]).trim(), url);
 
         let limits = ["--concurrency-limit", "5", "--scale-max", "3", "--label", "team=blue"];
         let update = ["service", "update", "hello", "--env", "VERSION=v2"];
-        let said = kn.says(&[&update[..], &limits].concat());
-        assert_contains_all(&said, &["Service 'hello' updated to latest revision 'hello-00002'", &url]);
+        let said = kn.output(&[&update[..], &limits].concat());
+        assert_contains_all(
+            &said,
+            &["Service 'hello' updated to latest revision 'hello-00002'", &url],
+        );
         let spec = &kn.json(&["revision", "describe", "hello-00002"])["spec"];
         assert_eq!(spec["containerConcurrency"], 5, "{spec}");
-        assert!(kn.answer("hello").pod().starts_with("hello-00002-deployment-"));
+        assert!(kn.get_route("hello").pod().starts_with("hello-00002-deployment-"));
         let gateway = kn.rouse.get_through_gateway(&host, "/", &[]);
         assert!(gateway.pod().starts_with("hello-00002-deployment-"), "{gateway}");
 
-        let said = kn.says(&["service", "delete", "hello", "--wait"]);
+        let said = kn.output(&["service", "delete", "hello", "--wait"]);
         assert_contains_all(&said, &["Service 'hello' successfully deleted in namespace"]);
         assert_eq!(kn.rouse.get_through_gateway(&host, "/", &[]).status, 404);
         let error = kn.run(&["service", "describe", "hello"]).expect_err("it is gone");
@@ -107,44 +113,53 @@ fn kn_creates_updates_and_deletes_a_service() {
 fn kn_splits_traffic_and_tags_revisions() {
     with_kn("kn-traffic", |kn| {
         kn.create(&["--env", "VERSION=v1"]);
-        kn.says(&["service", "update", "hello", "--env", "VERSION=v2"]);
+        kn.output(&["service", "update", "hello", "--env", "VERSION=v2"]);
         let tags = ["--tag", "hello-00001=old", "--tag", "@latest=new"];
         let percents = ["--traffic", "old=100", "--traffic", "new=0"];
-        kn.says(&[&["service", "update", "hello"][..], &tags, &percents].concat());
+        kn.output(&[&["service", "update", "hello"][..], &tags, &percents].concat());
         for (name, revision) in
             [("hello", "hello-00001"), ("old-hello", "hello-00001"), ("new-hello", "hello-00002")]
         {
-            let answer = kn.answer(name);
+            let answer = kn.get_route(name);
             assert!(answer.pod().starts_with(revision), "{name}: {answer}");
         }
-        let said = kn.says(&["service", "describe", "hello"]);
-        assert_contains_all(&said, &["100%  hello-00001 #old [1]", "@latest (hello-00002) #new [2]"]);
-        let row = kn.row(&["revision", "list"], "hello-00001");
+        let said = kn.output(&["service", "describe", "hello"]);
+        assert_contains_all(
+            &said,
+            &["100%  hello-00001 #old [1]", "@latest (hello-00002) #new [2]"],
+        );
+        let row = kn.list_row(&["revision", "list"], "hello-00001");
         assert!(row.starts_with("hello-00001 hello 100% old 1"), "{row}");
         assert!(row.ends_with("OK / 4 True"), "{row}");
         let url = format!("http://hello.{}.example.com", kn.namespace);
-        assert_eq!(kn.row(&["route", "list"], "hello"), format!("hello {url} True"));
-        assert_contains_all(&kn.says(&["route", "describe", "hello"]), &[&url, "++ AllTrafficAssigned"]);
+        assert_eq!(kn.list_row(&["route", "list"], "hello"), format!("hello {url} True"));
+        assert_contains_all(
+            &kn.output(&["route", "describe", "hello"]),
+            &[&url, "++ AllTrafficAssigned"],
+        );
 
         let half = ["--traffic", "hello-00001=50", "--traffic", "hello-00002=50"];
-        kn.says(&[&["service", "update", "hello", "--untag", "old"][..], &half].concat());
-        let said = kn.says(&["service", "describe", "hello"]);
-        assert_contains_all(&said, &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"]);
+        kn.output(&[&["service", "update", "hello", "--untag", "old"][..], &half].concat());
+        let said = kn.output(&["service", "describe", "hello"]);
+        assert_contains_all(
+            &said,
+            &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"],
+        );
         kn.rouse.cluster.wait("the tag's name to be nobody's", || {
             let host = format!("old-hello.{}.example.com", kn.namespace);
             Some(kn.rouse.get_through_gateway(&host, "/", &[])).filter(|it| it.status == 404)
         });
 
-        kn.says(&["service", "update", "hello", "--traffic", "@latest=100"]);
+        kn.output(&["service", "update", "hello", "--traffic", "@latest=100"]);
         // Prune deletes revisions that are labelled as unused, which happens a moment after the route's change.
         kn.rouse.cluster.wait("the first revision to be in reserve", || {
             let revision = kn.json(&["revision", "describe", "hello-00001"]);
             let state = &revision["metadata"]["labels"]["serving.knative.dev/routingState"];
             (state == "reserve").then_some(())
         });
-        kn.says(&["revision", "delete", "--prune", "hello", "--wait"]);
-        assert_eq!(kn.row(&["revision", "list"], "hello-00001"), "");
-        assert!(kn.answer("hello").pod().starts_with("hello-00002-deployment-"));
+        kn.output(&["revision", "delete", "--prune", "hello", "--wait"]);
+        assert_eq!(kn.list_row(&["revision", "list"], "hello-00001"), "");
+        assert!(kn.get_route("hello").pod().starts_with("hello-00002-deployment-"));
     });
 }
 
@@ -152,7 +167,7 @@ fn kn_splits_traffic_and_tags_revisions() {
 fn kn_gives_a_service_a_domain() {
     with_kn("kn-domain", |kn| {
         kn.create(&[]);
-        kn.says(&["service", "create", "other", "--image", "dev.local/hello:v1"]);
+        kn.output(&["service", "create", "other", "--image", "dev.local/hello:v1"]);
         let domain = format!("{}.example.org", kn.namespace);
         // As with Knative, an administrator grants the domain to a namespace.
         let claim = format!(
@@ -164,7 +179,7 @@ spec: {{namespace: {}}}
             kn.namespace
         );
         kn.rouse.cluster.apply(&claim).expect("a claim is taken");
-        let said = kn.says(&["domain", "create", &domain, "--ref", "hello"]);
+        let said = kn.output(&["domain", "create", &domain, "--ref", "hello"]);
         assert_contains_all(&said, &[&format!("Domain mapping '{domain}' created in namespace")]);
         let answered_by = |service: &str| {
             kn.rouse.cluster.wait(&format!("{domain} to be {service}"), || {
@@ -174,15 +189,15 @@ spec: {{namespace: {}}}
         };
         answered_by("hello-");
         kn.rouse.wait_ready(kn.namespace, "domainmapping", &domain);
-        let row = kn.row(&["domain", "list"], &domain);
+        let row = kn.list_row(&["domain", "list"], &domain);
         assert_eq!(row, format!("{domain} http://{domain} True hello"));
         assert_contains_all(
-            &kn.says(&["domain", "describe", &domain]),
+            &kn.output(&["domain", "describe", &domain]),
             &[&domain, "hello", "Service", "++ Ready", "++ DomainClaimed", "++ ReferenceResolved"],
         );
-        kn.says(&["domain", "update", &domain, "--ref", "other"]);
+        kn.output(&["domain", "update", &domain, "--ref", "other"]);
         answered_by("other-");
-        kn.says(&["domain", "delete", &domain]);
+        kn.output(&["domain", "delete", &domain]);
         kn.rouse.cluster.wait("the domain to be nobody's", || {
             (kn.rouse.get_through_gateway(&domain, "/", &[]).status == 404).then_some(())
         });
@@ -197,14 +212,14 @@ fn what_kn_exports_it_applies_and_imports_again() {
         // With explicit names: generated names would be counted up again on import.
         kn.create(&["--env", "VERSION=v1", "--revision-name", "hello-first"]);
         let update = ["service", "update", "hello", "--env", "VERSION=v2"];
-        kn.says(&[&update[..], &["--revision-name", "hello-second"]].concat());
+        kn.output(&[&update[..], &["--revision-name", "hello-second"]].concat());
         let percents = ["--traffic", "hello-first=30", "--traffic", "hello-second=70"];
-        kn.says(&[&["service", "update", "hello"][..], &percents].concat());
+        kn.output(&[&["service", "update", "hello"][..], &percents].concat());
         let folder = tempfile::tempdir().expect("a folder");
         let exported = |name: &str, words: &[&str]| {
             let words = [&["service", "export", "hello", "--output", "json"][..], words].concat();
             let file = folder.path().join(name);
-            std::fs::write(&file, kn.says(&words)).expect("it is written");
+            std::fs::write(&file, kn.output(&words)).expect("it is written");
             file
         };
         let plain = exported("service.json", &[]);
@@ -214,24 +229,24 @@ fn what_kn_exports_it_applies_and_imports_again() {
         let service: Value = read(&plain);
         assert!(service.get("status").is_none_or(Value::is_null), "{service}");
 
-        kn.says(&["service", "delete", "hello", "--wait"]);
-        let said = kn.says(&["service", "import", &whole.to_string_lossy()]);
+        kn.output(&["service", "delete", "hello", "--wait"]);
+        let said = kn.output(&["service", "import", &whole.to_string_lossy()]);
         assert_contains_all(&said, &["Service 'hello' imported to latest revision 'hello-second'"]);
         kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
-        let said = kn.says(&["service", "describe", "hello"]);
+        let said = kn.output(&["service", "describe", "hello"]);
         assert_contains_all(&said, &["30%  hello-first", "70%  hello-second"]);
 
         // Imported again step by step, in the order of the original changes.
-        kn.says(&["service", "delete", "hello", "--wait"]);
+        kn.output(&["service", "delete", "hello", "--wait"]);
         for step in read(&replay)["items"].as_array().expect("a list of services") {
             kn.rouse.apply(kn.namespace, &step.to_string()).expect("each step is taken");
             kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
         }
-        let said = kn.says(&["service", "describe", "hello"]);
+        let said = kn.output(&["service", "describe", "hello"]);
         assert_contains_all(&said, &["30%  hello-first", "70%  hello-second"]);
 
         let new = ["service", "apply", "hello", "--image", "dev.local/hello:v1"];
-        let said = kn.says(&[&new[..], &["--env", "VERSION=v3"]].concat());
+        let said = kn.output(&[&new[..], &["--env", "VERSION=v3"]].concat());
         assert_contains_all(&said, &["Service 'hello' applied to latest revision 'hello-00003'"]);
     });
 }
@@ -261,7 +276,10 @@ fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
         refused(&["--image", "dev.invalid/nobody/has:this"], "Unable to fetch image");
         // With `--force` and an image that exists, the service is replaced.
         let again = [&create[..], &image, &["--force"]].concat();
-        assert_contains_all(&kn.says(&again), &["Service 'hello' replaced to latest revision 'hello-00002'"]);
-        assert_eq!(kn.answer("hello").status, 200);
+        assert_contains_all(
+            &kn.output(&again),
+            &["Service 'hello' replaced to latest revision 'hello-00002'"],
+        );
+        assert_eq!(kn.get_route("hello").status, 200);
     });
 }

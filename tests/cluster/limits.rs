@@ -1,13 +1,13 @@
 //! A hard limit of requests in each pod, enforced by two activators together.
 
 use serde_json::Value;
-use tests::installed::{CONTAINER, RouseCluster, SYSTEM};
+use tests::installed::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE};
 use tests::requests::{LoadProcess, LoadRequest, assert_none_lost};
 
 /// Path of a request that takes 100 ms.
 const PATH: &str = "/?sleep=100";
 
-fn limited(name: &str, pods: u32) -> String {
+fn limited_service(name: &str, pods: u32) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -20,39 +20,39 @@ spec:
         autoscaling.knative.dev/max-scale: \"{pods}\"
     spec:
       containerConcurrency: 1
-      containers: [{{{CONTAINER}}}]
+      containers: [{{{HELLO_CONTAINER}}}]
 "
     )
 }
 
 /// Starts load on the ClusterIP from each node, and through the gateway.
-fn everywhere(
+fn load_everywhere(
     rouse: &RouseCluster,
     namespace: &str,
     name: &str,
     args: &[&str],
 ) -> Vec<LoadProcess> {
-    let (address, gateway) = (rouse.address(namespace, name), rouse.gateway());
+    let (address, gateway) = (rouse.service_address(namespace, name), rouse.gateway());
     let host = format!("{name}.{namespace}.example.com");
     let args = [args, &["--path", PATH]].concat();
     let ways = [("node1", address.as_str(), name), ("node2", &address, name)];
     let gate = [("node1", gateway.as_str(), host.as_str())];
     let ways = ways.into_iter().chain(gate);
-    ways.map(|(node, to, host)| rouse.from(node).load(to, host, &args)).collect()
+    ways.map(|(node, to, host)| rouse.client_on(node).start_load(to, host, &args)).collect()
 }
 
 /// Highest number of requests at once in each pod. It queries the pods, so no other request may be in flight.
-fn most(rouse: &RouseCluster, namespace: &str, name: &str) -> Vec<u64> {
+fn max_concurrency(rouse: &RouseCluster, namespace: &str, name: &str) -> Vec<u64> {
     let of = |pod: Value| {
         let ip = pod["status"]["podIP"].as_str().expect("it runs").to_owned();
-        let counts = rouse.from("node1").ask(&format!("http://{ip}:8080/counts"));
+        let counts = rouse.client_on("node1").get(&format!("http://{ip}:8080/counts"));
         let counts: Value = serde_json::from_str(&counts.body).expect("JSON");
         counts["max_in_flight"].as_u64().expect("a number")
     };
     rouse.pods(namespace, name).into_iter().map(of).collect()
 }
 
-fn finish(loads: Vec<LoadProcess>, least: usize) -> Vec<LoadRequest> {
+fn finish_loads(loads: Vec<LoadProcess>, least: usize) -> Vec<LoadRequest> {
     let each = loads.into_iter().map(LoadProcess::finish);
     let each = each.inspect(|requests| assert_none_lost(requests, least));
     each.flatten().collect()
@@ -60,30 +60,31 @@ fn finish(loads: Vec<LoadProcess>, least: usize) -> Vec<LoadRequest> {
 
 #[test]
 fn a_pod_that_takes_one_gets_one_from_two_activators() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("limited");
     let namespace = &space.name;
-    let of = ["deployment", "activator", "--namespace", SYSTEM];
+    let of = ["deployment", "activator", "--namespace", SYSTEM_NAMESPACE];
     assert_eq!(rouse.cluster.get(&of)["status"]["readyReplicas"], 2, "there are two");
-    rouse.ready(namespace, &limited("hard", 1));
-    let loads = everywhere(&rouse, namespace, "hard", &["--stages", "4x60s", "--requests", "60"]);
-    finish(loads, 60);
-    assert_eq!(most(&rouse, namespace, "hard"), [1]);
+    rouse.apply_until_ready(namespace, &limited_service("hard", 1));
+    let loads =
+        load_everywhere(&rouse, namespace, "hard", &["--stages", "4x60s", "--requests", "60"]);
+    finish_loads(loads, 60);
+    assert_eq!(max_concurrency(&rouse, namespace, "hard"), [1]);
 }
 
 #[test]
 fn both_activators_are_exchanged_and_the_limit_holds() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("exchanged");
     let namespace = &space.name;
-    rouse.ready(namespace, &limited("hard", 2));
-    let loads = everywhere(&rouse, namespace, "hard", &["--stages", "4x40s"]);
+    rouse.apply_until_ready(namespace, &limited_service("hard", 2));
+    let loads = load_everywhere(&rouse, namespace, "hard", &["--stages", "4x40s"]);
     for action in ["restart", "status"] {
-        let words = ["rollout", action, "deployment/activator", "--namespace", SYSTEM];
+        let words = ["rollout", action, "deployment/activator", "--namespace", SYSTEM_NAMESPACE];
         rouse.cluster.kubectl(&words).expect("activators may be exchanged");
     }
-    let requests = finish(loads, 100);
-    assert_eq!(most(&rouse, namespace, "hard"), [1, 1]);
+    let requests = finish_loads(loads, 100);
+    assert_eq!(max_concurrency(&rouse, namespace, "hard"), [1, 1]);
     let mut pods: Vec<_> = requests.iter().map(|request| &request.pod).collect();
     pods.sort_unstable();
     pods.dedup();

@@ -8,7 +8,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use tests::cluster::{TestCluster, TestNamespace, inside, variable, xtask_output};
+use tests::cluster::{TestCluster, TestNamespace, in_netns, required_variable, xtask_output};
 
 /// A cluster of one test, removed on drop, also when the test fails.
 pub(crate) struct DedicatedCluster {
@@ -17,21 +17,21 @@ pub(crate) struct DedicatedCluster {
 }
 
 impl DedicatedCluster {
-    fn up(test: &str) -> Self {
-        Self::of(test, &["up", "--nodes", "1", "--image", "hello"])
+    fn start(test: &str) -> Self {
+        Self::start_with(test, &["up", "--nodes", "1", "--image", "hello"])
     }
 
     /// Creates a cluster with the given arguments of xtask.
-    pub(crate) fn of(test: &str, up: &[&str]) -> Self {
+    pub(crate) fn start_with(test: &str, up: &[&str]) -> Self {
         let own = Self {
             name: format!("{test}-{}", std::process::id()),
-            xtask: PathBuf::from(variable("ROUSE_XTASK")),
+            xtask: PathBuf::from(required_variable("ROUSE_XTASK")),
         };
-        own.xtask(up);
+        own.run_xtask(up);
         own
     }
 
-    fn xtask(&self, args: &[&str]) -> String {
+    fn run_xtask(&self, args: &[&str]) -> String {
         xtask_output(&self.xtask, &self.name, args)
             .unwrap_or_else(|said| panic!("{args:?}: {said}"))
     }
@@ -52,7 +52,7 @@ struct ClusterLeftovers {
     files: usize,
 }
 
-fn traces(name: &str) -> ClusterLeftovers {
+fn find_leftovers(name: &str) -> ClusterLeftovers {
     let mark = format!("rouse-cluster-{name}");
     let processes = fs::read_dir("/proc").unwrap().flatten();
     // A zombie that process 1 has not reaped yet does not count.
@@ -88,33 +88,33 @@ fn host_network() -> (Vec<String>, String) {
 #[test]
 fn down_leaves_nothing() {
     let before = host_network();
-    let own = DedicatedCluster::up("leaves");
-    let during = traces(&own.name);
+    let own = DedicatedCluster::start("leaves");
+    let during = find_leftovers(&own.name);
     assert!(during.processes > 8 && during.mounts >= 2 && during.cgroups > 0, "{during:?}");
     assert_eq!(host_network(), before, "the host's network is not touched");
-    own.xtask(&["down"]);
-    assert_eq!(traces(&own.name), ClusterLeftovers::default());
+    own.run_xtask(&["down"]);
+    assert_eq!(find_leftovers(&own.name), ClusterLeftovers::default());
     assert_eq!(host_network(), before);
 }
 
 #[test]
 #[ignore = "takes minutes: --long"]
 fn up_repairs_what_was_killed() {
-    let own = DedicatedCluster::up("repair");
+    let own = DedicatedCluster::start("repair");
     for part in ["node1", "kube-scheduler", "forward", "etcd"] {
-        own.xtask(&["fault", "kill", part]);
+        own.run_xtask(&["fault", "kill", part]);
     }
-    own.xtask(&["fault", "stop", "kube-controller-manager"]);
-    let table = own.xtask(&["up", "--image", "hello"]);
+    own.run_xtask(&["fault", "stop", "kube-controller-manager"]);
+    let table = own.run_xtask(&["up", "--image", "hello"]);
     assert!(table.contains("node1    yes"), "{table}");
     // Everything runs, so another `up` has only the final check to do.
-    let table = own.xtask(&["up", "--image", "hello"]);
+    let table = own.run_xtask(&["up", "--image", "hello"]);
     assert!(table.contains("[ 1/1]"), "{table}");
 }
 
 #[test]
 fn kubectl_finds_the_cluster_from_every_place() {
-    let cluster = TestCluster::at_hand();
+    let cluster = TestCluster::from_environment();
     let ask = ["kubectl", "get", "nodes", "--output", "name"];
     let said = [cluster.kubectl(&ask[1..]), cluster.run(&ask), cluster.on_node("node2", &ask)];
     for said in said {
@@ -124,13 +124,13 @@ fn kubectl_finds_the_cluster_from_every_place() {
 
 #[test]
 fn no_packet_leaves_the_cluster() {
-    let cluster = TestCluster::at_hand();
+    let cluster = TestCluster::from_environment();
     let status = cluster.status();
     let netns = |value: &serde_json::Value| PathBuf::from(value.as_str().unwrap_or_default());
     let nodes = status["nodes"].as_array().expect("there are nodes");
     for file in nodes.iter().map(|node| netns(&node["netns"])).chain([netns(&status["netns"])]) {
         let outside: SocketAddr = "192.0.2.1:80".parse().unwrap();
-        let socket = inside(&file, || {
+        let socket = in_netns(&file, || {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
             socket.connect(outside)
         });
@@ -140,7 +140,7 @@ fn no_packet_leaves_the_cluster() {
 
 #[test]
 fn a_node_agent_sees_its_own_nodes_cgroups_and_bpf_file_system() {
-    let cluster = TestCluster::at_hand();
+    let cluster = TestCluster::from_environment();
     let namespace = TestNamespace::new(&cluster, "agent-view");
     let name = &namespace.name;
     let yaml = format!(

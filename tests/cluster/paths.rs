@@ -3,17 +3,17 @@
 use std::net::SocketAddr;
 
 use tests::client;
-use tests::cluster::{TestCluster, TestNamespace, inside, resolve};
+use tests::cluster::{TestCluster, TestNamespace, in_netns, resolve};
 
-use crate::plain::{applied, nodes, pod_of};
+use crate::plain::{apply_sample, nodes, pod_of};
 
 #[test]
 fn a_service_answers_a_pod_on_the_other_node_in_both_families() {
-    let cluster = TestCluster::at_hand();
+    let cluster = TestCluster::from_environment();
     let namespace = TestNamespace::new(&cluster, "plain-path");
     let nodes = nodes(&cluster);
-    applied(&cluster, &namespace, "far", &nodes[0]);
-    applied(&cluster, &namespace, "near", &nodes[1]);
+    apply_sample(&cluster, &namespace, "far", &nodes[0]);
+    apply_sample(&cluster, &namespace, "near", &nodes[1]);
     let service = cluster.get(&["service", "--namespace", &namespace.name, "far"]);
     let addresses = service["spec"]["clusterIPs"].as_array().expect("it has addresses").clone();
     assert_eq!(addresses.len(), 2, "{addresses:?}");
@@ -23,7 +23,7 @@ fn a_service_answers_a_pod_on_the_other_node_in_both_families() {
         let ip = address.as_str().unwrap_or_default().parse().expect("an address");
         let to = SocketAddr::new(ip, 80);
         let body = cluster.wait("an answer through kube-proxy", || {
-            inside(&netns, || client::get(to, "far", "/")).ok().map(|answer| answer.body)
+            in_netns(&netns, || client::get(to, "far", "/")).ok().map(|answer| answer.body)
         });
         assert!(body.contains(&far), "{body} does not come from {far}");
     }
@@ -31,9 +31,9 @@ fn a_service_answers_a_pod_on_the_other_node_in_both_families() {
 
 #[test]
 fn names_of_services_resolve_inside_pods() {
-    let cluster = TestCluster::at_hand();
+    let cluster = TestCluster::from_environment();
     let namespace = TestNamespace::new(&cluster, "plain-names");
-    applied(&cluster, &namespace, "named", &nodes(&cluster)[1]);
+    apply_sample(&cluster, &namespace, "named", &nodes(&cluster)[1]);
     let service = cluster.get(&["service", "--namespace", &namespace.name, "named"]);
     let netns = cluster.netns_of(&namespace.name, &pod_of(&cluster, &namespace.name, "named"));
     let dns = cluster.get(&["service", "--namespace", "kube-system", "kube-dns"]);
@@ -44,7 +44,7 @@ fn names_of_services_resolve_inside_pods() {
         [(1, &service["spec"]["clusterIPs"][0]), (28, &service["spec"]["clusterIPs"][1])]
     {
         let found = cluster.wait("the name", || {
-            inside(&netns, || resolve(dns, &name, kind)).ok().filter(|found| !found.is_empty())
+            in_netns(&netns, || resolve(dns, &name, kind)).ok().filter(|found| !found.is_empty())
         });
         assert_eq!(found, [want.as_str().unwrap_or_default()]);
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tests::cluster::{TestCluster, TestNamespace};
 
 /// Manifest of one pod of the sample on the node `node`, and a dual-stack Service of the same name.
-fn sample(name: &str, node: &str) -> String {
+fn sample_manifest(name: &str, node: &str) -> String {
     format!(
         "apiVersion: apps/v1
 kind: Deployment
@@ -38,13 +38,13 @@ spec:
     )
 }
 
-pub(crate) fn applied(
+pub(crate) fn apply_sample(
     cluster: &TestCluster,
     namespace: &TestNamespace<'_>,
     name: &str,
     node: &str,
 ) {
-    let yaml = sample(name, node)
+    let yaml = sample_manifest(name, node)
         .replace("metadata: {name:", &format!("metadata: {{namespace: {}, name:", namespace.name));
     cluster.apply(&yaml).unwrap();
     let args = ["rollout", "status", "--timeout", "90s", "--namespace", &namespace.name];
@@ -65,7 +65,7 @@ pub(crate) fn nodes(cluster: &TestCluster) -> Vec<String> {
 
 #[test]
 fn every_node_is_ready() {
-    let cluster = TestCluster::at_hand();
+    let cluster = TestCluster::from_environment();
     let list = cluster.get(&["nodes"]);
     let nodes = list["items"].as_array().expect("the API server answers");
     assert!(nodes.len() >= 2, "two nodes are the least that shows a path between nodes");
@@ -78,9 +78,9 @@ fn every_node_is_ready() {
 
 #[test]
 fn a_deployment_answers_through_the_api_server() {
-    let cluster = TestCluster::at_hand();
+    let cluster = TestCluster::from_environment();
     let namespace = TestNamespace::new(&cluster, "plain-proxy");
-    applied(&cluster, &namespace, "sample", &nodes(&cluster)[0]);
+    apply_sample(&cluster, &namespace, "sample", &nodes(&cluster)[0]);
     let path = format!("/api/v1/namespaces/{}/services/sample:80/proxy/", namespace.name);
     let body = cluster.wait("an answer", || cluster.kubectl(&["get", "--raw", &path]).ok());
     let pod = pod_of(&cluster, &namespace.name, "sample");

@@ -1,10 +1,10 @@
 //! Probes of the kubelet are no requests of the service, regardless of protocol and User-Agent.
 
-use tests::installed::{CONTAINER, RouseCluster, service};
+use tests::installed::{HELLO_CONTAINER, RouseCluster, service_manifest};
 
 #[test]
 fn a_service_falls_asleep_whatever_probes_it_has() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("probes");
     let namespace = &space.name;
     let port = "ports: [{name: h2c, containerPort: 8080}]";
@@ -15,19 +15,20 @@ fn a_service_falls_asleep_whatever_probes_it_has() {
         ("agent", format!("livenessProbe: {{periodSeconds: 1, httpGet: {{path: /, {agent}}}}}")),
         ("grpc", format!("{port}, readinessProbe: {grpc}, livenessProbe: {grpc}")),
     ];
-    let yaml =
-        all.each_ref().map(|(name, probe)| service(name, "", &format!("{CONTAINER}, {probe}")));
-    rouse.ready(namespace, &yaml.join("---\n"));
+    let yaml = all
+        .each_ref()
+        .map(|(name, probe)| service_manifest(name, "", &format!("{HELLO_CONTAINER}, {probe}")));
+    rouse.apply_until_ready(namespace, &yaml.join("---\n"));
     for (name, _) in &all {
-        rouse.asleep(namespace, name);
-        let url = rouse.url(namespace, name);
+        rouse.wait_asleep(namespace, name);
+        let url = rouse.service_url(namespace, name);
         let mut words = vec!["curl", "--silent", "--max-time", "30", &url];
         words.extend((*name == "grpc").then_some("--http2-prior-knowledge"));
-        let said = rouse.from("node1").command(&words).output().expect("curl is there");
+        let said = rouse.client_on("node1").command(&words).output().expect("curl is there");
         let said = String::from_utf8_lossy(&said.stdout);
         assert!(said.starts_with("Hello from"), "{name}: {said}");
     }
-    all.iter().for_each(|(name, _)| rouse.asleep(namespace, name));
+    all.iter().for_each(|(name, _)| rouse.wait_asleep(namespace, name));
 }
 
 /// Container whose liveness probe fails from about fourteen seconds after its start, indefinitely.
@@ -38,14 +39,14 @@ const HUNG: &str = "image: \"dev.local/hello:v1\",
 /// Requests in flight in a hung container would delay its restart up to their timeout, without the agent's exception.
 #[test]
 fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("hung");
     let namespace = &space.name;
     let one =
         ", autoscaling.knative.dev/min-scale: \"1\", autoscaling.knative.dev/max-scale: \"1\"";
-    rouse.ready(namespace, &service("hung", one, HUNG));
-    let url = rouse.url(namespace, "hung");
-    let place = rouse.from("node1");
+    rouse.apply_until_ready(namespace, &service_manifest("hung", one, HUNG));
+    let url = rouse.service_url(namespace, "hung");
+    let place = rouse.client_on("node1");
     let long = format!("{url}/?sleep=110000");
     let words = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}"];
     let words = [&words[..], &["--max-time", "200", &long]].concat();

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use tests::installed::{CONTAINER, RouseCluster, SYSTEM, service};
+use tests::installed::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
 use tests::requests::assert_none_lost;
 
 /// Manifest that `func deploy` applies for a function of the Go runtime.
-const FUNC: &str = r#"
+const FUNC_MANIFEST: &str = r#"
 apiVersion: serving.knative.dev/v1
 kind: Service
 metadata:
@@ -63,7 +63,7 @@ spec:
 "#;
 
 /// Manifest that KServe's controller creates for an InferenceService in its Knative mode.
-const KSERVE: &str = r#"
+const KSERVE_MANIFEST: &str = r#"
 apiVersion: serving.knative.dev/v1
 kind: Service
 metadata:
@@ -104,17 +104,18 @@ spec:
 "#;
 
 /// Canary of that service: KServe splits traffic by the name of the previous revision.
-const CANARY: &str = "  traffic:
+const CANARY_TRAFFIC: &str = "  traffic:
   - {latestRevision: true, percent: 20}
   - {revisionName: iris-predictor-00001, percent: 80, tag: prev}
 ";
 
 #[test]
 fn a_function_as_func_deploys_it_answers() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("func");
-    rouse.ready(&namespace.name, FUNC);
-    let answer = rouse.from("node1").ask(&(rouse.url(&namespace.name, "greeter") + "/env"));
+    rouse.apply_until_ready(&namespace.name, FUNC_MANIFEST);
+    let answer =
+        rouse.client_on("node1").get(&(rouse.service_url(&namespace.name, "greeter") + "/env"));
     assert!(answer.body.contains("\nADDRESS=0.0.0.0\n"), "{answer}");
     // `func list` and `func describe` select it by this label, and read its URL.
     let words = ["ksvc", "--namespace", &namespace.name, "--selector=function.knative.dev=true"];
@@ -125,15 +126,17 @@ fn a_function_as_func_deploys_it_answers() {
 
 #[test]
 fn a_predictor_as_kserve_makes_it_answers_and_takes_a_canary() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("kserve");
-    rouse.ready(&namespace.name, KSERVE);
-    let answer = rouse.from("node2").ask(&(rouse.url(&namespace.name, "iris-predictor") + "/env"));
+    rouse.apply_until_ready(&namespace.name, KSERVE_MANIFEST);
+    let answer = rouse
+        .client_on("node2")
+        .get(&(rouse.service_url(&namespace.name, "iris-predictor") + "/env"));
     assert!(answer.body.contains("--model_name=iris"), "{answer}");
 
-    let (head, _) = KSERVE.split_once("  traffic:\n").expect("it has targets");
-    let canary = head.replace("gs://models/iris", "gs://models/iris-2") + CANARY;
-    rouse.ready(&namespace.name, &canary);
+    let (head, _) = KSERVE_MANIFEST.split_once("  traffic:\n").expect("it has targets");
+    let canary = head.replace("gs://models/iris", "gs://models/iris-2") + CANARY_TRAFFIC;
+    rouse.apply_until_ready(&namespace.name, &canary);
     let service = rouse.cluster.get(&["ksvc", "--namespace", &namespace.name, "iris-predictor"]);
     let status = &service["status"];
     assert_eq!(status["latestReadyRevisionName"], "iris-predictor-00002");
@@ -148,20 +151,21 @@ fn a_predictor_as_kserve_makes_it_answers_and_takes_a_canary() {
 /// Deployment; 63 is the maximum. A tag precedes the name in hosts, which limits the name further.
 #[test]
 fn services_with_long_names_answer_by_their_tags_and_leave_nothing() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("long");
     let namespace = &space.name;
     let names = [30, 37, 47, 59].map(|length| "b".repeat(length));
     let tagged = |name: &String| {
-        service(name, "", CONTAINER)
+        service_manifest(name, "", HELLO_CONTAINER)
             + "  traffic:\n  - {latestRevision: true, percent: 100, tag: new}\n"
     };
-    let yaml = names.iter().map(tagged).chain([service(&"c".repeat(63), "", CONTAINER)]);
+    let yaml =
+        names.iter().map(tagged).chain([service_manifest(&"c".repeat(63), "", HELLO_CONTAINER)]);
     let yaml = yaml.collect::<Vec<_>>().join("---\n");
-    rouse.ready(namespace, &yaml);
+    rouse.apply_until_ready(namespace, &yaml);
     let tags = names.iter().map(|name| format!("new-{name}"));
     for name in names.iter().cloned().chain(tags).chain(["c".repeat(63)]) {
-        rouse.from("node2").ask(&rouse.url(namespace, &name)).pod();
+        rouse.client_on("node2").get(&rouse.service_url(namespace, &name)).pod();
     }
     rouse.delete(namespace, &yaml).expect("they may be deleted");
     rouse.cluster.wait("all that was made for them to go", || {
@@ -172,7 +176,7 @@ fn services_with_long_names_answer_by_their_tags_and_leave_nothing() {
 }
 
 /// Addresses of the ready endpoints in the slices of a Kubernetes Service.
-fn endpoints(rouse: &RouseCluster, namespace: &str, service: &str) -> BTreeSet<String> {
+fn ready_endpoints(rouse: &RouseCluster, namespace: &str, service: &str) -> BTreeSet<String> {
     let label = format!("kubernetes.io/service-name={service}");
     let words = ["endpointslices", "--namespace", namespace, "--selector", &label];
     let list = rouse.cluster.get(&words);
@@ -184,7 +188,7 @@ fn endpoints(rouse: &RouseCluster, namespace: &str, service: &str) -> BTreeSet<S
 }
 
 /// Addresses of the pods in `namespace` with this label.
-fn addresses_of(rouse: &RouseCluster, namespace: &str, label: &str) -> BTreeSet<String> {
+fn pod_addresses(rouse: &RouseCluster, namespace: &str, label: &str) -> BTreeSet<String> {
     let list = rouse.cluster.get(&["pods", "--namespace", namespace, "--selector", label]);
     let pods = list["items"].as_array().cloned().unwrap_or_default();
     pods.iter().filter_map(|it| it["status"]["podIP"].as_str().map(str::to_owned)).collect()
@@ -193,27 +197,27 @@ fn addresses_of(rouse: &RouseCluster, namespace: &str, label: &str) -> BTreeSet<
 /// A ServerlessService names a Kubernetes Service, whose slices have the endpoints that answer.
 #[test]
 fn a_revision_answers_by_its_own_service_awake_and_asleep() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("own-service");
     let (namespace, revision) = (&space.name, "named-00001");
-    rouse.ready(namespace, &service("named", "", CONTAINER));
+    rouse.apply_until_ready(namespace, &service_manifest("named", "", HELLO_CONTAINER));
     let sks = rouse.cluster.get(&["sks", "--namespace", namespace, revision]);
     assert_eq!(sks["status"]["serviceName"], revision, "{sks}");
-    let url = rouse.url(namespace, revision);
+    let url = rouse.service_url(namespace, revision);
     let leads_to = |who: &str, namespace: &str, label: &str| {
         rouse.cluster.wait(&format!("{who} in the slices of {revision}"), || {
-            let there = endpoints(&rouse, &space.name, revision);
-            (!there.is_empty() && there == addresses_of(&rouse, namespace, label)).then_some(())
+            let there = ready_endpoints(&rouse, &space.name, revision);
+            (!there.is_empty() && there == pod_addresses(&rouse, namespace, label)).then_some(())
         });
     };
     let of_revision = format!("serving.knative.dev/revision={revision}");
     // An activator identifies a revision by the host name of the request, as in Knative.
     let host = format!("Host: {revision}.{namespace}.svc.cluster.local");
-    let ask = || rouse.from("node2").get_with_headers(&url, &[&host]).pod().to_owned();
+    let ask = || rouse.client_on("node2").get_with_headers(&url, &[&host]).pod().to_owned();
     ask();
     for _ in 0..2 {
-        rouse.asleep(namespace, "named");
-        leads_to("the activators", SYSTEM, "app=activator");
+        rouse.wait_asleep(namespace, "named");
+        leads_to("the activators", SYSTEM_NAMESPACE, "app=activator");
         let pod = ask();
         assert!(pod.starts_with(revision), "{pod}");
         leads_to("the pod", namespace, &of_revision);
@@ -223,31 +227,32 @@ fn a_revision_answers_by_its_own_service_awake_and_asleep() {
 /// A service that `kubectl wait` reports as Ready answers clients on every node, and through the gateway.
 #[test]
 fn services_answer_as_soon_as_they_are_ready() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("at-once");
     let namespace = &space.name;
     let names: Vec<String> = (0..12).map(|number| format!("new-{number}")).collect();
-    let yaml: Vec<String> = names.iter().map(|name| service(name, "", CONTAINER)).collect();
+    let yaml: Vec<String> =
+        names.iter().map(|name| service_manifest(name, "", HELLO_CONTAINER)).collect();
     rouse.apply(namespace, &yaml.join("---\n")).expect("admission takes it");
     for (number, name) in names.iter().enumerate() {
         rouse.wait_ready(namespace, "ksvc", name);
         let host = format!("{name}.{namespace}.example.com");
         rouse.get_through_gateway(&host, "/", &[]).pod();
         let node = ["node1", "node2"][number % 2];
-        rouse.from(node).ask(&rouse.url(namespace, name)).pod();
+        rouse.client_on(node).get(&rouse.service_url(namespace, name)).pod();
     }
 }
 
 /// The HorizontalPodAutoscaler of Kubernetes scales the pods; their traffic is routed as for any service.
 #[test]
 fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("class-hpa");
     let namespace = &space.name;
     let annotations = ", autoscaling.knative.dev/class: hpa.autoscaling.knative.dev, \
                        autoscaling.knative.dev/metric: memory, autoscaling.knative.dev/target: \"50\", \
                        autoscaling.knative.dev/min-scale: \"1\", autoscaling.knative.dev/max-scale: \"4\"";
-    rouse.ready(namespace, &service("measured", annotations, CONTAINER));
+    rouse.apply_until_ready(namespace, &service_manifest("measured", annotations, HELLO_CONTAINER));
     let hpa = rouse.cluster.get(&["hpa", "--namespace", namespace, "measured-00001"]);
     let spec = &hpa["spec"];
     assert_eq!((&spec["minReplicas"], &spec["maxReplicas"]), (&1.into(), &4.into()), "{spec}");
@@ -267,9 +272,9 @@ fn a_service_of_class_hpa_is_scaled_by_its_deployment_and_loses_nothing() {
         });
     };
     scaled(3);
-    let address = rouse.address(namespace, "measured");
+    let address = rouse.service_address(namespace, "measured");
     let args = ["--stages", "6x15s", "--path", "/?sleep=50", "--fresh-pct", "50"];
-    let load = rouse.from("node1").load(&address, "measured", &args);
+    let load = rouse.client_on("node1").start_load(&address, "measured", &args);
     scaled(1);
     let requests = load.finish();
     assert_none_lost(&requests, 100);

@@ -10,7 +10,7 @@ const READINESS_DELAY_MS: u32 = 8_000;
 
 /// Service without initial pods; `probe` is the serving container's, and `sidecar` adds to the container at port
 /// 8081.
-fn pair(probe: &str, sidecar: &str) -> String {
+fn two_container_service(probe: &str, sidecar: &str) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -33,18 +33,18 @@ spec:
 
 /// Wakes the service by a request, and queries the sidecar right after the response. Returns the sidecar's status.
 fn sidecar_status_after_wake(test: &str, yaml: &str) -> u16 {
-    let rouse = RouseCluster::at_hand();
-    let features = EnabledFeatures::on(&rouse.cluster, &PROBES);
+    let rouse = RouseCluster::shared();
+    let features = EnabledFeatures::enable(&rouse.cluster, &PROBES);
     let space = rouse.namespace(test);
     let namespace = &space.name;
     features.apply(&rouse, namespace, yaml);
     rouse.wait_ready(namespace, "ksvc", "pair");
     assert!(rouse.pods(namespace, "pair").is_empty(), "the request is to wake it");
-    let url = rouse.url(namespace, "pair");
-    let answer = rouse.from("node1").ask(&url);
+    let url = rouse.service_url(namespace, "pair");
+    let answer = rouse.client_on("node1").get(&url);
     let pod = rouse.cluster.get(&["pod", "--namespace", namespace, answer.pod()]);
     let ip = pod["status"]["podIP"].as_str().expect("it has answered");
-    rouse.from("node1").ask(&format!("http://{ip}:8081/ready")).status
+    rouse.client_on("node1").get(&format!("http://{ip}:8081/ready")).status
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_request_that_wakes_waits_for_the_readiness_probe_of_a_sidecar() {
         "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_READY_AFTER_MS, value: \"{READINESS_DELAY_MS}\"}}]
         readinessProbe: {{periodSeconds: 1, httpGet: {{path: /ready, port: 8081}}}}"
     );
-    let status = sidecar_status_after_wake("sideready", &pair("", &sidecar));
+    let status = sidecar_status_after_wake("sideready", &two_container_service("", &sidecar));
     assert_eq!(status, 200, "answered before the sidecar was ready (503), or served (0)");
 }
 
@@ -63,6 +63,6 @@ fn a_request_that_wakes_waits_for_the_port_that_the_probe_names() {
     let sidecar = format!(
         "env: [{{name: PORT, value: \"8081\"}}, {{name: HELLO_LISTEN_DELAY_MS, value: \"{READINESS_DELAY_MS}\"}}]"
     );
-    let status = sidecar_status_after_wake("otherport", &pair(probe, &sidecar));
+    let status = sidecar_status_after_wake("otherport", &two_container_service(probe, &sidecar));
     assert_eq!(status, 200, "answered before the port was open (0)");
 }

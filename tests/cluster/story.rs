@@ -7,7 +7,7 @@ use tests::installed::{ClientPod, RouseCluster};
 use tests::requests::{LoadRequest, assert_none_lost};
 
 /// Manifest of the service `story` with `newest` as its template's revision and these traffic targets.
-fn story(newest: &str, traffic: &[(&str, u32, &str)]) -> String {
+fn service_manifest(newest: &str, traffic: &[(&str, u32, &str)]) -> String {
     let targets = traffic.iter().map(|(revision, percent, tag)| {
         let tag = if tag.is_empty() { String::new() } else { format!(", tag: {tag}") };
         format!("  - {{revisionName: story-{revision}, percent: {percent}{tag}}}\n")
@@ -36,7 +36,7 @@ spec:
 }
 
 /// Number of requests that each revision answered, by the names of its pods.
-fn by_revision(requests: &[LoadRequest]) -> BTreeMap<String, usize> {
+fn requests_by_revision(requests: &[LoadRequest]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for request in requests {
         let revision = request.pod.split("-deployment-").next().unwrap_or_default();
@@ -46,7 +46,7 @@ fn by_revision(requests: &[LoadRequest]) -> BTreeMap<String, usize> {
 }
 
 /// Sends load while `work` runs, and returns its requests.
-fn during(
+fn load_during(
     place: &ClientPod,
     address: &str,
     host: &str,
@@ -54,14 +54,14 @@ fn during(
     work: impl FnOnce(),
 ) -> Vec<LoadRequest> {
     let args = ["--stages", stages, "--path", "/?sleep=50"];
-    let load = place.load(address, host, &args);
+    let load = place.start_load(address, host, &args);
     work();
     load.finish()
 }
 
 fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
     let mut most = 0;
-    let requests = during(rouse.from("node1"), address, "story", "20x12s", || {
+    let requests = load_during(rouse.client_on("node1"), address, "story", "20x12s", || {
         rouse.cluster.wait("the service to scale out", || {
             most = most.max(rouse.pods(namespace, "story").len());
             (most >= 4).then_some(())
@@ -72,7 +72,7 @@ fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
     assert!(pods.len() >= 4, "20 at once, 5 a pod: {pods:?}");
     assert!(most <= 5, "max-scale is 5, and there were {most}");
     // One pod suffices for two clients; the others end without losing a request.
-    let requests = during(rouse.from("node1"), address, "story", "2x16s", || {
+    let requests = load_during(rouse.client_on("node1"), address, "story", "2x16s", || {
         rouse.cluster.wait("the service to scale in", || {
             let pods = rouse.pods(namespace, "story");
             let stays = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
@@ -80,25 +80,26 @@ fn check_scaling(rouse: &RouseCluster, namespace: &str, address: &str) {
         });
     });
     assert_none_lost(&requests, 50);
-    rouse.asleep(namespace, "story");
+    rouse.wait_asleep(namespace, "story");
 }
 
-fn split(rouse: &RouseCluster, namespace: &str, address: &str) {
+fn check_split(rouse: &RouseCluster, namespace: &str, address: &str) {
     let host = format!("story.{namespace}.example.com");
     let gateway = rouse.gateway();
     let paths = [(address, "story"), (gateway.as_str(), host.as_str())];
     for (address, host) in paths {
         let args = ["--stages", "4x60s", "--requests", "400"];
-        let requests = rouse.from("node1").load(address, host, &args).finish();
+        let requests = rouse.client_on("node1").start_load(address, host, &args).finish();
         assert_none_lost(&requests, 400);
-        let counts = by_revision(&requests);
+        let counts = requests_by_revision(&requests);
         println!("{host}: {counts:?}");
         // The expected number is 120; five standard deviations are 46.
         let new = counts.get("story-v2").copied().unwrap_or_default();
         assert!((74..=166).contains(&new), "{counts:?}");
     }
     for (tag, revision) in [("old", "story-v1"), ("new", "story-v2")] {
-        let inside = rouse.from("node2").ask(&rouse.url(namespace, &format!("{tag}-story")));
+        let inside =
+            rouse.client_on("node2").get(&rouse.service_url(namespace, &format!("{tag}-story")));
         let outside = rouse.get_through_gateway(&format!("{tag}-{host}"), "/", &[]);
         for answer in [inside, outside] {
             assert!(answer.pod().starts_with(revision), "{tag}: {answer}");
@@ -107,37 +108,42 @@ fn split(rouse: &RouseCluster, namespace: &str, address: &str) {
 }
 
 /// Moves all traffic to `revision` under load: no request is lost, and in the end no other revision answers.
-fn moved(rouse: &RouseCluster, namespace: &str, address: &str, revision: &str) {
+fn move_traffic(rouse: &RouseCluster, namespace: &str, address: &str, revision: &str) {
     let target = format!(r#"{{"revisionName":"{revision}","percent":100}}"#);
     let patch = format!(r#"{{"spec":{{"traffic":[{target}]}}}}"#);
     let words = ["patch", "ksvc", "story", "--type=merge", "--namespace", namespace, "--patch"];
-    let requests = during(rouse.from("node2"), address, "story", "4x10s", || {
+    let requests = load_during(rouse.client_on("node2"), address, "story", "4x10s", || {
         rouse.cluster.kubectl(&[&words[..], &[&patch]].concat()).expect("admission takes it");
         rouse.wait_ready(namespace, "ksvc", "story");
     });
     assert_none_lost(&requests, 50);
     let args = ["--stages", "4x30s", "--requests", "40"];
-    let after = rouse.from("node2").load(address, "story", &args).finish();
+    let after = rouse.client_on("node2").start_load(address, "story", &args).finish();
     assert_none_lost(&after, 40);
-    assert_eq!(by_revision(&after), BTreeMap::from([(revision.to_owned(), 40)]));
+    assert_eq!(requests_by_revision(&after), BTreeMap::from([(revision.to_owned(), 40)]));
 }
 
 #[test]
 fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("story");
     let namespace = &space.name;
-    rouse.ready(namespace, &story("v1", &[("v1", 100, "")]));
-    rouse.asleep(namespace, "story");
-    let address = rouse.address(namespace, "story");
+    rouse.apply_until_ready(namespace, &service_manifest("v1", &[("v1", 100, "")]));
+    rouse.wait_asleep(namespace, "story");
+    let address = rouse.service_address(namespace, "story");
     check_scaling(&rouse, namespace, &address);
 
-    rouse.ready(namespace, &story("v2", &[("v1", 70, "old"), ("v2", 30, "new")]));
-    split(&rouse, namespace, &address);
-    moved(&rouse, namespace, &address, "story-v2");
-    moved(&rouse, namespace, &address, "story-v1");
+    rouse.apply_until_ready(
+        namespace,
+        &service_manifest("v2", &[("v1", 70, "old"), ("v2", 30, "new")]),
+    );
+    check_split(&rouse, namespace, &address);
+    move_traffic(&rouse, namespace, &address, "story-v2");
+    move_traffic(&rouse, namespace, &address, "story-v1");
 
-    rouse.delete(namespace, &story("v2", &[("v1", 100, "")])).expect("it may be deleted");
+    rouse
+        .delete(namespace, &service_manifest("v2", &[("v1", 100, "")]))
+        .expect("it may be deleted");
     rouse.cluster.wait("all of the service to be gone", || {
         let kinds = "ksvc,configurations,revisions,routes,podautoscalers,sks,metrics.autoscaling.internal.knative.dev,\
                      images.caching.internal.knative.dev,deployments,replicasets,services,endpointslices,pods";

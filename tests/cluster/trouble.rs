@@ -1,11 +1,11 @@
 //! Errors become conditions with Knative's reasons, and processing resumes when the cause is gone.
 
 use serde_json::Value;
-use tests::installed::{CONTAINER, RouseCluster, condition, service};
+use tests::installed::{HELLO_CONTAINER, RouseCluster, find_condition, service_manifest};
 use tests::requests::assert_none_lost;
 
 /// Waits until a condition is False for the given reason, and returns its message.
-fn refused(
+fn wait_condition_false(
     rouse: &RouseCluster,
     namespace: &str,
     object: (&str, &str),
@@ -17,7 +17,7 @@ fn refused(
     let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         rouse.cluster.wait(&format!("{kind}/{name} to be {which}=False for {why}"), || {
             let found = rouse.cluster.get(&[kind, "--namespace", namespace, name]);
-            last = condition(&found, which);
+            last = find_condition(&found, which);
             (last["status"] == "False" && last["reason"] == why).then_some(())
         });
     }));
@@ -27,7 +27,7 @@ fn refused(
 
 #[test]
 fn a_name_that_a_foreign_service_has_is_not_taken_from_it() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("owned");
     let namespace = &space.name;
     let foreign = "apiVersion: v1
@@ -37,11 +37,15 @@ spec: {ports: [{port: 9000}]}
 ";
     rouse.apply(namespace, foreign).expect("any Service may be made");
     let before = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
-    rouse.apply(namespace, &service("taken", "", CONTAINER)).expect("admission cannot know");
-    let said = refused(&rouse, namespace, ("route", "taken"), "IngressReady", "NotOwned");
+    rouse
+        .apply(namespace, &service_manifest("taken", "", HELLO_CONTAINER))
+        .expect("admission cannot know");
+    let said =
+        wait_condition_false(&rouse, namespace, ("route", "taken"), "IngressReady", "NotOwned");
     assert!(said.contains("\"taken\"") && said.contains("do not own"), "{said}");
     // The Service's own condition follows, with another write.
-    let said = refused(&rouse, namespace, ("ksvc", "taken"), "RoutesReady", "NotOwned");
+    let said =
+        wait_condition_false(&rouse, namespace, ("ksvc", "taken"), "RoutesReady", "NotOwned");
     assert!(said.contains("\"taken\""), "{said}");
     let after = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
     assert_eq!(after["spec"], before["spec"], "the foreign object is left alone");
@@ -49,27 +53,32 @@ spec: {ports: [{port: 9000}]}
 
     rouse.delete(namespace, foreign).expect("its owner may delete it");
     rouse.wait_ready(namespace, "ksvc", "taken");
-    rouse.from("node1").ask(&rouse.url(namespace, "taken")).pod();
+    rouse.client_on("node1").get(&rouse.service_url(namespace, "taken")).pod();
 }
 
 #[test]
 fn an_unavailable_image_is_reported_on_revision_and_service() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("image");
     let namespace = &space.name;
     // One image whose tag cannot be resolved, and one that no node can pull.
-    let unknown = service("unknown", "", "image: \"registry.invalid/nobody/nothing:v1\"");
-    let absent = service("absent", "", "image: \"dev.local/nothing:v1\"");
-    let exits = format!("{CONTAINER}, env: [{{name: HELLO_EXIT, value: \"3\"}}]");
-    let crashes = service("crashes", "", &exits);
+    let unknown = service_manifest("unknown", "", "image: \"registry.invalid/nobody/nothing:v1\"");
+    let absent = service_manifest("absent", "", "image: \"dev.local/nothing:v1\"");
+    let exits = format!("{HELLO_CONTAINER}, env: [{{name: HELLO_EXIT, value: \"3\"}}]");
+    let crashes = service_manifest("crashes", "", &exits);
     rouse
         .apply(namespace, &[unknown, absent, crashes].join("---\n"))
         .expect("admission cannot know");
     let revision = |name| ("revision", name);
-    let said =
-        refused(&rouse, namespace, revision("crashes-00001"), "ContainerHealthy", "ExitCode3");
+    let said = wait_condition_false(
+        &rouse,
+        namespace,
+        revision("crashes-00001"),
+        "ContainerHealthy",
+        "ExitCode3",
+    );
     assert!(said.contains("HELLO_EXIT asks for exit code 3"), "the container's last words: {said}");
-    let said = refused(
+    let said = wait_condition_false(
         &rouse,
         namespace,
         revision("unknown-00001"),
@@ -77,12 +86,17 @@ fn an_unavailable_image_is_reported_on_revision_and_service() {
         "ContainerMissing",
     );
     assert!(said.contains("registry.invalid/nobody/nothing:v1"), "{said}");
-    let said =
-        refused(&rouse, namespace, ("ksvc", "unknown"), "ConfigurationsReady", "RevisionFailed");
+    let said = wait_condition_false(
+        &rouse,
+        namespace,
+        ("ksvc", "unknown"),
+        "ConfigurationsReady",
+        "RevisionFailed",
+    );
     assert!(said.contains("unknown-00001") && said.contains("Unable to fetch image"), "{said}");
     rouse.cluster.wait("the image that is absent to be said", || {
         let object = rouse.cluster.get(&["revision", "--namespace", namespace, "absent-00001"]);
-        let ready = condition(&object, "Ready");
+        let ready = find_condition(&object, "Ready");
         let why = ready["reason"].as_str().unwrap_or_default();
         let known = ["ImagePullBackOff", "ErrImagePull"].contains(&why);
         (ready["status"] == "False" && known).then_some(())
@@ -91,7 +105,7 @@ fn an_unavailable_image_is_reported_on_revision_and_service() {
 
 #[test]
 fn pods_that_are_refused_or_unschedulable_are_reported() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("room");
     let namespace = &space.name;
     let quota = "apiVersion: v1
@@ -102,21 +116,40 @@ spec: {hard: {requests.memory: 1Mi}}
     rouse
         .apply(
             namespace,
-            &service("huge", "", &format!("{CONTAINER}, resources: {{requests: {{cpu: 999}}}}")),
+            &service_manifest(
+                "huge",
+                "",
+                &format!("{HELLO_CONTAINER}, resources: {{requests: {{cpu: 999}}}}"),
+            ),
         )
         .expect("admission cannot know");
-    refused(&rouse, namespace, ("revision", "huge-00001"), "ResourcesAvailable", "Unschedulable");
-    refused(&rouse, namespace, ("ksvc", "huge"), "ConfigurationsReady", "RevisionFailed");
+    wait_condition_false(
+        &rouse,
+        namespace,
+        ("revision", "huge-00001"),
+        "ResourcesAvailable",
+        "Unschedulable",
+    );
+    wait_condition_false(
+        &rouse,
+        namespace,
+        ("ksvc", "huge"),
+        "ConfigurationsReady",
+        "RevisionFailed",
+    );
 
     rouse.apply(namespace, quota).expect("a quota may be made");
     rouse.cluster.wait("the quota to be in force", || {
         let object = rouse.cluster.get(&["resourcequota", "--namespace", namespace, "none"]);
         object["status"]["hard"].is_object().then_some(())
     });
-    let yaml =
-        service("poor", "", &format!("{CONTAINER}, resources: {{requests: {{memory: 16Mi}}}}"));
+    let yaml = service_manifest(
+        "poor",
+        "",
+        &format!("{HELLO_CONTAINER}, resources: {{requests: {{memory: 16Mi}}}}"),
+    );
     rouse.apply(namespace, &yaml).expect("admission cannot know");
-    let said = refused(
+    let said = wait_condition_false(
         &rouse,
         namespace,
         ("revision", "poor-00001"),
@@ -127,21 +160,21 @@ spec: {hard: {requests.memory: 1Mi}}
     // Creation of the pod resumes when the quota is gone.
     rouse.delete(namespace, quota).expect("a quota may be deleted");
     rouse.wait_ready(namespace, "ksvc", "poor");
-    rouse.from("node1").ask(&rouse.url(namespace, "poor")).pod();
+    rouse.client_on("node1").get(&rouse.service_url(namespace, "poor")).pod();
 }
 
 #[test]
 fn deleted_objects_are_recreated_and_no_request_is_lost() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("deleted");
     let namespace = &space.name;
-    rouse.ready(
+    rouse.apply_until_ready(
         namespace,
-        &service("kept", ", autoscaling.knative.dev/min-scale: \"1\"", CONTAINER),
+        &service_manifest("kept", ", autoscaling.knative.dev/min-scale: \"1\"", HELLO_CONTAINER),
     );
-    let address = rouse.address(namespace, "kept");
+    let address = rouse.service_address(namespace, "kept");
     let args = ["--stages", "4x20s", "--path", "/?sleep=20", "--fresh-pct", "100"];
-    let load = rouse.from("node1").load(&address, "kept", &args);
+    let load = rouse.client_on("node1").start_load(&address, "kept", &args);
     let slices = rouse.cluster.get(&["endpointslices", "--namespace", namespace]);
     let ours = slices["items"].as_array().into_iter().flatten().find(|it| {
         it["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == "rouse.dev"
@@ -166,8 +199,8 @@ fn deleted_objects_are_recreated_and_no_request_is_lost() {
         delete_and_wait_recreated(&rouse, namespace, kind, name);
         rouse.wait_ready(namespace, "ksvc", "kept");
         rouse.cluster.wait("an answer", || {
-            let url = rouse.url(namespace, "kept");
-            (rouse.from("node2").ask(&url).status == 200).then_some(())
+            let url = rouse.service_url(namespace, "kept");
+            (rouse.client_on("node2").get(&url).status == 200).then_some(())
         });
     }
 }
@@ -189,7 +222,7 @@ fn delete_and_wait_recreated(rouse: &RouseCluster, namespace: &str, kind: &str, 
 }
 
 /// Configuration and Route of a revision whose pods can never run, so that requests for it wait.
-const NOWHERE: &str = "
+const UNSCHEDULABLE: &str = "
 apiVersion: serving.knative.dev/v1
 kind: Configuration
 metadata: {name: pair}
@@ -208,15 +241,15 @@ spec: {traffic: [{configurationName: pair, percent: 100}]}
 
 #[test]
 fn requests_that_wait_for_a_deleted_object_get_an_error() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("unmade");
     let namespace = &space.name;
     for gone in ["configuration", "configuration,route"] {
-        rouse.apply(namespace, NOWHERE).expect("admission takes it");
+        rouse.apply(namespace, UNSCHEDULABLE).expect("admission takes it");
         rouse.wait_ready(namespace, "route", "pair");
-        let url = rouse.url(namespace, "pair");
+        let url = rouse.service_url(namespace, "pair");
         let answer = std::thread::scope(|scope| {
-            let asked = scope.spawn(|| rouse.from("node1").ask(&url));
+            let asked = scope.spawn(|| rouse.client_on("node1").get(&url));
             rouse.cluster.wait("a pod that fits nowhere", || {
                 let pods = rouse.cluster.get(&["pods", "--namespace", namespace]);
                 pods["items"].as_array().is_some_and(|all| !all.is_empty()).then_some(())
@@ -235,38 +268,39 @@ fn requests_that_wait_for_a_deleted_object_get_an_error() {
 
 #[test]
 fn a_namespace_deleted_under_load_goes_and_harms_no_other() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let (goes, stays) = (rouse.namespace("goes"), rouse.namespace("stays"));
     let awake = ", autoscaling.knative.dev/min-scale: \"1\"";
     let mut addresses = Vec::new();
     for namespace in [&goes, &stays] {
-        let yaml = service("busy", awake, CONTAINER);
+        let yaml = service_manifest("busy", awake, HELLO_CONTAINER);
         // Kubernetes retries the deletion of a namespace after half its pods' grace period, which is 300 s by
         // default.
         let yaml = yaml.replace("    spec:\n", "    spec:\n      timeoutSeconds: 20\n");
-        rouse.ready(&namespace.name, &yaml);
-        addresses.push(rouse.address(&namespace.name, "busy"));
+        rouse.apply_until_ready(&namespace.name, &yaml);
+        addresses.push(rouse.service_address(&namespace.name, "busy"));
     }
     let args = ["--stages", "4x15s", "--path", "/?sleep=20"];
-    let spared = rouse.from("node1").load(&addresses[1], "busy", &args);
+    let spared = rouse.client_on("node1").start_load(&addresses[1], "busy", &args);
     // Requests to the deleted namespace get no response.
     let args = [&args[..], &["--timeout-s", "5"]].concat();
-    let harmed = rouse.from("node1").load(&addresses[0], "busy", &args);
+    let harmed = rouse.client_on("node1").start_load(&addresses[0], "busy", &args);
     rouse.cluster.kubectl(&["delete", "namespace", &goes.name, "--timeout=90s"]).expect("it goes");
     assert_none_lost(&spared.finish(), 100);
     let requests = harmed.finish();
     assert!(requests.iter().any(tests::requests::LoadRequest::is_answered), "it was awake before");
     // The controller still works: a new service becomes ready.
-    rouse.ready(&stays.name, &service("next", "", CONTAINER));
+    rouse.apply_until_ready(&stays.name, &service_manifest("next", "", HELLO_CONTAINER));
 }
 
 /// Foreground deletion lets the garbage collector delete child objects first; none may be created again meanwhile.
 #[test]
 fn a_configuration_that_is_deleted_in_the_foreground_goes_for_good() {
-    let rouse = RouseCluster::at_hand();
+    let rouse = RouseCluster::shared();
     let space = rouse.namespace("foreground");
     let namespace = &space.name;
-    let yaml = service("alone", "", CONTAINER).replace("kind: Service", "kind: Configuration");
+    let yaml = service_manifest("alone", "", HELLO_CONTAINER)
+        .replace("kind: Service", "kind: Configuration");
     rouse.apply(namespace, &yaml).expect("admission takes it");
     rouse.wait_ready(namespace, "configuration", "alone");
     let words = ["delete", "configuration", "--namespace", namespace, "alone"];

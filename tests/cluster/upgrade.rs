@@ -3,28 +3,29 @@
 
 use serde_json::Value;
 use tests::flood::FloodProcess;
-use tests::installed::{RouseCluster, SYSTEM};
+use tests::installed::{RouseCluster, SYSTEM_NAMESPACE};
 
-use crate::flooded::{FloodAppOptions, FloodFixture, tell};
+use crate::flooded::{FloodAppOptions, FloodFixture, print_losses};
 
 /// Components: kind and name, which is also the value of the label `app`.
-const PARTS: [(&str, &str); 4] = [
+const COMPONENTS: [(&str, &str); 4] = [
     ("daemonset", "rouse-agent"),
     ("deployment", "activator"),
     ("deployment", "autoscaler"),
     ("deployment", "controller"),
 ];
 /// Number of responses that each client gets between two events.
-const BETWEEN: u64 = 300;
+const RESPONSES_BETWEEN_EVENTS: u64 = 300;
 
 /// Runs `events` under load, then checks all requests and waits until the service is asleep.
 fn under_load(test: &str, events: impl FnOnce(&FloodFixture<'_>, &[FloodProcess])) {
-    let rouse = RouseCluster::at_hand();
-    let scene = FloodFixture::new(&rouse, test, FloodAppOptions { at_once: true, least: 0 });
-    let floods = scene.floods();
+    let rouse = RouseCluster::shared();
+    let scene =
+        FloodFixture::new(&rouse, test, FloodAppOptions { exits_on_term: true, min_pods: 0 });
+    let floods = scene.start_floods();
     events(&scene, &floods);
-    scene.reckon(floods);
-    rouse.asleep(scene.name(), "app");
+    scene.finish_and_check(floods);
+    rouse.wait_asleep(scene.namespace_name(), "app");
 }
 
 fn kubectl(scene: &FloodFixture<'_>, words: &[&str]) -> String {
@@ -33,13 +34,22 @@ fn kubectl(scene: &FloodFixture<'_>, words: &[&str]) -> String {
 }
 
 /// Waits until a component is fully rolled out.
-fn whole(scene: &FloodFixture<'_>, part: &str) {
-    kubectl(scene, &["rollout", "status", part, "--namespace", SYSTEM, "--timeout", "300s"]);
+fn wait_rolled_out(scene: &FloodFixture<'_>, part: &str) {
+    kubectl(
+        scene,
+        &["rollout", "status", part, "--namespace", SYSTEM_NAMESPACE, "--timeout", "300s"],
+    );
 }
 
-fn containers(scene: &FloodFixture<'_>, app: &str) -> Vec<(String, String)> {
+fn container_ids(scene: &FloodFixture<'_>, app: &str) -> Vec<(String, String)> {
     let selector = format!("app={app}");
-    let list = scene.rouse.cluster.get(&["pods", "--namespace", SYSTEM, "--selector", &selector]);
+    let list = scene.rouse.cluster.get(&[
+        "pods",
+        "--namespace",
+        SYSTEM_NAMESPACE,
+        "--selector",
+        &selector,
+    ]);
     let all = list["items"].as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let one = |pod: &Value| {
@@ -50,30 +60,31 @@ fn containers(scene: &FloodFixture<'_>, app: &str) -> Vec<(String, String)> {
 }
 
 /// Sends SIGKILL to every replica of a component, one after the other.
-fn kill(scene: &FloodFixture<'_>, app: &str) {
+fn kill_replicas(scene: &FloodFixture<'_>, app: &str) {
     let socket = "/run/containerd/containerd.sock";
-    for (node, id) in containers(scene, app) {
+    for (node, id) in container_ids(scene, app) {
         let words = ["ctr", "-a", socket, "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL"];
         let said = scene.rouse.cluster.on_node(&node, &[&words[..], &[&id]].concat());
         said.unwrap_or_else(|said| panic!("{app} on {node}: {said}"));
         scene.rouse.cluster.wait("another process of the part", || {
             let old = |(_, it): &(String, String)| *it == id;
-            (!containers(scene, app).iter().any(old)).then_some(())
+            (!container_ids(scene, app).iter().any(old)).then_some(())
         });
-        let (kind, name) = PARTS.iter().find(|(_, name)| *name == app).expect("a part of ours");
-        whole(scene, &format!("{kind}/{name}"));
+        let (kind, name) =
+            COMPONENTS.iter().find(|(_, name)| *name == app).expect("a part of ours");
+        wait_rolled_out(scene, &format!("{kind}/{name}"));
     }
 }
 
 #[test]
 fn every_component_is_rolled_under_load_and_nothing_is_lost() {
     under_load("rolled", |scene, floods| {
-        for (kind, name) in PARTS {
+        for (kind, name) in COMPONENTS {
             let part = format!("{kind}/{name}");
-            kubectl(scene, &["rollout", "restart", &part, "--namespace", SYSTEM]);
-            whole(scene, &part);
-            scene.go_on(floods, BETWEEN);
-            tell(name, floods);
+            kubectl(scene, &["rollout", "restart", &part, "--namespace", SYSTEM_NAMESPACE]);
+            wait_rolled_out(scene, &part);
+            scene.wait_progress(floods, RESPONSES_BETWEEN_EVENTS);
+            print_losses(name, floods);
         }
     });
 }
@@ -83,9 +94,9 @@ fn every_component_is_rolled_under_load_and_nothing_is_lost() {
 fn agent_autoscaler_and_controller_are_killed_under_load_and_nothing_is_lost() {
     under_load("killed", |scene, floods| {
         for app in ["rouse-agent", "autoscaler", "controller"] {
-            kill(scene, app);
-            scene.go_on(floods, BETWEEN);
-            tell(app, floods);
+            kill_replicas(scene, app);
+            scene.wait_progress(floods, RESPONSES_BETWEEN_EVENTS);
+            print_losses(app, floods);
         }
     });
 }
@@ -98,8 +109,8 @@ fn kubelet_and_containerd_are_restarted_under_load_and_nothing_is_lost() {
                 let said = scene.rouse.cluster.fault(action, process);
                 said.unwrap_or_else(|said| panic!("{action} {process}: {said}"));
             }
-            scene.go_on(floods, BETWEEN);
-            tell(process, floods);
+            scene.wait_progress(floods, RESPONSES_BETWEEN_EVENTS);
+            print_losses(process, floods);
         }
     });
 }

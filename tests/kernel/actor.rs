@@ -53,11 +53,11 @@ fn role() {
         return;
     }
     let mut stage = ScriptedSockets::default();
-    play(|words| stage.step(words));
+    run_steps(|words| stage.run(words));
 }
 
 /// Executes steps until the test closes stdin.
-pub(crate) fn play(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
+pub(crate) fn run_steps(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match step(&words) {
@@ -71,18 +71,18 @@ pub(crate) fn play(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
 #[derive(Debug)]
 pub(crate) struct ScriptedProcess {
     child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl ScriptedProcess {
     pub(crate) fn start(cgroup: &Path, netns: &str) -> Self {
-        Self::playing("actor::role", (ROLE, OsStr::new("1")), cgroup, netns)
+        Self::start_role("actor::role", (ROLE, OsStr::new("1")), cgroup, netns)
     }
 
     /// Starts a process in another role that executes steps in the same way: the ignored test of that name, with a
     /// variable in its environment.
-    pub(crate) fn playing(
+    pub(crate) fn start_role(
         role: &str,
         (name, value): (&str, &OsStr),
         cgroup: &Path,
@@ -97,15 +97,15 @@ impl ScriptedProcess {
             .stdout(Stdio::piped())
             .spawn()
             .expect("sh starts");
-        let orders = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().expect("stdout is piped"));
-        Self { child, orders, answers }
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        Self { child, stdin, stdout }
     }
 
     /// Executes one step. Returns its answer, or the errno.
-    pub(crate) fn ask(&mut self, step: &str) -> Result<String, i32> {
-        self.send(step);
-        self.answer()
+    pub(crate) fn run_step(&mut self, step: &str) -> Result<String, i32> {
+        self.send_step(step);
+        self.read_answer()
     }
 
     /// Process id of the actor.
@@ -114,16 +114,16 @@ impl ScriptedProcess {
     }
 
     /// Sends a step without waiting for its answer.
-    pub(crate) fn send(&mut self, step: &str) {
-        let orders = self.orders.as_mut().expect("it is open until drop");
+    pub(crate) fn send_step(&mut self, step: &str) {
+        let orders = self.stdin.as_mut().expect("it is open until drop");
         writeln!(orders, "{step}").expect("the actor lives");
     }
 
     /// Waits for the answer to the step that was sent.
-    pub(crate) fn answer(&mut self) -> Result<String, i32> {
+    pub(crate) fn read_answer(&mut self) -> Result<String, i32> {
         loop {
             let mut line = String::new();
-            assert_ne!(self.answers.read_line(&mut line).expect("readable"), 0, "the actor died");
+            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the actor died");
             let Some((_, answer)) = line.trim_end().split_once("> ") else { continue };
             return match answer.split_once(' ') {
                 Some(("ok", rest)) => Ok(rest.to_owned()),
@@ -135,8 +135,8 @@ impl ScriptedProcess {
 
     /// Executes one step and returns its answer; panics if it failed.
     #[track_caller]
-    pub(crate) fn must(&mut self, step: &str) -> String {
-        self.ask(step).unwrap_or_else(|errno| panic!("`{step}` failed with errno {errno}"))
+    pub(crate) fn expect_step(&mut self, step: &str) -> String {
+        self.run_step(step).unwrap_or_else(|errno| panic!("`{step}` failed with errno {errno}"))
     }
 }
 
@@ -155,31 +155,33 @@ struct ScriptedSockets {
 }
 
 impl ScriptedSockets {
-    fn step(&mut self, words: &[&str]) -> io::Result<String> {
+    fn run(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
-            ["listen" | "ports" | "prefork" | "close" | "forget" | "reap", ..] => self.offer(words),
-            _ => self.visit(words),
+            ["listen" | "ports" | "prefork" | "close" | "forget" | "reap", ..] => {
+                self.run_server_step(words)
+            }
+            _ => self.run_client_step(words),
         }
     }
 
     /// Executes a step of a server.
-    fn offer(&mut self, words: &[&str]) -> io::Result<String> {
+    fn run_server_step(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["listen", address, name, rest @ ..] => {
-                let listener = open(address, rest)?;
-                self.serve(listener, name)
+                let listener = open_listener(address, rest)?;
+                self.start_server(listener, name)
             }
             ["prefork", address, name, count] => {
-                let listener = open(address, &[])?;
-                self.share(&listener, count.parse().map_err(io::Error::other)?)?;
-                self.serve(listener, name)
+                let listener = open_listener(address, &[])?;
+                self.inherit_listener(&listener, count.parse().map_err(io::Error::other)?)?;
+                self.start_server(listener, name)
             }
             ["ports", from, count] => {
                 let [from, count] = [from, count].map(|text| text.parse::<u16>());
                 let (from, count) =
                     (from.map_err(io::Error::other)?, count.map_err(io::Error::other)?);
                 for port in from..from + count {
-                    open(&format!("0.0.0.0:{port}"), &[])?;
+                    open_listener(&format!("0.0.0.0:{port}"), &[])?;
                 }
                 Ok(String::new())
             }
@@ -207,51 +209,51 @@ impl ScriptedSockets {
     }
 
     /// Executes a step of a client.
-    fn visit(&mut self, words: &[&str]) -> io::Result<String> {
+    fn run_client_step(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["connect", address] => {
-                let stream = TcpStream::connect(parse(address)?)?;
-                self.keep(stream)
+                let stream = TcpStream::connect(parse_address(address)?)?;
+                self.store_connection(stream)
             }
             ["mptcp", address] => {
-                let stream = mptcp(parse(address)?)?;
-                self.keep(stream)
+                let stream = connect_mptcp(parse_address(address)?)?;
+                self.store_connection(stream)
             }
-            ["peer"] => Ok(self.last()?.peer_addr()?.to_string()),
+            ["peer"] => Ok(self.last_connection()?.peer_addr()?.to_string()),
             ["only6", address] => {
                 let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
                 socket.set_only_v6(true)?;
-                socket.connect(&parse(address)?.into())?;
-                self.keep(socket.into())
+                socket.connect(&parse_address(address)?.into())?;
+                self.store_connection(socket.into())
             }
             ["refused", address] => {
-                self.connections.push(refused(parse(address)?)?.into());
+                self.connections.push(refused_socket(parse_address(address)?)?.into());
                 Ok(String::new())
             }
             ["disconnect"] => {
-                sys::disconnect(self.last()?)?;
+                sys::disconnect(self.last_connection()?)?;
                 Ok(String::new())
             }
             ["retry", bad, good] => {
-                let stream = retry(parse(bad)?, parse(good)?)?;
-                self.keep(stream)
+                let stream = connect_after_refusal(parse_address(bad)?, parse_address(good)?)?;
+                self.store_connection(stream)
             }
             ["hammer", address, count] => {
                 let mut seen = BTreeMap::new();
                 for _ in 0..count.parse().map_err(io::Error::other)? {
-                    *seen.entry(visit(parse(address)?)?).or_default() += 1;
+                    *seen.entry(connect_once(parse_address(address)?)?).or_default() += 1;
                 }
-                Ok(counted(&seen))
+                Ok(format_counts(&seen))
             }
             ["storm", address, count] => {
                 let mut seen = BTreeMap::new();
                 for _ in 0..count.parse().map_err(io::Error::other)? {
-                    let name = visit(parse(address)?).unwrap_or_else(|error| {
+                    let name = connect_once(parse_address(address)?).unwrap_or_else(|error| {
                         format!("err{}", error.raw_os_error().unwrap_or_default())
                     });
                     *seen.entry(name).or_default() += 1;
                 }
-                Ok(counted(&seen))
+                Ok(format_counts(&seen))
             }
             ["drop"] => {
                 self.connections.clear();
@@ -262,7 +264,7 @@ impl ScriptedSockets {
     }
 
     /// Starts children that inherit the listener and keep it open, like worker processes.
-    fn share(&mut self, listener: &TcpListener, children: u32) -> io::Result<()> {
+    fn inherit_listener(&mut self, listener: &TcpListener, children: u32) -> io::Result<()> {
         for _ in 0..children {
             let inherited = Stdio::from(OwnedFd::from(listener.try_clone()?));
             let hold =
@@ -272,41 +274,41 @@ impl ScriptedSockets {
         Ok(())
     }
 
-    fn last(&self) -> io::Result<&TcpStream> {
+    fn last_connection(&self) -> io::Result<&TcpStream> {
         self.connections.last().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn keep(&mut self, mut stream: TcpStream) -> io::Result<String> {
-        let (name, peer) = (greeting(&mut stream)?, stream.peer_addr()?);
+    fn store_connection(&mut self, mut stream: TcpStream) -> io::Result<String> {
+        let (name, peer) = (read_greeting(&mut stream)?, stream.peer_addr()?);
         self.connections.push(stream);
         Ok(format!("{name} {peer}"))
     }
 
-    fn serve(&mut self, listener: TcpListener, name: &str) -> io::Result<String> {
+    fn start_server(&mut self, listener: TcpListener, name: &str) -> io::Result<String> {
         let at = listener.local_addr()?;
-        greet(listener.try_clone()?, name.to_owned());
+        serve_greetings(listener.try_clone()?, name.to_owned());
         self.listeners.push(listener);
         Ok(at.to_string())
     }
 }
 
 /// Connects once and returns the name of the server.
-fn visit(address: SocketAddr) -> io::Result<String> {
-    greeting(&mut TcpStream::connect(address)?)
+fn connect_once(address: SocketAddr) -> io::Result<String> {
+    read_greeting(&mut TcpStream::connect(address)?)
 }
 
-fn counted(seen: &BTreeMap<String, u32>) -> String {
+fn format_counts(seen: &BTreeMap<String, u32>) -> String {
     let seen: Vec<_> = seen.iter().map(|(name, count)| format!("{name}={count}")).collect();
     seen.join(" ")
 }
 
-fn parse(address: &str) -> io::Result<SocketAddr> {
+fn parse_address(address: &str) -> io::Result<SocketAddr> {
     address.parse().map_err(io::Error::other)
 }
 
-fn open(address: &str, options: &[&str]) -> io::Result<TcpListener> {
-    let address = parse(address)?;
-    let fd = tcp(address)?;
+fn open_listener(address: &str, options: &[&str]) -> io::Result<TcpListener> {
+    let address = parse_address(address)?;
+    let fd = tcp_socket(address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     setsockopt(&fd, sockopt::ReusePort, &options.contains(&"reuseport"))?;
     if options.contains(&"v6only") {
@@ -317,27 +319,27 @@ fn open(address: &str, options: &[&str]) -> io::Result<TcpListener> {
     Ok(TcpListener::from(fd))
 }
 
-fn tcp(address: SocketAddr) -> io::Result<OwnedFd> {
+fn tcp_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     Ok(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?)
 }
 
-fn mptcp(address: SocketAddr) -> io::Result<TcpStream> {
+fn connect_mptcp(address: SocketAddr) -> io::Result<TcpStream> {
     let protocol = Some(Protocol::from(IPPROTO_MPTCP));
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, protocol)?;
     socket.connect(&address.into())?;
     Ok(socket.into())
 }
 
-fn retry(bad: SocketAddr, good: SocketAddr) -> io::Result<TcpStream> {
-    let fd = refused(bad)?;
+fn connect_after_refusal(bad: SocketAddr, good: SocketAddr) -> io::Result<TcpStream> {
+    let fd = refused_socket(bad)?;
     connect(fd.as_raw_fd(), &SockaddrStorage::from(good))?;
     Ok(TcpStream::from(fd))
 }
 
 /// Returns a socket whose connect was refused.
-fn refused(address: SocketAddr) -> io::Result<OwnedFd> {
-    let fd = tcp(address)?;
+fn refused_socket(address: SocketAddr) -> io::Result<OwnedFd> {
+    let fd = tcp_socket(address)?;
     let refused = connect(fd.as_raw_fd(), &SockaddrStorage::from(address));
     if refused != Err(Errno::ECONNREFUSED) {
         return Err(io::Error::other(format!("{refused:?} instead of a refusal")));
@@ -345,7 +347,7 @@ fn refused(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-fn greet(listener: TcpListener, name: String) {
+fn serve_greetings(listener: TcpListener, name: String) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { break };
@@ -360,7 +362,7 @@ fn greet(listener: TcpListener, name: String) {
 }
 
 /// Reads the name that the server sends as its greeting.
-fn greeting(stream: &mut TcpStream) -> io::Result<String> {
+fn read_greeting(stream: &mut TcpStream) -> io::Result<String> {
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut name = Vec::new();
     let mut byte = [0];

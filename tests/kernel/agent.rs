@@ -42,9 +42,9 @@ use tonic::{
 const PREFIX: &str = "rouse-agent-";
 const ROLE: &str = "ROUSE_TEST_ROLE";
 /// Timeout of every wait. Under load, loading the programs alone may take half a minute.
-const LIMIT: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Variable with the bytes that a client sends.
-const SENDS: &str = "ROUSE_TEST_SENDS";
+const SENDS_VARIABLE: &str = "ROUSE_TEST_SENDS";
 const ADDRESS: &str = "10.77.0.2:8080";
 /// Beginning of the metrics line that counts passed probes.
 const PROBES_PASSED: &str = "rouse_agent_probes_total{result=\"passed\"}";
@@ -75,7 +75,7 @@ fn run_agent() {
 /// Opens a connection to the pod, sends its bytes, and prints received bytes and how the connection ends.
 fn run_client() {
     let mut stream = TcpStream::connect(ADDRESS).expect("the pod listens");
-    stream.write_all(env::var(SENDS).unwrap_or_default().as_bytes()).expect("it stands");
+    stream.write_all(env::var(SENDS_VARIABLE).unwrap_or_default().as_bytes()).expect("it stands");
     println!("connected");
     let mut bytes = [0; 1024];
     loop {
@@ -119,7 +119,7 @@ fn run_pod() {
         }
         match listener.as_ref().map(TcpListener::accept) {
             Some(Ok((stream, _))) if keep => kept.push(stream),
-            Some(Ok((stream, _))) => answer(stream, status),
+            Some(Ok((stream, _))) => respond(stream, status),
             Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
             Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),
         }
@@ -131,7 +131,7 @@ fn run_pod() {
     }
 }
 
-fn answer(mut stream: TcpStream, status: &str) {
+fn respond(mut stream: TcpStream, status: &str) {
     let _ = stream.set_nonblocking(false);
     let mut head = Vec::new();
     let mut byte = [0];
@@ -147,9 +147,9 @@ struct AgentFixture {
     folder: PathBuf,
     cgroup: PathBuf,
     /// Path of the pods' cgroups below the test's cgroup.
-    pods_at: &'static str,
+    pods_cgroup: &'static str,
     /// Timeout of the revision's requests.
-    timeout: Duration,
+    request_timeout: Duration,
     routes: Outbox<RouteKey, RouteChange>,
     reports: mpsc::Receiver<PodReportItem>,
     usages: mpsc::Receiver<UsageItem>,
@@ -162,17 +162,17 @@ struct AgentFixture {
 
 impl AgentFixture {
     fn new(test: &str) -> Self {
-        Self::with(test, "pods")
+        Self::with_pods_cgroup(test, "pods")
     }
 
-    fn with(test: &str, pods_at: &'static str) -> Self {
+    fn with_pods_cgroup(test: &str, pods_cgroup: &'static str) -> Self {
         remove_stale();
         let name = format!("{PREFIX}{test}-{}", std::process::id());
         let folder = env::temp_dir().join(&name);
         fs::create_dir_all(folder.join("bpf")).expect("a folder");
         let root = CGROUPS.iter().find(|root| Path::new(root).join("cgroup.procs").is_file());
         let cgroup = Path::new(root.expect("cgroup v2")).join(&name);
-        fs::create_dir_all(cgroup.join(pods_at).join("poduid-1/main")).expect("a cgroup");
+        fs::create_dir_all(cgroup.join(pods_cgroup).join("poduid-1/main")).expect("a cgroup");
         for line in [
             format!("ip netns add {name}-n"),
             format!("ip netns add {name}-p"),
@@ -184,7 +184,7 @@ impl AgentFixture {
             format!("ip -n {name}-p link set lo up"),
             format!("ip -n {name}-p link set eth0 up"),
         ] {
-            sh(&line);
+            run_shell(&line);
         }
         let (send, reports) = mpsc::channel();
         let (count, usages) = mpsc::channel();
@@ -203,8 +203,8 @@ impl AgentFixture {
             name,
             folder,
             cgroup,
-            pods_at,
-            timeout: Duration::from_secs(300),
+            pods_cgroup,
+            request_timeout: Duration::from_secs(300),
             routes,
             reports,
             usages,
@@ -217,7 +217,7 @@ impl AgentFixture {
     }
 
     /// Puts the pod into the RouteTable.
-    fn name_pod(&self, phase: RoutingPhase, how: ProbeHandler) {
+    fn set_pod(&self, phase: RoutingPhase, how: ProbeHandler) {
         self.set_probed_pod(phase, how, Duration::ZERO);
     }
 
@@ -243,7 +243,7 @@ impl AgentFixture {
             service: "hello".into(),
             configuration: "hello".into(),
             container_concurrency: 0,
-            timeout: self.timeout,
+            timeout: self.request_timeout,
             response_start_timeout: None,
             idle_timeout: None,
             protocol: AppProtocol::Http1,
@@ -281,9 +281,9 @@ impl AgentFixture {
     /// Starts the agent without waiting for its programs.
     fn spawn_agent(&mut self) {
         let mut command = self.role_command("agent", "n");
-        command.envs(self.settings());
+        command.envs(self.agent_environment());
         command.env("ROUSE_CLIENTS_CGROUP", &self.cgroup);
-        command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_at));
+        command.env("ROUSE_PODS_CGROUP", self.cgroup.join(self.pods_cgroup));
         self.agent = Some(command.spawn().expect("nsenter"));
     }
 
@@ -293,7 +293,7 @@ impl AgentFixture {
         // On kernels without cookies in sock_ops (before 5.15), sockets that listen before the programs are not
         // counted.
         let pin = self.folder.join(format!("bpf/v{}/links/connect6", abi::ABI_VERSION));
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + WAIT_TIMEOUT;
         while !pin.exists() && matches!(agent.try_wait(), Ok(None)) && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
@@ -301,18 +301,18 @@ impl AgentFixture {
 
     /// Starts the agent as a DaemonSet does: in a pod's cgroup, and without settings of cgroups.
     fn start_agent_in_a_pod(&mut self) {
-        let own = self.cgroup.join(self.pods_at).join("podagent/main");
+        let own = self.cgroup.join(self.pods_cgroup).join("podagent/main");
         fs::create_dir_all(&own).expect("a cgroup");
         let entering = self.role_command("agent", "n");
         let words: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
         let procs = own.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), words.join(" "));
         let mut command = Command::new("sh");
-        command.args(["-c", &script]).env(ROLE, "agent").envs(self.settings());
+        command.args(["-c", &script]).env(ROLE, "agent").envs(self.agent_environment());
         self.agent = Some(command.spawn().expect("sh"));
     }
 
-    fn settings(&self) -> [(&'static str, String); 6] {
+    fn agent_environment(&self) -> [(&'static str, String); 6] {
         let at = |name: &str| self.folder.join(name).display().to_string();
         [
             ("ROUSE_NODE", "n1".into()),
@@ -333,15 +333,15 @@ impl AgentFixture {
 
     /// Starts the pod's process as a runtime does: on the node, first in its cgroup, then in its namespace.
     fn start_pod(&mut self) {
-        let child = self.spawn_in_cgroup("pod", &format!("{}/poduid-1/main", self.pods_at));
+        let child = self.spawn_in_cgroup("pod", &format!("{}/poduid-1/main", self.pods_cgroup));
         self.pod = Some(child);
     }
 
     fn spawn_in_cgroup(&self, role: &str, cgroup: &str) -> Child {
-        self.starting(role, cgroup).spawn().expect("sh")
+        self.process_command(role, cgroup).spawn().expect("sh")
     }
 
-    fn starting(&self, role: &str, cgroup: &str) -> Command {
+    fn process_command(&self, role: &str, cgroup: &str) -> Command {
         let entering = self.role_command(role, "p");
         let words = entering
             .get_args()
@@ -365,7 +365,8 @@ impl AgentFixture {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}-{namespace}", self.name));
         if role == "agent" {
-            let least = env::var("ROUSE_TEST_CAPS").unwrap_or_else(|_unset| least());
+            let least =
+                env::var("ROUSE_TEST_CAPS").unwrap_or_else(|_unset| required_capabilities());
             // The agent is killed together with its test.
             command.args(["setpriv", "--pdeathsig", "KILL"]);
             command.args(["--no-new-privs", "--bounding-set", &least]);
@@ -375,14 +376,14 @@ impl AgentFixture {
         command
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send_to_pod(&mut self, line: &str) {
         let stdin = self.pod.as_mut().and_then(|pod| pod.stdin.as_mut()).expect("a pod");
         writeln!(stdin, "{line}").expect("it reads");
     }
 
     /// Receives pod reports until `done` returns true.
-    fn wait(&mut self, what: &str, done: impl Fn(&PodObservation) -> bool) -> PodObservation {
-        let end = Instant::now() + LIMIT;
+    fn wait_pod(&mut self, what: &str, done: impl Fn(&PodObservation) -> bool) -> PodObservation {
+        let end = Instant::now() + WAIT_TIMEOUT;
         loop {
             if let Some(seen) = self.pods.get("uid-1").filter(|seen| done(seen)) {
                 return seen.clone();
@@ -398,7 +399,7 @@ impl AgentFixture {
 
     /// Receives usage reports until `done` returns true for the pod's totals.
     fn wait_usage(&mut self, what: &str, done: impl Fn(&UsageSample) -> bool) -> UsageSample {
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + WAIT_TIMEOUT;
         loop {
             if let Some(seen) = self.totals.get("uid-1").filter(|seen| done(seen)) {
                 return seen.clone();
@@ -415,7 +416,7 @@ impl AgentFixture {
     }
 
     /// Sends one request from the node's namespace and returns the status line of the response.
-    fn request(&self) -> String {
+    fn get_status_line(&self) -> String {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let exchange = || {
@@ -430,8 +431,8 @@ impl AgentFixture {
     }
 
     /// Gets a [`page`] in a namespace of this node.
-    fn get(&self, namespace: &str, at: &str, path: &str) -> String {
-        page(&format!("{}-{namespace}", self.name), at, path)
+    fn get_page(&self, namespace: &str, at: &str, path: &str) -> String {
+        http_get(&format!("{}-{namespace}", self.name), at, path)
     }
 
     /// Waits until at least `count` probes have passed.
@@ -441,9 +442,9 @@ impl AgentFixture {
 
     /// Waits until the metric that begins with `line` is at least `count`.
     fn wait_metric(&self, line: &str, count: u64) {
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + WAIT_TIMEOUT;
         loop {
-            let page = self.get("n", "127.0.0.1:7104", "/metrics");
+            let page = self.get_page("n", "127.0.0.1:7104", "/metrics");
             let counted = page.lines().find_map(|it| it.strip_prefix(line));
             if counted.and_then(|text| text.trim().parse().ok()).is_some_and(|it: u64| it >= count)
             {
@@ -471,19 +472,19 @@ impl Drop for AgentFixture {
             let _ = child.kill();
             let _ = child.wait();
         }
-        remove(&self.name);
+        remove_node(&self.name);
     }
 }
 
 /// Removes the nodes of tests that were killed.
 fn remove_stale() {
-    let all = tests::left::named_in(&[env::temp_dir()]);
+    let all = tests::left::entry_names(&[env::temp_dir()]);
     let ours = all.into_iter().filter(|name| name.starts_with(PREFIX));
-    tests::left::of_ended_processes(ours).iter().for_each(|name| remove(name));
+    tests::left::of_ended_processes(ours).iter().for_each(|name| remove_node(name));
 }
 
 /// Removes all objects of a test's node except for its processes.
-fn remove(name: &str) {
+fn remove_node(name: &str) {
     let folder = env::temp_dir().join(name);
     let _ = Command::new("umount").arg(folder.join("bpf")).status();
     for namespace in ["n", "p"] {
@@ -495,7 +496,7 @@ fn remove(name: &str) {
 }
 
 /// Gets a page of a port over a new connection, in a network namespace; empty if no socket listens.
-fn page(namespace: &str, at: &str, path: &str) -> String {
+fn http_get(namespace: &str, at: &str, path: &str) -> String {
     let namespace = NetworkNamespace::open(Path::new("/run/netns").join(namespace));
     let exchange = || {
         let mut stream = TcpStream::connect(at)?;
@@ -524,12 +525,12 @@ fn remove_cgroup(dir: &Path) {
 
 /// Capabilities of the manifests, with which every agent of these tests runs, so that each test shows that they
 /// suffice.
-fn least() -> String {
+fn required_capabilities() -> String {
     let named = agent::CAPABILITIES.iter().map(|(name, _)| format!(",+{}", name.to_lowercase()));
     format!("-all{}", named.collect::<String>())
 }
 
-fn sh(line: &str) {
+fn run_shell(line: &str) {
     let mut words = line.split(' ');
     let status =
         Command::new(words.next().expect("a command")).args(words).status().expect("it starts");
@@ -590,7 +591,7 @@ impl usage_server::Usage for FakeControlPlane {
     }
 }
 
-fn http() -> ProbeHandler {
+fn http_probe() -> ProbeHandler {
     ProbeHandler::Http {
         path: "/ready".into(),
         headers: Vec::new(),
@@ -602,55 +603,55 @@ fn http() -> ProbeHandler {
 #[test]
 fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
     let mut world = AgentFixture::new("listen");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
-    let found = world.wait("found", |seen| seen.address.is_some());
+    let found = world.wait_pod("found", |seen| seen.address.is_some());
     assert!(!found.ready);
-    world.tell("listen");
-    let ready = world.wait("ready", |seen| seen.ready);
+    world.send_to_pod("listen");
+    let ready = world.wait_pod("ready", |seen| seen.ready);
     assert_eq!(ready.address, Some(ADDRESS.parse().expect("an address")));
     assert!(ready.listening_since_ns > 0);
-    world.tell("close");
-    world.wait("unready", |seen| !seen.ready && !seen.listening);
+    world.send_to_pod("close");
+    world.wait_pod("unready", |seen| !seen.ready && !seen.listening);
 }
 
 #[test]
 fn a_listener_from_before_the_agent_is_found_and_followed() {
     let mut world = AgentFixture::new("before");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_pod();
-    world.tell("listen");
+    world.send_to_pod("listen");
     while world.request_fails() {}
     world.start_agent();
-    world.wait("ready", |seen| seen.ready);
-    world.tell("close");
-    world.wait("unready", |seen| !seen.ready);
+    world.wait_pod("ready", |seen| seen.ready);
+    world.send_to_pod("close");
+    world.wait_pod("unready", |seen| !seen.ready);
 }
 
 #[test]
 fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found() {
     let mut world = AgentFixture::new("restart");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
     for _ in 0..3 {
-        assert_eq!(world.request(), "HTTP/1.1 200 OK");
+        assert_eq!(world.get_status_line(), "HTTP/1.1 200 OK");
     }
     world.wait_usage("three requests", |usage| usage.totals.finished == 3);
     let slots = world.slots();
-    world.tell("close");
-    world.wait("unready", |seen| !seen.ready);
+    world.send_to_pod("close");
+    world.wait_pod("unready", |seen| !seen.ready);
 
     world.kill_agent();
-    world.tell("listen");
+    world.send_to_pod("listen");
     while world.request_fails() {}
     world.pods.clear();
     world.totals.clear();
     world.start_agent();
-    world.wait("ready again", |seen| seen.ready);
+    world.wait_pod("ready again", |seen| seen.ready);
     assert_eq!(world.slots(), slots);
     // One of them is the request that showed that the pod listens again.
     let usage = world.wait_usage("all requests", |usage| usage.totals.finished >= 4);
@@ -660,40 +661,41 @@ fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found()
 #[test]
 fn an_http_probe_decides_after_the_listener() {
     let mut world = AgentFixture::new("probe");
-    world.name_pod(RoutingPhase::Starting, http());
+    world.set_pod(RoutingPhase::Starting, http_probe());
     world.start_agent();
     world.start_pod();
-    world.tell("bad");
-    world.tell("listen");
-    let failing = world.wait("failing", |seen| !seen.not_ready_reason.is_empty() && seen.listening);
+    world.send_to_pod("bad");
+    world.send_to_pod("listen");
+    let failing =
+        world.wait_pod("failing", |seen| !seen.not_ready_reason.is_empty() && seen.listening);
     assert_eq!(failing.not_ready_reason, "readiness probe failed: GET /ready answered 503");
     assert!(!failing.ready);
-    world.tell("good");
-    world.wait("ready", |seen| seen.ready);
+    world.send_to_pod("good");
+    world.wait_pod("ready", |seen| seen.ready);
 }
 
 #[test]
 fn a_tcp_probe_connects_to_the_pod() {
     let mut world = AgentFixture::new("tcp");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Tcp);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Tcp);
     world.start_agent();
     world.start_pod();
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
 }
 
 #[test]
 fn probes_that_go_on_are_no_requests() {
-    for (test, how) in [("http-on", http()), ("tcp-on", ProbeHandler::Tcp)] {
+    for (test, how) in [("http-on", http_probe()), ("tcp-on", ProbeHandler::Tcp)] {
         let mut world = AgentFixture::new(test);
         world.set_probed_pod(RoutingPhase::Starting, how, Duration::from_millis(1));
         world.start_agent();
         world.start_pod();
-        world.tell("listen");
-        world.wait("ready", |seen| seen.ready);
+        world.send_to_pod("listen");
+        world.wait_pod("ready", |seen| seen.ready);
         world.wait_probes(50);
         for _ in 0..3 {
-            assert_eq!(world.request(), "HTTP/1.1 200 OK");
+            assert_eq!(world.get_status_line(), "HTTP/1.1 200 OK");
         }
         world.wait_probes(100);
         let usage = world.wait_usage("three requests", |usage| usage.totals.finished >= 3);
@@ -707,13 +709,13 @@ fn probes_that_go_on_are_no_requests() {
 #[test]
 fn a_draining_pod_is_called_drained_once_it_is_quiet() {
     let mut world = AgentFixture::new("drain");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
-    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    let drained = world.wait("drained", |seen| seen.drained);
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
+    world.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
+    let drained = world.wait_pod("drained", |seen| seen.drained);
     assert_eq!(drained.in_flight, 0);
 }
 
@@ -745,15 +747,15 @@ impl AgentFixture {
         if refused {
             thread::sleep(Duration::from_millis(1));
         } else {
-            self.request();
+            self.get_status_line();
         }
         refused
     }
 }
 
 /// Address of the agent's pod server, which the kubelet's preStop hook calls.
-const DOOR: &str = "10.77.0.2:8022";
-const WAIT: &str = "/wait-for-drain";
+const POD_SERVER_ADDRESS: &str = "10.77.0.2:8022";
+const WAIT_FOR_DRAIN_PATH: &str = "/wait-for-drain";
 
 mod audit;
 mod deadlines;

@@ -38,23 +38,23 @@ use crate::{actor::ScriptedProcess, sys};
 
 const PREFIX: &str = "rouse-kernel-";
 /// Port on which the pods serve.
-pub(crate) const SERVING: u16 = 8080;
+pub(crate) const SERVING_PORT: u16 = 8080;
 
 pub(crate) struct KernelFixture {
     name: String,
-    places: AgentPaths,
+    paths: AgentPaths,
     pub(crate) programs: Option<EbpfPrograms>,
     pub(crate) maps: KernelMaps,
     pub(crate) table: RouteTable,
     /// RouteTable as last passed to the planner.
-    told: RouteTable,
-    pub(crate) locals: BTreeMap<String, KernelPodIds>,
+    planned_table: RouteTable,
+    pub(crate) pod_ids: BTreeMap<String, KernelPodIds>,
     planner: RoutePlanner,
     now_ns: u64,
     /// Number of the newest place.
-    made: u8,
+    last_netns: u8,
     /// Number of the last place that was removed; earlier ones are removed as well.
-    cleared: u8,
+    last_removed_netns: u8,
 }
 
 /// A network namespace on the bridge with a cgroup of its own.
@@ -78,9 +78,9 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
 ///
 /// For tests that inspect only objects of their own places, and do not replace the programs.
 pub(crate) struct SharedKernelFixture {
-    bed: Option<KernelFixture>,
+    fixture: Option<KernelFixture>,
     /// True if one test alone uses this bed.
-    is_alone: bool,
+    is_exclusive: bool,
 }
 
 /// The bed that no test uses at the moment.
@@ -91,12 +91,12 @@ const MAX_NETNS: u8 = 200;
 impl SharedKernelFixture {
     pub(crate) fn new() -> Self {
         let at_rest = lock_idle_fixture().take();
-        Self { bed: Some(at_rest.unwrap_or_else(KernelFixture::new)), is_alone: false }
+        Self { fixture: Some(at_rest.unwrap_or_else(KernelFixture::new)), is_exclusive: false }
     }
 
     /// Creates a bed for one test alone, which leaves changes behind.
-    pub(crate) fn alone() -> Self {
-        Self { bed: Some(KernelFixture::new()), is_alone: true }
+    pub(crate) fn exclusive() -> Self {
+        Self { fixture: Some(KernelFixture::new()), is_exclusive: true }
     }
 }
 
@@ -104,24 +104,24 @@ impl Deref for SharedKernelFixture {
     type Target = KernelFixture;
 
     fn deref(&self) -> &KernelFixture {
-        self.bed.as_ref().expect("taken by drop alone")
+        self.fixture.as_ref().expect("taken by drop alone")
     }
 }
 
 impl DerefMut for SharedKernelFixture {
     fn deref_mut(&mut self) -> &mut KernelFixture {
-        self.bed.as_mut().expect("taken by drop alone")
+        self.fixture.as_mut().expect("taken by drop alone")
     }
 }
 
 impl Drop for SharedKernelFixture {
     fn drop(&mut self) {
-        let Some(mut bed) = self.bed.take() else { return };
+        let Some(mut bed) = self.fixture.take() else { return };
         // After a failure the next test gets a new bed.
-        if self.is_alone || std::thread::panicking() || bed.made > MAX_NETNS {
+        if self.is_exclusive || std::thread::panicking() || bed.last_netns > MAX_NETNS {
             return;
         }
-        bed.clear();
+        bed.remove_all();
         sys::at_exit(|| drop(lock_idle_fixture().take()));
         *lock_idle_fixture() = Some(bed);
     }
@@ -132,15 +132,15 @@ fn lock_idle_fixture() -> MutexGuard<'static, Option<KernelFixture>> {
 }
 
 impl NetnsFixture {
-    pub(crate) fn actor(&self) -> ScriptedProcess {
+    pub(crate) fn start_process(&self) -> ScriptedProcess {
         ScriptedProcess::start(&self.cgroup, &self.netns)
     }
 
-    pub(crate) fn four(&self) -> String {
+    pub(crate) fn ipv4(&self) -> String {
         format!("10.99.0.{}", self.number)
     }
 
-    pub(crate) fn six(&self) -> String {
+    pub(crate) fn ipv6(&self) -> String {
         format!("fd99::{:x}", self.number)
     }
 }
@@ -148,59 +148,60 @@ impl NetnsFixture {
 impl KernelFixture {
     /// Makes a bed. In a build without the eBPF programs it fails with the command that builds them.
     pub(crate) fn new() -> Self {
-        Self::with(EbpfPrograms::load)
+        Self::with_programs(EbpfPrograms::load)
     }
 
     /// Makes a bed whose programs are loaded by `load`.
-    pub(crate) fn with(
+    pub(crate) fn with_programs(
         load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
-        let (places, guard) = ground();
+        let (places, guard) = create_cgroups();
         let name = guard.0.clone();
-        make_node(&name);
+        create_node(&name);
         let bed = Self::load(name, places, load);
         std::mem::forget(guard);
         bed
     }
 
     /// Loads a second set of programs with tables of its own, attached to the cgroup above this bed's.
-    pub(crate) fn beside(&self) -> Self {
+    pub(crate) fn load_beside(&self) -> Self {
         let name = format!("{}x", self.name);
-        let above = cgroups().join(&self.name);
+        let above = cgroup2_mount().join(&self.name);
         let bpffs = folder(&name).join("bpf");
         let (clients, pods) = (above.clone(), above);
         Self::load(
             name,
-            AgentPaths { bpffs, clients, pods, ..self.places.clone() },
+            AgentPaths { bpffs, clients, pods, ..self.paths.clone() },
             EbpfPrograms::load,
         )
     }
 
     fn load(
         name: String,
-        places: AgentPaths,
+        paths: AgentPaths,
         load: impl FnOnce(AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError>,
     ) -> Self {
-        let programs = load(places.clone()).unwrap_or_else(|error| panic!("{}", chain(&error)));
+        let programs =
+            load(paths.clone()).unwrap_or_else(|error| panic!("{}", error_chain(&error)));
         let maps = KernelMaps::open(&programs.pins()).expect("the maps are pinned");
         let planner = RoutePlanner::resume(maps.read_routes().expect("readable"), 0);
         Self {
             name,
-            places,
+            paths,
             programs: Some(programs),
             maps,
             table: RouteTable::default(),
-            told: RouteTable::default(),
-            locals: BTreeMap::new(),
+            planned_table: RouteTable::default(),
+            pod_ids: BTreeMap::new(),
             planner,
             now_ns: abi::QUARANTINE_NS,
-            made: 1,
-            cleared: 1,
+            last_netns: 1,
+            last_removed_netns: 1,
         }
     }
 
     /// Name of the node's own network namespace.
-    pub(crate) fn node(&self) -> String {
+    pub(crate) fn node_netns(&self) -> String {
         format!("{}-node", self.name)
     }
 
@@ -213,54 +214,56 @@ impl KernelFixture {
         self.maps.set_node_addresses(&own.into()).expect("room");
     }
 
-    pub(crate) fn places(&self) -> &AgentPaths {
-        &self.places
+    pub(crate) fn paths(&self) -> &AgentPaths {
+        &self.paths
     }
 
     /// Removes the cgroups, which must hold no process, and creates them again.
     pub(crate) fn recreate_cgroups(&self) {
-        remove_cgroup(&self.places.clients);
-        assert!(!self.places.clients.exists(), "nothing may run there");
-        fs::create_dir_all(&self.places.pods).expect("root may make cgroups");
+        remove_cgroup(&self.paths.clients);
+        assert!(!self.paths.clients.exists(), "nothing may run there");
+        fs::create_dir_all(&self.paths.pods).expect("root may make cgroups");
     }
 
     /// Creates a place for a client.
-    pub(crate) fn client(&mut self) -> NetnsFixture {
-        self.place("clients/client")
+    pub(crate) fn add_client(&mut self) -> NetnsFixture {
+        self.add_netns("clients/client")
     }
 
     /// Creates a place for a pod, without registering the pod.
-    pub(crate) fn pod(&mut self) -> NetnsFixture {
-        self.place("pods/pod")
+    pub(crate) fn add_pod(&mut self) -> NetnsFixture {
+        self.add_netns("pods/pod")
     }
 
     /// Registers a pod in the row of its number.
-    pub(crate) fn register(&mut self, pod: &NetnsFixture, flags: u16) {
+    pub(crate) fn register_pod(&mut self, pod: &NetnsFixture, flags: u16) {
         let slot = u32::from(pod.number);
         self.maps.clear_slot(slot);
-        self.maps.register(pod.cookie, abi::PodValue { slot, port: SERVING, flags }).expect("room");
-        self.locals.insert(uid(pod), KernelPodIds { cookie: pod.cookie, slot });
+        self.maps
+            .register(pod.cookie, abi::PodValue { slot, port: SERVING_PORT, flags })
+            .expect("room");
+        self.pod_ids.insert(pod_uid(pod), KernelPodIds { cookie: pod.cookie, slot });
     }
 
     /// Removes all services and places, with their processes.
-    fn clear(&mut self) {
+    fn remove_all(&mut self) {
         self.table = RouteTable::default();
-        self.plan();
-        for KernelPodIds { cookie, .. } in std::mem::take(&mut self.locals).into_values() {
+        self.apply_table();
+        for KernelPodIds { cookie, .. } in std::mem::take(&mut self.pod_ids).into_values() {
             self.maps.unregister(cookie).expect("it was registered");
         }
-        for folder in [self.places.pods.clone(), self.places.clients.join("clients")] {
+        for folder in [self.paths.pods.clone(), self.paths.clients.join("clients")] {
             let made = fs::read_dir(folder).into_iter().flatten().flatten();
             made.filter(|it| it.path().is_dir()).for_each(|it| remove_cgroup(&it.path()));
         }
-        for number in self.cleared..self.made {
+        for number in self.last_removed_netns..self.last_netns {
             remove_netns(&format!("{}-{}", self.name, number + 1));
         }
-        self.cleared = self.made;
+        self.last_removed_netns = self.last_netns;
     }
 
     /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of a revision of its own.
-    pub(crate) fn service(&mut self, number: u8, way: Way) {
+    pub(crate) fn add_service(&mut self, number: u8, way: Way) {
         let service = ServiceEntry {
             name: name_of(number),
             addresses: vec![
@@ -278,22 +281,22 @@ impl KernelFixture {
     }
 
     /// Adds a ready pod to a service, with its IPv4 address.
-    pub(crate) fn ready(&mut self, pod: &NetnsFixture, service: u8) {
-        self.set(pod, service, RoutingPhase::Ready, pod.four());
+    pub(crate) fn add_ready_pod(&mut self, pod: &NetnsFixture, service: u8) {
+        self.set_pod(pod, service, RoutingPhase::Ready, pod.ipv4());
     }
 
-    pub(crate) fn set(
+    pub(crate) fn set_pod(
         &mut self,
         pod: &NetnsFixture,
         service: u8,
         phase: RoutingPhase,
         address: String,
     ) {
-        let address = std::net::SocketAddr::new(address.parse().expect("an address"), SERVING);
+        let address = std::net::SocketAddr::new(address.parse().expect("an address"), SERVING_PORT);
         let listen = ReadinessProbe::listener_probe();
         let pod = PodEntry {
-            uid: uid(pod),
-            name: uid(pod),
+            uid: pod_uid(pod),
+            name: pod_uid(pod),
             revision: name_of(service),
             node: "here".into(),
             zone: String::new(),
@@ -301,16 +304,16 @@ impl KernelFixture {
             address: Some(address),
             other_family_address: None,
             kubelet_ready: false,
-            port: SERVING.try_into().expect("not 0"),
+            port: SERVING_PORT.try_into().expect("not 0"),
             probe: listen,
         };
         self.table.pods.insert(pod.uid.clone(), pod);
     }
 
-    pub(crate) fn activator(&mut self, at: &NetnsFixture) {
+    pub(crate) fn add_activator(&mut self, at: &NetnsFixture) {
         let addresses =
-            vec![at.four().parse().expect("an address"), at.six().parse().expect("an address")];
-        let (name, node) = (at.four(), "here".into());
+            vec![at.ipv4().parse().expect("an address"), at.ipv6().parse().expect("an address")];
+        let (name, node) = (at.ipv4(), "here".into());
         let activator = ActivatorEntry { name: name.clone(), node, zone: String::new(), addresses };
         self.table.activators.insert(name, activator);
     }
@@ -319,42 +322,51 @@ impl KernelFixture {
     pub(crate) fn continue_with_maps(&mut self, maps: KernelMaps) {
         self.planner = RoutePlanner::resume(maps.read_routes().expect("readable"), self.now_ns);
         self.maps = maps;
-        self.told = RouteTable::default();
+        self.planned_table = RouteTable::default();
     }
 
     /// Puts the table in force, one quarantine later than the last one.
-    pub(crate) fn plan(&mut self) -> usize {
+    pub(crate) fn apply_table(&mut self) -> usize {
         self.now_ns += abi::QUARANTINE_NS;
-        let changes = self.told.changes_to(&self.table);
+        let changes = self.planned_table.changes_to(&self.table);
         changes.into_iter().for_each(|change| self.planner.apply_change(change));
-        self.told = self.table.clone();
-        self.told.pods.keys().for_each(|uid| self.planner.mark_pod_changed(uid));
-        let ops = self.planner.plan(self.now_ns, &self.locals).expect("it fits").ops;
+        self.planned_table = self.table.clone();
+        self.planned_table.pods.keys().for_each(|uid| self.planner.mark_pod_changed(uid));
+        let ops = self.planner.plan(self.now_ns, &self.pod_ids).expect("it fits").ops;
         self.maps.apply(&ops).expect("writable");
         ops.len()
     }
 
-    fn place(&mut self, at: &str) -> NetnsFixture {
-        self.made += 1;
-        let number = self.made;
-        let cgroup = self.places.clients.join(format!("{at}{number}"));
+    fn add_netns(&mut self, at: &str) -> NetnsFixture {
+        self.last_netns += 1;
+        let number = self.last_netns;
+        let cgroup = self.paths.clients.join(format!("{at}{number}"));
         fs::create_dir_all(&cgroup).expect("root may make cgroups");
         let netns = format!("{}-{number}", self.name);
         let node = format!("{}-node", self.name);
         let veth = format!("v{number}");
-        ip(&["netns", "add", &netns]);
-        ip(&[
+        run_ip(&["netns", "add", &netns]);
+        run_ip(&[
             "-n", &node, "link", "add", &veth, "type", "veth", "peer", "name", "eth0", "netns",
             &netns,
         ]);
-        ip(&["-n", &node, "link", "set", &veth, "master", "br0", "up"]);
-        ip(&["-n", &netns, "link", "set", "lo", "up"]);
-        ip(&["-n", &netns, "addr", "add", &format!("10.99.0.{number}/16"), "dev", "eth0"]);
-        ip(&["-n", &netns, "addr", "add", &format!("fd99::{number:x}/64"), "dev", "eth0", "nodad"]);
-        ip(&["-n", &netns, "link", "set", "eth0", "up"]);
-        ip(&["-n", &netns, "route", "add", "default", "via", "10.99.0.1"]);
-        ip(&["-n", &netns, "route", "add", "default", "via", "fd99::1"]);
-        let cookie = cookie(&netns, &NetnsCookies::new(&self.places));
+        run_ip(&["-n", &node, "link", "set", &veth, "master", "br0", "up"]);
+        run_ip(&["-n", &netns, "link", "set", "lo", "up"]);
+        run_ip(&["-n", &netns, "addr", "add", &format!("10.99.0.{number}/16"), "dev", "eth0"]);
+        run_ip(&[
+            "-n",
+            &netns,
+            "addr",
+            "add",
+            &format!("fd99::{number:x}/64"),
+            "dev",
+            "eth0",
+            "nodad",
+        ]);
+        run_ip(&["-n", &netns, "link", "set", "eth0", "up"]);
+        run_ip(&["-n", &netns, "route", "add", "default", "via", "10.99.0.1"]);
+        run_ip(&["-n", &netns, "route", "add", "default", "via", "fd99::1"]);
+        let cookie = netns_cookie(&netns, &NetnsCookies::new(&self.paths));
         NetnsFixture { netns, cgroup, number, cookie }
     }
 }
@@ -362,17 +374,17 @@ impl KernelFixture {
 impl Drop for KernelFixture {
     fn drop(&mut self) {
         drop(self.programs.take());
-        remove(&self.name);
+        remove_fixture(&self.name);
     }
 }
 
 /// Cgroups of a node, without namespaces and programs.
-pub(crate) fn ground() -> (AgentPaths, FixtureCleanup) {
+pub(crate) fn create_cgroups() -> (AgentPaths, FixtureCleanup) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     remove_stale();
     let name = format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     // The node's cgroup is below another one, to which tests may attach foreign programs.
-    let clients = cgroups().join(&name).join("node");
+    let clients = cgroup2_mount().join(&name).join("node");
     let places = AgentPaths {
         bpffs: folder(&name).join("bpf"),
         pods: clients.join("pods"),
@@ -392,43 +404,43 @@ pub(crate) struct FixtureCleanup(String);
 
 impl Drop for FixtureCleanup {
     fn drop(&mut self) {
-        remove(&self.0);
+        remove_fixture(&self.0);
     }
 }
 
-fn make_node(name: &str) {
+fn create_node(name: &str) {
     let node = format!("{name}-node");
-    ip(&["netns", "add", &node]);
-    ip(&["-n", &node, "link", "set", "lo", "up"]);
-    ip(&["-n", &node, "link", "add", "br0", "type", "bridge"]);
-    ip(&["-n", &node, "addr", "add", "10.99.0.1/16", "dev", "br0"]);
-    ip(&["-n", &node, "addr", "add", "fd99::1/64", "dev", "br0", "nodad"]);
-    ip(&["-n", &node, "link", "set", "br0", "up"]);
+    run_ip(&["netns", "add", &node]);
+    run_ip(&["-n", &node, "link", "set", "lo", "up"]);
+    run_ip(&["-n", &node, "link", "add", "br0", "type", "bridge"]);
+    run_ip(&["-n", &node, "addr", "add", "10.99.0.1/16", "dev", "br0"]);
+    run_ip(&["-n", &node, "addr", "add", "fd99::1/64", "dev", "br0", "nodad"]);
+    run_ip(&["-n", &node, "link", "set", "br0", "up"]);
     // An address that no program translates is refused at once instead of timing out.
     let forward = ["netns", "exec", &node, "sysctl", "-qw"];
-    ip(&[&forward[..], &["net.ipv4.ip_forward=1"]].concat());
-    ip(&[&forward[..], &["net.ipv6.conf.all.forwarding=1"]].concat());
-    ip(&["-n", &node, "route", "add", "unreachable", "10.96.0.0/16"]);
-    ip(&["-n", &node, "route", "add", "unreachable", "fd96::/64"]);
+    run_ip(&[&forward[..], &["net.ipv4.ip_forward=1"]].concat());
+    run_ip(&[&forward[..], &["net.ipv6.conf.all.forwarding=1"]].concat());
+    run_ip(&["-n", &node, "route", "add", "unreachable", "10.96.0.0/16"]);
+    run_ip(&["-n", &node, "route", "add", "unreachable", "fd96::/64"]);
 }
 
-pub(crate) fn ip(words: &[&str]) {
+pub(crate) fn run_ip(words: &[&str]) {
     let done = Command::new("ip").args(words).output().expect("`ip` is installed (iproute2)");
     let why = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "`ip {}` failed: {why}", words.join(" "));
 }
 
 /// Moves the calling thread into a network namespace, permanently.
-pub(crate) fn enter(netns: &str) {
+pub(crate) fn enter_netns(netns: &str) {
     let namespace = fs::File::open(Path::new("/run/netns").join(netns)).expect("the bed made it");
     setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
 }
 
 /// Runs `job` on a thread inside the namespace.
-pub(crate) fn inside<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn in_netns<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T {
     let ran = std::thread::scope(|scope| {
         let run = || {
-            enter(netns);
+            enter_netns(netns);
             job()
         };
         scope.spawn(run).join()
@@ -436,16 +448,16 @@ pub(crate) fn inside<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> T 
     ran.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn cookie(netns: &str, cookies: &NetnsCookies) -> u64 {
+fn netns_cookie(netns: &str, cookies: &NetnsCookies) -> u64 {
     let namespace = fs::File::open(Path::new("/run/netns").join(netns)).expect("`ip` made it");
-    inside(netns, || {
+    in_netns(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
         cookies.cookie_of(&socket, namespace.as_fd()).expect("the programs are in force")
     })
 }
 
 /// Mount point of cgroup v2, also on machines with v1 and v2.
-fn cgroups() -> PathBuf {
+fn cgroup2_mount() -> PathBuf {
     let unified = PathBuf::from("/sys/fs/cgroup/unified");
     if unified.join("cgroup.procs").exists() { unified } else { PathBuf::from("/sys/fs/cgroup") }
 }
@@ -458,11 +470,11 @@ fn name_of(number: u8) -> NamespacedName {
     NamespacedName::new("default", format!("s{number}"))
 }
 
-pub(crate) fn uid(pod: &NetnsFixture) -> String {
+pub(crate) fn pod_uid(pod: &NetnsFixture) -> String {
     format!("uid{}", pod.number)
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -474,7 +486,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 /// Removes the leftovers of killed runs, whose process ids are in the names.
 fn remove_stale() {
-    let folders = [cgroups(), PathBuf::from("/run"), PathBuf::from("/run/netns")];
+    let folders = [cgroup2_mount(), PathBuf::from("/run"), PathBuf::from("/run/netns")];
     let names =
         folders.iter().flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());
     for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -482,16 +494,16 @@ fn remove_stale() {
         let Some((pid, rest)) = rest.split_once('-') else { continue };
         let number = rest.split('-').next().unwrap_or_default();
         if !Path::new("/proc").join(pid).exists() {
-            remove(&format!("{PREFIX}{pid}-{number}"));
+            remove_fixture(&format!("{PREFIX}{pid}-{number}"));
         }
     }
 }
 
-fn remove(name: &str) {
+fn remove_fixture(name: &str) {
     let places = AgentPaths {
         bpffs: folder(name).join("bpf"),
-        clients: cgroups().join(name),
-        pods: cgroups().join(name).join("pods"),
+        clients: cgroup2_mount().join(name),
+        pods: cgroup2_mount().join(name).join("pods"),
         kubelet: None,
         version: abi::ABI_VERSION,
     };

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use crate::bed::{KernelFixture, NetnsFixture, inside};
+use crate::bed::{KernelFixture, NetnsFixture, in_netns};
 use agent::{
     kernel::locked_close::{CloseCounts, LockedCloser},
     net::sockdiag::{DiagConnection, SockDiag},
@@ -27,14 +27,14 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 const MESSAGE: [u8; 64] = [b'.'; 64];
 /// Number of clients that write at random moments, and number of their connections to close meanwhile.
 const CLIENTS: usize = 24;
-const ENDS: u64 = 2_000;
+const CONNECTIONS_TO_CLOSE: u64 = 2_000;
 /// Longest pause of a client before it writes, and of the server before it answers, in µs.
 const PAUSE_US: u64 = 10_000;
 
 /// Makes a bed with one namespace, and a closer of connections; `None` on kernels without support.
-fn scene() -> Option<(KernelFixture, NetnsFixture, LockedCloser)> {
+fn closer_fixture() -> Option<(KernelFixture, NetnsFixture, LockedCloser)> {
     let mut bed = KernelFixture::new();
-    let place = bed.client();
+    let place = bed.add_client();
     let ender =
         bed.programs.as_mut().and_then(agent::kernel::programs::EbpfPrograms::take_locked_closer);
     let Some(ender) = ender else {
@@ -46,7 +46,7 @@ fn scene() -> Option<(KernelFixture, NetnsFixture, LockedCloser)> {
 }
 
 /// Creates the two ends of a connection.
-fn pair() -> (TcpStream, TcpStream) {
+fn connected_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
     let (server, _) = listener.accept().expect("it came");
@@ -54,16 +54,16 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// Entry of this connection in the kernel's socket list.
-fn listed(end: &TcpStream) -> DiagConnection {
+fn find_socket(end: &TcpStream) -> DiagConnection {
     let at = end.local_addr().expect("connected");
     let all = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
     all.into_iter().find(|it| it.local == at).expect("it is listed")
 }
 
 /// Entry of this connection once the peer has acknowledged `bytes` bytes. The SYN counts as one more.
-fn acknowledged(end: &TcpStream, bytes: u64) -> DiagConnection {
+fn find_acknowledged_socket(end: &TcpStream, bytes: u64) -> DiagConnection {
     loop {
-        let seen = listed(end);
+        let seen = find_socket(end);
         if seen.activity.bytes_acked > bytes {
             return seen;
         }
@@ -73,20 +73,20 @@ fn acknowledged(end: &TcpStream, bytes: u64) -> DiagConnection {
 
 #[test]
 fn only_a_connection_that_is_as_it_was_listed_is_ended() {
-    let Some((_bed, place, mut ender)) = scene() else { return };
+    let Some((_bed, place, mut ender)) = closer_fixture() else { return };
     const SPARED: CloseCounts = CloseCounts { closed: 0, spared: 1 };
     const ENDED: CloseCounts = CloseCounts { closed: 1, spared: 0 };
-    inside(&place.netns, || {
-        let (mut client, mut server) = pair();
-        let before = listed(&client);
+    in_netns(&place.netns, || {
+        let (mut client, mut server) = connected_pair();
+        let before = find_socket(&client);
         client.write_all(b"request").expect("it stands");
         assert_eq!(ender.close(&[&before]).expect("a walk"), SPARED, "written to");
         server.read_exact(&mut [0; 7]).expect("it stands");
-        let asked = acknowledged(&client, 7);
+        let asked = find_acknowledged_socket(&client, 7);
         assert_eq!(ender.close(&[&asked]).expect("a walk"), SPARED, "not answered");
         server.write_all(b"response").expect("it stands");
         assert_eq!(ender.close(&[&asked]).expect("a walk"), SPARED, "answered");
-        let answered = listed(&client);
+        let answered = find_socket(&client);
         assert_eq!(ender.close(&[&answered]).expect("a walk"), SPARED, "not read");
         client.read_exact(&mut [0; 8]).expect("it stands");
         assert_eq!(ender.close(&[&answered]).expect("a walk"), ENDED, "idle");
@@ -102,12 +102,12 @@ fn only_a_connection_that_is_as_it_was_listed_is_ended() {
 #[test]
 fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
     let mut bed = KernelFixture::new();
-    let place = bed.client();
-    inside(&place.netns, || {
-        let (mut client, mut server) = pair();
+    let place = bed.add_client();
+    in_netns(&place.netns, || {
+        let (mut client, mut server) = connected_pair();
         server.write_all(b"x").expect("it stands");
         client.read_exact(&mut [0]).expect("it stands");
-        let (seen, diag) = (listed(&client), SockDiag::open().expect("netlink"));
+        let (seen, diag) = (find_socket(&client), SockDiag::open().expect("netlink"));
         assert_eq!(diag.refresh(&seen).expect("it stands").activity.bytes_received, 1);
         diag.destroy(&seen).expect("root may");
         let refused = client.write(b"next").expect_err("it has ended");
@@ -119,13 +119,13 @@ fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
 
 #[test]
 fn connections_of_both_families_are_ended_and_others_left_alone() {
-    let Some((_bed, place, mut ender)) = scene() else { return };
-    inside(&place.netns, || {
+    let Some((_bed, place, mut ender)) = closer_fixture() else { return };
+    in_netns(&place.netns, || {
         let listener = TcpListener::bind("[::]:0").expect("a free port");
         let port = listener.local_addr().expect("bound").port();
         let connect = |ip: &str| TcpStream::connect(format!("{ip}:{port}")).expect("it listens");
         let clients = ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.1"].map(connect);
-        let seen = [0, 1, 2].map(|client: usize| listed(&clients[client]));
+        let seen = [0, 1, 2].map(|client: usize| find_socket(&clients[client]));
         let due: Vec<&DiagConnection> = seen.iter().collect();
         assert_eq!(ender.close(&due).expect("a walk"), CloseCounts { closed: 3, spared: 0 });
         let ended = clients.map(|mut client| client.write(b"x").is_err());
@@ -137,12 +137,12 @@ fn connections_of_both_families_are_ended_and_others_left_alone() {
 #[test]
 fn more_connections_than_one_walk_takes_are_ended_by_further_walks() {
     const MORE: usize = 40;
-    let Some((_bed, place, mut ender)) = scene() else { return };
+    let Some((_bed, place, mut ender)) = closer_fixture() else { return };
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("up to the hard limit");
-    inside(&place.netns, || {
+    in_netns(&place.netns, || {
         let count = abi::ENDING_MAX as usize + MORE;
-        let pairs: Vec<_> = (0..count).map(|_| pair()).collect();
+        let pairs: Vec<_> = (0..count).map(|_| connected_pair()).collect();
         let ours: HashSet<_> =
             pairs.iter().map(|(client, _)| client.local_addr().expect("connected")).collect();
         let listed = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
@@ -157,14 +157,14 @@ fn more_connections_than_one_walk_takes_are_ended_by_further_walks() {
 
 #[test]
 fn a_walk_stays_in_the_namespace_it_began_in() {
-    let Some((mut bed, place, mut ender)) = scene() else { return };
-    let other = bed.client();
-    let (mut client, _server, seen) = inside(&place.netns, || {
-        let (client, server) = pair();
-        let seen = listed(&client);
+    let Some((mut bed, place, mut ender)) = closer_fixture() else { return };
+    let other = bed.add_client();
+    let (mut client, _server, seen) = in_netns(&place.netns, || {
+        let (client, server) = connected_pair();
+        let seen = find_socket(&client);
         (client, server, seen)
     });
-    let done = inside(&other.netns, || ender.close(&[&seen]).expect("a walk"));
+    let done = in_netns(&other.netns, || ender.close(&[&seen]).expect("a walk"));
     assert_eq!(done, CloseCounts::default());
     client.write_all(b"x").expect("it stands");
 }
@@ -172,7 +172,7 @@ fn a_walk_stays_in_the_namespace_it_began_in() {
 /// Results of clients whose connections are closed while they use them.
 #[derive(Default)]
 struct CloseRaceTotals {
-    over: AtomicBool,
+    is_stopped: AtomicBool,
     answered: AtomicU64,
     /// Requests of which not even a part was written: they are sent again on another connection.
     refused: AtomicU64,
@@ -181,16 +181,16 @@ struct CloseRaceTotals {
 }
 
 impl CloseRaceTotals {
-    fn runs(&self) -> bool {
-        !self.over.load(Relaxed)
+    fn is_running(&self) -> bool {
+        !self.is_stopped.load(Relaxed)
     }
 
     /// Runs one client: it sends requests at random moments on a connection until that is closed, then on another.
-    fn ask(&self, server: SocketAddr, mut chance: PauseRng) {
-        while self.runs() {
+    fn run_client(&self, server: SocketAddr, mut chance: PauseRng) {
+        while self.is_running() {
             let mut connection = TcpStream::connect(server).expect("it listens");
-            while self.runs() {
-                chance.pause();
+            while self.is_running() {
+                chance.sleep_random();
                 let Ok(()) = connection.write_all(&MESSAGE) else {
                     self.refused.fetch_add(1, Relaxed);
                     break;
@@ -208,16 +208,16 @@ impl CloseRaceTotals {
 /// Serves all connections, until one arrives after `is_closing` is set.
 fn serve(listener: &TcpListener, is_closing: &AtomicBool) {
     for connection in listener.incoming().take_while(|_| !is_closing.load(Relaxed)) {
-        thread::spawn(|| answer(connection.expect("it came")));
+        thread::spawn(|| respond_until_closed(connection.expect("it came")));
     }
 }
 
 /// Answers every message after a random pause, until the connection ends.
-fn answer(mut connection: TcpStream) -> io::Result<()> {
+fn respond_until_closed(mut connection: TcpStream) -> io::Result<()> {
     let mut chance = PauseRng(u64::from(connection.peer_addr()?.port()));
     loop {
         connection.read_exact(&mut MESSAGE.clone())?;
-        chance.pause();
+        chance.sleep_random();
         connection.write_all(&MESSAGE)?;
     }
 }
@@ -226,7 +226,7 @@ fn answer(mut connection: TcpStream) -> io::Result<()> {
 struct PauseRng(u64);
 
 impl PauseRng {
-    fn pause(&mut self) {
+    fn sleep_random(&mut self) {
         // Marsaglia's xorshift.
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -249,16 +249,17 @@ fn close_while_clients_write(
     thread::scope(|scope| {
         scope.spawn(|| serve(&listener, &is_closing));
         let tally = &tally;
-        let ask = |client: u64| scope.spawn(move || tally.ask(server, PauseRng(client << 32 | 1)));
+        let ask =
+            |client: u64| scope.spawn(move || tally.run_client(server, PauseRng(client << 32 | 1)));
         let clients: Vec<_> = (1..=CLIENTS as u64).map(ask).collect();
         let diag = SockDiag::open().expect("netlink");
-        while ended < ENDS {
+        while ended < CONNECTIONS_TO_CLOSE {
             let all = diag.connections().expect("a dump");
             // All of them: only the eBPF program decides which may be closed.
             let kept = all.iter().filter(|it| it.peer == server);
             ended += end(&diag, &kept.collect::<Vec<_>>());
         }
-        tally.over.store(true, Relaxed);
+        tally.is_stopped.store(true, Relaxed);
         let failed = clients.into_iter().filter_map(|client| client.join().err()).count();
         // Only now: connections in the accept queue are reset with their listener, a loss that the test itself would
         // cause.
@@ -277,11 +278,11 @@ fn close_while_clients_write(
 
 #[test]
 fn no_request_that_was_written_is_lost_by_an_end() {
-    let Some((_bed, place, mut ender)) = scene() else { return };
-    let tally = inside(&place.netns, || {
+    let Some((_bed, place, mut ender)) = closer_fixture() else { return };
+    let tally = in_netns(&place.netns, || {
         close_while_clients_write(|_, kept| ender.close(kept).expect("a walk").closed)
     });
     assert_eq!(tally.lost.load(Relaxed), 0, "requests were written and never answered");
     // A client noticed every close, as an error before a byte was sent.
-    assert!(tally.refused.load(Relaxed) >= ENDS - CLIENTS as u64);
+    assert!(tally.refused.load(Relaxed) >= CONNECTIONS_TO_CLOSE - CLIENTS as u64);
 }

@@ -7,13 +7,13 @@ use aya::maps::{HashMap, Map, MapData};
 use common::wire::ConnectionPath as Way;
 use datapath::abi::{self, SocketBit};
 
-use crate::bed::{KernelFixture, NetnsFixture, SERVING};
+use crate::bed::{KernelFixture, NetnsFixture, SERVING_PORT};
 
-fn open(bed: &KernelFixture, pod: &NetnsFixture) -> u32 {
-    bed.maps.listener(pod.cookie, SERVING).expect("readable").reachable
+fn listener_count(bed: &KernelFixture, pod: &NetnsFixture) -> u32 {
+    bed.maps.listener(pod.cookie, SERVING_PORT).expect("readable").reachable
 }
 
-fn events(events: &mut KernelEventRing) -> Vec<(u32, u32, u64)> {
+fn read_events(events: &mut KernelEventRing) -> Vec<(u32, u32, u64)> {
     std::iter::from_fn(|| events.next())
         .map(|event| (event.kind, event.port_or_slot, event.netns_cookie))
         .collect()
@@ -22,53 +22,53 @@ fn events(events: &mut KernelEventRing) -> Vec<(u32, u32, u64)> {
 #[test]
 fn a_listen_and_its_close_are_reported_at_once() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let mut ring = KernelEventRing::open(&bed.places().pins()).unwrap();
-    let mut server = pod.actor();
-    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-    let port = u32::from(SERVING);
-    assert_eq!(events(&mut ring), [(abi::EVENT_LISTEN, port, pod.cookie)]);
-    let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
+    let pod = bed.add_pod();
+    let mut ring = KernelEventRing::open(&bed.paths().pins()).unwrap();
+    let mut server = pod.start_process();
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
+    let port = u32::from(SERVING_PORT);
+    assert_eq!(read_events(&mut ring), [(abi::EVENT_LISTEN, port, pod.cookie)]);
+    let found = bed.maps.listener(pod.cookie, SERVING_PORT).unwrap();
     assert_eq!((found.reachable, found.widened, found.loopback), (1, 0, 0));
     assert_ne!(found.listening_since_ns, 0);
-    server.must("close");
-    assert_eq!(events(&mut ring), [(abi::EVENT_LISTENER_CLOSED, port, pod.cookie)]);
-    assert_eq!(open(&bed, &pod), 0);
+    server.expect_step("close");
+    assert_eq!(read_events(&mut ring), [(abi::EVENT_LISTENER_CLOSED, port, pod.cookie)]);
+    assert_eq!(listener_count(&bed, &pod), 0);
 }
 
 #[test]
 fn a_pod_listens_until_its_last_listener_closes() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let (mut old, mut new) = (pod.actor(), pod.actor());
-    old.must(&format!("listen 0.0.0.0:{SERVING} old reuseport"));
-    new.must(&format!("listen 0.0.0.0:{SERVING} new reuseport"));
-    assert_eq!(open(&bed, &pod), 2);
+    let pod = bed.add_pod();
+    let (mut old, mut new) = (pod.start_process(), pod.start_process());
+    old.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} old reuseport"));
+    new.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} new reuseport"));
+    assert_eq!(listener_count(&bed, &pod), 2);
     drop(old);
-    assert_eq!(open(&bed, &pod), 1, "a reload never leaves the pod without listener");
-    new.must("close");
-    assert_eq!(open(&bed, &pod), 0);
+    assert_eq!(listener_count(&bed, &pod), 1, "a reload never leaves the pod without listener");
+    new.expect_step("close");
+    assert_eq!(listener_count(&bed, &pod), 0);
 }
 
 #[test]
 fn a_preforked_listener_is_one_and_lives_as_long_as_any_child() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let mut server = pod.actor();
-    server.must(&format!("prefork 0.0.0.0:{SERVING} many 3"));
-    assert_eq!(open(&bed, &pod), 1);
+    let pod = bed.add_pod();
+    let mut server = pod.start_process();
+    server.expect_step(&format!("prefork 0.0.0.0:{SERVING_PORT} many 3"));
+    assert_eq!(listener_count(&bed, &pod), 1);
     drop(server);
-    assert_eq!(open(&bed, &pod), 1, "the children hold it");
+    assert_eq!(listener_count(&bed, &pod), 1, "the children hold it");
 }
 
 #[test]
 fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     let mut bed = KernelFixture::new();
-    let (noisy, quiet) = (bed.pod(), bed.pod());
-    bed.register(&noisy, 0);
-    let (mut noise, mut server) = (noisy.actor(), quiet.actor());
+    let (noisy, quiet) = (bed.add_pod(), bed.add_pod());
+    bed.register_pod(&noisy, 0);
+    let (mut noise, mut server) = (noisy.start_process(), quiet.start_process());
     // More ports than the whole map has entries.
-    noise.must("ports 20000 17000");
+    noise.expect_step("ports 20000 17000");
     let of_noisy = |bed: &KernelFixture| {
         let keys = bed.maps.listeners().expect("readable").into_keys();
         keys.filter(|key| key.netns_cookie == noisy.cookie).count()
@@ -76,20 +76,20 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize);
     let beyond = 17_000 - u64::from(abi::LISTEN_PER_NAMESPACE);
     assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_OVER_QUOTA), beyond);
-    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-    assert_eq!(open(&bed, &quiet), 1);
-    noise.must(&format!("listen 0.0.0.0:{SERVING} noisy"));
-    assert_eq!(open(&bed, &noisy), 1, "its own serving port finds room");
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
+    assert_eq!(listener_count(&bed, &quiet), 1);
+    noise.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} noisy"));
+    assert_eq!(listener_count(&bed, &noisy), 1, "its own serving port finds room");
     assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_FULL), 0);
     // Forgotten listeners free their entries.
     for port in 20_000..20_008 {
         bed.maps.delete_listener(noisy.cookie, port).expect("writable");
     }
     bed.maps.count_listeners().expect("writable");
-    noise.must("ports 40000 100");
+    noise.expect_step("ports 40000 100");
     assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize);
     bed.maps.unregister(noisy.cookie).expect("writable");
-    noise.must("ports 40000 100");
+    noise.expect_step("ports 40000 100");
     assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize, "none was counted any more");
 }
 
@@ -98,69 +98,69 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
 fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_own() {
     const PORTS: u32 = 100;
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let pin = bed.places().pins().join(abi::maps::LISTENERS);
+    let pod = bed.add_pod();
+    let pin = bed.paths().pins().join(abi::maps::LISTENERS);
     let map = Map::HashMap(MapData::from_pin(pin).expect("it is pinned"));
     let mut counts: HashMap<MapData, u64, u32> = map.try_into().expect("a hash of counts");
     let others = (1 << 60..).take_while(|cookie| counts.insert(cookie, 1, 0).is_ok()).count();
     assert_eq!(others, abi::LISTENERS_MAX as usize);
-    let mut server = pod.actor();
+    let mut server = pod.start_process();
     let entries = |bed: &KernelFixture| bed.maps.listeners().expect("readable").len();
-    server.must(&format!("ports 20000 {PORTS}"));
-    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-    assert_eq!((open(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
+    server.expect_step(&format!("ports 20000 {PORTS}"));
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
+    assert_eq!((listener_count(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
     let uncounted = [abi::CONTROL_LISTEN_OVER_QUOTA, abi::CONTROL_LISTEN_FULL];
     assert_eq!(uncounted.map(|word| bed.maps.control_word(word)), [0, 0]);
     // Namespaces that no longer exist free their entries.
     bed.maps.count_listeners().expect("writable");
-    server.must(&format!("ports 40000 {PORTS}"));
+    server.expect_step(&format!("ports 40000 {PORTS}"));
     assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_OVER_QUOTA), u64::from(PORTS));
 }
 
 #[test]
 fn two_families_are_two_listeners() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let mut server = pod.actor();
-    server.must(&format!("listen {}:{SERVING} four", pod.four()));
-    server.must(&format!("listen [{}]:{SERVING} six", pod.six()));
-    assert_eq!(open(&bed, &pod), 2);
-    server.must("close");
-    assert_eq!(open(&bed, &pod), 1);
+    let pod = bed.add_pod();
+    let mut server = pod.start_process();
+    server.expect_step(&format!("listen {}:{SERVING_PORT} four", pod.ipv4()));
+    server.expect_step(&format!("listen [{}]:{SERVING_PORT} six", pod.ipv6()));
+    assert_eq!(listener_count(&bed, &pod), 2);
+    server.expect_step("close");
+    assert_eq!(listener_count(&bed, &pod), 1);
 }
 
 #[test]
 fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let mut server = pod.actor();
+    let pod = bed.add_pod();
+    let mut server = pod.start_process();
     let mut families = |words: &str| {
-        server.must(&format!("listen {words}"));
-        let found = bed.maps.listener(pod.cookie, SERVING).unwrap().families;
-        server.must("close");
+        server.expect_step(&format!("listen {words}"));
+        let found = bed.maps.listener(pod.cookie, SERVING_PORT).unwrap().families;
+        server.expect_step("close");
         found
     };
     let both = abi::SERVES_V4 | abi::SERVES_V6;
     // Without BTF of its sockets the program cannot read the option.
     let is_told = VerifierFeatures::detect().v6_only != SocketBit::default();
     let six = if is_told { abi::SERVES_V6 } else { both };
-    assert_eq!(families(&format!("[::]:{SERVING} six v6only")), six);
-    assert_eq!(families(&format!("[::]:{SERVING} both")), both);
-    assert_eq!(families(&format!("0.0.0.0:{SERVING} four")), abi::SERVES_V4);
+    assert_eq!(families(&format!("[::]:{SERVING_PORT} six v6only")), six);
+    assert_eq!(families(&format!("[::]:{SERVING_PORT} both")), both);
+    assert_eq!(families(&format!("0.0.0.0:{SERVING_PORT} four")), abi::SERVES_V4);
 }
 
 /// Method for kernels before 5.14.
 #[test]
 fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
     let mut bed = KernelFixture::new();
-    let (one, other) = (bed.pod(), bed.client());
-    let cookies = agent::kernel::netns_cookies::NetnsCookies::new(bed.places());
+    let (one, other) = (bed.add_pod(), bed.add_client());
+    let cookies = agent::kernel::netns_cookies::NetnsCookies::new(bed.paths());
     for place in [&one, &other] {
         let netns = std::fs::File::open(format!("/run/netns/{}", place.netns)).unwrap();
         assert_eq!(cookies.find_by_listener(netns.as_fd()).unwrap(), place.cookie);
     }
     assert_eq!(bed.maps.listeners().unwrap().len(), 0);
-    let left = std::fs::read_dir(&bed.places().pods).unwrap().flatten();
+    let left = std::fs::read_dir(&bed.paths().pods).unwrap().flatten();
     let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().contains("cookie")), "{left:?}");
 }
@@ -168,91 +168,97 @@ fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
 #[test]
 fn a_listen_while_the_agent_is_down_stands_in_the_map() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let mut server = pod.actor();
+    let pod = bed.add_pod();
+    let mut server = pod.start_process();
     drop(bed.programs.take());
-    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-    let programs = agent::kernel::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
+    let programs = agent::kernel::programs::EbpfPrograms::load(bed.paths().clone()).unwrap();
     let maps = agent::kernel::maps::KernelMaps::open(&programs.pins()).unwrap();
-    assert_eq!(maps.listener(pod.cookie, SERVING).unwrap().reachable, 1);
+    assert_eq!(maps.listener(pod.cookie, SERVING_PORT).unwrap().reachable, 1);
 }
 
 #[test]
 fn a_full_ring_loses_events_and_nothing_else() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    let mut server = pod.actor();
+    let pod = bed.add_pod();
+    let mut server = pod.start_process();
     // Each pair is two events of 32 bytes with their headers; the ring holds 2,048 of them.
     for _ in 0..1_100 {
-        server.must(&format!("listen 0.0.0.0:{SERVING} one"));
-        server.must("close");
+        server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
+        server.expect_step("close");
     }
-    server.must(&format!("listen 0.0.0.0:{SERVING} one"));
+    server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     assert!(bed.maps.control_word(abi::CONTROL_DROPPED) > 0);
-    assert_eq!(open(&bed, &pod), 1);
-    let mut ring = KernelEventRing::open(&bed.places().pins()).unwrap();
-    assert!(events(&mut ring).len() > 1_000);
+    assert_eq!(listener_count(&bed, &pod), 1);
+    let mut ring = KernelEventRing::open(&bed.paths().pins()).unwrap();
+    assert!(read_events(&mut ring).len() > 1_000);
 }
 
 #[test]
 fn a_loopback_bind_of_the_serving_port_is_widened() {
     let mut bed = KernelFixture::new();
-    let (client, pod) = (bed.client(), bed.pod());
-    bed.register(&pod, abi::POD_WIDEN_BIND);
-    bed.service(1, Way::Direct);
-    bed.ready(&pod, 1);
-    bed.plan();
-    let mut server = pod.actor();
+    let (client, pod) = (bed.add_client(), bed.add_pod());
+    bed.register_pod(&pod, abi::POD_WIDEN_BIND);
+    bed.add_service(1, Way::Direct);
+    bed.add_ready_pod(&pod, 1);
+    bed.apply_table();
+    let mut server = pod.start_process();
     assert_eq!(
-        server.must(&format!("listen 127.0.0.1:{SERVING} one")),
-        format!("0.0.0.0:{SERVING}")
+        server.expect_step(&format!("listen 127.0.0.1:{SERVING_PORT} one")),
+        format!("0.0.0.0:{SERVING_PORT}")
     );
-    let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
+    let found = bed.maps.listener(pod.cookie, SERVING_PORT).unwrap();
     assert_eq!((found.reachable, found.widened, found.loopback), (1, 1, 0));
-    assert_eq!(client.actor().must("connect 10.96.0.1:80"), "one 10.96.0.1:80");
-    server.must("close");
-    assert_eq!(server.must(&format!("listen [::1]:{SERVING} six")), format!("[::]:{SERVING}"));
+    assert_eq!(client.start_process().expect_step("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    server.expect_step("close");
+    assert_eq!(
+        server.expect_step(&format!("listen [::1]:{SERVING_PORT} six")),
+        format!("[::]:{SERVING_PORT}")
+    );
 }
 
 #[test]
 fn workers_that_share_a_loopback_port_are_all_widened() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    bed.register(&pod, abi::POD_WIDEN_BIND);
-    let (mut one, mut two) = (pod.actor(), pod.actor());
-    let wide = format!("0.0.0.0:{SERVING}");
-    assert_eq!(one.must(&format!("listen 127.0.0.1:{SERVING} one reuseport")), wide);
-    assert_eq!(two.must(&format!("listen 127.0.0.1:{SERVING} two reuseport")), wide);
+    let pod = bed.add_pod();
+    bed.register_pod(&pod, abi::POD_WIDEN_BIND);
+    let (mut one, mut two) = (pod.start_process(), pod.start_process());
+    let wide = format!("0.0.0.0:{SERVING_PORT}");
+    assert_eq!(one.expect_step(&format!("listen 127.0.0.1:{SERVING_PORT} one reuseport")), wide);
+    assert_eq!(two.expect_step(&format!("listen 127.0.0.1:{SERVING_PORT} two reuseport")), wide);
 }
 
 #[test]
 fn both_loopbacks_one_after_the_other_do_not_collide() {
     let mut bed = KernelFixture::new();
-    let pod = bed.pod();
-    bed.register(&pod, abi::POD_WIDEN_BIND);
-    let mut server = pod.actor();
+    let pod = bed.add_pod();
+    bed.register_pod(&pod, abi::POD_WIDEN_BIND);
+    let mut server = pod.start_process();
     assert_eq!(
-        server.must(&format!("listen 127.0.0.1:{SERVING} four")),
-        format!("0.0.0.0:{SERVING}")
+        server.expect_step(&format!("listen 127.0.0.1:{SERVING_PORT} four")),
+        format!("0.0.0.0:{SERVING_PORT}")
     );
-    assert_eq!(server.must(&format!("listen [::1]:{SERVING} six")), format!("[::1]:{SERVING}"));
-    let found = bed.maps.listener(pod.cookie, SERVING).unwrap();
+    assert_eq!(
+        server.expect_step(&format!("listen [::1]:{SERVING_PORT} six")),
+        format!("[::1]:{SERVING_PORT}")
+    );
+    let found = bed.maps.listener(pod.cookie, SERVING_PORT).unwrap();
     assert_eq!((found.reachable, found.loopback), (1, 1));
 }
 
 #[test]
 fn loopback_stays_loopback_where_widening_does_not_apply() {
     let mut bed = KernelFixture::new();
-    let (plain, off, held) = (bed.pod(), bed.pod(), bed.pod());
-    bed.register(&off, 0);
-    bed.register(&held, abi::POD_WIDEN_BIND);
-    let loopback = format!("127.0.0.1:{SERVING}");
+    let (plain, off, held) = (bed.add_pod(), bed.add_pod(), bed.add_pod());
+    bed.register_pod(&off, 0);
+    bed.register_pod(&held, abi::POD_WIDEN_BIND);
+    let loopback = format!("127.0.0.1:{SERVING_PORT}");
     for pod in [&plain, &off] {
-        assert_eq!(pod.actor().must(&format!("listen {loopback} one")), loopback);
+        assert_eq!(pod.start_process().expect_step(&format!("listen {loopback} one")), loopback);
     }
-    let mut server = held.actor();
+    let mut server = held.start_process();
     // Another port, and a port that another listener holds on another address.
-    assert_eq!(server.must("listen 127.0.0.1:9090 admin"), "127.0.0.1:9090");
-    server.must(&format!("listen {}:{SERVING} other", held.four()));
-    assert_eq!(server.must(&format!("listen {loopback} one")), loopback);
+    assert_eq!(server.expect_step("listen 127.0.0.1:9090 admin"), "127.0.0.1:9090");
+    server.expect_step(&format!("listen {}:{SERVING_PORT} other", held.ipv4()));
+    assert_eq!(server.expect_step(&format!("listen {loopback} one")), loopback);
 }

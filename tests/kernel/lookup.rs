@@ -7,7 +7,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use activator::port_range::{PortRangeError, PortRangeListener};
+use activator::listeners::port_range::{PortRangeError, PortRangeListener};
 use agent::kernel::programs::ports_map;
 use common::wire::ConnectionPath as Way;
 use datapath::abi;
@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{KernelFixture, NetnsFixture, inside};
+use crate::bed::{KernelFixture, NetnsFixture, in_netns};
 
 const ECONNREFUSED: i32 = 111;
 
@@ -29,9 +29,9 @@ struct ActivatorListeners(Option<(CancellationToken, JoinHandle<()>)>);
 
 impl ActivatorListeners {
     fn start(bed: &KernelFixture, at: &NetnsFixture) -> Self {
-        let (netns, map) = (netns(at), ports_map(&bed.places().bpffs));
+        let (netns, map) = (netns_path(at), ports_map(&bed.paths().bpffs));
         let addresses =
-            [at.four().parse().expect("an address"), at.six().parse().expect("an address")];
+            [at.ipv4().parse().expect("an address"), at.ipv6().parse().expect("an address")];
         let stop = CancellationToken::new();
         let (ready, listening) = oneshot::channel();
         let inside = stop.clone();
@@ -58,13 +58,13 @@ async fn serve(map: &Path, addresses: &[IpAddr], ready: Sender<()>, stop: Cancel
     let (_range, listeners) = PortRangeListener::open(map, addresses, CancellationToken::new())
         .expect("the map is pinned");
     ready.send(()).expect("the test waits for it");
-    let all = listeners.into_iter().map(|listener| tokio::spawn(greet(listener)));
+    let all = listeners.into_iter().map(|listener| tokio::spawn(send_port(listener)));
     let all: Vec<_> = all.collect();
     stop.cancelled().await;
     all.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-async fn greet(listener: TcpListener) {
+async fn send_port(listener: TcpListener) {
     loop {
         let (mut stream, _) = listener.accept().await.expect("it listens");
         let port = stream.local_addr().expect("connected").port();
@@ -73,82 +73,82 @@ async fn greet(listener: TcpListener) {
     }
 }
 
-fn netns(place: &NetnsFixture) -> PathBuf {
+fn netns_path(place: &NetnsFixture) -> PathBuf {
     Path::new("/run/netns").join(&place.netns)
 }
 
 fn serve_ports(bed: &mut KernelFixture, at: &NetnsFixture) {
     let programs = bed.programs.as_mut().expect("loaded with the bed");
-    programs.serve_ports(&netns(at)).expect("root may attach it");
+    programs.serve_ports(&netns_path(at)).expect("root may attach it");
 }
 
 #[test]
 fn one_listener_serves_the_ports_of_all_services() {
     let mut bed = KernelFixture::new();
-    let (client, activator) = (bed.client(), bed.client());
+    let (client, activator) = (bed.add_client(), bed.add_client());
     serve_ports(&mut bed, &activator);
     let _listening = ActivatorListeners::start(&bed, &activator);
-    bed.activator(&activator);
-    bed.service(1, Way::Direct);
-    bed.service(2, Way::Direct);
-    bed.plan();
-    let mut client = client.actor();
+    bed.add_activator(&activator);
+    bed.add_service(1, Way::Direct);
+    bed.add_service(2, Way::Direct);
+    bed.apply_table();
+    let mut client = client.start_process();
     for port in [20_000, 24_321, 29_999] {
-        for address in [activator.four(), format!("[{}]", activator.six())] {
+        for address in [activator.ipv4(), format!("[{}]", activator.ipv6())] {
             let at = format!("{address}:{port}");
-            assert_eq!(client.must(&format!("connect {at}")), format!("{port} {at}"));
+            assert_eq!(client.expect_step(&format!("connect {at}")), format!("{port} {at}"));
         }
     }
     // Sleeping services: connects are routed to the activator, and the port still identifies the service.
-    assert_eq!(client.must("connect 10.96.0.1:80"), "20001 10.96.0.1:80");
-    assert_eq!(client.must("connect [fd96::2]:80"), "20002 [fd96::2]:80");
-    assert_eq!(client.must("hammer 10.96.0.2:80 50"), "20002=50");
+    assert_eq!(client.expect_step("connect 10.96.0.1:80"), "20001 10.96.0.1:80");
+    assert_eq!(client.expect_step("connect [fd96::2]:80"), "20002 [fd96::2]:80");
+    assert_eq!(client.expect_step("hammer 10.96.0.2:80 50"), "20002=50");
 }
 
 #[test]
 fn other_ports_and_addresses_keep_their_listeners() {
     let mut bed = KernelFixture::new();
-    let (client, activator) = (bed.client(), bed.client());
+    let (client, activator) = (bed.add_client(), bed.add_client());
     serve_ports(&mut bed, &activator);
     let _listening = ActivatorListeners::start(&bed, &activator);
-    let mut beside = activator.actor();
-    beside.must(&format!("listen {}:30000 above", activator.four()));
-    beside.must("listen 127.0.0.1:20001 loopback");
-    assert_eq!(beside.must("connect 127.0.0.1:20001"), "loopback 127.0.0.1:20001");
-    let mut client = client.actor();
+    let mut beside = activator.start_process();
+    beside.expect_step(&format!("listen {}:30000 above", activator.ipv4()));
+    beside.expect_step("listen 127.0.0.1:20001 loopback");
+    assert_eq!(beside.expect_step("connect 127.0.0.1:20001"), "loopback 127.0.0.1:20001");
+    let mut client = client.start_process();
     let (above, below) =
-        (format!("{}:30000", activator.four()), format!("{}:19999", activator.four()));
-    assert_eq!(client.must(&format!("connect {above}")), format!("above {above}"));
-    assert_eq!(client.ask(&format!("connect {below}")), Err(ECONNREFUSED));
+        (format!("{}:30000", activator.ipv4()), format!("{}:19999", activator.ipv4()));
+    assert_eq!(client.expect_step(&format!("connect {above}")), format!("above {above}"));
+    assert_eq!(client.run_step(&format!("connect {below}")), Err(ECONNREFUSED));
 }
 
 #[test]
 fn a_listener_that_closes_makes_room_for_sockets_of_single_ports_and_for_the_next() {
     let mut bed = KernelFixture::new();
-    let (client, activator) = (bed.client(), bed.client());
+    let (client, activator) = (bed.add_client(), bed.add_client());
     serve_ports(&mut bed, &activator);
-    let at = format!("{}:20001", activator.four());
-    let mut client = client.actor();
+    let at = format!("{}:20001", activator.ipv4());
+    let mut client = client.start_process();
     let first = ActivatorListeners::start(&bed, &activator);
-    assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
+    assert_eq!(client.expect_step(&format!("connect {at}")), format!("20001 {at}"));
     drop(first);
-    assert_eq!(client.ask(&format!("connect {at}")), Err(ECONNREFUSED));
-    let mut single = activator.actor();
-    single.must(&format!("listen {at} own"));
-    assert_eq!(client.must(&format!("connect {at}")), format!("own {at}"));
+    assert_eq!(client.run_step(&format!("connect {at}")), Err(ECONNREFUSED));
+    let mut single = activator.start_process();
+    single.expect_step(&format!("listen {at} own"));
+    assert_eq!(client.expect_step(&format!("connect {at}")), format!("own {at}"));
     let _next = ActivatorListeners::start(&bed, &activator);
-    assert_eq!(client.must(&format!("connect {at}")), format!("20001 {at}"));
+    assert_eq!(client.expect_step(&format!("connect {at}")), format!("20001 {at}"));
 }
 
 /// Refused addresses make the activator open one listener for each service's port instead.
 #[test]
 fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
     let mut bed = KernelFixture::new();
-    let activator = bed.client();
+    let activator = bed.add_client();
     serve_ports(&mut bed, &activator);
-    let map = ports_map(&bed.places().bpffs);
+    let map = ports_map(&bed.paths().bpffs);
     let opened = |count: u32| {
-        inside(&activator.netns, || {
+        in_netns(&activator.netns, || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             let _entered = runtime.enter();
             let own = (1..=count).map(|last| Ipv4Addr::from_bits(0x7f00_0000 + last).into());
@@ -164,29 +164,29 @@ fn more_addresses_than_there_is_room_for_are_refused_and_leave_nothing() {
 #[test]
 fn the_next_agent_takes_the_program_over_without_a_gap() {
     let mut bed = KernelFixture::new();
-    let (client, activator) = (bed.client(), bed.client());
+    let (client, activator) = (bed.add_client(), bed.add_client());
     serve_ports(&mut bed, &activator);
     let _listening = ActivatorListeners::start(&bed, &activator);
-    let mut client = client.actor();
-    client.send(&format!("hammer {}:20007 500", activator.four()));
+    let mut client = client.start_process();
+    client.send_step(&format!("hammer {}:20007 500", activator.ipv4()));
     for _ in 0..5 {
-        let again = agent::kernel::programs::EbpfPrograms::load(bed.places().clone()).unwrap();
+        let again = agent::kernel::programs::EbpfPrograms::load(bed.paths().clone()).unwrap();
         bed.programs = Some(again);
         serve_ports(&mut bed, &activator);
     }
-    assert_eq!(client.answer(), Ok("20007=500".into()));
+    assert_eq!(client.read_answer(), Ok("20007=500".into()));
 }
 
 #[test]
 fn the_program_follows_a_namespace_that_was_recreated() {
     let mut bed = KernelFixture::new();
-    let activator = bed.client();
+    let activator = bed.add_client();
     serve_ports(&mut bed, &activator);
     let programs = bed.programs.as_ref().expect("loaded with the bed");
     assert_eq!(programs.keep_attached().unwrap(), 0);
-    crate::bed::ip(&["netns", "del", &activator.netns]);
+    crate::bed::run_ip(&["netns", "del", &activator.netns]);
     assert!(programs.keep_attached().is_err(), "there is nothing to attach to");
-    crate::bed::ip(&["netns", "add", &activator.netns]);
+    crate::bed::run_ip(&["netns", "add", &activator.netns]);
     assert_eq!(programs.keep_attached().unwrap(), 1);
     assert_eq!(programs.keep_attached().unwrap(), 0);
 }

@@ -31,7 +31,7 @@ use datapath::abi;
 
 use crate::{
     actor::ScriptedProcess,
-    bed::{NetnsFixture, SERVING, SharedKernelFixture, inside},
+    bed::{NetnsFixture, SERVING_PORT, SharedKernelFixture, in_netns},
 };
 
 mod bulk;
@@ -48,75 +48,75 @@ mod tcp;
 mod uring;
 
 /// Address on which the servers listen.
-const WILD: &str = "0.0.0.0:8080";
+const ANY_ADDRESS: &str = "0.0.0.0:8080";
 
 /// A pod whose servers share a log, and a client's namespace.
 struct RobustnessFixture {
-    bed: SharedKernelFixture,
+    fixture: SharedKernelFixture,
     pod: NetnsFixture,
     client: NetnsFixture,
-    desk: PathBuf,
+    files: PathBuf,
 }
 
 impl RobustnessFixture {
     fn new() -> Self {
-        let mut bed = SharedKernelFixture::new();
-        let (pod, client) = (bed.pod(), bed.client());
-        bed.register(&pod, 0);
-        let desk = std::env::temp_dir().join(format!("{}-log", pod.netns));
-        fs::write(&desk, "").unwrap();
-        Self { bed, pod, client, desk }
+        let mut fixture = SharedKernelFixture::new();
+        let (pod, client) = (fixture.add_pod(), fixture.add_client());
+        fixture.register_pod(&pod, 0);
+        let files = std::env::temp_dir().join(format!("{}-log", pod.netns));
+        fs::write(&files, "").unwrap();
+        Self { fixture, pod, client, files }
     }
 
     /// Starts a server's process in the pod.
-    fn server(&self) -> ScriptedProcess {
-        server::start(&self.desk, &self.pod.cgroup, &self.pod.netns)
+    fn start_server_process(&self) -> ScriptedProcess {
+        server::start(&self.files, &self.pod.cgroup, &self.pod.netns)
     }
 
     /// Starts a server's process that listens and serves.
-    fn serving(&self) -> ScriptedProcess {
-        let mut server = self.server();
-        server.must(&format!("listen {WILD}"));
-        server.must("serve");
+    fn start_server(&self) -> ScriptedProcess {
+        let mut server = self.start_server_process();
+        server.expect_step(&format!("listen {ANY_ADDRESS}"));
+        server.expect_step("serve");
         server
     }
 
-    fn state(&self) -> abi::PodState {
-        self.bed.maps.pod_state(u32::from(self.pod.number))
+    fn pod_state(&self) -> abi::PodState {
+        self.fixture.maps.pod_state(u32::from(self.pod.number))
     }
 
     /// Numbers of requests that have begun and ended.
     fn totals(&self) -> (u64, u64) {
-        let totals = self.bed.maps.totals(u32::from(self.pod.number));
+        let totals = self.fixture.maps.totals(u32::from(self.pod.number));
         (totals.started, totals.finished)
     }
 
     /// Number of requests that servers have read.
-    fn log(&self) -> u64 {
-        fs::metadata(&self.desk).unwrap().len()
+    fn served_requests(&self) -> u64 {
+        fs::metadata(&self.files).unwrap().len()
     }
 
     /// Waits until servers have read `count` requests.
     #[track_caller]
-    fn wait_log(&self, count: u64) {
-        self.wait("read", |it| it.log() >= count);
+    fn wait_served(&self, count: u64) {
+        self.wait("read", |it| it.served_requests() >= count);
     }
 
     /// Lets the requests to `hold` be answered.
     fn open_gate(&self) {
-        fs::write(serve::RequestLogAndGate::gate(&self.desk), "").unwrap();
+        fs::write(serve::RequestLogAndGate::gate_path(&self.files), "").unwrap();
     }
 
     #[track_caller]
     fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let until = Instant::now() + Duration::from_secs(30);
         while !done(self) {
-            let log = self.log();
+            let log = self.served_requests();
             assert!(
                 Instant::now() < until,
                 "{what}: {log}, {:?}, {:?}",
                 self.totals(),
-                self.state()
+                self.pod_state()
             );
             thread::sleep(Duration::from_millis(5));
         }
@@ -125,23 +125,27 @@ impl RobustnessFixture {
     /// Waits until all connections are closed, and asserts that as many requests began and ended as servers have
     /// read.
     #[track_caller]
-    fn settles(&self) {
-        self.settles_at(self.log());
+    fn wait_settled(&self) {
+        self.wait_settled_at(self.served_requests());
     }
 
     #[track_caller]
-    fn settles_at(&self, served: u64) {
-        self.wait("closed", |it| it.state().connections == 0);
-        let state = self.state();
-        assert_eq!((self.totals(), self.log()), ((served, served), served), "{state:?}");
+    fn wait_settled_at(&self, served: u64) {
+        self.wait("closed", |it| it.pod_state().connections == 0);
+        let state = self.pod_state();
+        assert_eq!(
+            (self.totals(), self.served_requests()),
+            ((served, served), served),
+            "{state:?}"
+        );
         assert_eq!((state.in_flight, state.awaiting_first_request), (0, 0), "{state:?}");
     }
 
-    /// Settles as [`Self::settles`] does, and asserts that no boundary was lost and no response had no request.
+    /// Settles as [`Self::wait_settled`] does, and asserts that no boundary was lost and no response had no request.
     #[track_caller]
     fn wait_settled_in_sync(&self) {
-        self.settles();
-        let state = self.state();
+        self.wait_settled();
+        let state = self.pod_state();
         assert_eq!(
             (state.desynced_connections, state.stray_responses, state.opaque_connections),
             (0, 0, 0),
@@ -149,25 +153,25 @@ impl RobustnessFixture {
         );
     }
 
-    /// Settles as [`Self::settles`] does. If TCP itself had to reorder packets (after a move to another CPU a sender
-    /// overtakes itself), some are too large to be buffered: a boundary may be lost with them, but no count.
+    /// Settles as [`Self::wait_settled`] does. If TCP itself had to reorder packets (after a move to another CPU a
+    /// sender overtakes itself), some are too large to be buffered: a boundary may be lost with them, but no count.
     #[track_caller]
     fn wait_settled_in_order(&self) {
-        self.settles();
-        let (state, netstat) = (self.state(), figures(&self.pod.netns, "netstat"));
-        let disordered = figure(&netstat, "TcpExt:", "TCPOFOQueue");
+        self.wait_settled();
+        let (state, netstat) = (self.pod_state(), netstat_text(&self.pod.netns, "netstat"));
+        let disordered = netstat_value(&netstat, "TcpExt:", "TCPOFOQueue");
         assert_eq!((state.stray_responses, state.opaque_connections), (0, 0), "{state:?}");
         assert!(state.desynced_connections == 0 || disordered > 0, "{state:?}");
     }
 
     /// Connects from the client's network namespace.
     fn connect(&self) -> TcpStream {
-        self.connect_to(&self.pod.four())
+        self.connect_to(&self.pod.ipv4())
     }
 
     fn connect_to(&self, address: &str) -> TcpStream {
-        let to = SocketAddr::new(address.parse().unwrap(), SERVING);
-        let stream = inside(&self.client.netns, || TcpStream::connect(to).unwrap());
+        let to = SocketAddr::new(address.parse().unwrap(), SERVING_PORT);
+        let stream = in_netns(&self.client.netns, || TcpStream::connect(to).unwrap());
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream
@@ -176,38 +180,38 @@ impl RobustnessFixture {
 
 impl Drop for RobustnessFixture {
     fn drop(&mut self) {
-        let _none = fs::remove_file(&self.desk);
-        let _none = fs::remove_file(serve::RequestLogAndGate::gate(&self.desk));
+        let _none = fs::remove_file(&self.files);
+        let _none = fs::remove_file(serve::RequestLogAndGate::gate_path(&self.files));
     }
 }
 
 /// Content of a file with network statistics of a namespace.
-fn figures(netns: &str, name: &str) -> String {
-    inside(netns, || fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap())
+fn netstat_text(netns: &str, name: &str) -> String {
+    in_netns(netns, || fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap())
 }
 
 /// Value in a file that has two lines for each protocol: names, then values.
-fn figure(text: &str, protocol: &str, name: &str) -> u64 {
+fn netstat_value(text: &str, protocol: &str, name: &str) -> u64 {
     let mut lines = text.lines().filter(|line| line.starts_with(protocol));
     let (names, figures) = (lines.next().unwrap(), lines.next().unwrap());
     let mut both = names.split(' ').zip(figures.split(' '));
     both.find(|(it, _)| *it == name).unwrap().1.parse().unwrap()
 }
 
-fn get(path: &str) -> String {
+fn get_request(path: &str) -> String {
     format!("GET /{path} HTTP/1.1\r\nHost: pod\r\n\r\n")
 }
 
 /// Sends a request and reads the response up to `end`.
 #[track_caller]
-fn ask(stream: &mut TcpStream, request: &str, end: &str) {
+fn send_and_read(stream: &mut TcpStream, request: &str, end: &str) {
     stream.write_all(request.as_bytes()).unwrap();
-    until(stream, end);
+    read_until(stream, end);
 }
 
 /// Reads until `end`. Of long data, only the last bytes are kept.
 #[track_caller]
-fn until(stream: &mut TcpStream, end: &str) {
+fn read_until(stream: &mut TcpStream, end: &str) {
     let (mut all, mut seen, mut buffer) = (0, Vec::new(), vec![0; 1 << 18]);
     while !seen.ends_with(end.as_bytes()) {
         let read = stream.read(&mut buffer);
@@ -225,7 +229,7 @@ fn until(stream: &mut TcpStream, end: &str) {
 struct CaseRng(u64);
 
 impl CaseRng {
-    fn below(&mut self, bound: usize) -> usize {
+    fn next_below(&mut self, bound: usize) -> usize {
         let next = self.0.wrapping_mul(6_364_136_223_846_793_005);
         self.0 = next.wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % bound

@@ -21,7 +21,7 @@ mod table;
 use self::{calls::ClientCase, stage::ServerFixture};
 
 /// Ports behind a proxy: of the application, and of the gRPC server.
-const BEHIND: [u16; 2] = [9080, 9081];
+const BACKEND_PORTS: [u16; 2] = [9080, 9081];
 
 #[test]
 fn nginx_agrees() {
@@ -99,7 +99,7 @@ fn go_agrees() {
     let go = stage.go("http");
     stage.start(&go);
     stage.http1(8);
-    stage.hints();
+    stage.early_hints();
     stage.websockets();
     stage.finish();
 }
@@ -167,7 +167,7 @@ fn node_agrees() {
     let node = stage.node("http");
     stage.start(&node);
     stage.http1(8);
-    stage.hints();
+    stage.early_hints();
     stage.websockets();
     stage.java_websockets();
     stage.finish();
@@ -271,58 +271,58 @@ fn jetty_agrees_over_http2() {
 /// Cases by protocol. A server can process `width` requests at once.
 impl ServerFixture {
     fn http1(&mut self, width: u64) {
-        self.run(&ClientCase::curl_keep_alive(width));
-        self.run(&ClientCase::curl_close(width));
-        self.run(&ClientCase::wrk(width));
-        self.run(&ClientCase::h2load_http1(width));
+        self.run_case(&ClientCase::curl_keep_alive(width));
+        self.run_case(&ClientCase::curl_close(width));
+        self.run_case(&ClientCase::wrk(width));
+        self.run_case(&ClientCase::h2load_http1(width));
     }
 
     /// Runs the case with 103 Early Hints.
-    fn hints(&mut self) {
-        self.run(&ClientCase::curl_hints());
+    fn early_hints(&mut self) {
+        self.run_case(&ClientCase::curl_hints());
     }
 
     fn websockets(&mut self) {
-        self.run(&ClientCase::websockets("Go coder/websocket", self.go_client("websockets")));
-        self.run(&ClientCase::websockets("Python websockets", self.python_client()));
+        self.run_case(&ClientCase::websockets("Go coder/websocket", self.go_client("websockets")));
+        self.run_case(&ClientCase::websockets("Python websockets", self.python_client()));
     }
 
     fn java_websockets(&mut self) {
-        self.run(&ClientCase::websockets("Java HttpClient", self.java_client("websockets")));
+        self.run_case(&ClientCase::websockets("Java HttpClient", self.java_client("websockets")));
     }
 
     /// Runs WebSockets over HTTP/2, and such that are broken off in these ways.
     fn tunnels(&mut self, ends: &[&str]) {
-        self.run(&ClientCase::tunnels(ends));
+        self.run_case(&ClientCase::tunnels(ends));
     }
 
     fn tunnels_left_open(&mut self) {
-        self.run(&ClientCase::tunnels_left_open());
+        self.run_case(&ClientCase::tunnels_left_open());
     }
 
     fn http2(&mut self, width: u64) {
-        self.run(&ClientCase::curl_http2(width));
-        self.run(&ClientCase::go_http2(&self.go_client("requests"), width));
-        self.run(&ClientCase::h2load_http2(width));
+        self.run_case(&ClientCase::curl_http2(width));
+        self.run_case(&ClientCase::go_http2(&self.go_client("requests"), width));
+        self.run_case(&ClientCase::h2load_http2(width));
     }
 
     fn upgraded(&mut self, width: u64) {
-        self.run(&ClientCase::curl_upgrade(width));
+        self.run_case(&ClientCase::curl_upgrade(width));
     }
 
     /// Runs nghttp where the 101 arrives alone: nghttp 1.52 ends early if more arrives with it, as from Apache and
     /// Jetty.
     fn nghttp_upgraded(&mut self) {
-        self.run(&ClientCase::nghttp_upgrade());
-        self.run(&ClientCase::nghttp_upgrade_keep_alive());
+        self.run_case(&ClientCase::nghttp_upgrade());
+        self.run_case(&ClientCase::nghttp_upgrade_keep_alive());
     }
 
     fn java_upgraded(&mut self, width: u64) {
-        self.run(&ClientCase::java_upgrade(self.java_client("requests"), width));
+        self.run_case(&ClientCase::java_upgrade(self.java_client("requests"), width));
     }
 
     fn grpc(&mut self) {
-        self.run(&ClientCase::grpcurl(&self.grpcurl()));
-        self.run(&ClientCase::h2load_grpc(8));
+        self.run_case(&ClientCase::grpcurl(&self.grpcurl()));
+        self.run_case(&ClientCase::h2load_grpc(8));
     }
 }

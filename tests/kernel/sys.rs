@@ -22,7 +22,7 @@ use nix::{
 
 /// Creates a TUN device whose packets, beginning with the IP header, this program reads and writes. It is in the
 /// namespace of the calling thread, and is removed with the file.
-pub(crate) fn tun(name: &str) -> io::Result<File> {
+pub(crate) fn open_tun(name: &str) -> io::Result<File> {
     /// `struct ifreq` (linux/if.h): a name, and a union of which the flags are used.
     #[repr(C)]
     struct InterfaceRequest {
@@ -86,7 +86,7 @@ pub(crate) fn at_exit(job: fn()) {
 }
 
 /// Takes ownership of a descriptor that another process has just sent.
-pub(crate) fn own(given: RawFd) -> OwnedFd {
+pub(crate) fn take_descriptor(given: RawFd) -> OwnedFd {
     // SAFETY: the kernel has created the descriptor for this process, and no other code has its number.
     unsafe { OwnedFd::from_raw_fd(given) }
 }
@@ -107,7 +107,7 @@ impl SyncIoUring {
     }
 
     /// Features of the kernel: zero-copy send (6.0), and bind and listen (6.11).
-    pub(crate) fn can(&self) -> io::Result<[bool; 2]> {
+    pub(crate) fn supported_features(&self) -> io::Result<[bool; 2]> {
         let mut probe = Probe::new();
         self.0.submitter().register_probe(&mut probe)?;
         Ok([SendZc::CODE, Listen::CODE].map(|code| probe.is_supported(code)))
@@ -125,7 +125,7 @@ impl SyncIoUring {
     pub(crate) fn accept(&mut self, listener: impl AsFd) -> io::Result<OwnedFd> {
         let null = std::ptr::null_mut();
         let accepted = self.run(&[Accept::new(fd(&listener), null, null.cast()).build()])?;
-        Ok(own(accepted as RawFd))
+        Ok(take_descriptor(accepted as RawFd))
     }
 
     pub(crate) fn recv(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {

@@ -17,17 +17,17 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
 };
 
-use crate::bed::{KernelFixture, ground};
+use crate::bed::{KernelFixture, create_cgroups};
 
 /// Half of the verifier's limit: a change of the verifier, or of a program, needs room.
-const MOST: u32 = 500_000;
+const MAX_INSTRUCTIONS: u32 = 500_000;
 /// Program that closes connections under their locks; older kernels lack its helper.
-const END: &str = "end";
+const LOCKED_CLOSE_PROGRAM: &str = "end";
 /// Number of lines of the verifier's log that are shown of a refused program.
-const LINES: usize = 30;
+const MAX_LOG_LINES: usize = 30;
 
 /// Environment variable with the path of an object to load instead of the embedded one.
-const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
+const OBJECT_VARIABLE: &str = "ROUSE_VERIFY_OBJECT";
 
 /// Number of instructions that the verifier walked, or the reason of a refusal.
 type WalkedInstructions = Result<u32, String>;
@@ -35,23 +35,23 @@ type WalkedInstructions = Result<u32, String>;
 /// Each program is loaded by itself, so that a refused one hides no other.
 #[test]
 fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
-    let (places, _guard) = ground();
-    let open = |log| opened(&places, log);
+    let (places, _guard) = create_cgroups();
+    let open = |log| open_object(&places, log);
     let mut programs = open(VerifierLogLevel::default());
     let mut for_counts = open(VerifierLogLevel::STATS);
     let has_end =
         KernelVersion::current().expect("it has a version") >= KernelVersion::new(6, 5, 0);
     let mut bad = Vec::new();
     for (name, program) in programs.programs_mut() {
-        if name == END && !has_end {
+        if name == LOCKED_CLOSE_PROGRAM && !has_end {
             println!("verifier: {name} is for later kernels");
             continue;
         }
         let by_log = || walked_by_log(for_counts.program_mut(name).expect("the same object"));
-        match verdict(program, by_log) {
+        match verify_program(program, by_log) {
             Ok(count) => {
                 println!("verifier: {name} {count}");
-                if count > MOST {
+                if count > MAX_INSTRUCTIONS {
                     bad.push(format!("{name} takes {count} instructions"));
                 }
             }
@@ -67,12 +67,12 @@ fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
 /// Compares both sources of the count, on kernels that have both.
 #[test]
 fn the_log_tells_the_same_count_as_the_kernel() {
-    let (places, _guard) = ground();
-    let open = || opened(&places, VerifierLogLevel::STATS);
+    let (places, _guard) = create_cgroups();
+    let open = || open_object(&places, VerifierLogLevel::STATS);
     let (mut one, mut other) = (open(), open());
     let name = "getpeername4";
     let program = one.program_mut(name).expect("it is part of the object");
-    load(program).expect("it is accepted");
+    load_program(program).expect("it is accepted");
     let by_log = walked_by_log(other.program_mut(name).expect("the same object"));
     let by_log = by_log.expect("it is accepted");
     assert_ne!(by_log, 0);
@@ -90,8 +90,8 @@ fn all_programs_are_in_force_side_by_side() {
 }
 
 /// Opens the object with its maps, without loading a program.
-fn opened(places: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
-    let loaded = match env::var_os(OBJECT) {
+fn open_object(places: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
+    let loaded = match env::var_os(OBJECT_VARIABLE) {
         None => open_unloaded(embedded_object(), places, log),
         Some(file) => {
             let object = fs::read(&file).expect("the object can be read");
@@ -106,17 +106,17 @@ fn opened(places: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
     loaded.expect("the maps can be made")
 }
 
-fn verdict(
+fn verify_program(
     program: &mut Program,
     by_log: impl FnOnce() -> WalkedInstructions,
 ) -> WalkedInstructions {
-    load(program).map_err(|error| last_lines(&error))?;
+    load_program(program).map_err(|error| last_lines(&error))?;
     let info = program.info().map_err(|error| error.to_string())?;
     // The kernel reports the count since 5.16.
     info.verified_instruction_count().map_or_else(by_log, Ok)
 }
 
-fn load(program: &mut Program) -> Result<(), ProgramError> {
+fn load_program(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
@@ -133,14 +133,14 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
 fn walked_by_log(program: &mut Program) -> WalkedInstructions {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("its own limit");
     setrlimit(Resource::RLIMIT_NOFILE, 0, hard).expect("less is always allowed");
-    let loaded = load(program);
+    let loaded = load_program(program);
     setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("up to the hard limit");
     match loaded {
         Err(ProgramError::LoadError { io_error, verifier_log })
             if io_error.raw_os_error() == Some(Errno::EMFILE as i32) =>
         {
             let log = verifier_log.to_string();
-            walked(&log).ok_or_else(|| format!("the log has no count: {log}"))
+            parse_walked(&log).ok_or_else(|| format!("the log has no count: {log}"))
         }
         Err(error) => Err(last_lines(&error)),
         Ok(()) => Err("there was a descriptor left".to_owned()),
@@ -148,7 +148,7 @@ fn walked_by_log(program: &mut Program) -> WalkedInstructions {
 }
 
 /// Parses the last line of the log: `processed 4321 insns (limit 1000000) …`.
-fn walked(log: &str) -> Option<u32> {
+fn parse_walked(log: &str) -> Option<u32> {
     let line = log.lines().rev().find_map(|line| line.strip_prefix("processed "))?;
     line.split(' ').next()?.parse().ok()
 }
@@ -159,13 +159,13 @@ fn last_lines(error: &ProgramError) -> String {
         other => other.to_string(),
     };
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
+    lines[lines.len().saturating_sub(MAX_LOG_LINES)..].join("\n")
 }
 
 #[test]
 fn the_count_is_read_from_the_logs_last_line() {
     let log = "processed 7 of them\nverification time 9 usec\nstack depth 320+0\n\
                processed 149 insns (limit 1000000) max_states_per_insn 0 total_states 12\n";
-    assert_eq!(walked(log), Some(149));
-    assert_eq!(walked("verification time 9 usec\n"), None);
+    assert_eq!(parse_walked(log), Some(149));
+    assert_eq!(parse_walked("verification time 9 usec\n"), None);
 }

@@ -3,8 +3,10 @@
 use std::net::SocketAddr;
 use std::thread;
 
-use tests::client::{LoadPlan, get, load, lost};
-use tests::rouse::{RouseNode, wait};
+use tests::client::get;
+use tests::node_load::{LoadPlan, lost_requests, with_load};
+use tests::rouse::RouseNode;
+use tests::wait::wait_for;
 
 /// Manifest of a sleeping service whose requests wait at most 4 s; `containers` is a list in YAML's short form.
 fn manifest(name: &str, containers: &str) -> String {
@@ -22,30 +24,34 @@ spec:
 }
 
 /// Container of the sample with additional fields.
-fn hello(more: &str) -> String {
+fn hello_container(more: &str) -> String {
     format!("{{ image: \"dev.local/hello:v1\"{more} }}")
 }
 
 /// Asserts that a message is one line, contains each of `says`, and is visible to users.
-fn told(node: &RouseNode, service: &str, message: &str, says: &[&str]) {
+fn check_message(node: &RouseNode, service: &str, message: &str, says: &[&str]) {
     for part in says {
         assert!(message.contains(part), "{service}: {part:?} in {message:?}");
     }
     assert!(!message.trim().contains('\n'), "{service}: one line: {message:?}");
-    let described = node.rouse(&["describe", "ksvc", service]);
+    let described = node.run_rouse(&["describe", "ksvc", service]);
     assert!(described.contains(message), "{service}: {message:?} in {described}");
 }
 
 #[test]
 fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_corrected() {
-    let node = RouseNode::up("manifest");
+    let node = RouseNode::start("manifest");
     let cases: [(&str, String, &[&str]); 4] = [
-        ("field", hello(", comand: [x]"), &["unknown field", "containers[0].comand"]),
-        ("type", hello(", ports: [{ containerPort: http }]"), &["wrong type", "containerPort"]),
+        ("field", hello_container(", comand: [x]"), &["unknown field", "containers[0].comand"]),
+        (
+            "type",
+            hello_container(", ports: [{ containerPort: http }]"),
+            &["wrong type", "containerPort"],
+        ),
         ("image", "{ name: web }".to_owned(), &["missing field", "containers[0].image"]),
         (
             "ports",
-            format!("{0}, {0}", hello(", ports: [{ containerPort: 8080 }]")),
+            format!("{0}, {0}", hello_container(", ports: [{ containerPort: 8080 }]")),
             &["more than one container port", "Only a single port is allowed"],
         ),
     ];
@@ -54,21 +60,21 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
         for part in *says {
             assert!(printed.contains(part), "{service}: {part:?} in what apply said: {printed:?}");
         }
-        let refused = wait("a condition", || {
+        let refused = wait_for("a condition", || {
             let ready = node.condition("ksvc", service, "Ready");
             (ready.status == "False").then_some(ready)
         });
         assert_eq!(refused.reason, "InvalidManifest", "{service}");
-        told(&node, service, &refused.message, says);
-        let row = node.rouse(&["get", "ksvc", service, "--no-headers"]);
+        check_message(&node, service, &refused.message, says);
+        let row = node.run_rouse(&["get", "ksvc", service, "--no-headers"]);
         assert!(row.contains("False   InvalidManifest"), "{row}");
     }
     let first = node.condition("ksvc", "type", "Ready").message;
     assert!(!first.contains("missing"), "nothing is missing where a type is wrong: {first:?}");
     for (service, ..) in &cases {
-        assert!(node.apply(&manifest(service, &format!("[{}]", hello("")))).0);
+        assert!(node.apply(&manifest(service, &format!("[{}]", hello_container("")))).0);
         let to = node.wait_ready(service);
-        let answer = node.inside(|| get(to, service, "/")).expect("an answer");
+        let answer = node.in_client_netns(|| get(to, service, "/")).expect("an answer");
         assert_eq!(answer.status, 200, "{service}: {answer:?}");
     }
 }
@@ -77,62 +83,63 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
 struct InvalidServiceCase {
     service: &'static str,
     container: String,
-    codes: &'static [u16],
+    allowed_statuses: &'static [u16],
     reason: &'static str,
-    says: &'static [&'static str],
+    message_parts: &'static [&'static str],
 }
 
 fn cases() -> [InvalidServiceCase; 5] {
     let env = |name: &str, value: &str| {
-        hello(&format!(", env: [{{ name: {name}, value: \"{value}\" }}]"))
+        hello_container(&format!(", env: [{{ name: {name}, value: \"{value}\" }}]"))
     };
     let probe = ", readinessProbe: { httpGet: { path: /ready } }";
     [
         InvalidServiceCase {
             service: "absent",
             container: "{ image: \"dev.local/absent:v1\" }".to_owned(),
-            codes: &[503, 504],
+            allowed_statuses: &[503, 504],
             reason: "ImagePullBackOff",
-            says: &["dev.local/absent:v1", "check its name and tag"],
+            message_parts: &["dev.local/absent:v1", "check its name and tag"],
         },
         InvalidServiceCase {
             service: "exits",
             container: env("HELLO_EXIT", "3"),
-            codes: &[503, 504],
+            allowed_statuses: &[503, 504],
             reason: "ExitCode3",
-            says: &["code 3", "HELLO_EXIT asks for exit code 3"],
+            message_parts: &["code 3", "HELLO_EXIT asks for exit code 3"],
         },
         InvalidServiceCase {
             service: "command",
-            container: hello(", command: [/no/such]"),
-            codes: &[503, 504],
+            container: hello_container(", command: [/no/such]"),
+            allowed_statuses: &[503, 504],
             reason: "ExitCode128",
             // The rest of the message comes from the runtime.
-            says: &["/no/such"],
+            message_parts: &["/no/such"],
         },
         InvalidServiceCase {
             service: "deaf",
             container: env("HELLO_LISTEN", "never"),
-            codes: &[504],
+            allowed_statuses: &[504],
             reason: "ContainerNotReady",
-            says: &["nothing listens on port 8080"],
+            message_parts: &["nothing listens on port 8080"],
         },
         InvalidServiceCase {
             service: "unready",
-            container: hello(&format!(
+            container: hello_container(&format!(
                 ", env: [{{ name: HELLO_READY_AFTER_MS, value: never }}]{probe}"
             )),
-            codes: &[504],
+            allowed_statuses: &[504],
             reason: "ContainerNotReady",
-            says: &["readiness probe failed", "GET /ready answered 503"],
+            message_parts: &["readiness probe failed", "GET /ready answered 503"],
         },
     ]
 }
 
 #[test]
 fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadline() {
-    let node = RouseNode::up("unready");
-    let slow = manifest("slow", &format!("[{}]", hello(""))).replace("Seconds: 4", "Seconds: 60");
+    let node = RouseNode::start("unready");
+    let slow = manifest("slow", &format!("[{}]", hello_container("")))
+        .replace("Seconds: 4", "Seconds: 60");
     assert!(node.apply(&slow).0);
     let slow = node.wait_ready("slow");
     let cases = cases();
@@ -145,7 +152,7 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
         .collect();
     let ended = std::sync::Mutex::new(Vec::new());
     let ask = |service: &'static str, to, path: &str| {
-        let answer = node.inside(|| get(to, service, path)).expect(service);
+        let answer = node.in_client_netns(|| get(to, service, path)).expect(service);
         ended.lock().expect("no panic").push(service);
         answer
     };
@@ -160,7 +167,7 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
             .collect();
         for (case, thread) in asked {
             let answer = thread.join().expect("an answer");
-            assert!(case.codes.contains(&answer.status), "{}: {answer:?}", case.service);
+            assert!(case.allowed_statuses.contains(&answer.status), "{}: {answer:?}", case.service);
         }
         assert_eq!(slow.join().expect("an answer").status, 200);
     });
@@ -168,10 +175,15 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
     for case in &cases {
         // A new request wakes the service again if its pod has been given up meanwhile.
         let to = node.cluster_ip(case.service);
-        let plan =
-            LoadPlan { to, host: case.service.into(), path: "/".into(), clients: 1, keep: false };
-        let (sent, condition) = load(&node, &plan, |_| {
-            wait(&format!("{}'s condition", case.service), || {
+        let plan = LoadPlan {
+            target: to,
+            host: case.service.into(),
+            path: "/".into(),
+            clients: 1,
+            keep_alive: false,
+        };
+        let (sent, condition) = with_load(&node, &plan, |_| {
+            wait_for(&format!("{}'s condition", case.service), || {
                 let revision = format!("{}-00001", case.service);
                 let healthy = node.condition("revision", &revision, "ContainerHealthy");
                 let ready = node.condition("ksvc", case.service, "Ready");
@@ -181,29 +193,40 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
             })
         });
         assert_ne!(condition.status, "True", "{}", case.service);
-        told(&node, case.service, &condition.message, case.says);
-        assert_eq!(lost(&sent).len(), sent.len(), "{}: nothing was there to answer", case.service);
+        check_message(&node, case.service, &condition.message, case.message_parts);
+        assert_eq!(
+            lost_requests(&sent).len(),
+            sent.len(),
+            "{}: nothing was there to answer",
+            case.service
+        );
     }
 }
 
 #[test]
 fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_answer_for_the_other() {
-    let node = RouseNode::up("inuse");
-    let late = hello(
+    let node = RouseNode::start("inuse");
+    let late = hello_container(
         ", name: web, ports: [{ containerPort: 8080 }], env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"2000\" }]",
     );
     // Without a port of its own, the second container listens on the sample's default port.
-    let both = format!("[{late}, {}]", hello(", name: side"));
+    let both = format!("[{late}, {}]", hello_container(", name: side"));
     assert!(node.apply(&manifest("twice", &both)).0);
     let to = node.wait_ready("twice");
-    let plan = LoadPlan { to, host: "twice".into(), path: "/".into(), clients: 1, keep: false };
-    let (_, condition) = load(&node, &plan, |_| {
-        wait("a condition", || {
+    let plan = LoadPlan {
+        target: to,
+        host: "twice".into(),
+        path: "/".into(),
+        clients: 1,
+        keep_alive: false,
+    };
+    let (_, condition) = with_load(&node, &plan, |_| {
+        wait_for("a condition", || {
             let ready = node.condition("ksvc", "twice", "Ready");
             // After its first end it starts again at once, and is ready until it fails at the port again.
             (ready.status == "False" && ready.message.contains("again after")).then_some(ready)
         })
     });
     assert_eq!(condition.reason, "RevisionFailed");
-    told(&node, "twice", &condition.message, &["code 1", "Address already in use"]);
+    check_message(&node, "twice", &condition.message, &["code 1", "Address already in use"]);
 }

@@ -5,8 +5,10 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use tests::client::{LoadPlan, RunningLoad, get, load, lost};
-use tests::rouse::{RouseNode, pause, wait};
+use tests::client::get;
+use tests::node_load::{LoadPlan, RunningLoad, lost_requests, with_load};
+use tests::rouse::RouseNode;
+use tests::wait::{sleep, wait_for};
 
 /// Requests that no HTTP/1.1 server should accept.
 const MALFORMED: [&[u8]; 9] = [
@@ -21,7 +23,7 @@ const MALFORMED: [&[u8]; 9] = [
     b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nbody\r\n0\r\n\r\n",
 ];
 /// Size at which every reader must have given up on a request head.
-const ENDLESS: usize = 8 << 20;
+const MAX_HEAD_BYTES: usize = 8 << 20;
 
 fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).expect("a connection");
@@ -30,19 +32,19 @@ fn connect(to: SocketAddr) -> TcpStream {
 }
 
 /// Reads until the server closes the connection.
-fn until_over(mut stream: TcpStream) -> Vec<u8> {
+fn read_to_end(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     // A reset is as good an end as a close here.
     let _ = stream.read_to_end(&mut bytes);
     bytes
 }
 
-fn malformed(to: SocketAddr) {
+fn send_malformed(to: SocketAddr) {
     for bytes in MALFORMED {
         let mut stream = connect(to);
         let _ = stream.write_all(bytes);
         let _ = stream.shutdown(Shutdown::Write);
-        let answer = until_over(stream);
+        let answer = read_to_end(stream);
         let ok = answer.starts_with(b"HTTP/1.1 200");
         assert!(!ok, "{:?} was taken for a request", String::from_utf8_lossy(bytes));
     }
@@ -52,11 +54,12 @@ fn send_endless_head(to: SocketAddr) {
     let mut stream = connect(to);
     stream.set_write_timeout(Some(Duration::from_secs(30))).expect("a socket");
     let line = [b"X-More: ".as_slice(), &[b'a'; 1000], b"\r\n"].concat();
-    let mut sent = stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").map_or(ENDLESS, |()| 0);
-    while sent < ENDLESS && stream.write_all(&line).is_ok() {
+    let mut sent =
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").map_or(MAX_HEAD_BYTES, |()| 0);
+    while sent < MAX_HEAD_BYTES && stream.write_all(&line).is_ok() {
         sent += line.len();
     }
-    assert!(sent < ENDLESS, "a head of {ENDLESS} bytes was swallowed whole");
+    assert!(sent < MAX_HEAD_BYTES, "a head of {MAX_HEAD_BYTES} bytes was swallowed whole");
 }
 
 /// Sends a valid request, one byte at a time.
@@ -66,9 +69,9 @@ fn send_slowly(to: SocketAddr) {
         b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nslow"
     {
         stream.write_all(&[*byte]).expect("patience");
-        pause(Duration::from_millis(10));
+        sleep(Duration::from_millis(10));
     }
-    let answer = until_over(stream);
+    let answer = read_to_end(stream);
     assert!(answer.ends_with(b"slow"), "{}", String::from_utf8_lossy(&answer));
 }
 
@@ -84,12 +87,12 @@ fn send_half_closed(to: SocketAddr) {
         let mut stream = connect(to);
         stream.write_all(bytes).expect("room in the buffer");
         stream.shutdown(Shutdown::Write).expect("a socket");
-        until_over(stream);
+        read_to_end(stream);
     }
 }
 
 /// Closes the connection in the middle of its request or of the response.
-fn gone(to: SocketAddr) {
+fn disconnect_midway(to: SocketAddr) {
     for bytes in [
         b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nfewer".as_slice(),
         b"GET /?sleep=100 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -105,8 +108,8 @@ fn gone(to: SocketAddr) {
 }
 
 /// Runs all of these clients at once against one service, three times, beside silent connections.
-fn annoy(node: &RouseNode, to: SocketAddr, running: &RunningLoad<'_>) {
-    let silent: Vec<TcpStream> = node.inside(|| {
+fn run_bad_clients(node: &RouseNode, to: SocketAddr, running: &RunningLoad<'_>) {
+    let silent: Vec<TcpStream> = node.in_client_netns(|| {
         let silent = (0..20).map(|_| connect(to));
         let begun = (0..20).map(|_| {
             let mut stream = connect(to);
@@ -115,38 +118,44 @@ fn annoy(node: &RouseNode, to: SocketAddr, running: &RunningLoad<'_>) {
         });
         silent.chain(begun).collect()
     });
-    let kinds = [malformed, send_endless_head, send_slowly, send_half_closed, gone];
+    let kinds =
+        [send_malformed, send_endless_head, send_slowly, send_half_closed, disconnect_midway];
     thread::scope(|scope| {
         let annoying = kinds.map(|kind| {
             scope.spawn(move || {
-                node.enter();
+                node.enter_client_netns();
                 (0..3).for_each(|_| kind(to));
             })
         });
         annoying.into_iter().for_each(|one| one.join().expect("a client that gets its way"));
     });
     let before = running.count();
-    wait("the others to go on", || (running.count() >= before + 50).then_some(()));
+    wait_for("the others to go on", || (running.count() >= before + 50).then_some(()));
     drop(silent);
 }
 
 /// Runs these clients against a service under load on the annotated path, until it sleeps again.
-fn annoyed(test: &str, path: &str) {
-    let node = RouseNode::up(test);
+fn check_bad_clients(test: &str, path: &str) {
+    let node = RouseNode::start(test);
     let manifest = include_str!("../../examples/hello.yaml");
     let window = "autoscaling.knative.dev/window: 6s";
     let manifest = manifest.replace(window, &format!("{window}\n        rouse.dev/path: {path}"));
     assert!(node.apply(&manifest).0);
     let to = node.wait_ready("hello");
-    let woken = node.inside(|| get(to, "hello", "/")).expect("an answer");
+    let woken = node.in_client_netns(|| get(to, "hello", "/")).expect("an answer");
     assert_eq!(woken.status, 200, "{woken:?}");
-    let plan =
-        |keep| LoadPlan { to, host: "hello".into(), path: "/?sleep=10".into(), clients: 3, keep };
-    let (kept, (fresh, ())) = load(&node, &plan(true), |_| {
-        load(&node, &plan(false), |running| annoy(&node, to, running))
+    let plan = |keep| LoadPlan {
+        target: to,
+        host: "hello".into(),
+        path: "/?sleep=10".into(),
+        clients: 3,
+        keep_alive: keep,
+    };
+    let (kept, (fresh, ())) = with_load(&node, &plan(true), |_| {
+        with_load(&node, &plan(false), |running| run_bad_clients(&node, to, running))
     });
     for sent in [kept, fresh] {
-        assert!(lost(&sent).is_empty(), "of {}: {:?}", sent.len(), lost(&sent));
+        assert!(lost_requests(&sent).is_empty(), "of {}: {:?}", sent.len(), lost_requests(&sent));
     }
     let in_flight = || {
         let metrics = node.metrics(7102);
@@ -154,18 +163,18 @@ fn annoyed(test: &str, path: &str) {
         let line = metrics.lines().find(|line| line.starts_with(of))?;
         line.rsplit(' ').next()?.parse::<f64>().ok()
     };
-    wait("nothing in flight", || in_flight().filter(|count| *count == 0.0));
+    wait_for("nothing in flight", || in_flight().filter(|count| *count == 0.0));
     // A request that was counted and never ended would keep the service awake indefinitely.
     node.wait_asleep("hello");
-    assert_eq!(node.inside(|| get(to, "hello", "/")).expect("an answer").status, 200);
+    assert_eq!(node.in_client_netns(|| get(to, "hello", "/")).expect("an answer").status, 200);
 }
 
 #[test]
 fn clients_that_break_http_disturb_no_other_client_on_the_direct_path() {
-    annoyed("break-direct", "direct");
+    check_bad_clients("break-direct", "direct");
 }
 
 #[test]
 fn clients_that_break_http_disturb_no_other_client_at_the_activator() {
-    annoyed("break-held", "activator");
+    check_bad_clients("break-held", "activator");
 }

@@ -1,35 +1,44 @@
 //! System clock changes while services run: no timer waits for a time that never comes, and no request is lost.
 
-use tests::client::{LoadPlan, get, load, lost};
+use tests::client::get;
 use tests::clock::log_shows_offset;
+use tests::node_load::{LoadPlan, lost_requests, with_load};
 use tests::parts::{self, MultiProcessNode};
-use tests::rouse::{RouseNode, wait};
+use tests::rouse::RouseNode;
+use tests::wait::wait_for;
 
-use crate::restarts::{asleep, inside, kill_and_start, prepared, under_load};
+use crate::restarts::{
+    in_client_netns, kill_and_start, start_with_services, under_load, wait_asleep,
+};
 
 /// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 const HOUR_S: i64 = 3_600;
 const DAY_S: i64 = 24 * HOUR_S;
 
-fn named(name: &str) -> String {
+fn named_manifest(name: &str) -> String {
     HELLO.replace("name: hello", &format!("name: {name}"))
 }
 
-fn plan(node: &RouseNode, name: &str, clients: usize) -> LoadPlan {
+fn load_plan(node: &RouseNode, name: &str, clients: usize) -> LoadPlan {
     let host = format!("{name}.default.svc.cluster.local");
     let path = "/?sleep=20".to_owned();
-    LoadPlan { to: node.wait_ready(name), host, path, clients, keep: true }
+    LoadPlan { target: node.wait_ready(name), host, path, clients, keep_alive: true }
 }
 
 /// Creates a service, wakes it, lets it scale out, and waits until it sleeps again.
 fn new_service(node: &RouseNode, name: &str) {
-    assert!(node.apply(&named(name)).0);
-    let burst = plan(node, name, 25);
-    let (sent, ()) = load(node, &burst, |_| {
-        wait("a third pod", || (node.pods(name).len() > 2).then_some(()));
+    assert!(node.apply(&named_manifest(name)).0);
+    let burst = load_plan(node, name, 25);
+    let (sent, ()) = with_load(node, &burst, |_| {
+        wait_for("a third pod", || (node.pods(name).len() > 2).then_some(()));
     });
-    assert!(lost(&sent).is_empty(), "{name}, of {}: {:?}", sent.len(), lost(&sent));
+    assert!(
+        lost_requests(&sent).is_empty(),
+        "{name}, of {}: {:?}",
+        sent.len(),
+        lost_requests(&sent)
+    );
     node.wait_asleep(name);
 }
 
@@ -37,23 +46,24 @@ fn new_service(node: &RouseNode, name: &str) {
 fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
     let (node, clock) = RouseNode::start_with_clock("clock");
     let least = "max-scale: \"8\"\n        autoscaling.knative.dev/min-scale: \"1\"";
-    let steady = named("steady").replace("max-scale: \"8\"", least);
+    let steady = named_manifest("steady").replace("max-scale: \"8\"", least);
     assert!(node.apply(&[HELLO, &steady].join("---\n")).0);
     let sleeps = node.wait_ready("hello");
-    let (sent, ()) = load(&node, &plan(&node, "steady", 4), |_| {
+    let (sent, ()) = with_load(&node, &load_plan(&node, "steady", 4), |_| {
         for (off, name) in [(DAY_S, "ahead"), (-DAY_S, "behind"), (HOUR_S, "later"), (0, "right")] {
             node.wait_asleep("hello");
-            clock.set(off);
-            let woken = node.inside(|| get(sleeps, "hello.default.svc.cluster.local", "/"));
+            clock.set_offset(off);
+            let woken =
+                node.in_client_netns(|| get(sleeps, "hello.default.svc.cluster.local", "/"));
             let woken = woken.expect("an answer");
             assert_eq!(woken.status, 200, "{name}: {woken:?}");
-            wait("a log by this clock", || log_shows_offset(&node.log(), off).then_some(()));
+            wait_for("a log by this clock", || log_shows_offset(&node.log(), off).then_some(()));
             new_service(&node, name);
         }
         node.wait_asleep("hello");
     });
     assert!(sent.len() > 1000, "only {} were sent", sent.len());
-    assert!(lost(&sent).is_empty(), "of {}: {:?}", sent.len(), lost(&sent));
+    assert!(lost_requests(&sent).is_empty(), "of {}: {:?}", sent.len(), lost_requests(&sent));
     for name in ["hello", "steady", "ahead", "behind", "later", "right"] {
         let ready = node.condition("ksvc", name, "Ready");
         assert_eq!((&*ready.status, &*ready.reason), ("True", ""), "{name}: {ready:?}");
@@ -63,7 +73,7 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
 /// Their stored state was written by a clock that is ahead of theirs, or behind.
 #[test]
 fn components_that_restart_after_the_clock_was_set_lose_no_request() {
-    let (node, steady, sleeper) = prepared(MultiProcessNode::with_clock("reclock"));
+    let (node, steady, sleeper) = start_with_services(MultiProcessNode::with_clock("reclock"));
     let seen = under_load(&node, steady, |load| {
         let starts = [
             (DAY_S, "controller"),
@@ -79,12 +89,15 @@ fn components_that_restart_after_the_clock_was_set_lose_no_request() {
             let answered = answers.map(|answer| answer.is_ok_and(|answer| answer.status == 200));
             // Requests at the activator are lost when it is killed, at any time of day.
             assert_eq!(answered, [part != "activator"; 2], "{told}");
-            parts::wait("a log by this clock", || log_shows_offset(&node.log(part), off).then_some(()));
+            parts::wait_for("a log by this clock", || {
+                log_shows_offset(&node.component_log(part), off).then_some(())
+            });
             // The next component finds the service asleep, so that its request wakes the service.
-            asleep(&node);
+            wait_asleep(&node);
         }
-        let woken = inside(&node, || parts::get(sleeper, "/again")).expect("an answer");
+        let woken =
+            in_client_netns(&node, || parts::get_once(sleeper, "/again")).expect("an answer");
         assert_eq!(woken.status, 200, "{woken:?}");
     });
-    assert_eq!(seen.wrong(), [] as [String; 0]);
+    assert_eq!(seen.failures(), [] as [String; 0]);
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -10,8 +10,9 @@ use std::{
 };
 
 use common::wire::NamespacedName;
-use controller::image_digests::{
-    DigestRequest, DigestResolver, DigestStatus, PullAccount, PullSecret, RegistryClient,
+use controller::{
+    decide::machine::{DigestRequest, PullAccount},
+    shell::image_digests::{DigestResolver, DigestStatus, PullSecret, RegistryClient},
 };
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 /// Credentials `rouse:secret` in the format of htpasswd.
 const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
 /// Credentials `rouse:secret` in the format of docker's configuration.
-const AUTH: &str = "cm91c2U6c2VjcmV0";
+const DOCKER_AUTH: &str = "cm91c2U6c2VjcmV0";
 /// An index without platforms, the smallest manifest that a tag can refer to.
 const INDEX: &str =
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
@@ -75,7 +76,7 @@ impl DigestRegistryFixture {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connected");
         let request = format!(
             "PUT /v2/{repository}/manifests/{tag} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\
-             Authorization: Basic {AUTH}\r\nContent-Type: application/vnd.oci.image.index.v1+json\r\n\
+             Authorization: Basic {DOCKER_AUTH}\r\nContent-Type: application/vnd.oci.image.index.v1+json\r\n\
              Content-Length: {}\r\n\r\n{INDEX}",
             INDEX.len()
         );
@@ -91,7 +92,8 @@ impl DigestRegistryFixture {
     }
 
     fn secret(&self) -> PullSecret {
-        let config = json!({ "auths": { format!("127.0.0.1:{}", self.port): { "auth": AUTH } } });
+        let config =
+            json!({ "auths": { format!("127.0.0.1:{}", self.port): { "auth": DOCKER_AUTH } } });
         PullSecret {
             name: "pull".into(),
             kind: "kubernetes.io/dockerconfigjson".into(),
@@ -109,7 +111,7 @@ impl Drop for DigestRegistryFixture {
 }
 
 /// Resolves the images of one Revision, in a namespace with these secrets.
-async fn resolve(images: &[&str], secrets: Vec<PullSecret>) -> DigestStatus {
+async fn resolve_images(images: &[&str], secrets: Vec<PullSecret>) -> DigestStatus {
     let (changed, mut heard) = mpsc::channel(8);
     let secrets = std::collections::BTreeMap::from([("team".to_owned(), secrets)]);
     let resolver = DigestResolver::new(secrets, RegistryClient::new(&[]), changed);
@@ -140,7 +142,7 @@ async fn a_tag_is_resolved_without_credentials_where_none_are_wanted() {
     let resolved = format!("{}@{digest}", registry.image("team/app"));
     let pinned = resolved.clone();
     let want = vec![(image.clone(), resolved.clone()), (pinned.clone(), resolved)];
-    assert_eq!(resolve(&[&image, &pinned], Vec::new()).await, DigestStatus::Resolved(want));
+    assert_eq!(resolve_images(&[&image, &pinned], Vec::new()).await, DigestStatus::Resolved(want));
 }
 
 #[tokio::test]
@@ -149,8 +151,11 @@ async fn credentials_of_the_account_are_used_where_they_are_wanted() {
     let digest = registry.push("team/app", "v1");
     let image = registry.image("team/app:v1");
     let want = vec![(image.clone(), format!("{}@{digest}", registry.image("team/app")))];
-    assert_eq!(resolve(&[&image], vec![registry.secret()]).await, DigestStatus::Resolved(want));
-    let DigestStatus::Failed(why) = resolve(&[&image], Vec::new()).await else {
+    assert_eq!(
+        resolve_images(&[&image], vec![registry.secret()]).await,
+        DigestStatus::Resolved(want)
+    );
+    let DigestStatus::Failed(why) = resolve_images(&[&image], Vec::new()).await else {
         panic!("resolved")
     };
     let begin = format!("Unable to fetch image {image:?}: failed to resolve image to digest: ");
@@ -162,7 +167,7 @@ async fn a_missing_tag_is_reported() {
     let registry = DigestRegistryFixture::start("missing", false);
     registry.push("team/app", "v1");
     let image = registry.image("team/app:v2");
-    let DigestStatus::Failed(why) = resolve(&[&image], Vec::new()).await else {
+    let DigestStatus::Failed(why) = resolve_images(&[&image], Vec::new()).await else {
         panic!("resolved")
     };
     assert!(why.contains("does not have it: check its name and tag"), "{why}");

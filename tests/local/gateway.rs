@@ -7,7 +7,7 @@ use tests::rouse::RouseNode;
 const HOST: &str = "hello.default.localhost";
 
 /// Output of a command that must succeed.
-fn told(command: &mut Command) -> String {
+fn run_ok(command: &mut Command) -> String {
     let output = command.stderr(Stdio::inherit()).output().expect("curl and h2load are installed");
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -15,7 +15,7 @@ fn told(command: &mut Command) -> String {
 
 #[test]
 fn curl_and_h2load_speak_http2_with_a_service_that_slept() {
-    let node = RouseNode::up("clients");
+    let node = RouseNode::start("clients");
     assert!(node.apply(include_str!("../../examples/hello.yaml")).0);
     node.wait_ready("hello");
     node.wait_asleep("hello");
@@ -28,12 +28,12 @@ fn curl_and_h2load_speak_http2_with_a_service_that_slept() {
         curl.args(["--output", "/dev/null", "--write-out", "%{http_code} %{http_version}"]);
         curl
     };
-    assert_eq!(told(curl().args(["--http2-prior-knowledge", &url])), "200 2");
-    assert_eq!(told(curl().args(["--http1.1", &url])), "200 1.1");
+    assert_eq!(run_ok(curl().args(["--http2-prior-knowledge", &url])), "200 2");
+    assert_eq!(run_ok(curl().args(["--http1.1", &url])), "200 1.1");
     let unknown = ["--http2-prior-knowledge", "--header", "Host: other.example", &url];
-    assert_eq!(told(curl().args(unknown)), "404 2");
+    assert_eq!(run_ok(curl().args(unknown)), "404 2");
     let mut h2load = Command::new("h2load");
     h2load.args(["-n", "2000", "-c", "4", "-m", "16", "--connect-to", &format!("{ip}:{port}")]);
-    let said = told(h2load.arg(&url));
+    let said = run_ok(h2load.arg(&url));
     assert!(said.contains("2000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use common::local_node::{LocalContainerState, LocalPodPhase};
 use serde_json::json;
-use tests::node::{LayerEntry, TestNode, base_layer, layer, pod, scratch, write_layout};
+use tests::node::{
+    LayerEntry, TestNode, base_layer, layer, pod_order, scratch_directory, write_layout,
+};
 
 /// A directory that is removed on drop.
 struct ImageFolder(std::path::PathBuf);
@@ -18,7 +20,7 @@ impl Drop for ImageFolder {
 
 impl ImageFolder {
     fn new(layers: &[Vec<u8>]) -> Self {
-        let folder = scratch("layers");
+        let folder = scratch_directory("layers");
         write_layout(&folder, "v1", layers);
         Self(folder)
     }
@@ -29,7 +31,7 @@ impl ImageFolder {
 }
 
 /// Lower layer, with one file for each fate in the upper layer.
-fn lower() -> Vec<u8> {
+fn lower_layer() -> Vec<u8> {
     layer(&[
         LayerEntry::File("stays", b"stays;"),
         LayerEntry::File("replaced", b"old;"),
@@ -43,7 +45,7 @@ fn lower() -> Vec<u8> {
     ])
 }
 
-fn upper() -> Vec<u8> {
+fn upper_layer() -> Vec<u8> {
     layer(&[
         LayerEntry::File("replaced", b"new;"),
         LayerEntry::File(".wh.removed", b""),
@@ -61,7 +63,7 @@ fn upper() -> Vec<u8> {
 
 #[test]
 fn upper_layers_replace_remove_and_hide_what_is_below() {
-    let folder = ImageFolder::new(&[base_layer(), lower(), upper()]);
+    let folder = ImageFolder::new(&[base_layer(), lower_layer(), upper_layer()]);
     let mut node = TestNode::new("layers");
     let shown = [
         "stays",
@@ -82,7 +84,7 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
     let mut args: Vec<String> = shown.iter().map(|path| format!("show=/{path}")).collect();
     args.extend(["say=end".to_owned(), "wait".to_owned()]);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    node.order([pod("a", &args, json!({ "container": { "image": folder.image() } }))]);
+    node.order([pod_order("a", &args, json!({ "container": { "image": folder.image() } }))]);
     node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     let log = node.wait_log("pod-a", "end\n");
     assert_eq!(log, "stays;new;added below;added;added;inside;a file now;end\n");
@@ -90,7 +92,7 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
 
 #[test]
 fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
-    let outside = scratch("outside");
+    let outside = scratch_directory("outside");
     let out = outside.to_str().expect("a path");
     let evil = layer(&[LayerEntry::Link("way", out), LayerEntry::File("way/planted", b"planted;")]);
     let worse = layer(&[
@@ -101,7 +103,7 @@ fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
     let folder = ImageFolder::new(&[base_layer(), evil, worse]);
     let mut node = TestNode::new("escape");
     let args = ["say=end", "wait"];
-    node.order([pod("a", &args, json!({ "container": { "image": folder.image() } }))]);
+    node.order([pod_order("a", &args, json!({ "container": { "image": folder.image() } }))]);
     // Unpacked inside the image or refused: in both cases the host's directory must stay unchanged.
     node.wait("an end", |all| {
         all.get("a").is_some_and(|pod| {
@@ -116,7 +118,7 @@ fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
 }
 
 /// Appends a byte to each blob that contains `part`.
-fn damage(folder: &Path, part: &str) {
+fn corrupt_blobs(folder: &Path, part: &str) {
     for entry in fs::read_dir(folder.join("blobs/sha256")).expect("blobs").flatten() {
         let mut bytes = fs::read(entry.path()).expect("a blob");
         if bytes.windows(part.len()).any(|have| have == part.as_bytes()) {
@@ -135,11 +137,15 @@ fn a_blob_that_is_not_what_its_digest_says_is_refused_in_one_line() {
     let folders = parts.map(|part| {
         let folder =
             ImageFolder::new(&[base_layer(), layer(&[LayerEntry::File("part", part.as_bytes())])]);
-        damage(&folder.0, part);
+        corrupt_blobs(&folder.0, part);
         folder
     });
     let of = |at: usize| json!({ "container": { "image": folders[at].image() } });
-    node.order([pod("a", &[], of(0)), pod("b", &[], of(1)), pod("c", &[], of(2))]);
+    node.order([
+        pod_order("a", &[], of(0)),
+        pod_order("b", &[], of(1)),
+        pod_order("c", &[], of(2)),
+    ]);
     for uid in ["a", "b", "c"] {
         node.wait_pod("a refusal", uid, |pod| {
             pod.containers.iter().any(|one| {

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use common::local_node::LocalPodPhase;
 use serde_json::json;
-use tests::node::{TestNode, address, pod};
-use tests::rouse::wait;
+use tests::node::{TestNode, pod_ip, pod_order};
+use tests::wait::wait_for;
 
 /// Maximum size of a log, as in Kubernetes.
-const MOST: u64 = 10 << 20;
+const MAX_LOG_BYTES: u64 = 10 << 20;
 
 #[test]
 fn a_long_log_is_turned_over_and_written_on() {
@@ -22,16 +22,19 @@ fn a_long_log_is_turned_over_and_written_on() {
         "pod": { "volumes": [{ "name": "s", "emptyDir": {} }] },
     });
     let args = ["say=first", "fill=25", "say=last", "await=/s/go", "say=afterwards", "wait"];
-    node.order([pod("a", &args, extra)]);
+    node.order([pod_order("a", &args, extra)]);
     let log = node.layout.log("default", "pod-a", "web");
     let old = log.with_extension("log.1");
-    wait("a log turned over", || {
+    wait_for("a log turned over", || {
         let size = |path| fs::metadata(path).map_or(0, |meta| meta.len());
-        (old.exists() && size(&log) <= MOST && size(&old) > 0).then_some(())
+        (old.exists() && size(&log) <= MAX_LOG_BYTES && size(&old) > 0).then_some(())
     });
-    assert!(fs::metadata(&old).expect("it exists").len() <= MOST, "many times the bound is kept");
+    assert!(
+        fs::metadata(&old).expect("it exists").len() <= MAX_LOG_BYTES,
+        "many times the bound is kept"
+    );
     fs::write(node.layout.pod_data("a").join("volumes/s/go"), "").expect("the pod's volume");
-    let text = wait("the line after", || {
+    let text = wait_for("the line after", || {
         let text = fs::read_to_string(&log).ok()?;
         text.contains("afterwards\n").then_some(text)
     });
@@ -49,15 +52,15 @@ fn a_full_disk_for_logs_stops_no_pod() {
         .status();
     assert!(mounted.expect("mount").success());
     let _unmounted = UnmountGuard(&logs);
-    node.order([pod("a", &["fill=4", "listen=80"], json!({}))]);
+    node.order([pod_order("a", &["fill=4", "listen=80"], json!({}))]);
     let first = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
-    assert_eq!(greet(&node, &first), "hello\n");
+    assert_eq!(get_greeting(&node, &first), "hello\n");
     // The volume is full now.
-    let chatty = pod("b", &["say=nobody reads this", "listen=80"], json!({}));
-    node.order([pod("a", &["fill=4", "listen=80"], json!({})), chatty]);
+    let chatty = pod_order("b", &["say=nobody reads this", "listen=80"], json!({}));
+    node.order([pod_order("a", &["fill=4", "listen=80"], json!({})), chatty]);
     let second =
         node.wait_pod("another running pod", "b", |pod| pod.phase == LocalPodPhase::Running);
-    assert_eq!(greet(&node, &second), "hello\n");
+    assert_eq!(get_greeting(&node, &second), "hello\n");
     node.order([]);
     node.wait("both gone", |all| all.values().all(|pod| pod.phase == LocalPodPhase::Removed));
 }
@@ -71,10 +74,10 @@ impl Drop for UnmountGuard<'_> {
     }
 }
 
-fn greet(node: &TestNode, status: &common::local_node::LocalPodStatus) -> String {
-    let to = SocketAddr::new(address(status), 80);
-    node.as_client(|| {
-        wait("an answer", || {
+fn get_greeting(node: &TestNode, status: &common::local_node::LocalPodStatus) -> String {
+    let to = SocketAddr::new(pod_ip(status), 80);
+    node.in_client_netns(|| {
+        wait_for("an answer", || {
             let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1)).ok()?;
             let mut text = String::new();
             stream.read_to_string(&mut text).ok().map(|_| text)

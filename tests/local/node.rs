@@ -10,10 +10,10 @@ use local::cgroups::CgroupMounts;
 use local::runtime::OciRuntimeKind;
 use local::{NodeLayout, NodeManager};
 use serde_json::{Value, json};
-use tests::node::{TestNode, address, images, pod, traces, wait_reaped};
+use tests::node::{TestNode, find_leftovers, pod_ip, pod_order, test_images, wait_reaped};
 
-fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
-    node.as_client(|| {
+fn get_greeting(node: &TestNode, ip: IpAddr, port: u16) -> String {
+    node.in_client_netns(|| {
         let to = SocketAddr::new(ip, port);
         for _ in 0..500 {
             if let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_secs(1)) {
@@ -21,21 +21,21 @@ fn greet(node: &TestNode, ip: IpAddr, port: u16) -> String {
                 stream.read_to_string(&mut text).expect("an answer");
                 return text;
             }
-            tests::rouse::pause(Duration::from_millis(10));
+            tests::wait::sleep(Duration::from_millis(10));
         }
         panic!("{to} never answered")
     })
 }
 
 fn check_pod_runs(kind: OciRuntimeKind, test: &str) {
-    let mut node = TestNode::with(test, Some(kind), Vec::new());
+    let mut node = TestNode::with_runtime(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
         "env": [{ "name": "PORT", "value": "8080" }], "resources": { "limits": { "memory": "64Mi", "cpu": "500m" } },
     } });
-    node.order([pod("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
+    node.order([pod_order("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
     let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
-    assert_eq!(greet(&node, address(&status), 8080), "hello\n");
-    assert_eq!(greet(&node, address(&status), 8080), "hello\n");
+    assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
+    assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
     let log = node.wait_log("pod-a", "0::");
     for line in ["FROM_IMAGE=yes", "PORT=8080", "HOSTNAME=pod-a", "uid 0 gid 0"] {
         assert!(log.contains(line), "{line} in {log}");
@@ -62,20 +62,20 @@ fn runc_runs_a_pod() {
 #[test]
 fn clients_reach_a_pod_at_each_of_its_addresses() {
     let mut node = TestNode::new("families");
-    node.order([pod("a", &["listen=8080"], json!({}))]);
+    node.order([pod_order("a", &["listen=8080"], json!({}))]);
     let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     let families: Vec<bool> = status.addresses.iter().map(IpAddr::is_ipv4).collect();
     assert_eq!(families, [true, false]);
     for ip in status.addresses {
-        assert_eq!(greet(&node, ip, 8080), "hello\n", "{ip}");
+        assert_eq!(get_greeting(&node, ip, 8080), "hello\n", "{ip}");
     }
 }
 
 #[test]
 fn a_layout_is_named_by_its_path() {
     let mut node = TestNode::new("path");
-    let image = format!("oci:{}:v1", images().join("dev.local/app").display());
-    let order = pod("a", &["wait"], json!({ "container": { "image": image } }));
+    let image = format!("oci:{}:v1", test_images().join("dev.local/app").display());
+    let order = pod_order("a", &["wait"], json!({ "container": { "image": image } }));
     node.order([order]);
     let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     assert!(
@@ -91,7 +91,7 @@ fn a_limit_of_memory_kills_and_says_so() {
     let mut node = TestNode::new("oom");
     let limits = json!({ "resources": { "limits": { "memory": "16Mi" } } });
     let extra = json!({ "container": limits, "pod": { "restartPolicy": "Never" } });
-    node.order([pod("a", &["eat=64"], extra)]);
+    node.order([pod_order("a", &["eat=64"], extra)]);
     let ended =
         |state: &LocalContainerState| matches!(state, LocalContainerState::Terminated { .. });
     let status = node
@@ -105,7 +105,7 @@ fn a_limit_of_memory_kills_and_says_so() {
 #[test]
 fn a_crashing_container_waits_and_says_why() {
     let mut node = TestNode::new("crash");
-    node.order([pod("a", &["say=no config file", "exit=3"], json!({}))]);
+    node.order([pod_order("a", &["say=no config file", "exit=3"], json!({}))]);
     let backing_off = |state: &LocalContainerState| {
         matches!(state, LocalContainerState::Waiting { reason, message, last_exit: Some(3) }
             if reason == "CrashLoopBackOff" && message.contains("no config file"))
@@ -124,12 +124,12 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     let startup =
         json!({ "tcpSocket": { "port": 80 }, "periodSeconds": 1, "failureThreshold": 60 });
     let extra = json!({ "container": { "livenessProbe": probe, "startupProbe": startup } });
-    let well = pod(
+    let well = pod_order(
         "b",
         &["listen=80"],
         json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
     );
-    node.order([pod("a", &["sick", "polite", "listen=80"], extra), well]);
+    node.order([pod_order("a", &["sick", "polite", "listen=80"], extra), well]);
     let failed = |state: &LocalContainerState| matches!(state, LocalContainerState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
     node.wait_pod("a restart for want of answers", "a", |pod| {
         pod.containers.iter().any(|one| failed(&one.state))
@@ -144,7 +144,7 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
 }
 
 /// Probe that executes `/app` with these arguments, every second.
-fn exec(words: &[&str]) -> Value {
+fn exec_probe(words: &[&str]) -> Value {
     let command = [&["/app"], words].concat();
     json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
 }
@@ -154,15 +154,15 @@ fn is_running(status: &LocalPodStatus) -> bool {
 }
 
 fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
-    let mut node = TestNode::with(test, Some(kind), Vec::new());
+    let mut node = TestNode::with_runtime(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
         "startupProbe": { "exec": { "command": ["/app", "need=/begun"] }, "periodSeconds": 1, "failureThreshold": 60 },
         // Without the startup probe, failures of this probe would end the container.
-        "livenessProbe": exec(&["need=/begun"]),
-        "readinessProbe": exec(&["need=/ready"]),
+        "livenessProbe": exec_probe(&["need=/begun"]),
+        "readinessProbe": exec_probe(&["need=/ready"]),
     } });
     let words = ["polite", "sleep=2", "touch=/begun", "sleep=2", "touch=/ready", "wait"];
-    let order = LocalPodSpec { kubelet_probes: true, ..pod("a", &words, extra) };
+    let order = LocalPodSpec { kubelet_probes: true, ..pod_order("a", &words, extra) };
     node.order([order]);
     let status = node.wait_pod("a running pod", "a", is_running);
     assert!(!status.ready, "nothing was asked yet");
@@ -188,12 +188,12 @@ fn runc_executes_probes() {
 fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why() {
     let mut node = TestNode::new("exec-fails");
     let alive = |probe| json!({ "container": { "livenessProbe": probe } });
-    let fails = pod("a", &["polite", "wait"], alive(exec(&["need=/no/such"])));
-    let never_ends = pod("b", &["polite", "wait"], alive(exec(&["wait"])));
+    let fails = pod_order("a", &["polite", "wait"], alive(exec_probe(&["need=/no/such"])));
+    let never_ends = pod_order("b", &["polite", "wait"], alive(exec_probe(&["wait"])));
     let not_there = alive(
         json!({ "exec": { "command": ["/none"] }, "periodSeconds": 1, "failureThreshold": 1 }),
     );
-    let not_there = pod("c", &["polite", "wait"], not_there);
+    let not_there = pod_order("c", &["polite", "wait"], not_there);
     node.order([fails, never_ends, not_there]);
     for (uid, words) in [
         ("a", "\"/app need=/no/such\" exited with 1: no /no/such"),
@@ -215,8 +215,9 @@ fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why()
 #[test]
 fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
     let mut node = TestNode::new("ready-kept");
-    let extra = json!({ "container": { "readinessProbe": exec(&["need=/ready"]), "startupProbe": exec(&[]) } });
-    let order = LocalPodSpec { kubelet_probes: true, ..pod("a", &["touch=/ready", "wait"], extra) };
+    let extra = json!({ "container": { "readinessProbe": exec_probe(&["need=/ready"]), "startupProbe": exec_probe(&[]) } });
+    let order =
+        LocalPodSpec { kubelet_probes: true, ..pod_order("a", &["touch=/ready", "wait"], extra) };
     node.order([order.clone()]);
     node.wait_pod("a ready pod", "a", |pod| pod.ready);
     node.detach();
@@ -232,7 +233,7 @@ fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
 #[test]
 fn a_container_that_was_killed_with_its_whole_group_starts_again() {
     let mut node = TestNode::new("killed");
-    node.order([pod("a", &["listen=80"], json!({}))]);
+    node.order([pod_order("a", &["listen=80"], json!({}))]);
     node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
     CgroupMounts::find().expect("cgroup v2").kill_container(&node.layout, "a", "web");
     let status = node.wait_pod("another start", "a", |pod| {
@@ -240,7 +241,7 @@ fn a_container_that_was_killed_with_its_whole_group_starts_again() {
             .iter()
             .any(|one| one.restarts > 0 && one.state == LocalContainerState::Running)
     });
-    assert_eq!(greet(&node, address(&status), 80), "hello\n");
+    assert_eq!(get_greeting(&node, pod_ip(&status), 80), "hello\n");
 }
 
 #[test]
@@ -250,7 +251,11 @@ fn a_missing_image_and_a_missing_program_say_what_to_do() {
         json!({ "container": { "image": "dev.local/none:v1", "imagePullPolicy": "Never" } });
     let program = json!({ "container": { "command": ["/no/such/program"] } });
     let layout = json!({ "container": { "image": "oci:/no/such/layout" } });
-    node.order([pod("a", &[], image), pod("b", &[], program), pod("c", &[], layout)]);
+    node.order([
+        pod_order("a", &[], image),
+        pod_order("b", &[], program),
+        pod_order("c", &[], layout),
+    ]);
     for (uid, want, part) in [
         ("a", "ErrImageNeverPull", "is not on this node"),
         ("b", "RunContainerError", "/no/such/program"),
@@ -268,8 +273,8 @@ fn a_missing_image_and_a_missing_program_say_what_to_do() {
 fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
     let mut node = TestNode::new("grace");
     let grace = json!({ "pod": { "terminationGracePeriodSeconds": 1 } });
-    let polite = pod("a", &["polite", "say=ready", "wait"], json!({}));
-    node.order([polite, pod("b", &["stubborn", "say=ready", "wait"], grace)]);
+    let polite = pod_order("a", &["polite", "say=ready", "wait"], json!({}));
+    node.order([polite, pod_order("b", &["stubborn", "say=ready", "wait"], grace)]);
     node.wait_log("pod-a", "ready");
     node.wait_log("pod-b", "ready");
     node.order([]);
@@ -298,7 +303,7 @@ fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
         "say=end",
         "wait",
     ];
-    node.order([pod("a", &args, extra)]);
+    node.order([pod_order("a", &args, extra)]);
     let log = node.wait_log("pod-a", "end\n");
     assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
     assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
@@ -313,7 +318,7 @@ fn init_containers_come_first() {
         "container": { "volumeMounts": [{ "name": "s", "mountPath": "/s" }] },
         "pod": { "initContainers": init, "volumes": [{ "name": "s", "emptyDir": {} }] },
     });
-    node.order([pod("a", &["show=/s/made", "say=second", "wait"], extra)]);
+    node.order([pod_order("a", &["show=/s/made", "say=second", "wait"], extra)]);
     node.wait_log("pod-a", "second");
     node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
 }
@@ -324,7 +329,7 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
     let name = common::wire::NamespacedName::new("default", "hello");
     let addresses = vec!["10.96.0.77".parse().expect("an address")];
     node.orders.send_modify(|orders| drop(orders.dns_names.insert(name, addresses)));
-    let answer = node.as_client(|| {
+    let answer = node.in_client_netns(|| {
         let socket = std::net::UdpSocket::bind("10.244.0.2:0").expect("the client's address");
         socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
         let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
@@ -343,7 +348,7 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
         panic!("no answer")
     });
     assert_eq!(answer[answer.len() - 4..], [10, 96, 0, 77]);
-    let refused = node.as_client(|| {
+    let refused = node.in_client_netns(|| {
         let to = "10.96.0.78:80".parse().expect("an address");
         TcpStream::connect_timeout(&to, Duration::from_secs(10)).expect_err("nobody serves it")
     });
@@ -353,8 +358,8 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
 #[test]
 fn pods_outlive_the_node_s_process_and_are_adopted() {
     let mut node = TestNode::new("adopt");
-    let keep = pod("a", &["listen=80"], json!({}));
-    let stop = pod("b", &["wait"], json!({}));
+    let keep = pod_order("a", &["listen=80"], json!({}));
+    let stop = pod_order("b", &["wait"], json!({}));
     node.order([keep.clone(), stop]);
     node.wait("both running", |all| {
         all.len() == 2 && all.values().all(|pod| pod.phase == LocalPodPhase::Running)
@@ -366,10 +371,10 @@ fn pods_outlive_the_node_s_process_and_are_adopted() {
         all.len() == 2 && all.values().all(|pod| pod.phase == LocalPodPhase::Running)
     });
     assert_eq!(next.statuses["a"].addresses, before.addresses);
-    assert_eq!(greet(&next, address(&before), 80), "hello\n");
+    assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
     next.order([keep]);
     next.wait_pod("the orphan gone", "b", |pod| pod.phase == LocalPodPhase::Removed);
-    assert_eq!(greet(&next, address(&before), 80), "hello\n");
+    assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
     next.order([]);
     next.wait_pod("all gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
 }
@@ -378,12 +383,12 @@ fn pods_outlive_the_node_s_process_and_are_adopted() {
 fn down_leaves_nothing_and_a_second_run_starts_clean() {
     let mut node = TestNode::new("down");
     for _ in 0..2 {
-        node.order([pod("a", &["stubborn", "wait"], json!({}))]);
+        node.order([pod_order("a", &["stubborn", "wait"], json!({}))]);
         node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
-        assert!(!traces(node.layout.name()).is_empty());
+        assert!(!find_leftovers(node.layout.name()).is_empty());
         node.detach();
         NodeManager::destroy(&node.layout).expect("a node that can be removed");
-        assert_eq!(traces(node.layout.name()), [] as [String; 0]);
+        assert_eq!(find_leftovers(node.layout.name()), [] as [String; 0]);
         NodeManager::destroy(&node.layout).expect("removing twice does no harm");
         let layout = node.layout.clone();
         drop(node);
@@ -400,7 +405,7 @@ fn serve_until_killed() {
     let layout = NodeLayout::new(&name).expect("a short name");
     let mut node = TestNode::attach(layout.clone(), None, Vec::new());
     NodeManager::register_component(&layout, "up").expect("nobody else");
-    node.order([pod("a", &["listen=80"], json!({}))]);
+    node.order([pod_order("a", &["listen=80"], json!({}))]);
     node.wait("being killed", |_| false);
 }
 
@@ -416,13 +421,13 @@ fn run_and_kill(layout: &NodeLayout) {
         if pid_file.exists() {
             break;
         }
-        tests::rouse::pause(Duration::from_millis(100));
+        tests::wait::sleep(Duration::from_millis(100));
     }
     assert!(NodeManager::register_component(layout, "up").is_err(), "two nodes of one name");
     child.kill().expect("a process that runs");
     child.wait().expect("a child");
     // Removes the images of the killed process, which could not remove them itself.
-    tests::left::remove();
+    tests::left::remove_leftovers();
 }
 
 #[test]
@@ -432,8 +437,8 @@ fn a_killed_node_is_adopted_or_removed() {
     run_and_kill(&node.layout);
     let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
     let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == LocalPodPhase::Running);
-    assert_eq!(greet(&next, address(&status), 80), "hello\n");
-    next.order([pod("b", &["wait"], json!({}))]);
+    assert_eq!(get_greeting(&next, pod_ip(&status), 80), "hello\n");
+    next.order([pod_order("b", &["wait"], json!({}))]);
     next.wait_pod("the orphan gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
     next.wait_pod("the next pod", "b", |pod| pod.phase == LocalPodPhase::Running);
     next.order([]);
@@ -441,5 +446,5 @@ fn a_killed_node_is_adopted_or_removed() {
     next.detach();
     run_and_kill(&node.layout);
     NodeManager::destroy(&node.layout).expect("a node that can be removed");
-    assert_eq!(traces(node.layout.name()), [] as [String; 0]);
+    assert_eq!(find_leftovers(node.layout.name()), [] as [String; 0]);
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use common::local_node::{LocalContainerState, LocalPodPhase};
 use serde_json::json;
-use tests::node::{TestNode, images, pod};
+use tests::node::{TestNode, pod_order, test_images};
 
 /// Credentials `rouse:secret` in the format of htpasswd.
 const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
 /// Credentials `rouse:secret` in the format of docker's and skopeo's configuration.
-const AUTH: &str = "cm91c2U6c2VjcmV0";
+const DOCKER_AUTH: &str = "cm91c2U6c2VjcmV0";
 
 struct ImageRegistryFixture {
     process: Child,
@@ -48,7 +48,7 @@ impl ImageRegistryFixture {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
                 return registry;
             }
-            tests::rouse::pause(Duration::from_millis(50));
+            tests::wait::sleep(Duration::from_millis(50));
         }
         panic!("docker-registry never listened");
     }
@@ -64,7 +64,8 @@ impl ImageRegistryFixture {
 
     fn credentials(&self) -> PathBuf {
         let path = self.folder.join("auth.json");
-        let auths = json!({ "auths": { format!("127.0.0.1:{}", self.port): { "auth": AUTH } } });
+        let auths =
+            json!({ "auths": { format!("127.0.0.1:{}", self.port): { "auth": DOCKER_AUTH } } });
         fs::write(&path, auths.to_string()).expect("written");
         path
     }
@@ -78,7 +79,7 @@ impl Drop for ImageRegistryFixture {
     }
 }
 
-fn waits(state: &LocalContainerState, part: &str) -> bool {
+fn is_waiting_with(state: &LocalContainerState, part: &str) -> bool {
     matches!(state, LocalContainerState::Waiting { reason, message, .. }
         if reason == "ImagePullBackOff" && message.contains(part) && !message.contains('\n'))
 }
@@ -86,27 +87,27 @@ fn waits(state: &LocalContainerState, part: &str) -> bool {
 #[test]
 fn an_image_is_pulled_with_credentials_and_kept() {
     let registry = ImageRegistryFixture::start();
-    let image = registry.push(&images().join("dev.local/app"), "team/app:v1");
-    let mut node = TestNode::with("pull", None, vec![registry.credentials()]);
+    let image = registry.push(&test_images().join("dev.local/app"), "team/app:v1");
+    let mut node = TestNode::with_runtime("pull", None, vec![registry.credentials()]);
     let of = |image: &str| json!({ "container": { "image": image } });
     let missing = format!("127.0.0.1:{}/team/none:v1", registry.port);
-    node.order([pod("a", &["wait"], of(&image)), pod("b", &[], of(&missing))]);
+    node.order([pod_order("a", &["wait"], of(&image)), pod_order("b", &[], of(&missing))]);
     node.wait_pod("a pulled image", "a", |pod| pod.phase == LocalPodPhase::Running);
     node.wait_pod("a missing image", "b", |pod| {
-        pod.containers.iter().any(|one| waits(&one.state, "check its name and tag"))
+        pod.containers.iter().any(|one| is_waiting_with(&one.state, "check its name and tag"))
     });
     drop(registry);
-    node.order([pod("c", &["wait"], of(&image))]);
+    node.order([pod_order("c", &["wait"], of(&image))]);
     node.wait_pod("the image kept", "c", |pod| pod.phase == LocalPodPhase::Running);
 }
 
 #[test]
 fn without_credentials_the_message_says_to_log_in() {
     let registry = ImageRegistryFixture::start();
-    let image = registry.push(&images().join("dev.local/app"), "app:v1");
-    let mut node = TestNode::with("nologin", None, Vec::new());
-    node.order([pod("a", &["wait"], json!({ "container": { "image": image } }))]);
+    let image = registry.push(&test_images().join("dev.local/app"), "app:v1");
+    let mut node = TestNode::with_runtime("nologin", None, Vec::new());
+    node.order([pod_order("a", &["wait"], json!({ "container": { "image": image } }))]);
     node.wait_pod("a refusal", "a", |pod| {
-        pod.containers.iter().any(|one| waits(&one.state, "skopeo login"))
+        pod.containers.iter().any(|one| is_waiting_with(&one.state, "skopeo login"))
     });
 }

@@ -11,7 +11,8 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use agent::kernel::maps::KernelMaps;
 use datapath::abi;
 use tests::parts::{
-    HelloResponse, MultiProcessNode, PARTS, PersistentConnection, get, remains, until, wait,
+    COMPONENTS, HelloResponse, MultiProcessNode, PersistentConnection, find_remains, get_once,
+    poll_until, wait_for,
 };
 
 /// Manifest of the demo's service.
@@ -19,10 +20,10 @@ const HELLO: &str = include_str!("../../examples/hello.yaml");
 /// Admin port of the activator.
 const ACTIVATOR: u16 = 7103;
 /// Number of requests on new connections that must succeed while a component is dead.
-const MEANWHILE: u64 = 100;
+const REQUESTS_WHILE_DEAD: u64 = 100;
 
 /// Manifest of a service of one pod that never sleeps.
-fn steady() -> String {
+fn steady_manifest() -> String {
     let hello = HELLO.replace("name: hello", "name: steady").replace("\"10\"", "\"100\"");
     hello.replace(
         "max-scale: \"8\"",
@@ -31,7 +32,7 @@ fn steady() -> String {
 }
 
 /// Manifest of a sleeping service whose pod listens so late that a test can act while requests wait.
-fn sleeper() -> String {
+fn sleeper_manifest() -> String {
     let late =
         "        - env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"1500\" }]\n          image:";
     HELLO.replace("name: hello", "name: sleeper").replace("        - image:", late)
@@ -42,41 +43,41 @@ fn sleeper() -> String {
 pub(super) struct LoadResults {
     stop: AtomicBool,
     answered: AtomicU64,
-    fresh: AtomicU64,
-    wrong: Mutex<Vec<String>>,
+    new_connections: AtomicU64,
+    failures: Mutex<Vec<String>>,
 }
 
 impl LoadResults {
-    fn note(&self, what: &str, answer: &io::Result<HelloResponse>) {
+    fn record(&self, what: &str, answer: &io::Result<HelloResponse>) {
         let right = matches!(answer, Ok(answer) if answer.status == 200 && answer.direct);
         if right {
             self.answered.fetch_add(1, Ordering::Relaxed);
         } else {
             let line = format!("{what}: {answer:?}");
-            self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+            self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         }
     }
 
-    fn runs(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    fn fresh(&self) -> u64 {
-        self.fresh.load(Ordering::Relaxed)
+    fn new_connections(&self) -> u64 {
+        self.new_connections.load(Ordering::Relaxed)
     }
 
-    pub(super) fn wrong(&self) -> Vec<String> {
-        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn failures(&self) -> Vec<String> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// Sends requests on a connection that must last as long as the load.
-fn keep(node: &MultiProcessNode, to: SocketAddr, seen: &LoadResults) {
-    node.enter();
+fn run_keep_alive_client(node: &MultiProcessNode, to: SocketAddr, seen: &LoadResults) {
+    node.enter_client_netns();
     let mut kept = PersistentConnection::open(to).expect("a connection");
-    while seen.runs() {
+    while seen.is_running() {
         let answer = kept.get("/?sleep=5");
-        seen.note("kept", &answer);
+        seen.record("kept", &answer);
         if answer.is_err() {
             return;
         }
@@ -84,16 +85,16 @@ fn keep(node: &MultiProcessNode, to: SocketAddr, seen: &LoadResults) {
 }
 
 /// Sends requests that each open a connection.
-fn renew(node: &MultiProcessNode, to: SocketAddr, seen: &LoadResults) {
-    node.enter();
-    while seen.runs() {
-        seen.note("new", &get(to, "/?sleep=2&close"));
-        seen.fresh.fetch_add(1, Ordering::Relaxed);
+fn run_new_connection_client(node: &MultiProcessNode, to: SocketAddr, seen: &LoadResults) {
+    node.enter_client_netns();
+    while seen.is_running() {
+        seen.record("new", &get_once(to, "/?sleep=2&close"));
+        seen.new_connections.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Sends one request beside the load.
-fn ask<'scope>(
+fn spawn_request<'scope>(
     scope: &'scope Scope<'scope, '_>,
     namespace: &'scope MultiProcessNode,
     to: SocketAddr,
@@ -102,15 +103,17 @@ fn ask<'scope>(
     // The namespace is entered before the test kills a component.
     let (say, said) = std::sync::mpsc::channel();
     let asked = scope.spawn(move || {
-        namespace.enter();
+        namespace.enter_client_netns();
         say.send(()).expect("somebody listens");
-        get(to, path)
+        get_once(to, path)
     });
     said.recv().expect("a client");
     asked
 }
 
-fn join(asked: ScopedJoinHandle<'_, io::Result<HelloResponse>>) -> io::Result<HelloResponse> {
+fn join_request(
+    asked: ScopedJoinHandle<'_, io::Result<HelloResponse>>,
+) -> io::Result<HelloResponse> {
     asked.join().expect("no panic")
 }
 
@@ -123,10 +126,10 @@ pub(super) fn under_load(
     let seen = LoadResults::default();
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| keep(node, to, &seen));
+            scope.spawn(|| run_keep_alive_client(node, to, &seen));
         }
         for _ in 0..2 {
-            scope.spawn(|| renew(node, to, &seen));
+            scope.spawn(|| run_new_connection_client(node, to, &seen));
         }
         let work = std::panic::AssertUnwindSafe(|| meanwhile(&seen));
         let done = std::panic::catch_unwind(work);
@@ -136,37 +139,44 @@ pub(super) fn under_load(
     seen
 }
 
-fn more(seen: &LoadResults, count: u64) {
-    let before = seen.fresh();
-    wait("new connections", || (seen.fresh() >= before + count).then_some(()));
+fn wait_progress(seen: &LoadResults, count: u64) {
+    let before = seen.new_connections();
+    wait_for("new connections", || (seen.new_connections() >= before + count).then_some(()));
 }
 
 /// Waits until the activator holds `count` requests.
-fn waiting(node: &MultiProcessNode, count: f64) {
+fn wait_for_waiting_requests(node: &MultiProcessNode, count: f64) {
     let figure = "rouse_activator_waiting_requests";
-    wait("requests that wait", || (node.metric(ACTIVATOR, figure)? == count).then_some(()));
+    wait_for("requests that wait", || (node.metric(ACTIVATOR, figure)? == count).then_some(()));
 }
 
-pub(super) fn asleep(node: &MultiProcessNode) {
-    wait("the sleeper to sleep", || node.pods("sleeper").is_empty().then_some(()));
+pub(super) fn wait_asleep(node: &MultiProcessNode) {
+    wait_for("the sleeper to sleep", || node.pods("sleeper").is_empty().then_some(()));
 }
 
 /// Starts a node of four processes with both services, and waits until `steady` is on the direct path.
-pub(super) fn prepared(node: MultiProcessNode) -> (MultiProcessNode, SocketAddr, SocketAddr) {
-    node.start(&PARTS);
-    node.apply(&steady());
-    node.apply(&sleeper());
+pub(super) fn start_with_services(
+    node: MultiProcessNode,
+) -> (MultiProcessNode, SocketAddr, SocketAddr) {
+    node.start(&COMPONENTS);
+    node.apply(&steady_manifest());
+    node.apply(&sleeper_manifest());
     let (steady, sleeper) = (node.cluster_ip("steady"), node.cluster_ip("sleeper"));
-    node.join();
-    wait("direct connections", || inside(&node, || get(steady, "/").ok())?.direct.then_some(()));
-    asleep(&node);
+    node.join_client_cgroup();
+    wait_for("direct connections", || {
+        in_client_netns(&node, || get_once(steady, "/").ok())?.direct.then_some(())
+    });
+    wait_asleep(&node);
     (node, steady, sleeper)
 }
 
 /// Runs `work` on a thread in the clients' network namespace.
-pub(super) fn inside<T: Send>(node: &MultiProcessNode, work: impl FnOnce() -> T + Send) -> T {
+pub(super) fn in_client_netns<T: Send>(
+    node: &MultiProcessNode,
+    work: impl FnOnce() -> T + Send,
+) -> T {
     let inside = || {
-        node.enter();
+        node.enter_client_netns();
         work()
     };
     thread::scope(|scope| scope.spawn(inside).join()).expect("no panic")
@@ -181,22 +191,22 @@ pub(super) fn kill_and_start(
     (steady, sleeper): (SocketAddr, SocketAddr),
 ) -> [io::Result<HelloResponse>; 2] {
     thread::scope(|scope| {
-        let long = ask(scope, node, steady, "/?sleep=3000");
-        let before = ask(scope, node, sleeper, "/before");
-        waiting(node, 1.0);
+        let long = spawn_request(scope, node, steady, "/?sleep=3000");
+        let before = spawn_request(scope, node, sleeper, "/before");
+        wait_for_waiting_requests(node, 1.0);
         node.kill(part);
-        let during = ask(scope, node, sleeper, "/during");
-        more(load, MEANWHILE);
+        let during = spawn_request(scope, node, sleeper, "/during");
+        wait_progress(load, REQUESTS_WHILE_DEAD);
         node.start(&[part]);
-        let answers = [join(before), join(during)];
-        load.note("long", &join(long));
+        let answers = [join_request(before), join_request(during)];
+        load.record("long", &join_request(long));
         answers
     })
 }
 
 /// Number of requests that the application at `to` has counted, including this query, and the name of its pod.
-fn counted(node: &MultiProcessNode, to: SocketAddr) -> (u64, String) {
-    let answer = inside(node, || get(to, "/counts")).expect("an answer");
+fn application_count(node: &MultiProcessNode, to: SocketAddr) -> (u64, String) {
+    let answer = in_client_netns(node, || get_once(to, "/counts")).expect("an answer");
     let text = answer.body.split("\"started\":").nth(1).unwrap_or_default();
     let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
     (digits.parse().expect("a count"), answer.pod)
@@ -204,11 +214,11 @@ fn counted(node: &MultiProcessNode, to: SocketAddr) -> (u64, String) {
 
 #[test]
 fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_lost() {
-    let (node, steady, sleeper) = prepared(MultiProcessNode::new("restarts"));
-    let (begun, pod) = counted(&node, steady);
+    let (node, steady, sleeper) = start_with_services(MultiProcessNode::new("restarts"));
+    let (begun, pod) = application_count(&node, steady);
     let seen = under_load(&node, steady, |load| {
-        more(load, MEANWHILE);
-        for part in PARTS {
+        wait_progress(load, REQUESTS_WHILE_DEAD);
+        for part in COMPONENTS {
             let answers = kill_and_start(&node, part, load, (steady, sleeper));
             let told = format!("{part} killed: {answers:?}");
             let answered = answers.map(|answer| answer.is_ok_and(|answer| answer.status == 200));
@@ -217,15 +227,15 @@ fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_
             assert_eq!(answered, [part != "activator"; 2], "{told}");
             println!("{told}");
             // The next component finds the service asleep, so that its request wakes the service.
-            asleep(&node);
+            wait_asleep(&node);
         }
-        let woken = inside(&node, || get(sleeper, "/again")).expect("an answer");
+        let woken = in_client_netns(&node, || get_once(sleeper, "/again")).expect("an answer");
         assert_eq!(woken.status, 200, "{woken:?}");
-        asleep(&node);
+        wait_asleep(&node);
     });
-    assert_eq!(seen.wrong(), [] as [String; 0]);
+    assert_eq!(seen.failures(), [] as [String; 0]);
 
-    let (ended, same) = counted(&node, steady);
+    let (ended, same) = application_count(&node, steady);
     assert_eq!(same, pod, "the pod outlives every part");
     let answered = seen.answered.load(Ordering::Relaxed);
     assert_eq!(ended - begun, answered + 1, "the application's own count");
@@ -233,7 +243,9 @@ fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_
         KernelMaps::open(&node.layout.bpf().join(format!("v{}", abi::ABI_VERSION))).expect("maps");
     let slots: Vec<u32> = maps.pods().expect("pods").values().map(|pod| pod.slot).collect();
     let [slot] = slots[..] else { panic!("one pod is left, not {slots:?}") };
-    wait("the last connection to end", || (maps.pod_state(slot).connections == 0).then_some(()));
+    wait_for("the last connection to end", || {
+        (maps.pod_state(slot).connections == 0).then_some(())
+    });
     let (totals, state) = (maps.totals(slot), maps.pod_state(slot));
     assert_eq!((totals.started, totals.finished), (ended, ended), "the kernel's counts");
     assert_eq!(state.in_flight, 0);
@@ -245,53 +257,57 @@ fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
     for round in 0..2 {
         node.start(&["node"]);
         if round == 0 {
-            node.apply(&steady());
+            node.apply(&steady_manifest());
         }
         let to = node.cluster_ip("steady");
-        node.join();
-        wait("a direct answer", || inside(&node, || get(to, "/").ok())?.direct.then_some(()));
-        under_load(&node, to, |load| {
-            more(load, MEANWHILE);
-            node.kill("node");
-            more(load, MEANWHILE);
-            assert_eq!(load.wrong(), [] as [String; 0], "without any part");
+        node.join_client_cgroup();
+        wait_for("a direct answer", || {
+            in_client_netns(&node, || get_once(to, "/").ok())?.direct.then_some(())
         });
-        down(&node);
+        under_load(&node, to, |load| {
+            wait_progress(load, REQUESTS_WHILE_DEAD);
+            node.kill("node");
+            wait_progress(load, REQUESTS_WHILE_DEAD);
+            assert_eq!(load.failures(), [] as [String; 0], "without any part");
+        });
+        take_down(&node);
     }
 }
 
 #[test]
 fn a_node_that_lost_any_component_is_taken_down_without_a_trace() {
     let node = MultiProcessNode::new("lost");
-    for part in PARTS {
-        node.start(&PARTS);
-        node.apply(&steady());
+    for part in COMPONENTS {
+        node.start(&COMPONENTS);
+        node.apply(&steady_manifest());
         let to = node.cluster_ip("steady");
-        node.join();
-        wait("a direct answer", || inside(&node, || get(to, "/").ok())?.direct.then_some(()));
+        node.join_client_cgroup();
+        wait_for("a direct answer", || {
+            in_client_netns(&node, || get_once(to, "/").ok())?.direct.then_some(())
+        });
         node.kill(part);
-        down(&node);
-        node.end();
+        take_down(&node);
+        node.wait_for_exit();
     }
 }
 
 /// Takes the node down, and asserts that it leaves nothing behind.
-fn down(node: &MultiProcessNode) {
-    node.leave();
+fn take_down(node: &MultiProcessNode) {
+    node.leave_client_cgroup();
     let (namespaces, maps) = (node.namespaces(), node.pinned_maps());
     assert!(namespaces.len() >= 3 && !maps.is_empty(), "{namespaces:?} {maps:?}");
-    assert!(!remains(&node.layout, &namespaces, &maps).is_empty());
+    assert!(!find_remains(&node.layout, &namespaces, &maps).is_empty());
     let _bystander = MountNamespaceProcess::new();
-    let done = node.rouse(&["down"]);
+    let done = node.run_rouse(&["down"]);
     assert!(done.status.success(), "{done:?}");
     // The kernel frees programs and maps a moment after their last user has ended.
     let mut left = Vec::new();
-    let freed = until(|| {
-        left = remains(&node.layout, &namespaces, &maps);
+    let freed = poll_until(|| {
+        left = find_remains(&node.layout, &namespaces, &maps);
         left.iter().all(|one| !one.starts_with("BPF")).then_some(())
     });
     assert!(freed.is_some(), "the kernel keeps {left:?}");
-    assert_eq!(remains(&node.layout, &namespaces, &maps), [] as [String; 0]);
+    assert_eq!(find_remains(&node.layout, &namespaces, &maps), [] as [String; 0]);
 }
 
 /// Process in a mount namespace of its own with copies of all mounts, like many system services.
@@ -304,7 +320,7 @@ impl MountNamespaceProcess {
         let child = command.spawn().expect("util-linux");
         let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
         let pid = child.id().to_string();
-        wait("a mount namespace", || (namespace(&pid) != namespace("self")).then_some(()));
+        wait_for("a mount namespace", || (namespace(&pid) != namespace("self")).then_some(()));
         Self(child)
     }
 }

@@ -5,8 +5,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::{fs, thread};
 
 use local::layout;
-use tests::client::{LoadPlan, PlainHttpClient, RunningLoad, SentRequest, get, load, lost};
-use tests::rouse::{RouseNode, wait};
+use tests::client::{PlainHttpClient, get};
+use tests::node_load::{LoadPlan, RunningLoad, SentRequest, lost_requests, with_load};
+use tests::rouse::RouseNode;
+use tests::wait::wait_for;
 
 /// Manifest of the demo's service.
 const HELLO: &str = include_str!("../../examples/hello.yaml");
@@ -17,9 +19,9 @@ fn manifest(name: &str) -> String {
     hello.replace("target: \"10\"", "target: \"2\"").replace("max-scale: \"8\"", "max-scale: \"4\"")
 }
 
-fn plan(to: SocketAddr, clients: usize, keep: bool) -> LoadPlan {
+fn load_plan(to: SocketAddr, clients: usize, keep: bool) -> LoadPlan {
     let host = "hello.default.svc.cluster.local".to_owned();
-    LoadPlan { to, host, path: "/?sleep=50".to_owned(), clients, keep }
+    LoadPlan { target: to, host, path: "/?sleep=50".to_owned(), clients, keep_alive: keep }
 }
 
 fn ready_pods(node: &RouseNode, service: &str) -> usize {
@@ -33,42 +35,46 @@ fn ready_pods(node: &RouseNode, service: &str) -> usize {
 }
 
 /// Waits until `count` more requests have ended.
-fn more(load: &RunningLoad<'_>, count: usize) {
+fn wait_progress(load: &RunningLoad<'_>, count: usize) {
     let before = load.count();
-    wait("requests to end", || (load.count() >= before + count).then_some(()));
+    wait_for("requests to end", || (load.count() >= before + count).then_some(()));
 }
 
-fn wake(node: &RouseNode, to: SocketAddr, host: &str) -> tests::client::ClientResponse {
-    node.inside(|| get(to, host, "/")).expect("an answer")
+fn send_waking_request(
+    node: &RouseNode,
+    to: SocketAddr,
+    host: &str,
+) -> tests::client::ClientResponse {
+    node.in_client_netns(|| get(to, host, "/")).expect("an answer")
 }
 
 #[test]
 fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
-    let node = RouseNode::up("story");
+    let node = RouseNode::start("story");
     assert!(node.apply(HELLO).0);
     let to = node.wait_ready("hello");
     assert_eq!(node.pods("hello").len(), 0, "asleep before the first request");
 
-    let first = wake(&node, to, "hello.default.svc.cluster.local");
+    let first = send_waking_request(&node, to, "hello.default.svc.cluster.local");
     assert_eq!((first.status, node.pods("hello").len()), (200, 1), "{first:?}");
     assert!(first.body.starts_with("Hello from hello-00001-"), "{first:?}");
 
-    wait("a ready pod", || (ready_pods(&node, "hello") == 1).then_some(()));
-    let fresh = LoadPlan { path: "/?sleep=100".to_owned(), ..plan(to, 20, false) };
-    let kept = LoadPlan { keep: true, ..fresh.clone() };
-    let (mut sent, (others, most)) = load(&node, &fresh, |_| {
-        load(&node, &kept, |running| {
-            let most = wait("three ready pods", || {
+    wait_for("a ready pod", || (ready_pods(&node, "hello") == 1).then_some(()));
+    let fresh = LoadPlan { path: "/?sleep=100".to_owned(), ..load_plan(to, 20, false) };
+    let kept = LoadPlan { keep_alive: true, ..fresh.clone() };
+    let (mut sent, (others, most)) = with_load(&node, &fresh, |_| {
+        with_load(&node, &kept, |running| {
+            let most = wait_for("three ready pods", || {
                 Some(ready_pods(&node, "hello")).filter(|ready| *ready >= 3)
             });
-            more(running, 200);
+            wait_progress(running, 200);
             most
         })
     });
     sent.extend(others);
-    assert!(lost(&sent).is_empty(), "of {}: {:?}", sent.len(), lost(&sent));
+    assert!(lost_requests(&sent).is_empty(), "of {}: {:?}", sent.len(), lost_requests(&sent));
     assert!(most >= 3);
-    let new: Vec<&SentRequest> = sent.iter().filter(|one| one.fresh).collect();
+    let new: Vec<&SentRequest> = sent.iter().filter(|one| one.on_new_connection).collect();
     let direct = new.iter().filter(|one| one.direct).count();
     assert!(
         direct * 100 >= new.len() * 95,
@@ -79,27 +85,31 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
     assert!(pods.len() >= 3, "answers came from {pods:?}");
 
     node.wait_asleep("hello");
-    let second = wake(&node, to, "hello.default.svc.cluster.local");
+    let second = send_waking_request(&node, to, "hello.default.svc.cluster.local");
     assert_eq!((second.status, node.pods("hello").len()), (200, 1), "{second:?}");
     assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
 }
 
 /// Wakes, loads and leaves one service `count` times; one client keeps its connection through all cycles.
-fn cycles(node: &RouseNode, service: &str, count: usize, keep: bool) -> Vec<SentRequest> {
+fn run_cycles(node: &RouseNode, service: &str, count: usize, keep: bool) -> Vec<SentRequest> {
     let to = node.wait_ready(service);
-    let plan = plan(to, 6, keep);
+    let plan = load_plan(to, 6, keep);
     let mut sent = Vec::new();
     let mut pooled = None;
     for cycle in 0..count {
-        let (woken, client) = node.inside(|| plan.send(pooled.take()));
+        let (woken, client) = node.in_client_netns(|| plan.send_request(pooled.take()));
         pooled = client;
         assert_eq!(woken.lost, None, "{service}, cycle {cycle}: the request that wakes");
         sent.push(woken);
-        let (during, ()) = load(node, &plan, |running| {
-            wait("a second pod", || (ready_pods(node, service) >= 2).then_some(()));
-            more(running, 50);
+        let (during, ()) = with_load(node, &plan, |running| {
+            wait_for("a second pod", || (ready_pods(node, service) >= 2).then_some(()));
+            wait_progress(running, 50);
         });
-        assert!(lost(&during).is_empty(), "{service}, cycle {cycle}: {:?}", lost(&during));
+        assert!(
+            lost_requests(&during).is_empty(),
+            "{service}, cycle {cycle}: {:?}",
+            lost_requests(&during)
+        );
         sent.extend(during);
         node.wait_asleep(service);
     }
@@ -109,7 +119,7 @@ fn cycles(node: &RouseNode, service: &str, count: usize, keep: bool) -> Vec<Sent
 #[test]
 fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
     // Five cycles of four services in parallel: a window is at least 6 s, so cycles in sequence would take minutes.
-    let node = RouseNode::up("cycles");
+    let node = RouseNode::start("cycles");
     let services = [("new-a", false), ("kept-a", true), ("new-b", false), ("kept-b", true)];
     for (service, _) in services {
         assert!(node.apply(&manifest(service)).0);
@@ -117,12 +127,12 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
     thread::scope(|scope| {
         let run = |(service, keep)| {
             let node = &node;
-            scope.spawn(move || (keep, cycles(node, service, 5, keep)))
+            scope.spawn(move || (keep, run_cycles(node, service, 5, keep)))
         };
         let running: Vec<_> = services.into_iter().map(run).collect();
         for cycle in running {
             let (keep, sent) = cycle.join().expect("no request lost");
-            let kept = sent.iter().filter(|one| !one.fresh).count();
+            let kept = sent.iter().filter(|one| !one.on_new_connection).count();
             // The request that wakes may find its connection to the activator still open.
             let (least, most) = if keep { (sent.len() / 2, sent.len()) } else { (0, 5) };
             assert!((least..=most).contains(&kept), "{kept} of {} were kept", sent.len());
@@ -133,10 +143,10 @@ fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
 /// A file that is being replaced cannot be mounted, so the commands must not replace it.
 #[test]
 fn commands_that_run_inside_at_once_share_the_file_of_names() {
-    let node = RouseNode::up("names");
+    let node = RouseNode::start("names");
     let file = || fs::metadata(node.layout.resolv_conf()).expect("the node wrote it").ino();
     let before = file();
-    let inside = || node.rouse(&["run", "--", "cat", "/etc/resolv.conf"]);
+    let inside = || node.run_rouse(&["run", "--", "cat", "/etc/resolv.conf"]);
     thread::scope(|scope| {
         let running: Vec<_> = (0..8).map(|_| scope.spawn(inside)).collect();
         for said in running {
@@ -149,17 +159,17 @@ fn commands_that_run_inside_at_once_share_the_file_of_names() {
 
 #[test]
 fn the_address_alone_wakes_whatever_the_host_header_says() {
-    let node = RouseNode::up("host");
+    let node = RouseNode::start("host");
     for service in ["bare", "foreign", "other"] {
         assert!(node.apply(&manifest(service)).0);
     }
     let bare = node.wait_ready("bare");
     let foreign = node.wait_ready("foreign");
     let ip: IpAddr = bare.ip();
-    let answer = wake(&node, bare, &ip.to_string());
+    let answer = send_waking_request(&node, bare, &ip.to_string());
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(answer.header("x-pod").starts_with("bare-00001-"), "{answer:?}");
-    let answer = wake(&node, foreign, "other.default.svc.cluster.local");
+    let answer = send_waking_request(&node, foreign, "other.default.svc.cluster.local");
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(answer.header("x-pod").starts_with("foreign-00001-"), "{answer:?}");
     assert_eq!(node.pods("other").len(), 0, "a Host header names nobody inside the node");
@@ -167,7 +177,7 @@ fn the_address_alone_wakes_whatever_the_host_header_says() {
 
 #[test]
 fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
-    let node = RouseNode::up("gateway");
+    let node = RouseNode::start("gateway");
     assert!(node.apply(HELLO).0);
     node.wait_ready("hello");
     let mut client = PlainHttpClient::connect(node.gateway).expect("a gateway");
@@ -187,7 +197,7 @@ fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
 
 #[test]
 fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other() {
-    let node = RouseNode::up("probed");
+    let node = RouseNode::start("probed");
     let probe = "- image: dev.local/hello:v1\n          readinessProbe: { httpGet: { path: /ready }, periodSeconds: 1 }";
     let probed =
         |name: &str, probe: &str| manifest(name).replace("- image: dev.local/hello:v1", probe);
@@ -197,7 +207,7 @@ fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other() {
     }
     for name in ["http", "tcp"] {
         let to = node.wait_ready(name);
-        assert_eq!(wake(&node, to, name).status, 200);
+        assert_eq!(send_waking_request(&node, to, name).status, 200);
     }
     node.wait_asleep("http");
     node.wait_asleep("tcp");

@@ -14,9 +14,9 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 /// Timeout of every wait: after this time the expected state is not going to come.
-pub const LIMIT: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time between two checks of a wait.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A cluster to run tests on.
 #[derive(Clone, Debug)]
@@ -24,28 +24,32 @@ pub struct TestCluster {
     kubectl: PathBuf,
     kubeconfig: PathBuf,
     /// Path of `xtask` and name of the cluster; `None` for a cluster that xtask did not make.
-    ours: Option<(PathBuf, String)>,
+    xtask_cluster: Option<(PathBuf, String)>,
 }
 
 impl TestCluster {
     /// Returns the cluster of this test run.
-    pub fn at_hand() -> Self {
+    pub fn from_environment() -> Self {
         if let Some(kubeconfig) = std::env::var_os("ROUSE_KUBECONFIG") {
-            return Self { kubectl: "kubectl".into(), kubeconfig: kubeconfig.into(), ours: None };
+            return Self {
+                kubectl: "kubectl".into(),
+                kubeconfig: kubeconfig.into(),
+                xtask_cluster: None,
+            };
         }
-        Self::named(&variable("ROUSE_CLUSTER"))
+        Self::by_name(&required_variable("ROUSE_CLUSTER"))
     }
 
     /// Returns the cluster `name`, which xtask made.
-    pub fn named(name: &str) -> Self {
-        let xtask = PathBuf::from(variable("ROUSE_XTASK"));
+    pub fn by_name(name: &str) -> Self {
+        let xtask = PathBuf::from(required_variable("ROUSE_XTASK"));
         let status = xtask_output(&xtask, name, &["status"]).expect("the cluster is up");
         let status: Value = serde_json::from_str(&status).expect("the status is JSON");
         let path = |key: &str| PathBuf::from(status[key].as_str().unwrap_or_default());
         Self {
             kubectl: path("kubectl"),
             kubeconfig: path("kubeconfig"),
-            ours: Some((xtask, name.to_owned())),
+            xtask_cluster: Some((xtask, name.to_owned())),
         }
     }
 
@@ -64,7 +68,7 @@ impl TestCluster {
     pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.kubectl);
         command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(args);
-        output(&mut command)
+        run_for_output(&mut command)
     }
 
     /// An object or a list as JSON; null if there is none.
@@ -77,11 +81,11 @@ impl TestCluster {
 
     /// Applies a manifest with `kubectl apply`.
     pub fn apply(&self, yaml: &str) -> Result<(), String> {
-        self.manifest(&["apply"], yaml)
+        self.kubectl_with_manifest(&["apply"], yaml)
     }
 
     /// Runs `kubectl WORDS -f` with a manifest, for example apply, create or delete.
-    pub fn manifest(&self, words: &[&str], yaml: &str) -> Result<(), String> {
+    pub fn kubectl_with_manifest(&self, words: &[&str], yaml: &str) -> Result<(), String> {
         let mut command = Command::new(&self.kubectl);
         command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(words);
         command.args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -105,7 +109,7 @@ impl TestCluster {
 
     /// Command that runs a program in the control plane's network namespace.
     pub fn command(&self, words: &[&str]) -> Result<Command, String> {
-        let (xtask, name) = self.ours()?;
+        let (xtask, name) = self.require_xtask_cluster()?;
         let mut command = Command::new(xtask);
         command.args(["cluster", "--name", name, "run", "--"]).args(words);
         Ok(command)
@@ -126,51 +130,51 @@ impl TestCluster {
 
     /// Repairs all effects of faults by another `up`.
     pub fn repair(&self) -> Result<(), String> {
-        let (xtask, name) = self.ours()?;
+        let (xtask, name) = self.require_xtask_cluster()?;
         xtask_output(xtask, name, &["up", "--image", "hello"]).map(drop)
     }
 
     fn xtask(&self, args: &[&str]) -> Result<String, String> {
-        let (xtask, name) = self.ours()?;
+        let (xtask, name) = self.require_xtask_cluster()?;
         xtask_output(xtask, name, args)
     }
 
-    fn ours(&self) -> Result<&(PathBuf, String), String> {
+    fn require_xtask_cluster(&self) -> Result<&(PathBuf, String), String> {
         let config = self.kubeconfig.display();
-        self.ours
+        self.xtask_cluster
             .as_ref()
             .ok_or_else(|| format!("{config} leads to a cluster that xtask did not make"))
     }
 
-    /// Calls `look` until it returns a value, at most for [`LIMIT`].
+    /// Calls `look` until it returns a value, at most for [`WAIT_TIMEOUT`].
     pub fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         let started = Instant::now();
         loop {
             if let Some(found) = look() {
                 return found;
             }
-            if started.elapsed() > LIMIT {
-                panic!("waited in vain for {what}\n{}", self.pods());
+            if started.elapsed() > WAIT_TIMEOUT {
+                panic!("waited in vain for {what}\n{}", self.pod_table());
             }
             #[allow(clippy::disallowed_methods, reason = "a test waits for other processes")]
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Table of all pods with their nodes and states.
-    fn pods(&self) -> String {
+    fn pod_table(&self) -> String {
         self.kubectl(&["get", "pods", "--all-namespaces", "--output", "wide"])
             .unwrap_or_else(|error| error)
     }
 
     /// Data to analyse a failed test: pods, events, and logs of Rouse's components.
-    fn account(&self, namespace: &str) -> String {
+    fn diagnostics(&self, namespace: &str) -> String {
         let events = ["get", "events", "--namespace", namespace, "--sort-by", ".lastTimestamp"];
         let logs = ["logs", "--namespace", "knative-serving", "--all-containers", "--timestamps"];
         let more = ["--selector", "app.kubernetes.io/part-of", "--prefix", "--tail", "100"];
         let logs = [&logs[..], &more, &["--max-log-requests", "20"]].concat();
         let said = [&events[..], &logs].map(|words| self.kubectl(words).unwrap_or_else(|it| it));
-        [&[self.pods()], &said[..]].concat().join("\n")
+        [&[self.pod_table()], &said[..]].concat().join("\n")
     }
 
     /// Path below `/proc` of the network namespace of a running pod.
@@ -212,7 +216,7 @@ impl Drop for TestNamespace<'_> {
     #[allow(clippy::print_stderr, reason = "a test's own output is where its reader looks")]
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("{}", self.cluster.account(&self.name));
+            eprintln!("{}", self.cluster.diagnostics(&self.name));
         }
         let args = ["delete", "namespace", &self.name, "--wait=false"];
         if let Err(error) = self.cluster.kubectl(&args) {
@@ -222,7 +226,7 @@ impl Drop for TestNamespace<'_> {
 }
 
 /// Runs `work` on a thread inside the network namespace `file`.
-pub fn inside<T: Send>(file: &Path, work: impl FnOnce() -> T + Send) -> T {
+pub fn in_netns<T: Send>(file: &Path, work: impl FnOnce() -> T + Send) -> T {
     let namespace = File::open(file).expect("the namespace exists");
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -265,10 +269,10 @@ pub fn resolve(server: SocketAddr, name: &str, kind: u8) -> std::io::Result<Vec<
 
 /// Runs `xtask cluster --name NAME ARGS`, for a cluster of any name.
 pub fn xtask_output(xtask: &Path, name: &str, args: &[&str]) -> Result<String, String> {
-    output(Command::new(xtask).args(["cluster", "--name", name]).args(args))
+    run_for_output(Command::new(xtask).args(["cluster", "--name", name]).args(args))
 }
 
-fn output(command: &mut Command) -> Result<String, String> {
+fn run_for_output(command: &mut Command) -> Result<String, String> {
     let done = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     match done.status.success() {
         true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
@@ -277,6 +281,6 @@ fn output(command: &mut Command) -> Result<String, String> {
 }
 
 /// Value of an environment variable that `cargo xtask test` sets.
-pub fn variable(name: &str) -> String {
+pub fn required_variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test`"))
 }

@@ -12,7 +12,7 @@ use crate::installed::ClientPod;
 pub struct StreamingExchange {
     child: Child,
     input: Option<ChildStdin>,
-    came: Arc<Mutex<Vec<u8>>>,
+    received: Arc<Mutex<Vec<u8>>>,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -22,8 +22,8 @@ impl StreamingExchange {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let mut output = child.stdout.take().expect("piped");
-        let came = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&came);
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&received);
         let reader = thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut bytes) {
@@ -32,7 +32,7 @@ impl StreamingExchange {
             }
         });
         let input = child.stdin.take();
-        Self { child, input, came, reader: Some(reader) }
+        Self { child, input, received, reader: Some(reader) }
     }
 
     /// Uploads to `url` from `client` while receiving the response; `version` is curl's option for the HTTP version.
@@ -49,27 +49,27 @@ impl StreamingExchange {
     }
 
     /// Sends a part of the body.
-    pub fn send(&mut self, part: &str) {
+    pub fn send_part(&mut self, part: &str) {
         let input = self.input.as_mut().expect("it has not finished");
         // A failed write is ignored: the test detects an ended exchange by its output.
         let _sent = input.write_all(part.as_bytes()).and_then(|()| input.flush());
     }
 
     /// All bytes of the response so far.
-    pub fn came(&self) -> Vec<u8> {
-        self.came.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn received(&self) -> Vec<u8> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Body of the response so far; empty before the head is complete.
     pub fn body(&self) -> Vec<u8> {
-        let came = self.came();
+        let came = self.received();
         let end = came.windows(4).position(|four| four == b"\r\n\r\n");
         end.map(|end| came[end + 4..].to_vec()).unwrap_or_default()
     }
 
     /// Value of a response header; empty if there is none.
     pub fn header(&self, name: &str) -> String {
-        let came = String::from_utf8_lossy(&self.came()).into_owned();
+        let came = String::from_utf8_lossy(&self.received()).into_owned();
         let head = came.split("\r\n\r\n").next().unwrap_or_default();
         let mut lines = head.lines().filter_map(|line| line.split_once(':'));
         let found = lines.find(|(have, _)| have.eq_ignore_ascii_case(name));
@@ -77,12 +77,12 @@ impl StreamingExchange {
     }
 
     /// Ends the body of the request.
-    pub fn close(&mut self) {
+    pub fn end_body(&mut self) {
         self.input = None;
     }
 
     /// Exit status of the program, after which the response is complete; `None` while it runs.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
         let status = self.child.try_wait().expect("it was started")?;
         self.reader.take().into_iter().for_each(|reader| reader.join().expect("it does not panic"));
         Some(status)

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::cluster::TestCluster;
-use crate::installed::{RouseCluster, configure};
+use crate::installed::{RouseCluster, set_config_map};
 
-const MAP: &str = "config-features";
+const CONFIG_MAP: &str = "config-features";
 
 /// Features that are enabled until this value is dropped.
 #[derive(Debug)]
@@ -17,14 +17,14 @@ pub struct EnabledFeatures<'a> {
 }
 
 /// Number of users of each feature: tests of one process run in parallel, and the last one disables it.
-static HELD: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
+static USE_COUNTS: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
 
 impl<'a> EnabledFeatures<'a> {
     /// Enables the features for this test.
-    pub fn on(cluster: &'a TestCluster, names: &'static [&'static str]) -> Self {
+    pub fn enable(cluster: &'a TestCluster, names: &'static [&'static str]) -> Self {
         // Locked until they are set: otherwise another test could disable them in between.
-        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        configure(cluster, MAP, names, "\"enabled\"").expect("a good value is taken");
+        let mut held = USE_COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+        set_config_map(cluster, CONFIG_MAP, names, "\"enabled\"").expect("a good value is taken");
         names.iter().for_each(|name| *held.entry(name).or_default() += 1);
         Self { cluster, names }
     }
@@ -41,12 +41,12 @@ impl<'a> EnabledFeatures<'a> {
 
 impl Drop for EnabledFeatures<'_> {
     fn drop(&mut self) {
-        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = USE_COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
         for name in self.names {
             let count = held.entry(name).or_default();
             *count = count.saturating_sub(1);
         }
         let free: Vec<&str> = self.names.iter().copied().filter(|it| held[it] == 0).collect();
-        let _off = configure(self.cluster, MAP, &free, "null");
+        let _off = set_config_map(self.cluster, CONFIG_MAP, &free, "null");
     }
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::client::{ClientResponse, PlainHttpClient};
 
 /// Time between two progress lines of the program.
-const TELL: Duration = Duration::from_millis(100);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause after a lost request, so that refusals cause no busy loop.
 const PAUSE_AFTER_LOSS: Duration = Duration::from_millis(100);
 /// Pause before each new connection, because the ports of one address are soon used up.
@@ -32,15 +32,15 @@ const SLOW_MS: u64 = 1_000;
 const LONG_S: u64 = 10;
 const LONG_VARIABLE: &str = "ROUSE_LONG_REQUEST_S";
 /// Number of bits of a request's number within one client's ids.
-const IDS: u32 = 40;
+const ID_BITS: u32 = 40;
 
 /// Behaviour of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FloodKind {
     /// True if it sends a body.
-    pub post: bool,
+    pub has_body: bool,
     /// Use of its connections.
-    pub way: ConnectionUse,
+    pub connection_use: ConnectionUse,
 }
 
 /// Use of a worker's connections.
@@ -53,7 +53,7 @@ pub enum ConnectionUse {
     /// A persistent connection with several requests a second.
     Busy,
     /// A persistent connection with one request right after the other.
-    Full,
+    BackToBack,
     /// A persistent connection with requests that take a second.
     Slow,
     /// A persistent connection with requests that take 10 s, or as long as `ROUSE_LONG_REQUEST_S` sets.
@@ -67,12 +67,12 @@ impl FloodKind {
             "new" => ConnectionUse::New,
             "idle" => ConnectionUse::Idle,
             "busy" => ConnectionUse::Busy,
-            "full" => ConnectionUse::Full,
+            "full" => ConnectionUse::BackToBack,
             "slow" => ConnectionUse::Slow,
             "long" => ConnectionUse::Long,
             _ => return None,
         };
-        Some(Self { post: method == "post", way })
+        Some(Self { has_body: method == "post", connection_use: way })
     }
 }
 
@@ -88,7 +88,7 @@ struct FloodState {
     answered: AtomicU64,
     direct: AtomicU64,
     /// Number of persistent connections that were found closed before their next request.
-    moved: AtomicU64,
+    stale_connections: AtomicU64,
     lost: Mutex<Vec<Value>>,
 }
 
@@ -100,14 +100,14 @@ pub fn main(args: &[String]) -> Result<(), String> {
     let shared = FloodState {
         to: to.parse().map_err(|error| format!("{to}: {error}"))?,
         host: host.clone(),
-        base: base.parse::<u64>().map_err(|error| format!("{base}: {error}"))? << IDS,
-        long_s: long_s()?,
+        base: base.parse::<u64>().map_err(|error| format!("{base}: {error}"))? << ID_BITS,
+        long_s: long_request_seconds()?,
         started: Instant::now(),
         stop: AtomicBool::new(false),
         next: AtomicU64::new(0),
         answered: AtomicU64::new(0),
         direct: AtomicU64::new(0),
-        moved: AtomicU64::new(0),
+        stale_connections: AtomicU64::new(0),
         lost: Mutex::new(Vec::new()),
     };
     let mut workers = Vec::new();
@@ -120,17 +120,17 @@ pub fn main(args: &[String]) -> Result<(), String> {
     thread::scope(|scope| {
         for (seed, (kind, name)) in (1..).zip(&workers) {
             let shared = &shared;
-            scope.spawn(move || shared.work(*kind, name, seed));
+            scope.spawn(move || shared.run_worker(*kind, name, seed));
         }
-        scope.spawn(|| shared.tell());
+        scope.spawn(|| shared.print_progress());
         let _end = io::stdin().read_to_end(&mut Vec::new());
         shared.stop.store(true, Ordering::Relaxed);
     });
-    println!("{}", shared.report());
+    println!("{}", shared.results());
     Ok(())
 }
 
-fn long_s() -> Result<u64, String> {
+fn long_request_seconds() -> Result<u64, String> {
     let said = std::env::var(LONG_VARIABLE).ok();
     said.map_or(Ok(LONG_S), |it| {
         it.parse().map_err(|error| format!("{LONG_VARIABLE}={it}: {error}"))
@@ -138,48 +138,48 @@ fn long_s() -> Result<u64, String> {
 }
 
 impl FloodState {
-    fn is_over(&self) -> bool {
+    fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn tell(&self) {
-        while !self.is_over() {
-            println!("{}", self.report());
-            pause(TELL);
+    fn print_progress(&self) {
+        while !self.is_stopped() {
+            println!("{}", self.results());
+            sleep(PROGRESS_INTERVAL);
         }
     }
 
-    fn report(&self) -> Value {
+    fn results(&self) -> Value {
         let number = |it: &AtomicU64| it.load(Ordering::Relaxed);
         json!({
             "issued": number(&self.next),
             "answered": number(&self.answered),
             "direct": number(&self.direct),
-            "moved": number(&self.moved),
+            "moved": number(&self.stale_connections),
             "lost": *self.lost.lock().unwrap_or_else(PoisonError::into_inner),
         })
     }
 
-    fn work(&self, kind: FloodKind, name: &str, seed: u64) {
+    fn run_worker(&self, kind: FloodKind, name: &str, seed: u64) {
         let mut kept = None;
         let mut chance = seed;
-        while !self.is_over() {
+        while !self.is_stopped() {
             // Knuth's generator: any distribution of the pauses suffices.
             chance = chance
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
             let within = |(least, most): (u64, u64)| {
-                pause(Duration::from_millis(least + (chance >> 33) % (most - least)));
+                sleep(Duration::from_millis(least + (chance >> 33) % (most - least)));
             };
-            match kind.way {
-                ConnectionUse::New => pause(NEW_CONNECTION_PAUSE),
+            match kind.connection_use {
+                ConnectionUse::New => sleep(NEW_CONNECTION_PAUSE),
                 ConnectionUse::Idle => within(IDLE_MS),
                 ConnectionUse::Busy | ConnectionUse::Slow | ConnectionUse::Long => within(BUSY_MS),
-                ConnectionUse::Full => {}
+                ConnectionUse::BackToBack => {}
             }
             let id = self.base + self.next.fetch_add(1, Ordering::Relaxed);
             let (sent_ms, was_kept) = (self.started.elapsed().as_millis(), kept.is_some());
-            match self.request(kind, id, kept.take()) {
+            match self.send_request(kind, id, kept.take()) {
                 Ok(client) => {
                     self.answered.fetch_add(1, Ordering::Relaxed);
                     kept = client;
@@ -192,35 +192,36 @@ impl FloodState {
                         "lost_ms": u64::try_from(lost_ms).unwrap_or(u64::MAX),
                     });
                     self.lost.lock().unwrap_or_else(PoisonError::into_inner).push(lost);
-                    pause(PAUSE_AFTER_LOSS);
+                    sleep(PAUSE_AFTER_LOSS);
                 }
             }
         }
     }
 
     /// Sends one request. Returns the connection if it can carry another request.
-    fn request(
+    fn send_request(
         &self,
         kind: FloodKind,
         id: u64,
         kept: Option<PlainHttpClient>,
     ) -> Result<Option<PlainHttpClient>, String> {
-        let path = match kind.way {
+        let path = match kind.connection_use {
             ConnectionUse::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
             ConnectionUse::Long => format!("/echo?id={id}&sleep={}", self.long_s * 1000),
             _ => format!("/echo?id={id}"),
         };
-        let body = kind.post.then(|| format!("body of {id}"));
-        let close = kind.way == ConnectionUse::New;
-        let bytes = encode(&self.host, &path, body.as_deref(), close);
-        let mut client = match kept.filter(|it| !it.is_over()).map(|it| resend(it, &bytes)) {
+        let body = kind.has_body.then(|| format!("body of {id}"));
+        let close = kind.connection_use == ConnectionUse::New;
+        let bytes = encode_request(&self.host, &path, body.as_deref(), close);
+        let mut client = match kept.filter(|it| !it.is_closed()).map(|it| try_reuse(it, &bytes)) {
             Some(Some(client)) => client,
             // The connection was closed, and it accepted no byte of the request: any pool would use another one.
-            Some(None) => self.fresh(&bytes, true)?,
-            None => self.fresh(&bytes, false)?,
+            Some(None) => self.send_on_new_connection(&bytes, true)?,
+            None => self.send_on_new_connection(&bytes, false)?,
         };
-        let answer = client.answer().map_err(|error| format!("{error} ({})", client.ends()))?;
-        self.judge(&answer, body.as_deref().unwrap_or_default())?;
+        let answer =
+            client.read_response().map_err(|error| format!("{error} ({})", client.addresses()))?;
+        self.check_response(&answer, body.as_deref().unwrap_or_default())?;
         if answer.header("x-peer") == client.local_ip() {
             self.direct.fetch_add(1, Ordering::Relaxed);
         }
@@ -228,15 +229,15 @@ impl FloodState {
         Ok(Some(client).filter(|_| keeps))
     }
 
-    fn fresh(&self, bytes: &[u8], moved: bool) -> Result<PlainHttpClient, String> {
-        self.moved.fetch_add(u64::from(moved), Ordering::Relaxed);
+    fn send_on_new_connection(&self, bytes: &[u8], moved: bool) -> Result<PlainHttpClient, String> {
+        self.stale_connections.fetch_add(u64::from(moved), Ordering::Relaxed);
         let mut client =
             PlainHttpClient::connect(self.to).map_err(|error| format!("connect: {error}"))?;
-        client.send(bytes).map_err(|error| format!("send: {error} ({})", client.ends()))?;
+        client.send(bytes).map_err(|error| format!("send: {error} ({})", client.addresses()))?;
         Ok(client)
     }
 
-    fn judge(&self, answer: &ClientResponse, body: &str) -> Result<(), String> {
+    fn check_response(&self, answer: &ClientResponse, body: &str) -> Result<(), String> {
         match answer.status {
             200 if answer.body == body => Ok(()),
             200 => Err(format!("another's answer: {}", answer.body)),
@@ -246,11 +247,11 @@ impl FloodState {
 }
 
 /// Sends a request on a persistent connection; `None` if no byte of it was accepted.
-fn resend(mut client: PlainHttpClient, bytes: &[u8]) -> Option<PlainHttpClient> {
+fn try_reuse(mut client: PlainHttpClient, bytes: &[u8]) -> Option<PlainHttpClient> {
     client.send(bytes).ok().map(|()| client)
 }
 
-fn encode(host: &str, path: &str, body: Option<&str>, close: bool) -> Vec<u8> {
+fn encode_request(host: &str, path: &str, body: Option<&str>, close: bool) -> Vec<u8> {
     let method = if body.is_some() { "POST" } else { "GET" };
     let close = if close { "Connection: close\r\n" } else { "" };
     let length = body.map(|it| format!("Content-Length: {}\r\n", it.len())).unwrap_or_default();
@@ -259,7 +260,7 @@ fn encode(host: &str, path: &str, body: Option<&str>, close: bool) -> Vec<u8> {
 }
 
 #[allow(clippy::disallowed_methods, reason = "a client of real sockets waits in real time")]
-fn pause(time: Duration) {
+fn sleep(time: Duration) {
     thread::sleep(time);
 }
 
@@ -267,10 +268,10 @@ fn pause(time: Duration) {
 #[derive(Debug)]
 pub struct FloodProcess {
     child: Child,
-    told: thread::JoinHandle<Vec<String>>,
+    output_lines: thread::JoinHandle<Vec<String>>,
     answered: Arc<AtomicU64>,
     lost: Arc<AtomicU64>,
-    newest: Arc<Mutex<Option<String>>>,
+    last_loss: Arc<Mutex<Option<String>>>,
     base: u64,
 }
 
@@ -284,11 +285,11 @@ pub struct FloodOutcome {
     /// Number of correct responses from a pod that saw the client as its peer.
     pub direct: u64,
     /// Number of persistent connections that were found closed before their next request.
-    pub moved: u64,
+    pub stale_connections: u64,
     /// Description of each request without a correct response.
     pub lost: Vec<Value>,
     /// Id of the first request; those of the others follow.
-    pub first: u64,
+    pub first_id: u64,
 }
 
 impl FloodProcess {
@@ -306,9 +307,9 @@ impl FloodProcess {
         let lines = BufReader::new(child.stdout.take().expect("piped"));
         let (answered, lost) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let counts = [Arc::clone(&answered), Arc::clone(&lost)];
-        let newest = Arc::new(Mutex::new(None));
-        let told_last = Arc::clone(&newest);
-        let told = thread::spawn(move || {
+        let last_loss = Arc::new(Mutex::new(None));
+        let told_last = Arc::clone(&last_loss);
+        let output_lines = thread::spawn(move || {
             let mut last = Vec::new();
             for line in lines.lines().map_while(Result::ok) {
                 let now: Value = serde_json::from_str(&line).unwrap_or_default();
@@ -322,7 +323,7 @@ impl FloodProcess {
             }
             last
         });
-        Self { child, told, answered, lost, newest, base }
+        Self { child, output_lines, answered, lost, last_loss, base }
     }
 
     /// Number of requests that were answered so far.
@@ -336,14 +337,14 @@ impl FloodProcess {
     }
 
     /// Description of the last lost request; `None` if none was lost.
-    pub fn newest_loss(&self) -> Option<String> {
-        self.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn last_loss(&self) -> Option<String> {
+        self.last_loss.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Lets every worker end after its request, and returns all results.
     pub fn stop(mut self) -> FloodOutcome {
         drop(self.child.stdin.take());
-        let last = self.told.join().expect("the reader does not panic");
+        let last = self.output_lines.join().expect("the reader does not panic");
         let status = self.child.wait().expect("it was started");
         assert!(status.success(), "flood: {status}");
         let last: Value = serde_json::from_str(&last.concat()).expect("the last line is JSON");
@@ -352,9 +353,9 @@ impl FloodProcess {
             issued: number("issued"),
             answered: number("answered"),
             direct: number("direct"),
-            moved: number("moved"),
+            stale_connections: number("moved"),
             lost: last["lost"].as_array().cloned().unwrap_or_default(),
-            first: self.base << IDS,
+            first_id: self.base << ID_BITS,
         }
     }
 }
@@ -363,11 +364,11 @@ impl FloodProcess {
 pub fn not_served_once(outcome: &FloodOutcome, served: &str) -> BTreeMap<u64, u32> {
     let mut counts = vec![0_u32; usize::try_from(outcome.issued).unwrap_or(0)];
     for id in served.lines().filter_map(|line| line.parse::<u64>().ok()) {
-        let at = id.checked_sub(outcome.first).and_then(|at| usize::try_from(at).ok());
+        let at = id.checked_sub(outcome.first_id).and_then(|at| usize::try_from(at).ok());
         if let Some(count) = at.and_then(|at| counts.get_mut(at)) {
             *count += 1;
         }
     }
-    let named = (outcome.first..).zip(counts);
+    let named = (outcome.first_id..).zip(counts);
     named.filter(|(_, count)| *count != 1).collect()
 }

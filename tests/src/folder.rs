@@ -31,7 +31,7 @@ impl SharedFolder {
     }
 
     /// Contents of all files in the directory, one after the other.
-    pub fn read(&self) -> String {
+    pub fn read_all(&self) -> String {
         let files = fs::read_dir(&self.0).expect("our own").flatten();
         files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
     }

@@ -10,22 +10,22 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-use crate::cluster::{TestCluster, TestNamespace, variable, xtask_output};
+use crate::cluster::{TestCluster, TestNamespace, required_variable, xtask_output};
 use crate::requests::LoadProcess;
 
 /// Namespace of Rouse's own components.
-pub const SYSTEM: &str = "knative-serving";
+pub const SYSTEM_NAMESPACE: &str = "knative-serving";
 /// Name of the sample's image.
-pub const HELLO: &str = "dev.local/hello:v1";
+pub const HELLO_IMAGE: &str = "dev.local/hello:v1";
 /// Namespace of the client pods.
-const CLIENTS: &str = "clients";
+const CLIENTS_NAMESPACE: &str = "clients";
 /// Names of the nodes.
 const NODES: [&str; 2] = ["node1", "node2"];
 /// Timeout of one request, in seconds, after which it counts as lost.
 const REQUEST_TIMEOUT_S: &str = "60";
 
 /// Arguments of `rouse install` on a cluster without a load balancer.
-const INSTALL: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodeport"];
+const INSTALL_ARGS: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodeport"];
 
 /// The cluster, and pods to send requests from.
 #[derive(Clone, Debug)]
@@ -33,9 +33,9 @@ pub struct RouseCluster {
     /// Cluster on which Rouse is installed.
     pub cluster: TestCluster,
     /// Client pods, one on each node.
-    pub places: Vec<ClientPod>,
+    pub clients: Vec<ClientPod>,
     /// Address of a node, for the gateway's node port.
-    node: String,
+    node_address: String,
 }
 
 /// The cluster of this run, or the error of its failed start.
@@ -43,76 +43,78 @@ static SHARED: Mutex<Option<Result<RouseCluster, String>>> = Mutex::new(None);
 
 impl RouseCluster {
     /// Returns the cluster of this run, with every component ready.
-    pub fn at_hand() -> Self {
+    pub fn shared() -> Self {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = shared.get_or_insert_with(Self::up);
+        let known = shared.get_or_insert_with(Self::start);
         // A failed start is final for this run, because each attempt takes minutes.
-        if known.as_ref().is_ok_and(|it| !it.is_whole()) {
-            *known = Self::up();
+        if known.as_ref().is_ok_and(|it| !it.is_healthy()) {
+            *known = Self::start();
         }
         known.clone().unwrap_or_else(|error| panic!("no cluster with Rouse on it: {error}"))
     }
 
-    fn up() -> Result<Self, String> {
-        let (xtask, name) = (PathBuf::from(variable("ROUSE_XTASK")), variable("ROUSE_CLUSTER"));
+    fn start() -> Result<Self, String> {
+        let (xtask, name) =
+            (PathBuf::from(required_variable("ROUSE_XTASK")), required_variable("ROUSE_CLUSTER"));
         // For developers of Rouse, who have started the cluster with images of their own.
         if std::env::var_os("ROUSE_INSTALLED_AS_IS").is_none() {
             let words = ["up", "--nodes", "2", "--image", "hello", "--image", "rouse"];
             xtask_output(&xtask, &name, &words)?;
         }
-        let cluster = TestCluster::named(&name);
+        let cluster = TestCluster::by_name(&name);
         // A killed test may have left a node cordoned.
         cluster.kubectl(&["uncordon", NODES[0], NODES[1]])?;
-        rouse(&cluster, &INSTALL)?;
-        Self::of(cluster)
+        run_rouse(&cluster, &INSTALL_ARGS)?;
+        Self::with_clients(cluster)
     }
 
     /// Sets up the clients on a cluster with Rouse installed.
-    fn of(cluster: TestCluster) -> Result<Self, String> {
-        let made = cluster.kubectl(&["create", "namespace", CLIENTS]);
+    fn with_clients(cluster: TestCluster) -> Result<Self, String> {
+        let made = cluster.kubectl(&["create", "namespace", CLIENTS_NAMESPACE]);
         if let Err(error) = made.map(drop)
             && !error.contains("AlreadyExists")
         {
             return Err(error);
         }
-        let places = NODES.map(|node| ClientPod::apply(&cluster, CLIENTS, node));
+        let places = NODES.map(|node| ClientPod::apply(&cluster, CLIENTS_NAMESPACE, node));
         let places = places.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let places = places.into_iter().map(ClientPod::started).collect();
+        let places = places.into_iter().map(ClientPod::wait_started).collect();
         let status = cluster.status();
         let node = status["nodes"][0]["addresses"][0].as_str().unwrap_or_default().to_owned();
-        Ok(Self { cluster, places, node })
+        Ok(Self { cluster, clients: places, node_address: node })
     }
 
     /// Address of the gateway from outside of the cluster: a node's address and port.
     pub fn gateway(&self) -> String {
-        let service = self.cluster.get(&["service", "--namespace", SYSTEM, "rouse-gateway"]);
+        let service =
+            self.cluster.get(&["service", "--namespace", SYSTEM_NAMESPACE, "rouse-gateway"]);
         let port = service["spec"]["ports"][0]["nodePort"].as_u64().expect("it has a node's port");
-        format!("{}:{port}", self.node)
+        format!("{}:{port}", self.node_address)
     }
 
     /// Returns true if every component, both nodes and the clients are ready.
-    fn is_whole(&self) -> bool {
-        let list = self.cluster.get(&["deployments,daemonsets", "--namespace", SYSTEM]);
+    fn is_healthy(&self) -> bool {
+        let list = self.cluster.get(&["deployments,daemonsets", "--namespace", SYSTEM_NAMESPACE]);
         let all = list["items"].as_array().cloned().unwrap_or_default();
         let nodes = self.cluster.get(&["nodes"]);
         let nodes = nodes["items"].as_array().cloned().unwrap_or_default();
-        let clients = self.places.iter().all(ClientPod::runs);
+        let clients = self.clients.iter().all(ClientPod::is_running);
         all.len() == 4
             && all.iter().all(is_ready)
             && nodes.len() == 2
-            && nodes.iter().all(|it| condition(it, "Ready")["status"] == "True")
+            && nodes.iter().all(|it| find_condition(it, "Ready")["status"] == "True")
             && nodes.iter().all(|it| it["spec"]["unschedulable"].is_null())
             && clients
     }
 
     /// Runs `rouse ARGS --kubeconfig FILE` and returns its output.
-    pub fn rouse(&self, args: &[&str]) -> String {
-        rouse(&self.cluster, args).unwrap_or_else(|said| panic!("{args:?}: {said}"))
+    pub fn run_rouse(&self, args: &[&str]) -> String {
+        run_rouse(&self.cluster, args).unwrap_or_else(|said| panic!("{args:?}: {said}"))
     }
 
     /// Installs Rouse, also if it is installed already, with the settings of this run.
     pub fn install(&self) -> String {
-        self.rouse(&INSTALL)
+        self.run_rouse(&INSTALL_ARGS)
     }
 
     /// Excludes the node `node` from scheduling until the returned value is dropped, also by a failed test.
@@ -122,8 +124,11 @@ impl RouseCluster {
     }
 
     /// Returns the client on the node `node`.
-    pub fn from(&self, node: &str) -> &ClientPod {
-        self.places.iter().find(|place| place.node == node).expect("there is a client on each node")
+    pub fn client_on(&self, node: &str) -> &ClientPod {
+        self.clients
+            .iter()
+            .find(|place| place.node == node)
+            .expect("there is a client on each node")
     }
 
     /// Creates a namespace for one test.
@@ -134,13 +139,13 @@ impl RouseCluster {
     /// Sends a request for `host` to the gateway, from outside of the cluster.
     pub fn get_through_gateway(&self, host: &str, path: &str, headers: &[&str]) -> CurlResponse {
         let (url, host) = (format!("http://{}{path}", self.gateway()), format!("Host: {host}"));
-        let words = curl(&url, &[&[host.as_str()][..], headers].concat());
+        let words = curl_words(&url, &[&[host.as_str()][..], headers].concat());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        CurlResponse::of(self.cluster.run(&words))
+        CurlResponse::parse(self.cluster.run(&words))
     }
 
     /// Applies one or more services in `namespace` and waits until each of them is Ready.
-    pub fn ready(&self, namespace: &str, yaml: &str) {
+    pub fn apply_until_ready(&self, namespace: &str, yaml: &str) {
         self.apply(namespace, yaml).expect("admission takes it");
         let list = self.cluster.get(&["ksvc", "--namespace", namespace]);
         for service in list["items"].as_array().into_iter().flatten() {
@@ -151,12 +156,13 @@ impl RouseCluster {
 
     /// Runs `kubectl apply --namespace NAMESPACE` with a manifest.
     pub fn apply(&self, namespace: &str, yaml: &str) -> Result<(), String> {
-        self.cluster.manifest(&["apply", "--namespace", namespace], yaml)
+        self.cluster.kubectl_with_manifest(&["apply", "--namespace", namespace], yaml)
     }
 
     /// Runs `kubectl delete --namespace NAMESPACE` with a manifest, and waits until its objects are gone.
     pub fn delete(&self, namespace: &str, yaml: &str) -> Result<(), String> {
-        self.cluster.manifest(&["delete", "--namespace", namespace, "--timeout=90s"], yaml)
+        self.cluster
+            .kubectl_with_manifest(&["delete", "--namespace", namespace, "--timeout=90s"], yaml)
     }
 
     /// Waits until the object's newest generation is Ready.
@@ -176,7 +182,7 @@ impl RouseCluster {
         self.cluster.wait(&format!("{kind}/{name} to be {which}={status}"), || {
             let object = self.cluster.get(&[kind, "--namespace", namespace, name]);
             let is_new = object["status"]["observedGeneration"] == object["metadata"]["generation"];
-            (is_new && condition(&object, which)["status"] == status).then_some(object)
+            (is_new && find_condition(&object, which)["status"] == status).then_some(object)
         })
     }
 
@@ -188,14 +194,14 @@ impl RouseCluster {
     }
 
     /// Waits until a service has no pod.
-    pub fn asleep(&self, namespace: &str, service: &str) {
+    pub fn wait_asleep(&self, namespace: &str, service: &str) {
         self.cluster.wait(&format!("{service} to have no pod"), || {
             self.pods(namespace, service).is_empty().then_some(())
         });
     }
 
     /// URL `http://CLUSTERIP` of a Kubernetes Service.
-    pub fn url(&self, namespace: &str, service: &str) -> String {
+    pub fn service_url(&self, namespace: &str, service: &str) -> String {
         self.cluster.wait(&format!("service/{service} to have an address"), || {
             let object = self.cluster.get(&["service", "--namespace", namespace, service]);
             let address = object["spec"]["clusterIP"].as_str()?;
@@ -204,13 +210,13 @@ impl RouseCluster {
     }
 
     /// Address `CLUSTERIP:80` of a Kubernetes Service.
-    pub fn address(&self, namespace: &str, service: &str) -> String {
-        self.url(namespace, service).trim_start_matches("http://").to_owned() + ":80"
+    pub fn service_address(&self, namespace: &str, service: &str) -> String {
+        self.service_url(namespace, service).trim_start_matches("http://").to_owned() + ":80"
     }
 }
 
 /// Sets these keys of one of Knative's ConfigMaps to a value in JSON; `null` removes them.
-pub fn configure(
+pub fn set_config_map(
     cluster: &TestCluster,
     config_map: &str,
     keys: &[&str],
@@ -218,7 +224,7 @@ pub fn configure(
 ) -> Result<String, String> {
     let data: Vec<String> = keys.iter().map(|key| format!("\"{key}\":{value}")).collect();
     let patch = format!("{{\"data\":{{{}}}}}", data.join(","));
-    let words = ["patch", "configmap", "--namespace", SYSTEM, config_map];
+    let words = ["patch", "configmap", "--namespace", SYSTEM_NAMESPACE, config_map];
     cluster.kubectl(&[&words[..], &["--patch", &patch]].concat())
 }
 
@@ -236,8 +242,8 @@ impl Drop for CordonedNode<'_> {
 }
 
 /// Runs `rouse ARGS --kubeconfig FILE` with the program of the image.
-fn rouse(cluster: &TestCluster, args: &[&str]) -> Result<String, String> {
-    let mut command = Command::new(variable("ROUSE_PROGRAM"));
+fn run_rouse(cluster: &TestCluster, args: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(required_variable("ROUSE_PROGRAM"));
     command.args(args).arg("--kubeconfig").arg(cluster.kubeconfig()).stdin(Stdio::null());
     let done = command.output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -258,11 +264,11 @@ fn is_ready(object: &Value) -> bool {
 }
 
 /// Container of the sample application, in YAML's flow style.
-pub const CONTAINER: &str = "image: \"dev.local/hello:v1\"";
+pub const HELLO_CONTAINER: &str = "image: \"dev.local/hello:v1\"";
 
 /// Manifest of a service with the shortest window. `annotations` follow the window's, and `container` is the content
-/// of its container, like [`CONTAINER`].
-pub fn service(name: &str, annotations: &str, container: &str) -> String {
+/// of its container, like [`HELLO_CONTAINER`].
+pub fn service_manifest(name: &str, annotations: &str, container: &str) -> String {
     format!(
         "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -278,7 +284,7 @@ spec:
 }
 
 /// Condition of this type; null if there is none.
-pub fn condition(object: &Value, which: &str) -> Value {
+pub fn find_condition(object: &Value, which: &str) -> Value {
     let all = object["status"]["conditions"].as_array();
     let found = all.into_iter().flatten().find(|it| it["type"] == which);
     found.cloned().unwrap_or_default()
@@ -299,7 +305,7 @@ pub struct ClientPod {
 impl ClientPod {
     /// Creates a client in a namespace of the test.
     pub fn new(cluster: &TestCluster, namespace: &str, node: &str) -> Self {
-        Self::apply(cluster, namespace, node).expect("a pod may be made").started()
+        Self::apply(cluster, namespace, node).expect("a pod may be made").wait_started()
     }
 
     fn apply(cluster: &TestCluster, namespace: &str, node: &str) -> Result<Self, String> {
@@ -313,7 +319,7 @@ spec:
   terminationGracePeriodSeconds: 1
   tolerations: [{{operator: Exists}}]
   containers:
-  - {{name: client, image: \"{HELLO}\", imagePullPolicy: Never, env: [{{name: PORT, value: \"8080\"}}]}}
+  - {{name: client, image: \"{HELLO_IMAGE}\", imagePullPolicy: Never, env: [{{name: PORT, value: \"8080\"}}]}}
 "
         );
         cluster.apply(&yaml)?;
@@ -321,7 +327,7 @@ spec:
         Ok(Self { node, namespace, cluster: cluster.clone(), netns: PathBuf::new() })
     }
 
-    fn started(mut self) -> Self {
+    fn wait_started(mut self) -> Self {
         self.cluster.wait("a client", || self.is_ready().then_some(()));
         self.netns = self.cluster.netns_of(&self.namespace, &self.name());
         self
@@ -333,11 +339,11 @@ spec:
 
     fn is_ready(&self) -> bool {
         let pod = self.cluster.get(&["pod", "--namespace", &self.namespace, &self.name()]);
-        condition(&pod, "Ready")["status"] == "True"
+        find_condition(&pod, "Ready")["status"] == "True"
     }
 
     /// Returns true if the pod is ready and its process is still the same.
-    fn runs(&self) -> bool {
+    fn is_running(&self) -> bool {
         self.is_ready() && self.netns.exists()
     }
 
@@ -349,12 +355,12 @@ spec:
     }
 
     /// Sends one request and returns the response.
-    pub fn ask(&self, url: &str) -> CurlResponse {
+    pub fn get(&self, url: &str) -> CurlResponse {
         self.get_with_headers(url, &[])
     }
 
     /// Returns true if a connection can be established. It sends no request, so it wakes no service.
-    pub fn connects(&self, url: &str) -> bool {
+    pub fn can_connect(&self, url: &str) -> bool {
         let script = format!("exec 3<>/dev/tcp/{}/80", url.trim_start_matches("http://"));
         let mut command = self.command(&["timeout", "5", "bash", "-c", &script]);
         // A refusal is an expected result here, so its message is dropped.
@@ -364,23 +370,23 @@ spec:
 
     /// Sends one request with these headers.
     pub fn get_with_headers(&self, url: &str, headers: &[&str]) -> CurlResponse {
-        let words = curl(url, headers);
+        let words = curl_words(url, headers);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let done = self.command(&words).stdin(Stdio::null()).output().expect("sh is there");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        CurlResponse::of(match done.status.success() {
+        CurlResponse::parse(match done.status.success() {
             true => Ok(text(&done.stdout)),
             false => Err(text(&done.stderr)),
         })
     }
 
     /// Starts load, like `cargo xtask load ARGS --addr --host`.
-    pub fn load(&self, address: &str, host: &str, args: &[&str]) -> LoadProcess {
-        let xtask = variable("ROUSE_XTASK");
+    pub fn start_load(&self, address: &str, host: &str, args: &[&str]) -> LoadProcess {
+        let xtask = required_variable("ROUSE_XTASK");
         let words = [&[xtask.as_str(), "load", "--addr", address, "--host", host], args].concat();
         let mut command = self.command(&words);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        LoadProcess::of(command.spawn().expect("sh is there"))
+        LoadProcess::from_child(command.spawn().expect("sh is there"))
     }
 
     /// Command in the pod's network and cgroup, where programs see its connects, with the host's files.
@@ -403,7 +409,7 @@ fn cgroup_of(process: &Path) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
 
-fn curl(url: &str, headers: &[&str]) -> Vec<String> {
+fn curl_words(url: &str, headers: &[&str]) -> Vec<String> {
     let words = "curl --silent --show-error --include --noproxy * --max-time";
     let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
     words.push(REQUEST_TIMEOUT_S.to_owned());
@@ -426,7 +432,7 @@ pub struct CurlResponse {
 }
 
 impl CurlResponse {
-    fn of(said: Result<String, String>) -> Self {
+    fn parse(said: Result<String, String>) -> Self {
         let text = match said {
             Ok(text) => text,
             Err(body) => return Self { body, ..Self::default() },

@@ -2,7 +2,7 @@
 
 use crate::features::EnabledFeatures;
 use crate::folder::SharedFolder;
-use crate::installed::{HELLO, RouseCluster, service};
+use crate::installed::{HELLO_IMAGE, RouseCluster, service_manifest};
 use crate::node;
 
 /// The program, and the features that allow pods to mount it.
@@ -16,21 +16,24 @@ impl<'a> MountedApp<'a> {
     /// Prepares the program for services of this namespace.
     pub fn new(rouse: &'a RouseCluster, namespace: &str) -> Self {
         let folder = SharedFolder::new(namespace);
-        folder.write_program("app", node::program());
+        folder.write_program("app", node::test_program());
         Self {
             folder,
-            features: EnabledFeatures::on(&rouse.cluster, &["kubernetes.podspec-volumes-hostpath"]),
+            features: EnabledFeatures::enable(
+                &rouse.cluster,
+                &["kubernetes.podspec-volumes-hostpath"],
+            ),
         }
     }
 
     /// Manifest of a service that runs it with this argument; `annotations` are as in [`service`].
     pub fn service(&self, name: &str, annotations: &str, argument: &str) -> String {
         let container = format!(
-            "image: \"{HELLO}\", command: [/tests/app, \"{argument}\"], \
+            "image: \"{HELLO_IMAGE}\", command: [/tests/app, \"{argument}\"], \
              volumeMounts: [{{name: tests, mountPath: /tests}}]"
         );
         let path = self.folder.path();
-        service(name, annotations, &container)
+        service_manifest(name, annotations, &container)
             + &format!(
                 "      volumes: [{{name: tests, hostPath: {{path: {path}, type: Directory}}}}]\n"
             )

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::wait::WAIT_TIMEOUT;
 use common::local_node::{LocalNodeSpec, LocalPodSpec, LocalPodStatus};
 use common::wire::NamespacedName;
 use local::runtime::OciRuntimeKind;
@@ -19,9 +20,6 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-
-/// Timeout of every wait in these tests.
-pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running node, removed on drop.
 #[derive(Debug)]
@@ -32,37 +30,41 @@ pub struct TestNode {
     pub orders: watch::Sender<LocalNodeSpec>,
     /// Last status of every pod, by uid.
     pub statuses: BTreeMap<String, LocalPodStatus>,
-    inbox: mpsc::Receiver<LocalPodStatus>,
+    status_rx: mpsc::Receiver<LocalPodStatus>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
     _images: Arc<TestImages>,
-    _alone: Option<MutexGuard<'static, ()>>,
+    _lock: Option<MutexGuard<'static, ()>>,
 }
 
 /// Lock for one node at a time: two would wait for each other's kernel locks. First it removes leftovers of killed
 /// runs.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn lock_node() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     static LEFT: Once = Once::new();
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    LEFT.call_once(crate::left::remove);
+    LEFT.call_once(crate::left::remove_leftovers);
     alone
 }
 
 impl TestNode {
     /// Starts a new node for a test.
     pub fn new(test: &str) -> Self {
-        Self::with(test, None, Vec::new())
+        Self::with_runtime(test, None, Vec::new())
     }
 
     /// Starts a new node with this runtime and these credential files.
-    pub fn with(test: &str, runtime: Option<OciRuntimeKind>, credentials: Vec<PathBuf>) -> Self {
-        let alone = alone();
+    pub fn with_runtime(
+        test: &str,
+        runtime: Option<OciRuntimeKind>,
+        credentials: Vec<PathBuf>,
+    ) -> Self {
+        let alone = lock_node();
         let layout =
             NodeLayout::new(&format!("{test}-{}", std::process::id())).expect("a short name");
         NodeManager::purge(&layout).expect("nothing left of before");
         let mut node = Self::attach(layout, runtime, credentials);
-        node._alone = Some(alone);
+        node._lock = Some(alone);
         node
     }
 
@@ -75,10 +77,10 @@ impl TestNode {
         let _ = tracing_subscriber::fmt().with_test_writer().try_init();
         NodeManager::create(&layout).expect("a node: are you root?");
         let (orders, receive_orders) = watch::channel(LocalNodeSpec::default());
-        let (statuses, inbox) = mpsc::channel(64);
+        let (statuses, status_rx) = mpsc::channel(64);
         let stop = CancellationToken::new();
         let host_network = Arc::new(net::current_namespace().expect("a network namespace"));
-        let held = images();
+        let held = test_images();
         let images = Some(held.to_path_buf());
         let config =
             LocalNodeConfig { layout: layout.clone(), images, runtime, host_network, credentials };
@@ -94,7 +96,7 @@ impl TestNode {
         };
         let thread = Some(thread::spawn(serve));
         let statuses = BTreeMap::new();
-        Self { layout, orders, statuses, inbox, stop, thread, _images: held, _alone: None }
+        Self { layout, orders, statuses, status_rx, stop, thread, _images: held, _lock: None }
     }
 
     /// Orders exactly these pods.
@@ -108,8 +110,9 @@ impl TestNode {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.expect("a runtime");
         while !done(&self.statuses) {
-            let next =
-                runtime.block_on(async { tokio::time::timeout(LIMIT, self.inbox.recv()).await });
+            let next = runtime.block_on(async {
+                tokio::time::timeout(WAIT_TIMEOUT, self.status_rx.recv()).await
+            });
             let Ok(Some(status)) = next else {
                 panic!("waited for: {what}; have {:#?}", self.statuses)
             };
@@ -140,13 +143,13 @@ impl TestNode {
             if log.contains(text) {
                 return log;
             }
-            crate::rouse::pause(Duration::from_millis(100));
+            crate::wait::sleep(Duration::from_millis(100));
         }
         panic!("{pod} never wrote {text:?}: {:?}", self.log(pod));
     }
 
     /// Runs `work` in the clients' network namespace.
-    pub fn as_client<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub fn in_client_netns<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let namespace =
             net::open_namespace(&self.layout.client_namespace()).expect("a client namespace");
         let inside = || {
@@ -169,7 +172,7 @@ impl TestNode {
 impl Drop for TestNode {
     fn drop(&mut self) {
         self.detach();
-        if self._alone.is_some() {
+        if self._lock.is_some() {
             let removed = NodeManager::purge(&self.layout);
             assert!(removed.is_ok() || thread::panicking(), "{removed:?}");
         }
@@ -177,7 +180,7 @@ impl Drop for TestNode {
 }
 
 /// Order for one container `web` of the image `dev.local/app:v1`, with additional fields in `extra`.
-pub fn pod(uid: &str, args: &[&str], extra: Value) -> LocalPodSpec {
+pub fn pod_order(uid: &str, args: &[&str], extra: Value) -> LocalPodSpec {
     let mut container = json!({ "name": "web", "image": "dev.local/app:v1", "args": args });
     let more = extra.get("container").and_then(Value::as_object).cloned().unwrap_or_default();
     container.as_object_mut().expect("an object").extend(more);
@@ -215,20 +218,20 @@ impl Drop for TestImages {
 }
 
 /// Returns the directory of the test images, with `dev.local/app:v1`, a static program.
-pub fn images() -> Arc<TestImages> {
+pub fn test_images() -> Arc<TestImages> {
     static HELD: Mutex<Weak<TestImages>> = Mutex::new(Weak::new());
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(images) = held.upgrade() {
         return images;
     }
-    let images = Arc::new(TestImages { folder: scratch("images") });
+    let images = Arc::new(TestImages { folder: scratch_directory("images") });
     write_layout(&images.join("dev.local/app"), "v1", &[base_layer()]);
     *held = Arc::downgrade(&images);
     images
 }
 
 /// Creates a new temporary directory of this process.
-pub fn scratch(what: &str) -> PathBuf {
+pub fn scratch_directory(what: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder =
@@ -238,10 +241,10 @@ pub fn scratch(what: &str) -> PathBuf {
 }
 
 /// Executable that test containers run, compiled once.
-pub fn program() -> &'static [u8] {
+pub fn test_program() -> &'static [u8] {
     static PROGRAM: OnceLock<Vec<u8>> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let folder = scratch("app");
+        let folder = scratch_directory("app");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/app.c");
         let program = folder.join("app");
         let mut command = Command::new("cc");
@@ -296,7 +299,7 @@ pub fn layer(entries: &[LayerEntry<'_>]) -> Vec<u8> {
 /// Layer with the program `/app` and the file of users.
 pub fn base_layer() -> Vec<u8> {
     layer(&[
-        LayerEntry::File("app", program()),
+        LayerEntry::File("app", test_program()),
         LayerEntry::File("etc/passwd", b"root:x:0:0::/:\nweb:x:7:8::/:\n"),
     ])
 }
@@ -334,7 +337,7 @@ pub fn write_layout(folder: &Path, tag: &str, layers: &[Vec<u8>]) {
 }
 
 /// Leftovers of a node on this machine: mounts, cgroups, directories and processes that carry its name.
-pub fn traces(name: &str) -> Vec<String> {
+pub fn find_leftovers(name: &str) -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts = mounts.lines().filter(|line| line.contains(name)).map(str::to_owned);
     let mut found: Vec<String> = mounts.collect();
@@ -358,7 +361,7 @@ pub fn traces(name: &str) -> Vec<String> {
 }
 
 /// First address of a pod.
-pub fn address(status: &LocalPodStatus) -> IpAddr {
+pub fn pod_ip(status: &LocalPodStatus) -> IpAddr {
     *status.addresses.first().expect("a running pod has an address")
 }
 
@@ -366,14 +369,18 @@ pub fn address(status: &LocalPodStatus) -> IpAddr {
 /// later than its pod.
 pub fn wait_reaped(name: &str) {
     let begun = std::time::Instant::now();
-    while zombies(name) > 0 {
-        assert!(begun.elapsed() < LIMIT, "{} processes of {name} are not reaped", zombies(name));
+    while zombie_count(name) > 0 {
+        assert!(
+            begun.elapsed() < WAIT_TIMEOUT,
+            "{} processes of {name} are not reaped",
+            zombie_count(name)
+        );
         #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-fn zombies(name: &str) -> usize {
+fn zombie_count(name: &str) -> usize {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
     let of_node = |entry: &fs::DirEntry| {
         let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();

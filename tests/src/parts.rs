@@ -16,10 +16,11 @@ use local::cgroups::CgroupMounts;
 use local::{NodeLayout, net};
 
 use crate::clock::FakeClock;
-use crate::node::{LIMIT, alone, traces};
+use crate::node::{find_leftovers, lock_node};
+use crate::wait::WAIT_TIMEOUT;
 
 /// Names of all components, as `rouse up --part` takes them.
-pub const PARTS: [&str; 4] = ["controller", "autoscaler", "activator", "agent"];
+pub const COMPONENTS: [&str; 4] = ["controller", "autoscaler", "activator", "agent"];
 
 /// A node made of processes; purged on drop.
 #[derive(Debug)]
@@ -31,13 +32,13 @@ pub struct MultiProcessNode {
     gateway: SocketAddr,
     home: PathBuf,
     clock: Option<FakeClock>,
-    _alone: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
 impl MultiProcessNode {
     /// Prepares a node without starting it.
     pub fn new(test: &str) -> Self {
-        let alone = alone();
+        let alone = lock_node();
         let name = format!("{test}-{}", std::process::id());
         let layout = NodeLayout::new(&name).expect("a short name");
         let folder = std::env::temp_dir().join(format!("rouse-{name}"));
@@ -46,7 +47,7 @@ impl MultiProcessNode {
         let gateway = listener.local_addr().expect("an address");
         let processes = Mutex::default();
         let home = own_cgroup();
-        Self { layout, processes, folder, gateway, home, clock: None, _alone: alone }
+        Self { layout, processes, folder, gateway, home, clock: None, _lock: alone }
     }
 
     /// Prepares a node with a clock that the test sets.
@@ -58,7 +59,7 @@ impl MultiProcessNode {
 
     /// Sets the clock of all components, now running and later started ones, `off` seconds off the machine's.
     pub fn set_clock(&self, off: i64) {
-        self.clock.as_ref().expect("a node with a clock").set(off);
+        self.clock.as_ref().expect("a node with a clock").set_offset(off);
     }
 
     /// Starts these components at the same moment, each as a process; `node` has all in one. Waits until they are
@@ -70,10 +71,14 @@ impl MultiProcessNode {
             self.processes().insert(part, process);
         }
         for part in parts {
-            wait(&format!("{part} to be ready"), || {
+            wait_for(&format!("{part} to be ready"), || {
                 let ended =
                     self.processes().get_mut(part).and_then(|child| child.try_wait().ok()?);
-                assert!(ended.is_none(), "{part} ended with {ended:?}:\n{}", self.log(part));
+                assert!(
+                    ended.is_none(),
+                    "{part} ended with {ended:?}:\n{}",
+                    self.component_log(part)
+                );
                 self.ready_file(part).exists().then_some(())
             });
         }
@@ -90,14 +95,14 @@ impl MultiProcessNode {
     fn spawn(&self, part: &str) -> Child {
         let log = self.folder.join(format!("{part}.log"));
         let log = File::options().create(true).append(true).open(log).expect("a log");
-        let mut up = self.command(&["up", "--images", &variable("ROUSE_IMAGES")]);
+        let mut up = self.command(&["up", "--images", &required_variable("ROUSE_IMAGES")]);
         up.args(["--gateway", &self.gateway.to_string(), "--ready-file"]);
         up.arg(self.ready_file(part));
         if part != "node" {
             up.args(["--part", part]);
         }
         if let Some(clock) = &self.clock {
-            clock.give(&mut up);
+            clock.apply_to(&mut up);
         }
         // Moved out of the clients' cgroup, in which this process may be.
         let home = self.home.join("cgroup.procs");
@@ -108,7 +113,7 @@ impl MultiProcessNode {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(variable("ROUSE_BIN"));
+        let mut command = Command::new(required_variable("ROUSE_BIN"));
         command.args(["--node", self.layout.name()]).args(args);
         command.env("NO_COLOR", "1").stdin(Stdio::null());
         command
@@ -122,7 +127,7 @@ impl MultiProcessNode {
     }
 
     /// Waits for every process, and asserts that it ended with success.
-    pub fn end(&self) {
+    pub fn wait_for_exit(&self) {
         for (part, mut child) in std::mem::take(&mut *self.processes()) {
             let ended = child.wait();
             assert!(
@@ -133,7 +138,7 @@ impl MultiProcessNode {
     }
 
     /// Runs `rouse --node … ARGS` and returns its output.
-    pub fn rouse(&self, args: &[&str]) -> Output {
+    pub fn run_rouse(&self, args: &[&str]) -> Output {
         self.command(args).output().expect("the rouse program")
     }
 
@@ -141,46 +146,46 @@ impl MultiProcessNode {
     pub fn apply(&self, manifest: &str) {
         let file = self.folder.join("manifest.yaml");
         fs::write(&file, manifest).expect("a file");
-        let done = self.rouse(&["apply", "-f", file.to_str().expect("a path")]);
+        let done = self.run_rouse(&["apply", "-f", file.to_str().expect("a path")]);
         assert!(done.status.success(), "{done:?}");
     }
 
     /// Log of a component so far.
-    pub fn log(&self, part: &str) -> String {
+    pub fn component_log(&self, part: &str) -> String {
         fs::read_to_string(self.folder.join(format!("{part}.log"))).unwrap_or_default()
     }
 
     /// Names of a service's pods, as users see them.
     pub fn pods(&self, service: &str) -> Vec<String> {
         let selector = format!("serving.knative.dev/service={service}");
-        let output = self.rouse(&["get", "pods", "-l", &selector, "-o", "name"]);
+        let output = self.run_rouse(&["get", "pods", "-l", &selector, "-o", "name"]);
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
     /// ClusterIP of a service, once the node's DNS knows it. This process must not be a client yet.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
         let name = format!("{service}.default.svc.cluster.local");
-        let ip: IpAddr = wait(&format!("the address of {service}"), || {
-            let output = self.rouse(&["run", "--", "getent", "ahostsv4", &name]);
+        let ip: IpAddr = wait_for(&format!("the address of {service}"), || {
+            let output = self.run_rouse(&["run", "--", "getent", "ahostsv4", &name]);
             String::from_utf8_lossy(&output.stdout).split_whitespace().next()?.parse().ok()
         });
         SocketAddr::new(ip, 80)
     }
 
     /// Makes this process a client: programs see its connects once its threads [`enter`](Self::enter) the namespace.
-    pub fn join(&self) {
+    pub fn join_client_cgroup(&self) {
         let mounts = CgroupMounts::find().expect("cgroup v2");
         let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
         fs::write(procs, "0").expect("a clients' cgroup");
     }
 
     /// Moves this process out of the clients' cgroup, because `down` kills all processes in the node's cgroups.
-    pub fn leave(&self) {
+    pub fn leave_client_cgroup(&self) {
         fs::write(self.home.join("cgroup.procs"), "0").expect("the cgroup we came from");
     }
 
     /// Moves the calling thread into the clients' network namespace.
-    pub fn enter(&self) {
+    pub fn enter_client_netns(&self) {
         let namespace =
             net::open_namespace(&self.layout.client_namespace()).expect("a client namespace");
         net::enter_namespace(namespace.as_fd()).expect("root");
@@ -224,16 +229,16 @@ impl MultiProcessNode {
 impl Drop for MultiProcessNode {
     #[allow(clippy::print_stdout, reason = "a failed test shows what its parts logged")]
     fn drop(&mut self) {
-        self.leave();
-        let down = self.rouse(&["down", "--purge"]);
+        self.leave_client_cgroup();
+        let down = self.run_rouse(&["down", "--purge"]);
         for child in self.processes().values_mut() {
             let _ = child.wait();
         }
         if thread::panicking() {
-            PARTS
+            COMPONENTS
                 .iter()
                 .chain(&["node"])
-                .for_each(|part| println!("== {part}\n{}", self.log(part)));
+                .for_each(|part| println!("== {part}\n{}", self.component_log(part)));
         } else {
             assert!(down.status.success(), "{down:?}");
         }
@@ -242,12 +247,12 @@ impl Drop for MultiProcessNode {
 }
 
 /// Leftovers of a node: its named objects, and processes and maps that still use its namespaces and map ids.
-pub fn remains(
+pub fn find_remains(
     layout: &NodeLayout,
     namespaces: &BTreeSet<u64>,
     maps: &BTreeSet<u32>,
 ) -> Vec<String> {
-    let mut found = traces(layout.name());
+    let mut found = find_leftovers(layout.name());
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let inode = fs::metadata(entry.path().join("ns/net")).map(|meta| meta.ino());
         if inode.is_ok_and(|inode| namespaces.contains(&inode)) {
@@ -279,8 +284,8 @@ pub struct PersistentConnection(TcpStream);
 impl PersistentConnection {
     /// Connects to an address, with a timeout for each later read.
     pub fn open(to: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&to, LIMIT)?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        let stream = TcpStream::connect_timeout(&to, WAIT_TIMEOUT)?;
+        stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         Ok(Self(stream))
     }
 
@@ -322,15 +327,15 @@ impl PersistentConnection {
 }
 
 /// Sends one request on a new connection.
-pub fn get(to: SocketAddr, path: &str) -> io::Result<HelloResponse> {
+pub fn get_once(to: SocketAddr, path: &str) -> io::Result<HelloResponse> {
     PersistentConnection::open(to)?.get(path)
 }
 
-/// Calls `look` until it returns a value; `None` after [`LIMIT`].
+/// Calls `look` until it returns a value; `None` after [`WAIT_TIMEOUT`].
 #[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
-pub fn until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn poll_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
-    while started.elapsed() < LIMIT {
+    while started.elapsed() < WAIT_TIMEOUT {
         let seen = look();
         if seen.is_some() {
             return seen;
@@ -340,12 +345,12 @@ pub fn until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     None
 }
 
-/// Calls `look` until it returns a value; panics after [`LIMIT`].
-pub fn wait<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    until(look).unwrap_or_else(|| panic!("waited for {what}"))
+/// Calls `look` until it returns a value; panics after [`WAIT_TIMEOUT`].
+pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    poll_until(look).unwrap_or_else(|| panic!("waited for {what}"))
 }
 
-fn variable(name: &str) -> String {
+fn required_variable(name: &str) -> String {
     let value = std::env::var(name);
     value.unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
 }

@@ -11,23 +11,23 @@ use serde_json::Value;
 pub struct LoadProcess {
     child: Child,
     /// Thread that reads its output at once: a load with a full pipe would stop sending.
-    said: Option<JoinHandle<std::io::Result<String>>>,
+    output: Option<JoinHandle<std::io::Result<String>>>,
 }
 
 impl LoadProcess {
-    pub(crate) fn of(mut child: Child) -> Self {
+    pub(crate) fn from_child(mut child: Child) -> Self {
         let out = child.stdout.take().expect("its output is piped");
         let said = std::thread::spawn(|| std::io::read_to_string(out));
-        Self { child, said: Some(said) }
+        Self { child, output: Some(said) }
     }
 
     /// Waits for the end of the load, and returns all its requests.
     pub fn finish(mut self) -> Vec<LoadRequest> {
-        let said = self.said.take().expect("it is waited for once");
+        let said = self.output.take().expect("it is waited for once");
         let said = said.join().expect("reading does not panic").expect("it is text");
         let status = self.child.wait().expect("it ends");
         assert!(status.success(), "the load generator ended badly: {status}");
-        said.lines().map(LoadRequest::of).collect()
+        said.lines().map(LoadRequest::parse).collect()
     }
 }
 
@@ -56,7 +56,7 @@ pub struct LoadRequest {
 }
 
 impl LoadRequest {
-    fn of(line: &str) -> Self {
+    fn parse(line: &str) -> Self {
         let value: Value = serde_json::from_str(line).expect("each line is JSON");
         let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
         Self {

@@ -7,17 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::MutexGuard;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use local::cgroups::CgroupMounts;
 use local::{NodeLayout, net};
 use serde_json::Value;
 
 use crate::clock::FakeClock;
-use crate::node::{LIMIT, alone};
-
-/// Time between two checks of a wait.
-const LOOK: Duration = Duration::from_millis(100);
+use crate::node::lock_node;
+use crate::wait::wait_for;
 
 /// A running node with all its components; removed on drop.
 #[derive(Debug)]
@@ -28,9 +25,9 @@ pub struct RouseNode {
     pub gateway: SocketAddr,
     program: PathBuf,
     folder: PathBuf,
-    up: Child,
+    process: Child,
     home: PathBuf,
-    _alone: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
 /// One condition of an object.
@@ -46,44 +43,45 @@ pub struct ObjectCondition {
 
 impl RouseNode {
     /// Starts a node and waits until every component is ready.
-    pub fn up(test: &str) -> Self {
-        Self::up_as(test, |_, _| {})
+    pub fn start(test: &str) -> Self {
+        Self::start_with(test, |_, _| {})
     }
 
     /// Starts a node with a clock that the test sets.
     pub fn start_with_clock(test: &str) -> (Self, FakeClock) {
         let mut clock = None;
-        let node = Self::up_as(test, |up, folder| clock.insert(FakeClock::new(folder)).give(up));
+        let node =
+            Self::start_with(test, |up, folder| clock.insert(FakeClock::new(folder)).apply_to(up));
         (node, clock.expect("it was made"))
     }
 
-    fn up_as(test: &str, prepare: impl FnOnce(&mut Command, &Path)) -> Self {
-        let alone = alone();
+    fn start_with(test: &str, prepare: impl FnOnce(&mut Command, &Path)) -> Self {
+        let alone = lock_node();
         let name = format!("{test}-{}", std::process::id());
-        let program = PathBuf::from(variable("ROUSE_BIN"));
+        let program = PathBuf::from(required_variable("ROUSE_BIN"));
         let folder = std::env::temp_dir().join(format!("rouse-{name}"));
         fs::create_dir_all(&folder).expect("a folder");
         let layout = NodeLayout::new(&name).expect("a short name");
         let gateway = free_port();
         let log = File::create(folder.join("log")).expect("a log");
         let mut up = Command::new(&program);
-        up.args(["--node", &name, "up", "--images", &variable("ROUSE_IMAGES")]);
+        up.args(["--node", &name, "up", "--images", &required_variable("ROUSE_IMAGES")]);
         up.args(["--gateway", &gateway.to_string(), "--ready-file"]).arg(folder.join("ready"));
         up.env("NO_COLOR", "1").stdin(Stdio::null());
         up.stdout(log.try_clone().expect("a log")).stderr(log);
         prepare(&mut up, &folder);
         let up = up.spawn().expect("the rouse program");
         let home = own_cgroup();
-        let mut node = Self { layout, gateway, program, folder, up, home, _alone: alone };
+        let mut node = Self { layout, gateway, program, folder, process: up, home, _lock: alone };
         node.wait_until_ready();
-        node.join_clients();
+        node.join_client_cgroup();
         node
     }
 
     fn wait_until_ready(&mut self) {
         let ready = self.folder.join("ready");
-        wait("a node that is ready", || {
-            let ended = self.up.try_wait().expect("a child");
+        wait_for("a node that is ready", || {
+            let ended = self.process.try_wait().expect("a child");
             assert!(ended.is_none(), "`rouse up` ended with {ended:?}:\n{}", self.log());
             ready.exists().then_some(())
         });
@@ -91,17 +89,17 @@ impl RouseNode {
 
     /// Moves this process into the clients' cgroup, to which the programs are attached. Its threads enter the
     /// clients' network namespace one by one.
-    fn join_clients(&self) {
+    fn join_client_cgroup(&self) {
         let mounts = CgroupMounts::find().expect("cgroup v2");
         let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
         fs::write(procs, "0").expect("a clients' cgroup");
     }
 
     /// Runs `work` on a thread inside the clients' network namespace.
-    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub fn in_client_netns<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                self.enter();
+                self.enter_client_netns();
                 work()
             });
             thread.join().expect("no panic inside")
@@ -109,7 +107,7 @@ impl RouseNode {
     }
 
     /// Moves the calling thread into the clients' network namespace.
-    pub fn enter(&self) {
+    pub fn enter_client_netns(&self) {
         let namespace =
             net::open_namespace(&self.layout.client_namespace()).expect("a client namespace");
         net::enter_namespace(namespace.as_fd()).expect("root");
@@ -123,7 +121,7 @@ impl RouseNode {
     }
 
     /// Runs `rouse --node … ARGS`, which must succeed, and returns its output.
-    pub fn rouse(&self, args: &[&str]) -> String {
+    pub fn run_rouse(&self, args: &[&str]) -> String {
         let output = self.try_run(args);
         assert!(output.status.success(), "rouse {args:?}: {output:?}");
         String::from_utf8(output.stdout).expect("text")
@@ -139,7 +137,7 @@ impl RouseNode {
     }
 
     /// An object as JSON; null if there is none.
-    pub fn object(&self, kind: &str, name: &str) -> Value {
+    pub fn get_object(&self, kind: &str, name: &str) -> Value {
         let output = self.try_run(&["get", kind, name, "-o", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
@@ -147,14 +145,14 @@ impl RouseNode {
     /// Pods of a service as `rouse get` lists them.
     pub fn pods(&self, service: &str) -> Vec<Value> {
         let selector = format!("serving.knative.dev/service={service}");
-        let text = self.rouse(&["get", "pods", "-l", &selector, "-o", "json"]);
+        let text = self.run_rouse(&["get", "pods", "-l", &selector, "-o", "json"]);
         let list: Value = serde_json::from_str(&text).expect("a list");
         list["items"].as_array().cloned().expect("items")
     }
 
     /// Condition of an object by its type.
     pub fn condition(&self, kind: &str, name: &str, condition: &str) -> ObjectCondition {
-        let object = self.object(kind, name);
+        let object = self.get_object(kind, name);
         let all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let found = all.iter().find(|one| one["type"] == condition);
         let field =
@@ -168,7 +166,7 @@ impl RouseNode {
 
     /// Waits until a service is ready, and returns its ClusterIP from the node's DNS.
     pub fn wait_ready(&self, service: &str) -> SocketAddr {
-        wait(&format!("service {service} to be ready"), || {
+        wait_for(&format!("service {service} to be ready"), || {
             let ready = self.condition("ksvc", service, "Ready");
             (ready.status == "True").then_some(())
         });
@@ -178,7 +176,7 @@ impl RouseNode {
     /// ClusterIP of a service with its HTTP port, from the node's DNS.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
         let name = format!("{service}.default.svc.cluster.local");
-        let text = self.rouse(&["run", "--", "getent", "ahostsv4", &name]);
+        let text = self.run_rouse(&["run", "--", "getent", "ahostsv4", &name]);
         let ip: IpAddr =
             text.split_whitespace().next().and_then(|ip| ip.parse().ok()).expect(&text);
         SocketAddr::new(ip, 80)
@@ -186,7 +184,7 @@ impl RouseNode {
 
     /// Waits until a service has no pod.
     pub fn wait_asleep(&self, service: &str) {
-        wait(&format!("service {service} to sleep"), || {
+        wait_for(&format!("service {service} to sleep"), || {
             self.pods(service).is_empty().then_some(())
         });
     }
@@ -214,11 +212,11 @@ impl RouseNode {
     }
 
     /// Ends the node as a user does. Returns true if `up` ended with success.
-    fn down(&mut self) -> bool {
+    fn stop(&mut self) -> bool {
         // `down` kills all processes in the clients' cgroup, so this process leaves it first.
         let left = fs::write(self.home.join("cgroup.procs"), "0");
         let down = self.try_run(&["down", "--purge"]);
-        let up = self.up.wait();
+        let up = self.process.wait();
         left.is_ok() && down.status.success() && up.is_ok_and(|status| status.success())
     }
 }
@@ -226,7 +224,7 @@ impl RouseNode {
 impl Drop for RouseNode {
     #[allow(clippy::print_stdout, reason = "libtest shows it with the test that failed")]
     fn drop(&mut self) {
-        let ended = self.down();
+        let ended = self.stop();
         if thread::panicking() {
             println!("the node's log:\n{}", self.log());
         } else {
@@ -236,25 +234,7 @@ impl Drop for RouseNode {
     }
 }
 
-/// Calls `look` until it returns a value; panics after [`LIMIT`].
-pub fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let started = Instant::now();
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(started.elapsed() < LIMIT, "waited for {what}");
-        pause(LOOK);
-    }
-}
-
-/// Sleeps on a thread of a test.
-#[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
-pub fn pause(time: Duration) {
-    thread::sleep(time);
-}
-
-fn variable(name: &str) -> String {
+fn required_variable(name: &str) -> String {
     std::env::var(name)
         .unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
 }

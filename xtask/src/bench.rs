@@ -88,7 +88,7 @@ enum BenchRunner {
     /// The eBPF programs alone, between namespaces and cgroups that the bench creates.
     Kernel(fn(&EbpfBenchContext) -> Result<Vec<BenchRow>>),
     /// No environment but the programs that the bench builds.
-    Alone(fn() -> Result<Vec<BenchRow>>),
+    Standalone(fn() -> Result<Vec<BenchRow>>),
 }
 
 /// Object file of the eBPF programs, and the number of rounds to measure.
@@ -109,14 +109,14 @@ const BENCHES: [NamedBench; 12] = [
     ("cluster-burst", BenchRunner::Cluster(cluster_burst::run)),
     ("footprint", BenchRunner::Cluster(footprint::run)),
     ("scale-in", BenchRunner::Cluster(scale_in::run)),
-    ("resync", BenchRunner::Alone(resync::run)),
+    ("resync", BenchRunner::Standalone(resync::run)),
     ("count", BenchRunner::Kernel(count::run)),
 ];
 
 /// Runs `cargo xtask bench`: the benches that the arguments name, or all of them.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
-    let benches = chosen(&args.names)?;
+    let benches = select_benches(&args.names)?;
     if !sh::is_root() {
         bail!(
             "the benches read the kernel's statistics: run them as root, for example with sudo -E"
@@ -127,10 +127,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let on_node = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Node(_)));
     let on_cluster = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Cluster(_)));
     // Only the environments that the chosen benches need are built: a cluster takes minutes.
-    let scene = on_node.then(|| scene(args, &workspace, &folder)).transpose()?;
-    let clusters = on_cluster.then(|| clusters(args, &workspace, &folder)).transpose()?;
+    let scene = on_node.then(|| build_node_context(args, &workspace, &folder)).transpose()?;
+    let clusters =
+        on_cluster.then(|| build_cluster_context(args, &workspace, &folder)).transpose()?;
     let on_half = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Kernel(_)));
-    let half = on_half.then(|| half(args, &workspace)).transpose()?;
+    let half = on_half.then(|| build_ebpf_context(args, &workspace)).transpose()?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {
@@ -139,7 +140,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             (BenchRunner::Node(run), Some(scene), _, _) => run(scene),
             (BenchRunner::Cluster(run), _, Some(clusters), _) => run(clusters),
             (BenchRunner::Kernel(run), _, _, Some(half)) => run(half),
-            (BenchRunner::Alone(run), _, _, _) => run(),
+            (BenchRunner::Standalone(run), _, _, _) => run(),
             (BenchRunner::Node(_), None, _, _)
             | (BenchRunner::Cluster(_), _, None, _)
             | (BenchRunner::Kernel(_), _, _, None) => continue,
@@ -148,8 +149,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             Ok(rows) => {
                 let report =
                     BenchReport { name: name.to_owned(), machine: MachineInfo::read(), rows };
-                println!("{}", report::section(&report));
-                fs::write(folder.join(format!("{name}.json")), json(&report)?)?;
+                println!("{}", report::markdown_section(&report));
+                fs::write(folder.join(format!("{name}.json")), to_json(&report)?)?;
                 reports.push(report);
             }
             // A failed bench does not stop the others: a whole run takes hours.
@@ -160,7 +161,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         }
     }
     // Sections of benches that succeeded are written although another one failed.
-    publish(args, &workspace, &reports)?;
+    write_reports(args, &workspace, &reports)?;
     if !failed.is_empty() {
         bail!("not measured: {}", failed.join(", "));
     }
@@ -168,7 +169,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
 }
 
 /// Manifest of a Service of the sample application, with annotations below `autoscaling.knative.dev`.
-fn service(name: &str, scaling: &[(&str, &str)]) -> String {
+fn service_manifest(name: &str, scaling: &[(&str, &str)]) -> String {
     let line = |(key, value): &(&str, &str)| {
         format!("        autoscaling.knative.dev/{key}: \"{value}\"\n")
     };
@@ -189,24 +190,28 @@ spec:
 }
 
 /// Returns true if the condition named `condition` has status `True` on the object.
-fn is_true(object: &Value, condition: &str) -> bool {
+fn is_condition_true(object: &Value, condition: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|one| one["type"] == condition && one["status"] == "True")
 }
 
 /// Builds the programs and images that the benches of the local node need.
-fn scene(args: &BenchArgs, workspace: &CargoWorkspace, folder: &Path) -> Result<NodeBenchContext> {
+fn build_node_context(
+    args: &BenchArgs,
+    workspace: &CargoWorkspace,
+    folder: &Path,
+) -> Result<NodeBenchContext> {
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Node, SetupPurpose::Bench], args.yes)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
-        None => build::rouse(workspace, true)?,
+        None => build::build_rouse(workspace, true)?,
     };
     // The node starts pods from these OCI layouts: there is no registry to pull from.
     let images = workspace.target.join("images");
-    image::make(workspace, &["hello"], &images)?;
-    let client = build::client(workspace)?;
-    let hello = image::program(workspace, "hello");
+    image::write_layouts(workspace, &["hello"], &images)?;
+    let client = build::build_client(workspace)?;
+    let hello = image::program_path(workspace, "hello");
     Ok(NodeBenchContext {
         rouse,
         images,
@@ -218,13 +223,13 @@ fn scene(args: &BenchArgs, workspace: &CargoWorkspace, folder: &Path) -> Result<
 }
 
 /// Builds the object that the benches of the eBPF programs need.
-fn half(args: &BenchArgs, workspace: &CargoWorkspace) -> Result<EbpfBenchContext> {
+fn build_ebpf_context(args: &BenchArgs, workspace: &CargoWorkspace) -> Result<EbpfBenchContext> {
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Bench], args.yes)?;
-    Ok(EbpfBenchContext { object: build_ebpf::object(workspace)?, rounds: args.rounds })
+    Ok(EbpfBenchContext { object: build_ebpf::build_object(workspace)?, rounds: args.rounds })
 }
 
 /// Builds the programs and images that the benches on clusters need.
-fn clusters(
+fn build_cluster_context(
     args: &BenchArgs,
     workspace: &CargoWorkspace,
     folder: &Path,
@@ -232,18 +237,18 @@ fn clusters(
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster], args.yes)?;
     let prepared = args.rouse.clone().zip(args.prepared.clone());
     if prepared.is_none() {
-        image::make(workspace, &["hello", "rouse"], &workspace.target.join("images"))?;
+        image::write_layouts(workspace, &["hello", "rouse"], &workspace.target.join("images"))?;
     }
     Ok(ClusterBenchContext {
         prepared,
         name: args.cluster.clone(),
-        client: args.client.clone().map_or_else(|| build::client(workspace), Ok)?,
+        client: args.client.clone().map_or_else(|| build::build_client(workspace), Ok)?,
         folder: folder.to_owned(),
         rounds: args.rounds,
     })
 }
 
-fn chosen(names: &[String]) -> Result<Vec<NamedBench>> {
+fn select_benches(names: &[String]) -> Result<Vec<NamedBench>> {
     if names.is_empty() {
         return Ok(BENCHES.to_vec());
     }
@@ -256,9 +261,13 @@ fn chosen(names: &[String]) -> Result<Vec<NamedBench>> {
     names.iter().map(find).collect()
 }
 
-fn publish(args: &BenchArgs, workspace: &CargoWorkspace, reports: &[BenchReport]) -> Result<()> {
+fn write_reports(
+    args: &BenchArgs,
+    workspace: &CargoWorkspace,
+    reports: &[BenchReport],
+) -> Result<()> {
     if let Some(file) = &args.json {
-        fs::write(file, json(&reports)?)
+        fs::write(file, to_json(&reports)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     if args.dry || reports.is_empty() {
@@ -268,13 +277,13 @@ fn publish(args: &BenchArgs, workspace: &CargoWorkspace, reports: &[BenchReport]
     // Sections of benches that did not run stay as they are.
     let mut document = fs::read_to_string(&file).unwrap_or_else(|_| "# Benchmarks\n".into());
     for report in reports {
-        let section = report::section(report);
+        let section = report::markdown_section(report);
         document = report::replace_section(&document, &report.name, &section);
     }
     fs::write(&file, document).with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn json(value: &impl serde::Serialize) -> Result<String> {
+fn to_json(value: &impl serde::Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
@@ -320,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_bench_that_does_not_exist_is_refused_with_those_that_do() {
-        let error = chosen(&["wakes".into()]).unwrap_err().to_string();
+        let error = select_benches(&["wakes".into()]).unwrap_err().to_string();
         let names: Vec<_> = BENCHES.iter().map(|(name, _)| *name).collect();
         assert_eq!(error, format!("there is no bench `wakes`; there are {}", names.join(", ")));
         assert!(names.contains(&"wake") && names.contains(&"scale-in"), "{names:?}");

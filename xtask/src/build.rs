@@ -7,10 +7,10 @@ use anyhow::Result;
 use crate::{build_ebpf, sh, workspace::CargoWorkspace};
 
 /// Builds `rouse` with the eBPF programs embedded, and returns the path of the executable.
-pub(crate) fn rouse(workspace: &CargoWorkspace, release: bool) -> Result<PathBuf> {
-    let object = build_ebpf::object(workspace)?;
+pub(crate) fn build_rouse(workspace: &CargoWorkspace, release: bool) -> Result<PathBuf> {
+    let object = build_ebpf::build_object(workspace)?;
     let mut build = sh::cargo();
-    build.args(["build", "--package", "rouse"]).env(build_ebpf::VARIABLE, object);
+    build.args(["build", "--package", "rouse"]).env(build_ebpf::OBJECT_VARIABLE, object);
     build.current_dir(&workspace.root);
     let profile = if release { "release" } else { "debug" };
     if release {
@@ -21,7 +21,7 @@ pub(crate) fn rouse(workspace: &CargoWorkspace, release: bool) -> Result<PathBuf
 }
 
 /// Builds an optimised xtask, whose measuring client costs little, and returns the path of the executable.
-pub(crate) fn client(workspace: &CargoWorkspace) -> Result<PathBuf> {
+pub(crate) fn build_client(workspace: &CargoWorkspace) -> Result<PathBuf> {
     sh::run(
         sh::cargo().args(["build", "--release", "--package", "xtask"]).current_dir(&workspace.root),
     )?;

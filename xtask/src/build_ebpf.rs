@@ -7,17 +7,17 @@ use anyhow::{Result, bail};
 use crate::{sh, toolchain::EbpfToolchain, workspace::CargoWorkspace};
 
 /// Environment variable that passes the object's path to `agent/build.rs`.
-pub(crate) const VARIABLE: &str = "ROUSE_EBPF_OBJECT";
+pub(crate) const OBJECT_VARIABLE: &str = "ROUSE_EBPF_OBJECT";
 
 /// Runs `cargo xtask build-ebpf`: builds the object and prints the variable that embeds it.
 pub(crate) fn run() -> Result<()> {
-    let object = object(&CargoWorkspace::load()?)?;
-    println!("{VARIABLE}={}", object.display());
+    let object = build_object(&CargoWorkspace::load()?)?;
+    println!("{OBJECT_VARIABLE}={}", object.display());
     Ok(())
 }
 
 /// Builds the object and returns its path. Quick if no source has changed.
-pub(crate) fn object(workspace: &CargoWorkspace) -> Result<PathBuf> {
+pub(crate) fn build_object(workspace: &CargoWorkspace) -> Result<PathBuf> {
     let toolchain = EbpfToolchain::find()?;
     // A target directory of its own: artefacts of the other compiler would invalidate those of the shared one.
     let target = workspace.target.join("bpf");

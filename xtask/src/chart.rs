@@ -20,7 +20,7 @@ const FILES: [&str; 2] = ["deploy/crds.yaml", "deploy/rouse.yaml"];
 const NAMESPACE: &str = "knative-serving";
 /// Values of type string: name, equivalent flag of `rouse install`, value. Unusual on purpose: YAML would read some
 /// of them as numbers.
-const TEXTS: [(&str, &str, &str); 3] = [
+const STRING_VALUES: [(&str, &str, &str); 3] = [
     ("image", "--image", "registry.example:5000/rouse:1.2"),
     ("domain", "--domain", "1.5"),
     ("clusterDomain", "--cluster-domain", "corp.internal"),
@@ -28,7 +28,7 @@ const TEXTS: [(&str, &str, &str); 3] = [
 const GATEWAYS: [&str; 3] = ["loadbalancer", "nodeport", "hostport"];
 const PROFILES: [&str; 2] = ["standard", "fast"];
 /// Values that the chart's schema must refuse.
-const REFUSED: [&str; 6] = [
+const INVALID_VALUES: [&str; 6] = [
     "gateway=ingress",
     "profile=quick",
     "domain=Example.com",
@@ -45,17 +45,17 @@ pub(crate) type ChartCheck = (&'static str, fn(&HelmChart) -> Result<()>);
 
 /// All checks, in the order in which they run.
 pub(crate) const CHECKS: [ChartCheck; 5] = [
-    ("chart::helm_finds_nothing_wrong", lints),
-    ("chart::defaults_make_what_deploy_holds", defaults),
-    ("chart::values_make_what_flags_install", values),
-    ("chart::values_that_mean_nothing_are_refused", refuses),
-    ("chart::the_package_makes_the_same", packs),
+    ("chart::helm_finds_nothing_wrong", check_lint),
+    ("chart::defaults_make_what_deploy_holds", check_defaults),
+    ("chart::values_make_what_flags_install", check_values),
+    ("chart::values_that_mean_nothing_are_refused", check_invalid_values),
+    ("chart::the_package_makes_the_same", check_package),
 ];
 
 /// Runs `cargo xtask chart`: all checks, up to the first that fails.
 pub(crate) fn run() -> Result<()> {
     let workspace = CargoWorkspace::load()?;
-    let chart = HelmChart::find(&workspace, build::rouse(&workspace, false)?)?;
+    let chart = HelmChart::find(&workspace, build::build_rouse(&workspace, false)?)?;
     for (name, check) in CHECKS {
         check(&chart).context(name)?;
         println!("{name}: ok");
@@ -84,7 +84,7 @@ impl HelmChart {
         Ok(Self { helm: cluster::helm()?, rouse, root: workspace.root.clone(), scratch })
     }
 
-    fn helm(&self, args: &[&str]) -> Command {
+    fn helm_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.helm);
         command.args(args).current_dir(&self.root).env_remove("KUBECONFIG");
         for home in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
@@ -94,25 +94,25 @@ impl HelmChart {
     }
 
     /// Objects that Helm renders from the chart in `folder` with the given values.
-    fn made(&self, folder: &str, namespace: &str, values: &[String]) -> Result<RenderedObjects> {
+    fn render(&self, folder: &str, namespace: &str, values: &[String]) -> Result<RenderedObjects> {
         let args = ["template", "rouse", folder, "--include-crds", "--namespace", namespace];
-        let mut command = self.helm(&args);
+        let mut command = self.helm_command(&args);
         command.args(values.iter().flat_map(|it| ["--set-string", it]));
-        objects(&sh::capture(&mut command)?)
+        parse_objects(&sh::capture(&mut command)?)
     }
 }
 
-fn lints(chart: &HelmChart) -> Result<()> {
+fn check_lint(chart: &HelmChart) -> Result<()> {
     let sets = GATEWAYS.iter().flat_map(|gateway| {
         PROFILES.iter().map(move |profile| format!("gateway={gateway},profile={profile}"))
     });
     for set in sets {
-        sh::run(&mut chart.helm(&["lint", "--strict", "--quiet", "--set", &set, CHART]))?;
+        sh::run(&mut chart.helm_command(&["lint", "--strict", "--quiet", "--set", &set, CHART]))?;
     }
     Ok(())
 }
 
-fn defaults(chart: &HelmChart) -> Result<()> {
+fn check_defaults(chart: &HelmChart) -> Result<()> {
     let mut text = String::new();
     for file in FILES {
         let file = chart.root.join(file);
@@ -120,31 +120,31 @@ fn defaults(chart: &HelmChart) -> Result<()> {
             .with_context(|| format!("cannot read {}", file.display()))?;
         text += "\n---\n";
     }
-    same(&chart.made(CHART, NAMESPACE, &[])?, &objects(&text)?)
+    compare_objects(&chart.render(CHART, NAMESPACE, &[])?, &parse_objects(&text)?)
 }
 
-fn values(chart: &HelmChart) -> Result<()> {
+fn check_values(chart: &HelmChart) -> Result<()> {
     for (gateway, namespace) in GATEWAYS.into_iter().zip([NAMESPACE, "elsewhere", "42"]) {
         for profile in PROFILES {
             // Namespaces vary together with gateways, to cover odd ones without a third loop.
             let choices = [("gateway", "--gateway", gateway), ("profile", "--profile", profile)];
-            let all = choices.iter().chain(&TEXTS);
+            let all = choices.iter().chain(&STRING_VALUES);
             let set: Vec<String> =
                 all.clone().map(|(value, _, it)| format!("{value}={it}")).collect();
             let flags = all.flat_map(|(_, flag, it)| [*flag, *it]);
             let mut install = Command::new(&chart.rouse);
             install.args(["install", "--namespace", namespace]).args(flags);
-            let installed = objects(&sh::capture(&mut install)?)?;
-            same(&chart.made(CHART, namespace, &set)?, &installed)
+            let installed = parse_objects(&sh::capture(&mut install)?)?;
+            compare_objects(&chart.render(CHART, namespace, &set)?, &installed)
                 .with_context(|| format!("namespace {namespace}, {}", set.join(", ")))?;
         }
     }
     Ok(())
 }
 
-fn refuses(chart: &HelmChart) -> Result<()> {
-    for value in REFUSED {
-        let mut command = chart.helm(&["template", "rouse", CHART, "--set-string", value]);
+fn check_invalid_values(chart: &HelmChart) -> Result<()> {
+    for value in INVALID_VALUES {
+        let mut command = chart.helm_command(&["template", "rouse", CHART, "--set-string", value]);
         let output = command.stdout(Stdio::null()).output().context("cannot start helm")?;
         let said = String::from_utf8_lossy(&output.stderr);
         let name = value.split('=').next().unwrap_or_default();
@@ -156,19 +156,22 @@ fn refuses(chart: &HelmChart) -> Result<()> {
     Ok(())
 }
 
-fn packs(chart: &HelmChart) -> Result<()> {
+fn check_package(chart: &HelmChart) -> Result<()> {
     let folder = chart.scratch.display().to_string();
-    sh::capture(&mut chart.helm(&["package", CHART, "--destination", &folder]))?;
+    sh::capture(&mut chart.helm_command(&["package", CHART, "--destination", &folder]))?;
     let files = fs::read_dir(&chart.scratch)?.flatten().map(|entry| entry.path());
     let packages: Vec<PathBuf> =
         files.filter(|file| file.extension().is_some_and(|it| it == "tgz")).collect();
     let [package] = &packages[..] else { bail!("helm packed {packages:?}") };
     let text = |path: &Path| path.display().to_string();
-    same(&chart.made(&text(package), NAMESPACE, &[])?, &chart.made(CHART, NAMESPACE, &[])?)
+    compare_objects(
+        &chart.render(&text(package), NAMESPACE, &[])?,
+        &chart.render(CHART, NAMESPACE, &[])?,
+    )
 }
 
 /// Parses objects from YAML. Namespaces are left out: Helm creates them by a flag of its own.
-fn objects(yaml: &str) -> Result<RenderedObjects> {
+fn parse_objects(yaml: &str) -> Result<RenderedObjects> {
     let mut all = RenderedObjects::new();
     for document in serde_norway::Deserializer::from_str(yaml) {
         let object = Value::deserialize(document).context("no YAML")?;
@@ -190,7 +193,7 @@ fn objects(yaml: &str) -> Result<RenderedObjects> {
 }
 
 /// Fails unless both hold equal objects, and lists the differences.
-fn same(made: &RenderedObjects, wanted: &RenderedObjects) -> Result<()> {
+fn compare_objects(made: &RenderedObjects, wanted: &RenderedObjects) -> Result<()> {
     let names: std::collections::BTreeSet<&String> = made.keys().chain(wanted.keys()).collect();
     // Compared by value: order of keys and layout of the YAML do not matter.
     let differs = names.into_iter().filter(|name| made.get(*name) != wanted.get(*name));
@@ -219,23 +222,24 @@ mod tests {
     fn objects_are_told_apart_by_kind_and_place_and_compared_whole() {
         let yaml = "# Source: a\n---\nkind: A\nmetadata: {name: n, namespace: s}\nx: 1\n---\n\
                     kind: Namespace\nmetadata: {name: s}\n---\nkind: B\nmetadata: {name: n}\n";
-        let all = objects(yaml).expect("objects");
+        let all = parse_objects(yaml).expect("objects");
         assert_eq!(all.keys().collect::<Vec<_>>(), ["A s/n", "B /n"]);
-        assert!(same(&all, &all).is_ok());
-        let other = objects(&yaml.replace("x: 1", "x: 2")).expect("objects");
-        let said = same(&all, &other).expect_err("one differs").to_string();
+        assert!(compare_objects(&all, &all).is_ok());
+        let other = parse_objects(&yaml.replace("x: 1", "x: 2")).expect("objects");
+        let said = compare_objects(&all, &other).expect_err("one differs").to_string();
         assert!(said.starts_with("1 objects differ:\nA s/n is {"), "{said}");
-        assert!(same(&RenderedObjects::new(), &RenderedObjects::new()).is_err());
+        assert!(compare_objects(&RenderedObjects::new(), &RenderedObjects::new()).is_err());
         assert!(
-            objects("kind: A\nmetadata: {name: n}\n---\nkind: A\nmetadata: {name: n}").is_err()
+            parse_objects("kind: A\nmetadata: {name: n}\n---\nkind: A\nmetadata: {name: n}")
+                .is_err()
         );
     }
 
     #[test]
     fn a_number_is_no_name() {
-        assert!(objects("kind: A\nmetadata: {name: 42}").is_err());
-        let odd = objects("kind: A\nmetadata: {name: n, namespace: 42}").expect("objects");
-        let text = objects("kind: A\nmetadata: {name: n, namespace: '42'}").expect("objects");
-        assert!(same(&odd, &text).is_err());
+        assert!(parse_objects("kind: A\nmetadata: {name: 42}").is_err());
+        let odd = parse_objects("kind: A\nmetadata: {name: n, namespace: 42}").expect("objects");
+        let text = parse_objects("kind: A\nmetadata: {name: n, namespace: '42'}").expect("objects");
+        assert!(compare_objects(&odd, &text).is_err());
     }
 }

@@ -16,21 +16,23 @@ pub(crate) struct CiArgs {
 type CiStep = (&'static str, fn(&CargoWorkspace) -> Result<()>);
 
 const STEPS: [CiStep; 9] = [
-    ("fmt", |workspace| cargo(workspace, &["fmt", "--all", "--check"])),
-    ("clippy", |workspace| cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])),
+    ("fmt", |workspace| run_cargo(workspace, &["fmt", "--all", "--check"])),
+    ("clippy", |workspace| {
+        run_cargo(workspace, &["clippy", "--all-targets", "--", "-D", "warnings"])
+    }),
     ("clippy-root", |workspace| {
-        cargo(workspace, &["clippy", "-p", "tests", "--all-targets", "--", "-D", "warnings"])
+        run_cargo(workspace, &["clippy", "-p", "tests", "--all-targets", "--", "-D", "warnings"])
     }),
     // Plain `cargo test` does not build these, because they need an API server.
     ("check-apiserver", |workspace| {
         let tests = ["--test", "apiserver", "--test", "platform", "--test", "webhook"];
-        cargo(workspace, &[&["check", "-p", "controller"][..], &tests].concat())
+        run_cargo(workspace, &[&["check", "-p", "controller"][..], &tests].concat())
     }),
-    ("doc", doc),
-    ("test", |workspace| cargo(workspace, &["xtask", "test", "--tier", "pure,shell"])),
+    ("doc", check_docs),
+    ("test", |workspace| run_cargo(workspace, &["xtask", "test", "--tier", "pure,shell"])),
     ("tidy", |_| tidy::run()),
-    ("commits", |_| tidy::subjects()),
-    ("deny", deny),
+    ("commits", |_| tidy::check_commit_subjects()),
+    ("deny", check_dependencies),
 ];
 
 /// Runs `cargo xtask ci`: all steps, up to the first that fails.
@@ -54,11 +56,11 @@ pub(crate) fn run(args: &CiArgs) -> Result<()> {
     Ok(())
 }
 
-fn cargo(workspace: &CargoWorkspace, args: &[&str]) -> Result<()> {
+fn run_cargo(workspace: &CargoWorkspace, args: &[&str]) -> Result<()> {
     sh::run(sh::cargo().args(args).current_dir(&workspace.root))
 }
 
-fn doc(workspace: &CargoWorkspace) -> Result<()> {
+fn check_docs(workspace: &CargoWorkspace) -> Result<()> {
     sh::run(
         sh::cargo()
             .args(["doc", "--quiet", "--no-deps", "--document-private-items"])
@@ -68,12 +70,12 @@ fn doc(workspace: &CargoWorkspace) -> Result<()> {
 }
 
 /// Checks licences, sources and bans always, and advisories only if the list can be fetched.
-fn deny(workspace: &CargoWorkspace) -> Result<()> {
+fn check_dependencies(workspace: &CargoWorkspace) -> Result<()> {
     if sh::which("cargo-deny").is_none() {
         bail!("cargo-deny is missing; install it with `cargo install --locked cargo-deny`");
     }
-    cargo(workspace, &["deny", "--all-features", "check", "bans", "licenses", "sources"])?;
-    if let Err(error) = cargo(workspace, &["deny", "--all-features", "check", "advisories"]) {
+    run_cargo(workspace, &["deny", "--all-features", "check", "bans", "licenses", "sources"])?;
+    if let Err(error) = run_cargo(workspace, &["deny", "--all-features", "check", "advisories"]) {
         // Without network the list cannot be fetched, which must not fail a build.
         if std::env::var_os("ROUSE_ADVISORIES").is_some() {
             return Err(error);

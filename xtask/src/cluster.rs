@@ -95,15 +95,15 @@ pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
         ClusterCommand::Build(up) => up::prepare(&state, up).map(drop),
         ClusterCommand::Down => as_root(|| down::run(&state)),
         ClusterCommand::Kubeconfig => {
-            state.existing()?;
+            state.require_record()?;
             println!("{}", state.kubeconfig().display());
             Ok(())
         }
-        ClusterCommand::Status => as_root(|| status(&state)),
+        ClusterCommand::Status => as_root(|| print_status(&state)),
         ClusterCommand::Run { node, command } => as_root(|| run_inside(&state, *node, command)),
-        ClusterCommand::Forward { to, listen } => as_root(|| forward(&state, *to, *listen)),
+        ClusterCommand::Forward { to, listen } => as_root(|| forward_port(&state, *to, *listen)),
         ClusterCommand::Load { packages, prepared } => {
-            up::load(&state, packages, prepared.as_deref())
+            up::load_images(&state, packages, prepared.as_deref())
         }
         ClusterCommand::Fault { action, part } => as_root(|| fault::run(&state, *action, *part)),
         ClusterCommand::Carry { to } => carry::run(*to),
@@ -112,12 +112,12 @@ pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
 
 /// Returns Prometheus' `promtool`, found or built once like the cluster's programs.
 pub(crate) fn promtool() -> Result<PathBuf> {
-    programs::one(&recipes::BuildRecipe::promtool())
+    programs::find_or_build(&recipes::BuildRecipe::promtool())
 }
 
 /// Returns Helm, found or built once like the cluster's programs.
 pub(crate) fn helm() -> Result<PathBuf> {
-    programs::one(&recipes::BuildRecipe::helm())
+    programs::find_or_build(&recipes::BuildRecipe::helm())
 }
 
 /// Returns true if [`helm`] need not build Helm first, which takes minutes.
@@ -127,7 +127,7 @@ pub(crate) fn has_helm() -> Result<bool> {
 
 /// Returns true if xtask has created a cluster `name`.
 pub(crate) fn exists(name: &str) -> Result<bool> {
-    Ok(ClusterPaths::new(name)?.mark()?.is_some())
+    Ok(ClusterPaths::new(name)?.read_record()?.is_some())
 }
 
 /// Returns true if Knative's client `kn` is on the `PATH` or has been built.
@@ -140,27 +140,31 @@ fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
     if sh::is_root() {
         return work();
     }
-    sh::run(sh::raised(std::env::current_exe()?).args(std::env::args_os().skip(1)))
+    sh::run(sh::root_command(std::env::current_exe()?).args(std::env::args_os().skip(1)))
 }
 
 /// Calls `work` with the state of an existing cluster.
-fn with<T>(state: &ClusterPaths, work: impl FnOnce(&ClusterStarter<'_>) -> Result<T>) -> Result<T> {
+fn with_existing_cluster<T>(
+    state: &ClusterPaths,
+    work: impl FnOnce(&ClusterStarter<'_>) -> Result<T>,
+) -> Result<T> {
     // The programs of the version that the cluster runs, which may not be the default version.
-    let mark = state.existing()?;
+    let mark = state.require_record()?;
     let version: KubernetesVersion = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
     let programs = ClusterPrograms::find(version, mark.assets.as_deref())?;
-    work(&ClusterStarter { state, mark: &mark, programs: &programs })
+    work(&ClusterStarter { paths: state, record: &mark, programs: &programs })
 }
 
-fn status(state: &ClusterPaths) -> Result<()> {
-    let described = with(state, |starter| kubectl::describe(starter, state))?;
+fn print_status(state: &ClusterPaths) -> Result<()> {
+    let described =
+        with_existing_cluster(state, |starter| kubectl::describe_cluster(starter, state))?;
     println!("{}", serde_json::to_string_pretty(&described)?);
     Ok(())
 }
 
 /// Listens on the host, then replaces this process by `cluster carry` inside the cluster's network namespace.
-fn forward(state: &ClusterPaths, to: SocketAddr, port: u16) -> Result<()> {
-    state.existing()?;
+fn forward_port(state: &ClusterPaths, to: SocketAddr, port: u16) -> Result<()> {
+    state.require_record()?;
     let listener = std::net::TcpListener::bind(("127.0.0.1", port))
         .with_context(|| format!("cannot listen on port {port} of 127.0.0.1"))?;
     println!("http://{} leads to {to}", listener.local_addr()?);
@@ -177,9 +181,9 @@ fn forward(state: &ClusterPaths, to: SocketAddr, port: u16) -> Result<()> {
 }
 
 fn run_inside(state: &ClusterPaths, node: Option<u8>, command: &[OsString]) -> Result<()> {
-    let (enter, folders) = with(state, |starter| {
+    let (enter, folders) = with_existing_cluster(state, |starter| {
         let enter = match node {
-            Some(node) => starter.enter(node)?,
+            Some(node) => starter.nsenter_words(node)?,
             None => {
                 let netns = state.netns(None);
                 vec!["nsenter".into(), format!("--net={}", netns.display()).into()]

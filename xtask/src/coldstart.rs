@@ -22,7 +22,7 @@ pub(crate) struct NodeColdStart {
 
 impl NodeColdStart {
     /// Splits one cold start; `log` is the node's log, with the time of the decision.
-    pub(crate) fn of(record: &LoadRecord, log: &str) -> Self {
+    pub(crate) fn from_record(record: &LoadRecord, log: &str) -> Self {
         let ms = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1e3;
         let first_byte = record.at_us + record.first_byte_us;
         let listening = record.listening_us;

@@ -51,12 +51,12 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     check_gateway(args.gateway)?;
     let rouse = match &args.rouse {
         Some(rouse) => rouse.clone(),
-        None if args.dev => build::rouse(&workspace, false)?,
+        None if args.dev => build::build_rouse(&workspace, false)?,
         // The image's program: its build shares work with the sample's, and the tests may have built it already.
-        None => image::build(&workspace, "rouse")?,
+        None => image::build_static(&workspace, "rouse")?,
     };
     let images = workspace.target.join("images");
-    image::make(&workspace, &["hello"], &images)?;
+    image::write_layouts(&workspace, &["hello"], &images)?;
 
     let folder = workspace.target.join("demo");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
         &folder.join("rouse.log"),
         args.keep,
     )?;
-    let run = story::tell(&node, &workspace.root.join("examples/hello.yaml"));
+    let run = story::run(&node, &workspace.root.join("examples/hello.yaml"));
     // The log is read before the node stops, because stopping adds lines to it.
     let log = node.log();
     let run = match run {
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     } else {
         node.stop()?;
     }
-    conclude(&run, &log, args.json.as_deref(), &folder)
+    report_results(&run, &log, args.json.as_deref(), &folder)
 }
 
 fn check_gateway(gateway: SocketAddr) -> Result<()> {
@@ -93,8 +93,8 @@ fn check_gateway(gateway: SocketAddr) -> Result<()> {
 }
 
 /// Prints the table, writes chart and figures, and fails if a promise was broken.
-fn conclude(run: &DemoRun, log: &str, json: Option<&Path>, folder: &Path) -> Result<()> {
-    let figures = DemoFigures::of(run, log);
+fn report_results(run: &DemoRun, log: &str, json: Option<&Path>, folder: &Path) -> Result<()> {
+    let figures = DemoFigures::from_run(run, log);
     println!("\n{figures}");
     let svg = folder.join("demo.svg");
     fs::write(&svg, chart::svg(run)).with_context(|| format!("cannot write {}", svg.display()))?;

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::{sh, toolchain, workspace::CargoWorkspace};
 
 /// Version of cargo-fuzz to install if there is none.
-const VERSION: &str = "0.13.2";
+const CARGO_FUZZ_VERSION: &str = "0.13.2";
 
 /// Target to fuzz, and for how long.
 #[derive(Debug, clap::Args)]
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
     };
     let cargo_fuzz = cargo_fuzz()?;
     for target in chosen {
-        fuzz(&target, args.seconds, &folder, &workspace.target, &cargo_fuzz)?;
+        run_target(&target, args.seconds, &folder, &workspace.target, &cargo_fuzz)?;
     }
     Ok(())
 }
@@ -54,12 +54,18 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
     Ok(targets)
 }
 
-fn fuzz(target: &str, seconds: u32, folder: &Path, out: &Path, cargo_fuzz: &Path) -> Result<()> {
+fn run_target(
+    target: &str,
+    seconds: u32,
+    folder: &Path,
+    out: &Path,
+    cargo_fuzz: &Path,
+) -> Result<()> {
     // New inputs of the fuzzer stay in the target directory; only selected ones are added to the corpus by hand.
     let found = out.join("fuzz/corpus").join(target);
     fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
     let ran = sh::run(
-        nightly(cargo_fuzz)
+        nightly_command(cargo_fuzz)
             // The fuzzed code is safe Rust, so an address sanitizer could find nothing.
             .args(["fuzz", "run", "--release", "--sanitizer", "none", "--fuzz-dir"])
             .arg(folder)
@@ -83,7 +89,7 @@ fn fuzz(target: &str, seconds: u32, folder: &Path, out: &Path, cargo_fuzz: &Path
 }
 
 /// Command that runs `program` with the nightly compiler.
-fn nightly(program: &Path) -> Command {
+fn nightly_command(program: &Path) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly"]).arg(program);
     // The calling cargo and rustup have set these; they name the stable toolchain.
@@ -102,13 +108,20 @@ fn cargo_fuzz() -> Result<PathBuf> {
     if let Some(found) = sh::which("cargo-fuzz") {
         return Ok(found);
     }
-    let folder = toolchain::cache()?.join(format!("cargo-fuzz-{VERSION}"));
+    let folder = toolchain::cache_directory()?.join(format!("cargo-fuzz-{CARGO_FUZZ_VERSION}"));
     let program = folder.join("bin/cargo-fuzz");
     if !program.exists() {
-        println!("building cargo-fuzz {VERSION} into {} (once)", folder.display());
+        println!("building cargo-fuzz {CARGO_FUZZ_VERSION} into {} (once)", folder.display());
         sh::run(
             sh::cargo()
-                .args(["install", "cargo-fuzz", "--locked", "--version", VERSION, "--root"])
+                .args([
+                    "install",
+                    "cargo-fuzz",
+                    "--locked",
+                    "--version",
+                    CARGO_FUZZ_VERSION,
+                    "--root",
+                ])
                 .arg(&folder)
                 .env_remove("CARGO_TARGET_DIR"),
         )?;

@@ -23,7 +23,7 @@ const ROUSE: &str = "rouse";
 pub(crate) const PROGRAM: &str = "ROUSE_IMAGE_PROGRAM";
 
 /// Names of the packages that become images, each with the image's name.
-pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+pub(crate) fn image_names() -> impl Iterator<Item = (&'static str, &'static str)> {
     IMAGES.into_iter()
 }
 
@@ -45,13 +45,17 @@ pub(crate) fn run(args: &ImageArgs) -> Result<()> {
         false => args.packages.iter().map(String::as_str).collect(),
     };
     let to = args.to.clone().unwrap_or_else(|| workspace.target.join("images"));
-    make(&workspace, &wanted, &to)
+    write_layouts(&workspace, &wanted, &to)
 }
 
 /// Builds `packages` and writes each as the OCI layout `to/PACKAGE`.
-pub(crate) fn make(workspace: &CargoWorkspace, packages: &[&str], to: &Path) -> Result<()> {
+pub(crate) fn write_layouts(
+    workspace: &CargoWorkspace,
+    packages: &[&str],
+    to: &Path,
+) -> Result<()> {
     // Tests and clusters may build the same images at the same time.
-    let _lock = lock::wait_for(&to.with_extension("lock"))?;
+    let _lock = lock::acquire(&to.with_extension("lock"))?;
     for package in packages {
         let Some((_, name)) = IMAGES.iter().find(|(known, _)| known == package) else {
             let known: Vec<&str> = IMAGES.iter().map(|(package, _)| *package).collect();
@@ -82,7 +86,7 @@ fn write_static(
     package: &str,
     folder: &Path,
 ) -> Result<String> {
-    let program = build(workspace, package)?;
+    let program = build_static(workspace, package)?;
     let bytes = fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
     let image = ProgramImage { name, program: package, bytes: &bytes, libraries: &[] };
     let digest = layout::write(&image, folder)?;
@@ -113,14 +117,15 @@ fn write_dynamic(name: &str, package: &str, program: &Path, folder: &Path) -> Re
     )
 }
 
-/// Path in a line of `ldd`: `libm.so.6 => /lib/libm.so.6 (0x7f…)`, or the linker itself: `/lib64/ld-linux.so.2 (0x7f…)`.
+/// Path in a line of `ldd`: `libm.so.6 => /lib/libm.so.6 (0x7f…)`, or the linker itself: `/lib64/ld-linux.so.2
+/// (0x7f…)`.
 fn library(line: &str) -> Option<&str> {
     line.split_whitespace().find(|word| word.starts_with('/'))
 }
 
 /// Builds one package as a static program and returns its path.
-pub(crate) fn build(workspace: &CargoWorkspace, package: &str) -> Result<PathBuf> {
-    let triple = triple();
+pub(crate) fn build_static(workspace: &CargoWorkspace, package: &str) -> Result<PathBuf> {
+    let triple = target_triple();
     // Static, so that the image needs only this file. Without paths of the machine, so that two checkouts give the
     // same bytes. The variable names the target, so that build scripts are compiled as usual.
     let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", triple.to_uppercase().replace('-', "_"));
@@ -139,18 +144,18 @@ pub(crate) fn build(workspace: &CargoWorkspace, package: &str) -> Result<PathBuf
         cargo.env("JEMALLOC_SYS_WITH_LG_PAGE", "16");
     }
     if package == ROUSE {
-        cargo.env(build_ebpf::VARIABLE, build_ebpf::object(workspace)?);
+        cargo.env(build_ebpf::OBJECT_VARIABLE, build_ebpf::build_object(workspace)?);
     }
     sh::run(&mut cargo)?;
-    Ok(program(workspace, package))
+    Ok(program_path(workspace, package))
 }
 
 /// Path of the static program of `package`.
-pub(crate) fn program(workspace: &CargoWorkspace, package: &str) -> PathBuf {
-    workspace.target.join(triple()).join("image").join(package)
+pub(crate) fn program_path(workspace: &CargoWorkspace, package: &str) -> PathBuf {
+    workspace.target.join(target_triple()).join("image").join(package)
 }
 
-fn triple() -> String {
+fn target_triple() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
 }
 

@@ -21,8 +21,8 @@ use anyhow::{Context as _, Result, bail};
 use self::{
     console::ConsoleResults,
     debian::DebianMirrors,
-    initramfs::quoted,
-    report::{KernelOutcome, KernelRunOutput, KernelTables, LOAD, TESTS},
+    initramfs::shell_quote,
+    report::{KernelOutcome, KernelRunOutput, KernelTables, LOAD_RUN, TESTS_RUN},
     supported::{KERNELS, SupportedKernel, TestSelection},
     vm::{VirtualMachine, VmAccelerator},
 };
@@ -37,7 +37,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub(crate) struct KernelsArgs {
     /// Kernels to run, separated by commas; all supported ones when none is named: 5.10, 6.1, 6.12, newest
-    #[arg(long, value_delimiter = ',', value_name = "KERNEL,…", value_parser = supported::named)]
+    #[arg(long, value_delimiter = ',', value_name = "KERNEL,…", value_parser = supported::find_kernel)]
     kernel: Vec<&'static SupportedKernel>,
     /// Only load the programs and print the number of instructions that the verifier walks in each
     #[arg(long)]
@@ -66,22 +66,22 @@ pub(crate) struct KernelsArgs {
 }
 
 /// Prefix of the names of the verifier's tests, which always run.
-const VERIFIER: &str = "verifier::";
+const VERIFIER_TESTS: &str = "verifier::";
 /// Environment variable with the object's path, for the verifier's tests.
-const OBJECT: &str = "ROUSE_VERIFY_OBJECT";
-/// Prefix of the names of the tests that need servers, whose directory is in the variable [`SERVERS`].
+const OBJECT_VARIABLE: &str = "ROUSE_VERIFY_OBJECT";
+/// Prefix of the names of the tests that need servers, whose directory is in the variable [`SERVERS_VARIABLE`].
 const SERVER_TESTS: &str = "servers::";
-const SERVERS: &str = "ROUSE_SERVERS";
+const SERVERS_VARIABLE: &str = "ROUSE_SERVERS";
 /// Timeouts of a machine: to load all programs, and for all tests. With emulation, minutes and an hour are usual.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(20 * 60);
-const LIMIT: Duration = Duration::from_secs(2 * 60 * 60);
+const TESTS_TIMEOUT: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Runs `cargo xtask kernels`: all chosen kernels, one after the other.
 pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
-    conclude(&outcomes(args)?, args.json.as_deref())
+    report_outcomes(&run_kernels(args)?, args.json.as_deref())
 }
 
-fn outcomes(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
+fn run_kernels(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
     if env::consts::ARCH != "x86_64" {
         bail!("the virtual machines are x86-64's, and this machine's programs are not");
     }
@@ -96,9 +96,9 @@ fn outcomes(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
         Some(program) => program.clone(),
         None => test::build_kernel_tier()?,
     };
-    let names = chosen(args, &program)?;
+    let names = select_tests(args, &program)?;
     let with_servers = names.iter().any(|name| name.starts_with(SERVER_TESTS));
-    let servers = with_servers.then(|| servers::make(&workspace)).transpose()?;
+    let servers = with_servers.then(|| servers::build(&workspace)).transpose()?;
     let runs = KernelRunner {
         args,
         names,
@@ -112,19 +112,19 @@ fn outcomes(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
     let asked = if args.kernel.is_empty() { KERNELS.iter().collect() } else { args.kernel.clone() };
     let on = |kernel: &'static SupportedKernel| {
         // A kernel that cannot run is a result of its own, so that the others still run.
-        let went = runs.on(kernel);
-        went.unwrap_or_else(|error| KernelOutcome::nothing(kernel.name, format!("{error:#}")))
+        let went = runs.run_on(kernel);
+        went.unwrap_or_else(|error| KernelOutcome::not_run(kernel.name, format!("{error:#}")))
     };
     Ok(asked.into_iter().map(on).collect())
 }
 
 /// Names of the tests to run on kernels that support them, without the verifier's.
-fn chosen(args: &KernelsArgs, program: &Path) -> Result<Vec<String>> {
-    let mut names = test::names_in(program)?;
-    supported::check(&names).map_err(anyhow::Error::msg)?;
+fn select_tests(args: &KernelsArgs, program: &Path) -> Result<Vec<String>> {
+    let mut names = test::test_names(program)?;
+    supported::check_table(&names).map_err(anyhow::Error::msg)?;
     let wanted =
         |test: &str| args.names.is_empty() || args.names.iter().any(|name| test.contains(name));
-    names.retain(|test| !args.only_load && !test.starts_with(VERIFIER) && wanted(test));
+    names.retain(|test| !args.only_load && !test.starts_with(VERIFIER_TESTS) && wanted(test));
     if names.is_empty() && !args.only_load {
         bail!("no test is named so: {}", args.names.join(", "));
     }
@@ -148,66 +148,71 @@ struct KernelRunner<'a> {
 }
 
 impl KernelRunner<'_> {
-    fn on(&self, kernel: &'static SupportedKernel) -> Result<KernelOutcome> {
+    fn run_on(&self, kernel: &'static SupportedKernel) -> Result<KernelOutcome> {
         println!("\n== Linux {} ==", kernel.name);
         let fetched = debian::fetch(kernel, &self.mirrors)?;
-        let series = supported::series(&fetched.release)
+        let series = supported::parse_series(&fetched.release)
             .with_context(|| format!("Linux {} has no number", fetched.release))?;
         // The downloaded kernel decides, because the name `newest` has no fixed series.
-        let TestSelection { run, left_out } = supported::choose(&self.names, series);
-        let job = self.job(&run)?;
+        let TestSelection { supported: run, unsupported: left_out } =
+            supported::select_tests(&self.names, series);
+        let job = self.job_script(&run)?;
         fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
         let file = |what: &str| self.folder.join(format!("{}.{what}", kernel.name));
         let initramfs = file("initramfs");
-        fs::write(&initramfs, initramfs::make(&fetched, &self.program, &job)?)
+        fs::write(&initramfs, initramfs::build(&fetched, &self.program, &job)?)
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
         let machine = VirtualMachine {
             kernel: &fetched.image,
             initramfs: &initramfs,
             console: file("console"),
             accel: self.accel,
-            limit: if self.args.only_load { LOAD_TIMEOUT } else { LIMIT },
+            timeout: if self.args.only_load { LOAD_TIMEOUT } else { TESTS_TIMEOUT },
         };
         println!("Linux {} by {}: {} tests to run", fetched.release, self.accel.name(), run.len());
         let (started, mut heard) = (Instant::now(), ConsoleResults::default());
         machine.run(|line| {
             println!("{:>6} | {}", kernel.name, line.trim_end());
-            heard.absorb(line);
+            heard.parse_line(line);
         })?;
         let done = KernelRunOutput {
             version: &fetched.version,
-            heard,
-            asked: run.len(),
+            results: heard,
+            requested_tests: run.len(),
             left_out,
-            last_words: machine.last_words()?,
+            console_tail: machine.console_tail()?,
             seconds: started.elapsed().as_secs(),
         };
-        Ok(KernelOutcome::of(kernel.name, done))
+        Ok(KernelOutcome::from_run(kernel.name, done))
     }
 
     /// Shell script with the machine's work, which the init script runs.
-    fn job(&self, run: &[String]) -> Result<String> {
+    fn job_script(&self, run: &[String]) -> Result<String> {
         let mut job =
             "export HOME=/root TERM=dumb RUST_BACKTRACE=0 PATH=/usr/local/sbin:/usr/local/bin:\
                        /usr/sbin:/usr/bin:/sbin:/bin\nulimit -n 65536\nip link set lo up\n"
                 .to_owned();
         // Raw mode: the terminal layer would add a carriage return to each line.
         job += "exec >/dev/ttyS1 2>&1 </dev/null\nbusybox stty -F /dev/ttyS1 raw\n";
-        job += &format!("cd {}\n", quoted(&self.tests.to_string_lossy()));
-        let files = [(OBJECT, &self.args.object), (SERVERS, &self.servers)];
+        job += &format!("cd {}\n", shell_quote(&self.tests.to_string_lossy()));
+        let files = [(OBJECT_VARIABLE, &self.args.object), (SERVERS_VARIABLE, &self.servers)];
         for (name, file) in
             files.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?)))
         {
             let file = fs::canonicalize(file)
                 .with_context(|| format!("cannot find {}", file.display()))?;
-            job += &format!("export {name}={}\n", quoted(&file.to_string_lossy()));
+            job += &format!("export {name}={}\n", shell_quote(&file.to_string_lossy()));
         }
-        job += &said(LOAD, &format!("--nocapture {VERIFIER}"), "");
+        job += &marked_run_lines(LOAD_RUN, &format!("--nocapture {VERIFIER_TESTS}"), "");
         if !run.is_empty() {
-            let names: Vec<String> = run.iter().map(|name| quoted(name)).collect();
+            let names: Vec<String> = run.iter().map(|name| shell_quote(name)).collect();
             // Logs of the agents would hide the results, and are needed only after a failure.
-            job += &said(TESTS, &format!("--exact {}", names.join(" ")), "2>/run/rouse/agents");
+            job += &marked_run_lines(
+                TESTS_RUN,
+                &format!("--exact {}", names.join(" ")),
+                "2>/run/rouse/agents",
+            );
             job += "[ $code = 0 ] || tail -c 50000 /run/rouse/agents\n";
         }
         Ok(job + "exec busybox poweroff -f\n")
@@ -215,7 +220,7 @@ impl KernelRunner<'_> {
 }
 
 /// Script lines that run the tests that `words` choose, between lines that mark begin and end for the console log.
-fn said(run: &str, words: &str, to: &str) -> String {
+fn marked_run_lines(run: &str, words: &str, to: &str) -> String {
     format!(
         "echo 'rouse: begin {run}'\n/run/rouse/tests --test-threads=1 {words} {to}\ncode=$?\n\
          echo \"rouse: end {run} $code\"\n"
@@ -223,7 +228,7 @@ fn said(run: &str, words: &str, to: &str) -> String {
 }
 
 /// Prints the tables. Fails if a result on any kernel is wrong.
-fn conclude(outcomes: &[KernelOutcome], json: Option<&Path>) -> Result<()> {
+fn report_outcomes(outcomes: &[KernelOutcome], json: Option<&Path>) -> Result<()> {
     println!("\n{}", KernelTables(outcomes));
     if let Some(file) = json {
         let text = serde_json::to_string_pretty(outcomes)? + "\n";

@@ -92,10 +92,14 @@ async fn send_all(args: &LoadArgs) -> Result<()> {
     let (records, mut printed) = mpsc::channel::<LoadRecord>(4096);
     let shared = Rc::new(worker::LoadWorkerState::new(args, started));
     if args.open {
-        tokio::task::spawn_local(worker::open(shared, records));
+        tokio::task::spawn_local(worker::run_open_loop(shared, records));
     } else {
-        for index in 0..args.stages.most() {
-            tokio::task::spawn_local(worker::closed(shared.clone(), index, records.clone()));
+        for index in 0..args.stages.max_level() {
+            tokio::task::spawn_local(worker::run_closed_loop(
+                shared.clone(),
+                index,
+                records.clone(),
+            ));
         }
         // Only the workers hold senders now, so the loop below ends with the last of them.
         drop(records);

@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Waits until no other process holds the lock `file`, which is created if missing. The lock is released when the result
-/// is dropped, or with the process.
-pub(crate) fn wait_for(file: &Path) -> Result<File> {
+/// Waits until no other process holds the lock `file`, which is created if missing. The lock is released when the
+/// result is dropped, or with the process.
+pub(crate) fn acquire(file: &Path) -> Result<File> {
     let folder = file.parent().unwrap_or_else(|| Path::new("."));
     let lock = fs::create_dir_all(folder).and_then(|()| File::create(file));
     let lock = lock.with_context(|| format!("cannot make {}", file.display()))?;

@@ -91,20 +91,26 @@ pub(crate) struct BurstTimes {
 /// Runs the hidden command `xtask measure`.
 pub(crate) fn run(args: &MeasureArgs) -> Result<()> {
     let measured = match &args.what {
-        MeasureCommand::Connect { addr, count } => connect(*addr, *count)?,
+        MeasureCommand::Connect { addr, count } => measure_connects(*addr, *count)?,
         MeasureCommand::Warm { addr, connections, millis } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let time = Duration::from_millis(*millis);
-            LocalSet::new().block_on(&runtime, warm(*addr, *connections, time))?
+            LocalSet::new().block_on(&runtime, measure_warm(*addr, *connections, time))?
         }
         MeasureCommand::Burst { all, timeout_s } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let all = burst(all, Duration::from_secs(*timeout_s));
+            let all = measure_burst(all, Duration::from_secs(*timeout_s));
             println!("{}", serde_json::to_string(&LocalSet::new().block_on(&runtime, all)?)?);
             return Ok(());
         }
         MeasureCommand::First { addr, timeout_s } => {
-            println!("{}", serde_json::to_string(&first(*addr, Duration::from_secs(*timeout_s))?)?);
+            println!(
+                "{}",
+                serde_json::to_string(&measure_first_response(
+                    *addr,
+                    Duration::from_secs(*timeout_s)
+                )?)?
+            );
             return Ok(());
         }
     };
@@ -113,7 +119,7 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<()> {
 }
 
 /// Measures the connect alone. The socket is reset at once, so that no port stays in TIME_WAIT.
-fn connect(addr: SocketAddr, count: usize) -> Result<MeasuredTimes> {
+fn measure_connects(addr: SocketAddr, count: usize) -> Result<MeasuredTimes> {
     let (cpu, started) = (cpu_us(), Instant::now());
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
@@ -128,11 +134,11 @@ fn connect(addr: SocketAddr, count: usize) -> Result<MeasuredTimes> {
             &nix::libc::linger { l_onoff: 1, l_linger: 0 },
         )?;
     }
-    Ok(MeasuredTimes::of(times, started.elapsed(), cpu_us() - cpu))
+    Ok(MeasuredTimes::from_times(times, started.elapsed(), cpu_us() - cpu))
 }
 
 /// Sends all requests at once. A request without a response counts with the whole time of waiting.
-async fn burst(all: &[String], patience: Duration) -> Result<BurstTimes> {
+async fn measure_burst(all: &[String], patience: Duration) -> Result<BurstTimes> {
     let at_us = unix_us();
     let mut tasks = JoinSet::new();
     for one in all {
@@ -140,7 +146,7 @@ async fn burst(all: &[String], patience: Duration) -> Result<BurstTimes> {
         let (addr, host): (SocketAddr, String) = (addr.parse()?, host.to_owned());
         tasks.spawn_local(async move {
             let begin = Instant::now();
-            let answered = tokio::time::timeout(patience, answer(addr, &host)).await;
+            let answered = tokio::time::timeout(patience, read_first_bytes(addr, &host)).await;
             (begin.elapsed().as_secs_f64() * 1e3, matches!(answered, Ok(Ok(()))))
         });
     }
@@ -150,7 +156,7 @@ async fn burst(all: &[String], patience: Duration) -> Result<BurstTimes> {
 }
 
 /// Sends one request on a new connection, and reads the first bytes of the response.
-async fn answer(addr: SocketAddr, host: &str) -> Result<()> {
+async fn read_first_bytes(addr: SocketAddr, host: &str) -> Result<()> {
     let mut stream = TcpStream::connect(addr).await?;
     let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -163,11 +169,11 @@ async fn answer(addr: SocketAddr, host: &str) -> Result<()> {
 }
 
 /// Sends requests until one is answered, at most a few hundred a second.
-fn first(addr: SocketAddr, patience: Duration) -> Result<LoadRecord> {
+fn measure_first_response(addr: SocketAddr, patience: Duration) -> Result<LoadRecord> {
     let (started, at_us) = (Instant::now(), unix_us());
     while started.elapsed() < patience {
         // Refused connects and timeouts are expected while no pod is ready.
-        if let Ok((head, first_byte)) = attempt(addr, started) {
+        if let Ok((head, first_byte)) = try_request(addr, started) {
             let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
             let word = |name: &str| field(name).unwrap_or_default().trim().to_owned();
             let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -183,7 +189,7 @@ fn first(addr: SocketAddr, patience: Duration) -> Result<LoadRecord> {
                 error: String::new(),
             });
         }
-        sh::pause(Duration::from_millis(2));
+        sh::sleep(Duration::from_millis(2));
     }
     bail!("no answer from {addr} within {} s", patience.as_secs())
 }
@@ -195,7 +201,7 @@ fn first(addr: SocketAddr, patience: Duration) -> Result<LoadRecord> {
 const UNANSWERED: Duration = Duration::from_millis(20);
 
 /// Sends one request on a new connection. Returns the response's head, and the time of its first byte.
-fn attempt(addr: SocketAddr, started: Instant) -> Result<(String, Duration)> {
+fn try_request(addr: SocketAddr, started: Instant) -> Result<(String, Duration)> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect_timeout(&addr, UNANSWERED)?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
@@ -210,13 +216,17 @@ fn attempt(addr: SocketAddr, started: Instant) -> Result<(String, Duration)> {
     Ok((head, first_byte))
 }
 
-async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<MeasuredTimes> {
+async fn measure_warm(
+    addr: SocketAddr,
+    connections: usize,
+    time: Duration,
+) -> Result<MeasuredTimes> {
     let mut streams = Vec::new();
     for _ in 0..connections {
         let mut stream = TcpStream::connect(addr).await.context("cannot connect")?;
         stream.set_nodelay(true)?;
         // The first response is not measured: it finds cold caches, and the pod is busy with accepting.
-        request(&mut stream, &mut [0; 4096]).await?;
+        send_get(&mut stream, &mut [0; 4096]).await?;
         streams.push(stream);
     }
     let (cpu, started) = (cpu_us(), Instant::now());
@@ -226,7 +236,7 @@ async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Me
             let (mut times, mut buffer) = (Vec::new(), [0; 4096]);
             while started.elapsed() < time {
                 let begin = Instant::now();
-                request(&mut stream, &mut buffer).await?;
+                send_get(&mut stream, &mut buffer).await?;
                 times.push(begin.elapsed());
             }
             anyhow::Ok(times)
@@ -236,11 +246,11 @@ async fn warm(addr: SocketAddr, connections: usize, time: Duration) -> Result<Me
     while let Some(done) = tasks.join_next().await {
         times.extend(done.context("a client ended early")??);
     }
-    Ok(MeasuredTimes::of(times, started.elapsed(), cpu_us() - cpu))
+    Ok(MeasuredTimes::from_times(times, started.elapsed(), cpu_us() - cpu))
 }
 
 /// Sends one small GET. Without an HTTP library, so that the client's own CPU time does not hide the server's.
-async fn request(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()> {
+async fn send_get(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()> {
     stream.write_all(b"GET / HTTP/1.1\r\nHost: hello\r\n\r\n").await?;
     let mut have = 0;
     loop {
@@ -249,14 +259,14 @@ async fn request(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()> 
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         have += read;
-        if is_whole(&buffer[..have])? {
+        if is_complete(&buffer[..have])? {
             return Ok(());
         }
     }
 }
 
 /// Returns true if `bytes` hold a whole response with a content-length.
-fn is_whole(bytes: &[u8]) -> Result<bool> {
+fn is_complete(bytes: &[u8]) -> Result<bool> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(false) };
     let head = std::str::from_utf8(&bytes[..end])?;
     if !head.starts_with("HTTP/1.1 200") {
@@ -268,7 +278,7 @@ fn is_whole(bytes: &[u8]) -> Result<bool> {
 }
 
 impl MeasuredTimes {
-    fn of(mut times: Vec<Duration>, elapsed: Duration, cpu_us: f64) -> Self {
+    fn from_times(mut times: Vec<Duration>, elapsed: Duration, cpu_us: f64) -> Self {
         times.sort_unstable();
         let at = |share: f64| {
             let rank = (times.len() as f64 * share) as usize;
@@ -302,9 +312,9 @@ mod tests {
     #[test]
     fn an_answer_is_whole_when_its_body_is() {
         let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
-        assert!(is_whole(whole).unwrap());
-        assert!(!is_whole(&whole[..whole.len() - 1]).unwrap());
-        assert!(!is_whole(b"HTTP/1.1 200 OK\r\n").unwrap());
-        assert!(is_whole(b"HTTP/1.1 503 no\r\n\r\n").is_err());
+        assert!(is_complete(whole).unwrap());
+        assert!(!is_complete(&whole[..whole.len() - 1]).unwrap());
+        assert!(!is_complete(b"HTTP/1.1 200 OK\r\n").unwrap());
+        assert!(is_complete(b"HTTP/1.1 503 no\r\n\r\n").is_err());
     }
 }

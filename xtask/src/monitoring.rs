@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster, sh,
-    tidy::{DASHBOARD, RULES},
+    tidy::{GRAFANA_DASHBOARD, PROMETHEUS_RULES},
     workspace::CargoWorkspace,
 };
 
@@ -24,12 +24,13 @@ pub(crate) fn run() -> Result<()> {
     let promtool = cluster::promtool()?;
     let tool =
         |args: &[&str]| sh::run(Command::new(&promtool).args(args).current_dir(&workspace.root));
-    tool(&["check", "rules", "--lint=all", "--lint-fatal", RULES])?;
+    tool(&["check", "rules", "--lint=all", "--lint-fatal", PROMETHEUS_RULES])?;
     tool(&["test", "rules", RULE_TESTS])?;
     // promtool reads no dashboards, so each query is checked as the expression of a rule.
-    let asked = queries(&workspace.root.join(DASHBOARD))?;
+    let asked = read_queries(&workspace.root.join(GRAFANA_DASHBOARD))?;
     for DashboardQuery { panel, expression } in &asked {
-        check(&promtool, expression).with_context(|| format!("{DASHBOARD}: panel {panel:?}"))?;
+        check_expression(&promtool, expression)
+            .with_context(|| format!("{GRAFANA_DASHBOARD}: panel {panel:?}"))?;
     }
     println!(
         "monitoring: rules, their tests and {} queries of the dashboard are sound",
@@ -45,17 +46,17 @@ struct DashboardQuery {
     expression: String,
 }
 
-fn queries(dashboard: &Path) -> Result<Vec<DashboardQuery>> {
+fn read_queries(dashboard: &Path) -> Result<Vec<DashboardQuery>> {
     let unreadable = || format!("cannot read {}", dashboard.display());
     let text = fs::read_to_string(dashboard).with_context(unreadable)?;
-    let asked = expressions(&serde_json::from_str(&text).with_context(unreadable)?);
+    let asked = panel_queries(&serde_json::from_str(&text).with_context(unreadable)?);
     if asked.is_empty() {
         bail!("{} asks for nothing", dashboard.display());
     }
     Ok(asked)
 }
 
-fn expressions(dashboard: &Value) -> Vec<DashboardQuery> {
+fn panel_queries(dashboard: &Value) -> Vec<DashboardQuery> {
     let list = |of: &Value, field: &str| of[field].as_array().cloned().unwrap_or_default();
     let asked = list(dashboard, "panels").into_iter().flat_map(|panel| {
         // Rows of the dashboard have no targets, so they add no queries.
@@ -70,7 +71,7 @@ fn expressions(dashboard: &Value) -> Vec<DashboardQuery> {
 }
 
 /// Checks one expression as a rule. Grafana's variables are within strings only, so promtool can parse it unchanged.
-fn check(promtool: &Path, expression: &str) -> Result<()> {
+fn check_expression(promtool: &Path, expression: &str) -> Result<()> {
     let rule =
         json!({"groups": [{"name": "query", "rules": [{"record": "query", "expr": expression}]}]});
     let mut child = Command::new(promtool)
@@ -100,6 +101,6 @@ mod tests {
         ]});
         let query =
             |expression: &str| DashboardQuery { panel: "P".into(), expression: expression.into() };
-        assert_eq!(expressions(&dashboard), [query("up"), query("sum(up)")]);
+        assert_eq!(panel_queries(&dashboard), [query("up"), query("sum(up)")]);
     }
 }

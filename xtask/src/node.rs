@@ -24,8 +24,8 @@ pub(crate) struct LocalNode {
     name: String,
     rouse: PathBuf,
     log: PathBuf,
-    up: RefCell<Child>,
-    is_over: Cell<bool>,
+    process: RefCell<Child>,
+    is_stopped: Cell<bool>,
 }
 
 impl LocalNode {
@@ -59,8 +59,8 @@ impl LocalNode {
             name: name.to_owned(),
             rouse: rouse.to_owned(),
             log: log.to_owned(),
-            up: up.into(),
-            is_over: Cell::new(false),
+            process: up.into(),
+            is_stopped: Cell::new(false),
         };
         node.wait_until_ready(&ready)?;
         Ok(node)
@@ -70,38 +70,38 @@ impl LocalNode {
         let started = Instant::now();
         while !ready.exists() {
             // A node that has ended never writes the file, so waiting on would only cost time.
-            if let Some(status) = self.up.borrow_mut().try_wait()? {
-                self.is_over.set(true);
+            if let Some(status) = self.process.borrow_mut().try_wait()? {
+                self.is_stopped.set(true);
                 bail!("`rouse up` ended with {status}:\n{}", self.last_lines());
             }
             if started.elapsed() > START_TIMEOUT {
                 bail!("`rouse up` was not ready within {START_TIMEOUT:?}:\n{}", self.last_lines());
             }
-            sh::pause(Duration::from_millis(20));
+            sh::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
     /// Command `rouse --node … ARGS`, as root.
-    pub(crate) fn rouse(&self, args: &[&str]) -> Command {
+    pub(crate) fn rouse_command(&self, args: &[&str]) -> Command {
         command(&self.rouse, &self.name, args)
     }
 
     /// Command that runs a program in the client's network namespace and cgroup.
-    pub(crate) fn run(&self, program: &Path) -> Command {
+    pub(crate) fn client_command(&self, program: &Path) -> Command {
         let mut command = command(&self.rouse, &self.name, &["run"]);
         command.arg("--").arg(program);
         command
     }
 
     /// Path of the network namespace `which` of the node: `node` or `client`.
-    pub(crate) fn netns(&self, which: &str) -> PathBuf {
+    pub(crate) fn netns_path(&self, which: &str) -> PathBuf {
         Path::new("/run/rouse").join(&self.name).join("netns").join(which)
     }
 
     /// Process id of `rouse up`; behind sudo, of sudo's child.
     pub(crate) fn pid(&self) -> u32 {
-        let pid = self.up.borrow().id();
+        let pid = self.process.borrow().id();
         let child = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
         // sudo stays as the parent of the command that it runs.
         let child = child.ok().filter(|_| !sh::is_root());
@@ -119,11 +119,11 @@ impl LocalNode {
 
     /// Stops the node and removes its files, namespaces and cgroups.
     pub(crate) fn stop(&self) -> Result<()> {
-        if self.is_over.replace(true) {
+        if self.is_stopped.replace(true) {
             return Ok(());
         }
         let down = sh::capture(&mut command(&self.rouse, &self.name, &["down", "--purge"]));
-        let status = self.up.borrow_mut().wait().context("cannot wait for `rouse up`")?;
+        let status = self.process.borrow_mut().wait().context("cannot wait for `rouse up`")?;
         down.context("cannot stop the node")?;
         if !status.success() {
             bail!("`rouse up` ended with {status}:\n{}", self.last_lines());
@@ -133,7 +133,7 @@ impl LocalNode {
 
     /// Prints commands to try, and keeps the node running.
     pub(crate) fn leave_running(&self, gateway: SocketAddr) {
-        self.is_over.set(true);
+        self.is_stopped.set(true);
         let (rouse, name) = (self.rouse.display(), &self.name);
         let sudo = if sh::is_root() { "" } else { "sudo " };
         println!("\nThe node is still running. Try:");

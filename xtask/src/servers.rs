@@ -40,23 +40,23 @@ const JETTY: [&str; 8] = [
     "servlet-api",
 ];
 /// Version of the build procedure; a change of it changes the cache directory.
-const WAY: &str = "CGO_ENABLED=0 -trimpath, --release 11 1";
+const BUILD_PROCEDURE: &str = "CGO_ENABLED=0 -trimpath, --release 11 1";
 
 /// Runs `cargo xtask servers`: builds them and prints the variable for the tests.
 pub(crate) fn run() -> Result<()> {
-    let folder = make(&CargoWorkspace::load()?)?;
+    let folder = build(&CargoWorkspace::load()?)?;
     println!("ROUSE_SERVERS={}", folder.display());
     Ok(())
 }
 
 /// Builds the servers if they are missing, and links `servers` in the target directory to them. Returns their
 /// directory.
-pub(crate) fn make(workspace: &CargoWorkspace) -> Result<PathBuf> {
+pub(crate) fn build(workspace: &CargoWorkspace) -> Result<PathBuf> {
     let sources = workspace.root.join(SOURCES);
-    let folder = toolchain::cache()?.join(format!("servers-{}", digest(&sources)?));
+    let folder = toolchain::cache_directory()?.join(format!("servers-{}", digest(&sources)?));
     if !folder.exists() {
         println!("building servers in Go and Java into {} (once)", folder.display());
-        build_whole(&sources, &folder)?;
+        build_all(&sources, &folder)?;
     }
     // A stable path for users who run the test program by hand.
     let link = workspace.target.join("servers");
@@ -67,25 +67,25 @@ pub(crate) fn make(workspace: &CargoWorkspace) -> Result<PathBuf> {
 }
 
 /// Removes the results table of an earlier run.
-pub(crate) fn forget(workspace: &CargoWorkspace) {
-    let _absent = fs::remove_file(table(workspace));
+pub(crate) fn remove_results(workspace: &CargoWorkspace) {
+    let _absent = fs::remove_file(results_path(workspace));
 }
 
 /// Prints the results table, if the tests that write it ran.
-pub(crate) fn show(workspace: &CargoWorkspace) {
-    if let Ok(text) = fs::read_to_string(table(workspace)) {
+pub(crate) fn print_results(workspace: &CargoWorkspace) {
+    if let Ok(text) = fs::read_to_string(results_path(workspace)) {
         println!("\n{text}");
     }
 }
 
-fn table(workspace: &CargoWorkspace) -> PathBuf {
+fn results_path(workspace: &CargoWorkspace) -> PathBuf {
     workspace.target.join("servers.md")
 }
 
 /// Digest of all inputs of the build, for the directory's name.
 fn digest(sources: &Path) -> Result<String> {
     let mut hash = Sha256::new();
-    hash.update(format!("{WAY} {}\n", std::env::consts::ARCH));
+    hash.update(format!("{BUILD_PROCEDURE} {}\n", std::env::consts::ARCH));
     for file in FILES {
         let text = fs::read(sources.join(file)).with_context(|| format!("no {SOURCES}/{file}"))?;
         hash.update(format!("{file} {}\n", text.len()));
@@ -96,7 +96,7 @@ fn digest(sources: &Path) -> Result<String> {
 }
 
 /// Builds all servers aside and renames the directory: an interrupted build must not look complete.
-fn build_whole(sources: &Path, folder: &Path) -> Result<()> {
+fn build_all(sources: &Path, folder: &Path) -> Result<()> {
     let aside = folder.with_extension(format!("new-{}", std::process::id()));
     fs::create_dir_all(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
     let built = build_go(sources, &aside)

@@ -34,7 +34,7 @@ pub(crate) fn prepare(purposes: &[SetupPurpose], yes: bool) -> Result<()> {
     if purposes.iter().any(|purpose| purpose.needs_kernel()) {
         check_kernel()?;
     }
-    let missing = needs::missing(purposes, is_there);
+    let missing = needs::missing_packages(purposes, is_installed);
     if !missing.is_empty() {
         install(&missing, yes)?;
     }
@@ -45,7 +45,7 @@ pub(crate) fn prepare(purposes: &[SetupPurpose], yes: bool) -> Result<()> {
 }
 
 /// Returns true if a program is on the `PATH`, or if an absolute path exists.
-fn is_there(name: &str) -> bool {
+fn is_installed(name: &str) -> bool {
     let file = Path::new(name);
     sh::which(name).is_some() || (file.is_absolute() && file.exists())
 }
@@ -58,7 +58,7 @@ fn check_kernel() -> Result<()> {
         is_root: sh::is_root(),
         has_sudo: sh::which("sudo").is_some(),
     };
-    let lacking = needs::lacking(&facts);
+    let lacking = needs::unmet_requirements(&facts);
     if lacking.is_empty() {
         return Ok(());
     }
@@ -66,7 +66,8 @@ fn check_kernel() -> Result<()> {
 }
 
 fn install(missing: &[&RequiredPackage], yes: bool) -> Result<()> {
-    let packages: Vec<(&str, &str)> = missing.iter().map(|need| (need.package, need.why)).collect();
+    let packages: Vec<(&str, &str)> =
+        missing.iter().map(|need| (need.package, need.reason)).collect();
     install_packages(&packages, yes)
 }
 
@@ -82,24 +83,25 @@ fn install_packages(packages: &[(&str, &str)], yes: bool) -> Result<()> {
         bail!("this is no Debian or Ubuntu machine; install what `{by_hand}` would");
     }
     // No package is ever installed without consent.
-    if !yes && !agreed("Install them with apt-get?")? {
+    if !yes && !confirm("Install them with apt-get?")? {
         bail!("install them with `sudo {by_hand}`, or pass --yes");
     }
-    sh::run(apt(&["update", "-qq"]).stdin(std::process::Stdio::null()))?;
+    sh::run(apt_command(&["update", "-qq"]).stdin(std::process::Stdio::null()))?;
     let mut words = vec!["install", "-qq", "-y", "--no-install-recommends"];
     words.extend(&names);
-    sh::run(apt(&words).stdin(std::process::Stdio::null()))
+    sh::run(apt_command(&words).stdin(std::process::Stdio::null()))
         .with_context(|| format!("cannot install {}", names.join(", ")))
 }
 
-fn apt(words: &[&str]) -> std::process::Command {
-    let mut command = sh::root_command_with("apt-get", &[("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
+fn apt_command(words: &[&str]) -> std::process::Command {
+    let mut command =
+        sh::root_command_with("apt-get", &[("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
     command.args(words);
     command
 }
 
 /// Asks on the terminal. Without a terminal the answer is no.
-fn agreed(question: &str) -> Result<bool> {
+fn confirm(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 /// Environment variables passed through sudo, which drops all others: those that the programs and tests read.
-const KEPT: [&str; 7] = [
+const PRESERVED_VARIABLES: [&str; 7] = [
     "CARGO_TARGET_DIR",
     "ROUSE_INSTALL_ROUNDS",
     "ROUSE_LONG_REQUEST_S",
@@ -43,11 +43,11 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// Command `program` as root: directly if xtask is root, else through sudo, with the same `PATH` and kept variables.
-pub(crate) fn raised(program: impl AsRef<OsStr>) -> Command {
+pub(crate) fn root_command(program: impl AsRef<OsStr>) -> Command {
     root_command_with(program, &[])
 }
 
-/// Command like [`raised`], with additional variables for the program.
+/// Command like [`root_command`], with additional variables for the program.
 pub(crate) fn root_command_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsStr)]) -> Command {
     if is_root() {
         let mut command = Command::new(program);
@@ -58,20 +58,20 @@ pub(crate) fn root_command_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsSt
     // sudo's own PATH would hide rustup's toolchain and programs in the user's home.
     command.arg("env");
     // `env` sets the variables behind sudo, whose policy may refuse to pass them.
-    let kept = KEPT.iter().chain(&["PATH", "HOME"]);
+    let kept = PRESERVED_VARIABLES.iter().chain(&["PATH", "HOME"]);
     for name in kept {
         if let Some(value) = std::env::var_os(name) {
-            command.arg(pair(name, &value));
+            command.arg(env_pair(name, &value));
         }
     }
     for (name, value) in vars {
-        command.arg(pair(name, value));
+        command.arg(env_pair(name, value));
     }
     command.arg(program);
     command
 }
 
-fn pair(name: &str, value: &OsStr) -> OsString {
+fn env_pair(name: &str, value: &OsStr) -> OsString {
     let mut pair = OsString::from(name);
     pair.push("=");
     pair.push(value);
@@ -80,10 +80,11 @@ fn pair(name: &str, value: &OsStr) -> OsString {
 
 /// Prints and runs `command`. A failed command is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    println!("$ {}", shown(command));
-    let status = command.status().with_context(|| format!("cannot start `{}`", shown(command)))?;
+    println!("$ {}", display_command(command));
+    let status =
+        command.status().with_context(|| format!("cannot start `{}`", display_command(command)))?;
     if !status.success() {
-        bail!("`{}` ended with {status}", shown(command));
+        bail!("`{}` ended with {status}", display_command(command));
     }
     Ok(())
 }
@@ -94,22 +95,22 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let output = command
         .stderr(Stdio::inherit())
         .output()
-        .with_context(|| format!("cannot start `{}`", shown(command)))?;
+        .with_context(|| format!("cannot start `{}`", display_command(command)))?;
     if !output.status.success() {
-        bail!("`{}` ended with {}", shown(command), output.status);
+        bail!("`{}` ended with {}", display_command(command), output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Runs `command` and passes each line of its standard output to `line`. Returns true if it succeeded.
-pub(crate) fn watch(command: &mut Command, mut line: impl FnMut(&str)) -> Result<bool> {
+pub(crate) fn run_with_lines(command: &mut Command, mut line: impl FnMut(&str)) -> Result<bool> {
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
-        .with_context(|| format!("cannot start `{}`", shown(command)))?;
+        .with_context(|| format!("cannot start `{}`", display_command(command)))?;
     let stdout = child.stdout.take().context("the child's output was piped")?;
     for text in BufReader::new(stdout).lines() {
-        line(&text.with_context(|| format!("cannot read from `{}`", shown(command)))?);
+        line(&text.with_context(|| format!("cannot read from `{}`", display_command(command)))?);
     }
     Ok(child.wait()?.success())
 }
@@ -132,11 +133,11 @@ fn is_executable(file: &Path) -> bool {
 
 /// Sleeps for a while. xtask's main thread has no runtime that this could block.
 #[allow(clippy::disallowed_methods, reason = "xtask's main thread waits for other processes")]
-pub(crate) fn pause(wait: Duration) {
+pub(crate) fn sleep(wait: Duration) {
     std::thread::sleep(wait);
 }
 
-fn shown(command: &Command) -> String {
+fn display_command(command: &Command) -> String {
     let mut words = vec![Path::new(command.get_program()).file_name().unwrap_or_default()];
     words.extend(command.get_args());
     words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")

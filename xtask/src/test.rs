@@ -88,7 +88,7 @@ impl TestTier {
     }
 
     /// Test programs that run as root, among them one of `rouse`, whose build also builds that program.
-    fn programs(self) -> Vec<&'static str> {
+    fn test_programs(self) -> Vec<&'static str> {
         match self {
             Self::Pure | Self::Shell => Vec::new(),
             Self::Kernel => vec!["kernel", "cli"],
@@ -102,15 +102,15 @@ impl TestTier {
 #[derive(Clone, Debug, PartialEq)]
 enum TierOutcome {
     /// The tests ran: libtest's counts, true if all passed, and what was left out with the reason.
-    Ran { tally: TestCounts, ok: bool, left_out: String },
+    Ran { counts: TestCounts, ok: bool, skipped: String },
     /// The tests could not run; the reason.
     CannotRun(String),
 }
 
 impl TierOutcome {
     /// Result before any test has run.
-    fn nothing() -> Self {
-        Self::Ran { tally: TestCounts::default(), ok: true, left_out: String::new() }
+    fn empty() -> Self {
+        Self::Ran { counts: TestCounts::default(), ok: true, skipped: String::new() }
     }
 
     /// Returns true if the tier ran and every test passed.
@@ -119,23 +119,23 @@ impl TierOutcome {
     }
 
     /// Number of tests that ran.
-    fn ran(&self) -> u64 {
+    fn test_count(&self) -> u64 {
         match self {
-            Self::Ran { tally, .. } => tally.passed + tally.failed,
+            Self::Ran { counts: tally, .. } => tally.passed + tally.failed,
             Self::CannotRun(_) => 0,
         }
     }
 
     /// Combines this result and `next` into one.
-    fn and(self, next: Self) -> Self {
+    fn combine(self, next: Self) -> Self {
         match (self, next) {
             (
-                Self::Ran { tally: first, ok, left_out },
-                Self::Ran { tally: second, ok: next_ok, left_out: more },
+                Self::Ran { counts: first, ok, skipped: left_out },
+                Self::Ran { counts: second, ok: next_ok, skipped: more },
             ) => Self::Ran {
-                tally: first.and(second),
+                counts: first.combine(second),
                 ok: ok && next_ok,
-                left_out: left_out + &more,
+                skipped: left_out + &more,
             },
             (Self::CannotRun(why), _) | (_, Self::CannotRun(why)) => Self::CannotRun(why),
         }
@@ -160,10 +160,11 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             println!("{error:#}");
         }
     }
-    let builder = builder(&tiers, args, workspace)?;
-    let ahead =
-        should_prebuild_images(&tiers, args).then(|| ImagePrebuild::start(&builder.workspace)).transpose()?;
-    let started = lanes.iter().map(|lane| start(lane, args, &builder));
+    let builder = create_builder(&tiers, args, workspace)?;
+    let ahead = should_prebuild_images(&tiers, args)
+        .then(|| ImagePrebuild::start(&builder.workspace))
+        .transpose()?;
+    let started = lanes.iter().map(|lane| start_lane(lane, args, &builder));
     let beside: Vec<TierLane> = started.collect::<Result<_>>()?;
     if !beside.is_empty() {
         lower_priority()?;
@@ -181,7 +182,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     }
     ahead.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
-    conclude(&rows)
+    print_results(&rows)
 }
 
 /// Tiers that run in processes of their own beside the others; within a lane, one after the other. Their tests wait
@@ -207,10 +208,10 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 
 /// Starts tiers in a process of their own. Their programs are built here before: processes of Cargo wait for each
 /// other, so that process would wait for all later builds as well.
-fn start(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
-    let programs = lane.iter().flat_map(|tier| tier.programs());
+fn start_lane(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
+    let programs = lane.iter().flat_map(|tier| tier.test_programs());
     let words: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
-    let built = builder.tests(&words)?;
+    let built = builder.build_tests(&words)?;
     TierLane::start(lane, args, &builder.workspace, &built)
 }
 
@@ -221,9 +222,13 @@ fn lower_priority() -> Result<()> {
 }
 
 /// Builder of the test programs of all tiers.
-fn builder(tiers: &[TestTier], args: &TestArgs, workspace: CargoWorkspace) -> Result<TestBuilder> {
+fn create_builder(
+    tiers: &[TestTier],
+    args: &TestArgs,
+    workspace: CargoWorkspace,
+) -> Result<TestBuilder> {
     if tiers.iter().all(|tier| matches!(tier, TestTier::Pure | TestTier::Shell)) {
-        return Ok(TestBuilder::plain(workspace));
+        return Ok(TestBuilder::without_ebpf(workspace));
     }
     let prepared = setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel], args.yes);
     let builder = TestBuilder::with_ebpf(workspace, prepared);
@@ -238,11 +243,11 @@ fn run_repeatedly(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     let mut outcome = run_tier(tier, args, builder)?;
     for round in 2..=args.repeat.get() {
         // A round without tests would only repeat, and a failure is what the user wants to see.
-        if !outcome.is_success() || outcome.ran() == 0 {
+        if !outcome.is_success() || outcome.test_count() == 0 {
             break;
         }
         println!("-- round {round} of {} --", args.repeat);
-        outcome = outcome.and(run_tier(tier, args, builder)?);
+        outcome = outcome.combine(run_tier(tier, args, builder)?);
     }
     Ok(outcome)
 }
@@ -262,11 +267,11 @@ fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
                 args.yes,
             )?;
             // Built as the user: root's caches would have to be filled first.
-            let servers = servers::make(workspace)?;
-            servers::forget(workspace);
+            let servers = servers::build(workspace)?;
+            servers::remove_results(workspace);
             let vars = [("ROUSE_SERVERS", servers.as_os_str())];
-            let outcome = privileged("kernel", args, builder, &vars, &[], 1)?;
-            servers::show(workspace);
+            let outcome = run_as_root("kernel", args, builder, &vars, &[], 1)?;
+            servers::print_results(workspace);
             Ok(outcome)
         }
         TestTier::Local => {
@@ -274,15 +279,15 @@ fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
                 &[SetupPurpose::Build, SetupPurpose::Node, SetupPurpose::Test],
                 args.yes,
             )?;
-            image::make(workspace, &["hello"], &workspace.target.join("images"))?;
-            privileged("local", args, builder, &[], &[], 1)
+            image::write_layouts(workspace, &["hello"], &workspace.target.join("images"))?;
+            run_as_root("local", args, builder, &[], &[], 1)
         }
         TestTier::Cluster => cluster::run(args, builder),
     }
 }
 
 /// Builds one target of the package `tests` as the user, and runs it as root, with `at_once` tests in parallel.
-fn privileged(
+fn run_as_root(
     target: &str,
     args: &TestArgs,
     builder: &TestBuilder,
@@ -291,12 +296,12 @@ fn privileged(
     at_once: u8,
 ) -> Result<TierOutcome> {
     let (workspace, object) = (&builder.workspace, builder.object()?);
-    let (executable, rouse) = (builder.target(target)?, builder.rouse()?);
+    let (executable, rouse) = (builder.build_target(target)?, builder.build_rouse()?);
     let images = workspace.target.join("images");
     let mut vars = vec![
         ("ROUSE_BIN", rouse.as_os_str()),
         ("ROUSE_IMAGES", images.as_os_str()),
-        (build_ebpf::VARIABLE, object.as_os_str()),
+        (build_ebpf::OBJECT_VARIABLE, object.as_os_str()),
     ];
     vars.extend(more);
     let mut command = sh::root_command_with(&executable, &vars);
@@ -313,11 +318,11 @@ fn privileged(
 pub(crate) fn build_kernel_tier() -> Result<PathBuf> {
     let builder = TestBuilder::with_ebpf(CargoWorkspace::load()?, Ok(()));
     builder.object()?;
-    builder.target(TestTier::Kernel.name()).map(PathBuf::from)
+    builder.build_target(TestTier::Kernel.name()).map(PathBuf::from)
 }
 
 /// Names of the tests of a built program, without the ignored ones, which tests run as their subprocesses.
-pub(crate) fn names_in(program: &Path) -> Result<Vec<String>> {
+pub(crate) fn test_names(program: &Path) -> Result<Vec<String>> {
     let list = |more: &[&str]| -> Result<Vec<String>> {
         let mut command = Command::new(program);
         let listed = sh::capture(command.args(["--list", "--format", "terse"]).args(more))?;
@@ -338,7 +343,7 @@ fn build_only(tiers: &[TestTier], file: &Path, workspace: CargoWorkspace) -> Res
     };
     let builder = TestBuilder::with_ebpf(workspace, Ok(()));
     builder.object()?;
-    let program = builder.target(tier.name())?;
+    let program = builder.build_target(tier.name())?;
     fs::copy(&program, file)
         .with_context(|| format!("cannot copy {program} to {}", file.display()))?;
     println!("test: {} holds the {} tier", file.display(), tier.name());
@@ -351,15 +356,15 @@ fn run_and_count(command: &mut Command) -> Result<TierOutcome> {
     let in_turn = command.get_args().any(|it| it == "--test-threads=1");
     let mut tally = TestCounts::default();
     let mut last = Instant::now();
-    let ok = sh::watch(command, |line| {
+    let ok = sh::run_with_lines(command, |line| {
         println!("{line}");
-        tally.absorb(line);
+        tally.parse_line(line);
         if in_turn {
-            tally.record(line, last.elapsed().as_secs_f64());
+            tally.record_seconds(line, last.elapsed().as_secs_f64());
             last = Instant::now();
         }
     })?;
-    Ok(TierOutcome::Ran { tally, ok, left_out: String::new() })
+    Ok(TierOutcome::Ran { counts: tally, ok, skipped: String::new() })
 }
 
 /// Result and duration of one tier.
@@ -373,7 +378,7 @@ struct TierRow {
 impl fmt::Display for TierRow {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, detail) = match &self.outcome {
-            TierOutcome::Ran { tally, ok, left_out } => (
+            TierOutcome::Ran { counts: tally, ok, skipped: left_out } => (
                 if *ok { "passed" } else { "FAILED" },
                 // Never silent: tests that did not run must not look as if they had passed.
                 format!("{} passed, {} failed{left_out}", tally.passed, tally.failed),
@@ -385,7 +390,7 @@ impl fmt::Display for TierRow {
 }
 
 /// Prints the table. Fails unless every tier ran and passed.
-fn conclude(rows: &[TierRow]) -> Result<()> {
+fn print_results(rows: &[TierRow]) -> Result<()> {
     println!("\ntier     result     time");
     let mut total = TestCounts::default();
     let mut bad = Vec::new();
@@ -393,8 +398,8 @@ fn conclude(rows: &[TierRow]) -> Result<()> {
         println!("{row}");
         print_slowest(row);
         match &row.outcome {
-            TierOutcome::Ran { tally, ok, .. } => {
-                total = total.and(tally.clone());
+            TierOutcome::Ran { counts: tally, ok, .. } => {
+                total = total.combine(tally.clone());
                 if !ok {
                     bad.push(row.tier.name());
                 }
@@ -418,7 +423,7 @@ fn conclude(rows: &[TierRow]) -> Result<()> {
 
 /// Prints the slowest tests, if their times are known.
 fn print_slowest(row: &TierRow) {
-    if let TierOutcome::Ran { tally, .. } = &row.outcome {
+    if let TierOutcome::Ran { counts: tally, .. } = &row.outcome {
         for (name, seconds) in tally.slowest() {
             println!("{:<18}{seconds:>6.1} s  {name}", "");
         }
@@ -432,14 +437,14 @@ mod tests {
     #[test]
     fn a_run_without_a_test_is_no_success() {
         let mut tally = TestCounts::default();
-        tally.absorb("test result: ok. 1 passed; 0 failed; 0 ignored");
+        tally.parse_line("test result: ok. 1 passed; 0 failed; 0 ignored");
         let ran = TierRow {
             tier: TestTier::Pure,
-            outcome: TierOutcome::Ran { tally, ok: true, left_out: String::new() },
+            outcome: TierOutcome::Ran { counts: tally, ok: true, skipped: String::new() },
             seconds: 0.0,
         };
-        assert!(conclude(&[ran]).is_ok());
-        assert!(conclude(&[]).is_err());
+        assert!(print_results(&[ran]).is_ok());
+        assert!(print_results(&[]).is_err());
     }
 
     #[test]
@@ -450,6 +455,6 @@ mod tests {
             seconds: 0.0,
         };
         assert_eq!(row.to_string(), "kernel   FAILED      0.0 s  cannot run: no root");
-        assert!(conclude(&[row]).is_err());
+        assert!(print_results(&[row]).is_err());
     }
 }

@@ -11,9 +11,9 @@ use anyhow::{Context as _, Result, bail};
 use crate::sh;
 
 /// Version of bpf-linker. 0.13 supports LLVM 21 to 23.
-const LINKER: &str = "0.13.0";
+const LINKER_VERSION: &str = "0.13.0";
 /// Oldest stable compiler that accepts the code with `RUSTC_BOOTSTRAP=1`.
-const OLDEST: (u32, u32) = (1, 95);
+const OLDEST_STABLE: (u32, u32) = (1, 95);
 
 /// Compiler and linker, ready to use.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ enum EbpfCompiler {
 impl EbpfToolchain {
     /// Finds compiler and linker. Builds a missing linker into the user's cache, which takes minutes once.
     pub(crate) fn find() -> Result<Self> {
-        let (compiler, llvm) = compiler()?;
+        let (compiler, llvm) = find_compiler()?;
         let linker = match sh::which("bpf-linker").filter(|path| is_our_linker(path)) {
             Some(path) => path,
             None => cached_linker(llvm)?,
@@ -82,8 +82,8 @@ pub(crate) enum MissingTool {
 }
 
 /// First missing prerequisite of [`EbpfToolchain::find`]; `None` if it would succeed, or can build the linker itself.
-pub(crate) fn lack() -> Option<MissingTool> {
-    let Ok((_, llvm)) = compiler() else { return Some(MissingTool::Compiler) };
+pub(crate) fn missing_tool() -> Option<MissingTool> {
+    let Ok((_, llvm)) = find_compiler() else { return Some(MissingTool::Compiler) };
     let on_path = sh::which("bpf-linker").filter(|path| is_our_linker(path));
     let cached = || Some(linker_folder(llvm).ok()?.join("bin/bpf-linker"));
     let has_linker = on_path.or_else(|| cached().filter(|path| is_our_linker(path))).is_some();
@@ -92,9 +92,9 @@ pub(crate) fn lack() -> Option<MissingTool> {
 }
 
 /// Finds a compiler that can build `core`, and the major version of its LLVM.
-fn compiler() -> Result<(EbpfCompiler, u32)> {
+fn find_compiler() -> Result<(EbpfCompiler, u32)> {
     // The system's first: its packages include the LLVM that the linker needs, while nightly may be ahead of them.
-    if let Some(found) = system().or_else(nightly) {
+    if let Some(found) = find_system().or_else(find_nightly) {
         return Ok(found);
     }
     if sh::which("rustup").is_some() {
@@ -109,7 +109,7 @@ fn compiler() -> Result<(EbpfCompiler, u32)> {
     )
 }
 
-fn nightly() -> Option<(EbpfCompiler, u32)> {
+fn find_nightly() -> Option<(EbpfCompiler, u32)> {
     let rustup = sh::which("rustup")?;
     let rustc =
         |argument: &str| output(Command::new(&rustup).args(["run", "nightly", "rustc", argument]));
@@ -120,7 +120,7 @@ fn nightly() -> Option<(EbpfCompiler, u32)> {
     Some((EbpfCompiler::Nightly { rustup }, llvm_major(&version)?))
 }
 
-fn system() -> Option<(EbpfCompiler, u32)> {
+fn find_system() -> Option<(EbpfCompiler, u32)> {
     let (rustc, cargo) = (PathBuf::from("/usr/bin/rustc"), PathBuf::from("/usr/bin/cargo"));
     if !rustc.exists() || !cargo.exists() {
         return None;
@@ -148,7 +148,7 @@ fn has_sources(library: &Path) -> bool {
 pub(crate) fn is_recent(release: &str) -> bool {
     let mut parts = release.split(['.', '-']).map(str::parse::<u32>);
     match (parts.next(), parts.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= OLDEST,
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= OLDEST_STABLE,
         _ => false,
     }
 }
@@ -168,11 +168,12 @@ fn output(command: &mut Command) -> Option<String> {
 }
 
 fn is_our_linker(path: &Path) -> bool {
-    output(Command::new(path).arg("--version")).is_some_and(|text| text.contains(LINKER))
+    output(Command::new(path).arg("--version")).is_some_and(|text| text.contains(LINKER_VERSION))
 }
 
 fn linker_folder(llvm: u32) -> Result<PathBuf> {
-    Ok(cache()?.join(format!("bpf-linker-{LINKER}-llvm{llvm}-{}", env::consts::ARCH)))
+    Ok(cache_directory()?
+        .join(format!("bpf-linker-{LINKER_VERSION}-llvm{llvm}-{}", env::consts::ARCH)))
 }
 
 /// Path of the linker in the cache, built if missing. Its directory's name has all inputs of the build.
@@ -185,18 +186,21 @@ fn cached_linker(llvm: u32) -> Result<PathBuf> {
     let prefix = PathBuf::from(format!("/usr/lib/llvm-{llvm}"));
     if !prefix.join("bin/llvm-config").exists() {
         bail!(
-            "bpf-linker {LINKER} is missing, and LLVM {llvm} to build it with: run \
-             `apt-get install llvm-{llvm}-dev`, or put bpf-linker {LINKER} for LLVM {llvm} on the PATH"
+            "bpf-linker {LINKER_VERSION} is missing, and LLVM {llvm} to build it with: run \
+             `apt-get install llvm-{llvm}-dev`, or put bpf-linker {LINKER_VERSION} for LLVM {llvm} on the PATH"
         );
     }
-    println!("building bpf-linker {LINKER} for LLVM {llvm} into {} (once)", folder.display());
+    println!(
+        "building bpf-linker {LINKER_VERSION} for LLVM {llvm} into {} (once)",
+        folder.display()
+    );
     // Built aside and renamed: an interrupted build must not look complete.
     let aside = folder.with_extension(format!("new-{}", std::process::id()));
     let feature = format!("llvm-{llvm}");
     let built = sh::run(
         sh::cargo()
             .args(["install", "bpf-linker", "--locked", "--no-default-features"])
-            .args(["--version", LINKER, "--features", &feature, "--root"])
+            .args(["--version", LINKER_VERSION, "--features", &feature, "--root"])
             .arg(&aside)
             .env_remove("CARGO_TARGET_DIR")
             .env("LLVM_PREFIX", &prefix),
@@ -212,7 +216,7 @@ fn cached_linker(llvm: u32) -> Result<PathBuf> {
 }
 
 /// Directory of Rouse in the user's cache: outside of the repository, so that all checkouts share it.
-pub(crate) fn cache() -> Result<PathBuf> {
+pub(crate) fn cache_directory() -> Result<PathBuf> {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set: set one")?;

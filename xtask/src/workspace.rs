@@ -42,7 +42,7 @@ impl CargoWorkspace {
         let text = sh::capture(
             sh::cargo()
                 .args(["metadata", "--no-deps", "--format-version", "1"])
-                .current_dir(root()),
+                .current_dir(checkout_directory()),
         )?;
         serde_json::from_str(&text).context("cannot read what `cargo metadata` printed")
     }
@@ -50,7 +50,7 @@ impl CargoWorkspace {
 
 /// A directory of the present checkout. `cargo run` sets the variable each time; the compiled-in path may belong to
 /// another checkout that shares the target directory.
-fn root() -> PathBuf {
+fn checkout_directory() -> PathBuf {
     let running = std::env::var_os("CARGO_MANIFEST_DIR");
     running.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }

@@ -7,15 +7,16 @@ use common::{
     wire::{ConnectionPath, NamespacedName, RevisionActivity, ScaleDecision},
 };
 use controller::{
-    api::{
-        ObjectPartKey,
+    decide::machine::{ControllerEvent, ControllerStateMachine},
+    model::{
+        object::{ObjectPartKey, ResourceKind},
+        world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
+    },
+    shell::api::{
         object_cache::ObservedObject,
         write_decision::{WriteAction, next_write},
     },
-    children::ResourceKind,
-    desired::desired_state,
-    machine::{ControllerEvent, ControllerStateMachine},
-    world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
+    write::desired::desired_state,
 };
 use serde_json::{Value, json};
 

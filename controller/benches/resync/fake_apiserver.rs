@@ -17,7 +17,7 @@ use axum::{
     http::{Method, Request, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
 };
-use controller::children::ResourceKind;
+use controller::model::object::ResourceKind;
 use futures::StreamExt as _;
 use serde_json::Value;
 use tokio::net::TcpListener;

@@ -16,7 +16,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use controller::{children::ResourceKind, config, world::UnixMillis};
+use controller::{
+    model::{object::ResourceKind, world::UnixMillis},
+    shell::config,
+};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 

@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 
 use common::wire::{is_dns_label, is_dns_subdomain};
 
-use crate::{
-    children::tagged_name,
+use crate::model::{
     config_maps::{
         DomainConfig, NetworkConfig,
         network::{domain_values, tag_values},
     },
     knative::key,
+    object::names::tagged_name,
 };
 
 /// Settings from which host names follow.
@@ -223,7 +223,7 @@ fn pairs(map: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config_maps::{ConfigMapSettings, read};
+    use crate::model::config_maps::{ConfigMapSettings, read};
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect()

@@ -22,14 +22,15 @@ use smol_str::SmolStr;
 use tracing::info;
 
 use crate::{
-    api::{ObjectPart, ObjectPartKey, WriteError},
-    children::ResourceKind,
-    network_policies::PolicyClientPod,
-    plan::{self, AppPlan, TemplateFacts},
-    render::KnativeObjectKey,
-    world::{
-        AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, CurrentDecision,
-        PlatformKind, PodStage, RevisionPod, ServiceManifest, UnixMillis,
+    decide::plan::{self, AppPlan},
+    model::{
+        network_policies::PolicyClientPod,
+        object::{KnativeObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
+        world::{
+            AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
+            CurrentDecision, PlatformKind, PodStage, RevisionPod, ServiceManifest, TemplateFacts,
+            UnixMillis,
+        },
     },
 };
 
@@ -44,11 +45,13 @@ mod observe;
 mod replicas;
 mod reports;
 mod settings;
+mod timers;
 mod write_keys;
 
-pub use digests::DigestResolution;
+pub use digests::{DigestRequest, DigestResolution, PullAccount};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
+use timers::AppTimers;
 
 /// Input of the machine: an observation, a decision, a report or a passed timer.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,19 +135,26 @@ pub struct ControllerEffects {
     pub refused_reports: u64,
 }
 
+/// Index of the observed pods.
+#[derive(Debug, Default)]
+struct PodIndex {
+    /// App of each pod, by the pod's UID.
+    apps: HashMap<String, NamespacedName>,
+    /// UIDs of the observed pods, by name.
+    uids: BTreeMap<NamespacedName, Box<str>>,
+    /// Pods that were observed before their Revision, by the Revision's name and the pod's.
+    without_revision: BTreeMap<NamespacedName, BTreeMap<NamespacedName, RevisionPod>>,
+}
+
 /// State machine that is the controller's core.
 #[derive(Debug)]
 pub struct ControllerStateMachine {
     world: ClusterState,
     routes: Outbox<RouteKey, RouteFingerprint>,
-    /// App of each pod, by the pod's UID.
-    app_by_pod_uid: HashMap<String, NamespacedName>,
+    /// Pods, by UID and by name.
+    pod_index: PodIndex,
     /// True before [`ControllerEvent::InitialListSynced`]: nothing is planned while a part of the objects is unknown.
     is_loading: bool,
-    /// UIDs of the observed pods, by name.
-    pod_uids: BTreeMap<NamespacedName, Box<str>>,
-    /// Pods that were observed before their Revision, by the Revision's name and the pod's.
-    pods_without_revision: BTreeMap<NamespacedName, BTreeMap<NamespacedName, RevisionPod>>,
     /// Pods that each reporter has named, by reporter.
     pods_by_reporter: BTreeMap<String, reports::ReporterPods>,
     /// Scale decisions on Revisions that are not observed yet.
@@ -162,8 +172,7 @@ pub struct ControllerStateMachine {
     unrecorded_events: BTreeMap<NamespacedName, Vec<ConfigMapEventRecord>>,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
-    timers: BTreeSet<(UnixMillis, NamespacedName)>,
-    timer_by_app: BTreeMap<NamespacedName, UnixMillis>,
+    timers: AppTimers,
     effects: ControllerEffects,
 }
 
@@ -179,10 +188,8 @@ impl ControllerStateMachine {
         Self {
             world,
             routes,
-            app_by_pod_uid: HashMap::new(),
+            pod_index: PodIndex::default(),
             is_loading: false,
-            pod_uids: BTreeMap::new(),
-            pods_without_revision: BTreeMap::new(),
             pods_by_reporter: BTreeMap::new(),
             pending_decisions: BTreeMap::new(),
             unconfirmed_decisions: None,
@@ -191,8 +198,7 @@ impl ControllerStateMachine {
             apps_to_rewrite: VecDeque::new(),
             unrecorded_events: BTreeMap::new(),
             apps_created: 0,
-            timers: BTreeSet::new(),
-            timer_by_app: BTreeMap::new(),
+            timers: AppTimers::default(),
             effects: ControllerEffects::default(),
         }
     }
@@ -225,11 +231,19 @@ impl ControllerStateMachine {
 
     /// Returns the time at which the next [`ControllerEvent::Tick`] is due.
     pub fn next_timer(&self) -> Option<UnixMillis> {
-        self.timers.first().map(|(at, _)| *at)
+        self.timers.next_due()
     }
 
     /// Handles one event and returns its effects.
     pub fn step(&mut self, now: UnixMillis, event: ControllerEvent) -> ControllerEffects {
+        self.handle_event(event, now);
+        // Any event may have moved a name to another owner, or made a Revision known that was already decided on.
+        self.reconcile_claimants(now);
+        self.apply_pending_decisions(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    fn handle_event(&mut self, event: ControllerEvent, now: UnixMillis) {
         match event {
             ControllerEvent::ManifestApplied(name, manifest) => {
                 self.apply_manifest(name, manifest, now)
@@ -241,14 +255,8 @@ impl ControllerStateMachine {
             ControllerEvent::DecisionWithdrawn(revision) => {
                 self.handle_decision_withdrawn(&revision, now)
             }
-            ControllerEvent::DecisionStreamBegin => {
-                self.unconfirmed_decisions = Some(self.decided_revisions().collect());
-            }
-            ControllerEvent::DecisionStreamSynced => {
-                for revision in self.unconfirmed_decisions.take().into_iter().flatten() {
-                    self.handle_decision_withdrawn(&revision, now);
-                }
-            }
+            ControllerEvent::DecisionStreamBegin => self.handle_decision_stream_begin(),
+            ControllerEvent::DecisionStreamSynced => self.handle_decision_stream_synced(now),
             ControllerEvent::ReportStreamBegin(who, stream) => {
                 self.handle_report_begin(&who, stream, now)
             }
@@ -283,8 +291,7 @@ impl ControllerStateMachine {
                 self.observe_object(resource, name, object.as_deref(), now);
             }
             ControllerEvent::ClientPodObserved(name, client) => {
-                let touched = self.world.network_policies.set_client(name, client);
-                self.reconcile_namespaces(&touched, now);
+                self.handle_client_pod(name, client, now)
             }
             ControllerEvent::WriteErrorChanged(key, trouble) => {
                 self.handle_write_error(&key, trouble, now)
@@ -296,10 +303,16 @@ impl ControllerStateMachine {
             ControllerEvent::LeadershipChanged(leads) => self.handle_leadership(leads, now),
             ControllerEvent::Tick => self.handle_tick(now),
         }
-        // Any event may have moved a name to another owner, or made a Revision known that was already decided on.
-        self.reconcile_claimants(now);
-        self.apply_pending_decisions(now);
-        std::mem::take(&mut self.effects)
+    }
+
+    fn handle_client_pod(
+        &mut self,
+        name: NamespacedName,
+        client: Option<PolicyClientPod>,
+        now: UnixMillis,
+    ) {
+        let touched = self.world.network_policies.set_client(name, client);
+        self.reconcile_namespaces(&touched, now);
     }
 
     fn restore_app(&mut self, name: NamespacedName, mut app: AppState, now: UnixMillis) {
@@ -316,19 +329,19 @@ impl ControllerStateMachine {
     }
 
     fn handle_pod_status(&mut self, status: LocalPodStatus, now: UnixMillis) {
-        let Some(app) = self.app_by_pod_uid.get(&status.uid).cloned() else { return };
+        let Some(app) = self.pod_index.apps.get(&status.uid).cloned() else { return };
         let (uid, gone) = (status.uid.clone(), status.phase == local_node::LocalPodPhase::Removed);
-        let before = self.world.pod_statuses.get(&uid);
+        let before = self.world.pods.statuses.get(&uid);
         if before == Some(&status) {
             return;
         }
         info!(pod = uid, phase = ?status.phase, "pod status");
-        self.world.pod_statuses.insert(uid.clone(), status);
+        self.world.pods.statuses.insert(uid.clone(), status);
         self.effects.changed_objects.extend(self.pod_object_key(&app, &uid));
         self.reconcile_app(&app, None, false, now);
         // The plan above still needed the last status, to see that the pod ended.
         if gone {
-            self.world.pod_statuses.remove(&uid);
+            self.world.pods.statuses.remove(&uid);
             self.forget_reports(&uid);
         }
     }
@@ -340,17 +353,12 @@ impl ControllerStateMachine {
     }
 
     fn handle_tick(&mut self, now: UnixMillis) {
-        while let Some((at, name)) = self.timers.first().cloned() {
-            if at > now {
-                return;
-            }
-            self.timers.pop_first();
+        while let Some(name) = self.timers.pop_due(now) {
             // The empty name is the timer of rewrites, which belongs to no app.
             if name == settings::REWRITE_TIMER_KEY {
                 self.rewrite_next_apps(now);
                 continue;
             }
-            self.timer_by_app.remove(&name);
             self.reconcile_app(&name, None, false, now);
         }
     }
@@ -364,14 +372,14 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         // Nearly always there is no mapping, and then no copy of the app is needed.
-        let is_mapped = !self.world.mappings_by_target.is_empty();
+        let is_mapped = !self.world.domains.mappings_by_target.is_empty();
         let own = before.or_else(|| self.world.apps.get(name).map(|it| &**it));
         let own = own.filter(|_| is_mapped).cloned();
         self.plan_and_apply(name, before, rewrite, now);
         if let Some(own) = own {
             self.reconcile_mappings_of_app(name, &own, now);
         }
-        let Some(others) = self.world.referring_apps.get(name).cloned() else { return };
+        let Some(others) = self.world.names.referring_apps.get(name).cloned() else { return };
         for other in others {
             self.plan_and_apply(&other, None, false, now);
         }
@@ -421,7 +429,7 @@ impl ControllerStateMachine {
                 self.request_digests(name, before, plan.app.as_ref());
             }
         }
-        self.set_timer(name, plan.timer);
+        self.timers.set(name, plan.timer);
         reports::forget_revived_pods(&mut self.world, &current, plan.app.as_ref());
         self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
         self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
@@ -473,11 +481,11 @@ impl ControllerStateMachine {
         let (had, has) = (uids(before), after.map(uids).unwrap_or_default());
         for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
             // An order holds until it is withdrawn, so each pod is ordered once.
-            let known = self.app_by_pod_uid.contains_key(&*pod.uid);
+            let known = self.pod_index.apps.contains_key(&*pod.uid);
             if ordered(pod) && !known {
                 let facts = TemplateFacts::of_revision(revision, &self.world);
                 self.effects.pods_to_start.push(facts.pod_order(name, revision, pod));
-                self.app_by_pod_uid.insert(pod.uid.to_string(), name.clone());
+                self.pod_index.apps.insert(pod.uid.to_string(), name.clone());
             }
         }
         for uid in had.difference(&has) {
@@ -487,7 +495,7 @@ impl ControllerStateMachine {
         let kept: BTreeSet<&str> =
             after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
         for (_, pod) in before.pods().filter(|(_, pod)| !kept.contains(&*pod.uid)) {
-            self.app_by_pod_uid.remove(&*pod.uid);
+            self.pod_index.apps.remove(&*pod.uid);
             self.forget_reports(&pod.uid);
             self.effects.changed_objects.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
         }
@@ -550,16 +558,6 @@ impl ControllerStateMachine {
         let lost =
             before.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
         out.extend(lost.flat_map(|it| KnativeObjectKey::of_revision(&name.namespace, &it.name)));
-    }
-
-    fn set_timer(&mut self, name: &NamespacedName, at: Option<UnixMillis>) {
-        if let Some(old) = self.timer_by_app.remove(name) {
-            self.timers.remove(&(old, name.clone()));
-        }
-        if let Some(at) = at {
-            self.timers.insert((at, name.clone()));
-            self.timer_by_app.insert(name.clone(), at);
-        }
     }
 
     fn remove_app(&mut self, name: &NamespacedName) {

@@ -9,14 +9,13 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{
-    api::object_cache::stable_json_hash,
-    observe,
-    restore::array_items,
-    world::{ClusterState, UnixMillis},
+    model::{
+        object::{hash::stable_json_hash, json::array_items},
+        world::{ClusterState, UnixMillis},
+    },
+    read::observe,
 };
 
-/// Time after a rejection during which a node gets no bound pods, in ms.
-const REJECTION_BACKOFF_MS: u64 = 60_000;
 /// Fields of a pod's spec that only the scheduler can evaluate.
 const SCHEDULER_ONLY_FIELDS: [&str; 6] = [
     "nodeSelector",
@@ -29,70 +28,6 @@ const SCHEDULER_ONLY_FIELDS: [&str; 6] = [
 /// Volume types that exist on every node.
 const NODE_INDEPENDENT_VOLUMES: [&str; 5] =
     ["configMap", "secret", "projected", "emptyDir", "downwardAPI"];
-
-/// Facts about a node that decide whether pods may be bound to it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeState {
-    /// True if the node's condition `Ready` is `True`.
-    is_ready: bool,
-    /// True if the node is ready and schedulable, has no hard taint and reports no pressure.
-    is_schedulable: bool,
-    /// Hashes of the names of the images on the node, sorted.
-    image_hashes: Box<[u64]>,
-    /// Time of the node's last rejection of a pod.
-    last_rejection: Option<UnixMillis>,
-}
-
-impl NodeState {
-    /// Reads a Node object; `before` holds the earlier facts, of which the last rejection is kept.
-    pub fn from_object(object: &Value, before: Option<&Self>) -> Self {
-        let status = &object["status"];
-        let is = |kind: &str, wanted: &str| {
-            array_items(&status["conditions"])
-                .any(|it| it["type"] == kind && it["status"] == wanted)
-        };
-        let pressed = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
-        let closed = object["spec"]["unschedulable"] == true
-            // `PreferNoSchedule` is only a preference; every other effect keeps pods without tolerations away.
-            || array_items(&object["spec"]["taints"]).any(|it| it["effect"] != "PreferNoSchedule");
-        let names = array_items(&status["images"]).flat_map(|it| array_items(&it["names"]));
-        let mut images: Vec<u64> = names.map(stable_json_hash).collect();
-        images.sort_unstable();
-        let is_ready = is("Ready", "True");
-        Self {
-            is_ready,
-            is_schedulable: is_ready && !closed && !pressed.iter().any(|it| is(it, "True")),
-            image_hashes: images.into(),
-            last_rejection: before.and_then(|it| it.last_rejection),
-        }
-    }
-
-    /// Returns true if Kubernetes reports the node ready.
-    pub fn is_ready(&self) -> bool {
-        self.is_ready
-    }
-
-    /// Records that the node has rejected a pod at `now`.
-    pub fn record_rejection(&mut self, now: UnixMillis) {
-        self.last_rejection = Some(now);
-    }
-
-    /// Returns true if a pod with these image hashes may be bound to the node at `now`.
-    fn accepts_pod(&self, images: &[u64], now: UnixMillis) -> bool {
-        let shunned = self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
-        self.is_schedulable
-            && !shunned
-            && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
-    }
-}
-
-/// Name of the node whose kubelet has rejected or evicted this pod; none for any other pod.
-pub fn rejecting_node(pod: &Value) -> Option<&str> {
-    let status = &pod["status"];
-    // The kubelet sets a reason (`OutOfpods`, `Evicted`, …) when it rejects or evicts. Failed containers set none.
-    let refused = status["phase"] == "Failed" && status["reason"].is_string();
-    pod["spec"]["nodeName"].as_str().filter(|_| refused)
-}
 
 /// Chooses the node for a pod as the API server is about to store it. Of the nodes that have its images, it takes the
 /// one with the fewest pods of the same Revision; the random `chance` breaks ties.
@@ -110,7 +45,7 @@ pub fn choose_node<'a>(
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
     // The kubelet lists images under the names they were pulled by, so the text of the spec is compared as it is.
     let images: Vec<u64> = containers().map(|it| stable_json_hash(&it["image"])).collect();
-    let fitting = world.nodes.iter().filter(|(_, node)| node.accepts_pod(&images, now));
+    let fitting = world.nodes.states.iter().filter(|(_, node)| node.accepts_pod(&images, now));
     let load = sibling_counts(world, pod);
     let of = |node: &str| load.get(node).copied().unwrap_or(0);
     let fewest = fitting.clone().map(|(name, _)| of(name)).min()?;

@@ -11,7 +11,9 @@ use std::{
 
 use common::wire::{NamespacedName, RouteChange};
 
-use crate::world::{AppRevision, AppState, ClusterState, PodStage, RevisionPod, UnixMillis};
+use crate::model::world::{
+    AppRevision, AppState, ClusterState, PodStage, RevisionPod, TemplateFacts, UnixMillis,
+};
 
 mod conditions;
 pub mod domain_mappings;
@@ -23,7 +25,6 @@ mod scale;
 mod traffic;
 
 pub(crate) use conditions::CONTAINER_MISSING;
-pub use revision::{TemplateCache, TemplateFacts};
 pub(crate) use routes::{is_direct_path, placeholder_name, route_host};
 
 /// Plan of one app: its desired state, its routes, and the time of the next plan.
@@ -146,7 +147,7 @@ struct RevisionPlanContext<'a> {
 impl RevisionPlanContext<'_> {
     /// Returns the zone of a pod's node; empty when unknown.
     fn zone(&self, pod: &RevisionPod) -> String {
-        let zone = pod.kube_status.as_ref().and_then(|it| self.world.node_zones.get(&*it.node));
+        let zone = pod.kube_status.as_ref().and_then(|it| self.world.nodes.zones.get(&*it.node));
         zone.cloned().unwrap_or_default()
     }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::{
+use crate::model::{
     config_maps::GcConfig,
     world::{RoutingState, UnixMillis},
 };

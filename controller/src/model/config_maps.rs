@@ -11,8 +11,8 @@ use std::{
     sync::Arc,
 };
 
-use crate::{
-    parse::{Problem, problems_line},
+use crate::model::{
+    problem::{Problem, problems_line},
     scale_policy::ScalePolicyConfig,
 };
 
@@ -113,7 +113,7 @@ macro_rules! configs {
 
         /// Keys that the settings of a ConfigMap read, whatever it holds.
         #[cfg(test)]
-        pub(crate) fn known(name: &str) -> std::collections::BTreeSet<String> {
+        pub fn known(name: &str) -> std::collections::BTreeSet<String> {
             match name {
                 $(<$type>::NAME => keys::known::<$type>(),)*
                 other => panic!("no ConfigMap of ours: {other}"),

@@ -1,7 +1,7 @@
 //! Pure: Knative's objects as users and tools see them: `serving.knative.dev` here, other API groups in the modules.
 //!
 //! These types are the border: the controller reads manifests into them and writes objects from them. Internally,
-//! [`world`](crate::world) keeps the same facts in far less memory.
+//! [`world`](crate::model::world) keeps the same facts in far less memory.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +18,7 @@ pub mod caching;
 pub mod domain_mapping;
 pub mod key;
 pub mod networking;
+pub mod user_container;
 
 /// An object of any Knative kind: the fields that all kinds share, around a `spec` and a `status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

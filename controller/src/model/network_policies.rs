@@ -24,7 +24,7 @@ use kube::core::{Selector, SelectorExt as _};
 use serde_json::Value;
 use smol_str::SmolStr;
 
-use crate::children::pod::USER_PORT_NAME;
+use crate::model::knative::user_container::USER_PORT_NAME;
 
 type LabelMap = BTreeMap<String, String>;
 

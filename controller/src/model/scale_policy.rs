@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use common::wire::{ScaleMetric, ScalePolicy, WindowAggregation};
 
-use crate::parse::Problem;
+use crate::model::problem::Problem;
 
 /// API group of all annotations read here.
 pub const AUTOSCALING_GROUP: &str = "autoscaling.knative.dev";

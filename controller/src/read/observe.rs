@@ -14,45 +14,32 @@ use common::{
 use serde_json::Value;
 
 use crate::{
-    api::object_cache::applied_hash,
-    children::services::ACTIVATOR_PORT_ANNOTATION,
-    config_maps::{Features, RevisionDefaults},
-    knative::key,
-    parse::{self, AdmissionPlatform, AdmissionRules},
-    render,
-    restore::{self, array_items, non_empty_text},
-    rollout::{self, Rollout},
-    scale_policy::{self, ScalePolicyConfig},
-    world::{
-        AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
-        ConditionType, ConfigurationState, DomainClaimState, DomainMappingState, KubePodStatus,
-        KubeletReadiness, ObjectMetaSummary, ObjectOwner, PlaceholderState, PodStage, RevisionPod,
-        RouteState, RoutingState, ServiceState, Uid, UnixMillis,
+    model::{
+        config_maps::{Features, RevisionDefaults},
+        knative::key::{self, ACTIVATOR_PORT_ANNOTATION, DRAINING},
+        object::{
+            hash::applied_hash,
+            json::{annotation, array_items, is_terminating, label, non_empty_text, object_name},
+        },
+        problem,
+        rollout::{self, Rollout},
+        scale_policy::{self, ScalePolicyConfig},
+        world::{
+            ActivatorReadiness, AppRevision, CompactStringMap, ConditionReason, ConditionSet,
+            ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
+            DomainMappingState, KubePodStatus, KubeletReadiness, ObjectMetaSummary, ObjectOwner,
+            PlaceholderState, PodStage, RevisionPod, RouteState, ServiceState, Uid, UnixMillis,
+            conditions,
+        },
+    },
+    read::{
+        fields,
+        parse::{self, AdmissionPlatform, AdmissionRules},
     },
 };
 
-/// Annotation on a draining pod: the moment at which draining began.
-pub const DRAINING: &str = "rouse.dev/draining";
 /// Label with the zone of a node.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-
-/// Returns an object's namespace and name.
-pub fn object_name(object: &Value) -> NamespacedName {
-    let field = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
-    NamespacedName::new(field("namespace"), field("name"))
-}
-
-fn is_terminating(object: &Value) -> bool {
-    object["metadata"]["deletionTimestamp"].is_string()
-}
-
-fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object["metadata"]["labels"][key].as_str()
-}
-
-fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object["metadata"]["annotations"][key].as_str()
-}
 
 fn read_pairs(object: &Value, field: &str) -> CompactStringMap {
     let map = serde_json::from_value(object["metadata"][field].clone());
@@ -65,7 +52,7 @@ pub fn read_service(
     config: &ScalePolicyConfig,
     before: Option<&ServiceState>,
 ) -> ServiceState {
-    let (meta, leaving) = (restore::read_meta(object), is_terminating(object));
+    let (meta, leaving) = (fields::read_meta(object), is_terminating(object));
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let rules = AdmissionRules {
         platform: AdmissionPlatform::Kubernetes,
@@ -83,7 +70,7 @@ pub fn read_service(
             ServiceState {
                 meta,
                 manifest,
-                manifest_error: Some(parse::problems_line(&problems).into()),
+                manifest_error: Some(problem::problems_line(&problems).into()),
                 is_terminating: leaving,
             }
         }
@@ -107,10 +94,10 @@ fn read_owner(object: &Value) -> ObjectOwner {
 pub fn read_configuration(object: &Value) -> ConfigurationState {
     let template = &object["spec"]["template"];
     ConfigurationState {
-        meta: restore::read_meta(object),
+        meta: fields::read_meta(object),
         owner: read_owner(object),
         revision_name: non_empty_text(&template["metadata"]["name"]),
-        template: restore::canonical_template(template),
+        template: fields::canonical_template(template),
         last_modifier: annotation(object, key::LAST_MODIFIER).map(Into::into),
         latest_ready: non_empty_text(&object["status"]["latestReadyRevisionName"]),
         applied_hash: applied_hash(object),
@@ -129,16 +116,16 @@ pub fn read_route(object: &Value) -> RouteState {
         }
     };
     RouteState {
-        meta: restore::read_meta(object),
+        meta: fields::read_meta(object),
         owner,
         labels: own("labels"),
         annotations: own("annotations"),
         traffic_spec: array_items(&object["spec"]["traffic"])
-            .map(restore::read_traffic_spec)
+            .map(fields::read_traffic_spec)
             .collect(),
         allocations: Vec::new(),
         traffic: array_items(&object["status"]["traffic"])
-            .filter_map(restore::read_assigned_traffic)
+            .filter_map(fields::read_assigned_traffic)
             .collect(),
         rollout: read_rollout(object),
         blocked_reason: None,
@@ -168,12 +155,7 @@ pub fn revision_name_of(object: &Value) -> Option<&str> {
 pub fn read_revision(object: &Value) -> AppRevision {
     let name = object_name(object).name;
     let generation = label(object, key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
-    let routing = match label(object, key::ROUTING_STATE) {
-        Some("active") => RoutingState::Active,
-        Some("reserve") => RoutingState::Reserve,
-        _ => RoutingState::Pending,
-    };
-    let since = annotation(object, key::ROUTING_STATE_MODIFIED).and_then(UnixMillis::parse);
+    let modified = annotation(object, key::ROUTING_STATE_MODIFIED);
     // A container of a registry that is skipped has an entry without digest: that too is a final result.
     let digest = |it: &Value| {
         Some((non_empty_text(&it["name"])?, non_empty_text(&it["imageDigest"]).unwrap_or_default()))
@@ -181,7 +163,7 @@ pub fn read_revision(object: &Value) -> AppRevision {
     let digests = array_items(&object["status"]["containerStatuses"])
         .chain(array_items(&object["status"]["initContainerStatuses"]));
     let mut conditions = ConditionSet::default();
-    restore::read_conditions(&mut conditions, object, &render::REVISION_CONDITIONS);
+    fields::read_conditions(&mut conditions, object, &conditions::REVISION_CONDITIONS);
     // A new leader has not seen the crash, and only a pod that works clears the failure.
     let failure = match conditions.get(ConditionType::RevisionHealthy) {
         ConditionStatus::False(why) if why.reason.starts_with("ExitCode") => Some(Box::new(why)),
@@ -191,11 +173,11 @@ pub fn read_revision(object: &Value) -> AppRevision {
         failure,
         meta: ObjectMetaSummary {
             generation: generation.unwrap_or_default(),
-            ..restore::read_meta(object)
+            ..fields::read_meta(object)
         },
         template: user_template(object),
         creator: annotation(object, key::CREATOR).map(Into::into),
-        routing_state: (routing, since.unwrap_or_default()),
+        routing_state: fields::read_routing_state(label(object, key::ROUTING_STATE), modified),
         // The condition means that resources were available once; only an exceeded deadline sets it back later.
         initial_scale_reached: conditions.is_true(ConditionType::RevisionResources),
         digests: digests.filter_map(digest).collect(),
@@ -215,7 +197,7 @@ fn user_template(object: &Value) -> Arc<str> {
         map.retain(|name, _| key::is_set_by_user(name));
         map
     };
-    restore::canonical_template(&serde_json::json!({
+    fields::canonical_template(&serde_json::json!({
         "metadata": {"labels": user("labels"), "annotations": user("annotations")},
         "spec": object["spec"],
     }))
@@ -223,7 +205,7 @@ fn user_template(object: &Value) -> Arc<str> {
 
 /// Returns the decision in force, as the Revision's status shows it.
 pub fn read_decision(object: &Value) -> Option<Box<str>> {
-    non_empty_text(&object["status"]["annotations"][render::DECISION_ANNOTATION])
+    non_empty_text(&object["status"]["annotations"][key::DECISION_ANNOTATION])
 }
 
 /// Returns true for a PodAutoscaler of the class that requires a HorizontalPodAutoscaler.
@@ -254,7 +236,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
     let pod = RevisionPod {
         uid: uid.clone(),
         name: non_empty_text(&meta["name"])?,
-        created: restore::read_meta(object).created,
+        created: fields::read_meta(object).created,
         first_seen_at: UnixMillis::default(),
         was_ready: false,
         steady_since: None,
@@ -294,7 +276,7 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
 ///
 /// The node controller sets `Ready` of all pods of a silent node to false (Kubernetes' `pkg/controller/util/node`,
 /// `MarkPodsNotReady`). It leaves `ContainersReady`, which only the kubelet sets.
-/// [`ClusterState`](crate::world::ClusterState) decides about such a node.
+/// [`ClusterState`](crate::model::world::ClusterState) decides about such a node.
 fn kubelet_readiness(status: &Value) -> KubeletReadiness {
     let mut conditions = array_items(&status["conditions"]);
     let is_ready = |it: &Value| it["type"] == "Ready" || it["type"] == "ContainersReady";
@@ -372,7 +354,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
     let owner = owners.find(|it| it["controller"] == true && it["kind"] == "Route");
     // An unreadable UID counts as no owner: then the claimants' age decides about the name.
     let owner = owner.and_then(|it| Uid::parse(it["uid"].as_str()?)).unwrap_or_default();
-    let created = restore::read_meta(object).created;
+    let created = fields::read_meta(object).created;
     Some(PlaceholderState {
         cluster_ips: addresses.into(),
         activator_port: port,
@@ -394,7 +376,7 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
     let http = key::HTTP_PROTOCOL.iter().find_map(|it| annotation(object, it));
     let secret = object["spec"]["tls"]["secretName"].as_str();
     DomainMappingState {
-        meta: restore::read_meta(object),
+        meta: fields::read_meta(object),
         target_resource: kind.into(),
         target: NamespacedName::new(namespace.unwrap_or(&own.namespace), word("name")),
         tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),
@@ -490,13 +472,10 @@ pub fn slice_target_names(object: &Value) -> Vec<&str> {
     array_items(&object["endpoints"]).filter_map(|it| it["targetRef"]["name"].as_str()).collect()
 }
 
-/// Readiness of an activator for requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActivatorReadiness {
-    /// The activator is not ready yet, or not at present.
-    NotReady,
-    /// The activator is ready for requests.
-    Ready,
-    /// The activator is being deleted and about to stop.
-    Terminating,
+/// Name of the node whose kubelet has rejected or evicted this pod; none for any other pod.
+pub fn rejecting_node(pod: &Value) -> Option<&str> {
+    let status = &pod["status"];
+    // The kubelet sets a reason (`OutOfpods`, `Evicted`, …) when it rejects or evicts. Failed containers set none.
+    let refused = status["phase"] == "Failed" && status["reason"].is_string();
+    pod["spec"]["nodeName"].as_str().filter(|_| refused)
 }

@@ -1,9 +1,9 @@
 //! Pure: parsing of manifests into checked facts, or into every broken rule with its field, its value and advice.
 //!
 //! Rules and texts are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
-//! refused here is refused there for the same reason. Both platforms use the same functions. [`service_manifest`] reads a file
-//! of the local node into a [`ServiceManifest`]; [`admission`] defaults and validates objects for a Kubernetes API
-//! server.
+//! refused here is refused there for the same reason. Both platforms use the same functions. [`service_manifest`] reads
+//! a file of the local node into a [`ServiceManifest`]; [`admission`] defaults and validates objects for a Kubernetes
+//! API server.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,9 +12,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
-use crate::{
+use crate::model::{
     config_maps::{Features, RevisionDefaults},
     knative::{API_VERSION, RevisionTemplate, TrafficTarget},
+    problem::{Problem, problems_line},
     scale_policy::{self, ScalePolicyConfig},
     world::{CompactStringMap, ServiceManifest, TrafficSpec},
 };
@@ -31,7 +32,6 @@ mod local_warnings;
 mod metadata;
 mod pod;
 mod probe;
-pub mod problem;
 mod revision_template;
 pub mod rules;
 mod security;
@@ -39,8 +39,7 @@ mod traffic;
 mod typed;
 mod volume;
 
-pub(crate) use defaults::{RESPONSE_START_TIMEOUT_S, serving_index};
-pub use problem::{Problem, problems_line};
+pub(crate) use defaults::RESPONSE_START_TIMEOUT_S;
 use rules::TemplateParent;
 pub use rules::{AdmissionPlatform, AdmissionRules};
 use typed::{check_known_fields, parse_typed};

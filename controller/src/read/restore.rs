@@ -2,20 +2,25 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use crate::{
-    knative::{KnativeCondition, key},
-    render::{
-        ADDRESS_ANNOTATION, BOOT_ANNOTATION, CONFIGURATION_CONDITIONS, REVISION_CONDITIONS,
-        ROUTE_CONDITIONS, SERVICE_CONDITIONS,
+    model::{
+        knative::key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION},
+        object::json::{annotation, array_items, non_empty_text},
+        world::{
+            AppRevision, AppState, ClusterIpSource, CompactStringMap, ConfigurationState,
+            ObjectMetaSummary, PodStage, RevisionPod, RouteNameAllocation, RouteState,
+            ServiceManifest, ServiceState, UnixMillis,
+            conditions::{
+                CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
+            },
+        },
     },
-    world::{
-        AppRevision, AppState, AssignedTraffic, ClusterIpSource, CompactStringMap, ConditionReason,
-        ConditionSet, ConditionStatus, ConditionType, ConfigurationState, ObjectMetaSummary,
-        PodStage, RevisionPod, RouteNameAllocation, RouteState, RoutingState, ServiceManifest,
-        ServiceState, TrafficSpec, Uid, UnixMillis,
+    read::fields::{
+        canonical_template, object_meta, read_assigned_traffic, read_conditions, read_meta,
+        read_routing_state, read_traffic_spec, to_unix_millis,
     },
 };
 
@@ -73,31 +78,6 @@ pub fn restore_app(objects: &StoredAppObjects, boot: &str) -> AppState {
     app
 }
 
-pub(crate) fn array_items(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
-}
-
-pub(crate) fn non_empty_text(value: &Value) -> Option<Box<str>> {
-    value.as_str().filter(|text| !text.is_empty()).map(Into::into)
-}
-
-fn object_meta(object: &Value) -> ObjectMeta {
-    serde_json::from_value(object["metadata"].clone()).unwrap_or_default()
-}
-
-fn to_unix_millis(time: &Time) -> UnixMillis {
-    UnixMillis(u64::try_from(time.0.as_millisecond()).unwrap_or_default())
-}
-
-pub(crate) fn read_meta(object: &Value) -> ObjectMetaSummary {
-    let meta = object_meta(object);
-    ObjectMetaSummary {
-        uid: meta.uid.as_deref().and_then(Uid::parse).unwrap_or_default(),
-        generation: meta.generation.and_then(|it| u32::try_from(it).ok()).unwrap_or_default(),
-        created: meta.creation_timestamp.as_ref().map(to_unix_millis).unwrap_or_default(),
-    }
-}
-
 fn read_manifest(service: &Value) -> ServiceManifest {
     let meta = object_meta(service);
     let template = &service["spec"]["template"];
@@ -109,39 +89,6 @@ fn read_manifest(service: &Value) -> ServiceManifest {
         template: if none { Arc::from("") } else { canonical_template(template) },
         traffic: array_items(&service["spec"]["traffic"]).map(read_traffic_spec).collect(),
     }
-}
-
-/// Returns the template in the form that `parse` writes, whatever the order of its keys on disk.
-pub(crate) fn canonical_template(template: &Value) -> Arc<str> {
-    let typed: crate::knative::RevisionTemplate =
-        serde_json::from_value(template.clone()).unwrap_or_default();
-    serde_json::to_string(&typed).unwrap_or_default().into()
-}
-
-fn read_percent(value: &Value) -> u8 {
-    value["percent"].as_u64().and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
-}
-
-pub(crate) fn read_traffic_spec(value: &Value) -> TrafficSpec {
-    TrafficSpec {
-        tag: non_empty_text(&value["tag"]),
-        revision_name: non_empty_text(&value["revisionName"]),
-        configuration_name: non_empty_text(&value["configurationName"]),
-        percent: read_percent(value),
-    }
-}
-
-pub(crate) fn read_assigned_traffic(value: &Value) -> Option<AssignedTraffic> {
-    Some(AssignedTraffic {
-        tag: non_empty_text(&value["tag"]),
-        revision_name: non_empty_text(&value["revisionName"])?,
-        is_latest: value["latestRevision"].as_bool().unwrap_or_default(),
-        percent: read_percent(value),
-    })
-}
-
-fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
-    object["metadata"]["annotations"][name].as_str()
 }
 
 /// Parses the annotation with the Route's allocations: words of the form `tag=host:port`.
@@ -166,12 +113,7 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> Ap
     let own = object_meta(value);
     let label = |name: &str| own.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
     let generation = label(key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
-    let routing = match label(key::ROUTING_STATE) {
-        Some("active") => RoutingState::Active,
-        Some("reserve") => RoutingState::Reserve,
-        _ => RoutingState::Pending,
-    };
-    let since = annotation(value, key::ROUTING_STATE_MODIFIED).and_then(UnixMillis::parse);
+    let modified = annotation(value, key::ROUTING_STATE_MODIFIED);
     let name = own.name.clone().unwrap_or_default();
     let mine = |pod: &&Value| pod["metadata"]["labels"][key::REVISION] == *name;
     let digest =
@@ -179,7 +121,7 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> Ap
     let mut revision = AppRevision {
         meta: ObjectMetaSummary { generation: generation.unwrap_or_default(), ..read_meta(value) },
         template: revision_template(value, &own, objects),
-        routing_state: (routing, since.unwrap_or_default()),
+        routing_state: read_routing_state(label(key::ROUTING_STATE), modified),
         initial_scale_reached: annotation(value, key::INITIAL_SCALE_REACHED) == Some("true"),
         digests: array_items(&value["status"]["containerStatuses"]).filter_map(digest).collect(),
         pods: objects.pods.iter().filter(mine).filter_map(|it| restore_pod(it, boot)).collect(),
@@ -207,7 +149,7 @@ fn revision_template(value: &Value, own: &ObjectMeta, objects: &StoredAppObjects
         ..ObjectMeta::default()
     };
     let spec = serde_json::from_value(value["spec"].clone()).unwrap_or_default();
-    let typed = crate::knative::RevisionTemplate { metadata, spec };
+    let typed = crate::model::knative::RevisionTemplate { metadata, spec };
     serde_json::to_string(&typed).unwrap_or_default().into()
 }
 
@@ -229,25 +171,4 @@ fn restore_pod(value: &Value, boot: &str) -> Option<RevisionPod> {
         restored_address: remembered,
         kube_status: None,
     })
-}
-
-pub(crate) fn read_conditions(
-    into: &mut ConditionSet,
-    object: &Value,
-    table: &[(ConditionType, &str)],
-) {
-    let all: Vec<KnativeCondition> =
-        serde_json::from_value(object["status"]["conditions"].clone()).unwrap_or_default();
-    for (kind, name) in table {
-        let Some(it) = all.iter().find(|it| it.r#type == *name) else { continue };
-        // Written objects may lack a reason; only `False` requires one.
-        let why = ConditionReason::new(it.reason.clone(), it.message.clone());
-        let some = Some(why.clone()).filter(|why| !why.reason.is_empty());
-        let truth = match it.status.as_str() {
-            "True" => ConditionStatus::True(some),
-            "False" => ConditionStatus::False(why),
-            _ => ConditionStatus::Unknown(some),
-        };
-        into.set(*kind, truth, UnixMillis::parse(&it.last_transition_time).unwrap_or_default());
-    }
 }

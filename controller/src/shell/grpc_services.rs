@@ -31,15 +31,19 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use crate::{
-    active_autoscaler::{self, AutoscalerElection},
-    identity::CertificateIssuer,
-    machine::ControllerEvent,
-    runtime::{ControllerRuntime, RouteTableSubscription, RouteTableUpdate},
+    decide::{
+        active_autoscaler::{self, AutoscalerElection},
+        machine::ControllerEvent,
+    },
+    shell::{
+        identity::CertificateIssuer,
+        runtime::{ControllerRuntime, EncodedPieces, RouteTableSubscription, RouteTableUpdate},
+    },
 };
 
 pub mod route_stream;
 
-use route_stream::{EncodedPieces, RouteStreamSource, encode_batch};
+use route_stream::{RouteStreamSource, encode_batch};
 
 /// Delay of route updates to agents and autoscalers, compared with activators.
 ///

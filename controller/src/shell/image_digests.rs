@@ -6,7 +6,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`queue`] | the order of queries, the Revisions that wait, the results |
-//! | [`image_reference`](mod@reference) | parsing of image names |
+//! | [`image_reference`] | parsing of image names |
 //! | [`pull_credentials`] | pull secrets → logins at registries |
 //! | [`registry`] | one query at a registry |
 //! | [`resolver`] | the task that sends the queries |
@@ -18,6 +18,6 @@ pub mod registry;
 pub mod resolver;
 
 pub use pull_credentials::{Keyring, PullSecret};
-pub use queue::{DigestRequest, DigestStatus, PullAccount};
+pub use queue::DigestStatus;
 pub use registry::RegistryClient;
 pub use resolver::{DigestResolver, PullSecretSource};

@@ -21,11 +21,13 @@ mod manifest_index;
 use manifest_index::{FileStamp, ManifestIndex};
 
 use crate::{
-    machine::ControllerEvent,
-    parse::{self, ManifestDocument},
-    render::{KnativeObjectKey, KnativeObjectKind},
-    restore::{self, StoredAppObjects},
-    runtime::ControllerRuntime,
+    decide::machine::ControllerEvent,
+    model::object::{KnativeObjectKey, KnativeObjectKind},
+    read::{
+        parse::{self, ManifestDocument},
+        restore::{self, StoredAppObjects},
+    },
+    shell::runtime::ControllerRuntime,
 };
 
 /// Time for which changes are gathered before they are read or written.
@@ -163,7 +165,7 @@ impl LocalFiles {
     fn remove_orphans(&self, keys: &BTreeSet<KnativeObjectKey>) {
         let orphan = |key: &&KnativeObjectKey| {
             self.runtime.with_machine(|machine| {
-                crate::desired::local_object(machine.world(), key).is_none()
+                crate::write::desired::local_object(machine.world(), key).is_none()
             })
         };
         for key in keys.iter().filter(orphan) {
@@ -310,7 +312,7 @@ fn add_stored_object(out: &mut StoredObjects, kind: KnativeObjectKind, object: V
     }
     let owner = match kind {
         KnativeObjectKind::Revision | KnativeObjectKind::Pod => {
-            text(&meta["labels"][crate::knative::key::SERVICE])
+            text(&meta["labels"][crate::model::knative::key::SERVICE])
         }
         KnativeObjectKind::Service
         | KnativeObjectKind::Configuration

@@ -6,7 +6,7 @@ use common::local_node::{LocalNodeSpec, LocalPodStatus};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::{machine::ControllerEvent, runtime::ControllerRuntime};
+use crate::{decide::machine::ControllerEvent, shell::runtime::ControllerRuntime};
 
 /// The controller's ends of the channels to the local node.
 #[derive(Debug)]

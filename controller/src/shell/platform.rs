@@ -17,29 +17,33 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info};
 
-use super::{
-    DesiredStateSource,
-    client::{KubeClientError, connect},
-    client_pods, events,
-    leader_election::{LeaderElector, Leadership},
-    lease_state::LeaseTiming,
-    metrics::ApiServerMetrics,
-    watch_scope::{list_position, watch_scopes},
-    watches::{WatchUpdate, start_watches},
-    write_queue::WriteLimits,
-    writer::ObjectWriter,
-};
 use crate::{
-    children::ResourceKind,
-    config::KubernetesConfig,
-    machine::ControllerEvent,
-    node_binding, observe,
-    runtime::ControllerRuntime,
-    webhook::{
-        self, AdmissionContext, PodBinder, WebhookSettingsSource, admission_review,
-        certificates::WebhookCertResolver, registration::WebhookAddress,
+    decide::{machine::ControllerEvent, node_binding},
+    model::object::ResourceKind,
+    read::observe,
+    shell::{
+        api::{
+            DesiredStateSource,
+            client::{KubeClientError, connect},
+            events,
+            leader_election::{LeaderElector, Leadership},
+            lease_state::LeaseTiming,
+            metrics::ApiServerMetrics,
+            watch_scope::{list_position, watch_scopes},
+            watches::{WatchUpdate, start_watches},
+            write_queue::WriteLimits,
+            writer::ObjectWriter,
+        },
+        config::KubernetesConfig,
+        runtime::ControllerRuntime,
+        webhook::{
+            self, AdmissionContext, PodBinder, WebhookSettingsSource, admission_review,
+            certificates::WebhookCertResolver, registration::WebhookAddress,
+        },
     },
 };
+
+mod client_pods;
 
 /// Connection of the machine to the API server: watches, writer, leader election and webhook.
 pub struct KubernetesPlatform {

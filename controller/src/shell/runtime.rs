@@ -3,6 +3,8 @@
 //! Every shell calls [`ControllerRuntime::step`] on its own task. The event has become orders and routes when the call
 //! returns, without a queue in between.
 
+use bytes::Bytes;
+
 use std::{
     collections::BTreeSet,
     ops::Deref,
@@ -21,23 +23,25 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
-    admin::ControllerMetrics,
-    api::{
-        DesiredState, DesiredStateSource, ObjectPartKey, WriteError,
-        events::{EventInbox, ObjectEvent},
-        pull_secrets::ClusterPullSecrets,
-        writer::ObjectWriter,
-    },
-    children::ResourceKind,
-    desired::{self, RequiredChildren},
-    grpc_services::route_stream::EncodedPieces,
-    image_digests::{queue::DigestStatus, resolver::DigestResolver},
-    machine::{
+    decide::machine::{
         ConfigMapEventRecord, ControllerEffects, ControllerEvent, ControllerStateMachine,
         RouteFingerprint, RouteMessageBatch,
     },
-    render::KnativeObjectKey,
-    world::{ControllerSettings, UnixMillis},
+    model::{
+        object::{DesiredState, KnativeObjectKey, ObjectPartKey, ResourceKind, WriteError},
+        world::{ControllerSettings, UnixMillis},
+    },
+    shell::{
+        api::{
+            DesiredStateSource,
+            events::{EventInbox, ObjectEvent},
+            pull_secrets::ClusterPullSecrets,
+            writer::ObjectWriter,
+        },
+        image_digests::{queue::DigestStatus, resolver::DigestResolver},
+        metrics::ControllerMetrics,
+    },
+    write::desired::{self, RequiredChildren},
 };
 
 /// State of the controller, shared by its shells.
@@ -466,6 +470,9 @@ fn apply_to_orders(orders: &mut LocalNodeSpec, effects: &ControllerEffects) {
     }
 }
 
+/// The encoded items of one batch, with its final `Synced`, in pieces of whole items.
+pub type EncodedPieces = Arc<[Bytes]>;
+
 #[cfg(test)]
 mod tests {
     use hyper::{Request, Response};
@@ -475,8 +482,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        api::{ObjectPart, events, leader_election::Leadership, write_queue::WriteLimits},
-        world::{ClusterState, PlatformKind},
+        model::{
+            object::ObjectPart,
+            world::{ClusterState, PlatformKind},
+        },
+        shell::api::{events, leader_election::Leadership, write_queue::WriteLimits},
     };
 
     /// Starts an API server that accepts Events and fails any other request.

@@ -30,7 +30,7 @@ pub mod registration;
 use admission_review::{AdmissionHook, AdmissionSettings};
 use certificates::WebhookCertResolver;
 
-use crate::api::leader_election::Leadership;
+use crate::shell::api::leader_election::Leadership;
 
 /// Size limit of a request, in bytes. A request holds an object twice, and etcd stores objects up to 1.5 MiB.
 const MAX_REVIEW_BYTES: usize = 8 << 20;

@@ -12,22 +12,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::knative::RevisionSpec;
+use crate::model::{knative::RevisionSpec, object::ResourceKind, world::DeploymentSettings};
 
 pub mod deployment;
 pub mod hpa;
 pub mod images;
 pub mod meta;
-pub mod names;
 pub mod pod;
-pub mod resource;
 pub mod scaling;
 pub mod services;
 pub mod slices;
 pub mod subset;
-
-pub use names::{child_name, tagged_name};
-pub use resource::ResourceKind;
 
 /// A complete object, ready to be applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,40 +123,6 @@ impl<'a> RevisionView<'a> {
         let known = self.digests.iter().find(|(name, _)| **name == *container);
         // For a skipped registry the entry holds a tag or nothing; the spec's own image is used then.
         known.map(|(_, image)| &**image).filter(|image| image.contains('@'))
-    }
-}
-
-/// Settings of operators for pods, from `config-deployment`, `config-defaults` and `config-features`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DeploymentSettings {
-    /// Time within which a Deployment must make progress, in seconds (`progress-deadline`).
-    pub progress_deadline_seconds: i32,
-    /// True if pods of a Revision prefer different nodes (`default-affinity-type`).
-    pub spread_over_nodes: bool,
-    /// Runtime classes with the labels a pod must have for each (`runtime-class-name`).
-    pub runtime_classes: BTreeMap<String, BTreeMap<String, String>>,
-    /// `enableServiceLinks` of pods whose user does not set it; none leaves it to Kubernetes (`enable-service-links`).
-    pub enable_service_links: Option<bool>,
-    /// `automountServiceAccountToken` of pods without a service account of their own
-    /// (`automount-service-account-token`).
-    pub automount_service_account_token: Option<bool>,
-    /// True if liveness probes may use another port than the serving one (`multi-container-probing`).
-    pub probe_any_port: bool,
-    /// True if pods get a preStop hook, so that they stop only once the agent reports nothing in flight.
-    pub wait_for_drain: bool,
-}
-
-impl Default for DeploymentSettings {
-    fn default() -> Self {
-        Self {
-            progress_deadline_seconds: 600,
-            spread_over_nodes: true,
-            runtime_classes: BTreeMap::new(),
-            enable_service_links: Some(false),
-            automount_service_account_token: None,
-            probe_any_port: false,
-            wait_for_drain: true,
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Pure: the CustomResourceDefinitions, generated from the types in [`knative`](crate::knative).
+//! Pure: the CustomResourceDefinitions, generated from the types in [`knative`](crate::model::knative).
 //!
 //! Names, short names, categories, columns and labels are Knative's (knative/serving `config/core/300-resources`,
 //! knative/networking `config`, knative/caching `config`), so that tools and users find what they expect.
@@ -6,7 +6,7 @@
 use schemars::JsonSchema;
 use serde_json::{Value, json};
 
-use crate::knative::{
+use crate::model::knative::{
     ConfigurationSpec, ConfigurationStatus, RevisionSpec, RevisionStatus, RouteSpec, RouteStatus,
     ServiceSpec, ServiceStatus,
     autoscaling::{MetricSpec, MetricStatus, PodAutoscalerSpec, PodAutoscalerStatus},

@@ -1,6 +1,6 @@
 //! Pure: an [`AppState`] → its objects for users and tools, in the form of `kubectl get -o yaml`.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use common::{
     local_node::{self, LocalContainerState},
@@ -8,111 +8,43 @@ use common::{
 };
 use k8s_openapi::{
     api::core::v1::{ContainerStatus, Pod as PodObject, PodCondition, PodIP, PodStatus},
-    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
     jiff::Timestamp,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    knative::{
-        API_VERSION, AddressableUrl, ConfigurationStatus, ContainerDigest, KnativeCondition,
-        RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget,
-        domain_mapping::DomainMappingStatus, key,
+    decide::{
+        plan,
+        service_children::{
+            child_metadata, owner_references, spec_traffic, template_json, to_json_value,
+        },
     },
-    plan::{self, TemplateFacts},
-    rollout,
-    world::{
-        AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
-        ConditionStatus, ConditionType, ConfigurationState, DomainMappingState, ObjectMetaSummary,
-        PodStage, RevisionPod, RouteState, RoutingState, ServiceState, UnixMillis,
+    model::{
+        knative::{
+            API_VERSION, AddressableUrl, ConfigurationStatus, ContainerDigest, KnativeCondition,
+            RevisionStatus, RouteStatus, ServiceStatus, TrafficTarget,
+            domain_mapping::DomainMappingStatus,
+            key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION, DECISION_ANNOTATION},
+        },
+        object::{KnativeObjectKey, KnativeObjectKind},
+        rollout,
+        world::{
+            AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
+            ConditionStatus, ConditionType, ConfigurationState, DomainMappingState,
+            ObjectMetaSummary, PodStage, RevisionPod, RouteState, RoutingState, ServiceState,
+            TemplateFacts, UnixMillis,
+            conditions::{
+                CONFIGURATION_CONDITIONS, ConditionTable, DOMAIN_CONDITIONS, REVISION_CONDITIONS,
+                ROUTE_CONDITIONS, SERVICE_CONDITIONS,
+            },
+        },
     },
 };
 
-/// Kind of an object; its plural is the name of the object's folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum KnativeObjectKind {
-    /// A Knative Service, in `services`.
-    Service,
-    /// A Configuration, in the folder `configurations`.
-    Configuration,
-    /// A Revision, in the folder `revisions`.
-    Revision,
-    /// A Route, in the folder `routes`.
-    Route,
-    /// A pod, in the folder `pods`.
-    Pod,
-    /// A PodAutoscaler, in the folder `podautoscalers`.
-    PodAutoscaler,
-    /// A ServerlessService, in the folder `serverlessservices`.
-    ServerlessService,
-}
-
-impl KnativeObjectKind {
-    /// All kinds of objects, in the order of declaration.
-    pub const ALL: [Self; 7] = [
-        Self::Service,
-        Self::Configuration,
-        Self::Revision,
-        Self::Route,
-        Self::Pod,
-        Self::PodAutoscaler,
-        Self::ServerlessService,
-    ];
-
-    /// Returns the lower-case plural, as in API paths.
-    pub fn plural(self) -> &'static str {
-        match self {
-            Self::Service => "services",
-            Self::Configuration => "configurations",
-            Self::Revision => "revisions",
-            Self::Route => "routes",
-            Self::Pod => "pods",
-            Self::PodAutoscaler => "podautoscalers",
-            Self::ServerlessService => "serverlessservices",
-        }
-    }
-}
-
-/// Kind and name of one object.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct KnativeObjectKey {
-    /// Kind of the object, which is also its folder.
-    pub kind: KnativeObjectKind,
-    /// Namespace and name of the object.
-    pub name: NamespacedName,
-}
-
-impl KnativeObjectKey {
-    /// Returns the keys of an app's Service, Configuration and Route.
-    pub fn of_app(name: &NamespacedName) -> [Self; 3] {
-        [KnativeObjectKind::Service, KnativeObjectKind::Configuration, KnativeObjectKind::Route]
-            .map(|kind| Self { kind, name: name.clone() })
-    }
-
-    /// Returns the keys of a Revision, its PodAutoscaler and its ServerlessService, which share its name.
-    pub fn of_revision(namespace: &str, name: &str) -> [Self; 3] {
-        [
-            KnativeObjectKind::Revision,
-            KnativeObjectKind::PodAutoscaler,
-            KnativeObjectKind::ServerlessService,
-        ]
-        .map(|kind| Self { kind, name: NamespacedName::new(namespace, name) })
-    }
-
-    /// Returns the key of a pod.
-    pub fn pod(namespace: &str, name: &str) -> Self {
-        Self { kind: KnativeObjectKind::Pod, name: NamespacedName::new(namespace, name) }
-    }
-}
-
-impl fmt::Display for KnativeObjectKey {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}/{}", self.kind.plural(), self.name)
-    }
-}
-
-/// Returns the present object; `None` if there is none, and for the two kinds that [`crate::want::local_object`] makes.
+/// Returns the present object; `None` if there is none, and for the two kinds that
+/// [`crate::write::desired::local_object`] makes.
 pub fn render_object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
     let name = &key.name;
     // On the local node an app that is deleted is gone for its users, although its pods still drain.
@@ -164,25 +96,6 @@ fn object_meta(name: &NamespacedName, own: &ObjectMetaSummary) -> ObjectMeta {
     }
 }
 
-fn owner_references(
-    kind: &str,
-    name: &str,
-    uid: &ObjectMetaSummary,
-) -> Option<Vec<OwnerReference>> {
-    Some(vec![OwnerReference {
-        api_version: API_VERSION.into(),
-        block_owner_deletion: Some(true),
-        controller: Some(true),
-        kind: kind.into(),
-        name: name.into(),
-        uid: uid.uid.to_string(),
-    }])
-}
-
-fn to_json_value(it: impl Serialize) -> Value {
-    serde_json::to_value(it).unwrap_or_default()
-}
-
 fn object_json(kind: &str, metadata: ObjectMeta, spec: Value, status: impl Serialize) -> Value {
     json!({
         "apiVersion": API_VERSION,
@@ -191,22 +104,6 @@ fn object_json(kind: &str, metadata: ObjectMeta, spec: Value, status: impl Seria
         "spec": spec,
         "status": to_json_value(status),
     })
-}
-
-fn template_json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_default()
-}
-
-fn spec_traffic(traffic: &[crate::world::TrafficSpec]) -> Vec<TrafficTarget> {
-    let target = |it: &crate::world::TrafficSpec| TrafficTarget {
-        tag: it.tag.as_deref().map(Into::into),
-        revision_name: it.revision_name.as_deref().map(Into::into),
-        configuration_name: it.configuration_name.as_deref().map(Into::into),
-        latest_revision: Some(it.revision_name.is_none()),
-        percent: Some(it.percent.into()),
-        ..TrafficTarget::default()
-    };
-    traffic.iter().map(target).collect()
 }
 
 fn internal_address(name: &NamespacedName, world: &ClusterState) -> Option<AddressableUrl> {
@@ -276,17 +173,10 @@ fn render_configuration(
     name: &NamespacedName,
 ) -> Value {
     let mut metadata = object_meta(name, &configuration.meta);
-    if let Some(ServiceState { meta, manifest, .. }) = &app.service {
-        let mut labels = manifest.labels.to_btree_map();
-        labels.insert(key::SERVICE.into(), name.name.to_string());
-        labels.insert(key::SERVICE_UID.into(), meta.uid.to_string());
-        metadata.labels = Some(labels);
-        let mut annotations = manifest.annotations.to_btree_map();
-        // A rollout is the Route's: Knative leaves its annotations off the Configuration.
-        annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
-        annotations.insert(key::ROUTES.into(), name.name.to_string());
-        metadata.annotations = Some(annotations);
-        metadata.owner_references = owner_references("Service", &name.name, meta);
+    if let Some(service) = &app.service {
+        let (labels, annotations) = child_metadata(KnativeObjectKind::Configuration, service, name);
+        (metadata.labels, metadata.annotations) = (Some(labels), Some(annotations));
+        metadata.owner_references = owner_references("Service", &name.name, &service.meta);
     }
     let status = ConfigurationStatus {
         observed_generation: configuration.meta.generation.into(),
@@ -307,11 +197,9 @@ fn render_route(
     let mut metadata = object_meta(name, &route.meta);
     let (mut labels, mut annotations) =
         (route.labels.to_btree_map(), route.annotations.to_btree_map());
-    if let Some(ServiceState { meta, manifest, .. }) = &app.service {
-        labels = manifest.labels.to_btree_map();
-        labels.insert(key::SERVICE.into(), name.name.to_string());
-        annotations = manifest.annotations.to_btree_map();
-        metadata.owner_references = owner_references("Service", &name.name, meta);
+    if let Some(service) = &app.service {
+        (labels, annotations) = child_metadata(KnativeObjectKind::Route, service, name);
+        metadata.owner_references = owner_references("Service", &name.name, &service.meta);
     }
     // A restarted controller gives each name the same numbers again by this annotation.
     annotations.insert(key::ALLOCATIONS.into(), allocation_annotation(route));
@@ -335,48 +223,13 @@ fn render_route(
 /// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
 fn allocation_annotation(route: &RouteState) -> String {
-    let one = |it: &crate::world::RouteNameAllocation| match &it.cluster_ips {
+    let one = |it: &crate::model::world::RouteNameAllocation| match &it.cluster_ips {
         ClusterIpSource::LocalRange(host) => {
             Some(format!("{}={host}:{}", it.tag.as_deref().unwrap_or_default(), it.activator_port))
         }
         ClusterIpSource::ApiServer(_) => None,
     };
     route.allocations.iter().filter_map(one).collect::<Vec<_>>().join(" ")
-}
-
-/// Returns the Configuration or Route of a Service as it is applied, without status.
-pub(crate) fn render_service_child(
-    kind: KnativeObjectKind,
-    service: &ServiceState,
-    name: &NamespacedName,
-) -> Value {
-    let ServiceState { meta: own, manifest, .. } = service;
-    let (mut labels, mut annotations) =
-        (manifest.labels.to_btree_map(), manifest.annotations.to_btree_map());
-    labels.insert(key::SERVICE.into(), name.name.to_string());
-    let spec = if kind == KnativeObjectKind::Configuration {
-        labels.insert(key::SERVICE_UID.into(), own.uid.to_string());
-        annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
-        annotations.insert(key::ROUTES.into(), name.name.to_string());
-        json!({"template": template_json(&manifest.template)})
-    } else {
-        let mut traffic = spec_traffic(&manifest.traffic);
-        // A Route names the Configuration, since it has no Service to imply it (Knative's `resources.MakeRoute`).
-        for target in traffic.iter_mut().filter(|it| it.revision_name.is_none()) {
-            target.configuration_name = Some(name.name.to_string());
-        }
-        json!({"traffic": traffic})
-    };
-    let metadata = ObjectMeta {
-        name: Some(name.name.to_string()),
-        namespace: Some(name.namespace.to_string()),
-        labels: Some(labels),
-        annotations: Some(annotations).filter(|it| !it.is_empty()),
-        owner_references: owner_references("Service", &name.name, own),
-        ..ObjectMeta::default()
-    };
-    let kind = if kind == KnativeObjectKind::Configuration { "Configuration" } else { "Route" };
-    json!({"apiVersion": API_VERSION, "kind": kind, "metadata": to_json_value(metadata), "spec": spec})
 }
 
 /// Returns labels, annotations and owner of a Revision.
@@ -473,47 +326,14 @@ fn render_revision(
     object_json("Revision", metadata, spec, status)
 }
 
-/// Annotation in the status of a PodAutoscaler or Revision: the decision in force, and the figures behind it.
-pub(crate) const DECISION_ANNOTATION: &str = "rouse.dev/decision";
-
 /// Returns the annotation that explains the Revision's number of pods, for a status.
 pub(crate) fn decision_annotation(
     world: &ClusterState,
     revision: &NamespacedName,
 ) -> BTreeMap<String, String> {
-    let line = world.decision_explanations.get(revision);
+    let line = world.scaling.explanations.get(revision);
     line.into_iter().map(|line| (DECISION_ANNOTATION.to_owned(), line.to_string())).collect()
 }
-
-/// Conditions of a kind of object with their types, in Knative's order (by type).
-type ConditionTable = [(ConditionType, &'static str)];
-pub(crate) const SERVICE_CONDITIONS: [(ConditionType, &str); 3] = [
-    (ConditionType::ServiceConfigurations, "ConfigurationsReady"),
-    (ConditionType::ServiceReady, "Ready"),
-    (ConditionType::ServiceRoutes, "RoutesReady"),
-];
-pub(crate) const CONFIGURATION_CONDITIONS: [(ConditionType, &str); 1] =
-    [(ConditionType::ConfigurationReady, "Ready")];
-pub(crate) const ROUTE_CONDITIONS: [(ConditionType, &str); 4] = [
-    (ConditionType::RouteTraffic, "AllTrafficAssigned"),
-    (ConditionType::RouteCertificate, "CertificateProvisioned"),
-    (ConditionType::RouteIngress, "IngressReady"),
-    (ConditionType::RouteReady, "Ready"),
-];
-pub(crate) const DOMAIN_CONDITIONS: [(ConditionType, &str); 5] = [
-    (ConditionType::DomainCertificate, "CertificateProvisioned"),
-    (ConditionType::DomainClaimed, "DomainClaimed"),
-    (ConditionType::DomainIngress, "IngressReady"),
-    (ConditionType::DomainReady, "Ready"),
-    (ConditionType::DomainReference, "ReferenceResolved"),
-];
-pub(crate) const REVISION_CONDITIONS: [(ConditionType, &str); 5] = [
-    (ConditionType::RevisionActive, "Active"),
-    (ConditionType::RevisionAnnotations, "AutoscalingAnnotationsValid"),
-    (ConditionType::RevisionHealthy, "ContainerHealthy"),
-    (ConditionType::RevisionReady, "Ready"),
-    (ConditionType::RevisionResources, "ResourcesAvailable"),
-];
 
 fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeCondition> {
     let one = |(kind, name): &(ConditionType, &str)| {
@@ -567,8 +387,8 @@ fn render_pod(
     let facts = TemplateFacts::of_revision(revision, world);
     let order = facts.pod_order(owner, revision, pod);
     let own = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
-    let status = world.pod_statuses.get(&*pod.uid);
-    let seen = world.pod_reports.get(&*pod.uid);
+    let status = world.pods.statuses.get(&*pod.uid);
+    let seen = world.pods.reports.get(&*pod.uid);
     // Until its agent reports, a pod that served before the restart counts as ready.
     let ready = seen.map_or_else(|| pod.restored_address.is_some(), |seen| seen.ready);
     let mut annotations = std::collections::BTreeMap::new();
@@ -626,11 +446,6 @@ fn render_pod(
     out["spec"]["nodeName"] = json!(world.settings.node_name);
     out
 }
-
-/// Annotation on a pod: its last serving address, so that a restarted controller need not wait for a report.
-pub(crate) const ADDRESS_ANNOTATION: &str = "rouse.dev/address";
-/// Annotation on a pod: the boot of the machine in which it was started. No pod outlives that boot.
-pub(crate) const BOOT_ANNOTATION: &str = "rouse.dev/boot";
 
 fn render_container_status(it: &local_node::LocalContainerStatus, ready: bool) -> ContainerStatus {
     let state = match &it.state {

@@ -60,7 +60,7 @@ impl RequestedResponse {
     /// Parses a request target. Unknown parameters are ignored; a malformed value gives a one-line error.
     pub(crate) fn parse(path: &str, query: Option<&str>) -> Result<Self, String> {
         let mut wish = Self {
-            page: HelloPage::of(path),
+            page: HelloPage::from_path(path),
             sleep: Duration::ZERO,
             status: 200,
             bytes: None,
@@ -73,23 +73,23 @@ impl RequestedResponse {
         for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
             // A parameter without a value is a flag, such as `close`.
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            wish.set(key, value)?;
+            wish.set_parameter(key, value)?;
         }
         Ok(wish)
     }
 
-    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+    fn set_parameter(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
-            "sleep" => self.sleep = Duration::from_millis(number(key, value, 3_600_000)?),
+            "sleep" => self.sleep = Duration::from_millis(parse_number(key, value, 3_600_000)?),
             "status" => {
-                self.status = u16::try_from(number(key, value, 599)?.max(200)).unwrap_or(200);
+                self.status = u16::try_from(parse_number(key, value, 599)?.max(200)).unwrap_or(200);
             }
-            "bytes" => self.bytes = Some(number(key, value, MAX_BODY)?),
-            "chunks" => self.chunks = Some(number(key, value, MAX_BODY >> 10)?),
+            "bytes" => self.bytes = Some(parse_number(key, value, MAX_BODY)?),
+            "chunks" => self.chunks = Some(parse_number(key, value, MAX_BODY >> 10)?),
             "close" => self.close = true,
             "abort" => self.abort = true,
-            "exit" => self.exit = Some(u8::try_from(number(key, value, 255)?).unwrap_or(1)),
-            "id" => self.id = Some(number(key, value, u64::MAX)?),
+            "exit" => self.exit = Some(u8::try_from(parse_number(key, value, 255)?).unwrap_or(1)),
+            "id" => self.id = Some(parse_number(key, value, u64::MAX)?),
             // Clients may add parameters of their own to tell requests apart.
             _ => {}
         }
@@ -98,7 +98,7 @@ impl RequestedResponse {
 }
 
 impl HelloPage {
-    fn of(path: &str) -> Self {
+    fn from_path(path: &str) -> Self {
         match path {
             "/counts" => Self::Counts,
             "/headers" => Self::Headers,
@@ -114,7 +114,7 @@ impl HelloPage {
     }
 }
 
-fn number(key: &str, value: &str, most: u64) -> Result<u64, String> {
+fn parse_number(key: &str, value: &str, most: u64) -> Result<u64, String> {
     match value.parse() {
         Ok(number) if number <= most => Ok(number),
         _ => Err(format!("{key}={value}: must be a number from 0 to {most}")),

@@ -17,7 +17,7 @@ pub(crate) struct HelloApp {
 }
 
 /// Sleeps for `wait`; returns at once for zero, because the timer's first tick alone takes a millisecond.
-pub(crate) async fn pause(wait: Duration) {
+pub(crate) async fn sleep(wait: Duration) {
     if !wait.is_zero() {
         tokio::time::sleep(wait).await;
     }

@@ -56,7 +56,8 @@ impl HelloConfig {
         // Manifests often set a variable to "" to clear it, so an empty one counts as unset.
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let flag = |name: &str| get(name).is_some_and(|value| value != "0");
-        let millis = |name: &str| number(name, get(name)).map(|ms| ms.map(Duration::from_millis));
+        let millis =
+            |name: &str| parse_variable(name, get(name)).map(|ms| ms.map(Duration::from_millis));
         // `never` is no number, so it is tested before the number is parsed.
         let ready_after = match get("HELLO_READY_AFTER_MS").as_deref() {
             Some("never") => None,
@@ -64,10 +65,10 @@ impl HelloConfig {
         };
         Ok(Self {
             pod: get("HOSTNAME").or_else(|| get("K_REVISION")).unwrap_or_else(|| "hello".into()),
-            port: number("PORT", get("PORT"))?.unwrap_or(8080),
+            port: parse_variable("PORT", get("PORT"))?.unwrap_or(8080),
             listen: ListenAddress::parse(get("HELLO_LISTEN").as_deref())?,
             listen_delay: millis("HELLO_LISTEN_DELAY_MS")?.unwrap_or_default(),
-            exit_at_start: number("HELLO_EXIT", get("HELLO_EXIT"))?,
+            exit_at_start: parse_variable("HELLO_EXIT", get("HELLO_EXIT"))?,
             exit_after: millis("HELLO_EXIT_AFTER_MS")?,
             ready_after,
             write: get("HELLO_WRITE").map(|text| split_file_and_text(&text)).transpose()?,
@@ -112,7 +113,10 @@ impl ListenAddress {
     }
 }
 
-fn number<T: std::str::FromStr>(name: &str, text: Option<String>) -> Result<Option<T>, String> {
+fn parse_variable<T: std::str::FromStr>(
+    name: &str,
+    text: Option<String>,
+) -> Result<Option<T>, String> {
     let Some(text) = text else { return Ok(None) };
     match text.parse() {
         Ok(value) => Ok(Some(value)),

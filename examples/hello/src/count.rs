@@ -16,7 +16,7 @@ struct HelloCountsInner {
 
 impl HelloCounts {
     /// Counts the begin of a request; dropping the guard counts its end, even on a reset connection.
-    pub(crate) fn begin(&self) -> InFlightGuard {
+    pub(crate) fn begin_request(&self) -> InFlightGuard {
         let inner = &self.0;
         inner.started.set(inner.started.get() + 1);
         inner.max_in_flight.set(inner.max_in_flight.get().max(self.in_flight()));
@@ -24,7 +24,7 @@ impl HelloCounts {
     }
 
     /// Counts an accepted connection.
-    pub(crate) fn connected(&self) {
+    pub(crate) fn record_connection(&self) {
         self.0.connections.set(self.0.connections.get() + 1);
     }
 
@@ -64,11 +64,11 @@ mod tests {
     #[test]
     fn the_most_at_once_stays_after_requests_ended() {
         let counts = HelloCounts::default();
-        counts.connected();
-        let first = counts.begin();
-        let second = counts.begin();
+        counts.record_connection();
+        let first = counts.begin_request();
+        let second = counts.begin_request();
         drop((first, second));
-        let _third = counts.begin();
+        let _third = counts.begin_request();
         assert_eq!(
             counts.to_json("p"),
             r#"{"pod":"p","started":3,"finished":2,"in_flight":1,"max_in_flight":2,"connections":1}"#

@@ -20,7 +20,7 @@ impl RequestIdFile {
     }
 
     /// Appends the id of a request that has begun.
-    pub(crate) fn note(&self, id: u64) -> io::Result<()> {
+    pub(crate) fn append(&self, id: u64) -> io::Result<()> {
         let line = format!("{id}\n");
         self.0.as_ref().map_or(Ok(()), |mut file| file.write_all(line.as_bytes()))
     }

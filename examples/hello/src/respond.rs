@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 
 use crate::{
     answer::{HelloPage, RequestedResponse},
-    app::{HelloApp, pause},
+    app::{HelloApp, sleep},
     config::HelloConfig,
     count::InFlightGuard,
 };
@@ -36,14 +36,16 @@ pub(crate) async fn respond(
     peer: SocketAddr,
     app: Rc<HelloApp>,
 ) -> io::Result<Response<HelloBody>> {
-    let guard = app.counts.begin();
+    let guard = app.counts.begin_request();
     let wish = match RequestedResponse::parse(request.uri().path(), request.uri().query()) {
         Ok(wish) => wish,
-        Err(reason) => return Ok(text(StatusCode::BAD_REQUEST, format!("{reason}\n"), guard)),
+        Err(reason) => {
+            return Ok(text_response(StatusCode::BAD_REQUEST, format!("{reason}\n"), guard));
+        }
     };
     // Before the sleep: a test counts a request as arrived even if the process is killed meanwhile.
-    wish.id.map_or(Ok(()), |id| app.ids.note(id))?;
-    pause(wish.sleep).await;
+    wish.id.map_or(Ok(()), |id| app.ids.append(id))?;
+    sleep(wish.sleep).await;
     if let Some(code) = wish.exit {
         println!("hello: a request asked for exit code {code}");
         std::process::exit(code.into());
@@ -52,15 +54,15 @@ pub(crate) async fn respond(
         return Err(io::Error::other("the request asked for an abort"));
     }
     let mut response = match (wish.chunks, wish.bytes) {
-        (Some(chunks), _) => held(GeneratedBody::chunked(chunks), guard),
-        (None, Some(bytes)) => held(GeneratedBody::announced(bytes), guard),
-        (None, None) => page(request, &wish, peer, &app, guard),
+        (Some(chunks), _) => guarded_response(GeneratedBody::in_chunks(chunks), guard),
+        (None, Some(bytes)) => guarded_response(GeneratedBody::with_length(bytes), guard),
+        (None, None) => page_response(request, &wish, peer, &app, guard),
     };
     // A page's own error or 101 must not be overwritten by the query's status.
     if response.status() == StatusCode::OK {
         *response.status_mut() = StatusCode::from_u16(wish.status).unwrap_or(StatusCode::OK);
     }
-    sign(response.headers_mut(), peer, &app);
+    add_identity_headers(response.headers_mut(), peer, &app);
     if wish.close {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -68,7 +70,7 @@ pub(crate) async fn respond(
 }
 
 /// Adds headers that name the pod and its peer; load generators recognise the direct path by them.
-fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &HelloApp) {
+fn add_identity_headers(headers: &mut HeaderMap, peer: SocketAddr, app: &HelloApp) {
     let mut put = |name: &'static str, value: String| {
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(name, value);
@@ -81,7 +83,7 @@ fn sign(headers: &mut HeaderMap, peer: SocketAddr, app: &HelloApp) {
     put("x-listening-us", app.listening_us.to_string());
 }
 
-fn page(
+fn page_response(
     request: Request<Incoming>,
     wish: &RequestedResponse,
     peer: SocketAddr,
@@ -91,46 +93,52 @@ fn page(
     match wish.page {
         HelloPage::Hello => {
             let peer = peer.ip().to_canonical();
-            text(StatusCode::OK, format!("Hello from {} to {peer}\n", app.config.pod), guard)
+            text_response(
+                StatusCode::OK,
+                format!("Hello from {} to {peer}\n", app.config.pod),
+                guard,
+            )
         }
         HelloPage::Counts => {
-            text(StatusCode::OK, app.counts.to_json(&app.config.pod) + "\n", guard)
+            text_response(StatusCode::OK, app.counts.to_json(&app.config.pod) + "\n", guard)
         }
-        HelloPage::Headers => text(StatusCode::OK, headers(request.headers()), guard),
-        HelloPage::Env => text(StatusCode::OK, environment(), guard),
-        HelloPage::Protocol => text(StatusCode::OK, format!("{:?}\n", request.version()), guard),
-        HelloPage::Files => match file(&app.config, request.uri().path()) {
-            Ok(content) => text(StatusCode::OK, content, guard),
-            Err(reason) => text(StatusCode::NOT_FOUND, reason, guard),
+        HelloPage::Headers => text_response(StatusCode::OK, list_headers(request.headers()), guard),
+        HelloPage::Env => text_response(StatusCode::OK, list_environment(), guard),
+        HelloPage::Protocol => {
+            text_response(StatusCode::OK, format!("{:?}\n", request.version()), guard)
+        }
+        HelloPage::Files => match read_file(&app.config, request.uri().path()) {
+            Ok(content) => text_response(StatusCode::OK, content, guard),
+            Err(reason) => text_response(StatusCode::NOT_FOUND, reason, guard),
         },
         // Without a value (`never`) the pod stays unready.
         HelloPage::Ready => match app.config.ready_after {
             Some(wait) if app.started.elapsed() >= wait => {
-                text(StatusCode::OK, "ready\n".into(), guard)
+                text_response(StatusCode::OK, "ready\n".into(), guard)
             }
-            _ => text(StatusCode::SERVICE_UNAVAILABLE, "not ready yet\n".into(), guard),
+            _ => text_response(StatusCode::SERVICE_UNAVAILABLE, "not ready yet\n".into(), guard),
         },
-        HelloPage::Echo => held(request.into_body(), guard),
-        HelloPage::Upgrade => upgrade(request, guard),
-        HelloPage::Health => health(guard),
+        HelloPage::Echo => guarded_response(request.into_body(), guard),
+        HelloPage::Upgrade => upgrade_response(request, guard),
+        HelloPage::Health => health_response(guard),
     }
 }
 
 /// gRPC response to `grpc.health.v1.Health/Check`: one message, whose field 1 is `SERVING` (1), and status 0.
-fn health(guard: InFlightGuard) -> Response<HelloBody> {
+fn health_response(guard: InFlightGuard) -> Response<HelloBody> {
     // gRPC framing: a flag byte (uncompressed), the length in four bytes, and the protobuf message.
     let message = Bytes::from_static(&[0, 0, 0, 0, 2, 0x08, 1]);
     let end = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
     let trailers = std::future::ready(Some(Ok(HeaderMap::from_iter([end]))));
     let body = Full::new(message).map_err(|never| match never {}).with_trailers(trailers);
-    let mut response = held(body, guard);
+    let mut response = guarded_response(body, guard);
     let grpc = HeaderValue::from_static("application/grpc");
     response.headers_mut().insert(CONTENT_TYPE, grpc);
     response
 }
 
 /// Reads a file of the folder `HELLO_FILES`, for tests of volumes; refuses paths outside the folder.
-fn file(config: &HelloConfig, path: &str) -> Result<String, String> {
+fn read_file(config: &HelloConfig, path: &str) -> Result<String, String> {
     let folder = config.files.as_ref().ok_or("HELLO_FILES names no folder\n")?;
     let name = path.trim_start_matches("/files/");
     // No separators and no `..`: the name cannot leave the folder.
@@ -142,9 +150,13 @@ fn file(config: &HelloConfig, path: &str) -> Result<String, String> {
 }
 
 /// Switches to the requested protocol with a 101, and echoes all bytes until the client ends.
-fn upgrade(request: Request<Incoming>, guard: InFlightGuard) -> Response<HelloBody> {
+fn upgrade_response(request: Request<Incoming>, guard: InFlightGuard) -> Response<HelloBody> {
     let Some(protocol) = request.headers().get(UPGRADE).cloned() else {
-        return text(StatusCode::UPGRADE_REQUIRED, "ask with an Upgrade header\n".into(), guard);
+        return text_response(
+            StatusCode::UPGRADE_REQUIRED,
+            "ask with an Upgrade header\n".into(),
+            guard,
+        );
     };
     tokio::task::spawn_local(async move {
         // The request counts as in flight as long as the upgraded connection lasts.
@@ -154,14 +166,14 @@ fn upgrade(request: Request<Incoming>, guard: InFlightGuard) -> Response<HelloBo
         let _ = tokio::io::copy(&mut reader, &mut writer).await;
         let _ = tokio::io::AsyncWriteExt::shutdown(&mut writer).await;
     });
-    let mut response = Response::new(full(""));
+    let mut response = Response::new(full_body(""));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response.headers_mut().insert(UPGRADE, protocol);
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response
 }
 
-fn headers(headers: &HeaderMap) -> String {
+fn list_headers(headers: &HeaderMap) -> String {
     let line = |(name, value): (&HeaderName, &HeaderValue)| {
         format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes()))
     };
@@ -169,26 +181,26 @@ fn headers(headers: &HeaderMap) -> String {
 }
 
 /// Arguments, working directory and environment of this process, for tests of the runtime contract.
-fn environment() -> String {
+fn list_environment() -> String {
     let mut lines = vec![format!("args={:?}", std::env::args().collect::<Vec<_>>())];
     lines.push(format!("cwd={}", std::env::current_dir().unwrap_or_default().display()));
     lines.extend(std::env::vars().map(|(name, value)| format!("{name}={value}")));
     lines.join("\n") + "\n"
 }
 
-fn text(status: StatusCode, body: String, guard: InFlightGuard) -> Response<HelloBody> {
-    let mut response = held(full(body), guard);
+fn text_response(status: StatusCode, body: String, guard: InFlightGuard) -> Response<HelloBody> {
+    let mut response = guarded_response(full_body(body), guard);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
     response
 }
 
-fn full(body: impl Into<Bytes>) -> HelloBody {
+fn full_body(body: impl Into<Bytes>) -> HelloBody {
     Box::pin(Full::new(body.into()).map_err(|never| match never {}))
 }
 
 /// Response whose request counts as in flight until the body's last byte has left the application.
-fn held<B>(body: B, guard: InFlightGuard) -> Response<HelloBody>
+fn guarded_response<B>(body: B, guard: InFlightGuard) -> Response<HelloBody>
 where
     B: HttpBody<Data = Bytes, Error = hyper::Error> + Unpin + 'static,
 {
@@ -222,7 +234,7 @@ impl<B: HttpBody + Unpin> HttpBody for GuardedBody<B> {
     }
 }
 
-/// Generated body of `left` bytes, with an announced length or in chunks with a trailer.
+/// Generated body of `bytes_left` bytes, with an announced length or in chunks with a trailer.
 #[derive(Debug)]
 struct GeneratedBody {
     bytes_left: u64,
@@ -231,11 +243,11 @@ struct GeneratedBody {
 }
 
 impl GeneratedBody {
-    fn announced(bytes: u64) -> Self {
+    fn with_length(bytes: u64) -> Self {
         Self { bytes_left: bytes, has_length: true, trailer: false }
     }
 
-    fn chunked(chunks: u64) -> Self {
+    fn in_chunks(chunks: u64) -> Self {
         Self { bytes_left: chunks * CHUNK.len() as u64, has_length: false, trailer: true }
     }
 }

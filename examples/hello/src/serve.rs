@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    app::{HelloApp, pause},
+    app::{HelloApp, sleep},
     config::HelloConfig,
     count::HelloCounts,
     ids::RequestIdFile,
@@ -36,7 +36,7 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
     let (started, started_us) = (Instant::now(), unix_us());
     // Before the delay: as PID 1 the process would otherwise ignore SIGTERM until it listens.
     let mut term = signal(SignalKind::terminate())?;
-    pause(config.listen_delay).await;
+    sleep(config.listen_delay).await;
     let ids = RequestIdFile::open(config.ids.as_deref(), &config.pod)?;
     let listener = listen(&config)?;
     let listening_us = unix_us();
@@ -50,15 +50,15 @@ pub(crate) async fn run(config: HelloConfig) -> io::Result<()> {
             loop {
                 tokio::select! {
                     // An accept error (no file descriptors left) passes, so the server continues.
-                    peer = accept(listener.as_ref()) => match peer {
+                    peer = accept_or_never(listener.as_ref()) => match peer {
                         Ok((stream, peer)) => {
-                            app.counts.connected();
-                            tokio::task::spawn_local(serve(stream, peer, app.clone(), leaving.clone()));
+                            app.counts.record_connection();
+                            tokio::task::spawn_local(serve_connection(stream, peer, app.clone(), leaving.clone()));
                         }
                         Err(error) => println!("hello: cannot accept: {error}"),
                     },
                     _ = term.recv(), if !ignore_term => break,
-                    () = after(exit_after) => return Err(io::Error::other("HELLO_EXIT_AFTER_MS has passed")),
+                    () = sleep_or_never(exit_after) => return Err(io::Error::other("HELLO_EXIT_AFTER_MS has passed")),
                 }
             }
             Ok(())
@@ -82,14 +82,14 @@ fn unix_us() -> u128 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros())
 }
 
-async fn after(wait: Option<Duration>) {
+async fn sleep_or_never(wait: Option<Duration>) {
     match wait {
         Some(wait) => tokio::time::sleep(wait).await,
         None => std::future::pending().await,
     }
 }
 
-async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+async fn accept_or_never(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
     match listener {
         Some(listener) => listener.accept().await,
         None => std::future::pending().await,
@@ -98,15 +98,17 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, Socket
 
 fn listen(config: &HelloConfig) -> io::Result<Option<TcpListener>> {
     let Some(address) = config.listen.address(config.port) else { return Ok(None) };
-    let bound = bind(address).or_else(|error| match address.ip() {
+    let bound = bind_listener(address).or_else(|error| match address.ip() {
         // A pod without IPv6 still serves IPv4.
-        IpAddr::V6(ip) if ip.is_unspecified() => bind(SocketAddr::from(([0; 4], address.port()))),
+        IpAddr::V6(ip) if ip.is_unspecified() => {
+            bind_listener(SocketAddr::from(([0; 4], address.port())))
+        }
         _ => Err(error),
     });
     bound.map(Some)
 }
 
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind_listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -123,7 +125,7 @@ impl<F: Future<Output: 'static> + 'static> Executor<F> for LocalExecutor {
     }
 }
 
-async fn serve(
+async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
     app: Rc<HelloApp>,

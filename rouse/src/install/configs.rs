@@ -3,7 +3,7 @@
 //! Each is shipped without a setting, with an `_example` that shows the possible settings, as in Knative. An edit of
 //! the example is refused, because it would have no effect.
 
-use controller::config_maps::example::{CHECKSUM_ANNOTATION, checksum};
+use controller::model::config_maps::example::{CHECKSUM_ANNOTATION, checksum};
 use serde_json::{Value, json};
 
 use super::{

@@ -1,6 +1,6 @@
 //! Pure: an installation as a list of objects, in the order in which they can be created.
 
-use controller::crds;
+use controller::write::crds;
 use serde_json::{Value, json};
 
 use super::{

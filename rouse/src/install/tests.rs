@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use controller::config_maps::{Configs, RevisionDefaults};
+use controller::model::config_maps::{Configs, RevisionDefaults};
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
     api::{
@@ -101,7 +101,7 @@ fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
         let annotations = serde_json::from_value(map["metadata"]["annotations"].clone()).unwrap();
         let data = serde_json::from_value(map["data"].clone()).unwrap();
         for data in [data, example] {
-            let said = controller::config_maps::admit(name, &annotations, &data);
+            let said = controller::model::config_maps::admit(name, &annotations, &data);
             assert_eq!(said, Ok(Vec::new()), "{name}");
         }
     }

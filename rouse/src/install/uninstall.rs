@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use controller::children::slices::{MANAGED_BY_LABEL, MANAGED_BY_ROUSE};
+use controller::write::children::slices::{MANAGED_BY_LABEL, MANAGED_BY_ROUSE};
 use serde_json::Value;
 
 use super::{

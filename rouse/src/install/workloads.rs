@@ -19,7 +19,7 @@ pub(crate) const WEBHOOK_PORT: u16 = 8443;
 /// Port on which an activator receives requests from outside.
 pub(crate) const GATEWAY_PORT: u16 = 8080;
 /// Port on which an activator receives requests of workloads that select a service by Host; Knative's number.
-pub(crate) const INTERNAL_PORT: u16 = controller::children::slices::INTERNAL_PORT;
+pub(crate) const INTERNAL_PORT: u16 = controller::write::children::slices::INTERNAL_PORT;
 /// Mount path of the projected token and of the certificate authorities that a component trusts.
 const IDENTITY_MOUNT_PATH: &str = "/var/run/rouse";
 /// Termination grace period of an activator, in seconds: Knative's 600 s for its connections, and a margin.

@@ -12,25 +12,25 @@ use anyhow::{Context as _, Result};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuUsage {
     /// Time of the processes in one cgroup, and of the core's softirq thread, which may run packets of any process.
-    pub(crate) by_us_us: f64,
+    pub(crate) own_us: f64,
     /// Busy time of the whole machine.
     pub(crate) machine_us: f64,
 }
 
 impl CpuUsage {
     pub(crate) fn read(cgroup: &Path, core: usize) -> Result<Self> {
-        Ok(Self { by_us_us: cgroup_us(cgroup)? + softirq_us(core)?, machine_us: machine_us()? })
+        Ok(Self { own_us: cgroup_us(cgroup)? + softirq_us(core)?, machine_us: machine_us()? })
     }
 
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
-            by_us_us: self.by_us_us - before.by_us_us,
+            own_us: self.own_us - before.own_us,
             machine_us: self.machine_us - before.machine_us,
         }
     }
 }
 
-pub(crate) fn cores() -> Result<usize> {
+pub(crate) fn core_count() -> Result<usize> {
     let stat = read("/proc/stat")?;
     Ok(stat.lines().filter(|line| line.starts_with("cpu")).count() - 1)
 }
@@ -70,8 +70,8 @@ fn read(path: &str) -> Result<String> {
 
 /// Returns true if the machine counts processor cycles; many virtual machines do not.
 pub(crate) fn has_cycles() -> bool {
-    let done = perf().arg("true").stderr(Stdio::piped()).output();
-    done.ok().and_then(|done| counted(&done.stderr)).is_some()
+    let done = perf_command().arg("true").stderr(Stdio::piped()).output();
+    done.ok().and_then(|done| parse_cycles(&done.stderr)).is_some()
 }
 
 /// A running count of the whole machine's cycles, in user space and in the kernel.
@@ -80,18 +80,18 @@ pub(crate) struct CycleCounter(Child);
 
 impl CycleCounter {
     pub(crate) fn start() -> Result<Self> {
-        Ok(Self(perf().stderr(Stdio::piped()).spawn().context("cannot start perf")?))
+        Ok(Self(perf_command().stderr(Stdio::piped()).spawn().context("cannot start perf")?))
     }
 
     /// Ends the count and returns the number of cycles; `None` if the machine does not count them.
     pub(crate) fn stop(self) -> Option<f64> {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).ok()?);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).ok()?;
-        counted(&self.0.wait_with_output().ok()?.stderr)
+        parse_cycles(&self.0.wait_with_output().ok()?.stderr)
     }
 }
 
-fn perf() -> Command {
+fn perf_command() -> Command {
     let mut perf = Command::new("perf");
     perf.args(["stat", "-x,", "-a", "-e", "cycles:u,cycles:k"]).env("LC_ALL", "C");
     perf.stdout(Stdio::null());
@@ -99,7 +99,7 @@ fn perf() -> Command {
 }
 
 /// Sum of both counts in perf's output, whose lines begin with them.
-fn counted(said: &[u8]) -> Option<f64> {
+fn parse_cycles(said: &[u8]) -> Option<f64> {
     let said = String::from_utf8_lossy(said);
     let counts = said.lines().filter_map(|line| line.split(',').next()?.parse().ok());
     let counts: Vec<f64> = counts.collect();

@@ -21,7 +21,7 @@ const PROGRAMS: [(&str, CgroupSkbAttachType); 2] =
 impl EmptyPrograms {
     pub(crate) fn attach(cgroup: &Path) -> Result<Self> {
         let cgroup = File::open(cgroup).context("cannot open the pods' cgroup")?;
-        let mut ebpf = Ebpf::load(&object()).context("cannot load the empty programs")?;
+        let mut ebpf = Ebpf::load(&build_object()).context("cannot load the empty programs")?;
         for (name, at) in PROGRAMS {
             let program = ebpf.program_mut(name).context("the object has them")?;
             let program: &mut CgroupSkb = program.try_into()?;
@@ -33,14 +33,14 @@ impl EmptyPrograms {
     }
 
     /// Names and ids of the loaded programs.
-    pub(crate) fn ids(&self) -> Result<Vec<(String, u32)>> {
+    pub(crate) fn program_ids(&self) -> Result<Vec<(String, u32)>> {
         let programs = self.ebpf.programs();
         programs.map(|(name, program)| Ok((name.to_owned(), program.info()?.id()))).collect()
     }
 }
 
 /// Bytecode of the two instructions `r0 = 1; exit`.
-const CODE: [u8; 16] = [0xb7, 0, 0, 0, 1, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
+const BYTECODE: [u8; 16] = [0xb7, 0, 0, 0, 1, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
 
 /// Sizes and types from the ELF format (System V ABI).
 const HEADER: usize = 64;
@@ -56,19 +56,19 @@ const FUNCTION: u8 = 1 << 4 | 2;
 const BPF: u16 = 247;
 
 /// Object file with both programs, built by hand: four sections after the empty one, and two symbols.
-fn object() -> Vec<u8> {
+fn build_object() -> Vec<u8> {
     let names = b"\0cgroup_skb/ingress\0cgroup_skb/egress\0empty_in\0empty_out\0.symtab\0.strtab\0";
     let at = |name: &str| {
         let found = names.windows(name.len()).position(|it| it == name.as_bytes());
         found.expect("it stands above") as u32
     };
     let code = HEADER;
-    let symbols = code + 2 * CODE.len();
+    let symbols = code + 2 * BYTECODE.len();
     let strings = symbols + 3 * SYMBOL;
     let sections = (strings + names.len()).next_multiple_of(8);
 
     let mut out = header(sections as u64);
-    out.extend([CODE, CODE].concat());
+    out.extend([BYTECODE, BYTECODE].concat());
     out.extend([0; SYMBOL]);
     out.extend(symbol(at("empty_in"), 1));
     out.extend(symbol(at("empty_out"), 2));
@@ -76,9 +76,9 @@ fn object() -> Vec<u8> {
     out.resize(sections, 0);
     out.extend([0; SECTION]);
     let of_code =
-        |name, offset| section(at(name), PROGBITS, CODE_FLAGS, offset, CODE.len(), [0; 3]);
+        |name, offset| section(at(name), PROGBITS, CODE_FLAGS, offset, BYTECODE.len(), [0; 3]);
     out.extend(of_code("cgroup_skb/ingress", code));
-    out.extend(of_code("cgroup_skb/egress", code + CODE.len()));
+    out.extend(of_code("cgroup_skb/egress", code + BYTECODE.len()));
     // Link: strings are in section 4. Info: the first global symbol is number 1.
     out.extend(section(at(".symtab"), SYMTAB, 0, symbols, 3 * SYMBOL, [4, 1, SYMBOL as u32]));
     out.extend(section(at(".strtab"), STRTAB, 0, strings, names.len(), [0; 3]));
@@ -103,7 +103,7 @@ fn symbol(name: u32, section: u16) -> Vec<u8> {
     let mut out = name.to_ne_bytes().to_vec();
     out.extend([FUNCTION, 0]);
     out.extend(section.to_ne_bytes());
-    out.extend([0, CODE.len() as u64].map(u64::to_ne_bytes).concat());
+    out.extend([0, BYTECODE.len() as u64].map(u64::to_ne_bytes).concat());
     out
 }
 

@@ -15,7 +15,7 @@ pub(crate) const H2_CONNECTIONS: u32 = 4;
 const STREAMS: u32 = 32;
 
 /// Headers that a browser adds to a request, which then has about 700 bytes.
-const BROWSER: [&str; 11] = [
+const BROWSER_HEADERS: [&str; 11] = [
     "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36",
     "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8",
     "Accept-Encoding: gzip, deflate, br, zstd",
@@ -35,7 +35,7 @@ pub(crate) struct LoadSummary {
     pub(crate) requests: u64,
     pub(crate) per_s: f64,
     /// Highest number of requests that were still in flight at the end, beyond those reported.
-    pub(crate) slack: u64,
+    pub(crate) max_unreported: u64,
 }
 
 /// Requests to send, and the place to send them from.
@@ -63,16 +63,23 @@ impl CountBenchLoad<'_> {
         let mut words = vec!["wrk".to_owned(), "-t1".into(), format!("-c{connections}")];
         words.push(format!("-d{}", self.seconds));
         if self.case == CountBenchCase::H1Browser {
-            words.extend(BROWSER.iter().flat_map(|header| ["-H".to_owned(), (*header).into()]));
+            words.extend(
+                BROWSER_HEADERS.iter().flat_map(|header| ["-H".to_owned(), (*header).into()]),
+            );
         }
         words.push(format!("http://{}{}", self.to, self.case.path()));
-        let said = self.inside(&words)?;
+        let said = self.run_inside(&words)?;
         let bad = ["Socket errors", "Non-2xx"].iter().any(|word| said.contains(word));
         ensure!(!bad, "wrk met errors: {said}");
         let requests =
-            number(&said, |line| line.split_once(" requests in ")?.0.trim().parse().ok());
-        let per_s = number(&said, |line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
-        Ok(LoadSummary { requests: requests? as u64, per_s: per_s?, slack: u64::from(connections) })
+            parse_number(&said, |line| line.split_once(" requests in ")?.0.trim().parse().ok());
+        let per_s =
+            parse_number(&said, |line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
+        Ok(LoadSummary {
+            requests: requests? as u64,
+            per_s: per_s?,
+            max_unreported: u64::from(connections),
+        })
     }
 
     fn h2load(&self) -> Result<LoadSummary> {
@@ -83,22 +90,22 @@ impl CountBenchLoad<'_> {
             format!("-n{}", self.requests),
             format!("http://{}{}", self.to, self.case.path()),
         ]);
-        let said = self.inside(&words.collect::<Vec<_>>())?;
-        let done = number(&said, |line| {
+        let said = self.run_inside(&words.collect::<Vec<_>>())?;
+        let done = parse_number(&said, |line| {
             let (before, _) = line.strip_prefix("requests: ")?.split_once(" succeeded")?;
             before.rsplit(' ').next()?.parse().ok()
         })?;
         ensure!(done as u64 == self.requests, "h2load met errors: {said}");
-        let per_s = number(&said, |line| {
+        let per_s = parse_number(&said, |line| {
             let (before, _) = line.strip_prefix("finished in ")?.split_once(" req/s")?;
             before.rsplit(' ').next()?.parse().ok()
         })?;
-        Ok(LoadSummary { requests: self.requests, per_s, slack: 0 })
+        Ok(LoadSummary { requests: self.requests, per_s, max_unreported: 0 })
     }
 
     /// Runs a program in the client's cgroup and network namespace, on the core.
-    fn inside(&self, words: &[String]) -> Result<String> {
-        let done = enter(self.from, self.core).args(words).stderr(Stdio::piped()).output();
+    fn run_inside(&self, words: &[String]) -> Result<String> {
+        let done = netns_command(self.from, self.core).args(words).stderr(Stdio::piped()).output();
         let done = done.context("cannot start sh")?;
         let said = String::from_utf8_lossy(&done.stdout).into_owned();
         let why = String::from_utf8_lossy(&done.stderr);
@@ -108,7 +115,7 @@ impl CountBenchLoad<'_> {
 }
 
 /// Command that enters a place and a core; the program and its arguments are to be appended.
-pub(crate) fn enter(place: &NetnsFixture, core: usize) -> Command {
+pub(crate) fn netns_command(place: &NetnsFixture, core: usize) -> Command {
     let script = "echo $$ > \"$1\" && core=$2 netns=$3 && shift 3 \
                   && exec taskset -c \"$core\" ip netns exec \"$netns\" \"$@\"";
     let mut sh = Command::new("sh");
@@ -117,6 +124,6 @@ pub(crate) fn enter(place: &NetnsFixture, core: usize) -> Command {
     sh
 }
 
-fn number(said: &str, find: impl Fn(&str) -> Option<f64>) -> Result<f64> {
+fn parse_number(said: &str, find: impl Fn(&str) -> Option<f64>) -> Result<f64> {
     said.lines().find_map(find).with_context(|| format!("no figure in: {said}"))
 }

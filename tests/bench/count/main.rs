@@ -44,7 +44,7 @@ use self::{
 };
 
 /// Number of rounds with statistics on: times in programs vary less than rates.
-const PROFILED: u32 = 5;
+const PROFILE_ROUNDS: u32 = 5;
 
 #[derive(Debug, clap::Parser)]
 struct CountBenchArgs {
@@ -83,7 +83,7 @@ enum CountBenchSelection {
 }
 
 impl CountBenchSelection {
-    fn case(self) -> Option<CountBenchCase> {
+    fn to_case(self) -> Option<CountBenchCase> {
         match self {
             Self::H1 => Some(CountBenchCase::H1),
             Self::H1Browser => Some(CountBenchCase::H1Browser),
@@ -100,21 +100,24 @@ fn main() -> Result<()> {
     let chosen = if args.only.is_empty() { all } else { &args.only };
     let core = match args.core {
         Some(core) => core,
-        None => cost::cores()?.checked_sub(1).context("a machine has a core")?,
+        None => cost::core_count()?.checked_sub(1).context("a machine has a core")?,
     };
     let mut scene = CountBenchFixture::new(core, args.seconds, args.object.as_deref())?;
     let (mut rates, mut profiles) = (BTreeMap::new(), BTreeMap::new());
-    for case in chosen.iter().filter_map(|what| what.case()) {
+    for case in chosen.iter().filter_map(|what| what.to_case()) {
         if !args.profile {
             rates.insert(case.name(), compare(&mut scene, case, args.rounds)?);
         }
-        profiles.insert(case.name(), profile(&mut scene, case, args.rounds.min(PROFILED))?);
+        profiles.insert(case.name(), profile(&mut scene, case, args.rounds.min(PROFILE_ROUNDS))?);
     }
-    let empty = recorder(&mut scene, args.rounds.min(PROFILED))?;
+    let empty = stats_overhead(&mut scene, args.rounds.min(PROFILE_ROUNDS))?;
     let mut packets = BTreeMap::new();
     if chosen.contains(&CountBenchSelection::Uncounted) {
         for way in UncountedSocket::ALL {
-            packets.insert(way.name(), uncounted(&mut scene, way, args.rounds.min(PROFILED))?);
+            packets.insert(
+                way.name(),
+                profile_uncounted(&mut scene, way, args.rounds.min(PROFILE_ROUNDS))?,
+            );
         }
     }
     drop(scene);
@@ -167,33 +170,39 @@ fn profile(scene: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> 
     let mut samples = Vec::new();
     for _ in 0..rounds {
         let (run, spent) = scene.profile(case)?;
-        samples.push(ProfileSample { requests: run.requests, spent });
+        samples.push(ProfileSample { requests: run.requests, costs: spent });
     }
-    eprint!("{}", profile::table(case.name(), &samples));
-    Ok(profile::value(&samples))
+    eprint!("{}", profile::to_table(case.name(), &samples));
+    Ok(profile::to_json(&samples))
 }
 
 /// Time that the statistics record for an empty program, in ns a run, for each round.
-fn recorder(scene: &mut CountBenchFixture, rounds: u32) -> Result<Vec<f64>> {
+fn stats_overhead(scene: &mut CountBenchFixture, rounds: u32) -> Result<Vec<f64>> {
     let mut found = Vec::new();
     for _ in 0..rounds {
         let spent = scene.profile_empty()?;
-        found.push(spent.iter().fold(ProgramCost::default(), |all, one| all.with(one)).ns_per_run());
+        found
+            .push(spent.iter().fold(ProgramCost::default(), |all, one| all.plus(one)).ns_per_run());
     }
     eprintln!("\nempty program, as recorded: {found:.1?} ns a run");
     Ok(found)
 }
 
 /// Time in programs a packet of sockets that are not counted, in and out, for each round.
-fn uncounted(scene: &mut CountBenchFixture, way: UncountedSocket, rounds: u32) -> Result<Value> {
+fn profile_uncounted(
+    scene: &mut CountBenchFixture,
+    way: UncountedSocket,
+    rounds: u32,
+) -> Result<Value> {
     let mut found = BTreeMap::<&str, Vec<f64>>::new();
     for _ in 0..rounds {
         let (packets, spent) = scene.profile_uncounted(way)?;
         let both = spent.iter().filter(|one| profile::is_packet_program(&one.name));
-        let both = both.fold(ProgramCost::default(), |all, one| all.with(one));
+        let both = both.fold(ProgramCost::default(), |all, one| all.plus(one));
         found.entry("ns").or_default().push(both.ns as f64 / packets as f64);
         found.entry("runs").or_default().push(both.runs as f64 / packets as f64);
-        for one in spent.iter().filter(|one| one.runs > 0 && profile::is_packet_program(&one.name)) {
+        for one in spent.iter().filter(|one| one.runs > 0 && profile::is_packet_program(&one.name))
+        {
             let name = if one.name == "ingress" { "ingress_ns" } else { "egress_ns" };
             found.entry(name).or_default().push(one.ns_per_run());
         }

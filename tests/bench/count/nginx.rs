@@ -15,19 +15,19 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
-    bed::{NetnsFixture, SERVING},
-    load::enter,
+    bed::{NetnsFixture, SERVING_PORT},
+    load::netns_command,
 };
 
 /// Port of the server beside the pod's serving port.
-pub(crate) const OTHER: u16 = 8090;
+pub(crate) const OTHER_PORT: u16 = 8090;
 /// Port on which the proxy listens.
-pub(crate) const PROXY: u16 = 8012;
+pub(crate) const PROXY_PORT: u16 = 8012;
 /// Port of the status page, with the number of requests that the server has begun.
-const STATUS: u16 = 8099;
+const STATUS_PORT: u16 = 8099;
 /// Size of the response of `/bulk`.
 const BULK_BYTES: usize = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running nginx, killed on drop.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct BenchNginx {
     child: Child,
     netns: String,
     /// Number of requests for the status page, which nginx counts as well.
-    asked: Cell<u64>,
+    status_requests: Cell<u64>,
 }
 
 /// Counts of a server's status page.
@@ -53,7 +53,7 @@ impl BenchNginx {
         let folder = folder.join(format!("server{}", pod.number));
         fs::create_dir_all(&folder)?;
         fs::write(folder.join("bulk"), vec![b'x'; BULK_BYTES])?;
-        let listens = if h2 { format!("{SERVING} http2") } else { SERVING.to_string() };
+        let listens = if h2 { format!("{SERVING_PORT} http2") } else { SERVING_PORT.to_string() };
         // 400 bytes of response head, as frameworks send them to browsers.
         let headers = [
             "Cache-Control 'no-cache, private, must-revalidate'",
@@ -65,12 +65,12 @@ impl BenchNginx {
         let headers: String = headers.iter().map(|it| format!("add_header {it}; ")).collect();
         let config = format!(
             "server {{
-                listen {listens}; listen {OTHER}; root {folder};
+                listen {listens}; listen {OTHER_PORT}; root {folder};
                 location = / {{ return 200 hello; }}
                 location = /browser {{ {headers} return 200 hello; }}
                 location = /bulk {{ }}
             }}
-            server {{ listen {STATUS}; location / {{ stub_status; }} }}",
+            server {{ listen {STATUS_PORT}; location / {{ stub_status; }} }}",
             folder = folder.display()
         );
         Self::start(pod, core, &folder, &config)
@@ -86,13 +86,13 @@ impl BenchNginx {
         let folder = folder.join(format!("sidecar{}", pod.number));
         fs::create_dir_all(&folder)?;
         // nginx speaks no HTTP/2 to servers: behind the proxy it is HTTP/1.1, to a port that is not counted.
-        let (listens, to) = if h2 { (" http2", OTHER) } else { ("", SERVING) };
+        let (listens, to) = if h2 { (" http2", OTHER_PORT) } else { ("", SERVING_PORT) };
         let config = format!(
             "upstream app {{
                 server 127.0.0.1:{to}; keepalive 256; keepalive_requests 1000000000; keepalive_timeout 1s;
             }}
             server {{
-                listen {PROXY}{listens};
+                listen {PROXY_PORT}{listens};
                 location / {{
                     proxy_pass http://app; proxy_http_version 1.1; proxy_set_header Connection '';
                     proxy_buffers 8 64k; proxy_max_temp_file_size 0;
@@ -115,40 +115,40 @@ impl BenchNginx {
         );
         let file = folder.join("conf");
         fs::write(&file, config)?;
-        let mut nginx = enter(pod, core);
+        let mut nginx = netns_command(pod, core);
         let child = nginx.arg("nginx").arg("-c").arg(&file).spawn().context("cannot start sh")?;
-        let mut nginx = Self { child, netns: pod.netns.clone(), asked: Cell::new(0) };
-        let until = Instant::now() + PATIENCE;
+        let mut nginx = Self { child, netns: pod.netns.clone(), status_requests: Cell::new(0) };
+        let until = Instant::now() + WAIT_TIMEOUT;
         while !folder.join("pid").exists() {
             let ended = nginx.child.try_wait()?;
             ensure!(ended.is_none(), "nginx ended with {ended:?}");
             ensure!(Instant::now() < until, "nginx does not start");
-            pause();
+            sleep();
         }
         Ok(nginx)
     }
 
-    pub(crate) fn served(&self) -> Result<NginxStatus> {
-        let said = ask(&self.netns)?;
-        self.asked.set(self.asked.get() + 1);
+    pub(crate) fn status(&self) -> Result<NginxStatus> {
+        let said = get_status_page(&self.netns)?;
+        self.status_requests.set(self.status_requests.get() + 1);
         let numbers: Vec<u64> = said.split_whitespace().flat_map(str::parse).collect();
         // Open connections; accepted, handled, requests; reading, writing, waiting.
         let [open, _, _, requests, ..] = numbers[..] else {
             anyhow::bail!("nginx said `{said}`");
         };
-        Ok(NginxStatus { requests: requests - self.asked.get(), open: open - 1 })
+        Ok(NginxStatus { requests: requests - self.status_requests.get(), open: open - 1 })
     }
 
     /// Waits until all clients have disconnected, and returns the server's counts.
-    pub(crate) fn settled(&self) -> Result<NginxStatus> {
-        let until = Instant::now() + PATIENCE;
+    pub(crate) fn settled_status(&self) -> Result<NginxStatus> {
+        let until = Instant::now() + WAIT_TIMEOUT;
         loop {
-            let served = self.served()?;
+            let served = self.status()?;
             if served.open == 0 {
                 return Ok(served);
             }
             ensure!(Instant::now() < until, "connections stay open: {served:?}");
-            pause();
+            sleep();
         }
     }
 }
@@ -161,12 +161,12 @@ impl Drop for BenchNginx {
 }
 
 /// Reads the status page from inside the server's network namespace.
-fn ask(netns: &str) -> Result<String> {
+fn get_status_page(netns: &str) -> Result<String> {
     let path = Path::new("/run/netns").join(netns);
     let inside = thread::spawn(move || -> Result<String> {
         setns(fs::File::open(path)?, CloneFlags::CLONE_NEWNET)?;
-        let mut stream = TcpStream::connect(("127.0.0.1", STATUS))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect(("127.0.0.1", STATUS_PORT))?;
+        stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         let mut said = String::new();
         stream.read_to_string(&mut said)?;
@@ -177,6 +177,6 @@ fn ask(netns: &str) -> Result<String> {
 }
 
 #[allow(clippy::disallowed_methods, reason = "no runtime here; nginx tells nobody")]
-pub(crate) fn pause() {
+pub(crate) fn sleep() {
     thread::sleep(Duration::from_millis(10));
 }

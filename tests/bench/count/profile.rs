@@ -20,7 +20,7 @@ pub(crate) struct ProgramCost {
 }
 
 impl ProgramCost {
-    pub(crate) fn with(self, other: &Self) -> Self {
+    pub(crate) fn plus(self, other: &Self) -> Self {
         Self { name: self.name, runs: self.runs + other.runs, ns: self.ns + other.ns }
     }
 
@@ -33,7 +33,7 @@ impl ProgramCost {
 #[derive(Debug)]
 pub(crate) struct ProfileSample {
     pub(crate) requests: u64,
-    pub(crate) spent: Vec<ProgramCost>,
+    pub(crate) costs: Vec<ProgramCost>,
 }
 
 /// Returns true if the program runs once for each packet.
@@ -43,14 +43,14 @@ pub(crate) fn is_packet_program(program: &str) -> bool {
 
 /// Runs `act` with statistics enabled. Returns its result and the programs' run time meanwhile. The kernel disables
 /// the statistics when this process ends.
-pub(crate) fn timed<T>(
+pub(crate) fn measure_run_time<T>(
     programs: &[(String, u32)],
     act: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Vec<ProgramCost>)> {
     let on = enable_stats(Stats::RunTime).context("cannot switch the program statistics on")?;
-    let before = read(programs)?;
+    let before = read_costs(programs)?;
     let answer = act()?;
-    let after = read(programs)?;
+    let after = read_costs(programs)?;
     drop(on);
     let since = |(after, before): (ProgramCost, ProgramCost)| ProgramCost {
         runs: after.runs - before.runs,
@@ -60,7 +60,7 @@ pub(crate) fn timed<T>(
     Ok((answer, after.into_iter().zip(before).map(since).collect()))
 }
 
-fn read(programs: &[(String, u32)]) -> Result<Vec<ProgramCost>> {
+fn read_costs(programs: &[(String, u32)]) -> Result<Vec<ProgramCost>> {
     let mut spent: Vec<ProgramCost> = programs
         .iter()
         .map(|(name, _)| ProgramCost { name: name.clone(), ..ProgramCost::default() })
@@ -76,7 +76,7 @@ fn read(programs: &[(String, u32)]) -> Result<Vec<ProgramCost>> {
 }
 
 /// Names and ids of the programs in the links that are pinned in a directory.
-pub(crate) fn pinned(links: &Path) -> Result<Vec<(String, u32)>> {
+pub(crate) fn pinned_programs(links: &Path) -> Result<Vec<(String, u32)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(links).context("cannot read the folder of links")? {
         let path = entry?.path();
@@ -91,25 +91,25 @@ pub(crate) fn pinned(links: &Path) -> Result<Vec<(String, u32)>> {
 }
 
 /// Sum of all samples: number of requests, and time of each program.
-fn sum(samples: &[ProfileSample]) -> (f64, Vec<ProgramCost>) {
+fn sum_samples(samples: &[ProfileSample]) -> (f64, Vec<ProgramCost>) {
     let requests: u64 = samples.iter().map(|sample| sample.requests).sum();
-    let mut all = samples[0].spent.clone();
+    let mut all = samples[0].costs.clone();
     for sample in &samples[1..] {
-        all = all.into_iter().zip(&sample.spent).map(|(one, other)| one.with(other)).collect();
+        all = all.into_iter().zip(&sample.costs).map(|(one, other)| one.plus(other)).collect();
     }
     all.retain(|one| one.runs > 0);
     (requests as f64, all)
 }
 
 /// Formats a profile as a table, for readers.
-pub(crate) fn table(case: &str, samples: &[ProfileSample]) -> String {
-    let (requests, all) = sum(samples);
+pub(crate) fn to_table(case: &str, samples: &[ProfileSample]) -> String {
+    let (requests, all) = sum_samples(samples);
     let mut out = format!("\n{case}: program       runs/request   ns/run    least   ns/request\n");
     let mut whole = 0.0;
     for one in &all {
         let (runs, ns) = (one.runs as f64 / requests, one.ns as f64 / requests);
         whole += ns;
-        let rounds = samples.iter().flat_map(|sample| &sample.spent);
+        let rounds = samples.iter().flat_map(|sample| &sample.costs);
         let rounds =
             rounds.filter(|it| it.name == one.name && it.runs > 0).map(ProgramCost::ns_per_run);
         let (least, each) = (rounds.fold(f64::INFINITY, f64::min), one.ns_per_run());
@@ -121,11 +121,11 @@ pub(crate) fn table(case: &str, samples: &[ProfileSample]) -> String {
 }
 
 /// Formats a profile as JSON: values of each round, ns and runs a request, of all programs together and of each.
-pub(crate) fn value(samples: &[ProfileSample]) -> Value {
-    let (requests, all) = sum(samples);
+pub(crate) fn to_json(samples: &[ProfileSample]) -> Value {
+    let (requests, all) = sum_samples(samples);
     let of = |name: Option<&str>, what: fn(&ProgramCost) -> u64| -> Vec<f64> {
         let one = |sample: &ProfileSample| {
-            let chosen = sample.spent.iter().filter(|it| name.is_none_or(|name| it.name == name));
+            let chosen = sample.costs.iter().filter(|it| name.is_none_or(|name| it.name == name));
             chosen.map(what).sum::<u64>() as f64 / sample.requests as f64
         };
         samples.iter().map(one).collect()

@@ -14,11 +14,11 @@ use agent::{
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    bed::{KernelFixture, NetnsFixture, SERVING},
+    bed::{KernelFixture, NetnsFixture, SERVING_PORT},
     cost::{CpuUsage, CycleCounter, has_cycles},
     empty::EmptyPrograms,
     load::{CountBenchLoad, H2_CONNECTIONS, LoadSummary},
-    nginx::{BenchNginx, OTHER, PROXY, pause},
+    nginx::{BenchNginx, OTHER_PORT, PROXY_PORT, sleep},
     profile::{self, ProgramCost},
     subject::{CountBenchCase, CountBenchSubject, H2_STREAMS_ARE_COUNTED, UncountedSocket},
 };
@@ -39,7 +39,7 @@ pub(crate) struct CountMeasurement {
 
 /// A pod, its server, and the proxy beside it.
 struct BenchServerPod {
-    place: NetnsFixture,
+    netns: NetnsFixture,
     nginx: BenchNginx,
     _sidecar: Option<BenchNginx>,
     registered: bool,
@@ -62,7 +62,7 @@ pub(crate) struct CountBenchFixture {
     seconds: u32,
     cycles: bool,
     /// Last field, so that it is dropped last: it removes the namespaces and cgroups of the others.
-    bed: KernelFixture,
+    fixture: KernelFixture,
 }
 
 impl CountBenchFixture {
@@ -72,25 +72,25 @@ impl CountBenchFixture {
             None => KernelFixture::new(),
             Some(object) => {
                 let bytes = fs::read(object).with_context(|| format!("no {}", object.display()))?;
-                KernelFixture::with(|places| load(&bytes, places))
+                KernelFixture::with_programs(|places| load_object(&bytes, places))
             }
         };
-        let folder = bed.places().bpffs.with_file_name("bench");
-        let top = bed.places().clients.parent().context("below the bed's own")?.to_owned();
+        let folder = bed.paths().bpffs.with_file_name("bench");
+        let top = bed.paths().clients.parent().context("below the bed's own")?.to_owned();
         let outside = |mut place: NetnsFixture| -> Result<NetnsFixture> {
             place.cgroup = top.join(format!("foreign{}", place.number));
             fs::create_dir_all(&place.cgroup)?;
             Ok(place)
         };
-        let h1 = served(bed.pod(), core, &folder, Some(false))?;
-        let h2 = served(bed.pod(), core, &folder, Some(true))?;
-        let plain = served(bed.pod(), core, &folder, None)?;
-        let foreign = served(outside(bed.client())?, core, &folder, None)?;
-        bed.register(&h1.place, 0);
-        bed.register(&h2.place, 0);
-        let (client, pod_client) = (bed.client(), bed.pod());
-        let foreign_client = outside(bed.client())?;
-        let programs = profile::pinned(&links(&bed))?;
+        let h1 = start_server(bed.add_pod(), core, &folder, Some(false))?;
+        let h2 = start_server(bed.add_pod(), core, &folder, Some(true))?;
+        let plain = start_server(bed.add_pod(), core, &folder, None)?;
+        let foreign = start_server(outside(bed.add_client())?, core, &folder, None)?;
+        bed.register_pod(&h1.netns, 0);
+        bed.register_pod(&h2.netns, 0);
+        let (client, pod_client) = (bed.add_client(), bed.add_pod());
+        let foreign_client = outside(bed.add_client())?;
+        let programs = profile::pinned_programs(&links_directory(&bed))?;
         Ok(Self {
             h1,
             h2,
@@ -106,7 +106,7 @@ impl CountBenchFixture {
             core,
             seconds,
             cycles: has_cycles(),
-            bed,
+            fixture: bed,
         })
     }
 
@@ -116,10 +116,10 @@ impl CountBenchFixture {
         case: CountBenchCase,
         subject: CountBenchSubject,
     ) -> Result<CountMeasurement> {
-        self.enter(subject)?;
-        let target = self.target(case);
+        self.apply_subject(subject)?;
+        let target = self.server_for(case);
         let from = &self.client;
-        let port = if subject == CountBenchSubject::Sidecar { PROXY } else { SERVING };
+        let port = if subject == CountBenchSubject::Sidecar { PROXY_PORT } else { SERVING_PORT };
         let (run, answered) = self.run(case, target, from, port)?;
         if case == CountBenchCase::H2 {
             let per_run = answered.per_s * f64::from(self.seconds);
@@ -133,16 +133,16 @@ impl CountBenchFixture {
         &mut self,
         case: CountBenchCase,
     ) -> Result<(CountMeasurement, Vec<ProgramCost>)> {
-        self.enter(CountBenchSubject::Rouse)?;
+        self.apply_subject(CountBenchSubject::Rouse)?;
         let programs = self.programs.clone();
-        profile::timed(&programs, || self.measure(case, CountBenchSubject::Rouse))
+        profile::measure_run_time(&programs, || self.measure(case, CountBenchSubject::Rouse))
     }
 
     /// Measures the time that is recorded of empty programs.
     pub(crate) fn profile_empty(&mut self) -> Result<Vec<ProgramCost>> {
-        self.enter(CountBenchSubject::Empty)?;
-        let programs = self.empty.as_ref().context("it is in force")?.ids()?;
-        let (_, spent) = profile::timed(&programs, || {
+        self.apply_subject(CountBenchSubject::Empty)?;
+        let programs = self.empty.as_ref().context("it is in force")?.program_ids()?;
+        let (_, spent) = profile::measure_run_time(&programs, || {
             self.measure(CountBenchCase::H1, CountBenchSubject::Empty)
         })?;
         ensure!(spent.iter().all(|one| one.runs > 0), "the empty programs did not run: {spent:?}");
@@ -154,20 +154,24 @@ impl CountBenchFixture {
         &mut self,
         way: UncountedSocket,
     ) -> Result<(u64, Vec<ProgramCost>)> {
-        self.enter(CountBenchSubject::Rouse)?;
+        self.apply_subject(CountBenchSubject::Rouse)?;
         let (target, from, port) = match way {
-            UncountedSocket::Port => (&self.h1, &self.client, OTHER),
-            UncountedSocket::Pod => (&self.plain, &self.client, SERVING),
-            UncountedSocket::Client => (&self.foreign, &self.pod_client, SERVING),
-            UncountedSocket::Foreign => (&self.foreign, &self.foreign_client, SERVING),
+            UncountedSocket::Port => (&self.h1, &self.client, OTHER_PORT),
+            UncountedSocket::Pod => (&self.plain, &self.client, SERVING_PORT),
+            UncountedSocket::Client => (&self.foreign, &self.pod_client, SERVING_PORT),
+            UncountedSocket::Foreign => (&self.foreign, &self.foreign_client, SERVING_PORT),
         };
-        let end = if way == UncountedSocket::Client { from } else { &target.place };
-        let before = packets(&end.netns)?;
-        let (_, spent) =
-            profile::timed(&self.programs, || self.run(CountBenchCase::H1, target, from, port))?;
-        let seen = packets(&end.netns)? - before;
-        let runs: u64 =
-            spent.iter().filter(|one| profile::is_packet_program(&one.name)).map(|one| one.runs).sum();
+        let end = if way == UncountedSocket::Client { from } else { &target.netns };
+        let before = tcp_segments(&end.netns)?;
+        let (_, spent) = profile::measure_run_time(&self.programs, || {
+            self.run(CountBenchCase::H1, target, from, port)
+        })?;
+        let seen = tcp_segments(&end.netns)? - before;
+        let runs: u64 = spent
+            .iter()
+            .filter(|one| profile::is_packet_program(&one.name))
+            .map(|one| one.runs)
+            .sum();
         if way == UncountedSocket::Foreign {
             ensure!(runs == 0, "programs ran for a pod where none is attached: {spent:?}");
         } else {
@@ -176,7 +180,7 @@ impl CountBenchFixture {
         Ok((seen, spent))
     }
 
-    fn target(&self, case: CountBenchCase) -> &BenchServerPod {
+    fn server_for(&self, case: CountBenchCase) -> &BenchServerPod {
         match case {
             CountBenchCase::H1 | CountBenchCase::H1Browser | CountBenchCase::Bulk => &self.h1,
             CountBenchCase::H2 => &self.h2,
@@ -190,33 +194,33 @@ impl CountBenchFixture {
         from: &NetnsFixture,
         port: u16,
     ) -> Result<(CountMeasurement, LoadSummary)> {
-        let before = target.nginx.settled()?;
-        let counted_before = self.counted(target);
+        let before = target.nginx.settled_status()?;
+        let counted_before = self.counted_requests(target);
         let load = CountBenchLoad {
             case,
             from,
-            to: format!("{}:{port}", target.place.four()),
+            to: format!("{}:{port}", target.netns.ipv4()),
             core: self.core,
             seconds: self.seconds,
             requests: self.h2_requests.get(&self.subject).copied().unwrap_or(20_000),
         };
         let cycles = self.cycles.then(CycleCounter::start).transpose()?;
-        let used_before = self.used()?;
+        let used_before = self.cpu_usage()?;
         let answered = load.run()?;
-        let used = self.used()?.since(used_before);
+        let used = self.cpu_usage()?.since(used_before);
         let cycles = cycles.and_then(CycleCounter::stop);
-        let requests = self.settled(target)? - before.requests;
-        let range = answered.requests..=answered.requests + answered.slack;
+        let requests = self.settled_requests(target)? - before.requests;
+        let range = answered.requests..=answered.requests + answered.max_unreported;
         ensure!(range.contains(&requests), "nginx served {requests}, its client had {answered:?}");
         let is_counted =
-            self.subject == CountBenchSubject::Rouse && target.registered && port == SERVING;
-        let counted = self.counted(target) - counted_before;
-        self.check(case, if is_counted { requests } else { 0 }, counted)?;
+            self.subject == CountBenchSubject::Rouse && target.registered && port == SERVING_PORT;
+        let counted = self.counted_requests(target) - counted_before;
+        self.assert_counted(case, if is_counted { requests } else { 0 }, counted)?;
         let each = |all: f64| all / requests as f64;
         let run = CountMeasurement {
             requests,
             per_s: answered.per_s,
-            cpu_us: each(used.by_us_us),
+            cpu_us: each(used.own_us),
             machine_us: each(used.machine_us),
             cycles: cycles.map(each),
         };
@@ -224,7 +228,7 @@ impl CountBenchFixture {
     }
 
     /// Fails unless the programs counted what they should: a bench of inactive programs would be misleading.
-    fn check(&self, case: CountBenchCase, served: u64, counted: u64) -> Result<()> {
+    fn assert_counted(&self, case: CountBenchCase, served: u64, counted: u64) -> Result<()> {
         let expected = match case {
             CountBenchCase::H2 if !H2_STREAMS_ARE_COUNTED && served > 0 => {
                 u64::from(H2_CONNECTIONS)
@@ -239,27 +243,27 @@ impl CountBenchFixture {
     }
 
     /// Number of requests that the eBPF programs have counted in a pod.
-    fn counted(&self, target: &BenchServerPod) -> u64 {
+    fn counted_requests(&self, target: &BenchServerPod) -> u64 {
         if !target.registered {
             return 0;
         }
-        self.bed.maps.totals(slot(&target.place)).finished
+        self.fixture.maps.totals(pod_row(&target.netns)).finished
     }
 
     /// Number of served requests, once server and eBPF programs see no open connection.
-    fn settled(&self, target: &BenchServerPod) -> Result<u64> {
-        let served = target.nginx.settled()?;
+    fn settled_requests(&self, target: &BenchServerPod) -> Result<u64> {
+        let served = target.nginx.settled_status()?;
         if target.registered && self.subject == CountBenchSubject::Rouse {
-            self.rests(target)?;
+            self.wait_closed(target)?;
         }
         Ok(served.requests)
     }
 
     /// Waits until the eBPF programs see no open connection either.
-    fn rests(&self, target: &BenchServerPod) -> Result<()> {
+    fn wait_closed(&self, target: &BenchServerPod) -> Result<()> {
         let started = Instant::now();
         loop {
-            let state = self.bed.maps.pod_state(slot(&target.place));
+            let state = self.fixture.maps.pod_state(pod_row(&target.netns));
             if state.connections == 0 && state.in_flight == 0 {
                 ensure!(
                     state.desynced_connections == 0 && state.stray_responses == 0,
@@ -268,29 +272,29 @@ impl CountBenchFixture {
                 return Ok(());
             }
             ensure!(started.elapsed().as_secs() < 10, "it does not come to rest: {state:?}");
-            pause();
+            sleep();
         }
     }
 
-    fn used(&self) -> Result<CpuUsage> {
-        let top = self.bed.places().clients.parent().context("below the bed's own")?;
+    fn cpu_usage(&self) -> Result<CpuUsage> {
+        let top = self.fixture.paths().clients.parent().context("below the bed's own")?;
         CpuUsage::read(top, self.core)
     }
 
     /// Puts a subject in force in place of the present one.
-    fn enter(&mut self, subject: CountBenchSubject) -> Result<()> {
+    fn apply_subject(&mut self, subject: CountBenchSubject) -> Result<()> {
         let (was, is) =
             (self.subject == CountBenchSubject::Rouse, subject == CountBenchSubject::Rouse);
-        let programs = self.bed.programs.as_ref().context("they are loaded")?;
+        let programs = self.fixture.programs.as_ref().context("they are loaded")?;
         if was && !is {
-            let links = links(&self.bed);
+            let links = links_directory(&self.fixture);
             fs::remove_dir_all(&links).context("cannot unpin the links")?;
             fs::create_dir(&links)?;
         }
         self.empty = match (subject, self.empty.take()) {
             (CountBenchSubject::Empty, Some(empty)) => Some(empty),
             (CountBenchSubject::Empty, None) => {
-                Some(EmptyPrograms::attach(&self.bed.places().pods)?)
+                Some(EmptyPrograms::attach(&self.fixture.paths().pods)?)
             }
             (CountBenchSubject::Off | CountBenchSubject::Rouse | CountBenchSubject::Sidecar, _) => {
                 None
@@ -306,7 +310,10 @@ impl CountBenchFixture {
 }
 
 /// Loads an object from memory with the alignment that the ELF parser needs.
-fn load(object: &[u8], places: AgentPaths) -> Result<EbpfPrograms, programs::EbpfProgramsError> {
+fn load_object(
+    object: &[u8],
+    places: AgentPaths,
+) -> Result<EbpfPrograms, programs::EbpfProgramsError> {
     let mut room = vec![0_u8; object.len() + 8];
     let at = room.as_ptr().align_offset(8);
     let aligned = &mut room[at..at + object.len()];
@@ -315,7 +322,7 @@ fn load(object: &[u8], places: AgentPaths) -> Result<EbpfPrograms, programs::Ebp
 }
 
 /// Starts a pod's server. With `h2`, also a proxy; true means that both accept HTTP/2 from clients, false HTTP/1.1.
-fn served(
+fn start_server(
     place: NetnsFixture,
     core: usize,
     folder: &Path,
@@ -323,19 +330,19 @@ fn served(
 ) -> Result<BenchServerPod> {
     let nginx = BenchNginx::server(&place, core, folder, h2 == Some(true))?;
     let sidecar = h2.map(|h2| BenchNginx::sidecar(&place, core, folder, h2)).transpose()?;
-    Ok(BenchServerPod { place, nginx, _sidecar: sidecar, registered: h2.is_some() })
+    Ok(BenchServerPod { netns: place, nginx, _sidecar: sidecar, registered: h2.is_some() })
 }
 
-fn slot(place: &NetnsFixture) -> u32 {
+fn pod_row(place: &NetnsFixture) -> u32 {
     u32::from(place.number)
 }
 
-fn links(bed: &KernelFixture) -> PathBuf {
-    bed.places().pins().join("links")
+fn links_directory(bed: &KernelFixture) -> PathBuf {
+    bed.paths().pins().join("links")
 }
 
 /// Number of TCP segments in and out of a network namespace so far.
-fn packets(netns: &str) -> Result<u64> {
+fn tcp_segments(netns: &str) -> Result<u64> {
     let done = std::process::Command::new("ip")
         .args(["netns", "exec", netns, "cat", "/proc/net/snmp"])
         .output()?;

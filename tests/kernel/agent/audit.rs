@@ -9,38 +9,38 @@ use agent::{kernel::maps::gauges::PodGauges, pod_gauge::GaugeValues};
 
 use super::*;
 
-const LOOKS: &str = "rouse_agent_audit_looks_total";
+const AUDIT_SCANS: &str = "rouse_agent_audit_looks_total";
 const UNCOUNTED: &str = "rouse_agent_audit_uncounted_connections";
 
-fn drift(gauge: &str) -> String {
+fn drift_metric(gauge: &str) -> String {
     format!("rouse_agent_audit_drift_total{{gauge=\"{gauge}\"}}")
 }
 
 /// Starts a node and a pod with a server.
-fn scene(test: &str) -> AgentFixture {
+fn audit_fixture(test: &str) -> AgentFixture {
     let mut world = AgentFixture::new(test);
-    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
     world.pod = Some(world.spawn_in_cgroup("server", "pods/poduid-1/main"));
-    world.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
+    world.wait_pod("looked into", |seen| !seen.not_ready_reason.is_empty());
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
     world
 }
 
-fn gauges(world: &AgentFixture) -> PodGauges {
+fn read_gauges(world: &AgentFixture) -> PodGauges {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     KernelMaps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
 }
 
 /// Connects from the node's network namespace.
-fn connected(name: &str) -> TcpStream {
+fn connect(name: &str) -> TcpStream {
     let node = NetworkNamespace::open(format!("/run/netns/{name}-n")).expect("it exists");
     node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
 }
 
 /// Sends a request that is answered at once, or never.
-fn asks(stream: &mut TcpStream, path: &str) {
+fn send_request(stream: &mut TcpStream, path: &str) {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
     if path == "/hang" {
         return;
@@ -55,15 +55,15 @@ fn asks(stream: &mut TcpStream, path: &str) {
 
 #[test]
 fn gauges_stand_by_their_sockets_under_load() {
-    let world = scene("audit-load");
+    let world = audit_fixture("audit-load");
     let ends = Arc::new(AtomicBool::new(false));
     let clients = [1, 20, 400].map(|each| {
         let (ends, name) = (Arc::clone(&ends), world.name.clone());
         thread::spawn(move || {
             let mut asked = 0;
             while !ends.load(Ordering::Relaxed) {
-                let mut stream = connected(&name);
-                (0..each).for_each(|_| asks(&mut stream, "/quick"));
+                let mut stream = connect(&name);
+                (0..each).for_each(|_| send_request(&mut stream, "/quick"));
                 asked += each;
             }
             asked
@@ -71,66 +71,66 @@ fn gauges_stand_by_their_sockets_under_load() {
     });
     // Scans run at any moment under load, and once more when no request is in flight.
     let count = || -> u64 {
-        let page = world.get("n", "127.0.0.1:7104", "/metrics");
-        let lines = page.lines().filter_map(|it| it.strip_prefix(LOOKS)?.rsplit(' ').next());
+        let page = world.get_page("n", "127.0.0.1:7104", "/metrics");
+        let lines = page.lines().filter_map(|it| it.strip_prefix(AUDIT_SCANS)?.rsplit(' ').next());
         lines.filter_map(|it| it.parse::<u64>().ok()).sum()
     };
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + WAIT_TIMEOUT;
     while count() < 2 {
         assert!(Instant::now() < end, "nobody looks");
         thread::sleep(Duration::from_millis(100));
     }
     ends.store(true, Ordering::Relaxed);
     let asked: u64 = clients.map(|it| it.join().expect("no panic")).iter().sum();
-    let mut kept = connected(&world.name);
-    asks(&mut kept, "/quick");
-    world.wait_metric(&format!("{LOOKS}{{result=\"still\"}}"), 1);
-    let page = world.get("n", "127.0.0.1:7104", "/metrics");
+    let mut kept = connect(&world.name);
+    send_request(&mut kept, "/quick");
+    world.wait_metric(&format!("{AUDIT_SCANS}{{result=\"still\"}}"), 1);
+    let page = world.get_page("n", "127.0.0.1:7104", "/metrics");
     for gauge in ["connections", "in_flight", "fresh", "estimated"] {
-        assert!(page.contains(&format!("{} 0\n", drift(gauge))), "{page}");
+        assert!(page.contains(&format!("{} 0\n", drift_metric(gauge))), "{page}");
     }
-    let reading = gauges(&world).read(world.slot());
+    let reading = read_gauges(&world).read(world.slot());
     assert_eq!((reading.values, reading.totals), ([1, 0, 0, 0], [asked + 1; 2]));
 }
 
 #[test]
 fn a_gauge_that_was_disturbed_is_found_corrected_and_reported() {
-    let world = scene("audit-drift");
-    let mut busy = connected(&world.name);
-    asks(&mut busy, "/hang");
-    let mut idle = connected(&world.name);
-    asks(&mut idle, "/quick");
-    let fresh = connected(&world.name);
-    let mut foreign = connected(&world.name);
+    let world = audit_fixture("audit-drift");
+    let mut busy = connect(&world.name);
+    send_request(&mut busy, "/hang");
+    let mut idle = connect(&world.name);
+    send_request(&mut idle, "/quick");
+    let fresh = connect(&world.name);
+    let mut foreign = connect(&world.name);
     foreign.write_all(b"\x16").expect("it stands");
     foreign.read_exact(&mut [0]).expect("it comes back");
-    let gauges = gauges(&world);
+    let gauges = read_gauges(&world);
     // A TLS handshake is no request yet.
     let right: GaugeValues = [4, 1, 2, 1];
     assert_eq!(gauges.values(world.slot()), right);
     gauges.add(world.slot(), [4, -2, 1, -3]);
     for (gauge, by) in [("connections", 4), ("in_flight", 2), ("fresh", 1), ("estimated", 3)] {
-        world.wait_metric(&drift(gauge), by);
+        world.wait_metric(&drift_metric(gauge), by);
     }
     assert_eq!(gauges.values(world.slot()), right);
     // The correction loses no connection, and counts none twice.
     drop((busy, idle, fresh, foreign));
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + WAIT_TIMEOUT;
     while gauges.values(world.slot()) != [1, 1, 0, 0] {
         assert!(Instant::now() < end, "{:?}", gauges.values(world.slot()));
         thread::sleep(Duration::from_millis(10));
     }
-    let page = world.get("n", "127.0.0.1:7104", "/metrics");
-    assert!(page.contains(&format!("{} 4\n", drift("connections"))), "once: {page}");
+    let page = world.get_page("n", "127.0.0.1:7104", "/metrics");
+    assert!(page.contains(&format!("{} 4\n", drift_metric("connections"))), "once: {page}");
 }
 
 #[test]
 fn uncounted_connections_are_reported() {
     let mut world = AgentFixture::new("audit-uncounted");
     world.pod = Some(world.spawn_in_cgroup("server", "pods/poduid-1/main"));
-    world.tell("listen");
+    world.send_to_pod("listen");
     // Connected before any program was attached.
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + WAIT_TIMEOUT;
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
     let early = loop {
         match node.run_inside("connect", || TcpStream::connect(ADDRESS)) {
@@ -139,11 +139,11 @@ fn uncounted_connections_are_reported() {
         }
         thread::sleep(Duration::from_millis(10));
     };
-    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
-    world.wait("ready", |seen| seen.ready);
-    let counted = connected(&world.name);
+    world.wait_pod("ready", |seen| seen.ready);
+    let counted = connect(&world.name);
     world.wait_metric(UNCOUNTED, 1);
-    assert_eq!(gauges(&world).values(world.slot()), [1, 0, 1, 0]);
+    assert_eq!(read_gauges(&world).values(world.slot()), [1, 0, 1, 0]);
     drop((early, counted));
 }

@@ -3,25 +3,25 @@
 use std::thread::JoinHandle;
 
 use super::{
-    server::{UPGRADE, ask, scene},
+    server::{UPGRADE, send_and_measure, server_fixture},
     *,
 };
 
 /// Timeout of requests in these tests.
 const TIMEOUT: Duration = Duration::from_secs(2);
-const ENDED: &str = "rouse_agent_deadlines_ended_total";
+const ENDED_METRIC: &str = "rouse_agent_deadlines_ended_total";
 
 impl AgentFixture {
     /// Sends a request on a new connection and reads to its end. Returns the number of bytes and the kind of the end.
-    fn asks(&self, path: &str) -> JoinHandle<(usize, ErrorKind)> {
+    fn send_and_read_to_end(&self, path: &str) -> JoinHandle<(usize, ErrorKind)> {
         let mut stream = self.connect();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n{UPGRADE}\r\n").expect("it stands");
-        ends(stream)
+        read_to_end(stream)
     }
 }
 
 /// Reads to the end of the connection. Returns the number of bytes and the kind of the end.
-fn ends(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
+fn read_to_end(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
     thread::spawn(move || {
         let (mut came, mut bytes) = (0, [0; 1024]);
         loop {
@@ -36,26 +36,26 @@ fn ends(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
 
 #[test]
 fn only_the_connections_of_requests_that_take_too_long_are_ended() {
-    let world = scene("overdue", TIMEOUT);
+    let world = server_fixture("overdue", TIMEOUT);
     let (mut kept, mut unused, mut foreign) = (world.connect(), world.connect(), world.connect());
     foreign.write_all(b"\x16").expect("it stands");
     foreign.read_exact(&mut [0]).expect("the server's turn");
     foreign.write_all(b"\x17").expect("what looks like a request that is never answered");
-    ask(&mut kept, "/quick");
-    let long = ["/hang", "/drip", "/upgrade"].map(|path| world.asks(path));
+    send_and_measure(&mut kept, "/quick");
+    let long = ["/hang", "/drip", "/upgrade"].map(|path| world.send_and_read_to_end(path));
     // Older than the long requests, always in use, and open at their end: the deadline is each request's own.
     while long.iter().any(|it| !it.is_finished()) {
-        ask(&mut kept, "/quick");
+        send_and_measure(&mut kept, "/quick");
     }
     let [hang, drip, upgrade] = long.map(|it| it.join().expect("no panic"));
     assert_eq!(hang, (0, ErrorKind::ConnectionReset));
     assert!(drip.0 > 0 && upgrade.0 > 0, "their answers had begun");
     assert_eq!([drip.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
-    ask(&mut kept, "/quick");
-    ask(&mut unused, "/quick");
-    world.wait_metric(ENDED, 3);
+    send_and_measure(&mut kept, "/quick");
+    send_and_measure(&mut unused, "/quick");
+    world.wait_metric(ENDED_METRIC, 3);
     let page = world.metrics();
-    assert!(page.contains(&format!("{ENDED} 3\n")), "{page}");
+    assert!(page.contains(&format!("{ENDED_METRIC} 3\n")), "{page}");
     assert!(page.contains("rouse_agent_deadlines_kept 1\n"), "{page}");
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(world.slot());
@@ -66,15 +66,15 @@ fn only_the_connections_of_requests_that_take_too_long_are_ended() {
 
 #[test]
 fn a_request_from_before_the_agent_began_is_ended_too() {
-    let mut world = scene("overdue-anew", TIMEOUT);
+    let mut world = server_fixture("overdue-anew", TIMEOUT);
     world.kill_agent();
-    let hang = world.asks("/hang");
+    let hang = world.send_and_read_to_end("/hang");
     world.start_agent();
     assert_eq!(hang.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
 }
 
 /// First bytes of an HTTP/2 client: preface and an empty SETTINGS frame.
-const BEGINS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const CLIENT_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Frame of HTTP/2 (RFC 9113 §4.1).
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -83,7 +83,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A whole request, `GET http://a/`, with entries of HPACK's static table.
-fn asks_on(stream: u32) -> Vec<u8> {
+fn request_frame(stream: u32) -> Vec<u8> {
     frame(1, 5, stream, &[0x82, 0x84, 0x86, 0x41, 1, b'a'])
 }
 
@@ -94,26 +94,26 @@ fn cancel_frame(stream: u32) -> Vec<u8> {
 
 #[test]
 fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
-    let world = scene("overdue-h2", TIMEOUT);
+    let world = server_fixture("overdue-h2", TIMEOUT);
     let [mut one, mut many] = [world.connect(), world.connect()];
     for stream in [&mut many, &mut one] {
-        stream.write_all(&[BEGINS, &asks_on(1)].concat()).expect("it stands");
+        stream.write_all(&[CLIENT_PREFACE, &request_frame(1)].concat()).expect("it stands");
     }
-    let one = ends(one);
+    let one = read_to_end(one);
     let (mut kept, mut number) = (world.connect(), 1);
     // The first request is older than the other connection's, and the newest is always young.
     while !one.is_finished() {
         for _ in 0..50 {
-            ask(&mut kept, "/quick");
+            send_and_measure(&mut kept, "/quick");
         }
         let before = if number > 1 { cancel_frame(number) } else { Vec::new() };
         number += 2;
-        many.write_all(&[asks_on(number), before].concat()).expect("it stands");
+        many.write_all(&[request_frame(number), before].concat()).expect("it stands");
     }
     assert_eq!(one.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let maps = KernelMaps::open(&pins).expect("pinned maps");
     assert_eq!(maps.pod_state(world.slot()).in_flight, 2, "its first and its newest");
-    assert_eq!(ends(many).join().expect("no panic"), (0, ErrorKind::ConnectionReset));
-    ask(&mut kept, "/quick");
+    assert_eq!(read_to_end(many).join().expect("no panic"), (0, ErrorKind::ConnectionReset));
+    send_and_measure(&mut kept, "/quick");
 }

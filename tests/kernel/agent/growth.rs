@@ -6,14 +6,14 @@ use super::*;
 const EVENTS: &str = "rouse_agent_events_total";
 
 impl AgentFixture {
-    fn events(&self) -> u64 {
-        let page = self.get("n", "127.0.0.1:7104", "/metrics");
+    fn event_count(&self) -> u64 {
+        let page = self.get_page("n", "127.0.0.1:7104", "/metrics");
         let counted = page.lines().find_map(|line| line.strip_prefix(EVENTS));
         counted.and_then(|text| text.trim().parse().ok()).expect("it is exported")
     }
 
     /// Sends a request that the pod does not answer.
-    fn waits(&self) -> TcpStream {
+    fn send_unanswered_request(&self) -> TcpStream {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let mut stream =
@@ -27,7 +27,7 @@ impl AgentFixture {
 fn is_armed(world: &AgentFixture) -> bool {
     let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let (maps, slot) = (KernelMaps::open(&pins).expect("pinned maps"), world.slot());
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + WAIT_TIMEOUT;
     while maps.pod_state(slot).event_threshold == 0 && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }
@@ -38,28 +38,28 @@ fn is_armed(world: &AgentFixture) -> bool {
 fn growth_beyond_the_last_report_is_reported_by_events() {
     const REQUESTS: u64 = 50;
     let mut world = AgentFixture::new("growth");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
-    world.tell("keep");
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
+    world.send_to_pod("keep");
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
     world.wait_usage("the pod at rest", |usage| usage.totals.in_flight() == 0);
-    let (before, mut open) = (world.events(), Vec::new());
+    let (before, mut open) = (world.event_count(), Vec::new());
     for count in 1..=REQUESTS {
         assert!(is_armed(&world), "no event is asked for beyond {} in flight", count - 1);
-        open.push(world.waits());
+        open.push(world.send_unanswered_request());
         world.wait_usage("all of them", |usage| usage.totals.in_flight() == count);
     }
     // The periodic report may come first for some of them.
-    let events = world.events() - before;
+    let events = world.event_count() - before;
     assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
     // As many at once: there are no more events than requests, and the reports have all of them.
     assert!(is_armed(&world), "no event is asked for beyond {REQUESTS} in flight");
-    let before = world.events();
-    open.extend((0..REQUESTS).map(|_| world.waits()));
+    let before = world.event_count();
+    open.extend((0..REQUESTS).map(|_| world.send_unanswered_request()));
     world.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);
-    let events = world.events() - before;
+    let events = world.event_count() - before;
     assert!((1..=REQUESTS).contains(&events), "{events} events");
     drop(open);
 }

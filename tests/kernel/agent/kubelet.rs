@@ -5,25 +5,25 @@ use nix::time::{ClockId, clock_gettime};
 use super::*;
 
 /// Time by the clock of the kernel's events and the agent's reports.
-fn monotonic() -> Duration {
+fn monotonic_now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
 }
 
 #[test]
 fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     let mut world = AgentFixture::new("stop");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
-    let seen = world.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
+    let seen = world.wait_pod("looked into", |seen| !seen.not_ready_reason.is_empty());
     assert_eq!(
         seen.not_ready_reason, "nothing listens on port 8080 yet",
         "the agent's own port is no news"
     );
-    world.tell("keep");
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
-    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    world.send_to_pod("keep");
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
+    world.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
     let request = node.run_inside("a request that lasts", || {
         let mut stream = TcpStream::connect(ADDRESS)?;
@@ -33,15 +33,15 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
         Ok(stream)
     });
     world.wait_usage("it has begun", |usage| usage.totals.started == 1);
-    let refused = world.get("p", DOOR, WAIT);
+    let refused = world.get_page("p", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
     assert!(refused.starts_with("HTTP/1.1 403"), "only the kubelet may ask: {refused}");
     let at_node = format!("{}-n", world.name);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| page(&at_node, DOOR, WAIT));
-        world.wait("the kubelet asks", |seen| !seen.ready);
-        world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
+        let waiting = scope.spawn(|| http_get(&at_node, POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH));
+        world.wait_pod("the kubelet asks", |seen| !seen.ready);
+        world.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
         // By then an idle pod's kubelet would have its answer, even without a controller that drains the pod (3 s).
-        let late = monotonic() + Duration::from_secs(5);
+        let late = monotonic_now() + Duration::from_secs(5);
         world.wait_usage("the agent looks again by then", |it| {
             it.read_at_ns > late.as_nanos() as u64
         });
@@ -50,15 +50,18 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
         let answer = waiting.join().expect("no panic");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     });
-    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"), "as for the next container");
+    assert!(
+        world.get_page("n", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH).starts_with("HTTP/1.1 200"),
+        "as for the next container"
+    );
     let usage = world.wait_usage("ended", |usage| usage.totals.finished == 1);
     assert_eq!(usage.totals.started, 1, "questions are no requests");
 }
 
 #[test]
 fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
-    let mut world = server::scene("tunnels", Duration::from_secs(60));
-    world.wait("ready", |seen| seen.ready);
+    let mut world = server::server_fixture("tunnels", Duration::from_secs(60));
+    world.wait_pod("ready", |seen| seen.ready);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", world.name)).expect("it exists");
     let tunnel = node.run_inside("a tunnel", || {
         let mut stream = TcpStream::connect(ADDRESS)?;
@@ -73,10 +76,13 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
     });
     let mut tunnel = tunnel.expect("a tunnel");
     world.wait_usage("it has begun", |usage| usage.totals.started == 1);
-    world.name_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    let seen = world.wait("drained", |seen| seen.drained);
+    world.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
+    let seen = world.wait_pod("drained", |seen| seen.drained);
     assert_eq!(seen.in_flight, 1, "it still counts");
-    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"), "the kubelet may go on");
+    assert!(
+        world.get_page("n", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH).starts_with("HTTP/1.1 200"),
+        "the kubelet may go on"
+    );
     tunnel.write_all(b"more").expect("the application closes it, nothing else does");
     let usage = world.wait_usage("as before", |usage| usage.totals.started == 1);
     assert_eq!(usage.totals.finished, 0);
@@ -85,34 +91,36 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
 #[test]
 fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again() {
     let mut world = AgentFixture::new("door");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent();
     world.start_pod();
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
     world.kill_agent();
-    assert_eq!(world.get("n", DOOR, WAIT), "");
+    assert_eq!(world.get_page("n", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH), "");
     world.pods.clear();
     world.start_agent();
-    world.wait("ready again", |seen| seen.ready);
+    world.wait_pod("ready again", |seen| seen.ready);
     // The RouteTable does not mark it as draining: the agent waits a little, then answers.
-    assert!(world.get("n", DOOR, WAIT).starts_with("HTTP/1.1 200"));
+    assert!(
+        world.get_page("n", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH).starts_with("HTTP/1.1 200")
+    );
 }
 
 #[test]
 fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
-    let mut world = AgentFixture::with("find", "root/kubepods/burstable");
+    let mut world = AgentFixture::with_pods_cgroup("find", "root/kubepods/burstable");
     // Cgroups of another node on the same machine.
     fs::create_dir_all(world.cgroup.join("other/kubepods")).expect("a cgroup");
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.start_agent_in_a_pod();
     world.start_pod();
-    world.tell("listen");
-    world.wait("ready", |seen| seen.ready);
-    let mut ready = world.get("n", "127.0.0.1:7104", "/readyz");
+    world.send_to_pod("listen");
+    world.wait_pod("ready", |seen| seen.ready);
+    let mut ready = world.get_page("n", "127.0.0.1:7104", "/readyz");
     while !ready.starts_with("HTTP/1.1 200") {
         thread::sleep(Duration::from_millis(50));
-        ready = world.get("n", "127.0.0.1:7104", "/readyz");
+        ready = world.get_page("n", "127.0.0.1:7104", "/readyz");
     }
 }
 
@@ -120,23 +128,23 @@ fn an_agent_that_runs_in_a_pod_finds_its_nodes_pods_by_itself() {
 fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_recreated() {
     let mut world = AgentFixture::new("anew");
     remove_cgroup(&world.cgroup);
-    world.name_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
     world.spawn_agent();
     let mut page = String::new();
     while !page.contains("does not exist yet") {
-        page = world.get("n", "127.0.0.1:7104", "/readyz");
+        page = world.get_page("n", "127.0.0.1:7104", "/readyz");
         thread::sleep(Duration::from_millis(20));
     }
     assert!(page.starts_with("HTTP/1.1 503"), "{page}");
     for _ in 0..2 {
         fs::create_dir_all(world.cgroup.join("pods/poduid-1/main")).expect("a cgroup");
         world.start_pod();
-        world.tell("listen");
-        world.wait("ready", |seen| seen.ready);
+        world.send_to_pod("listen");
+        world.wait_pod("ready", |seen| seen.ready);
         let mut pod = world.pod.take().expect("started");
         pod.kill().expect("SIGKILL");
         pod.wait().expect("it ends");
-        world.wait("gone", |seen| !seen.ready);
+        world.wait_pod("gone", |seen| !seen.ready);
         remove_cgroup(&world.cgroup);
     }
 }
@@ -159,15 +167,15 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(targets(), Some(0), "nobody listens there, as far as this node can tell");
-    world.tell("listen");
+    world.send_to_pod("listen");
     while targets() == Some(0) {
         thread::sleep(Duration::from_millis(10));
     }
     // A new agent continues with the known reachability, without an interruption.
     world.kill_agent();
-    world.tell("close");
+    world.send_to_pod("close");
     world.start_agent();
-    while !world.get("n", "127.0.0.1:7104", "/readyz").starts_with("HTTP/1.1 200") {
+    while !world.get_page("n", "127.0.0.1:7104", "/readyz").starts_with("HTTP/1.1 200") {
         assert_eq!(targets(), Some(1));
         thread::sleep(Duration::from_millis(10));
     }

@@ -6,38 +6,38 @@ use nix::{
 };
 
 use super::{
-    server::{ask, scene},
+    server::{send_and_measure, server_fixture},
     *,
 };
 
-const OF: &str = "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_configuration_name=\"hello\",kn_revision_name=\"hello-00001\"";
+const REVISION_LABELS: &str = "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_configuration_name=\"hello\",kn_revision_name=\"hello-00001\"";
 const DURATIONS: &str = "kn_serving_invocation_duration_seconds";
 
 impl AgentFixture {
     /// Value of the revision's metric `name` with the additional label.
-    fn figure(&self, name: &str, label: &str) -> Option<u64> {
+    fn metric_value(&self, name: &str, label: &str) -> Option<u64> {
         let page = self.metrics();
         let ours = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-        let mut ours = ours.filter(|line| line.contains(OF) && line.contains(label));
+        let mut ours = ours.filter(|line| line.contains(REVISION_LABELS) && line.contains(label));
         let found = ours.next()?.rsplit_once(' ')?.1.parse().expect("a number");
         assert_eq!(ours.next(), None, "one series: {page}");
         Some(found)
     }
 
     fn wait_metric_value(&self, name: &str, value: u64) {
-        let end = Instant::now() + LIMIT;
-        while self.figure(name, "") != Some(value) {
+        let end = Instant::now() + WAIT_TIMEOUT;
+        while self.metric_value(name, "") != Some(value) {
             assert!(Instant::now() < end, "{name} is never {value}: {}", self.metrics());
             thread::sleep(Duration::from_millis(10));
         }
     }
 
     /// Waits until `count` responses are counted. Returns the numbers by class: 2xx, 4xx, 5xx.
-    fn answered(&self, count: u64) -> [u64; 3] {
+    fn wait_response_counts(&self, count: u64) -> [u64; 3] {
         self.wait_metric_value(&format!("{DURATIONS}_count"), count);
         ["2xx", "4xx", "5xx"].map(|class| {
             let label = format!("code=\"{class}\"");
-            self.figure("rouse_agent_responses_total", &label).expect("a series")
+            self.metric_value("rouse_agent_responses_total", &label).expect("a series")
         })
     }
 
@@ -47,38 +47,39 @@ impl AgentFixture {
         let mut pod = self.pod.take().expect("a pod");
         pod.kill().expect("SIGKILL");
         pod.wait().expect("it ends");
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + WAIT_TIMEOUT;
         while !self.slots().is_empty() {
             assert!(Instant::now() < end, "the pod is never forgotten");
             thread::sleep(Duration::from_millis(10));
         }
         self.pods.clear();
-        self.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+        self.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
         self.start_server();
     }
 }
 
 #[test]
 fn metrics_say_what_requests_came_to() {
-    let world = scene("figures", Duration::from_secs(300));
+    let world = server_fixture("figures", Duration::from_secs(300));
     let mut stream = world.connect();
     let paths = [("/quick", 5), ("/missing", 3), ("/failed", 1), ("/slow", 2)];
     let paths = paths.into_iter().flat_map(|(path, times)| std::iter::repeat_n(path, times));
-    let bytes =
-        paths.map(|path| ask(&mut stream, path)).fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
-    assert_eq!(world.answered(11), [7, 3, 1]);
+    let bytes = paths
+        .map(|path| send_and_measure(&mut stream, path))
+        .fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
+    assert_eq!(world.wait_response_counts(11), [7, 3, 1]);
     let names = ["rouse_agent_received_bytes_total", "rouse_agent_sent_bytes_total"];
-    assert_eq!(names.map(|name| world.figure(name, "")), bytes.map(Some));
-    assert_eq!(world.figure("rouse_agent_requests_total", ""), Some(11));
-    assert_eq!(world.figure("rouse_agent_requests_in_flight", ""), Some(0));
-    assert_eq!(world.figure("rouse_agent_connections_open", ""), Some(1));
+    assert_eq!(names.map(|name| world.metric_value(name, "")), bytes.map(Some));
+    assert_eq!(world.metric_value("rouse_agent_requests_total", ""), Some(11));
+    assert_eq!(world.metric_value("rouse_agent_requests_in_flight", ""), Some(0));
+    assert_eq!(world.metric_value("rouse_agent_connections_open", ""), Some(1));
     let buckets = format!("{DURATIONS}_bucket");
-    let within = |le: &str| world.figure(&buckets, &format!("le=\"{le}\""));
+    let within = |le: &str| world.metric_value(&buckets, &format!("le=\"{le}\""));
     assert!(within("0.25") <= Some(9), "two take 300 ms at least");
     assert_eq!(within("+Inf"), Some(11));
     let fine = "rouse_agent_request_duration_seconds_count";
-    assert_eq!(world.figure(fine, ""), Some(11));
-    assert_eq!(world.figure("rouse_agent_requests_cut_total", ""), Some(0));
+    assert_eq!(world.metric_value(fine, ""), Some(11));
+    assert_eq!(world.metric_value("rouse_agent_requests_cut_total", ""), Some(0));
     let mut gone = world.connect();
     gone.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
     world.wait_metric_value("rouse_agent_requests_in_flight", 1);
@@ -86,33 +87,37 @@ fn metrics_say_what_requests_came_to() {
     setsockopt(&gone, Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).expect("a socket");
     drop(gone);
     world.wait_metric_value("rouse_agent_requests_cut_total", 1);
-    assert_eq!(world.figure("rouse_agent_requests_in_flight", ""), Some(0));
-    assert_eq!(world.answered(11), [7, 3, 1], "it was not answered");
+    assert_eq!(world.metric_value("rouse_agent_requests_in_flight", ""), Some(0));
+    assert_eq!(world.wait_response_counts(11), [7, 3, 1], "it was not answered");
 }
 
 #[test]
 fn a_revisions_counters_go_on_whichever_agents_and_pods_come_and_go() {
-    let mut world = scene("figures-on", Duration::from_secs(300));
-    let ask_once = |world: &AgentFixture, path: &str| ask(&mut world.connect(), path);
+    let mut world = server_fixture("figures-on", Duration::from_secs(300));
+    let ask_once = |world: &AgentFixture, path: &str| send_and_measure(&mut world.connect(), path);
     ask_once(&world, "/quick");
     ask_once(&world, "/missing");
-    assert_eq!(world.answered(2), [1, 1, 0]);
+    assert_eq!(world.wait_response_counts(2), [1, 1, 0]);
     world.kill_agent();
     ask_once(&world, "/failed");
     world.start_agent();
-    assert_eq!(world.answered(3), [1, 1, 1], "counted while no agent ran");
-    world.wait("ready", |seen| seen.ready);
+    assert_eq!(world.wait_response_counts(3), [1, 1, 1], "counted while no agent ran");
+    world.wait_pod("ready", |seen| seen.ready);
     world.replace_pod();
     ask_once(&world, "/quick");
-    assert_eq!(world.answered(4), [2, 1, 1], "what the gone pod has left, and the new one's");
+    assert_eq!(
+        world.wait_response_counts(4),
+        [2, 1, 1],
+        "what the gone pod has left, and the new one's"
+    );
     world.kill_agent();
     world.start_agent();
-    assert_eq!(world.answered(4), [2, 1, 1], "nothing twice, nothing lost");
+    assert_eq!(world.wait_response_counts(4), [2, 1, 1], "nothing twice, nothing lost");
     let name = NamespacedName::new("default", "hello-00001");
     world.routes.remove(&RouteKey::Pod("uid-1".into()));
     world.routes.remove(&RouteKey::Revision(name));
-    let end = Instant::now() + LIMIT;
-    while world.metrics().contains(DURATIONS) && world.metrics().contains(OF) {
+    let end = Instant::now() + WAIT_TIMEOUT;
+    while world.metrics().contains(DURATIONS) && world.metrics().contains(REVISION_LABELS) {
         assert!(Instant::now() < end, "it is shown for ever");
         thread::sleep(Duration::from_millis(10));
     }

@@ -5,7 +5,7 @@ use super::*;
 /// Headers that request another protocol, and confirm it in the response.
 pub(super) const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: chat\r\n";
 /// Least time that `/slow` takes.
-const SLOW: Duration = Duration::from_millis(300);
+const SLOW_DELAY: Duration = Duration::from_millis(300);
 
 /// Serves each connection to its end after the line `listen`: `/quick` answers at once, `/slow` later, `/missing` and
 /// `/failed` with another status. `/hang` never answers, `/drip` sends a little data all the time, `/upgrade`
@@ -40,12 +40,12 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
         }
         let head = String::from_utf8_lossy(&head);
         match head.split(' ').nth(1) {
-            Some("/quick") => answer(&mut stream, "200 OK")?,
-            Some("/missing") => answer(&mut stream, "404 Not Found")?,
-            Some("/failed") => answer(&mut stream, "503 Unavailable")?,
+            Some("/quick") => respond(&mut stream, "200 OK")?,
+            Some("/missing") => respond(&mut stream, "404 Not Found")?,
+            Some("/failed") => respond(&mut stream, "503 Unavailable")?,
             Some("/slow") => {
-                thread::sleep(SLOW);
-                answer(&mut stream, "200 OK")?;
+                thread::sleep(SLOW_DELAY);
+                respond(&mut stream, "200 OK")?;
             }
             Some("/drip") => {
                 stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
@@ -56,9 +56,9 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
             Some("/upgrade") => {
                 let switched = "HTTP/1.1 101 Switching Protocols\r\n";
                 write!(stream, "{switched}{UPGRADE}\r\nhello")?;
-                thread::sleep(LIMIT);
+                thread::sleep(WAIT_TIMEOUT);
             }
-            _ => thread::sleep(LIMIT),
+            _ => thread::sleep(WAIT_TIMEOUT),
         }
     }
 }
@@ -75,15 +75,15 @@ fn serve_foreign(mut stream: TcpStream) -> std::io::Result<()> {
     stream.read_exact(&mut byte)
 }
 
-fn answer(stream: &mut TcpStream, status: &str) -> std::io::Result<()> {
+fn respond(stream: &mut TcpStream, status: &str) -> std::io::Result<()> {
     write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nok")
 }
 
 /// Starts a node and a pod with the server, whose requests have the given timeout.
-pub(super) fn scene(test: &str, timeout: Duration) -> AgentFixture {
+pub(super) fn server_fixture(test: &str, timeout: Duration) -> AgentFixture {
     let mut world = AgentFixture::new(test);
-    world.timeout = timeout;
-    world.name_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    world.request_timeout = timeout;
+    world.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     world.start_agent();
     world.start_server();
     world
@@ -94,9 +94,9 @@ impl AgentFixture {
     pub(super) fn start_server(&mut self) {
         self.pod = Some(self.spawn_in_cgroup("server", "pods/poduid-1/main"));
         // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
-        self.wait("looked into", |seen| !seen.not_ready_reason.is_empty());
-        self.tell("listen");
-        self.wait("ready", |seen| seen.ready);
+        self.wait_pod("looked into", |seen| !seen.not_ready_reason.is_empty());
+        self.send_to_pod("listen");
+        self.wait_pod("ready", |seen| seen.ready);
     }
 
     pub(super) fn connect(&self) -> TcpStream {
@@ -104,18 +104,18 @@ impl AgentFixture {
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let stream =
             node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
-        stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a socket");
         stream.set_nodelay(true).expect("a socket");
         stream
     }
 
     pub(super) fn metrics(&self) -> String {
-        self.get("n", "127.0.0.1:7104", "/metrics")
+        self.get_page("n", "127.0.0.1:7104", "/metrics")
     }
 }
 
 /// Sends a request whose response ends with `ok`, and reads it. Returns the numbers of sent and received bytes.
-pub(super) fn ask(stream: &mut TcpStream, path: &str) -> [u64; 2] {
+pub(super) fn send_and_measure(stream: &mut TcpStream, path: &str) -> [u64; 2] {
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it stands");
     let mut answer = Vec::new();

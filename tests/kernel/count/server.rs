@@ -26,8 +26,8 @@ static GATE: Mutex<()> = Mutex::new(());
 /// Process of the server, in a pod's cgroup and namespace, killed on drop.
 pub(super) struct LoggingServer {
     child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl LoggingServer {
@@ -43,22 +43,22 @@ impl LoggingServer {
             .expect("sh starts");
         let orders = child.stdin.take().expect("piped");
         let answers = BufReader::new(child.stdout.take().expect("piped"));
-        let mut server = Self { child, orders, answers };
-        server.log();
+        let mut server = Self { child, stdin: orders, stdout: answers };
+        server.request_count();
         server
     }
 
     /// Number of request heads read so far.
-    pub(super) fn log(&mut self) -> u64 {
-        self.ask("log")
+    pub(super) fn request_count(&mut self) -> u64 {
+        self.send_order("log")
     }
 
     /// Number of request heads, once it no longer grows.
     pub(super) fn settled_request_count(&mut self) -> u64 {
-        let mut last = self.log();
+        let mut last = self.request_count();
         loop {
             thread::sleep(Duration::from_millis(1_000));
-            let now = self.log();
+            let now = self.request_count();
             if now == last {
                 return now;
             }
@@ -66,22 +66,22 @@ impl LoggingServer {
         }
     }
 
-    pub(super) fn wait_log(&mut self, count: u64) {
-        while self.log() < count {
+    pub(super) fn wait_request_count(&mut self, count: u64) {
+        while self.request_count() < count {
             thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// Lets `/wait` answer its requests.
-    pub(super) fn release(&mut self) {
-        self.ask("release");
+    pub(super) fn open_gate(&mut self) {
+        self.send_order("release");
     }
 
-    fn ask(&mut self, order: &str) -> u64 {
-        writeln!(self.orders, "{order}").expect("the server lives");
+    fn send_order(&mut self, order: &str) -> u64 {
+        writeln!(self.stdin, "{order}").expect("the server lives");
         loop {
             let mut line = String::new();
-            assert_ne!(self.answers.read_line(&mut line).expect("readable"), 0, "the server died");
+            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the server died");
             if let Some((_, answer)) = line.trim_end().split_once("> ") {
                 return answer.parse().expect("a number");
             }
@@ -125,61 +125,61 @@ pub(crate) struct ConnectionInput {
     pub(crate) stream: TcpStream,
     /// Pause before each read, to make a slow reader.
     pub(crate) pause: Duration,
-    held: Vec<u8>,
+    buffered: Vec<u8>,
 }
 
 impl ConnectionInput {
     pub(crate) fn new(stream: TcpStream) -> Self {
-        Self { stream, pause: Duration::ZERO, held: Vec::new() }
+        Self { stream, pause: Duration::ZERO, buffered: Vec::new() }
     }
 
     /// Reads up to and including `end`.
-    pub(crate) fn until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
+    pub(crate) fn read_until(&mut self, end: &[u8]) -> io::Result<Vec<u8>> {
         loop {
-            if let Some(at) = self.held.windows(end.len()).position(|it| it == end) {
-                return Ok(self.held.drain(..at + end.len()).collect());
+            if let Some(at) = self.buffered.windows(end.len()).position(|it| it == end) {
+                return Ok(self.buffered.drain(..at + end.len()).collect());
             }
-            self.more()?;
+            self.read_more()?;
         }
     }
 
-    fn take(&mut self, mut count: usize) -> io::Result<()> {
+    fn skip(&mut self, mut count: usize) -> io::Result<()> {
         loop {
-            let here = count.min(self.held.len());
-            self.held.drain(..here);
+            let here = count.min(self.buffered.len());
+            self.buffered.drain(..here);
             count -= here;
             if count == 0 {
                 return Ok(());
             }
-            self.more()?;
+            self.read_more()?;
         }
     }
 
-    fn more(&mut self) -> io::Result<()> {
+    fn read_more(&mut self) -> io::Result<()> {
         thread::sleep(self.pause);
         let mut buffer = [0; 65_536];
         let count = self.stream.read(&mut buffer)?;
-        self.held.extend_from_slice(&buffer[..count]);
+        self.buffered.extend_from_slice(&buffer[..count]);
         if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }
 
-    pub(crate) fn body(&mut self, head: &str) -> io::Result<()> {
+    pub(crate) fn skip_body(&mut self, head: &str) -> io::Result<()> {
         if let Some((_, rest)) = head.split_once("Content-Length: ") {
             let digits = rest.split("\r\n").next().unwrap_or_default();
-            return self.take(digits.parse().map_err(io::Error::other)?);
+            return self.skip(digits.parse().map_err(io::Error::other)?);
         }
         if !head.contains("Transfer-Encoding: chunked") {
             return Ok(());
         }
         loop {
-            let line = String::from_utf8(self.until(b"\r\n")?).map_err(io::Error::other)?;
+            let line = String::from_utf8(self.read_until(b"\r\n")?).map_err(io::Error::other)?;
             let digits = line.split([';', '\r']).next().unwrap_or_default();
             match usize::from_str_radix(digits, 16).map_err(io::Error::other)? {
                 0 => break,
-                size => self.take(size + 2)?,
+                size => self.skip(size + 2)?,
             }
         }
-        while self.until(b"\r\n")? != b"\r\n" {}
+        while self.read_until(b"\r\n")? != b"\r\n" {}
         Ok(())
     }
 }
@@ -188,19 +188,19 @@ fn serve(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut input = ConnectionInput::new(stream);
     loop {
-        let head = String::from_utf8(input.until(b"\r\n\r\n")?).map_err(io::Error::other)?;
+        let head = String::from_utf8(input.read_until(b"\r\n\r\n")?).map_err(io::Error::other)?;
         let Some((_, rest)) = head.split_once(" /") else { return Ok(()) };
         LOG.fetch_add(1, Ordering::SeqCst);
         let path = rest.split(' ').next().unwrap_or_default().to_owned();
-        input.body(&head)?;
-        if !answer(&mut input, &path)? {
+        input.skip_body(&head)?;
+        if !respond(&mut input, &path)? {
             return Ok(());
         }
     }
 }
 
 /// Answers one request. Returns true if the connection stays open.
-pub(crate) fn answer(input: &mut ConnectionInput, path: &str) -> io::Result<bool> {
+pub(crate) fn respond(input: &mut ConnectionInput, path: &str) -> io::Result<bool> {
     let out = &mut input.stream;
     match path.split_once('/').unwrap_or((path, "")) {
         ("length", count) => {
@@ -237,9 +237,9 @@ pub(crate) fn answer(input: &mut ConnectionInput, path: &str) -> io::Result<bool
         ("upgrade", _) => {
             write!(out, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\n\r\n")?;
             loop {
-                let bytes: Vec<u8> = input.held.drain(..).collect();
+                let bytes: Vec<u8> = input.buffered.drain(..).collect();
                 input.stream.write_all(&bytes)?;
-                input.more()?;
+                input.read_more()?;
             }
         }
         _ => write!(out, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?,

@@ -9,17 +9,19 @@ use netlink_packet_route::{
 };
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 
-use super::{RobustnessFixture, ask, figure, figures, get, until};
-use crate::bed::inside;
+use super::{
+    RobustnessFixture, get_request, netstat_text, netstat_value, read_until, send_and_read,
+};
+use crate::bed::in_netns;
 
 /// Size of the largest packets, below the veth's limit of 524,280 bytes.
-const BIG: u32 = 512_000;
+const MAX_PACKET_BYTES: u32 = 512_000;
 /// Size of the long uploads, in MiB.
 const LONG_MIB: usize = 1_024;
 
 /// Sets the largest packet size of a device, in both families. `ip` of Debian 12 can set it for IPv6 only.
 fn set_packets(netns: &str, device: &str, bytes: u32) {
-    inside(netns, || {
+    in_netns(netns, || {
         let mut link = LinkMessage::default();
         link.attributes = vec![
             LinkAttribute::IfName(device.into()),
@@ -44,30 +46,30 @@ fn set_packets(netns: &str, device: &str, bytes: u32) {
     });
 }
 
-fn run(netns: &str, words: &[&str]) {
+fn run_in_netns(netns: &str, words: &[&str]) {
     let done = Command::new("ip").args(["netns", "exec", netns]).args(words).output().unwrap();
     let why = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{words:?}: {why} (Debian: ethtool)");
 }
 
 /// Number of packets that IP has received, and of their bytes, both families together.
-fn taken(netns: &str) -> (u64, u64) {
-    let [snmp, netstat, snmp6] = ["snmp", "netstat", "snmp6"].map(|name| figures(netns, name));
+fn received_packets(netns: &str) -> (u64, u64) {
+    let [snmp, netstat, snmp6] = ["snmp", "netstat", "snmp6"].map(|name| netstat_text(netns, name));
     let six = |name: &str| -> u64 {
         let line = snmp6.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     };
     (
-        figure(&snmp, "Ip:", "InReceives") + six("Ip6InReceives"),
-        figure(&netstat, "IpExt:", "InOctets") + six("Ip6InOctets"),
+        netstat_value(&snmp, "Ip:", "InReceives") + six("Ip6InReceives"),
+        netstat_value(&netstat, "IpExt:", "InOctets") + six("Ip6InOctets"),
     )
 }
 
 /// Mean size of the packets that a namespace received while `job` ran.
-fn mean(netns: &str, job: impl FnOnce()) -> u64 {
-    let before = taken(netns);
+fn mean_packet_size(netns: &str, job: impl FnOnce()) -> u64 {
+    let before = received_packets(netns);
     job();
-    let after = taken(netns);
+    let after = received_packets(netns);
     (after.1 - before.1) / (after.0 - before.0)
 }
 
@@ -80,7 +82,7 @@ fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
         let length = mib << 20;
         write!(stream, "POST /{path} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n").unwrap();
         (0..mib).for_each(|_| stream.write_all(&block).unwrap());
-        return until(stream, "xxxxx");
+        return read_until(stream, "xxxxx");
     }
     write!(stream, "POST /{path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
     for _ in 0..mib {
@@ -96,37 +98,37 @@ fn upload(stream: &mut TcpStream, path: &str, mib: usize, in_chunks: bool) {
         stream.write_all(&chunks).unwrap();
     }
     stream.write_all(b"0\r\nTrailer: x\r\n\r\n").unwrap();
-    until(stream, "xxxxx");
+    read_until(stream, "xxxxx");
 }
 
 /// Uploads and downloads on one connection to each address. Returns the mean packet sizes at server and client.
-fn there_and_back(scene: &RobustnessFixture) -> [u64; 2] {
-    let addresses = [scene.pod.four(), scene.pod.six()];
+fn upload_and_download(scene: &RobustnessFixture) -> [u64; 2] {
+    let addresses = [scene.pod.ipv4(), scene.pod.ipv6()];
     let connect = || addresses.iter().map(|address| scene.connect_to(address));
     let mut streams: Vec<_> = connect().collect();
-    let up = mean(&scene.pod.netns, || {
+    let up = mean_packet_size(&scene.pod.netns, || {
         for stream in &mut streams {
             upload(stream, "length/5", 64, false);
             upload(stream, "length/5", 64, true);
         }
     });
-    let down = mean(&scene.client.netns, || {
+    let down = mean_packet_size(&scene.client.netns, || {
         for stream in &mut streams {
-            (0..4).for_each(|_| ask(stream, &get("length/16000000"), "x\n"));
+            (0..4).for_each(|_| send_and_read(stream, &get_request("length/16000000"), "x\n"));
         }
     });
     for stream in &mut streams {
-        ask(stream, &get("chunked-file/16000000"), "\n\r\n0\r\n\r\n");
-        ask(stream, &get("zerocopy/16000000"), "x\n");
+        send_and_read(stream, &get_request("chunked-file/16000000"), "\n\r\n0\r\n\r\n");
+        send_and_read(stream, &get_request("zerocopy/16000000"), "x\n");
     }
     drop(streams);
     [up, down]
 }
 
 fn serving(scene: &RobustnessFixture) -> crate::actor::ScriptedProcess {
-    let mut server = scene.server();
-    server.must(&format!("listen [::]:{}", crate::bed::SERVING));
-    server.must("serve");
+    let mut server = scene.start_server_process();
+    server.expect_step(&format!("listen [::]:{}", crate::bed::SERVING_PORT));
+    server.expect_step("serve");
     server
 }
 
@@ -134,7 +136,7 @@ fn serving(scene: &RobustnessFixture) -> crate::actor::ScriptedProcess {
 fn packets_of_64_kilobytes_are_read_to_their_ends() {
     let scene = RobustnessFixture::new();
     let _server = serving(&scene);
-    let [up, down] = there_and_back(&scene);
+    let [up, down] = upload_and_download(&scene);
     scene.wait_settled_in_order();
     assert!(up > 16_000 && down > 16_000, "mean packets: {up}, {down}");
 }
@@ -142,13 +144,13 @@ fn packets_of_64_kilobytes_are_read_to_their_ends() {
 #[test]
 fn packets_of_half_a_megabyte_are_read_to_their_ends() {
     let scene = RobustnessFixture::new();
-    let node = scene.bed.node();
+    let node = scene.fixture.node_netns();
     for place in [&scene.pod, &scene.client] {
-        set_packets(&place.netns, "eth0", BIG);
-        set_packets(&node, &format!("v{}", place.number), BIG);
+        set_packets(&place.netns, "eth0", MAX_PACKET_BYTES);
+        set_packets(&node, &format!("v{}", place.number), MAX_PACKET_BYTES);
     }
     let _server = serving(&scene);
-    let [up, down] = there_and_back(&scene);
+    let [up, down] = upload_and_download(&scene);
     scene.wait_settled_in_order();
     assert!(up > 66_000 && down > 66_000, "mean packets: {up}, {down}");
 }
@@ -156,8 +158,11 @@ fn packets_of_half_a_megabyte_are_read_to_their_ends() {
 /// Makes packets arrive in a link's size, to be joined by the pod's end: a veth does so if its peer sends no larger
 /// ones.
 fn join_at_the_pod(scene: &RobustnessFixture) {
-    run(&scene.bed.node(), &["ethtool", "-K", &format!("v{}", scene.pod.number), "tso", "off"]);
-    run(&scene.pod.netns, &["ethtool", "-K", "eth0", "gro", "on"]);
+    run_in_netns(
+        &scene.fixture.node_netns(),
+        &["ethtool", "-K", &format!("v{}", scene.pod.number), "tso", "off"],
+    );
+    run_in_netns(&scene.pod.netns, &["ethtool", "-K", "eth0", "gro", "on"]);
 }
 
 #[test]
@@ -165,7 +170,7 @@ fn packets_that_the_pods_end_joins_are_read_to_their_ends() {
     let scene = RobustnessFixture::new();
     join_at_the_pod(&scene);
     let _server = serving(&scene);
-    let [up, _] = there_and_back(&scene);
+    let [up, _] = upload_and_download(&scene);
     scene.wait_settled_in_order();
     assert!(up > 6_000, "mean packet: {up}");
 }
@@ -177,13 +182,13 @@ fn upload_to_slow_reader(in_chunks: bool) {
     join_at_the_pod(&scene);
     let _server = serving(&scene);
     let mut stream = scene.connect();
-    let mean = mean(&scene.pod.netns, || {
+    let mean = mean_packet_size(&scene.pod.netns, || {
         upload(&mut stream, "slow/100", wanted.unwrap_or(LONG_MIB), in_chunks);
     });
-    ask(&mut stream, &get("length/5"), "xxxxx");
+    send_and_read(&mut stream, &get_request("length/5"), "xxxxx");
     drop(stream);
     scene.wait_settled_in_order();
-    assert_eq!(scene.log(), 2);
+    assert_eq!(scene.served_requests(), 2);
     assert!(mean > 6_000, "mean packet: {mean}");
 }
 

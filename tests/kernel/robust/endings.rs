@@ -7,8 +7,8 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{RobustnessFixture, ask, get, until};
-use crate::{actor::ScriptedProcess, bed::ip};
+use super::{RobustnessFixture, get_request, read_until, send_and_read};
+use crate::{actor::ScriptedProcess, bed::run_ip};
 
 /// Kills a process like the kernel's out-of-memory killer.
 fn oom_kill(process: ScriptedProcess) {
@@ -18,14 +18,14 @@ fn oom_kill(process: ScriptedProcess) {
 }
 
 /// Opens `count` connections with a request in flight, and one without.
-fn held(scene: &RobustnessFixture, count: u64) -> Vec<std::net::TcpStream> {
+fn open_held_connections(scene: &RobustnessFixture, count: u64) -> Vec<std::net::TcpStream> {
     let mut streams: Vec<_> = (0..=count).map(|_| scene.connect()).collect();
     for stream in streams.iter_mut().skip(1) {
-        stream.write_all(get("hold").as_bytes()).unwrap();
+        stream.write_all(get_request("hold").as_bytes()).unwrap();
     }
-    ask(&mut streams[0], &get("length/5"), "xxxxx");
-    scene.wait_log(count + 1);
-    let state = scene.state();
+    send_and_read(&mut streams[0], &get_request("length/5"), "xxxxx");
+    scene.wait_served(count + 1);
+    let state = scene.pod_state();
     assert_eq!((state.in_flight, state.connections), (count, count + 1));
     streams
 }
@@ -33,24 +33,24 @@ fn held(scene: &RobustnessFixture, count: u64) -> Vec<std::net::TcpStream> {
 #[test]
 fn a_server_that_closes_with_data_unread_has_ended_the_request() {
     let scene = RobustnessFixture::new();
-    let _server = scene.serving();
+    let _server = scene.start_server();
     for length in [10, 100_000] {
         let mut stream = scene.connect();
         let head = format!("POST /quit HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
         // The second request's server has closed before all bytes are sent.
         let _reset = stream.write_all(&[head.as_bytes(), &vec![b'x'; length]].concat());
     }
-    scene.wait_log(2);
+    scene.wait_served(2);
     scene.wait_settled_in_sync();
 }
 
 #[test]
 fn a_server_that_is_killed_leaves_nothing_in_flight() {
     let scene = RobustnessFixture::new();
-    let server = scene.serving();
-    let streams = held(&scene, 20);
+    let server = scene.start_server();
+    let streams = open_held_connections(&scene, 20);
     oom_kill(server);
-    scene.wait("ended", |it| it.state().in_flight == 0);
+    scene.wait("ended", |it| it.pod_state().in_flight == 0);
     drop(streams);
     scene.wait_settled_in_sync();
 }
@@ -58,16 +58,16 @@ fn a_server_that_is_killed_leaves_nothing_in_flight() {
 #[test]
 fn a_client_that_is_killed_is_served_to_the_end() {
     let scene = RobustnessFixture::new();
-    let _server = scene.serving();
-    let url = format!("http://{}:8080/hold", scene.pod.four());
+    let _server = scene.start_server();
+    let url = format!("http://{}:8080/hold", scene.pod.ipv4());
     let mut client = Command::new("ip");
     let words = ["netns", "exec", &scene.client.netns, "curl", "-s", &url];
     let mut client = client.args(words).spawn().unwrap();
-    scene.wait_log(1);
+    scene.wait_served(1);
     client.kill().unwrap();
     client.wait().unwrap();
     // The server still works on the request.
-    assert_eq!(scene.state().in_flight, 1);
+    assert_eq!(scene.pod_state().in_flight, 1);
     scene.open_gate();
     scene.wait_settled_in_sync();
 }
@@ -75,10 +75,10 @@ fn a_client_that_is_killed_is_served_to_the_end() {
 #[test]
 fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
     let scene = RobustnessFixture::new();
-    let _server = scene.serving();
-    let streams = held(&scene, 3);
+    let _server = scene.start_server();
+    let streams = open_held_connections(&scene, 3);
     let end = ["netns", "exec", &scene.pod.netns, "ss", "-K", "sport", "=", ":8080"];
-    ip(&end);
+    run_ip(&end);
     scene.wait_settled_in_sync();
     drop(streams);
 }
@@ -87,18 +87,18 @@ fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
 #[test]
 fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
     let scene = RobustnessFixture::new();
-    let _server = scene.serving();
+    let _server = scene.start_server();
     let mut idle = scene.connect();
-    ask(&mut idle, &get("watch/500"), "xxxxx");
+    send_and_read(&mut idle, &get_request("watch/500"), "xxxxx");
     let mut busy = scene.connect();
-    ask(&mut busy, &get("watch/500"), "xxxxx");
-    busy.write_all(get("length/8000000").as_bytes()).unwrap();
+    send_and_read(&mut busy, &get_request("watch/500"), "xxxxx");
+    busy.write_all(get_request("length/8000000").as_bytes()).unwrap();
     let mut held = scene.connect();
-    ask(&mut held, &get("watch/500"), "xxxxx");
-    held.write_all(get("hold").as_bytes()).unwrap();
-    scene.wait_log(5);
-    ip(&["-n", &scene.client.netns, "link", "set", "eth0", "down"]);
-    assert_eq!((scene.totals(), scene.state().connections), ((5, 3), 3));
+    send_and_read(&mut held, &get_request("watch/500"), "xxxxx");
+    held.write_all(get_request("hold").as_bytes()).unwrap();
+    scene.wait_served(5);
+    run_ip(&["-n", &scene.client.netns, "link", "set", "eth0", "down"]);
+    assert_eq!((scene.totals(), scene.pod_state().connections), ((5, 3), 3));
     scene.wait_settled_in_sync();
     drop((idle, busy, held));
 }
@@ -106,13 +106,13 @@ fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
 #[test]
 fn a_clients_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
     let scene = RobustnessFixture::new();
-    let _server = scene.serving();
-    let mut streams = held(&scene, 5);
+    let _server = scene.start_server();
+    let mut streams = open_held_connections(&scene, 5);
     // The namespace lives until the last of its sockets is closed.
-    ip(&["netns", "del", &scene.client.netns]);
+    run_ip(&["netns", "del", &scene.client.netns]);
     streams.truncate(3);
     scene.open_gate();
-    streams.iter_mut().skip(1).for_each(|stream| until(stream, "xxxxx"));
+    streams.iter_mut().skip(1).for_each(|stream| read_until(stream, "xxxxx"));
     drop(streams);
     scene.wait_settled_in_sync();
 }
@@ -120,11 +120,11 @@ fn a_clients_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
 #[test]
 fn a_pods_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
     let scene = RobustnessFixture::new();
-    let server = scene.serving();
-    let streams = held(&scene, 5);
-    ip(&["netns", "del", &scene.pod.netns]);
+    let server = scene.start_server();
+    let streams = open_held_connections(&scene, 5);
+    run_ip(&["netns", "del", &scene.pod.netns]);
     oom_kill(server);
-    scene.wait("ended", |it| it.state().in_flight == 0);
+    scene.wait("ended", |it| it.pod_state().in_flight == 0);
     drop(streams);
     scene.wait_settled_in_sync();
 }
@@ -134,14 +134,14 @@ fn a_pods_namespace_that_goes_with_requests_in_flight_leaves_nothing() {
 fn a_pod_whose_link_goes_first_leaves_nothing() {
     let scene = RobustnessFixture::new();
     for set in ["net.ipv4.tcp_orphan_retries=1", "net.ipv4.tcp_fin_timeout=1"] {
-        ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
+        run_ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
     }
-    let server = scene.serving();
-    let streams = held(&scene, 5);
-    ip(&["-n", &scene.pod.netns, "link", "del", "eth0"]);
+    let server = scene.start_server();
+    let streams = open_held_connections(&scene, 5);
+    run_ip(&["-n", &scene.pod.netns, "link", "del", "eth0"]);
     oom_kill(server);
-    ip(&["netns", "del", &scene.pod.netns]);
-    scene.wait("ended", |it| it.state().in_flight == 0);
+    run_ip(&["netns", "del", &scene.pod.netns]);
+    scene.wait("ended", |it| it.pod_state().in_flight == 0);
     scene.wait_settled_in_sync();
     drop(streams);
 }
@@ -150,12 +150,15 @@ fn a_pod_whose_link_goes_first_leaves_nothing() {
 #[test]
 fn unaccepted_connections_end_with_their_listener() {
     let scene = RobustnessFixture::new();
-    let mut server = scene.server();
-    server.must(&format!("listen {}", super::WILD));
+    let mut server = scene.start_server_process();
+    server.expect_step(&format!("listen {}", super::ANY_ADDRESS));
     let mut stream = scene.connect();
-    stream.write_all(get("length/5").as_bytes()).unwrap();
-    scene.wait("in flight", |it| it.state().in_flight == 1);
-    server.must("close");
-    scene.wait("ended", |it| it.state().connections == 0);
-    assert_eq!((scene.totals(), scene.state().in_flight, scene.log()), ((1, 1), 0, 0));
+    stream.write_all(get_request("length/5").as_bytes()).unwrap();
+    scene.wait("in flight", |it| it.pod_state().in_flight == 1);
+    server.expect_step("close");
+    scene.wait("ended", |it| it.pod_state().connections == 0);
+    assert_eq!(
+        (scene.totals(), scene.pod_state().in_flight, scene.served_requests()),
+        ((1, 1), 0, 0)
+    );
 }

@@ -12,11 +12,11 @@ use std::{
 };
 
 use super::{
-    RobustnessFixture, WILD,
-    server::take,
+    ANY_ADDRESS, RobustnessFixture,
+    server::receive_descriptor,
     tcp::{TunDevice, UserspaceTcpClient},
 };
-use crate::bed::{SERVING, command_in, inside};
+use crate::bed::{SERVING_PORT, command_in, in_netns};
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -44,10 +44,10 @@ impl HyperServer {
     fn start(scene: &RobustnessFixture) -> Self {
         let mut command = command_in(&scene.pod.cgroup, &scene.pod.netns);
         command.args([env!("CARGO_BIN_EXE_servers"), "http"]);
-        command.env("ADDRESS", WILD).env("BOOK", &scene.desk).stdin(Stdio::null());
+        command.env("ADDRESS", ANY_ADDRESS).env("BOOK", &scene.files).stdin(Stdio::null());
         let server = Self(command.spawn().expect("it was built beside the tests"));
-        let to = SocketAddr::new([127, 0, 0, 1].into(), SERVING);
-        scene.wait("listening", |it| inside(&it.pod.netns, || TcpStream::connect(to).is_ok()));
+        let to = SocketAddr::new([127, 0, 0, 1].into(), SERVING_PORT);
+        scene.wait("listening", |it| in_netns(&it.pod.netns, || TcpStream::connect(to).is_ok()));
         server
     }
 }
@@ -66,52 +66,52 @@ fn what_is_lost_of_http2_is_found_again() {
     const EARLY: u32 = 12;
     let scene = RobustnessFixture::new();
     let _server = HyperServer::start(&scene);
-    scene.wait("closed", |it| it.state().connections == 0);
+    scene.wait("closed", |it| it.pod_state().connections == 0);
     let wire = TunDevice::new(&scene.pod);
     let mut peer = UserspaceTcpClient::connect(&wire, 1_001);
     let mut sent = 0;
     let begin = [PREFACE.to_vec(), frame(SETTINGS, 0, 0, b"")].concat();
     let ask = |stream| frame(HEADERS, END_STREAM | END_HEADERS, stream, GET);
     for piece in [begin, ask(1)] {
-        peer.put(sent, &piece);
+        peer.send_data(sent, &piece);
         sent += piece.len();
     }
-    peer.settle(Duration::from_millis(100));
-    assert_eq!((scene.totals(), scene.state().desynced_connections), ((1, 1), 0));
+    peer.receive_until_quiet(Duration::from_millis(100));
+    assert_eq!((scene.totals(), scene.pod_state().desynced_connections), ((1, 1), 0));
 
     // One segment is late, and more follow it than can be buffered.
     let late = sent;
     let all: Vec<Vec<u8>> = (0..=EARLY).map(|index| ask(3 + 2 * index)).collect();
     for piece in &all {
         if sent != late {
-            peer.put(sent, piece);
+            peer.send_data(sent, piece);
         }
         sent += piece.len();
     }
-    peer.put(late, &all[0]);
+    peer.send_data(late, &all[0]);
     let count = u64::from(EARLY) + 2;
     for _ in 0..500 {
         if scene.totals().1 < count {
-            peer.settle(Duration::from_millis(20));
+            peer.receive_until_quiet(Duration::from_millis(20));
         }
     }
-    let state = scene.state();
+    let state = scene.pod_state();
     assert_eq!((scene.totals(), state.in_flight), ((count, count), 0));
     assert!(state.desynced_connections > 0, "nothing was lost: {state:?}");
 
     // Only a program that reads frames again knows of a request without a response, and of its end.
     let open = frame(HEADERS, END_HEADERS, 101, POST);
-    peer.put(sent, &open);
+    peer.send_data(sent, &open);
     sent += open.len();
-    scene.wait("in flight", |it| it.state().in_flight == 1);
+    scene.wait("in flight", |it| it.pod_state().in_flight == 1);
     let reset = frame(RST_STREAM, 0, 101, &8_u32.to_be_bytes());
-    peer.put(sent, &reset);
+    peer.send_data(sent, &reset);
     sent += reset.len();
-    scene.wait("reset", |it| it.state().in_flight == 0);
-    peer.settle(Duration::from_millis(20));
-    peer.finish(sent, b"");
+    scene.wait("reset", |it| it.pod_state().in_flight == 0);
+    peer.receive_until_quiet(Duration::from_millis(20));
+    peer.send_fin(sent, b"");
     let _ended = peer.receive_until_closed();
-    scene.wait("closed", |it| it.state().connections == 0);
+    scene.wait("closed", |it| it.pod_state().connections == 0);
     assert_eq!(scene.totals(), (count + 1, count + 1));
 }
 
@@ -121,11 +121,11 @@ fn what_is_lost_of_http2_is_found_again() {
 fn both_ends_may_begin_http2_at_once() {
     const TIMES: u64 = 3_000;
     let scene = RobustnessFixture::new();
-    let path = scene.desk.with_extension("meeting");
+    let path = scene.files.with_extension("meeting");
     let meeting = UnixListener::bind(&path).unwrap();
-    let mut server = scene.server();
-    server.must(&format!("listen {WILD}"));
-    server.must(&format!("hand-accepted {}", path.display()));
+    let mut server = scene.start_server_process();
+    server.expect_step(&format!("listen {ANY_ADDRESS}"));
+    server.expect_step(&format!("hand-accepted {}", path.display()));
     let (accepted, _) = meeting.accept().unwrap();
     std::fs::remove_file(&path).unwrap();
     let (settings, ask) =
@@ -134,7 +134,7 @@ fn both_ends_may_begin_http2_at_once() {
     let answer = frame(HEADERS, END_STREAM | END_HEADERS, 1, b"\x88");
     for round in 0..TIMES {
         let mut client = scene.connect();
-        let mut server = TcpStream::from(take(&accepted).unwrap());
+        let mut server = TcpStream::from(receive_descriptor(&accepted).unwrap());
         let ready = AtomicU32::new(0);
         // Both threads spin, one of them a little longer; with sleeps they would rarely coincide.
         let start = |late: u64| {
@@ -155,8 +155,8 @@ fn both_ends_may_begin_http2_at_once() {
         server.write_all(&answer).unwrap();
         client.read_exact(&mut vec![0; settings.len() + answer.len()]).unwrap();
     }
-    scene.wait("closed", |it| it.state().connections == 0);
-    let state = scene.state();
+    scene.wait("closed", |it| it.pod_state().connections == 0);
+    let state = scene.pod_state();
     assert_eq!(scene.totals(), (TIMES, TIMES), "{state:?}");
     assert_eq!(
         (state.in_flight, state.desynced_connections, state.opaque_connections),

@@ -16,9 +16,9 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{CaseRng, RobustnessFixture, ask, get};
+use super::{CaseRng, RobustnessFixture, get_request, send_and_read};
 use crate::{
-    bed::{NetnsFixture, SERVING, inside, ip},
+    bed::{NetnsFixture, SERVING_PORT, in_netns, run_ip},
     sys,
 };
 
@@ -26,52 +26,54 @@ use crate::{
 const POD: &str = "10.97.0.1";
 const CLIENT: &str = "10.97.0.2";
 /// Rates of faults, in 1,000 packets.
-const LOST: usize = 10;
-const LATE: usize = 50;
-const TWICE: usize = 10;
+const LOST_PER_MILLE: usize = 10;
+const LATE_PER_MILLE: usize = 50;
+const DUPLICATED_PER_MILLE: usize = 10;
 /// Highest number of packets that overtake a late one, and its delay if none comes.
-const OVERTAKE: usize = 3;
-const LATE_AT_MOST: Duration = Duration::from_millis(2);
+const MAX_OVERTAKING_PACKETS: usize = 3;
+const MAX_DELAY: Duration = Duration::from_millis(2);
 
 /// Numbers of packets by fault.
 #[derive(Debug, Default)]
 struct LinkFaultTotals {
-    carried: AtomicU64,
+    forwarded: AtomicU64,
     lost: AtomicU64,
-    late: AtomicU64,
-    twice: AtomicU64,
+    delayed: AtomicU64,
+    duplicated: AtomicU64,
 }
 
 /// Two devices between which threads forward packets, one for each direction.
 struct LossyLink {
-    stops: Arc<AtomicBool>,
-    harm: Arc<LinkFaultTotals>,
+    is_stopped: Arc<AtomicBool>,
+    faults: Arc<LinkFaultTotals>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl LossyLink {
     fn between(client: &NetnsFixture, pod: &NetnsFixture) -> Self {
         let end = |place: &NetnsFixture, own: &str, other: &str| {
-            let device = inside(&place.netns, || sys::tun("bad0").expect("CONFIG_TUN"));
-            ip(&["-n", &place.netns, "addr", "add", own, "peer", other, "dev", "bad0"]);
-            ip(&["-n", &place.netns, "link", "set", "bad0", "up"]);
+            let device = in_netns(&place.netns, || sys::open_tun("bad0").expect("CONFIG_TUN"));
+            run_ip(&["-n", &place.netns, "addr", "add", own, "peer", other, "dev", "bad0"]);
+            run_ip(&["-n", &place.netns, "link", "set", "bad0", "up"]);
             device
         };
         let ends = [end(client, CLIENT, POD), end(pod, POD, CLIENT)].map(Arc::new);
-        let (stops, harm) = (Arc::<AtomicBool>::default(), Arc::<LinkFaultTotals>::default());
+        let (is_stopped, faults) =
+            (Arc::<AtomicBool>::default(), Arc::<LinkFaultTotals>::default());
         let carry = |at: usize| {
             let (from, to) = (Arc::clone(&ends[at]), Arc::clone(&ends[1 - at]));
-            let (stops, harm, dice) = (Arc::clone(&stops), Arc::clone(&harm), CaseRng(at as u64));
-            thread::spawn(move || carry(&from, &to, &stops, &harm, dice))
+            let (stops, harm, dice) =
+                (Arc::clone(&is_stopped), Arc::clone(&faults), CaseRng(at as u64));
+            thread::spawn(move || forward_packets(&from, &to, &stops, &harm, dice))
         };
         let threads = vec![carry(0), carry(1)];
-        Self { stops, harm, threads }
+        Self { is_stopped, faults, threads }
     }
 }
 
 impl Drop for LossyLink {
     fn drop(&mut self) {
-        self.stops.store(true, Relaxed);
+        self.is_stopped.store(true, Relaxed);
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
@@ -79,7 +81,13 @@ impl Drop for LossyLink {
 /// A delayed packet: time of its arrival, and number of packets that are still to overtake it.
 struct DelayedPacket(Vec<u8>, Instant, usize);
 
-fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &LinkFaultTotals, mut dice: CaseRng) {
+fn forward_packets(
+    from: &File,
+    to: &File,
+    stops: &AtomicBool,
+    harm: &LinkFaultTotals,
+    mut dice: CaseRng,
+) {
     let mut late = VecDeque::<DelayedPacket>::new();
     let put = |packet: &[u8]| {
         // The device of a removed namespace refuses packets.
@@ -92,24 +100,28 @@ fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &LinkFaultTotals, mut
             let mut packet = vec![0; 65_536];
             let count = (&*from).read(&mut packet).unwrap_or_default();
             packet.truncate(count);
-            harm.carried.fetch_add(1, Relaxed);
-            let chance = dice.below(1_000);
-            if chance < LOST {
+            harm.forwarded.fetch_add(1, Relaxed);
+            let chance = dice.next_below(1_000);
+            if chance < LOST_PER_MILLE {
                 harm.lost.fetch_add(1, Relaxed);
-            } else if chance < LOST + LATE {
-                harm.late.fetch_add(1, Relaxed);
-                late.push_back(DelayedPacket(packet, Instant::now(), 1 + dice.below(OVERTAKE)));
+            } else if chance < LOST_PER_MILLE + LATE_PER_MILLE {
+                harm.delayed.fetch_add(1, Relaxed);
+                late.push_back(DelayedPacket(
+                    packet,
+                    Instant::now(),
+                    1 + dice.next_below(MAX_OVERTAKING_PACKETS),
+                ));
             } else {
                 put(&packet);
-                if chance >= 1_000 - TWICE {
-                    harm.twice.fetch_add(1, Relaxed);
+                if chance >= 1_000 - DUPLICATED_PER_MILLE {
+                    harm.duplicated.fetch_add(1, Relaxed);
                     put(&packet);
                 }
                 late.iter_mut().for_each(|it| it.2 = it.2.saturating_sub(1));
             }
         }
         late.retain(|DelayedPacket(packet, since, left)| {
-            let due = *left == 0 || since.elapsed() >= LATE_AT_MOST;
+            let due = *left == 0 || since.elapsed() >= MAX_DELAY;
             if due {
                 put(packet);
             }
@@ -119,28 +131,37 @@ fn carry(from: &File, to: &File, stops: &AtomicBool, harm: &LinkFaultTotals, mut
 }
 
 /// Sends `count` requests on connections of up to 30 each, which the client closes after its last response.
-fn load(netns: &str, count: usize, mut dice: CaseRng) {
+fn send_requests(netns: &str, count: usize, mut dice: CaseRng) {
     let mut left = count;
     while left > 0 {
-        let mut stream = inside(netns, || TcpStream::connect((POD, SERVING)).expect("it listens"));
+        let mut stream =
+            in_netns(netns, || TcpStream::connect((POD, SERVING_PORT)).expect("it listens"));
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        for _ in 0..left.min(1 + dice.below(30)) {
+        for _ in 0..left.min(1 + dice.next_below(30)) {
             left -= 1;
-            match dice.below(5) {
-                0 => ask(&mut stream, &get("chunks/3000"), "\r\n0\r\nTrailer: x\r\n\r\n"),
-                1 => ask(&mut stream, &get("chunked-file/40000"), "\n\r\n0\r\n\r\n"),
+            match dice.next_below(5) {
+                0 => send_and_read(
+                    &mut stream,
+                    &get_request("chunks/3000"),
+                    "\r\n0\r\nTrailer: x\r\n\r\n",
+                ),
+                1 => send_and_read(
+                    &mut stream,
+                    &get_request("chunked-file/40000"),
+                    "\n\r\n0\r\n\r\n",
+                ),
                 2 => {
                     let body = "GET / HTTP/1.1\r\n\r\n".repeat(1_000);
                     let head = "POST /length/5 HTTP/1.1\r\nContent-Length: 18000\r\n\r\n";
-                    ask(&mut stream, &(head.to_owned() + &body), "xxxxx");
+                    send_and_read(&mut stream, &(head.to_owned() + &body), "xxxxx");
                 }
                 3 => {
                     let chunks = "12\r\nGET / HTTP/1.1\r\n\r\n\r\n".repeat(200);
                     let head = "POST /length/5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
-                    ask(&mut stream, &format!("{head}{chunks}0\r\n\r\n"), "xxxxx");
+                    send_and_read(&mut stream, &format!("{head}{chunks}0\r\n\r\n"), "xxxxx");
                 }
-                _ => ask(&mut stream, &get("length/5"), "xxxxx"),
+                _ => send_and_read(&mut stream, &get_request("length/5"), "xxxxx"),
             }
         }
     }
@@ -153,16 +174,17 @@ fn what_a_wire_loses_reorders_and_repeats_is_counted_once() {
     const EACH: usize = 250;
     let scene = RobustnessFixture::new();
     let wire = LossyLink::between(&scene.client, &scene.pod);
-    let _server = scene.serving();
+    let _server = scene.start_server();
     let netns = &scene.client.netns;
     thread::scope(|scope| {
-        (0..CLIENTS).for_each(|seed| drop(scope.spawn(move || load(netns, EACH, CaseRng(seed)))));
+        (0..CLIENTS)
+            .for_each(|seed| drop(scope.spawn(move || send_requests(netns, EACH, CaseRng(seed)))));
     });
-    assert_eq!(scene.log(), CLIENTS * EACH as u64);
-    println!("{:?}, {:?}", wire.harm, scene.state());
-    scene.settles();
-    let harm = &wire.harm;
-    for count in [&harm.lost, &harm.late, &harm.twice] {
+    assert_eq!(scene.served_requests(), CLIENTS * EACH as u64);
+    println!("{:?}, {:?}", wire.faults, scene.pod_state());
+    scene.wait_settled();
+    let harm = &wire.faults;
+    for count in [&harm.lost, &harm.delayed, &harm.duplicated] {
         assert!(count.load(Relaxed) > 50, "{harm:?}");
     }
 }

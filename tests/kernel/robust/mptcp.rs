@@ -8,17 +8,19 @@ use std::{
 use datapath::abi;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{RobustnessFixture, WILD, ask, figure, figures, get};
+use super::{
+    ANY_ADDRESS, RobustnessFixture, get_request, netstat_text, netstat_value, send_and_read,
+};
 use crate::{
     actor::ScriptedProcess,
-    bed::{SERVING, inside, ip},
+    bed::{SERVING_PORT, in_netns, run_ip},
 };
 
 impl RobustnessFixture {
     /// Opens a connection that requests more than one flow.
     fn connect_mptcp(&self) -> TcpStream {
-        let to: SocketAddr = format!("{}:{SERVING}", self.pod.four()).parse().unwrap();
-        let socket = inside(&self.client.netns, || {
+        let to: SocketAddr = format!("{}:{SERVING_PORT}", self.pod.ipv4()).parse().unwrap();
+        let socket = in_netns(&self.client.netns, || {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)).unwrap();
             socket.connect(&to.into()).unwrap();
             socket
@@ -29,57 +31,57 @@ impl RobustnessFixture {
 }
 
 /// Starts a server that listens with MPTCP, as Go programs do since 1.24.
-fn listening(scene: &RobustnessFixture) -> ScriptedProcess {
-    let mut server = scene.server();
-    server.must(&format!("listen {WILD} mptcp"));
-    server.must("serve");
+fn start_mptcp_server(scene: &RobustnessFixture) -> ScriptedProcess {
+    let mut server = scene.start_server_process();
+    server.expect_step(&format!("listen {ANY_ADDRESS} mptcp"));
+    server.expect_step("serve");
     server
 }
 
-fn play(stream: &mut TcpStream) {
+fn send_requests(stream: &mut TcpStream) {
     for _ in 0..3 {
-        ask(stream, &get("length/5"), "xxxxx");
-        ask(stream, &get("sendfile/300000"), "x\n");
+        send_and_read(stream, &get_request("length/5"), "xxxxx");
+        send_and_read(stream, &get_request("sendfile/300000"), "x\n");
         let body = "GET /no HTTP/1.1\r\n\r\n".repeat(20_000);
         let head = format!("POST /length/5 HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len());
-        ask(stream, &(head + &body), "xxxxx");
+        send_and_read(stream, &(head + &body), "xxxxx");
     }
 }
 
 #[test]
 fn a_multipath_listener_is_the_pods_and_serves_plain_clients() {
     let scene = RobustnessFixture::new();
-    let _server = listening(&scene);
-    assert_eq!(scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap().reachable, 1);
-    play(&mut scene.connect());
+    let _server = start_mptcp_server(&scene);
+    assert_eq!(scene.fixture.maps.listener(scene.pod.cookie, SERVING_PORT).unwrap().reachable, 1);
+    send_requests(&mut scene.connect());
     scene.wait_settled_in_order();
 }
 
 #[test]
 fn a_multipath_listener_on_loopback_is_widened_like_any_other() {
-    undisturbed(|scene| {
-        scene.bed.register(&scene.pod, abi::POD_WIDEN_BIND);
-        let mut server = scene.server();
-        server.must(&format!("listen 127.0.0.1:{SERVING} mptcp"));
-        server.must("serve");
+    count_without_retransmission(|scene| {
+        scene.fixture.register_pod(&scene.pod, abi::POD_WIDEN_BIND);
+        let mut server = scene.start_server_process();
+        server.expect_step(&format!("listen 127.0.0.1:{SERVING_PORT} mptcp"));
+        server.expect_step("serve");
         server
     });
 }
 
 #[test]
 fn a_multipath_connection_of_one_flow_is_counted_like_any_other() {
-    undisturbed(|scene| listening(scene));
+    count_without_retransmission(|scene| start_mptcp_server(scene));
 }
 
 /// Counts a connection of one flow without retransmissions, in several attempts.
 #[track_caller]
-fn undisturbed(listen: impl Fn(&mut RobustnessFixture) -> ScriptedProcess) {
+fn count_without_retransmission(listen: impl Fn(&mut RobustnessFixture) -> ScriptedProcess) {
     let done = (0..10).any(|_| {
         let mut scene = RobustnessFixture::new();
         let _server = listen(&mut scene);
         let mut stream = scene.connect_mptcp();
-        play(&mut stream);
-        let (state, log) = (scene.state(), scene.log());
+        send_requests(&mut stream);
+        let (state, log) = (scene.pod_state(), scene.served_requests());
         drop(stream);
         if has_retransmitted(&scene) {
             return false;
@@ -94,15 +96,15 @@ fn undisturbed(listen: impl Fn(&mut RobustnessFixture) -> ScriptedProcess) {
 /// Returns true if either side has retransmitted data. A flow carries it as new bytes between others, which only a
 /// reader of the MPTCP connection could tell apart: boundaries are lost.
 fn has_retransmitted(scene: &RobustnessFixture) -> bool {
-    let figures = [&scene.pod.netns, &scene.client.netns].map(|it| figures(it, "netstat"));
-    figures.iter().any(|it| figure(it, "MPTcpExt:", "MPTCPRetrans") > 0)
+    let figures = [&scene.pod.netns, &scene.client.netns].map(|it| netstat_text(it, "netstat"));
+    figures.iter().any(|it| netstat_value(it, "MPTcpExt:", "MPTCPRetrans") > 0)
 }
 
 #[test]
 fn a_multipath_client_of_a_plain_listener_falls_back() {
     let scene = RobustnessFixture::new();
-    let _server = scene.serving();
-    play(&mut scene.connect_mptcp());
+    let _server = scene.start_server();
+    send_requests(&mut scene.connect_mptcp());
     scene.wait_settled_in_order();
 }
 
@@ -113,22 +115,22 @@ fn a_multipath_connection_of_several_flows_is_one_and_estimated() {
     let scene = RobustnessFixture::new();
     let (pod, client) = (&scene.pod.netns, &scene.client.netns);
     let second = format!("10.99.1.{}", scene.client.number);
-    ip(&["-n", client, "addr", "add", &format!("{second}/16"), "dev", "eth0"]);
+    run_ip(&["-n", client, "addr", "add", &format!("{second}/16"), "dev", "eth0"]);
     for netns in [pod, client] {
-        ip(&["-n", netns, "mptcp", "limits", "set", "subflows", "2", "add_addr_accepted", "2"]);
+        run_ip(&["-n", netns, "mptcp", "limits", "set", "subflows", "2", "add_addr_accepted", "2"]);
     }
-    ip(&["-n", client, "mptcp", "endpoint", "add", &second, "dev", "eth0", "subflow"]);
-    let _server = listening(&scene);
+    run_ip(&["-n", client, "mptcp", "endpoint", "add", &second, "dev", "eth0", "subflow"]);
+    let _server = start_mptcp_server(&scene);
     let mut stream = scene.connect_mptcp();
     for _ in 0..5 {
-        play(&mut stream);
-        let state = scene.state();
+        send_requests(&mut stream);
+        let state = scene.pod_state();
         assert!(state.connections == 1 && state.in_flight <= 1, "{state:?}");
     }
-    assert!(scene.state().desynced_connections >= 1);
+    assert!(scene.pod_state().desynced_connections >= 1);
     drop(stream);
-    scene.wait("closed", |it| it.state().connections == 0);
-    let ((started, finished), state) = (scene.totals(), scene.state());
+    scene.wait("closed", |it| it.pod_state().connections == 0);
+    let ((started, finished), state) = (scene.totals(), scene.pod_state());
     assert_eq!((finished, state.in_flight, state.awaiting_first_request), (started, 0, 0));
-    assert!(started <= scene.log(), "{started} of {}", scene.log());
+    assert!(started <= scene.served_requests(), "{started} of {}", scene.served_requests());
 }

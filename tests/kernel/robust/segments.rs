@@ -4,45 +4,45 @@ use std::time::Duration;
 
 use datapath::abi::{ConnectionActivity, PENDING_SEGMENTS_MAX};
 
-use crate::bed::{inside, ip};
+use crate::bed::{in_netns, run_ip};
 
 use super::{
-    CaseRng, RobustnessFixture, WILD, get,
+    ANY_ADDRESS, CaseRng, RobustnessFixture, get_request,
     tcp::{ACK, RST, ServerClose, TcpSegment, TunDevice, UserspaceTcpClient},
 };
 
 /// Wait for an event that must not happen: long enough for a kernel that handles a packet at once.
-const SOON: Duration = Duration::from_millis(50);
+const ABSENCE_WAIT: Duration = Duration::from_millis(50);
 
 struct TunFixture {
-    scene: RobustnessFixture,
-    wire: TunDevice,
+    fixture: RobustnessFixture,
+    tun: TunDevice,
     _server: crate::actor::ScriptedProcess,
 }
 
 impl TunFixture {
     fn new() -> Self {
-        Self::with(None, "")
+        Self::with_sysctl(None, "")
     }
 
     /// Makes a line with a sysctl set in its namespace, and a server that listens with the options `how`.
-    fn with(set: Option<&str>, how: &str) -> Self {
-        let scene = RobustnessFixture::new();
+    fn with_sysctl(set: Option<&str>, how: &str) -> Self {
+        let fixture = RobustnessFixture::new();
         if let Some(set) = set {
-            ip(&["netns", "exec", &scene.pod.netns, "sysctl", "-qw", set]);
+            run_ip(&["netns", "exec", &fixture.pod.netns, "sysctl", "-qw", set]);
         }
-        let (wire, mut server) = (TunDevice::new(&scene.pod), scene.server());
-        server.must(&format!("listen {WILD} {how}"));
-        server.must("serve");
-        Self { scene, wire, _server: server }
+        let (tun, mut server) = (TunDevice::new(&fixture.pod), fixture.start_server_process());
+        server.expect_step(&format!("listen {ANY_ADDRESS} {how}"));
+        server.expect_step("serve");
+        Self { fixture, tun, _server: server }
     }
 
     /// State of each connection, in use or not, by the counts of the eBPF programs.
     fn in_use(&self) -> Vec<ConnectionActivity> {
-        let scene = &self.scene;
-        let found = inside(&scene.pod.netns, || {
+        let scene = &self.fixture;
+        let found = in_netns(&scene.pod.netns, || {
             let diag = agent::net::sockdiag::SockDiag::open().unwrap();
-            scene.bed.maps.conns().in_use(&diag).unwrap()
+            scene.fixture.maps.conns().in_use(&diag).unwrap()
         });
         found.into_values().collect()
     }
@@ -50,8 +50,8 @@ impl TunFixture {
 
 /// Closes a connection as a client does after its last response.
 #[track_caller]
-fn close(peer: &mut UserspaceTcpClient<'_>, sent: usize) {
-    peer.finish(sent, b"");
+fn close_connection(peer: &mut UserspaceTcpClient<'_>, sent: usize) {
+    peer.send_fin(sent, b"");
     assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
 }
 
@@ -62,61 +62,61 @@ const SEGMENT: usize = 1_448;
 #[test]
 fn a_segment_that_comes_again_is_no_second_request() {
     let line = TunFixture::new();
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
-    let request = get("length/5");
-    peer.put(0, request.as_bytes());
-    peer.until(1, SHORT);
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_001);
+    let request = get_request("length/5");
+    peer.send_data(0, request.as_bytes());
+    peer.receive_until(1, SHORT);
     for _ in 0..3 {
-        peer.put(0, request.as_bytes());
-        peer.put(20, &request.as_bytes()[20..30]);
+        peer.send_data(0, request.as_bytes());
+        peer.send_data(20, &request.as_bytes()[20..30]);
     }
-    peer.settle(SOON);
-    assert_eq!(line.scene.totals(), (1, 1));
-    peer.put(request.len(), request.as_bytes());
-    peer.settle(SOON);
-    assert_eq!(line.scene.totals(), (2, 2));
-    close(&mut peer, 2 * request.len());
-    line.scene.wait_settled_in_sync();
+    peer.receive_until_quiet(ABSENCE_WAIT);
+    assert_eq!(line.fixture.totals(), (1, 1));
+    peer.send_data(request.len(), request.as_bytes());
+    peer.receive_until_quiet(ABSENCE_WAIT);
+    assert_eq!(line.fixture.totals(), (2, 2));
+    close_connection(&mut peer, 2 * request.len());
+    line.fixture.wait_settled_in_sync();
 }
 
 /// Up to three requests, some with bodies that look like requests, and their number.
-fn requests(dice: &mut CaseRng) -> (u64, String) {
+fn random_requests(dice: &mut CaseRng) -> (u64, String) {
     let inner = "GET /no HTTP/1.1\r\n\r\n";
     let post = "POST /length/5 HTTP/1.1\r\n";
     let requests = [
-        get("length/5"),
+        get_request("length/5"),
         format!("{post}Content-Length: 40\r\n\r\n{inner}{inner}"),
         format!("{post}Transfer-Encoding: chunked\r\n\r\n14\r\n{inner}\r\n0\r\n\r\n"),
     ];
-    let count = 1 + dice.below(3);
-    (count as u64, (0..count).map(|_| requests[dice.below(3)].as_str()).collect())
+    let count = 1 + dice.next_below(3);
+    (count as u64, (0..count).map(|_| requests[dice.next_below(3)].as_str()).collect())
 }
 
 /// Plays connections whose requests arrive in pieces. A piece begins up to `overlap` bytes before the end of the last
 /// one, and some pieces are swapped.
-fn play(overlap: usize, swaps: bool) -> TunFixture {
+fn send_in_pieces(overlap: usize, swaps: bool) -> TunFixture {
     let line = TunFixture::new();
     let (mut dice, mut sent) = (CaseRng(7), 0);
     for round in 0..200 {
-        let (count, requests) = requests(&mut dice);
+        let (count, requests) = random_requests(&mut dice);
         let bytes = requests.as_bytes();
-        let mut peer = UserspaceTcpClient::connect(&line.wire, 2_000 + round);
+        let mut peer = UserspaceTcpClient::connect(&line.tun, 2_000 + round);
         let (mut pieces, mut covered) = (Vec::new(), 0);
         while covered < bytes.len() {
-            let from = covered - dice.below(covered.min(overlap) + 1);
-            covered = (covered + 1 + dice.below(60)).min(bytes.len());
+            let from = covered - dice.next_below(covered.min(overlap) + 1);
+            covered = (covered + 1 + dice.next_below(60)).min(bytes.len());
             pieces.push(from..covered);
         }
         for at in (1..pieces.len()).rev().filter(|_| swaps) {
-            let other = at - dice.below(at.min(3) + 1);
+            let other = at - dice.next_below(at.min(3) + 1);
             pieces.swap(at, other);
         }
-        pieces.into_iter().for_each(|piece| peer.put(piece.start, &bytes[piece]));
-        peer.until(count, SHORT);
+        pieces.into_iter().for_each(|piece| peer.send_data(piece.start, &bytes[piece]));
+        peer.receive_until(count, SHORT);
         sent += count;
         assert_eq!(line.in_use(), [ConnectionActivity::Idle], "round {round}: {requests:?}");
-        close(&mut peer, bytes.len());
-        let (totals, state) = (line.scene.totals(), line.scene.state());
+        close_connection(&mut peer, bytes.len());
+        let (totals, state) = (line.fixture.totals(), line.fixture.pod_state());
         assert_eq!(totals, (sent, sent), "round {round}: {requests:?}, {state:?}");
         assert_eq!(
             (state.desynced_connections, state.opaque_connections),
@@ -129,66 +129,66 @@ fn play(overlap: usize, swaps: bool) -> TunFixture {
 
 #[test]
 fn segments_that_overlap_are_read_once() {
-    play(30, false).scene.wait_settled_in_sync();
+    send_in_pieces(30, false).fixture.wait_settled_in_sync();
 }
 
 #[test]
 fn segments_in_another_order_are_read_in_theirs() {
-    play(0, true).scene.wait_settled_in_sync();
+    send_in_pieces(0, true).fixture.wait_settled_in_sync();
 }
 
 #[test]
 fn segments_that_overlap_in_another_order_are_read_once() {
-    play(30, true).scene.wait_settled_in_sync();
+    send_in_pieces(30, true).fixture.wait_settled_in_sync();
 }
 
 /// The last bytes arrive as single-byte segments, last byte first; the bytes before them arrive at the end.
 #[test]
 fn with_more_segments_than_a_connection_notes_its_requests_are_an_estimate() {
     let line = TunFixture::new();
-    let request = get("length/5");
+    let request = get_request("length/5");
     let bytes = request.as_bytes();
     for (round, (waiting, lost)) in (0..).zip([
         (PENDING_SEGMENTS_MAX, 0),
         (PENDING_SEGMENTS_MAX + 1, 1),
         (PENDING_SEGMENTS_MAX, 1),
     ]) {
-        let mut peer = UserspaceTcpClient::connect(&line.wire, 3_000 + round);
+        let mut peer = UserspaceTcpClient::connect(&line.tun, 3_000 + round);
         let first = bytes.len() - waiting;
         for at in (first..bytes.len()).rev() {
-            peer.put(at, &bytes[at..=at]);
+            peer.send_data(at, &bytes[at..=at]);
         }
-        peer.put(0, &bytes[..first]);
-        peer.until(1, SHORT);
+        peer.send_data(0, &bytes[..first]);
+        peer.receive_until(1, SHORT);
         assert_eq!(
-            line.scene.state().desynced_connections,
+            line.fixture.pod_state().desynced_connections,
             lost,
             "{waiting} segments of connection {round}"
         );
-        close(&mut peer, bytes.len());
-        line.scene.settles();
+        close_connection(&mut peer, bytes.len());
+        line.fixture.wait_settled();
     }
 }
 
 #[test]
 fn what_came_too_early_and_comes_again_with_more_keeps_nothing_in_use() {
     let line = TunFixture::new();
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
-    let request = get("length/5");
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_001);
+    let request = get_request("length/5");
     let bytes = request.as_bytes();
-    peer.put(0, &bytes[..10]);
-    peer.put(30, &bytes[30..]);
-    peer.put(10, &bytes[10..]);
-    peer.until(1, SHORT);
+    peer.send_data(0, &bytes[..10]);
+    peer.send_data(30, &bytes[30..]);
+    peer.send_data(10, &bytes[10..]);
+    peer.receive_until(1, SHORT);
     assert_eq!(line.in_use(), [ConnectionActivity::Idle]);
-    close(&mut peer, bytes.len());
-    line.scene.wait_settled_in_sync();
+    close_connection(&mut peer, bytes.len());
+    line.fixture.wait_settled_in_sync();
 }
 
 #[test]
 fn a_segment_that_the_kernel_refuses_is_not_read() {
     let line = TunFixture::new();
-    let request = get("length/5");
+    let request = get_request("length/5");
     // As long as the request, and longer than the data that the kernel checks at once.
     let other = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
     type Forge = fn(&mut TcpSegment<'_>);
@@ -198,20 +198,24 @@ fn a_segment_that_the_kernel_refuses_is_not_read() {
         ("of half the numbers before", |it| it.seq = it.seq.wrapping_sub(1 << 30)),
     ];
     for (port, (which, forge)) in forgeries.into_iter().enumerate() {
-        let mut peer = UserspaceTcpClient::connect(&line.wire, 3_000 + port as u16);
+        let mut peer = UserspaceTcpClient::connect(&line.tun, 3_000 + port as u16);
         for round in 0..2 {
             let at = round * request.len();
             let mut segment = peer.segment(at, other.as_bytes());
             forge(&mut segment);
             peer.send(&segment);
-            peer.put(at, request.as_bytes());
-            peer.until(round as u64 + 1, SHORT);
+            peer.send_data(at, request.as_bytes());
+            peer.receive_until(round as u64 + 1, SHORT);
         }
-        close(&mut peer, 2 * request.len());
-        assert_eq!(line.scene.totals(), (line.scene.log(), line.scene.log()), "{which}");
-        assert_eq!(line.scene.state().stray_responses, 0, "{which}");
+        close_connection(&mut peer, 2 * request.len());
+        assert_eq!(
+            line.fixture.totals(),
+            (line.fixture.served_requests(), line.fixture.served_requests()),
+            "{which}"
+        );
+        assert_eq!(line.fixture.pod_state().stray_responses, 0, "{which}");
     }
-    line.scene.wait_settled_in_sync();
+    line.fixture.wait_settled_in_sync();
 }
 
 /// Programs of this type cannot verify checksums, so they may read data that the kernel then drops. Network cards
@@ -219,20 +223,20 @@ fn a_segment_that_the_kernel_refuses_is_not_read() {
 #[test]
 fn a_segment_with_a_wrong_checksum_leaves_nothing_in_flight() {
     let line = TunFixture::new();
-    let request = get("length/5");
+    let request = get_request("length/5");
     let spoilt = format!("POST / HTTP/1.1\r\nContent-Length: 99\r\nX: {}\r\n\r\n", "y".repeat(400));
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_001);
     for round in 0..2 {
         let at = round * request.len();
-        peer.send(&TcpSegment { is_spoilt: true, ..peer.segment(at, spoilt.as_bytes()) });
-        peer.put(at, request.as_bytes());
-        peer.until(round as u64 + 1, SHORT);
+        peer.send(&TcpSegment { has_bad_checksum: true, ..peer.segment(at, spoilt.as_bytes()) });
+        peer.send_data(at, request.as_bytes());
+        peer.receive_until(round as u64 + 1, SHORT);
     }
-    close(&mut peer, 2 * request.len());
-    let scene = &line.scene;
-    scene.wait("closed", |it| it.state().connections == 0);
+    close_connection(&mut peer, 2 * request.len());
+    let scene = &line.fixture;
+    scene.wait("closed", |it| it.pod_state().connections == 0);
     let (started, finished) = scene.totals();
-    assert_eq!((started, scene.state().in_flight), (finished, 0));
+    assert_eq!((started, scene.pod_state().in_flight), (finished, 0));
 }
 
 /// An attacker who knows only the addresses of a connection hits the length of a long body in every few attempts.
@@ -241,52 +245,52 @@ fn a_forged_segment_far_beyond_the_window_ends_no_body() {
     const LENGTH: usize = 1 << 30;
     let line = TunFixture::new();
     let head = format!("POST /early HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
-    peer.put(0, head.as_bytes());
-    peer.until(1, SHORT);
-    let forged = [&b"x".repeat(100), get("never").as_bytes()].concat();
-    peer.put(head.len() + LENGTH - 100, &forged);
-    peer.put(head.len(), b"the body's first bytes");
-    peer.settle(SOON);
-    assert_eq!(line.scene.state().in_flight, 0);
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_001);
+    peer.send_data(0, head.as_bytes());
+    peer.receive_until(1, SHORT);
+    let forged = [&b"x".repeat(100), get_request("never").as_bytes()].concat();
+    peer.send_data(head.len() + LENGTH - 100, &forged);
+    peer.send_data(head.len(), b"the body's first bytes");
+    peer.receive_until_quiet(ABSENCE_WAIT);
+    assert_eq!(line.fixture.pod_state().in_flight, 0);
     peer.send(&TcpSegment { flags: RST, ..peer.segment(head.len() + 22, b"") });
-    line.scene.wait_settled_in_sync();
+    line.fixture.wait_settled_in_sync();
 }
 
 #[test]
 fn only_the_reset_that_the_kernel_takes_ends_a_request() {
     let line = TunFixture::new();
-    let request = get("hold");
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
-    peer.put(0, request.as_bytes());
-    line.scene.wait_log(1);
+    let request = get_request("hold");
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_001);
+    peer.send_data(0, request.as_bytes());
+    line.fixture.wait_served(1);
     // Outside the window, and inside it but not at its begin (RFC 5961).
     for at in [request.len() + (1 << 20), request.len() + 1_000] {
         peer.send(&TcpSegment { flags: RST, ..peer.segment(at, b"") });
-        peer.settle(SOON);
-        let state = line.scene.state();
+        peer.receive_until_quiet(ABSENCE_WAIT);
+        let state = line.fixture.pod_state();
         assert_eq!((state.in_flight, state.connections), (1, 1));
     }
     peer.send(&TcpSegment { flags: RST, ..peer.segment(request.len(), b"") });
-    line.scene.wait_settled_in_sync();
+    line.fixture.wait_settled_in_sync();
 }
 
 #[test]
 fn a_request_may_come_with_the_clients_end() {
     let line = TunFixture::new();
-    let request = get("length/5");
+    let request = get_request("length/5");
     let bytes = request.as_bytes();
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
-    peer.finish(bytes.len(), bytes);
-    peer.until(1, SHORT);
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_001);
+    peer.send_fin(bytes.len(), bytes);
+    peer.receive_until(1, SHORT);
     assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
     // First the segment with FIN, then the data before it.
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_002);
-    peer.finish(bytes.len(), &bytes[20..]);
-    peer.put(0, &bytes[..20]);
-    peer.until(1, SHORT);
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_002);
+    peer.send_fin(bytes.len(), &bytes[20..]);
+    peer.send_data(0, &bytes[..20]);
+    peer.receive_until(1, SHORT);
     assert_eq!(peer.receive_until_closed(), ServerClose::Fin);
-    line.scene.wait_settled_in_sync();
+    line.fixture.wait_settled_in_sync();
 }
 
 /// A sender that probes a closed window with a byte of data, like BSD's. The server reads on after some probes.
@@ -294,37 +298,37 @@ fn a_request_may_come_with_the_clients_end() {
 fn a_window_that_closes_and_is_tried_loses_no_boundary() {
     const LENGTH: usize = 200_000;
     // A permanent limit of a few segments.
-    let line = TunFixture::with(Some("net.ipv4.tcp_rmem=4096 16384 16384"), "");
+    let line = TunFixture::with_sysctl(Some("net.ipv4.tcp_rmem=4096 16384 16384"), "");
     let head = format!("POST /hold HTTP/1.1\r\nContent-Length: {LENGTH}\r\n\r\n");
-    let next = get("length/5");
+    let next = get_request("length/5");
     let all = [head.as_bytes(), &b"x".repeat(LENGTH), next.as_bytes()].concat();
-    let mut peer = UserspaceTcpClient::connect(&line.wire, 1_001);
+    let mut peer = UserspaceTcpClient::connect(&line.tun, 1_001);
     let (mut at, mut tries) = (0, 0);
     while (peer.acked as usize) < all.len() {
         let acked = peer.acked as usize;
-        let edge = all.len().min(acked + peer.offered as usize);
+        let edge = all.len().min(acked + peer.peer_window as usize);
         while at < edge {
             let end = edge.min(at + 1_400);
-            peer.put(at, &all[at..end]);
+            peer.send_data(at, &all[at..end]);
             at = end;
         }
         if edge == acked {
-            peer.put(acked, &all[acked..=acked]);
+            peer.send_data(acked, &all[acked..=acked]);
             tries += 1;
         }
         if tries == 5 {
-            line.scene.open_gate();
+            line.fixture.open_gate();
         }
-        peer.settle(SOON);
+        peer.receive_until_quiet(ABSENCE_WAIT);
         // Without an acknowledgement the probe may be lost, so it is sent again.
         if peer.acked as usize == acked {
             at = acked;
         }
     }
     assert!(tries >= 5, "the window was open all the time");
-    peer.until(2, SHORT);
-    close(&mut peer, all.len());
-    line.scene.wait_settled_in_sync();
+    peer.receive_until(2, SHORT);
+    close_connection(&mut peer, all.len());
+    line.fixture.wait_settled_in_sync();
 }
 
 #[test]
@@ -337,70 +341,70 @@ fn the_first_data_may_be_what_ends_the_handshake() {
 #[test]
 fn the_first_data_may_bring_the_cookie_of_the_handshake() {
     send_first_data(
-        &TunFixture::with(Some("net.ipv4.tcp_syncookies=2"), ""),
+        &TunFixture::with_sysctl(Some("net.ipv4.tcp_syncookies=2"), ""),
         &[&[(0, 37)], &[(0, 20), (20, 37)]],
     );
 }
 
 fn send_first_data(line: &TunFixture, orders: &[&[(usize, usize)]]) {
-    let request = get("length/5");
+    let request = get_request("length/5");
     let bytes = request.as_bytes();
     for (port, order) in orders.iter().enumerate() {
-        let mut peer = UserspaceTcpClient::begin(&line.wire, 4_000 + port as u16);
-        peer.syn(b"");
-        peer.answered();
-        order.iter().for_each(|&(from, to)| peer.put(from, &bytes[from..to]));
-        peer.until(1, SHORT);
+        let mut peer = UserspaceTcpClient::prepare(&line.tun, 4_000 + port as u16);
+        peer.send_syn(b"");
+        peer.wait_syn_ack();
+        order.iter().for_each(|&(from, to)| peer.send_data(from, &bytes[from..to]));
+        peer.receive_until(1, SHORT);
         assert_eq!(line.in_use(), [ConnectionActivity::Idle], "{order:?}");
-        close(&mut peer, bytes.len());
-        assert_eq!(line.scene.state().desynced_connections, 0, "{order:?}");
+        close_connection(&mut peer, bytes.len());
+        assert_eq!(line.fixture.pod_state().desynced_connections, 0, "{order:?}");
     }
-    line.scene.wait_settled_in_sync();
+    line.fixture.wait_settled_in_sync();
 }
 
 #[test]
 fn data_of_the_first_packet_count_where_the_server_takes_them() {
     // Without requiring a cookie (2 and 0x200).
-    let line = TunFixture::with(Some("net.ipv4.tcp_fastopen=514"), "fastopen");
-    let request = get("length/5");
+    let line = TunFixture::with_sysctl(Some("net.ipv4.tcp_fastopen=514"), "fastopen");
+    let request = get_request("length/5");
     let bytes = request.as_bytes();
     for port in 5_000..5_010 {
-        let mut peer = UserspaceTcpClient::begin(&line.wire, port);
+        let mut peer = UserspaceTcpClient::prepare(&line.tun, port);
         // The whole request or a part of it.
         let first = if port % 2 == 0 { bytes.len() } else { 20 };
-        peer.syn(&bytes[..first]);
-        peer.answered();
+        peer.send_syn(&bytes[..first]);
+        peer.wait_syn_ack();
         assert_eq!(peer.acked as usize, first, "taken");
-        peer.put(first, &bytes[first..]);
+        peer.send_data(first, &bytes[first..]);
         // The first packet is duplicated.
-        peer.syn(&bytes[..first]);
-        peer.until(1, SHORT);
-        close(&mut peer, bytes.len());
+        peer.send_syn(&bytes[..first]);
+        peer.receive_until(1, SHORT);
+        close_connection(&mut peer, bytes.len());
     }
-    line.scene.wait_settled_in_sync();
+    line.fixture.wait_settled_in_sync();
 }
 
 #[test]
 fn data_of_the_first_packet_do_not_count_where_the_server_leaves_them() {
     let line = TunFixture::new();
-    let request = get("length/5");
+    let request = get_request("length/5");
     // They are sent again, and count then; or they are never sent again.
     for (port, again) in [(5_000, true), (5_001, false)] {
-        let mut peer = UserspaceTcpClient::begin(&line.wire, port);
-        peer.syn(request.as_bytes());
-        peer.answered();
+        let mut peer = UserspaceTcpClient::prepare(&line.tun, port);
+        peer.send_syn(request.as_bytes());
+        peer.wait_syn_ack();
         assert_eq!(peer.acked, 0, "not taken");
-        peer.put(0, b"");
+        peer.send_data(0, b"");
         if again {
-            peer.put(0, request.as_bytes());
-            peer.until(1, SHORT);
-            close(&mut peer, request.len());
+            peer.send_data(0, request.as_bytes());
+            peer.receive_until(1, SHORT);
+            close_connection(&mut peer, request.len());
         } else {
-            close(&mut peer, 0);
+            close_connection(&mut peer, 0);
         }
-        assert_eq!(line.scene.totals(), (1, 1), "again: {again}");
+        assert_eq!(line.fixture.totals(), (1, 1), "again: {again}");
     }
-    line.scene.wait_settled_in_sync();
+    line.fixture.wait_settled_in_sync();
 }
 
 /// Lines so short that the slow path reads them, and as many of them as a segment holds.
@@ -415,13 +419,13 @@ fn full_segments_of_short_chunks_are_read_in_any_order() {
     let orders = (0..256).map(|it| [it & 3, it >> 2 & 3, it >> 4 & 3, it >> 6]);
     let all = |it: &[usize; 4]| (0..4).all(|piece| it.contains(&piece));
     for (order, port) in orders.filter(all).zip(6_000..) {
-        let mut peer = UserspaceTcpClient::connect(&line.wire, port);
-        order.iter().for_each(|&at| peer.put(at * SEGMENT, pieces[at]));
-        peer.until(1, SHORT);
+        let mut peer = UserspaceTcpClient::connect(&line.tun, port);
+        order.iter().for_each(|&at| peer.send_data(at * SEGMENT, pieces[at]));
+        peer.receive_until(1, SHORT);
         assert_eq!(line.in_use(), [ConnectionActivity::Idle], "{order:?}");
-        close(&mut peer, request.len());
-        assert_eq!(line.scene.state().desynced_connections, 0, "{order:?}");
+        close_connection(&mut peer, request.len());
+        assert_eq!(line.fixture.pod_state().desynced_connections, 0, "{order:?}");
     }
-    line.scene.wait_settled_in_sync();
-    assert_eq!(line.scene.log(), 24);
+    line.fixture.wait_settled_in_sync();
+    assert_eq!(line.fixture.served_requests(), 24);
 }

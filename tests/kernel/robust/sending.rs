@@ -2,8 +2,11 @@
 
 use aya::util::KernelVersion;
 
-use super::{RobustnessFixture, WILD, ask, get, serve::SendMethod, uring::WAYS};
-use crate::bed::SERVING;
+use super::{
+    ANY_ADDRESS, RobustnessFixture, get_request, send_and_read, serve::SendMethod,
+    uring::SEND_METHODS,
+};
+use crate::bed::SERVING_PORT;
 
 /// Lengths of responses: within a packet, of several packets, and longer than any buffer.
 const LENGTHS: [usize; 4] = [1, 1_000, 100_000, 5_000_000];
@@ -11,15 +14,15 @@ const LENGTHS: [usize; 4] = [1, 1_000, 100_000, 5_000_000];
 #[test]
 fn whatever_sends_an_answer_it_is_read_to_its_end() {
     let scene = RobustnessFixture::new();
-    let _server = scene.serving();
+    let _server = scene.start_server();
     let mut sent = 0;
     for (name, way) in SendMethod::ALL {
         let mut stream = scene.connect();
         for length in LENGTHS {
             let end = if name == "chunked-file" { "\n\r\n0\r\n\r\n" } else { "x\n" };
-            ask(&mut stream, &get(&format!("{name}/{length}")), end);
+            send_and_read(&mut stream, &get_request(&format!("{name}/{length}")), end);
             sent += 1;
-            assert_eq!((scene.totals(), scene.state().in_flight), ((sent, sent), 0), "{way:?}");
+            assert_eq!((scene.totals(), scene.pod_state().in_flight), ((sent, sent), 0), "{way:?}");
         }
     }
     scene.wait_settled_in_sync();
@@ -30,20 +33,20 @@ fn whatever_sends_an_answer_it_is_read_to_its_end() {
 fn a_server_by_io_uring_is_counted_like_any_other() {
     for how in ["", "sqpoll"] {
         let scene = RobustnessFixture::new();
-        let mut server = scene.server();
-        let can = server.must(&format!("uring {WILD} {how}"));
+        let mut server = scene.start_server_process();
+        let can = server.expect_step(&format!("uring {ANY_ADDRESS} {how}"));
         let kernel = KernelVersion::current().expect("it has a version");
         assert_eq!(can.contains("zerocopy"), kernel >= KernelVersion::new(6, 0, 0), "{can}");
         assert_eq!(can.contains("listen"), kernel >= KernelVersion::new(6, 11, 0), "{can}");
-        let listen = scene.bed.maps.listener(scene.pod.cookie, SERVING).unwrap();
+        let listen = scene.fixture.maps.listener(scene.pod.cookie, SERVING_PORT).unwrap();
         assert_eq!(listen.reachable, 1, "the pod listens");
         let mut sent = 0;
-        for way in WAYS.into_iter().filter(|way| can.contains(way)) {
+        for way in SEND_METHODS.into_iter().filter(|way| can.contains(way)) {
             let mut stream = scene.connect();
             for length in LENGTHS {
-                ask(&mut stream, &get(&format!("{way}/{length}")), "x\n");
+                send_and_read(&mut stream, &get_request(&format!("{way}/{length}")), "x\n");
                 sent += 1;
-                let counts = (scene.totals(), scene.state().in_flight);
+                let counts = (scene.totals(), scene.pod_state().in_flight);
                 assert_eq!(counts, ((sent, sent), 0), "{way}, {how}");
             }
         }

@@ -18,13 +18,13 @@ use nix::{
 use socket2::{SockRef, TcpKeepalive};
 
 use crate::{
-    count::server::{ConnectionInput, answer},
+    count::server::{ConnectionInput, respond},
     sys,
 };
 
 /// Size of the buffer that long responses are taken from.
-const MOST: usize = 16 << 20;
-pub(super) static BODY: LazyLock<Vec<u8>> = LazyLock::new(|| vec![b'x'; MOST]);
+const BUFFER_BYTES: usize = 16 << 20;
+pub(super) static BODY: LazyLock<Vec<u8>> = LazyLock::new(|| vec![b'x'; BUFFER_BYTES]);
 
 /// Files that the servers of a test share: a log with one byte for each request, and a gate.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub(super) struct RequestLogAndGate {
 
 impl RequestLogAndGate {
     /// Opens the files at the path in the environment variable; `None` if it is not set.
-    pub(super) fn named(variable: &str) -> Option<Self> {
+    pub(super) fn from_environment(variable: &str) -> Option<Self> {
         let path = PathBuf::from(std::env::var_os(variable)?);
         let log = File::options().append(true).create(true).open(&path).expect("a folder");
         Some(Self { log: Arc::new(log), path })
@@ -46,17 +46,17 @@ impl RequestLogAndGate {
     }
 
     /// Logs a request whose head was read.
-    pub(super) fn note(&self) {
+    pub(super) fn log_request(&self) {
         (&*self.log).write_all(b".").expect("room");
     }
 
     /// Path of the file that exists while the gate is open.
-    pub(super) fn gate(path: &Path) -> PathBuf {
+    pub(super) fn gate_path(path: &Path) -> PathBuf {
         path.with_extension("open")
     }
 
-    fn pass(&self) {
-        while !Self::gate(&self.path).exists() {
+    fn wait_for_gate(&self) {
+        while !Self::gate_path(&self.path).exists() {
             thread::sleep(Duration::from_millis(2));
         }
     }
@@ -67,9 +67,9 @@ pub(super) fn serve(stream: TcpStream, desk: &RequestLogAndGate) -> io::Result<(
     stream.set_nodelay(true)?;
     let mut input = ConnectionInput::new(stream);
     loop {
-        let head = String::from_utf8(input.until(b"\r\n\r\n")?).map_err(io::Error::other)?;
+        let head = String::from_utf8(input.read_until(b"\r\n\r\n")?).map_err(io::Error::other)?;
         let Some((_, rest)) = head.split_once(" /") else { return Ok(()) };
-        desk.note();
+        desk.log_request();
         let path = rest.split(' ').next().unwrap_or_default().to_owned();
         let (what, how) = path.split_once('/').unwrap_or((&path, ""));
         let number = how.parse::<u64>().unwrap_or_default();
@@ -78,19 +78,19 @@ pub(super) fn serve(stream: TcpStream, desk: &RequestLogAndGate) -> io::Result<(
             "quit" => return Ok(()),
             "slow" => input.pause = Duration::from_micros(number),
             // Sets timeouts after which the server gives up on a silent client.
-            "watch" => watch(&input.stream, number)?,
-            "hold" => desk.pass(),
-            "early" => drop(answer(&mut input, "length/5")?),
+            "watch" => set_timeouts(&input.stream, number)?,
+            "hold" => desk.wait_for_gate(),
+            "early" => drop(respond(&mut input, "length/5")?),
             _ => {}
         }
-        input.body(&head)?;
+        input.skip_body(&head)?;
         input.pause = Duration::ZERO;
         let goes_on = match what {
             "early" => true,
-            "slow" | "watch" | "hold" => answer(&mut input, "length/5")?,
-            _ => match SendMethod::named(what) {
-                Some(way) => way.answer(&mut input.stream, number as usize)?,
-                None => answer(&mut input, &path)?,
+            "slow" | "watch" | "hold" => respond(&mut input, "length/5")?,
+            _ => match SendMethod::parse(what) {
+                Some(way) => way.send_response(&mut input.stream, number as usize)?,
+                None => respond(&mut input, &path)?,
             },
         };
         if !goes_on {
@@ -100,7 +100,7 @@ pub(super) fn serve(stream: TcpStream, desk: &RequestLogAndGate) -> io::Result<(
 }
 
 /// Sets the timeouts for a silent peer: `ms` while data is unacknowledged, and a second otherwise.
-fn watch(stream: &TcpStream, ms: u64) -> io::Result<()> {
+fn set_timeouts(stream: &TcpStream, ms: u64) -> io::Result<()> {
     let second = Duration::from_secs(1);
     let alive = TcpKeepalive::new().with_time(second).with_interval(second).with_retries(1);
     let socket = SockRef::from(stream);
@@ -138,38 +138,38 @@ impl SendMethod {
         ("cork", Self::Cork),
     ];
 
-    fn named(name: &str) -> Option<Self> {
+    fn parse(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(it, _)| *it == name).map(|(_, way)| *way)
     }
 
     /// Answers with `count` letters and a newline. Returns true: the connection stays open.
-    fn answer(self, out: &mut TcpStream, count: usize) -> io::Result<bool> {
+    fn send_response(self, out: &mut TcpStream, count: usize) -> io::Result<bool> {
         let sized = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", count + 1);
         let all = || [sized.as_bytes(), &BODY[..count], b"\n"].concat();
         match self {
             Self::Sendfile => {
-                more(out, sized.as_bytes())?;
-                file(out, count)?;
+                send_more(out, sized.as_bytes())?;
+                send_file(out, count)?;
                 out.write_all(b"\n")?;
             }
-            Self::Chunks => chunks(out, count)?,
+            Self::Chunks => send_chunks(out, count)?,
             Self::Splice => {
-                more(out, sized.as_bytes())?;
-                spliced(out, count)?;
+                send_more(out, sized.as_bytes())?;
+                send_spliced(out, count)?;
                 out.write_all(b"\n")?;
             }
             Self::Zerocopy => {
                 sys::set_option(&*out, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)?;
-                more(out, sized.as_bytes())?;
-                sent(out, &BODY[..count], libc::MSG_ZEROCOPY)?;
+                send_more(out, sized.as_bytes())?;
+                send_all(out, &BODY[..count], libc::MSG_ZEROCOPY)?;
                 out.write_all(b"\n")?;
             }
-            Self::Pieces => pieces(out, &all())?,
+            Self::Pieces => send_pieces(out, &all())?,
             Self::More => {
                 let all = all();
                 let (last, first) = all.split_last().ok_or(io::ErrorKind::InvalidInput)?;
                 for piece in first.chunks(700) {
-                    more(out, piece)?;
+                    send_more(out, piece)?;
                 }
                 out.write_all(&[*last])?;
             }
@@ -185,11 +185,11 @@ impl SendMethod {
     }
 }
 
-fn more(out: &TcpStream, bytes: &[u8]) -> io::Result<()> {
-    sent(out, bytes, libc::MSG_MORE)
+fn send_more(out: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    send_all(out, bytes, libc::MSG_MORE)
 }
 
-fn sent(out: &TcpStream, mut bytes: &[u8], flags: i32) -> io::Result<()> {
+fn send_all(out: &TcpStream, mut bytes: &[u8], flags: i32) -> io::Result<()> {
     while !bytes.is_empty() {
         let count = SockRef::from(out).send_with_flags(bytes, flags)?;
         bytes = &bytes[count..];
@@ -198,8 +198,8 @@ fn sent(out: &TcpStream, mut bytes: &[u8], flags: i32) -> io::Result<()> {
 }
 
 /// Sends `count` letters from a file.
-fn file(out: &TcpStream, count: usize) -> io::Result<()> {
-    let from = tempfile()?;
+fn send_file(out: &TcpStream, count: usize) -> io::Result<()> {
+    let from = response_file()?;
     let (mut at, end) = (0, count as libc::off_t);
     while at < end {
         let left = (end - at) as usize;
@@ -209,7 +209,7 @@ fn file(out: &TcpStream, count: usize) -> io::Result<()> {
 }
 
 /// Opens a file with as many letters as the longest response.
-fn tempfile() -> io::Result<File> {
+fn response_file() -> io::Result<File> {
     static FILE: LazyLock<io::Result<File>> = LazyLock::new(|| {
         let mut file = tempfile::tempfile()?;
         file.write_all(&BODY)?;
@@ -218,20 +218,20 @@ fn tempfile() -> io::Result<File> {
     FILE.as_ref().map_err(|error| error.kind())?.try_clone()
 }
 
-fn chunks(out: &mut TcpStream, mut count: usize) -> io::Result<()> {
+fn send_chunks(out: &mut TcpStream, mut count: usize) -> io::Result<()> {
     const CHUNK: usize = 10_000;
-    more(out, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+    send_more(out, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
     while count > 0 {
         let chunk = count.min(CHUNK);
-        more(out, format!("{chunk:x}\r\n").as_bytes())?;
-        file(out, chunk)?;
-        more(out, b"\r\n")?;
+        send_more(out, format!("{chunk:x}\r\n").as_bytes())?;
+        send_file(out, chunk)?;
+        send_more(out, b"\r\n")?;
         count -= chunk;
     }
     out.write_all(b"1\r\n\n\r\n0\r\n\r\n")
 }
 
-fn spliced(out: &TcpStream, mut count: usize) -> io::Result<()> {
+fn send_spliced(out: &TcpStream, mut count: usize) -> io::Result<()> {
     const PIPE: usize = 50_000;
     let (from, mut into) = io::pipe()?;
     while count > 0 {
@@ -246,7 +246,7 @@ fn spliced(out: &TcpStream, mut count: usize) -> io::Result<()> {
 }
 
 /// Sends up to 1,000 pieces of 1 to 1,000 bytes in each call.
-fn pieces(out: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+fn send_pieces(out: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     const MOST: usize = 1_000;
     while !bytes.is_empty() {
         let mut rest = bytes;

@@ -38,21 +38,21 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::serve::{RequestLogAndGate, serve};
 use crate::{
-    actor::{ScriptedProcess, play},
-    bed::enter,
+    actor::{ScriptedProcess, run_steps},
+    bed::enter_netns,
     sys,
 };
 
-const DESK: &str = "ROUSE_TEST_DESK";
+const FILES_VARIABLE: &str = "ROUSE_TEST_DESK";
 
 /// Main function of this program as a server; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
-    let Some(desk) = RequestLogAndGate::named(DESK) else { return };
-    let mut stage = ServerProcessState { desk, listener: None, children: Vec::new() };
-    play(|words| {
-        let done = stage.step(words);
+    let Some(desk) = RequestLogAndGate::from_environment(FILES_VARIABLE) else { return };
+    let mut stage = ServerProcessState { files: desk, listener: None, children: Vec::new() };
+    run_steps(|words| {
+        let done = stage.run(words);
         done.inspect_err(|error| eprintln!("{words:?}: {error}"))
     });
 }
@@ -61,57 +61,66 @@ fn role() {
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn worker() {
-    let Some(desk) = RequestLogAndGate::named(DESK) else { return };
+    let Some(desk) = RequestLogAndGate::from_environment(FILES_VARIABLE) else { return };
     set_pdeathsig(Signal::SIGKILL).expect("a signal");
     let listener = io::stdin().as_fd().try_clone_to_owned().expect("it is open");
-    accept(&TcpListener::from(listener), &desk);
+    accept_connections(&TcpListener::from(listener), &desk);
 }
 
 /// Starts a server process in a cgroup and a namespace, killed on drop.
 pub(super) fn start(desk: &Path, cgroup: &Path, netns: &str) -> ScriptedProcess {
-    ScriptedProcess::playing("robust::server::role", (DESK, desk.as_os_str()), cgroup, netns)
+    ScriptedProcess::start_role(
+        "robust::server::role",
+        (FILES_VARIABLE, desk.as_os_str()),
+        cgroup,
+        netns,
+    )
 }
 
 struct ServerProcessState {
-    desk: RequestLogAndGate,
+    files: RequestLogAndGate,
     listener: Option<TcpListener>,
     children: Vec<Child>,
 }
 
 impl ServerProcessState {
-    fn step(&mut self, words: &[&str]) -> io::Result<String> {
+    fn run(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["listen", address, how @ ..] => self.listener = Some(listen(address, how)?),
-            ["serve"] => self.thread(|| ())?,
+            ["serve"] => self.accept_on_thread(|| ())?,
             ["serve-in", netns] => {
                 let netns = (*netns).to_owned();
-                self.thread(move || enter(&netns))?;
+                self.accept_on_thread(move || enter_netns(&netns))?;
             }
             ["prefork", count] => self.prefork(count.parse().map_err(io::Error::other)?)?,
-            ["hand", path] => give(&UnixStream::connect(path)?, self.listener()?.as_raw_fd())?,
+            ["hand", path] => {
+                send_descriptor(&UnixStream::connect(path)?, self.listener()?.as_raw_fd())?
+            }
             ["hand-accepted", path] => {
                 let (to, listener) = (UnixStream::connect(path)?, self.listener()?.try_clone()?);
                 thread::spawn(move || {
-                    let given =
-                        listener.incoming().flatten().map(|stream| give(&to, stream.as_raw_fd()));
+                    let given = listener
+                        .incoming()
+                        .flatten()
+                        .map(|stream| send_descriptor(&to, stream.as_raw_fd()));
                     given.take_while(io::Result::is_ok).for_each(drop);
                 });
             }
             ["take", path] => {
-                self.listener = Some(TcpListener::from(take(&meet(path)?)?));
+                self.listener = Some(TcpListener::from(receive_descriptor(&accept_unix(path)?)?));
             }
             ["take-accepted", path] => {
-                let (from, desk) = (UnixListener::bind(path)?, self.desk.clone());
+                let (from, desk) = (UnixListener::bind(path)?, self.files.clone());
                 thread::spawn(move || {
                     let (from, _) = from.accept().expect("somebody comes");
-                    while let Ok(taken) = take(&from) {
-                        attend(TcpStream::from(taken), &desk);
+                    while let Ok(taken) = receive_descriptor(&from) {
+                        serve_on_thread(TcpStream::from(taken), &desk);
                     }
                 });
             }
             ["uring", address, how @ ..] => {
                 let sqpoll = how.contains(&"sqpoll");
-                return super::uring::start(address, sqpoll, &self.desk);
+                return super::uring::start(address, sqpoll, &self.files);
             }
             ["close"] => self.listener = None,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
@@ -124,11 +133,11 @@ impl ServerProcessState {
     }
 
     /// Accepts on a thread of its own, after `ready` has run on it.
-    fn thread(&self, ready: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let (listener, desk) = (self.listener()?.try_clone()?, self.desk.clone());
+    fn accept_on_thread(&self, ready: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let (listener, desk) = (self.listener()?.try_clone()?, self.files.clone());
         thread::spawn(move || {
             ready();
-            accept(&listener, &desk);
+            accept_connections(&listener, &desk);
         });
         Ok(())
     }
@@ -138,18 +147,22 @@ impl ServerProcessState {
             let inherited = Stdio::from(OwnedFd::from(self.listener()?.try_clone()?));
             let worker = ["robust::server::worker", "--exact", "--ignored", "--nocapture"];
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(worker).env(DESK, self.desk.path()).stdin(inherited).stdout(Stdio::null());
+            command
+                .args(worker)
+                .env(FILES_VARIABLE, self.files.path())
+                .stdin(inherited)
+                .stdout(Stdio::null());
             self.children.push(command.spawn()?);
         }
         Ok(())
     }
 }
 
-fn accept(listener: &TcpListener, desk: &RequestLogAndGate) {
-    listener.incoming().flatten().for_each(|stream| attend(stream, desk));
+fn accept_connections(listener: &TcpListener, desk: &RequestLogAndGate) {
+    listener.incoming().flatten().for_each(|stream| serve_on_thread(stream, desk));
 }
 
-fn attend(stream: TcpStream, desk: &RequestLogAndGate) {
+fn serve_on_thread(stream: TcpStream, desk: &RequestLogAndGate) {
     let desk = desk.clone();
     thread::spawn(move || {
         let _client_gone = serve(stream, &desk);
@@ -157,7 +170,7 @@ fn attend(stream: TcpStream, desk: &RequestLogAndGate) {
 }
 
 /// Length of the accept queue.
-pub(super) const QUEUE: i32 = 1_024;
+pub(super) const ACCEPT_QUEUE: i32 = 1_024;
 
 fn listen(address: &str, how: &[&str]) -> io::Result<TcpListener> {
     let address: SocketAddr = address.parse().map_err(io::Error::other)?;
@@ -168,19 +181,19 @@ fn listen(address: &str, how: &[&str]) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     if how.contains(&"fastopen") {
         let tcp = nix::libc::IPPROTO_TCP;
-        sys::set_option(&socket, tcp, nix::libc::TCP_FASTOPEN, QUEUE)?;
+        sys::set_option(&socket, tcp, nix::libc::TCP_FASTOPEN, ACCEPT_QUEUE)?;
     }
-    socket.listen(QUEUE)?;
+    socket.listen(ACCEPT_QUEUE)?;
     Ok(socket.into())
 }
 
 /// Waits for a connection to a Unix socket at `path`.
-fn meet(path: &str) -> io::Result<UnixStream> {
+fn accept_unix(path: &str) -> io::Result<UnixStream> {
     Ok(UnixListener::bind(path)?.accept()?.0)
 }
 
 /// Sends a descriptor through a Unix socket.
-fn give(to: &UnixStream, what: RawFd) -> io::Result<()> {
+fn send_descriptor(to: &UnixStream, what: RawFd) -> io::Result<()> {
     let rights = [ControlMessage::ScmRights(&[what])];
     let bytes = [IoSlice::new(b".")];
     sendmsg::<UnixAddr>(to.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None)?;
@@ -188,7 +201,7 @@ fn give(to: &UnixStream, what: RawFd) -> io::Result<()> {
 }
 
 /// Receives a descriptor from a Unix socket.
-pub(super) fn take(from: &UnixStream) -> io::Result<OwnedFd> {
+pub(super) fn receive_descriptor(from: &UnixStream) -> io::Result<OwnedFd> {
     let (mut byte, mut space) = ([0], cmsg_space!([RawFd; 1]));
     let (mut bytes, flags) = ([IoSliceMut::new(&mut byte)], MsgFlags::MSG_CMSG_CLOEXEC);
     let message = recvmsg::<UnixAddr>(from.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
@@ -196,5 +209,5 @@ pub(super) fn take(from: &UnixStream) -> io::Result<OwnedFd> {
         ControlMessageOwned::ScmRights(given) => given.first().copied(),
         _ => None,
     });
-    given.map(sys::own).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    given.map(sys::take_descriptor).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }

@@ -13,7 +13,7 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{
-    bed::{NetnsFixture, SERVING, inside, ip},
+    bed::{NetnsFixture, SERVING_PORT, in_netns, run_ip},
     sys,
 };
 
@@ -21,7 +21,7 @@ use crate::{
 const POD: [u8; 4] = [10, 98, 0, 1];
 const CLIENT: [u8; 4] = [10, 98, 0, 2];
 /// Timeout of every response.
-const PATIENCE: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 const NAME: &str = "wire";
 
 pub(super) const FIN: u8 = 1;
@@ -37,12 +37,13 @@ pub(super) struct TunDevice {
 
 impl TunDevice {
     pub(super) fn new(pod: &NetnsFixture) -> Self {
-        let file = inside(&pod.netns, || sys::tun(NAME).expect("root may make one (CONFIG_TUN)"));
+        let file =
+            in_netns(&pod.netns, || sys::open_tun(NAME).expect("root may make one (CONFIG_TUN)"));
         let [pod_end, client_end] =
             [POD, CLIENT].map(|it| std::net::Ipv4Addr::from(it).to_string());
         let netns = &pod.netns;
-        ip(&["-n", netns, "addr", "add", &pod_end, "peer", &client_end, "dev", NAME]);
-        ip(&["-n", netns, "link", "set", NAME, "up"]);
+        run_ip(&["-n", netns, "addr", "add", &pod_end, "peer", &client_end, "dev", NAME]);
+        run_ip(&["-n", netns, "link", "set", NAME, "up"]);
         Self { file }
     }
 
@@ -52,7 +53,7 @@ impl TunDevice {
     }
 
     /// Reads the next packet; `None` after the timeout.
-    fn next(&self, patience: Duration) -> Option<Vec<u8>> {
+    fn receive(&self, patience: Duration) -> Option<Vec<u8>> {
         let mut ready = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
         let patience = PollTimeout::try_from(patience).expect("short");
         if poll(&mut ready, patience).expect("a device") == 0 {
@@ -74,13 +75,13 @@ pub(super) struct TcpSegment<'a> {
     pub(super) window: u16,
     pub(super) data: &'a [u8],
     /// True if the checksum is to be wrong.
-    pub(super) is_spoilt: bool,
+    pub(super) has_bad_checksum: bool,
 }
 
 impl TcpSegment<'_> {
     fn packet(&self, port: u16) -> Vec<u8> {
         let mut tcp = Vec::with_capacity(40 + self.data.len());
-        tcp.extend([port, SERVING].map(u16::to_be_bytes).as_flattened());
+        tcp.extend([port, SERVING_PORT].map(u16::to_be_bytes).as_flattened());
         tcp.extend([self.seq, self.ack].map(u32::to_be_bytes).as_flattened());
         tcp.extend([5 << 4, self.flags]);
         tcp.extend(self.window.to_be_bytes());
@@ -89,7 +90,7 @@ impl TcpSegment<'_> {
         let length = tcp.len() as u16;
         let [high, low] = length.to_be_bytes();
         let pseudo = [&CLIENT[..], &POD, &[0, 6, high, low]].concat();
-        let sum = checksum(&[&pseudo, &tcp]) ^ u16::from(self.is_spoilt);
+        let sum = checksum(&[&pseudo, &tcp]) ^ u16::from(self.has_bad_checksum);
         tcp[16..18].copy_from_slice(&sum.to_be_bytes());
 
         let mut packet = vec![0x45, 0];
@@ -114,23 +115,23 @@ fn checksum(parts: &[&[u8]]) -> u16 {
 
 /// Client's end of one connection.
 pub(super) struct UserspaceTcpClient<'a> {
-    wire: &'a TunDevice,
+    tun: &'a TunDevice,
     port: u16,
     /// Sequence number of the first byte that the client sends.
-    begin: u32,
+    initial_seq: u32,
     /// Sequence number of the next expected byte.
-    expected: u32,
+    next_expected: u32,
     /// Number of bytes that the peer has acknowledged, without the SYN.
     pub(super) acked: u32,
     /// Window that the peer has offered last, in bytes.
-    pub(super) offered: u32,
-    scale: u8,
+    pub(super) peer_window: u32,
+    window_scale: u8,
     /// Window that the client offers.
     pub(super) window: u16,
     /// Bytes received in order so far.
     pub(super) received: Vec<u8>,
     /// End of the connection by the peer; `None` while it is open.
-    pub(super) ended: Option<ServerClose>,
+    pub(super) closed_by: Option<ServerClose>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,141 +143,153 @@ pub(super) enum ServerClose {
 impl<'a> UserspaceTcpClient<'a> {
     /// Establishes a connection from `port`.
     pub(super) fn connect(wire: &'a TunDevice, port: u16) -> Self {
-        let mut peer = Self::begin(wire, port);
-        peer.syn(b"");
+        let mut peer = Self::prepare(wire, port);
+        peer.send_syn(b"");
         peer.establish();
         peer
     }
 
     /// Prepares a connection without sending its first packet.
-    pub(super) fn begin(wire: &'a TunDevice, port: u16) -> Self {
+    pub(super) fn prepare(tun: &'a TunDevice, port: u16) -> Self {
         // Near the end of the sequence space for some ports, so that numbers wrap around.
-        let begin = u32::from(port).wrapping_mul(0x9E37_79B1) | 0xFFFF_0000 & u32::from(port) << 31;
+        let initial_seq =
+            u32::from(port).wrapping_mul(0x9E37_79B1) | 0xFFFF_0000 & u32::from(port) << 31;
         Self {
-            wire,
+            tun,
             port,
-            begin,
-            expected: 0,
+            initial_seq,
+            next_expected: 0,
             acked: 0,
-            offered: 0,
-            scale: 0,
+            peer_window: 0,
+            window_scale: 0,
             window: u16::MAX,
             received: Vec::new(),
-            ended: None,
+            closed_by: None,
         }
     }
 
     /// Sends the first packet, with or without data.
-    pub(super) fn syn(&self, data: &[u8]) {
-        let seq = self.begin.wrapping_sub(1);
+    pub(super) fn send_syn(&self, data: &[u8]) {
+        let seq = self.initial_seq.wrapping_sub(1);
         self.send(&TcpSegment { seq, ack: 0, flags: SYN, ..self.segment(0, data) });
     }
 
     /// Waits for the response to the first packet.
-    pub(super) fn answered(&mut self) {
-        let until = Instant::now() + PATIENCE;
-        while self.expected == 0 {
+    pub(super) fn wait_syn_ack(&mut self) {
+        let until = Instant::now() + RESPONSE_TIMEOUT;
+        while self.next_expected == 0 {
             assert!(Instant::now() < until, "no answer");
-            self.take(PATIENCE);
+            self.receive_packet(RESPONSE_TIMEOUT);
         }
     }
 
     /// Waits for the response to the first packet, and acknowledges it.
     pub(super) fn establish(&mut self) {
-        self.answered();
-        self.put(0, b"");
+        self.wait_syn_ack();
+        self.send_data(0, b"");
     }
 
     /// Valid segment with the data that begins at byte `at`.
     pub(super) fn segment<'b>(&self, at: usize, data: &'b [u8]) -> TcpSegment<'b> {
         let flags = if data.is_empty() { ACK } else { ACK | PSH };
-        let seq = self.begin.wrapping_add(at as u32);
-        TcpSegment { seq, ack: self.expected, flags, window: self.window, data, is_spoilt: false }
+        let seq = self.initial_seq.wrapping_add(at as u32);
+        TcpSegment {
+            seq,
+            ack: self.next_expected,
+            flags,
+            window: self.window,
+            data,
+            has_bad_checksum: false,
+        }
     }
 
     pub(super) fn send(&self, segment: &TcpSegment<'_>) {
-        self.wire.send(&segment.packet(self.port));
+        self.tun.send(&segment.packet(self.port));
     }
 
     /// Sends `data` as the bytes from `at` on.
-    pub(super) fn put(&self, at: usize, data: &[u8]) {
+    pub(super) fn send_data(&self, at: usize, data: &[u8]) {
         self.send(&self.segment(at, data));
     }
 
     /// Sends FIN after `at` bytes, of which the last are `data`.
-    pub(super) fn finish(&self, at: usize, data: &[u8]) {
+    pub(super) fn send_fin(&self, at: usize, data: &[u8]) {
         let segment = self.segment(at - data.len(), data);
         self.send(&TcpSegment { flags: segment.flags | FIN, ..segment });
     }
 
     /// Receives and acknowledges packets until `what` has occurred `times` times.
     #[track_caller]
-    pub(super) fn until(&mut self, times: u64, what: &str) {
-        let until = Instant::now() + PATIENCE;
+    pub(super) fn receive_until(&mut self, times: u64, what: &str) {
+        let until = Instant::now() + RESPONSE_TIMEOUT;
         let came = |it: &[u8]| it.windows(what.len()).filter(|it| *it == what.as_bytes()).count();
         while (came(&self.received) as u64) < times {
             let seen = self.received.escape_ascii();
-            assert!(Instant::now() < until && self.ended.is_none(), "{:?}: {seen}", self.ended);
-            self.take(PATIENCE);
+            assert!(
+                Instant::now() < until && self.closed_by.is_none(),
+                "{:?}: {seen}",
+                self.closed_by
+            );
+            self.receive_packet(RESPONSE_TIMEOUT);
         }
     }
 
     /// Receives packets until the peer has ended the connection.
     #[track_caller]
     pub(super) fn receive_until_closed(&mut self) -> ServerClose {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + RESPONSE_TIMEOUT;
         loop {
-            if let Some(ended) = self.ended {
+            if let Some(ended) = self.closed_by {
                 return ended;
             }
             assert!(Instant::now() < until, "it stands");
-            self.take(PATIENCE);
+            self.receive_packet(RESPONSE_TIMEOUT);
         }
     }
 
     /// Receives packets until none arrives for as long as `patience`.
-    pub(super) fn settle(&mut self, patience: Duration) {
-        while self.take(patience) {}
+    pub(super) fn receive_until_quiet(&mut self, patience: Duration) {
+        while self.receive_packet(patience) {}
     }
 
     /// Receives one packet. Returns false if none arrives in time.
-    fn take(&mut self, patience: Duration) -> bool {
-        let Some(packet) = self.wire.next(patience) else { return false };
+    fn receive_packet(&mut self, patience: Duration) -> bool {
+        let Some(packet) = self.tun.receive(patience) else { return false };
         let is_ours = packet[0] >> 4 == 4 && packet[9] == 6;
         if is_ours && packet.get(22..24) == Some(&self.port.to_be_bytes()) {
-            self.follow(&packet[20..]);
+            self.handle_segment(&packet[20..]);
         }
         true
     }
 
-    fn follow(&mut self, tcp: &[u8]) {
+    fn handle_segment(&mut self, tcp: &[u8]) {
         let word = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
         let (seq, ack, flags) = (word(4), word(8), tcp[13]);
         let (header, window) = (usize::from(tcp[12] >> 4) * 4, word(12) & 0xFFFF);
         if flags & RST != 0 {
-            self.ended = Some(ServerClose::Reset);
+            self.closed_by = Some(ServerClose::Reset);
             return;
         }
-        self.offered = window << self.scale;
-        let acked = ack.wrapping_sub(self.begin);
+        self.peer_window = window << self.window_scale;
+        let acked = ack.wrapping_sub(self.initial_seq);
         if flags & ACK != 0 && acked.wrapping_sub(self.acked) as i32 > 0 {
             self.acked = acked;
         }
         if flags & SYN != 0 {
-            self.expected = seq.wrapping_add(1);
+            self.next_expected = seq.wrapping_add(1);
             return;
         }
         let data = &tcp[header..];
-        if seq == self.expected {
+        if seq == self.next_expected {
             self.received.extend_from_slice(data);
-            self.expected = self.expected.wrapping_add(data.len() as u32);
+            self.next_expected = self.next_expected.wrapping_add(data.len() as u32);
             if flags & FIN != 0 {
-                self.expected = self.expected.wrapping_add(1);
-                self.ended = Some(ServerClose::Fin);
+                self.next_expected = self.next_expected.wrapping_add(1);
+                self.closed_by = Some(ServerClose::Fin);
             }
         }
         if !data.is_empty() || flags & FIN != 0 {
-            self.put(self.acked as usize, b"");
+            self.send_data(self.acked as usize, b"");
         }
     }
 }

@@ -12,27 +12,27 @@ use socket2::{Domain, Socket, Type};
 
 use super::{
     serve::{BODY, RequestLogAndGate},
-    server::QUEUE,
+    server::ACCEPT_QUEUE,
 };
 use crate::sys::SyncIoUring;
 
 /// Ways to send responses, chosen by the path.
-pub(super) const WAYS: [&str; 5] = ["send", "linked", "writev", "splice", "zerocopy"];
+pub(super) const SEND_METHODS: [&str; 5] = ["send", "linked", "writev", "splice", "zerocopy"];
 
 /// Listens and serves on threads of its own. Returns the ways that the kernel supports, and `listen` if it supports
 /// that.
 pub(super) fn start(address: &str, sqpoll: bool, desk: &RequestLogAndGate) -> io::Result<String> {
     let address: SocketAddr = address.parse().map_err(io::Error::other)?;
     let mut ring = SyncIoUring::new(sqpoll)?;
-    let [zerocopy, listens] = ring.can()?;
+    let [zerocopy, listens] = ring.supported_features()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     if listens {
         ring.bind(&socket, &SockaddrStorage::from(address))?;
-        ring.listen(&socket, QUEUE)?;
+        ring.listen(&socket, ACCEPT_QUEUE)?;
     } else {
         socket.bind(&address.into())?;
-        socket.listen(QUEUE)?;
+        socket.listen(ACCEPT_QUEUE)?;
     }
     let desk = desk.clone();
     thread::spawn(move || {
@@ -43,7 +43,7 @@ pub(super) fn start(address: &str, sqpoll: bool, desk: &RequestLogAndGate) -> io
             });
         }
     });
-    let ways = if zerocopy { &WAYS[..] } else { &WAYS[..4] };
+    let ways = if zerocopy { &SEND_METHODS[..] } else { &SEND_METHODS[..4] };
     Ok(ways.join(" ") + if listens { " listen" } else { "" })
 }
 
@@ -52,11 +52,11 @@ fn serve(mut ring: SyncIoUring, stream: &OwnedFd, desk: &RequestLogAndGate) -> i
     loop {
         while let Some(end) = held.windows(4).position(|it| it == b"\r\n\r\n") {
             let head: Vec<u8> = held.drain(..end + 4).collect();
-            desk.note();
+            desk.log_request();
             let head = String::from_utf8(head).map_err(io::Error::other)?;
             let path = head.split(' ').nth(1).and_then(|path| path[1..].split_once('/'));
             let (way, count) = path.ok_or(io::ErrorKind::InvalidData)?;
-            answer(&mut ring, stream, way, count.parse().map_err(io::Error::other)?)?;
+            send_response(&mut ring, stream, way, count.parse().map_err(io::Error::other)?)?;
         }
         let count = ring.recv(stream, &mut buffer)?;
         if count == 0 {
@@ -67,21 +67,26 @@ fn serve(mut ring: SyncIoUring, stream: &OwnedFd, desk: &RequestLogAndGate) -> i
 }
 
 /// Answers with `count` letters and a newline.
-fn answer(ring: &mut SyncIoUring, stream: &OwnedFd, way: &str, count: usize) -> io::Result<()> {
+fn send_response(
+    ring: &mut SyncIoUring,
+    stream: &OwnedFd,
+    way: &str,
+    count: usize,
+) -> io::Result<()> {
     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", count + 1);
     let body = &BODY[..count];
     match way {
         "send" => {
             let all = [head.as_bytes(), body].concat();
-            whole(all.len(), |at| ring.send(stream, &all[at..]))?;
+            send_all(all.len(), |at| ring.send(stream, &all[at..]))?;
         }
         "linked" => {
             let sent = ring.send_linked(stream, [head.as_bytes(), body])?;
-            whole(count - sent, |at| ring.send(stream, &body[sent + at..]))?;
+            send_all(count - sent, |at| ring.send(stream, &body[sent + at..]))?;
         }
         "writev" => {
             let all = [head.as_bytes(), body].concat();
-            whole(all.len(), |at| {
+            send_all(all.len(), |at| {
                 let pieces: Vec<_> = all[at..].chunks(701).take(900).map(IoSlice::new).collect();
                 ring.writev(stream, &pieces)
             })?;
@@ -91,12 +96,12 @@ fn answer(ring: &mut SyncIoUring, stream: &OwnedFd, way: &str, count: usize) -> 
             for piece in all.chunks(50_000) {
                 let (from, mut into) = io::pipe()?;
                 into.write_all(piece)?;
-                whole(piece.len(), |at| ring.splice(&from, stream, piece.len() - at))?;
+                send_all(piece.len(), |at| ring.splice(&from, stream, piece.len() - at))?;
             }
         }
         "zerocopy" => {
-            whole(head.len(), |at| ring.send(stream, &head.as_bytes()[at..]))?;
-            whole(count, |at| ring.send_zerocopy(stream, &body[at..]))?;
+            send_all(head.len(), |at| ring.send(stream, &head.as_bytes()[at..]))?;
+            send_all(count, |at| ring.send_zerocopy(stream, &body[at..]))?;
         }
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     }
@@ -104,7 +109,7 @@ fn answer(ring: &mut SyncIoUring, stream: &OwnedFd, way: &str, count: usize) -> 
 }
 
 /// Calls `send` with the number of bytes sent so far, until all are sent.
-fn whole(count: usize, mut send: impl FnMut(usize) -> io::Result<usize>) -> io::Result<()> {
+fn send_all(count: usize, mut send: impl FnMut(usize) -> io::Result<usize>) -> io::Result<()> {
     let mut at = 0;
     while at < count {
         at += send(at)?;

@@ -5,7 +5,7 @@
 pub(super) struct ClientCall {
     pub(super) words: Vec<String>,
     /// Number of requests that it sends; `None` if unknown.
-    pub(super) sends: Option<u64>,
+    pub(super) request_count: Option<u64>,
     /// True if it runs until it is interrupted, and then breaks off requests in flight.
     pub(super) is_endless: bool,
     /// True if its exit status is ignored.
@@ -17,21 +17,21 @@ pub(super) struct ClientCall {
 impl ClientCall {
     fn new(text: &str, sends: u64) -> Self {
         let words = text.split_whitespace().map(str::to_owned).collect();
-        Self { words, sends: Some(sends), is_endless: false, may_fail: false, cut: 0 }
+        Self { words, request_count: Some(sends), is_endless: false, may_fail: false, cut: 0 }
     }
 
     fn endless(text: &str) -> Self {
-        Self { sends: None, is_endless: true, ..Self::new(text, 0) }
+        Self { request_count: None, is_endless: true, ..Self::new(text, 0) }
     }
 
     /// Marks a client that may send a request more than once.
-    fn repeats(mut self) -> Self {
-        self.sends = None;
+    fn may_repeat(mut self) -> Self {
+        self.request_count = None;
         self
     }
 
     /// Appends an argument that may contain spaces.
-    fn word(mut self, word: &str) -> Self {
+    fn arg(mut self, word: &str) -> Self {
         self.words.push(word.to_owned());
         self
     }
@@ -54,13 +54,13 @@ pub(super) struct ClientCase {
     pub(super) protocol: &'static str,
     /// Number of requests that `hold` leaves open until the gate opens.
     pub(super) held: u64,
-    pub(super) hold: Vec<ClientCall>,
+    pub(super) held_calls: Vec<ClientCall>,
     /// Calls that follow after the held requests.
-    pub(super) load: Vec<ClientCall>,
+    pub(super) load_calls: Vec<ClientCall>,
 }
 
 /// Requests of every kind by one curl on one connection, and then one to the path `last`.
-fn mix(common: &str, last: Option<&str>) -> ClientCall {
+fn mixed_requests(common: &str, last: Option<&str>) -> ClientCall {
     let gets = ["hello", "chunks", "big", "empty", "hello"].map(|path| format!("{{url}}/{path}"));
     let post = "--next -sSf -o /dev/null {common} --data-binary";
     let mut rounds = vec![
@@ -80,13 +80,13 @@ fn mix(common: &str, last: Option<&str>) -> ClientCall {
 }
 
 /// `count` requests at once, by one curl.
-fn parallel(common: &str, path: &str, count: u64) -> ClientCall {
+fn parallel_requests(common: &str, path: &str, count: u64) -> ClientCall {
     let urls = format!("-o /dev/null {{url}}/{path} ").repeat(count as usize);
     ClientCall::new(&format!("curl -sSf {common} -Z --parallel-max {count} {urls}"), count)
 }
 
 /// Request with a body that the server refuses before it has arrived.
-fn early(common: &str) -> ClientCall {
+fn refused_body(common: &str) -> ClientCall {
     // The server may close while curl still sends.
     ClientCall::new(
         &format!(
@@ -105,12 +105,15 @@ impl ClientCase {
             client: "curl",
             protocol: "HTTP/1.1 kept",
             held: width,
-            hold: vec![mix(common, Some("wait")), parallel(common, "wait", width - 1)],
-            load: vec![
-                mix(common, None),
-                parallel(common, "big", 20),
-                early(common),
-                early(common),
+            held_calls: vec![
+                mixed_requests(common, Some("wait")),
+                parallel_requests(common, "wait", width - 1),
+            ],
+            load_calls: vec![
+                mixed_requests(common, None),
+                parallel_requests(common, "big", 20),
+                refused_body(common),
+                refused_body(common),
             ],
         }
     }
@@ -123,12 +126,12 @@ impl ClientCase {
             client: "curl",
             protocol: "HTTP/1.1 close",
             held: width,
-            hold: vec![parallel(common, "wait", width)],
-            load: vec![
-                mix(common, None).repeats(),
-                parallel(common, "big", 20).repeats(),
-                early(common),
-                early(common),
+            held_calls: vec![parallel_requests(common, "wait", width)],
+            load_calls: vec![
+                mixed_requests(common, None).may_repeat(),
+                parallel_requests(common, "big", 20).may_repeat(),
+                refused_body(common),
+                refused_body(common),
             ],
         }
     }
@@ -151,8 +154,12 @@ impl ClientCase {
             client: "curl",
             protocol,
             held: width,
-            hold: (0..width).map(|_| one("{url}/wait")).collect(),
-            load: kinds.iter().map(|words| one(words)).chain([early(flag), early(flag)]).collect(),
+            held_calls: (0..width).map(|_| one("{url}/wait")).collect(),
+            load_calls: kinds
+                .iter()
+                .map(|words| one(words))
+                .chain([refused_body(flag), refused_body(flag)])
+                .collect(),
         }
     }
 
@@ -173,8 +180,8 @@ impl ClientCase {
             client: "Go net/http",
             protocol: "h2c",
             held: width,
-            hold: vec![call("wait")],
-            load: vec![call("big")],
+            held_calls: vec![call("wait")],
+            load_calls: vec![call("big")],
         }
     }
 
@@ -191,8 +198,8 @@ impl ClientCase {
             client: "curl",
             protocol: "HTTP/1.1 with 103",
             held: 1,
-            hold: vec![call("wait")],
-            load: vec![call("hints")],
+            held_calls: vec![call("wait")],
+            load_calls: vec![call("hints")],
         }
     }
 
@@ -203,8 +210,8 @@ impl ClientCase {
             client: "wrk",
             protocol: "HTTP/1.1 kept",
             held: width,
-            hold: vec![ClientCall::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/wait"))],
-            load: vec![call("chunks")],
+            held_calls: vec![ClientCall::endless(&format!("wrk -t1 -c{width} -d60 {{url}}/wait"))],
+            load_calls: vec![call("chunks")],
         }
     }
 
@@ -219,8 +226,8 @@ impl ClientCase {
             client: "h2load",
             protocol: "HTTP/1.1 kept",
             held: width,
-            hold: vec![hold],
-            load: vec![get, post],
+            held_calls: vec![hold],
+            load_calls: vec![get, post],
         }
     }
 
@@ -237,8 +244,8 @@ impl ClientCase {
             client: "h2load",
             protocol: "h2c",
             held: width,
-            hold: vec![ClientCall::new(&hold, width)],
-            load: load.map(|(text, sends)| ClientCall::new(text, sends)).to_vec(),
+            held_calls: vec![ClientCall::new(&hold, width)],
+            load_calls: load.map(|(text, sends)| ClientCall::new(text, sends)).to_vec(),
         }
     }
 
@@ -248,8 +255,8 @@ impl ClientCase {
             client: "nghttp",
             protocol: "h2c by Upgrade",
             held: 1,
-            hold: vec![call("wait")],
-            load: vec![call("hello"), call("chunks"), call("empty")],
+            held_calls: vec![call("wait")],
+            load_calls: vec![call("hello"), call("chunks"), call("empty")],
         }
     }
 
@@ -263,8 +270,8 @@ impl ClientCase {
             client: "nghttp",
             protocol: "h2c by Upgrade, kept",
             held: 1,
-            hold: vec![call("wait")],
-            load: vec![call("big")],
+            held_calls: vec![call("wait")],
+            load_calls: vec![call("big")],
         }
     }
 
@@ -275,15 +282,15 @@ impl ClientCase {
             client: "Java HttpClient",
             protocol: "h2c by Upgrade",
             held: width,
-            hold: vec![call("wait")],
-            load: vec![call("hello"), call("chunks")],
+            held_calls: vec![call("wait")],
+            load_calls: vec![call("hello"), call("chunks")],
         }
     }
 
     /// WebSockets, each of which counts as one request until it closes.
     pub(super) fn websockets(client: &'static str, program: String) -> Self {
         let call = ClientCall::new(&format!("{program} {{ws}}/websocket 5"), 5);
-        Self { client, protocol: "WebSocket", held: 5, hold: vec![call], load: vec![] }
+        Self { client, protocol: "WebSocket", held: 5, held_calls: vec![call], load_calls: vec![] }
     }
 
     /// WebSockets over HTTP/2 (RFC 8441), on connections with ordinary requests, which are held open on one of them.
@@ -298,16 +305,16 @@ impl ClientCase {
             client: "Node http2",
             protocol: "WebSocket over h2c",
             held: 8,
-            hold: vec![call("5 end /hello", 6), call("1 end /hello /wait /wait", 4)],
-            load: ends.iter().map(broken_off).collect(),
+            held_calls: vec![call("5 end /hello", 6), call("1 end /hello /wait /wait", 4)],
+            load_calls: ends.iter().map(broken_off).collect(),
         }
     }
 
     /// Tunnels at a server that ends no tunnel itself: each is cut with its connection.
     pub(super) fn tunnels_left_open() -> Self {
         let mut case = Self::tunnels(&[]);
-        case.hold =
-            case.hold.into_iter().zip([5, 1]).map(|(call, count)| call.cut(count)).collect();
+        case.held_calls =
+            case.held_calls.into_iter().zip([5, 1]).map(|(call, count)| call.cut(count)).collect();
         case
     }
 
@@ -316,9 +323,9 @@ impl ClientCase {
         let call = |method: &str, text: &str| {
             let options = "-plaintext -import-path {servers} -proto echo.proto -d";
             ClientCall::new(&format!("{program} {options}"), 1)
-                .word(text)
-                .word("{address}")
-                .word(&format!("servers.Echo/{method}"))
+                .arg(text)
+                .arg("{address}")
+                .arg(&format!("servers.Echo/{method}"))
         };
         let messages = |word: &str| format!(r#"{{"text":"hello"}} {{"text":"{word}"}}"#);
         let one = |word: &str| format!(r#"{{"text":"{word}"}}"#);
@@ -335,8 +342,8 @@ impl ClientCase {
             client: "grpcurl",
             protocol: "gRPC",
             held: 4,
-            hold: all("wait"),
-            load: all("again").into_iter().chain(fails).collect(),
+            held_calls: all("wait"),
+            load_calls: all("again").into_iter().chain(fails).collect(),
         }
     }
 
@@ -353,8 +360,8 @@ impl ClientCase {
             client: "h2load",
             protocol: "gRPC unary",
             held: width,
-            hold: vec![call(width, 2, width / 2, "grpc-wait")],
-            load: vec![call(2000, 4, 32, "grpc-hello"), call(200, 2, 8, "grpc-fail")],
+            held_calls: vec![call(width, 2, width / 2, "grpc-wait")],
+            load_calls: vec![call(2000, 4, 32, "grpc-hello"), call(200, 2, 8, "grpc-fail")],
         }
     }
 }

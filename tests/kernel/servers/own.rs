@@ -41,20 +41,20 @@ pub(super) enum ServerCountSource {
     /// Log with a line for each request that has ended, and the socket of haproxy's statistics with the open ones.
     Haproxy { log: PathBuf, stats: PathBuf },
     /// Log with a line for each request that has ended, and the book of the application behind it with the open ones.
-    Apache { log: PathBuf, behind: PathBuf },
+    Apache { log: PathBuf, backend: PathBuf },
 }
 
 impl ServerCountSource {
-    pub(super) fn count(&self) -> RequestCount {
+    pub(super) fn read(&self) -> RequestCount {
         let from_log = |log: &Path, open: u64| {
-            let ended = lines(log);
+            let ended = line_count(log);
             RequestCount { begun: ended + open, ended }
         };
         match self {
             Self::Book(book) => read_book(book),
             Self::Nginx { log, status } => from_log(log, nginx_writing(status)),
             Self::Haproxy { log, stats } => from_log(log, haproxy_current(stats)),
-            Self::Apache { log, behind } => from_log(log, read_book(behind).open()),
+            Self::Apache { log, backend: behind } => from_log(log, read_book(behind).open()),
         }
     }
 }
@@ -66,13 +66,13 @@ fn read_book(book: &Path) -> RequestCount {
     RequestCount { begun: count(b'+'), ended: count(b'-') }
 }
 
-fn lines(log: &Path) -> u64 {
+fn line_count(log: &Path) -> u64 {
     fs::read(log).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
 /// `Writing` of nginx' `stub_status`: requests with a complete head and an incomplete response, without this query.
 fn nginx_writing(status: &Path) -> u64 {
-    let page = ask(status, "GET / HTTP/1.0\r\n\r\n");
+    let page = query_socket(status, "GET / HTTP/1.0\r\n\r\n");
     let (_, rest) = page.split_once("Writing: ").unwrap_or_else(|| panic!("no status: {page}"));
     let number = rest.split_whitespace().next().unwrap_or_default();
     number.parse::<u64>().expect("a number") - 1
@@ -80,7 +80,7 @@ fn nginx_writing(status: &Path) -> u64 {
 
 /// Number of requests that haproxy has open to its backends.
 fn haproxy_current(stats: &Path) -> u64 {
-    let table = ask(stats, "show stat\n");
+    let table = query_socket(stats, "show stat\n");
     let mut rows = table.trim_start_matches("# ").lines().map(|line| line.split(',').collect());
     let names: Vec<&str> = rows.next().unwrap_or_default();
     let column = |name| names.iter().position(|it| *it == name).expect("haproxy has that column");
@@ -89,7 +89,7 @@ fn haproxy_current(stats: &Path) -> u64 {
     backends.map(|row| row[current].parse::<u64>().expect("a number")).sum()
 }
 
-fn ask(socket: &Path, question: &str) -> String {
+fn query_socket(socket: &Path, question: &str) -> String {
     let mut stream = UnixStream::connect(socket).expect("the server has that socket");
     stream.write_all(question.as_bytes()).expect("it takes a question");
     let mut answer = String::new();

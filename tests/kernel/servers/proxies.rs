@@ -4,20 +4,20 @@
 use std::fs;
 
 use super::{
-    BEHIND,
+    BACKEND_PORTS,
     own::ServerCountSource,
     stage::{ServerFixture, ServerRecipe},
 };
-use crate::bed::SERVING;
+use crate::bed::SERVING_PORT;
 
 /// Recipe of nginx with these options of `listen`. It answers some requests itself, and passes others to an
 /// application.
 pub(super) fn nginx(stage: &ServerFixture, listen: &str) -> ServerRecipe {
-    let folder = stage.file("nginx");
+    let folder = stage.path("nginx");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("big"), vec![b'x'; 1 << 20]).unwrap();
     let at = folder.display();
-    let [http, grpc] = BEHIND;
+    let [http, grpc] = BACKEND_PORTS;
     let config = format!(
         "daemon off; user root; worker_processes 2; pid {at}/pid; error_log stderr error;
         events {{ worker_connections 512; }}
@@ -28,7 +28,7 @@ pub(super) fn nginx(stage: &ServerFixture, listen: &str) -> ServerRecipe {
           upstream app {{ server 127.0.0.1:{http}; keepalive 16; }}
           map $http_upgrade $connection_upgrade {{ default upgrade; '' ''; }}
           server {{
-            listen {SERVING} {listen};
+            listen {SERVING_PORT} {listen};
             location = /hello {{ return 200 hello; }}
             location = /big {{ root {at}; }}
             location = /early {{ client_max_body_size 1k; proxy_pass http://app; }}
@@ -46,13 +46,16 @@ pub(super) fn nginx(stage: &ServerFixture, listen: &str) -> ServerRecipe {
     let words = ["nginx", "-c", &file.display().to_string()].map(str::to_owned).to_vec();
     ServerRecipe {
         words,
-        own: ServerCountSource::Nginx { log: folder.join("log"), status: folder.join("status") },
+        count_source: ServerCountSource::Nginx {
+            log: folder.join("log"),
+            status: folder.join("status"),
+        },
     }
 }
 
 pub(super) fn haproxy(stage: &ServerFixture) -> ServerRecipe {
-    let (file, stats) = (stage.file("haproxy.cfg"), stage.file("haproxy.stats"));
-    let [http, grpc] = BEHIND;
+    let (file, stats) = (stage.path("haproxy.cfg"), stage.path("haproxy.stats"));
+    let [http, grpc] = BACKEND_PORTS;
     // With one thread: of two lines written at the same time, haproxy would omit one.
     let config = format!(
         "global
@@ -69,7 +72,7 @@ defaults
   timeout server 1h
   timeout tunnel 1h
 frontend in
-  bind :{SERVING} defer-accept
+  bind :{SERVING_PORT} defer-accept
   http-request return status 200 content-type text/plain string hello if {{ path /hello }}
   http-request return status 413 if {{ path /early }}
   use_backend grpc if {{ path_beg /servers.Echo/ }}
@@ -83,15 +86,18 @@ backend grpc
     );
     fs::write(&file, config).unwrap();
     let words = ["haproxy", "-db", "-f", &file.display().to_string()].map(str::to_owned).to_vec();
-    ServerRecipe { words, own: ServerCountSource::Haproxy { log: stage.file("server.out"), stats } }
+    ServerRecipe {
+        words,
+        count_source: ServerCountSource::Haproxy { log: stage.path("server.out"), stats },
+    }
 }
 
 /// Recipe of Apache's httpd, whose listener defers accepts by default.
 pub(super) fn apache(stage: &ServerFixture) -> ServerRecipe {
-    let folder = stage.file("apache");
+    let folder = stage.path("apache");
     fs::create_dir(&folder).unwrap();
     let at = folder.display();
-    let [http, _] = BEHIND;
+    let [http, _] = BACKEND_PORTS;
     let modules = ["mpm_event", "authz_core", "http2", "proxy", "proxy_http"];
     let modules: String = modules
         .iter()
@@ -105,7 +111,7 @@ PidFile {at}/pid
 DefaultRuntimeDir {at}
 User nobody
 Group nogroup
-Listen {SERVING}
+Listen {SERVING_PORT}
 Protocols h2c http/1.1
 H2MinWorkers 32
 ErrorLog /dev/stderr
@@ -125,6 +131,9 @@ ProxyPass / http://127.0.0.1:{http}/ upgrade=websocket
     let words = ["apache2", "-D", "FOREGROUND", "-f", &file].map(str::to_owned).to_vec();
     ServerRecipe {
         words,
-        own: ServerCountSource::Apache { log: folder.join("log"), behind: stage.file("book") },
+        count_source: ServerCountSource::Apache {
+            log: folder.join("log"),
+            backend: stage.path("book"),
+        },
     }
 }

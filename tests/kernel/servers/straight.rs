@@ -9,11 +9,11 @@ use tokio::{runtime::Builder, time::timeout};
 use super::{
     own::RequestCount,
     proxies,
-    stage::{ServerFixture, ServerRecipe, until},
+    stage::{ServerFixture, ServerRecipe, poll_until},
 };
 use crate::{
     actor::{self, ScriptedProcess},
-    bed::SERVING,
+    bed::SERVING_PORT,
 };
 
 #[path = "../../../activator/tests/loopback/inputs/mod.rs"]
@@ -26,13 +26,14 @@ use inputs::{
 
 /// Shell script that sends a file to an address and a port, and prints the response until the server closes. Both at
 /// once, because a server may answer before it has read everything.
-const ASK: &str = "exec 3<>\"/dev/tcp/$1/$2\" || exit 1; cat \"$3\" >&3 & cat <&3; kill $!; wait";
+const ASK_SCRIPT: &str =
+    "exec 3<>\"/dev/tcp/$1/$2\" || exit 1; cat \"$3\" >&3 & cat <&3; kill $!; wait";
 const SERVICE: &str = "10.96.0.1";
 const ROLE: &str = "ROUSE_TEST_ASKER";
 /// Prefix of a result that is no response but a reason.
-const FAILED: &str = "failed: ";
+const FAILURE_PREFIX: &str = "failed: ";
 /// Timeout of a response.
-const PATIENCE: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A request in words, and its response in words.
 type DescribedResponse = (String, String);
@@ -40,16 +41,16 @@ type DescribedResponse = (String, String);
 type RequestSender = fn(&ServerFixture, (&str, u16)) -> Vec<DescribedResponse>;
 
 /// Sends raw bytes to a server and returns its response.
-fn raw(
+fn send_raw(
     stage: &ServerFixture,
     (ip, port): (&str, u16),
     input: &Http1RequestCase,
 ) -> ComparedResponse {
-    let file = stage.file("input");
+    let file = stage.path("input");
     fs::write(&file, [encode_head(input), vec![b'x'; input.3]].concat()).unwrap();
     let (port, file) = (port.to_string(), file.display().to_string());
-    let words = ["timeout", "20", "bash", "-c", ASK, "bash", ip, &port, &file];
-    let done = stage.inside(&stage.client, &words).output().unwrap();
+    let words = ["timeout", "20", "bash", "-c", ASK_SCRIPT, "bash", ip, &port, &file];
+    let done = stage.netns_command(&stage.client, &words).output().unwrap();
     parse_response(&done.stdout)
 }
 
@@ -63,22 +64,22 @@ fn role() {
     }
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let inputs = http2_cases();
-    actor::play(|words| {
+    actor::run_steps(|words| {
         let input = &inputs[words[1].parse::<usize>().unwrap()];
         let asked = over_http2(words[0].parse().unwrap(), input);
-        Ok(match runtime.block_on(async { timeout(PATIENCE, asked).await }) {
+        Ok(match runtime.block_on(async { timeout(RESPONSE_TIMEOUT, asked).await }) {
             Ok(Ok(told)) => format!("{told:?}"),
-            Ok(Err(error)) => format!("{FAILED}{error:?}"),
-            Err(late) => format!("{FAILED}{late}"),
+            Ok(Err(error)) => format!("{FAILURE_PREFIX}{error:?}"),
+            Err(late) => format!("{FAILURE_PREFIX}{late}"),
         })
     });
 }
 
-fn http1(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
+fn send_http1(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
     let answered = |input: Http1RequestCase| {
         let bytes = encode_head(&input);
         let what = bytes[..bytes.len().min(60)].escape_ascii().to_string();
-        let told = raw(stage, at, &input);
+        let told = send_raw(stage, at, &input);
         // Some servers answer inputs that no server may accept, others close the connection.
         assert!(is_refused(&input) || !told.status.is_empty(), "{} {at:?}: {what}", stage.server);
         (what, format!("{told:?}"))
@@ -86,7 +87,7 @@ fn http1(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
     http1_cases().into_iter().map(answered).collect()
 }
 
-fn http2(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
+fn send_http2(stage: &ServerFixture, at: (&str, u16)) -> Vec<DescribedResponse> {
     send_chosen_http2(stage, at, |_target| true)
 }
 
@@ -103,11 +104,11 @@ fn send_chosen_http2(
 ) -> Vec<DescribedResponse> {
     let (cgroup, netns) = (&stage.client.cgroup, &stage.client.netns);
     let role = (ROLE, OsStr::new("1"));
-    let mut asker = ScriptedProcess::playing("servers::straight::role", role, cgroup, netns);
+    let mut asker = ScriptedProcess::start_role("servers::straight::role", role, cgroup, netns);
     let answered = |(which, (method, target, _, sent)): (usize, Http2RequestCase)| {
         let what = format!("{method} {target} {sent:?}");
-        let told = asker.must(&format!("{ip}:{port} {which}"));
-        assert!(!told.starts_with(FAILED), "{} {ip}:{port}: {what}: {told}", stage.server);
+        let told = asker.expect_step(&format!("{ip}:{port} {which}"));
+        assert!(!told.starts_with(FAILURE_PREFIX), "{} {ip}:{port}: {what}: {told}", stage.server);
         (what, told)
     };
     let inputs = http2_cases().into_iter().enumerate();
@@ -115,65 +116,69 @@ fn send_chosen_http2(
 }
 
 /// Responses of a server outside the pods' cgroup, by its own address: no program reads its packets.
-fn alone(
+fn responses_without_programs(
     server: &'static str,
     recipe: impl Fn(&ServerFixture) -> ServerRecipe,
     asks: &[RequestSender],
 ) -> Vec<DescribedResponse> {
     let mut stage = ServerFixture::new(server);
-    stage.pod = stage.bed.client();
-    start(&mut stage, recipe);
-    asks.iter().flat_map(|ask| ask(&stage, (&stage.pod.four(), SERVING))).collect()
+    stage.pod = stage.fixture.add_client();
+    start_server(&mut stage, recipe);
+    asks.iter().flat_map(|ask| ask(&stage, (&stage.pod.ipv4(), SERVING_PORT))).collect()
 }
 
 /// Responses of a server in a pod, by the address of its service.
-fn direct(
+fn responses_on_direct_path(
     server: &'static str,
     recipe: impl Fn(&ServerFixture) -> ServerRecipe,
     asks: &[RequestSender],
 ) -> Vec<DescribedResponse> {
     let mut stage = ServerFixture::new(server);
-    stage.bed.service(1, Way::Direct);
-    stage.bed.ready(&stage.pod, 1);
-    stage.bed.plan();
-    start(&mut stage, recipe);
+    stage.fixture.add_service(1, Way::Direct);
+    stage.fixture.add_ready_pod(&stage.pod, 1);
+    stage.fixture.apply_table();
+    start_server(&mut stage, recipe);
     let answers: Vec<_> = asks.iter().flat_map(|ask| ask(&stage, (SERVICE, 80))).collect();
     // The programs have read every request and every response; otherwise the comparison would prove nothing.
     let all = RequestCount { begun: answers.len() as u64, ended: answers.len() as u64 };
-    assert!(until(|| stage.kernel() == all), "{server}: {all:?}, counted {:?}", stage.kernel());
+    assert!(
+        poll_until(|| stage.kernel_count() == all),
+        "{server}: {all:?}, counted {:?}",
+        stage.kernel_count()
+    );
     answers
 }
 
-fn start(stage: &mut ServerFixture, recipe: impl Fn(&ServerFixture) -> ServerRecipe) {
+fn start_server(stage: &mut ServerFixture, recipe: impl Fn(&ServerFixture) -> ServerRecipe) {
     let recipe = recipe(stage);
     stage.start_backends();
     stage.start(&recipe);
 }
 
-fn compare(
+fn assert_same_responses(
     server: &'static str,
     recipe: impl Fn(&ServerFixture) -> ServerRecipe,
     asks: &[RequestSender],
 ) {
-    let own = alone(server, &recipe, asks);
-    for (told, own) in direct(server, &recipe, asks).into_iter().zip(own) {
+    let own = responses_without_programs(server, &recipe, asks);
+    for (told, own) in responses_on_direct_path(server, &recipe, asks).into_iter().zip(own) {
         assert_eq!(told, own, "{server}");
     }
 }
 
 #[test]
 fn by_a_services_address_comes_its_pods_own_answer() {
-    compare("nginx", |stage| proxies::nginx(stage, ""), &[http1]);
-    compare("Go net/http", |stage| stage.go("http"), &[http1, http2]);
-    compare("Node http", |stage| stage.node("http"), &[http1]);
+    assert_same_responses("nginx", |stage| proxies::nginx(stage, ""), &[send_http1]);
+    assert_same_responses("Go net/http", |stage| stage.go("http"), &[send_http1, send_http2]);
+    assert_same_responses("Node http", |stage| stage.node("http"), &[send_http1]);
     let words = ["/usr/bin/uvicorn", "--host", "0.0.0.0", "--port", "8080", "app:asgi"];
-    compare("uvicorn", |stage| stage.python(&words), &[http1]);
+    assert_same_responses("uvicorn", |stage| stage.python(&words), &[send_http1]);
 }
 
 #[test]
 fn by_a_services_address_comes_its_pods_own_answer_of_http2() {
-    compare("nginx (h2)", |stage| proxies::nginx(stage, "http2"), &[http2]);
-    compare("Node http2", |stage| stage.node("h2"), &[http2]);
+    assert_same_responses("nginx (h2)", |stage| proxies::nginx(stage, "http2"), &[send_http2]);
+    assert_same_responses("Node http2", |stage| stage.node("h2"), &[send_http2]);
     let words = ["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"];
-    compare("hypercorn (h2)", |stage| stage.python(&words), &[send_fully_read_http2]);
+    assert_same_responses("hypercorn (h2)", |stage| stage.python(&words), &[send_fully_read_http2]);
 }

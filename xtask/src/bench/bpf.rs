@@ -9,31 +9,34 @@ use aya::programs::loaded_programs;
 const BPF_STATS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
 /// Names of the programs that run within system calls of clients.
-const CLIENTS: [&str; 5] = ["connect4", "connect6", "getpeername4", "getpeername6", "release"];
+const CLIENT_PROGRAMS: [&str; 5] =
+    ["connect4", "connect6", "getpeername4", "getpeername6", "release"];
 
 /// Run time of programs since they were loaded, in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ProgramRunTime {
-    /// Run time of the programs in [`CLIENTS`], in µs.
+    /// Run time of the programs in [`CLIENT_PROGRAMS`], in µs.
     pub(super) connect_us: f64,
     /// Run time of all programs, in µs.
     pub(super) all_us: f64,
 }
 
 /// Runs `measure` with the statistics on. Returns its result and the run time of programs meanwhile.
-pub(super) fn timed<T>(measure: impl FnOnce() -> Result<T>) -> Result<(T, ProgramRunTime)> {
-    switch("1")?;
+pub(super) fn measure_run_time<T>(
+    measure: impl FnOnce() -> Result<T>,
+) -> Result<(T, ProgramRunTime)> {
+    set_stats_enabled("1")?;
     // A closure, so that the statistics are switched off after an error as well.
     let outcome = (|| {
         let before = ProgramRunTime::read()?;
         let measured = measure()?;
         anyhow::Ok((measured, ProgramRunTime::read()?.since(before)))
     })();
-    switch("0")?;
+    set_stats_enabled("0")?;
     outcome
 }
 
-fn switch(to: &str) -> Result<()> {
+fn set_stats_enabled(to: &str) -> Result<()> {
     fs::write(BPF_STATS, to).context("cannot switch the kernel's program statistics")
 }
 
@@ -44,7 +47,7 @@ impl ProgramRunTime {
             let program = program.context("cannot list the kernel's programs")?;
             let us = program.run_time().as_nanos() as f64 / 1e3;
             spent.all_us += us;
-            if program.name_as_str().is_some_and(|name| CLIENTS.contains(&name)) {
+            if program.name_as_str().is_some_and(|name| CLIENT_PROGRAMS.contains(&name)) {
                 spent.connect_us += us;
             }
         }

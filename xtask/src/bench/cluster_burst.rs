@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     peer,
-    report::{BenchGoal, BenchRow, row},
+    report::{BenchGoal, BenchRow, case_row},
     site::{BenchClientPod, BenchCluster, ClusterBenchContext},
     stages::container_started_at,
     stats::{quantile, sorted},
@@ -19,9 +19,9 @@ use crate::{load::unix_us, measure::BurstTimes, sh};
 const CASES: [(usize, usize, &str); 3] =
     [(1, 15, "services_1"), (20, 3, "services_20"), (50, 3, "services_50")];
 /// Highest ratio of Rouse's 99th percentile to the one of plain Deployments.
-const SHARE: f64 = 1.3;
+const MAX_P99_RATIO: f64 = 1.3;
 /// Time in which an idle controller of the cluster regains the 30 requests that it may send at once.
-const REFILL: Duration = Duration::from_secs(2);
+const API_BUDGET_REFILL: Duration = Duration::from_secs(2);
 
 /// Times of services that were called at the same moment, in ms from the request.
 struct ColdStartBurst {
@@ -33,25 +33,26 @@ struct ColdStartBurst {
 /// Measures all cases. `rouse`: from the request to its first byte, and until the pod exists. `kubernetes`: from the
 /// patch until the container runs, which is the earliest moment for any response. Neither mounts a token.
 pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.site(2, "iptables")?;
+    let site = clusters.create_cluster(2, "iptables")?;
     site.install("fast")?;
-    let places = site.places()?;
+    let places = site.create_client_pods()?;
     let most = CASES.iter().map(|(count, ..)| *count).max().unwrap_or(0);
     let names =
         |prefix: &str| (0..most).map(|index| format!("{prefix}{index}")).collect::<Vec<_>>();
     let (services, peers) = (names("burst"), names("plain"));
-    site.sleepers(&services)?;
+    site.create_sleeping_services(&services)?;
     site.create(&peers.iter().map(|name| peer::manifest(name, false)).collect::<String>())?;
-    let addresses = services.iter().map(|name| site.address(name)).collect::<Result<Vec<_>>>()?;
+    let addresses =
+        services.iter().map(|name| site.cluster_ip(name)).collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
     for (count, rounds, case) in CASES {
         let (mut ours, mut created, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..=rounds {
             let place = &places[round % places.len()];
-            let woken = wake(&site, place, &services[..count], &addresses[..count])?;
-            asleep(&site, "serving.knative.dev/service")?;
-            let started = start(&site, &peers[..count])?;
-            asleep(&site, "app")?;
+            let woken = wake_all(&site, place, &services[..count], &addresses[..count])?;
+            wait_until_asleep(&site, "serving.knative.dev/service")?;
+            let started = start_deployments(&site, &peers[..count])?;
+            wait_until_asleep(&site, "app")?;
             // The first round finds caches cold.
             if round > 0 {
                 ours.extend(woken.first_byte);
@@ -59,35 +60,35 @@ pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
                 theirs.extend(started);
             }
         }
-        let most = quantile(&sorted(&theirs), 0.99) * SHARE;
-        rows.push(row(case, "rouse", "ms", &ours, None, BenchGoal::P99AtMost(most.round())));
-        rows.push(row(case, "kubernetes", "ms", &theirs, None, BenchGoal::None));
+        let most = quantile(&sorted(&theirs), 0.99) * MAX_P99_RATIO;
+        rows.push(case_row(case, "rouse", "ms", &ours, None, BenchGoal::P99AtMost(most.round())));
+        rows.push(case_row(case, "kubernetes", "ms", &theirs, None, BenchGoal::None));
         let case = format!("{case}_pod_created");
-        rows.push(row(&case, "rouse", "ms", &created, None, BenchGoal::None));
+        rows.push(case_row(&case, "rouse", "ms", &created, None, BenchGoal::None));
     }
     Ok(rows)
 }
 
 /// Sends a request to each of the services at the same moment.
-fn wake(
+fn wake_all(
     site: &BenchCluster,
     place: &BenchClientPod,
     names: &[String],
     addresses: &[String],
 ) -> Result<ColdStartBurst> {
-    let watched = ObjectWatch::pods(site)?;
+    let watched = ObjectWatch::watch_pods(site)?;
     let to = names.iter().zip(addresses);
     let to: Vec<String> = to
         .map(|(name, address)| format!("{address}:80={name}.default.svc.cluster.local"))
         .collect();
     // All requests leave one client process, so that they start within a few milliseconds.
-    let text = site.ask(place, &["measure", "burst", "--to", &to.join(",")])?;
+    let text = site.run_in_pod(place, &["measure", "burst", "--to", &to.join(",")])?;
     let burst: BurstTimes = serde_json::from_str(text.trim()).context("a burst printed no JSON")?;
     if burst.lost > 0 {
         bail!("{} of {} requests were not answered", burst.lost, names.len());
     }
     // The watch also has pods of earlier rounds: only those created after this burst count.
-    let seen = watched.seen();
+    let seen = watched.observations();
     let first = |name: &String| {
         let begins = format!("{name}-00001-deployment-");
         let mut its =
@@ -98,12 +99,12 @@ fn wake(
 }
 
 /// Scales all Deployments at the same moment. Returns the time until the container of each started, in ms.
-fn start(site: &BenchCluster, names: &[String]) -> Result<Vec<f64>> {
-    let watched = ObjectWatch::pods(site)?;
-    let patched_us = scale(site, names, 1)?;
+fn start_deployments(site: &BenchCluster, names: &[String]) -> Result<Vec<f64>> {
+    let watched = ObjectWatch::watch_pods(site)?;
+    let patched_us = scale_deployments(site, names, 1)?;
     let begins = |pod: &str| names.iter().any(|name| pod.starts_with(&format!("{name}-")));
     site.wait("the Deployments' pods to be ready", || {
-        let seen = watched.seen();
+        let seen = watched.observations();
         let mut ready: Vec<&str> =
             seen.iter().filter(|it| it.is_ready && begins(&it.pod)).map(|it| &*it.pod).collect();
         // A watch reports each pod many times, so names are counted once.
@@ -112,23 +113,23 @@ fn start(site: &BenchCluster, names: &[String]) -> Result<Vec<f64>> {
         Ok((ready.len() >= names.len()).then_some(()))
     })?;
     // containerd logs the start of a container in µs; a pod's status has seconds only.
-    let logs = site.nodes().into_iter().map(|node| site.log(&format!("{node}-containerd")));
+    let logs = site.nodes().into_iter().map(|node| site.process_log(&format!("{node}-containerd")));
     let containerd = logs.collect::<Result<Vec<String>>>()?.concat();
-    let seen = watched.seen();
+    let seen = watched.observations();
     let recent = seen.iter().filter(|it| it.is_ready && it.at_us > patched_us && begins(&it.pod));
     let mut pods: Vec<&str> = recent.map(|it| &*it.pod).collect();
     pods.sort_unstable();
     pods.dedup();
     let times = pods.into_iter().filter_map(|pod| container_started_at(pod, &containerd));
     let times: Vec<f64> = times.map(|at| at.saturating_sub(patched_us) as f64 / 1e3).collect();
-    scale(site, names, 0)?;
+    scale_deployments(site, names, 0)?;
     Ok(times)
 }
 
 /// Patches the scale of all Deployments. Returns the moment when the first request was sent, Unix time in µs.
-fn scale(site: &BenchCluster, names: &[String], replicas: u32) -> Result<u64> {
+fn scale_deployments(site: &BenchCluster, names: &[String], replicas: u32) -> Result<u64> {
     let path = |name: &String| format!("/apis/apps/v1/namespaces/default/deployments/{name}/scale");
-    let mut curl = site.api(&path(&names[0]));
+    let mut curl = site.api_command(&path(&names[0]));
     curl.args(names[1..].iter().map(|name| site.url(&path(name))));
     curl.args(["-X", "PATCH", "-H", "Content-Type: application/merge-patch+json"]);
     curl.args(["--data", &format!("{{\"spec\":{{\"replicas\":{replicas}}}}}")]);
@@ -152,7 +153,7 @@ fn scale(site: &BenchCluster, names: &[String], replicas: u32) -> Result<u64> {
 
 /// Waits until no pod has the label and the cluster's own controllers have no writes left. They may send 30 requests
 /// at once and 20 a second after that; the next case would wait for those.
-fn asleep(site: &BenchCluster, label: &str) -> Result<()> {
+fn wait_until_asleep(site: &BenchCluster, label: &str) -> Result<()> {
     site.wait("all pods to be gone", || {
         Ok(site.list(&["pods", "--selector", label])?.is_empty().then_some(()))
     })?;
@@ -165,6 +166,6 @@ fn asleep(site: &BenchCluster, label: &str) -> Result<()> {
         };
         Ok(all.iter().all(rests).then_some(()))
     })?;
-    sh::pause(REFILL);
+    sh::sleep(API_BUDGET_REFILL);
     Ok(())
 }

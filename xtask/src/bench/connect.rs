@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::{
     bpf, interleave,
-    report::{BenchGoal, BenchRow, row, rows},
-    scene::{NodeBenchContext, addresses},
+    report::{BenchGoal, BenchRow, case_row, case_rows},
+    scene::{NodeBenchContext, service_addresses},
     stats::median,
 };
 use crate::measure::MeasuredTimes;
@@ -16,24 +16,29 @@ use crate::measure::MeasuredTimes;
 const CASES: [(usize, &str); 3] =
     [(1, "services_1"), (1_000, "services_1000"), (10_000, "services_10000")];
 /// Number of connects in a round.
-const COUNT: usize = 2_000;
+const CONNECTS_PER_ROUND: usize = 2_000;
 
 /// Measures all cases. `bare`: address of a server without programs; `direct`: the pod's address, with programs
 /// attached; `rouse`: the service's address.
 pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.node()?;
-    let bare = scene.bare(&node)?;
+    let node = scene.start_node()?;
+    let bare = scene.start_bare_server(&node)?;
     scene.apply(&node, "awake", 1, 1)?;
-    let (pod, service) = addresses(&node, "awake0")?;
+    let (pod, service) = service_addresses(&node, "awake0")?;
     // Services accumulate: each case adds to those of the cases before, and all of them sleep but one.
     let mut all = Vec::new();
     for (index, (services, case)) in CASES.into_iter().enumerate() {
         if services > 1 {
-            scene.apply(&node, &format!("asleep{index}x"), services - before(index), 0)?;
+            scene.apply(
+                &node,
+                &format!("asleep{index}x"),
+                services - services_applied_before(index),
+                0,
+            )?;
         }
         let measure = |subject: &str| -> Result<MeasuredTimes> {
             let args = |addr: SocketAddr| {
-                ["connect", "--addr", &addr.to_string(), "--count", &COUNT.to_string()]
+                ["connect", "--addr", &addr.to_string(), "--count", &CONNECTS_PER_ROUND.to_string()]
                     .map(str::to_owned)
             };
             match subject {
@@ -45,10 +50,10 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
         let rounds = interleave(scene.rounds, &["bare", "direct", "rouse"], |subject| {
             Ok(measure(subject)?.p50_us)
         })?;
-        all.extend(rows(case, "us", &rounds, BenchGoal::RatioAtMost(1.05)));
+        all.extend(case_rows(case, "us", &rounds, BenchGoal::RatioAtMost(1.05)));
         // Time in programs is measured apart, because the statistics would slow the compared connects.
         let bare = median(rounds.get("bare").map_or(&[], Vec::as_slice)).value;
-        all.extend(shares(case, bare, scene.rounds, || measure("rouse"))?);
+        all.extend(program_share_rows(case, bare, scene.rounds, || measure("rouse"))?);
     }
     drop(bare);
     node.stop()?;
@@ -57,7 +62,7 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
 
 /// Share that the programs take of a bare connect, by the kernel's own clock: programs in the client's calls alone
 /// (all that run where the server is not a pod of Rouse), and all programs.
-fn shares(
+fn program_share_rows(
     case: &str,
     bare_us: f64,
     rounds: u32,
@@ -65,19 +70,26 @@ fn shares(
 ) -> Result<[BenchRow; 2]> {
     let (mut connect, mut every) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let (measured, spent) = bpf::timed(&measure)?;
+        let (measured, spent) = bpf::measure_run_time(&measure)?;
         let share = |us: f64| us / measured.count as f64 / bare_us;
         connect.push(share(spent.connect_us));
         every.push(share(spent.all_us));
     }
     let name = |what: &str| format!("{case}_{what}");
     Ok([
-        row(&name("connect_programs"), "rouse", "× bare", &connect, None, BenchGoal::AtMost(0.02)),
-        row(&name("all_programs"), "rouse", "× bare", &every, None, BenchGoal::AtMost(0.05)),
+        case_row(
+            &name("connect_programs"),
+            "rouse",
+            "× bare",
+            &connect,
+            None,
+            BenchGoal::AtMost(0.02),
+        ),
+        case_row(&name("all_programs"), "rouse", "× bare", &every, None, BenchGoal::AtMost(0.05)),
     ])
 }
 
 /// Number of services that earlier cases have applied.
-fn before(index: usize) -> usize {
+fn services_applied_before(index: usize) -> usize {
     CASES[index - 1].0
 }

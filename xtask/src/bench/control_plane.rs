@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{
-    report::{BenchGoal, BenchRow, row},
-    site::{BenchCluster, ClusterBenchContext, SYSTEM},
+    report::{BenchGoal, BenchRow, case_row},
+    site::{BenchCluster, ClusterBenchContext, SYSTEM_NAMESPACE},
     watched::ObjectWatch,
 };
 use crate::{load::unix_us, sh};
@@ -20,7 +20,7 @@ use crate::{load::unix_us, sh};
 const WAKES: usize = 150;
 const ROUNDS: usize = 4;
 /// Address of the control plane, on which the activator listens.
-const HUB: &str = "10.89.0.1";
+const CONTROL_PLANE_ADDRESS: &str = "10.89.0.1";
 
 /// Output of `tests/bench/control_plane.rs`, as JSON.
 #[derive(Debug, Deserialize)]
@@ -30,14 +30,14 @@ struct ControlPlaneBenchOutput {
 }
 
 pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let mut rows = against_api_server(clusters)?;
-    rows.insert(0, local()?);
+    let mut rows = measure_with_api_server(clusters)?;
+    rows.insert(0, measure_without_api_server()?);
     Ok(rows)
 }
 
 /// Runs the bench without an API server. It imports controller and autoscaler, which xtask must not, so it is a
 /// program of its own.
-fn local() -> Result<BenchRow> {
+fn measure_without_api_server() -> Result<BenchRow> {
     let text = sh::capture(
         sh::cargo()
             .args(["bench", "--quiet", "--package", "tests", "--bench", "control-plane"])
@@ -47,23 +47,23 @@ fn local() -> Result<BenchRow> {
     let line = text.lines().last().context("the bench printed nothing")?;
     let printed: ControlPlaneBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    Ok(row("wakes_local", "rouse", "per_s", &printed.per_s, None, BenchGoal::AtLeast(1_000.0)))
+    Ok(case_row("wakes_local", "rouse", "per_s", &printed.per_s, None, BenchGoal::AtLeast(1_000.0)))
 }
 
 /// Runs activator, autoscaler and controller as shipped, beside an API server without nodes. Requests arrive at the
 /// gateway; a cold start is complete when the API server's watch shows the Deployment with one replica.
-fn against_api_server(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.site(0, "iptables")?;
+fn measure_with_api_server(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
+    let site = clusters.create_cluster(0, "iptables")?;
     site.apply_install()?;
-    let _parts = start(&site)?;
+    let _parts = start_components(&site)?;
     let all: Vec<String> = (0..WAKES * ROUNDS).map(|index| format!("row{index}")).collect();
-    site.sleepers(&all)?;
-    let watched = ObjectWatch::deployments(&site)?;
+    site.create_sleeping_services(&all)?;
+    let watched = ObjectWatch::watch_deployments(&site)?;
     let (mut rates, mut times) = (Vec::new(), Vec::new());
     for (round, names) in all.chunks(WAKES).enumerate() {
         // Writes of the wakes before this round are complete by then.
-        sh::pause(Duration::from_secs(8));
-        let acknowledged = wake(&site, &watched, names)?;
+        sh::sleep(Duration::from_secs(8));
+        let acknowledged = wake_all(&site, &watched, names)?;
         if round > 0 {
             // The rate counts until the last Deployment: a mean would hide a queue.
             let last = acknowledged.iter().copied().fold(0.0, f64::max);
@@ -73,20 +73,21 @@ fn against_api_server(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     }
     let goal = BenchGoal::AtLeast(500.0);
     Ok(vec![
-        row("wakes_apiserver", "rouse", "per_s", &rates, None, goal),
-        row("request_to_acknowledged", "rouse", "ms", &times, None, BenchGoal::None),
+        case_row("wakes_apiserver", "rouse", "per_s", &rates, None, goal),
+        case_row("request_to_acknowledged", "rouse", "ms", &times, None, BenchGoal::None),
     ])
 }
 
 /// Sends all requests at once. Returns the time until each Deployment was scaled, in ms.
-fn wake(site: &BenchCluster, watched: &ObjectWatch, names: &[String]) -> Result<Vec<f64>> {
-    let to = names.iter().map(|name| format!("{HUB}:8080={name}.default.example.com"));
+fn wake_all(site: &BenchCluster, watched: &ObjectWatch, names: &[String]) -> Result<Vec<f64>> {
+    let to =
+        names.iter().map(|name| format!("{CONTROL_PLANE_ADDRESS}:8080={name}.default.example.com"));
     let to: Vec<String> = to.collect();
     let asked_us = unix_us();
     // No pod ever answers: the requests wait until this client is killed.
-    let mut asking = site.client_inside(&["measure", "burst", "--to", &to.join(",")])?;
+    let mut asking = site.start_client(&["measure", "burst", "--to", &to.join(",")])?;
     let scaled = site.wait("all Deployments to be scaled", || {
-        let seen = watched.seen();
+        let seen = watched.observations();
         let at = |name: &String| {
             let deployment = format!("{name}-00001-deployment");
             seen.iter().find(|it| it.pod == deployment && it.is_ready).map(|it| it.at_us)
@@ -110,12 +111,12 @@ impl Drop for ComponentProcesses {
     }
 }
 
-fn start(site: &BenchCluster) -> Result<ComponentProcesses> {
+fn start_components(site: &BenchCluster) -> Result<ComponentProcesses> {
     create_activator_pod(site)?;
     let (controller, autoscaler) = ("http://127.0.0.1:7100", "http://127.0.0.1:7110");
-    let outside = format!("{HUB}:8080");
+    let outside = format!("{CONTROL_PLANE_ADDRESS}:8080");
     let part = |words: &[&str], vars: &[(&str, &str)]| -> Result<Child> {
-        let mut command: Command = site.rouse_inside(words);
+        let mut command: Command = site.rouse_command(words);
         command.envs(vars.iter().copied()).env("RUST_LOG", "warn").stdin(Stdio::null());
         command.spawn().context("cannot start a part")
     };
@@ -136,12 +137,12 @@ fn start(site: &BenchCluster) -> Result<ComponentProcesses> {
             ("ROUSE_CONTROLLER", controller),
             ("ROUSE_AUTOSCALER", autoscaler),
             ("ROUSE_ACTIVATOR_NAME", "activator"),
-            ("ROUSE_ACTIVATOR_LISTEN", HUB),
+            ("ROUSE_ACTIVATOR_LISTEN", CONTROL_PLANE_ADDRESS),
             ("ROUSE_ACTIVATOR_OUTSIDE", &outside),
         ],
     )?);
     // A component with wrong arguments or an address in use ends within this time.
-    sh::pause(Duration::from_secs(5));
+    sh::sleep(Duration::from_secs(5));
     if parts.0.iter_mut().any(|child| child.try_wait().ok().flatten().is_some()) {
         bail!("a part ended at once");
     }
@@ -164,9 +165,10 @@ spec:
     )?;
     // There is no kubelet, so the bench reports the pod as ready itself.
     let status = format!(
-        r#"{{"status":{{"phase":"Running","podIP":"{HUB}","podIPs":[{{"ip":"{HUB}"}}],
+        r#"{{"status":{{"phase":"Running","podIP":"{CONTROL_PLANE_ADDRESS}","podIPs":[{{"ip":"{CONTROL_PLANE_ADDRESS}"}}],
         "conditions":[{{"type":"Ready","status":"True"}}]}}}}"#
     );
-    let patch = ["patch", "pod", "activator", "-n", SYSTEM, "--subresource=status", "--patch"];
+    let patch =
+        ["patch", "pod", "activator", "-n", SYSTEM_NAMESPACE, "--subresource=status", "--patch"];
     site.kubectl(&[&patch[..], &[&status]].concat()).map(drop)
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{
     EbpfBenchContext,
-    report::{BenchGoal, BenchRow, row, rows},
+    report::{BenchGoal, BenchRow, case_row, case_rows},
     stats::{RoundValues, median},
 };
 use crate::{build_ebpf, sh};
@@ -77,27 +77,27 @@ pub(super) fn run(half: &EbpfBenchContext) -> Result<Vec<BenchRow>> {
             ])
             .args(["--", "--rounds", &half.rounds.to_string()])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .env(build_ebpf::VARIABLE, &half.object)
+            .env(build_ebpf::OBJECT_VARIABLE, &half.object)
             .env("RUST_LOG", "warn"),
     )?;
     // Cargo and the bench print progress first; the JSON is the last line.
     let line = text.lines().last().context("the bench printed nothing")?;
     let printed: CountBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    figures(&printed)
+    result_rows(&printed)
 }
 
 /// Rows: time in programs, as recorded and without the recorder's share; then rates and processor time.
-fn figures(printed: &CountBenchOutput) -> Result<Vec<BenchRow>> {
+fn result_rows(printed: &CountBenchOutput) -> Result<Vec<BenchRow>> {
     ensure!(!printed.empty_program.is_empty(), "nothing was recorded of an empty program");
     let recorder = median(&printed.empty_program).value;
     let mut all = Vec::new();
     for (case, profile) in &printed.profiles {
-        all.extend(time(case, profile, recorder));
+        all.extend(program_time_rows(case, profile, recorder));
     }
     let none = BenchGoal::None;
-    all.push(row("empty_program", "empty", "ns", &printed.empty_program, None, none));
-    all.extend(packets(&printed.packets, recorder));
+    all.push(case_row("empty_program", "empty", "ns", &printed.empty_program, None, none));
+    all.extend(packet_rows(&printed.packets, recorder));
     for (case, subjects) in &printed.rates {
         let of = |pick: fn(&CountBenchRates) -> &Vec<f64>| -> RoundValues {
             let known = SUBJECTS.into_iter();
@@ -106,14 +106,21 @@ fn figures(printed: &CountBenchOutput) -> Result<Vec<BenchRow>> {
         // Goals of bulk responses are stricter: where bytes dominate, counting adds less.
         let (fewer, more) = if case == "bulk" { (0.99, 1.01) } else { (0.97, 1.03) };
         let (fewer, more) = (BenchGoal::RatioAtLeast(fewer), BenchGoal::RatioAtMost(more));
-        all.extend(rows(&format!("req_s_{case}"), "req/s", &of(|it| &it.req_s), fewer));
-        all.extend(rows(&format!("cpu_{case}"), "us", &of(|it| &it.cpu_us), more));
-        let whole = BenchGoal::AtLeast(WHOLE);
-        all.push(row(&format!("core_{case}"), "all", "percent", &shares(subjects), None, whole));
+        all.extend(case_rows(&format!("req_s_{case}"), "req/s", &of(|it| &it.req_s), fewer));
+        all.extend(case_rows(&format!("cpu_{case}"), "us", &of(|it| &it.cpu_us), more));
+        let whole = BenchGoal::AtLeast(MIN_CORE_SHARE_PERCENT);
+        all.push(case_row(
+            &format!("core_{case}"),
+            "all",
+            "percent",
+            &core_shares(subjects),
+            None,
+            whole,
+        ));
         if subjects.values().all(|it| !it.cycles.is_empty()) {
-            all.extend(rows(&format!("cycles_{case}"), "cycles", &of(|it| &it.cycles), none));
+            all.extend(case_rows(&format!("cycles_{case}"), "cycles", &of(|it| &it.cycles), none));
         } else {
-            all.extend(rows(&format!("machine_{case}"), "us", &of(|it| &it.machine_us), none));
+            all.extend(case_rows(&format!("machine_{case}"), "us", &of(|it| &it.machine_us), none));
         }
     }
     Ok(all)
@@ -121,9 +128,9 @@ fn figures(printed: &CountBenchOutput) -> Result<Vec<BenchRow>> {
 
 /// Least share of the core for the measured processes, in percent. With less, other processes ran there as well:
 /// rates then depend on those, and only processor time a request is about the subjects.
-const WHOLE: f64 = 95.0;
+const MIN_CORE_SHARE_PERCENT: f64 = 95.0;
 
-fn shares(subjects: &BTreeMap<String, CountBenchRates>) -> Vec<f64> {
+fn core_shares(subjects: &BTreeMap<String, CountBenchRates>) -> Vec<f64> {
     // Requests a second times µs a request is µs a second; 10,000 of them are one percent of a core.
     let share = |(per_s, cpu_us): (&f64, &f64)| per_s * cpu_us / 1e4;
     subjects.values().flat_map(|it| it.req_s.iter().zip(&it.cpu_us).map(share)).collect()
@@ -132,21 +139,22 @@ fn shares(subjects: &BTreeMap<String, CountBenchRates>) -> Vec<f64> {
 const SUBJECTS: [&str; 4] = ["off", "rouse", "empty", "nginx-sidecar"];
 
 /// Least runs a request for a program to have rows of its own; programs of connections run less often.
-const OFTEN: f64 = 0.05;
+const MIN_RUNS_PER_REQUEST: f64 = 0.05;
 
-fn time(case: &str, profile: &CountBenchProfile, recorder: f64) -> Vec<BenchRow> {
+fn program_time_rows(case: &str, profile: &CountBenchProfile, recorder: f64) -> Vec<BenchRow> {
     let goal = match case {
         "h1" => BenchGoal::AtMost(300.0),
         "h1_browser" => BenchGoal::AtMost(500.0),
         "h2" => BenchGoal::AtMost(700.0),
         _ => BenchGoal::None,
     };
-    let one = |case: &str, unit, values: &[f64], goal| row(case, "rouse", unit, values, None, goal);
+    let one =
+        |case: &str, unit, values: &[f64], goal| case_row(case, "rouse", unit, values, None, goal);
     // Goals apply to both figures, with and without the recorder's share.
-    let net = without(&profile.ns, &profile.runs, recorder);
+    let net = without_stats_overhead(&profile.ns, &profile.runs, recorder);
     let mut all =
         vec![one(case, "ns", &profile.ns, goal), one(&format!("{case}_net"), "ns", &net, goal)];
-    for it in profile.programs.iter().filter(|it| median(&it.runs).value >= OFTEN) {
+    for it in profile.programs.iter().filter(|it| median(&it.runs).value >= MIN_RUNS_PER_REQUEST) {
         let name = format!("{case}_{}", it.name);
         all.push(one(&name, "ns", &it.ns, BenchGoal::None));
         all.push(one(&format!("{name}_runs"), "runs", &it.runs, BenchGoal::None));
@@ -155,15 +163,15 @@ fn time(case: &str, profile: &CountBenchProfile, recorder: f64) -> Vec<BenchRow>
 }
 
 /// Rows of uncounted packets. `uncounted_packet` is the most expensive reason; pods without programs are apart.
-fn packets(found: &BTreeMap<String, PacketProfile>, recorder: f64) -> Vec<BenchRow> {
-    let one = |case: &str, values: &[f64], goal| row(case, "rouse", "ns", values, None, goal);
+fn packet_rows(found: &BTreeMap<String, PacketProfile>, recorder: f64) -> Vec<BenchRow> {
+    let one = |case: &str, values: &[f64], goal| case_row(case, "rouse", "ns", values, None, goal);
     let ours = || found.iter().filter(|(name, _)| *name != "foreign");
     let middle = |it: &PacketProfile| median(&it.ns).value;
     // Goals are for the worst reason not to count a packet.
     let most = ours().max_by(|(_, one), (_, other)| middle(one).total_cmp(&middle(other)));
     let mut all = Vec::new();
     if let Some((_, most)) = most {
-        let net = without(&most.ns, &most.runs, recorder);
+        let net = without_stats_overhead(&most.ns, &most.runs, recorder);
         all.push(one("uncounted_packet", &most.ns, BenchGoal::AtMost(60.0)));
         all.push(one("uncounted_packet_net", &net, BenchGoal::AtMost(60.0)));
     }
@@ -175,7 +183,7 @@ fn packets(found: &BTreeMap<String, PacketProfile>, recorder: f64) -> Vec<BenchR
 }
 
 /// Time of the programs without the time that the kernel's statistics add to each run.
-fn without(ns: &[f64], runs: &[f64], recorder: f64) -> Vec<f64> {
+fn without_stats_overhead(ns: &[f64], runs: &[f64], recorder: f64) -> Vec<f64> {
     ns.iter().zip(runs).map(|(ns, runs)| ns - runs * recorder).collect()
 }
 
@@ -203,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_overhead_of_statistics_is_subtracted_from_each_run() {
-        let rows = figures(&serde_json::from_str(PRINTED).unwrap()).unwrap();
+        let rows = result_rows(&serde_json::from_str(PRINTED).unwrap()).unwrap();
         let figures: Vec<_> =
             rows.iter().map(|row| (row.case.as_str(), row.p50, row.reached)).collect();
         let want = [

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, time::Duration};
 use anyhow::{Context as _, Result};
 
 use super::{
-    report::{BenchGoal, BenchRow, row},
+    report::{BenchGoal, BenchRow, case_row},
     site::{BenchCluster, ClusterBenchContext},
 };
 use crate::sh;
@@ -17,9 +17,9 @@ const CASES: [(usize, &str); 3] =
 /// Number of services created at once; each is ready before the API server gets the next batch.
 const BATCH: usize = 100;
 /// Time over which CPU is measured.
-const WATCH: Duration = Duration::from_secs(30);
+const CPU_SAMPLE_TIME: Duration = Duration::from_secs(30);
 /// Time to settle after the last change.
-const SETTLE: Duration = Duration::from_secs(20);
+const SETTLE_TIME: Duration = Duration::from_secs(20);
 /// Kinds of the objects that exist for a service.
 const KINDS: [&str; 11] = [
     "services.serving.knative.dev",
@@ -44,20 +44,20 @@ struct ClusterFootprint {
 }
 
 pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.site(1, "iptables")?;
+    let site = clusters.create_cluster(1, "iptables")?;
     site.install("standard")?;
     let (mut rows, mut before, mut had) = (Vec::new(), None::<ClusterFootprint>, 0);
     for (count, case) in CASES {
         let names: Vec<String> = (had..count).map(|index| format!("foot{index}")).collect();
         for batch in names.chunks(BATCH) {
-            site.sleepers(batch)?;
+            site.create_sleeping_services(batch)?;
         }
         // Statuses and slices are still written for a while after a service is ready.
-        sh::pause(SETTLE);
-        rows.extend(daemons(&site, case)?);
-        let now = counted(&site)?;
+        sh::sleep(SETTLE_TIME);
+        rows.extend(daemon_rows(&site, case)?);
+        let now = read_footprint(&site)?;
         if let Some(before) = before {
-            rows.extend(each(case, count - had, before, now));
+            rows.extend(per_service_rows(case, count - had, before, now));
         }
         (before, had) = (Some(now), count);
     }
@@ -65,14 +65,14 @@ pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
 }
 
 /// Increase for each service that was added since `before`.
-fn each(
+fn per_service_rows(
     case: &str,
     services: usize,
     before: ClusterFootprint,
     now: ClusterFootprint,
 ) -> [BenchRow; 3] {
     let of = |name: &str, unit: &str, value: f64, goal| {
-        row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], None, goal)
+        case_row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], None, goal)
     };
     [
         of("objects_each", "objects", now.objects - before.objects, BenchGoal::AtMost(15.0)),
@@ -82,33 +82,36 @@ fn each(
 }
 
 /// Memory and CPU of each daemon, and memory of all daemons together.
-fn daemons(site: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
+fn daemon_rows(site: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
     let processes = site.component_processes()?;
     let memory = sum_by_component(&processes, pss_mib);
-    let before = sum_by_component(&processes, ticks);
-    sh::pause(WATCH);
-    let after = sum_by_component(&processes, ticks);
+    let before = sum_by_component(&processes, cpu_ticks);
+    sh::sleep(CPU_SAMPLE_TIME);
+    let after = sum_by_component(&processes, cpu_ticks);
     let maps = site.maps_mib()?;
     let mut rows: Vec<BenchRow> = memory
         .iter()
-        .map(|(part, mib)| row(case, part, "MiB", &[*mib], None, BenchGoal::None))
+        .map(|(part, mib)| case_row(case, part, "MiB", &[*mib], None, BenchGoal::None))
         .collect();
-    rows.push(row(case, "kernel maps", "MiB", &[maps], None, BenchGoal::None));
+    rows.push(case_row(case, "kernel maps", "MiB", &[maps], None, BenchGoal::None));
     let all = memory.values().sum::<f64>() + maps;
     // The goal is stated for one hundred services; the other cases show the growth.
     let goal = if case == "services_100" { BenchGoal::AtMost(100.0) } else { BenchGoal::None };
-    rows.push(row(case, "rouse", "MiB", &[all], None, goal));
+    rows.push(case_row(case, "rouse", "MiB", &[all], None, goal));
     let cpu = format!("{case}_cpu");
     for (part, ticks) in &after {
         // A tick is 10 ms: so many a second are so many percent of one processor.
         let spent = ticks - before.get(part).copied().unwrap_or(0.0);
-        let percent = spent / WATCH.as_secs_f64();
-        rows.push(row(&cpu, part, "percent", &[percent], None, BenchGoal::None));
+        let percent = spent / CPU_SAMPLE_TIME.as_secs_f64();
+        rows.push(case_row(&cpu, part, "percent", &[percent], None, BenchGoal::None));
     }
     Ok(rows)
 }
 
-fn sum_by_component(processes: &[(String, u32)], of: fn(u32) -> Result<f64>) -> BTreeMap<&str, f64> {
+fn sum_by_component(
+    processes: &[(String, u32)],
+    of: fn(u32) -> Result<f64>,
+) -> BTreeMap<&str, f64> {
     let mut sums = BTreeMap::new();
     for (part, id) in processes {
         *sums.entry(part.as_str()).or_default() += of(*id).unwrap_or(0.0);
@@ -126,7 +129,7 @@ fn pss_mib(id: u32) -> Result<f64> {
 }
 
 /// User and system time of a process so far, in ticks.
-fn ticks(id: u32) -> Result<f64> {
+fn cpu_ticks(id: u32) -> Result<f64> {
     let file = format!("/proc/{id}/stat");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
     // The name in parentheses may hold blanks, so fields are counted after it: utime and stime are 14 and 15 of
@@ -136,7 +139,7 @@ fn ticks(id: u32) -> Result<f64> {
     Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
 }
 
-fn counted(site: &BenchCluster) -> Result<ClusterFootprint> {
+fn read_footprint(site: &BenchCluster) -> Result<ClusterFootprint> {
     let objects = site.kubectl(&[
         "get",
         &KINDS.join(","),
@@ -147,17 +150,17 @@ fn counted(site: &BenchCluster) -> Result<ClusterFootprint> {
         "name",
     ])?;
     // etcd listens on the control plane's loopback only.
-    let etcd = site.inside(&["curl", "--silent", "http://127.0.0.1:2379/metrics"])?;
+    let etcd = site.run_inside(&["curl", "--silent", "http://127.0.0.1:2379/metrics"])?;
     let server = site.kubectl(&["get", "--raw", "/metrics"])?;
     Ok(ClusterFootprint {
         objects: objects.lines().filter(|line| !line.is_empty()).count() as f64,
-        etcd_kib: metric(&etcd, "etcd_mvcc_db_total_size_in_use_in_bytes") / 1024.0,
-        watch_kib: metric(&server, "apiserver_watch_events_sizes_sum") / 1024.0,
+        etcd_kib: sum_metric(&etcd, "etcd_mvcc_db_total_size_in_use_in_bytes") / 1024.0,
+        watch_kib: sum_metric(&server, "apiserver_watch_events_sizes_sum") / 1024.0,
     })
 }
 
 /// Sum of a metric over all its label sets.
-fn metric(text: &str, name: &str) -> f64 {
+fn sum_metric(text: &str, name: &str) -> f64 {
     let lines = text
         .lines()
         .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
@@ -171,7 +174,7 @@ mod tests {
     #[test]
     fn a_metric_is_summed_over_its_labels_and_told_from_longer_names() {
         let text = "# HELP a b\na{x=\"1\"} 2\na{x=\"2\"} 3.5\na_sum 100\na 1\n";
-        assert_eq!(metric(text, "a"), 6.5);
-        assert_eq!(metric(text, "missing"), 0.0);
+        assert_eq!(sum_metric(text, "a"), 6.5);
+        assert_eq!(sum_metric(text, "missing"), 0.0);
     }
 }

@@ -3,13 +3,13 @@
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    report::{BenchGoal, BenchRow, row},
-    scene::{NodeBenchContext, records},
+    report::{BenchGoal, BenchRow, case_row},
+    scene::{NodeBenchContext, run_load},
 };
 use crate::coldstart;
 
 /// Number of services with one pod each. Each grows once: an added pod would stay until the end of its window.
-const TIMES: usize = 10;
+const SERVICES: usize = 10;
 /// Number of requests at once in the end.
 const REQUESTS: usize = 50;
 /// Scaling with one pod for every 7 requests: the eighth pod is for the fiftieth request alone.
@@ -26,14 +26,14 @@ const STAGES: &str = "1x1500ms,50x200ms";
 const PATH: &str = "/?sleep=3000";
 
 pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.node()?;
-    scene.apply_scaled(&node, "grow", TIMES, &SCALING)?;
+    let node = scene.start_node()?;
+    scene.apply_scaled(&node, "grow", SERVICES, &SCALING)?;
     let mut asked = Vec::new();
-    for index in 0..TIMES {
+    for index in 0..SERVICES {
         let host = format!("grow{index}.default.svc.cluster.local");
-        let mut load = node.run(&scene.client);
+        let mut load = node.client_command(&scene.client);
         load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
-        let sent = records(load.args(["--stages", STAGES, "--path", PATH]))?;
+        let sent = run_load(load.args(["--stages", STAGES, "--path", PATH]))?;
         if sent.len() != REQUESTS || !sent.iter().all(|it| it.is_answered()) {
             bail!("grow {index}: not {REQUESTS} requests, all answered: {sent:?}");
         }
@@ -49,5 +49,5 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     }
     node.stop()?;
     let goal = BenchGoal::P50P99AtMost(50.0, 50.0);
-    Ok(vec![row("1_to_50_in_flight_to_decision", "rouse", "ms", &asked, None, goal)])
+    Ok(vec![case_row("1_to_50_in_flight_to_decision", "rouse", "ms", &asked, None, goal)])
 }

@@ -5,43 +5,43 @@ use std::{fs, time::Duration};
 use anyhow::{Context as _, Result};
 
 use super::{
-    report::{BenchGoal, BenchRow, row},
+    report::{BenchGoal, BenchRow, case_row},
     scene::NodeBenchContext,
 };
 use crate::sh;
 
 const SERVICES: usize = 10_000;
 /// Time over which CPU is measured.
-const WATCH: Duration = Duration::from_secs(30);
+const CPU_SAMPLE_TIME: Duration = Duration::from_secs(30);
 /// Time to settle after applying the services.
-const SETTLE: Duration = Duration::from_secs(10);
+const SETTLE_TIME: Duration = Duration::from_secs(10);
 
 /// Measures memory of all daemons and maps together, for each service: the growth of the node, plus all maps, which
 /// get their whole memory at the start.
 pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.node()?;
-    sh::pause(SETTLE);
+    let node = scene.start_node()?;
+    sh::sleep(SETTLE_TIME);
     let empty = resident_kib(node.pid())?;
     scene.apply(&node, "idle", SERVICES, 0)?;
-    sh::pause(SETTLE);
+    sh::sleep(SETTLE_TIME);
     // Maps have fixed sizes and are not part of the resident size, so they are added apart.
     let full = resident_kib(node.pid())?;
     let maps = maps_kib(node.pid())?;
     let before = cpu_ticks(node.pid())?;
-    sh::pause(WATCH);
+    sh::sleep(CPU_SAMPLE_TIME);
     let ticks = cpu_ticks(node.pid())? - before;
     node.stop()?;
     println!("idle: resident {empty} KiB empty, {full} KiB full; maps {maps} KiB");
     let a_service = (full - empty + maps) / SERVICES as f64;
-    let percent = ticks / WATCH.as_secs_f64();
+    let percent = ticks / CPU_SAMPLE_TIME.as_secs_f64();
     Ok(vec![
-        row("memory_per_service", "rouse", "KiB", &[a_service], None, BenchGoal::AtMost(5.0)),
-        row("cpu", "rouse", "percent", &[percent], None, BenchGoal::AtMost(1.0)),
+        case_row("memory_per_service", "rouse", "KiB", &[a_service], None, BenchGoal::AtMost(5.0)),
+        case_row("cpu", "rouse", "percent", &[percent], None, BenchGoal::AtMost(1.0)),
     ])
 }
 
 fn resident_kib(pid: u32) -> Result<f64> {
-    let status = proc(pid, "status")?;
+    let status = read_proc_file(pid, "status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
     number.context("no VmRSS in /proc")
@@ -49,7 +49,7 @@ fn resident_kib(pid: u32) -> Result<f64> {
 
 /// User and system time in ticks of 10 ms: one tick a second is one percent of a processor.
 fn cpu_ticks(pid: u32) -> Result<f64> {
-    let stat = proc(pid, "stat")?;
+    let stat = read_proc_file(pid, "stat")?;
     // The name in parentheses may hold blanks, so fields are counted after it: utime and stime are 14 and 15 of
     // proc(5).
     let (_, rest) = stat.rsplit_once(") ").context("no name in /proc/PID/stat")?;
@@ -75,7 +75,7 @@ fn maps_kib(pid: u32) -> Result<f64> {
     Ok(maps.values().sum::<u64>() as f64 / 1024.0)
 }
 
-fn proc(pid: u32, file: &str) -> Result<String> {
+fn read_proc_file(pid: u32, file: &str) -> Result<String> {
     fs::read_to_string(format!("/proc/{pid}/{file}"))
         .with_context(|| format!("cannot read /proc/{pid}/{file}"))
 }

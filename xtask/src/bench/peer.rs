@@ -26,11 +26,11 @@ impl PlainDeployment {
         let name = format!("{name}-{}", if token { "token" } else { "plain" });
         site.create(&manifest(&name, token))?;
         let address = site.wait("an address", || {
-            Ok(Some(site.address(&name)?).filter(|address| !address.is_empty()))
+            Ok(Some(site.cluster_ip(&name)?).filter(|address| !address.is_empty()))
         })?;
         let peer = Self { name, address };
-        peer.wake(site, place)?;
-        peer.sleep(site)?;
+        peer.measure_start(site, place)?;
+        peer.scale_to_zero(site)?;
         Ok(peer)
     }
 
@@ -47,7 +47,7 @@ impl PlainDeployment {
     /// Sets its scale. Returns the moment when the request was sent to the API server, Unix time in µs.
     pub(super) fn scale(&self, site: &BenchCluster, replicas: u32) -> Result<u64> {
         let path = format!("/apis/apps/v1/namespaces/default/deployments/{}/scale", self.name);
-        let mut curl = site.api(&path);
+        let mut curl = site.api_command(&path);
         curl.args(["-X", "PATCH", "-H", "Content-Type: application/merge-patch+json"]);
         curl.args(["--data", &format!("{{\"spec\":{{\"replicas\":{replicas}}}}}")]);
         curl.args(["--output", "/dev/null", "--write-out", "%{time_pretransfer} %{time_total}"]);
@@ -60,10 +60,10 @@ impl PlainDeployment {
     }
 
     /// Scales to one pod. Returns the time from the patch to the first response through the Service, in ms.
-    pub(super) fn wake(&self, site: &BenchCluster, place: &BenchClientPod) -> Result<f64> {
+    pub(super) fn measure_start(&self, site: &BenchCluster, place: &BenchClientPod) -> Result<f64> {
         let address = format!("{}:80", self.address);
         // The client runs before the patch, so that its own start is no part of the time.
-        let mut asker = site.asker(place, &["measure", "first", "--addr", &address]);
+        let mut asker = site.pod_command(place, &["measure", "first", "--addr", &address]);
         let asker = asker.stdout(std::process::Stdio::piped()).spawn();
         let asker = asker.context("cannot start a client")?;
         let patched_us = self.scale(site, 1)?;
@@ -76,7 +76,7 @@ impl PlainDeployment {
     }
 
     /// Scales to zero and waits until no pod is left.
-    pub(super) fn sleep(&self, site: &BenchCluster) -> Result<()> {
+    pub(super) fn scale_to_zero(&self, site: &BenchCluster) -> Result<()> {
         // The next start must be a cold one, so the pod has to be gone and not only terminating.
         self.scale(site, 0)?;
         let selector = self.selector();

@@ -67,27 +67,32 @@ pub(super) struct ControlRatio {
 }
 
 /// Name of the control among `subjects`.
-fn control<'a>(subjects: impl Iterator<Item = &'a str>) -> &'static str {
+fn find_control<'a>(subjects: impl Iterator<Item = &'a str>) -> &'static str {
     let subjects: Vec<&str> = subjects.collect();
     CONTROLS.into_iter().find(|control| subjects.contains(control)).unwrap_or(CONTROLS[0])
 }
 
 /// Rows of one case: the rounds of each subject, with ratios to the control. The goal is for `rouse` alone.
-pub(super) fn rows(case: &str, unit: &str, rounds: &RoundValues, goal: BenchGoal) -> Vec<BenchRow> {
-    let control = control(rounds.keys().copied());
+pub(super) fn case_rows(
+    case: &str,
+    unit: &str,
+    rounds: &RoundValues,
+    goal: BenchGoal,
+) -> Vec<BenchRow> {
+    let control = find_control(rounds.keys().copied());
     rounds
         .iter()
         .map(|(subject, values)| {
             let ratio = (*subject != control).then(|| ratio(rounds, subject, control)).flatten();
             let ratio = ratio.map(|ratio| ControlRatio { control, ratio });
             let goal = if *subject == "rouse" { goal } else { BenchGoal::None };
-            row(case, subject, unit, values, ratio, goal)
+            case_row(case, subject, unit, values, ratio, goal)
         })
         .collect()
 }
 
 /// Makes one row. Goals are judged by medians, not by the best value.
-pub(super) fn row(
+pub(super) fn case_row(
     case: &str,
     subject: &str,
     unit: &str,
@@ -128,13 +133,13 @@ pub(super) fn row(
 }
 
 /// Formats the report as a section of BENCHMARKS.md.
-pub(super) fn section(report: &BenchReport) -> String {
+pub(super) fn markdown_section(report: &BenchReport) -> String {
     let BenchReport { name, machine, rows } = report;
     let mut out = format!(
         "## {name}\n\n`cargo xtask bench {name}` · {} · Linux {} · commit {}\n\n",
         machine.machine, machine.kernel, machine.commit
     );
-    let control = control(rows.iter().map(|row| row.subject.as_str()));
+    let control = find_control(rows.iter().map(|row| row.subject.as_str()));
     // Writing to a string cannot fail.
     let _ = writeln!(
         out,
@@ -156,9 +161,9 @@ pub(super) fn section(report: &BenchReport) -> String {
             "| {} | {} | {} | {} | {} | {} | {} | {ratio} | {} | {reached} |",
             row.case,
             row.subject,
-            short(row.p50),
-            short(row.p90),
-            short(row.p99),
+            format_significant(row.p50),
+            format_significant(row.p90),
+            format_significant(row.p99),
             row.unit,
             row.n,
             row.goal.as_deref().unwrap_or_default(),
@@ -168,7 +173,7 @@ pub(super) fn section(report: &BenchReport) -> String {
 }
 
 /// Formats with three significant digits, which is more precise than any of these measurements.
-fn short(value: f64) -> String {
+fn format_significant(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
@@ -201,7 +206,7 @@ mod tests {
             ("bare", vec![100.0, 100.0, 100.0]),
             ("rouse", vec![101.0, 104.0, 110.0]),
         ]);
-        let rows = rows("services_1", "us", &rounds, BenchGoal::RatioAtMost(1.05));
+        let rows = case_rows("services_1", "us", &rounds, BenchGoal::RatioAtMost(1.05));
         let judged: Vec<_> = rows.iter().map(|row| (row.subject.as_str(), row.reached)).collect();
         assert_eq!(judged, [("bare", None), ("rouse", Some(true))]);
     }
@@ -209,13 +214,13 @@ mod tests {
     #[test]
     fn programs_in_force_are_compared_with_none_where_the_pod_is_the_same() {
         let rounds = RoundValues::from([("off", vec![100.0]), ("rouse", vec![98.0])]);
-        let rows = rows("req_s_h1", "req/s", &rounds, BenchGoal::RatioAtLeast(0.97));
+        let rows = case_rows("req_s_h1", "req/s", &rounds, BenchGoal::RatioAtLeast(0.97));
         assert_eq!(rows[0].ratio, None);
         assert_eq!(rows[1].goal.as_deref(), Some("≥ 0.97 × off"));
         assert_eq!(rows[1].reached, Some(true));
         let machine =
             MachineInfo { machine: String::new(), kernel: String::new(), commit: String::new() };
-        let section = section(&BenchReport { name: "count".into(), machine, rows });
+        let section = markdown_section(&BenchReport { name: "count".into(), machine, rows });
         assert!(section.contains("| ratio to off (95 %) |"), "{section}");
     }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
-use super::report::{BenchGoal, BenchRow, row};
+use super::report::{BenchGoal, BenchRow, case_row};
 use crate::sh;
 
 /// Output of `controller/benches/resync`, as JSON.
@@ -38,7 +38,7 @@ pub(super) fn run() -> Result<Vec<BenchRow>> {
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
     // Times of an incomplete run would look good.
     ensure!(it.is_complete, "the controller came to no rest: {line}");
-    let one = |case, unit, value: f64, goal| row(case, "rouse", unit, &[value], None, goal);
+    let one = |case, unit, value: f64, goal| case_row(case, "rouse", unit, &[value], None, goal);
     Ok(vec![
         one("known", "s", it.known_s, BenchGoal::None),
         one("whole_table", "s", it.whole_s, BenchGoal::None),

@@ -12,16 +12,16 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{
-    is_true,
+    is_condition_true,
     peer::PlainDeployment,
-    report::{BenchGoal, BenchRow, row},
-    service,
+    report::{BenchGoal, BenchRow, case_row},
+    service_manifest,
     site::{BenchClientPod, BenchCluster, ClusterBenchContext},
 };
 use crate::{load::LoadRecord, sh};
 
 /// Number of times that each subject scales from one pod to three and back.
-const TIMES: u32 = 6;
+const SCALING_CYCLES: u32 = 6;
 const NAME: &str = "scale-in";
 /// Scaling with one pod for every 10 requests at once.
 const SCALING: [(&str, &str); 5] = [
@@ -32,63 +32,68 @@ const SCALING: [(&str, &str); 5] = [
     ("window", "6s"),
 ];
 /// Load of 200 requests a second, half of them on new connections, for longer than all scaling takes.
-const STEADY: &str = "200x180s";
+const STEADY_STAGES: &str = "200x180s";
 /// Additional load that needs more than one pod.
-const PULSE: [&str; 4] = ["--stages", "25x10s", "--path", "/?sleep=100"];
+const PULSE_ARGS: [&str; 4] = ["--stages", "25x10s", "--path", "/?sleep=100"];
 /// Time without changes after each new number of pods.
-const REST: Duration = Duration::from_secs(3);
+const PAUSE_AFTER_SCALING: Duration = Duration::from_secs(3);
 
 pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.site(2, "iptables")?;
+    let site = clusters.create_cluster(2, "iptables")?;
     site.install("standard")?;
-    let places = site.places()?;
-    site.services(&service(NAME, &SCALING), &[NAME.to_owned()])?;
-    let address = site.address(NAME)?;
+    let places = site.create_client_pods()?;
+    site.create_services(&service_manifest(NAME, &SCALING), &[NAME.to_owned()])?;
+    let address = site.cluster_ip(NAME)?;
     let ours = SteadyLoad::start(clusters, &site, &places[0], &address, "rouse")?;
-    for _ in 0..TIMES {
-        there_and_back(&site, &places[1], &address)?;
+    for _ in 0..SCALING_CYCLES {
+        scale_out_and_in(&site, &places[1], &address)?;
     }
     let mut rows = ours.rows("rouse", BenchGoal::AtMost(0.0))?;
     // The peer runs after Rouse, with the same load, so that both have the machine to themselves.
     let peer = PlainDeployment::new(&site, &places[0], NAME, true)?;
-    peer.wake(&site, &places[0])?;
+    peer.measure_start(&site, &places[0])?;
     let theirs = SteadyLoad::start(clusters, &site, &places[0], peer.address(), "kube-proxy")?;
     // Nothing scales the peer by load, so the bench sets its scale.
-    for pods in [3, 1].repeat(TIMES as usize) {
+    for pods in [3, 1].repeat(SCALING_CYCLES as usize) {
         peer.scale(&site, pods)?;
-        until(&site, peer.selector(), pods as usize)?;
+        wait_for_pods(&site, peer.selector(), pods as usize)?;
     }
     rows.extend(theirs.rows("kube-proxy-iptables", BenchGoal::None)?);
     Ok(rows)
 }
 
 /// Adds load until there are three pods, and removes it until there is one.
-fn there_and_back(site: &BenchCluster, place: &BenchClientPod, address: &str) -> Result<()> {
+fn scale_out_and_in(site: &BenchCluster, place: &BenchClientPod, address: &str) -> Result<()> {
     let selector = format!("serving.knative.dev/service={NAME}");
-    let mut pulse = load(site, place, address, &PULSE);
+    let mut pulse = load_command(site, place, address, &PULSE_ARGS);
     let mut pulse = pulse.stdout(Stdio::null()).spawn().context("cannot start a load")?;
-    until(site, selector.clone(), 3)?;
+    wait_for_pods(site, selector.clone(), 3)?;
     if !pulse.wait()?.success() {
         bail!("a load that needs three pods failed");
     }
-    until(site, selector, 1)
+    wait_for_pods(site, selector, 1)
 }
 
-/// Waits for exactly `pods` pods, all ready, and for [`REST`] after that.
-fn until(site: &BenchCluster, selector: String, pods: usize) -> Result<()> {
+/// Waits for exactly `pods` pods, all ready, and for [`PAUSE_AFTER_SCALING`] after that.
+fn wait_for_pods(site: &BenchCluster, selector: String, pods: usize) -> Result<()> {
     site.wait(&format!("{pods} pods"), || {
         let all = site.list(&["pods", "--selector", &selector])?;
-        let ready = |pod: &Value| is_true(pod, "Ready");
+        let ready = |pod: &Value| is_condition_true(pod, "Ready");
         Ok((all.len() == pods && all.iter().all(ready)).then_some(()))
     })?;
-    sh::pause(REST);
+    sh::sleep(PAUSE_AFTER_SCALING);
     Ok(())
 }
 
-fn load(site: &BenchCluster, place: &BenchClientPod, address: &str, more: &[&str]) -> Command {
+fn load_command(
+    site: &BenchCluster,
+    place: &BenchClientPod,
+    address: &str,
+    more: &[&str],
+) -> Command {
     let to = format!("{address}:80");
     let words = ["load", "--addr", &to, "--host", NAME];
-    site.asker(place, &[&words[..], more].concat())
+    site.pod_command(place, &[&words[..], more].concat())
 }
 
 /// Steady load in which no request may be lost.
@@ -108,7 +113,7 @@ impl SteadyLoad {
         let records = clusters.folder.join(format!("scale-in-{subject}.jsonl"));
         let out = File::create(&records)
             .with_context(|| format!("cannot write {}", records.display()))?;
-        let mut load = load(site, place, address, &["--open", "--stages", STEADY]);
+        let mut load = load_command(site, place, address, &["--open", "--stages", STEADY_STAGES]);
         let child = load.stdout(out).spawn().context("cannot start a load")?;
         Ok(Self { child, records })
     }
@@ -128,7 +133,7 @@ impl SteadyLoad {
             text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let lost = records.iter().filter(|it| !it.is_answered()).count();
         let count = |case: &str, number: usize, goal| {
-            row(case, subject, "requests", &[number as f64], None, goal)
+            case_row(case, subject, "requests", &[number as f64], None, goal)
         };
         Ok(vec![count("sent", records.len(), BenchGoal::None), count("lost", lost, goal)])
     }

@@ -12,15 +12,15 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::{is_true, service};
+use super::{is_condition_true, service_manifest};
 use crate::{image, sh, workspace::CargoWorkspace};
 
 /// Timeout of every wait: after this time the expected state is not going to come.
-const PATIENCE: Duration = Duration::from_secs(300);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time between two checks of a wait.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Namespace of the components, as shipped.
-pub(super) const SYSTEM: &str = "knative-serving";
+pub(super) const SYSTEM_NAMESPACE: &str = "knative-serving";
 
 /// Settings and programs with which clusters are created.
 #[derive(Clone, Debug)]
@@ -38,12 +38,12 @@ pub(super) struct ClusterBenchContext {
 
 impl ClusterBenchContext {
     /// Creates a cluster without Rouse, after removing what a killed run left under the same name.
-    pub(super) fn site(&self, nodes: u8, proxy: &str) -> Result<BenchCluster> {
+    pub(super) fn create_cluster(&self, nodes: u8, proxy: &str) -> Result<BenchCluster> {
         BenchCluster::up(self, nodes, proxy)
     }
 
     /// Writes a text file to the results directory.
-    pub(super) fn keep(&self, name: &str, text: &str) -> Result<()> {
+    pub(super) fn write_result(&self, name: &str, text: &str) -> Result<()> {
         let file = self.folder.join(name);
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     }
@@ -66,7 +66,7 @@ pub(super) struct BenchCluster {
 pub(super) struct BenchClientPod {
     pub(super) node: String,
     /// Id of one of its processes, as the host sees it.
-    id: u32,
+    pid: u32,
     /// Directory of its cgroup v2.
     cgroup: PathBuf,
 }
@@ -91,7 +91,7 @@ impl BenchCluster {
             // Only these two images are needed, and building all of them takes longer.
             None => {
                 up.args(["--image", "hello", "--image", "rouse"]);
-                image::program(&CargoWorkspace::load()?, "rouse")
+                image::program_path(&CargoWorkspace::load()?, "rouse")
             }
         };
         sh::run(&mut up)?;
@@ -108,7 +108,7 @@ impl BenchCluster {
     pub(super) fn install(&self, profile: &str) -> Result<()> {
         let mut rouse = Command::new(&self.rouse);
         rouse.args(["install", "--apply", "--wait", "--profile", profile, "--kubeconfig"]);
-        sh::run(rouse.arg(self.text("kubeconfig")).stdout(Stdio::null()))
+        sh::run(rouse.arg(self.status_text("kubeconfig")).stdout(Stdio::null()))
     }
 
     /// Applies the objects of an installation on a cluster without nodes, where no pod starts.
@@ -119,30 +119,30 @@ impl BenchCluster {
     }
 
     pub(super) fn kubeconfig(&self) -> &str {
-        self.text("kubeconfig")
+        self.status_text("kubeconfig")
     }
 
     /// Command `rouse WORDS` in the control plane's network namespace.
-    pub(super) fn rouse_inside(&self, words: &[&str]) -> Command {
-        let mut command = self.enter();
+    pub(super) fn rouse_command(&self, words: &[&str]) -> Command {
+        let mut command = self.netns_command();
         command.arg(&self.rouse).args(words);
         command
     }
 
     /// Starts `xtask WORDS` in the control plane's network namespace.
-    pub(super) fn client_inside(&self, words: &[&str]) -> Result<Child> {
-        let mut command = self.enter();
+    pub(super) fn start_client(&self, words: &[&str]) -> Result<Child> {
+        let mut command = self.netns_command();
         command.arg(&self.client).args(words).stdout(Stdio::null());
         command.spawn().context("cannot start a client")
     }
 
-    fn enter(&self) -> Command {
+    fn netns_command(&self) -> Command {
         let mut nsenter = Command::new("nsenter");
-        nsenter.arg(format!("--net={}", self.text("netns")));
+        nsenter.arg(format!("--net={}", self.status_text("netns")));
         nsenter
     }
 
-    fn text(&self, key: &str) -> &str {
+    fn status_text(&self, key: &str) -> &str {
         self.status[key].as_str().unwrap_or_default()
     }
 
@@ -153,16 +153,24 @@ impl BenchCluster {
     }
 
     /// Log of one process of the cluster, for example `node1-containerd` or `kube-scheduler`.
-    pub(super) fn log(&self, process: &str) -> Result<String> {
-        let file = Path::new(self.text("logs")).join(format!("{process}.log"));
+    pub(super) fn process_log(&self, process: &str) -> Result<String> {
+        let file = Path::new(self.status_text("logs")).join(format!("{process}.log"));
         let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Logs of all replicas of a component, one after the other.
-    pub(super) fn part_log(&self, app: &str) -> Result<String> {
+    pub(super) fn component_log(&self, app: &str) -> Result<String> {
         let selector = format!("app={app}");
-        self.kubectl(&["logs", "-n", SYSTEM, "-l", &selector, "--tail=-1", "--prefix=false"])
+        self.kubectl(&[
+            "logs",
+            "-n",
+            SYSTEM_NAMESPACE,
+            "-l",
+            &selector,
+            "--tail=-1",
+            "--prefix=false",
+        ])
     }
 
     /// Runs `kubectl ARGS` and returns its output.
@@ -171,8 +179,8 @@ impl BenchCluster {
     }
 
     fn kubectl_command(&self) -> Command {
-        let mut command = Command::new(self.text("kubectl"));
-        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(self.text("kubeconfig"));
+        let mut command = Command::new(self.status_text("kubectl"));
+        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(self.status_text("kubeconfig"));
         command
     }
 
@@ -196,8 +204,8 @@ impl BenchCluster {
     }
 
     /// Command `curl` with the administrator's certificate, for a path of the API server.
-    pub(super) fn api(&self, path: &str) -> Command {
-        let pki = Path::new(self.text("kubeconfig")).with_file_name("pki");
+    pub(super) fn api_command(&self, path: &str) -> Command {
+        let pki = Path::new(self.status_text("kubeconfig")).with_file_name("pki");
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--show-error", "--fail", "--no-buffer", "--noproxy", "*"]);
         curl.arg("--cacert").arg(pki.join("ca.crt"));
@@ -208,23 +216,26 @@ impl BenchCluster {
 
     /// URL of a path of the API server.
     pub(super) fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.text("server"))
+        format!("{}{path}", self.status_text("server"))
     }
 
     /// Runs a program in the control plane's network namespace and returns its output.
-    pub(super) fn inside(&self, command: &[&str]) -> Result<String> {
-        sh::capture(self.enter().args(command))
+    pub(super) fn run_inside(&self, command: &[&str]) -> Result<String> {
+        sh::capture(self.netns_command().args(command))
     }
 
     /// Processes of Rouse: component and process id.
     pub(super) fn component_processes(&self) -> Result<Vec<(String, u32)>> {
         let mut all = Vec::new();
-        for pod in self.list(&["pods", "--namespace", SYSTEM])? {
+        for pod in self.list(&["pods", "--namespace", SYSTEM_NAMESPACE])? {
             let part = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
             let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
             let id = pod["status"]["containerStatuses"][0]["containerID"].as_str();
             let Some((_, id)) = id.and_then(|id| id.split_once("://")) else { continue };
-            all.push((part.trim_start_matches("rouse-").to_owned(), self.place(node, id)?.id));
+            all.push((
+                part.trim_start_matches("rouse-").to_owned(),
+                self.find_client_pod(node, id)?.pid,
+            ));
         }
         Ok(all)
     }
@@ -247,7 +258,7 @@ impl BenchCluster {
         Ok(maps.values().sum::<f64>() / 1024.0 / 1024.0)
     }
 
-    /// Calls `look` until it returns a value, at most for [`PATIENCE`].
+    /// Calls `look` until it returns a value, at most for [`WAIT_TIMEOUT`].
     pub(super) fn wait<T>(
         &self,
         what: &str,
@@ -258,42 +269,45 @@ impl BenchCluster {
             if let Some(found) = look()? {
                 return Ok(found);
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > WAIT_TIMEOUT {
                 bail!("waited in vain for {what} on the cluster {}", self.name);
             }
-            sh::pause(LOOK);
+            sh::sleep(POLL_INTERVAL);
         }
     }
 
     /// Creates services without a first pod and with the shortest window, and waits until each is ready.
-    pub(super) fn sleepers(&self, names: &[String]) -> Result<()> {
+    pub(super) fn create_sleeping_services(&self, names: &[String]) -> Result<()> {
         let scaling = [("initial-scale", "0"), ("window", "6s")];
-        self.services(&names.iter().map(|name| service(name, &scaling)).collect::<String>(), names)
+        self.create_services(
+            &names.iter().map(|name| service_manifest(name, &scaling)).collect::<String>(),
+            names,
+        )
     }
 
     /// Creates the services of the manifest, and waits until each of `names` is ready.
-    pub(super) fn services(&self, yaml: &str, names: &[String]) -> Result<()> {
+    pub(super) fn create_services(&self, yaml: &str, names: &[String]) -> Result<()> {
         self.create(yaml)?;
         self.wait("the services to be ready", || {
             let services = self.list(&["ksvc"])?;
             let ready = |name: &String| {
                 let mut named =
                     services.iter().filter(|it| it["metadata"]["name"] == name.as_str());
-                named.any(|it| is_true(it, "Ready"))
+                named.any(|it| is_condition_true(it, "Ready"))
             };
             Ok(names.iter().all(ready).then_some(()))
         })
     }
 
     /// Returns the ClusterIP of a Service.
-    pub(super) fn address(&self, service: &str) -> Result<String> {
+    pub(super) fn cluster_ip(&self, service: &str) -> Result<String> {
         self.kubectl(&["get", "service", service, "--output", "jsonpath={.spec.clusterIP}"])
     }
 
     /// Creates one pod to send requests from on each node, and waits until all run.
-    pub(super) fn places(&self) -> Result<Vec<BenchClientPod>> {
+    pub(super) fn create_client_pods(&self) -> Result<Vec<BenchClientPod>> {
         let nodes = self.nodes();
-        self.create(&nodes.iter().map(|node| asker(node)).collect::<String>())?;
+        self.create(&nodes.iter().map(|node| client_pod_manifest(node)).collect::<String>())?;
         let place = |node: &&str| {
             let id = self.wait("a pod to ask from", || {
                 let pods = self.list(&["pods", "--selector", &format!("ask-from={node}")])?;
@@ -301,39 +315,40 @@ impl BenchCluster {
                 let id = id.filter(|it| it["started"] == true);
                 Ok(id.and_then(|it| it["containerID"].as_str()).map(str::to_owned))
             })?;
-            self.place(node, id.trim_start_matches("containerd://"))
+            self.find_client_pod(node, id.trim_start_matches("containerd://"))
         };
         nodes.iter().map(place).collect()
     }
 
-    fn place(&self, node: &str, container: &str) -> Result<BenchClientPod> {
+    fn find_client_pod(&self, node: &str, container: &str) -> Result<BenchClientPod> {
         let nodes = self.status["nodes"].as_array();
         let here = nodes.into_iter().flatten().find(|it| it["name"] == node);
         let root = here.and_then(|it| it["cgroup"].as_str()).context("a node without a cgroup")?;
-        let cgroup = below(Path::new(root), container).context("a container without a cgroup")?;
+        let cgroup = find_directory_below(Path::new(root), container)
+            .context("a container without a cgroup")?;
         // Any process of the container will do: all share its network namespace.
         let ids = fs::read_to_string(cgroup.join("cgroup.procs"))?;
         let id = ids.lines().next().and_then(|id| id.parse().ok());
         Ok(BenchClientPod {
             node: node.to_owned(),
-            id: id.context("a container without a process")?,
+            pid: id.context("a container without a process")?,
             cgroup,
         })
     }
 
     /// Runs `xtask ARGS` as a process of the pod: in its network namespace, and in its cgroup, where programs see
     /// connects.
-    pub(super) fn ask(&self, place: &BenchClientPod, args: &[&str]) -> Result<String> {
-        sh::capture(&mut self.asker(place, args))
+    pub(super) fn run_in_pod(&self, place: &BenchClientPod, args: &[&str]) -> Result<String> {
+        sh::capture(&mut self.pod_command(place, args))
     }
 
     /// Command `xtask ARGS` as a process of the pod, not yet started.
-    pub(super) fn asker(&self, place: &BenchClientPod, args: &[&str]) -> Command {
+    pub(super) fn pod_command(&self, place: &BenchClientPod, args: &[&str]) -> Command {
         // The shell enters the cgroup itself before `exec`: a process keeps the cgroup in which it starts.
         const ENTER: &str =
             r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
         let mut command = Command::new("sh");
-        command.args(["-c", ENTER]).arg(&place.cgroup).arg(format!("/proc/{}/ns/net", place.id));
+        command.args(["-c", ENTER]).arg(&place.cgroup).arg(format!("/proc/{}/ns/net", place.pid));
         command.arg(&self.client).args(args);
         command
     }
@@ -351,14 +366,14 @@ impl Drop for BenchCluster {
 }
 
 /// Finds the directory below `root` whose name ends with `name`.
-fn below(root: &Path, name: &str) -> Option<PathBuf> {
+fn find_directory_below(root: &Path, name: &str) -> Option<PathBuf> {
     let folders = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path());
     let folders: Vec<PathBuf> = folders.filter(|path| path.is_dir()).collect();
     let found = folders.iter().find(|path| path.to_string_lossy().ends_with(name)).cloned();
-    found.or_else(|| folders.iter().find_map(|path| below(path, name)))
+    found.or_else(|| folders.iter().find_map(|path| find_directory_below(path, name)))
 }
 
-fn asker(node: &str) -> String {
+fn client_pod_manifest(node: &str) -> String {
     format!(
         "---
 apiVersion: v1

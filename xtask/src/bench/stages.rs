@@ -26,7 +26,7 @@ pub(super) enum ColdStartStage {
     /// The watch showed the pod with a node.
     Bound,
     /// The kubelet asked for a sandbox: it has seen the pod and mounted its volumes.
-    SandboxAsked,
+    SandboxRequested,
     /// containerd returned the sandbox, with namespaces and network.
     SandboxReady,
     /// containerd returned from starting the container's process.
@@ -38,9 +38,9 @@ pub(super) enum ColdStartStage {
 /// One cold start: time of each step, Unix time in µs. Steps without a trace are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ClusterColdStart {
-    pub(super) asked_us: u64,
+    pub(super) requested_us: u64,
     pub(super) first_byte_us: u64,
-    pub(super) reached: BTreeMap<ColdStartStage, u64>,
+    pub(super) stage_times: BTreeMap<ColdStartStage, u64>,
     /// Name of the node of the pod that answered.
     pub(super) node: String,
     /// Time at which the watch first showed the pod as ready.
@@ -61,17 +61,17 @@ pub(super) struct ColdStartTraces<'a> {
 
 impl ClusterColdStart {
     /// Splits the cold start of the request in `record` into its steps.
-    pub(super) fn of(record: &LoadRecord, traces: &ColdStartTraces<'_>) -> Self {
+    pub(super) fn from_record(record: &LoadRecord, traces: &ColdStartTraces<'_>) -> Self {
         let (from, to) = (record.at_us, record.at_us + record.first_byte_us);
         let revision = record.pod.split("-deployment-").next().unwrap_or_default();
         // A log holds the decisions of the whole run: only a line within this request's time is its own.
         let logged = |log: &str, phrase: &str, subject: &str| {
             let mut lines = log.lines().filter(|it| it.contains(phrase) && it.contains(subject));
-            lines.find_map(|it| stamp(it).filter(|at| (from..=to).contains(at)))
+            lines.find_map(|it| parse_timestamp(it).filter(|at| (from..=to).contains(at)))
         };
         let sights = || traces.pods.iter().filter(|it| it.pod == record.pod);
         let bound = sights().find(|it| !it.node.is_empty());
-        let sandbox = SandboxTimes::of(&record.pod, traces.containerd);
+        let sandbox = SandboxTimes::from_log(&record.pod, traces.containerd);
         let revision = |end: &str| format!("default/{revision}{end}");
         let found = [
             (ColdStartStage::Decided, logged(traces.autoscaler, "scale decided", &revision(" "))),
@@ -81,34 +81,36 @@ impl ClusterColdStart {
             ),
             (ColdStartStage::Created, sights().next().map(|it| it.at_us)),
             (ColdStartStage::Bound, bound.map(|it| it.at_us)),
-            (ColdStartStage::SandboxAsked, sandbox.asked),
+            (ColdStartStage::SandboxRequested, sandbox.requested),
             (ColdStartStage::SandboxReady, sandbox.ready),
             (ColdStartStage::Started, sandbox.started),
             (ColdStartStage::Listening, Some(record.listening_us)),
         ];
         let reached = found.into_iter().filter_map(|(stage, at)| Some((stage, at?)));
         Self {
-            asked_us: from,
+            requested_us: from,
             first_byte_us: to,
-            reached: reached.collect(),
+            stage_times: reached.collect(),
             node: bound.map(|it| it.node.clone()).unwrap_or_default(),
             ready_us: sights().find(|it| it.is_ready).map(|it| it.at_us),
         }
     }
 
     /// Time from the request to `stage`, in ms.
-    pub(super) fn until(&self, stage: ColdStartStage) -> Option<f64> {
-        self.reached.get(&stage).map(|at| ms(self.asked_us, *at))
+    pub(super) fn ms_until(&self, stage: ColdStartStage) -> Option<f64> {
+        self.stage_times.get(&stage).map(|at| elapsed_ms(self.requested_us, *at))
     }
 
     /// Time from `first` to `second`, in ms; 0 if a late watch event reports `first` after `second`.
-    pub(super) fn between(&self, first: ColdStartStage, second: ColdStartStage) -> Option<f64> {
-        Some(ms(*self.reached.get(&first)?, *self.reached.get(&second)?))
+    pub(super) fn ms_between(&self, first: ColdStartStage, second: ColdStartStage) -> Option<f64> {
+        Some(elapsed_ms(*self.stage_times.get(&first)?, *self.stage_times.get(&second)?))
     }
 
     /// Time from `listen` to the first byte, in ms.
     pub(super) fn listen_to_first_byte(&self) -> Option<f64> {
-        self.reached.get(&ColdStartStage::Listening).map(|at| ms(*at, self.first_byte_us))
+        self.stage_times
+            .get(&ColdStartStage::Listening)
+            .map(|at| elapsed_ms(*at, self.first_byte_us))
     }
 
     /// Time from the first byte until the API server showed the pod as ready, in ms; negative if ready came first.
@@ -118,55 +120,59 @@ impl ClusterColdStart {
 
     /// Time from the request to the first byte, in ms.
     pub(super) fn total(&self) -> f64 {
-        ms(self.asked_us, self.first_byte_us)
+        elapsed_ms(self.requested_us, self.first_byte_us)
     }
 }
 
 /// Time at which the container of a pod was started, Unix time in µs.
 pub(super) fn container_started_at(pod: &str, containerd: &str) -> Option<u64> {
-    SandboxTimes::of(pod, containerd).started
+    SandboxTimes::from_log(pod, containerd).started
 }
 
-fn ms(from_us: u64, to_us: u64) -> f64 {
+fn elapsed_ms(from_us: u64, to_us: u64) -> f64 {
     to_us.saturating_sub(from_us) as f64 / 1e3
 }
 
 /// Times from containerd's log of a pod's sandbox and its one container, Unix time in µs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct SandboxTimes {
-    asked: Option<u64>,
+    requested: Option<u64>,
     ready: Option<u64>,
     started: Option<u64>,
 }
 
 impl SandboxTimes {
-    fn of(pod: &str, log: &str) -> Self {
+    fn from_log(pod: &str, log: &str) -> Self {
         let asks = |it: &&str| it.contains("msg=\"RunPodSandbox for ") && it.contains(pod);
         let mut lines = log.lines();
         // Lines of sandbox and container share ids only: pod → sandbox id → container id.
-        let asked = lines.find(asks).and_then(stamp);
+        let requested = lines.find(asks).and_then(parse_timestamp);
         let done = log.lines().find(|it| asks(it) && it.contains("returns sandbox id"));
-        let sandbox = done.and_then(id).unwrap_or("none");
+        let sandbox = done.and_then(returned_id).unwrap_or("none");
         let made = log.lines().find(|it| {
             it.contains("CreateContainer within sandbox")
                 && it.contains(sandbox)
                 && it.contains("returns container id")
         });
-        let container = made.and_then(id).unwrap_or("none");
+        let container = made.and_then(returned_id).unwrap_or("none");
         let started = log.lines().find(|it| {
             it.contains("StartContainer for") && it.contains(container) && it.contains("returns")
         });
-        Self { asked, ready: done.and_then(stamp), started: started.and_then(stamp) }
+        Self {
+            requested,
+            ready: done.and_then(parse_timestamp),
+            started: started.and_then(parse_timestamp),
+        }
     }
 }
 
 /// Last quoted 64-digit id of a line: the id that a call returned.
-fn id(line: &str) -> Option<&str> {
+fn returned_id(line: &str) -> Option<&str> {
     line.rsplit('"').map(|word| word.trim_end_matches('\\')).find(|word| word.len() == 64)
 }
 
 /// Time of a log line: `2026-11-21T10:00:00.123456Z …`, or `time="2026-11-21T10:00:00.123456789Z" …`.
-fn stamp(line: &str) -> Option<u64> {
+fn parse_timestamp(line: &str) -> Option<u64> {
     let word = line.split_whitespace().next()?;
     parse_unix_us(word.strip_prefix("time=").unwrap_or(word).trim_matches('"'))
 }
@@ -215,14 +221,14 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
         let containerd = containerd();
         let traces =
             ColdStartTraces { pods: &pods, autoscaler, controller, containerd: &containerd };
-        let wake = ClusterColdStart::of(&record(), &traces);
-        let until = |stage| wake.until(stage).unwrap().round();
+        let wake = ClusterColdStart::from_record(&record(), &traces);
+        let until = |stage| wake.ms_until(stage).unwrap().round();
         let all = [
             ColdStartStage::Decided,
             ColdStartStage::Patched,
             ColdStartStage::Created,
             ColdStartStage::Bound,
-            ColdStartStage::SandboxAsked,
+            ColdStartStage::SandboxRequested,
             ColdStartStage::SandboxReady,
             ColdStartStage::Started,
             ColdStartStage::Listening,
@@ -230,15 +236,15 @@ time="2026-01-01T00:00:00.500000001Z" level=info msg="StartContainer for \"{cont
         assert_eq!(all.map(until), [1.0, 6.0, 10.0, 12.0, 200.0, 300.0, 500.0, 799.0]);
         assert_eq!(wake.listen_to_first_byte(), Some(1.0));
         assert_eq!((wake.total(), wake.node.as_str()), (800.0, "node2"));
-        assert_eq!(wake.between(ColdStartStage::Patched, ColdStartStage::Created), Some(4.0));
+        assert_eq!(wake.ms_between(ColdStartStage::Patched, ColdStartStage::Created), Some(4.0));
         assert_eq!(wake.first_byte_to_ready(), Some(50.0));
     }
 
     #[test]
     fn a_step_that_left_no_trace_is_missing_and_not_zero() {
         let traces = ColdStartTraces { pods: &[], autoscaler: "", controller: "", containerd: "" };
-        let wake = ClusterColdStart::of(&record(), &traces);
-        assert_eq!(wake.until(ColdStartStage::Decided), None);
-        assert_eq!(wake.between(ColdStartStage::Created, ColdStartStage::Bound), None);
+        let wake = ClusterColdStart::from_record(&record(), &traces);
+        assert_eq!(wake.ms_until(ColdStartStage::Decided), None);
+        assert_eq!(wake.ms_between(ColdStartStage::Created, ColdStartStage::Bound), None);
     }
 }

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    report::{BenchGoal, BenchRow, row},
-    scene::{NodeBenchContext, records},
+    report::{BenchGoal, BenchRow, case_row},
+    scene::{NodeBenchContext, run_load},
 };
 use crate::coldstart::NodeColdStart;
 
@@ -13,16 +13,16 @@ const WAKES: usize = 200;
 
 /// Measures one cold start after the other, each of another service.
 pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.node()?;
+    let node = scene.start_node()?;
     scene.apply(&node, "wake", WAKES, 0)?;
     let mut woken = Vec::new();
     for index in 0..WAKES {
         let host = format!("wake{index}.default.svc.cluster.local");
-        let mut load = node.run(&scene.client);
+        let mut load = node.client_command(&scene.client);
         load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
         load.args(["--stages", "1x60s", "--requests", "1"]);
         let record =
-            records(&mut load)?.pop().with_context(|| format!("wake {index}: no record"))?;
+            run_load(&mut load)?.pop().with_context(|| format!("wake {index}: no record"))?;
         if !record.is_answered() {
             bail!("wake {index} was not answered: status {} {}", record.status, record.error);
         }
@@ -31,7 +31,7 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let log = node.log();
     node.stop()?;
     let starts: Vec<NodeColdStart> =
-        woken.iter().map(|record| NodeColdStart::of(record, &log)).collect();
+        woken.iter().map(|record| NodeColdStart::from_record(record, &log)).collect();
     // The time of a decision is in the log only, which may lack one; other times come from the client's record.
     let decide: Vec<f64> = starts.iter().filter_map(|start| start.decide).collect();
     if decide.len() < starts.len() {
@@ -40,9 +40,9 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let of = |value: fn(&NodeColdStart) -> f64| starts.iter().map(value).collect::<Vec<f64>>();
     let listen = of(|start| start.listen_to_first_byte);
     Ok(vec![
-        row("decide", "rouse", "ms", &decide, None, BenchGoal::AtMost(1.0)),
-        row("start", "rouse", "ms", &of(|start| start.start), None, BenchGoal::None),
-        row(
+        case_row("decide", "rouse", "ms", &decide, None, BenchGoal::AtMost(1.0)),
+        case_row("start", "rouse", "ms", &of(|start| start.start), None, BenchGoal::None),
+        case_row(
             "listen_to_first_byte",
             "rouse",
             "ms",
@@ -50,6 +50,6 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
             None,
             BenchGoal::P50P99AtMost(1.0, 5.0),
         ),
-        row("total", "rouse", "ms", &of(|start| start.total), None, BenchGoal::None),
+        case_row("total", "rouse", "ms", &of(|start| start.total), None, BenchGoal::None),
     ])
 }

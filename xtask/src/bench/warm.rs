@@ -4,8 +4,8 @@ use anyhow::Result;
 
 use super::{
     bpf, interleave,
-    report::{BenchGoal, BenchRow, row, rows},
-    scene::{NodeBenchContext, addresses},
+    report::{BenchGoal, BenchRow, case_row, case_rows},
+    scene::{NodeBenchContext, service_addresses},
     stats::RoundValues,
 };
 use crate::measure::MeasuredTimes;
@@ -16,10 +16,10 @@ const MILLIS: u64 = 2_000;
 
 /// Measures all cases, with the subjects of the bench `connect`.
 pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.node()?;
-    let bare = scene.bare(&node)?;
+    let node = scene.start_node()?;
+    let bare = scene.start_bare_server(&node)?;
     scene.apply(&node, "awake", 1, 1)?;
-    let (pod, service) = addresses(&node, "awake0")?;
+    let (pod, service) = service_addresses(&node, "awake0")?;
     let measure = |subject: &str, connections: usize| -> Result<MeasuredTimes> {
         let args = |addr: String| {
             let (connections, millis) = (connections.to_string(), MILLIS.to_string());
@@ -42,7 +42,7 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
             costs.push((subject, measured.cpu_us / measured.count as f64));
             Ok(measured.count as f64 / measured.elapsed_us * 1e6)
         })?;
-        all.extend(rows(case, "req/s", &rounds, BenchGoal::RatioAtLeast(0.97)));
+        all.extend(case_rows(case, "req/s", &rounds, BenchGoal::RatioAtLeast(0.97)));
         // The first value of each subject is from the warming round, which `interleave` drops.
         for (subject, cost) in costs.into_iter().skip(subjects.len()) {
             cpu.entry(subject).or_default().push(cost);
@@ -63,7 +63,7 @@ fn cpu_added(cpu: &RoundValues) -> Vec<BenchRow> {
         .map(|(subject, costs)| {
             let added: Vec<f64> = costs.iter().zip(bare).map(|(cost, bare)| cost - bare).collect();
             let goal = if *subject == "rouse" { BenchGoal::AtMost(0.5) } else { BenchGoal::None };
-            row("cpu_added_system", subject, "us", &added, None, goal)
+            case_row("cpu_added_system", subject, "us", &added, None, goal)
         })
         .collect()
 }
@@ -72,9 +72,9 @@ fn cpu_added(cpu: &RoundValues) -> Vec<BenchRow> {
 fn bpf_time(measure: impl Fn() -> Result<MeasuredTimes>) -> Result<BenchRow> {
     // Few rounds suffice: the kernel sums up the time of every run exactly.
     let values = (0..5).map(|_| {
-        let (measured, spent) = bpf::timed(&measure)?;
+        let (measured, spent) = bpf::measure_run_time(&measure)?;
         Ok(spent.all_us / measured.count as f64)
     });
     let values: Vec<f64> = values.collect::<Result<_>>()?;
-    Ok(row("cpu_added_bpf", "rouse", "us", &values, None, BenchGoal::AtMost(0.5)))
+    Ok(case_row("cpu_added_bpf", "rouse", "us", &values, None, BenchGoal::AtMost(0.5)))
 }

@@ -10,25 +10,25 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::{is_true, site::BenchCluster, stages::WatchObservation};
+use super::{is_condition_true, site::BenchCluster, stages::WatchObservation};
 use crate::load::unix_us;
 
 /// A running watch and the events so far.
 #[derive(Debug)]
 pub(super) struct ObjectWatch {
     curl: Child,
-    seen: Arc<Mutex<Vec<WatchObservation>>>,
+    observations: Arc<Mutex<Vec<WatchObservation>>>,
 }
 
 impl ObjectWatch {
     /// Starts a watch of the pods in the default namespace.
-    pub(super) fn pods(site: &BenchCluster) -> Result<Self> {
-        Self::new(site, "/api/v1/namespaces/default/pods?watch=1", pod)
+    pub(super) fn watch_pods(site: &BenchCluster) -> Result<Self> {
+        Self::new(site, "/api/v1/namespaces/default/pods?watch=1", observe_pod)
     }
 
     /// Starts a watch of the Deployments there; one counts as ready when its scale is 1.
-    pub(super) fn deployments(site: &BenchCluster) -> Result<Self> {
-        Self::new(site, "/apis/apps/v1/namespaces/default/deployments?watch=1", deployment)
+    pub(super) fn watch_deployments(site: &BenchCluster) -> Result<Self> {
+        Self::new(site, "/apis/apps/v1/namespaces/default/deployments?watch=1", observe_deployment)
     }
 
     fn new(
@@ -36,7 +36,7 @@ impl ObjectWatch {
         path: &str,
         read: fn(u64, &Value) -> Option<WatchObservation>,
     ) -> Result<Self> {
-        let mut curl = site.api(path);
+        let mut curl = site.api_command(path);
         let mut curl = curl.stdout(Stdio::piped()).spawn().context("cannot start curl")?;
         let lines = BufReader::new(curl.stdout.take().context("its output was piped")?).lines();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -49,12 +49,12 @@ impl ObjectWatch {
                 kept.lock().unwrap_or_else(PoisonError::into_inner).extend(sight);
             }
         });
-        Ok(Self { curl, seen })
+        Ok(Self { curl, observations: seen })
     }
 
     /// Copy of all events so far.
-    pub(super) fn seen(&self) -> Vec<WatchObservation> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn observations(&self) -> Vec<WatchObservation> {
+        self.observations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -66,7 +66,7 @@ impl Drop for ObjectWatch {
     }
 }
 
-fn deployment(at_us: u64, event: &Value) -> Option<WatchObservation> {
+fn observe_deployment(at_us: u64, event: &Value) -> Option<WatchObservation> {
     let deployment = &event["object"];
     Some(WatchObservation {
         at_us,
@@ -76,12 +76,12 @@ fn deployment(at_us: u64, event: &Value) -> Option<WatchObservation> {
     })
 }
 
-fn pod(at_us: u64, event: &Value) -> Option<WatchObservation> {
+fn observe_pod(at_us: u64, event: &Value) -> Option<WatchObservation> {
     let pod = &event["object"];
     Some(WatchObservation {
         at_us,
         pod: pod["metadata"]["name"].as_str()?.to_owned(),
         node: pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(),
-        is_ready: is_true(pod, "Ready"),
+        is_ready: is_condition_true(pod, "Ready"),
     })
 }

@@ -7,12 +7,12 @@ pub(crate) const PODS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 /// ClusterIP of the name server's Service.
 pub(crate) const DNS: &str = "10.96.0.10";
 /// Addresses of the control plane, IPv4 first.
-pub(crate) const HUB: [&str; 2] = ["10.89.0.1", "fd00:10:89::1"];
+pub(crate) const CONTROL_PLANE: [&str; 2] = ["10.89.0.1", "fd00:10:89::1"];
 /// ClusterIPs of the API server's Service.
 pub(crate) const KUBERNETES: [&str; 2] = ["10.96.0.1", "fd00:10:96::1"];
 
 /// Addresses of a node, IPv4 first.
-pub(crate) fn of_node(node: u8) -> [String; 2] {
+pub(crate) fn node_addresses(node: u8) -> [String; 2] {
     [format!("10.89.0.{}", 10 + node), format!("fd00:10:89::{:x}", 0x10 + u16::from(node))]
 }
 
@@ -29,7 +29,7 @@ mod tests {
     #[test]
     fn no_two_nodes_share_an_address() {
         let all: Vec<String> = (1..=MAX_NODES)
-            .flat_map(|node| of_node(node).into_iter().chain(pod_ranges(node)))
+            .flat_map(|node| node_addresses(node).into_iter().chain(pod_ranges(node)))
             .collect();
         let mut once = all.clone();
         once.sort();

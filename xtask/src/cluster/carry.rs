@@ -15,10 +15,10 @@ pub(crate) fn run(to: SocketAddr) -> Result<()> {
     let fd = std::io::stdin().as_fd().try_clone_to_owned().context("no listener was handed in")?;
     let listener = std::net::TcpListener::from(fd);
     listener.set_nonblocking(true).context("standard input is no listener")?;
-    runtime.block_on(accept(listener, to))
+    runtime.block_on(accept_connections(listener, to))
 }
 
-async fn accept(listener: std::net::TcpListener, to: SocketAddr) -> Result<()> {
+async fn accept_connections(listener: std::net::TcpListener, to: SocketAddr) -> Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
         let Ok((near, _)) = listener.accept().await else {
@@ -26,11 +26,11 @@ async fn accept(listener: std::net::TcpListener, to: SocketAddr) -> Result<()> {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             continue;
         };
-        tokio::spawn(carry(near, to));
+        tokio::spawn(forward_connection(near, to));
     }
 }
 
-async fn carry(mut near: TcpStream, to: SocketAddr) {
+async fn forward_connection(mut near: TcpStream, to: SocketAddr) {
     let Ok(mut far) = TcpStream::connect(to).await else { return };
     let (_, _) = (near.set_nodelay(true), far.set_nodelay(true));
     // Either side may close at any time; `copy_bidirectional` passes the close on, and an error means the same.

@@ -28,10 +28,10 @@ impl CgroupHierarchy {
 /// Returns all hierarchies mounted below `/sys/fs/cgroup`.
 pub(crate) fn hierarchies() -> Result<Vec<CgroupHierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
-    Ok(parse(&mounts))
+    Ok(parse_mountinfo(&mounts))
 }
 
-fn parse(mountinfo: &str) -> Vec<CgroupHierarchy> {
+fn parse_mountinfo(mountinfo: &str) -> Vec<CgroupHierarchy> {
     let mut found: Vec<CgroupHierarchy> = Vec::new();
     for line in mountinfo.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
@@ -66,7 +66,7 @@ fn controllers(options: &str) -> String {
 }
 
 /// Creates `path` (below every mount) in each hierarchy, ready to hold processes.
-pub(crate) fn make(path: &str) -> Result<()> {
+pub(crate) fn create(path: &str) -> Result<()> {
     let all = hierarchies()?;
     // Beside v1 the kubelet uses v1 controllers only, so v2 needs no delegation.
     let is_v2_alone = all.iter().all(|one| one.v1.is_none());
@@ -80,7 +80,7 @@ pub(crate) fn make(path: &str) -> Result<()> {
                 inherit_cpuset(&parent, &at)?;
             }
             if is_v2_alone {
-                delegate(&parent);
+                delegate_controllers(&parent);
             }
         }
     }
@@ -113,7 +113,7 @@ fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
     Ok(())
 }
 
-fn delegate(parent: &Path) {
+fn delegate_controllers(parent: &Path) {
     let all = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
     for controller in all.split_whitespace() {
         // The kernel refuses controllers one by one, for example `cpu` with realtime threads: the others still help.
@@ -122,22 +122,22 @@ fn delegate(parent: &Path) {
 }
 
 /// Files to which a process writes its id to enter `path` in each hierarchy.
-pub(crate) fn entries(path: &str) -> Result<Vec<PathBuf>> {
+pub(crate) fn procs_files(path: &str) -> Result<Vec<PathBuf>> {
     let all = hierarchies()?;
     Ok(all.iter().map(|one| one.mount.join(path).join("cgroup.procs")).collect())
 }
 
 /// Directory of `path` in the v2 hierarchy.
-pub(crate) fn v2(path: &str) -> Result<PathBuf> {
+pub(crate) fn v2_directory(path: &str) -> Result<PathBuf> {
     let all = hierarchies()?;
     let v2 = all.into_iter().find(|one| one.v1.is_none());
     Ok(v2.context("cgroup v2 is not mounted below /sys/fs/cgroup")?.mount.join(path))
 }
 
 /// Kills every process below `path` and waits until none is left.
-pub(crate) fn kill(path: &str) -> Result<()> {
+pub(crate) fn kill_processes(path: &str) -> Result<()> {
     let started = Instant::now();
-    let v2 = v2(path)?;
+    let v2 = v2_directory(path)?;
     // Undoes the fault `stop` of a node. The file is missing if the cgroup has gone.
     let _not_frozen = fs::write(v2.join("cgroup.freeze"), "0");
     loop {
@@ -155,7 +155,7 @@ pub(crate) fn kill(path: &str) -> Result<()> {
             let pid = nix::unistd::Pid::from_raw(pid);
             let _gone = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
-        sh::pause(Duration::from_millis(50));
+        sh::sleep(Duration::from_millis(50));
     }
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn kill(path: &str) -> Result<()> {
 fn processes(path: &str) -> Result<Vec<i32>> {
     let mut pids = Vec::new();
     for hierarchy in hierarchies()? {
-        for folder in tree(&hierarchy.mount.join(path)) {
+        for folder in directories_deepest_first(&hierarchy.mount.join(path)) {
             let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
             pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
         }
@@ -178,7 +178,7 @@ fn processes(path: &str) -> Result<Vec<i32>> {
 /// Removes `path` and its descendants from each hierarchy. Its processes must have ended.
 pub(crate) fn remove(path: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
-        for folder in tree(&hierarchy.mount.join(path)) {
+        for folder in directories_deepest_first(&hierarchy.mount.join(path)) {
             remove_one(&folder)?;
         }
     }
@@ -193,7 +193,7 @@ fn remove_one(folder: &Path) -> Result<()> {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(_) if started.elapsed() < Duration::from_secs(10) => {
-                sh::pause(Duration::from_millis(20));
+                sh::sleep(Duration::from_millis(20));
             }
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot remove {}", folder.display()));
@@ -203,7 +203,7 @@ fn remove_one(folder: &Path) -> Result<()> {
 }
 
 /// `root` and all directories below it, the deepest first.
-fn tree(root: &Path) -> Vec<PathBuf> {
+fn directories_deepest_first(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     // Parents are pushed before their children, so the reverse order has children first.
     let mut left: Vec<PathBuf> = root.is_dir().then(|| root.to_owned()).into_iter().collect();
@@ -231,7 +231,7 @@ mod tests {
             v1: v1.map(str::to_owned),
         };
         assert_eq!(
-            parse(text),
+            parse_mountinfo(text),
             [
                 v1("/sys/fs/cgroup/cpu", Some("cpu,cpuacct")),
                 v1("/sys/fs/cgroup/systemd", Some("none,name=systemd")),

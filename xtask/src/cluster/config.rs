@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::addresses::{DNS, HUB, PODS, SERVICES, of_node, pod_ranges};
+use super::addresses::{CONTROL_PLANE, DNS, PODS, SERVICES, node_addresses, pod_ranges};
 
 /// Image of the pod sandbox: the one that containerd uses by default.
-pub(crate) const PAUSE: &str = "registry.k8s.io/pause:3.10.1";
+pub(crate) const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10.1";
 
 /// Mode in which kube-proxy translates addresses of Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -25,13 +25,13 @@ impl KubeProxyMode {
     }
 }
 
-fn words(line: &str) -> Vec<String> {
+fn split_words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Arguments of etcd, without fsync: data would be lost in a crash of the machine, which ends a test cluster anyway.
 pub(crate) fn etcd(data: &Path) -> Vec<String> {
-    words(&format!(
+    split_words(&format!(
         "--name hub --data-dir {} --unsafe-no-fsync --log-level warn --quota-backend-bytes 4294967296
          --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379
          --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380
@@ -42,7 +42,7 @@ pub(crate) fn etcd(data: &Path) -> Vec<String> {
 
 /// Arguments of the API server. It calls webhooks by their endpoints, so it needs no kube-proxy beside it.
 pub(crate) fn api_server(pki: &Path, port: u16) -> Vec<String> {
-    words(&format!(
+    split_words(&format!(
         "--etcd-servers=http://127.0.0.1:2379 --bind-address=:: --secure-port={port} --advertise-address={hub}
          --service-cluster-ip-range={v4},{v6} --allow-privileged=true --authorization-mode=Node,RBAC
          --enable-admission-plugins=NodeRestriction --client-ca-file={pki}/ca.crt
@@ -59,7 +59,7 @@ pub(crate) fn api_server(pki: &Path, port: u16) -> Vec<String> {
          --proxy-client-cert-file={pki}/front-proxy-client.crt
          --proxy-client-key-file={pki}/front-proxy-client.key
          --enable-aggregator-routing=true --profiling=false",
-        hub = HUB[0],
+        hub = CONTROL_PLANE[0],
         v4 = SERVICES[0],
         v6 = SERVICES[1],
         pki = pki.display()
@@ -68,7 +68,7 @@ pub(crate) fn api_server(pki: &Path, port: u16) -> Vec<String> {
 
 /// Arguments of the controller manager. Pod ranges follow from a node's number, so it allocates none.
 pub(crate) fn controller_manager(pki: &Path, kubeconfig: &Path) -> Vec<String> {
-    words(&format!(
+    split_words(&format!(
         "--kubeconfig={config} --authentication-kubeconfig={config} --authorization-kubeconfig={config}
          --leader-elect=false --allocate-node-cidrs=false --use-service-account-credentials=true
          --root-ca-file={pki}/ca.crt --service-account-private-key-file={pki}/service-account.key
@@ -80,7 +80,7 @@ pub(crate) fn controller_manager(pki: &Path, kubeconfig: &Path) -> Vec<String> {
 }
 
 pub(crate) fn scheduler(kubeconfig: &Path) -> Vec<String> {
-    words(&format!(
+    split_words(&format!(
         "--kubeconfig={config} --authentication-kubeconfig={config} --authorization-kubeconfig={config}
          --leader-elect=false --bind-address=127.0.0.1 --profiling=false",
         config = kubeconfig.display()
@@ -114,7 +114,7 @@ oom_score = 0
 snapshotter = 'overlayfs'
 
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
-sandbox = '{PAUSE}'
+sandbox = '{PAUSE_IMAGE}'
 
 [plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
@@ -181,9 +181,9 @@ pub(crate) fn kubelet(pki: &Path, node: u8) -> Value {
 
 /// Arguments of the kubelet of a node.
 pub(crate) fn kubelet_args(folder: &Path, node: u8) -> Vec<String> {
-    let [v4, v6] = of_node(node);
+    let [v4, v6] = node_addresses(node);
     let folder = folder.display();
-    words(&format!(
+    split_words(&format!(
         "--config={folder}/kubelet.json --kubeconfig={folder}/kubeconfig --hostname-override=node{node}
          --node-ip={v4},{v6} --root-dir=/var/lib/kubelet"
     ))

@@ -7,9 +7,9 @@ use super::{cgroups, network, plan::ClusterProcess, process, state::ClusterPaths
 /// Kills all processes, then removes cgroups, namespaces and files. A cluster that does not exist is no error.
 pub(crate) fn run(state: &ClusterPaths) -> Result<()> {
     // The record may be damaged or missing: names alone identify what belongs to the cluster.
-    let _ended = process::end(state, ClusterProcess::Forward);
+    let _ended = process::terminate(state, ClusterProcess::Forward);
     let group = state.cgroup();
-    cgroups::kill(&group)?;
+    cgroups::kill_processes(&group)?;
     cgroups::remove(&group)?;
     network::remove(state)?;
     state.remove()?;

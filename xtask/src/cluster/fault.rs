@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 
 use super::{
     cgroups, network, plan::ClusterProcess, process, start::ClusterStarter, state::ClusterPaths,
-    up, with,
+    up, with_existing_cluster,
 };
 use crate::sh;
 
@@ -35,7 +35,7 @@ pub(crate) enum FaultAction {
 
 /// Applies `action` to `part` of a cluster that has xtask's record.
 pub(crate) fn run(state: &ClusterPaths, action: FaultAction, part: ClusterProcess) -> Result<()> {
-    let mark = state.existing()?;
+    let mark = state.require_record()?;
     // A fault in a node that does not exist would be silently without effect.
     if part.node().is_some_and(|node| node > mark.nodes) {
         bail!("{part} is not there: the cluster has {} nodes", mark.nodes);
@@ -43,68 +43,74 @@ pub(crate) fn run(state: &ClusterPaths, action: FaultAction, part: ClusterProces
     match (action, part) {
         (FaultAction::Stop, ClusterProcess::Node(node)) => freeze(state, node, true),
         (FaultAction::Resume, ClusterProcess::Node(node)) => freeze(state, node, false),
-        (FaultAction::Kill, ClusterProcess::Node(node)) => cgroups::kill(&group(state, node)),
-        (FaultAction::Start, ClusterProcess::Node(node)) => {
-            with(state, |starter| start_node(starter, node))
+        (FaultAction::Kill, ClusterProcess::Node(node)) => {
+            cgroups::kill_processes(&node_cgroup(state, node))
         }
-        (FaultAction::Cut, ClusterProcess::Node(node)) => network::set_disconnected(state, node, true),
-        (FaultAction::Join, ClusterProcess::Node(node)) => network::set_disconnected(state, node, false),
+        (FaultAction::Start, ClusterProcess::Node(node)) => {
+            with_existing_cluster(state, |starter| start_node(starter, node))
+        }
+        (FaultAction::Cut, ClusterProcess::Node(node)) => {
+            network::set_disconnected(state, node, true)
+        }
+        (FaultAction::Join, ClusterProcess::Node(node)) => {
+            network::set_disconnected(state, node, false)
+        }
         (FaultAction::Cut | FaultAction::Join, _) => {
             bail!("only a node can be cut off; {part} is none")
         }
         (FaultAction::Slow, ClusterProcess::Node(_)) => {
             bail!("only a process can be slow; {part} is a node")
         }
-        (FaultAction::Slow, _) => slow(state, part),
+        (FaultAction::Slow, _) => slow_down(state, part),
         (FaultAction::Stop, _) => process::signal(state, part, Signal::SIGSTOP),
         (FaultAction::Resume, _) => process::signal(state, part, Signal::SIGCONT),
         (FaultAction::Kill, _) => {
             process::signal(state, part, Signal::SIGKILL)?;
             // Waits until the process is gone, so that a following `start` does not find it.
-            process::end(state, part)
+            process::terminate(state, part)
         }
-        (FaultAction::Start, _) if process::id(state, part).is_some() => Ok(()),
-        (FaultAction::Start, _) => with(state, |starter| starter.start(part)),
+        (FaultAction::Start, _) if process::pid_of(state, part).is_some() => Ok(()),
+        (FaultAction::Start, _) => with_existing_cluster(state, |starter| starter.start(part)),
     }
 }
 
-fn group(state: &ClusterPaths, node: u8) -> String {
+fn node_cgroup(state: &ClusterPaths, node: u8) -> String {
     format!("{}/node{node}", state.cgroup())
 }
 
 /// Duration of a slowdown, length of each suspension, and running time between two. The suspension is as long as a
 /// busy disk needs to write a few pages.
-const SLOW: (Duration, Duration, Duration) =
+const SLOWDOWN: (Duration, Duration, Duration) =
     (Duration::from_secs(60), Duration::from_millis(400), Duration::from_millis(100));
 
-fn slow(state: &ClusterPaths, part: ClusterProcess) -> Result<()> {
-    let (whole, still, runs) = SLOW;
+fn slow_down(state: &ClusterPaths, part: ClusterProcess) -> Result<()> {
+    let (whole, still, runs) = SLOWDOWN;
     let started = Instant::now();
     while started.elapsed() < whole {
         process::signal(state, part, Signal::SIGSTOP)?;
-        sh::pause(still);
+        sh::sleep(still);
         process::signal(state, part, Signal::SIGCONT)?;
-        sh::pause(runs);
+        sh::sleep(runs);
     }
     Ok(())
 }
 
 /// Suspends or continues every process of the node at one moment.
 pub(crate) fn freeze(state: &ClusterPaths, node: u8, is_frozen: bool) -> Result<()> {
-    let file = cgroups::v2(&group(state, node))?.join("cgroup.freeze");
+    let file = cgroups::v2_directory(&node_cgroup(state, node))?.join("cgroup.freeze");
     fs::write(&file, if is_frozen { "1" } else { "0" })
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Starts the processes of the node that do not run.
 fn start_node(starter: &ClusterStarter<'_>, node: u8) -> Result<()> {
-    for part in ClusterProcess::of_node(node) {
-        if process::id(starter.state, part).is_none() {
+    for part in ClusterProcess::node_processes(node) {
+        if process::pid_of(starter.paths, part).is_none() {
             starter.start(part)?;
         }
         // A new namespace has no routes yet, and the kubelet needs the API server from its start.
         if part == ClusterProcess::Node(node) {
-            up::route(starter)?;
+            up::set_routes(starter)?;
         }
     }
     Ok(())

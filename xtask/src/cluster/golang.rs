@@ -23,7 +23,7 @@ pub(crate) struct GoToolchain {
 impl GoToolchain {
     /// Finds Go on the `PATH` or in `/usr/local/go`; if that is too old, it downloads the right version.
     pub(crate) fn find() -> Result<Self> {
-        let cache = toolchain::cache()?.join("go-build");
+        let cache = toolchain::cache_directory()?.join("go-build");
         let mut any = None;
         // The first one that is new enough is used; an old one can at least download another.
         for go in candidates() {
@@ -36,7 +36,7 @@ impl GoToolchain {
         let Some(old) = any else {
             bail!("Go is missing: install it (on Debian `apt-get install golang-go`)");
         };
-        Ok(Self { go: fetched(&old)?, cache })
+        Ok(Self { go: download(&old)?, cache })
     }
 
     /// Command `go ARGS` in `folder`, with low priority because the machine is shared.
@@ -44,17 +44,17 @@ impl GoToolchain {
         let mut command = Command::new("nice");
         command.args(["-n", "5"]).arg(&self.go).args(args).current_dir(folder);
         command.env("GOCACHE", &self.cache);
-        settings(&mut command);
+        set_environment(&mut command);
         command
     }
 
     /// Deletes the build cache: gigabytes that only another build of the same version would use.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn delete_build_cache(&self) {
         let _absent = fs::remove_dir_all(&self.cache);
     }
 }
 
-fn settings(command: &mut Command) {
+fn set_environment(command: &mut Command) {
     // Without cgo the programs are static and run in any image.
     command.env("CGO_ENABLED", "0").env("GOFLAGS", "-mod=mod").env("GOTOOLCHAIN", "local");
     command.env("GOWORK", "off");
@@ -68,13 +68,13 @@ fn candidates() -> Vec<PathBuf> {
 fn version(go: &Path) -> Option<GoVersion> {
     let mut command = Command::new(go);
     command.arg("version").stderr(Stdio::null());
-    settings(&mut command);
+    set_environment(&mut command);
     GoVersion::parse(&String::from_utf8_lossy(&command.output().ok()?.stdout))
 }
 
 /// Downloads Go itself through the module proxy, as `go` does since 1.21; an older `go` can also download it.
-fn fetched(old: &Path) -> Result<PathBuf> {
-    let home = toolchain::cache()?.join(GO.to_string());
+fn download(old: &Path) -> Result<PathBuf> {
+    let home = toolchain::cache_directory()?.join(GO.to_string());
     let go = home.join("bin/go");
     if version(&go).is_some() {
         return Ok(go);
@@ -89,7 +89,7 @@ fn fetched(old: &Path) -> Result<PathBuf> {
     let module = format!("golang.org/toolchain@v0.0.1-{GO}.linux-{arch}");
     let mut command = Command::new(old);
     command.args(["mod", "download", "-json", &module]).current_dir(std::env::temp_dir());
-    settings(&mut command);
+    set_environment(&mut command);
     let told: serde_json::Value = serde_json::from_str(&sh::capture(&mut command)?)?;
     let from = told["Dir"].as_str().with_context(|| format!("{module} came without a folder"))?;
     // The module cache is read-only and drops the execute bits.

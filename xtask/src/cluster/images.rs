@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    config::PAUSE, plan::ClusterProcess, programs::ClusterPrograms, start::ClusterStarter,
+    config::PAUSE_IMAGE, plan::ClusterProcess, programs::ClusterPrograms, start::ClusterStarter,
     state::ClusterPaths,
 };
 use crate::{
@@ -27,7 +27,7 @@ pub(crate) const COREDNS: &str = "dev.local/coredns:v1";
 pub(crate) type ImageArchives = BTreeMap<String, (PathBuf, String)>;
 
 /// Builds the images of `packages` (all if empty) and those that every node needs, as tar files in `to`.
-pub(crate) fn make(
+pub(crate) fn build_archives(
     workspace: &CargoWorkspace,
     programs: &ClusterPrograms,
     packages: &[String],
@@ -35,22 +35,25 @@ pub(crate) fn make(
 ) -> Result<ImageArchives> {
     check_examples(workspace)?;
     // The lock covers building and packing, so that two clusters do not write the same files.
-    let _lock = lock::wait_for(&to.with_extension("lock"))?;
-    let known: Vec<(&str, &str)> = image::all().collect();
+    let _lock = lock::acquire(&to.with_extension("lock"))?;
+    let known: Vec<(&str, &str)> = image::image_names().collect();
     let wanted: Vec<&str> = match packages.is_empty() {
         true => known.iter().map(|(package, _)| *package).collect(),
         false => packages.iter().map(String::as_str).collect(),
     };
     let layouts = workspace.target.join("images");
-    image::make(workspace, &wanted, &layouts)?;
+    image::write_layouts(workspace, &wanted, &layouts)?;
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     let mut images = ImageArchives::new();
     for (package, name) in known.iter().filter(|(package, _)| wanted.contains(package)) {
-        images.insert((*name).to_owned(), archive(&layouts.join(package), name, to)?);
+        images.insert((*name).to_owned(), pack_archive(&layouts.join(package), name, to)?);
     }
-    let pause = pause(to)?;
-    images.insert(PAUSE.to_owned(), single("pause", PAUSE, &pause, to)?);
-    images.insert(COREDNS.to_owned(), single("coredns", COREDNS, programs.file("coredns")?, to)?);
+    let pause = build_pause(to)?;
+    images.insert(PAUSE_IMAGE.to_owned(), build_single("pause", PAUSE_IMAGE, &pause, to)?);
+    images.insert(
+        COREDNS.to_owned(),
+        build_single("coredns", COREDNS, programs.file("coredns")?, to)?,
+    );
     Ok(images)
 }
 
@@ -64,7 +67,7 @@ fn check_examples(workspace: &CargoWorkspace) -> Result<()> {
         }
         for line in fs::read_to_string(&file)?.lines() {
             let Some(name) = parse_image_name(line) else { continue };
-            if !image::all().any(|(_, known)| known == name) {
+            if !image::image_names().any(|(_, known)| known == name) {
                 bail!("{} names the image {name}, which xtask does not make", file.display());
             }
         }
@@ -79,7 +82,7 @@ fn parse_image_name(line: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-fn pause(to: &Path) -> Result<PathBuf> {
+fn build_pause(to: &Path) -> Result<PathBuf> {
     let (source, program) = (to.join("pause.c"), to.join("pause"));
     // The source is kept beside the program, to compile it again only after a change.
     let same = fs::read_to_string(&source).is_ok_and(|text| text == PAUSE_SOURCE);
@@ -91,16 +94,16 @@ fn pause(to: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-fn single(short: &str, name: &str, program: &Path, to: &Path) -> Result<(PathBuf, String)> {
+fn build_single(short: &str, name: &str, program: &Path, to: &Path) -> Result<(PathBuf, String)> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let folder = to.join(format!("{short}.layout"));
     let image = layout::ProgramImage { name, program: short, bytes: &bytes, libraries: &[] };
     layout::write(&image, &folder)?;
-    archive(&folder, name, to)
+    pack_archive(&folder, name, to)
 }
 
 /// Packs an OCI layout into a tar file that containerd imports under the full name.
-fn archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
+fn pack_archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
     let index = layout.join("index.json");
     let text = fs::read_to_string(&index).with_context(|| format!("no {}", index.display()))?;
     let mut index: serde_json::Value = serde_json::from_str(&text)?;
@@ -125,13 +128,13 @@ fn archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
 
 /// Returns true if `node` has all `images` in their present version.
 pub(crate) fn is_loaded(state: &ClusterPaths, node: u8, images: &ImageArchives) -> bool {
-    let have = noted(state, node);
+    let have = loaded_digests(state, node);
     images.iter().all(|(name, (_, digest))| have.get(name) == Some(digest))
 }
 
 /// Imports the images that `node` lacks, or has in another version.
-pub(crate) fn load(starter: &ClusterStarter<'_>, node: u8, images: &ImageArchives) -> Result<()> {
-    let mut have = noted(starter.state, node);
+pub(crate) fn import(starter: &ClusterStarter<'_>, node: u8, images: &ImageArchives) -> Result<()> {
+    let mut have = loaded_digests(starter.paths, node);
     for (name, (file, digest)) in images {
         if have.get(name) == Some(digest) {
             continue;
@@ -147,14 +150,14 @@ pub(crate) fn load(starter: &ClusterStarter<'_>, node: u8, images: &ImageArchive
         }
         have.insert(name.clone(), digest.clone());
         // Noted after each image, so that an interrupted load continues with the next one.
-        let note = starter.state.node(node).join("images.json");
+        let note = starter.paths.node(node).join("images.json");
         fs::write(note, serde_json::to_string(&have)?)?;
     }
     Ok(())
 }
 
 /// Digests of the images that `node` has, by name.
-fn noted(state: &ClusterPaths, node: u8) -> BTreeMap<String, String> {
+fn loaded_digests(state: &ClusterPaths, node: u8) -> BTreeMap<String, String> {
     let text = fs::read_to_string(state.node(node).join("images.json")).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
@@ -165,7 +168,10 @@ mod tests {
 
     #[test]
     fn images_are_found_in_manifests() {
-        assert_eq!(parse_image_name("        - image: dev.local/hello:v1"), Some("dev.local/hello:v1"));
+        assert_eq!(
+            parse_image_name("        - image: dev.local/hello:v1"),
+            Some("dev.local/hello:v1")
+        );
         assert_eq!(parse_image_name("  image: \"x:v1\" # why"), Some("x:v1"));
         assert_eq!(parse_image_name("  # image: x:v1"), None);
         assert_eq!(parse_image_name("  imagePullPolicy: Never"), None);

@@ -10,31 +10,31 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    addresses::{DNS, of_node, pod_ranges},
+    addresses::{DNS, node_addresses, pod_ranges},
     config, network,
     plan::ClusterProcess,
     start::ClusterStarter,
-    state::{ClusterPaths, write},
+    state::{ClusterPaths, write_file},
 };
 use crate::sh;
 
-const COREDNS: &str = include_str!("coredns.yaml");
+const COREDNS_MANIFEST: &str = include_str!("coredns.yaml");
 /// Timeout until all nodes are Ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl ClusterStarter<'_> {
     /// Command `kubectl ARGS` against this cluster.
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<Command> {
-        let netns = self.state.netns(None);
+        let netns = self.paths.netns(None);
         let mut command =
-            network::inside(&netns, &self.programs.file("kubectl")?.to_string_lossy());
-        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(self.state.kubeconfig());
+            network::netns_command(&netns, &self.programs.file("kubectl")?.to_string_lossy());
+        command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(self.paths.kubeconfig());
         command.args(args);
         Ok(command)
     }
 
     /// Output of `kubectl ARGS`; `None` if it fails.
-    fn ask(&self, args: &[&str]) -> Result<Option<String>> {
+    fn try_kubectl(&self, args: &[&str]) -> Result<Option<String>> {
         let mut kubectl = self.kubectl(args)?;
         // An API server without etcd would take a minute to report the error.
         let done = kubectl
@@ -48,40 +48,44 @@ impl ClusterStarter<'_> {
 
     /// Writes the user's kubeconfig with embedded certificates, so that the file can be copied.
     pub(crate) fn write_kubeconfig(&self) -> Result<()> {
-        let file = self.state.kubeconfig();
-        let server = format!("https://127.0.0.1:{}", self.mark.port);
-        let whole = config::kubeconfig(&self.state.pki(), "admin", &server).to_string();
+        let file = self.paths.kubeconfig();
+        let server = format!("https://127.0.0.1:{}", self.record.port);
+        let whole = config::kubeconfig(&self.paths.pki(), "admin", &server).to_string();
         let aside = file.with_extension("files");
-        write(&aside, &whole)?;
+        write_file(&aside, &whole)?;
         let mut kubectl = Command::new(self.programs.file("kubectl")?);
         kubectl.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&aside);
         let flat = sh::capture(kubectl.args(["config", "view", "--flatten", "--raw"]))?;
         std::fs::remove_file(&aside)?;
-        write(&file, &flat)?;
+        write_file(&file, &flat)?;
         // On a node, a loopback address means the node itself, so nodes get a kubeconfig of their own.
-        self.write_kubeconfig_for(&self.state.kubeconfig_inside(), "admin")?;
-        hand_over(&file)
+        self.write_kubeconfig_for(&self.paths.kubeconfig_inside(), "admin")?;
+        chown_to_sudo_user(&file)
     }
 
     /// Waits until the API server reports that it is ready.
     pub(crate) fn wait_for_api_server(&self) -> Result<()> {
         let started = Instant::now();
-        while self.ask(&["get", "--raw", "/readyz"])?.is_none() {
-            self.check(ClusterProcess::ApiServer, started, Duration::from_secs(120))?;
-            sh::pause(Duration::from_millis(200));
+        while self.try_kubectl(&["get", "--raw", "/readyz"])?.is_none() {
+            self.check_running(ClusterProcess::ApiServer, started, Duration::from_secs(120))?;
+            sh::sleep(Duration::from_millis(200));
         }
         Ok(())
     }
 
     pub(crate) fn has_addons(&self) -> bool {
         let args = ["get", "--namespace", "kube-system", "service/kube-dns", "deployment/coredns"];
-        self.ask(&args).is_ok_and(|answer| answer.is_some())
+        self.try_kubectl(&args).is_ok_and(|answer| answer.is_some())
     }
 
     pub(crate) fn apply_addons(&self) -> Result<()> {
         let mut kubectl = self.kubectl(&["apply", "-f", "-"])?;
         let mut child = kubectl.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
-        child.stdin.take().context("the child's input was piped")?.write_all(COREDNS.as_bytes())?;
+        child
+            .stdin
+            .take()
+            .context("the child's input was piped")?
+            .write_all(COREDNS_MANIFEST.as_bytes())?;
         if !child.wait()?.success() {
             bail!("cannot apply CoreDNS");
         }
@@ -100,18 +104,18 @@ impl ClusterStarter<'_> {
             let nodes = self.nodes()?;
             // Nodes whose kubelet was not restarted are absent from `before` and count at once.
             let ready = nodes.iter().filter(|node| node.is_ready && is_news(node)).count();
-            if ready == usize::from(self.mark.nodes) && self.has_cluster_dns()? {
+            if ready == usize::from(self.record.nodes) && self.has_cluster_dns()? {
                 break;
             }
             // A process that has ended never becomes ready: the error then has the end of its log.
-            for node in 1..=self.mark.nodes {
-                for process in ClusterProcess::of_node(node) {
-                    self.check(process, started, READY_TIMEOUT)?;
+            for node in 1..=self.record.nodes {
+                for process in ClusterProcess::node_processes(node) {
+                    self.check_running(process, started, READY_TIMEOUT)?;
                 }
             }
-            sh::pause(Duration::from_millis(300));
+            sh::sleep(Duration::from_millis(300));
         }
-        for node in self.nodes()?.iter().filter(|node| !node.has_pods) {
+        for node in self.nodes()?.iter().filter(|node| !node.has_pod_range) {
             self.set_pod_range(&node.name)?;
         }
         Ok(())
@@ -129,15 +133,15 @@ impl ClusterStarter<'_> {
         let jsonpath = "jsonpath={.status.readyReplicas}";
         let args =
             ["get", "--namespace", "kube-system", "deployment/coredns", "--output", jsonpath];
-        Ok(self.ask(&args)?.is_some_and(|text| text.trim() == "1"))
+        Ok(self.try_kubectl(&args)?.is_some_and(|text| text.trim() == "1"))
     }
 
     /// Nodes that the API server has registered; none if it does not answer.
     pub(crate) fn nodes(&self) -> Result<Vec<RegisteredNode>> {
-        let text = self.ask(&["get", "nodes", "--output", "json"])?.unwrap_or_default();
+        let text = self.try_kubectl(&["get", "nodes", "--output", "json"])?.unwrap_or_default();
         let list: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         let items = list["items"].as_array().cloned().unwrap_or_default();
-        Ok(items.iter().map(RegisteredNode::read).collect())
+        Ok(items.iter().map(RegisteredNode::from_json).collect())
     }
 }
 
@@ -148,12 +152,12 @@ pub(crate) struct RegisteredNode {
     pub(crate) is_ready: bool,
     /// Time of the kubelet's last status update.
     heartbeat: String,
-    has_pods: bool,
+    has_pod_range: bool,
     pub(crate) version: String,
 }
 
 impl RegisteredNode {
-    fn read(object: &serde_json::Value) -> Self {
+    fn from_json(object: &serde_json::Value) -> Self {
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let ready = conditions.iter().find(|one| one["type"] == "Ready");
@@ -162,14 +166,14 @@ impl RegisteredNode {
             name: text(&object["metadata"]["name"]),
             is_ready: ready["status"] == "True",
             heartbeat: text(&ready["lastHeartbeatTime"]),
-            has_pods: object["spec"]["podCIDR"].is_string(),
+            has_pod_range: object["spec"]["podCIDR"].is_string(),
             version: text(&object["status"]["nodeInfo"]["kubeletVersion"]),
         }
     }
 }
 
 /// Gives the file to the user who called sudo.
-fn hand_over(file: &Path) -> Result<()> {
+fn chown_to_sudo_user(file: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))?;
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
@@ -180,11 +184,11 @@ fn hand_over(file: &Path) -> Result<()> {
 }
 
 /// Describes a running cluster, as JSON for `status` and for the table of `up`.
-pub(crate) fn describe(
+pub(crate) fn describe_cluster(
     starter: &ClusterStarter<'_>,
     state: &ClusterPaths,
 ) -> Result<serde_json::Value> {
-    let mark = starter.mark;
+    let mark = starter.record;
     let nodes: Vec<serde_json::Value> = starter
         .nodes()?
         .iter()
@@ -192,10 +196,11 @@ pub(crate) fn describe(
             let number = node.name.trim_start_matches("node").parse().unwrap_or(0);
             // Benches run processes in pods' cgroups, so they need the node's directory.
             let group = format!("{}/{}", state.cgroup(), node.name);
-            let cgroup = super::cgroups::v2(&group).map(|path| path.display().to_string());
+            let cgroup =
+                super::cgroups::v2_directory(&group).map(|path| path.display().to_string());
             serde_json::json!({
                 "name": node.name, "ready": node.is_ready, "version": node.version,
-                "addresses": of_node(number), "pods": pod_ranges(number),
+                "addresses": node_addresses(number), "pods": pod_ranges(number),
                 "netns": state.netns(Some(number)), "cgroup": cgroup.unwrap_or_default(),
             })
         })

@@ -10,13 +10,13 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    addresses::{HUB, SERVICES, of_node, pod_ranges},
+    addresses::{CONTROL_PLANE, SERVICES, node_addresses, pod_ranges},
     state::ClusterPaths,
 };
 use crate::sh;
 
 /// Settings below `/proc/sys/net` for every namespace.
-const SETTINGS: [(&str, &str); 9] = [
+const SYSCTLS: [(&str, &str); 9] = [
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),
     ("ipv6/conf/all/accept_dad", "0"),
@@ -30,7 +30,7 @@ const SETTINGS: [(&str, &str); 9] = [
 ];
 
 /// Command in the network namespace `netns`.
-pub(crate) fn inside(netns: &Path, program: &str) -> Command {
+pub(crate) fn netns_command(netns: &Path, program: &str) -> Command {
     let mut command = Command::new("nsenter");
     // `ip netns exec` would mount /sys again and hide the cgroups.
     command.arg(format!("--net={}", netns.display())).arg(program);
@@ -38,7 +38,7 @@ pub(crate) fn inside(netns: &Path, program: &str) -> Command {
 }
 
 /// Creates the namespace of a node, or of the control plane (`None`), with its devices and addresses.
-pub(crate) fn make(state: &ClusterPaths, node: Option<u8>) -> Result<()> {
+pub(crate) fn create_namespace(state: &ClusterPaths, node: Option<u8>) -> Result<()> {
     let netns = state.netns(node);
     // Written last: a namespace without this file is incomplete, left by a killed `up`, and is created again.
     let laid = netns.with_extension("laid");
@@ -53,16 +53,16 @@ pub(crate) fn make(state: &ClusterPaths, node: Option<u8>) -> Result<()> {
     let kept = format!("--net={}", netns.display());
     sh::capture(Command::new("unshare").arg(kept).arg("true"))?;
     // Some settings exist only with a kernel module loaded, and are then not needed.
-    for (name, value) in SETTINGS {
+    for (name, value) in SYSCTLS {
         let script =
             format!("[ ! -e /proc/sys/net/{name} ] || echo {value} > /proc/sys/net/{name}");
-        sh::capture(inside(&netns, "sh").args(["-c", &script]))?;
+        sh::capture(netns_command(&netns, "sh").args(["-c", &script]))?;
     }
     match node {
-        None => batch(&netns, &control_plane_commands())?,
+        None => run_ip_batch(&netns, &control_plane_commands())?,
         Some(node) => {
-            join(state, node)?;
-            batch(&netns, &node_commands(node))?;
+            connect_node(state, node)?;
+            run_ip_batch(&netns, &node_commands(node))?;
         }
     }
     fs::write(&laid, "").with_context(|| format!("cannot write {}", laid.display()))
@@ -75,7 +75,7 @@ fn is_namespace(file: &Path) -> bool {
 }
 
 fn control_plane_commands() -> Vec<String> {
-    let [v4, v6] = HUB;
+    let [v4, v6] = CONTROL_PLANE;
     vec![
         "link set lo up".to_owned(),
         "link add br0 type bridge".to_owned(),
@@ -86,22 +86,22 @@ fn control_plane_commands() -> Vec<String> {
 }
 
 /// Creates a pair of devices from the bridge to the node.
-fn join(state: &ClusterPaths, node: u8) -> Result<()> {
+fn connect_node(state: &ClusterPaths, node: u8) -> Result<()> {
     let far = state.netns(Some(node));
     // The kernel removes the device of a deleted namespace, but a little later than `up` needs the name.
     let device = format!("node{node}");
-    let mut delete = inside(&state.netns(None), "ip");
+    let mut delete = netns_command(&state.netns(None), "ip");
     delete.args(["link", "delete", &device]).stderr(Stdio::null());
     let _absent = delete.status().context("cannot start nsenter")?;
     let lines = [
         format!("link add node{node} type veth peer name eth0 netns {}", far.display()),
         format!("link set node{node} master br0 up"),
     ];
-    batch(&state.netns(None), &lines)
+    run_ip_batch(&state.netns(None), &lines)
 }
 
 fn node_commands(node: u8) -> Vec<String> {
-    let [v4, v6] = of_node(node);
+    let [v4, v6] = node_addresses(node);
     vec![
         "link set lo up".to_owned(),
         format!("addr add {v4}/24 dev eth0"),
@@ -117,20 +117,20 @@ fn node_commands(node: u8) -> Vec<String> {
 }
 
 /// Sets the routes to all nodes' pods in every namespace, and the control plane's route to Services.
-pub(crate) fn route(state: &ClusterPaths, nodes: u8) -> Result<()> {
+pub(crate) fn set_routes(state: &ClusterPaths, nodes: u8) -> Result<()> {
     for from in std::iter::once(None).chain((1..=nodes).map(Some)) {
         let mut lines = Vec::new();
         // A node's own pods are behind its bridge already.
         for to in (1..=nodes).filter(|&to| Some(to) != from) {
-            let ways = pod_ranges(to).into_iter().zip(of_node(to));
+            let ways = pod_ranges(to).into_iter().zip(node_addresses(to));
             lines.extend(ways.map(|(pods, via)| format!("route replace {pods} via {via}")));
         }
         if from.is_none() {
             // For kubectl and tools only: the API server itself connects to endpoints.
-            let ways = SERVICES.iter().zip(of_node(1));
+            let ways = SERVICES.iter().zip(node_addresses(1));
             lines.extend(ways.map(|(services, via)| format!("route replace {services} via {via}")));
         }
-        batch(&state.netns(from), &lines)?;
+        run_ip_batch(&state.netns(from), &lines)?;
     }
     Ok(())
 }
@@ -138,12 +138,12 @@ pub(crate) fn route(state: &ClusterPaths, nodes: u8) -> Result<()> {
 /// Disconnects the node from all others, or connects it again.
 pub(crate) fn set_disconnected(state: &ClusterPaths, node: u8, is_cut: bool) -> Result<()> {
     let word = if is_cut { "down" } else { "up" };
-    batch(&state.netns(None), &[format!("link set node{node} {word}")])
+    run_ip_batch(&state.netns(None), &[format!("link set node{node} {word}")])
 }
 
 /// Runs a batch of `ip` commands in the namespace `netns`.
-fn batch(netns: &Path, lines: &[String]) -> Result<()> {
-    let mut child = inside(netns, "ip")
+fn run_ip_batch(netns: &Path, lines: &[String]) -> Result<()> {
+    let mut child = netns_command(netns, "ip")
         .args(["-batch", "-"])
         .stdin(Stdio::piped())
         .spawn()

@@ -9,16 +9,16 @@ use rcgen::{
 };
 
 use super::{
-    addresses::{HUB, KUBERNETES, of_node},
+    addresses::{CONTROL_PLANE, KUBERNETES, node_addresses},
     plan::MAX_NODES,
 };
 
 /// Subject of a certificate: file name, common name, group, and the names and addresses of a server.
 struct CertificateSubject<'a> {
     file: String,
-    name: String,
+    common_name: String,
     group: &'a str,
-    serves: Vec<String>,
+    alt_names: Vec<String>,
 }
 
 /// Writes all keys and certificates to `folder`.
@@ -30,24 +30,24 @@ pub(crate) fn write(folder: &Path) -> Result<()> {
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
     let authority = params.self_signed(&key)?;
-    save(folder, "ca.crt", &authority.pem())?;
-    save(folder, "ca.key", &key.serialize_pem())?;
+    write_pem(folder, "ca.crt", &authority.pem())?;
+    write_pem(folder, "ca.key", &key.serialize_pem())?;
     let issuer = Issuer::new(params, key);
     for subject in subjects() {
         sign(folder, &subject, &issuer)?;
     }
     // Tokens of service accounts need a key pair only, no certificate.
     let accounts = KeyPair::generate()?;
-    save(folder, "service-account.key", &accounts.serialize_pem())?;
-    save(folder, "service-account.pub", &accounts.public_key_pem())
+    write_pem(folder, "service-account.key", &accounts.serialize_pem())?;
+    write_pem(folder, "service-account.pub", &accounts.public_key_pem())
 }
 
 fn subjects() -> Vec<CertificateSubject<'static>> {
     let user = |file: &str, name: &str, group| CertificateSubject {
         file: file.to_owned(),
-        name: name.to_owned(),
+        common_name: name.to_owned(),
         group,
-        serves: Vec::new(),
+        alt_names: Vec::new(),
     };
     let names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"];
     let names =
@@ -60,7 +60,7 @@ fn subjects() -> Vec<CertificateSubject<'static>> {
         user("apiserver-kubelet-client", "kube-apiserver", "system:masters"),
         user("front-proxy-client", "front-proxy-client", ""),
         CertificateSubject {
-            serves: names.chain(HUB).chain(KUBERNETES).map(str::to_owned).collect(),
+            alt_names: names.chain(CONTROL_PLANE).chain(KUBERNETES).map(str::to_owned).collect(),
             ..user("apiserver", "kube-apiserver", "")
         },
     ];
@@ -69,9 +69,9 @@ fn subjects() -> Vec<CertificateSubject<'static>> {
         let name = format!("system:node:node{node}");
         // The API server's Node authorizer requires exactly this name and group.
         all.push(user(&format!("node{node}"), &name, "system:nodes"));
-        let serves = of_node(node).into_iter().chain([format!("node{node}")]).collect();
+        let serves = node_addresses(node).into_iter().chain([format!("node{node}")]).collect();
         let file = format!("node{node}-serving");
-        all.push(CertificateSubject { serves, ..user(&file, &name, "system:nodes") });
+        all.push(CertificateSubject { alt_names: serves, ..user(&file, &name, "system:nodes") });
     }
     all
 }
@@ -82,22 +82,22 @@ fn sign(
     issuer: &Issuer<'_, KeyPair>,
 ) -> Result<()> {
     let key = KeyPair::generate()?;
-    let mut params = CertificateParams::new(subject.serves.clone())?;
-    params.distinguished_name.push(DnType::CommonName, subject.name.as_str());
+    let mut params = CertificateParams::new(subject.alt_names.clone())?;
+    params.distinguished_name.push(DnType::CommonName, subject.common_name.as_str());
     if !subject.group.is_empty() {
         params.distinguished_name.push(DnType::OrganizationName, subject.group);
     }
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = match subject.serves.is_empty() {
+    params.extended_key_usages = match subject.alt_names.is_empty() {
         true => vec![ExtendedKeyUsagePurpose::ClientAuth],
         false => vec![ExtendedKeyUsagePurpose::ServerAuth],
     };
     let certificate = params.signed_by(&key, issuer)?;
-    save(folder, &format!("{}.crt", subject.file), &certificate.pem())?;
-    save(folder, &format!("{}.key", subject.file), &key.serialize_pem())
+    write_pem(folder, &format!("{}.crt", subject.file), &certificate.pem())?;
+    write_pem(folder, &format!("{}.key", subject.file), &key.serialize_pem())
 }
 
-fn save(folder: &Path, name: &str, text: &str) -> Result<()> {
+fn write_pem(folder: &Path, name: &str, text: &str) -> Result<()> {
     use std::io::Write as _;
     let path = folder.join(name);
     let mut options = fs::OpenOptions::new();

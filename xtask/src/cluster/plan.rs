@@ -23,7 +23,7 @@ pub(crate) enum ClusterProcess {
 
 impl ClusterProcess {
     /// Processes of one node, in the order of their start.
-    pub(crate) fn of_node(node: u8) -> [Self; 4] {
+    pub(crate) fn node_processes(node: u8) -> [Self; 4] {
         [Self::Node(node), Self::Containerd(node), Self::Kubelet(node), Self::Proxy(node)]
     }
 
@@ -68,7 +68,7 @@ impl FromStr for ClusterProcess {
             "kube-controller-manager" => Some(Self::ControllerManager),
             "kube-scheduler" => Some(Self::Scheduler),
             "forward" => Some(Self::Forward),
-            _ => on_node(text),
+            _ => parse_node_process(text),
         };
         found.ok_or_else(|| {
             format!(
@@ -79,7 +79,7 @@ impl FromStr for ClusterProcess {
     }
 }
 
-fn on_node(text: &str) -> Option<ClusterProcess> {
+fn parse_node_process(text: &str) -> Option<ClusterProcess> {
     let rest = text.strip_prefix("node")?;
     let (number, part) = rest.split_once('/').map_or((rest, None), |(n, part)| (n, Some(part)));
     let node = number.parse().ok().filter(|node| (1..=MAX_NODES).contains(node))?;
@@ -96,11 +96,11 @@ fn on_node(text: &str) -> Option<ClusterProcess> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedCluster {
     /// Processes that run now.
-    pub(crate) alive: BTreeSet<ClusterProcess>,
+    pub(crate) running: BTreeSet<ClusterProcess>,
     /// Nodes whose containerd has all images in their present version.
-    pub(crate) loaded: BTreeSet<u8>,
+    pub(crate) nodes_with_images: BTreeSet<u8>,
     /// True if certificates, network and cgroups of the control plane exist.
-    pub(crate) is_laid: bool,
+    pub(crate) has_base: bool,
     /// True if the API server has the objects of CoreDNS.
     pub(crate) has_addons: bool,
 }
@@ -109,27 +109,27 @@ pub(crate) struct ObservedCluster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClusterUpStep {
     /// Create certificates, cgroups and the network between nodes.
-    Lay,
-    Start(ClusterProcess),
+    CreateBase,
+    StartProcess(ClusterProcess),
     /// Wait until the API server answers.
-    Answer,
+    WaitForApiServer,
     /// Import the images into a node's containerd.
-    Load(u8),
+    ImportImages(u8),
     /// Apply the objects of CoreDNS.
-    Addons,
+    ApplyAddons,
     /// Wait until all nodes are Ready and names resolve.
-    Ready,
+    WaitUntilReady,
 }
 
 impl ClusterUpStep {
     /// Expected time on two cores, in seconds, for the displayed time left.
-    pub(crate) fn seconds(self) -> u32 {
+    pub(crate) fn expected_seconds(self) -> u32 {
         match self {
-            Self::Start(_) | Self::Lay => 1,
-            Self::Answer => 8,
-            Self::Load(_) => 3,
-            Self::Addons => 3,
-            Self::Ready => 20,
+            Self::StartProcess(_) | Self::CreateBase => 1,
+            Self::WaitForApiServer => 8,
+            Self::ImportImages(_) => 3,
+            Self::ApplyAddons => 3,
+            Self::WaitUntilReady => 20,
         }
     }
 }
@@ -137,12 +137,12 @@ impl ClusterUpStep {
 impl fmt::Display for ClusterUpStep {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Lay => out.write_str("certificates, cgroups and network"),
-            Self::Start(process) => write!(out, "start {process}"),
-            Self::Answer => out.write_str("wait for the API server"),
-            Self::Load(node) => write!(out, "load images into node{node}"),
-            Self::Addons => out.write_str("apply CoreDNS"),
-            Self::Ready => out.write_str("wait until nodes and names are ready"),
+            Self::CreateBase => out.write_str("certificates, cgroups and network"),
+            Self::StartProcess(process) => write!(out, "start {process}"),
+            Self::WaitForApiServer => out.write_str("wait for the API server"),
+            Self::ImportImages(node) => write!(out, "load images into node{node}"),
+            Self::ApplyAddons => out.write_str("apply CoreDNS"),
+            Self::WaitUntilReady => out.write_str("wait until nodes and names are ready"),
         }
     }
 }
@@ -153,21 +153,21 @@ impl fmt::Display for ClusterUpStep {
 /// cluster is an API server without other writers: no controllers, no scheduler, no addons.
 pub(crate) fn plan(have: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> {
     let mut steps = Vec::new();
-    if !have.is_laid {
-        steps.push(ClusterUpStep::Lay);
+    if !have.has_base {
+        steps.push(ClusterUpStep::CreateBase);
     }
-    let dead = |process: &ClusterProcess| !have.alive.contains(process);
-    for &process in control(nodes) {
+    let dead = |process: &ClusterProcess| !have.running.contains(process);
+    for &process in control_plane_processes(nodes) {
         if dead(&process) {
-            steps.push(ClusterUpStep::Start(process));
+            steps.push(ClusterUpStep::StartProcess(process));
         }
         // A running API server answers only after it has connected to a restarted etcd.
         let is_upset = dead(&ClusterProcess::Etcd) || dead(&ClusterProcess::ApiServer);
         if process == ClusterProcess::ApiServer && is_upset {
-            steps.push(ClusterUpStep::Answer);
+            steps.push(ClusterUpStep::WaitForApiServer);
         }
     }
-    steps.extend(Some(ClusterProcess::Forward).filter(dead).map(ClusterUpStep::Start));
+    steps.extend(Some(ClusterProcess::Forward).filter(dead).map(ClusterUpStep::StartProcess));
     // Without nodes no pod can run, so CoreDNS would never be ready.
     if nodes == 0 {
         return steps;
@@ -176,14 +176,14 @@ pub(crate) fn plan(have: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> {
         steps.extend(node_steps(have, node));
     }
     if !have.has_addons {
-        steps.push(ClusterUpStep::Addons);
+        steps.push(ClusterUpStep::ApplyAddons);
     }
-    steps.push(ClusterUpStep::Ready);
+    steps.push(ClusterUpStep::WaitUntilReady);
     steps
 }
 
 /// Processes of the control plane, in the order of their start.
-fn control(nodes: u8) -> &'static [ClusterProcess] {
+fn control_plane_processes(nodes: u8) -> &'static [ClusterProcess] {
     match nodes {
         0 => &[ClusterProcess::Etcd, ClusterProcess::ApiServer],
         _ => &[
@@ -196,17 +196,19 @@ fn control(nodes: u8) -> &'static [ClusterProcess] {
 }
 
 fn node_steps(have: &ObservedCluster, node: u8) -> Vec<ClusterUpStep> {
-    let all = ClusterProcess::of_node(node);
-    let is_gone = !have.alive.contains(&ClusterProcess::Node(node));
+    let all = ClusterProcess::node_processes(node);
+    let is_gone = !have.running.contains(&ClusterProcess::Node(node));
     let mut steps = Vec::new();
     for process in all {
         // Processes of a lost namespace may still be alive, but cannot reach the new one.
-        if is_gone || !have.alive.contains(&process) {
-            steps.push(ClusterUpStep::Start(process));
+        if is_gone || !have.running.contains(&process) {
+            steps.push(ClusterUpStep::StartProcess(process));
         }
         // Images come before the kubelet, which would otherwise try to pull them from a registry.
-        if matches!(process, ClusterProcess::Containerd(_)) && !have.loaded.contains(&node) {
-            steps.push(ClusterUpStep::Load(node));
+        if matches!(process, ClusterProcess::Containerd(_))
+            && !have.nodes_with_images.contains(&node)
+        {
+            steps.push(ClusterUpStep::ImportImages(node));
         }
     }
     steps
@@ -225,33 +227,33 @@ mod tests {
             ClusterProcess::Forward,
         ];
         ObservedCluster {
-            alive: control
+            running: control
                 .into_iter()
-                .chain((1..=nodes).flat_map(ClusterProcess::of_node))
+                .chain((1..=nodes).flat_map(ClusterProcess::node_processes))
                 .collect(),
-            loaded: (1..=nodes).collect(),
-            is_laid: true,
+            nodes_with_images: (1..=nodes).collect(),
+            has_base: true,
             has_addons: true,
         }
     }
 
     #[test]
     fn a_whole_cluster_needs_nothing_but_a_look() {
-        assert_eq!(plan(&whole(2), 2), [ClusterUpStep::Ready]);
+        assert_eq!(plan(&whole(2), 2), [ClusterUpStep::WaitUntilReady]);
     }
 
     #[test]
     fn a_node_without_namespaces_is_started_from_its_beginning() {
         let mut have = whole(2);
-        have.alive.remove(&ClusterProcess::Node(2));
+        have.running.remove(&ClusterProcess::Node(2));
         assert_eq!(
             plan(&have, 2),
             [
-                ClusterUpStep::Start(ClusterProcess::Node(2)),
-                ClusterUpStep::Start(ClusterProcess::Containerd(2)),
-                ClusterUpStep::Start(ClusterProcess::Kubelet(2)),
-                ClusterUpStep::Start(ClusterProcess::Proxy(2)),
-                ClusterUpStep::Ready
+                ClusterUpStep::StartProcess(ClusterProcess::Node(2)),
+                ClusterUpStep::StartProcess(ClusterProcess::Containerd(2)),
+                ClusterUpStep::StartProcess(ClusterProcess::Kubelet(2)),
+                ClusterUpStep::StartProcess(ClusterProcess::Proxy(2)),
+                ClusterUpStep::WaitUntilReady
             ]
         );
     }
@@ -259,13 +261,13 @@ mod tests {
     #[test]
     fn a_new_etcd_is_waited_for_through_the_api_server() {
         let mut have = whole(1);
-        have.alive.remove(&ClusterProcess::Etcd);
+        have.running.remove(&ClusterProcess::Etcd);
         assert_eq!(
             plan(&have, 1),
             [
-                ClusterUpStep::Start(ClusterProcess::Etcd),
-                ClusterUpStep::Answer,
-                ClusterUpStep::Ready
+                ClusterUpStep::StartProcess(ClusterProcess::Etcd),
+                ClusterUpStep::WaitForApiServer,
+                ClusterUpStep::WaitUntilReady
             ]
         );
     }
@@ -274,21 +276,29 @@ mod tests {
     fn images_are_there_before_the_kubelet() {
         let steps = plan(&whole(1), 2);
         let at = |step| steps.iter().position(|&found| found == step).unwrap();
-        assert!(at(ClusterUpStep::Load(2)) < at(ClusterUpStep::Start(ClusterProcess::Kubelet(2))));
         assert!(
-            at(ClusterUpStep::Load(2)) > at(ClusterUpStep::Start(ClusterProcess::Containerd(2)))
+            at(ClusterUpStep::ImportImages(2))
+                < at(ClusterUpStep::StartProcess(ClusterProcess::Kubelet(2)))
+        );
+        assert!(
+            at(ClusterUpStep::ImportImages(2))
+                > at(ClusterUpStep::StartProcess(ClusterProcess::Containerd(2)))
         );
     }
 
     #[test]
     fn from_nothing_the_api_server_answers_before_anyone_asks_it() {
         let steps = plan(&ObservedCluster::default(), 1);
-        assert_eq!(steps.first(), Some(&ClusterUpStep::Lay));
+        assert_eq!(steps.first(), Some(&ClusterUpStep::CreateBase));
         let at = |step| steps.iter().position(|&found| found == step).unwrap();
         assert!(
-            at(ClusterUpStep::Answer) < at(ClusterUpStep::Start(ClusterProcess::ControllerManager))
+            at(ClusterUpStep::WaitForApiServer)
+                < at(ClusterUpStep::StartProcess(ClusterProcess::ControllerManager))
         );
-        assert!(at(ClusterUpStep::Answer) < at(ClusterUpStep::Start(ClusterProcess::Kubelet(1))));
+        assert!(
+            at(ClusterUpStep::WaitForApiServer)
+                < at(ClusterUpStep::StartProcess(ClusterProcess::Kubelet(1)))
+        );
     }
 
     #[test]
@@ -297,18 +307,18 @@ mod tests {
         assert_eq!(
             steps,
             [
-                ClusterUpStep::Lay,
-                ClusterUpStep::Start(ClusterProcess::Etcd),
-                ClusterUpStep::Start(ClusterProcess::ApiServer),
-                ClusterUpStep::Answer,
-                ClusterUpStep::Start(ClusterProcess::Forward)
+                ClusterUpStep::CreateBase,
+                ClusterUpStep::StartProcess(ClusterProcess::Etcd),
+                ClusterUpStep::StartProcess(ClusterProcess::ApiServer),
+                ClusterUpStep::WaitForApiServer,
+                ClusterUpStep::StartProcess(ClusterProcess::Forward)
             ]
         );
     }
 
     #[test]
     fn every_process_is_found_by_the_name_it_is_shown_with() {
-        for process in whole(2).alive {
+        for process in whole(2).running {
             assert_eq!(process.to_string().parse(), Ok(process));
         }
         for bad in ["", "node0", "node21", "node1/etcd", "nodeX", "sshd"] {

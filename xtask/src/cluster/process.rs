@@ -19,7 +19,7 @@ use super::{plan::ClusterProcess, state::ClusterPaths};
 use crate::sh;
 
 /// Shell script that enters the cgroups named before `--`, then executes the program after it.
-const ENTER: &str =
+const ENTER_CGROUPS_SCRIPT: &str =
     r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done; shift; exec "$@""#;
 
 /// Command line and environment of a process to start.
@@ -46,7 +46,11 @@ pub(crate) fn start(
         .open(&log)
         .with_context(|| format!("cannot write {}", log.display()))?;
     let mut command = Command::new("setsid");
-    command.args(["sh", "-c", ENTER, "enter"]).args(&launch.cgroups).arg("--").args(&launch.argv);
+    command
+        .args(["sh", "-c", ENTER_CGROUPS_SCRIPT, "enter"])
+        .args(&launch.cgroups)
+        .arg("--")
+        .args(&launch.argv);
     command.stdin(launch.stdin.map_or_else(Stdio::null, Stdio::from));
     command.stdout(out.try_clone()?).stderr(out).current_dir("/");
     // A clean environment: the user's proxy or kubeconfig variables must not reach the daemons.
@@ -54,8 +58,8 @@ pub(crate) fn start(
     let child = command.spawn().with_context(|| format!("cannot start {process}"))?;
     let id = child.id();
     // `setsid` executes the shell and then the program, all with the same process id.
-    let born =
-        birth(id).with_context(|| format!("{process} ended at once: see {}", log.display()))?;
+    let born = start_time(id)
+        .with_context(|| format!("{process} ended at once: see {}", log.display()))?;
     fs::write(state.pid_file(process), format!("{id} {born}"))
         .with_context(|| format!("cannot note the process of {process}"))
 }
@@ -67,43 +71,43 @@ fn search_path(first: &[PathBuf]) -> Result<OsString> {
 }
 
 /// Start time of a process in ticks since boot; `None` if it does not exist or is a zombie.
-fn birth(id: u32) -> Option<u64> {
-    let fields = fields(id)?;
+fn start_time(id: u32) -> Option<u64> {
+    let fields = stat_fields(id)?;
     (fields.first()? != "Z").then_some(())?;
     fields.get(19)?.parse().ok()
 }
 
 /// Fields of `/proc/<id>/stat` after the name: state, parent, …
-fn fields(id: u32) -> Option<Vec<String>> {
+fn stat_fields(id: u32) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     let rest = text.rsplit_once(')')?.1;
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }
 
 /// Process id of `process`; `None` if it does not run.
-pub(crate) fn id(state: &ClusterPaths, process: ClusterProcess) -> Option<u32> {
+pub(crate) fn pid_of(state: &ClusterPaths, process: ClusterProcess) -> Option<u32> {
     let text = fs::read_to_string(state.pid_file(process)).ok()?;
     let (id, born) = text.split_once(' ')?;
     let id = id.parse().ok()?;
     // The kernel reuses process ids, but not with the same start time.
-    (birth(id)? == born.parse::<u64>().ok()?).then_some(id)
+    (start_time(id)? == born.parse::<u64>().ok()?).then_some(id)
 }
 
 /// Returns true if the process is suspended (SIGSTOP).
 pub(crate) fn is_stopped(id: u32) -> bool {
-    fields(id).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"))
+    stat_fields(id).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"))
 }
 
 /// Sends `signal` to `process`. Fails if it does not run.
 pub(crate) fn signal(state: &ClusterPaths, process: ClusterProcess, signal: Signal) -> Result<()> {
-    let Some(id) = id(state, process) else { bail!("{process} does not run") };
+    let Some(id) = pid_of(state, process) else { bail!("{process} does not run") };
     let pid = Pid::from_raw(i32::try_from(id).context("a process id is small")?);
     kill(pid, signal).with_context(|| format!("cannot send {signal} to {process}"))
 }
 
 /// Ends `process` by SIGTERM, then SIGKILL, and waits until it is gone. Succeeds if it does not run.
-pub(crate) fn end(state: &ClusterPaths, process: ClusterProcess) -> Result<()> {
-    if id(state, process).is_none() {
+pub(crate) fn terminate(state: &ClusterPaths, process: ClusterProcess) -> Result<()> {
+    if pid_of(state, process).is_none() {
         return Ok(());
     }
     for (word, patience) in [(Signal::SIGTERM, 5), (Signal::SIGKILL, 10)] {
@@ -113,10 +117,10 @@ pub(crate) fn end(state: &ClusterPaths, process: ClusterProcess) -> Result<()> {
         let _gone = signal(state, process, Signal::SIGCONT);
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(patience) {
-            if id(state, process).is_none() {
+            if pid_of(state, process).is_none() {
                 return Ok(());
             }
-            sh::pause(Duration::from_millis(20));
+            sh::sleep(Duration::from_millis(20));
         }
     }
     bail!("{process} does not end")

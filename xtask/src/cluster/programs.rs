@@ -19,8 +19,8 @@ use super::{
 use crate::{sh, toolchain};
 
 /// Variable that envtest defines: a directory with `kube-apiserver`, `etcd` and `kubectl`.
-const ASSETS: &str = "KUBEBUILDER_ASSETS";
-const SUPPLIED: [&str; 3] = ["kube-apiserver", "etcd", "kubectl"];
+const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
+const SUPPLIED_PROGRAMS: [&str; 3] = ["kube-apiserver", "etcd", "kubectl"];
 
 /// Paths of the programs, by name.
 #[derive(Clone, Debug, Default)]
@@ -48,20 +48,21 @@ impl ClusterPrograms {
     pub(crate) fn find(version: KubernetesVersion, assets: Option<&Path>) -> Result<Self> {
         let mut programs = Self::default();
         for recipe in recipes(version, assets) {
-            programs.add(&recipe, &folder(&recipe)?);
+            programs.add_existing(&recipe, &folder(&recipe)?);
         }
         // Any version of Knative's client will do, and users may have installed their own.
         if let Some(kn) = sh::which("kn") {
             programs.files.entry("kn".to_owned()).or_insert(kn);
         }
         if let Some(assets) = assets {
-            let supplied = SUPPLIED.map(|program| (program.to_owned(), assets.join(program)));
+            let supplied =
+                SUPPLIED_PROGRAMS.map(|program| (program.to_owned(), assets.join(program)));
             programs.files.extend(supplied.into_iter().filter(|(_, file)| file.is_file()));
         }
         Ok(programs)
     }
 
-    fn add(&mut self, recipe: &BuildRecipe, folder: &Path) {
+    fn add_existing(&mut self, recipe: &BuildRecipe, folder: &Path) {
         for (_, program) in &recipe.programs {
             let file = folder.join(program);
             if file.is_file() {
@@ -73,11 +74,13 @@ impl ClusterPrograms {
 
 /// Directory that `KUBEBUILDER_ASSETS` names; an error if its API server has another minor version.
 pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
-    let Some(assets) = std::env::var_os(ASSETS).map(PathBuf::from) else { return Ok(None) };
+    let Some(assets) = std::env::var_os(ASSETS_VARIABLE).map(PathBuf::from) else {
+        return Ok(None);
+    };
     let held = api_server_version(&assets)?;
     if held.minor != version.minor {
         bail!(
-            "{ASSETS} holds {held}, but {version} is wanted: unset it, or leave out --kubernetes"
+            "{ASSETS_VARIABLE} holds {held}, but {version} is wanted: unset it, or leave out --kubernetes"
         );
     }
     Ok(Some(assets))
@@ -85,7 +88,7 @@ pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
 
 /// Version to run if none is named: the API server's in `KUBEBUILDER_ASSETS`, or the newest.
 pub(crate) fn default_version() -> Result<KubernetesVersion> {
-    match std::env::var_os(ASSETS) {
+    match std::env::var_os(ASSETS_VARIABLE) {
         Some(assets) => api_server_version(Path::new(&assets)),
         None => Ok(NEWEST),
     }
@@ -93,18 +96,24 @@ pub(crate) fn default_version() -> Result<KubernetesVersion> {
 
 fn api_server_version(assets: &Path) -> Result<KubernetesVersion> {
     let says = sh::capture(Command::new(assets.join("kube-apiserver")).arg("--version"))
-        .with_context(|| format!("{ASSETS} is {}, where no API server runs", assets.display()))?;
+        .with_context(|| {
+            format!("{ASSETS_VARIABLE} is {}, where no API server runs", assets.display())
+        })?;
     let word = says.split_whitespace().last().unwrap_or_default();
-    word.parse().ok().with_context(|| format!("{ASSETS} holds `{}`, no release", says.trim()))
+    word.parse()
+        .ok()
+        .with_context(|| format!("{ASSETS_VARIABLE} holds `{}`, no release", says.trim()))
 }
 
 /// Recipes of all programs that `assets` does not supply.
 fn recipes(version: KubernetesVersion, assets: Option<&Path>) -> Vec<BuildRecipe> {
-    let mut all = BuildRecipe::others().to_vec();
+    let mut all = BuildRecipe::version_independent().to_vec();
     // The API server and kubectl are needed before the others, so Kubernetes comes right after etcd.
     all.insert(1, BuildRecipe::kubernetes(version));
     let is_supplied = |program: &str| {
-        assets.is_some_and(|assets| SUPPLIED.contains(&program) && assets.join(program).is_file())
+        assets.is_some_and(|assets| {
+            SUPPLIED_PROGRAMS.contains(&program) && assets.join(program).is_file()
+        })
     };
     for recipe in &mut all {
         recipe.programs.retain(|(_, program)| !is_supplied(program));
@@ -122,7 +131,7 @@ pub(crate) fn missing(
     for recipe in recipes(version, assets) {
         let folder = folder(&recipe)?;
         // An optional recipe that failed once is not tried at every `up`.
-        let is_hopeless = recipe.is_optional && refusal(&recipe)?.exists();
+        let is_hopeless = recipe.is_optional && failure_note(&recipe)?.exists();
         if !is_hopeless
             && !recipe.programs.iter().all(|(_, program)| folder.join(program).is_file())
         {
@@ -133,32 +142,32 @@ pub(crate) fn missing(
 }
 
 fn folder(recipe: &BuildRecipe) -> Result<PathBuf> {
-    Ok(toolchain::cache()?.join("cluster").join(recipe.folder(std::env::consts::ARCH)))
+    Ok(toolchain::cache_directory()?.join("cluster").join(recipe.folder(std::env::consts::ARCH)))
 }
 
 /// Path of the note that an optional recipe could not be built, which prevents another attempt.
-fn refusal(recipe: &BuildRecipe) -> Result<PathBuf> {
+fn failure_note(recipe: &BuildRecipe) -> Result<PathBuf> {
     let folder = folder(recipe)?;
     Ok(folder.with_file_name(format!("{}.refused", recipe.folder(std::env::consts::ARCH))))
 }
 
 /// Program of a recipe with one program: from the `PATH`, from the cache, or built now.
-pub(crate) fn one(recipe: &BuildRecipe) -> Result<PathBuf> {
-    let (program, file) = place(recipe)?;
+pub(crate) fn find_or_build(recipe: &BuildRecipe) -> Result<PathBuf> {
+    let (program, file) = locate(recipe)?;
     if !file.is_file() {
         println!("building {program} once, about {} s", recipe.seconds);
-        build_whole(recipe, &GoToolchain::find()?)?;
+        build_all(recipe, &GoToolchain::find()?)?;
     }
     Ok(file)
 }
 
 /// Returns true if the program of a recipe with one program need not be built.
 pub(crate) fn is_available(recipe: &BuildRecipe) -> Result<bool> {
-    Ok(place(recipe)?.1.is_file())
+    Ok(locate(recipe)?.1.is_file())
 }
 
 /// Name and path of a recipe's only program: on the `PATH`, or in the cache, where the file may not exist yet.
-fn place(recipe: &BuildRecipe) -> Result<(&'static str, PathBuf)> {
+fn locate(recipe: &BuildRecipe) -> Result<(&'static str, PathBuf)> {
     let (_, program) = recipe.programs.first().context("a recipe has a program")?;
     let file = match sh::which(program) {
         Some(own) => own,
@@ -169,9 +178,9 @@ fn place(recipe: &BuildRecipe) -> Result<(&'static str, PathBuf)> {
 
 /// Builds `recipe` into the cache. Failure of an optional recipe is reported, noted, and no error.
 pub(crate) fn build(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
-    match build_whole(recipe, go) {
+    match build_all(recipe, go) {
         Err(error) if recipe.is_optional => {
-            let note = refusal(recipe)?;
+            let note = failure_note(recipe)?;
             println!("    {} is left out, see {}", recipe.name, note.display());
             fs::write(&note, format!("{error:#}\n")).context("cannot write to the cache")
         }
@@ -179,11 +188,11 @@ pub(crate) fn build(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
     }
 }
 
-fn build_whole(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
+fn build_all(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
     let folder = folder(recipe)?;
     let base = folder.parent().context("the cache has folders")?;
     // A killed build cannot remove its own directory.
-    sweep(base, recipe);
+    remove_build_leftovers(base, recipe);
     // Built aside and renamed: an interrupted build must not look complete.
     let name = format!("{}.new-{}", recipe.folder(std::env::consts::ARCH), std::process::id());
     let aside = base.join(name);
@@ -199,7 +208,7 @@ fn build_whole(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
 }
 
 /// Removes leftovers of killed builds beside the directory.
-fn sweep(base: &Path, recipe: &BuildRecipe) {
+fn remove_build_leftovers(base: &Path, recipe: &BuildRecipe) {
     let prefix = format!("{}.new-", recipe.folder(std::env::consts::ARCH));
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -220,7 +229,7 @@ fn build_into(recipe: &BuildRecipe, go: &GoToolchain, folder: &Path) -> Result<(
     for (package, program) in &recipe.programs {
         let file = folder.join(program).display().to_string();
         let mut command = go.command(folder, &recipe.build_args(package, &file));
-        watch(&mut command, program)?;
+        run_build(&mut command, program)?;
     }
     Ok(())
 }
@@ -238,7 +247,7 @@ fn published_go_mod(recipe: &BuildRecipe, go: &GoToolchain, folder: &Path) -> Re
 }
 
 /// Runs a build and shows its progress: `go build -v` prints each package when it is compiled.
-fn watch(command: &mut Command, program: &str) -> Result<()> {
+fn run_build(command: &mut Command, program: &str) -> Result<()> {
     let mut child = command.stderr(Stdio::piped()).spawn().context("cannot start go")?;
     let stderr = child.stderr.take().context("the child's output was piped")?;
     let started = Instant::now();

@@ -9,7 +9,7 @@ const COREDNS_MAIN: &str = include_str!("coredns.go");
 /// Module of Kubernetes, whose staged modules are replaced by the published ones of the same release.
 const KUBERNETES: &str = "k8s.io/kubernetes";
 /// Version of the build procedure; a change of it changes all cache directories.
-const WAY: &str = "CGO_ENABLED=0 -trimpath -mod=mod 1";
+const BUILD_PROCEDURE: &str = "CGO_ENABLED=0 -trimpath -mod=mod 1";
 
 /// Programs of Kubernetes; those that other processes wait for come first.
 pub(crate) const KUBERNETES_PROGRAMS: [&str; 6] = [
@@ -67,13 +67,13 @@ impl BuildRecipe {
     }
 
     /// Recipes of the programs that all Kubernetes versions share.
-    pub(crate) fn others() -> [Self; 4] {
+    pub(crate) fn version_independent() -> [Self; 4] {
         [Self::etcd(), Self::containerd(), Self::coredns(), Self::kn()]
     }
 
     fn etcd() -> Self {
         let module = "go.etcd.io/etcd/server/v3";
-        plain("etcd", module, ETCD, vec![(module.to_owned(), "etcd")], 15)
+        plain_recipe("etcd", module, ETCD, vec![(module.to_owned(), "etcd")], 15)
     }
 
     fn containerd() -> Self {
@@ -83,35 +83,35 @@ impl BuildRecipe {
         Self {
             // Snapshotters that are not used here and would need C libraries.
             tags: "no_btrfs no_zfs no_devmapper",
-            ..plain("containerd", module, CONTAINERD, programs.to_vec(), 70)
+            ..plain_recipe("containerd", module, CONTAINERD, programs.to_vec(), 70)
         }
     }
 
     fn coredns() -> Self {
         let module = "github.com/coredns/coredns";
         let programs = vec![(".".to_owned(), "coredns")];
-        Self { main: Some(COREDNS_MAIN), ..plain("coredns", module, COREDNS, programs, 60) }
+        Self { main: Some(COREDNS_MAIN), ..plain_recipe("coredns", module, COREDNS, programs, 60) }
     }
 
     fn kn() -> Self {
         let module = "knative.dev/client";
         let programs = vec![(format!("{module}/cmd/kn"), "kn")];
         // Optional: not every mirror has all of its modules, and users with kn on the PATH need no build.
-        Self { is_optional: true, ..plain("kn", module, KN, programs, 60) }
+        Self { is_optional: true, ..plain_recipe("kn", module, KN, programs, 60) }
     }
 
     /// Recipe of the tool that checks Prometheus rules; no part of a cluster.
     pub(crate) fn promtool() -> Self {
         let module = "github.com/prometheus/prometheus";
         let programs = vec![(format!("{module}/cmd/promtool"), "promtool")];
-        plain("promtool", module, PROMETHEUS, programs, 300)
+        plain_recipe("promtool", module, PROMETHEUS, programs, 300)
     }
 
     /// Recipe of the tool that renders and checks the Helm chart; no part of a cluster.
     pub(crate) fn helm() -> Self {
         let module = "helm.sh/helm/v4";
         let programs = vec![(format!("{module}/cmd/helm"), "helm")];
-        plain("helm", module, HELM, programs, 420)
+        plain_recipe("helm", module, HELM, programs, 420)
     }
 
     /// Name of its cache directory for the processor architecture `arch`, with a hash of all inputs of the build.
@@ -119,7 +119,7 @@ impl BuildRecipe {
         // All fields but the expected time and `is_optional`, which do not change the programs.
         let mut hash = Sha256::new();
         let Self { name, module, version, tags, ldflags, programs, main, staging, .. } = self;
-        hash.update(format!("{WAY} {arch} {name} {module} {version} {tags} {ldflags}"));
+        hash.update(format!("{BUILD_PROCEDURE} {arch} {name} {module} {version} {tags} {ldflags}"));
         hash.update(format!("{programs:?} {main:?} {staging:?}"));
         let digest: String =
             hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -135,7 +135,7 @@ impl BuildRecipe {
             self.name, self.module, self.version
         );
         let Some(version) = &self.staging else { return text };
-        for module in staged(published) {
+        for module in staged_modules(published) {
             text.push_str(&format!("replace {module} => {module} {version}\n"));
         }
         text
@@ -149,7 +149,7 @@ impl BuildRecipe {
     }
 }
 
-fn plain(
+fn plain_recipe(
     name: &'static str,
     module: &'static str,
     version: &str,
@@ -171,7 +171,7 @@ fn plain(
 }
 
 /// Names of the modules that Kubernetes' own `go.mod` replaces by directories of its repository.
-fn staged(go_mod: &str) -> impl Iterator<Item = &str> {
+fn staged_modules(go_mod: &str) -> impl Iterator<Item = &str> {
     go_mod.lines().filter_map(|line| {
         let (module, to) = line.trim().trim_start_matches("replace ").split_once(" => ")?;
         to.starts_with("./staging/").then_some(module.trim())

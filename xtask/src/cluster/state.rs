@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::{config::KubeProxyMode, plan::ClusterProcess};
 
 /// Directory of all files, with a subdirectory for each cluster.
-const BASE: &str = "/var/lib/rouse-cluster";
+const BASE_DIRECTORY: &str = "/var/lib/rouse-cluster";
 /// Directory of mounted namespaces, which outlive their processes, with a subdirectory for each cluster.
-const RUN: &str = "/run/rouse-cluster";
+const RUN_DIRECTORY: &str = "/run/rouse-cluster";
 /// Creator that a cluster's record names. Faults are refused without it.
-pub(crate) const MAKER: &str = "cargo xtask cluster";
+pub(crate) const CREATOR: &str = "cargo xtask cluster";
 
 /// Record of a cluster's properties, stored in `cluster.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub(crate) struct ClusterRecord {
 impl ClusterRecord {
     pub(crate) fn new(kubernetes: String, nodes: u8, proxy: KubeProxyMode, port: u16) -> Self {
         let proxy = proxy.name().to_owned();
-        Self { made_by: MAKER.to_owned(), kubernetes, nodes, proxy, port, assets: None }
+        Self { made_by: CREATOR.to_owned(), kubernetes, nodes, proxy, port, assets: None }
     }
 
     pub(crate) fn with_assets(self, assets: Option<PathBuf>) -> Self {
@@ -63,11 +63,11 @@ impl ClusterPaths {
     }
 
     pub(crate) fn folder(&self) -> PathBuf {
-        Path::new(BASE).join(&self.name)
+        Path::new(BASE_DIRECTORY).join(&self.name)
     }
 
     pub(crate) fn run_folder(&self) -> PathBuf {
-        Path::new(RUN).join(&self.name)
+        Path::new(RUN_DIRECTORY).join(&self.name)
     }
 
     pub(crate) fn pki(&self) -> PathBuf {
@@ -108,7 +108,7 @@ impl ClusterPaths {
     }
 
     /// Reads the cluster's record; `None` if there is no cluster of this name.
-    pub(crate) fn mark(&self) -> Result<Option<ClusterRecord>> {
+    pub(crate) fn read_record(&self) -> Result<Option<ClusterRecord>> {
         let file = self.folder().join("cluster.json");
         let text = match fs::read_to_string(&file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -117,8 +117,8 @@ impl ClusterPaths {
         let mark: ClusterRecord = serde_json::from_str(&text).with_context(|| {
             format!("{} is damaged: run `cargo xtask cluster down`", file.display())
         })?;
-        if mark.made_by != MAKER {
-            bail!("{} was not made by {MAKER}", self.folder().display());
+        if mark.made_by != CREATOR {
+            bail!("{} was not made by {CREATOR}", self.folder().display());
         }
         Ok(Some(mark))
     }
@@ -137,10 +137,10 @@ impl ClusterPaths {
     }
 
     /// Reads the record of a cluster that must exist.
-    pub(crate) fn existing(&self) -> Result<ClusterRecord> {
-        self.mark()?.with_context(|| {
+    pub(crate) fn require_record(&self) -> Result<ClusterRecord> {
+        self.read_record()?.with_context(|| {
             format!(
-                "there is no cluster `{}` made by {MAKER}: run `cargo xtask cluster up`",
+                "there is no cluster `{}` made by {CREATOR}: run `cargo xtask cluster up`",
                 self.name
             )
         })
@@ -158,7 +158,7 @@ impl ClusterPaths {
             }
         }
         // Fails while another cluster exists, which then keeps the directory.
-        for folder in [BASE, RUN] {
+        for folder in [BASE_DIRECTORY, RUN_DIRECTORY] {
             let _not_empty = fs::remove_dir(folder);
         }
         Ok(())
@@ -166,7 +166,7 @@ impl ClusterPaths {
 }
 
 /// Writes a configuration file and creates its directory.
-pub(crate) fn write(file: &Path, text: &str) -> Result<()> {
+pub(crate) fn write_file(file: &Path, text: &str) -> Result<()> {
     let folder = file.parent().context("a file has a folder")?;
     fs::create_dir_all(folder)
         .and_then(|()| fs::write(file, text))

@@ -21,7 +21,7 @@ use super::{
     programs::{self, ClusterPrograms},
     start::ClusterStarter,
     state::ClusterRecord,
-    with,
+    with_existing_cluster,
 };
 use crate::{
     lock,
@@ -59,21 +59,21 @@ pub(crate) struct ClusterUpArgs {
 /// Runs `cargo xtask cluster up`: builds as the user, then starts processes as root.
 pub(crate) fn run(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<()> {
     if let Some(file) = &args.prepared {
-        return start_cluster(state, args, wanted(state, args)?, &read_images(file)?);
+        return start_cluster(state, args, requested_version(state, args)?, &read_images(file)?);
     }
     let images = prepare(state, args)?;
     if sh::is_root() {
-        return start_cluster(state, args, wanted(state, args)?, &images);
+        return start_cluster(state, args, requested_version(state, args)?, &images);
     }
     rerun_as_root(&images)
 }
 
 /// Builds all programs and images, without root. It is also `cargo xtask cluster build`.
 pub(crate) fn prepare(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<ImageArchives> {
-    let version = wanted(state, args)?;
+    let version = requested_version(state, args)?;
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Cluster], args.yes)?;
     let assets = programs::assets(version)?;
-    build(version, assets.as_deref())?;
+    build_programs(version, assets.as_deref())?;
     let programs = ClusterPrograms::find(version, assets.as_deref())?;
     match args.nodes {
         Some(0) => Ok(ImageArchives::new()),
@@ -82,12 +82,12 @@ pub(crate) fn prepare(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<Imag
 }
 
 /// Runs `cargo xtask cluster load`: builds images and imports them into all nodes.
-pub(crate) fn load(
+pub(crate) fn load_images(
     state: &ClusterPaths,
     packages: &[String],
     prepared: Option<&Path>,
 ) -> Result<()> {
-    let mark = state.existing()?;
+    let mark = state.require_record()?;
     let version: KubernetesVersion = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
     let images = match prepared {
         Some(file) => read_images(file)?,
@@ -96,9 +96,9 @@ pub(crate) fn load(
     if !sh::is_root() {
         return rerun_as_root(&images);
     }
-    with(state, |starter| {
+    with_existing_cluster(state, |starter| {
         for node in 1..=mark.nodes {
-            images::load(starter, node, &images)?;
+            images::import(starter, node, &images)?;
         }
         println!("cluster {}: {} images in each of {} nodes", state.name, images.len(), mark.nodes);
         Ok(())
@@ -106,8 +106,8 @@ pub(crate) fn load(
 }
 
 /// Version to run: the named one, else the existing cluster's, else the default.
-fn wanted(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersion> {
-    let running = state.mark()?.map(|mark| mark.kubernetes.parse::<KubernetesVersion>());
+fn requested_version(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersion> {
+    let running = state.read_record()?.map(|mark| mark.kubernetes.parse::<KubernetesVersion>());
     match (args.kubernetes, running) {
         (Some(version), _) => Ok(version),
         (None, Some(running)) => running.map_err(anyhow::Error::msg),
@@ -115,8 +115,8 @@ fn wanted(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersio
     }
 }
 
-fn build(version: KubernetesVersion, assets: Option<&Path>) -> Result<()> {
-    let _lock = lock::wait_for(&toolchain::cache()?.join("cluster.lock"))?;
+fn build_programs(version: KubernetesVersion, assets: Option<&Path>) -> Result<()> {
+    let _lock = lock::acquire(&toolchain::cache_directory()?.join("cluster.lock"))?;
     let missing = programs::missing(version, assets)?;
     if missing.is_empty() {
         return Ok(());
@@ -132,14 +132,14 @@ fn build(version: KubernetesVersion, assets: Option<&Path>) -> Result<()> {
         left -= recipe.seconds;
     }
     // The programs are in the cache; the compiled packages are no longer needed.
-    go.forget();
+    go.delete_build_cache();
     Ok(())
 }
 
 fn build_images(programs: &ClusterPrograms, packages: &[String]) -> Result<ImageArchives> {
     let workspace = CargoWorkspace::load()?;
     let to = workspace.target.join("cluster-images");
-    images::make(&workspace, programs, packages, &to)
+    images::build_archives(&workspace, programs, packages, &to)
 }
 
 fn read_images(file: &Path) -> Result<ImageArchives> {
@@ -168,35 +168,35 @@ fn start_cluster(
     version: KubernetesVersion,
     images: &ImageArchives,
 ) -> Result<()> {
-    let mark = mark(state, args, version)?;
+    let mark = updated_record(state, args, version)?;
     state.write_record(&mark)?;
     // Only now: the lock file is in the cluster's directory, which `write_record` creates.
-    let _lock = lock::wait_for(&state.folder().join("lock"))?;
+    let _lock = lock::acquire(&state.folder().join("lock"))?;
     let programs = ClusterPrograms::find(version, mark.assets.as_deref())?;
-    let starter = ClusterStarter { state, mark: &mark, programs: &programs };
-    resume(state, &mark);
-    let steps = plan::plan(&have(&starter, images), mark.nodes);
+    let starter = ClusterStarter { paths: state, record: &mark, programs: &programs };
+    undo_faults(state, &mark);
+    let steps = plan::plan(&observe_cluster(&starter, images), mark.nodes);
     // Read before any start: afterwards a heartbeat of the old kubelet would look like one of the new kubelet.
     let mut stale = starter.nodes().unwrap_or_default();
     stale.retain(|node| steps.iter().any(|step| starts_kubelet(*step, &node.name)));
     let started = Instant::now();
-    let mut left: u32 = steps.iter().map(|step| step.seconds()).sum();
+    let mut left: u32 = steps.iter().map(|step| step.expected_seconds()).sum();
     for (number, step) in steps.iter().enumerate() {
         println!("[{:>2}/{}] {step} (about {left} s left)", number + 1, steps.len());
-        carry_out(*step, &starter, images, &stale)?;
-        left -= step.seconds();
+        run_step(*step, &starter, images, &stale)?;
+        left -= step.expected_seconds();
     }
     println!("cluster {}: up after {} s\n", state.name, started.elapsed().as_secs());
-    show(&starter, args.json.as_deref())
+    print_summary(&starter, args.json.as_deref())
 }
 
 /// Record of the cluster after this `up`. Refuses changes that need another cluster.
-fn mark(
+fn updated_record(
     state: &ClusterPaths,
     args: &ClusterUpArgs,
     version: KubernetesVersion,
 ) -> Result<ClusterRecord> {
-    let Some(old) = state.mark()? else {
+    let Some(old) = state.read_record()? else {
         // A port that is free now. Another program may take it before the forwarder starts, which then reports it.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let proxy = args.proxy.unwrap_or(KubeProxyMode::Iptables);
@@ -221,7 +221,7 @@ fn mark(
 }
 
 /// Continues suspended processes, and connects nodes that were cut off.
-fn resume(state: &ClusterPaths, mark: &ClusterRecord) {
+fn undo_faults(state: &ClusterPaths, mark: &ClusterRecord) {
     for node in 1..=mark.nodes {
         let _not_there = fault::freeze(state, node, false);
         if state.netns(Some(node)).exists() {
@@ -229,14 +229,14 @@ fn resume(state: &ClusterPaths, mark: &ClusterRecord) {
         }
     }
     // A suspended process counts as alive for the plan, and nothing would continue it.
-    for process in processes(mark.nodes) {
-        if process::id(state, process).is_some_and(process::is_stopped) {
+    for process in all_processes(mark.nodes) {
+        if process::pid_of(state, process).is_some_and(process::is_stopped) {
             let _gone = process::signal(state, process, Signal::SIGCONT);
         }
     }
 }
 
-fn processes(nodes: u8) -> impl Iterator<Item = ClusterProcess> {
+fn all_processes(nodes: u8) -> impl Iterator<Item = ClusterProcess> {
     let control = [
         ClusterProcess::Etcd,
         ClusterProcess::ApiServer,
@@ -244,54 +244,55 @@ fn processes(nodes: u8) -> impl Iterator<Item = ClusterProcess> {
         ClusterProcess::Scheduler,
         ClusterProcess::Forward,
     ];
-    control.into_iter().chain((1..=nodes).flat_map(ClusterProcess::of_node))
+    control.into_iter().chain((1..=nodes).flat_map(ClusterProcess::node_processes))
 }
 
-fn have(starter: &ClusterStarter<'_>, images: &ImageArchives) -> ObservedCluster {
-    let state = starter.state;
-    let alive: BTreeSet<ClusterProcess> =
-        processes(starter.mark.nodes).filter(|&one| process::id(state, one).is_some()).collect();
-    let nodes = 1..=starter.mark.nodes;
+fn observe_cluster(starter: &ClusterStarter<'_>, images: &ImageArchives) -> ObservedCluster {
+    let state = starter.paths;
+    let alive: BTreeSet<ClusterProcess> = all_processes(starter.record.nodes)
+        .filter(|&one| process::pid_of(state, one).is_some())
+        .collect();
+    let nodes = 1..=starter.record.nodes;
     ObservedCluster {
-        loaded: nodes.filter(|&node| images::is_loaded(state, node, images)).collect(),
-        is_laid: state.folder().join("laid").exists() && network::exists(state),
+        nodes_with_images: nodes.filter(|&node| images::is_loaded(state, node, images)).collect(),
+        has_base: state.folder().join("laid").exists() && network::exists(state),
         has_addons: alive.contains(&ClusterProcess::ApiServer) && starter.has_addons(),
-        alive,
+        running: alive,
     }
 }
 
 fn starts_kubelet(step: ClusterUpStep, name: &str) -> bool {
-    matches!(step, ClusterUpStep::Start(ClusterProcess::Kubelet(node)) if name == format!("node{node}"))
+    matches!(step, ClusterUpStep::StartProcess(ClusterProcess::Kubelet(node)) if name == format!("node{node}"))
 }
 
-fn carry_out(
+fn run_step(
     step: ClusterUpStep,
     starter: &ClusterStarter<'_>,
     images: &ImageArchives,
     stale: &[kubectl::RegisteredNode],
 ) -> Result<()> {
     match step {
-        ClusterUpStep::Lay => lay(starter),
-        ClusterUpStep::Start(process) => {
+        ClusterUpStep::CreateBase => create_base(starter),
+        ClusterUpStep::StartProcess(process) => {
             starter.start(process)?;
             match process {
-                ClusterProcess::Node(_) => route(starter),
+                ClusterProcess::Node(_) => set_routes(starter),
                 // Only a new namespace lacks routes.
                 _ => Ok(()),
             }
         }
-        ClusterUpStep::Answer => starter.wait_for_api_server(),
-        ClusterUpStep::Load(node) => images::load(starter, node, images),
-        ClusterUpStep::Addons => starter.apply_addons(),
-        ClusterUpStep::Ready => starter.wait_until_ready(stale),
+        ClusterUpStep::WaitForApiServer => starter.wait_for_api_server(),
+        ClusterUpStep::ImportImages(node) => images::import(starter, node, images),
+        ClusterUpStep::ApplyAddons => starter.apply_addons(),
+        ClusterUpStep::WaitUntilReady => starter.wait_until_ready(stale),
     }
 }
 
 /// Creates the base of the control plane. Existing keys stay, because kubelets and pods trust them.
-fn lay(starter: &ClusterStarter<'_>) -> Result<()> {
-    let state = starter.state;
-    cgroups::make(&format!("{}/hub", state.cgroup()))?;
-    network::make(state, None)?;
+fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
+    let state = starter.paths;
+    cgroups::create(&format!("{}/hub", state.cgroup()))?;
+    network::create_namespace(state, None)?;
     let laid = state.folder().join("laid");
     if !laid.exists() {
         pki::write(&state.pki())?;
@@ -301,21 +302,21 @@ fn lay(starter: &ClusterStarter<'_>) -> Result<()> {
 }
 
 /// Sets routes between the nodes that have a namespace by now.
-pub(crate) fn route(starter: &ClusterStarter<'_>) -> Result<()> {
-    let state = starter.state;
-    let there = (1..=starter.mark.nodes).take_while(|&node| state.netns(Some(node)).exists());
-    network::route(state, there.last().unwrap_or(0))
+pub(crate) fn set_routes(starter: &ClusterStarter<'_>) -> Result<()> {
+    let state = starter.paths;
+    let there = (1..=starter.record.nodes).take_while(|&node| state.netns(Some(node)).exists());
+    network::set_routes(state, there.last().unwrap_or(0))
 }
 
 /// Prints the nodes and the commands that users may need next.
-fn show(starter: &ClusterStarter<'_>, json: Option<&Path>) -> Result<()> {
-    let state = starter.state;
-    let described = kubectl::describe(starter, state)?;
+fn print_summary(starter: &ClusterStarter<'_>, json: Option<&Path>) -> Result<()> {
+    let state = starter.paths;
+    let described = kubectl::describe_cluster(starter, state)?;
     if let Some(file) = json {
         fs::write(file, serde_json::to_string_pretty(&described)?)
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
-    if starter.mark.nodes > 0 {
+    if starter.record.nodes > 0 {
         println!("node     ready  version    address        pods");
     }
     for node in described["nodes"].as_array().into_iter().flatten() {
@@ -337,7 +338,7 @@ fn show(starter: &ClusterStarter<'_>, json: Option<&Path>) -> Result<()> {
         config.display()
     );
     println!("inside the network     cargo xtask cluster {name}run -- kubectl get pods -A");
-    if starter.mark.nodes > 0 {
+    if starter.record.nodes > 0 {
         println!("on a node              cargo xtask cluster {name}run --node 1 -- ip address");
     }
     println!("remove it              cargo xtask cluster {name}down");

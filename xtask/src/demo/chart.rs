@@ -10,16 +10,16 @@ const WIDTH: f64 = 960.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 940.0;
 /// Top and bottom of the upper plot (requests in flight) and of the lower one (pods).
-const REQUESTS: (f64, f64) = (60.0, 300.0);
-const PODS: (f64, f64) = (350.0, 470.0);
+const REQUESTS_PLOT: (f64, f64) = (60.0, 300.0);
+const PODS_PLOT: (f64, f64) = (350.0, 470.0);
 const HEIGHT: f64 = 520.0;
 /// Width of one bar, in µs of the run.
 const STEP_US: u64 = 100_000;
 
-const DIRECT: &str = "#2a9d8f";
-const ACTIVATOR: &str = "#e9a23b";
-const POD: &str = "#264653";
-const FAINT: &str = "#cccccc";
+const DIRECT_COLOR: &str = "#2a9d8f";
+const ACTIVATOR_COLOR: &str = "#e9a23b";
+const POD_COLOR: &str = "#264653";
+const GRID_COLOR: &str = "#cccccc";
 
 /// Draws the chart of a run.
 pub(super) fn svg(run: &DemoRun) -> String {
@@ -31,13 +31,13 @@ pub(super) fn svg(run: &DemoRun) -> String {
     let most = bars.iter().map(|bar| bar.direct + bar.activator).fold(1.0, f64::max);
     let x = |step: f64| LEFT + (RIGHT - LEFT) * step / steps as f64;
 
-    let mut out = head();
-    axis(&mut out, "requests in flight", most, REQUESTS);
+    let mut out = svg_head();
+    draw_axis(&mut out, "requests in flight", most, REQUESTS_PLOT);
     for (step, bar) in bars.iter().enumerate() {
         // Stacked bars: the direct path below, the activator path on top of it.
-        let mut bottom = REQUESTS.1;
-        for (level, color) in [(bar.direct, DIRECT), (bar.activator, ACTIVATOR)] {
-            let height = (REQUESTS.1 - REQUESTS.0) * level / most;
+        let mut bottom = REQUESTS_PLOT.1;
+        for (level, color) in [(bar.direct, DIRECT_COLOR), (bar.activator, ACTIVATOR_COLOR)] {
+            let height = (REQUESTS_PLOT.1 - REQUESTS_PLOT.0) * level / most;
             bottom -= height;
             if level > 0.0 {
                 let (left, width) = (x(step as f64), x(1.0) - x(0.0));
@@ -54,22 +54,22 @@ pub(super) fn svg(run: &DemoRun) -> String {
         let at = x((wake.at_us - first) as f64 / STEP_US as f64);
         let _ = writeln!(
             out,
-            r#"<line x1="{at:.2}" y1="{}" x2="{at:.2}" y2="{}" stroke="{ACTIVATOR}" stroke-dasharray="4 3"/>
+            r#"<line x1="{at:.2}" y1="{}" x2="{at:.2}" y2="{}" stroke="{ACTIVATOR_COLOR}" stroke-dasharray="4 3"/>
 <text x="{:.2}" y="{}">a request wakes it</text>"#,
-            REQUESTS.0,
-            PODS.1,
+            REQUESTS_PLOT.0,
+            PODS_PLOT.1,
             at + 4.0,
-            REQUESTS.0 + 16.0
+            REQUESTS_PLOT.0 + 16.0
         );
     }
     let pods_most = run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0).max(1) as f64;
-    axis(&mut out, "ready pods", pods_most, PODS);
+    draw_axis(&mut out, "ready pods", pods_most, PODS_PLOT);
     let _ = writeln!(
         out,
-        r#"<path d="{}" fill="none" stroke="{POD}" stroke-width="2"/>"#,
+        r#"<path d="{}" fill="none" stroke="{POD_COLOR}" stroke-width="2"/>"#,
         draw_pods(run, first, pods_most, |us| x(us as f64 / STEP_US as f64))
     );
-    seconds(&mut out, steps, x);
+    draw_time_labels(&mut out, steps, x);
     out + "</svg>\n"
 }
 
@@ -102,10 +102,10 @@ fn bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
 
 fn draw_pods(run: &DemoRun, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String {
     let mut line = String::new();
-    let mut last = PODS.1;
+    let mut last = PODS_PLOT.1;
     for sample in &run.samples {
         let at = x(sample.at_us.saturating_sub(first));
-        let y = PODS.1 - (PODS.1 - PODS.0) * sample.ready as f64 / most;
+        let y = PODS_PLOT.1 - (PODS_PLOT.1 - PODS_PLOT.0) * sample.ready as f64 / most;
         let start = if line.is_empty() { 'M' } else { 'L' };
         // A vertical step, not a slope: the number of pods is whole.
         let _ = write!(line, "{start}{at:.2} {last:.2} L{at:.2} {y:.2} ");
@@ -114,25 +114,25 @@ fn draw_pods(run: &DemoRun, first: u64, most: f64, x: impl Fn(u64) -> f64) -> St
     line
 }
 
-fn head() -> String {
+fn svg_head() -> String {
     let (middle, title) = (WIDTH / 2.0, "From zero to many pods and back: examples/hello.yaml");
     format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" shape-rendering="crispEdges" font-family="sans-serif" font-size="13">
 <rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
 <text x="{middle}" y="24" text-anchor="middle" font-size="16">{title}</text>
-<rect x="600" y="36" width="12" height="12" fill="{DIRECT}"/><text x="618" y="47">straight to a pod</text>
-<rect x="760" y="36" width="12" height="12" fill="{ACTIVATOR}"/><text x="778" y="47">through the activator</text>
+<rect x="600" y="36" width="12" height="12" fill="{DIRECT_COLOR}"/><text x="618" y="47">straight to a pod</text>
+<rect x="760" y="36" width="12" height="12" fill="{ACTIVATOR_COLOR}"/><text x="778" y="47">through the activator</text>
 "##
     )
 }
 
-fn axis(out: &mut String, title: &str, most: f64, (top, bottom): (f64, f64)) {
+fn draw_axis(out: &mut String, title: &str, most: f64, (top, bottom): (f64, f64)) {
     let above = top - 8.0;
     let _ = writeln!(
         out,
         r#"<text x="{LEFT}" y="{above}">{title}</text>
-<line x1="{LEFT}" y1="{top}" x2="{RIGHT}" y2="{top}" stroke="{FAINT}"/>
-<line x1="{LEFT}" y1="{bottom}" x2="{RIGHT}" y2="{bottom}" stroke="{FAINT}"/>
+<line x1="{LEFT}" y1="{top}" x2="{RIGHT}" y2="{top}" stroke="{GRID_COLOR}"/>
+<line x1="{LEFT}" y1="{bottom}" x2="{RIGHT}" y2="{bottom}" stroke="{GRID_COLOR}"/>
 <text x="{}" y="{}" text-anchor="end">{most:.0}</text>
 <text x="{}" y="{bottom}" text-anchor="end">0</text>"#,
         LEFT - 8.0,
@@ -142,14 +142,14 @@ fn axis(out: &mut String, title: &str, most: f64, (top, bottom): (f64, f64)) {
 }
 
 /// Draws a time label below the lower plot every five seconds.
-fn seconds(out: &mut String, steps: usize, x: impl Fn(f64) -> f64) {
+fn draw_time_labels(out: &mut String, steps: usize, x: impl Fn(f64) -> f64) {
     let steps_a_second = (1_000_000 / STEP_US) as usize;
     for second in (0..=steps / steps_a_second).step_by(5) {
         let _ = writeln!(
             out,
             r#"<text x="{:.2}" y="{}" text-anchor="middle">{second} s</text>"#,
             x((second * steps_a_second) as f64),
-            PODS.1 + 22.0
+            PODS_PLOT.1 + 22.0
         );
     }
 }

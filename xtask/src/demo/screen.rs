@@ -21,24 +21,24 @@ impl DemoScreen {
     }
 
     /// Prints a permanent line.
-    pub(super) fn say(&self, text: &str) {
-        println!("{}{:6.1} s  {text}", self.clear(), self.started.elapsed().as_secs_f64());
+    pub(super) fn print_line(&self, text: &str) {
+        println!("{}{:6.1} s  {text}", self.clear_sequence(), self.started.elapsed().as_secs_f64());
     }
 
     /// Shows the live line. In a log file it appears once a second.
-    pub(super) fn show(&mut self, text: &str) {
+    pub(super) fn redraw_live_line(&mut self, text: &str) {
         let now = Instant::now();
         if self.is_terminal {
             let seconds = self.started.elapsed().as_secs_f64();
-            print!("{}{seconds:6.1} s  {text}", self.clear());
+            print!("{}{seconds:6.1} s  {text}", self.clear_sequence());
             let _ = std::io::stdout().flush();
         } else if self.printed.is_none_or(|last| now - last >= Duration::from_secs(1)) {
             self.printed = Some(now);
-            self.say(text);
+            self.print_line(text);
         }
     }
 
-    fn clear(&self) -> &'static str {
+    fn clear_sequence(&self) -> &'static str {
         if self.is_terminal { "\r\x1b[2K" } else { "" }
     }
 }

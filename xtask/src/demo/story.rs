@@ -30,22 +30,22 @@ const SCALE_TO_ZERO_TIMEOUT: Duration = Duration::from_secs(40);
 const EMPTY_SAMPLES: u32 = 3;
 
 /// Runs the demonstration and returns its requests and samples.
-pub(super) fn tell(node: &LocalNode, manifest: &Path) -> Result<DemoRun> {
+pub(super) fn run(node: &LocalNode, manifest: &Path) -> Result<DemoRun> {
     let mut teller = DemoRunner { node, screen: DemoScreen::new(), run: DemoRun::default() };
-    teller.screen.say("the node is up");
-    sh::capture(node.rouse(&["apply", "-f"]).arg(manifest))?;
+    teller.screen.print_line("the node is up");
+    sh::capture(node.rouse_command(&["apply", "-f"]).arg(manifest))?;
     teller.wait_for_service()?;
-    teller.look()?;
+    teller.sample_pods()?;
     let pods = teller.run.pods_now();
-    teller.screen.say(&format!("hello is applied and asleep: {pods} pods"));
+    teller.screen.print_line(&format!("hello is applied and asleep: {pods} pods"));
 
-    teller.wake("a request comes")?;
-    teller.screen.say("load rises to 40 requests at once");
+    teller.wake_service("a request comes")?;
+    teller.screen.print_line("load rises to 40 requests at once");
     teller.send(RequestPurpose::Load, STAGES, "/?sleep=100", None)?;
-    teller.screen.say("load stops");
-    teller.fall_asleep()?;
-    teller.wake("another request comes")?;
-    teller.fall_asleep()?;
+    teller.screen.print_line("load stops");
+    teller.wait_until_asleep()?;
+    teller.wake_service("another request comes")?;
+    teller.wait_until_asleep()?;
     Ok(teller.run)
 }
 
@@ -60,7 +60,7 @@ impl DemoRunner<'_> {
         let mut last = String::new();
         for _ in 0..100 {
             // The list, because a service by name is an error until the controller has read the manifest.
-            let list = self.get(&["ksvc"])?;
+            let list = self.get_json(&["ksvc"])?;
             let conditions = list["items"][0]["status"]["conditions"].as_array();
             let conditions = conditions.cloned().unwrap_or_default();
             let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
@@ -69,13 +69,13 @@ impl DemoRunner<'_> {
                 Some((_, message)) => last = message.to_string(),
                 None => {}
             }
-            sh::pause(Duration::from_millis(100));
+            sh::sleep(Duration::from_millis(100));
         }
         bail!("service hello did not become ready within 10 s: {last}")
     }
 
-    fn wake(&mut self, what: &str) -> Result<()> {
-        self.screen.say(&format!("{what} while no pod runs; it waits"));
+    fn wake_service(&mut self, what: &str) -> Result<()> {
+        self.screen.print_line(&format!("{what} while no pod runs; it waits"));
         self.send(RequestPurpose::Wake, "1x60s", "/", Some("1"))?;
         let record = self.run.records.last().map(|(_, record)| record);
         let record = record.context("the load generator reported nothing")?;
@@ -87,26 +87,29 @@ impl DemoRunner<'_> {
             ),
             false => format!("not answered: status {} {}", record.status, record.error),
         };
-        self.screen.say(&text);
+        self.screen.print_line(&text);
         Ok(())
     }
 
-    fn fall_asleep(&mut self) -> Result<()> {
+    fn wait_until_asleep(&mut self) -> Result<()> {
         let looks = SCALE_TO_ZERO_TIMEOUT.as_millis() / SAMPLE_INTERVAL.as_millis();
         let mut empty_looks = 0;
         for _ in 0..looks {
-            self.look()?;
+            self.sample_pods()?;
             // Counted in a row: a pod that appears again starts the count from zero.
             empty_looks = if self.run.pods_now() == 0 { empty_looks + 1 } else { 0 };
             if empty_looks == EMPTY_SAMPLES {
                 self.run.times_asleep += 1;
-                self.screen.say("asleep again: no pod is left");
+                self.screen.print_line("asleep again: no pod is left");
                 return Ok(());
             }
-            self.screen.show(&self.run.live(unix_us()));
-            sh::pause(SAMPLE_INTERVAL);
+            self.screen.redraw_live_line(&self.run.live_line(unix_us()));
+            sh::sleep(SAMPLE_INTERVAL);
         }
-        self.screen.say(&format!("still {} pods after {SCALE_TO_ZERO_TIMEOUT:?}", self.run.pods_now()));
+        self.screen.print_line(&format!(
+            "still {} pods after {SCALE_TO_ZERO_TIMEOUT:?}",
+            self.run.pods_now()
+        ));
         Ok(())
     }
 
@@ -119,7 +122,7 @@ impl DemoRunner<'_> {
         requests: Option<&str>,
     ) -> Result<()> {
         let me = std::env::current_exe().context("cannot find xtask's own program")?;
-        let mut load = self.node.run(&me);
+        let mut load = self.node.client_command(&me);
         load.args(["load", "--addr", &format!("{SERVICE}:80"), "--host", SERVICE]);
         load.args(["--stages", stages, "--path", path]);
         load.args(requests.iter().flat_map(|requests| ["--requests", requests]));
@@ -129,11 +132,11 @@ impl DemoRunner<'_> {
         // Records and pods are read in turns: the live line needs both.
         let mut is_over = false;
         while !is_over {
-            is_over = self.take(phase, &records);
-            self.look()?;
-            self.screen.show(&self.run.live(unix_us()));
+            is_over = self.store_records(phase, &records);
+            self.sample_pods()?;
+            self.screen.redraw_live_line(&self.run.live_line(unix_us()));
             if !is_over {
-                sh::pause(SAMPLE_INTERVAL);
+                sh::sleep(SAMPLE_INTERVAL);
             }
         }
         let status = load.wait()?;
@@ -144,7 +147,7 @@ impl DemoRunner<'_> {
     }
 
     /// Stores the records that the load generator has printed so far. Returns true if it has ended.
-    fn take(&mut self, phase: RequestPurpose, records: &Receiver<LoadRecord>) -> bool {
+    fn store_records(&mut self, phase: RequestPurpose, records: &Receiver<LoadRecord>) -> bool {
         loop {
             match records.try_recv() {
                 Ok(record) => self.run.records.push((phase, record)),
@@ -155,8 +158,8 @@ impl DemoRunner<'_> {
     }
 
     /// Samples the number of pods and of ready pods.
-    fn look(&mut self) -> Result<()> {
-        let list = self.get(&["pods"])?;
+    fn sample_pods(&mut self) -> Result<()> {
+        let list = self.get_json(&["pods"])?;
         let pods = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
         let is_ready = |pod: &&Value| {
             let conditions = pod["status"]["conditions"].as_array();
@@ -171,8 +174,8 @@ impl DemoRunner<'_> {
         Ok(())
     }
 
-    fn get(&self, what: &[&str]) -> Result<Value> {
-        let text = sh::capture(self.node.rouse(&["get"]).args(what).args(["-o", "json"]))?;
+    fn get_json(&self, what: &[&str]) -> Result<Value> {
+        let text = sh::capture(self.node.rouse_command(&["get"]).args(what).args(["-o", "json"]))?;
         serde_json::from_str(&text).context("cannot read what `rouse get -o json` printed")
     }
 }

@@ -9,7 +9,7 @@ use crate::{coldstart::NodeColdStart, load::LoadRecord};
 /// Least share of the load's requests on the direct path.
 const MIN_DIRECT_SHARE: f64 = 0.95;
 /// Least number of pods that the load must scale out to.
-const PODS: usize = 3;
+const MIN_PODS: usize = 3;
 
 /// Purpose of a request in the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl DemoRun {
     }
 
     /// One line for the live display: pods, requests in flight, path, rate over the last second.
-    pub(super) fn live(&self, now_us: u64) -> String {
+    pub(super) fn live_line(&self, now_us: u64) -> String {
         let since = now_us.saturating_sub(1_000_000);
         // Records are only roughly in order of their end, so the search goes half a second further back.
         let recent: Vec<&LoadRecord> = (self.records.iter().rev())
@@ -78,7 +78,7 @@ pub(super) struct LatencyDistribution {
 }
 
 impl LatencyDistribution {
-    fn of(mut values: Vec<f64>) -> Self {
+    fn from_values(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         // Nearest rank, so that each figure is a measured value.
         let at = |share: f64| {
@@ -109,12 +109,12 @@ pub(super) struct DemoFigures {
 
 impl DemoFigures {
     /// Computes the figures of a run; `log` is the node's log, with the times of scale decisions.
-    pub(super) fn of(run: &DemoRun, log: &str) -> Self {
+    pub(super) fn from_run(run: &DemoRun, log: &str) -> Self {
         let sent = run.records.len();
         let answered = run.records.iter().filter(|(_, record)| record.is_answered()).count();
         let cold_starts: Vec<NodeColdStart> = (run.records.iter())
             .filter(|(phase, record)| *phase == RequestPurpose::Wake && record.is_answered())
-            .map(|(_, record)| NodeColdStart::of(record, log))
+            .map(|(_, record)| NodeColdStart::from_record(record, log))
             .collect();
         let load: Vec<&LoadRecord> = (run.records.iter())
             .filter(|(phase, _)| *phase == RequestPurpose::Load)
@@ -127,10 +127,10 @@ impl DemoFigures {
             sent,
             answered,
             lost: sent - answered,
-            cold_start_ms: LatencyDistribution::of(
+            cold_start_ms: LatencyDistribution::from_values(
                 cold_starts.iter().map(|cold| cold.total).collect(),
             ),
-            listen_to_first_byte_ms: LatencyDistribution::of(
+            listen_to_first_byte_ms: LatencyDistribution::from_values(
                 cold_starts.iter().map(|cold| cold.listen_to_first_byte).collect(),
             ),
             direct_share: direct as f64 / load.len().max(1) as f64,
@@ -151,11 +151,13 @@ impl DemoFigures {
         }
         if self.direct_share < MIN_DIRECT_SHARE {
             let share = 100.0 * self.direct_share;
-            failures
-                .push(format!("only {share:.1} % went direct, not {:.0} %", 100.0 * MIN_DIRECT_SHARE));
+            failures.push(format!(
+                "only {share:.1} % went direct, not {:.0} %",
+                100.0 * MIN_DIRECT_SHARE
+            ));
         }
-        if self.max_pods < PODS {
-            failures.push(format!("only {} pods ran, not {PODS}", self.max_pods));
+        if self.max_pods < MIN_PODS {
+            failures.push(format!("only {} pods ran, not {MIN_PODS}", self.max_pods));
         }
         // The story puts the service to sleep twice, after the load and after the second wake-up.
         if !self.returned_to_zero {
@@ -237,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_good_run_has_no_failure_and_its_cold_start_is_split() {
-        let figures = DemoFigures::of(&run(), LOG);
+        let figures = DemoFigures::from_run(&run(), LOG);
         assert_eq!(figures.failures(), [""; 0]);
         let split =
             NodeColdStart { decide: Some(0.4), start: 1.1, listen_to_first_byte: 0.4, total: 1.9 };
@@ -254,7 +256,7 @@ mod tests {
             record.direct = false;
         }
         run.records[5].1.status = 503;
-        let failures = DemoFigures::of(&run, "").failures();
+        let failures = DemoFigures::from_run(&run, "").failures();
         assert_eq!(
             failures,
             [

@@ -53,15 +53,16 @@ pub(crate) fn write(image: &ProgramImage<'_>, folder: &Path) -> Result<String> {
     let level = if image.libraries.is_empty() { Compression::best() } else { Compression::fast() };
     let mut zip = GzBuilder::new().mtime(0).write(Vec::new(), level);
     zip.write_all(&tar)?;
-    let layer = blob(folder, MediaType::ImageLayerGzip, &zip.finish()?)?;
-    let config = blob(folder, MediaType::ImageConfig, configuration.as_bytes())?;
+    let layer = write_blob(folder, MediaType::ImageLayerGzip, &zip.finish()?)?;
+    let config = write_blob(folder, MediaType::ImageConfig, configuration.as_bytes())?;
     let manifest = ImageManifestBuilder::default()
         .schema_version(SCHEMA_VERSION)
         .media_type(MediaType::ImageManifest)
         .config(config)
         .layers(vec![layer])
         .build()?;
-    let mut manifest = blob(folder, MediaType::ImageManifest, manifest.to_string()?.as_bytes())?;
+    let mut manifest =
+        write_blob(folder, MediaType::ImageManifest, manifest.to_string()?.as_bytes())?;
     let digest = manifest.digest().to_string();
     // One annotation only: the map has no order, and the same image must give the same file.
     manifest.set_annotations(Some([(REF_NAME.to_owned(), image.name.to_owned())].into()));
@@ -123,25 +124,30 @@ fn layer(image: &ProgramImage<'_>) -> io::Result<Vec<u8>> {
     let passwd = "root:x:0:0:root:/:/\nnonroot:x:65532:65532:nonroot:/:/\n";
     let group = "root:x:0:\nnonroot:x:65532:\n";
     let mut tar = tar::Builder::new(Vec::new());
-    folder(&mut tar, "etc/", 0o755)?;
-    file(&mut tar, "etc/group", 0o644, group.as_bytes())?;
-    file(&mut tar, "etc/passwd", 0o644, passwd.as_bytes())?;
-    file(&mut tar, image.program, 0o755, image.bytes)?;
+    append_directory(&mut tar, "etc/", 0o755)?;
+    append_file(&mut tar, "etc/group", 0o644, group.as_bytes())?;
+    append_file(&mut tar, "etc/passwd", 0o644, passwd.as_bytes())?;
+    append_file(&mut tar, image.program, 0o755, image.bytes)?;
     for (path, bytes) in image.libraries {
         // Runtimes create missing folders when they unpack the layer.
-        file(&mut tar, path, 0o755, bytes)?;
+        append_file(&mut tar, path, 0o755, bytes)?;
     }
-    folder(&mut tar, "tmp/", 0o1777)?;
+    append_directory(&mut tar, "tmp/", 0o1777)?;
     tar.into_inner()
 }
 
-fn folder(tar: &mut tar::Builder<Vec<u8>>, path: &str, mode: u32) -> io::Result<()> {
+fn append_directory(tar: &mut tar::Builder<Vec<u8>>, path: &str, mode: u32) -> io::Result<()> {
     let mut header = header(mode, 0);
     header.set_entry_type(tar::EntryType::Directory);
     tar.append_data(&mut header, path, io::empty())
 }
 
-fn file(tar: &mut tar::Builder<Vec<u8>>, path: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
+fn append_file(
+    tar: &mut tar::Builder<Vec<u8>>,
+    path: &str,
+    mode: u32,
+    bytes: &[u8],
+) -> io::Result<()> {
     tar.append_data(&mut header(mode, bytes.len() as u64), path, bytes)
 }
 
@@ -155,7 +161,7 @@ fn header(mode: u32, size: u64) -> tar::Header {
     header
 }
 
-fn blob(folder: &Path, media_type: MediaType, bytes: &[u8]) -> Result<Descriptor> {
+fn write_blob(folder: &Path, media_type: MediaType, bytes: &[u8]) -> Result<Descriptor> {
     let digest = sha256(bytes);
     fs::write(folder.join("blobs/sha256").join(&digest), bytes)?;
     let digest = Sha256Digest::from_str(&digest).context("a SHA-256 digest is well formed")?;

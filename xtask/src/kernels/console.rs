@@ -8,11 +8,11 @@ use serde::Serialize;
 use crate::test::TestCounts;
 
 /// Prefix of the job's own lines among those of the tests: `rouse: begin load`, `rouse: end load 0`.
-const OURS: &str = "rouse: ";
+const JOB_PREFIX: &str = "rouse: ";
 /// Prefix of verifier results: `verifier: connect4 5690`, `verifier: egress refused`, `verifier: end is for …`.
-const VERIFIER: &str = "verifier: ";
+const VERIFIER_PREFIX: &str = "verifier: ";
 /// Prefix of the summary line of a test program.
-const RESULT: &str = "test result: ";
+const SUMMARY_PREFIX: &str = "test result: ";
 
 /// Result of loading one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -42,29 +42,29 @@ pub(crate) struct ConsoleResults {
     /// Result of the verifier for each program.
     pub(crate) programs: BTreeMap<String, VerifierVerdict>,
     /// Exit code of each completed run, by the run's name.
-    pub(crate) ended: BTreeMap<String, i32>,
+    pub(crate) exit_codes: BTreeMap<String, i32>,
     /// Test results of each run, by the run's name.
-    pub(crate) tallies: BTreeMap<String, TestCounts>,
+    pub(crate) test_counts: BTreeMap<String, TestCounts>,
     /// Name of the present run, and its test results since the last summary.
-    run: Option<(String, TestCounts)>,
+    current_run: Option<(String, TestCounts)>,
 }
 
 impl ConsoleResults {
     /// Parses one more line of the serial output.
-    pub(crate) fn absorb(&mut self, line: &str) {
+    pub(crate) fn parse_line(&mut self, line: &str) {
         let line = line.trim_end();
-        if let Some(said) = line.strip_prefix(OURS) {
+        if let Some(said) = line.strip_prefix(JOB_PREFIX) {
             return self.parse_job_line(said);
         }
         // The first output of a test is on the same line as the test's name.
-        if let Some((_, said)) = line.split_once(VERIFIER) {
+        if let Some((_, said)) = line.split_once(VERIFIER_PREFIX) {
             self.parse_verifier_line(said);
         }
-        if let Some((run, tally)) = &mut self.run {
-            tally.absorb(line);
+        if let Some((run, tally)) = &mut self.current_run {
+            tally.parse_line(line);
             // Only the last summary is the run's own: subprocesses of tests are test programs too and may print one.
-            if line.starts_with(RESULT) {
-                self.tallies.insert(run.clone(), std::mem::take(tally));
+            if line.starts_with(SUMMARY_PREFIX) {
+                self.test_counts.insert(run.clone(), std::mem::take(tally));
             }
         }
     }
@@ -73,12 +73,12 @@ impl ConsoleResults {
         let mut words = said.split(' ');
         match (words.next(), words.next(), words.next().map(str::parse)) {
             (Some("begin"), Some(run), None) => {
-                self.run = Some((run.to_owned(), TestCounts::default()));
+                self.current_run = Some((run.to_owned(), TestCounts::default()));
             }
             (Some("end"), Some(run), Some(Ok(code))) => {
                 // Lines after the end belong to no run, even if they look like results.
-                self.run = None;
-                self.ended.insert(run.to_owned(), code);
+                self.current_run = None;
+                self.exit_codes.insert(run.to_owned(), code);
             }
             _ => {}
         }
@@ -104,7 +104,7 @@ mod tests {
 
     fn heard(lines: &[&str]) -> ConsoleResults {
         let mut heard = ConsoleResults::default();
-        lines.iter().for_each(|line| heard.absorb(line));
+        lines.iter().for_each(|line| heard.parse_line(line));
         heard
     }
 
@@ -129,14 +129,14 @@ mod tests {
                 ("end", VerifierVerdict::Later)
             ]
         );
-        assert_eq!(heard.ended, [("load".to_owned(), 101)].into());
-        assert_eq!(heard.tallies["load"].failed, 1);
+        assert_eq!(heard.exit_codes, [("load".to_owned(), 101)].into());
+        assert_eq!(heard.test_counts["load"].failed, 1);
     }
 
     #[test]
     fn a_run_that_was_cut_off_has_not_ended() {
         let heard = heard(&["rouse: begin tests", "test listen::x ... ok"]);
-        assert!(heard.ended.is_empty());
+        assert!(heard.exit_codes.is_empty());
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
             "test result: ok. 3 passed; 0 failed; 0 ignored",
             "rouse: end tests 0",
         ]);
-        let tally = &heard.tallies["tests"];
+        let tally = &heard.test_counts["tests"];
         assert_eq!((tally.passed, tally.failed, tally.failures.len()), (3, 0, 0));
     }
 }

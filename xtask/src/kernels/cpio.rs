@@ -10,31 +10,31 @@ pub(crate) struct CpioArchive {
 }
 
 /// Mode bits, as in `stat`, of directories and programs.
-const FOLDER: u32 = 0o040_755;
-const PROGRAM: u32 = 0o100_755;
+const DIRECTORY_MODE: u32 = 0o040_755;
+const PROGRAM_MODE: u32 = 0o100_755;
 /// Alignment of file contents, and of headers with their names, in bytes.
-const ALIGNED: usize = 4;
+const ALIGNMENT: usize = 4;
 /// Name of the entry that ends an archive.
-const END: &str = "TRAILER!!!";
+const TRAILER_NAME: &str = "TRAILER!!!";
 
 impl CpioArchive {
     /// Adds a directory. Its files must be added after it.
-    pub(crate) fn folder(&mut self, path: &str) {
-        self.entry(path, FOLDER, &[]);
+    pub(crate) fn add_directory(&mut self, path: &str) {
+        self.add_entry(path, DIRECTORY_MODE, &[]);
     }
 
     /// Adds a file that all users may read and execute.
-    pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
-        self.entry(path, PROGRAM, content);
+    pub(crate) fn add_file(&mut self, path: &str, content: &[u8]) {
+        self.add_entry(path, PROGRAM_MODE, content);
     }
 
     /// Returns the bytes of the complete archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
-        self.entry(END, 0, &[]);
+        self.add_entry(TRAILER_NAME, 0, &[]);
         self.bytes
     }
 
-    fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
+    fn add_entry(&mut self, path: &str, mode: u32, content: &[u8]) {
         self.next += 1;
         // Inode, mode, owner, group, links, time, size, major and minor of the file's device, major and minor of a
         // device node, length of the name with its zero byte, checksum (0 in this format): eight hexadecimal digits
@@ -52,7 +52,7 @@ impl CpioArchive {
     }
 
     fn align(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNED), 0);
+        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
     }
 }
 
@@ -63,18 +63,18 @@ mod tests {
     #[test]
     fn an_archive_is_headers_names_and_contents_at_multiples_of_four() {
         let mut archive = CpioArchive::default();
-        archive.folder("bin");
-        archive.file("init", b"hello");
+        archive.add_directory("bin");
+        archive.add_file("init", b"hello");
         let text = String::from_utf8(archive.finish()).unwrap();
         let field = "00000000";
-        let folder = format!("070701{:08x}{:08x}{field}{field}{:08x}", 1, FOLDER, 1)
+        let folder = format!("070701{:08x}{:08x}{field}{field}{:08x}", 1, DIRECTORY_MODE, 1)
             + &format!("{field}{:08x}{}{:08x}{field}bin\0\0\0", 0, field.repeat(4), 4);
         assert!(text.starts_with(&folder), "{text}");
         let rest = &text[folder.len()..];
         assert_eq!(&rest[..6], "070701");
         // The name with its end makes 115 bytes of the header's 110.
         assert_eq!(&rest[110..124], "init\0\0hello\0\0\0");
-        assert!(rest[124..].starts_with("070701") && rest[124..].contains(END));
-        assert_eq!(text.len() % ALIGNED, 0);
+        assert!(rest[124..].starts_with("070701") && rest[124..].contains(TRAILER_NAME));
+        assert_eq!(text.len() % ALIGNMENT, 0);
     }
 }

@@ -17,11 +17,11 @@ use super::{
 use crate::{sh, toolchain};
 
 /// Keyring with the keys that Debian signs with.
-const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Package that always depends on a suite's present kernel.
-const META: &str = "linux-image-amd64";
+const META_PACKAGE: &str = "linux-image-amd64";
 /// Age from which package lists are updated.
-const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
+const LISTS_MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A kernel in the cache.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl DebianMirrors {
         }
         let mut ask = Command::new("apt-get");
         ask.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
-        let (archive, security) = packages::mirrors(&sh::capture(&mut ask)?);
+        let (archive, security) = packages::parse_mirrors(&sh::capture(&mut ask)?);
         let archive = archive.context(
             "apt's sources name no mirror of Debian to take kernels from: name one with --mirror",
         )?;
@@ -61,18 +61,19 @@ impl DebianMirrors {
 
 /// Returns the newest package of a kernel, from the cache or from the mirror.
 pub(crate) fn fetch(kernel: &SupportedKernel, mirrors: &DebianMirrors) -> Result<CachedKernel> {
-    let cache = toolchain::cache()?.join("kernels");
+    let cache = toolchain::cache_directory()?.join("kernels");
     let apt = AptInstance { folder: cache.join(format!("apt-{}", kernel.name)) };
     apt.update(kernel, mirrors)?;
-    let listed = sh::capture(apt.command("apt-cache").args(["madison", META]))?;
-    let version = packages::highest(&listed)
-        .with_context(|| format!("Debian's {} have no {META}", kernel.suites.join(" and ")))?;
+    let listed = sh::capture(apt.command("apt-cache").args(["madison", META_PACKAGE]))?;
+    let version = packages::highest_version(&listed).with_context(|| {
+        format!("Debian's {} have no {META_PACKAGE}", kernel.suites.join(" and "))
+    })?;
     let folder = cache.join(&version);
     if !folder.exists() {
         println!("kernels: Debian's Linux {version} goes into {} (once)", folder.display());
         // Filled aside and renamed: an interrupted download must not look complete.
         let aside = cache.join(format!("new-{}", std::process::id()));
-        let filled = fill(&apt, &version, &aside).and_then(|()| {
+        let filled = download_packages(&apt, &version, &aside).and_then(|()| {
             fs::rename(&aside, &folder).with_context(|| format!("cannot make {}", folder.display()))
         });
         if filled.is_err() {
@@ -80,11 +81,11 @@ pub(crate) fn fetch(kernel: &SupportedKernel, mirrors: &DebianMirrors) -> Result
         }
         filled?;
     }
-    found(version, &folder)
+    describe_cached(version, &folder)
 }
 
 /// Describes the kernel in a directory of the cache.
-fn found(version: String, folder: &Path) -> Result<CachedKernel> {
+fn describe_cached(version: String, folder: &Path) -> Result<CachedKernel> {
     let (image, modules) = (folder.join("vmlinuz"), folder.join("lib/modules"));
     let broken = || format!("{} is broken: remove it", folder.display());
     let mut entries = fs::read_dir(&modules).with_context(broken)?.flatten();
@@ -94,10 +95,10 @@ fn found(version: String, folder: &Path) -> Result<CachedKernel> {
 }
 
 /// Downloads all packages of a kernel, and leaves in `folder` the files that a machine needs.
-fn fill(apt: &AptInstance, version: &str, folder: &Path) -> Result<()> {
+fn download_packages(apt: &AptInstance, version: &str, folder: &Path) -> Result<()> {
     let debs = folder.join("debs");
     fs::create_dir_all(&debs).with_context(|| format!("cannot make {}", debs.display()))?;
-    let parts = apt.parts(version)?;
+    let parts = apt.kernel_packages(version)?;
     // Exact versions, because apt would otherwise choose by its own priorities.
     let words = parts.iter().map(|part| format!("{}={}", part.name, part.version));
     sh::capture(apt.command("apt-get").args(["-qq", "download"]).args(words).current_dir(&debs))?;
@@ -106,7 +107,7 @@ fn fill(apt: &AptInstance, version: &str, folder: &Path) -> Result<()> {
             .with_context(|| format!("cannot unpack {}", deb.path().display()))?;
     }
     fs::remove_dir_all(&debs)?;
-    let fetched = found(version.to_owned(), folder)?;
+    let fetched = describe_cached(version.to_owned(), folder)?;
     if !fetched.image.exists() {
         bail!("no package of Linux {version} holds the kernel itself");
     }
@@ -125,7 +126,7 @@ fn unpack(deb: &Path, folder: &Path) -> Result<()> {
         let path = entry.path()?.to_string_lossy().into_owned();
         // Newer packages have all files below usr.
         let path = path.trim_start_matches("./").trim_start_matches("usr/");
-        let to = match place(path) {
+        let to = match cache_path(path) {
             Some(to) if entry.header().entry_type().is_file() => folder.join(to),
             _ => continue,
         };
@@ -141,7 +142,7 @@ fn unpack(deb: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Path of a package's file in the cache; `None` if it is not needed.
-fn place(path: &str) -> Option<PathBuf> {
+fn cache_path(path: &str) -> Option<PathBuf> {
     if path.starts_with("boot/vmlinuz-") {
         return Some("vmlinuz".into());
     }
@@ -184,22 +185,22 @@ impl AptInstance {
 
     /// Updates the lists of the kernel's suites, unless they are younger than a day.
     fn update(&self, kernel: &SupportedKernel, mirrors: &DebianMirrors) -> Result<()> {
-        if !Path::new(KEYS).exists() {
+        if !Path::new(KEYRING).exists() {
             bail!(
-                "{KEYS} is missing, by which packages are checked: install debian-archive-keyring"
+                "{KEYRING} is missing, by which packages are checked: install debian-archive-keyring"
             );
         }
         let mut sources = String::new();
         let suites = kernel.suites.iter().map(|suite| (&mirrors.archive, *suite));
         let security = mirrors.security.iter().zip(kernel.security);
         for (mirror, suite) in suites.chain(security) {
-            sources += &format!("deb [signed-by={KEYS}] {mirror} {suite} main\n");
+            sources += &format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
         }
         let (list, done) = (self.folder.join("sources.list"), self.folder.join("updated"));
         // Other sources make the lists useless, however young they are.
         let same = fs::read_to_string(&list).is_ok_and(|text| text == sources);
         let age = done.metadata().and_then(|found| found.modified()).map(|at| at.elapsed());
-        if same && age.is_ok_and(|age| age.is_ok_and(|age| age < FRESH)) {
+        if same && age.is_ok_and(|age| age.is_ok_and(|age| age < LISTS_MAX_AGE)) {
             return Ok(());
         }
         for folder in ["lists/partial", "archives/partial"] {
@@ -221,15 +222,18 @@ impl AptInstance {
     }
 
     /// All packages of the kernel with this version.
-    fn parts(&self, version: &str) -> Result<Vec<DebianPackage>> {
-        let mut parts = vec![DebianPackage { name: META.to_owned(), version: version.to_owned() }];
+    fn kernel_packages(&self, version: &str) -> Result<Vec<DebianPackage>> {
+        let mut parts =
+            vec![DebianPackage { name: META_PACKAGE.to_owned(), version: version.to_owned() }];
         // The list grows while it is read: each package may depend on more packages.
         let mut next = 0;
         while let Some(part) = parts.get(next) {
             let name = format!("{}={}", part.name, part.version);
             let show = sh::capture(self.command("apt-cache").args(["show", &name]))?;
-            let more: Vec<_> =
-                packages::parts(&show).into_iter().filter(|it| !parts.contains(it)).collect();
+            let more: Vec<_> = packages::exact_dependencies(&show)
+                .into_iter()
+                .filter(|it| !parts.contains(it))
+                .collect();
             parts.extend(more);
             next += 1;
         }

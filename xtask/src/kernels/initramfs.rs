@@ -14,25 +14,25 @@ const INIT: &str = include_str!("init.sh");
 /// Modules that the host's files need. All others are loaded from there on demand.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 /// Directories that the init script needs, mostly as mount points.
-const FOLDERS: [&str; 9] =
+const DIRECTORIES: [&str; 9] =
     ["bin", "dev", "host", "layer", "modules", "proc", "root", "sys", "dev/pts"];
 /// Path of the shell, which must be a static program.
 const BUSYBOX: &str = "/bin/busybox";
 
 /// Builds the initramfs for a kernel. The job is a script that runs the tests of `program`.
-pub(crate) fn make(kernel: &CachedKernel, program: &Path, job: &str) -> Result<Vec<u8>> {
+pub(crate) fn build(kernel: &CachedKernel, program: &Path, job: &str) -> Result<Vec<u8>> {
     let mut archive = CpioArchive::default();
-    FOLDERS.iter().for_each(|folder| archive.folder(folder));
-    archive.file("bin/busybox", &busybox()?);
+    DIRECTORIES.iter().for_each(|folder| archive.add_directory(folder));
+    archive.add_file("bin/busybox", &busybox()?);
     for (number, file) in boot_modules(kernel)?.iter().enumerate() {
         let name = file.rsplit('/').next().unwrap_or_default();
         // Numbered, because the init script loads them in the order of their names.
         let path = format!("modules/{number:02}-{}", name.split(".xz").next().unwrap_or_default());
-        archive.file(&path, &module(&kernel.modules.join(file))?);
+        archive.add_file(&path, &read_module(&kernel.modules.join(file))?);
     }
-    archive.file("settings", settings(kernel, program)?.as_bytes());
-    archive.file("job", job.as_bytes());
-    archive.file("init", INIT.as_bytes());
+    archive.add_file("settings", init_settings(kernel, program)?.as_bytes());
+    archive.add_file("job", job.as_bytes());
+    archive.add_file("init", INIT.as_bytes());
     Ok(archive.finish())
 }
 
@@ -64,7 +64,7 @@ fn boot_modules(kernel: &CachedKernel) -> Result<Vec<String>> {
         .map_err(|why| anyhow::anyhow!("Linux {} cannot start here: {why}", kernel.release))
 }
 
-fn module(file: &Path) -> Result<Vec<u8>> {
+fn read_module(file: &Path) -> Result<Vec<u8>> {
     if !modules::is_compressed(&file.to_string_lossy()) {
         return read(file);
     }
@@ -76,7 +76,7 @@ fn module(file: &Path) -> Result<Vec<u8>> {
     Ok(unpacked.stdout)
 }
 
-fn settings(kernel: &CachedKernel, program: &Path) -> Result<String> {
+fn init_settings(kernel: &CachedKernel, program: &Path) -> Result<String> {
     let folder = |path: &Path| -> Result<PathBuf> {
         fs::canonicalize(path).with_context(|| format!("cannot find {}", path.display()))
     };
@@ -84,14 +84,14 @@ fn settings(kernel: &CachedKernel, program: &Path) -> Result<String> {
     let program = folder(program)?;
     Ok(format!(
         "RELEASE={}\nMODULES={}\nPROGRAM={}\n",
-        quoted(&kernel.release),
-        quoted(&modules.to_string_lossy()),
-        quoted(&program.to_string_lossy())
+        shell_quote(&kernel.release),
+        shell_quote(&modules.to_string_lossy()),
+        shell_quote(&program.to_string_lossy())
     ))
 }
 
 /// Quotes a text as one word of a shell.
-pub(crate) fn quoted(word: &str) -> String {
+pub(crate) fn shell_quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_quoted_word_stays_one_word() {
-        assert_eq!(quoted("a b"), "'a b'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(shell_quote("a b"), "'a b'");
+        assert_eq!(shell_quote("it's"), r"'it'\''s'");
     }
 }

@@ -36,7 +36,7 @@ pub(crate) fn is_compressed(file: &str) -> bool {
 /// Returns true for the package's files that tests need: those for networks, namespaces and the machine's start,
 /// without drivers of physical devices.
 pub(crate) fn is_wanted(path: &str) -> bool {
-    const KEPT: [&str; 9] = [
+    const WANTED_PREFIXES: [&str; 9] = [
         "net/",
         "lib/",
         "crypto/",
@@ -50,7 +50,7 @@ pub(crate) fn is_wanted(path: &str) -> bool {
     let Some(file) = path.strip_prefix("kernel/") else { return path.starts_with("modules.") };
     // Drivers directly in drivers/net are virtual devices, such as veth; physical ones are in subdirectories.
     let virtual_device = file.strip_prefix("drivers/net/").is_some_and(|it| !it.contains('/'));
-    virtual_device || KEPT.iter().any(|folder| file.starts_with(folder))
+    virtual_device || WANTED_PREFIXES.iter().any(|folder| file.starts_with(folder))
 }
 
 #[cfg(test)]

@@ -8,19 +8,20 @@ pub(crate) struct DebianPackage {
 }
 
 /// Highest version that `apt-cache madison` lists, which is the first.
-pub(crate) fn highest(madison: &str) -> Option<String> {
+pub(crate) fn highest_version(madison: &str) -> Option<String> {
     let version = madison.lines().next()?.split('|').nth(1)?.trim();
     Some(version.to_owned()).filter(|version| !version.is_empty())
 }
 
-/// Packages of the same kernel build that a package depends on, from `apt-cache show`: those of exactly one version.
-pub(crate) fn parts(show: &str) -> Vec<DebianPackage> {
+/// Packages of the same kernel build that a package depends on, from `apt-cache show`: those of exactly one
+/// version.
+pub(crate) fn exact_dependencies(show: &str) -> Vec<DebianPackage> {
     let depends = show.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
-    depends.split(',').filter_map(part).collect()
+    depends.split(',').filter_map(parse_exact_dependency).collect()
 }
 
 /// Parses one dependency of an exact version: `linux-image-6.1.0-50-amd64 (= 6.1.176-1)`.
-fn part(depend: &str) -> Option<DebianPackage> {
+fn parse_exact_dependency(depend: &str) -> Option<DebianPackage> {
     let (name, version) = depend.trim().split_once(" (= ")?;
     let version = version.strip_suffix(')')?;
     name.starts_with("linux-")
@@ -29,7 +30,7 @@ fn part(depend: &str) -> Option<DebianPackage> {
 
 /// URIs of two mirrors in apt's sources: of the archive, and of security fixes. Debian always keeps these in
 /// directories of the same names.
-pub(crate) fn mirrors(targets: &str) -> (Option<String>, Option<String>) {
+pub(crate) fn parse_mirrors(targets: &str) -> (Option<String>, Option<String>) {
     let of = |folder: &str| {
         let mut uris = targets.lines().map(|line| line.trim().trim_end_matches('/'));
         uris.find(|uri| uri.ends_with(folder)).map(str::to_owned)
@@ -45,8 +46,8 @@ mod tests {
     fn the_first_version_listed_is_the_highest() {
         let madison = "linux-image-amd64 | 6.1.192-2 | URI bookworm-security/main amd64 Packages\n\
                        linux-image-amd64 | 6.1.176-1 | URI bookworm/main amd64 Packages\n";
-        assert_eq!(highest(madison).as_deref(), Some("6.1.192-2"));
-        assert_eq!(highest(""), None);
+        assert_eq!(highest_version(madison).as_deref(), Some("6.1.192-2"));
+        assert_eq!(highest_version(""), None);
     }
 
     #[test]
@@ -55,16 +56,19 @@ mod tests {
                     Depends: dracut | initramfs-tools (>= 0.120), linux-base (>= 4), \
                     linux-modules-7.3.4+deb13-amd64 (= 7.3.4-1~bpo13+1)\n";
         let name = "linux-modules-7.3.4+deb13-amd64".to_owned();
-        assert_eq!(parts(show), [DebianPackage { name, version: "7.3.4-1~bpo13+1".to_owned() }]);
-        assert_eq!(parts("Package: x\n"), []);
+        assert_eq!(
+            exact_dependencies(show),
+            [DebianPackage { name, version: "7.3.4-1~bpo13+1".to_owned() }]
+        );
+        assert_eq!(exact_dependencies("Package: x\n"), []);
     }
 
     #[test]
     fn mirrors_are_known_by_their_folders() {
         let targets = "http://a.example/other/\nhttp://b.example/debian/\nhttp://b.example/debian-security/\n";
-        let (archive, security) = mirrors(targets);
+        let (archive, security) = parse_mirrors(targets);
         assert_eq!(archive.as_deref(), Some("http://b.example/debian"));
         assert_eq!(security.as_deref(), Some("http://b.example/debian-security"));
-        assert_eq!(mirrors("http://a.example/ubuntu/\n"), (None, None));
+        assert_eq!(parse_mirrors("http://a.example/ubuntu/\n"), (None, None));
     }
 }

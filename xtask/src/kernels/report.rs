@@ -11,7 +11,7 @@ use super::console::{ConsoleResults, VerifierVerdict};
 use crate::test::TestCounts;
 
 /// Highest number of instructions for a program: half of the verifier's limit of one million.
-pub(crate) const MOST: u64 = 500_000;
+pub(crate) const MAX_INSTRUCTIONS: u64 = 500_000;
 
 /// Results on one kernel.
 #[derive(Debug, Serialize)]
@@ -35,22 +35,22 @@ pub(crate) struct KernelOutcome {
 #[derive(Debug)]
 pub(crate) struct KernelRunOutput<'a> {
     pub(crate) version: &'a str,
-    pub(crate) heard: ConsoleResults,
+    pub(crate) results: ConsoleResults,
     /// Number of tests to run, without those of the verifier.
-    pub(crate) asked: usize,
+    pub(crate) requested_tests: usize,
     pub(crate) left_out: Vec<(String, &'static str)>,
     /// Last lines of the kernel's console.
-    pub(crate) last_words: String,
+    pub(crate) console_tail: String,
     pub(crate) seconds: u64,
 }
 
 /// Names of the runs in the job: verifier's tests, and other tests.
-pub(crate) const LOAD: &str = "load";
-pub(crate) const TESTS: &str = "tests";
+pub(crate) const LOAD_RUN: &str = "load";
+pub(crate) const TESTS_RUN: &str = "tests";
 
 impl KernelOutcome {
     /// Result of a kernel on which nothing could run.
-    pub(crate) fn nothing(kernel: &'static str, why: String) -> Self {
+    pub(crate) fn not_run(kernel: &'static str, why: String) -> Self {
         Self {
             kernel,
             version: String::new(),
@@ -63,14 +63,16 @@ impl KernelOutcome {
     }
 
     /// Result of a machine that has ended.
-    pub(crate) fn of(kernel: &'static str, done: KernelRunOutput<'_>) -> Self {
-        let ConsoleResults { programs, ended, tallies, .. } = done.heard;
+    pub(crate) fn from_run(kernel: &'static str, done: KernelRunOutput<'_>) -> Self {
+        let ConsoleResults { programs, exit_codes: ended, test_counts: tallies, .. } = done.results;
         let mut wrong = Vec::new();
-        for (run, asked) in [(LOAD, 1), (TESTS, done.asked)] {
+        for (run, asked) in [(LOAD_RUN, 1), (TESTS_RUN, done.requested_tests)] {
             let counted = tallies.get(run).map_or(0, |tally| tally.passed + tally.failed);
             match ended.get(run) {
                 _ if asked == 0 => {}
-                None => wrong.push(format!("its {run} did not end; it said:\n{}", done.last_words)),
+                None => {
+                    wrong.push(format!("its {run} did not end; it said:\n{}", done.console_tail))
+                }
                 // A run may end early for any reason: tests that did not run must not look as if they had passed.
                 Some(0) if counted < asked as u64 => {
                     wrong.push(format!("{counted} of {asked} {run} ran"));
@@ -85,8 +87,10 @@ impl KernelOutcome {
         for (name, verdict) in &programs {
             match verdict {
                 VerifierVerdict::Refused => wrong.push(format!("{name} is refused")),
-                VerifierVerdict::Walked(count) if *count > MOST => {
-                    wrong.push(format!("{name} takes {count} instructions, of {MOST} it may"));
+                VerifierVerdict::Walked(count) if *count > MAX_INSTRUCTIONS => {
+                    wrong.push(format!(
+                        "{name} takes {count} instructions, of {MAX_INSTRUCTIONS} it may"
+                    ));
                 }
                 VerifierVerdict::Walked(_) | VerifierVerdict::Later => {}
             }
@@ -96,7 +100,7 @@ impl KernelOutcome {
             version: done.version.to_owned(),
             programs,
             // The verifier's tests count together with the others.
-            tally: tallies.into_values().fold(TestCounts::default(), TestCounts::and),
+            tally: tallies.into_values().fold(TestCounts::default(), TestCounts::combine),
             left_out: done.left_out,
             seconds: done.seconds,
             wrong,
@@ -195,16 +199,16 @@ mod tests {
 
     fn outcome(lines: &[&str], asked: usize) -> KernelOutcome {
         let mut heard = ConsoleResults::default();
-        lines.iter().for_each(|line| heard.absorb(line));
+        lines.iter().for_each(|line| heard.parse_line(line));
         let last_words = "panic".to_owned();
-        KernelOutcome::of(
+        KernelOutcome::from_run(
             "6.1",
             KernelRunOutput {
                 version: "6.1-1",
-                heard,
-                asked,
+                results: heard,
+                requested_tests: asked,
                 left_out: vec![],
-                last_words,
+                console_tail: last_words,
                 seconds: 9,
             },
         )

@@ -23,7 +23,7 @@ pub(crate) const KERNELS: [SupportedKernel; 4] = [
 ];
 
 /// Finds a kernel by its name.
-pub(crate) fn named(name: &str) -> Result<&'static SupportedKernel, String> {
+pub(crate) fn find_kernel(name: &str) -> Result<&'static SupportedKernel, String> {
     let names = || KERNELS.map(|kernel| kernel.name).join(", ");
     KERNELS.iter().find(|kernel| kernel.name == name).ok_or_else(|| format!("one of {}", names()))
 }
@@ -34,7 +34,7 @@ pub(crate) struct UnsupportedTests {
     /// First kernel with the feature that the tests need.
     since: KernelSeries,
     /// Missing feature of older kernels.
-    pub(crate) why: &'static str,
+    pub(crate) reason: &'static str,
     tests: &'static [&'static str],
 }
 
@@ -42,12 +42,12 @@ pub(crate) struct UnsupportedTests {
 const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
     UnsupportedTests {
         since: (5, 15),
-        why: "no cookies in sock_ops (5.15): what listens from before the programs is not counted",
+        reason: "no cookies in sock_ops (5.15): what listens from before the programs is not counted",
         tests: &["count::an_upgrade_to_another_abi_loses_no_connection_and_no_count"],
     },
     UnsupportedTests {
         since: (6, 5),
-        why: "no bpf_sock_destroy (6.5): connections are ended without their locks",
+        reason: "no bpf_sock_destroy (6.5): connections are ended without their locks",
         tests: &[
             "ends::a_walk_stays_in_the_namespace_it_began_in",
             "ends::connections_of_both_families_are_ended_and_others_left_alone",
@@ -61,13 +61,13 @@ const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct TestSelection {
     /// Names of the tests to run.
-    pub(crate) run: Vec<String>,
+    pub(crate) supported: Vec<String>,
     /// Names of the tests that are left out, with the reason.
-    pub(crate) left_out: Vec<(String, &'static str)>,
+    pub(crate) unsupported: Vec<(String, &'static str)>,
 }
 
 /// Fails if the table names a test that is not in `tests`, the list of all tests.
-pub(crate) fn check(tests: &[String]) -> Result<(), String> {
+pub(crate) fn check_table(tests: &[String]) -> Result<(), String> {
     let known = UNSUPPORTED_TESTS.iter().flat_map(|entry| entry.tests);
     let gone: Vec<_> = known.filter(|name| !tests.iter().any(|test| test == *name)).collect();
     match gone.is_empty() {
@@ -77,12 +77,12 @@ pub(crate) fn check(tests: &[String]) -> Result<(), String> {
 }
 
 /// Divides tests by what a kernel of this series supports.
-pub(crate) fn choose(tests: &[String], kernel: KernelSeries) -> TestSelection {
+pub(crate) fn select_tests(tests: &[String], kernel: KernelSeries) -> TestSelection {
     let mut choice = TestSelection::default();
     for test in tests {
         match unsupported_reason(test, kernel) {
-            Some(why) => choice.left_out.push((test.clone(), why)),
-            None => choice.run.push(test.clone()),
+            Some(why) => choice.unsupported.push((test.clone(), why)),
+            None => choice.supported.push(test.clone()),
         }
     }
     choice
@@ -90,11 +90,11 @@ pub(crate) fn choose(tests: &[String], kernel: KernelSeries) -> TestSelection {
 
 fn unsupported_reason(test: &str, kernel: KernelSeries) -> Option<&'static str> {
     let found = UNSUPPORTED_TESTS.iter().find(|entry| entry.tests.contains(&test))?;
-    (kernel < found.since).then_some(found.why)
+    (kernel < found.since).then_some(found.reason)
 }
 
 /// Parses the series of a release: `6.1.0-50-amd64` → 6.1.
-pub(crate) fn series(release: &str) -> Option<KernelSeries> {
+pub(crate) fn parse_series(release: &str) -> Option<KernelSeries> {
     let mut numbers = release.split(['.', '-']).map(|text| text.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
@@ -111,25 +111,27 @@ mod tests {
     #[test]
     fn a_test_is_left_out_by_older_kernels_only_and_never_silently() {
         let counts = |series| {
-            let choice = choose(&tests(), series);
-            (choice.run.len(), choice.left_out.len())
+            let choice = select_tests(&tests(), series);
+            (choice.supported.len(), choice.unsupported.len())
         };
         assert_eq!([counts((5, 10)), counts((6, 1)), counts((6, 5))], [(1, 5), (2, 4), (6, 0)]);
-        let oldest = choose(&tests(), (5, 10));
-        assert_eq!(oldest.run, ["listen::x"]);
-        assert!(oldest.left_out[0].1.contains("5.15") && oldest.left_out[4].1.contains("6.5"));
+        let oldest = select_tests(&tests(), (5, 10));
+        assert_eq!(oldest.supported, ["listen::x"]);
+        assert!(
+            oldest.unsupported[0].1.contains("5.15") && oldest.unsupported[4].1.contains("6.5")
+        );
     }
 
     #[test]
     fn a_table_that_names_a_test_that_is_gone_is_refused() {
-        assert_eq!(check(&tests()), Ok(()));
-        assert!(check(&["listen::x".to_owned()]).unwrap_err().contains("ends::"));
+        assert_eq!(check_table(&tests()), Ok(()));
+        assert!(check_table(&["listen::x".to_owned()]).unwrap_err().contains("ends::"));
     }
 
     #[test]
     fn a_release_tells_its_series() {
-        assert_eq!(series("6.1.0-50-amd64"), Some((6, 1)));
-        assert_eq!(series("7.3.4+deb13-amd64"), Some((7, 3)));
-        assert_eq!(series("odd"), None);
+        assert_eq!(parse_series("6.1.0-50-amd64"), Some((6, 1)));
+        assert_eq!(parse_series("7.3.4+deb13-amd64"), Some((7, 3)));
+        assert_eq!(parse_series("odd"), None);
     }
 }

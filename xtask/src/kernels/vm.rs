@@ -56,7 +56,7 @@ pub(crate) struct VirtualMachine<'a> {
     pub(crate) console: PathBuf,
     pub(crate) accel: VmAccelerator,
     /// Time after which it is stopped in any case.
-    pub(crate) limit: Duration,
+    pub(crate) timeout: Duration,
 }
 
 const MEMORY: &str = "3072";
@@ -64,12 +64,13 @@ const CPUS: &str = "2";
 /// Command line of the kernel. A panic reboots, which ends the machine because of `-no-reboot`.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 rdinit=/init";
 /// Share of all host files with the machine, read only.
-const FILES: &str = "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap";
+const HOST_FILES_SHARE: &str =
+    "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap";
 
 impl VirtualMachine<'_> {
     /// Runs the machine to its end, and passes on each line of its job. Only these lines show if the job was done.
     pub(crate) fn run(&self, line: impl FnMut(&str)) -> Result<()> {
-        let seconds = self.limit.as_secs().to_string();
+        let seconds = self.timeout.as_secs().to_string();
         // Each process is killed when its parent ends, so that a killed xtask leaves no machine behind.
         let ends = ["--pdeathsig", "KILL"];
         let mut command = Command::new("setpriv");
@@ -81,15 +82,15 @@ impl VirtualMachine<'_> {
         command.args(["-append", KERNEL_COMMAND_LINE]);
         // The first serial line is the kernel's console, the second the job's output.
         command.arg("-serial").arg(format!("file:{}", self.console.display()));
-        command.args(["-serial", "stdio", "-fsdev", FILES]);
+        command.args(["-serial", "stdio", "-fsdev", HOST_FILES_SHARE]);
         command.args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]);
         command.stdin(Stdio::null());
         // qemu's exit status is ignored: the lines of the job show more.
-        sh::watch(&mut command, line).map(drop)
+        sh::run_with_lines(&mut command, line).map(drop)
     }
 
     /// Last lines of the kernel's console.
-    pub(crate) fn last_words(&self) -> Result<String> {
+    pub(crate) fn console_tail(&self) -> Result<String> {
         const LINES: usize = 12;
         let said = fs::read(&self.console)
             .with_context(|| format!("cannot read {}", self.console.display()))?;

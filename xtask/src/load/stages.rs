@@ -11,11 +11,11 @@ impl FromStr for LoadStages {
 
     /// Parses `4x3s,40x15s`: 4 for 3 s, then 40 for 15 s. Milliseconds are written `500ms`.
     fn from_str(text: &str) -> Result<Self, String> {
-        text.split(',').map(stage).collect::<Result<_, _>>().map(Self)
+        text.split(',').map(parse_stage).collect::<Result<_, _>>().map(Self)
     }
 }
 
-fn stage(text: &str) -> Result<(u32, Duration), String> {
+fn parse_stage(text: &str) -> Result<(u32, Duration), String> {
     let bad = || format!("{text}: write LEVELxSECONDSs, such as 40x15s or 1x500ms");
     let (level, time) = text.split_once('x').ok_or_else(bad)?;
     let level = level.parse().ok().ok_or_else(bad)?;
@@ -31,7 +31,7 @@ fn stage(text: &str) -> Result<(u32, Duration), String> {
 
 impl LoadStages {
     /// Level at `elapsed` since the start; `None` after the end of the run.
-    pub(crate) fn level(&self, elapsed: Duration) -> Option<u32> {
+    pub(crate) fn level_at(&self, elapsed: Duration) -> Option<u32> {
         let mut end = Duration::ZERO;
         self.0.iter().find_map(|&(level, length)| {
             end += length;
@@ -40,7 +40,7 @@ impl LoadStages {
     }
 
     /// Highest level of all stages.
-    pub(crate) fn most(&self) -> u32 {
+    pub(crate) fn max_level(&self) -> u32 {
         self.0.iter().map(|&(level, _)| level).max().unwrap_or(0)
     }
 
@@ -68,10 +68,10 @@ mod tests {
     #[test]
     fn levels_follow_one_another() {
         let stages: LoadStages = "4x1s,40x500ms".parse().unwrap();
-        assert_eq!(stages.level(at(0)), Some(4));
-        assert_eq!(stages.level(at(1000)), Some(40));
-        assert_eq!(stages.level(at(1500)), None);
-        assert_eq!(stages.most(), 40);
+        assert_eq!(stages.level_at(at(0)), Some(4));
+        assert_eq!(stages.level_at(at(1000)), Some(40));
+        assert_eq!(stages.level_at(at(1500)), None);
+        assert_eq!(stages.max_level(), 40);
     }
 
     #[test]

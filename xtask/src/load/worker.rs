@@ -34,9 +34,9 @@ pub(super) struct LoadWorkerState {
 struct LoadConnection {
     sender: SendRequest<Empty<Bytes>>,
     /// Local address of the connection.
-    local: SocketAddr,
+    local_address: SocketAddr,
     /// Number of bytes that the kernel has accepted for sending.
-    written: Rc<Cell<usize>>,
+    written_bytes: Rc<Cell<usize>>,
 }
 
 impl LoadWorkerState {
@@ -46,7 +46,7 @@ impl LoadWorkerState {
     }
 
     /// Claims the next request, and returns its number; `None` if all are sent.
-    fn take(&self) -> Option<u64> {
+    fn claim_next(&self) -> Option<u64> {
         let sent = self.sent.get();
         if self.args.requests.is_some_and(|most| sent >= most) {
             return None;
@@ -63,7 +63,7 @@ impl LoadWorkerState {
 }
 
 /// One client of the closed loop: it sends a request when the previous one is complete.
-pub(super) async fn closed(
+pub(super) async fn run_closed_loop(
     shared: Rc<LoadWorkerState>,
     index: u32,
     records: mpsc::Sender<LoadRecord>,
@@ -75,7 +75,7 @@ pub(super) async fn closed(
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        if shared.take().is_none() {
+        if shared.claim_next().is_none() {
             return;
         }
         let (record, connection) = send(&shared, kept.take()).await;
@@ -91,21 +91,25 @@ pub(super) async fn closed(
 }
 
 /// Sends requests at the stage's rate. Each request is a task, so a slow response does not delay others.
-pub(super) async fn open(shared: Rc<LoadWorkerState>, records: mpsc::Sender<LoadRecord>) {
+pub(super) async fn run_open_loop(shared: Rc<LoadWorkerState>, records: mpsc::Sender<LoadRecord>) {
     let mut due = Duration::ZERO;
-    while let Some(rate) = shared.args.stages.level(due) {
+    while let Some(rate) = shared.args.stages.level_at(due) {
         tokio::time::sleep_until((shared.started + due).into()).await;
         // Due times are absolute: a late wake-up does not lower the rate. A rate of 0 advances by one second.
         due += Duration::from_secs(1) / rate.max(1);
         if rate == 0 {
             continue;
         }
-        let Some(number) = shared.take() else { return };
+        let Some(number) = shared.claim_next() else { return };
         tokio::task::spawn_local(send_in_open_loop(shared.clone(), number, records.clone()));
     }
 }
 
-async fn send_in_open_loop(shared: Rc<LoadWorkerState>, number: u64, records: mpsc::Sender<LoadRecord>) {
+async fn send_in_open_loop(
+    shared: Rc<LoadWorkerState>,
+    number: u64,
+    records: mpsc::Sender<LoadRecord>,
+) {
     let kept = match shared.is_fresh(number) {
         true => None,
         false => shared.idle.borrow_mut().pop(),
@@ -136,7 +140,7 @@ async fn send(
         listening_us: 0,
         error: String::new(),
     };
-    let exchange = exchange(&shared.args, kept, at, &mut record);
+    let exchange = send_with_retry(&shared.args, kept, at, &mut record);
     // On a timeout the exchange is dropped with its connection, which may be in the middle of a response.
     let outcome = tokio::time::timeout(shared.args.timeout(), exchange).await;
     record.took_us = micros(at.elapsed());
@@ -150,7 +154,7 @@ async fn send(
     }
 }
 
-async fn exchange(
+async fn send_with_retry(
     args: &LoadArgs,
     kept: Option<LoadConnection>,
     at: Instant,
@@ -160,7 +164,7 @@ async fn exchange(
         record.fresh = false;
         // Like any connection pool: a connection that the server closed while it was idle is not used.
         if connection.sender.ready().await.is_ok() {
-            match answer(args, &mut connection, at, record).await {
+            match send_and_read(args, &mut connection, at, record).await {
                 // No byte of the request was sent, so sending it again on a new connection is safe.
                 Err(LoadFailure::NotSent) => {}
                 Err(LoadFailure::Lost(error)) => return Err(error),
@@ -170,7 +174,7 @@ async fn exchange(
         record.fresh = true;
     }
     let mut connection = connect(args.addr).await?;
-    match answer(args, &mut connection, at, record).await {
+    match send_and_read(args, &mut connection, at, record).await {
         Ok(keep) => Ok(keep.then_some(connection)),
         Err(LoadFailure::NotSent) => Err("the connection ended before the request was sent".into()),
         Err(LoadFailure::Lost(error)) => Err(error),
@@ -202,11 +206,11 @@ async fn connect(addr: SocketAddr) -> Result<LoadConnection, String> {
         // The same error reaches the request, which reports it.
         let _ = driver.await;
     });
-    Ok(LoadConnection { sender, local, written })
+    Ok(LoadConnection { sender, local_address: local, written_bytes: written })
 }
 
 /// Sends one request and reads the whole response. Returns true if the connection can carry another request.
-async fn answer(
+async fn send_and_read(
     args: &LoadArgs,
     connection: &mut LoadConnection,
     at: Instant,
@@ -216,17 +220,17 @@ async fn answer(
         .header(HOST, &args.host)
         .body(Empty::new())
         .map_err(|error| LoadFailure::Lost(format!("cannot make the request: {error}")))?;
-    let before = connection.written.get();
+    let before = connection.written_bytes.get();
     let response = connection.sender.send_request(request).await.map_err(|error| {
         // On a connection that ended after the check above no byte is sent; the library reports a failed write.
-        let unsent = error.is_canceled() || connection.written.get() == before;
-        if unsent { LoadFailure::NotSent } else { LoadFailure::Lost(chain(&error)) }
+        let unsent = error.is_canceled() || connection.written_bytes.get() == before;
+        if unsent { LoadFailure::NotSent } else { LoadFailure::Lost(error_chain(&error)) }
     })?;
     // hyper returns the response when its head is complete; the heads here fit into one packet.
     record.first_byte_us = micros(at.elapsed());
     record.status = response.status().as_u16();
-    read_signature(response.headers(), connection.local, record);
-    response.into_body().collect().await.map_err(|error| LoadFailure::Lost(chain(&error)))?;
+    read_signature(response.headers(), connection.local_address, record);
+    response.into_body().collect().await.map_err(|error| LoadFailure::Lost(error_chain(&error)))?;
     Ok(connection.sender.ready().await.is_ok())
 }
 
@@ -240,7 +244,7 @@ fn read_signature(headers: &HeaderMap, local: SocketAddr, record: &mut LoadRecor
     record.listening_us = text("x-listening-us").parse().unwrap_or(0);
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
-use super::{agreed, install_packages};
+use super::{confirm, install_packages};
 use crate::{
     sh,
     toolchain::{self, MissingTool},
@@ -13,7 +13,7 @@ use crate::{
 /// Installs missing tools, one after the other, until none is missing.
 pub(super) fn prepare(yes: bool) -> Result<()> {
     let mut before = None;
-    while let Some(lack) = toolchain::lack() {
+    while let Some(lack) = toolchain::missing_tool() {
         if before == Some(lack) {
             // The installed package did not help: `find` fails with a message about what would.
             return toolchain::EbpfToolchain::find().map(drop);
@@ -25,13 +25,13 @@ pub(super) fn prepare(yes: bool) -> Result<()> {
 }
 
 fn install(lack: MissingTool, yes: bool) -> Result<()> {
-    let recent = candidate("rustc-web").as_deref().is_some_and(toolchain::is_recent);
+    let recent = candidate_version("rustc-web").as_deref().is_some_and(toolchain::is_recent);
     match lack {
         MissingTool::Compiler if recent => install_system(yes),
         MissingTool::Compiler => install_nightly(yes),
         MissingTool::Llvm(version) => {
             let package = format!("llvm-{version}-dev");
-            if recent && candidate(&package).is_none() {
+            if recent && candidate_version(&package).is_none() {
                 println!("There is no package {package} for the nightly compiler's LLVM.");
                 return install_system(yes);
             }
@@ -58,14 +58,14 @@ fn install_nightly(yes: bool) -> Result<()> {
         bail!("the eBPF programs need a nightly compiler: install rustup (https://rustup.rs)");
     }
     println!("Missing on this machine:\n  a nightly compiler with rust-src, for the eBPF programs");
-    if !yes && !agreed("Install it with rustup?")? {
+    if !yes && !confirm("Install it with rustup?")? {
         bail!("install it with `{by_hand}`, or pass --yes");
     }
     sh::run(Command::new("rustup").args(words))
 }
 
 /// Version of a package that apt would install; `None` if there is none.
-fn candidate(package: &str) -> Option<String> {
+fn candidate_version(package: &str) -> Option<String> {
     let mut apt = Command::new("apt-cache");
     let output = apt.args(["policy", package]).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -54,151 +54,186 @@ pub(crate) struct RequiredPackage {
     pub(crate) package: &'static str,
     /// Alternative programs, of which one suffices. A package without programs has the path of a file.
     programs: &'static [&'static str],
-    pub(crate) why: &'static str,
+    pub(crate) reason: &'static str,
     purposes: &'static [SetupPurpose],
 }
 
-const fn need(
+const fn required_package(
     purposes: &'static [SetupPurpose],
     package: &'static str,
     programs: &'static [&'static str],
     why: &'static str,
 ) -> RequiredPackage {
-    RequiredPackage { package, programs, why, purposes }
+    RequiredPackage { package, programs, reason: why, purposes }
 }
 
 /// All requirements that packages meet. The compiler of the eBPF programs is found by `toolchain.rs`.
-const NEEDS: &[RequiredPackage] = &[
-    need(&[SetupPurpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
-    need(&[SetupPurpose::Build], "make", &["make"], "builds the allocator"),
-    need(&[SetupPurpose::Build], "git", &["git"], "names the commit in figures"),
-    need(&[SetupPurpose::Node], "crun", &["crun", "runc"], "starts containers"),
-    need(
+const REQUIRED_PACKAGES: &[RequiredPackage] = &[
+    required_package(&[SetupPurpose::Build], "gcc", &["cc", "gcc", "clang"], "links Rust programs"),
+    required_package(&[SetupPurpose::Build], "make", &["make"], "builds the allocator"),
+    required_package(&[SetupPurpose::Build], "git", &["git"], "names the commit in figures"),
+    required_package(&[SetupPurpose::Node], "crun", &["crun", "runc"], "starts containers"),
+    required_package(
         &[SetupPurpose::Node, SetupPurpose::Test, SetupPurpose::Cluster],
         "curl",
         &["curl"],
         "sends requests by hand: rouse run -- curl …",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test, SetupPurpose::Bench, SetupPurpose::Cluster],
         "iproute2",
         &["ip"],
         "makes network namespaces for tests and controls",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test, SetupPurpose::Bench],
         "nginx-light",
         &["nginx"],
         "a server whose reload and deferred accept the kernel tests meet, and a proxy as a sidecar",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test, SetupPurpose::Bench],
         "nghttp2-client",
         &["h2load"],
         "an HTTP/2 client and load generator for the gateway",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test, SetupPurpose::Bench],
         "wrk",
         &["wrk"],
         "a client whose requests the kernel tests count",
     ),
-    need(&[SetupPurpose::Bench], "linux-perf", &["perf"], "counts cycles, where the machine does"),
-    need(
+    required_package(
+        &[SetupPurpose::Bench],
+        "linux-perf",
+        &["perf"],
+        "counts cycles, where the machine does",
+    ),
+    required_package(
         &[SetupPurpose::Test],
         "ethtool",
         &["ethtool"],
         "lets a pod's device join packets in a test",
     ),
-    need(&[SetupPurpose::Test], "haproxy", &["haproxy"], "a server whose requests they count"),
-    need(&[SetupPurpose::Test], "apache2-bin", &["apache2"], "another"),
-    need(&[SetupPurpose::Test], "nodejs", &["node"], "another"),
-    need(
+    required_package(
+        &[SetupPurpose::Test],
+        "haproxy",
+        &["haproxy"],
+        "a server whose requests they count",
+    ),
+    required_package(&[SetupPurpose::Test], "apache2-bin", &["apache2"], "another"),
+    required_package(&[SetupPurpose::Test], "nodejs", &["node"], "another"),
+    required_package(
         &[SetupPurpose::Test],
         "node-ws",
         &["/usr/share/nodejs/ws/package.json"],
         "its WebSockets",
     ),
-    need(&[SetupPurpose::Test], "gunicorn", &["/usr/bin/gunicorn"], "another, in Python"),
-    need(&[SetupPurpose::Test], "uvicorn", &["/usr/bin/uvicorn"], "another, in Python"),
-    need(&[SetupPurpose::Test], "python3-hypercorn", &["/usr/bin/hypercorn"], "another, in Python"),
-    need(
+    required_package(
+        &[SetupPurpose::Test],
+        "gunicorn",
+        &["/usr/bin/gunicorn"],
+        "another, in Python",
+    ),
+    required_package(&[SetupPurpose::Test], "uvicorn", &["/usr/bin/uvicorn"], "another, in Python"),
+    required_package(
+        &[SetupPurpose::Test],
+        "python3-hypercorn",
+        &["/usr/bin/hypercorn"],
+        "another, in Python",
+    ),
+    required_package(
         &[SetupPurpose::Test],
         "python3-websockets",
         &["/usr/lib/python3/dist-packages/websockets/__init__.py"],
         "uvicorn's WebSockets, and a client of them",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test],
         "python3-grpcio",
         &["/usr/lib/python3/dist-packages/grpc/__init__.py"],
         "a server of gRPC that is neither in Go nor in Rust",
     ),
-    need(&[SetupPurpose::Test], "default-jdk-headless", &["javac"], "compiles servers in Java"),
-    need(
+    required_package(
+        &[SetupPurpose::Test],
+        "default-jdk-headless",
+        &["javac"],
+        "compiles servers in Java",
+    ),
+    required_package(
         &[SetupPurpose::Test],
         "libjetty9-java",
         &["/usr/share/java/jetty9-http2-server.jar"],
         "one of those servers",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test],
         "docker-registry",
         &["docker-registry"],
         "a registry on loopback to pull images from",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test],
         "faketime",
         &["faketime"],
         "a clock that a test sets for one process",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Test],
         "crun",
         &["crun"],
         "the runtime that a node takes where it has both",
     ),
-    need(&[SetupPurpose::Test], "skopeo", &["skopeo"], "pushes images to it"),
-    need(
+    required_package(&[SetupPurpose::Test], "skopeo", &["skopeo"], "pushes images to it"),
+    required_package(
         &[SetupPurpose::Test, SetupPurpose::Cluster],
         "runc",
         &["runc"],
         "starts the containers of the cluster's pods, and a local node's where it is chosen",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Cluster],
         "containernetworking-plugins",
         &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"],
         "gives pods their network",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Kernels],
         "qemu-system-x86",
         &["qemu-system-x86_64"],
         "runs other kernels in virtual machines",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Kernels],
         "busybox-static",
         &["/bin/busybox"],
         "the shell that starts such a machine",
     ),
-    need(
+    required_package(
         &[SetupPurpose::Kernels],
         "debian-archive-keyring",
         &["/usr/share/keyrings/debian-archive-keyring.gpg"],
         "the keys by which Debian's kernels are checked",
     ),
-    need(&[SetupPurpose::Kernels], "kmod", &["depmod"], "finds and loads other kernels' modules"),
-    need(
+    required_package(
+        &[SetupPurpose::Kernels],
+        "kmod",
+        &["depmod"],
+        "finds and loads other kernels' modules",
+    ),
+    required_package(
         &[SetupPurpose::Cluster],
         "iptables",
         &["iptables"],
         "rules of kube-proxy and of host ports",
     ),
-    need(&[SetupPurpose::Cluster], "nftables", &["nft"], "rules of kube-proxy in its newer mode"),
-    need(
+    required_package(
+        &[SetupPurpose::Cluster],
+        "nftables",
+        &["nft"],
+        "rules of kube-proxy in its newer mode",
+    ),
+    required_package(
         &[SetupPurpose::Cluster, SetupPurpose::Test],
         "golang-go",
         &["go", "/usr/local/go/bin/go"],
@@ -207,11 +242,11 @@ const NEEDS: &[RequiredPackage] = &[
 ];
 
 /// Returns the packages that `purposes` need and the machine lacks. Needs of other purposes are ignored.
-pub(crate) fn missing(
+pub(crate) fn missing_packages(
     purposes: &[SetupPurpose],
     has: impl Fn(&str) -> bool,
 ) -> Vec<&'static RequiredPackage> {
-    NEEDS
+    REQUIRED_PACKAGES
         .iter()
         .filter(|need| need.purposes.iter().any(|purpose| purposes.contains(purpose)))
         // Programs count, not packages: they may have been installed in another way.
@@ -234,7 +269,7 @@ pub(crate) struct MachineProperties {
 
 /// Oldest kernel that `cargo xtask kernels` tests. There are fallbacks for its missing features, for example
 /// namespace cookies for user space (5.14) and for `sock_ops` (5.15).
-const OLDEST: (u32, u32) = (5, 10);
+const OLDEST_KERNEL: (u32, u32) = (5, 10);
 
 /// Required capabilities: bit number (linux/capability.h), name and use.
 const CAPABILITIES: [(u32, &str, &str); 4] = [
@@ -245,12 +280,12 @@ const CAPABILITIES: [(u32, &str, &str); 4] = [
 ];
 
 /// Describes each reason that the eBPF programs cannot run, one line each.
-pub(crate) fn lacking(facts: &MachineProperties) -> Vec<String> {
+pub(crate) fn unmet_requirements(facts: &MachineProperties) -> Vec<String> {
     let mut lines = Vec::new();
     match facts.kernel {
-        Some(kernel) if kernel < OLDEST => lines.push(format!(
+        Some(kernel) if kernel < OLDEST_KERNEL => lines.push(format!(
             "Linux {}.{} is too old: {}.{} is the oldest with the hooks used; boot a newer kernel",
-            kernel.0, kernel.1, OLDEST.0, OLDEST.1
+            kernel.0, kernel.1, OLDEST_KERNEL.0, OLDEST_KERNEL.1
         )),
         Some(_) => {}
         None => lines
@@ -288,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_good_machine_lacks_nothing() {
-        assert_eq!(lacking(&GOOD), [""; 0]);
+        assert_eq!(unmet_requirements(&GOOD), [""; 0]);
     }
 
     #[test]
@@ -300,7 +335,7 @@ mod tests {
             is_root: false,
             has_sudo: false,
         };
-        let lines = lacking(&facts);
+        let lines = unmet_requirements(&facts);
         let starts: Vec<&str> = lines.iter().map(|line| &line[..14]).collect();
         assert_eq!(
             starts,
@@ -310,7 +345,7 @@ mod tests {
 
     #[test]
     fn any_one_of_the_programs_will_do() {
-        let missing = missing(&[SetupPurpose::Node], |program| program == "runc");
+        let missing = missing_packages(&[SetupPurpose::Node], |program| program == "runc");
         let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
         assert_eq!(packages, ["curl"]);
     }

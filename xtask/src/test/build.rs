@@ -20,7 +20,7 @@ pub(super) struct TestBuilder {
     /// Path of the eBPF object, or the reason that there is none.
     object: Result<PathBuf, String>,
     /// Test programs that another process has built; `None` where this one builds them.
-    built: Option<Vec<TestProgram>>,
+    prebuilt: Option<Vec<TestProgram>>,
 }
 
 /// A test program that cargo built.
@@ -37,15 +37,15 @@ pub(super) struct TestProgram {
 
 impl TestBuilder {
     /// Creates a builder without the eBPF programs, which need a compiler of their own.
-    pub(super) fn plain(workspace: CargoWorkspace) -> Self {
-        Self { workspace, object: Err("nothing that runs needs it".to_owned()), built: None }
+    pub(super) fn without_ebpf(workspace: CargoWorkspace) -> Self {
+        Self { workspace, object: Err("nothing that runs needs it".to_owned()), prebuilt: None }
     }
 
     /// Creates a builder with the eBPF programs, built here if `prepared` is no error. On errors, only their users
     /// fail.
     pub(super) fn with_ebpf(workspace: CargoWorkspace, prepared: Result<()>) -> Self {
-        let object = prepared.and_then(|()| build_ebpf::object(&workspace));
-        Self { workspace, object: object.map_err(|error| format!("{error:#}")), built: None }
+        let object = prepared.and_then(|()| build_ebpf::build_object(&workspace));
+        Self { workspace, object: object.map_err(|error| format!("{error:#}")), prebuilt: None }
     }
 
     /// Returns this builder with the programs that `file` lists, in place of those that Cargo would build.
@@ -53,7 +53,7 @@ impl TestBuilder {
         let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         let built = serde_json::from_slice(&text);
         let built = built.with_context(|| format!("{} lists no programs", file.display()))?;
-        Ok(Self { built: Some(built), ..self })
+        Ok(Self { prebuilt: Some(built), ..self })
     }
 
     /// Path of the eBPF object. Fails with the reason if there is none.
@@ -65,21 +65,21 @@ impl TestBuilder {
     pub(super) fn cargo_test(&self, words: &[&str]) -> Command {
         let mut command = sh::cargo();
         command.args(["test", "--quiet", "--workspace", "--exclude", "ebpf"]).args(words);
-        command.envs(self.object.iter().map(|object| (build_ebpf::VARIABLE, object)));
+        command.envs(self.object.iter().map(|object| (build_ebpf::OBJECT_VARIABLE, object)));
         command.current_dir(&self.workspace.root);
         command
     }
 
     /// Builds the tests that `words` choose, or all tests, with the programs that they start.
-    pub(super) fn tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
-        if let Some(built) = &self.built {
+    pub(super) fn build_tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
+        if let Some(built) = &self.prebuilt {
             let wanted = built.iter().filter(|it| words.contains(&it.name.as_str()));
             return Ok(wanted.cloned().collect());
         }
         let mut built = Vec::new();
         let mut command = self.cargo_test(&["--no-run"]);
         command.args(words).arg("--message-format=json-render-diagnostics");
-        let ok = sh::watch(&mut command, |line| {
+        let ok = sh::run_with_lines(&mut command, |line| {
             let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
             let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
             let manifest = text(&message["manifest_path"]).unwrap_or_default();
@@ -101,17 +101,17 @@ impl TestBuilder {
     }
 
     /// Builds `rouse` and returns the path of the executable.
-    pub(super) fn rouse(&self) -> Result<PathBuf> {
+    pub(super) fn build_rouse(&self) -> Result<PathBuf> {
         // Building an integration test of `rouse` builds the program as well.
-        self.tests(&["--test", "cli"])?;
+        self.build_tests(&["--test", "cli"])?;
         Ok(self.workspace.target.join("debug/rouse"))
     }
 
     /// Builds one test target of the package `tests`, and returns the path of the executable.
-    pub(super) fn target(&self, target: &str) -> Result<String> {
+    pub(super) fn build_target(&self, target: &str) -> Result<String> {
         // Cargo reports several programs, so the wanted one is found by its source.
         let source = format!("tests/{target}/main.rs");
-        let built = self.tests(&["--test", target])?;
+        let built = self.build_tests(&["--test", target])?;
         let found = built.into_iter().find(|it| it.source.ends_with(&source));
         found.map(|it| it.executable).with_context(|| format!("cargo built no test of {source}"))
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::{
     TestArgs, TierOutcome,
     build::{TestBuilder, TestProgram},
-    privileged, run_and_count,
+    run_and_count, run_as_root,
     tally::TestCounts,
 };
 use crate::{
@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Cluster that all other tests share. The first test that needs Rouse installs it there.
-const SHARED: &str = "rouse-installed";
+const SHARED_CLUSTER: &str = "rouse-installed";
 /// API server that only the controller's own tests write to.
-const ALONE: &str = "rouse-alone";
+const API_SERVER_CLUSTER: &str = "rouse-alone";
 /// Test programs of the controller that need that API server.
 pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhook"];
 
@@ -43,7 +43,7 @@ const PARALLEL_TESTS: [&str; 14] = [
     "trouble::",
 ];
 /// Number of them that run at once. They wait for pods and windows, on two processors as on many.
-const AT_ONCE: u8 = 3;
+const PARALLELISM: u8 = 3;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
 pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
@@ -52,12 +52,12 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
     let chart = check_chart(args, builder)
         .unwrap_or_else(|error| TierOutcome::CannotRun(format!("chart: {error:#}")));
     if let Some(file) = &args.kubeconfig {
-        return Ok(chart.and(existing(file, args, builder)?));
+        return Ok(chart.combine(run_on_existing_cluster(file, args, builder)?));
     }
     let xtask = std::env::current_exe()?;
-    let alone = against_api_server(&xtask, args, builder)?;
-    let whole = on_cluster(&xtask, args, builder)?;
-    Ok(chart.and(alone).and(whole))
+    let alone = run_on_api_server(&xtask, args, builder)?;
+    let whole = run_on_cluster(&xtask, args, builder)?;
+    Ok(chart.combine(alone).combine(whole))
 }
 
 /// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
@@ -66,13 +66,13 @@ fn check_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
         |name: &str| args.names.is_empty() || args.names.iter().any(|it| name.contains(it));
     let checks: Vec<_> = CHECKS.into_iter().filter(|(name, _)| wanted(name)).collect();
     if checks.is_empty() {
-        return Ok(TierOutcome::nothing());
+        return Ok(TierOutcome::empty());
     }
     if !cluster::has_helm()? {
         let left_out = "; left out chart:: (no helm is here; `cargo xtask chart` builds it)".into();
-        return Ok(TierOutcome::Ran { tally: TestCounts::default(), ok: true, left_out });
+        return Ok(TierOutcome::Ran { counts: TestCounts::default(), ok: true, skipped: left_out });
     }
-    let chart = HelmChart::find(&builder.workspace, builder.rouse()?)?;
+    let chart = HelmChart::find(&builder.workspace, builder.build_rouse()?)?;
     let mut tally = TestCounts::default();
     for (name, check) in checks {
         match check(&chart) {
@@ -87,32 +87,36 @@ fn check_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
             }
         }
     }
-    Ok(TierOutcome::Ran { ok: tally.failed == 0, tally, left_out: String::new() })
+    Ok(TierOutcome::Ran { ok: tally.failed == 0, counts: tally, skipped: String::new() })
 }
 
 /// Runs the controller's tests against an API server without nodes, which is removed afterwards.
-fn against_api_server(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
+fn run_on_api_server(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let words: Vec<&str> = API_SERVER_TESTS.iter().flat_map(|name| ["--test", *name]).collect();
-    let programs = builder.tests(&words)?;
-    let mut up = cluster_command(xtask, ALONE);
+    let programs = builder.build_tests(&words)?;
+    let mut up = cluster_command(xtask, API_SERVER_CLUSTER);
     up.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
     let outcome = sh::run(&mut up).and_then(|()| run_sequentially(xtask, args, &programs));
     // Removed after failures as well: the next run must start with an empty API server.
-    sh::run(cluster_command(xtask, ALONE).arg("down"))?;
+    sh::run(cluster_command(xtask, API_SERVER_CLUSTER).arg("down"))?;
     outcome
 }
 
-fn run_sequentially(xtask: &Path, args: &TestArgs, programs: &[TestProgram]) -> Result<TierOutcome> {
-    let kubeconfig = sh::capture(cluster_command(xtask, ALONE).arg("kubeconfig"))?;
+fn run_sequentially(
+    xtask: &Path,
+    args: &TestArgs,
+    programs: &[TestProgram],
+) -> Result<TierOutcome> {
+    let kubeconfig = sh::capture(cluster_command(xtask, API_SERVER_CLUSTER).arg("kubeconfig"))?;
     let variable = format!("ROUSE_TEST_APISERVER={}", kubeconfig.trim());
-    let mut outcome = TierOutcome::nothing();
+    let mut outcome = TierOutcome::empty();
     for program in programs {
         println!("{}", program.source);
-        let mut command = cluster_command(xtask, ALONE);
+        let mut command = cluster_command(xtask, API_SERVER_CLUSTER);
         // In the cluster's namespace, because the API server calls the webhooks on its own loopback.
         command.args(["run", "--", "env", "-C", &program.folder, &variable, &program.executable]);
         command.args(&args.names).arg("--test-threads=1");
-        outcome = outcome.and(run_and_count(&mut command)?);
+        outcome = outcome.combine(run_and_count(&mut command)?);
     }
     Ok(outcome)
 }
@@ -124,12 +128,12 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 }
 
 /// Runs the tests of the whole system against a cluster with nodes.
-fn on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    let was_there = cluster::exists(SHARED)?;
-    let mut up = cluster_command(xtask, SHARED);
+fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
+    let was_there = cluster::exists(SHARED_CLUSTER)?;
+    let mut up = cluster_command(xtask, SHARED_CLUSTER);
     // Both images are built here as the user; tests that start clusters of their own find them built.
     up.args(["up", "--image", "hello", "--image", "rouse"]);
-    let rouse = builder.rouse()?;
+    let rouse = builder.build_rouse()?;
     up.env(image::PROGRAM, &rouse);
     // Two nodes: several tests need a pod and a client on different nodes.
     if !was_there {
@@ -143,21 +147,21 @@ fn on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
         left_out.push(("kn::", "no kn is on the PATH and none could be built"));
     }
     let vars = [
-        ("ROUSE_CLUSTER", OsStr::new(SHARED)),
+        ("ROUSE_CLUSTER", OsStr::new(SHARED_CLUSTER)),
         ("ROUSE_XTASK", xtask.as_os_str()),
         ("ROUSE_PROGRAM", rouse.as_os_str()),
         // Clusters that tests start get the same image.
         (image::PROGRAM, rouse.as_os_str()),
     ];
-    let outcome = sh::run(&mut up).and_then(|()| tests(args, builder, &vars, &left_out));
+    let outcome = sh::run(&mut up).and_then(|()| run_tests(args, builder, &vars, &left_out));
     if !was_there {
-        sh::run(cluster_command(xtask, SHARED).arg("down"))?;
+        sh::run(cluster_command(xtask, SHARED_CLUSTER).arg("down"))?;
     }
     outcome
 }
 
 /// Runs all tests but the modules in `left_out`, each with its reason. Long tests run only on request.
-fn tests(
+fn run_tests(
     args: &TestArgs,
     builder: &TestBuilder,
     vars: &[(&str, &OsStr)],
@@ -171,12 +175,12 @@ fn tests(
         let together = [&words[..], &PARALLEL_TESTS].concat();
         let alone = PARALLEL_TESTS.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = words.iter().copied().chain(alone).collect();
-        let together = privileged("cluster", args, builder, vars, &together, AT_ONCE)?;
-        together.and(privileged("cluster", args, builder, vars, &alone, 1)?)
+        let together = run_as_root("cluster", args, builder, vars, &together, PARALLELISM)?;
+        together.combine(run_as_root("cluster", args, builder, vars, &alone, 1)?)
     } else {
-        privileged("cluster", args, builder, vars, &words, 1)?
+        run_as_root("cluster", args, builder, vars, &words, 1)?
     };
-    if let TierOutcome::Ran { left_out: said, tally, .. } = &mut outcome {
+    if let TierOutcome::Ran { skipped: said, counts: tally, .. } = &mut outcome {
         for (module, why) in left_out {
             said.push_str(&format!("; left out {module} ({why})"));
         }
@@ -188,14 +192,18 @@ fn tests(
 }
 
 /// Runs the tests against a cluster of the user's. Faults and packet traces are limited to clusters that xtask made.
-fn existing(file: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
+fn run_on_existing_cluster(
+    file: &Path,
+    args: &TestArgs,
+    builder: &TestBuilder,
+) -> Result<TierOutcome> {
     if !file.is_file() {
         bail!("--kubeconfig names {}, which is no file", file.display());
     }
     let file = file.canonicalize()?;
     let vars = [("ROUSE_KUBECONFIG", file.as_os_str())];
     let why = "xtask did not make this cluster";
-    tests(
+    run_tests(
         args,
         builder,
         &vars,

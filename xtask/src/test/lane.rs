@@ -23,7 +23,7 @@ struct FinishedTier {
     tier: TestTier,
     log: PathBuf,
     /// True if every test passed; an error if the process could not run.
-    ended: Result<bool>,
+    passed: Result<bool>,
     seconds: f64,
 }
 
@@ -59,8 +59,8 @@ impl TierLane {
         }
         let run = |(tier, mut command, log): (TestTier, Command, PathBuf)| {
             let started = Instant::now();
-            let ended = run(&mut command, &log);
-            FinishedTier { tier, log, ended, seconds: started.elapsed().as_secs_f64() }
+            let ended = run_process(&mut command, &log);
+            FinishedTier { tier, log, passed: ended, seconds: started.elapsed().as_secs_f64() }
         };
         Ok(Self(thread::spawn(move || all.into_iter().map(run).collect())))
     }
@@ -71,32 +71,32 @@ impl TierLane {
             .0
             .join()
             .map_err(|_panicked| anyhow!("the thread that runs tiers has panicked"))?;
-        all.into_iter().map(FinishedTier::show).collect()
+        all.into_iter().map(FinishedTier::print).collect()
     }
 }
 
 /// Runs a process to its end, with all its output in `log`. Returns true if it succeeded.
-fn run(command: &mut Command, log: &Path) -> Result<bool> {
+fn run_process(command: &mut Command, log: &Path) -> Result<bool> {
     let file = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     Ok(command.status().context("cannot start xtask once more")?.success())
 }
 
 impl FinishedTier {
-    fn show(self) -> Result<TierRow> {
-        let Self { tier, log, ended, seconds } = self;
+    fn print(self) -> Result<TierRow> {
+        let Self { tier, log, passed: ended, seconds } = self;
         let ok = ended?;
         let output =
             fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
         println!("\n== {} (ran beside others) ==\n{output}", tier.name());
-        Ok(TierRow { tier, outcome: outcome(tier, &output, ok), seconds })
+        Ok(TierRow { tier, outcome: parse_outcome(tier, &output, ok), seconds })
     }
 }
 
 /// Result of the other process, read from its output.
-fn outcome(tier: TestTier, output: &str, ok: bool) -> TierOutcome {
+fn parse_outcome(tier: TestTier, output: &str, ok: bool) -> TierOutcome {
     let mut tally = TestCounts::default();
-    output.lines().for_each(|line| tally.absorb(line));
+    output.lines().for_each(|line| tally.parse_line(line));
     // The row of the other process' table, which also has what was left out.
     let row = output.lines().rev().find(|line| line.split_whitespace().next() == Some(tier.name()));
     let row = row.unwrap_or_default();
@@ -106,7 +106,7 @@ fn outcome(tier: TestTier, output: &str, ok: bool) -> TierOutcome {
         return TierOutcome::CannotRun(why.unwrap_or("its process failed, see above").to_owned());
     }
     let left_out = row.split_once(';').map(|(_, what)| format!(";{what}"));
-    TierOutcome::Ran { tally, ok, left_out: left_out.unwrap_or_default() }
+    TierOutcome::Ran { counts: tally, ok, skipped: left_out.unwrap_or_default() }
 }
 
 #[cfg(test)]
@@ -118,17 +118,18 @@ mod tests {
         let output =
             "local    FAILED      0.1 s  cannot run: no crun is here\ntotal: 0 passed, 0 failed";
         let why = TierOutcome::CannotRun("no crun is here".to_owned());
-        assert_eq!(outcome(TestTier::Local, output, false), why);
+        assert_eq!(parse_outcome(TestTier::Local, output, false), why);
         let killed = TierOutcome::CannotRun("its process failed, see above".to_owned());
         let output = "test result: ok. 3 passed; 0 failed; 0 ignored";
-        assert_eq!(outcome(TestTier::Local, output, false), killed);
+        assert_eq!(parse_outcome(TestTier::Local, output, false), killed);
     }
 
     #[test]
     fn tests_of_the_other_process_are_counted_once() {
         let output =
             "test result: FAILED. 3 passed; 1 failed; 0 ignored\ntotal: 3 passed, 1 failed";
-        let TierOutcome::Ran { tally, ok: false, .. } = outcome(TestTier::Local, output, false)
+        let TierOutcome::Ran { counts: tally, ok: false, .. } =
+            parse_outcome(TestTier::Local, output, false)
         else {
             panic!("it ran and failed");
         };
@@ -140,8 +141,8 @@ mod tests {
         let output = "test result: ok. 3 passed; 0 failed; 2 ignored\n\n\
             cluster  passed     9.1 s  3 passed, 0 failed; left out kn:: (no kn); left out 2 that take minutes\n\n\
             total: 3 passed, 0 failed";
-        let TierOutcome::Ran { tally, ok: true, left_out } =
-            outcome(TestTier::Cluster, output, true)
+        let TierOutcome::Ran { counts: tally, ok: true, skipped: left_out } =
+            parse_outcome(TestTier::Cluster, output, true)
         else {
             panic!("it ran and passed");
         };

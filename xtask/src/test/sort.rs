@@ -6,7 +6,7 @@ use super::TestTier;
 ///
 /// The test `queue::tests::holds` is in `queue/tests.rs` or `queue.rs`, beside the crate's root. A test without a
 /// module is in the root.
-pub(super) fn candidates(root: &str, name: &str) -> Vec<String> {
+pub(super) fn candidate_files(root: &str, name: &str) -> Vec<String> {
     let folder = root.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut modules: Vec<&str> = name.split("::").collect();
     modules.pop();
@@ -37,9 +37,9 @@ mod tests {
     #[test]
     fn a_test_belongs_to_the_innermost_file_that_says_what_it_is() {
         assert_eq!(
-            candidates("/w/agent/src/lib.rs", "pods::tests::x"),
+            candidate_files("/w/agent/src/lib.rs", "pods::tests::x"),
             [
-                "/w/agent/src/pods/tracker/tests.rs",
+                "/w/agent/src/pods/tests.rs",
                 "/w/agent/src/pods/tests/mod.rs",
                 "/w/agent/src/pods.rs",
                 "/w/agent/src/pods/mod.rs",
@@ -48,7 +48,7 @@ mod tests {
         );
         // The crate's own module of that name does not count.
         assert_eq!(
-            candidates("/w/agent/tests/whole/main.rs", "pods::x"),
+            candidate_files("/w/agent/tests/whole/main.rs", "pods::x"),
             [
                 "/w/agent/tests/whole/pods.rs",
                 "/w/agent/tests/whole/pods/mod.rs",

@@ -21,7 +21,7 @@ pub(crate) struct TestCounts {
     seconds: Vec<(String, f64)>,
     /// Section of the output that the next line belongs to.
     #[serde(skip)]
-    at: OutputSection,
+    section: OutputSection,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,27 +30,27 @@ enum OutputSection {
     #[default]
     Outside,
     /// Output of a failed test, before its panic message.
-    Before,
+    BeforePanic,
     /// Panic message of a failed test.
-    Why,
+    Panic,
 }
 
 impl TestCounts {
     /// Parses one line of libtest's output.
-    pub(crate) fn absorb(&mut self, line: &str) {
+    pub(crate) fn parse_line(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(rest) = line.trim_start().strip_prefix("test result: ") {
-            self.close(rest);
+            self.parse_summary(rest);
         } else if let Some(name) = name_of_section(line) {
             self.failures.push(vec![name.to_owned()]);
-            self.at = OutputSection::Before;
-        } else if self.at != OutputSection::Outside {
-            self.add(line);
+            self.section = OutputSection::BeforePanic;
+        } else if self.section != OutputSection::Outside {
+            self.add_failure_line(line);
         }
     }
 
     /// Records that the test in the result line `line` took `seconds`. Other lines are ignored.
-    pub(super) fn record(&mut self, line: &str, seconds: f64) {
+    pub(super) fn record_seconds(&mut self, line: &str, seconds: f64) {
         if let Some(name) = name_of_result(line) {
             self.seconds.push((name.to_owned(), seconds));
         }
@@ -65,7 +65,7 @@ impl TestCounts {
     }
 
     /// Combines these results with those of `next`.
-    pub(crate) fn and(mut self, next: Self) -> Self {
+    pub(crate) fn combine(mut self, next: Self) -> Self {
         self.seconds.extend(next.seconds);
         self.passed += next.passed;
         self.failed += next.failed;
@@ -74,7 +74,7 @@ impl TestCounts {
         self
     }
 
-    fn close(&mut self, rest: &str) {
+    fn parse_summary(&mut self, rest: &str) {
         let number = |word: &str| -> u64 {
             let before =
                 rest.split(&[';', '.'][..]).find_map(|part| part.trim().strip_suffix(word));
@@ -83,20 +83,20 @@ impl TestCounts {
         self.passed += number(" passed");
         self.failed += number(" failed");
         self.ignored += number(" ignored");
-        self.at = OutputSection::Outside;
+        self.section = OutputSection::Outside;
     }
 
-    fn add(&mut self, line: &str) {
+    fn add_failure_line(&mut self, line: &str) {
         let Some(failure) = self.failures.last_mut() else { return };
         let begins = line.starts_with("thread '") && line.contains("panicked at");
         // The message ends where the backtrace begins; the backtrace itself is long and rarely needed.
         let is_over = line == "stack backtrace:" || failure.len() > MAX_MESSAGE_LINES;
-        self.at = match self.at {
-            OutputSection::Before if begins => OutputSection::Why,
-            OutputSection::Why if is_over => OutputSection::Outside,
+        self.section = match self.section {
+            OutputSection::BeforePanic if begins => OutputSection::Panic,
+            OutputSection::Panic if is_over => OutputSection::Outside,
             at => at,
         };
-        if self.at == OutputSection::Why {
+        if self.section == OutputSection::Panic {
             failure.push(line.to_owned());
         }
     }
@@ -119,7 +119,7 @@ mod tests {
 
     fn tally(lines: &[&str]) -> TestCounts {
         let mut tally = TestCounts::default();
-        lines.iter().for_each(|line| tally.absorb(line));
+        lines.iter().for_each(|line| tally.parse_line(line));
         tally
     }
 
@@ -136,10 +136,10 @@ mod tests {
     #[test]
     fn the_slowest_tests_come_first_and_ignored_ones_not_at_all() {
         let mut tally = TestCounts::default();
-        tally.record("test story::it_wakes ... ok", 2.0);
-        tally.record("test faults::it_dies ... FAILED", 30.5);
-        tally.record("test faults::it_lives ... ignored, takes minutes", 9.0);
-        tally.record("test result: ok. 1 passed; 0 failed", 9.0);
+        tally.record_seconds("test story::it_wakes ... ok", 2.0);
+        tally.record_seconds("test faults::it_dies ... FAILED", 30.5);
+        tally.record_seconds("test faults::it_lives ... ignored, takes minutes", 9.0);
+        tally.record_seconds("test result: ok. 1 passed; 0 failed", 9.0);
         assert_eq!(tally.slowest(), [("faults::it_dies", 30.5), ("story::it_wakes", 2.0)]);
     }
 

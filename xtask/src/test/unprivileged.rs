@@ -14,15 +14,15 @@ use anyhow::{Context as _, Result};
 use super::{
     TestArgs, TestCounts, TestTier, TierOutcome,
     build::{TestBuilder, TestProgram},
-    names_in, sort,
+    sort, test_names,
 };
 
 /// Environment variable that lets repeating tests run as often as a release requires, for up to an hour.
-const LONG: &str = "ROUSE_LONG";
+const LONG_VARIABLE: &str = "ROUSE_LONG";
 /// Number of programs that run at once: the longest ones wait more than they compute.
-const AT_ONCE: usize = 2;
+const PARALLELISM: usize = 2;
 /// Programs that take longest, a minute and more each. They begin first, so that none runs alone at the end.
-const LONGEST: [&str; 4] = [
+const LONGEST_PROGRAMS: [&str; 4] = [
     "streams/tests/h2.rs",
     "streams/tests/h1.rs",
     "activator/tests/slots.rs",
@@ -43,7 +43,7 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     let workspace = &builder.workspace;
     let of_root = workspace.root.join("tests").display().to_string();
     let mut all = Vec::new();
-    for built in builder.tests(&[])?.into_iter().filter(|it| it.folder != of_root) {
+    for built in builder.build_tests(&[])?.into_iter().filter(|it| it.folder != of_root) {
         let tests = tests_in_tier(&built, tier, names)?;
         if tests.is_empty() {
             continue;
@@ -53,7 +53,7 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
         let mut command = Command::new(&built.executable);
         command.args(["--exact", "--quiet"]).args(&tests).current_dir(&built.folder);
         if args.long {
-            command.env(LONG, "1");
+            command.env(LONG_VARIABLE, "1");
         }
         all.push(TestCommand { source, command });
     }
@@ -62,8 +62,8 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
         let command = builder.cargo_test(&["--doc"]);
         all.push(TestCommand { source: "examples in documents".to_owned(), command });
     }
-    let place = |it: &TestCommand| LONGEST.iter().position(|source| *source == it.source);
-    all.sort_by_key(|it| place(it).unwrap_or(LONGEST.len()));
+    let place = |it: &TestCommand| LONGEST_PROGRAMS.iter().position(|source| *source == it.source);
+    all.sort_by_key(|it| place(it).unwrap_or(LONGEST_PROGRAMS.len()));
     run_parallel(all)
 }
 
@@ -74,31 +74,32 @@ fn run_parallel(all: Vec<TestCommand>) -> Result<TierOutcome> {
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
         let (send, ended) = mpsc::channel();
-        for _ in 0..AT_ONCE {
+        for _ in 0..PARALLELISM {
             let send = send.clone();
             scope.spawn(move || {
                 while let Some(tests) = next() {
                     let source = tests.source.clone();
                     // The receiver exists until all have ended, unless one could not run.
-                    send.send((source, output(tests))).ok();
+                    send.send((source, run_program(tests))).ok();
                 }
             });
         }
         drop(send);
-        let mut outcome = TierOutcome::nothing();
+        let mut outcome = TierOutcome::empty();
         for (source, ran) in ended {
             let (text, ok) = ran.with_context(|| format!("cannot run the tests of {source}"))?;
             println!("{source}\n{text}");
             let mut tally = TestCounts::default();
-            text.lines().for_each(|line| tally.absorb(line));
-            outcome = outcome.and(TierOutcome::Ran { tally, ok, left_out: String::new() });
+            text.lines().for_each(|line| tally.parse_line(line));
+            outcome =
+                outcome.combine(TierOutcome::Ran { counts: tally, ok, skipped: String::new() });
         }
         Ok(outcome)
     })
 }
 
 /// Runs a test program to its end. Returns its output, and true if the tests passed.
-fn output(tests: TestCommand) -> Result<(String, bool)> {
+fn run_program(tests: TestCommand) -> Result<(String, bool)> {
     let TestCommand { source, mut command } = tests;
     println!("{source} begins");
     let (mut reader, writer) = io::pipe()?;
@@ -112,14 +113,14 @@ fn output(tests: TestCommand) -> Result<(String, bool)> {
 }
 
 fn tests_in_tier(built: &TestProgram, tier: TestTier, names: &[String]) -> Result<Vec<String>> {
-    let mut tests = names_in(Path::new(&built.executable))?;
+    let mut tests = test_names(Path::new(&built.executable))?;
     let wanted = |test: &str| names.is_empty() || names.iter().any(|name| test.contains(name));
     tests.retain(|test| wanted(test) && tier_of_test(built, test) == tier);
     Ok(tests)
 }
 
 fn tier_of_test(built: &TestProgram, test: &str) -> TestTier {
-    let files = sort::candidates(&built.source, test);
+    let files = sort::candidate_files(&built.source, test);
     let first_line = |file: String| Some(fs::read_to_string(file).ok()?.lines().next()?.to_owned());
     // A file that is not marked pure may do any I/O.
     files

@@ -3,8 +3,8 @@
 use common::wire::NamespacedName;
 
 use super::name_claims;
-use crate::{
-    children::tagged_name,
+use crate::model::{
+    object::names::tagged_name,
     world::{
         AppState, ClusterIpSource, ClusterState, PlatformKind, RouteNameAllocation,
         name_registry::NameClaimant,
@@ -31,7 +31,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, world: &mut C
         route.allocations.drain(..).partition(|it| tags.contains(&it.tag));
     release_allocations(&left, world);
     route.allocations = kept;
-    world.unallocated_apps.remove(name);
+    world.allocated.unallocated_apps.remove(name);
     for tag in tags {
         let held = route.allocations.iter_mut().find(|it| it.tag == tag);
         let allotted = match (world.settings.platform, held) {
@@ -40,7 +40,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, world: &mut C
             // On Kubernetes the placeholder Service is the record: its ClusterIP may have changed.
             (PlatformKind::Kubernetes, Some(held)) => {
                 if let Some(seen) =
-                    world.placeholders.get(&placeholder_name(name, held.tag.as_deref()))
+                    world.names.placeholders.get(&placeholder_name(name, held.tag.as_deref()))
                 {
                     held.cluster_ips = ClusterIpSource::ApiServer(seen.cluster_ips.clone());
                 }
@@ -55,7 +55,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, world: &mut C
             route.allocations.push(allotted);
         } else if world.is_leader {
             // Only a leader's failure means that no port is free: other replicas wait for the placeholder.
-            world.unallocated_apps.insert(name.clone());
+            world.allocated.unallocated_apps.insert(name.clone());
         }
     }
 }
@@ -81,9 +81,9 @@ fn adopt_from_service(
     tag: Option<Box<str>>,
     world: &ClusterState,
 ) -> Option<RouteNameAllocation> {
-    let seen = world.placeholders.get(&placeholder_name(name, tag.as_deref()));
+    let seen = world.names.placeholders.get(&placeholder_name(name, tag.as_deref()));
     let kept =
-        seen.and_then(|it| it.activator_port).filter(|port| !world.allocated_ports.contains(port));
+        seen.and_then(|it| it.activator_port).filter(|port| !world.allocated.ports.contains(port));
     let fresh =
         || free_port(hash_route_name(name, tag.as_deref()), world).filter(|_| world.is_leader);
     let port = kept.or_else(fresh)?;
@@ -107,16 +107,16 @@ pub(super) fn reserve_restored(app: &AppState, world: &mut ClusterState) {
 
 fn reserve(allotted: &RouteNameAllocation, world: &mut ClusterState) {
     if let ClusterIpSource::LocalRange(host) = allotted.cluster_ips {
-        world.allocated_hosts.insert(host);
+        world.allocated.hosts.insert(host);
     }
-    world.allocated_ports.insert(allotted.activator_port);
+    world.allocated.ports.insert(allotted.activator_port);
 }
 
 /// Releases all allocations of the app `name`. The app may stay for a while, so they are also removed from it: by then
 /// another app may have them.
 pub(super) fn release_app(name: &NamespacedName, before: &AppState, world: &mut ClusterState) {
     release_allocations(before.allocations(), world);
-    world.unallocated_apps.remove(name);
+    world.allocated.unallocated_apps.remove(name);
     let route = world.apps.get_mut(name).and_then(|app| app.route.as_mut());
     route.into_iter().for_each(|route| route.allocations.clear());
 }
@@ -127,13 +127,13 @@ pub(super) fn release_allocations(all: &[RouteNameAllocation], world: &mut Clust
     }
     for it in all {
         if let ClusterIpSource::LocalRange(host) = it.cluster_ips {
-            world.allocated_hosts.remove(&host);
+            world.allocated.hosts.remove(&host);
         }
-        world.allocated_ports.remove(&it.activator_port);
+        world.allocated.ports.remove(&it.activator_port);
     }
     // Routes that found no port are planned again, since one is free now.
-    for name in std::mem::take(&mut world.unallocated_apps) {
-        world.name_registry.mark_claimant_changed(NameClaimant::Route(name));
+    for name in std::mem::take(&mut world.allocated.unallocated_apps) {
+        world.names.registry.mark_claimant_changed(NameClaimant::Route(name));
     }
 }
 
@@ -152,7 +152,7 @@ fn is_reserved(host: u16) -> bool {
 fn free_host(hash: u32, world: &ClusterState) -> Option<u16> {
     let first = u16::try_from(hash >> 16).unwrap_or_default();
     let mut all = (0..=u16::MAX).map(|step| first.wrapping_add(step));
-    all.find(|host| !is_reserved(*host) && !world.allocated_hosts.contains(host))
+    all.find(|host| !is_reserved(*host) && !world.allocated.hosts.contains(host))
 }
 
 fn free_port(hash: u32, world: &ClusterState) -> Option<u16> {
@@ -160,7 +160,7 @@ fn free_port(hash: u32, world: &ClusterState) -> Option<u16> {
     let span = u32::from(last - first) + 1;
     let mut all = (0..span).map(|step| (hash % span + step) % span);
     let port = |step: u32| u16::try_from(u32::from(first) + step).ok();
-    all.find_map(|step| port(step).filter(|port| !world.allocated_ports.contains(port)))
+    all.find_map(|step| port(step).filter(|port| !world.allocated.ports.contains(port)))
 }
 
 #[cfg(test)]

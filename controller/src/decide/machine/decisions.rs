@@ -10,13 +10,23 @@ use common::wire::{
 use tracing::info;
 
 use super::ControllerStateMachine;
-use crate::{
-    api::{ObjectPart, ObjectPartKey},
-    children::ResourceKind,
+use crate::model::{
+    object::{ObjectPart, ObjectPartKey, ResourceKind},
     world::{AppRevision, AppState, CurrentDecision, UnixMillis},
 };
 
 impl ControllerStateMachine {
+    pub(super) fn handle_decision_stream_begin(&mut self) {
+        self.unconfirmed_decisions = Some(self.decided_revisions().collect());
+    }
+
+    /// Withdraws the decisions that the stream has not named.
+    pub(super) fn handle_decision_stream_synced(&mut self, now: UnixMillis) {
+        for revision in self.unconfirmed_decisions.take().into_iter().flatten() {
+            self.handle_decision_withdrawn(&revision, now);
+        }
+    }
+
     pub(super) fn handle_decision(&mut self, decision: ScaleDecision, now: UnixMillis) {
         if let Some(undecided) = &mut self.unconfirmed_decisions {
             undecided.remove(&decision.revision);
@@ -32,12 +42,12 @@ impl ControllerStateMachine {
         if is_ahead || changed.is_some() {
             let (line, known) = (
                 explain_decision(&decision),
-                self.world.decision_explanations.get(&decision.revision),
+                self.world.scaling.explanations.get(&decision.revision),
             );
             // A line that another replica wrote for the same decision stays; otherwise each new leader would write all
             // of them.
             if known.is_none_or(|known| decision_summary(known) != decision_summary(&line)) {
-                self.world.decision_explanations.insert(decision.revision.clone(), line.into());
+                self.world.scaling.explanations.insert(decision.revision.clone(), line.into());
             }
         }
         let Some((app, before)) = changed else { return };
@@ -51,7 +61,7 @@ impl ControllerStateMachine {
     }
 
     pub(super) fn handle_decision_withdrawn(&mut self, revision: &NamespacedName, now: UnixMillis) {
-        let was_told = self.world.decision_explanations.remove(revision).is_some();
+        let was_told = self.world.scaling.explanations.remove(revision).is_some();
         if let Some((app, before)) = self.store_decision(revision, None) {
             self.reconcile_app(&app, Some(&before), false, now);
         } else if was_told {
@@ -109,7 +119,7 @@ impl ControllerStateMachine {
             .filter(|(_, it)| it.decision.is_some())
             .map(named)
             .chain(self.pending_decisions.keys().cloned())
-            .chain(self.world.decision_explanations.keys().cloned())
+            .chain(self.world.scaling.explanations.keys().cloned())
     }
 
     /// Stores the decision on a Revision. Returns the app as it was before, if the decision changes it.

@@ -1,13 +1,40 @@
 //! Pure: Revisions whose images are to be resolved to digests, and the results.
 
+use std::{collections::BTreeSet, time::Duration};
+
 use common::wire::NamespacedName;
 
 use super::ControllerStateMachine;
 use crate::{
-    image_digests::queue::{DigestRequest, PullAccount},
-    plan::{CONTAINER_MISSING, TemplateFacts},
-    world::{AppRevision, AppState, ConditionReason, PlatformKind, UnixMillis},
+    decide::plan::CONTAINER_MISSING,
+    model::world::{
+        AppRevision, AppState, ConditionReason, PlatformKind, TemplateFacts, UnixMillis,
+    },
 };
+
+/// Images of a Revision that need digests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DigestRequest {
+    /// Account with the credentials for all images.
+    pub account: PullAccount,
+    /// Pairs of container name and image, init containers first.
+    pub images: Vec<(String, String)>,
+    /// Registries whose tags are not resolved: `registries-skipping-tag-resolving`.
+    pub skipped_registries: BTreeSet<String>,
+    /// Timeout of one query: `digest-resolution-timeout`.
+    pub timeout: Duration,
+}
+
+/// Service account and pull secrets that provide the credentials of a query.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PullAccount {
+    /// Namespace of the service account and the secrets.
+    pub namespace: String,
+    /// Name of the service account; empty: `default`.
+    pub service_account: String,
+    /// Names of the pull secrets in the pod spec itself.
+    pub pull_secrets: Vec<String>,
+}
 
 /// Digests by container, init containers first, or the error.
 pub type DigestResolution = Result<Vec<(String, String)>, String>;

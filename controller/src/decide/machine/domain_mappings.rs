@@ -6,10 +6,12 @@ use tracing::info;
 
 use super::ControllerStateMachine;
 use crate::{
-    api::{ObjectPart, ObjectPartKey},
-    children::ResourceKind,
-    observe, plan, render, restore,
-    world::{AppState, ConditionType, UnixMillis},
+    decide::plan,
+    model::{
+        object::{ObjectPart, ObjectPartKey, ResourceKind},
+        world::{AppState, ConditionType, UnixMillis, conditions},
+    },
+    read::{fields, observe},
 };
 
 impl ControllerStateMachine {
@@ -19,12 +21,12 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let before = self.world.domain_mappings.remove(name);
+        let before = self.world.domains.mappings.remove(name);
         if let Some(before) = &before {
-            if let Some(all) = self.world.mappings_by_target.get_mut(&before.target) {
+            if let Some(all) = self.world.domains.mappings_by_target.get_mut(&before.target) {
                 all.remove(name);
             }
-            self.world.mappings_by_target.retain(|_, all| !all.is_empty());
+            self.world.domains.mappings_by_target.retain(|_, all| !all.is_empty());
         }
         let old = before.as_ref().map(|it| it.target.clone());
         let mut new = None;
@@ -33,16 +35,17 @@ impl ControllerStateMachine {
             match before {
                 // The conditions in the world are newer than those that were written.
                 Some(before) => mapping.conditions = before.conditions,
-                None => restore::read_conditions(
+                None => fields::read_conditions(
                     &mut mapping.conditions,
                     object,
-                    &render::DOMAIN_CONDITIONS,
+                    &conditions::DOMAIN_CONDITIONS,
                 ),
             }
-            let all = self.world.mappings_by_target.entry(mapping.target.clone()).or_default();
+            let all =
+                self.world.domains.mappings_by_target.entry(mapping.target.clone()).or_default();
             all.insert(name.clone());
             new = Some(mapping.target.clone());
-            self.world.domain_mappings.insert(name.clone(), mapping);
+            self.world.domains.mappings.insert(name.clone(), mapping);
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
         }
@@ -65,15 +68,17 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         match object.map(observe::read_domain_claim) {
-            Some(claim) => drop(self.world.domain_claims.insert(name.name.to_string(), claim)),
-            None => drop(self.world.domain_claims.remove(name.name.as_str())),
+            Some(claim) => drop(self.world.domains.claims.insert(name.name.to_string(), claim)),
+            None => drop(self.world.domains.claims.remove(name.name.as_str())),
         }
         // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
-        let same =
-            |(it, _): &(&NamespacedName, &crate::world::DomainMappingState)| it.name == name.name;
+        let same = |(it, _): &(&NamespacedName, &crate::model::world::DomainMappingState)| {
+            it.name == name.name
+        };
         let of: Vec<(NamespacedName, NamespacedName)> = self
             .world
-            .domain_mappings
+            .domains
+            .mappings
             .iter()
             .filter(same)
             .map(|(name, it)| (name.clone(), it.target.clone()))
@@ -101,7 +106,7 @@ impl ControllerStateMachine {
         if self.is_loading {
             return;
         }
-        let Some(before) = self.world.domain_mappings.get(name).cloned() else { return };
+        let Some(before) = self.world.domains.mappings.get(name).cloned() else { return };
         let mut mapping = before.clone();
         plan::domain_mappings::update_conditions(&self.world, name, &mut mapping, now);
         if mapping != before {
@@ -112,7 +117,7 @@ impl ControllerStateMachine {
                 ready,
                 "domain mapping changed"
             );
-            self.world.domain_mappings.insert(name.clone(), mapping);
+            self.world.domains.mappings.insert(name.clone(), mapping);
         }
         self.effects.changed_keys.push(ObjectPartKey::new(
             ResourceKind::DomainMapping,
@@ -128,7 +133,7 @@ impl ControllerStateMachine {
         before: &AppState,
         now: UnixMillis,
     ) {
-        if self.world.mappings_by_target.is_empty() {
+        if self.world.domains.mappings_by_target.is_empty() {
             return;
         }
         let after = self.world.apps.get(app).map(|it| &**it);
@@ -137,7 +142,8 @@ impl ControllerStateMachine {
             .map(|it| NamespacedName::new(&*app.namespace, plan::placeholder_name(it, &app.name)));
         let names: std::collections::BTreeSet<NamespacedName> =
             names.chain([app.clone()]).collect();
-        let mapped = names.iter().filter_map(|it| self.world.mappings_by_target.get(it)).flatten();
+        let mapped =
+            names.iter().filter_map(|it| self.world.domains.mappings_by_target.get(it)).flatten();
         for mapping in mapped.cloned().collect::<Vec<_>>() {
             self.reconcile_mapping(&mapping, now);
         }
@@ -145,11 +151,11 @@ impl ControllerStateMachine {
 
     /// Plans all mappings, and checks all claims, also those whose mappings no longer exist.
     pub(super) fn reconcile_all_mappings(&mut self, now: UnixMillis) {
-        for name in self.world.domain_mappings.keys().cloned().collect::<Vec<_>>() {
+        for name in self.world.domains.mappings.keys().cloned().collect::<Vec<_>>() {
             self.effects.changed_keys.push(claim_key(&name.name));
             self.reconcile_mapping(&name, now);
         }
-        let claims = self.world.domain_claims.keys().map(|it| claim_key(it));
+        let claims = self.world.domains.claims.keys().map(|it| claim_key(it));
         self.effects.changed_keys.extend(claims);
     }
 }

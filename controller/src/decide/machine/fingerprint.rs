@@ -14,7 +14,7 @@ use common::{
 use prost::Message as _;
 
 use super::ControllerStateMachine;
-use crate::plan;
+use crate::decide::plan;
 
 /// Fingerprint of the last message sent of a subject. A changed message has an equal one with probability 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl ControllerStateMachine {
         let app = match key {
             RouteKey::Service(name) => self.world.app_of_route_name(name)?,
             RouteKey::Revision(name) => self.world.app_of_revision(name)?,
-            RouteKey::Pod(uid) => self.app_by_pod_uid.get(uid)?.clone(),
+            RouteKey::Pod(uid) => self.pod_index.apps.get(uid)?.clone(),
             RouteKey::Replicas(part) => {
                 return self.world.replicas.get(part).cloned().map(RouteChange::Replicas);
             }
@@ -83,7 +83,7 @@ impl ControllerStateMachine {
             }
             RouteKey::Activator(name) => {
                 let mut fixed = self.world.settings.fixed_activators.iter();
-                let seen = self.world.activators.get(name).map(|(activator, _)| activator);
+                let seen = self.world.activators.pods.get(name).map(|(activator, _)| activator);
                 let found = fixed.find(|it| it.name == *name).or(seen);
                 return found.cloned().map(RouteChange::Activator);
             }

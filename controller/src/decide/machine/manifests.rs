@@ -7,8 +7,8 @@ use tracing::info;
 
 use super::{ControllerStateMachine, allocate};
 use crate::{
-    plan,
-    world::{
+    decide::plan,
+    model::world::{
         AppState, ConfigurationState, ObjectMetaSummary, RouteState, ServiceManifest, ServiceState,
         Uid, UnixMillis,
     },

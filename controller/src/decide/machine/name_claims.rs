@@ -6,18 +6,20 @@ use common::wire::NamespacedName;
 
 use super::{ControllerStateMachine, allocate};
 use crate::{
-    children::tagged_name,
-    plan,
-    world::{
-        AppState, ClusterState, DomainMappingState, PlatformKind, UnixMillis,
-        name_registry::{ClaimantNames, NameClaim, NameClaimant},
+    decide::plan,
+    model::{
+        object::names::tagged_name,
+        world::{
+            AppState, ClusterState, DomainMappingState, PlatformKind, UnixMillis,
+            name_registry::{ClaimantNames, NameClaim, NameClaimant},
+        },
     },
 };
 
 /// Records the names that an app's Route claims. The Route is read from `app`, not from the world.
 pub(super) fn update_route_claims(app: &AppState, name: &NamespacedName, world: &mut ClusterState) {
     let wish = route_claims(app, name, world);
-    world.name_registry.set_claims(&NameClaimant::Route(name.clone()), wish);
+    world.names.registry.set_claims(&NameClaimant::Route(name.clone()), wish);
 }
 
 fn route_claims(app: &AppState, name: &NamespacedName, world: &ClusterState) -> ClaimantNames {
@@ -53,9 +55,9 @@ impl ControllerStateMachine {
     /// Records a mapping's claim to its domain, if its namespace may use the domain.
     pub(super) fn update_mapping_claim(&mut self, name: &NamespacedName) {
         let mut wish = ClaimantNames::default();
-        let claimed = self.world.domain_claims.get(name.name.as_str());
+        let claimed = self.world.domains.claims.get(name.name.as_str());
         let is_claimed = claimed.is_some_and(|it| it.namespace == *name.namespace);
-        if let Some(DomainMappingState { meta, target, .. }) = self.world.domain_mappings.get(name)
+        if let Some(DomainMappingState { meta, target, .. }) = self.world.domains.mappings.get(name)
             && is_claimed
         {
             let bid = NameClaim {
@@ -68,14 +70,14 @@ impl ControllerStateMachine {
             };
             wish.hosts.push((name.name.to_ascii_lowercase(), bid));
         }
-        self.world.name_registry.set_claims(&NameClaimant::Mapping(name.clone()), wish);
+        self.world.names.registry.set_claims(&NameClaimant::Mapping(name.clone()), wish);
     }
 
     /// Plans the apps and mappings whose names may have another owner now.
     pub(super) fn reconcile_claimants(&mut self, now: UnixMillis) {
         // A plan may move further names, whose claimants are planned in the next round.
         while !self.is_loading {
-            let touched = self.world.name_registry.take_changed_claimants();
+            let touched = self.world.names.registry.take_changed_claimants();
             if touched.is_empty() {
                 return;
             }
@@ -100,13 +102,14 @@ impl ControllerStateMachine {
         for (name, before) in routes {
             self.reconcile_app(&name, Some(&before), true, now);
             let app = self.world.apps.get(&name);
-            let keys =
-                app.map(|app| crate::desired::route_name_keys(&name, app)).unwrap_or_default();
+            let keys = app
+                .map(|app| crate::decide::part_keys::route_name_keys(&name, app))
+                .unwrap_or_default();
             self.effects.changed_keys.extend(keys);
         }
         for mapping in touched {
             let NameClaimant::Mapping(name) = mapping else { continue };
-            let target = self.world.domain_mappings.get(name).map(|it| it.target.clone());
+            let target = self.world.domains.mappings.get(name).map(|it| it.target.clone());
             self.reconcile_route_owner(target, now);
             self.reconcile_mapping(name, now);
         }

@@ -11,16 +11,17 @@ use tracing::info;
 
 use super::{ControllerStateMachine, allocate, write_keys::BlockingCause};
 use crate::{
-    api::{ObjectPart as Piece, ObjectPartKey},
-    children::ResourceKind,
-    desired, node_binding, observe,
-    plan::TemplateFacts,
-    render, restore,
-    scale_policy::AutoscalerClass,
-    world::{
-        AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, PodStage,
-        RevisionPod, RouteState, ServiceState, Uid, UnixMillis,
+    decide::part_keys,
+    model::{
+        object::{ObjectPart as Piece, ObjectPartKey, ResourceKind},
+        scale_policy::AutoscalerClass,
+        world::{
+            AppRevision, AppState, ClusterState, ConfigurationState, KubeletReadiness, NodeState,
+            PodStage, RevisionPod, RouteState, ServiceState, TemplateFacts, Uid, UnixMillis,
+            conditions,
+        },
     },
+    read::{fields, observe},
 };
 
 impl ControllerStateMachine {
@@ -108,7 +109,11 @@ impl ControllerStateMachine {
             let seen = object.map(|it| observe::read_service(it, config, app.service.as_ref()));
             // After a restart, the conditions that an earlier leader wrote are the starting point.
             if let (None, Some(object)) = (&app.service, object) {
-                restore::read_conditions(&mut app.conditions, object, &render::SERVICE_CONDITIONS);
+                fields::read_conditions(
+                    &mut app.conditions,
+                    object,
+                    &conditions::SERVICE_CONDITIONS,
+                );
             }
             app.service = seen.map(|it| ServiceState {
                 manifest: with_interned_template(it.manifest, world),
@@ -125,10 +130,10 @@ impl ControllerStateMachine {
     ) {
         self.change_app(name, now, |app, world| {
             if let (None, Some(object)) = (&app.configuration, object) {
-                restore::read_conditions(
+                fields::read_conditions(
                     &mut app.conditions,
                     object,
-                    &render::CONFIGURATION_CONDITIONS,
+                    &conditions::CONFIGURATION_CONDITIONS,
                 );
             }
             let before = app.configuration.take().filter(|it| it.meta.uid != Uid(0));
@@ -151,7 +156,7 @@ impl ControllerStateMachine {
         self.change_app(name, now, |app, world| {
             let before = app.route.take();
             if let (None, Some(object)) = (&before, object) {
-                restore::read_conditions(&mut app.conditions, object, &render::ROUTE_CONDITIONS);
+                fields::read_conditions(&mut app.conditions, object, &conditions::ROUTE_CONDITIONS);
             }
             match (object.map(observe::read_route), before) {
                 (Some(seen), before) => {
@@ -194,7 +199,12 @@ impl ControllerStateMachine {
             });
             let by_name = configuration.map(|it| NamespacedName::new(name.namespace.clone(), it));
             for other in by_revision.into_iter().chain(by_name).filter(|it| it != name) {
-                self.world.referring_apps.entry(other.clone()).or_default().insert(name.clone());
+                self.world
+                    .names
+                    .referring_apps
+                    .entry(other.clone())
+                    .or_default()
+                    .insert(name.clone());
                 named.insert(other);
             }
         }
@@ -204,7 +214,7 @@ impl ControllerStateMachine {
     /// Forgets the references of a Route, and returns the apps that it named.
     fn remove_route_references(&mut self, name: &NamespacedName) -> BTreeSet<NamespacedName> {
         let mut named = BTreeSet::new();
-        self.world.referring_apps.retain(|other, from| {
+        self.world.names.referring_apps.retain(|other, from| {
             if from.remove(name) {
                 named.insert(other.clone());
             }
@@ -223,14 +233,14 @@ impl ControllerStateMachine {
             self.change_app(owner, now, |app, _| mark_revision_deleted(app, &name.name, now));
             return;
         };
-        let early = self.pods_without_revision.remove(name).unwrap_or_default();
+        let early = self.pod_index.without_revision.remove(name).unwrap_or_default();
         let pods: Vec<Box<str>> = early.values().map(|pod| pod.uid.clone()).collect();
         self.change_app(owner, now, |app, world| {
             let mut seen = observe::read_revision(object);
             seen.template = world.template_cache.intern(&seen.template);
             let is_new = app.revision(&seen.name).is_none();
             if let Some(line) = observe::read_decision(object).filter(|_| is_new) {
-                world.decision_explanations.entry(name.clone()).or_insert(line);
+                world.scaling.explanations.entry(name.clone()).or_insert(line);
             }
             match app.revisions.iter_mut().find(|it| it.name == seen.name) {
                 // All other fields are the controller's own, and newer in the world.
@@ -273,7 +283,9 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let key = ObjectPartKey::new(ResourceKind::Deployment, Piece::Object, name.clone());
-        let Some((owner, made_for)) = desired::owner_revision_of(&self.world, &key) else { return };
+        let Some((owner, made_for)) = part_keys::owner_revision_of(&self.world, &key) else {
+            return;
+        };
         let blocked = object.and_then(observe::replica_failure);
         // If Kubernetes scales the Revision, the Deployment's replicas are the desired number of pods.
         let told = object.and_then(|it| it["spec"]["replicas"].as_u64());
@@ -289,9 +301,9 @@ impl ControllerStateMachine {
                     if TemplateFacts::of_revision(revision, world).class
                         != AutoscalerClass::Kpa =>
                 {
-                    world.external_scales.insert(key, told);
+                    world.scaling.external_scales.insert(key, told);
                 }
-                Some(_) | None => drop(world.external_scales.remove(&key)),
+                Some(_) | None => drop(world.scaling.external_scales.remove(&key)),
             }
         });
     }
@@ -300,11 +312,11 @@ impl ControllerStateMachine {
     fn observe_autoscaler(&mut self, name: NamespacedName, object: Option<&Value>) {
         let uid = object.filter(|it| observe::is_hpa_class(it));
         let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
-            self.world.hpa_owner_uids.remove(&name);
+            self.world.scaling.hpa_owner_uids.remove(&name);
             return;
         };
-        if self.world.hpa_owner_uids.get(&name).is_none_or(|it| **it != *uid) {
-            self.world.hpa_owner_uids.insert(name.clone(), uid.into());
+        if self.world.scaling.hpa_owner_uids.get(&name).is_none_or(|it| **it != *uid) {
+            self.world.scaling.hpa_owner_uids.insert(name.clone(), uid.into());
             let key =
                 ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, Piece::Object, name);
             self.effects.changed_keys.push(key);
@@ -316,8 +328,8 @@ impl ControllerStateMachine {
             return;
         }
         // A kubelet that refused the pod would refuse the next one too, so the node is avoided for a while.
-        let refuser = object.and_then(node_binding::rejecting_node);
-        if let Some(node) = refuser.and_then(|it| self.world.nodes.get_mut(it)) {
+        let refuser = object.and_then(observe::rejecting_node);
+        if let Some(node) = refuser.and_then(|it| self.world.nodes.states.get_mut(it)) {
             node.record_rejection(now);
         }
         match object.filter(|it| observe::revision_name_of(it).is_some()).and_then(|it| {
@@ -325,15 +337,16 @@ impl ControllerStateMachine {
             Some((owner, observe::revision_name_of(it)?.to_owned(), observe::read_pod(it)?))
         }) {
             Some((owner, revision, (pod, status))) => {
-                self.app_by_pod_uid.insert(pod.uid.to_string(), owner.clone());
-                self.pod_uids.insert(name.clone(), pod.uid.clone());
-                let same = self.world.pod_statuses.get(&*pod.uid) == Some(&status);
-                self.world.pod_statuses.insert(pod.uid.to_string(), status);
+                self.pod_index.apps.insert(pod.uid.to_string(), owner.clone());
+                self.pod_index.uids.insert(name.clone(), pod.uid.clone());
+                let same = self.world.pods.statuses.get(&*pod.uid) == Some(&status);
+                self.world.pods.statuses.insert(pod.uid.to_string(), status);
                 let known = self.world.apps.get(&owner).and_then(|app| app.revision(&revision));
                 if known.is_none() {
                     // Each kind has a watch of its own: the Revision will be observed soon.
                     let made_for = NamespacedName::new(name.namespace.clone(), revision);
-                    self.pods_without_revision
+                    self.pod_index
+                        .without_revision
                         .entry(made_for)
                         .or_default()
                         .insert(name.clone(), pod);
@@ -353,14 +366,14 @@ impl ControllerStateMachine {
     }
 
     fn remove_pod(&mut self, name: &NamespacedName, now: UnixMillis) {
-        let Some(uid) = self.pod_uids.remove(name) else { return };
-        self.pods_without_revision.retain(|_, pods| {
+        let Some(uid) = self.pod_index.uids.remove(name) else { return };
+        self.pod_index.without_revision.retain(|_, pods| {
             pods.remove(name);
             !pods.is_empty()
         });
-        let Some(owner) = self.app_by_pod_uid.get(&*uid).cloned() else { return };
+        let Some(owner) = self.pod_index.apps.get(&*uid).cloned() else { return };
         // The plan must see the pod as ended before its status is dropped.
-        if let Some(status) = self.world.pod_statuses.get_mut(&*uid) {
+        if let Some(status) = self.world.pods.statuses.get_mut(&*uid) {
             status.phase = LocalPodPhase::Removed;
         }
         self.change_app(owner, now, |app, _| {
@@ -368,28 +381,26 @@ impl ControllerStateMachine {
                 revision.pods.retain(|pod| pod.uid != uid);
             }
         });
-        self.world.pod_statuses.remove(&*uid);
+        self.world.pods.statuses.remove(&*uid);
         self.forget_reports(&uid);
-        self.app_by_pod_uid.remove(&*uid);
+        self.pod_index.apps.remove(&*uid);
     }
 
     /// Handles a node. A lost node takes its pods away before each is reported, and gives them back when it returns.
     fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
         match object.and_then(observe::node_zone) {
-            Some(zone) => drop(self.world.node_zones.insert(name.to_owned(), zone)),
-            None => drop(self.world.node_zones.remove(name)),
+            Some(zone) => drop(self.world.nodes.zones.insert(name.to_owned(), zone)),
+            None => drop(self.world.nodes.zones.remove(name)),
         }
         let was_away = self.world.is_node_lost(name);
-        let before = self.world.nodes.remove(name);
+        let before = self.world.nodes.states.remove(name);
         let node = match object {
-            Some(object) => Some(node_binding::NodeState::from_object(object, before.as_ref())),
+            Some(object) => Some(NodeState::from_object(object, before.as_ref())),
             // Deleting a lost node does not bring back its pods, so it stays known as lost.
-            None if was_away && !self.apps_on_node(name).is_empty() => {
-                Some(node_binding::NodeState::default())
-            }
+            None if was_away && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
             None => None,
         };
-        self.world.nodes.extend(node.map(|node| (name.to_owned(), node)));
+        self.world.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
         self.handle_node_change(name, was_away, now);
     }
 
@@ -421,25 +432,25 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let hidden = |world: &ClusterState| {
-            world.placeholders.get(name).is_some_and(|it| it.is_cluster_local)
+            world.names.placeholders.get(name).is_some_and(|it| it.is_cluster_local)
         };
         let was_hidden = hidden(&self.world);
         match object.and_then(observe::read_placeholder) {
-            Some(seen) => drop(self.world.placeholders.insert(name.clone(), seen)),
+            Some(seen) => drop(self.world.names.placeholders.insert(name.clone(), seen)),
             None => {
-                if self.world.placeholders.remove(name).is_none() {
+                if self.world.names.placeholders.remove(name).is_none() {
                     return;
                 }
             }
         }
-        self.world.name_registry.mark_service_changed(name);
+        self.world.names.registry.mark_service_changed(name);
         let Some(owner) = self.world.app_of_route_name(name) else { return };
         let own = owner.clone();
         let planned =
             self.change_app(owner, now, |app, world| allocate::allocate(app, &own, world));
         if was_hidden != hidden(&self.world) {
             // The app has no field for it, but its routes and URLs depend on it.
-            self.effects.changed_keys.extend(desired::status_keys(&own));
+            self.effects.changed_keys.extend(part_keys::status_keys(&own));
             if !planned {
                 self.reconcile_app(&own, None, false, now);
             }
@@ -487,7 +498,7 @@ impl ControllerStateMachine {
             }
             // Another leader may have left anything unwritten, so every object is checked.
             if let Some(app) = self.world.apps.get(&name) {
-                let keys = desired::app_keys(&name, app, &self.world);
+                let keys = part_keys::app_keys(&name, app, &self.world);
                 self.effects.changed_keys.extend(keys);
                 self.effects.apps_to_check.push(name);
             }
@@ -497,9 +508,9 @@ impl ControllerStateMachine {
 }
 
 fn with_interned_template(
-    mut manifest: crate::world::ServiceManifest,
+    mut manifest: crate::model::world::ServiceManifest,
     world: &ClusterState,
-) -> crate::world::ServiceManifest {
+) -> crate::model::world::ServiceManifest {
     manifest.template = world.template_cache.intern(&manifest.template);
     manifest
 }

@@ -9,9 +9,11 @@ use tracing::info;
 
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
-    drain_acks,
-    observe::{self, ActivatorReadiness, ComponentPod},
-    world::UnixMillis,
+    model::{
+        drain_acks,
+        world::{ActivatorReadiness, UnixMillis},
+    },
+    read::observe::{self, ComponentPod},
 };
 
 impl ControllerStateMachine {
@@ -29,11 +31,11 @@ impl ControllerStateMachine {
         match object.and_then(observe::read_component_pod) {
             Some(ComponentPod::Activator(activator, standing)) => {
                 let who = drain_acks::reporter_id(ComponentRole::Activator, &activator.name);
-                self.world.drain_acks.expect_reporter(&who, &name.name);
+                self.world.pods.drain_acks.expect_reporter(&who, &name.name);
                 self.observe_activator(activator, standing);
             }
             Some(ComponentPod::Agent { node }) => {
-                self.world.drain_acks.expect_reporter(
+                self.world.pods.drain_acks.expect_reporter(
                     &drain_acks::reporter_id(ComponentRole::Agent, &node),
                     &name.name,
                 );
@@ -54,12 +56,12 @@ impl ControllerStateMachine {
     fn remove_component_pod(&mut self, name: &str, now: UnixMillis) -> bool {
         let mut was = false;
         // The pod may have been any component, and its deletion does not state which.
-        for who in self.world.drain_acks.remove_reporter_pod(name) {
+        for who in self.world.pods.drain_acks.remove_reporter_pod(name) {
             was = true;
             self.handle_reporter_lost(&who, now);
             self.reconcile_draining_apps(now);
         }
-        if self.world.activators.contains_key(name) {
+        if self.world.activators.pods.contains_key(name) {
             was = true;
             self.remove_activator(name);
         }
@@ -96,9 +98,9 @@ impl ControllerStateMachine {
     }
 
     fn observe_activator(&mut self, mut activator: ActivatorEntry, standing: ActivatorReadiness) {
-        activator.zone = self.world.node_zones.get(&activator.node).cloned().unwrap_or_default();
+        activator.zone = self.world.nodes.zones.get(&activator.node).cloned().unwrap_or_default();
         let seen = (activator.clone(), standing);
-        let before = self.world.activators.insert(activator.name.clone(), seen.clone());
+        let before = self.world.activators.pods.insert(activator.name.clone(), seen.clone());
         if before.as_ref() == Some(&seen) {
             return;
         }
@@ -117,7 +119,7 @@ impl ControllerStateMachine {
                     .set(key, RouteFingerprint::of_change(&RouteChange::Activator(it.clone())));
             }
             Some((it, ActivatorReadiness::Terminating))
-                if self.world.activator_slices.lists_activator(name) =>
+                if self.world.activators.slices.lists_activator(name) =>
             {
                 self.routes
                     .set(key, RouteFingerprint::of_change(&RouteChange::Activator(it.clone())));
@@ -130,7 +132,7 @@ impl ControllerStateMachine {
 
     /// Updates the activators of a node that became, or is no longer, away.
     pub(super) fn update_node_activators(&mut self, node: &str) {
-        let all = self.world.activators.values().filter(|(it, _)| it.node == node);
+        let all = self.world.activators.pods.values().filter(|(it, _)| it.node == node);
         let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();
         names.iter().for_each(|name| self.update_activator_route(name));
         if !names.is_empty() {
@@ -141,14 +143,14 @@ impl ControllerStateMachine {
     /// Handles an EndpointSlice; `None`: it was deleted.
     pub(super) fn observe_slice(&mut self, name: &NamespacedName, object: Option<&Value>) {
         let targets = object.map(observe::slice_target_names).unwrap_or_default();
-        for left in self.world.activator_slices.set_slice(name, &targets) {
+        for left in self.world.activators.slices.set_slice(name, &targets) {
             info!(activator = left, "no slice leads to the activator any more");
             self.update_activator_route(&left);
         }
     }
 
     fn remove_activator(&mut self, name: &str) {
-        self.world.activators.remove(name);
+        self.world.activators.pods.remove(name);
         self.update_activator_route(name);
         self.request_slice_checks();
     }
@@ -157,10 +159,11 @@ impl ControllerStateMachine {
     fn request_slice_checks(&mut self) {
         let apps = || self.world.apps.iter();
         let names = apps().filter(|(_, app)| app.route.is_some());
-        let keys = names.flat_map(|(name, app)| crate::desired::slice_keys(name, app));
+        let keys = names.flat_map(|(name, app)| crate::decide::part_keys::slice_keys(name, app));
         let revisions =
             apps().flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)));
-        let own = revisions.flat_map(|(name, it)| crate::desired::path_keys(&name.namespace, it));
+        let own = revisions
+            .flat_map(|(name, it)| crate::decide::part_keys::path_keys(&name.namespace, it));
         self.effects.changed_keys.extend(keys.chain(own).collect::<Vec<_>>());
     }
 }

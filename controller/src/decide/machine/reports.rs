@@ -7,8 +7,11 @@ use tracing::warn;
 
 use super::ControllerStateMachine;
 use crate::{
-    drain_acks, plan,
-    world::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
+    decide::plan,
+    model::{
+        drain_acks,
+        world::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
+    },
 };
 
 /// Maximum number of unknown pods that are kept per reporter; a node has a few hundred pods.
@@ -43,7 +46,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_away = self.world.is_node_lost(&who.node);
-        self.world.drain_acks.begin_stream(&reporter_key(who), stream);
+        self.world.pods.drain_acks.begin_stream(&reporter_key(who), stream);
         self.handle_node_change(&who.node, was_away, now);
         let report = self.pods_by_reporter.entry(reporter_key(who)).or_default();
         report.node.clone_from(&who.node);
@@ -58,7 +61,7 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        self.world.drain_acks.handle_synced(&reporter_key(who), stream);
+        self.world.pods.drain_acks.handle_synced(&reporter_key(who), stream);
         let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(who)) else { return };
         let Some(mut gone) = report.unconfirmed_pods.take() else { return };
         gone.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
@@ -81,7 +84,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_away = self.world.is_node_lost(&who.node);
-        self.world.drain_acks.end_stream(&reporter_key(who), stream);
+        self.world.pods.drain_acks.end_stream(&reporter_key(who), stream);
         self.handle_node_change(&who.node, was_away, now);
         self.reconcile_draining_apps(now);
     }
@@ -90,7 +93,7 @@ impl ControllerStateMachine {
     /// report then. For a pod that it reported as ready, the kubelet reports the end of readiness.
     pub(super) fn handle_reporter_lost(&mut self, who: &str, now: UnixMillis) {
         let Some(report) = self.pods_by_reporter.get(who) else { return };
-        let waits = |uid: &&String| self.world.pod_reports.get(*uid).is_some_and(|it| !it.ready);
+        let waits = |uid: &&String| self.world.pods.reports.get(*uid).is_some_and(|it| !it.ready);
         for uid in report.pods.iter().filter(waits).cloned().collect::<Vec<_>>() {
             self.remove_pod_report(&uid, now);
         }
@@ -105,13 +108,13 @@ impl ControllerStateMachine {
         avoids: bool,
         now: UnixMillis,
     ) {
-        let (followers, who) = (&mut self.world.drain_acks, reporter_key(who));
+        let (followers, who) = (&mut self.world.pods.drain_acks, reporter_key(who));
         if avoids {
             followers.acknowledge(&who, stream, uid);
         } else {
             followers.withdraw(&who, stream, uid);
         }
-        let Some(app) = self.app_by_pod_uid.get(uid).cloned() else { return };
+        let Some(app) = self.pod_index.apps.get(uid).cloned() else { return };
         if self.draining_apps.contains(&app) {
             self.reconcile_app(&app, None, false, now);
         }
@@ -119,7 +122,7 @@ impl ControllerStateMachine {
 
     /// Records that the activator names each service that it routes to some Revision.
     pub(super) fn begin_routed_services(&mut self, who: &ComponentReplica, stream: u64) {
-        self.world.drain_acks.begin_routed_services(&reporter_key(who), stream);
+        self.world.pods.drain_acks.begin_routed_services(&reporter_key(who), stream);
     }
 
     /// Records that the activator routes the service to some Revision, or no longer does.
@@ -131,7 +134,7 @@ impl ControllerStateMachine {
         leads: bool,
         now: UnixMillis,
     ) {
-        self.world.drain_acks.set_service_routed(&reporter_key(who), stream, name, leads);
+        self.world.pods.drain_acks.set_service_routed(&reporter_key(who), stream, name, leads);
         let Some(app) = self.world.app_of_route_name(name) else { return };
         // A Route becomes ready only once every activator routes its names.
         let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
@@ -196,8 +199,8 @@ impl ControllerStateMachine {
 
     /// Forgets all reports of a pod that has ended.
     pub(super) fn forget_reports(&mut self, uid: &str) {
-        self.world.pod_reports.remove(uid);
-        self.world.drain_acks.forget_pod(uid);
+        self.world.pods.reports.remove(uid);
+        self.world.pods.drain_acks.forget_pod(uid);
         for report in self.pods_by_reporter.values_mut() {
             report.unplaced_reports.remove(uid);
             report.pods.remove(uid);
@@ -205,14 +208,14 @@ impl ControllerStateMachine {
     }
 
     fn store_pod_report(&mut self, seen: PodObservation, now: UnixMillis) {
-        let Some(app) = self.app_by_pod_uid.get(&seen.uid).cloned() else { return };
+        let Some(app) = self.pod_index.apps.get(&seen.uid).cloned() else { return };
         let (uid, idle) = (seen.uid.clone(), seen.in_flight == 0);
-        let known = self.world.pod_reports.get(&uid);
+        let known = self.world.pods.reports.get(&uid);
         let same = known
             .is_some_and(|it| *it == PodObservation { in_flight: it.in_flight, ..seen.clone() });
         // Most reports change only counts, which need no plan.
         let told = if same { None } else { plan::serving_addresses(&self.world, &app, &uid) };
-        self.world.pod_reports.insert(uid.clone(), seen);
+        self.world.pods.reports.insert(uid.clone(), seen);
         // After a restart, agents report every pod in a state that the kubelet has already reported.
         let same =
             same || told.is_some() && told == plan::serving_addresses(&self.world, &app, &uid);
@@ -239,8 +242,8 @@ impl ControllerStateMachine {
 
     /// Handles a pod that its agent does not see: it does not serve, even if it was restored as serving.
     fn remove_pod_report(&mut self, uid: &str, now: UnixMillis) {
-        let seen = self.world.pod_reports.remove(uid).is_some();
-        let Some(name) = self.app_by_pod_uid.get(uid).cloned() else { return };
+        let seen = self.world.pods.reports.remove(uid).is_some();
+        let Some(name) = self.pod_index.apps.get(uid).cloned() else { return };
         let pods = self.world.apps.get_mut(&name).map(|app| &mut app.revisions);
         let mut pods = pods.into_iter().flatten().flat_map(|it| &mut it.pods);
         let remembered =
@@ -252,7 +255,7 @@ impl ControllerStateMachine {
 
     /// Returns the place of a pod, according to the API server, relative to an agent on `node`.
     fn pod_placement(&self, node: &str, uid: &str) -> PodPlacement {
-        let app = self.app_by_pod_uid.get(uid).and_then(|app| self.world.apps.get(app));
+        let app = self.pod_index.apps.get(uid).and_then(|app| self.world.apps.get(app));
         let pod = app.and_then(|app| app.pods().find(|(_, pod)| *pod.uid == *uid));
         match pod.map(|(_, pod)| pod.kube_status.as_deref()) {
             None => PodPlacement::Unknown,
@@ -285,14 +288,16 @@ pub(super) fn reporter_key(who: &ComponentReplica) -> String {
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
 pub(super) fn forget_revived_pods(
     world: &mut ClusterState,
-    before: &crate::world::AppState,
-    after: Option<&crate::world::AppState>,
+    before: &crate::model::world::AppState,
+    after: Option<&crate::model::world::AppState>,
 ) {
-    let drains = |pod: &crate::world::RevisionPod| pod.stage != crate::world::PodStage::Serving;
+    let drains = |pod: &crate::model::world::RevisionPod| {
+        pod.stage != crate::model::world::PodStage::Serving
+    };
     for (_, pod) in before.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());
         if !left.any(|(_, it)| it.uid == pod.uid && drains(it)) {
-            world.drain_acks.forget_pod(&pod.uid);
+            world.pods.drain_acks.forget_pod(&pod.uid);
         }
     }
 }

@@ -8,12 +8,12 @@ use tracing::{info, warn};
 
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
-    children,
-    config_maps::{self, Flag, deployment::DefaultAffinityType},
-    desired,
-    plan::TemplateCache,
-    scale_policy::ScalePolicyConfig,
-    world::{ControllerSettings, PlatformKind, UnixMillis},
+    decide::part_keys,
+    model::{
+        config_maps::{self, Flag, deployment::DefaultAffinityType},
+        scale_policy::ScalePolicyConfig,
+        world::{ControllerSettings, DeploymentSettings, PlatformKind, TemplateCache, UnixMillis},
+    },
 };
 
 /// Event to record on a ConfigMap, for users.
@@ -104,10 +104,10 @@ impl ControllerStateMachine {
         for _ in 0..REWRITE_BATCH {
             let Some(name) = self.apps_to_rewrite.pop_front() else { return };
             if let Some(app) = self.world.apps.get(&name) {
-                self.effects.changed_keys.extend(desired::app_keys(&name, app, &self.world));
+                self.effects.changed_keys.extend(part_keys::app_keys(&name, app, &self.world));
             }
         }
-        self.timers.insert((now.plus_ms(REWRITE_INTERVAL_MS), REWRITE_TIMER_KEY));
+        self.timers.add(REWRITE_TIMER_KEY, now.plus_ms(REWRITE_INTERVAL_MS));
     }
 }
 
@@ -127,7 +127,7 @@ impl ControllerSettings {
         self.scale_policy = ScalePolicyConfig::clone(&configs.autoscaler);
         self.scale_policy.policy.progress_deadline = deployment.progress_deadline;
         let deadline = i32::try_from(deployment.progress_deadline.as_secs()).unwrap_or(i32::MAX);
-        self.deployment = children::DeploymentSettings {
+        self.deployment = DeploymentSettings {
             progress_deadline_seconds: deadline,
             spread_over_nodes: deployment.affinity == DefaultAffinityType::Spread,
             runtime_classes: deployment.runtime_classes(),

@@ -7,9 +7,11 @@ use common::{
 
 use super::*;
 use crate::{
-    parse::{self, ManifestDocument},
-    scale_policy::ScalePolicyConfig,
-    world::RoutingState,
+    model::{
+        scale_policy::ScalePolicyConfig,
+        world::{ConditionReason, RoutingState},
+    },
+    read::parse::{self, ManifestDocument},
 };
 
 pub(super) const HELLO: &str = r#"
@@ -121,7 +123,7 @@ impl MachineSim {
 
     pub(super) fn report_pod(&mut self, uid: &str, change: impl FnOnce(&mut PodObservation)) {
         let mut seen =
-            self.machine.world.pod_reports.get(uid).cloned().unwrap_or_else(|| pod_seen(uid));
+            self.machine.world.pods.reports.get(uid).cloned().unwrap_or_else(|| pod_seen(uid));
         change(&mut seen);
         self.step(ControllerEvent::PodReported(agent(), seen));
     }
@@ -174,8 +176,6 @@ impl MachineSim {
         }));
     }
 }
-
-use crate::world::ConditionReason;
 
 pub(super) fn hello() -> NamespacedName {
     NamespacedName::new("default", "hello")
@@ -595,7 +595,7 @@ fn a_deleted_service_drains_and_then_is_gone() {
     sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
     sim.status(&uid, NodePhase::Removed, LocalContainerState::Running, 0);
-    assert!(sim.machine.world.apps.is_empty() && sim.machine.world.allocated_hosts.is_empty());
+    assert!(sim.machine.world.apps.is_empty() && sim.machine.world.allocated.hosts.is_empty());
     assert_eq!(sim.table(), RouteTable::default());
 }
 

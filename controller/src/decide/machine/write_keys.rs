@@ -6,10 +6,13 @@ use common::wire::NamespacedName;
 
 use super::ControllerStateMachine;
 use crate::{
-    api::{ObjectPartKey, WriteError},
-    children::ResourceKind,
-    desired,
-    world::{AppRevision, AppState, ClusterState, ConditionReason, RouteState, Uid, UnixMillis},
+    decide::part_keys,
+    model::{
+        object::{ObjectPartKey, ResourceKind, WriteError},
+        world::{
+            AppRevision, AppState, ClusterState, ConditionReason, RouteState, Uid, UnixMillis,
+        },
+    },
 };
 
 /// Name of an app, with the name of its Revision, or `None` for its Route.
@@ -39,11 +42,11 @@ pub(super) fn changed_keys(
         || before.configuration != after.configuration
         || before.route != after.route
     {
-        keys.extend(desired::object_keys(name));
-        keys.extend(desired::route_name_keys(name, after));
-        keys.extend(desired::route_name_keys(name, before));
+        keys.extend(part_keys::object_keys(name));
+        keys.extend(part_keys::route_name_keys(name, after));
+        keys.extend(part_keys::route_name_keys(name, before));
         // An annotation of the Route may set the path of its Revisions.
-        let ways = after.revisions.iter().flat_map(|it| desired::path_keys(&name.namespace, it));
+        let ways = after.revisions.iter().flat_map(|it| part_keys::path_keys(&name.namespace, it));
         keys.extend(ways);
     }
     if keys.is_empty()
@@ -52,28 +55,29 @@ pub(super) fn changed_keys(
     {
         return keys;
     }
-    keys.extend(desired::status_keys(name));
+    keys.extend(part_keys::status_keys(name));
     // A scale that was decided while the owner was being deleted was not written, and nothing else would name it again.
     let is_freed = |it: &AppRevision| {
-        desired::is_scaled(world, name, after, it) && !desired::is_scaled(world, name, before, it)
+        part_keys::is_scaled(world, name, after, it)
+            && !part_keys::is_scaled(world, name, before, it)
     };
     for revision in &after.revisions {
         let old = before.revision(&revision.name);
         if old.is_none_or(|old| child_inputs(old) != child_inputs(revision)) {
-            let containers = desired::container_names(revision, world);
-            keys.extend(desired::revision_keys(&name.namespace, revision, &containers));
-            keys.extend(desired::hpa_key(&name.namespace, revision, world));
+            let containers = part_keys::container_names(revision, world);
+            keys.extend(part_keys::revision_keys(&name.namespace, revision, &containers));
+            keys.extend(part_keys::hpa_key(&name.namespace, revision, world));
         }
         if old != Some(revision) || is_freed(revision) {
-            keys.extend(desired::scale_keys(&name.namespace, revision));
-            keys.extend(desired::drain_annotation_keys(&name.namespace, revision));
+            keys.extend(part_keys::scale_keys(&name.namespace, revision));
+            keys.extend(part_keys::drain_annotation_keys(&name.namespace, revision));
         }
     }
     // A Revision that the plan has dropped, such as an old one, is deleted on the API server as well.
     let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());
     keys.extend(lost.map(|it| {
         let name = NamespacedName::new(name.namespace.clone(), &*it.name);
-        ObjectPartKey::new(ResourceKind::Revision, crate::api::ObjectPart::Object, name)
+        ObjectPartKey::new(ResourceKind::Revision, crate::model::object::ObjectPart::Object, name)
     }));
     keys
 }
@@ -108,12 +112,12 @@ impl ControllerStateMachine {
         if before.map(named) == after.map(named) {
             return;
         }
-        let odd = |app: &AppState| desired::owner_exceptions(name, app, &self.world);
+        let odd = |app: &AppState| part_keys::owner_exceptions(name, app, &self.world);
         let [old, new] = [before, after].map(|app| app.map(odd).unwrap_or_default());
         for gone in old.into_iter().filter(|it| !new.contains(it)) {
-            self.world.owner_exceptions.remove(&(gone, name.clone()));
+            self.world.names.owner_exceptions.remove(&(gone, name.clone()));
         }
-        self.world.owner_exceptions.extend(new.into_iter().map(|own| (own, name.clone())));
+        self.world.names.owner_exceptions.extend(new.into_iter().map(|own| (own, name.clone())));
     }
 
     /// Handles missing child objects: the condition goes to their owner, or to the Configuration that should have made
@@ -205,10 +209,10 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let why = trouble.map(|it| ConditionReason::new(it.reason, it.message));
-        let of = match desired::owner_route_of(&self.world, key) {
+        let of = match part_keys::owner_route_of(&self.world, key) {
             Some(owner) => (owner, None),
             None => {
-                let Some((owner, it)) = desired::owner_revision_of(&self.world, key) else {
+                let Some((owner, it)) = part_keys::owner_revision_of(&self.world, key) else {
                     return;
                 };
                 (owner, Some(it))

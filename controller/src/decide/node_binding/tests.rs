@@ -1,6 +1,10 @@
 use serde_json::json;
 
 use super::*;
+use crate::{
+    model::world::{NodeState, nodes::REJECTION_BACKOFF_MS},
+    read::observe::rejecting_node,
+};
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
 
@@ -19,7 +23,7 @@ fn world(nodes: &[(&str, Value)]) -> ClusterState {
     let nodes = nodes
         .iter()
         .map(|(name, object)| ((*name).to_owned(), NodeState::from_object(object, None)));
-    world.nodes = nodes.collect();
+    world.nodes.states = nodes.collect();
     world
 }
 
@@ -113,10 +117,10 @@ fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
         rejecting_node(&json!({"spec": {"nodeName": "a"}, "status": {"phase": "Running"}})),
         None
     );
-    world.nodes.get_mut("a").unwrap().record_rejection(NOW);
+    world.nodes.states.get_mut("a").unwrap().record_rejection(NOW);
     assert_eq!(choose_node(&world, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS - 1)), None);
-    let news = NodeState::from_object(&node(&["app:v1"]), world.nodes.get("a"));
-    world.nodes.insert("a".into(), news);
+    let news = NodeState::from_object(&node(&["app:v1"]), world.nodes.states.get("a"));
+    world.nodes.states.insert("a".into(), news);
     assert_eq!(
         choose_node(&world, &pod(), 0, NOW.plus_ms(1)),
         None,

@@ -10,15 +10,16 @@ use common::{
 
 use super::{PlanTimer, RevisionPlanContext, placeholder_name, routes::route_host, scale};
 use crate::{
-    api::object_cache::stable_json_hash,
-    children::tagged_name,
-    render::{self, KnativeObjectKind},
-    scale_policy::AutoscalerClass,
-    world::{
-        AppRevision, AppState, ClusterIpSource, ClusterState, ConditionReason, ConditionStatus,
-        ConditionType, KubeletReadiness, ObjectOwner, PlatformKind, PodStage, RevisionPod,
-        RouteNameAllocation, RoutingState, ServiceState, TrafficSpec, UnixMillis,
-        name_registry::NameClaimant,
+    decide::service_children::applied_object_hash,
+    model::{
+        object::{KnativeObjectKind, names::tagged_name},
+        scale_policy::AutoscalerClass,
+        world::{
+            AppRevision, AppState, ClusterIpSource, ClusterState, ConditionReason, ConditionStatus,
+            ConditionType, KubeletReadiness, ObjectOwner, PlatformKind, PodStage, RevisionPod,
+            RouteNameAllocation, RoutingState, ServiceState, TrafficSpec, UnixMillis,
+            name_registry::NameClaimant,
+        },
     },
 };
 
@@ -227,8 +228,8 @@ fn slow_start_reason(
 
 /// Returns the reason why a slow pod is not ready.
 fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option<ConditionReason> {
-    let status = view.world.pod_statuses.get(&*pod.uid);
-    let seen = view.world.pod_reports.get(&*pod.uid);
+    let status = view.world.pods.statuses.get(&*pod.uid);
+    let seen = view.world.pods.reports.get(&*pod.uid);
     // The agent's own reason is the most exact: it runs the probe.
     if let Some(trouble) =
         seen.map(|seen| &seen.not_ready_reason).filter(|trouble| !trouble.is_empty())
@@ -266,7 +267,7 @@ fn pod_failure_reason(
     view: &RevisionPlanContext<'_>,
 ) -> Option<ConditionReason> {
     let status =
-        view.world.pod_statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
+        view.world.pods.statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
     status.containers.iter().find_map(|container| match &container.state {
         LocalContainerState::Running => None,
         LocalContainerState::Terminated { code, message, .. } => {
@@ -304,7 +305,7 @@ pub(super) fn should_fail_fast(revision: &AppRevision, view: &RevisionPlanContex
         return false;
     }
     serving.all(|pod| {
-        let status = view.world.pod_statuses.get(&*pod.uid);
+        let status = view.world.pods.statuses.get(&*pod.uid);
         let containers = status.into_iter().flat_map(|status| &status.containers);
         containers.into_iter().any(|container| match &container.state {
             LocalContainerState::Waiting { reason, .. } => {
@@ -338,7 +339,7 @@ fn adopt_pod_digests(revision: &mut AppRevision, view: &RevisionPlanContext<'_>)
     if !revision.digests.is_empty() {
         return;
     }
-    let statuses = revision.pods.iter().filter_map(|pod| view.world.pod_statuses.get(&*pod.uid));
+    let statuses = revision.pods.iter().filter_map(|pod| view.world.pods.statuses.get(&*pod.uid));
     // An image may be resolved for some containers only: digests count when all of a pod's are known.
     let known = |status: &LocalPodStatus| {
         let all = status.containers.iter();
@@ -437,7 +438,7 @@ fn is_routed(app: &AppState, name: &NamespacedName, world: &ClusterState) -> boo
     let own = |it: &RouteNameAllocation| {
         NamespacedName::new(name.namespace.clone(), placeholder_name(it, &name.name))
     };
-    app.allocations().iter().all(|it| world.drain_acks.is_routed_by_all(&own(it)))
+    app.allocations().iter().all(|it| world.pods.drain_acks.is_routed_by_all(&own(it)))
 }
 
 /// Returns the reason if one of the Route's names belongs to another owner.
@@ -450,14 +451,14 @@ fn not_owned_reason(
     let tags = route.traffic_spec.iter().filter_map(|it| it.tag.as_deref()).map(Some);
     [None].into_iter().chain(tags).find_map(|tag| {
         let own = NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name));
-        let owner = world.name_registry.service_owner(&own, &world.placeholders)?;
+        let owner = world.names.registry.service_owner(&own, &world.names.placeholders)?;
         if owner.claimant != NameClaimant::Route(name.clone()) {
             let what = format!("There is an existing placeholder Service {:?}", own.name);
             return Some(ConditionReason::new("NotOwned", format!("{what} that we do not own.")));
         }
         let host = route_host(app, name, tag, world).filter(|it| !it.is_local)?.host;
         // A host has no owner yet while the placeholder of its tag does not exist.
-        let owner = world.name_registry.host_owner(&host, &world.placeholders)?;
+        let owner = world.names.registry.host_owner(&host, &world.names.placeholders)?;
         let message = || format!("The host {host:?} is already in use by {}.", owner.claimant);
         (owner.service != own).then(|| ConditionReason::new("NotOwned", message()))
     })
@@ -534,15 +535,6 @@ fn route_is_behind(app: &AppState, service: &ServiceState, name: &NamespacedName
         && seen
             .applied_hash
             .is_some_and(|it| it != applied_object_hash(KnativeObjectKind::Route, service, name))
-}
-
-/// Returns the hash of the object that is applied for a Service.
-fn applied_object_hash(
-    kind: KnativeObjectKind,
-    service: &ServiceState,
-    name: &NamespacedName,
-) -> u64 {
-    stable_json_hash(&render::render_service_child(kind, service, name))
 }
 
 /// Returns true if all targets that follow the latest ready Revision have moved to it.

@@ -4,7 +4,7 @@
 use common::wire::{MappedDomain, NamespacedName};
 
 use super::routes;
-use crate::world::{
+use crate::model::world::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
     DomainMappingState, UnixMillis,
     name_registry::{NameClaim, NameClaimant},
@@ -12,7 +12,7 @@ use crate::world::{
 
 /// Returns the status of `DomainClaimed`: if the mapping's namespace may use the domain.
 fn claimed_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
-    match world.domain_claims.get(name.name.as_str()) {
+    match world.domains.claims.get(name.name.as_str()) {
         Some(DomainClaimState { namespace, .. }) if *namespace == name.namespace => {
             ownership_status(world, name)
         }
@@ -33,7 +33,7 @@ fn claimed_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatu
 
 /// Returns a false status if a Route had the host first, unless the mapping refers to that very Route.
 fn ownership_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
-    let own = world.domain_mappings.get(name).map(|it| &it.target);
+    let own = world.domains.mappings.get(name).map(|it| &it.target);
     match host_owner(world, name) {
         Some(bid)
             if bid.claimant != NameClaimant::Mapping(name.clone()) && Some(&bid.service) != own =>
@@ -46,7 +46,7 @@ fn ownership_status(world: &ClusterState, name: &NamespacedName) -> ConditionSta
 }
 
 fn host_owner<'a>(world: &'a ClusterState, name: &NamespacedName) -> Option<&'a NameClaim> {
-    world.name_registry.host_owner(&name.name.to_ascii_lowercase(), &world.placeholders)
+    world.names.registry.host_owner(&name.name.to_ascii_lowercase(), &world.names.placeholders)
 }
 
 /// Returns the app that the mapping refers to, or the reason why there is none.
@@ -136,7 +136,7 @@ pub fn update_conditions(
 
 /// Returns the domains mapped to the service of this name, in order.
 pub(super) fn mapped_domains(world: &ClusterState, service: &NamespacedName) -> Vec<MappedDomain> {
-    let all = world.mappings_by_target.get(service).into_iter().flatten();
+    let all = world.domains.mappings_by_target.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
         // The target's own host may equal the domain: the Route has it already, and needs no second entry.
         host_owner(world, name)
@@ -144,7 +144,7 @@ pub(super) fn mapped_domains(world: &ClusterState, service: &NamespacedName) -> 
             && matches!(claimed_status(world, name), ConditionStatus::True(_))
             && resolve_target(world, name, mapping).is_ok()
     };
-    let found = all.filter_map(|name| Some((name, world.domain_mappings.get(name)?)));
+    let found = all.filter_map(|name| Some((name, world.domains.mappings.get(name)?)));
     let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
         host: name.name.to_ascii_lowercase(),
         host_rewrite: None,

@@ -1,4 +1,4 @@
-//! Pure: gradual rollouts of a Route's targets that follow the latest Revision (`rollout.rs`).
+//! Pure: gradual rollouts of a Route's targets that follow the latest Revision (`model/rollout.rs`).
 //!
 //! Only a Route's own traffic rolls out gradually: a tag moves to the latest Revision as soon as that is ready. Shares
 //! count as in force one second after they were sent, since no silent component is waited for longer anywhere.
@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::wire::NamespacedName;
 
 use super::PlanTimer;
-use crate::{
+use crate::model::{
     knative::key,
     rollout::{self, Rollout, UnixNanos},
     scale_policy::parse_go_duration,

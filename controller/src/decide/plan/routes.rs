@@ -9,20 +9,20 @@ use common::wire::{
 
 use tracing::debug;
 
-use super::{
-    RevisionPlanContext, ServingAddresses, TemplateFacts, conditions, domain_mappings, scale,
-    traffic,
-};
+use super::{RevisionPlanContext, ServingAddresses, conditions, domain_mappings, scale, traffic};
 use crate::{
-    children::tagged_name,
-    config_maps::{Flag, network::HttpProtocol},
-    host_names as names,
-    knative::key,
-    parse::RESPONSE_START_TIMEOUT_S,
-    world::{
-        self, AppRevision, AppState, ClusterState, KubeletReadiness, PodStage, RouteNameAllocation,
-        RoutingState, UnixMillis, name_registry::NameClaimant,
+    decide::host_names as names,
+    model::{
+        config_maps::{Flag, network::HttpProtocol},
+        knative::key,
+        object::names::tagged_name,
+        world::{
+            self, AppRevision, AppState, ClusterState, KubeletReadiness, PodStage,
+            RouteNameAllocation, RoutingState, TemplateFacts, UnixMillis,
+            name_registry::NameClaimant,
+        },
     },
+    read::parse::RESPONSE_START_TIMEOUT_S,
 };
 
 /// Port of every service (`http`).
@@ -115,8 +115,8 @@ pub(super) fn pod_addresses(
     pod: &world::RevisionPod,
     view: &RevisionPlanContext<'_>,
 ) -> ServingAddresses {
-    let seen = view.world.pod_reports.get(&*pod.uid);
-    let ip = view.world.pod_statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
+    let seen = view.world.pods.reports.get(&*pod.uid);
+    let ip = view.world.pods.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
     let address = seen
         .and_then(|seen| seen.address)
         .or(pod.restored_address)
@@ -159,7 +159,7 @@ fn service_subject(
     };
     let tagged = has_tag_header_routing(app, world);
     let public = route_host(app, name, allotted.tag.as_deref(), world).filter(|it| {
-        let owner = world.name_registry.host_owner(&it.host, &world.placeholders);
+        let owner = world.names.registry.host_owner(&it.host, &world.names.placeholders);
         !it.is_local
             && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
     });
@@ -267,7 +267,7 @@ pub(crate) fn route_host(
     let (own, namespace) = (name.name.as_str(), name.namespace.as_str());
     let route = names::RouteHostInputs { name: own, namespace, labels, annotations };
     let hidden = |service: &str| {
-        let placeholder = world.placeholders.get(&NamespacedName::new(namespace, service));
+        let placeholder = world.names.placeholders.get(&NamespacedName::new(namespace, service));
         placeholder.is_some_and(|it| it.is_cluster_local)
     };
     let target = all.route_host(&route, tag, hidden);

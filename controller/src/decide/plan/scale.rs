@@ -6,7 +6,7 @@ use common::{
 };
 
 use super::{PlanTimer, RevisionPlanContext};
-use crate::{
+use crate::model::{
     scale_policy::AutoscalerClass,
     world::{
         AppRevision, KubeletReadiness, PlatformKind, PodStage, RevisionPod, RoutingState, Uid,
@@ -28,7 +28,7 @@ pub(super) fn remove_ended_pods(
     let mut early = false;
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     revision.pods.retain(|pod| {
-        let status = view.world.pod_statuses.get(&*pod.uid);
+        let status = view.world.pods.statuses.get(&*pod.uid);
         let gone = status.is_some_and(|it| it.phase == local_node::LocalPodPhase::Removed);
         let stopping = match pod.stage {
             PodStage::Stopping { since } if !is_undeleted_stopping_pod(pod) => {
@@ -74,7 +74,7 @@ fn desired_scale(revision: &AppRevision, leaving: bool, view: &RevisionPlanConte
 fn external_scale(revision: &AppRevision, leaving: bool, view: &RevisionPlanContext<'_>) -> u32 {
     let policy = &view.facts.policy;
     let first = policy.initial_scale.max(policy.min_scale).max(1);
-    let told = view.world.external_scales.get(&view.revision_key(revision)).copied();
+    let told = view.world.scaling.external_scales.get(&view.revision_key(revision)).copied();
     if leaving { 0 } else { told.unwrap_or(first) }
 }
 
@@ -163,7 +163,7 @@ fn pod_name_suffix(uid: Uid) -> String {
 }
 
 fn requests_in_flight(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> u64 {
-    view.world.pod_reports.get(&*pod.uid).map_or(0, |seen| seen.in_flight)
+    view.world.pods.reports.get(&*pod.uid).map_or(0, |seen| seen.in_flight)
 }
 
 /// Drains or stops `count` pods: those that never became ready first, then the least busy, then the newest.
@@ -193,13 +193,13 @@ fn remove_surplus_pods(revision: &mut AppRevision, count: usize, view: &Revision
 pub(super) fn is_pod_ready(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> bool {
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
     let is_away = pod.kube_status.as_ref().is_some_and(|it| view.world.is_node_lost(&it.node));
-    let status = view.world.pod_statuses.get(&*pod.uid);
+    let status = view.world.pods.statuses.get(&*pod.uid);
     // The local node reports readiness in the pod's status.
     let told = match kubelet {
         Some(kubelet) => kubelet == KubeletReadiness::Ready,
         None => status.map_or_else(|| pod.restored_address.is_some(), |it| it.ready),
     };
-    let ready = match view.world.pod_reports.get(&*pod.uid) {
+    let ready = match view.world.pods.reports.get(&*pod.uid) {
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_away => false,
         Some(seen) => seen.ready && (told || !view.facts.needs_kubelet_probes()),
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
@@ -234,7 +234,7 @@ pub(super) fn update_steady_since(pod: &mut RevisionPod, view: &RevisionPlanCont
     if view.facts.template.spec.pod.containers.len() < 2 {
         return;
     }
-    let status = view.world.pod_statuses.get(&*pod.uid);
+    let status = view.world.pods.statuses.get(&*pod.uid);
     let restarts = status.map_or(0, |it| it.containers.iter().map(|it| it.restarts).sum());
     pod.steady_since = match pod.steady_since {
         _ if !is_pod_ready(pod, view) => None,

@@ -12,9 +12,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    machine::{ControllerEvent, ControllerStateMachine, RouteFingerprint},
-    parse::{self, ManifestDocument},
-    scale_policy::ScalePolicyConfig,
+    decide::machine::{ControllerEvent, ControllerStateMachine, RouteFingerprint},
+    model::scale_policy::ScalePolicyConfig,
+    read::parse::{self, ManifestDocument},
 };
 
 #[derive(Clone, Debug)]

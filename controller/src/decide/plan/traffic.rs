@@ -3,7 +3,7 @@
 use common::wire::NamespacedName;
 
 use super::{PlanTimer, gradual_rollout};
-use crate::world::{
+use crate::model::world::{
     AppRevision, AppState, AssignedTraffic, ClusterState, ConditionReason, ConditionStatus,
     ConditionType, RouteState, RoutingState, UnixMillis,
 };
@@ -168,7 +168,7 @@ pub(super) fn update_routing_states(
         let leaving = app.cascades_deletion(world.settings.platform);
         add_routed_revisions(route, name, leaving, name, created.as_deref(), &mut active);
     }
-    for other in world.referring_apps.get(name).into_iter().flatten() {
+    for other in world.names.referring_apps.get(name).into_iter().flatten() {
         if let Some(route) = world.apps.get(other).and_then(|it| it.route.as_ref()) {
             add_routed_revisions(route, other, false, name, created.as_deref(), &mut active);
         }

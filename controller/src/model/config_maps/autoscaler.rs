@@ -4,7 +4,7 @@
 //! defaults differ, see [`ScalePolicyConfig`].
 
 use super::{ConfigMapSettings, go_values::GoDuration, keys::ConfigMapReader};
-use crate::scale_policy::ScalePolicyConfig;
+use crate::model::scale_policy::ScalePolicyConfig;
 
 /// Least target of a pod (`autoscaling.TargetMin`).
 const TARGET_MIN: f64 = 0.01;
@@ -220,7 +220,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{config_maps::read, parse::problems_line};
+    use crate::model::{config_maps::read, problem::problems_line};
 
     fn map(pairs: &[(&str, &str)]) -> Result<ScalePolicyConfig, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();

@@ -34,7 +34,7 @@ impl ConfigMapSettings for CertManagerConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config_maps::read;
+    use crate::model::config_maps::read;
 
     fn issuer(text: &str) -> BTreeMap<String, String> {
         [("issuerRef".to_owned(), text.to_owned())].into()

@@ -12,7 +12,7 @@ use super::{
     go_template::{GoTemplate, TemplateValues},
     keys::ConfigMapReader,
 };
-use crate::parse::Problem;
+use crate::model::problem::Problem;
 
 /// Name of a container that its user did not name (`DefaultUserContainerName`).
 const DEFAULT_CONTAINER_NAME: &str = "user-container";
@@ -236,7 +236,7 @@ fn render_name(template: Option<&GoTemplate>, unset: &str, parent: &ObjectMeta) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config_maps::read, parse::problems_line};
+    use crate::model::{config_maps::read, problem::problems_line};
 
     fn map(pairs: &[(&str, &str)]) -> Result<RevisionDefaults, String> {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();

@@ -211,9 +211,9 @@ fn read_runtime_classes(keys: &mut ConfigMapReader<'_>) -> BTreeMap<String, Runt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::model::{
         config_maps::{ParsedConfigMap, read},
-        parse::problems_line,
+        problem::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<DeploymentConfig>, String> {

@@ -67,7 +67,7 @@ impl ConfigMapSettings for DomainConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config_maps::read;
+    use crate::model::config_maps::read;
 
     fn map(pairs: &[(&str, &str)]) -> DomainConfig {
         let data = pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect();

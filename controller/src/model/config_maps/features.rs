@@ -189,11 +189,11 @@ fn idle(keys: &mut ConfigMapReader<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config_maps::{ParsedConfigMap, read};
+    use crate::model::config_maps::{ParsedConfigMap, read};
 
     fn map(
         pairs: &[(&str, &str)],
-    ) -> Result<ParsedConfigMap<Features>, Vec<crate::parse::Problem>> {
+    ) -> Result<ParsedConfigMap<Features>, Vec<crate::model::problem::Problem>> {
         read(&pairs.iter().map(|&(key, text)| (key.into(), text.into())).collect())
     }
 

@@ -118,9 +118,9 @@ fn read_max_non_active(keys: &mut ConfigMapReader<'_>, to: &mut Option<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::model::{
         config_maps::{ParsedConfigMap, read},
-        parse::problems_line,
+        problem::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<GcConfig>, String> {

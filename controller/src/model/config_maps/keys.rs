@@ -11,7 +11,7 @@ use super::{
     ConfigMapSettings, ParsedConfigMap,
     go_values::{self, GoDuration},
 };
-use crate::parse::Problem;
+use crate::model::problem::Problem;
 
 /// Key that holds examples and is never read (knative/pkg `configmap.ExampleKey`).
 pub const EXAMPLE: &str = "_example";

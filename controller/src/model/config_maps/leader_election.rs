@@ -84,9 +84,9 @@ fn accept_buckets(keys: &mut ConfigMapReader<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::model::{
         config_maps::{ParsedConfigMap, read},
-        parse::problems_line,
+        problem::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<LeaderElectionConfig>, String> {

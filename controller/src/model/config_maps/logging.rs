@@ -109,9 +109,9 @@ fn read_zap_level(zap: &ZapLoggerConfig, keys: &mut ConfigMapReader<'_>) -> LogL
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::model::{
         config_maps::{ParsedConfigMap, read},
-        parse::problems_line,
+        problem::problems_line,
     };
 
     fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<LoggingConfig>, String> {

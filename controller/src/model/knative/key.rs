@@ -1,7 +1,9 @@
-//! Pure: keys of labels and annotations, as Knative defines them.
+//! Pure: keys of labels and annotations: those that Knative defines, and those of Rouse (`rouse.dev/`).
 //!
 //! Sources: knative/serving `pkg/apis/serving/register.go`, knative/networking `pkg/apis/networking/register.go`. Where
 //! a constant has several keys, the later ones are older spellings that are still read.
+
+use crate::model::object::hash::APPLIED_ANNOTATION;
 
 /// Name of the Configuration that owns the Revision.
 pub const CONFIGURATION: &str = "serving.knative.dev/configuration";
@@ -73,11 +75,21 @@ pub const PATH: &str = "rouse.dev/path";
 pub const ALLOCATIONS: &str = "rouse.dev/allotted";
 /// Marks a Revision whose initial scale was reached once.
 pub const INITIAL_SCALE_REACHED: &str = "rouse.dev/initial-scale-reached";
+/// Annotation in the status of a PodAutoscaler or Revision: the decision in force, and the figures behind it.
+pub(crate) const DECISION_ANNOTATION: &str = "rouse.dev/decision";
+/// Annotation on a pod: its last serving address, so that a restarted controller need not wait for a report.
+pub(crate) const ADDRESS_ANNOTATION: &str = "rouse.dev/address";
+/// Annotation on a pod: the boot of the machine in which it was started. No pod outlives that boot.
+pub(crate) const BOOT_ANNOTATION: &str = "rouse.dev/boot";
+/// Annotation on a draining pod: the moment at which draining began.
+pub const DRAINING: &str = "rouse.dev/draining";
+/// Annotation with the service's own port number at the activators.
+pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
 pub fn is_set_by_user(name: &str) -> bool {
     let theirs = [PROGRESS_DEADLINE[0], PROGRESS_DEADLINE[1], NO_GC];
     let ours = name.starts_with("serving.knative.dev/") || name == INITIAL_SCALE_REACHED;
-    let written = name == crate::api::object_cache::APPLIED_ANNOTATION;
+    let written = name == APPLIED_ANNOTATION;
     theirs.contains(&name) || !(ours || written)
 }

@@ -53,6 +53,29 @@ fn trim_name_end(mut name: String) -> String {
     name
 }
 
+/// Name of a Revision's Deployment.
+pub fn deployment_name(revision: &str) -> String {
+    child_name(revision, "-deployment")
+}
+
+/// Name of the Image object of a Revision's container.
+pub fn image_name(revision: &str, container: &str) -> String {
+    child_name(revision, &format!("-cache-{container}"))
+}
+
+/// Name of the Service that selects a Revision's pods.
+pub fn private_service_name(revision: &str) -> String {
+    child_name(revision, "-private")
+}
+
+/// Suffix of the name of a slice of IPv6 addresses. No Service's name has a dot, so the name cannot collide.
+pub const V6_SUFFIX: &str = ".v6";
+
+/// Name of a slice of a Service; `suffix` is [`V6_SUFFIX`] or empty.
+pub fn slice_name(service: &str, suffix: &str) -> String {
+    child_name(service, suffix)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ fn annotated(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 fn policy(pairs: &[(&str, &str)], limit: u32) -> Result<ScalePolicy, String> {
     let read = ScalePolicyConfig::default().strict_policy(&annotated(pairs), limit, "a");
-    read.map_err(|problems| crate::parse::problems_line(&problems))
+    read.map_err(|problems| crate::model::problem::problems_line(&problems))
 }
 
 /// Annotations of knative.md §2.7 and their alternates in camel case.
@@ -102,7 +102,7 @@ fn scales_that_contradict_each_other_are_refused() {
     let strict =
         ScalePolicyConfig { allow_zero_initial_scale: false, ..ScalePolicyConfig::default() };
     let refused = strict.strict_policy(&annotated(&[("initial-scale", "0")]), 0, "a");
-    let refused = crate::parse::problems_line(&refused.expect_err("not allowed"));
+    let refused = crate::model::problem::problems_line(&refused.expect_err("not allowed"));
     let want = "invalid value: 0: a.autoscaling.knative.dev/initial-scale=0 not allowed by cluster";
     assert_eq!(refused, want);
 }
@@ -112,7 +112,8 @@ fn the_most_is_bounded_by_the_installation() {
     let limited = ScalePolicyConfig { max_scale_limit: 10, ..ScalePolicyConfig::default() };
     let refused = |value| {
         let read = limited.strict_policy(&annotated(&[("max-scale", value)]), 0, "a");
-        read.map_err(|problems| crate::parse::problems_line(&problems)).expect_err("over the limit")
+        read.map_err(|problems| crate::model::problem::problems_line(&problems))
+            .expect_err("over the limit")
     };
     let at = format!("a.{AUTOSCALING_PREFIX}max-scale");
     assert_eq!(refused("11"), format!("expected 1 <= 11 <= 10: {at}"));
@@ -141,7 +142,7 @@ fn what_a_config_map_forbids_is_dropped_alone() {
     assert_eq!((read.min_scale, read.max_scale), (3, 5));
     assert_eq!((read.target_total, read.stable_window), (1.0, Duration::from_secs(90)));
     assert_eq!(
-        crate::parse::problems_line(&problems),
+        crate::model::problem::problems_line(&problems),
         format!("expected 1 <= 10 <= 5: a.{AUTOSCALING_PREFIX}max-scale")
     );
     let strict =

@@ -202,3 +202,38 @@ impl ConditionSet {
         worst.cloned().unwrap_or(ConditionStatus::True(None))
     }
 }
+
+/// Conditions of a kind of object with their types, in Knative's order (by type).
+pub(crate) type ConditionTable = [(ConditionType, &'static str)];
+
+pub(crate) const SERVICE_CONDITIONS: [(ConditionType, &str); 3] = [
+    (ConditionType::ServiceConfigurations, "ConfigurationsReady"),
+    (ConditionType::ServiceReady, "Ready"),
+    (ConditionType::ServiceRoutes, "RoutesReady"),
+];
+
+pub(crate) const CONFIGURATION_CONDITIONS: [(ConditionType, &str); 1] =
+    [(ConditionType::ConfigurationReady, "Ready")];
+
+pub(crate) const ROUTE_CONDITIONS: [(ConditionType, &str); 4] = [
+    (ConditionType::RouteTraffic, "AllTrafficAssigned"),
+    (ConditionType::RouteCertificate, "CertificateProvisioned"),
+    (ConditionType::RouteIngress, "IngressReady"),
+    (ConditionType::RouteReady, "Ready"),
+];
+
+pub(crate) const DOMAIN_CONDITIONS: [(ConditionType, &str); 5] = [
+    (ConditionType::DomainCertificate, "CertificateProvisioned"),
+    (ConditionType::DomainClaimed, "DomainClaimed"),
+    (ConditionType::DomainIngress, "IngressReady"),
+    (ConditionType::DomainReady, "Ready"),
+    (ConditionType::DomainReference, "ReferenceResolved"),
+];
+
+pub(crate) const REVISION_CONDITIONS: [(ConditionType, &str); 5] = [
+    (ConditionType::RevisionActive, "Active"),
+    (ConditionType::RevisionAnnotations, "AutoscalingAnnotationsValid"),
+    (ConditionType::RevisionHealthy, "ContainerHealthy"),
+    (ConditionType::RevisionReady, "Ready"),
+    (ConditionType::RevisionResources, "ResourcesAvailable"),
+];

@@ -9,15 +9,16 @@ use k8s_openapi::{api::core::v1::PodSpec, apimachinery::pkg::apis::meta::v1::Obj
 use serde_json::{Map, Value, json};
 
 use super::{
-    Problem, defaults, diff,
+    defaults, diff,
     known_keys::{self, MetadataPlace},
     local_warnings, metadata, probe, revision_template,
     rules::{AdmissionPlatform, AdmissionRules, TemplateParent},
     security, traffic,
     typed::{parse_typed, remove_unknown_fields},
 };
-use crate::{
-    knative::{RevisionSpec, TrafficTarget, key},
+use crate::model::{
+    knative::{RevisionSpec, TrafficTarget, key, user_container},
+    problem::Problem,
     scale_policy,
 };
 
@@ -432,7 +433,7 @@ fn collect_warnings(it: &AdmissionRequest<'_>, meta: &ObjectMeta, warnings: &mut
             security::warn_insecure_defaults(&pod, "spec.template.spec", warnings)
         }
     }
-    let serving = defaults::serving_index(&pod.containers);
+    let serving = user_container::serving_index(&pod.containers);
     if let Some(container) = pod.containers.get(serving) {
         probe::warn_initial_delay(
             container,

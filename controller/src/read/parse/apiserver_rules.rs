@@ -8,7 +8,8 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{Problem, dns_names, metadata};
+use super::{dns_names, metadata};
+use crate::model::problem::Problem;
 
 /// Rule for the value of one field.
 #[derive(Clone, Copy, Debug)]
@@ -552,7 +553,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::parse::field_mask::{self, FieldMask, FieldRule};
+    use crate::read::parse::field_mask::{self, FieldMask, FieldRule};
 
     /// Makes a document with `value` at a path.
     fn document_with(path: &str, value: &Value) -> Value {

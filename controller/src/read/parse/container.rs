@@ -3,12 +3,13 @@
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar};
 
 use super::{
-    Problem, dns_names,
+    dns_names,
     pod::{PodContainerRole, ServingPort},
     probe,
     rules::{AdmissionPlatform, AdmissionRules},
     security,
 };
+use crate::model::problem::Problem;
 
 const RESERVED_ENV: [&str; 4] = ["PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVISION"];
 /// Ports of Knative's sidecar and profiler. Rouse uses none of them in pods but 8022, where the agent's pod server

@@ -7,13 +7,12 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::{
-    api::core::v1::{Container, ResourceRequirements},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    api::core::v1::ResourceRequirements, apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use serde_json::{Map, Value, json};
 
 use super::rules::AdmissionRules;
-use crate::{children::child_name, config_maps::SecureDefaults};
+use crate::model::{config_maps::SecureDefaults, object::names::child_name};
 
 /// Shipped value of `revision-response-start-timeout-seconds`, in seconds.
 pub(crate) const RESPONSE_START_TIMEOUT_S: i64 = 300;
@@ -281,11 +280,6 @@ pub(super) fn fill_traffic(spec: &mut JsonObject, is_service: bool) {
         set_if_unset(target, "latestRevision", latest);
         set_if_unset(target, "percent", 0);
     }
-}
-
-/// Returns the index of the serving container: the one with ports, or the only one.
-pub(crate) fn serving_index(containers: &[Container]) -> usize {
-    containers.iter().position(|it| it.ports.as_ref().is_some_and(|p| !p.is_empty())).unwrap_or(0)
 }
 
 /// Returns the text of a field; empty where there is none.

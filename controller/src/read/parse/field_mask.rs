@@ -4,8 +4,10 @@
 
 use serde_json::Value;
 
-use super::Problem;
-use crate::config_maps::{Features, Flag, SecureDefaults};
+use crate::model::{
+    config_maps::{Features, Flag, SecureDefaults},
+    problem::Problem,
+};
 
 /// Fields of one object that users may write.
 #[derive(Debug)]
@@ -152,9 +154,9 @@ static PROBE: FieldMask = FieldMask(&[
 
 static SECURITY: FieldMask = FieldMask(&[
     ("allowPrivilegeEscalation", Any),
-    // Restricted further by `secure.rs`.
+    // Restricted further by `security.rs`.
     ("capabilities", In(&FieldMask(&[("add", Any), ("drop", Any)]))),
-    // Restricted further by `secure.rs`: only `false` is allowed.
+    // Restricted further by `security.rs`: only `false` is allowed.
     ("privileged", Any),
     ("readOnlyRootFilesystem", Any),
     ("runAsGroup", Any),

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use super::Problem;
-use crate::{
-    api::object_cache::APPLIED_ANNOTATION,
+use crate::model::{
     knative::key,
+    object::hash::APPLIED_ANNOTATION,
+    problem::Problem,
     scale_policy::{self, AutoscalerClass},
 };
 

@@ -5,8 +5,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use super::Problem;
-use crate::knative::key;
+use crate::model::{knative::key, problem::Problem};
 
 const AT: &str = "spec.template.spec";
 const NO_ACCOUNTS: &str = "no pod is given a token of an API server";

@@ -8,9 +8,10 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{Problem, dns_names, rules::TemplateParent};
-use crate::{
+use super::{dns_names, rules::TemplateParent};
+use crate::model::{
     knative::key,
+    problem::Problem,
     scale_policy::{self, parse_go_duration},
 };
 

@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use serde_json::Value;
 
 use super::{
-    Problem, apiserver_rules, container, dns_names, field_mask,
+    apiserver_rules, container, dns_names, field_mask,
     rules::{AdmissionPlatform, AdmissionRules},
     security, volume,
 };
-use crate::config_maps::Flag;
+use crate::model::{config_maps::Flag, problem::Problem};
 
 /// Role of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

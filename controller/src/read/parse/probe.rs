@@ -5,11 +5,11 @@ use k8s_openapi::{
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
-use super::{
-    Problem,
-    pod::{PodContainerRole, ServingPort},
+use super::pod::{PodContainerRole, ServingPort};
+use crate::model::{
+    config_maps::{Features, Flag},
+    problem::Problem,
 };
-use crate::config_maps::{Features, Flag};
 
 /// Checks all probes of a container whose pod serves on `port`.
 pub(super) fn check_probes(

@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::Value;
 
 use super::{
-    Problem, metadata, pod,
+    metadata, pod,
     rules::AdmissionRules,
     typed::{parse_typed, remove_unknown_fields},
 };
-use crate::knative::RevisionSpec;
+use crate::model::{knative::RevisionSpec, problem::Problem};
 
 /// Fields of a Revision's spec that Knative adds to a PodSpec.
 pub(super) const REVISION_LIMIT_FIELDS: [&str; 4] =

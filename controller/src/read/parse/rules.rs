@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::{
+use crate::model::{
     config_maps::{Features, RevisionDefaults},
     scale_policy::ScalePolicyConfig,
 };

@@ -3,8 +3,11 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSecurityContext, PodSpec, SecurityContext};
 
-use super::{Problem, rules::AdmissionRules};
-use crate::config_maps::{Flag, SecureDefaults};
+use super::rules::AdmissionRules;
+use crate::model::{
+    config_maps::{Flag, SecureDefaults},
+    problem::Problem,
+};
 
 /// Highest ID of users and groups.
 const MAX_ID: i64 = i32::MAX as i64;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Problem, dns_names};
-use crate::knative::TrafficTarget;
+use super::dns_names;
+use crate::model::{knative::TrafficTarget, problem::Problem};
 
 const AT: &str = "spec.traffic";
 

@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::Problem;
+use crate::model::problem::Problem;
 
 /// Parses `value` as a `T`. Errors go to `problems`; the result is then only a default.
 pub(super) fn parse_typed<T: DeserializeOwned + Default>(

@@ -7,10 +7,13 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{
-    Problem, dns_names, metadata,
+    dns_names, metadata,
     rules::{AdmissionPlatform, AdmissionRules},
 };
-use crate::config_maps::{Features, Flag};
+use crate::model::{
+    config_maps::{Features, Flag},
+    problem::Problem,
+};
 
 const RESERVED_PATHS: [&str; 3] = ["/", "/dev", "/dev/log"];
 /// Mount paths that the local node uses itself.
@@ -128,7 +131,7 @@ fn check_contents(volume: &Volume, at: &str, problems: &mut Vec<Problem>) {
     for (index, source) in sources.unwrap_or_default().iter().enumerate() {
         check_projection(source, &format!("{at}.projected.sources[{index}]"), problems);
     }
-    // The other kinds have no content rules of Knative's; `server.rs` has the API server's.
+    // The other kinds have no content rules of Knative's; `apiserver_rules.rs` has the API server's.
     let Some(dir) = &volume.empty_dir else { return };
     if let Some(medium) = dir.medium.as_deref().filter(|it| !matches!(*it, "" | "Memory")) {
         problems.push(Problem::invalid(format!("{at}.emptyDir.medium"), medium));

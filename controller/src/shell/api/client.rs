@@ -9,7 +9,7 @@ use kube::{
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use crate::children::ResourceKind;
+use crate::model::object::ResourceKind;
 
 /// The controller cannot get a client of the API server.
 #[derive(Debug, thiserror::Error)]

@@ -16,8 +16,11 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::{ObjectPartKey, WriteError, metrics::ApiServerMetrics};
-use crate::children::{ResourceKind, services::ACTIVATOR_PORT_ANNOTATION};
+use super::metrics::ApiServerMetrics;
+use crate::model::{
+    knative::key::ACTIVATOR_PORT_ANNOTATION,
+    object::{ObjectPartKey, ResourceKind, WriteError},
+};
 
 /// Maximum number of Events that wait to be written.
 const INBOX_CAPACITY: usize = 1024;

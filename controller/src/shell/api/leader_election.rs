@@ -171,8 +171,10 @@ impl LeaderElector {
         // The time before the request: the API server may have stored the renewal that early.
         let began = self.started_at.elapsed();
         let body = self.lease_object(version.clone(), &self.identity);
-        let params =
-            PostParams { field_manager: Some(super::FIELD_MANAGER.into()), dry_run: false };
+        let params = PostParams {
+            field_manager: Some(crate::model::object::FIELD_MANAGER.into()),
+            dry_run: false,
+        };
         let written = match version {
             Some(_) => self.api.replace(LEASE, &params, &body).await,
             None => self.api.create(&params, &body).await,
@@ -197,8 +199,10 @@ impl LeaderElector {
         self.valid_until.send_replace(None);
         let Some(version) = self.with_lease(LeaseState::release) else { return };
         let body = self.lease_object(Some(version), "");
-        let params =
-            PostParams { field_manager: Some(super::FIELD_MANAGER.into()), dry_run: false };
+        let params = PostParams {
+            field_manager: Some(crate::model::object::FIELD_MANAGER.into()),
+            dry_run: false,
+        };
         match timeout(self.timing.renew_deadline, self.api.replace(LEASE, &params, &body)).await {
             Ok(Ok(_)) => info!(lease = LEASE, holder = self.identity, "lease released"),
             Ok(Err(error)) => warn!(error = %error, "cannot release the lease: the next one waits"),

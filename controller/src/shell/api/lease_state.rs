@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::config_maps::LeaderElectionConfig;
+use crate::model::config_maps::LeaderElectionConfig;
 
 /// Time since this process began.
 pub type MonotonicTime = Duration;

@@ -6,8 +6,8 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{ObjectPartKey, write_outcome::WriteOutcome};
-use crate::children::ResourceKind;
+use super::write_outcome::WriteOutcome;
+use crate::model::object::{ObjectPartKey, ResourceKind};
 
 /// Labels of a count of writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -66,9 +66,9 @@ impl ApiServerMetrics {
         took: std::time::Duration,
     ) {
         let part = match key.part {
-            super::ObjectPart::Scale => "scale",
-            super::ObjectPart::Object => "object",
-            super::ObjectPart::Status => "status",
+            crate::model::object::ObjectPart::Scale => "scale",
+            crate::model::object::ObjectPart::Object => "object",
+            crate::model::object::ObjectPart::Status => "status",
         };
         let labels =
             ApiWriteLabels { resource: key.resource.to_string(), part, outcome: outcome.label() };

@@ -1,18 +1,15 @@
 //! Pure: facts to remember of each object that the API server holds, in about a hundred bytes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    hash::{Hash as _, Hasher},
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use common::wire::NamespacedName;
 use serde_json::Value;
 
-use super::{ObjectPartKey, watch_scope::WatchScope};
-use crate::children::ResourceKind;
-
-/// Annotation that holds the hash of the body that was applied last.
-pub const APPLIED_ANNOTATION: &str = "rouse.dev/applied";
+use super::watch_scope::WatchScope;
+use crate::model::object::{
+    ObjectPartKey, ResourceKind,
+    hash::{applied_hash, stable_json_hash},
+};
 
 /// Facts that are remembered of one object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,54 +67,6 @@ impl ObservedObject {
         let scaled = i64::from(new.replicas != self.replicas);
         let is_ours = new.controller_uid.is_some() && new.applied_hash == self.applied_hash;
         is_ours && (self.changed_by_others || changes > scaled || new.spec_hash != self.spec_hash)
-    }
-}
-
-/// FNV-1a, 64 bit: stable across releases, unlike the standard library's hasher, since objects keep the hash.
-struct Fnv1aHasher(u64);
-
-impl Hasher for Fnv1aHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-        self.0 = bytes.iter().fold(self.0, step);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-/// Returns the hash of the body that the controller applied last to `object`, if any.
-pub fn applied_hash(object: &Value) -> Option<u64> {
-    let hash = object["metadata"]["annotations"][APPLIED_ANNOTATION].as_str()?;
-    u64::from_str_radix(hash, 16).ok()
-}
-
-/// Returns a hash of a JSON value that does not depend on the order of its fields.
-pub fn stable_json_hash(value: &Value) -> u64 {
-    let mut hasher = Fnv1aHasher(0xcbf2_9ce4_8422_2325);
-    hash_value(value, &mut hasher);
-    hasher.finish()
-}
-
-fn hash_value(value: &Value, out: &mut Fnv1aHasher) {
-    match value {
-        Value::Null => 0_u8.hash(out),
-        Value::Bool(it) => (1_u8, it).hash(out),
-        Value::Number(it) => (2_u8, it.to_string()).hash(out),
-        Value::String(it) => (3_u8, it).hash(out),
-        Value::Array(all) => {
-            (4_u8, all.len()).hash(out);
-            all.iter().for_each(|it| hash_value(it, out));
-        }
-        Value::Object(fields) => {
-            let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
-            (5_u8, sorted.len()).hash(out);
-            for (key, value) in sorted {
-                key.hash(out);
-                hash_value(value, out);
-            }
-        }
     }
 }
 
@@ -275,7 +224,7 @@ fn is_older(new: &ObservedObject, have: &ObservedObject) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::ObjectPart;
+    use crate::model::object::ObjectPart;
     use serde_json::json;
 
     fn name(own: &str) -> NamespacedName {
@@ -423,7 +372,7 @@ mod tests {
         let mut cache = ObjectCache::default();
         let kind = ResourceKind::Pod;
         let pods = |it: &&WatchScope| it.resource == kind && it.excluded_namespace.is_some();
-        let scopes = crate::api::watch_scope::watch_scopes("default-system");
+        let scopes = crate::shell::api::watch_scope::watch_scopes("default-system");
         let scope = scopes.iter().find(pods).unwrap();
         cache.apply_watched(kind, &NamespacedName::new("default-system", "part"), seen("1"));
         for own in ["a", "b"] {
@@ -459,7 +408,7 @@ mod tests {
     #[test]
     fn a_response_does_not_outlive_a_list_that_omits_it() {
         let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Service);
-        let scopes = crate::api::watch_scope::watch_scopes("default-system");
+        let scopes = crate::shell::api::watch_scope::watch_scopes("default-system");
         let scope = scopes.iter().find(|it| it.resource == kind).unwrap();
         cache.apply_watched(kind, &name("old"), seen("1"));
         cache.begin_list(scope);

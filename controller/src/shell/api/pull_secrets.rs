@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use kube::{Api, Client};
 
-use crate::image_digests::{
-    pull_credentials::PullSecret,
-    queue::PullAccount,
-    resolver::{PullSecretError, PullSecretSource},
+use crate::{
+    decide::machine::PullAccount,
+    shell::image_digests::{
+        pull_credentials::PullSecret,
+        resolver::{PullSecretError, PullSecretSource},
+    },
 };
 
 /// Reader of a cluster's pull secrets. It watches and keeps nothing.

@@ -8,8 +8,7 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use super::ObjectPartKey;
-use crate::world::UnixMillis;
+use crate::model::{object::ObjectPartKey, world::UnixMillis};
 
 /// Number of equal writes without a delay.
 const UNDELAYED_WRITES: u32 = 30;
@@ -123,7 +122,7 @@ fn delay_ms(writes: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{api::ObjectPart, children::ResourceKind};
+    use crate::model::object::{ObjectPart, ResourceKind};
     use common::wire::NamespacedName;
 
     fn key(own: &str) -> ObjectPartKey {

@@ -3,7 +3,7 @@
 use common::wire::NamespacedName;
 use serde_json::{Map, Value};
 
-use crate::{children::ResourceKind, knative::key};
+use crate::model::{knative::key, object::ResourceKind};
 
 /// Scope of one watch: a kind, and a selection of its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use serde::{
 use serde_json::{Map, Value};
 
 use super::watch_scope::{self, KeptFields};
-use crate::children::ResourceKind as Kind;
+use crate::model::object::ResourceKind as Kind;
 
 /// An object of any kind. The library's `DynamicObject` is parsed twice and must be serialized to become a value again.
 /// With a hundred thousand pods, that is most of the time of a start.

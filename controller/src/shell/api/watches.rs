@@ -32,7 +32,7 @@ use super::{
         DeploymentShape, FullShape, ObjectShape, PodShape, WatchedObject, WriteOnlyShape,
     },
 };
-use crate::children::ResourceKind;
+use crate::model::object::ResourceKind;
 
 /// Maximum number of objects in one page of a list.
 const LIST_PAGE_SIZE: u32 = 500;
@@ -85,7 +85,7 @@ pub fn start_watches(
     receiver
 }
 
-/// Numbers of watches by [place](watch_scope::place) whose first list is not complete. Cheap to clone.
+/// Numbers of watches by [position](watch_scope::list_position) whose first list is not complete. Cheap to clone.
 #[derive(Clone, Debug)]
 struct PendingLists(Arc<tokio::sync::watch::Sender<Vec<usize>>>);
 
@@ -211,7 +211,7 @@ impl WatchTask {
 
 /// Backoff of a broken watch: random, growing delays, up to [`MAX_BACKOFF`].
 #[derive(Default)]
-pub(super) struct WatchBackoff(DefaultBackoff);
+pub(crate) struct WatchBackoff(DefaultBackoff);
 
 impl Iterator for WatchBackoff {
     type Item = Duration;
@@ -232,7 +232,7 @@ fn object_name(object: &impl kube::Resource) -> NamespacedName {
 }
 
 /// Returns an error with all its causes, in one line.
-pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

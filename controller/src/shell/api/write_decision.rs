@@ -3,11 +3,11 @@
 use common::wire::NamespacedName;
 use serde_json::{Value, json};
 
-use super::{
-    DesiredState, ObjectPart, ObjectPartKey, WriteError,
-    object_cache::{APPLIED_ANNOTATION, ObservedObject, stable_json_hash},
+use super::object_cache::ObservedObject;
+use crate::model::object::{
+    DesiredState, ObjectPart, ObjectPartKey, ResourceKind, WriteError,
+    hash::{APPLIED_ANNOTATION, stable_json_hash},
 };
-use crate::children::ResourceKind;
 
 /// Next write of one part of an object.
 #[derive(Clone, Debug, PartialEq)]

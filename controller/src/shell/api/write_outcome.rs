@@ -1,6 +1,6 @@
 //! Pure: the API server's response → if and when to try again, and the write error for users.
 
-use super::WriteError;
+use crate::model::object::WriteError;
 
 /// Outcome of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]

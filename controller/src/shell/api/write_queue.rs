@@ -12,8 +12,11 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use super::{ObjectPart, ObjectPartKey, write_outcome::WriteOutcome};
-use crate::{children::ResourceKind, world::UnixMillis};
+use super::write_outcome::WriteOutcome;
+use crate::model::{
+    object::{ObjectPart, ObjectPartKey, ResourceKind},
+    world::UnixMillis,
+};
 
 /// Delay after the first failure.
 const FIRST_RETRY_DELAY_MS: u64 = 20;
@@ -229,7 +232,7 @@ impl WriteQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::WriteError;
+    use crate::model::object::WriteError;
     use common::wire::NamespacedName;
 
     const NOW: UnixMillis = UnixMillis(1_000_000);

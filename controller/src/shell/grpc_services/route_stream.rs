@@ -22,10 +22,7 @@ use tonic::{
     server::NamedService,
 };
 
-use crate::machine::RouteMessageBatch;
-
-/// The encoded items of one batch, with its final `Synced`, in pieces of whole items.
-pub type EncodedPieces = Arc<[Bytes]>;
+use crate::{decide::machine::RouteMessageBatch, shell::runtime::EncodedPieces};
 
 /// Size at which a piece is closed, in bytes: it ends with the item that reaches it.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -167,7 +164,7 @@ mod tests {
     use http_body_util::Full;
 
     use super::*;
-    use crate::machine::RouteMessageBatch;
+    use crate::decide::machine::RouteMessageBatch;
 
     #[test]
     fn pieces_are_whole_items_with_their_lengths() {

@@ -10,10 +10,9 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    machine::ControllerStateMachine,
-    parse::{self, ManifestDocument},
-    scale_policy::ScalePolicyConfig,
-    world::ClusterState,
+    decide::machine::ControllerStateMachine,
+    model::{scale_policy::ScalePolicyConfig, world::ClusterState},
+    read::parse::{self, ManifestDocument},
 };
 
 const HELLO: &str = r#"
@@ -178,11 +177,11 @@ async fn a_reporter_that_disconnected_is_not_waited_for() {
     let gone = CancellationToken::new();
     let agent = new_link(&endpoint, ComponentRole::Agent, &gone);
     tokio::spawn(async move { agent.report_pods(&Outbox::new()).await });
-    while shared.with_machine(|machine| machine.world().drain_acks.is_empty()) {
+    while shared.with_machine(|machine| machine.world().pods.drain_acks.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     gone.cancel();
-    while shared.with_machine(|machine| !machine.world().drain_acks.is_empty()) {
+    while shared.with_machine(|machine| !machine.world().pods.drain_acks.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(

@@ -21,7 +21,7 @@ use super::{
     authority_store::{AuthorityStore, AuthorityStoreError},
     token_review::{AUDIENCE, TokenReviewResult},
 };
-use crate::api::FIELD_MANAGER;
+use crate::model::object::FIELD_MANAGER;
 
 /// Name of both the Secret and the ConfigMap.
 pub const AUTHORITIES_NAME: &str = "rouse-authorities";

@@ -31,7 +31,9 @@ use tonic::{Code, transport::Channel};
 
 use super::{rotation::CertificateAuthorities, *};
 use crate::{
-    grpc_services, machine::ControllerStateMachine, runtime::ControllerRuntime, world::ClusterState,
+    decide::machine::ControllerStateMachine,
+    model::world::ClusterState,
+    shell::{grpc_services, runtime::ControllerRuntime},
 };
 
 /// A cluster in memory: results of TokenReviews, and a Secret.

@@ -184,7 +184,7 @@ fn path_matches(prefix: &str, repository: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image_digests::image_reference::ImageReference;
+    use crate::shell::image_digests::image_reference::ImageReference;
 
     fn secret(name: &str, json: &str) -> PullSecret {
         let data = [(".dockerconfigjson".to_owned(), json.as_bytes().to_vec())].into();

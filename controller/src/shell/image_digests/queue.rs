@@ -13,36 +13,15 @@ use std::{
 use common::wire::NamespacedName;
 
 use super::image_reference::ImageReference;
-use crate::world::{Uid, UnixMillis};
+use crate::{
+    decide::machine::{DigestRequest, PullAccount},
+    model::world::{Uid, UnixMillis},
+};
 
 /// Delay after a first failure, in ms (knative/serving `pkg/reconciler/revision/controller.go`).
 const FIRST_DELAY_MS: u64 = 1_000;
 /// Longest delay after a failure, in ms.
 const MAX_DELAY_MS: u64 = 1_000_000;
-
-/// Service account and pull secrets that provide the credentials of a query.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PullAccount {
-    /// Namespace of the service account and the secrets.
-    pub namespace: String,
-    /// Name of the service account; empty: `default`.
-    pub service_account: String,
-    /// Names of the pull secrets in the pod spec itself.
-    pub pull_secrets: Vec<String>,
-}
-
-/// Images of a Revision that need digests.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DigestRequest {
-    /// Account with the credentials for all images.
-    pub account: PullAccount,
-    /// Pairs of container name and image, init containers first.
-    pub images: Vec<(String, String)>,
-    /// Registries whose tags are not resolved: `registries-skipping-tag-resolving`.
-    pub skipped_registries: BTreeSet<String>,
-    /// Timeout of one query: `digest-resolution-timeout`.
-    pub timeout: Duration,
-}
 
 /// State of the digests of a Revision's images.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,10 +19,13 @@ use tracing::{info, warn};
 use super::{
     image_reference::ImageReference,
     pull_credentials::{Keyring, PullSecret},
-    queue::{DigestQuery, DigestQueue, DigestRequest, DigestStatus, DueDigestQuery, PullAccount},
+    queue::{DigestQuery, DigestQueue, DigestStatus, DueDigestQuery},
     registry::RegistryClient,
 };
-use crate::world::UnixMillis;
+use crate::{
+    decide::machine::{DigestRequest, PullAccount},
+    model::world::UnixMillis,
+};
 
 /// Greatest number of queries in progress (knative/serving `digestResolutionWorkers`).
 pub const MAX_PARALLEL_QUERIES: usize = 100;

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    machine::ControllerStateMachine,
-    world::{AppState, ClusterState, ControllerSettings},
+    decide::machine::ControllerStateMachine,
+    model::world::{AppState, ClusterState, ControllerSettings},
 };
 
 const HELLO: &str = r#"

@@ -15,13 +15,16 @@ use kube::{
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{
-    client::api_resource,
-    watches::{WatchBackoff, error_chain},
-};
 use crate::{
-    children::ResourceKind, machine::ControllerEvent, network_policies::PolicyClientPod,
-    runtime::ControllerRuntime,
+    decide::machine::ControllerEvent,
+    model::{network_policies::PolicyClientPod, object::ResourceKind},
+    shell::{
+        api::{
+            client::api_resource,
+            watches::{WatchBackoff, error_chain},
+        },
+        runtime::ControllerRuntime,
+    },
 };
 
 /// Field selector of pods that still hold an address: a finished pod has given it back.

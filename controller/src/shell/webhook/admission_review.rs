@@ -7,13 +7,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    config_maps::{self, Configs, Features, RevisionDefaults},
-    parse::{
-        AdmissionPlatform, AdmissionRules, Problem,
-        admission::{self, AdmissionRequest, AdmittedKind},
-        problem,
+    model::{
+        config_maps::{self, Configs, Features, RevisionDefaults},
+        problem::{self, Problem},
+        scale_policy::ScalePolicyConfig,
     },
-    scale_policy::ScalePolicyConfig,
+    read::parse::{
+        AdmissionPlatform, AdmissionRules,
+        admission::{self, AdmissionRequest, AdmittedKind},
+    },
 };
 
 /// Kind of question; each has a path of its own at the server.
@@ -156,7 +158,7 @@ pub fn answer_binding_review(
     let review: AdmissionReviewBody = serde_json::from_slice(body)?;
     let request = review.request.ok_or(ReviewDecodeError::Empty)?;
     // The request's UID is random, so its hash serves as the random number that selects among equal nodes.
-    let chance = crate::api::object_cache::stable_json_hash(&json!(request.uid));
+    let chance = crate::model::object::hash::stable_json_hash(&json!(request.uid));
     let pod = request.object.as_ref().filter(|_| request.operation == "CREATE");
     let node = pod.and_then(|pod| bind(pod, chance));
     let patch = node.map(|node| json!([{"op": "add", "path": "/spec/nodeName", "value": node}]));

@@ -38,7 +38,7 @@ use super::{
     WebhookSettingsSource,
     certificates::{WebhookCertBundle, WebhookCertError, WebhookCertResolver},
 };
-use crate::{api::leader_election::Leadership, knative::key};
+use crate::{model::knative::key, shell::api::leader_election::Leadership};
 
 /// Field manager of the written objects.
 const WEBHOOK_FIELD_MANAGER: &str = "rouse";

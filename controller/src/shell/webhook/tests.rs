@@ -7,7 +7,7 @@ use super::{
     registration::{WebhookAddress, check_self_call},
     *,
 };
-use crate::config_maps::Configs;
+use crate::model::config_maps::Configs;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

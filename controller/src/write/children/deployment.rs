@@ -13,16 +13,16 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{ChildObject, DeploymentSettings, ResourceKind, RevisionView, child_name, meta, pod};
-use crate::{knative::key, parse, scale_policy::parse_go_duration};
+use super::{ChildObject, RevisionView, meta, pod};
+use crate::model::{
+    knative::{key, user_container},
+    object::{ResourceKind, names::deployment_name},
+    scale_policy::parse_go_duration,
+    world::DeploymentSettings,
+};
 
 /// Annotation that names the default container of `kubectl logs` and `kubectl exec`.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
-
-/// Name of a Revision's Deployment.
-pub fn deployment_name(revision: &str) -> String {
-    child_name(revision, "-deployment")
-}
 
 /// Builds the Deployment. `replicas` is used only when the Deployment is created.
 pub fn deployment(
@@ -65,7 +65,7 @@ fn progress_deadline(revision: &RevisionView<'_>, config: &DeploymentSettings) -
 fn pod_template(revision: &RevisionView<'_>, config: &DeploymentSettings) -> PodTemplateSpec {
     let containers = &revision.spec.pod.containers;
     let mut annotations = meta::child_annotations(revision);
-    if let Some(serving) = containers.get(parse::serving_index(containers)) {
+    if let Some(serving) = containers.get(user_container::serving_index(containers)) {
         annotations.insert(DEFAULT_CONTAINER.into(), serving.name.clone());
     }
     PodTemplateSpec {

@@ -3,8 +3,11 @@
 
 use serde_json::{Value, json};
 
-use super::{ChildObject, OwnerObject, ResourceKind, RevisionView, deployment, meta};
-use crate::scale_policy::{AUTOSCALING_PREFIX, parse_go_duration};
+use super::{ChildObject, OwnerObject, RevisionView, meta};
+use crate::model::{
+    object::{ResourceKind, names},
+    scale_policy::{AUTOSCALING_PREFIX, parse_go_duration},
+};
 
 /// Bounds of a HorizontalPodAutoscaler, and its owner.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +39,7 @@ pub fn horizontal_pod_autoscaler(
         "scaleTargetRef": {
             "apiVersion": ResourceKind::Deployment.api_version(),
             "kind": ResourceKind::Deployment.kind(),
-            "name": deployment::deployment_name(revision.name),
+            "name": names::deployment_name(revision.name),
         },
         // The API requires `maxReplicas`, so no limit is the largest number.
         "maxReplicas": if parts.max == 0 { i32::MAX } else { bound(parts.max) },

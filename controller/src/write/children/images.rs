@@ -3,12 +3,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
-use super::{ChildObject, ResourceKind, RevisionView, child_name, meta};
-
-/// Name of the Image object of a Revision's container.
-pub fn image_name(revision: &str, container: &str) -> String {
-    child_name(revision, &format!("-cache-{container}"))
-}
+use super::{ChildObject, RevisionView, meta};
+use crate::model::object::{ResourceKind, names::image_name};
 
 /// Builds one Image for each container, so that an image cache may pull it in advance.
 pub fn image_objects(revision: &RevisionView<'_>) -> Vec<ChildObject> {

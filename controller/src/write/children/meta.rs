@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::RevisionView;
-use crate::knative::key;
+use crate::model::knative::key;
 
 /// Labels of a Revision that its children do not inherit, since they change while it runs.
 const UNINHERITED_LABELS: [&str; 2] = [key::ROUTING_STATE, "serving.knative.dev/route"];

@@ -5,18 +5,20 @@ use std::collections::BTreeMap;
 use k8s_openapi::{
     api::core::v1::{
         Affinity, Container, ContainerPort, EnvVar, HTTPGetAction, Lifecycle, LifecycleHandler,
-        PodAffinityTerm, PodAntiAffinity, PodSpec, Probe, WeightedPodAffinityTerm,
+        PodAffinityTerm, PodAntiAffinity, PodSpec, WeightedPodAffinityTerm,
     },
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
 };
 
-use super::{DeploymentSettings, RevisionView, meta};
-use crate::{knative::key, parse};
+use super::{RevisionView, meta};
+use crate::model::{
+    knative::{
+        key,
+        user_container::{self, USER_PORT_NAME, resolve_probe_ports, serving_port, set_probe_port},
+    },
+    world::DeploymentSettings,
+};
 
-/// Name of the serving container's port in the pod.
-pub const USER_PORT_NAME: &str = "user-port";
-/// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
-const DEFAULT_PORT: i32 = 8080;
 /// Port of the pod server, where a node's agent answers once a pod may stop (knative/serving
 /// `networking.QueueAdminPort`).
 pub const DRAIN_PORT: i32 = 8022;
@@ -45,7 +47,7 @@ pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> Pod
     }
     // On the node's network the port would be the node's, and would not identify the pod.
     let drains = config.wait_for_drain && pod.host_network != Some(true);
-    let serving = parse::serving_index(&pod.containers);
+    let serving = user_container::serving_index(&pod.containers);
     let port = serving_port(pod.containers.get(serving));
     for (index, container) in pod.containers.iter_mut().enumerate() {
         complete_user_container(container, revision);
@@ -57,12 +59,6 @@ pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> Pod
         complete_user_container(container, revision);
     }
     pod
-}
-
-/// Port on which the serving container listens.
-pub fn serving_port(container: Option<&Container>) -> i32 {
-    let port = container.and_then(|it| it.ports.as_ref()?.first());
-    port.map(|it| it.container_port).filter(|it| *it > 0).unwrap_or(DEFAULT_PORT)
 }
 
 /// Adds the platform's settings to a container of the user.
@@ -114,37 +110,6 @@ fn set_ports_and_probes(
         // Knative's sidecar accepts the scheme in any case, Kubernetes in upper case only.
         let scheme = probe.http_get.as_mut().and_then(|it| it.scheme.as_mut());
         scheme.into_iter().for_each(|it| it.make_ascii_uppercase());
-    }
-}
-
-/// Writes the serving port into every probe of the serving container that has no port number.
-///
-/// The pod names the port [`USER_PORT_NAME`], so the kubelet would not find it by the user's name.
-pub fn resolve_probe_ports(container: &mut Container, port: i32) {
-    let probes = [
-        &mut container.liveness_probe,
-        &mut container.readiness_probe,
-        &mut container.startup_probe,
-    ];
-    probes.into_iter().flatten().for_each(|probe| set_probe_port(probe, port, false));
-}
-
-/// Sets the port of a probe that has no number, and with `always` of every probe.
-fn set_probe_port(probe: &mut Probe, port: i32, always: bool) {
-    let fill = |have: &mut IntOrString| {
-        let none = match have {
-            IntOrString::Int(number) => *number == 0,
-            // Only the serving port can be named, since no other container has ports.
-            IntOrString::String(name) => name.parse::<u16>().is_err(),
-        };
-        if none || always {
-            *have = IntOrString::Int(port);
-        }
-    };
-    probe.http_get.iter_mut().for_each(|it| fill(&mut it.port));
-    probe.tcp_socket.iter_mut().for_each(|it| fill(&mut it.port));
-    for grpc in probe.grpc.iter_mut().filter(|it| always || it.port == 0) {
-        grpc.port = port;
     }
 }
 

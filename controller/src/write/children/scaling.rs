@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{ChildObject, ResourceKind, RevisionView, deployment, meta};
+use super::{ChildObject, RevisionView, meta};
+use crate::model::object::{ResourceKind, names};
 
 /// Annotation with the metric that a Revision scales by. Only objects that scale the Revision carry it.
 const METRIC: &str = "autoscaling.knative.dev/metric";
@@ -37,7 +38,7 @@ fn scale_target_ref(revision: &RevisionView<'_>) -> Value {
     json!({
         "apiVersion": ResourceKind::Deployment.api_version(),
         "kind": ResourceKind::Deployment.kind(),
-        "name": deployment::deployment_name(revision.name),
+        "name": names::deployment_name(revision.name),
     })
 }
 

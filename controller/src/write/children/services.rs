@@ -8,11 +8,18 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{
-    ChildObject, OwnerObject, ResourceKind, RevisionView, child_name, meta, pod, scaling,
-    tagged_name,
+use super::{ChildObject, OwnerObject, RevisionView, meta, scaling};
+use crate::model::{
+    knative::{
+        key::{self, ACTIVATOR_PORT_ANNOTATION},
+        user_container,
+    },
+    object::{
+        ResourceKind,
+        hash::APPLIED_ANNOTATION,
+        names::{private_service_name, tagged_name},
+    },
 };
-use crate::{api::object_cache::APPLIED_ANNOTATION, knative::key, parse};
 
 /// Label with `Public` or `Private`, for the two Services of a Revision (knative.dev/networking).
 const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
@@ -22,8 +29,6 @@ const SERVERLESS_SERVICE: &str = "networking.internal.knative.dev/serverlessserv
 const HTTP_PORT: i32 = 80;
 /// Service port for HTTP/2 without TLS.
 const HTTP2_PORT: i32 = 81;
-/// Annotation with the service's own port number at the activators.
-pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 
 /// Annotations of a Route that its Services do not inherit.
 const UNINHERITED_ANNOTATIONS: [&str; 4] = [
@@ -33,15 +38,11 @@ const UNINHERITED_ANNOTATIONS: [&str; 4] = [
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
 
-/// Name of the Service that selects a Revision's pods.
-pub fn private_service_name(revision: &str) -> String {
-    child_name(revision, "-private")
-}
-
 /// Builds the Service that selects the Revision's pods.
 pub fn private_service(revision: &RevisionView<'_>) -> ChildObject {
     let containers = &revision.spec.pod.containers;
-    let port = pod::serving_port(containers.get(parse::serving_index(containers)));
+    let port =
+        user_container::serving_port(containers.get(user_container::serving_index(containers)));
     let spec = ServiceSpec {
         selector: Some(meta::pod_selector(revision)),
         ports: Some(vec![service_port(revision.is_h2c(), Some(port))]),

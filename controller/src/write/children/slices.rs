@@ -12,16 +12,17 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{
-    ChildObject, ResourceKind, RevisionView, child_name, meta, services::PlaceholderSpec, subset,
+use super::{ChildObject, RevisionView, meta, services::PlaceholderSpec, subset};
+use crate::model::object::{
+    ResourceKind,
+    names::{V6_SUFFIX, child_name, slice_name},
 };
 
 /// Label with the owner of a slice, so that Kubernetes' own controllers leave it alone.
 pub const MANAGED_BY_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY_LABEL`] on Rouse's slices.
 pub const MANAGED_BY_ROUSE: &str = "rouse.dev";
-/// Suffix of the name of a slice of IPv6 addresses. No Service's name has a dot, so the name cannot collide.
-pub const V6_SUFFIX: &str = ".v6";
+
 /// Label with the Service that a slice belongs to.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
@@ -45,11 +46,6 @@ pub struct SliceEndpoint {
     pub ready: bool,
     /// True if the pod is about to stop.
     pub terminating: bool,
-}
-
-/// Name of a slice of a Service; `suffix` is [`V6_SUFFIX`] or empty.
-pub fn slice_name(service: &str, suffix: &str) -> String {
-    child_name(service, suffix)
 }
 
 /// Builds the slices of one name, one for each family in which a chosen activator has an address. The IPv4 slice has

@@ -1,14 +1,14 @@
 //! Pure: conversion of a type's JSON schema to a structural schema of Kubernetes.
 //!
 //! References are resolved, `null` becomes `nullable`, and keywords that a structural schema may not contain are
-//! dropped. In a PodSpec, only [fields that users may write](crate::parse::field_mask) are kept. The API server keeps other
-//! fields nevertheless (`x-kubernetes-preserve-unknown-fields`): the webhook sees them and refuses them with Knative's
-//! message, and they do not vanish silently.
+//! dropped. In a PodSpec, only [fields that users may write](crate::read::parse::field_mask) are kept. The API server
+//! keeps other fields nevertheless (`x-kubernetes-preserve-unknown-fields`): the webhook sees them and refuses them
+//! with Knative's message, and they do not vanish silently.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::parse::field_mask::{FieldMask, FieldRule, POD_MASK};
+use crate::read::parse::field_mask::{FieldMask, FieldRule, POD_MASK};
 
 const KEPT_KEYWORDS: [&str; 11] = [
     "description",

@@ -5,12 +5,14 @@ use common::wire::{ConnectionPath, NamespacedName};
 use serde_json::{Value, json};
 
 use crate::{
-    children::{scaling::ServerlessServiceMode, services},
-    render,
-    scale_policy::AutoscalerClass,
-    world::{
-        AppRevision, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
+    model::{
+        object::names,
+        scale_policy::AutoscalerClass,
+        world::{
+            AppRevision, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
+        },
     },
+    write::{children::scaling::ServerlessServiceMode, render},
 };
 
 /// Smallest number of activators that Knative assigns to a Revision.
@@ -65,7 +67,7 @@ pub(super) fn pod_autoscaler_status(
         render::decision_annotation(world, &NamespacedName::new(namespace, &*revision.name));
     let mut status = json!({
         "serviceName": &*revision.name,
-        "metricsServiceName": services::private_service_name(&revision.name),
+        "metricsServiceName": names::private_service_name(&revision.name),
         "desiredScale": revision.desired_scale,
         "actualScale": revision.actual_scale,
         "conditions": [
@@ -126,7 +128,7 @@ pub(super) fn serverless_service_status(
     };
     json!({
         "serviceName": &*revision.name,
-        "privateServiceName": services::private_service_name(&revision.name),
+        "privateServiceName": names::private_service_name(&revision.name),
         "conditions": [
             render_condition("ActivatorEndpointsPopulated", &activators, at, true),
             render_condition("EndpointsPopulated", &populated, at, false),

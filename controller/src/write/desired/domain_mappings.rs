@@ -4,15 +4,16 @@ use serde_json::json;
 
 use super::without_nulls;
 use crate::{
-    api::{DesiredState, ObjectPart, ObjectPartKey},
-    children::ResourceKind,
-    render,
-    world::ClusterState,
+    model::{
+        object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
+        world::ClusterState,
+    },
+    write::render,
 };
 
 /// Returns the status of a DomainMapping; the object itself belongs to its user.
 pub(super) fn mapping_status(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
-    match (key.part, world.domain_mappings.get(&key.name)) {
+    match (key.part, world.domains.mappings.get(&key.name)) {
         (ObjectPart::Status, Some(it)) => {
             DesiredState::Body(without_nulls(render::render_mapping_status(&key.name, it, world)))
         }
@@ -22,10 +23,10 @@ pub(super) fn mapping_status(world: &ClusterState, key: &ObjectPartKey) -> Desir
 
 /// Returns the claim of a domain, if the controller makes claims. It is removed with the last mapping of its namespace.
 pub(super) fn desired_claim(world: &ClusterState, domain: &str) -> DesiredState {
-    let wanting = world.domain_mappings.iter().filter(|(name, _)| name.name == domain);
+    let wanting = world.domains.mappings.iter().filter(|(name, _)| name.name == domain);
     let first =
         || wanting.clone().min_by_key(|(name, it)| (it.meta.created, name.namespace.as_str()));
-    let held = world.domain_claims.get(domain).map(|it| it.namespace.as_str());
+    let held = world.domains.claims.get(domain).map(|it| it.namespace.as_str());
     // The namespace that holds the claim keeps it while it has a mapping, however old other mappings are.
     let holder = wanting.clone().find(|(name, _)| Some(name.namespace.as_str()) == held);
     match holder.or_else(first) {

@@ -3,11 +3,10 @@
 use common::wire::NamespacedName;
 use serde_json::json;
 
-use crate::{
-    api::{DesiredState, ObjectPart, ObjectPartKey},
-    children::ResourceKind,
-    observe::DRAINING,
-    world::{AppRevision, ClusterState, PodStage, RevisionPod},
+use crate::model::{
+    knative::key::DRAINING,
+    object::{DesiredState, ObjectPartKey},
+    world::{ClusterState, PodStage, RevisionPod},
 };
 
 /// Returns the annotation of a draining pod, which other replicas of the controller read.
@@ -39,23 +38,4 @@ pub(super) fn drain_annotation(world: &ClusterState, key: &ObjectPartKey) -> Des
         "annotations": annotations,
     });
     DesiredState::Body(json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta}))
-}
-
-/// Returns the keys of a Revision's pods whose annotation differs from their stage.
-pub fn drain_annotation_keys<'a>(
-    namespace: &'a str,
-    revision: &'a AppRevision,
-) -> impl Iterator<Item = ObjectPartKey> + 'a {
-    let wrong = |pod: &&RevisionPod| {
-        let placed = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
-        placed.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
-    };
-    let pods = revision.pods.iter().filter(wrong);
-    pods.map(move |pod| {
-        ObjectPartKey::new(
-            ResourceKind::Pod,
-            ObjectPart::Object,
-            NamespacedName::new(namespace, &*pod.name),
-        )
-    })
 }

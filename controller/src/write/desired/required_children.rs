@@ -3,12 +3,12 @@
 
 use common::wire::NamespacedName;
 
-use super::{container_names, is_maintained, revision_keys, route_name_keys};
 use crate::{
-    api::{ObjectPart, ObjectPartKey},
-    children::ResourceKind,
-    observe::ActivatorReadiness,
-    world::{AppRevision, AppState, ClusterState, Uid},
+    decide::part_keys::{container_names, is_maintained, revision_keys, route_name_keys},
+    model::{
+        object::{ObjectPart, ObjectPartKey, ResourceKind},
+        world::{ActivatorReadiness, AppRevision, AppState, ClusterState, Uid},
+    },
 };
 
 /// Child objects that one object requires.
@@ -67,12 +67,12 @@ fn required_by_route(
     let named = |it: &String| {
         world.activator_readiness(it).is_some_and(|(_, it)| it == ActivatorReadiness::Ready)
     };
-    let leads = world.activators.keys().any(named);
+    let leads = world.activators.pods.keys().any(named);
     let mut keys = route_name_keys(name, app);
     keys.retain(|key| match key.resource {
         // There is one slice for each IP family of the activators; the IPv4 one stands for both.
         ResourceKind::EndpointSlice => {
-            leads && !key.name.name.ends_with(crate::children::slices::V6_SUFFIX)
+            leads && !key.name.name.ends_with(crate::model::object::names::V6_SUFFIX)
         }
         _ => true,
     });

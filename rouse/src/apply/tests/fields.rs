@@ -1,13 +1,13 @@
 //! Fields of a pod in `docs/fields.md`: the local node reads each accepted field, or a warning says that it does not.
 //!
-//! The controller's use of these fields is tested in `controller/src/machine/observe/tests/fields/local_node.rs`.
+//! The controller's use of these fields is tested in `controller/src/decide/machine/observe/tests/fields/local_node.rs`.
 
 use std::{collections::BTreeMap, path::Path};
 
 use common::outbox::Outbox;
 use controller::{
-    machine::{ControllerEvent, ControllerStateMachine},
-    world::{ClusterState, UnixMillis},
+    decide::machine::{ControllerEvent, ControllerStateMachine},
+    model::world::{ClusterState, UnixMillis},
 };
 use local::{
     bundle::{self, BundleContext},
@@ -91,7 +91,7 @@ fn service(row: &PodFieldCase, value: Option<Value>) -> Value {
         spec["containers"] = json!([container]);
     }
     json!({
-        "apiVersion": controller::knative::API_VERSION, "kind": "Service",
+        "apiVersion": controller::model::knative::API_VERSION, "kind": "Service",
         "metadata": {"name": "hello", "namespace": "default"},
         "spec": {"template": {"spec": spec}},
     })
@@ -129,7 +129,7 @@ fn with_sorted_capabilities(mut spec: Value) -> Value {
 /// Formats the node's start of the containers of a service's pod; an error is the reason for its refusal.
 fn start_output(service: &Value) -> Result<String, String> {
     let read = parse::service_manifest(service, &ScalePolicyConfig::default());
-    let (name, manifest) = read.map_err(|problems| parse::problems_line(&problems))?;
+    let (name, manifest) = read.map_err(|problems| problem::problems_line(&problems))?;
     let mut machine = ControllerStateMachine::new(
         ClusterState { uid_seed: 1, ..ClusterState::default() },
         Outbox::new(),

@@ -20,27 +20,27 @@ static BOOK: LazyLock<Option<File>> = LazyLock::new(|| {
 pub(crate) struct BookedRequest(());
 
 impl BookedRequest {
-    pub(crate) fn now() -> Self {
-        note("+\n");
+    pub(crate) fn begin() -> Self {
+        append_line("+\n");
         Self(())
     }
 }
 
 impl Drop for BookedRequest {
     fn drop(&mut self) {
-        note("-\n");
+        append_line("-\n");
     }
 }
 
 /// Appends a line in one write, so that lines of several processes are not mixed.
-fn note(line: &str) {
+fn append_line(line: &str) {
     if let Some(mut book) = BOOK.as_ref() {
         book.write_all(line.as_bytes()).expect("BOOK can be written");
     }
 }
 
 /// Waits until the gate file exists.
-pub(crate) async fn wait() {
+pub(crate) async fn wait_for_gate() {
     let gate = env::var("GATE").unwrap_or_default();
     while !Path::new(&gate).exists() {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -32,9 +32,9 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
 struct EchoService;
 
 /// Does as a message demands: it waits, fails, or returns the text.
-async fn answer(text: Text) -> Result<Text, Status> {
+async fn execute(text: Text) -> Result<Text, Status> {
     match text.text.as_str() {
-        "wait" => book::wait().await,
+        "wait" => book::wait_for_gate().await,
         "fail" => return Err(Status::failed_precondition("asked to fail")),
         _ => {}
     }
@@ -42,7 +42,7 @@ async fn answer(text: Text) -> Result<Text, Status> {
 }
 
 /// Stream that keeps the request open in the book until the stream ends.
-fn held(
+fn hold_open(
     begun: BookedRequest,
     stream: impl Stream<Item = Result<Text, Status>> + Send + 'static,
 ) -> BoxStream<'static, Result<Text, Status>> {
@@ -57,8 +57,8 @@ fn held(
 #[tonic::async_trait]
 impl Echo for EchoService {
     async fn unary(&self, request: Request<Text>) -> Result<Response<Text>, Status> {
-        let _begun = BookedRequest::now();
-        Ok(Response::new(answer(request.into_inner()).await?))
+        let _begun = BookedRequest::begin();
+        Ok(Response::new(execute(request.into_inner()).await?))
     }
 
     type ServerStreamStream = BoxStream<'static, Result<Text, Status>>;
@@ -67,20 +67,20 @@ impl Echo for EchoService {
         &self,
         request: Request<Text>,
     ) -> Result<Response<Self::ServerStreamStream>, Status> {
-        let begun = BookedRequest::now();
+        let begun = BookedRequest::begin();
         let text = request.into_inner();
-        let three = stream::iter(0..3).then(move |_| answer(text.clone()));
-        Ok(Response::new(held(begun, three)))
+        let three = stream::iter(0..3).then(move |_| execute(text.clone()));
+        Ok(Response::new(hold_open(begun, three)))
     }
 
     async fn client_stream(
         &self,
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Text>, Status> {
-        let _begun = BookedRequest::now();
+        let _begun = BookedRequest::begin();
         let (mut stream, mut last) = (request.into_inner(), Text::default());
         while let Some(text) = stream.message().await? {
-            last = answer(text).await?;
+            last = execute(text).await?;
         }
         Ok(Response::new(last))
     }
@@ -91,8 +91,8 @@ impl Echo for EchoService {
         &self,
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Self::BidiStream>, Status> {
-        let begun = BookedRequest::now();
-        let answers = request.into_inner().then(|text| async { answer(text?).await });
-        Ok(Response::new(held(begun, answers)))
+        let begun = BookedRequest::begin();
+        let answers = request.into_inner().then(|text| async { execute(text?).await });
+        Ok(Response::new(hold_open(begun, answers)))
     }
 }

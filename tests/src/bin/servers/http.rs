@@ -33,52 +33,52 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
             let server = auto::Builder::new(TokioExecutor::new());
             let io = TokioIo::new(stream);
             // A request begins when the service is called, even if its future is dropped before its end.
-            let service = service_fn(|request| answer(request, BookedRequest::now()));
+            let service = service_fn(|request| respond(request, BookedRequest::begin()));
             server.serve_connection_with_upgrades(io, service).await
         });
     }
 }
 
-async fn answer(
+async fn respond(
     request: Request<Incoming>,
     begun: BookedRequest,
 ) -> Result<Response<ServerBody>, hyper::Error> {
     let body = match request.uri().path() {
         // Over HTTP/2, hyper leaves HEAD to the application.
         _ if request.method() == Method::HEAD => Empty::new().boxed(),
-        "/hello" => full("hello\n"),
-        "/empty" => return Ok(status(StatusCode::NO_CONTENT)),
-        "/chunks" => chunks(),
-        "/big" => full(vec![b'x'; 1 << 20]),
-        "/echo" => full(request.into_body().collect().await?.to_bytes()),
-        "/early" => return Ok(status(StatusCode::PAYLOAD_TOO_LARGE)),
+        "/hello" => full_body("hello\n"),
+        "/empty" => return Ok(status_response(StatusCode::NO_CONTENT)),
+        "/chunks" => chunked_body(),
+        "/big" => full_body(vec![b'x'; 1 << 20]),
+        "/echo" => full_body(request.into_body().collect().await?.to_bytes()),
+        "/early" => return Ok(status_response(StatusCode::PAYLOAD_TOO_LARGE)),
         "/wait" => {
-            book::wait().await;
-            full("waited\n")
+            book::wait_for_gate().await;
+            full_body("waited\n")
         }
         "/websocket" => return Ok(echo_websocket(request, begun)),
         _ => {
             // A proxy that still sends the body when the server closes may see the close before the response, and
             // answer itself.
             request.into_body().collect().await?;
-            return Ok(status(StatusCode::NOT_FOUND));
+            return Ok(status_response(StatusCode::NOT_FOUND));
         }
     };
     Ok(Response::new(body))
 }
 
-fn full(bytes: impl Into<Bytes>) -> ServerBody {
+fn full_body(bytes: impl Into<Bytes>) -> ServerBody {
     Full::new(bytes.into()).boxed()
 }
 
-fn status(status: StatusCode) -> Response<ServerBody> {
+fn status_response(status: StatusCode) -> Response<ServerBody> {
     let mut response = Response::new(Empty::new().boxed());
     *response.status_mut() = status;
     response
 }
 
 /// A body of unknown length, which is sent in chunks.
-fn chunks() -> ServerBody {
+fn chunked_body() -> ServerBody {
     let chunk = |_| async {
         tokio::task::yield_now().await;
         Ok(Frame::data(Bytes::from_static(b"some words\n")))
@@ -89,7 +89,7 @@ fn chunks() -> ServerBody {
 /// Echoes messages of a WebSocket until the client closes it, which ends the request.
 fn echo_websocket(mut request: Request<Incoming>, begun: BookedRequest) -> Response<ServerBody> {
     let Some(key) = request.headers().get(SEC_WEBSOCKET_KEY) else {
-        return status(StatusCode::BAD_REQUEST);
+        return status_response(StatusCode::BAD_REQUEST);
     };
     let accept = derive_accept_key(key.as_bytes());
     let upgrade = hyper::upgrade::on(&mut request);
@@ -105,7 +105,7 @@ fn echo_websocket(mut request: Request<Incoming>, begun: BookedRequest) -> Respo
             }
         }
     });
-    let mut response = status(StatusCode::SWITCHING_PROTOCOLS);
+    let mut response = status_response(StatusCode::SWITCHING_PROTOCOLS);
     let headers = response.headers_mut();
     headers.insert(UPGRADE, "websocket".parse().expect("a word"));
     headers.insert(CONNECTION, "Upgrade".parse().expect("a word"));

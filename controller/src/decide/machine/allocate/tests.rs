@@ -4,11 +4,11 @@ use common::wire::NamespacedName;
 use datapath::abi;
 
 use crate::{
-    machine::{
+    decide::machine::{
         ControllerEvent,
         tests::{HELLO, MachineSim, hello},
     },
-    world::{ConditionStatus, ConditionType},
+    model::world::{ConditionStatus, ConditionType},
 };
 
 fn named(name: &str) -> NamespacedName {
@@ -20,7 +20,7 @@ fn crowded(free: usize) -> MachineSim {
     let [first, last] = abi::ACTIVATOR_PORTS;
     assert_eq!((first..=last).count(), 10_000, "as docs/operations.md says");
     let mut sim = MachineSim::new();
-    sim.machine.world.allocated_ports.extend((first..=last).skip(free));
+    sim.machine.world.allocated.ports.extend((first..=last).skip(free));
     sim
 }
 
@@ -58,7 +58,7 @@ fn without_a_free_port_a_route_reports_it_and_waits_for_one() {
     sim.report_pod(&uid, |it| it.drained = true);
     apply(&mut sim, "third");
     assert_eq!(route_error(&sim, "third"), "NoAddressLeft", "a port is given back once");
-    assert_eq!(sim.machine.world.allocated_ports.len(), 10_000);
+    assert_eq!(sim.machine.world.allocated.ports.len(), 10_000);
 }
 
 #[test]

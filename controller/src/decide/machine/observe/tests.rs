@@ -18,17 +18,18 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{
-        DesiredState, ObjectPart, ObjectPartKey,
+    decide::machine::{ControllerEvent, ControllerStateMachine},
+    model::{
+        knative::key,
+        network_policies::PolicyClientPod,
+        object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
+        world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
+    },
+    shell::api::{
         object_cache::ObservedObject,
         write_decision::{WriteAction, next_write},
     },
-    children::ResourceKind,
-    desired::desired_state,
-    knative::key,
-    machine::{ControllerEvent, ControllerStateMachine},
-    network_policies::PolicyClientPod,
-    world::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
+    write::desired::desired_state,
 };
 
 mod autoscaler_classes;
@@ -519,7 +520,7 @@ fn decision(revision: &str, wanted: u32) -> ScaleDecision {
 }
 
 fn seen() -> PodObservation {
-    crate::machine::tests::pod_seen("")
+    crate::decide::machine::tests::pod_seen("")
 }
 
 fn table(machine: &ControllerStateMachine) -> RouteTable {
@@ -629,9 +630,9 @@ fn a_non_leader_waits_for_the_allocation_of_a_name() {
         follower.step(cluster.now, event);
     }
     let app = &follower.world().apps[&name("hello")];
-    let why = app.conditions.get(crate::world::ConditionType::RouteIngress);
+    let why = app.conditions.get(crate::model::world::ConditionType::RouteIngress);
     assert!(app.route.as_ref().is_some_and(|it| it.allocations.is_empty()));
-    assert!(matches!(why, crate::world::ConditionStatus::Unknown(_)), "{why:?}");
+    assert!(matches!(why, crate::model::world::ConditionStatus::Unknown(_)), "{why:?}");
 }
 
 #[test]
@@ -925,7 +926,7 @@ fn a_route_without_a_port_reports_it_and_gets_the_first_free_one() {
     for machine in
         [Some(&mut cluster.machine), cluster.other_replica.as_mut()].into_iter().flatten()
     {
-        machine.world.allocated_ports.extend(first + 1..=last);
+        machine.world.allocated.ports.extend(first + 1..=last);
     }
     cluster.service("hello", "hello:v1", 0, Value::Null);
     cluster.service("after", "hello:v1", 0, Value::Null);
@@ -946,7 +947,7 @@ fn nothing_is_left_of_a_deleted_service() {
     assert_eq!(cluster.objects.len(), 1, "the activator");
     let world = cluster.machine.world();
     assert!(
-        world.apps.is_empty() && world.allocated_ports.is_empty() && world.pod_statuses.is_empty(),
+        world.apps.is_empty() && world.allocated.ports.is_empty() && world.pods.statuses.is_empty(),
         "{:?}",
         world.apps
     );
@@ -1312,7 +1313,7 @@ fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
             .contains_key(&(ResourceKind::ClusterDomainClaim, NamespacedName::new("", at)))
     );
     let world = cluster.machine.world();
-    assert!(world.domain_mappings.is_empty() && world.mappings_by_target.is_empty());
+    assert!(world.domains.mappings.is_empty() && world.domains.mappings_by_target.is_empty());
 }
 
 #[test]
@@ -1560,7 +1561,7 @@ fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
         |cluster: &FakeApiServer| cluster.table().activators.into_keys().collect::<Vec<_>>();
     let targets = |cluster: &FakeApiServer, own: &str| {
         let slice = cluster.object(ResourceKind::EndpointSlice, own);
-        crate::observe::slice_target_names(slice)
+        crate::read::observe::slice_target_names(slice)
             .iter()
             .map(|it| (*it).to_owned())
             .collect::<Vec<_>>()
@@ -1599,7 +1600,7 @@ fn slices_never_list_an_activator_that_ended_before_the_name_existed() {
         let all =
             cluster.objects.iter().filter(|((kind, _), _)| *kind == ResourceKind::EndpointSlice);
         let all = all.flat_map(|(_, it)| {
-            crate::observe::slice_target_names(it).into_iter().map(str::to_owned)
+            crate::read::observe::slice_target_names(it).into_iter().map(str::to_owned)
         });
         all.collect::<BTreeSet<String>>()
     };

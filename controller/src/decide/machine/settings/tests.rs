@@ -3,9 +3,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    children::ResourceKind,
-    machine::{ControllerEffects, ControllerEvent},
-    world::ClusterState,
+    decide::machine::{ControllerEffects, ControllerEvent},
+    model::{object::ResourceKind, world::ClusterState},
 };
 
 const NOW: UnixMillis = UnixMillis(1_000_000);

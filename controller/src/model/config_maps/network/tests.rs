@@ -1,7 +1,7 @@
 use super::*;
-use crate::{
+use crate::model::{
     config_maps::{ParsedConfigMap, read},
-    parse::problems_line,
+    problem::problems_line,
 };
 
 fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<NetworkConfig>, String> {

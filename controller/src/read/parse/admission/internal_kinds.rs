@@ -3,12 +3,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
-use super::{
-    super::Problem, AdmissionRequest, AdmittedKind, annotations_mut, check_creator, default_metric,
-};
+use super::{AdmissionRequest, AdmittedKind, annotations_mut, check_creator, default_metric};
 use crate::{
-    parse::{defaults, dns_names, metadata},
-    scale_policy,
+    model::{problem::Problem, scale_policy},
+    read::parse::{defaults, dns_names, metadata},
 };
 
 /// Fills in the namespace of a DomainMapping's reference, which is always its own.

@@ -4,9 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    config_maps::{Features, Flag, RevisionDefaults, SecureDefaults},
-    parse::{AdmissionPlatform, problem},
-    scale_policy::ScalePolicyConfig,
+    model::{
+        config_maps::{Features, Flag, RevisionDefaults, SecureDefaults},
+        problem,
+        scale_policy::ScalePolicyConfig,
+    },
+    read::parse::AdmissionPlatform,
 };
 
 static DEFAULTS: LazyLock<RevisionDefaults> = LazyLock::new(RevisionDefaults::default);

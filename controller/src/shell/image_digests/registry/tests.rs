@@ -16,7 +16,7 @@ use axum::{
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::image_digests::{PullSecret, image_reference::ImageReference};
+use crate::shell::image_digests::{PullSecret, image_reference::ImageReference};
 
 const DIGEST: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const LIMIT: Duration = Duration::from_secs(20);

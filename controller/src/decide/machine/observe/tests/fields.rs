@@ -4,21 +4,23 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::{
-    config_maps::{Features, RevisionDefaults, read},
-    crds,
-    parse::{
-        AdmissionPlatform as Where, AdmissionRules, Problem,
+    model::{
+        config_maps::{Features, RevisionDefaults, read},
+        problem::Problem,
+        scale_policy::{self, ScalePolicyConfig},
+    },
+    read::parse::{
+        AdmissionPlatform as Where, AdmissionRules,
         admission::{AdmissionRequest, AdmittedKind, ValidationResult, apply_defaults, validate},
         field_mask, known_keys,
     },
-    scale_policy::{self, ScalePolicyConfig},
 };
 
 mod config_map_keys;
 mod local_node;
 mod other_objects;
 
-const PAGE: &str = include_str!("../../../../../docs/fields.md");
+const PAGE: &str = include_str!("../../../../../../docs/fields.md");
 
 #[derive(Clone, Debug)]
 struct FieldRow {

@@ -53,7 +53,7 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
         assert_eq!(kinds(&cluster), wanted, "{} bytes", own.len());
         let ready = cluster.condition(ResourceKind::KnativeService, &own, "Ready");
         assert_eq!(ready, "True : ", "{} bytes", own.len());
-        let owed = crate::desired::required_children(cluster.machine.world(), &name(&own));
+        let owed = crate::write::desired::required_children(cluster.machine.world(), &name(&own));
         let owing = owed.iter().filter(|it| !it.keys.is_empty()).count();
         assert_eq!(owing, 2, "{} bytes: of a Revision and of a Route", own.len());
         for key in owed.iter().flat_map(|it| &it.keys) {
@@ -78,7 +78,7 @@ fn everything_is_made_and_stands_at_every_length_of_a_name() {
         assert_eq!(slices + 2, now(ResourceKind::EndpointSlice), "{} bytes", own.len());
         cluster.remove(ResourceKind::KnativeService, &own);
         assert_eq!(kinds(&cluster), BTreeMap::new(), "{} bytes", own.len());
-        assert!(cluster.machine.world().owner_exceptions.is_empty(), "{} bytes", own.len());
+        assert!(cluster.machine.world().names.owner_exceptions.is_empty(), "{} bytes", own.len());
     }
 }
 
@@ -93,7 +93,8 @@ fn write_errors_are_reported_at_every_length_of_a_name() {
         });
         for (resource, child) in children.cloned().collect::<Vec<_>>() {
             let key = ObjectPartKey::new(resource, ObjectPart::Object, child.clone());
-            let trouble = crate::api::WriteError { reason: "Invalid", message: "no".into() };
+            let trouble =
+                crate::model::object::WriteError { reason: "Invalid", message: "no".into() };
             cluster.step(ControllerEvent::WriteErrorChanged(key.clone(), Some(trouble)));
             let app = &cluster.machine.world().apps[&name(&own)];
             let route = app.route.as_ref().expect("a route");
@@ -133,7 +134,8 @@ fn a_pod_of_a_long_name_is_noted_as_draining() {
 fn an_object_that_was_never_written_is_reported_by_its_owner() {
     let mut cluster = FakeApiServer::new();
     cluster.service("hello", "hello:v1", 1, Value::Null);
-    let trouble = crate::api::WriteError { reason: "NotMade", message: "Deployment".into() };
+    let trouble =
+        crate::model::object::WriteError { reason: "NotMade", message: "Deployment".into() };
     let app = name("hello");
     for (of, own, condition) in [
         (ResourceKind::Revision, "hello-00001", "ResourcesAvailable"),
@@ -154,7 +156,7 @@ fn scaled_and_mapped(own: &str) -> FakeApiServer {
     cluster.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
     let mut template = template("hello:v1", 1);
     for (key, value) in
-        [("class", crate::scale_policy::HPA_CLASS), ("metric", "cpu"), ("target", "70")]
+        [("class", crate::model::scale_policy::HPA_CLASS), ("metric", "cpu"), ("target", "70")]
     {
         template["metadata"]["annotations"][format!("autoscaling.knative.dev/{key}")] =
             json!(value);
@@ -197,7 +199,7 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
             .map(|(at, object)| (at.clone(), object.clone()))
             .expect("one");
         let key = ObjectPartKey::new(at.0, ObjectPart::Object, at.1.clone());
-        let trouble = crate::api::WriteError { reason: "Invalid", message: "no".into() };
+        let trouble = crate::model::object::WriteError { reason: "Invalid", message: "no".into() };
         cluster.step(ControllerEvent::WriteErrorChanged(key.clone(), Some(trouble)));
         let blocked = |cluster: &FakeApiServer| {
             cluster.machine.world().apps[&name(&own)].revisions[0].blocked_reason.is_some()
@@ -214,6 +216,6 @@ fn its_horizontal_autoscaler_and_its_domain_stand_at_every_length_of_a_name() {
         assert_eq!(claims(&cluster), [], "{bytes} bytes");
         cluster.remove(ResourceKind::KnativeService, &own);
         assert_eq!(kinds(&cluster), BTreeMap::new(), "{bytes} bytes");
-        assert!(cluster.machine.world().owner_exceptions.is_empty(), "{bytes} bytes");
+        assert!(cluster.machine.world().names.owner_exceptions.is_empty(), "{bytes} bytes");
     }
 }

@@ -181,7 +181,7 @@ fn a_note_from_a_clock_that_is_ahead_holds_no_pod() {
     let ahead = cluster.now.plus_ms(3_600_000).rfc3339();
     let at = (ResourceKind::Pod, pod);
     cluster.objects.get_mut(&at).expect("a pod")["metadata"]["annotations"]
-        [crate::observe::DRAINING] = json!(ahead);
+        [crate::model::knative::key::DRAINING] = json!(ahead);
     another_leads(&mut cluster, Some(0));
     assert_eq!(phase(&cluster, &uid), Some(Draining));
     cluster.now = cluster.now.plus_ms(300_000);

@@ -1,7 +1,7 @@
 //! Write errors of a Revision's or Route's child objects: one of several is shown, and each is cleared on its own.
 
 use super::*;
-use crate::api::WriteError;
+use crate::model::object::WriteError;
 
 const REVISION: &str = "hello-00001";
 
@@ -84,7 +84,7 @@ fn a_revision_created_late_is_no_longer_missing() {
             it,
         )
     };
-    let owed = crate::desired::required_children(late.world(), &name("hello"));
+    let owed = crate::write::desired::required_children(late.world(), &name("hello"));
     assert_eq!(
         owed[0].keys,
         [ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, name(REVISION))]
@@ -92,7 +92,7 @@ fn a_revision_created_late_is_no_longer_missing() {
     late.step(cluster.now, unmade(write_error("missing")));
     assert_eq!(revision_message(&late).as_deref(), Some("missing"));
     late.step(cluster.now, seen(ResourceKind::Revision, REVISION));
-    let owed = crate::desired::required_children(late.world(), &name("hello"));
+    let owed = crate::write::desired::required_children(late.world(), &name("hello"));
     assert_eq!((owed[0].owner.0, owed[0].keys.len()), (ResourceKind::Configuration, 0));
     late.step(cluster.now, unmade(None));
     assert_eq!(revision_message(&late), None);

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::*;
-use crate::config_maps;
+use crate::model::config_maps;
 
 /// Keys that are recognized by their prefix, or that may have any name.
 const BY_PREFIX: [(&str, &str); 5] = [
@@ -138,7 +138,7 @@ fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
     };
     let (filled, _) = apply_defaults(&ask);
     let verdict = validate(&AdmissionRequest { object: &filled, ..ask });
-    (filled, crate::parse::problems_line(&verdict.problems))
+    (filled, crate::model::problem::problems_line(&verdict.problems))
 }
 
 fn try_to_make(cluster: &mut FakeApiServer, object: Value) -> String {

@@ -4,8 +4,9 @@ use common::local_node::LocalPodSpec;
 
 use super::*;
 use crate::{
-    desired, parse,
-    render::{KnativeObjectKey, KnativeObjectKind},
+    model::object::{KnativeObjectKey, KnativeObjectKind},
+    read::parse,
+    write::desired,
 };
 
 const SECTION: &str = "\n## On the local node\n";

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::ServiceSpec;
 
 use super::*;
-use crate::children::services;
+use crate::{model::object::names, write::crds};
 
 const DOMAIN: &str = "www.shop.test";
 
@@ -75,7 +75,7 @@ pub(super) fn try_made(row: &FieldRow) {
     assert_eq!(is_set, word == Some("put right"), "{said}: {made}");
 }
 
-/// Returns the spec of an object as it is applied. `kube/cache.rs` and, on an API server,
+/// Returns the spec of an object as it is applied. `shell/api/object_cache.rs` and, on an API server,
 /// `controller/tests/apiserver.rs` show that the writer restores it after another client's change.
 fn made(on: &str) -> Option<Value> {
     let mut object = service();
@@ -93,7 +93,7 @@ fn made(on: &str) -> Option<Value> {
         "Service of a name" => (ResourceKind::Service, "hello".to_owned()),
         "Service `<revision>`" => (ResourceKind::Service, "hello-00001".to_owned()),
         "Service `<revision>-private`" => {
-            (ResourceKind::Service, services::private_service_name("hello-00001"))
+            (ResourceKind::Service, names::private_service_name("hello-00001"))
         }
         _ => return None,
     };

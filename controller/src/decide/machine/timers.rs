@@ -1,0 +1,75 @@
+//! Pure: moments at which the state machine plans apps again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::wire::NamespacedName;
+
+use crate::model::world::UnixMillis;
+
+/// Timers in the order of their moments. An app has one at most.
+#[derive(Debug, Default)]
+pub(super) struct AppTimers {
+    queue: BTreeSet<(UnixMillis, NamespacedName)>,
+    by_app: BTreeMap<NamespacedName, UnixMillis>,
+}
+
+impl AppTimers {
+    /// Returns the moment of the next timer.
+    pub(super) fn next_due(&self) -> Option<UnixMillis> {
+        self.queue.first().map(|(at, _)| *at)
+    }
+
+    /// Replaces the timer of an app; `None`: the app has none any more.
+    pub(super) fn set(&mut self, app: &NamespacedName, at: Option<UnixMillis>) {
+        if let Some(old) = self.by_app.remove(app) {
+            self.queue.remove(&(old, app.clone()));
+        }
+        if let Some(at) = at {
+            self.queue.insert((at, app.clone()));
+            self.by_app.insert(app.clone(), at);
+        }
+    }
+
+    /// Adds a timer beside those that its name has already. No app has this name.
+    pub(super) fn add(&mut self, name: NamespacedName, at: UnixMillis) {
+        self.queue.insert((at, name));
+    }
+
+    /// Removes the first timer if it is due, and returns its name.
+    pub(super) fn pop_due(&mut self, now: UnixMillis) -> Option<NamespacedName> {
+        self.queue.first().filter(|(at, _)| *at <= now)?;
+        let (_, name) = self.queue.pop_first()?;
+        self.by_app.remove(&name);
+        Some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_app_has_its_latest_timer_only_and_timers_come_in_order() {
+        let [one, two] = ["one", "two"].map(|name| NamespacedName::new("default", name));
+        let mut timers = AppTimers::default();
+        timers.set(&one, Some(UnixMillis(10)));
+        timers.set(&two, Some(UnixMillis(20)));
+        timers.set(&one, Some(UnixMillis(30)));
+        assert_eq!(timers.next_due(), Some(UnixMillis(20)));
+        assert_eq!(timers.pop_due(UnixMillis(19)), None);
+        assert_eq!(timers.pop_due(UnixMillis(30)), Some(two));
+        timers.set(&one, None);
+        assert_eq!((timers.pop_due(UnixMillis(30)), timers.next_due()), (None, None));
+    }
+
+    #[test]
+    fn an_added_timer_stands_beside_others_of_its_name() {
+        let mut timers = AppTimers::default();
+        for at in [2, 1] {
+            timers.add(NamespacedName::EMPTY, UnixMillis(at));
+        }
+        let due = || Some(NamespacedName::EMPTY);
+        assert_eq!((timers.pop_due(UnixMillis(1)), timers.pop_due(UnixMillis(1))), (due(), None));
+        assert_eq!(timers.pop_due(UnixMillis(2)), due());
+    }
+}

@@ -1,0 +1,310 @@
+//! Pure: keys of the parts of an app's objects, and the app that an object belongs to.
+
+use common::wire::NamespacedName;
+
+use crate::{
+    decide::plan,
+    model::{
+        object::{
+            ObjectPart, ObjectPartKey, ResourceKind,
+            names::{self, tagged_name},
+        },
+        scale_policy::AutoscalerClass,
+        world::{
+            AppRevision, AppState, ClusterState, ObjectOwner, PodStage, RevisionPod,
+            RouteNameAllocation, TemplateFacts,
+        },
+    },
+};
+
+/// Returns true if the controller makes objects for the app: not while its manifest is refused.
+pub(crate) fn is_maintained(world: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
+    is_in_use(world, name, app) && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
+}
+
+/// Returns true if the app's objects stay in use: not once their owner is gone, since then they go, too.
+fn is_in_use(world: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
+    let orphan =
+        |owner: Option<ObjectOwner>| owner == Some(ObjectOwner::Service) && app.service.is_none();
+    let owners =
+        [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
+    let going = app.is_terminating() || world.terminating_namespaces.contains(&name.namespace);
+    !going && !owners.into_iter().any(orphan)
+}
+
+/// Returns true if the Revision's Deployment is scaled: nothing above it is being deleted.
+pub fn is_scaled(
+    world: &ClusterState,
+    name: &NamespacedName,
+    app: &AppState,
+    revision: &AppRevision,
+) -> bool {
+    // A Configuration that is deleted with `--cascade=orphan` leaves its Revisions behind.
+    let is_kept = app.configuration.as_ref().map_or(revision.is_orphan, |it| !it.is_terminating);
+    is_in_use(world, name, app) && is_kept
+}
+
+/// Returns the Revision that a child object of this name belongs to, with its app. Candidates are the apps whose names
+/// begin the name.
+pub(crate) fn find_owner_revision<'a>(
+    world: &'a ClusterState,
+    name: &NamespacedName,
+    bears: impl Fn(&AppRevision) -> bool,
+) -> Option<(NamespacedName, &'a AppRevision)> {
+    let in_app = |app: NamespacedName| {
+        let revisions = &world.apps.get(&app)?.revisions;
+        revisions.iter().find(|it| bears(it)).map(|it| (app, it))
+    };
+    // Names are made of the app's name and suffixes, so every prefix up to a `-` may be the app's.
+    let ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
+    let mut apps = ends.map(|at| NamespacedName::new(name.namespace.clone(), &name.name[..at]));
+    apps.find_map(in_app).or_else(|| world.exceptional_owners(name).cloned().find_map(in_app))
+}
+
+/// Returns the app and the Revision that an object is made for.
+pub fn owner_revision_of(
+    world: &ClusterState,
+    key: &ObjectPartKey,
+) -> Option<(NamespacedName, Box<str>)> {
+    let found =
+        find_owner_revision(world, &key.name, |revision| has_child_named(world, key, revision));
+    found.map(|(owner, revision)| (owner, revision.name.clone()))
+}
+
+/// Returns true if one of the Revision's child objects has the name of this key.
+pub(crate) fn has_child_named(
+    world: &ClusterState,
+    key: &ObjectPartKey,
+    revision: &AppRevision,
+) -> bool {
+    let (own, name) = (&*revision.name, key.name.name.as_str());
+    match key.resource {
+        ResourceKind::Deployment => names::deployment_name(own) == name,
+        ResourceKind::Image => {
+            container_names(revision, world).iter().any(|it| names::image_name(own, it) == name)
+        }
+        ResourceKind::Service => own == name || names::private_service_name(own) == name,
+        ResourceKind::EndpointSlice => {
+            own == name || names::slice_name(own, names::V6_SUFFIX) == name
+        }
+        _ => own == name,
+    }
+}
+
+/// Returns the Route that holds a name, with the name's allocation.
+pub(crate) fn find_route_name<'a>(
+    world: &'a ClusterState,
+    name: &NamespacedName,
+) -> Option<(NamespacedName, &'a RouteNameAllocation)> {
+    let owner = world.app_of_route_name(name)?;
+    let mut all = world.apps.get(&owner)?.allocations().iter();
+    let held = all.find(|it| plan::placeholder_name(it, &owner.name) == name.name)?;
+    Some((owner, held))
+}
+
+/// Returns the Route to one of whose names a slice belongs, with the name's allocation.
+pub(crate) fn find_slice_route<'a>(
+    world: &'a ClusterState,
+    slice: &NamespacedName,
+) -> Option<(NamespacedName, &'a RouteNameAllocation)> {
+    let service = slice.name.strip_suffix(names::V6_SUFFIX).unwrap_or(&slice.name);
+    let of = |app: &NamespacedName| {
+        let mut all = world.apps.get(app)?.allocations().iter();
+        let name = |it: &RouteNameAllocation| {
+            names::slice_name(&plan::placeholder_name(it, &app.name), names::V6_SUFFIX)
+        };
+        all.find(|it| name(it) == slice.name).map(|it| (app.clone(), it))
+    };
+    // A long name is cut before the suffix is added: then it does not show the Service's.
+    find_route_name(world, &NamespacedName::new(slice.namespace.clone(), service))
+        .or_else(|| world.exceptional_owners(slice).find_map(of))
+}
+
+/// Returns the Route that a placeholder or slice belongs to.
+pub fn owner_route_of(world: &ClusterState, key: &ObjectPartKey) -> Option<NamespacedName> {
+    match key.resource {
+        ResourceKind::Service => world.app_of_route_name(&key.name),
+        ResourceKind::EndpointSlice => find_slice_route(world, &key.name).map(|(route, _)| route),
+        _ => None,
+    }
+}
+
+/// Returns the keys of the slices of a Route's names.
+pub fn slice_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartKey> {
+    let of = |it: &RouteNameAllocation| {
+        let own = plan::placeholder_name(it, &name.name);
+        let key = |name: String, space: &str| {
+            ObjectPartKey::new(
+                ResourceKind::EndpointSlice,
+                ObjectPart::Object,
+                NamespacedName::new(space, name),
+            )
+        };
+        [
+            key(own.clone(), &name.namespace),
+            key(names::slice_name(&own, names::V6_SUFFIX), &name.namespace),
+        ]
+    };
+    app.allocations().iter().flat_map(of).collect()
+}
+
+/// Returns the keys of the statuses of Service, Configuration and Route.
+pub fn status_keys(name: &NamespacedName) -> [ObjectPartKey; 3] {
+    [ResourceKind::KnativeService, ResourceKind::Configuration, ResourceKind::Route]
+        .map(|resource| ObjectPartKey::new(resource, ObjectPart::Status, name.clone()))
+}
+
+/// Returns the keys of all parts that change as a Revision scales.
+pub fn scale_keys(namespace: &str, revision: &AppRevision) -> impl Iterator<Item = ObjectPartKey> {
+    let name = |name: String| NamespacedName::new(namespace, name);
+    let own = || name(revision.name.to_string());
+    [
+        ObjectPartKey::new(
+            ResourceKind::Deployment,
+            ObjectPart::Scale,
+            name(names::deployment_name(&revision.name)),
+        ),
+        ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Status, own()),
+        ObjectPartKey::new(ResourceKind::PodAutoscaler, ObjectPart::Status, own()),
+    ]
+    .into_iter()
+    .chain(path_keys(namespace, revision))
+}
+
+/// Returns the keys that depend on the path of connections to a Revision: the ServerlessService, and the slices of the
+/// Revision's own Service.
+pub fn path_keys(namespace: &str, revision: &AppRevision) -> [ObjectPartKey; 4] {
+    let name = |name: String| NamespacedName::new(namespace, name);
+    let own = || name(revision.name.to_string());
+    let six = || name(names::slice_name(&revision.name, names::V6_SUFFIX));
+    [
+        ObjectPartKey::new(ResourceKind::ServerlessService, ObjectPart::Object, own()),
+        ObjectPartKey::new(ResourceKind::ServerlessService, ObjectPart::Status, own()),
+        ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, own()),
+        ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, six()),
+    ]
+}
+
+/// Returns the keys of a Revision and of its child objects.
+pub fn revision_keys(
+    namespace: &str,
+    revision: &AppRevision,
+    containers: &[String],
+) -> Vec<ObjectPartKey> {
+    let key = |resource, name: String| {
+        ObjectPartKey::new(resource, ObjectPart::Object, NamespacedName::new(namespace, name))
+    };
+    let own = || revision.name.to_string();
+    let mut all = vec![
+        key(ResourceKind::Revision, own()),
+        key(ResourceKind::Deployment, names::deployment_name(&revision.name)),
+        key(ResourceKind::PodAutoscaler, own()),
+        key(ResourceKind::ServerlessService, own()),
+        key(ResourceKind::Service, own()),
+        key(ResourceKind::Service, names::private_service_name(&revision.name)),
+    ];
+    let image = |it: &String| key(ResourceKind::Image, names::image_name(&revision.name, it));
+    all.extend(containers.iter().map(image));
+    all
+}
+
+/// Returns the key of a Revision's HorizontalPodAutoscaler, if it is of that class.
+pub fn hpa_key(
+    namespace: &str,
+    revision: &AppRevision,
+    world: &ClusterState,
+) -> Option<ObjectPartKey> {
+    let own = NamespacedName::new(namespace, &*revision.name);
+    let key = || ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, ObjectPart::Object, own);
+    (TemplateFacts::of_revision(revision, world).class == AutoscalerClass::Hpa).then(key)
+}
+
+/// Returns the keys of all objects and statuses of an app.
+pub fn app_keys(name: &NamespacedName, app: &AppState, world: &ClusterState) -> Vec<ObjectPartKey> {
+    let mut all: Vec<ObjectPartKey> = status_keys(name).into();
+    all.extend(object_keys(name));
+    all.extend(route_name_keys(name, app));
+    for revision in &app.revisions {
+        // Earlier versions made a Metric, which must be removed.
+        let own = NamespacedName::new(name.namespace.clone(), &*revision.name);
+        all.push(ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, own));
+        all.extend(revision_keys(&name.namespace, revision, &container_names(revision, world)));
+        all.extend(hpa_key(&name.namespace, revision, world));
+        all.extend(scale_keys(&name.namespace, revision));
+        all.extend(drain_annotation_keys(&name.namespace, revision));
+    }
+    all
+}
+
+/// Returns the names of a Revision's containers, init containers first.
+pub fn container_names(revision: &AppRevision, world: &ClusterState) -> Vec<String> {
+    let facts = TemplateFacts::of_revision(revision, world);
+    let pod = &facts.template.spec.pod;
+    let all = pod.init_containers.iter().flatten().chain(&pod.containers);
+    all.map(|it| it.name.clone()).collect()
+}
+
+/// Returns the keys of an app's Configuration and Route.
+pub fn object_keys(name: &NamespacedName) -> [ObjectPartKey; 2] {
+    [ResourceKind::Configuration, ResourceKind::Route]
+        .map(|resource| ObjectPartKey::new(resource, ObjectPart::Object, name.clone()))
+}
+
+/// Returns the keys of the placeholders and slices of a Route's names.
+pub fn route_name_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartKey> {
+    let service = |it: &RouteNameAllocation| {
+        let own =
+            NamespacedName::new(name.namespace.clone(), plan::placeholder_name(it, &name.name));
+        ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, own)
+    };
+    app.allocations().iter().map(service).chain(slice_keys(name, app)).collect()
+}
+
+/// Returns names of an app's objects that do not begin with the app's name: they were cut to fit, or chosen by the
+/// user.
+pub fn owner_exceptions(
+    name: &NamespacedName,
+    app: &AppState,
+    world: &ClusterState,
+) -> Vec<NamespacedName> {
+    let shows = |it: &str| it.strip_prefix(&*name.name).is_some_and(|rest| rest.starts_with('-'));
+    let made = app.revisions.iter().flat_map(|revision| {
+        let all = revision_keys(&name.namespace, revision, &container_names(revision, world));
+        let ways = path_keys(&name.namespace, revision);
+        all.into_iter().chain(ways).map(|key| key.name).filter(|it| !shows(&it.name))
+    });
+    let mut odd: Vec<NamespacedName> = made.collect();
+    let tags = app.route.iter().flat_map(|it| it.tags().map(Some).chain([None]));
+    for tag in tags {
+        let service = tagged_name(tag, &name.name);
+        let slice = names::slice_name(&service, names::V6_SUFFIX);
+        let full = |own: String| NamespacedName::new(name.namespace.as_str(), own);
+        // A cut name does not show the names it was made of.
+        if slice.strip_suffix(names::V6_SUFFIX) != Some(service.as_str()) {
+            odd.push(full(slice));
+        }
+        if tag.is_some_and(|tag| service.len() != tag.len() + 1 + name.name.len()) {
+            odd.push(full(service));
+        }
+    }
+    odd
+}
+
+/// Returns the keys of a Revision's pods whose annotation differs from their stage.
+pub fn drain_annotation_keys<'a>(
+    namespace: &'a str,
+    revision: &'a AppRevision,
+) -> impl Iterator<Item = ObjectPartKey> + 'a {
+    let wrong = |pod: &&RevisionPod| {
+        let placed = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
+        placed.is_some_and(|it| it.draining_since.is_some() != (pod.stage != PodStage::Serving))
+    };
+    let pods = revision.pods.iter().filter(wrong);
+    pods.map(move |pod| {
+        ObjectPartKey::new(
+            ResourceKind::Pod,
+            ObjectPart::Object,
+            NamespacedName::new(namespace, &*pod.name),
+        )
+    })
+}

@@ -1,0 +1,14 @@
+//! Pure: vocabulary of the controller, and everything that it has observed.
+//!
+//! Types, their parsers and small readers live here: kinds and keys of objects, Knative's objects, settings, and the
+//! cluster state. Nothing here reads a whole object, decides, or builds a body; the other rooms import this one.
+
+pub mod config_maps;
+pub mod drain_acks;
+pub mod knative;
+pub mod network_policies;
+pub mod object;
+pub mod problem;
+pub mod rollout;
+pub mod scale_policy;
+pub mod world;

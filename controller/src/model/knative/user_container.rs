@@ -1,0 +1,54 @@
+//! Pure: the serving container among a pod's containers, its port, and the ports of its probes.
+
+use k8s_openapi::{
+    api::core::v1::{Container, Probe},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
+
+/// Returns the index of the serving container: the one with ports, or the only one.
+pub(crate) fn serving_index(containers: &[Container]) -> usize {
+    containers.iter().position(|it| it.ports.as_ref().is_some_and(|p| !p.is_empty())).unwrap_or(0)
+}
+
+/// Name of the serving container's port in the pod.
+pub const USER_PORT_NAME: &str = "user-port";
+
+/// The port of a container that names none (knative/serving `networking.DefaultUserPort`).
+const DEFAULT_PORT: i32 = 8080;
+
+/// Port on which the serving container listens.
+pub fn serving_port(container: Option<&Container>) -> i32 {
+    let port = container.and_then(|it| it.ports.as_ref()?.first());
+    port.map(|it| it.container_port).filter(|it| *it > 0).unwrap_or(DEFAULT_PORT)
+}
+
+/// Writes the serving port into every probe of the serving container that has no port number.
+///
+/// The pod names the port [`USER_PORT_NAME`], so the kubelet would not find it by the user's name.
+pub fn resolve_probe_ports(container: &mut Container, port: i32) {
+    let probes = [
+        &mut container.liveness_probe,
+        &mut container.readiness_probe,
+        &mut container.startup_probe,
+    ];
+    probes.into_iter().flatten().for_each(|probe| set_probe_port(probe, port, false));
+}
+
+/// Sets the port of a probe that has no number, and with `always` of every probe.
+pub(crate) fn set_probe_port(probe: &mut Probe, port: i32, always: bool) {
+    let fill = |have: &mut IntOrString| {
+        let none = match have {
+            IntOrString::Int(number) => *number == 0,
+            // Only the serving port can be named, since no other container has ports.
+            IntOrString::String(name) => name.parse::<u16>().is_err(),
+        };
+        if none || always {
+            *have = IntOrString::Int(port);
+        }
+    };
+    probe.http_get.iter_mut().for_each(|it| fill(&mut it.port));
+    probe.tcp_socket.iter_mut().for_each(|it| fill(&mut it.port));
+    for grpc in probe.grpc.iter_mut().filter(|it| always || it.port == 0) {
+        grpc.port = port;
+    }
+}

@@ -1,0 +1,273 @@
+//! Pure: state of one app: its Service, Configuration and Route.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use super::{
+    AppRevision, RevisionPod,
+    conditions::{ConditionReason, ConditionSet},
+    settings::PlatformKind,
+    values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis},
+};
+use crate::model::rollout::Rollout;
+
+/// All objects of one name in a namespace: a Service with its child objects, or a Configuration or Route alone.
+///
+/// An object with the UID 0 is desired and does not exist yet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AppState {
+    /// The Service, unless the Configuration or Route exists alone.
+    pub service: Option<ServiceState>,
+    /// The Configuration, once there is one.
+    pub configuration: Option<ConfigurationState>,
+    /// The Route, once there is one.
+    pub route: Option<RouteState>,
+    /// Revisions of the Configuration, oldest first.
+    pub revisions: Vec<AppRevision>,
+    /// Conditions of Service, Configuration and Route.
+    pub conditions: ConditionSet,
+}
+
+impl AppState {
+    /// Returns true if the app's Service is being deleted.
+    pub fn is_terminating(&self) -> bool {
+        self.service.as_ref().is_some_and(|it| it.is_terminating)
+    }
+
+    /// Returns true if all child objects end with the Service. On Kubernetes each object is deleted on its own: below a
+    /// Service that is deleted with `--cascade=orphan`, or that others' finalizers keep, everything stays and serves.
+    pub fn cascades_deletion(&self, platform: PlatformKind) -> bool {
+        // The local node has no `--cascade` and no finalizers.
+        platform == PlatformKind::Local && self.is_terminating()
+    }
+
+    /// Returns the Revision of the newest template, once it exists.
+    pub fn latest_created(&self) -> Option<&AppRevision> {
+        let configuration = self.configuration.as_ref()?;
+        // A name identifies the template; without one the generation does, since each change makes a new Revision.
+        self.revisions.iter().filter(|it| !it.is_deleted).find(|it| {
+            match &configuration.revision_name {
+                Some(name) => it.name == *name,
+                None => it.meta.generation == configuration.meta.generation,
+            }
+        })
+    }
+
+    /// Returns the name of the newest Revision that has ever been ready.
+    pub fn latest_ready(&self) -> Option<&str> {
+        self.configuration.as_ref()?.latest_ready.as_deref()
+    }
+
+    /// Returns the Route's traffic targets in force.
+    pub fn traffic(&self) -> &[AssignedTraffic] {
+        self.route.as_ref().map(|it| &*it.traffic).unwrap_or_default()
+    }
+
+    /// Returns the allocations of the Route's names.
+    pub fn allocations(&self) -> &[RouteNameAllocation] {
+        self.route.as_ref().map(|it| &*it.allocations).unwrap_or_default()
+    }
+
+    /// Returns a label of the Route, or of the Service that owns it.
+    pub fn route_label(&self, key: &str) -> Option<&str> {
+        self.route_metadata(|manifest| &manifest.labels, |route| &route.labels)?.get(key)
+    }
+
+    /// Returns an annotation of the Route, or of the Service that owns it.
+    pub fn route_annotation(&self, key: &str) -> Option<&str> {
+        self.route_metadata(|manifest| &manifest.annotations, |route| &route.annotations)?.get(key)
+    }
+
+    /// Returns all labels of the Route, or of the Service that owns it.
+    pub fn route_labels(&self) -> BTreeMap<String, String> {
+        let found = self.route_metadata(|manifest| &manifest.labels, |route| &route.labels);
+        found.map(CompactStringMap::to_btree_map).unwrap_or_default()
+    }
+
+    /// Returns all annotations of the Route, or of the Service that owns it.
+    pub fn route_annotations(&self) -> BTreeMap<String, String> {
+        let found =
+            self.route_metadata(|manifest| &manifest.annotations, |route| &route.annotations);
+        found.map(CompactStringMap::to_btree_map).unwrap_or_default()
+    }
+
+    fn route_metadata<'a>(
+        &'a self,
+        service: impl FnOnce(&'a ServiceManifest) -> &'a CompactStringMap,
+        own: impl FnOnce(&'a RouteState) -> &'a CompactStringMap,
+    ) -> Option<&'a CompactStringMap> {
+        match self.route.as_ref()?.owner {
+            // An owned Route keeps no copy of its own: ten thousand copies of the Service's pairs would cost memory.
+            ObjectOwner::Service => self.service.as_ref().map(|it| service(&it.manifest)),
+            ObjectOwner::Unowned | ObjectOwner::Other => self.route.as_ref().map(own),
+        }
+    }
+
+    /// Returns the Revision of this name.
+    pub fn revision(&self, name: &str) -> Option<&AppRevision> {
+        self.revisions.iter().find(|it| *it.name == *name)
+    }
+
+    /// Iterates over all pods, each with the Revision it serves.
+    pub fn pods(&self) -> impl Iterator<Item = (&AppRevision, &RevisionPod)> {
+        self.revisions.iter().flat_map(|it| it.pods.iter().map(move |pod| (it, pod)))
+    }
+}
+
+/// A checked manifest of a Service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServiceManifest {
+    /// Labels of the Service.
+    pub labels: CompactStringMap,
+    /// Annotations of the Service.
+    pub annotations: CompactStringMap,
+    /// Name for the Revision as the user chose it (`spec.template.metadata.name`).
+    pub revision_name: Option<Box<str>>,
+    /// Template with defaults, as JSON. Service, Configuration and newest Revision share the text.
+    pub template: Arc<str>,
+    /// Traffic targets with defaults; their percents add up to 100. The Route shares them.
+    pub traffic: Arc<[TrafficSpec]>,
+}
+
+/// One traffic target as the user wants it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrafficSpec {
+    /// Tag of the target, which is then also reachable as `<tag>-<route>`.
+    pub tag: Option<Box<str>>,
+    /// Name of a Revision; `None`: the latest ready one of the Configuration.
+    pub revision_name: Option<Box<str>>,
+    /// Name of the Configuration; `None`: the Configuration of the Route's own name.
+    pub configuration_name: Option<Box<str>>,
+    /// Share of the requests, in percent.
+    pub percent: u8,
+}
+
+/// A Service as the controller knows it: the manifest in force and the object's state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServiceState {
+    /// Metadata of the Service object.
+    pub meta: ObjectMetaSummary,
+    /// The last manifest that passed all checks; it is in force.
+    pub manifest: ServiceManifest,
+    /// The broken rules of the newest manifest, in one line; `None` while the newest manifest is in force.
+    pub manifest_error: Option<Box<str>>,
+    /// True once the Service is being deleted. On the local node users no longer see it, and it ends when its pods have
+    /// drained.
+    pub is_terminating: bool,
+}
+
+/// Owner of a Configuration or Route: the controller in its owner references.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ObjectOwner {
+    /// The Service of the same name; its manifest is the source of the object's labels and annotations.
+    #[default]
+    Service,
+    /// No owner: a user created the object.
+    Unowned,
+    /// Another controller, or a Service of another name.
+    Other,
+}
+
+/// A Configuration: the newest template, which makes Revisions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ConfigurationState {
+    /// Metadata of the Configuration object.
+    pub meta: ObjectMetaSummary,
+    /// Owner of the Configuration: its Service, or none.
+    pub owner: ObjectOwner,
+    /// Name for the template's Revision as the user chose it.
+    pub revision_name: Option<Box<str>>,
+    /// Template with defaults, as JSON.
+    pub template: Arc<str>,
+    /// User that last changed the Configuration, and so created the Revision of its template.
+    pub last_modifier: Option<Box<str>>,
+    /// Name of the newest Revision that has ever been ready.
+    pub latest_ready: Option<Box<str>>,
+    /// Hash of the desired object last applied, where a Service of Kubernetes owns the Configuration.
+    pub applied_hash: Option<u64>,
+    /// True once the Configuration is being deleted: the controller makes nothing for it any more.
+    pub is_terminating: bool,
+}
+
+/// A Route: a name, and the Revisions that share its requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouteState {
+    /// Metadata of the Route object.
+    pub meta: ObjectMetaSummary,
+    /// Owner of the Route: its Service, or none.
+    pub owner: ObjectOwner,
+    /// Labels of the Route, kept only where no Service owns it.
+    pub labels: CompactStringMap,
+    /// Annotations of the Route, kept only where no Service owns it.
+    pub annotations: CompactStringMap,
+    /// Traffic targets as wanted, with defaults.
+    pub traffic_spec: Arc<[TrafficSpec]>,
+    /// Allocations of the Route's own name and of its tags.
+    pub allocations: Vec<RouteNameAllocation>,
+    /// Traffic targets in force: the Revisions that get the requests now.
+    pub traffic: Vec<AssignedTraffic>,
+    /// State of a gradual rollout, while one lasts.
+    pub rollout: Option<Box<Rollout>>,
+    /// Reason why one of the Route's names is not available to it.
+    pub blocked_reason: Option<Box<ConditionReason>>,
+    /// Hash of the desired object last applied, where a Service of Kubernetes owns the Route.
+    pub applied_hash: Option<u64>,
+    /// True once the Route is being deleted: the controller makes nothing for it any more.
+    pub is_terminating: bool,
+}
+
+impl RouteState {
+    /// Iterates over the Route's tags: wanted ones, and those that still hold an allocation.
+    pub fn tags(&self) -> impl Iterator<Item = &str> {
+        // A removed tag holds its name until its allocation is released.
+        let wanted = self.traffic_spec.iter().filter_map(|it| it.tag.as_deref());
+        wanted.chain(self.allocations.iter().filter_map(|it| it.tag.as_deref()))
+    }
+}
+
+/// Allocation of one name of a Route: the ClusterIPs and the port that it holds until it is deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteNameAllocation {
+    /// Tag whose name holds the allocation; `None`: the Route's own name.
+    pub tag: Option<Box<str>>,
+    /// ClusterIPs of the name, or the number they are computed from.
+    pub cluster_ips: ClusterIpSource,
+    /// Port at the activators that identifies the name.
+    pub activator_port: u16,
+}
+
+/// State of a placeholder, the Kubernetes Service that reserves a name of a Route.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlaceholderState {
+    /// ClusterIPs of the placeholder, IPv4 first.
+    pub cluster_ips: Box<[IpAddr]>,
+    /// Port of the name at the activators, once one is allocated.
+    pub activator_port: Option<u16>,
+    /// True if the visibility label keeps the name inside the cluster.
+    pub is_cluster_local: bool,
+    /// UID of the Route that owns the placeholder; 0 where none does.
+    pub owner_uid: Uid,
+    /// Creation time of the placeholder, by which the order of claims to its name is decided.
+    pub created: UnixMillis,
+}
+
+/// Source of the ClusterIPs of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterIpSource {
+    /// Last 16 bits of ClusterIPs from the local node's range, allocated by this controller.
+    LocalRange(u16),
+    /// ClusterIPs that the API server allocated; empty while there are none.
+    ApiServer(Box<[IpAddr]>),
+}
+
+/// One traffic target in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AssignedTraffic {
+    /// Tag of the target, which is then also reachable as `<tag>-<route>`.
+    pub tag: Option<Box<str>>,
+    /// Name of the Revision that gets the requests.
+    pub revision_name: Box<str>,
+    /// True if the target follows the latest ready Revision.
+    pub is_latest: bool,
+    /// Share of the requests, in percent.
+    pub percent: u8,
+}

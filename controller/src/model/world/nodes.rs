@@ -1,0 +1,76 @@
+//! Pure: facts about a node, which decide whether pods may be bound to it.
+
+use serde_json::Value;
+
+use super::UnixMillis;
+use crate::model::object::{hash::stable_json_hash, json::array_items};
+
+/// Time after a rejection during which a node gets no bound pods, in ms.
+pub(crate) const REJECTION_BACKOFF_MS: u64 = 60_000;
+
+/// Facts about a node that decide whether pods may be bound to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// True if the node's condition `Ready` is `True`.
+    is_ready: bool,
+    /// True if the node is ready and schedulable, has no hard taint and reports no pressure.
+    is_schedulable: bool,
+    /// Hashes of the names of the images on the node, sorted.
+    image_hashes: Box<[u64]>,
+    /// Time of the node's last rejection of a pod.
+    last_rejection: Option<UnixMillis>,
+}
+
+impl NodeState {
+    /// Reads a Node object; `before` holds the earlier facts, of which the last rejection is kept.
+    pub fn from_object(object: &Value, before: Option<&Self>) -> Self {
+        let status = &object["status"];
+        let is = |kind: &str, wanted: &str| {
+            array_items(&status["conditions"])
+                .any(|it| it["type"] == kind && it["status"] == wanted)
+        };
+        let pressed = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+        let closed = object["spec"]["unschedulable"] == true
+            // `PreferNoSchedule` is only a preference; every other effect keeps pods without tolerations away.
+            || array_items(&object["spec"]["taints"]).any(|it| it["effect"] != "PreferNoSchedule");
+        let names = array_items(&status["images"]).flat_map(|it| array_items(&it["names"]));
+        let mut images: Vec<u64> = names.map(stable_json_hash).collect();
+        images.sort_unstable();
+        let is_ready = is("Ready", "True");
+        Self {
+            is_ready,
+            is_schedulable: is_ready && !closed && !pressed.iter().any(|it| is(it, "True")),
+            image_hashes: images.into(),
+            last_rejection: before.and_then(|it| it.last_rejection),
+        }
+    }
+
+    /// Returns true if Kubernetes reports the node ready.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// Records that the node has rejected a pod at `now`.
+    pub fn record_rejection(&mut self, now: UnixMillis) {
+        self.last_rejection = Some(now);
+    }
+
+    /// Returns true if a pod with these image hashes may be bound to the node at `now`.
+    pub(crate) fn accepts_pod(&self, images: &[u64], now: UnixMillis) -> bool {
+        let shunned = self.last_rejection.is_some_and(|at| now < at.plus_ms(REJECTION_BACKOFF_MS));
+        self.is_schedulable
+            && !shunned
+            && images.iter().all(|it| self.image_hashes.binary_search(it).is_ok())
+    }
+}
+
+/// Readiness of an activator for requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivatorReadiness {
+    /// The activator is not ready yet, or not at present.
+    NotReady,
+    /// The activator is ready for requests.
+    Ready,
+    /// The activator is being deleted and about to stop.
+    Terminating,
+}

@@ -1,0 +1,173 @@
+//! Pure: state of a Revision and of its pods.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use common::wire::{ConnectionPath, RevisionActivity};
+
+use super::{
+    conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType},
+    values::{ObjectMetaSummary, UnixMillis},
+};
+
+/// A Revision as the controller knows it, with its pods.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AppRevision {
+    /// Name of the Revision, without its namespace.
+    pub name: Box<str>,
+    /// Metadata with the Revision's own UID; `generation` is that of the Configuration when it made the Revision.
+    pub meta: ObjectMetaSummary,
+    /// Template of the Revision, as JSON.
+    pub template: Arc<str>,
+    /// Creator of the Revision: the user that had changed its Configuration last.
+    pub creator: Option<Box<str>>,
+    /// Routing state, and the moment of its last change.
+    pub routing_state: (RoutingState, UnixMillis),
+    /// True once the Revision has reached its initial scale.
+    pub initial_scale_reached: bool,
+    /// Start of the wait for the initial scale, by this controller's clock, since the API server's may differ; 0: not
+    /// yet.
+    pub first_planned_at: UnixMillis,
+    /// Reason why the pods do not become ready; kept until one does.
+    pub failure: Option<Box<ConditionReason>>,
+    /// Reason why Kubernetes makes no pods for the Revision.
+    pub blocked_reason: Option<Box<ConditionReason>>,
+    /// The scale decision in force, once there is one.
+    pub decision: Option<CurrentDecision>,
+    /// Pods wanted by the latest plan. Before a leader's first plan: the pods that ran when it became leader.
+    pub desired_scale: u32,
+    /// Number of pods ready at the latest plan.
+    pub actual_scale: u32,
+    /// Number of pods ever made for the Revision.
+    pub pods_created: u32,
+    /// Earliest moment for another pod, after the last one vanished at once.
+    pub retry_at: UnixMillis,
+    /// Image digests by container name, once known.
+    pub digests: Box<[(Box<str>, Box<str>)]>,
+    /// Pods of the Revision, including those that drain.
+    pub pods: Vec<RevisionPod>,
+    /// Conditions of the Revision's status.
+    pub conditions: ConditionSet,
+    /// True once the Revision is being deleted: the controller makes nothing for it any more, and its pods drain.
+    pub is_terminating: bool,
+    /// True once the object is deleted while pods still answer their last requests.
+    pub is_deleted: bool,
+    /// True if no Configuration owns the Revision: a user deleted that with `--cascade=orphan`. The Revision still
+    /// serves and scales.
+    pub is_orphan: bool,
+}
+
+impl AppRevision {
+    /// Counts the pods that serve, or will once they are ready.
+    pub fn serving_pods(&self) -> u32 {
+        let serving = self.pods.iter().filter(|pod| pod.stage == PodStage::Serving).count();
+        u32::try_from(serving).unwrap_or(u32::MAX)
+    }
+
+    /// Returns true if there are pods, none is ready, and a condition has failed. The Revision then scales as if no
+    /// Route named it, so that no minimum scale keeps pods crashing forever (knative/serving
+    /// `pkg/reconciler/revision/resources/pa.go`).
+    pub fn is_stuck(&self) -> bool {
+        let failed = |kind| matches!(self.conditions.get(kind), ConditionStatus::False(_));
+        let has_failed =
+            failed(ConditionType::RevisionResources) || failed(ConditionType::RevisionHealthy);
+        // Only facts that every replica has: the number of desired pods is known to the leader alone.
+        has_failed && self.actual_scale == 0 && self.serving_pods() > 0
+    }
+}
+
+/// Routing state of a Revision, `serving.knative.dev/routingState` (knative/serving `pkg/reconciler/labeler`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RoutingState {
+    /// The controller has not compared the Revision with Routes yet.
+    #[default]
+    Pending,
+    /// At least one Route names the Revision.
+    Active,
+    /// No Route names the Revision.
+    Reserve,
+}
+
+/// The part of a [`Decision`](common::wire::ScaleDecision) that is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CurrentDecision {
+    /// Pods requested; `None`: the present number is kept.
+    pub desired_scale: Option<u32>,
+    /// Path of new connections: direct, or by an activator.
+    pub path: ConnectionPath,
+    /// Activity of the Revision, shown in its `Active` condition.
+    pub activity: RevisionActivity,
+}
+
+/// One pod of a Revision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RevisionPod {
+    /// UID of the pod, unique forever.
+    pub uid: Box<str>,
+    /// Name of the pod, in the form `<revision>-deployment-<5 characters>`.
+    pub name: Box<str>,
+    /// Creation time of the pod. On Kubernetes it is by the API server's clock, which may differ from the controller's.
+    pub created: UnixMillis,
+    /// Moment at which this controller first observed the pod, by its own clock; zero: not yet.
+    pub first_seen_at: UnixMillis,
+    /// True once the pod has been ready.
+    pub was_ready: bool,
+    /// Start of the current uninterrupted readiness, and the containers' restart count at that moment.
+    pub steady_since: Option<(UnixMillis, u32)>,
+    /// Stage of the pod: serving, draining or stopping.
+    pub stage: PodStage,
+    /// Address at which the pod served before this controller started, until its agent reports.
+    pub restored_address: Option<SocketAddr>,
+    /// State of the pod on Kubernetes; `None` on the local node.
+    pub kube_status: Option<Box<KubePodStatus>>,
+}
+
+impl RevisionPod {
+    /// Returns true if the pod object has a deletion timestamp on Kubernetes.
+    pub fn is_terminating(&self) -> bool {
+        self.kube_status.as_ref().is_some_and(|it| it.is_terminating)
+    }
+}
+
+/// State of a pod as Kubernetes reports it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KubePodStatus {
+    /// Node that the pod runs on; empty before it was scheduled.
+    pub node: Box<str>,
+    /// Readiness of the pod as the kubelet reports it.
+    pub kubelet_readiness: KubeletReadiness,
+    /// True once the pod has a deletion timestamp.
+    pub is_terminating: bool,
+    /// Start of draining, as the leader noted it on the pod.
+    pub draining_since: Option<UnixMillis>,
+    /// Reason why the scheduler finds no node for the pod.
+    pub unschedulable: Option<ConditionReason>,
+}
+
+/// Readiness of a pod as the kubelet reports it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KubeletReadiness {
+    /// The kubelet has reported nothing yet, or the pod has not been ready yet.
+    #[default]
+    NotYetReady,
+    /// The pod is ready now.
+    Ready,
+    /// The pod was ready and is no longer.
+    NoLongerReady,
+}
+
+/// Stage of a pod's life, from serving to stopping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodStage {
+    /// The pod serves, or will once it is ready.
+    Serving,
+    /// The pod gets no new connections and waits for its last request to end.
+    Draining {
+        /// Moment at which draining began.
+        since: UnixMillis,
+    },
+    /// The pod was ordered to stop.
+    Stopping {
+        /// Moment of the order to stop.
+        since: UnixMillis,
+    },
+}

@@ -1,0 +1,129 @@
+//! Pure: templates in use, parsed and checked once.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    num::NonZeroU16,
+    sync::Arc,
+    time::Duration,
+};
+
+use common::wire::{AppProtocol, ScalePolicy};
+
+use super::{AppRevision, ClusterState};
+use crate::model::{
+    knative::{RevisionTemplate, key, user_container},
+    problem,
+    scale_policy::{AutoscalerClass, parse_go_duration},
+};
+
+/// Port of a container that declares none (knative/serving `networking.DefaultUserPort`).
+const DEFAULT_PORT: NonZeroU16 = NonZeroU16::new(8080).expect("not zero");
+
+/// Templates in use, with the facts read from them: equal templates share memory and are read once.
+#[derive(Clone, Debug, Default)]
+pub struct TemplateCache(RefCell<HashMap<Arc<str>, Arc<TemplateFacts>>>);
+
+impl TemplateCache {
+    /// Number of templates kept in any case, at a few KB each; beyond it the store is cleared and filled again.
+    const MIN_CAPACITY: usize = 256;
+
+    /// Returns the stored template of equal text, or the given one.
+    pub fn intern(&self, template: &Arc<str>) -> Arc<str> {
+        let known = self.0.borrow();
+        Arc::clone(known.get_key_value(template).map_or(template, |(known, _)| known))
+    }
+
+    /// Returns the facts of a template. The store is cleared when it holds as many templates as there are
+    /// `pods`, and at least [`MIN_CAPACITY`](Self::MIN_CAPACITY). Sleeping services are seldom asked for, but templates
+    /// of those that run must not be parsed again for each report about a pod.
+    fn get_or_parse(
+        &self,
+        template: &Arc<str>,
+        pods: usize,
+        read: impl FnOnce() -> TemplateFacts,
+    ) -> Arc<TemplateFacts> {
+        let mut known = self.0.borrow_mut();
+        if let Some(facts) = known.get(template) {
+            return Arc::clone(facts);
+        }
+        // Clearing is rare, and costs less than the bookkeeping of a least-recently-used order.
+        if known.len() >= Self::MIN_CAPACITY.max(pods) {
+            known.clear();
+        }
+        let facts = Arc::new(read());
+        known.insert(Arc::clone(template), Arc::clone(&facts));
+        facts
+    }
+}
+
+/// Facts of a template, parsed and checked.
+#[derive(Clone, Debug)]
+pub struct TemplateFacts {
+    /// The template itself, with labels, annotations and spec.
+    pub template: RevisionTemplate,
+    /// Scaling policy from annotations and `config-autoscaler`.
+    pub policy: Arc<ScalePolicy>,
+    /// Autoscaler class: the autoscaler that scales the Revision.
+    pub class: AutoscalerClass,
+    /// Annotations that a ConfigMap no longer allows, in one line; they are not in force.
+    pub ignored_annotations: Option<Box<str>>,
+    /// Requests that a pod may have at once (hard limit); 0: no limit.
+    pub container_concurrency: u32,
+    /// Time limit of a whole request, `timeoutSeconds`.
+    pub timeout: Duration,
+    /// Index of the serving container in the pod's list.
+    pub serving_index: usize,
+    /// Port of the serving container.
+    pub port: NonZeroU16,
+    /// Protocol that the serving container speaks.
+    pub protocol: AppProtocol,
+}
+
+impl TemplateFacts {
+    /// Returns the facts of a Revision's template, which was checked when it was applied.
+    pub fn of_revision(revision: &AppRevision, world: &ClusterState) -> Arc<Self> {
+        let pods = world.pods.statuses.len();
+        world.template_cache.get_or_parse(&revision.template, pods, || Self::parse(revision, world))
+    }
+
+    fn parse(revision: &AppRevision, world: &ClusterState) -> Self {
+        let template: RevisionTemplate =
+            serde_json::from_str(&revision.template).unwrap_or_default();
+        let limit = template.spec.container_concurrency.unwrap_or(0);
+        let container_concurrency = u32::try_from(limit).unwrap_or(0);
+        let none = BTreeMap::new();
+        let annotations = template.metadata.annotations.as_ref().unwrap_or(&none);
+        let config = &world.settings.scale_policy;
+        let (mut policy, problems) =
+            config.lenient_policy(annotations, container_concurrency, "metadata.annotations");
+        let ignored_annotations =
+            (!problems.is_empty()).then(|| problem::problems_line(&problems).into());
+        // This annotation belongs to the group `serving.knative.dev`, so `lenient_policy` has not read it.
+        let deadline = key::PROGRESS_DEADLINE.iter().find_map(|name| annotations.get(*name));
+        policy.progress_deadline =
+            deadline.and_then(|text| parse_go_duration(text)).unwrap_or(policy.progress_deadline);
+        let containers = &template.spec.pod.containers;
+        let serving_index = user_container::serving_index(containers);
+        let port = containers.get(serving_index).and_then(|it| it.ports.as_ref()?.first());
+        let number = port.and_then(|port| u16::try_from(port.container_port).ok());
+        let h2c = port.is_some_and(|port| port.name.as_deref() == Some("h2c"));
+        let timeout = template.spec.timeout_seconds.and_then(|it| u64::try_from(it).ok());
+        Self {
+            policy: Arc::new(policy),
+            class: AutoscalerClass::from_annotations(annotations),
+            ignored_annotations,
+            container_concurrency,
+            timeout: Duration::from_secs(timeout.filter(|it| *it > 0).unwrap_or(300)),
+            serving_index,
+            port: number.and_then(NonZeroU16::new).unwrap_or(DEFAULT_PORT),
+            protocol: if h2c { AppProtocol::H2c } else { AppProtocol::Http1 },
+            template,
+        }
+    }
+
+    /// Returns an annotation of the template.
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.template.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+}

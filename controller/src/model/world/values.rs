@@ -1,0 +1,104 @@
+//! Pure: moments, UIDs and labels, small enough for ten thousand services.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff;
+
+/// A moment, in milliseconds since 1970. The clock that the shell passes never runs backwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnixMillis(pub u64);
+
+impl UnixMillis {
+    /// Returns the moment `later` milliseconds after this one.
+    pub fn plus_ms(self, later: u64) -> Self {
+        Self(self.0.saturating_add(later))
+    }
+
+    /// Formats the moment as Kubernetes writes times: RFC 3339, whole seconds.
+    pub fn rfc3339(self) -> String {
+        let seconds = i64::try_from(self.0 / 1000).unwrap_or_default();
+        jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default()
+    }
+
+    /// Parses the text that [`rfc3339`](Self::rfc3339) writes; `None` for any other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let time: jiff::Timestamp = text.parse().ok()?;
+        u64::try_from(time.as_millisecond()).ok().map(Self)
+    }
+}
+
+/// A UUID, kept as a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Uid(pub u128);
+
+impl Uid {
+    /// Derives a UID from `seed` and `parts`: equal parts give equal UIDs, different parts different ones.
+    pub fn derive(seed: u128, parts: &[&str]) -> Self {
+        // FNV-1a, 128 bit. The seed is random for each start, so that UIDs are unique forever.
+        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013B;
+        // The offset basis of FNV-1a, in which the seed takes part.
+        let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128 ^ seed;
+        // The zero byte separates parts: without it `["ab", "c"]` and `["a", "bc"]` would share a UID.
+        for byte in parts.iter().flat_map(|part| part.bytes().chain([0])) {
+            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+        }
+        // FNV mixes the last bytes into the low bits only; this spreads them over the whole number.
+        hash ^= hash >> 61;
+        hash = hash.wrapping_mul(PRIME) ^ (hash >> 67);
+        // Version 4, variant 1: the bits that every reader of UUIDs expects.
+        hash &= !(0xf000 << 64 | 0xc000 << 48);
+        Self(hash | 0x4000 << 64 | 0x8000 << 48)
+    }
+
+    /// Parses the text that `to_string` writes; `None` for any other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        u128::from_str_radix(&text.replace('-', ""), 16).ok().map(Self)
+    }
+}
+
+impl std::fmt::Display for Uid {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hex = format!("{:032x}", self.0);
+        let (a, b, c, d, e) = (&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+        write!(out, "{a}-{b}-{c}-{d}-{e}")
+    }
+}
+
+/// Labels or annotations, sorted by key. For the usual two or three it takes a fifth of the memory of a `BTreeMap`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CompactStringMap(Box<[(Box<str>, Box<str>)]>);
+
+impl CompactStringMap {
+    /// Returns the value of `key`, if it is set.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(have, _)| **have == *key);
+        found.map(|(_, value)| &**value)
+    }
+
+    /// Iterates over all pairs, in order of their keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (&**key, &**value))
+    }
+
+    /// Converts the pairs to the map that Kubernetes types hold.
+    pub fn to_btree_map(&self) -> BTreeMap<String, String> {
+        self.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+}
+
+impl From<&BTreeMap<String, String>> for CompactStringMap {
+    fn from(map: &BTreeMap<String, String>) -> Self {
+        Self(map.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect())
+    }
+}
+
+/// Metadata that every object has beside its name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ObjectMetaSummary {
+    /// UID of the object, unique forever.
+    pub uid: Uid,
+    /// Number that grows with each change of the spec (`metadata.generation`).
+    pub generation: u32,
+    /// Creation time of the object (`metadata.creationTimestamp`).
+    pub created: UnixMillis,
+}

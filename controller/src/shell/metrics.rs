@@ -1,0 +1,73 @@
+//! Pure: metrics of the controller's own work.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use crate::decide::machine::ControllerEffects;
+
+/// Counters, gauges and histograms of the controller's own work, under the prefix `rouse_controller`.
+#[derive(Clone, Debug)]
+pub struct ControllerMetrics {
+    step_seconds: Histogram,
+    pods_started: Counter,
+    pods_stopped: Counter,
+    objects_written: Counter,
+    reports_refused: Counter,
+    subscribers: Gauge,
+}
+
+impl Default for ControllerMetrics {
+    fn default() -> Self {
+        // 10 µs to about 0.3 s.
+        let bounds = (0..16).map(|power| 1e-5 * f64::from(1_u32 << power));
+        Self {
+            step_seconds: Histogram::new(bounds),
+            pods_started: Counter::default(),
+            pods_stopped: Counter::default(),
+            objects_written: Counter::default(),
+            reports_refused: Counter::default(),
+            subscribers: Gauge::default(),
+        }
+    }
+}
+
+impl ControllerMetrics {
+    /// Records one event: the duration of its step, and the pods that it started and stopped.
+    pub fn record_step(&self, effects: &ControllerEffects, took: Duration) {
+        self.step_seconds.observe(took.as_secs_f64());
+        self.pods_started.inc_by(effects.pods_to_start.len().try_into().unwrap_or(u64::MAX));
+        self.pods_stopped.inc_by(effects.pods_to_stop.len().try_into().unwrap_or(u64::MAX));
+        self.reports_refused.inc_by(effects.refused_reports);
+    }
+
+    /// Counts one object that was written or removed.
+    pub fn count_object_write(&self) {
+        self.objects_written.inc();
+    }
+
+    /// Number of objects written or removed so far.
+    pub fn objects_written(&self) -> u64 {
+        self.objects_written.get()
+    }
+
+    /// Adds `more` to the number of streams that follow the routes: 1 when one begins, -1 when it ends.
+    pub fn add_subscribers(&self, more: i64) {
+        self.subscribers.inc_by(more);
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let own = registry.sub_registry_with_prefix("rouse_controller");
+        let help = "Time from an event to its orders and routes";
+        own.register_with_unit("step", help, Unit::Seconds, self.step_seconds.clone());
+        own.register("pods_started", "Pods ordered", self.pods_started.clone());
+        own.register("pods_stopped", "Pods told to stop", self.pods_stopped.clone());
+        own.register("objects_written", "Objects written to disk", self.objects_written.clone());
+        let help = "Reports of pods that run on another node than their reporter";
+        own.register("reports_refused", help, self.reports_refused.clone());
+        own.register("subscribers", "Streams that follow the routes", self.subscribers.clone());
+    }
+}
