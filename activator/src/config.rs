@@ -16,8 +16,11 @@ use ipnet::IpNet;
 
 use crate::{
     budget::{self, ClientBudget, WaitQueueBounds},
-    gateway::Entrypoint,
+    entrypoint::Entrypoint,
 };
+
+/// Listen backlog of a pod if it is not known: a low one among common defaults (libuv, Python, Java: 50 to 511).
+const DEFAULT_LISTEN_BACKLOG: u32 = 128;
 
 /// Settings of one activator. Each has a flag and an environment variable.
 #[derive(Debug, Parser)]
@@ -165,7 +168,7 @@ pub struct ActivatorConfig {
     pub head_timeout_ms: u64,
 
     /// Listen backlog assumed of a pod, 2 to 65535. At most half of it is dialled before its first response.
-    #[arg(long, env = "ROUSE_ACTIVATOR_POD_BACKLOG", default_value_t = crate::connection_pool::DEFAULT_LISTEN_BACKLOG)]
+    #[arg(long, env = "ROUSE_ACTIVATOR_POD_BACKLOG", default_value_t = DEFAULT_LISTEN_BACKLOG)]
     pub pod_backlog: u32,
 
     /// Milliseconds for which a connection to a pod is kept idle. It is shorter than any common server's own bound (2 s

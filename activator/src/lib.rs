@@ -4,30 +4,23 @@
 //! is called from outside. A request waits only while no ready pod has room. The call that applies a change of the
 //! RouteTable also dispatches the requests that need not wait any longer.
 //!
-//! | file | subject |
+//! Modules by floor, from the ground up. A module imports modules of its own floor and of lower ones.
+//!
+//! | module | subject |
 //! |---|---|
-//! | [`wait_queue`] | Pure: the wait queue of one revision |
-//! | [`balance`] | Pure: choice of the pod and of the revision |
-//! | [`dial`] | Pure: one connection, opened by up to 16 sockets |
-//! | [`slots`] | Pure: slots of a revision with a hard limit, shared by the activators |
-//! | [`connection_pool`] | Pure: one pod's connections and the requests that wait for them |
-//! | [`host`], [`headers`], [`client_headers`], [`forwarded_header`] | Pure: heads on their way to the pod and back |
-//! | [`proxy_protocol`] | Pure: the header by which a proxy names its client |
-//! | [`platform_probe`], [`request_error`] | Pure: requests to the platform itself, and responses to failed requests |
-//! | [`config`], [`budget`] | Pure: settings; bounds on what clients may use |
-//! | [`gateway`], [`response_body`], [`tunnel`] | Shell: one request from its arrival to its response |
-//! | [`h1`], [`request_targets`] | Pure: HTTP/1.1 with pods; request targets that the library refuses |
-//! | [`http2_frames`] | Pure: memory that a client's HTTP/2 frames make the library hold |
-//! | [`revision`], [`pod_endpoint`], [`connection`] | Shell: a revision's queue and the connections to its pods |
-//! | [`http1_connection`], [`request_upload`], [`pod_request_body`], [`tcp_keepalive`] | Shell: an HTTP/1.1 connection, its requests, bodies, keep-alive |
-//! | [`client_server`], [`service_ports`], [`port_range`] | Shell: client connections; the listener, or listeners, of services |
-//! | [`client_connections`], [`head_charge`] | Shell: memory of each client connection, and the choice of the requests to refuse |
-//! | [`client_socket`] | Shell: a client's socket, and detection of a client that is gone |
-//! | [`edge_policy`] | Shell: policy for proxies and upgrades |
-//! | [`request_log`] | Shell: a log line of each finished request |
-//! | [`routes`], [`route_stream`] | Shell: the RouteTable |
-//! | [`usage_reporter`], [`peer_activators`] | Shell: usage reports; slots among activators |
-//! | [`admin`], [`clock`] | Shell: metrics; time and random numbers |
+//! | [`clock`], [`tcp_socket`] | Shell: time and random numbers; listeners and keep-alive |
+//! | [`budget`], [`request_error`] | Pure: bounds on what clients may use; responses to failed requests |
+//! | [`entrypoint`], [`h1`] | Pure: listeners by which requests come in; HTTP/1.1 as bytes |
+//! | [`config`], [`metrics`] | settings; counters and gauges |
+//! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
+//! | [`clients`] | client connections: their sockets, and the memory that they use |
+//! | [`slots`] | slots of revisions with a hard limit, shared by the activators |
+//! | [`pods`] | pods, the connections to them, and the exchanges over these |
+//! | [`revisions`] | wait queues, and the permits by which requests go to pods |
+//! | [`routes`] | the RouteTable, as requests look it up |
+//! | [`requests`] | requests, from their arrival to the end of their responses |
+//! | [`listeners`] | listeners, and the client connections that they accept |
+//! | [`peer_streams`], [`route_stream`] | streams of slots between activators; the stream of the RouteTable |
 
 use std::{
     io,
@@ -52,65 +45,44 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
-pub mod admin;
-pub mod balance;
 pub mod budget;
-pub mod client_connections;
-pub mod client_headers;
-pub mod client_server;
-pub mod client_socket;
+pub mod clients;
 pub mod clock;
 pub mod config;
-pub mod connection;
-pub mod connection_pool;
-pub mod dial;
-pub mod edge_policy;
-pub mod forwarded_header;
-pub mod gateway;
+pub mod edge;
+pub mod entrypoint;
 pub mod h1;
-pub mod head_charge;
-pub mod headers;
-pub mod host;
-pub mod http1_connection;
-pub mod http2_frames;
-pub mod peer_activators;
-pub mod platform_probe;
-pub mod pod_endpoint;
-pub mod pod_request_body;
-pub mod port_range;
-pub mod proxy_protocol;
+pub mod listeners;
+pub mod metrics;
+pub mod peer_streams;
+pub mod pods;
 pub mod request_error;
-pub mod request_log;
-pub mod request_targets;
-pub mod request_upload;
-pub mod response_body;
-pub mod revision;
+pub mod requests;
+pub mod revisions;
 pub mod route_stream;
 pub mod routes;
-pub mod service_ports;
 pub mod slots;
-pub mod tcp_keepalive;
-pub mod tunnel;
-pub mod usage_reporter;
-pub mod wait_queue;
+pub mod tcp_socket;
 
 pub use config::ActivatorConfig;
 
 use crate::{
-    admin::{ActivatorMetrics, RevisionQueueCollector},
-    client_connections::ClientConnections,
-    client_server::ClientConnectionServer,
+    clients::connections::ClientConnections,
     config::ActivatorConfigError,
-    edge_policy::EdgePolicy,
-    gateway::{ActivatorGateway, Entrypoint},
-    peer_activators::{PeerStreams, Peers},
-    pod_endpoint::PodConnectionSettings,
-    request_log::RequestLogger,
-    revision::RevisionContext,
+    edge::policy::EdgePolicy,
+    entrypoint::Entrypoint,
+    listeners::{client_server::ClientConnectionServer, service_ports::ServicePortListeners},
+    metrics::ActivatorMetrics,
+    peer_streams::PeerStreams,
+    pods::endpoint::PodConnectionSettings,
+    requests::{gateway::ActivatorGateway, request_log::RequestLogger},
+    revisions::{revision::RevisionContext, usage_reporter::QueueUsageReporter},
     route_stream::RoutesReceivedFlag,
-    routes::{ActivatorListing, RouteIndex},
-    service_ports::ServicePortListeners,
-    usage_reporter::QueueUsageReporter,
+    routes::{
+        index::{ActivatorListing, RouteIndex},
+        revision_metrics::RevisionQueueCollector,
+    },
+    slots::peers::Peers,
 };
 
 /// Interval at which idle connections and failed ports are checked.
@@ -168,19 +140,17 @@ impl ActivatorInstance {
             max_idle: Duration::from_millis(config.pod_idle_ms),
             metrics: metrics.clone(),
         };
-        let peers =
-            Arc::new(Peers::new(config.name(), config.peer_port, config.listen_addresses()));
+        let peers = Peers::new(config.name(), config.peer_port, config.listen_addresses());
         let budget = config.budget(open_file_limit());
         let settings = RevisionContext {
-            peers: Arc::clone(&peers),
+            peers: Arc::new(peers),
             queue_bounds: budget.wait_queue,
             pod_settings: pods,
             usage_reporter: Arc::clone(&usage_reporter),
             next_pod_id: AtomicU64::new(0),
         };
         let gateway = Arc::new(ActivatorGateway {
-            routes: RouteIndex::new(settings),
-            peers,
+            routes: Arc::new(RouteIndex::new(settings)),
             edge_policy: EdgePolicy::new(config.edge_settings()),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
@@ -190,7 +160,7 @@ impl ActivatorInstance {
             close_when_idle: shutdown.clone(),
             close_upgraded: CancellationToken::new(),
         });
-        registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&gateway))));
+        registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&gateway.routes))));
         let seats = Arc::new(ClientConnections::new(budget, gateway.metrics.refusals.clone()));
         let server = Arc::new(ClientConnectionServer::new(Arc::clone(&gateway), seats));
         let ports = Arc::new(ServicePortListeners::new(
@@ -290,7 +260,8 @@ pub async fn run(
         &links.routes_received,
     );
     let peers = PeerStreams::new(
-        Arc::clone(&activator.gateway),
+        Arc::clone(&activator.gateway.routes),
+        activator.gateway.metrics.disconnected_peers.clone(),
         links.subscriber.clone(),
         links.credentials.clone(),
         finished.clone(),
@@ -424,7 +395,7 @@ fn bind_gateways(
         return Ok(all);
     }
     let open = |(address, door): (SocketAddr, Entrypoint)| {
-        Ok((service_ports::bind_listener(address).map_err(failed(address.to_string()))?, door))
+        Ok((tcp_socket::bind_listener(address).map_err(failed(address.to_string()))?, door))
     };
     config.gateway_addresses().into_iter().map(open).collect()
 }

@@ -12,7 +12,7 @@ use common::{
 };
 use tracing::info;
 
-use crate::{gateway::ActivatorGateway, service_ports::ServicePortListeners};
+use crate::{listeners::service_ports::ServicePortListeners, requests::gateway::ActivatorGateway};
 
 /// Applies each batch of the RouteTable, then reports its version as in force.
 pub async fn watch_routes(

@@ -8,8 +8,7 @@ use std::{
 
 use common::wire::NamespacedName;
 
-use super::RoutedService;
-use crate::revision::ActivatorRevision;
+use crate::{revisions::revision::ActivatorRevision, routes::service::RoutedService};
 
 /// Object that is found by its own name.
 #[derive(Debug)]

@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::wire::{SlotClaim, SlotGrant, SlotsByPod};
 use smol_str::SmolStr;
 
-use super::{ActivatorName, PeerView, add_slots, max_by_pod, remove_slot, total_slots};
+use crate::slots::{
+    peer_view::{ActivatorName, PeerView},
+    slot_counts::{add_slots, max_by_pod, remove_slot, total_slots},
+};
 
 /// Ledger of one term of an owner.
 #[derive(Debug)]
@@ -23,7 +26,7 @@ pub(super) struct SlotLedger {
     fair_share: u32,
     /// Running number of the slots given: it orders activators by the time of their last slot.
     grant_sequence: u64,
-    /// Value of `turn` when the owner itself used a slot last.
+    /// Value of `grant_sequence` when the owner itself used a slot last.
     own_sequence: u64,
 }
 
@@ -40,7 +43,7 @@ struct HolderAccount {
     is_confirmed: bool,
     /// True if it has reported its slots at all in this term.
     has_reported: bool,
-    /// Value of the ledger's `turn` when it was given a slot last.
+    /// Value of the ledger's `grant_sequence` when it was given a slot last.
     last_granted: u64,
 }
 
@@ -310,7 +313,7 @@ impl SlotLedger {
         }
     }
 
-    /// Adds the granted slots to `former`, which the next owner gets in a claim.
+    /// Adds the granted slots to the former grants, which the next owner gets in a claim.
     pub(super) fn export_grants(self, former: &mut BTreeMap<ActivatorName, SlotsByPod>) {
         if self.is_active {
             former.clear();

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use activator::{ActivatorConfig, ActivatorInstance, gateway::Entrypoint};
+use activator::{ActivatorConfig, ActivatorInstance, entrypoint::Entrypoint};
 use common::{
     link::RouteBatch,
     wire::{

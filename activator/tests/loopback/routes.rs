@@ -8,7 +8,7 @@ use std::{
 
 use activator::{
     request_error::ProxyRequestError,
-    revision::{PodTable, PodTableEntry},
+    revisions::route_settings::{PodTable, PodTableEntry},
 };
 use common::{
     link::RouteBatch,

@@ -1,0 +1,19 @@
+//! Shell: client connections: their sockets, and the memory that they use.
+//!
+//! A module belongs here if it knows bytes of a client or counts them. Routes, pods and responses are above.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`client_info`], [`reconnect_jitter`] | pure: a connection as its requests know it; order of reconnects |
+//! | [`request_targets`] | pure: request targets that the HTTP library refuses |
+//! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make the library hold |
+//! | [`connections`], [`head_charge`] | memory of each connection, and the requests to refuse; charge of a head |
+//! | [`socket`] | a client's socket, and detection of a client that is gone |
+
+pub mod client_info;
+pub mod connections;
+pub mod head_charge;
+pub mod http2_frames;
+pub mod reconnect_jitter;
+pub mod request_targets;
+pub mod socket;

@@ -1,0 +1,38 @@
+//! Shell: charge of a request's head for its memory, from its arrival until a pod's connection has it.
+//!
+//! The charge is among the request's extensions, so that it ends with the request, whatever ends that.
+
+use std::sync::Arc;
+
+use http::Request;
+
+use crate::{
+    clients::connections::{ClientConnection, HeadBytesGuard},
+    edge::headers::estimate_head_bytes,
+};
+
+/// Charges the head of a request; `None`: the request is refused, and nothing of it is kept.
+///
+/// The caller runs it as soon as the head has come: over HTTP/2 a hundred heads may come before the first one's task
+/// runs.
+pub fn charge_head<B>(mut request: Request<B>, seat: &Arc<ClientConnection>) -> Option<Request<B>> {
+    let held = seat.try_charge_head(estimate_head_bytes(&request))?;
+    request.extensions_mut().insert(Arc::new(held));
+    Some(request)
+}
+
+/// Number of bytes that the head is charged with.
+pub fn charged_bytes<B>(request: &Request<B>) -> usize {
+    request.extensions().get::<Arc<HeadBytesGuard>>().map_or(0, |held| held.bytes())
+}
+
+/// Charges the head again, because no pod got the request and it waits again.
+pub fn recharge_head<B>(request: &mut Request<B>, seat: &Arc<ClientConnection>) {
+    let held = seat.charge_head(estimate_head_bytes(request));
+    request.extensions_mut().insert(Arc::new(held));
+}
+
+/// Ends the charge, because a pod's connection has the request from here on.
+pub fn release_head<B>(request: &mut Request<B>) {
+    request.extensions_mut().remove::<Arc<HeadBytesGuard>>();
+}

@@ -1,0 +1,503 @@
+//! Shell: a client's socket: bytes for the HTTP library, and detection of a client that is gone.
+//!
+//! A client that has closed only its sending half still reads its response, one that has closed wholly never will. Both
+//! have sent the same FIN. A byte sent to them distinguishes them: the first answers it with an ACK, the second with a
+//! reset. Every response begins with the same byte. So that byte is sent ahead, and the library's own one is left out
+//! later: the client reads one complete response.
+
+use std::{
+    future::{pending, poll_fn},
+    io::{self, IoSlice},
+    os::fd::AsFd as _,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures::FutureExt as _;
+use http::Uri;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, Interest, ReadBuf},
+    net::TcpStream,
+    time::{Sleep, sleep},
+};
+use tokio_util::io::poll_read_buf;
+
+use crate::{
+    clients::{
+        connections::ClientConnection,
+        http2_frames::Http2FrameInspector,
+        request_targets::{InspectorAction, RequestTargetInspector},
+    },
+    edge::proxy_protocol::{self, ProxyHeader, ProxyHeaderStep},
+};
+
+/// First byte of every response, final or interim: `HTTP/1.…`.
+const FIRST_RESPONSE_BYTE: &[u8] = b"H";
+/// While bytes are unread, a FIN behind them is watched for only in requests that last longer than this, since it takes
+/// a file descriptor.
+const FIN_WATCH_DELAY: Duration = Duration::from_millis(100);
+
+/// Number of bytes that are read at once while they have to be parsed.
+const PARSE_READ_BYTES: usize = 8 << 10;
+/// Number of bytes of a body over HTTP/1.1 that are read at once. The library doubles its buffer each time that one is
+/// filled, and keeps it while the connection is idle. This is one byte less than two fills of the first buffer.
+const BODY_READ_BYTES: usize = (16 << 10) - 1;
+/// Rest of a body that justifies larger pieces, whose buffer lasts as long as the connection. Read in small pieces, a
+/// large upload takes nearly twice as long.
+const LARGE_BODY_BYTES: u64 = 128 << 10;
+/// Bytes of interim responses that may wait for a client to read them.
+const MAX_INTERIM_BYTES: usize = 64 << 10;
+/// Time of silence, and time in all, for which unread bytes are drained from a client that got its response early.
+/// nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
+const LINGER_IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause while too many bytes are held, and the number of pauses after which some bytes are read all the same: 1 s.
+const READ_PAUSE: Duration = Duration::from_millis(20);
+const MAX_READ_PAUSES: u32 = 50;
+
+/// First bytes of a client that speaks HTTP/2 without an upgrade (RFC 9113 §3.4).
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Socket of a client. Clones are the same socket: the library has one, and the code that watches it another. All are
+/// used by one task, so the lock is never contended.
+#[derive(Clone, Debug)]
+pub struct ClientSocket(Arc<Mutex<ClientSocketInner>>);
+
+/// Reads the header by which a proxy names its client, and not a byte more.
+pub async fn read_proxy_header(stream: &mut TcpStream) -> io::Result<ProxyHeader> {
+    let mut bytes = Vec::new();
+    loop {
+        let more = match proxy_protocol::parse_header(&bytes).map_err(io::Error::other)? {
+            ProxyHeaderStep::Done(header) => return Ok(header),
+            ProxyHeaderStep::Read(more) => more,
+        };
+        let from = bytes.len();
+        bytes.resize(from + more, 0);
+        stream.read_exact(&mut bytes[from..]).await?;
+    }
+}
+
+/// Error of a client that has closed its connection completely.
+#[derive(Debug, thiserror::Error)]
+#[error("client has gone")]
+pub struct ClientGoneError;
+
+#[derive(Debug)]
+struct ClientSocketInner {
+    stream: TcpStream,
+    /// True if the library has flushed everything since the request came.
+    is_flushed: bool,
+    /// True if the first byte of the response was sent ahead.
+    is_first_byte_sent: bool,
+    /// Task that waits for `is_flushed`.
+    flush_waker: Option<Waker>,
+    /// Complete interim responses, which are sent between writes of the library.
+    interim: BytesMut,
+    /// Inspector of received HTTP/1.1 requests.
+    targets: RequestTargetInspector,
+    /// True if a body was given up that the client may still be sending.
+    has_unread_body: bool,
+    /// Client connection that the bytes are charged to.
+    connection: Arc<ClientConnection>,
+    /// Inspector of received frames, over HTTP/2.
+    frames: Option<Http2FrameInspector>,
+    /// Bytes of an incomplete head that are charged.
+    partial_head_bytes: usize,
+    /// Size of the library's buffer for received bytes.
+    buffer_size: usize,
+    /// Timer that runs while nothing is read because too many bytes are held.
+    read_pause: Option<Pin<Box<Sleep>>>,
+    /// Number of such pauses, one after the other.
+    read_pauses: u32,
+}
+
+/// Target of a request as it was received, if `http::Uri` cannot hold it.
+#[derive(Clone, Debug)]
+pub struct RawRequestTarget(pub Bytes);
+
+impl ClientSocket {
+    /// Wraps the socket of a client, whose bytes are charged to `seat`.
+    pub fn new(stream: TcpStream, seat: Arc<ClientConnection>) -> Self {
+        let (early, waker) = (BytesMut::new(), None);
+        let (is_settled, is_ahead, is_unread) = (false, false, false);
+        let targets = RequestTargetInspector::disabled(0);
+        let (frames, partial, room, pause, pauses) = (None, 0, 0, None, 0);
+        Self(Arc::new(Mutex::new(ClientSocketInner {
+            stream,
+            is_flushed: is_settled,
+            is_first_byte_sent: is_ahead,
+            flush_waker: waker,
+            interim: early,
+            targets,
+            has_unread_body: is_unread,
+            connection: seat,
+            frames,
+            partial_head_bytes: partial,
+            buffer_size: room,
+            read_pause: pause,
+            read_pauses: pauses,
+        })))
+    }
+
+    /// Waits for the client's first bytes. Returns true if they are those of HTTP/2. Nothing is read.
+    pub async fn peek_http2_preface(&self) -> io::Result<bool> {
+        let mut before = 0;
+        loop {
+            let mut bytes = [0; HTTP2_PREFACE.len()];
+            let mut into = ReadBuf::new(&mut bytes);
+            // Peeked bytes stay in the kernel: the library reads the preface itself.
+            let said = poll_fn(|cx| self.lock().stream.poll_peek(cx, &mut into)).await?;
+            match said {
+                // Nothing new: the client has closed its half. Otherwise the bytes differ from the preface.
+                _ if said == before || !HTTP2_PREFACE.starts_with(&bytes[..said]) => {
+                    return Ok(false);
+                }
+                _ if said == HTTP2_PREFACE.len() => return Ok(true),
+                _ => before = said,
+            }
+            // Readiness is cleared, so that the next peek waits for more bytes.
+            let stream = &self.lock().stream;
+            let _ = stream
+                .try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        }
+    }
+
+    /// Registers that the client speaks HTTP/1.1, and that its heads have at most `max_head` bytes.
+    pub fn enable_target_inspection(&self, max_head: usize) {
+        self.lock().targets = RequestTargetInspector::new(max_head);
+    }
+
+    /// Registers that the client speaks HTTP/2.
+    pub fn enable_frame_inspection(&self) {
+        self.lock().frames = Some(Http2FrameInspector::after_preface(HTTP2_PREFACE.len()));
+    }
+
+    /// Sends GOAWAY with a reason to an HTTP/2 client in place of the library (RFC 9113 §6.8), if that is possible at
+    /// once.
+    pub fn send_goaway(&self, reason: h2::Reason) {
+        const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
+        // The last stream id is the highest possible: no stream is declared as unprocessed.
+        let last = (u32::MAX >> 1).to_be_bytes();
+        let frame = [&FRAME[..], &last, &u32::from(reason).to_be_bytes()].concat();
+        let _ = self.lock().stream.try_write(&frame);
+    }
+
+    /// Target of the request that has come as `uri`, if the client wrote it in another form.
+    pub fn raw_target(&self, uri: &Uri) -> Option<RawRequestTarget> {
+        self.lock().targets.take_original(uri.path_and_query()?.as_str()).map(RawRequestTarget)
+    }
+
+    /// Waits until the client has closed its connection completely. The caller runs it from the arrival of a request
+    /// until its response begins.
+    pub async fn wait_client_gone(&self) {
+        self.lock().is_flushed = false;
+        // Needs no system call while nothing comes, which is the usual case.
+        let _ = poll_fn(|cx| self.lock().stream.poll_read_ready(cx)).await;
+        Box::pin(self.wait_close_confirmed()).await;
+    }
+
+    /// Waits until the client has closed its connection completely, after its socket has become readable.
+    async fn wait_close_confirmed(&self) {
+        // Unread bytes may hide a FIN behind them. Most requests end before that is worth a descriptor.
+        if !self.is_half_closed() {
+            tokio::time::sleep(FIN_WATCH_DELAY).await;
+        }
+        let Ok(watch) = self.clone_stream() else { return pending().await };
+        let _ = watch.ready(Interest::PRIORITY | Interest::ERROR).await;
+        // The byte that is sent ahead provokes the reset of a client that has closed completely.
+        if poll_fn(|cx| self.poll_send_first_byte(cx)).await.is_ok() {
+            let _ = watch.ready(Interest::ERROR).await;
+        }
+    }
+
+    /// Sends an interim response. It is dropped if the client leaves too many of them unread.
+    pub fn send_interim(&self, answer: &[u8]) {
+        let mut inner = self.lock();
+        if inner.interim.len() + answer.len() > MAX_INTERIM_BYTES {
+            return;
+        }
+        // The byte that was sent ahead is the first one of this response too.
+        let is_ahead = std::mem::take(&mut inner.is_first_byte_sent);
+        inner.interim.extend_from_slice(if is_ahead {
+            &answer[FIRST_RESPONSE_BYTE.len()..]
+        } else {
+            answer
+        });
+        // While the library is writing, the interim response waits: it must not come within another response.
+        if inner.is_flushed {
+            inner.try_write_interim();
+        }
+    }
+
+    /// Registers that a body of this connection was given up.
+    pub fn mark_unread_body(&self) {
+        self.lock().has_unread_body = true;
+    }
+
+    /// Reads the rest of a client that got its response before it had sent everything. If the connection just ended,
+    /// the kernel would reset it, and the client might never see the response (RFC 9112 §9.6).
+    pub async fn drain_unread(&self) {
+        if !self.lock().has_unread_body {
+            return;
+        }
+        let read = async {
+            let mut unwanted = vec![0; 64 << 10];
+            loop {
+                let mut into = ReadBuf::new(&mut unwanted);
+                let some = poll_fn(|cx| Pin::new(&mut self.lock().stream).poll_read(cx, &mut into));
+                match tokio::time::timeout(LINGER_IDLE_TIMEOUT, some).await {
+                    Ok(Ok(())) if !into.filled().is_empty() => {}
+                    _ => return,
+                }
+            }
+        };
+        let _ = tokio::time::timeout(LINGER_TIMEOUT, read).await;
+    }
+
+    /// Waits until the client's kernel has sent a reset.
+    pub(crate) async fn wait_reset(&self) {
+        let Ok(watch) = self.clone_stream() else { return pending().await };
+        let _ = watch.ready(Interest::ERROR).await;
+    }
+
+    /// Registers the task for the next bytes or the end of the client's stream.
+    pub(crate) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.lock().stream.poll_read_ready(cx)
+    }
+
+    /// Second handle of the stream: the readiness of the first stays "closed" from the FIN on and cannot report the
+    /// reset.
+    fn clone_stream(&self) -> io::Result<TcpStream> {
+        let copy = self.lock().stream.as_fd().try_clone_to_owned()?;
+        TcpStream::from_std(copy.into())
+    }
+
+    /// Returns true if the client has closed its sending half, or the whole connection.
+    pub(crate) fn is_half_closed(&self) -> bool {
+        // The kernel reports a close together with urgent data, which no client sends here.
+        self.lock().stream.ready(Interest::PRIORITY).now_or_never().is_some()
+    }
+
+    /// Returns true if the client's kernel has sent a reset.
+    pub(crate) fn is_reset(&self) -> bool {
+        self.lock().stream.ready(Interest::ERROR).now_or_never().is_some()
+    }
+
+    /// Sends the first byte of the response, once no byte of another response can come after it.
+    fn poll_send_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = self.lock();
+        // A byte between the library's writes would corrupt a response that is being sent.
+        if !inner.is_flushed {
+            inner.flush_waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if inner.is_first_byte_sent {
+            return Poll::Ready(Ok(()));
+        }
+        match inner.stream.try_write(FIRST_RESPONSE_BYTE) {
+            Ok(sent) => inner.is_first_byte_sent = sent == FIRST_RESPONSE_BYTE.len(),
+            // Bytes already fill the send buffer, and provoke the same reaction of the client's kernel.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Poll::Ready(Err(error)),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ClientSocketInner> {
+        // A panic cannot leave a socket inconsistent: every change under the lock completes.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsyncRead for ClientSocket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.lock().poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for ClientSocket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.lock();
+        ready!(inner.poll_write_interim(cx))?;
+        inner.is_flushed = false;
+        match from {
+            // The first byte of the response is in the client's hands already.
+            [_sent, rest @ ..] if inner.is_first_byte_sent => inner.poll_write_rest(cx, rest),
+            _ => Pin::new(&mut inner.stream).poll_write(cx, from),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.lock();
+        ready!(inner.poll_write_interim(cx))?;
+        inner.is_flushed = false;
+        match from.iter().find(|slice| !slice.is_empty()).map(|slice| &**slice) {
+            Some([_sent, rest @ ..]) if inner.is_first_byte_sent => inner.poll_write_rest(cx, rest),
+            _ => Pin::new(&mut inner.stream).poll_write_vectored(cx, from),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.lock().stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut inner = self.lock();
+        ready!(inner.poll_write_interim(cx))?;
+        ready!(Pin::new(&mut inner.stream).poll_flush(cx))?;
+        inner.is_flushed = true;
+        inner.flush_waker.take().into_iter().for_each(Waker::wake);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.lock().stream).poll_shutdown(cx)
+    }
+}
+
+impl ClientSocketInner {
+    fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            match self.targets.next_action() {
+                InspectorAction::TakeReady => {
+                    // The head is complete, so it is charged by the request from here on.
+                    self.charge_partial_head(0);
+                    let ready = self.targets.ready().len();
+                    self.set_buffer_size(ready.max(self.buffer_size));
+                    let some = self.targets.ready().len().min(into.remaining());
+                    into.put_slice(&self.targets.ready().split_to(some));
+                    return Poll::Ready(Ok(()));
+                }
+                InspectorAction::PassThrough(u64::MAX) => {
+                    if self.frames.is_some() {
+                        // HTTP/2 only: an HTTP/1.1 connection has one request, which is refused by its own charge.
+                        ready!(self.poll_read_pause(cx));
+                    }
+                    let before = into.filled().len();
+                    ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
+                    if let Some(frames) = &mut self.frames {
+                        let bodies = frames.inspect(&into.filled()[before..]);
+                        let held = frames.max_held_bytes();
+                        self.charge_body(bodies, true);
+                        self.set_buffer_size(held);
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                InspectorAction::PassThrough(most) => {
+                    // Small pieces keep the library's buffer small, which lasts as long as the connection.
+                    let piece = if most > LARGE_BODY_BYTES { usize::MAX } else { BODY_READ_BYTES };
+                    let most = usize::try_from(most).unwrap_or(usize::MAX);
+                    let most = most.min(into.remaining()).min(piece);
+                    self.set_buffer_size(into.remaining().max(self.buffer_size));
+                    let mut part = ReadBuf::new(into.initialize_unfilled_to(most));
+                    ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+                    let count = part.filled().len();
+                    into.advance(count);
+                    self.targets.on_passed(count);
+                    self.charge_body(count, false);
+                    return Poll::Ready(Ok(()));
+                }
+                InspectorAction::ReadToParse => {
+                    // A head that comes in one piece is not charged here.
+                    let partial = self.targets.unread().len();
+                    if !self.targets.is_in_chunks() {
+                        self.charge_partial_head(partial);
+                    }
+                    // The buffer is allocated only once something has come, so that an idle connection has none.
+                    ready!(self.stream.poll_read_ready(cx))?;
+                    let unread = self.targets.unread();
+                    unread.reserve(PARSE_READ_BYTES);
+                    let count = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, unread))?;
+                    // A client that closes within a head: the library gets the bytes unchanged, then the end.
+                    if count == 0 {
+                        self.targets.on_eof();
+                    }
+                    if self.targets.is_in_chunks() {
+                        self.charge_body(count, false);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits while too many bytes are held. A connection brings a hundred requests at once, and those that are refused
+    /// end only when their tasks run. The wait is bounded, because other connections may be the cause.
+    fn poll_read_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.connection.connections().is_over_budget() && self.read_pauses < MAX_READ_PAUSES {
+            let pause = self.read_pause.get_or_insert_with(|| Box::pin(sleep(READ_PAUSE)));
+            ready!(pause.as_mut().poll(cx));
+            self.read_pause = None;
+            self.read_pauses += 1;
+        }
+        // The pauses are bounded for each read, not for the connection.
+        (self.read_pause, self.read_pauses) = (None, 0);
+        Poll::Ready(())
+    }
+
+    /// Registers the size of the library's buffer, which the library keeps when its bytes were read.
+    fn set_buffer_size(&mut self, room: usize) {
+        if room != self.buffer_size {
+            self.buffer_size = room;
+            self.connection.set_buffer_size(room);
+        }
+    }
+
+    /// Registers received bytes of bodies, as many as the connection can hold.
+    fn charge_body(&self, count: usize, is_http2: bool) {
+        let most = self.connection.connections().budget.max_buffered_body(is_http2);
+        self.connection.add_body_bytes(count, most);
+    }
+
+    /// Registers the number of bytes of an incomplete head that are buffered here.
+    fn charge_partial_head(&mut self, partial: usize) {
+        if partial != self.partial_head_bytes {
+            self.connection.change_head_bytes(
+                std::mem::replace(&mut self.partial_head_bytes, partial),
+                partial,
+            );
+        }
+    }
+
+    /// Writes interim responses as far as possible at once. The rest is written before the library's next bytes.
+    fn try_write_interim(&mut self) {
+        while let Ok(sent) = self.stream.try_write(&self.interim) {
+            self.interim.advance(sent);
+            if self.interim.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn poll_write_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.interim.is_empty() {
+            let sent = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.interim))?;
+            self.interim.advance(sent);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes the bytes behind the one that was sent ahead, and counts that one as written.
+    fn poll_write_rest(&mut self, cx: &mut Context<'_>, rest: &[u8]) -> Poll<io::Result<usize>> {
+        let sent = match rest {
+            [] => 0,
+            rest => ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?,
+        };
+        self.is_first_byte_sent = false;
+        Poll::Ready(Ok(sent + FIRST_RESPONSE_BYTE.len()))
+    }
+}

@@ -1,0 +1,21 @@
+//! Shell: the edge: heads of requests and responses, and whose information about a client is trusted.
+//!
+//! A module belongs here if it reads or writes a head, or what a proxy sends before it. No module here knows a
+//! connection, a revision or a pod.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`host`] | pure: host of a request, and the service that it means within the cluster |
+//! | [`headers`] | pure: changes of a head on its way to a pod and back |
+//! | [`client_headers`], [`forwarded_header`] | pure: headers that describe the client; the header `Forwarded` |
+//! | [`platform_probe`] | pure: requests to the platform itself, and their responses |
+//! | [`proxy_protocol`] | pure: the header by which a proxy names its client |
+//! | [`policy`] | policy of operators for proxies and upgrades, as it is now |
+
+pub mod client_headers;
+pub mod forwarded_header;
+pub mod headers;
+pub mod host;
+pub mod platform_probe;
+pub mod policy;
+pub mod proxy_protocol;

@@ -1,0 +1,270 @@
+//! Pure: headers by which a pod learns the client and the proxies of a request: `Forwarded`, `X-Forwarded-*`,
+//! `traceparent`.
+//!
+//! Knative's runtime contract asks for them (`runtime-contract.md`); its sidecar writes `Forwarded` if there is none
+//! (`pkg/queue/forwarded_shim.go`). Headers of workloads of the cluster are kept and extended, as in Knative. From
+//! outside, headers of a trusted proxy are kept and extended. Those of other clients are dropped, and all headers are
+//! written from what the activator knows.
+
+use std::net::{IpAddr, SocketAddr};
+
+use common::wire::EdgeSettings;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::{edge::forwarded_header, entrypoint::TrafficOrigin};
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// Headers by which proxies describe the client and applications trust them. The activator never writes most of them.
+const CLIENT_CLAIM_HEADERS: [HeaderName; 9] = [
+    header::FORWARDED,
+    X_FORWARDED_HOST,
+    HeaderName::from_static("x-forwarded-port"),
+    HeaderName::from_static("x-forwarded-server"),
+    HeaderName::from_static("x-forwarded-scheme"),
+    HeaderName::from_static("x-forwarded-ssl"),
+    HeaderName::from_static("x-real-ip"),
+    HeaderName::from_static("x-url-scheme"),
+    HeaderName::from_static("front-end-https"),
+];
+
+/// Sender of a request, as far as its connection identifies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardedRequestSender {
+    /// Origin of the connection: the cluster, or outside.
+    pub traffic_origin: TrafficOrigin,
+    /// Address of the client, or of the last proxy.
+    pub address: IpAddr,
+    /// Information of the connection itself about its client.
+    pub proxied_client: ProxiedClient,
+}
+
+/// Information of a connection about the client behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxiedClient {
+    /// The peer of the connection is the client.
+    Direct,
+    /// A trusted proxy named the client in a PROXY header.
+    Named {
+        /// True if the client's connection to the proxy had TLS.
+        is_secure: bool,
+    },
+    /// A trusted proxy forwards a client that it did not name.
+    Unnamed,
+}
+
+impl ForwardedRequestSender {
+    /// Returns true if the sender is a trusted proxy, so that its headers about the client are used.
+    fn is_trusted_proxy(self, edge: &EdgeSettings) -> bool {
+        self.traffic_origin == TrafficOrigin::External
+            && self.proxied_client != ProxiedClient::Unnamed
+            && edge.is_trusted_proxy(self.address)
+    }
+
+    /// Protocol of the client's own connection, as far as the connection reveals it.
+    fn scheme(self) -> &'static str {
+        let is_secure = matches!(self.proxied_client, ProxiedClient::Named { is_secure: true });
+        if is_secure { "https" } else { "http" }
+    }
+}
+
+/// Returns true if a request from outside has come by https, at least as far as a trusted proxy.
+pub fn is_https(headers: &HeaderMap, sender: ForwardedRequestSender, edge: &EdgeSettings) -> bool {
+    let told = sender.is_trusted_proxy(edge).then(|| reported_scheme(headers)).flatten();
+    matches!(told.unwrap_or_else(|| sender.scheme()), "https" | "wss")
+}
+
+/// Writes the headers that describe the client.
+pub fn write_client_headers(
+    headers: &mut HeaderMap,
+    sender: ForwardedRequestSender,
+    edge: &EdgeSettings,
+) {
+    let client = sender.address.to_string();
+    match sender.traffic_origin {
+        TrafficOrigin::Internal => write_for_internal(headers, &client),
+        TrafficOrigin::External if sender.is_trusted_proxy(edge) => {
+            write_for_trusted_proxy(headers, sender, edge)
+        }
+        TrafficOrigin::External => {
+            // Everything that a client can forge is removed, including headers that the activator never writes itself.
+            for name in CLIENT_CLAIM_HEADERS {
+                headers.remove(name);
+            }
+            let host = headers.get(header::HOST).cloned();
+            write_forwarded_headers(
+                headers,
+                &[&client],
+                host,
+                HeaderValue::from_static(sender.scheme()),
+            );
+        }
+    }
+}
+
+/// Headers for a request from a workload of the cluster: those that are there are kept and extended.
+fn write_for_internal(headers: &mut HeaderMap, client: &str) {
+    let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();
+    let hops: Vec<&str> = forwarded_header::split_list(&before).chain([client]).collect();
+    let host = headers.get(&X_FORWARDED_HOST).or_else(|| headers.get(header::HOST)).cloned();
+    let proto = headers.get(&X_FORWARDED_PROTO).cloned();
+    write_forwarded_headers(
+        headers,
+        &hops,
+        host,
+        proto.unwrap_or(HeaderValue::from_static("http")),
+    );
+}
+
+/// Headers for a request from a trusted proxy: its headers are used back to the last hop that is no trusted proxy.
+fn write_for_trusted_proxy(
+    headers: &mut HeaderMap,
+    sender: ForwardedRequestSender,
+    edge: &EdgeSettings,
+) {
+    let client = sender.address.to_string();
+    // `Forwarded` and `X-Forwarded-For` describe the same hops. If both are there, `X-Forwarded-For` is used.
+    let told = join_header(headers, &header::FORWARDED).unwrap_or_default();
+    let elements = forwarded_header::parse_elements(&told).unwrap_or_default();
+    let elements = trusted_hops(&elements, |it| it.forwarded_for.as_deref(), edge);
+    let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();
+    let way: Vec<&str> = match before.is_empty() {
+        true => {
+            elements.iter().map(|it| it.forwarded_for.as_deref().unwrap_or("unknown")).collect()
+        }
+        false => trusted_hops(
+            &forwarded_header::split_list(&before).collect::<Vec<_>>(),
+            |it| Some(*it),
+            edge,
+        )
+        .to_vec(),
+    };
+    let way: Vec<&str> = way.into_iter().chain([client.as_str()]).collect();
+    let last = elements.last();
+    let host = last_list_entry(headers, &X_FORWARDED_HOST).or_else(|| last?.host.clone());
+    let host = host.and_then(|host| HeaderValue::try_from(host).ok());
+    let host = host.or_else(|| headers.get(header::HOST).cloned());
+    let proto = reported_scheme(headers).unwrap_or_else(|| sender.scheme());
+    // The part of `Forwarded` that is not reliable is dropped, and the proxy itself becomes its last hop.
+    headers.remove(header::FORWARDED);
+    if !elements.is_empty() {
+        let before: Vec<&str> = elements.iter().map(|it| it.text).collect();
+        let text = format!("{}, for={}", before.join(", "), forwarded_header::format_node(&client));
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(header::FORWARDED, value);
+        }
+    }
+    write_forwarded_headers(headers, &way, host, HeaderValue::from_static(proto));
+}
+
+/// Part of `hops` that is reliable. Each hop is reported by the next one, so the part begins with the last untrusted
+/// hop.
+fn trusted_hops<'a, T>(
+    hops: &'a [T],
+    of: impl Fn(&T) -> Option<&str>,
+    edge: &EdgeSettings,
+) -> &'a [T] {
+    let is_trusted =
+        |hop: &T| of(hop).and_then(parse_hop_address).is_some_and(|it| edge.is_trusted_proxy(it));
+    let first = hops.iter().rposition(|hop| !is_trusted(hop)).unwrap_or(0);
+    hops.get(first..).unwrap_or_default()
+}
+
+/// Protocol that the client used, as a trusted proxy reports it.
+fn reported_scheme(headers: &HeaderMap) -> Option<&'static str> {
+    let known = |text: &str| {
+        ["https", "http", "wss", "ws"].into_iter().find(|it| it.eq_ignore_ascii_case(text.trim()))
+    };
+    if let Some(told) = last_list_entry(headers, &X_FORWARDED_PROTO) {
+        return known(&told);
+    }
+    let told = join_header(headers, &header::FORWARDED)?;
+    known(forwarded_header::parse_elements(&told)?.last()?.proto.as_deref()?)
+}
+
+/// Last entry of a list header: the one of the proxy nearest to the activator.
+fn last_list_entry(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+    let all = join_header(headers, name)?;
+    forwarded_header::split_list(&all).last().map(str::to_owned)
+}
+
+/// IP address of a hop, which may have a port behind it.
+fn parse_hop_address(hop: &str) -> Option<IpAddr> {
+    let bare = hop.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(hop);
+    bare.parse().ok().or_else(|| hop.parse::<SocketAddr>().ok().map(|it| it.ip()))
+}
+
+/// Writes the hops, the host and the protocol; `Forwarded` only if there is none.
+fn write_forwarded_headers(
+    headers: &mut HeaderMap,
+    way: &[&str],
+    host: Option<HeaderValue>,
+    proto: HeaderValue,
+) {
+    if !headers.contains_key(header::FORWARDED) {
+        let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
+        let host = host.as_ref().and_then(text);
+        let text =
+            forwarded_header::format_forwarded(way, host.as_deref(), text(&proto).as_deref());
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(header::FORWARDED, value);
+        }
+    }
+    headers.insert(X_FORWARDED_PROTO, proto);
+    host.map(|host| headers.insert(X_FORWARDED_HOST, host));
+    if let Ok(value) = HeaderValue::try_from(way.join(", ")) {
+        headers.insert(X_FORWARDED_FOR, value);
+    }
+}
+
+/// Begins a trace if the request does not belong to one yet (W3C Trace Context §3.2). A valid one passes unchanged,
+/// because the activator records no span of its own. `chance` is uniform over u64.
+pub fn ensure_trace_context(headers: &mut HeaderMap, mut chance: impl FnMut() -> u64) {
+    let mut given = headers.get_all(&TRACEPARENT).iter();
+    let is_traced = match (given.next(), given.next()) {
+        (Some(one), None) => is_traceparent(one.as_bytes()),
+        _ => false,
+    };
+    if is_traced {
+        return;
+    }
+    headers.remove(&TRACESTATE);
+    // No number may be zero. The flags state that the trace is not sampled, because no component has asked for that.
+    let mut number = || chance().max(1);
+    let text = format!("00-{:016x}{:016x}-{:016x}-00", number(), number(), number());
+    if let Ok(value) = HeaderValue::try_from(text) {
+        headers.insert(TRACEPARENT, value);
+    }
+}
+
+/// Returns true for `version-trace-parent-flags` in lower-case hex; later versions may have more fields behind these.
+fn is_traceparent(text: &[u8]) -> bool {
+    // Version 00 has exactly 55 bytes; any later version begins with the same four fields.
+    let Some((known, more)) = text.split_at_checked(55) else { return false };
+    let mut fields = known.split(|&byte| byte == b'-');
+    let mut next = |length: usize| {
+        let is_hex = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+        fields.next().filter(|field| field.len() == length && field.iter().all(is_hex))
+    };
+    let (Some(version), Some(trace), Some(parent), Some(_flags)) =
+        (next(2), next(32), next(16), next(2))
+    else {
+        return false;
+    };
+    let is_zero = |field: &[u8]| field.iter().all(|&byte| byte == b'0');
+    let ends =
+        if version == b"00" { more.is_empty() } else { more.first().is_none_or(|&it| it == b'-') };
+    version != b"ff" && ends && !is_zero(trace) && !is_zero(parent)
+}
+
+fn join_header(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+    let all: Vec<&str> = headers.get_all(name).iter().filter_map(|it| it.to_str().ok()).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,298 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
+
+fn headers_for(side: TrafficOrigin, fields: &[(&str, &str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        headers.append(
+            name.parse::<HeaderName>().expect("a name"),
+            HeaderValue::from_str(value).expect("a value"),
+        );
+    }
+    let sender = ForwardedRequestSender {
+        traffic_origin: side,
+        address: CLIENT,
+        proxied_client: ProxiedClient::Direct,
+    };
+    write_client_headers(&mut headers, sender, &EdgeSettings::default());
+    headers
+}
+
+/// Headers after a request of a trusted load balancer, and true if it has come by https. All of 10.0.0.0/8 is trusted.
+fn proxied_headers(origin: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        let name = name.parse::<HeaderName>().expect("a name");
+        headers.append(name, HeaderValue::from_str(value).expect("a value"));
+    }
+    let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
+    let edge = EdgeSettings { trusted_proxies, ..EdgeSettings::default() };
+    let sender = ForwardedRequestSender {
+        traffic_origin: TrafficOrigin::External,
+        address: CLIENT,
+        proxied_client: origin,
+    };
+    let is_secure = is_https(&headers, sender, &edge);
+    write_client_headers(&mut headers, sender, &edge);
+    (headers, is_secure)
+}
+
+/// Values of the headers for the hops, the protocol and the host, and of `Forwarded`.
+fn client_headers(headers: &HeaderMap) -> [&str; 4] {
+    ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "forwarded"]
+        .map(|name| field(headers, name).unwrap_or_default())
+}
+
+fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).map(|value| value.to_str().expect("text"))
+}
+
+#[test]
+fn the_app_learns_the_client() {
+    let told = headers_for(TrafficOrigin::Internal, &[("host", "a:80")]);
+    assert_eq!(field(&told, "forwarded"), Some("for=10.0.0.9;host=\"a:80\";proto=http"));
+    assert_eq!(field(&told, "x-forwarded-for"), Some("10.0.0.9"));
+    assert_eq!(field(&told, "x-forwarded-host"), Some("a:80"));
+    let told =
+        headers_for(TrafficOrigin::Internal, &[("host", "a"), ("x-forwarded-proto", "https")]);
+    assert_eq!(field(&told, "forwarded"), Some("for=10.0.0.9;host=a;proto=https"));
+    let told = headers_for(TrafficOrigin::Internal, &[("host", "a"), ("forwarded", "for=x")]);
+    assert_eq!(field(&told, "forwarded"), Some("for=x"));
+}
+
+#[test]
+fn headers_of_an_external_client_are_replaced() {
+    let told = headers_for(
+        TrafficOrigin::External,
+        &[
+            ("host", "a"),
+            ("x-forwarded-for", "fd00::7"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "evil"),
+            ("forwarded", "for=evil;proto=https"),
+            ("x-real-ip", "6.6.6.6"),
+        ],
+    );
+    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert_eq!(field(&told, "x-real-ip"), None);
+}
+
+#[test]
+fn headers_of_a_trusted_proxy_are_kept_and_extended() {
+    let (told, is_secure) = proxied_headers(
+        ProxiedClient::Direct,
+        &[
+            ("host", "a"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-proto", "HTTPS"),
+            ("x-forwarded-host", "shop.example"),
+            ("x-real-ip", "192.0.2.1"),
+        ],
+    );
+    let forwarded = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
+    assert_eq!(client_headers(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", forwarded]);
+    assert_eq!((field(&told, "x-real-ip"), is_secure), (Some("192.0.2.1"), true));
+    let (told, is_secure) = proxied_headers(ProxiedClient::Direct, &[("host", "a")]);
+    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert!(!is_secure);
+}
+
+#[test]
+fn a_trusted_proxy_may_say_it_by_the_standard_alone() {
+    let given = "for=\"[2001:db8::1]:7\";proto=http, for=192.0.2.1;host=shop.example;proto=https";
+    let (told, is_secure) =
+        proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("forwarded", given)]);
+    let said = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
+    assert_eq!(client_headers(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", said]);
+    assert!(is_secure, "{told:?}");
+    let (told, is_secure) =
+        proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("forwarded", "for=\"192.0.2.1")]);
+    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert!(!is_secure, "half a field says nothing");
+}
+
+#[test]
+fn a_trusted_proxy_passes_on_what_a_client_claims_only_as_far_as_trust_goes() {
+    for (given, kept) in [
+        ("6.6.6.6, 192.0.2.1", "192.0.2.1, 10.0.0.9"),
+        ("6.6.6.6, 192.0.2.1, 10.7.0.1", "192.0.2.1, 10.7.0.1, 10.0.0.9"),
+        ("192.0.2.1, 10.7.0.1:8080,, [10.0.0.3]", "192.0.2.1, 10.7.0.1:8080, [10.0.0.3], 10.0.0.9"),
+        ("10.6.6.6, evil, 10.7.0.1", "evil, 10.7.0.1, 10.0.0.9"),
+        ("10.7.0.2, 10.7.0.1", "10.7.0.2, 10.7.0.1, 10.0.0.9"),
+    ] {
+        let (told, _) =
+            proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("x-forwarded-for", given)]);
+        assert_eq!(field(&told, "x-forwarded-for"), Some(kept), "{given}");
+    }
+    let protos = [("x-forwarded-proto", "https"), ("x-forwarded-proto", "http")];
+    assert!(!proxied_headers(ProxiedClient::Direct, &protos).1, "the proxy's own word is the last");
+}
+
+#[test]
+fn a_proxy_header_names_the_client_whose_own_word_does_not_count() {
+    // The client behind the balancer has an address that is trusted itself: it is another proxy.
+    let forged = [("host", "a"), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-proto", "https")];
+    let (told, is_secure) = proxied_headers(ProxiedClient::Named { is_secure: true }, &forged[..1]);
+    assert_eq!(
+        client_headers(&told),
+        ["10.0.0.9", "https", "a", "for=10.0.0.9;host=a;proto=https"]
+    );
+    assert!(is_secure);
+    let (told, is_secure) = proxied_headers(ProxiedClient::Unnamed, &forged);
+    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert!(!is_secure);
+}
+
+#[test]
+fn who_writes_an_address_cannot_write_more_than_that() {
+    let told = headers_for(
+        TrafficOrigin::Internal,
+        &[("host", "a"), ("x-forwarded-for", "x;proto=\"https")],
+    );
+    let way = "for=\"x;proto=\\\"https\";host=a;proto=http, for=10.0.0.9";
+    assert_eq!(field(&told, "forwarded"), Some(way));
+}
+
+#[test]
+fn a_trace_begins_here_unless_it_has_begun() {
+    let trace = |given: &[&str]| {
+        let mut headers = HeaderMap::new();
+        for it in given {
+            headers.append(TRACEPARENT, HeaderValue::from_str(it).expect("a value"));
+        }
+        headers.insert(TRACESTATE, HeaderValue::from_static("a=b"));
+        ensure_trace_context(&mut headers, || 7);
+        let all = headers.get_all(TRACEPARENT).iter().map(|it| it.to_str().expect("text"));
+        (all.collect::<Vec<_>>().join(" "), headers.contains_key(TRACESTATE))
+    };
+    let given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    assert_eq!(trace(&[given]), (given.to_owned(), true));
+    let later = "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more";
+    assert_eq!(trace(&[later]), (later.to_owned(), true));
+    let begun = ("00-00000000000000070000000000000007-0000000000000007-00".to_owned(), false);
+    for bad in [
+        &[][..],
+        &[given, given],
+        &["00-00000000000000000000000000000000-00f067aa0ba902b7-01"],
+        &["00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01"],
+        &["00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01"],
+        &["ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"],
+        &["00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more"],
+        &["00"],
+    ] {
+        assert_eq!(trace(bad), begun, "{bad:?}");
+    }
+}
+
+/// Parses `Forwarded` by its grammar (RFC 7239, section 4) and returns each element's pairs.
+fn parse(text: &str) -> Option<Vec<Vec<(String, String)>>> {
+    let (mut rest, mut elements) = (text, vec![vec![]]);
+    loop {
+        let at = rest.find('=')?;
+        let name = &rest[..at];
+        let (value, after) = value(&rest[at + 1..])?;
+        elements.last_mut()?.push((name.to_owned(), value));
+        if after.is_empty() {
+            return Some(elements);
+        }
+        rest = match after.strip_prefix(';') {
+            Some(next) => next,
+            None => {
+                elements.push(vec![]);
+                after.strip_prefix(", ")?
+            }
+        };
+    }
+}
+
+fn value(text: &str) -> Option<(String, &str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find([';', ',']).unwrap_or(text.len());
+        let is_token =
+            |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        let token = &text[..end];
+        let is_value = !token.is_empty() && token.bytes().all(is_token);
+        return is_value.then(|| (token.to_owned(), &text[end..]));
+    };
+    let (mut out, mut letters) = (String::new(), quoted.char_indices());
+    while let Some((at, letter)) = letters.next() {
+        match letter {
+            '"' => return Some((out, &quoted[at + 1..])),
+            '\\' => out.push(letters.next()?.1),
+            other => out.push(other),
+        }
+    }
+    None
+}
+
+fn forwarded_scheme(headers: &HeaderMap) -> &str {
+    client_headers(headers)[1]
+}
+
+proptest! {
+    /// Whatever comes by a trusted proxy, `Forwarded` keeps its grammar and ends with that proxy.
+    #[test]
+    fn forwarded_keeps_its_grammar_by_a_trusted_proxy(
+        given in proptest::option::of("[ -~]{0,40}"),
+        element in proptest::option::of("(for=[a-z0-9.]{1,9}(;proto=https)?(, )?){1,3}"),
+        way in proptest::option::of("[ -~]{0,40}"),
+        proto in proptest::option::of("[ -~]{1,10}"),
+    ) {
+        let mut fields = vec![("host", "a")];
+        fields.extend(given.as_deref().map(|it| ("forwarded", it)));
+        fields.extend(element.as_deref().map(|it| ("forwarded", it)));
+        fields.extend(way.as_deref().map(|it| ("x-forwarded-for", it)));
+        fields.extend(proto.as_deref().map(|it| ("x-forwarded-proto", it)));
+        let (told, _) = proxied_headers(ProxiedClient::Direct, &fields);
+        let text = field(&told, "forwarded").expect("always written");
+        let elements = crate::edge::forwarded_header::parse_elements(text);
+        prop_assert!(elements.is_some(), "{}", text);
+        let last = elements.unwrap_or_default().pop().and_then(|it| it.forwarded_for);
+        prop_assert_eq!(last.as_deref(), Some("10.0.0.9"));
+        let known = ["http", "https", "ws", "wss"].contains(&forwarded_scheme(&told));
+        prop_assert!(known, "{:?}", told);
+    }
+
+    /// Whatever a client writes, `Forwarded` keeps its grammar, ends with the client's real address, and has the true
+    /// host and protocol.
+    #[test]
+    fn forwarded_keeps_its_grammar(
+        way in proptest::option::of("[ -~]{0,40}"),
+        host in "[a-z0-9.:-]{1,20}",
+        proto in proptest::option::of("[ -~]{1,10}"),
+        outside: bool,
+    ) {
+        let side = if outside { TrafficOrigin::External } else { TrafficOrigin::Internal };
+        let mut fields = vec![("host", host.as_str())];
+        fields.extend(way.as_deref().map(|way| ("x-forwarded-for", way)));
+        fields.extend(proto.as_deref().map(|proto| ("x-forwarded-proto", proto)));
+        let told = headers_for(side, &fields);
+        let text = field(&told, "forwarded").expect("always written");
+        let elements = parse(text);
+        prop_assert!(elements.is_some(), "{}", text);
+        let elements = elements.unwrap_or_default();
+        let last = elements.last().and_then(|it| it.first()).cloned();
+        prop_assert_eq!(last, Some(("for".to_owned(), "10.0.0.9".to_owned())));
+        let said = |name: &str| {
+            elements[0].iter().find(|(it, _)| it == name).map(|(_, value)| value.clone())
+        };
+        prop_assert_eq!(said("host"), Some(host.clone()));
+        if outside {
+            prop_assert_eq!(said("proto"), Some("http".to_owned()));
+        }
+        let added = field(&told, "x-forwarded-for").is_some_and(|way| way.ends_with("10.0.0.9"));
+        prop_assert!(added);
+    }
+
+    /// A trace that begins here is valid for the next components.
+    #[test]
+    fn a_begun_trace_is_valid(numbers: [u64; 3]) {
+        let mut headers = HeaderMap::new();
+        let mut numbers = numbers.into_iter();
+        ensure_trace_context(&mut headers, || numbers.next().unwrap_or(0));
+        prop_assert!(is_traceparent(headers[TRACEPARENT].as_bytes()));
+    }
+}

@@ -1,0 +1,292 @@
+//! Pure: changes of a head on its way to a pod and back.
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header, request,
+    uri::{Authority, PathAndQuery, Scheme},
+};
+
+use common::wire::{AppProtocol, EdgeSettings, TagRouting};
+
+use crate::{
+    budget::REQUEST_OVERHEAD_BYTES,
+    edge::{
+        client_headers::{ForwardedRequestSender, ensure_trace_context, write_client_headers},
+        host,
+        platform_probe::{K_KUBELET_PROBE, K_NETWORK_HASH, K_NETWORK_PROBE},
+    },
+    entrypoint::TrafficOrigin,
+    request_error::ProxyRequestError,
+};
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
+/// Header by which a client chooses a tag of a route, and by which the pod learns the chosen one
+/// (`networking/pkg/http/header/header.go`).
+pub const TAG_HEADER: HeaderName = HeaderName::from_static("knative-serving-tag");
+const DEFAULT_ROUTE_HEADER: HeaderName = HeaderName::from_static("knative-serving-default-route");
+
+/// Headers between components of Knative. The values that a client wrote there never reach the app.
+const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
+    HeaderName::from_static("knative-serving-revision"),
+    HeaderName::from_static("knative-serving-namespace"),
+    TAG_HEADER,
+    DEFAULT_ROUTE_HEADER,
+    HeaderName::from_static("k-proxy-request"),
+    K_ORIGINAL_HOST,
+    K_KUBELET_PROBE,
+    HeaderName::from_static("k-passthrough-lb"),
+    K_NETWORK_PROBE,
+    K_NETWORK_HASH,
+];
+/// Prefixes of the platform's header names, also of future ones. Headers from outside with such names are dropped.
+const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
+
+/// Protocol to which every client may switch (RFC 6455).
+const WEBSOCKET: &str = "websocket";
+
+/// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` is rewritten by the HTTP library, which needs to see
+/// it; `Trailer` has to reach the other end.
+const HOP_BY_HOP_HEADERS: [HeaderName; 6] = [
+    header::CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::UPGRADE,
+    HTTP2_SETTINGS,
+];
+
+/// Information of the RouteTable and of the connection about a request, in addition to the request itself.
+#[derive(Clone, Copy, Debug)]
+pub struct PodRequestContext<'a> {
+    /// Sender of the request, and its origin.
+    pub sender: ForwardedRequestSender,
+    /// Policy of operators for proxies and upgrades.
+    pub edge: &'a EdgeSettings,
+    /// Host for the pod's request, if it is not the client's.
+    pub host_rewrite: Option<&'a str>,
+    /// Tags of the route, or the tag that was chosen.
+    pub tags: Option<&'a TagRouting>,
+    /// HTTP version that its pod speaks.
+    pub protocol: AppProtocol,
+    /// Source of random numbers, uniform over u64, for the id of a new trace.
+    pub random: fn() -> u64,
+}
+
+/// Changes a head from the form that arrived to the one for a pod. Returns the protocol that the client wants to switch
+/// to, which is possible over HTTP/1.1 only: the pod's request is in HTTP/1.1 then.
+pub fn rewrite_request_head(
+    head: &mut request::Parts,
+    passage: PodRequestContext<'_>,
+    service_host: impl FnOnce() -> String,
+) -> Result<Option<HeaderValue>, ProxyRequestError> {
+    if head.method == Method::CONNECT {
+        return Err(ProxyRequestError::ConnectMethod);
+    }
+    normalize_host(head, service_host)?;
+    // Everything that the hop's headers decide is read before they are removed.
+    let may_switch = head.version == Version::HTTP_11;
+    let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, passage.edge)).flatten();
+    let wants_trailers = has_header_token(&head.headers, header::TE, "trailers");
+    let tag = head.headers.get(TAG_HEADER).cloned();
+    strip_hop_by_hop(&mut head.headers);
+    head.headers.remove(header::TE);
+    strip_platform_headers(&mut head.headers, passage.sender.traffic_origin, passage.edge);
+    if wants_trailers {
+        head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+    // The upgrade is written again for the next hop, since it was removed with the other headers for one hop.
+    if let Some(protocol) = &upgrade {
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        head.headers.insert(header::UPGRADE, protocol.clone());
+    }
+    // After the platform's headers were removed: from here on these names have the activator's values only.
+    write_tag_headers(&mut head.headers, tag, passage.tags)?;
+    write_client_headers(&mut head.headers, passage.sender, passage.edge);
+    ensure_trace_context(&mut head.headers, passage.random);
+    rewrite_host(&mut head.headers, passage.host_rewrite)?;
+    match passage.protocol {
+        AppProtocol::H2c if upgrade.is_none() => convert_to_http2(head),
+        AppProtocol::H2c | AppProtocol::Http1 => {
+            join_cookies(&mut head.headers);
+            head.version = Version::HTTP_11;
+        }
+    }
+    Ok(upgrade)
+}
+
+/// Location of the redirect by `http-protocol: Redirected`: the same URL over https.
+pub fn https_location(head: &request::Parts) -> Option<HeaderValue> {
+    let host = host::request_host(head)?;
+    let path = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    HeaderValue::try_from(format!("https://{host}{path}")).ok()
+}
+
+/// Changes a pod's head to the one for the client, whose HTTP version is `version`.
+pub fn rewrite_response_head(headers: &mut HeaderMap, status: StatusCode, version: Version) {
+    let switched = status == StatusCode::SWITCHING_PROTOCOLS;
+    let upgrade = switched.then(|| headers.get(header::UPGRADE).cloned()).flatten();
+    strip_hop_by_hop(headers);
+    if version == Version::HTTP_2 {
+        headers.remove(header::TRANSFER_ENCODING);
+    }
+    if let Some(protocol) = upgrade {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, protocol);
+    }
+}
+
+/// Approximate number of bytes of a head while it waits: names, values and the map's overhead for each. A map that has
+/// just grown takes twice as much, which [`memory_mib`](crate::budget::memory_mib) accounts for.
+pub fn estimate_head_bytes<B>(request: &Request<B>) -> usize {
+    // A bucket of `http::HeaderMap` whose name and value are elsewhere, 104 bytes, and its entry in the index.
+    const PER_HEADER: usize = 112;
+    let line = request.uri().path_and_query().map_or(1, |it| it.as_str().len());
+    let fields = request.headers().iter();
+    let fields = fields.map(|(name, value)| name.as_str().len() + value.len() + PER_HEADER);
+    REQUEST_OVERHEAD_BYTES + line + fields.sum::<usize>()
+}
+
+/// Leaves path and query in the URI, and puts the host into `Host`: an absolute URI takes precedence (RFC 9112 §3.2.2).
+fn normalize_host(
+    head: &mut request::Parts,
+    service_host: impl FnOnce() -> String,
+) -> Result<(), ProxyRequestError> {
+    let authority = head.uri.authority().map(Authority::as_str).map(HeaderValue::from_str);
+    if let Some(named) = authority {
+        let named =
+            named.map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
+        head.headers.insert(header::HOST, named);
+        let path = head.uri.path_and_query().cloned();
+        head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+    }
+    if head.headers.contains_key(header::HOST) {
+        return Ok(());
+    }
+    // HTTP/1.0 has no Host, but the request to the pod needs one.
+    let own = HeaderValue::from_str(&service_host());
+    let own = own.map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
+    head.headers.insert(header::HOST, own);
+    Ok(())
+}
+
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(header::CONNECTION) {
+        let named: Vec<HeaderName> = header_tokens(headers, header::CONNECTION)
+            .filter_map(|token| token.parse().ok())
+            // Headers that frame or address the message stay, whatever the peer lists.
+            .filter(|name| {
+                ![header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
+            })
+            .collect();
+        for name in named {
+            headers.remove(name);
+        }
+    }
+    for name in &HOP_BY_HOP_HEADERS {
+        headers.remove(name);
+    }
+}
+
+/// Protocol to switch to: a single one, and one of those that are allowed. HTTP/2 is no longer offered that way (RFC
+/// 9113 §3.1), and after a switch to it a client could send heads that no component checks.
+fn allowed_upgrade(headers: &HeaderMap, edge: &EdgeSettings) -> Option<HeaderValue> {
+    let mut protocols = headers.get_all(header::UPGRADE).iter();
+    let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };
+    let name = protocol.to_str().ok()?.trim();
+    let listed = edge.allowed_upgrades.iter().map(String::as_str).chain([WEBSOCKET]);
+    let is_listed = listed.into_iter().any(|it| it.eq_ignore_ascii_case(name));
+    let asked = has_header_token(headers, header::CONNECTION, "upgrade");
+    (asked && is_listed).then(|| protocol.clone())
+}
+
+fn has_header_token(headers: &HeaderMap, name: HeaderName, token: &str) -> bool {
+    header_tokens(headers, name).any(|it| it.eq_ignore_ascii_case(token))
+}
+
+fn header_tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+fn strip_platform_headers(headers: &mut HeaderMap, side: TrafficOrigin, edge: &EdgeSettings) {
+    for name in &KNATIVE_INTERNAL_HEADERS {
+        headers.remove(name);
+    }
+    if side == TrafficOrigin::Internal {
+        return;
+    }
+    // Servers that pass headers on as variables (CGI, WSGI) cannot tell `X_Real_IP` from `X-Real-IP`.
+    let is_alias = |name: &str| !edge.allows_underscores && name.contains('_');
+    let is_ours = |name: &&HeaderName| {
+        PLATFORM_PREFIXES.iter().any(|it| name.as_str().starts_with(it)) || is_alias(name.as_str())
+    };
+    let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
+    for name in ours {
+        headers.remove(name);
+    }
+}
+
+/// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers).
+fn write_tag_headers(
+    headers: &mut HeaderMap,
+    asked: Option<HeaderValue>,
+    tags: Option<&TagRouting>,
+) -> Result<(), ProxyRequestError> {
+    match tags {
+        None => {}
+        Some(TagRouting::ServeTag(own)) => {
+            headers.insert(TAG_HEADER, header_value("tag", own)?);
+        }
+        Some(TagRouting::ChooseTag(_)) => {
+            headers.insert(DEFAULT_ROUTE_HEADER, HeaderValue::from_static("true"));
+            asked.map(|asked| headers.insert(TAG_HEADER, asked));
+        }
+    }
+    Ok(())
+}
+
+fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), ProxyRequestError> {
+    let Some(rewrite) = rewrite else { return Ok(()) };
+    if let Some(asked) = headers.insert(header::HOST, header_value("host", rewrite)?) {
+        headers.insert(K_ORIGINAL_HOST, asked);
+    }
+    Ok(())
+}
+
+fn header_value(what: &str, text: &str) -> Result<HeaderValue, ProxyRequestError> {
+    let refused = |error| ProxyRequestError::BadRequest(format!("bad {what}: {error}"));
+    HeaderValue::from_str(text).map_err(refused)
+}
+
+/// Changes the head to HTTP/2, which has host and scheme in the target, and no hops (RFC 9113 §8.3.1).
+fn convert_to_http2(head: &mut request::Parts) {
+    head.version = Version::HTTP_2;
+    let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {
+        // The host is no valid authority: the request stays in HTTP/1.1 with `Host`.
+        head.version = Version::HTTP_11;
+        return;
+    };
+    let mut uri = std::mem::take(&mut head.uri).into_parts();
+    (uri.scheme, uri.authority) = (Some(Scheme::HTTP), Some(authority));
+    uri.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+    head.uri = Uri::from_parts(uri).expect("scheme, authority and path are all there");
+    head.headers.remove(header::HOST);
+}
+
+/// Joins cookies into one field: HTTP/2 may split them, HTTP/1.1 may not (RFC 9113 §8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let all: Vec<&[u8]> =
+        headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&all.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
+#[cfg(test)]
+mod tests;

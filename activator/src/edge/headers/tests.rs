@@ -1,0 +1,267 @@
+use http::Request;
+
+use super::*;
+
+const CLIENT: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
+
+fn head(uri: &str, fields: &[(&str, &str)]) -> request::Parts {
+    let builder = fields.iter().fold(Request::builder().uri(uri), |it, (k, v)| it.header(*k, *v));
+    builder.body(()).expect("valid").into_parts().0
+}
+
+fn request_context(side: TrafficOrigin) -> PodRequestContext<'static> {
+    let (rewrite, tags, protocol) = (None, None, AppProtocol::Http1);
+    let sender = ForwardedRequestSender {
+        traffic_origin: side,
+        address: CLIENT,
+        proxied_client: crate::edge::client_headers::ProxiedClient::Direct,
+    };
+    static USUAL: EdgeSettings = EdgeSettings {
+        trusted_proxies: Vec::new(),
+        requires_proxy_protocol: false,
+        allowed_upgrades: Vec::new(),
+        allows_underscores: false,
+    };
+    PodRequestContext { sender, edge: &USUAL, host_rewrite: rewrite, tags, protocol, random: || 7 }
+}
+
+fn rewritten_head(
+    uri: &str,
+    side: TrafficOrigin,
+    fields: &[(&str, &str)],
+) -> (request::Parts, Option<HeaderValue>) {
+    rewritten_by(uri, request_context(side), fields)
+}
+
+fn rewritten_by(
+    uri: &str,
+    passage: PodRequestContext<'_>,
+    fields: &[(&str, &str)],
+) -> (request::Parts, Option<HeaderValue>) {
+    let mut head = head(uri, fields);
+    let upgrade =
+        rewrite_request_head(&mut head, passage, || "hello.default.svc".into()).expect("fine");
+    (head, upgrade)
+}
+
+fn field<'a>(head: &'a request::Parts, name: &str) -> Option<&'a str> {
+    head.headers.get(name).map(|value| value.to_str().expect("text"))
+}
+
+#[test]
+fn the_host_reaches_the_pod_unchanged() {
+    let (head, _) =
+        rewritten_head("/a?b=c", TrafficOrigin::External, &[("host", "Hello.Example:80")]);
+    assert_eq!(
+        (head.uri.to_string().as_str(), field(&head, "host")),
+        ("/a?b=c", Some("Hello.Example:80"))
+    );
+}
+
+#[test]
+fn an_absolute_uri_wins_over_the_host_header() {
+    let (head, _) = rewritten_head("http://real/a", TrafficOrigin::Internal, &[("host", "other")]);
+    assert_eq!((head.uri.to_string().as_str(), field(&head, "host")), ("/a", Some("real")));
+}
+
+#[test]
+fn a_host_is_required_from_1_1_on_and_supplied_for_1_0() {
+    let new = head("/", &[]);
+    let refused = host::check_host(&new).expect_err("no host");
+    assert_eq!(refused.to_string(), "missing required Host header");
+    let mut old = head("/", &[]);
+    old.version = Version::HTTP_10;
+    host::check_host(&old).expect("HTTP/1.0 knows no Host");
+    rewrite_request_head(&mut old, request_context(TrafficOrigin::Internal), || {
+        "hello.default.svc".into()
+    })
+    .expect("fine");
+    assert_eq!((field(&old, "host"), old.version), (Some("hello.default.svc"), Version::HTTP_11));
+}
+
+#[test]
+fn headers_of_one_hop_and_of_the_platform_end_here() {
+    let (head, _) = rewritten_head(
+        "/",
+        TrafficOrigin::External,
+        &[
+            ("host", "a"),
+            ("connection", "close, X-Mine, host"),
+            ("x-mine", "1"),
+            ("keep-alive", "5"),
+            ("te", "gzip, trailers"),
+            ("knative-serving-revision", "r"),
+            ("knative-serving-namespace", "n"),
+            ("k-network-probe", "queue"),
+            ("k-proxy-request", "activator"),
+            ("k-to-come", "stays inside"),
+            ("knative-serving-to-come", "too"),
+            ("knative-mine", "stays"),
+        ],
+    );
+    let mut names: Vec<_> = head.headers.keys().map(HeaderName::as_str).collect();
+    names.sort_unstable();
+    let kept = ["forwarded", "host", "knative-mine", "te", "traceparent"];
+    assert_eq!(
+        names,
+        [&kept[..], &["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]].concat()
+    );
+    assert_eq!(field(&head, "te"), Some("trailers"));
+}
+
+#[test]
+fn inside_only_what_the_platform_uses_itself_is_taken_away() {
+    let fields = [("host", "a"), ("k-mine", "stays"), ("knative-serving-revision", "r")];
+    let (head, _) = rewritten_head("/", TrafficOrigin::Internal, &fields);
+    let told = ["k-mine", "knative-serving-revision"].map(|name| field(&head, name));
+    assert_eq!(told, [Some("stays"), None]);
+}
+
+#[test]
+fn a_pod_gets_the_chosen_tag_or_the_default_route() {
+    let tag = TagRouting::ServeTag("blue".into());
+    let choice = TagRouting::ChooseTag(vec![]);
+    let told = |tags, asked: &[(&str, &str)]| {
+        let passage = PodRequestContext { tags, ..request_context(TrafficOrigin::External) };
+        let (head, _) = rewritten_by("/", passage, &[&[("host", "a")], asked].concat());
+        let own = |name| field(&head, name).map(str::to_owned);
+        (own("knative-serving-tag"), own("knative-serving-default-route"))
+    };
+    let asked = [("knative-serving-tag", "green"), ("knative-serving-default-route", "no")];
+    let text = |it: &str| Some(it.to_owned());
+    assert_eq!(told(None, &asked), (None, None));
+    assert_eq!(told(Some(&tag), &asked), (text("blue"), None));
+    assert_eq!(told(Some(&choice), &asked), (text("green"), text("true")));
+    assert_eq!(told(Some(&choice), &[]), (None, text("true")));
+}
+
+#[test]
+fn a_host_that_is_rewritten_is_kept_beside() {
+    let passage = PodRequestContext {
+        host_rewrite: Some("hello.default.svc"),
+        ..request_context(TrafficOrigin::External)
+    };
+    let (head, _) =
+        rewritten_by("/", passage, &[("host", "shop.example"), ("k-original-host", "evil")]);
+    let told = ["host", "k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
+    assert_eq!(told, [Some("hello.default.svc"), Some("shop.example"), Some("shop.example")]);
+}
+
+#[test]
+fn http2_names_host_and_scheme_in_its_target() {
+    let passage = PodRequestContext {
+        protocol: AppProtocol::H2c,
+        ..request_context(TrafficOrigin::Internal)
+    };
+    let (asked, upgrade) =
+        rewritten_by("/a?b", passage, &[("host", "a:80"), ("connection", "close")]);
+    assert_eq!((asked.uri.to_string().as_str(), upgrade), ("http://a:80/a?b", None));
+    assert_eq!((asked.version, field(&asked, "host")), (Version::HTTP_2, None));
+    assert_eq!(field(&asked, "connection"), None);
+    let fields = [("host", "a"), ("connection", "upgrade"), ("upgrade", "websocket")];
+    let (asked, upgrade) = rewritten_by("/", passage, &fields);
+    assert_eq!((asked.version, upgrade.is_some()), (Version::HTTP_11, true));
+}
+
+#[test]
+fn cookies_that_http2_has_cut_are_joined() {
+    let (head, _) = rewritten_head(
+        "/",
+        TrafficOrigin::Internal,
+        &[("host", "a"), ("cookie", "a=1"), ("cookie", "b=2")],
+    );
+    assert_eq!(head.headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+}
+
+#[test]
+fn the_same_over_https_has_neither_port_nor_another_path() {
+    let head = head("/a?b=c", &[("host", "Shop.example:8080")]);
+    assert_eq!(https_location(&head).expect("a host"), "https://shop.example/a?b=c");
+}
+
+#[test]
+fn an_upgrade_is_passed_on_but_not_to_http2() {
+    let fields = [("host", "a"), ("connection", "Upgrade"), ("upgrade", "websocket")];
+    let (head, upgrade) = rewritten_head("/", TrafficOrigin::Internal, &fields);
+    assert_eq!(upgrade, Some(HeaderValue::from_static("websocket")));
+    assert_eq!(
+        (field(&head, "connection"), field(&head, "upgrade")),
+        (Some("upgrade"), Some("websocket"))
+    );
+    let fields = [("host", "a"), ("connection", "Upgrade, HTTP2-Settings"), ("upgrade", "h2c")];
+    let (head, upgrade) = rewritten_head("/", TrafficOrigin::Internal, &fields);
+    assert_eq!((upgrade, field(&head, "upgrade")), (None, None));
+    let (_, upgrade) =
+        rewritten_head("/", TrafficOrigin::Internal, &[("host", "a"), ("upgrade", "websocket")]);
+    assert_eq!(upgrade, None, "not named in Connection");
+}
+
+#[test]
+fn only_listed_protocols_are_switched_to_and_only_one_is_asked_for() {
+    let edge = EdgeSettings { allowed_upgrades: vec!["xmpp".into()], ..EdgeSettings::default() };
+    let asked = |protocols: &[&str]| {
+        let mut fields = vec![("host", "a"), ("connection", "upgrade")];
+        fields.extend(protocols.iter().map(|it| ("upgrade", *it)));
+        let (head, upgrade) = rewritten_by(
+            "/",
+            PodRequestContext { edge: &edge, ..request_context(TrafficOrigin::Internal) },
+            &fields,
+        );
+        assert_eq!(field(&head, "upgrade").is_some(), upgrade.is_some(), "{protocols:?}");
+        assert_eq!(field(&head, "connection").is_some(), upgrade.is_some(), "{protocols:?}");
+        upgrade.is_some()
+    };
+    for one in ["websocket", "WebSocket", "xmpp", "XMPP", " websocket "] {
+        assert!(asked(&[one]), "{one}");
+    }
+    for other in [
+        &["h2c"][..],
+        &["H2C"],
+        &["websocket, h2c"],
+        &["h2c, websocket"],
+        &["websocket,"],
+        &["websocket", "h2c"],
+        &["websocket", "websocket"],
+        &["foo"],
+        &["foo, h2c"],
+        &["h2c/1"],
+        &["TLS/1.0, HTTP/1.1"],
+        &[""],
+    ] {
+        assert!(!asked(other), "{other:?}");
+    }
+}
+
+#[test]
+fn names_that_servers_take_for_the_platforms_are_dropped_from_outside() {
+    let forged =
+        [("x_forwarded_for", "6.6.6.6"), ("K_Original_Host", "evil"), ("own_name", "kept")];
+    let names = |head: &request::Parts| forged.map(|(name, _)| field(head, name).is_some());
+    let fields = [&[("host", "a")][..], &forged].concat();
+    assert_eq!(names(&rewritten_head("/", TrafficOrigin::External, &fields).0), [false; 3]);
+    assert_eq!(names(&rewritten_head("/", TrafficOrigin::Internal, &fields).0), [true; 3]);
+    let edge = EdgeSettings { allows_underscores: true, ..EdgeSettings::default() };
+    let passage = PodRequestContext { edge: &edge, ..request_context(TrafficOrigin::External) };
+    assert_eq!(names(&rewritten_by("/", passage, &fields).0), [true; 3], "where operators say so");
+}
+
+#[test]
+fn an_answer_loses_only_what_was_for_one_hop() {
+    let mut headers =
+        head("/", &[("connection", "upgrade"), ("upgrade", "websocket"), ("a", "b")]).headers;
+    rewrite_response_head(&mut headers, StatusCode::SWITCHING_PROTOCOLS, Version::HTTP_11);
+    assert_eq!(headers.len(), 3);
+    headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    rewrite_response_head(&mut headers, StatusCode::OK, Version::HTTP_2);
+    assert_eq!(headers.keys().collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn connect_is_refused() {
+    let mut head = head("a:80", &[]);
+    head.method = Method::CONNECT;
+    let refused =
+        rewrite_request_head(&mut head, request_context(TrafficOrigin::Internal), String::new)
+            .expect_err("refused");
+    assert_eq!(refused.status(), 405);
+}

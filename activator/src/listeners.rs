@@ -1,0 +1,15 @@
+//! Shell: listeners, and the client connections that they accept.
+//!
+//! A module belongs here if it opens ports, accepts connections, or hands them to the HTTP library.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`service_ports`], [`port_range`] | listeners of the services' own ports: one each, or one for all |
+//! | [`client_server`] | client connections, from their acceptance to their end |
+//! | [`charged_body`], [`stream_resets`] | body of a response, charged to its connection; requests that clients reset |
+
+pub mod charged_body;
+pub mod client_server;
+pub mod port_range;
+pub mod service_ports;
+pub mod stream_resets;

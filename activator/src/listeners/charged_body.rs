@@ -1,0 +1,80 @@
+//! Shell: the body of a response, charged to its client connection while the client does not take it.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::{
+    budget::REQUEST_OVERHEAD_BYTES,
+    clients::connections::{ActiveRequestGuard, ResponseBytesGuard},
+};
+
+/// Body of a response, whose request lasts until the body is dropped.
+#[derive(Debug)]
+pub struct ChargedResponseBody<B> {
+    body: B,
+    request_guard: ActiveRequestGuard,
+    /// Bytes that the pod may have sent ahead while the body is not polled.
+    max_buffered: usize,
+    /// Guard that counts these bytes while the client takes nothing.
+    buffered_guard: Option<ResponseBytesGuard>,
+}
+
+impl<B: Body> ChargedResponseBody<B> {
+    /// Wraps the body of a response, whose pod may send `ahead` bytes while the client takes none.
+    pub fn new(body: B, asked: ActiveRequestGuard, ahead: usize) -> Self {
+        let mut asking =
+            Self { body, request_guard: asked, max_buffered: ahead, buffered_guard: None };
+        // A body that has ended already holds nothing.
+        asking.set_buffered_charged(!asking.body.is_end_stream());
+        asking
+    }
+
+    /// Counts the bytes that the pod may send ahead, if `lies`. While the body is being polled, data is passed on as it
+    /// comes.
+    fn set_buffered_charged(&mut self, lies: bool) {
+        match &self.buffered_guard {
+            None if lies => {
+                self.buffered_guard = Some(
+                    self.request_guard
+                        .connection()
+                        .charge_response_bytes(self.max_buffered + REQUEST_OVERHEAD_BYTES),
+                );
+            }
+            Some(_) if !lies => self.buffered_guard = None,
+            None | Some(_) => {}
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for ChargedResponseBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let next = Pin::new(&mut self.body).poll_frame(cx);
+        // After a frame the pod may send more before the next poll. These bytes count until then.
+        let lies = next.is_ready() && !self.body.is_end_stream();
+        self.set_buffered_charged(lies);
+        let next = ready!(next);
+        let seat = self.request_guard.connection();
+        Poll::Ready(
+            next.map(|it| it.map(|frame| frame.map_data(|data| seat.charge_response_data(data)))),
+        )
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

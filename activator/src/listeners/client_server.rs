@@ -1,0 +1,404 @@
+//! Shell: client connections, from their acceptance to their end.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use http::{Request, header};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{Instant, error::Elapsed, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::{
+    budget::{
+        CLIENT_CONNECTION_WINDOW, CLIENT_SEND_BUFFER, CLIENT_STREAM_WINDOW, ClientBound,
+        MAX_CLIENT_STREAMS,
+    },
+    clients::{
+        client_info::ClientInfo,
+        connections::{ClientConnection, ClientConnections},
+        head_charge,
+        reconnect_jitter::ReconnectJitter,
+        socket::{ClientGoneError, ClientSocket, read_proxy_header},
+    },
+    clock::random_u64,
+    edge::{client_headers::ProxiedClient, proxy_protocol::ProxyHeader},
+    entrypoint::Entrypoint,
+    listeners::{charged_body::ChargedResponseBody, stream_resets::StreamResetCounter},
+    request_error::ProxyRequestError,
+    requests::{
+        gateway::ActivatorGateway, response_body::ClientResponseBody,
+        watched_body::ClientWatchedBody,
+    },
+    tcp_socket,
+};
+
+/// Interval of pings while a stream is open. A client that leaves a ping unanswered for as long is gone.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Time for the first bytes of a client that had connected just before the activator stopped.
+const SHUTDOWN_PREFACE_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Interval of warnings while connections cannot be accepted, and of attempts to accept one.
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(1);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
+
+/// Server of client connections, each in a task of its own.
+#[derive(Debug)]
+pub struct ClientConnectionServer {
+    gateway: Arc<ActivatorGateway>,
+    connections: Arc<ClientConnections>,
+    http1: http1::Builder,
+    http2: http2::Builder<TokioExecutor>,
+    last_warning: Mutex<Option<Instant>>,
+}
+
+impl ClientConnectionServer {
+    /// Creates a server in front of `gateway` that accepts as much as `connections` allow.
+    pub fn new(gateway: Arc<ActivatorGateway>, connections: Arc<ClientConnections>) -> Self {
+        let bounds = connections.budget;
+        let mut http1 = http1::Builder::new();
+        http1
+            .timer(TokioTimer::new())
+            .header_read_timeout(bounds.head_timeout)
+            .max_buf_size(bounds.max_head_bytes)
+            .max_header_size(bounds.max_head_bytes)
+            // Bytes are the bound. The library allocates room for this many fields for every head.
+            .max_headers(bounds.max_head_bytes / 16)
+            // The socket detects whether a client that has closed its sending half is gone.
+            .half_close(true)
+            .auto_date_header(true);
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            .max_header_list_size(u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX))
+            // For an entry of its table the library would keep the whole buffer that the entry came in.
+            .header_table_size(0)
+            .max_concurrent_streams(MAX_CLIENT_STREAMS)
+            .initial_stream_window_size(CLIENT_STREAM_WINDOW)
+            .initial_connection_window_size(CLIENT_CONNECTION_WINDOW)
+            .max_send_buf_size(CLIENT_SEND_BUFFER)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_INTERVAL)
+            .auto_date_header(true);
+        Self { gateway, connections, http1, http2, last_warning: Mutex::new(None) }
+    }
+
+    /// Table of the client connections.
+    pub fn connections(&self) -> &ClientConnections {
+        &self.connections
+    }
+
+    /// Accepts connections from `listener` until `closed`, for `door` or else for the port that each client connected
+    /// to. They are served until `close_when_idle`, then closed in order.
+    pub async fn run_listener(
+        self: Arc<Self>,
+        listener: TcpListener,
+        door: Option<Entrypoint>,
+        closed: CancellationToken,
+    ) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = closed.cancelled() => return self.accept_backlog(listener, door),
+            };
+            match accepted {
+                Ok((stream, client)) => self.accept_connection(stream, door, client),
+                Err(error) => self.on_accept_error(&error).await,
+            }
+        }
+    }
+
+    /// Accepts connections that were complete before the listener closes; the kernel would reset them.
+    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, door: Option<Entrypoint>) {
+        let Ok(listener) = listener.into_std() else { return };
+        // Only what is complete now: the listener is non-blocking and closed afterwards.
+        while let Ok((stream, client)) = listener.accept() {
+            let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+            if let Ok(stream) = stream {
+                self.accept_connection(stream, door, client);
+            }
+        }
+    }
+
+    fn accept_connection(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        door: Option<Entrypoint>,
+        client: SocketAddr,
+    ) {
+        // With one listener for all ports, the local port names the service.
+        let own = || stream.local_addr().map(|address| Entrypoint::Service(address.port()));
+        let door = match stream
+            .set_nodelay(true)
+            .and_then(|()| tcp_socket::keep_alive(&stream))
+            .and_then(|()| door.map_or_else(own, Ok))
+        {
+            Ok(door) => door,
+            Err(error) => return debug!(%client, %error, "client gone at once"),
+        };
+        let Some(seat) = self.connections.register().filter(|it| self.may_accept(it, door, client))
+        else {
+            return debug!(?door, %client, "connection refused: there are enough");
+        };
+        let server = Arc::clone(self);
+        self.gateway.tasks.spawn(async move {
+            server.gateway.metrics.client_connections.inc();
+            // The cut is checked here, around the whole connection, since it must end whatever the connection waits
+            // for.
+            let cut = seat.cut_off.clone();
+            tokio::select! {
+                ended = server.serve_connection(stream, door, client, seat) => if let Err(error) = ended {
+                    debug!(?door, %client, %error, "connection ended");
+                },
+                () = cut.cancelled() => debug!(?door, %client, "connection cut off"),
+            }
+            server.gateway.metrics.client_connections.dec();
+        });
+    }
+
+    /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
+    fn may_accept(&self, seat: &ClientConnection, door: Entrypoint, peer: SocketAddr) -> bool {
+        let is_trusted = door == Entrypoint::External
+            && self.gateway.edge_policy.current().is_trusted_proxy(peer.ip());
+        is_trusted || seat.try_assign_client(peer.ip())
+    }
+
+    async fn serve_connection(
+        &self,
+        mut stream: TcpStream,
+        door: Entrypoint,
+        peer: SocketAddr,
+        seat: Arc<ClientConnection>,
+    ) -> Result<(), hyper::Error> {
+        let Some((client, origin)) = self.identify_client(&mut stream, door, peer).await else {
+            return Ok(());
+        };
+        // Behind a trusted proxy the named client is the one whose connections are bounded.
+        if matches!(origin, ProxiedClient::Named { .. }) && !seat.try_assign_client(client.ip()) {
+            return Ok(());
+        }
+        let (address, port) = (client.ip().to_canonical(), client.port());
+        let client = ClientInfo {
+            address,
+            port,
+            proxied_client: origin,
+            reconnect_jitter: ReconnectJitter::from_random(random_u64()),
+        };
+        let socket = ClientSocket::new(stream, Arc::clone(&seat));
+        match self.detect_http2(&socket).await {
+            Ok(Ok(true)) => self.serve_http2(socket, door, client, seat).await,
+            Ok(Ok(false)) => {
+                let ended = self.serve_http1(socket.clone(), door, client, &seat).await;
+                // After an error the client has no response that a reset could destroy.
+                if ended.is_ok() {
+                    socket.drain_unread().await;
+                }
+                ended
+            }
+            // The client is gone, or has sent nothing in time.
+            Ok(Err(_)) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Client of the connection: the peer, or the client that a trusted proxy names. `None`: the PROXY header is
+    /// invalid.
+    async fn identify_client(
+        &self,
+        stream: &mut TcpStream,
+        door: Entrypoint,
+        peer: SocketAddr,
+    ) -> Option<(SocketAddr, ProxiedClient)> {
+        let edge = self.gateway.edge_policy.current();
+        if door != Entrypoint::External
+            || !edge.requires_proxy_protocol
+            || !edge.is_trusted_proxy(peer.ip())
+        {
+            return Some((peer, ProxiedClient::Direct));
+        }
+        let header = timeout(self.connections.budget.head_timeout, read_proxy_header(stream)).await;
+        // Without a valid header no sender is known, so no request can be attributed: the connection is closed.
+        match header.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(ProxyHeader::Client { source, is_secure }) => {
+                Some((source, ProxiedClient::Named { is_secure }))
+            }
+            Ok(ProxyHeader::Unknown) => Some((peer, ProxiedClient::Unnamed)),
+            Err(error) => {
+                warn!(%peer, %error, "PROXY header cannot be read, connection closed");
+                None
+            }
+        }
+    }
+
+    /// Returns true if the client speaks HTTP/2.
+    async fn detect_http2(&self, socket: &ClientSocket) -> Result<io::Result<bool>, Elapsed> {
+        let words = socket.peek_http2_preface();
+        tokio::pin!(words);
+        tokio::select! {
+            biased;
+            first = timeout(self.connections.budget.head_timeout, words.as_mut()) => first,
+            () = self.gateway.close_when_idle.cancelled() => timeout(SHUTDOWN_PREFACE_TIMEOUT, words).await,
+        }
+    }
+
+    async fn serve_http1(
+        &self,
+        socket: ClientSocket,
+        door: Entrypoint,
+        client: ClientInfo,
+        seat: &Arc<ClientConnection>,
+    ) -> Result<(), hyper::Error> {
+        socket.enable_target_inspection(self.connections.budget.max_head_bytes);
+        let service = service_fn(|mut request: Request<Incoming>| {
+            let socket = socket.clone();
+            // The request carries its socket: interim responses and unread bodies need it.
+            request.extensions_mut().insert(socket.clone());
+            if let Some(target) = socket.raw_target(request.uri()) {
+                request.extensions_mut().insert(target);
+            }
+            let asked = seat.start_request();
+            // Charged here, before the task waits for anything.
+            let request = head_charge::charge_head(request, seat);
+            // Boxed, so that a connection without a request has no room for one.
+            let handling = Box::pin(async move {
+                match request {
+                    Some(request) => self.gateway.handle(request, door, client, seat).await,
+                    None => ProxyRequestError::TooManyRequestBytes
+                        .response(ClientResponseBody::from_text),
+                }
+            });
+            async move {
+                tokio::select! {
+                    // Biased to the response: a client that closes its half just as the response begins still gets it.
+                    biased;
+                    answer = handling => {
+                        Ok(answer.map(|body| {
+                            let ahead = body.max_buffered();
+                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), asked, ahead)
+                        }))
+                    }
+                    () = socket.wait_client_gone() => Err(ClientGoneError),
+                }
+            }
+        });
+        let io = TokioIo::new(socket.clone());
+        let connection = self.http1.serve_connection(io, service).with_upgrades();
+        tokio::pin!(connection);
+        // A refused or stopping connection finishes its present exchange and takes no other one.
+        tokio::select! {
+            ended = connection.as_mut() => return ended,
+            () = seat.wait_refused() => {}
+            () = self.gateway.close_when_idle.cancelled() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        connection.await
+    }
+
+    /// Serves requests over HTTP/2, each on a task of its own. A request that its client resets is dropped.
+    async fn serve_http2(
+        &self,
+        socket: ClientSocket,
+        door: Entrypoint,
+        client: ClientInfo,
+        seat: Arc<ClientConnection>,
+    ) -> Result<(), hyper::Error> {
+        socket.enable_frame_inspection();
+        let leave = CancellationToken::new();
+        let resets = StreamResetCounter::new(Arc::clone(&self.connections));
+        let service = service_fn(|request| {
+            let leave = leave.clone();
+            let (seat, asked, reset) =
+                (Arc::clone(&seat), seat.start_request(), resets.start_request());
+            let request = head_charge::charge_head(request, &seat);
+            // Boxed, so that little of it is left once the response has begun, or for a refusal: clients may leave
+            // thousands of either unread.
+            let handling = request.map(|request| {
+                let gateway = Arc::clone(&self.gateway);
+                Box::pin(async move { gateway.handle(request, door, client, &seat).await })
+            });
+            async move {
+                let mut answer = match handling {
+                    Some(handling) => handling.await,
+                    None => ProxyRequestError::TooManyRequestBytes
+                        .response(ClientResponseBody::from_text),
+                };
+                // A client that resets a request after its response has begun does not count as an attacker.
+                reset.mark_answered();
+                // In HTTP/2 this becomes GOAWAY, once for the connection.
+                if answer.headers_mut().remove(header::CONNECTION).is_some() {
+                    leave.cancel();
+                }
+                Ok::<_, Infallible>(answer.map(|body| {
+                    let ahead = body.max_buffered();
+                    ChargedResponseBody::new(body, asked, ahead)
+                }))
+            }
+        });
+        let io = TokioIo::new(socket.clone());
+        let polite = async {
+            let connection = self.http2.serve_connection(io, service);
+            tokio::pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => return ended,
+                () = leave.cancelled() => {}
+                () = seat.wait_refused() => {}
+                () = self.gateway.close_when_idle.cancelled() => {}
+                () = wait_idle(&seat, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
+            }
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        };
+        // Too many resets end the connection at once, with all its requests.
+        tokio::select! {
+            ended = polite => return ended,
+            () = resets.flood.cancelled() => self.connections.count_refusal(ClientBound::Resets),
+        }
+        // The library is dropped already, and would have sent GOAWAY without an error.
+        socket.send_goaway(h2::Reason::ENHANCE_YOUR_CALM);
+        socket.mark_unread_body();
+        socket.drain_unread().await;
+        Ok(())
+    }
+
+    /// Handles an error of accept: a connection that broke before needs nothing; a full file table needs a pause.
+    async fn on_accept_error(&self, error: &io::Error) {
+        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+        if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+            return;
+        }
+        {
+            let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.is_none_or(|it| it.elapsed() >= ACCEPT_WARNING_INTERVAL) {
+                *last = Some(Instant::now());
+                warn!(%error, "cannot accept connections");
+            }
+        }
+        // The file table may be full of idle clients.
+        self.connections.close_idle();
+        sleep(ACCEPT_RETRY_DELAY).await;
+    }
+}
+
+/// Waits until a connection has been idle for the time `most`.
+async fn wait_idle(seat: &ClientConnection, most: Duration) {
+    loop {
+        let idle = seat.idle_time().unwrap_or_default();
+        if idle >= most {
+            return;
+        }
+        sleep(most - idle).await;
+    }
+}

@@ -1,0 +1,162 @@
+//! Shell: listeners of the services' own ports: one for all ports if the eBPF program `ports` routes to it, otherwise
+//! one for each port.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::{
+    entrypoint::Entrypoint,
+    listeners::{
+        client_server::ClientConnectionServer,
+        port_range::{PortRangeError, PortRangeListener},
+    },
+    requests::gateway::ActivatorGateway,
+    tcp_socket,
+};
+
+/// Listeners that are open, and all that is needed to open others.
+#[derive(Debug)]
+pub struct ServicePortListeners {
+    server: Arc<ClientConnectionServer>,
+    gateway: Arc<ActivatorGateway>,
+    addresses: Vec<IpAddr>,
+    /// Pinned eBPF map by which all ports are routed to one listener for each address.
+    listener_map: Option<PathBuf>,
+    shutdown: CancellationToken,
+    open_ports: Mutex<OpenServicePorts>,
+}
+
+#[derive(Debug, Default)]
+struct OpenServicePorts {
+    /// Listener of all ports; `None`: each port has a listener of its own.
+    port_range: Option<PortRangeListener>,
+    /// True once it was logged that there is no such listener.
+    is_fallback_logged: bool,
+    listeners: BTreeMap<SocketAddr, CancellationToken>,
+    failed_addresses: BTreeSet<SocketAddr>,
+}
+
+impl ServicePortListeners {
+    /// Creates the state without open ports. Each port is opened on all of `addresses`, through `map` if it can be
+    /// used.
+    pub fn new(
+        server: Arc<ClientConnectionServer>,
+        gateway: Arc<ActivatorGateway>,
+        addresses: Vec<IpAddr>,
+        listener_map: Option<PathBuf>,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self { server, gateway, addresses, listener_map, shutdown, open_ports: Mutex::default() }
+    }
+
+    /// Opens and closes listeners until exactly the ports of the RouteTable are open. The next call tries ports again
+    /// that cannot be opened.
+    pub fn apply(&self) {
+        if self.shutdown.is_cancelled() {
+            return;
+        }
+        let mut open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
+        // One listener for all ports makes those for single ports needless: they are closed below.
+        let want = match self.ensure_port_range(&mut open) {
+            true => BTreeSet::new(),
+            false => self.desired_addresses(&self.gateway.routes.ports()),
+        };
+        open.listeners.retain(|address, closed| {
+            let keep = want.contains(address);
+            if !keep {
+                closed.cancel();
+                info!(%address, "service port closed");
+            }
+            keep
+        });
+        open.failed_addresses.retain(|address| want.contains(address));
+        for address in want {
+            if !open.listeners.contains_key(&address) {
+                self.open_port(&mut open, address);
+            }
+        }
+        let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
+        self.gateway.metrics.service_ports.set(count(open.listeners.len()));
+        self.gateway.metrics.service_ports_failed.set(count(open.failed_addresses.len()));
+    }
+
+    /// Tries failed ports again, and opens the listener again if an agent has replaced the map.
+    pub fn retry_failed(&self) {
+        let open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let stale = self.listener_map.is_some()
+            && !open.port_range.as_ref().is_some_and(PortRangeListener::is_current);
+        let again = stale || !open.failed_addresses.is_empty();
+        drop(open);
+        if again {
+            self.apply();
+        }
+    }
+
+    /// Returns true if one listener serves all ports now. Opens it if necessary.
+    fn ensure_port_range(&self, open: &mut OpenServicePorts) -> bool {
+        let Some(map) = &self.listener_map else { return false };
+        if open.port_range.as_ref().is_some_and(PortRangeListener::is_current) {
+            return true;
+        }
+        // Connections that have reached the old one stay open.
+        open.port_range = None;
+        match self.open_port_range(map) {
+            Ok(range) => {
+                info!(map = %map.display(), "one listener serves all service ports");
+                (open.port_range, open.is_fallback_logged) = (Some(range), false);
+            }
+            Err(error) if !open.is_fallback_logged => {
+                // No warning, since the agent may start a moment later than the activator.
+                open.is_fallback_logged = true;
+                info!(error = %common::link::error_chain(&error), "each service port has a listener of its own");
+            }
+            Err(_) => {}
+        }
+        open.port_range.is_some()
+    }
+
+    fn open_port_range(&self, map: &std::path::Path) -> Result<PortRangeListener, PortRangeError> {
+        let closed = self.shutdown.child_token();
+        let (range, listeners) = PortRangeListener::open(map, &self.addresses, closed.clone())?;
+        for listener in listeners {
+            tokio::spawn(Arc::clone(&self.server).run_listener(listener, None, closed.clone()));
+        }
+        Ok(range)
+    }
+
+    /// Reasons for `/readyz` why services cannot be reached.
+    pub fn not_ready_reasons(&self) -> Vec<String> {
+        let open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
+        open.failed_addresses.iter().map(|address| format!("cannot listen on {address}")).collect()
+    }
+
+    fn desired_addresses(&self, ports: &BTreeSet<u16>) -> BTreeSet<SocketAddr> {
+        let both = |port: u16| self.addresses.iter().map(move |&ip| SocketAddr::new(ip, port));
+        ports.iter().flat_map(|&port| both(port)).collect()
+    }
+
+    fn open_port(&self, open: &mut OpenServicePorts, address: SocketAddr) {
+        match tcp_socket::bind_listener(address) {
+            Ok(listener) => {
+                let closed = self.shutdown.child_token();
+                let door = Entrypoint::Service(address.port());
+                let server = Arc::clone(&self.server);
+                tokio::spawn(server.run_listener(listener, Some(door), closed.clone()));
+                open.listeners.insert(address, closed);
+                open.failed_addresses.remove(&address);
+            }
+            Err(error) => {
+                if open.failed_addresses.insert(address) {
+                    warn!(%address, %error, "cannot open service port");
+                }
+            }
+        }
+    }
+}

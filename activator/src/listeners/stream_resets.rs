@@ -1,0 +1,61 @@
+//! Shell: requests of an HTTP/2 connection that its client resets, counted until there are too many of them.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::clients::connections::ClientConnections;
+
+/// Counters of a connection's requests, and of those that their client resets before the response.
+#[derive(Debug)]
+pub struct StreamResetCounter {
+    connections: Arc<ClientConnections>,
+    requests: AtomicU64,
+    resets: AtomicU64,
+    /// Cancelled once there are too many resets.
+    pub flood: CancellationToken,
+}
+
+impl StreamResetCounter {
+    /// Creates the counters of a new connection.
+    pub fn new(seats: Arc<ClientConnections>) -> Arc<Self> {
+        let (begun, reset) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self {
+            connections: seats,
+            requests: begun,
+            resets: reset,
+            flood: CancellationToken::new(),
+        })
+    }
+
+    /// Counts a request. Unless it is marked as answered, dropping the guard counts a reset.
+    pub fn start_request(self: &Arc<Self>) -> UnansweredRequestGuard {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        UnansweredRequestGuard(Some(Arc::clone(self)))
+    }
+}
+
+/// Guard of a request that counts as reset if it is dropped without a response.
+#[derive(Debug)]
+pub struct UnansweredRequestGuard(Option<Arc<StreamResetCounter>>);
+
+impl UnansweredRequestGuard {
+    /// Registers that the response has begun, so that a reset does not count any more.
+    pub fn mark_answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for UnansweredRequestGuard {
+    fn drop(&mut self) {
+        let Some(resets) = &self.0 else { return };
+        let reset = resets.resets.fetch_add(1, Ordering::Relaxed) + 1;
+        if resets.connections.budget.is_reset_flood(reset, resets.requests.load(Ordering::Relaxed))
+        {
+            resets.flood.cancel();
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Shell: metrics of the activator.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+use crate::budget::ClientBound;
+
+/// Metrics of the activator, kept as handles, so that counting takes no lock.
+#[derive(Debug, Clone)]
+pub struct ActivatorMetrics {
+    /// Requests that got a response, by the first digit of the code (1 to 5).
+    pub responses_by_class: [Counter; 5],
+    /// Requests whose client was gone before the response began.
+    pub cancelled: Counter,
+    /// Requests that wait for a pod now.
+    pub waiting_requests: Gauge,
+    /// Time that requests waited for a pod; requests that did not wait are not observed.
+    pub wait_seconds: Histogram,
+    /// Dials of pods that were begun.
+    pub dials: Counter,
+    /// Further sockets of dials, opened because the first one got no answer soon.
+    pub dial_repeats: Counter,
+    /// Dials of pods that brought no connection.
+    pub dial_failures: Counter,
+    /// Requests sent again, because a pod refused the connection, or because it ended before the pod handled the
+    /// request.
+    pub retries: Counter,
+    /// Client connections asked to close because their service is on the direct path.
+    pub direct_closed_connections: Counter,
+    /// Service ports that are open now.
+    pub service_ports: Gauge,
+    /// Service ports that cannot be opened.
+    pub service_ports_failed: Gauge,
+    /// Client connections that are open now.
+    pub client_connections: Gauge,
+    /// Version of the RouteTable in force.
+    pub routes_version: Gauge,
+    /// Number of other activators that have no stream to this one.
+    pub disconnected_peers: Gauge,
+    /// Lines of the request log, by outcome.
+    pub request_log: RequestLogCounters,
+    /// Clients refused, by the bound that they reached.
+    pub refusals: RefusalCounters,
+}
+
+/// Counters of lines, by outcome.
+#[derive(Clone, Debug, Default)]
+pub struct RequestLogCounters {
+    /// Number of lines written.
+    pub written: Counter,
+    /// Number of lines that found no room or could not be written.
+    pub dropped: Counter,
+}
+
+/// Counters of clients that reached a bound, in the order of [`ClientBound::ALL`].
+#[derive(Debug, Clone)]
+pub struct RefusalCounters([Counter; ClientBound::ALL.len()]);
+
+impl RefusalCounters {
+    /// Counts one client that reached `bound`.
+    pub fn count_refusal(&self, bound: ClientBound) {
+        self.0[bound as usize].inc();
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ClientBoundLabel {
+    bound: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StatusClassLabel {
+    code: &'static str,
+}
+
+impl ActivatorMetrics {
+    /// Creates the metrics and registers all of them under `rouse_activator`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let registry = registry.sub_registry_with_prefix("rouse_activator");
+        let requests = Family::<StatusClassLabel, Counter>::default();
+        let class = |code| requests.get_or_create(&StatusClassLabel { code }).clone();
+        let refused = Family::<ClientBoundLabel, Counter>::default();
+        let at = |it: ClientBound| {
+            refused.get_or_create(&ClientBoundLabel { bound: it.label() }).clone()
+        };
+        // Buckets from 0.1 ms to 105 s.
+        let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
+        let all = Self {
+            responses_by_class: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(class),
+            cancelled: requests.get_or_create(&StatusClassLabel { code: "cancelled" }).clone(),
+            waiting_requests: Gauge::default(),
+            wait_seconds,
+            dials: Counter::default(),
+            dial_repeats: Counter::default(),
+            dial_failures: Counter::default(),
+            retries: Counter::default(),
+            direct_closed_connections: Counter::default(),
+            service_ports: Gauge::default(),
+            service_ports_failed: Gauge::default(),
+            client_connections: Gauge::default(),
+            routes_version: Gauge::default(),
+            disconnected_peers: Gauge::default(),
+            request_log: RequestLogCounters::default(),
+            refusals: RefusalCounters(ClientBound::ALL.map(at)),
+        };
+        registry.register("requests", "Requests by class of their code", requests);
+        registry.register("refused", "Clients that came to a bound", refused);
+        all.register_gauges_and_counters(registry);
+        all
+    }
+
+    fn register_gauges_and_counters(&self, registry: &mut Registry) {
+        let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());
+        gauge("waiting_requests", "Requests waiting for a pod", &self.waiting_requests);
+        gauge("service_ports", "Service ports open", &self.service_ports);
+        gauge(
+            "service_ports_failed",
+            "Service ports that cannot be opened",
+            &self.service_ports_failed,
+        );
+        gauge("client_connections", "Client connections open", &self.client_connections);
+        gauge(
+            "peers_away",
+            "Other activators without a stream to this one",
+            &self.disconnected_peers,
+        );
+        gauge("routes_version", "RouteTable version in force", &self.routes_version);
+        let mut counter = |name, help, it: &Counter| registry.register(name, help, it.clone());
+        counter("dials", "Connections to pods begun", &self.dials);
+        counter("dial_repeats", "Further sockets of unanswered dials", &self.dial_repeats);
+        counter("dial_failures", "Dials that brought no connection", &self.dial_failures);
+        counter("retries", "Requests sent again, unseen by any pod", &self.retries);
+        let ended = "Kept connections ended because their service is direct";
+        counter("direct_closed_connections", ended, &self.direct_closed_connections);
+        let RequestLogCounters { written, dropped } = &self.request_log;
+        counter("request_log_lines", "Lines of the request log written", written);
+        let lost = "Lines of the request log without room, or that could not be written";
+        counter("request_log_dropped", lost, dropped);
+        let wait = "Time requests waited for a pod";
+        registry.register("wait_seconds", wait, self.wait_seconds.clone());
+    }
+
+    /// Counts one response by the class of its code.
+    pub fn count_response(&self, status: http::StatusCode) {
+        let digit = usize::from(status.as_u16() / 100).clamp(1, 5);
+        self.responses_by_class[digit - 1].inc();
+    }
+}

@@ -1,0 +1,371 @@
+//! Shell: streams between activators, by which slots are passed.
+//!
+//! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the revisions which
+//! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use common::{
+    link::{
+        self, ComponentLink, LinkError, ReplicaResolver, SlotStreamEvent, TlsAdmission,
+        grant_stream,
+    },
+    tls::{self, TlsCredentials, accept::AcceptLimits, peer::CertificateRole},
+    wire::{
+        ComponentReplica, ComponentRole, NamespacedName, SlotClaimItem, SlotGrantItem,
+        raw::{
+            self,
+            slots_server::{Slots, SlotsServer},
+        },
+    },
+};
+use futures::{Stream, future::join_all};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{info, warn};
+
+use crate::{
+    routes::index::RouteIndex,
+    slots::{
+        peer_view::{ActivatorName, PeerView},
+        peers::{KnownPeers, Peers},
+    },
+};
+
+/// Interval at which activators that are gone are looked for.
+const VIEW_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
+/// Time limit for announcing to owners that this activator ends.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Streams of slots to and from the other activators, with all that they need.
+#[derive(Debug)]
+pub struct PeerStreams {
+    routes: Arc<RouteIndex>,
+    peers: Arc<Peers>,
+    /// Gauge of the other activators that have no stream to this one.
+    disconnected_peers: Gauge,
+    subscriber: ComponentReplica,
+    credentials: Option<Arc<TlsCredentials>>,
+    /// Ends all streams at once.
+    stop: CancellationToken,
+    /// Announces to owners that this activator ends.
+    goodbye: CancellationToken,
+    /// Number of streams to owners that are open or being opened.
+    owner_streams: AtomicUsize,
+}
+
+impl PeerStreams {
+    /// Creates the streams of an activator, which run until `stop`; over mutual TLS if there are credentials.
+    pub fn new(
+        routes: Arc<RouteIndex>,
+        disconnected_peers: Gauge,
+        who: ComponentReplica,
+        credentials: Option<Arc<TlsCredentials>>,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let bye = CancellationToken::new();
+        let holding = AtomicUsize::new(0);
+        let peers = Arc::clone(routes.peers());
+        Arc::new(Self {
+            routes,
+            peers,
+            disconnected_peers,
+            subscriber: who,
+            credentials,
+            stop,
+            goodbye: bye,
+            owner_streams: holding,
+        })
+    }
+
+    /// Serves holders and dials owners until the streams end.
+    pub async fn run(self: &Arc<Self>) -> Result<(), LinkError> {
+        let Some(port) = self.peers.peer_port else {
+            return std::future::pending().await;
+        };
+        let addresses = self.peers.addresses.iter();
+        let serving = addresses.map(|ip| self.serve_holders(SocketAddr::new(*ip, port.get())));
+        let serving = async {
+            let ended: Result<Vec<()>, _> = join_all(serving).await.into_iter().collect();
+            // The listeners themselves end only with an error; a regular end comes from `dial_owners`.
+            ended?;
+            std::future::pending().await
+        };
+        tokio::select! {
+            served = serving => served,
+            () = self.dial_owners() => Ok(()),
+            () = self.run_view_refresh() => Ok(()),
+        }
+    }
+
+    async fn serve_holders(self: &Arc<Self>, address: SocketAddr) -> Result<(), LinkError> {
+        let service = SlotsServer::new(SlotOwnerService(Arc::clone(self)));
+        let scheme = if self.credentials.is_some() { "https" } else { "http" };
+        let door = self.credentials.as_ref().map(|credentials| TlsAdmission {
+            credentials: Arc::clone(credentials),
+            allows_anonymous: false,
+            limits: AcceptLimits::default(),
+        });
+        let router = link::server_builder().add_service(service);
+        let endpoint = format!("{scheme}://{address}");
+        link::serve_with_tls(&endpoint, router, door.as_ref(), self.stop.clone()).await
+    }
+
+    /// Keeps a stream to every other activator that the RouteTable lists.
+    async fn dial_owners(self: &Arc<Self>) {
+        let mut dials = self.peers.dial_targets.subscribe();
+        let mut kept: HashMap<ActivatorName, (SocketAddr, CancellationToken, JoinHandle<()>)> =
+            HashMap::new();
+        loop {
+            let wanted = dials.borrow_and_update().clone();
+            // A stream to an address that is not listed any more, or to one that has moved, ends on its own.
+            for (peer, (address, last, _)) in &kept {
+                if wanted.get(peer) != Some(address) {
+                    last.cancel();
+                }
+            }
+            for (peer, address) in wanted {
+                let before = kept.remove(&peer);
+                if let Some(same) = before.as_ref().filter(|it| !it.1.is_cancelled()) {
+                    debug_assert_eq!(same.0, address, "one that moved was cancelled");
+                    kept.extend(before.map(|it| (peer, it)));
+                    continue;
+                }
+                let last = CancellationToken::new();
+                let streams = Arc::clone(self);
+                let (to, end) = (peer.clone(), last.clone());
+                let task = tokio::spawn(async move {
+                    // The grants of the last stream are withdrawn before a new stream to the same owner begins.
+                    if let Some((.., before)) = before {
+                        let _ended = before.await;
+                    }
+                    streams.hold_slots(&to, address, end).await;
+                });
+                kept.insert(peer, (address, last, task));
+            }
+            kept.retain(|_, (_, last, task)| !(last.is_cancelled() && task.is_finished()));
+            if dials.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Holds slots of one other activator. `last` is cancelled when the owner is not listed any more: the stream that
+    /// is open then is the last one.
+    async fn hold_slots(
+        &self,
+        owner: &ActivatorName,
+        address: SocketAddr,
+        last: CancellationToken,
+    ) {
+        let scheme = if self.credentials.is_some() { "https" } else { "http" };
+        let endpoint = format!("{scheme}://{address}");
+        let finder = ReplicaResolver::with_credentials(
+            CertificateRole::Activator,
+            &endpoint,
+            self.credentials.as_ref(),
+        );
+        let link = ComponentLink::with_resolver(finder, self.subscriber.clone(), self.stop.clone());
+        let claims = self.peers.claims_outbox(owner);
+        // Revisions that a newly opened stream has named; `None` after its first `Synced`.
+        let named: Mutex<Option<BTreeSet<NamespacedName>>> = Mutex::default();
+        let each = |heard| {
+            let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+            // Grants of a broken stream count until a new one has sent its snapshot: after `Synced`, what it has not
+            // named is withdrawn. A refusal shows that the process is gone, and its grants with it.
+            match heard {
+                SlotStreamEvent::Refused => {
+                    self.withdraw_grants(owner, &BTreeSet::new());
+                    self.update_known(|known| known.on_refused(owner));
+                }
+                SlotStreamEvent::Opened => {
+                    *named = Some(BTreeSet::new());
+                    self.update_known(|known| known.on_alive(owner));
+                }
+                SlotStreamEvent::Item(SlotGrantItem::Grant(revision, grant)) => {
+                    named.iter_mut().for_each(|it| _ = it.insert(revision.clone()));
+                    self.routes.get_or_create_revision(&revision).on_grant(owner, Some(grant));
+                }
+                SlotStreamEvent::Item(SlotGrantItem::Removed(revision)) => {
+                    self.routes.get_or_create_revision(&revision).on_grant(owner, None);
+                }
+                SlotStreamEvent::Item(SlotGrantItem::Synced) => {
+                    if let Some(named) = named.take() {
+                        self.withdraw_grants(owner, &named);
+                    }
+                }
+            }
+        };
+        self.owner_streams.fetch_add(1, Ordering::Relaxed);
+        link.claim_slots(&claims, &self.goodbye, &last, each).await;
+        self.owner_streams.fetch_sub(1, Ordering::Relaxed);
+        self.withdraw_grants(owner, &BTreeSet::new());
+    }
+
+    /// Applies a change of what is known of the others, and updates the slots of all revisions if the view changes.
+    fn update_known(&self, change: impl FnOnce(&mut KnownPeers)) {
+        if self.peers.update_view(change) {
+            self.routes.reconcile_all_slots();
+        }
+    }
+
+    /// Withdraws the owner's grants of all revisions except those in `but`.
+    fn withdraw_grants(&self, owner: &ActivatorName, but: &BTreeSet<NamespacedName>) {
+        for revision in self.routes.revisions() {
+            if !but.contains(&revision.name) {
+                revision.on_grant(owner, None);
+            }
+        }
+    }
+
+    /// Finds activators that are gone, and the end of this one's time as a new one, by a periodic update of the view.
+    async fn run_view_refresh(&self) {
+        let mut tick = tokio::time::interval(VIEW_REFRESH_INTERVAL);
+        loop {
+            tick.tick().await;
+            self.update_known(|_| {});
+            let PeerView { alive: known, connected, .. } = &*self.peers.view();
+            let away = i64::try_from(known.difference(connected).count()).unwrap_or(i64::MAX);
+            self.disconnected_peers.set(away);
+        }
+    }
+
+    /// Registers that a holder's stream has begun or ended.
+    fn on_holder_stream(&self, holder: &ActivatorName, change: impl FnOnce(&mut KnownPeers)) {
+        self.peers.update_view(change);
+        for revision in self.routes.revisions() {
+            revision.on_holder_stream(holder);
+        }
+    }
+
+    /// Announces to owners that this activator ends, unless a request of its own is still at a pod.
+    pub async fn announce_shutdown(&self) {
+        if self.routes.revisions().iter().any(|it| it.has_requests_at_pods()) {
+            return;
+        }
+        // Each stream to an owner ends once it has sent its last message. `owner_streams` counts those left.
+        self.goodbye.cancel();
+        let said = async {
+            while self.owner_streams.load(Ordering::Relaxed) > 0 {
+                tokio::time::sleep(GOODBYE_TIMEOUT / 100).await;
+            }
+        };
+        let _late = tokio::time::timeout(GOODBYE_TIMEOUT, said).await;
+    }
+}
+
+/// gRPC service of the owner, for the streams of holders.
+#[derive(Debug)]
+struct SlotOwnerService(Arc<PeerStreams>);
+
+#[tonic::async_trait]
+impl Slots for SlotOwnerService {
+    type HoldStream = Pin<Box<dyn Stream<Item = Result<raw::GrantItem, Status>> + Send>>;
+
+    async fn hold(
+        &self,
+        request: Request<Streaming<raw::ClaimItem>>,
+    ) -> Result<Response<Self::HoldStream>, Status> {
+        // A holder is trusted only as far as its certificate: one activator cannot claim slots as another one.
+        let peer = tls::request_peer(&request);
+        let mut items = request.into_inner();
+        let first = items.message().await?.map(SlotClaimItem::try_from);
+        let Some(Ok(SlotClaimItem::Sender(who))) = first else {
+            return Err(Status::invalid_argument("the stream has not named its sender"));
+        };
+        if let Err(denied) = peer.check_role(&who, "hold slots", &[ComponentRole::Activator]) {
+            warn!(%denied, "holder refused");
+            return Err(tls::denied_status(&denied));
+        }
+        let ended = self.0.stop.child_token();
+        let mut holder = HolderStream::open(Arc::clone(&self.0), who.name.into());
+        let grants = self.0.peers.grants_outbox(&holder.peer).subscribe();
+        let answer = grant_stream(grants, ended.clone());
+        tokio::spawn(async move {
+            let _ends = ended.clone().drop_guard();
+            let received =
+                link::receive_items(items, &ended, |item| holder.handle_item(item)).await;
+            info!(peer = %holder.peer, broken = received.is_err(), "holder's stream ended");
+        });
+        Ok(Response::new(Box::pin(answer)))
+    }
+}
+
+/// Stream of one holder at its owner. Dropping it registers the end of the stream.
+struct HolderStream {
+    streams: Arc<PeerStreams>,
+    peer: ActivatorName,
+    /// Number of the holder's latest stream: messages of an earlier one do not count.
+    latest_stream: Arc<Mutex<u64>>,
+    stream_number: u64,
+    /// True if the holder has announced its end.
+    has_ended: bool,
+}
+
+impl HolderStream {
+    fn open(streams: Arc<PeerStreams>, peer: ActivatorName) -> Self {
+        info!(%peer, "holder's stream opened");
+        let latest_stream = streams.peers.stream_number(&peer);
+        let stream_number = {
+            let mut latest = latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
+            *latest += 1;
+            streams.on_holder_stream(&peer, |known| {
+                known.on_alive(&peer);
+                known.connected.insert(peer.clone());
+            });
+            *latest
+        };
+        Self { streams, peer, latest_stream, stream_number, has_ended: false }
+    }
+
+    fn handle_item(&mut self, item: SlotClaimItem) {
+        let latest = Arc::clone(&self.latest_stream);
+        let latest = latest.lock().unwrap_or_else(PoisonError::into_inner);
+        // A message of a stream that a newer one has replaced is stale.
+        if *latest != self.stream_number {
+            return;
+        }
+        let routes = &self.streams.routes;
+        match item {
+            SlotClaimItem::Claim(revision, claim) => {
+                routes.get_or_create_revision(&revision).on_claim(&self.peer, Some(claim));
+            }
+            SlotClaimItem::Removed(revision) => {
+                routes.get_or_create_revision(&revision).on_claim(&self.peer, None)
+            }
+            SlotClaimItem::Goodbye => {
+                self.has_ended = true;
+                self.streams.on_holder_stream(&self.peer, |known| {
+                    known.connected.remove(&self.peer);
+                    known.ended.insert(self.peer.clone());
+                });
+            }
+            SlotClaimItem::Synced => {}
+            SlotClaimItem::Sender(_) => warn!(peer = %self.peer, "holder names itself twice"),
+        }
+    }
+}
+
+impl Drop for HolderStream {
+    fn drop(&mut self) {
+        let latest = self.latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // After an announced end, or with a newer stream, the end of this stream reveals nothing.
+        if *latest == self.stream_number && !self.has_ended {
+            self.streams.on_holder_stream(&self.peer, |known| {
+                known.connected.remove(&self.peer);
+                known.left_since.insert(self.peer.clone(), Instant::now());
+            });
+        }
+    }
+}

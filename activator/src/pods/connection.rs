@@ -1,0 +1,323 @@
+//! Shell: one connection to a pod, in HTTP/1.1 or HTTP/2, and the exchanges over it.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use common::wire::AppProtocol;
+use http::{Request, Response};
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::{
+    body::Incoming,
+    client::conn::{TrySendError, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tracing::debug;
+
+use crate::{
+    clock::now_ns,
+    h1::MAX_POD_HEAD,
+    pods::{
+        connection_pool::{PoolReservation, PoolableConnection},
+        exchange_error::{ExchangeError, PodError, PodSendError},
+        http1_connection::{
+            Http1PodConnection, Http1ResponseBody, InterimResponseSink, READ_CHUNK_BYTES,
+            UpgradedPodStream,
+        },
+        request_body::PodRequestBody,
+    },
+    tcp_socket,
+};
+
+/// Concurrent requests over one HTTP/2 connection: the number that servers commonly allow (RFC 9113 §6.5.2 asks for at
+/// least as many).
+const MAX_POD_STREAMS: u32 = 100;
+/// Bytes of a response that a pod may send before its client reads them. The window of the connection has room for all
+/// of its responses, so that none that is read slowly can stop the others.
+const POD_STREAM_WINDOW: u32 = 64 << 10;
+const POD_CONNECTION_WINDOW: u32 = MAX_POD_STREAMS * POD_STREAM_WINDOW;
+/// Interval of pings while a stream is open. A pod that leaves a ping unanswered for as long is gone with its node.
+const PING_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Connection of a request: one of its own, or one use of a shared one.
+#[derive(Debug)]
+pub enum PodConnection {
+    /// HTTP/1.1 connection, which carries one request at a time.
+    Http1(Box<Http1PodConnection>),
+    /// HTTP/2 connection, as it is kept in the pool.
+    Http2(Http2PodConnection),
+    /// One stream of an HTTP/2 connection, as a request uses it.
+    Http2Stream(Http2PodStream),
+}
+
+/// HTTP/2 connection to a pod, shared by its requests.
+#[derive(Clone, Debug)]
+pub struct Http2PodConnection {
+    sender: http2::SendRequest<PodRequestBody>,
+    stream_uses: Arc<Http2StreamUses>,
+    max_idle: Duration,
+}
+
+#[derive(Debug)]
+struct Http2StreamUses {
+    active_streams: AtomicU32,
+    last_used_ns: AtomicU64,
+}
+
+/// One request's use of an HTTP/2 connection. Dropping it ends the use, but not the connection.
+#[derive(Debug)]
+pub struct Http2PodStream(Http2PodConnection);
+
+/// Body of a pod's response, with the connection that it comes over.
+#[derive(Debug)]
+pub enum PodResponseBody {
+    /// Body of a response over HTTP/1.1.
+    Http1(Box<Http1ResponseBody>),
+    /// Body of a response over HTTP/2, with the stream's use of the connection.
+    Http2(Incoming, Http2PodStream),
+    /// Body that is complete, or was given up.
+    Ended,
+}
+
+impl PodResponseBody {
+    /// Maximum number of its bytes that may be buffered here before the client asks for them.
+    pub fn max_buffered(&self) -> usize {
+        match self {
+            Self::Http1(_) => READ_CHUNK_BYTES,
+            Self::Http2(..) => POD_STREAM_WINDOW as usize,
+            Self::Ended => 0,
+        }
+    }
+}
+
+impl PodConnection {
+    /// Opens HTTP over a connected socket.
+    pub async fn open(
+        stream: TcpStream,
+        protocol: AppProtocol,
+        max_idle: Duration,
+    ) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        tcp_socket::keep_alive(&stream)?;
+        match protocol {
+            AppProtocol::Http1 => {
+                Ok(Self::Http1(Box::new(Http1PodConnection::new(stream, max_idle))))
+            }
+            AppProtocol::H2c => Self::open_http2(stream, max_idle).await,
+        }
+    }
+
+    /// Opens an HTTP/2 connection, and drives it in a task of its own until it ends.
+    async fn open_http2(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
+        // The windows of all streams fit into that of the connection. Head sizes are bounded as over HTTP/1.1, so that
+        // a pod's responses do not depend on its protocol.
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(POD_STREAM_WINDOW)
+            .initial_connection_window_size(POD_CONNECTION_WINDOW)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_INTERVAL)
+            .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
+        let (sender, driver) =
+            builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        // The library reads and writes only while its driver runs, also while no request uses the connection.
+        tokio::spawn(async move {
+            if let Err(error) = driver.await {
+                debug!(%error, "connection to pod ended");
+            }
+        });
+        let uses = Http2StreamUses {
+            active_streams: AtomicU32::new(0),
+            last_used_ns: AtomicU64::new(now_ns()),
+        };
+        Ok(Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle }))
+    }
+
+    /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
+    pub async fn send(
+        self,
+        request: Request<PodRequestBody>,
+        early: &mut (dyn InterimResponseSink + Send),
+    ) -> Result<Response<PodResponseBody>, PodSendError> {
+        match self {
+            Self::Http1(single) => {
+                let response = single.send(request, early).await?;
+                Ok(response.map(|body| PodResponseBody::Http1(Box::new(body))))
+            }
+            Self::Http2(shared) => Http2PodStream::start(shared).send(request).await,
+            Self::Http2Stream(stream) => stream.send(request).await,
+        }
+    }
+
+    /// Returns true if it can carry another request and has not been idle for too long.
+    pub fn is_reusable(&self) -> bool {
+        match self {
+            Self::Http1(single) => single.is_reusable(),
+            Self::Http2(shared) => shared.is_reusable(),
+            Self::Http2Stream(_) => false,
+        }
+    }
+}
+
+impl PodResponseBody {
+    /// Polls for the next frame of the body.
+    pub fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, PodError>>> {
+        match self {
+            Self::Http1(reading) => reading.poll_frame(cx),
+            Self::Http2(body, _) => {
+                let next = std::pin::Pin::new(body).poll_frame(cx);
+                next.map(|next| next.map(|frame| frame.map_err(PodError::Http2)))
+            }
+            Self::Ended => Poll::Ready(None),
+        }
+    }
+
+    /// Returns true if the whole body was read.
+    pub fn is_end(&self) -> bool {
+        match self {
+            Self::Http1(reading) => reading.is_end(),
+            Self::Http2(body, _) => body.is_end_stream(),
+            Self::Ended => true,
+        }
+    }
+
+    /// Size of the rest of the body, as far as it is known.
+    pub fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Http1(reading) => reading.size_hint(),
+            Self::Http2(body, _) => body.size_hint(),
+            Self::Ended => SizeHint::with_exact(0),
+        }
+    }
+
+    /// Passes on that the client has closed its sending half. Returns false if the pod cannot be notified.
+    pub fn forward_fin(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Self::Http1(reading) = self { reading.forward_fin(cx) } else { false }
+    }
+
+    /// Ends the exchange. Returns its connection, if it is the request's own and may serve another request.
+    pub fn take_reusable_connection(&mut self) -> Option<PodConnection> {
+        match std::mem::replace(self, Self::Ended) {
+            Self::Http1(reading) => {
+                reading.into_reusable().map(|it| PodConnection::Http1(Box::new(it)))
+            }
+            Self::Http2(..) | Self::Ended => None,
+        }
+    }
+
+    /// Leaves HTTP after a switch of protocols. `None`: the response is not one over HTTP/1.1.
+    pub fn into_upgraded(self) -> Option<UpgradedPodStream> {
+        if let Self::Http1(reading) = self { reading.into_upgraded() } else { None }
+    }
+}
+
+impl PoolableConnection for PodConnection {
+    fn reserve(&self) -> PoolReservation<Self> {
+        match self {
+            it if !it.is_reusable() => PoolReservation::Stale,
+            Self::Http1(_) => PoolReservation::Exclusive,
+            Self::Http2(it) if it.active_streams() >= MAX_POD_STREAMS => PoolReservation::Busy,
+            // Streams begin under the pool's lock. Only their ends may come between, and these only make more room.
+            Self::Http2(it) => {
+                PoolReservation::Shared(Self::Http2Stream(Http2PodStream::start(it.clone())))
+            }
+            Self::Http2Stream(_) => PoolReservation::Stale,
+        }
+    }
+}
+
+impl Http2PodConnection {
+    fn active_streams(&self) -> u32 {
+        self.stream_uses.active_streams.load(Ordering::Relaxed)
+    }
+
+    fn is_reusable(&self) -> bool {
+        let idle_ns =
+            now_ns().saturating_sub(self.stream_uses.last_used_ns.load(Ordering::Relaxed));
+        let is_used = self.active_streams() > 0 || Duration::from_nanos(idle_ns) < self.max_idle;
+        is_used && !self.sender.is_closed()
+    }
+}
+
+impl Http2PodStream {
+    fn start(shared: Http2PodConnection) -> Self {
+        shared.stream_uses.active_streams.fetch_add(1, Ordering::Relaxed);
+        Self(shared)
+    }
+
+    async fn send(
+        mut self,
+        request: Request<PodRequestBody>,
+    ) -> Result<Response<PodResponseBody>, PodSendError> {
+        // The library gives a request back only if it was not written at all. A copy without a body is cheap, and
+        // allows a second attempt after GOAWAY and REFUSED_STREAM too.
+        let spare = match request.body() {
+            PodRequestBody::Empty => Some(clone_head(&request)),
+            PodRequestBody::Client(_) => None,
+        };
+        match self.0.sender.try_send_request(request).await {
+            Ok(response) => Ok(response.map(|body| PodResponseBody::Http2(body, self))),
+            Err(error) => {
+                let mut error = PodSendError::from(error);
+                let may_repeat = matches!(&error.cause, ExchangeError::Pod(PodError::Http2(it)) if is_unprocessed(it));
+                error.resendable = error.resendable.or_else(|| spare.filter(|_| may_repeat));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Http2PodStream {
+    fn drop(&mut self) {
+        self.0.stream_uses.last_used_ns.store(now_ns(), Ordering::Relaxed);
+        self.0.stream_uses.active_streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
+    fn from(mut error: TrySendError<Request<PodRequestBody>>) -> Self {
+        // The library returns the request only if no byte of it was written.
+        let (unseen, error) = (error.take_message(), error.into_error());
+        let fault = if error.is_user() {
+            ExchangeError::Client(error)
+        } else {
+            ExchangeError::Pod(PodError::Http2(error))
+        };
+        Self { resendable: unseen, cause: fault }
+    }
+}
+
+fn clone_head(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {
+    let mut copy = Request::new(PodRequestBody::Empty);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.version_mut() = request.version();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
+/// Returns true if the pod reports that it did not process the request (RFC 9113 §6.8, §8.7).
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    // The frame's reason lies below the errors of the libraries around it.
+    let mut cause = std::error::Error::source(error);
+    while let Some(it) = cause {
+        if let Some(h2) = it.downcast_ref::<h2::Error>() {
+            let is_refused = h2.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return h2.is_remote() && (is_refused || h2.is_go_away());
+        }
+        cause = it.source();
+    }
+    false
+}

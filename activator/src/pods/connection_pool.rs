@@ -1,0 +1,363 @@
+//! Pure: the connections to one pod, and their assignment to requests.
+//!
+//! A request that finds no idle connection waits for the next one, new or given back. New ones are dialled with care: a
+//! pod's accept queue holds its listen backlog and drops SYNs beyond it. Before the pod's first response, a dial counts
+//! as under way until that response, or until a moment after it is connected. Afterwards it counts only until it is
+//! connected.
+//!
+//! A connection that carries several requests at once stays in the pool while requests use it. It serves all waiting
+//! requests for as long as it has room.
+//!
+//! `C` is a connection or one use of it. `W` is the waiter that gets one. The pool only keeps and returns them.
+
+use std::collections::VecDeque;
+
+/// Use of a pooled connection for one more request.
+#[derive(Debug)]
+pub enum PoolReservation<C> {
+    /// The connection serves this request alone.
+    Exclusive,
+    /// The connection is shared; this is one more use of it.
+    Shared(C),
+    /// The connection is used by as many requests as it can carry.
+    Busy,
+    /// The connection cannot be used any more.
+    Stale,
+}
+
+/// Connection that a pool can lend to requests.
+pub trait PoolableConnection: Sized {
+    /// Use of the connection that a request can get now.
+    fn reserve(&self) -> PoolReservation<Self>;
+}
+
+/// Connections of one pod, and the requests that wait for them.
+#[derive(Debug)]
+pub struct PodConnectionPool<C, W> {
+    idle: Vec<C>,
+    waiters: VecDeque<W>,
+    /// Dials that are not connected yet.
+    dials_in_progress: u32,
+    /// Connections dialled before the pod's first response, and opened only a moment ago.
+    recently_connected: u32,
+    /// Maximum number of dials under way.
+    max_dials: u32,
+    /// True once the pod has answered a request.
+    has_responded: bool,
+    /// True while the pod takes no new requests, so that no connection is kept idle.
+    is_closed: bool,
+}
+
+/// Next actions for the shell.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct PoolAction<C, W> {
+    /// Connection to hand to this waiter; if the waiter is gone, the connection is to be given back.
+    pub handoff: Option<(W, C)>,
+    /// Number of dials to start.
+    pub dials: u32,
+}
+
+impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
+    /// Creates the pool of a pod with this listen backlog, without connections.
+    pub fn new(backlog: u32) -> Self {
+        Self::with_max_dials((backlog / 2).max(1))
+    }
+
+    /// Creates the pool of a pod whose connections carry several requests: one is dialled at a time.
+    pub fn for_shared() -> Self {
+        Self::with_max_dials(1)
+    }
+
+    fn with_max_dials(max_dials: u32) -> Self {
+        Self {
+            idle: Vec::new(),
+            waiters: VecDeque::new(),
+            dials_in_progress: 0,
+            recently_connected: 0,
+            max_dials,
+            has_responded: false,
+            is_closed: false,
+        }
+    }
+
+    /// Connection for one request: the newest one that is usable. Stale ones found on the way are dropped.
+    pub fn take_idle(&mut self) -> Option<C> {
+        for at in (0..self.idle.len()).rev() {
+            match self.idle[at].reserve() {
+                PoolReservation::Exclusive => return Some(self.idle.remove(at)),
+                PoolReservation::Shared(one) => return Some(one),
+                PoolReservation::Busy => {}
+                PoolReservation::Stale => drop(self.idle.remove(at)),
+            }
+        }
+        None
+    }
+
+    /// Queues a request that found no idle connection. Returns the number of dials to start.
+    #[must_use]
+    pub fn add_waiter(&mut self, whom: W) -> u32 {
+        self.waiters.push_back(whom);
+        self.allocate_dials()
+    }
+
+    /// Registers the connection of a dial. Returns the next actions.
+    pub fn on_connected(&mut self, connection: C) -> PoolAction<C, W> {
+        self.dials_in_progress = self.dials_in_progress.saturating_sub(1);
+        self.recently_connected += u32::from(!self.has_responded);
+        self.on_idle_connection(connection)
+    }
+
+    /// Registers that a connection dialled before the first response is a moment old. Returns the number of dials to
+    /// start.
+    #[must_use]
+    pub fn on_grace_elapsed(&mut self) -> u32 {
+        self.recently_connected = self.recently_connected.saturating_sub(1);
+        self.allocate_dials()
+    }
+
+    /// Registers that the pod has answered a request. Returns the number of dials to start.
+    #[must_use]
+    pub fn on_first_response(&mut self) -> u32 {
+        self.has_responded = true;
+        self.recently_connected = 0;
+        self.allocate_dials()
+    }
+
+    /// Returns true if the pod has answered a request. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must
+    /// follow each
+    /// [`on_connected`](Self::on_connected).
+    pub fn has_responded(&self) -> bool {
+        self.has_responded
+    }
+
+    /// Registers a failed dial. Returns all waiters, which try another pod.
+    pub fn on_dial_failed(&mut self) -> VecDeque<W> {
+        self.dials_in_progress = self.dials_in_progress.saturating_sub(1);
+        std::mem::take(&mut self.waiters)
+    }
+
+    /// Registers a dial that is late. Returns the first waiter, which tries another pod if there is one.
+    #[must_use]
+    pub fn on_late_dial(&mut self) -> Option<W> {
+        self.waiters.pop_front()
+    }
+
+    /// Returns all waiters, because another pod is better for now.
+    pub fn take_waiters(&mut self) -> VecDeque<W> {
+        std::mem::take(&mut self.waiters)
+    }
+
+    /// Registers a connection that is free for the next request. Returns the next actions.
+    pub fn on_idle_connection(&mut self, connection: C) -> PoolAction<C, W> {
+        let hand = match self.waiters.pop_front() {
+            Some(whom) => Some((whom, self.reserve_for_waiter(connection))),
+            None => {
+                self.keep_idle(connection);
+                None
+            }
+        };
+        PoolAction { handoff: hand, dials: self.allocate_dials() }
+    }
+
+    /// Registers that a waiter was served. Returns the next waiter, if a shared connection has room for it.
+    pub fn on_waiter_served(&mut self) -> PoolAction<C, W> {
+        // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
+        let free = if self.waiters.is_empty() { None } else { self.take_idle() };
+        let hand = free.and_then(|connection| Some((self.waiters.pop_front()?, connection)));
+        if self.is_closed && self.waiters.is_empty() {
+            self.idle.clear();
+        }
+        PoolAction { handoff: hand, dials: self.allocate_dials() }
+    }
+
+    /// Share of one request in a connection that is new or free.
+    fn reserve_for_waiter(&mut self, connection: C) -> C {
+        match connection.reserve() {
+            PoolReservation::Shared(one) => {
+                self.idle.push(connection);
+                one
+            }
+            // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
+            // tries again.
+            PoolReservation::Exclusive | PoolReservation::Busy | PoolReservation::Stale => {
+                connection
+            }
+        }
+    }
+
+    fn keep_idle(&mut self, connection: C) {
+        if !self.is_closed {
+            self.idle.push(connection);
+        }
+    }
+
+    /// Drops idle connections for which `keep` returns false.
+    pub fn prune_idle(&mut self, keep: impl FnMut(&C) -> bool) {
+        self.idle.retain(keep);
+    }
+
+    /// Registers that the pod takes requests.
+    pub fn open(&mut self) {
+        self.is_closed = false;
+    }
+
+    /// Registers that the pod takes no new requests, so that no connection is kept idle. Returns all waiters, which try
+    /// another pod.
+    pub fn close(&mut self) -> VecDeque<W> {
+        self.is_closed = true;
+        self.idle.clear();
+        std::mem::take(&mut self.waiters)
+    }
+
+    /// Number of idle connections.
+    pub fn idle_count(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Number of dials under way.
+    fn dials_under_way(&self) -> u32 {
+        self.dials_in_progress + self.recently_connected
+    }
+
+    fn allocate_dials(&mut self) -> u32 {
+        // No more dials than waiters, and no more under way than the pod's accept queue has room for.
+        let wanting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
+        let more = wanting.min(self.max_dials).saturating_sub(self.dials_under_way());
+        self.dials_in_progress += more;
+        more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, rc::Rc};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    impl PoolableConnection for u32 {
+        fn reserve(&self) -> PoolReservation<Self> {
+            PoolReservation::Exclusive
+        }
+    }
+
+    /// Connection for two requests at once. Each use is a connection without room of its own.
+    #[derive(Debug, Clone)]
+    struct FakeSharedConnection(Rc<Cell<u32>>, bool);
+
+    impl PoolableConnection for FakeSharedConnection {
+        fn reserve(&self) -> PoolReservation<Self> {
+            match self.0.get() {
+                2.. => PoolReservation::Busy,
+                uses => {
+                    self.0.set(uses + 1);
+                    PoolReservation::Shared(Self(Rc::clone(&self.0), true))
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shared_connection_serves_all_it_has_room_for() {
+        let mut pool = PodConnectionPool::<FakeSharedConnection, u32>::for_shared();
+        assert_eq!((0..5).map(|name| pool.add_waiter(name)).sum::<u32>(), 1);
+        let uses = Rc::new(Cell::new(0));
+        let mut handed = Vec::new();
+        let mut next = pool.on_connected(FakeSharedConnection(Rc::clone(&uses), false));
+        while let Some((whom, one)) = next.handoff {
+            assert!(one.1, "a use, not the connection");
+            handed.push(whom);
+            next = pool.on_waiter_served();
+        }
+        assert_eq!((handed, pool.idle_count(), pool.on_first_response()), (vec![0, 1], 1, 1));
+        uses.set(1);
+        assert_eq!(pool.on_waiter_served().handoff.map(|(whom, _)| whom), Some(2));
+        assert!(pool.take_idle().is_none(), "as much in use as it can be");
+    }
+
+    #[test]
+    fn half_the_backlog_is_dialled_until_the_first_answer() {
+        let mut pool = PodConnectionPool::<u32, u32>::new(8);
+        let dials: u32 = (0..10).map(|name| pool.add_waiter(name)).sum();
+        assert_eq!(dials, 4);
+        assert_eq!(pool.on_connected(70), PoolAction { handoff: Some((0, 70)), dials: 0 });
+        assert_eq!(pool.on_first_response(), 1);
+        assert_eq!(pool.on_connected(71), PoolAction { handoff: Some((1, 71)), dials: 1 });
+    }
+
+    #[test]
+    fn an_app_that_is_slow_to_answer_still_gets_all_its_requests() {
+        let mut pool = PodConnectionPool::<u32, u32>::new(8);
+        let dials: u32 = (0..10).map(|name| pool.add_waiter(name)).sum();
+        assert_eq!(dials, 4);
+        let handed = (0..4).filter(|&at| pool.on_connected(at).handoff.is_some()).count();
+        assert_eq!((handed, pool.has_responded()), (4, false));
+        assert_eq!((0..4).map(|_| pool.on_grace_elapsed()).sum::<u32>(), 4);
+    }
+
+    #[test]
+    fn a_returned_connection_goes_to_a_waiter() {
+        let mut pool = PodConnectionPool::<u32, _>::new(128);
+        assert_eq!(pool.add_waiter("a"), 1);
+        assert_eq!(pool.on_idle_connection(7), PoolAction { handoff: Some(("a", 7)), dials: 0 });
+        assert_eq!(pool.on_connected(8), PoolAction { handoff: None, dials: 0 });
+        assert_eq!(pool.take_idle(), Some(8));
+        assert_eq!(pool.take_idle(), None);
+    }
+
+    #[test]
+    fn a_failed_dial_returns_all_waiters() {
+        let mut pool = PodConnectionPool::<u32, _>::new(2);
+        assert_eq!(pool.add_waiter("a") + pool.add_waiter("b"), 1);
+        assert_eq!(pool.on_dial_failed(), ["a", "b"]);
+        assert_eq!(pool.add_waiter("c"), 1);
+    }
+
+    #[test]
+    fn a_closed_pool_keeps_nothing_idle() {
+        let mut pool = PodConnectionPool::<u32, _>::new(2);
+        assert_eq!(pool.on_idle_connection(1).handoff, None);
+        assert_eq!(pool.add_waiter("a"), 1);
+        assert_eq!(pool.close(), ["a"]);
+        assert_eq!(pool.on_connected(2).handoff, None);
+        assert_eq!(pool.idle_count(), 0);
+    }
+
+    proptest! {
+        /// Whatever happens, dials under way stay bounded, and every waiter has a connection on its way.
+        #[test]
+        fn no_waiter_is_forgotten(ops in proptest::collection::vec(0..5u8, 0..200)) {
+            let mut pool = PodConnectionPool::<u32, u32>::new(8);
+            // Model: dials without a connection, and connections that are not a moment old yet.
+            let (mut connecting, mut fresh, mut busy) = (0u32, 0u32, 0u32);
+            for op in ops {
+                match op {
+                    0 => if pool.take_idle().is_some() { busy += 1 } else { connecting += pool.add_waiter(0) },
+                    1 if connecting > 0 => {
+                        connecting -= 1;
+                        fresh += u32::from(!pool.has_responded());
+                        let next = pool.on_connected(0);
+                        busy += u32::from(next.handoff.is_some());
+                        connecting += next.dials;
+                    }
+                    2 if fresh > 0 => { fresh -= 1; connecting += pool.on_grace_elapsed(); }
+                    3 if busy > 0 => {
+                        busy -= 1;
+                        connecting += pool.on_first_response(); fresh = 0;
+                        let next = pool.on_idle_connection(0);
+                        busy += u32::from(next.handoff.is_some());
+                        connecting += next.dials;
+                    }
+                    4 if connecting > 0 => { connecting -= 1; pool.on_dial_failed(); }
+                    _ => {}
+                }
+                prop_assert!(pool.dials_under_way() <= 4);
+                prop_assert_eq!((pool.dials_in_progress, pool.recently_connected), (connecting, fresh));
+                prop_assert!(pool.waiters.is_empty() || pool.dials_under_way() > 0);
+                prop_assert!(pool.waiters.is_empty() || pool.idle.is_empty());
+            }
+        }
+    }
+}

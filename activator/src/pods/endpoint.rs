@@ -1,0 +1,311 @@
+//! Shell: connections to one pod.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use common::wire::AppProtocol;
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use smol_str::SmolStr;
+use tokio::{net::TcpStream, sync::oneshot};
+use tracing::info;
+
+use crate::{
+    metrics::ActivatorMetrics,
+    pods::{
+        connection::PodConnection,
+        connection_pool::{PodConnectionPool, PoolAction},
+        dial::{DialAction, DialEvent, FIRST_RETRY_DELAY, PodDial},
+        endpoint_key::PodEndpointKey,
+    },
+};
+
+/// Pause after the first refusal of a pod. Each further refusal doubles it, up to 1.28 s.
+const FIRST_REFUSAL_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE_DOUBLINGS: u32 = 7;
+
+/// Time after which a pod with an unanswered dial may be gone with its node: TCP's own first wait.
+const LATE_DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Error of a dial. Cheap to clone, since all requests that waited for the dial get it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PodDialError {
+    /// The dial has failed.
+    #[error("{0}")]
+    Failed(Arc<io::Error>),
+    /// The dial goes on, but nothing has answered yet.
+    #[error("no answer yet")]
+    Unanswered,
+}
+
+type PodConnectionResult = Result<PodConnection, PodDialError>;
+
+/// Settings that all pods share.
+#[derive(Debug, Clone)]
+pub struct PodConnectionSettings {
+    /// Listen backlog that is assumed of a pod.
+    pub listen_backlog: u32,
+    /// Time for which a connection is kept idle.
+    pub max_idle: Duration,
+    /// Metrics, in which dials are counted.
+    pub metrics: ActivatorMetrics,
+}
+
+/// One pod and the connections to it.
+#[derive(Debug)]
+pub struct PodEndpoint {
+    /// Key of the pod in the queue and for balancing.
+    pub key: PodEndpointKey,
+    /// Uid of the pod, for logs and slots.
+    pub uid: SmolStr,
+    /// Name of the pod, for the request log.
+    pub name: SmolStr,
+    protocol: AppProtocol,
+    settings: PodConnectionSettings,
+    pool: Mutex<PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>,
+    has_responded: AtomicBool,
+    refusals: AtomicU32,
+}
+
+/// Uid and name of a pod.
+#[derive(Clone, Debug)]
+pub struct PodIdentity {
+    /// Uid of the pod, never used for another one.
+    pub uid: SmolStr,
+    /// Name of the pod, unique in its namespace.
+    pub name: SmolStr,
+}
+
+impl PodEndpoint {
+    /// Creates a pod without connections that speaks `protocol`.
+    pub fn new(
+        key: PodEndpointKey,
+        named: PodIdentity,
+        protocol: AppProtocol,
+        settings: PodConnectionSettings,
+    ) -> Self {
+        let pool = Mutex::new(match protocol {
+            AppProtocol::Http1 => PodConnectionPool::new(settings.listen_backlog),
+            AppProtocol::H2c => PodConnectionPool::for_shared(),
+        });
+        let (has_responded, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
+        let PodIdentity { uid, name } = named;
+        Self { key, uid, name, protocol, settings, pool, has_responded, refusals }
+    }
+
+    /// Connection for one request: one that has room for it, or the first that is opened or given back. For HTTP/1.1 to
+    /// a pod that speaks HTTP/2 it is a new one, because no other request would use it.
+    pub async fn connect(self: &Arc<Self>, protocol: AppProtocol) -> PodConnectionResult {
+        if protocol != self.protocol {
+            self.settings.metrics.dials.inc();
+            // Boxed, because it is rare and would enlarge the future of every waiting request.
+            let opened = Box::pin(self.open_connection(protocol)).await;
+            return opened.map_err(PodDialError::from);
+        }
+        let answer = {
+            let mut pool = self.lock_pool();
+            if let Some(idle) = pool.take_idle() {
+                return Ok(idle);
+            }
+            let (whom, answer) = oneshot::channel();
+            let dials = pool.add_waiter(whom);
+            drop(pool);
+            self.start_dials(dials);
+            answer
+        };
+        let gone = |_| PodDialError::from(io::Error::other("dial was dropped"));
+        answer.await.map_err(gone)?
+    }
+
+    /// Gives a connection back whose exchange has ended in order.
+    pub fn return_connection(self: &Arc<Self>, connection: PodConnection) {
+        // A shared one has never left the pool; an HTTP/1.1 one to a pod with HTTP/2 has no other use.
+        if self.protocol == AppProtocol::Http1 && matches!(connection, PodConnection::Http1(_)) {
+            self.put_connection(connection, PodConnectionPool::on_idle_connection);
+        }
+    }
+
+    /// Registers that the pod has answered a request, so that its process accepts connections.
+    pub fn on_response(self: &Arc<Self>) {
+        if !self.has_responded.swap(true, Ordering::Relaxed) {
+            let dials = self.lock_pool().on_first_response();
+            self.start_dials(dials);
+        }
+    }
+
+    /// Registers a refusal. Returns the time for which the pod gets no requests.
+    pub fn on_refusal(&self) -> Duration {
+        let before = self.refusals.fetch_add(1, Ordering::Relaxed);
+        FIRST_REFUSAL_PAUSE * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
+    }
+
+    /// Opens the pod for requests, or closes it. A closed pod keeps no idle connection, so that it can drain, and
+    /// requests that wait for one try another pod.
+    pub fn set_accepting(&self, open: bool) {
+        if open {
+            return self.lock_pool().open();
+        }
+        let wanting = self.lock_pool().close();
+        fail_waiters(wanting, &io::Error::other("pod is leaving").into());
+    }
+
+    /// Makes all requests that wait for a connection try another pod.
+    pub fn redirect_waiters(&self) {
+        let wanting = self.lock_pool().take_waiters();
+        fail_waiters(wanting, &PodDialError::Unanswered);
+    }
+
+    /// Closes connections that were idle for too long.
+    pub fn prune_idle(&self) {
+        self.lock_pool().prune_idle(PodConnection::is_reusable);
+    }
+
+    fn lock_pool(
+        &self,
+    ) -> MutexGuard<'_, PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>>
+    {
+        // A panic elsewhere cannot leave a pool inconsistent: each of its own steps completes or does not begin.
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a free connection into the pool by `put`, and hands it on while the requests that wanted one are gone.
+    fn put_connection(
+        self: &Arc<Self>,
+        connection: PodConnection,
+        put: impl FnOnce(
+            &mut PodConnectionPool<PodConnection, oneshot::Sender<PodConnectionResult>>,
+            PodConnection,
+        ) -> PoolAction<PodConnection, oneshot::Sender<PodConnectionResult>>,
+    ) {
+        let mut next = put(&mut self.lock_pool(), connection);
+        // A request may be gone when its connection comes. The connection then goes to the next one that waits, in a
+        // loop, so that none is lost.
+        loop {
+            self.start_dials(next.dials);
+            let Some((whom, connection)) = next.handoff else { return };
+            next = match whom.send(Ok(connection)) {
+                Err(Ok(unwanted @ PodConnection::Http1(_))) => {
+                    self.lock_pool().on_idle_connection(unwanted)
+                }
+                // One more use of the connection may be possible for the next request that waits.
+                _ if self.protocol == AppProtocol::H2c => self.lock_pool().on_waiter_served(),
+                _ => return,
+            };
+        }
+    }
+
+    fn start_dials(self: &Arc<Self>, count: u32) {
+        for _ in 0..count {
+            self.settings.metrics.dials.inc();
+            tokio::spawn(Arc::clone(self).dial_once());
+        }
+    }
+
+    async fn dial_once(self: Arc<Self>) {
+        // A late dial goes on, since the pod may only be slow to accept. The first request that waits tries another
+        // pod, if there is one.
+        let opened = {
+            let open = self.open_connection(self.protocol);
+            tokio::pin!(open);
+            match tokio::time::timeout(LATE_DIAL_TIMEOUT, open.as_mut()).await {
+                Ok(opened) => opened,
+                Err(_late) => {
+                    let first = self.lock_pool().on_late_dial();
+                    fail_waiters(first, &PodDialError::Unanswered);
+                    open.await
+                }
+            }
+        };
+        match opened {
+            Ok(connection) => {
+                // The pod accepts again: the pause after its next refusal begins with the shortest one.
+                self.refusals.store(0, Ordering::Relaxed);
+                self.put_connection(connection, PodConnectionPool::on_connected);
+                // Before the first response an accepted connection may still wait in the pod's accept queue. It counts
+                // as a dial a moment longer, so that the queue does not overflow.
+                if !self.has_responded.load(Ordering::Relaxed) {
+                    tokio::time::sleep(FIRST_RETRY_DELAY).await;
+                }
+                let dials = self.lock_pool().on_grace_elapsed();
+                self.start_dials(dials);
+            }
+            Err(error) => {
+                self.settings.metrics.dial_failures.inc();
+                let wanting: VecDeque<_> = self.lock_pool().on_dial_failed();
+                let told = wanting.len();
+                info!(pod = %self.uid, address = %self.key.address, %error, told, "dial failed");
+                fail_waiters(wanting, &error.into());
+            }
+        }
+    }
+
+    async fn open_connection(&self, protocol: AppProtocol) -> io::Result<PodConnection> {
+        let (stream, sockets) = run_dial(self.key.address).await?;
+        if sockets > 1 {
+            self.settings.metrics.dial_repeats.inc_by(u64::from(sockets - 1));
+            info!(pod = %self.uid, address = %self.key.address, sockets, "dial repeated");
+        }
+        PodConnection::open(stream, protocol, self.settings.max_idle).await
+    }
+}
+
+impl From<io::Error> for PodDialError {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(Arc::new(error))
+    }
+}
+
+/// Sends the error to the requests that wait for a connection. One that is gone needs no message.
+fn fail_waiters(
+    wanting: impl IntoIterator<Item = oneshot::Sender<PodConnectionResult>>,
+    error: &PodDialError,
+) {
+    for whom in wanting {
+        let _ = whom.send(Err(error.clone()));
+    }
+}
+
+/// Runs one [`PodDial`]. Returns the connection and the number of sockets opened for it.
+async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
+    let (mut dial, mut open) = (PodDial::default(), FuturesUnordered::new());
+    let (mut event, mut won) = (DialEvent::Unanswered, None);
+    let mut last = io::Error::from(io::ErrorKind::TimedOut);
+    let wait = tokio::time::sleep(Duration::ZERO);
+    tokio::pin!(wait);
+    // The first socket that is connected ends the dial; dropping the future closes the others.
+    loop {
+        match dial.step(event) {
+            DialAction::Open(next) => {
+                open.push(TcpStream::connect(address));
+                wait.as_mut().reset(tokio::time::Instant::now() + next);
+            }
+            DialAction::Wait => {}
+            DialAction::UseSocket => {
+                return won.map(|it| (it, dial.sockets_opened())).ok_or(last);
+            }
+            DialAction::GiveUp => return Err(last),
+        }
+        event = tokio::select! {
+            biased;
+            Some(answer) = open.next() => match answer {
+                Ok(stream) => { won = Some(stream); DialEvent::Connected }
+                Err(error) => { last = error; dial_failure_event(&last) }
+            },
+            () = wait.as_mut() => DialEvent::Unanswered,
+        };
+    }
+}
+
+fn dial_failure_event(error: &io::Error) -> DialEvent {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => DialEvent::Refused,
+        _ => DialEvent::Failed,
+    }
+}

@@ -1,0 +1,20 @@
+//! Shell: requests, from their arrival to the end of their responses.
+//!
+//! A module belongs here if it handles one request with its client and its pod together.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`gateway`] | one request: its route, its way to a pod, and the response |
+//! | `pending_request` | stages of a request |
+//! | [`request_timer`] | timeouts of a request |
+//! | [`response_body`], [`watched_body`] | body of a response; the same, with a watch on its client |
+//! | [`tunnel`] | upgraded connections |
+//! | [`request_log`] | a log line of each finished request |
+
+pub mod gateway;
+pub(crate) mod pending_request;
+pub mod request_log;
+pub mod request_timer;
+pub mod response_body;
+pub mod tunnel;
+pub mod watched_body;

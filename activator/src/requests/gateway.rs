@@ -1,0 +1,198 @@
+//! Shell: one request from its arrival to its response.
+
+use std::{net::IpAddr, sync::Arc};
+
+use common::{link::RouteBatch, wire::ConnectionPath};
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, info};
+
+use crate::{
+    clients::{
+        client_info::ClientInfo, connections::ClientConnection, reconnect_jitter::ReconnectJitter,
+        socket::ClientSocket,
+    },
+    edge::policy::EdgePolicy,
+    entrypoint::Entrypoint,
+    metrics::ActivatorMetrics,
+    pods::request_body::PodRequestBody,
+    request_error::ProxyRequestError,
+    requests::{
+        pending_request::{PendingRequest, ReceivedRequest, Routed},
+        request_log::{RequestLogEntry, RequestLogger},
+        request_timer::RequestTimer,
+        response_body::ClientResponseBody,
+    },
+    revisions::revision::ActivatorRevision,
+    routes::{index::RouteIndex, service::RoutedService},
+};
+
+mod forwarding;
+mod routing;
+
+/// Forwarder of requests to pods, with all that requests share.
+#[derive(Debug)]
+pub struct ActivatorGateway {
+    /// Services, revisions and pods of the RouteTable.
+    pub routes: Arc<RouteIndex>,
+    /// Policy for proxies and upgrades.
+    pub edge_policy: EdgePolicy,
+    /// Log of finished requests.
+    pub request_log: Arc<RequestLogger>,
+    /// Counters and gauges of the activator.
+    pub metrics: ActivatorMetrics,
+    /// Client connections and upgraded connections that are open.
+    pub tasks: TaskTracker,
+    /// Domain of the cluster, as in `<name>.<namespace>.svc.<domain>`.
+    pub cluster_domain: String,
+    /// Cancelled once the activator is being stopped: clients are asked to reconnect elsewhere, and served until they
+    /// do.
+    pub reconnect_clients: CancellationToken,
+    /// Cancelled once connections have to end as soon as nothing is in flight on them.
+    pub close_when_idle: CancellationToken,
+    /// Cancelled once upgraded connections have to end.
+    pub close_upgraded: CancellationToken,
+}
+
+/// Guard that counts a request whose client is gone before the response.
+struct CancelledRequestGuard<'a>(Option<&'a ActivatorMetrics>);
+
+impl Drop for CancelledRequestGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.cancelled.inc();
+        }
+    }
+}
+
+impl ActivatorGateway {
+    /// Applies a batch of the RouteTable. Returns true if the set of service ports to open has changed.
+    pub fn apply(&self, batch: RouteBatch) -> bool {
+        self.edge_policy.apply_batch(&batch);
+        self.request_log.apply_batch(&batch);
+        self.routes.apply(batch)
+    }
+
+    /// Serves one request. It is routed at once, so that a request which waits takes little memory.
+    pub fn handle(
+        &self,
+        request: Request<Incoming>,
+        entrypoint: Entrypoint,
+        client: ClientInfo,
+        connection: &Arc<ClientConnection>,
+    ) -> impl Future<Output = Response<ClientResponseBody>> + Send + use<'_> {
+        // Routed before the future is made: the future then holds one pointer, and not the parts of the request.
+        let (head, body) = request.into_parts();
+        let mut entry = self.request_log.start_entry(&head, &body, entrypoint, client);
+        let socket = head.extensions.get::<ClientSocket>().cloned();
+        let body = PodRequestBody::new(body, socket, connection);
+        let received = ReceivedRequest { head, body, entrypoint, client, connection };
+        let routed = self.route_request(received);
+        async move {
+            let mut cancelled = CancelledRequestGuard(Some(&self.metrics));
+            let response = match routed {
+                Ok(Routed::Forward(pending)) => self.forward(pending, &mut entry).await,
+                Ok(Routed::Respond(response)) => Ok(*response),
+                Err(failure) => Err(failure),
+            };
+            let response = response.unwrap_or_else(|failure| {
+                // Failures are logged here once, wherever they arose.
+                log_failure(entrypoint, client.address, &failure);
+                failure.response(ClientResponseBody::from_text)
+            });
+            cancelled.0 = None;
+            self.metrics.count_response(response.status());
+            let Some(mut entry) = entry else { return response };
+            entry.set_status(response.status());
+            response.map(|body| body.with_log_entry(entry))
+        }
+    }
+
+    /// Forwards a request to a pod of its revision. Returns the response for the client.
+    async fn forward(
+        &self,
+        mut pending: Box<PendingRequest>,
+        entry: &mut Option<Box<RequestLogEntry>>,
+    ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
+        if let Some(entry) = entry {
+            entry.set_revision(&pending.revision.name, &pending.settings.owner_names);
+        }
+        let mut timer = RequestTimer::start(pending.settings.timeouts);
+        // A response that arrives together with the timeout counts as in time.
+        let answered = tokio::select! {
+            biased;
+            answered = self.forward_to_pod(&mut pending) => answered?,
+            () = timer.expired() => return Err(ProxyRequestError::Timeout),
+        };
+        if let Some(entry) = entry {
+            entry.set_pod(&answered.permit.pod);
+        }
+        let mut response = self.relay_response(answered, &mut pending, timer, entry);
+        self.request_reconnect(&mut response, &pending);
+        Ok(response)
+    }
+
+    /// Asks the client to reconnect for its next request, if another path is better for it.
+    fn request_reconnect(
+        &self,
+        response: &mut Response<ClientResponseBody>,
+        pending: &PendingRequest,
+    ) {
+        // On a 101 the header `Connection` names the upgrade.
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return;
+        }
+        let goes_direct = matches!(pending.entrypoint, Entrypoint::Service(_))
+            && self.should_use_direct_path(
+                &pending.service,
+                &pending.revision,
+                pending.client.reconnect_jitter,
+            );
+        if goes_direct {
+            self.metrics.direct_closed_connections.inc();
+        }
+        if goes_direct || self.reconnect_clients.is_cancelled() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+
+    /// Returns true if a persistent connection should close now, because the next one uses the direct path.
+    fn should_use_direct_path(
+        &self,
+        service: &RoutedService,
+        revision: &ActivatorRevision,
+        jitter: ReconnectJitter,
+    ) -> bool {
+        let Some(ready) = revision.ready_since().filter(|_| service.path == ConnectionPath::Direct)
+        else {
+            return false;
+        };
+        // Many connections are spread over time, counted from the moment since which both conditions hold.
+        let connections = u32::try_from(self.metrics.client_connections.get()).unwrap_or(0);
+        jitter.should_close(ready.max(service.path_since).elapsed(), connections)
+    }
+}
+
+/// Logs a failure. Refusals that a flood of requests would repeat are logged at debug level only.
+fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestError) {
+    let code = failure.status().as_u16();
+    match failure {
+        ProxyRequestError::Timeout
+        | ProxyRequestError::DialFailed { .. }
+        | ProxyRequestError::ExchangeFailed { .. } => {
+            info!(door = ?entrypoint, %client, code, %failure, "request failed");
+        }
+        ProxyRequestError::UnknownService(_)
+        | ProxyRequestError::NoRevision(_)
+        | ProxyRequestError::UnknownRevision(_)
+        | ProxyRequestError::ForbiddenByNetworkPolicy(_)
+        | ProxyRequestError::QueueFull
+        | ProxyRequestError::TooManyRequestBytes
+        | ProxyRequestError::BodyIdleTimeout
+        | ProxyRequestError::BadRequest(_)
+        | ProxyRequestError::ConnectMethod => {
+            debug!(door = ?entrypoint, %client, code, %failure, "request refused")
+        }
+    }
+}

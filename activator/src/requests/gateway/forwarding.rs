@@ -1,0 +1,215 @@
+//! Shell: a request at a pod: the wait for room there, the exchange, and the pod's response on its way to the client.
+//!
+//! Interim responses of a pod are passed on over HTTP/1.1, below `hyper`, whose server cannot send them. `hyper` sends
+//! 100 itself, once the pod's own 100 has released the body.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use common::wire::AppProtocol;
+use http::{HeaderMap, Request, Response, StatusCode, Version, header};
+
+use super::ActivatorGateway;
+use crate::{
+    budget::ClientBound,
+    clients::{connections::ClientConnection, socket::ClientSocket},
+    edge::headers,
+    h1,
+    pods::{
+        connection::{PodConnection, PodResponseBody},
+        endpoint::PodDialError,
+        exchange_error::ExchangeError,
+        http1_connection::InterimResponseSink,
+        request_body::BodyIdleTimer,
+    },
+    request_error::ProxyRequestError,
+    requests::{
+        pending_request::PendingRequest, request_log::RequestLogEntry, request_timer::RequestTimer,
+        response_body::ClientResponseBody, tunnel::run_tunnel,
+    },
+    revisions::revision::PodPermit,
+};
+
+/// Number of refused connections of one request after which its client gets an error. With the pauses between, they
+/// take about 5 s.
+const MAX_DIAL_ATTEMPTS: u32 = 10;
+/// Number of times that a request is sent again because its connection closed before the pod processed it.
+const MAX_STALE_RETRIES: u32 = 10;
+
+/// Response of a pod, with the permit of its request.
+#[derive(Debug)]
+pub(super) struct PodResponse {
+    pub(super) response: Response<PodResponseBody>,
+    pub(super) permit: Arc<PodPermit>,
+}
+
+impl ActivatorGateway {
+    /// Waits for room at a pod, sends the request there and waits for the head of its response.
+    pub(super) async fn forward_to_pod(
+        &self,
+        pending: &mut PendingRequest,
+    ) -> Result<PodResponse, ProxyRequestError> {
+        let revision = Arc::clone(&pending.revision);
+        let mut queue_entry = revision.queue_entry(pending.charged_bytes());
+        let (mut refusals, mut stale) = (0, 0);
+        loop {
+            // A permit that comes together with a refusal is used.
+            let permit = tokio::select! {
+                biased;
+                permit = queue_entry.acquire_permit() => permit?,
+                () = pending.connection.wait_refused() => return Err(ProxyRequestError::TooManyRequestBytes),
+            };
+            let address = permit.pod.key.address;
+            // Only with a permit: waiting heads are charged by their size, and this adds headers.
+            pending.prepare(&self.edge_policy.current())?;
+            let connection = match connect_to_pod(&permit, pending.settings.protocol).await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    refusals += 1;
+                    // The pod is avoided for a pause. The queue entry keeps its turn, so the request does not fall
+                    // behind others.
+                    revision.on_dial_refused(permit);
+                    if refusals == MAX_DIAL_ATTEMPTS {
+                        return Err(ProxyRequestError::DialFailed {
+                            address,
+                            reason: error.to_string(),
+                        });
+                    }
+                    self.metrics.retries.inc();
+                    continue;
+                }
+            };
+            // From here on the eBPF programs count the request at the pod: it must not count as waiting as well.
+            queue_entry.finish_waiting();
+            let mut request = pending.take_prepared();
+            let permit = Arc::new(permit);
+            // A response may end before the request's body does. The body keeps the permit, since it still occupies the
+            // pod.
+            request.body_mut().hold_permit(Arc::clone(&permit) as _);
+            let pace = request.body().idle_timer().map(|pace| (pace, is_grpc(&request)));
+            // A client that stalls in its body occupies a pod's room. So the wait for the response is bounded by the
+            // body's progress.
+            let mut early = ClientInterimSink(pending.socket.as_ref());
+            let sent = connection.send(request, &mut early);
+            let sent = match pace {
+                None => sent.await,
+                Some((pace, is_stream)) => tokio::select! {
+                    biased;
+                    sent = sent => sent,
+                    failure = wait_body_failure(&pending.connection, &pace, is_stream) => return Err(failure),
+                },
+            };
+            let error = match sent {
+                Ok(response) => {
+                    // The pod accepts connections now: more may be dialled at once.
+                    permit.pod.on_response();
+                    return Ok(PodResponse { response, permit });
+                }
+                Err(error) => error,
+            };
+            // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
+            // with its turn.
+            match error.resendable {
+                Some(unseen) if stale < MAX_STALE_RETRIES => pending.put_back(unseen),
+                _ => return Err(exchange_error(address, &error.cause)),
+            }
+            stale += 1;
+            self.metrics.retries.inc();
+        }
+    }
+
+    /// Makes a pod's response the one for the client. After a switch of protocols the upgraded connection gets a task.
+    pub(super) fn relay_response(
+        &self,
+        answered: PodResponse,
+        pending: &mut PendingRequest,
+        timer: RequestTimer,
+        entry: &mut Option<Box<RequestLogEntry>>,
+    ) -> Response<ClientResponseBody> {
+        let PodResponse { mut response, permit } = answered;
+        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let status = response.status();
+        headers::rewrite_response_head(response.headers_mut(), status, pending.client_version);
+        if !switched {
+            return response.map(|body| ClientResponseBody::from_pod(body, timer, permit));
+        }
+        // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
+        // error.
+        let pod = std::mem::replace(response.body_mut(), PodResponseBody::Ended).into_upgraded();
+        let Some((client, pod)) = pending.upgrade.take().zip(pod) else {
+            let text = "pod switched protocols unasked".to_owned();
+            let failure =
+                ProxyRequestError::ExchangeFailed { address: permit.pod.key.address, reason: text };
+            return failure.response(ClientResponseBody::from_text);
+        };
+        // Such a request lasts for as long as its upgraded connection.
+        let mut entry = entry.take();
+        entry.iter_mut().for_each(|entry| entry.set_status(status));
+        let tunnel = run_tunnel(client, pod, permit, timer, self.close_upgraded.clone());
+        let request_guard = pending.connection.start_request();
+        self.tasks.spawn(async move {
+            request_guard.connection().cut_off.run_until_cancelled(tunnel).await;
+            drop((entry, request_guard));
+        });
+        response.map(|_empty| ClientResponseBody::from_text(""))
+    }
+}
+
+/// Opens a connection to the permit's pod. While the pod leaves the dial unanswered, another pod is better, if there is
+/// one.
+async fn connect_to_pod(
+    permit: &PodPermit,
+    protocol: AppProtocol,
+) -> Result<PodConnection, PodDialError> {
+    // Each round waits for one late dial. It ends when another pod is preferred, or when the dial ends.
+    loop {
+        match permit.pod.connect(protocol).await {
+            Err(PodDialError::Unanswered) if !permit.report_unanswered_dial() => {}
+            answer => return answer,
+        }
+    }
+}
+
+/// Returns true for gRPC, whose clients may pause for as long as they like: its calls have two directions at once.
+fn is_grpc<B>(request: &Request<B>) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    let kind = request.headers().get(header::CONTENT_TYPE).map(|it| it.as_bytes());
+    kind.and_then(|it| it.get(..GRPC.len())).is_some_and(|it| it.eq_ignore_ascii_case(GRPC))
+}
+
+/// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too many bytes are
+/// held.
+async fn wait_body_failure(
+    connection: &Arc<ClientConnection>,
+    pace: &BodyIdleTimer,
+    is_stream: bool,
+) -> ProxyRequestError {
+    let (connections, _guard) = (connection.connections(), connection.subscribe_refusal());
+    tokio::select! {
+        () = connection.wait_refused() => ProxyRequestError::TooManyRequestBytes,
+        () = pace.wait_idle(connections.budget.body_idle_timeout), if !is_stream => {
+            connections.count_refusal(ClientBound::BodyIdleTimeout);
+            ProxyRequestError::BodyIdleTimeout
+        }
+    }
+}
+
+/// Failure for the client. An error of the client (its body broke off or was invalid) is not attributed to the pod.
+fn exchange_error(address: SocketAddr, fault: &ExchangeError) -> ProxyRequestError {
+    let reason = common::link::error_chain(fault);
+    match fault {
+        ExchangeError::Client(_) => ProxyRequestError::BadRequest(reason),
+        ExchangeError::Pod(_) => ProxyRequestError::ExchangeFailed { address, reason },
+    }
+}
+
+/// Sink that passes a pod's interim responses on to the client.
+struct ClientInterimSink<'a>(Option<&'a ClientSocket>);
+
+impl InterimResponseSink for ClientInterimSink<'_> {
+    fn on_interim_response(&mut self, status: StatusCode, fields: &HeaderMap) {
+        let Some(socket) = self.0 else { return };
+        let mut fields = fields.clone();
+        headers::rewrite_response_head(&mut fields, status, Version::HTTP_11);
+        socket.send_interim(&h1::write_interim_head(status, &fields));
+    }
+}

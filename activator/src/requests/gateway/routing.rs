@@ -1,0 +1,186 @@
+//! Shell: the route of a request: the service that it is for, and the revision that serves it.
+
+use std::{net::IpAddr, sync::Arc};
+
+use common::wire::TagRouting;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
+
+use super::ActivatorGateway;
+use crate::{
+    clients::socket::ClientSocket,
+    clock::random_u64,
+    edge::{
+        client_headers::is_https,
+        headers, host,
+        platform_probe::{self, K_NETWORK_HASH, PlatformProbe, ProbeHealth},
+    },
+    entrypoint::{Entrypoint, TrafficOrigin},
+    request_error::ProxyRequestError,
+    requests::{
+        pending_request::{PendingRequest, ReceivedRequest, RequestStage, Routed},
+        response_body::ClientResponseBody,
+    },
+    revisions::{
+        balance::pick_by_percent, revision::ActivatorRevision,
+        route_settings::RevisionRouteSettings,
+    },
+    routes::service::{RoutedService, ServiceMatch},
+};
+
+impl ActivatorGateway {
+    /// Looks up the route of a request. The error is a failure that the client gets at once.
+    pub(super) fn route_request(
+        &self,
+        received: ReceivedRequest<'_>,
+    ) -> Result<Routed, ProxyRequestError> {
+        let ReceivedRequest { head, body, entrypoint, client, connection } = received;
+        host::check_host(&head)?;
+        if head.method == Method::CONNECT {
+            return Err(ProxyRequestError::ConnectMethod);
+        }
+        // A probe of the platform is answered before a revision is chosen, so that it never wakes one.
+        if let Some(probe) = platform_probe::parse_probe(&head)
+            .filter(|_| entrypoint.traffic_origin() == TrafficOrigin::Internal)
+        {
+            return Ok(Routed::Respond(self.respond_to_probe(probe, entrypoint, &head).into()));
+        }
+        let service_match = self.find_service(entrypoint, &head)?;
+        let is_secure = || {
+            let sender = client.request_sender(entrypoint);
+            is_https(&head.headers, sender, &self.edge_policy.current())
+        };
+        if entrypoint == Entrypoint::External && service_match.redirects_to_https() && !is_secure()
+        {
+            return Ok(Routed::Respond(redirect_to_https(&head)?.into()));
+        }
+        let (service, tag) = self.select_tag(&service_match, &head);
+        let (revision, settings) = choose_revision(&service)?;
+        check_network_policy(entrypoint, client.address, &settings)?;
+        let client_version = head.version;
+        // Interim responses are written below `hyper`, which only HTTP/1.1 allows.
+        let socket = head
+            .extensions
+            .get::<ClientSocket>()
+            .filter(|_| client_version == Version::HTTP_11)
+            .cloned();
+        Ok(Routed::Forward(Box::new(PendingRequest {
+            stage: RequestStage::Waiting(Request::from_parts(head, body)),
+            entrypoint,
+            client,
+            service_match,
+            service,
+            tag,
+            revision,
+            settings,
+            client_version,
+            upgrade: None,
+            socket,
+            connection: Arc::clone(connection),
+        })))
+    }
+
+    fn find_service(
+        &self,
+        entrypoint: Entrypoint,
+        head: &request::Parts,
+    ) -> Result<ServiceMatch, ProxyRequestError> {
+        let host = || host::request_host(head).unwrap_or_default();
+        let found = match entrypoint {
+            Entrypoint::Service(port) => self.routes.service_by_port(port).map(ServiceMatch::from),
+            Entrypoint::External => self.routes.match_host(&host()),
+            Entrypoint::Internal => {
+                let host = host();
+                let local = host::cluster_local_service(&host, &self.cluster_domain);
+                let local = local.and_then(|name| {
+                    // A revision's own Service is routed here too, while it has no pod.
+                    self.routes
+                        .service_by_name(&name)
+                        .or_else(|| self.routes.service_for_revision(&name))
+                });
+                local.map(ServiceMatch::from).or_else(|| self.routes.match_host(&host))
+            }
+        };
+        found.ok_or_else(|| match entrypoint {
+            Entrypoint::Service(port) => ProxyRequestError::UnknownService(format!("port {port}")),
+            Entrypoint::Internal | Entrypoint::External => {
+                ProxyRequestError::UnknownService(host())
+            }
+        })
+    }
+
+    /// Service whose revisions serve the request: the one that was found, or the one of the tag that a header chooses.
+    fn select_tag(
+        &self,
+        found: &ServiceMatch,
+        head: &request::Parts,
+    ) -> (Arc<RoutedService>, Option<TagRouting>) {
+        let service = Arc::clone(&found.service);
+        let Some(TagRouting::ChooseTag(tags)) = service.tags() else { return (service, None) };
+        // A tag without a service in the table falls back to the service itself, as an unknown tag does.
+        let asked = head.headers.get(headers::TAG_HEADER).map(HeaderValue::as_bytes);
+        let tag = asked.and_then(|asked| tags.iter().find(|tag| tag.name.as_bytes() == asked));
+        let chosen = tag.and_then(|tag| {
+            Some((
+                self.routes.service_by_name(&tag.service)?,
+                Some(TagRouting::ServeTag(tag.name.clone())),
+            ))
+        });
+        chosen.unwrap_or((service, None))
+    }
+
+    fn respond_to_probe(
+        &self,
+        probe: PlatformProbe,
+        entrypoint: Entrypoint,
+        head: &request::Parts,
+    ) -> Response<ClientResponseBody> {
+        let has_pod = || {
+            let service = self.find_service(entrypoint, head).ok()?.service;
+            Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
+        };
+        let has_pod = probe == PlatformProbe::Queue && has_pod().unwrap_or(false);
+        let answer = probe.respond(ProbeHealth {
+            is_shutting_down: self.reconnect_clients.is_cancelled(),
+            has_ready_pod: has_pod,
+        });
+        let mut response = Response::new(ClientResponseBody::from_text(answer.text));
+        *response.status_mut() = answer.status;
+        answer.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
+        response
+    }
+}
+
+/// Revision of the service chosen at random by the shares, with its settings.
+fn choose_revision(
+    service: &RoutedService,
+) -> Result<(Arc<ActivatorRevision>, RevisionRouteSettings), ProxyRequestError> {
+    let chosen = pick_by_percent(&service.targets, |it| it.percent, random_u64());
+    let share = chosen.ok_or_else(|| ProxyRequestError::NoRevision(service.name.to_string()))?;
+    let settings = share.revision.route_settings();
+    let unknown = || ProxyRequestError::UnknownRevision(share.revision.name.to_string());
+    Ok((Arc::clone(&share.revision), settings.ok_or_else(unknown)?))
+}
+
+/// Checks that waiting gives no client access that the pods' NetworkPolicies deny. From outside the client's address is
+/// not known; there the policies' rules for the activator apply, as for any gateway.
+fn check_network_policy(
+    entrypoint: Entrypoint,
+    client: IpAddr,
+    settings: &RevisionRouteSettings,
+) -> Result<(), ProxyRequestError> {
+    let sources = settings.allowed_sources.as_ref().filter(|_| entrypoint != Entrypoint::External);
+    let is_kept_out = sources.is_some_and(|it| !it.contains(client));
+    if is_kept_out { Err(ProxyRequestError::ForbiddenByNetworkPolicy(client)) } else { Ok(()) }
+}
+
+/// Response that redirects to the same URL over https (`http-protocol: Redirected`).
+fn redirect_to_https(
+    head: &request::Parts,
+) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
+    let unnamed = || ProxyRequestError::UnknownService(String::new());
+    let mut response = Response::new(ClientResponseBody::from_text(""));
+    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    let location = headers::https_location(head).ok_or_else(unnamed)?;
+    response.headers_mut().insert(header::LOCATION, location);
+    Ok(response)
+}

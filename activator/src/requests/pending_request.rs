@@ -1,0 +1,146 @@
+//! Shell: a request on its way to a pod, and the stages that it goes through.
+//!
+//! A [`ReceivedRequest`] is routed, and becomes a [`PendingRequest`] unless it gets its response at once. A pending
+//! request waits as it has come ([`RequestStage::Waiting`]). Once a pod has room for it, its head gets the form for the
+//! pod ([`RequestStage::Prepared`]), and the pod's connection takes it ([`RequestStage::Sent`]). A request that no pod
+//! has seen comes back from there, and is prepared already when it waits again.
+
+use std::sync::Arc;
+
+use common::wire::{AppProtocol, EdgeSettings, TagRouting};
+use http::{Request, Response, Version, request};
+use hyper::upgrade::OnUpgrade;
+
+use crate::{
+    clients::{
+        client_info::ClientInfo, connections::ClientConnection, head_charge, socket::ClientSocket,
+    },
+    clock::random_u64,
+    edge::headers::{self, PodRequestContext},
+    entrypoint::Entrypoint,
+    pods::request_body::PodRequestBody,
+    request_error::ProxyRequestError,
+    requests::response_body::ClientResponseBody,
+    revisions::{revision::ActivatorRevision, route_settings::RevisionRouteSettings},
+    routes::service::{RoutedService, ServiceMatch},
+};
+
+/// Request as it has come, which has no route yet.
+#[derive(Debug)]
+pub(crate) struct ReceivedRequest<'a> {
+    pub(crate) head: request::Parts,
+    pub(crate) body: PodRequestBody,
+    pub(crate) entrypoint: Entrypoint,
+    pub(crate) client: ClientInfo,
+    /// Client connection that it came over.
+    pub(crate) connection: &'a Arc<ClientConnection>,
+}
+
+/// Route of a request.
+#[derive(Debug)]
+pub(crate) enum Routed {
+    /// The request is for a pod of a revision, and waits for it.
+    Forward(Box<PendingRequest>),
+    /// The activator itself responds, at once.
+    Respond(Box<Response<ClientResponseBody>>),
+}
+
+/// Pending request that was routed to a revision. It is kept in one heap allocation while it waits, because thousands
+/// may wait at the same time.
+#[derive(Debug)]
+pub(crate) struct PendingRequest {
+    pub(crate) stage: RequestStage,
+    pub(crate) entrypoint: Entrypoint,
+    pub(crate) client: ClientInfo,
+    pub(crate) service_match: ServiceMatch,
+    /// Service whose revisions serve it.
+    pub(crate) service: Arc<RoutedService>,
+    /// Tag that a header chose.
+    pub(crate) tag: Option<TagRouting>,
+    pub(crate) revision: Arc<ActivatorRevision>,
+    pub(crate) settings: RevisionRouteSettings,
+    /// HTTP version of the client.
+    pub(crate) client_version: Version,
+    /// Client's side of the connection, for the time after it switches to another protocol.
+    pub(crate) upgrade: Option<OnUpgrade>,
+    /// Client socket, if the client can get interim responses.
+    pub(crate) socket: Option<ClientSocket>,
+    /// Client connection that the request came over.
+    pub(crate) connection: Arc<ClientConnection>,
+}
+
+/// Stage of a pending request.
+#[derive(Debug)]
+pub(crate) enum RequestStage {
+    /// It waits for a pod, as it has come: waiting heads are charged by their size, and a prepared one is larger.
+    Waiting(Request<PodRequestBody>),
+    /// Its head is in the form for the pod.
+    Prepared(Request<PodRequestBody>),
+    /// A pod's connection has it.
+    Sent,
+}
+
+impl PendingRequest {
+    /// Number of bytes that it is charged with while it waits.
+    pub(crate) fn charged_bytes(&self) -> usize {
+        match &self.stage {
+            RequestStage::Waiting(request) | RequestStage::Prepared(request) => {
+                head_charge::charged_bytes(request)
+            }
+            RequestStage::Sent => 0,
+        }
+    }
+
+    /// Changes the head to the form for the pod, once. It happens only with a permit, because the head grows by it.
+    pub(crate) fn prepare(&mut self, edge: &EdgeSettings) -> Result<(), ProxyRequestError> {
+        self.stage = match std::mem::replace(&mut self.stage, RequestStage::Sent) {
+            RequestStage::Waiting(request) => RequestStage::Prepared(self.rewrite(request, edge)?),
+            later @ (RequestStage::Prepared(_) | RequestStage::Sent) => later,
+        };
+        Ok(())
+    }
+
+    fn rewrite(
+        &mut self,
+        request: Request<PodRequestBody>,
+        edge: &EdgeSettings,
+    ) -> Result<Request<PodRequestBody>, ProxyRequestError> {
+        let (mut head, body) = request.into_parts();
+        let context = PodRequestContext {
+            sender: self.client.request_sender(self.entrypoint),
+            edge,
+            host_rewrite: self
+                .service_match
+                .domain()
+                .and_then(|domain| domain.host_rewrite.as_deref()),
+            tags: self.tag.as_ref().or_else(|| self.service.tags()),
+            protocol: self.settings.protocol,
+            random: random_u64,
+        };
+        let own_host = || format!("{}.{}.svc", self.service.name.name, self.service.name.namespace);
+        if headers::rewrite_request_head(&mut head, context, own_host)?.is_some() {
+            // The handle is kept apart from the head: it is needed once the pod has switched.
+            self.upgrade = head.extensions.remove::<OnUpgrade>();
+            // Only HTTP/1.1 switches that way.
+            self.settings.protocol = AppProtocol::Http1;
+        }
+        Ok(Request::from_parts(head, body))
+    }
+
+    /// Takes the prepared request out, for a pod's connection that has it from here on.
+    pub(crate) fn take_prepared(&mut self) -> Request<PodRequestBody> {
+        let stage = std::mem::replace(&mut self.stage, RequestStage::Sent);
+        let RequestStage::Prepared(mut request) = stage else {
+            unreachable!("it is prepared before it is sent, and put back whenever it was not sent")
+        };
+        head_charge::release_head(&mut request);
+        request
+    }
+
+    /// Puts a request back that no pod has seen. It is charged again, because it waits again.
+    pub(crate) fn put_back(&mut self, mut unseen: Request<PodRequestBody>) {
+        unseen.body_mut().release_permit();
+        head_charge::recharge_head(&mut unseen, &self.connection);
+        self.stage = RequestStage::Prepared(unseen);
+    }
+}

@@ -1,0 +1,254 @@
+//! Shell: the body of a response, passed on from the pod to the client as it comes.
+//!
+//! A timeout after the response has begun ends it in Knative's way (`pkg/http/handler/timeout.go`). The code stays, the
+//! text of the failure is appended, and the response ends. A response with a stated length cannot end before that
+//! length. It is cut off behind the text, or without the text if that would not fit.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tracing::warn;
+
+use crate::{
+    pods::{connection::PodResponseBody, exchange_error::PodError},
+    request_error::ProxyRequestError,
+    requests::{request_log::RequestLogEntry, request_timer::RequestTimer},
+    revisions::revision::PodPermit,
+};
+
+/// Body of a response to a client.
+#[derive(Debug)]
+pub enum ClientResponseBody {
+    /// Text of the activator itself; `None` once it is sent.
+    Text(Option<Bytes>),
+    /// Body of a pod's response.
+    Pod(Box<ForwardedPodBody>),
+    /// Body of either kind, for a request that is logged.
+    Logged(Box<LoggedResponseBody>),
+}
+
+/// Body whose end completes its entry in the request log.
+#[derive(Debug)]
+pub struct LoggedResponseBody {
+    body: ClientResponseBody,
+    log_entry: Box<RequestLogEntry>,
+}
+
+/// Error because of which a response that had begun was cut off.
+#[derive(Debug, thiserror::Error)]
+pub enum ResponseBodyError {
+    /// The pod's response broke off.
+    #[error("answer of pod broke off")]
+    Pod(#[source] PodError),
+    /// A timeout of the revision is over.
+    #[error("activator request timeout")]
+    Timeout,
+    /// The client is gone, so the response has no reader.
+    #[error("client has gone")]
+    Client,
+}
+
+/// Body of a pod's response, with the connection and the permit to be released at its end.
+#[derive(Debug)]
+pub struct ForwardedPodBody {
+    body: PodResponseBody,
+    timer: RequestTimer,
+    permit: Option<Arc<PodPermit>>,
+    timeout_state: ResponseTimeoutState,
+}
+
+/// State of a response with regard to its timeout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ResponseTimeoutState {
+    /// The timeout is not over.
+    Open,
+    /// The text was sent, and the response has ended in order.
+    EndedWithText,
+    /// The text was sent, and has to reach the client before the connection is closed.
+    TextSent,
+    /// The text does not fit into the stated length, so the connection is closed.
+    Aborted,
+}
+
+impl ClientResponseBody {
+    /// Creates a response body of the activator itself.
+    pub fn from_text(text: impl Into<Bytes>) -> Self {
+        Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
+    }
+
+    /// Creates a response body from a pod's. Its connection and permit are released at its end.
+    pub fn from_pod(body: PodResponseBody, mut timer: RequestTimer, place: Arc<PodPermit>) -> Self {
+        timer.on_response_started();
+        let mut reply = ForwardedPodBody {
+            body,
+            timer,
+            permit: Some(place),
+            timeout_state: ResponseTimeoutState::Open,
+        };
+        if reply.body.is_end() {
+            reply.release_connection();
+            return Self::Text(None);
+        }
+        Self::Pod(Box::new(reply))
+    }
+
+    /// Adds the entry in the request log, which is written once the body was passed on.
+    pub fn with_log_entry(self, entry: Box<RequestLogEntry>) -> Self {
+        Self::Logged(Box::new(LoggedResponseBody { body: self, log_entry: entry }))
+    }
+}
+
+impl ClientResponseBody {
+    /// Maximum number of its bytes that may be buffered here before the client asks for them.
+    pub fn max_buffered(&self) -> usize {
+        match self {
+            Self::Text(_) => 0,
+            Self::Pod(reply) => {
+                let upper = reply.body.size_hint().upper();
+                let upper = upper.and_then(|it| usize::try_from(it).ok()).unwrap_or(usize::MAX);
+                reply.body.max_buffered().min(upper)
+            }
+            Self::Logged(logged) => logged.body.max_buffered(),
+        }
+    }
+
+    /// Passes on to the pod that the client has closed its sending half. Returns false if the pod cannot be notified.
+    pub fn forward_fin(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::Text(_) => false,
+            Self::Pod(reply) => reply.body.forward_fin(cx),
+            Self::Logged(logged) => logged.body.forward_fin(cx),
+        }
+    }
+}
+
+impl LoggedResponseBody {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        let next = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &next {
+            self.log_entry.add_body_bytes(frame.data_ref().map_or(0, Bytes::len));
+        }
+        Poll::Ready(next)
+    }
+}
+
+impl ForwardedPodBody {
+    /// Ends an exchange that is complete: the connection may be used again.
+    fn release_connection(&mut self) {
+        let connection = self.body.take_reusable_connection();
+        if let (Some(place), Some(connection)) = (self.permit.take(), connection) {
+            Arc::clone(&place.pod).return_connection(connection);
+        }
+    }
+
+    /// Ends an exchange that has failed: the connection is closed.
+    fn close_connection(&mut self) {
+        self.body = PodResponseBody::Ended;
+        self.permit = None;
+    }
+
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        match self.timeout_state {
+            ResponseTimeoutState::Open => {}
+            ResponseTimeoutState::EndedWithText => return Poll::Ready(None),
+            // One more turn of the task lets the library write the text before the error closes the connection.
+            ResponseTimeoutState::TextSent => {
+                self.timeout_state = ResponseTimeoutState::Aborted;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            ResponseTimeoutState::Aborted => {
+                return Poll::Ready(Some(Err(ResponseBodyError::Timeout)));
+            }
+        }
+        let Poll::Ready(next) = self.body.poll_frame(cx) else {
+            // The timer is polled only while the pod is silent: a frame that is there is passed on first.
+            ready!(self.timer.poll_expired(cx));
+            return Poll::Ready(Some(self.on_timeout()));
+        };
+        match &next {
+            // The connection is free again with the last frame, before the client has read it.
+            Some(Ok(_)) if self.body.is_end() => self.release_connection(),
+            Some(Ok(_)) if self.timer.idle_timeout().is_some() => self.timer.on_response_started(),
+            Some(Ok(_)) => {}
+            Some(Err(_)) => self.close_connection(),
+            None => self.release_connection(),
+        }
+        Poll::Ready(next.map(|frame| frame.map_err(ResponseBodyError::Pod)))
+    }
+
+    /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
+    fn on_timeout(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
+        if let Some(place) = &self.permit {
+            warn!(pod = %place.pod.uid, "answer cut off: request timeout");
+        }
+        let text = ProxyRequestError::Timeout.to_string();
+        self.timeout_state = match self.body.size_hint().exact() {
+            None => ResponseTimeoutState::EndedWithText,
+            Some(room) if room < text.len() as u64 => ResponseTimeoutState::Aborted,
+            Some(_) => ResponseTimeoutState::TextSent,
+        };
+        self.close_connection();
+        match self.timeout_state {
+            ResponseTimeoutState::Open | ResponseTimeoutState::Aborted => {
+                Err(ResponseBodyError::Timeout)
+            }
+            ResponseTimeoutState::EndedWithText | ResponseTimeoutState::TextSent => {
+                Ok(Frame::data(text.into()))
+            }
+        }
+    }
+
+    fn is_ended(&self) -> bool {
+        match self.timeout_state {
+            ResponseTimeoutState::Open => self.body.is_end(),
+            ResponseTimeoutState::EndedWithText => true,
+            ResponseTimeoutState::TextSent | ResponseTimeoutState::Aborted => false,
+        }
+    }
+}
+
+impl Body for ClientResponseBody {
+    type Data = Bytes;
+    type Error = ResponseBodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        match self.get_mut() {
+            Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            Self::Pod(reply) => reply.poll(cx),
+            Self::Logged(logged) => logged.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_none(),
+            Self::Pod(reply) => reply.is_ended(),
+            Self::Logged(logged) => logged.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Text(text) => SizeHint::with_exact(
+                text.as_ref().map_or(0, |text| u64::try_from(text.len()).unwrap_or(u64::MAX)),
+            ),
+            Self::Pod(reply) => reply.body.size_hint(),
+            Self::Logged(logged) => logged.body.size_hint(),
+        }
+    }
+}

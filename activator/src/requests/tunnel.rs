@@ -1,0 +1,141 @@
+//! Shell: upgraded connections, WebSocket for example.
+
+use std::{
+    error::Error,
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info};
+
+use crate::{
+    pods::http1_connection::UpgradedPodStream, requests::request_timer::RequestTimer,
+    revisions::revision::PodPermit,
+};
+
+/// Copies bytes both ways until both ends have closed, a timeout of the request is over, or the activator stops.
+///
+/// Knative ends upgraded connections by `timeoutSeconds` too, and by the other timeouts even while bytes pass. Here
+/// bytes that pass count as a response does.
+pub async fn run_tunnel(
+    client: OnUpgrade,
+    mut pod: UpgradedPodStream,
+    place: Arc<PodPermit>,
+    timer: RequestTimer,
+    stop: CancellationToken,
+) {
+    // Bytes that the pod has sent behind its head count as its first ones.
+    let heard = Arc::new(TunnelActivity::new(!pod.buffered.is_empty()));
+    let carry = async {
+        // The client's side is complete only when its library has sent the head of the response.
+        let mut client = ActivityTrackedIo(TokioIo::new(client.await?), Arc::clone(&heard));
+        client.write_all(&pod.buffered).await?;
+        let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&heard));
+        let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
+        debug!(pod = %place.pod.uid, ?carried, "upgraded connection ended");
+        Ok::<_, Box<dyn Error + Send + Sync>>(())
+    };
+    tokio::select! {
+        ended = carry => if let Err(error) = ended {
+            debug!(pod = %place.pod.uid, %error, "upgraded connection broke");
+        },
+        () = heard.wait_timeout(&timer) => {
+            info!(pod = %place.pod.uid, "upgraded connection ended: request timeout");
+        }
+        () = stop.cancelled() => {}
+    }
+}
+
+/// Time at which either end sent something last.
+#[derive(Debug)]
+struct TunnelActivity {
+    started_at: Instant,
+    /// Time of the last bytes, in ms after `started_at`.
+    last_activity_ms: AtomicU64,
+    /// True once any bytes were sent.
+    has_activity: AtomicBool,
+}
+
+impl TunnelActivity {
+    fn new(is_any: bool) -> Self {
+        Self {
+            started_at: Instant::now(),
+            last_activity_ms: AtomicU64::new(0),
+            has_activity: AtomicBool::new(is_any),
+        }
+    }
+
+    fn record(&self) {
+        let since = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_activity_ms.store(since, Ordering::Relaxed);
+        self.has_activity.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until a timeout is over.
+    async fn wait_timeout(&self, timer: &RequestTimer) {
+        loop {
+            // Each timeout is computed again after the sleep, since bytes may have passed meanwhile.
+            let last = self.started_at
+                + Duration::from_millis(self.last_activity_ms.load(Ordering::Relaxed));
+            let idle = timer.idle_timeout().map(|it| last + it);
+            let start =
+                timer.start_deadline().filter(|_| !self.has_activity.load(Ordering::Relaxed));
+            let first = [Some(timer.deadline()), idle, start].into_iter().flatten().min();
+            let until = first.unwrap_or_else(|| timer.deadline());
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+}
+
+/// One end of the connection, which registers the bytes read from it.
+#[derive(Debug)]
+struct ActivityTrackedIo<T>(T, Arc<TunnelActivity>);
+
+impl<T: AsyncRead + Unpin> AsyncRead for ActivityTrackedIo<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.0).poll_read(cx, into);
+        if into.filled().len() > before {
+            self.1.record();
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for ActivityTrackedIo<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,136 @@
+//! Pure: choice of the ready pod that gets a request.
+//!
+//! Knative's three policies by containerConcurrency (knative/serving `pkg/activator/net/throttler.go`
+//! and `lb_policy.go`). 0: the better of two random pods. 1 to 3: the first free pod by address. From 4 on: round robin
+//! over pods that are not full.
+use crate::pods::endpoint_key::PodEndpointKey;
+
+/// One pod that takes requests, with its load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodLoad {
+    /// Key of the pod.
+    pub key: PodEndpointKey,
+    /// Requests that this activator has sent to the pod and that have not ended.
+    pub in_flight: u32,
+    /// Further requests that it may get, under a hard limit.
+    pub free_slots: u32,
+}
+
+/// Highest containerConcurrency for which the first free pod is chosen.
+const FIRST_FREE_UP_TO: u32 = 3;
+
+/// Chooses among `slots`, sorted by key. Returns an index; `None`: no pod has room, or there is none.
+///
+/// `limit` is containerConcurrency (0: no limit, and all pods have room). `cursor` is the position of round robin.
+/// `chance` is uniform over u64.
+pub fn pick_pod(slots: &[PodLoad], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
+    match limit {
+        0 => better_of_two(slots, chance),
+        1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.free_slots > 0),
+        _ => next_round_robin(slots, cursor),
+    }
+}
+
+fn better_of_two(slots: &[PodLoad], chance: u64) -> Option<usize> {
+    let count = u64::try_from(slots.len()).ok().filter(|&count| count > 0)?;
+    let (high, low) = (chance >> 32, chance & u64::from(u32::MAX));
+    let one = to_index(low % count);
+    if count == 1 {
+        return Some(one);
+    }
+    // The second pick is another pod, so that two pods are always compared.
+    let other = to_index((low % count + 1 + high % (count - 1)) % count);
+    // For equal loads `one` is uniformly random already.
+    Some(if slots[other].in_flight < slots[one].in_flight { other } else { one })
+}
+
+fn to_index(value: u64) -> usize {
+    usize::try_from(value).expect("below a slice's length: remainder of it")
+}
+
+fn next_round_robin(slots: &[PodLoad], cursor: &mut usize) -> Option<usize> {
+    let count = slots.len();
+    let turn = (0..count).map(|step| (*cursor + step) % count);
+    let found = turn.into_iter().find(|&at| slots[at].free_slots > 0)?;
+    *cursor = (found + 1) % count;
+    Some(found)
+}
+
+/// Chooses the revision of one request by the targets' percents. `None` without targets.
+///
+/// Example: with percents 90 and 10, a `chance` whose remainder modulo 100 is 95 chooses the second.
+pub fn pick_by_percent<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Option<&T> {
+    let total: u64 = targets.iter().map(|target| u64::from(percent(target))).sum();
+    let mut ticket = chance.checked_rem(total)?;
+    for target in targets {
+        match ticket.checked_sub(u64::from(percent(target))) {
+            Some(rest) => ticket = rest,
+            None => return Some(target),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    /// Pods with these numbers of requests in flight and the hard limit `limit`.
+    fn pod_loads(in_flight: &[u32], limit: u32) -> Vec<PodLoad> {
+        let slot = |(at, &in_flight): (usize, &u32)| {
+            let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
+            let pod = PodEndpointKey { address, id: 0 };
+            PodLoad { key: pod, in_flight, free_slots: limit.saturating_sub(in_flight) }
+        };
+        in_flight.iter().enumerate().map(slot).collect()
+    }
+
+    #[test]
+    fn without_pods_none_is_picked() {
+        for limit in [0, 1, 9] {
+            assert_eq!(pick_pod(&[], limit, &mut 0, 7), None);
+        }
+    }
+
+    #[test]
+    fn without_a_limit_the_less_loaded_of_two_is_picked() {
+        let pods = pod_loads(&[5, 1], 0);
+        let mut spread = |chance: u64| pick_pod(&pods, 0, &mut 0, chance);
+        assert_eq!((0..100).map(&mut spread).collect::<Vec<_>>(), vec![Some(1); 100]);
+    }
+
+    #[test]
+    fn without_a_limit_equal_pods_are_picked_evenly() {
+        let pods = pod_loads(&[0, 0, 0], 0);
+        let mut seen = [0; 3];
+        for chance in 0..3_000u64 {
+            seen[pick_pod(&pods, 0, &mut 0, chance.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+                .unwrap()] += 1;
+        }
+        assert!(seen.iter().all(|&count| count > 800), "{seen:?}");
+    }
+
+    #[test]
+    fn a_small_limit_takes_the_first_free_by_address() {
+        assert_eq!(pick_pod(&pod_loads(&[2, 1, 0], 2), 2, &mut 0, 9), Some(1));
+        assert_eq!(pick_pod(&pod_loads(&[2, 2, 2], 2), 2, &mut 0, 9), None);
+    }
+
+    #[test]
+    fn a_larger_limit_is_round_robin_and_skips_full_pods() {
+        let (pods, mut cursor) = (pod_loads(&[0, 4, 0], 4), 0);
+        let picked: Vec<_> = (0..4).map(|_| pick_pod(&pods, 4, &mut cursor, 0)).collect();
+        assert_eq!(picked, [Some(0), Some(2), Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn a_split_follows_the_percents() {
+        let targets = [("old", 90), ("new", 10)];
+        let new = (0..1_000)
+            .filter(|&chance| pick_by_percent(&targets, |it| it.1, chance) == Some(&("new", 10)));
+        assert_eq!(new.count(), 100);
+        assert_eq!(pick_by_percent(&[] as &[u8], |&it| it, 5), None);
+    }
+}

@@ -1,0 +1,602 @@
+//! Shell: one revision at this activator: its wait queue, its pods and its slots.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    num::NonZeroU32,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use common::wire::{AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant, SlotsByPod};
+use datapath::abi;
+use smol_str::SmolStr;
+use tokio::sync::oneshot;
+use tracing::info;
+
+use crate::{
+    budget::WaitQueueBounds,
+    clock::{now_ns, random_u64},
+    pods::{
+        endpoint::{PodConnectionSettings, PodEndpoint, PodIdentity},
+        endpoint_key::PodEndpointKey,
+    },
+    revisions::{
+        route_settings::{PodTable, RevisionRouteSettings},
+        usage_reporter::{QueueUsageReporter, QueueUsageSource},
+        wait_queue::{DispatchedRequest, WaitQueue},
+    },
+    slots::{peer_view::ActivatorName, peers::Peers, revision_slots::RevisionSlots},
+};
+
+mod queue_entry;
+
+/// Time for which requests avoid a pod that left a dial unanswered: the same as for connects that the eBPF programs
+/// route.
+const UNANSWERED_POD_PAUSE: Duration = Duration::from_nanos(abi::AVOID_UNANSWERED_NS);
+
+pub use queue_entry::QueueEntry;
+
+/// Settings and services that all revisions share.
+#[derive(Debug)]
+pub struct RevisionContext {
+    /// View of the other activators, and the outboxes for claims and grants.
+    pub peers: Arc<Peers>,
+    /// Bounds of each revision's wait queue.
+    pub queue_bounds: WaitQueueBounds,
+    /// Settings for the pods of all revisions.
+    pub pod_settings: PodConnectionSettings,
+    /// Reporter of waiting requests to the autoscaler.
+    pub usage_reporter: Arc<QueueUsageReporter>,
+    /// Number of pods seen so far: the next pod's [`PodEndpointKey::id`], so that no two pods share a key.
+    pub next_pod_id: AtomicU64,
+}
+
+/// One revision at this activator. While it is asleep and no request waits, it stores little more than its name.
+#[derive(Debug)]
+pub struct ActivatorRevision {
+    /// Name and namespace of the revision.
+    pub name: NamespacedName,
+    /// True if the revision is in the list of revisions whose usage is still to be reported.
+    is_report_pending: AtomicBool,
+    context: Arc<RevisionContext>,
+    state: Mutex<LockedRevisionState>,
+}
+
+#[derive(Debug, Default)]
+struct LockedRevisionState {
+    /// Settings from the RouteTable; `None`: the table does not contain the revision.
+    route_settings: Option<RevisionRouteSettings>,
+    totals: RequestTotals,
+    /// Wait queue and pods. Created for the first pod or request, dropped when there is neither.
+    active: Option<Box<ActiveRevisionState>>,
+    /// State of the hard limit. Created when requests need slots, or when another activator sends a claim or grant.
+    slots: Option<Box<RevisionSlots>>,
+}
+
+/// State of a revision while it has pods or requests.
+#[derive(Debug)]
+struct ActiveRevisionState {
+    wait_queue: WaitQueue<oneshot::Sender<PodPermit>>,
+    pods: HashMap<PodEndpointKey, Arc<PodEndpoint>>,
+    /// Start of the time in which the RouteTable lists at least one ready pod.
+    ready_since: Option<Instant>,
+    /// Queue entries that have a turn and may wait with it again.
+    queue_entries: usize,
+}
+
+/// Room for one request at one pod. Dropping it registers the end of the request there.
+#[derive(Debug)]
+pub struct PodPermit {
+    /// Pod at which the request has room.
+    pub pod: Arc<PodEndpoint>,
+    revision: Arc<ActivatorRevision>,
+}
+
+impl PodPermit {
+    /// Reports that the pod leaves a dial unanswered. Returns true if another pod takes requests, which is then
+    /// preferred.
+    pub fn report_unanswered_dial(&self) -> bool {
+        self.revision.on_unanswered_dial(&self.pod)
+    }
+}
+
+impl Drop for PodPermit {
+    fn drop(&mut self) {
+        self.revision.on_request_done(&self.pod);
+    }
+}
+
+impl ActivatorRevision {
+    /// Creates a revision without pods, which the RouteTable has not described yet.
+    pub fn new(name: NamespacedName, context: Arc<RevisionContext>) -> Self {
+        Self { name, is_report_pending: AtomicBool::new(false), context, state: Mutex::default() }
+    }
+
+    /// Sets the settings of the RouteTable. `None`: the table does not contain the revision any more.
+    pub fn set_route_settings(&self, terms: Option<RevisionRouteSettings>) {
+        self.lock_state().route_settings = terms;
+    }
+
+    /// Settings of the revision in the RouteTable; `None`: the table does not contain it.
+    pub fn route_settings(&self) -> Option<RevisionRouteSettings> {
+        self.lock_state().route_settings.clone()
+    }
+
+    /// Start of the time in which the RouteTable lists at least one ready pod; `None`: it lists none.
+    pub fn ready_since(&self) -> Option<Instant> {
+        self.lock_state().active.as_ref().and_then(|live| live.ready_since)
+    }
+
+    /// Totals of the requests that waited here, and the time at which they were read, in ns of [`now_ns`].
+    pub fn totals(&self) -> (RequestTotals, u64) {
+        let core = self.lock_state();
+        (core.totals, now_ns())
+    }
+
+    /// Number of requests that wait here.
+    pub fn waiting_count(&self) -> usize {
+        self.lock_state().active.as_ref().map_or(0, |live| live.wait_queue.waiting_count())
+    }
+
+    /// Figures for metrics: true if some pod is ready, the number of waiting requests, and that of requests at pods.
+    pub fn queue_metrics(&self) -> (bool, usize, u64) {
+        let core = self.lock_state();
+        let of = |live: &ActiveRevisionState| {
+            (
+                live.ready_since.is_some(),
+                live.wait_queue.waiting_count(),
+                live.wait_queue.in_flight(),
+            )
+        };
+        core.active.as_deref().map_or((false, 0, 0), of)
+    }
+
+    /// Closes connections to pods that were idle for too long.
+    pub fn prune_connections(&self) {
+        let pods: Vec<Arc<PodEndpoint>> =
+            self.lock_state().active.iter().flat_map(|live| live.pods.values().cloned()).collect();
+        pods.iter().for_each(|pod| pod.prune_idle());
+    }
+
+    /// Applies the pods of the RouteTable. Requests that wait are dispatched to newly ready pods at once.
+    pub fn set_pods(self: &Arc<Self>, pods: &PodTable) {
+        let mut core = self.lock_state();
+        // Most revisions are asleep: one without pods and state must not allocate anything on each change of the table.
+        if pods.is_empty() && core.active.is_none() && core.slots.is_none() {
+            return;
+        }
+        let (limit, protocol) = core.limit_and_protocol();
+        if limit > 0 {
+            core.ensure_slots(&self.name, &self.context);
+        }
+        let live = core.ensure_active(self.context.queue_bounds);
+        let ready = live.update_pods(pods, protocol, &self.context);
+        let since = live.ready_since.unwrap_or_else(Instant::now);
+        live.ready_since = (!ready.is_empty()).then_some(since);
+        let (count, waiting) = (ready.len(), live.wait_queue.waiting_count());
+        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no room, and `reconcile_slots`
+        // assigns it.
+        let mut gone = live.wait_queue.on_routes(ready, limit, random_u64);
+        core.on_dispatched(&gone);
+        gone.extend(self.reconcile_slots(&mut core));
+        let places = self.grant_permits(&core, gone);
+        core.drop_if_idle();
+        // The waiters run as soon as they have their permits, so the lock is released before.
+        drop(core);
+        let released = places.len();
+        send_permits(places);
+        if waiting > 0 {
+            info!(revision = %self.name, ready = count, limit, waiting, released, "pods changed");
+        }
+    }
+
+    /// Fails all waiting requests, because the RouteTable has not contained the revision for some time.
+    pub fn fail_waiters(self: &Arc<Self>) {
+        let mut core = self.lock_state();
+        let is_back = core.route_settings.is_some();
+        let live = core.active.as_mut().filter(|_| !is_back);
+        let left = live.map(|live| live.wait_queue.drain_waiters()).unwrap_or_default();
+        let gone = self.reconcile_slots(&mut core);
+        debug_assert!(gone.is_empty(), "none waits");
+        drop(core);
+        if !left.is_empty() {
+            info!(revision = %self.name, waiting = left.len(), "waiting requests refused: their revision is gone");
+        }
+    }
+
+    /// Creates the queue entry of an arriving request, which holds `bytes` bytes while it waits.
+    pub fn queue_entry(self: &Arc<Self>, bytes: usize) -> QueueEntry {
+        QueueEntry::new(Arc::clone(self), bytes)
+    }
+
+    /// Handles a refused connection to the permit's pod: the pod gets no requests for a short pause.
+    pub fn on_dial_refused(self: &Arc<Self>, place: PodPermit) {
+        let pod = Arc::clone(&place.pod);
+        let newly = self.close_pod(pod.key);
+        drop(place);
+        // Of several requests that are refused at the same time, only the first pauses the pod and starts the timer.
+        if !newly {
+            return;
+        }
+        let pause = pod.on_refusal();
+        info!(revision = %self.name, pod = %pod.uid, ?pause, "pod refused");
+        let revision = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            revision.reopen_pod(pod.key);
+        });
+    }
+
+    /// Handles an unanswered dial: requests avoid the pod for a while if another one is open. Returns true if one is.
+    fn on_unanswered_dial(self: &Arc<Self>, pod: &PodEndpoint) -> bool {
+        let has_other = self.has_other_open_pod(pod.key);
+        if has_other && self.close_pod(pod.key) {
+            info!(revision = %self.name, pod = %pod.uid, "pod leaves a dial unanswered");
+            pod.redirect_waiters();
+            tokio::spawn(Arc::clone(self).avoid_unanswered_pod(pod.key));
+        }
+        has_other
+    }
+
+    /// Waits until the pod may get requests again: after [`UNANSWERED_POD_PAUSE`], or as soon as no other pod takes
+    /// requests.
+    async fn avoid_unanswered_pod(self: Arc<Self>, pod: PodEndpointKey) {
+        let until = Instant::now() + UNANSWERED_POD_PAUSE;
+        while Instant::now() < until && self.has_other_open_pod(pod) {
+            tokio::time::sleep(UNANSWERED_POD_PAUSE / 100).await;
+        }
+        self.reopen_pod(pod);
+    }
+
+    fn has_other_open_pod(&self, pod: PodEndpointKey) -> bool {
+        self.lock_state().active.as_ref().is_some_and(|live| live.wait_queue.has_other_open(pod))
+    }
+
+    /// Stops requests to the pod for now, and frees its slots for other activators. Returns true if it took requests.
+    fn close_pod(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
+        let mut newly = false;
+        self.update_and_dispatch(|core| {
+            newly = core.active.as_mut().is_some_and(|live| live.wait_queue.on_pod_refused(pod));
+            Vec::new()
+        });
+        newly
+    }
+
+    fn reopen_pod(self: &Arc<Self>, pod: PodEndpointKey) {
+        self.update_and_dispatch(|core| {
+            let Some(live) = core.active.as_mut() else { return Vec::new() };
+            live.wait_queue.on_pod_retry(pod, random_u64)
+        });
+    }
+
+    fn on_request_done(self: &Arc<Self>, pod: &PodEndpoint) {
+        let mut core = self.lock_state();
+        let Some(live) = core.active.as_mut() else { return };
+        let mut gone = live.wait_queue.on_request_done(pod.key, random_u64);
+        core.on_dispatched(&gone);
+        // A slot that is spare again at once needs no new distribution: the common case under load stays cheap.
+        let is_open = core.active.as_ref().is_some_and(|live| live.wait_queue.is_open(pod.key));
+        let again =
+            core.slots.as_mut().is_some_and(|slots| slots.on_request_done(&pod.uid)) && is_open;
+        match &mut core.active {
+            Some(live) if again => {
+                let more = live.wait_queue.add_free_slot(pod.key, random_u64);
+                core.on_dispatched(&more);
+                gone.extend(more);
+            }
+            Some(_) | None => gone.extend(self.reconcile_slots(&mut core)),
+        }
+        let places = self.grant_permits(&core, gone);
+        core.drop_if_idle();
+        drop(core);
+        send_permits(places);
+    }
+
+    /// Runs `step` on the state and resumes the requests that may be dispatched after it.
+    fn update_and_dispatch(
+        self: &Arc<Self>,
+        step: impl FnOnce(
+            &mut LockedRevisionState,
+        ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+    ) {
+        let mut core = self.lock_state();
+        let mut gone = step(&mut core);
+        core.on_dispatched(&gone);
+        gone.extend(self.reconcile_slots(&mut core));
+        let places = self.grant_permits(&core, gone);
+        core.drop_if_idle();
+        drop(core);
+        send_permits(places);
+    }
+
+    /// Updates the slots after a change, and publishes claims and grants. Returns the requests dispatched by it.
+    fn reconcile_slots(
+        &self,
+        core: &mut LockedRevisionState,
+    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
+        let (limit, _) = core.limit_and_protocol();
+        let LockedRevisionState { active: live, slots: Some(slots), .. } = core else {
+            return Vec::new();
+        };
+        slots.on_peer_view(self.context.peers.view());
+        if let Some(live) = live {
+            slots.on_routes(limit, live.ready_pod_uids());
+        }
+        let mut all = Vec::new();
+        // Slots and queue depend on each other: a dispatched request changes what is spare, until no request is
+        // dispatched.
+        loop {
+            let (waiting, open) =
+                live.as_deref().map(ActiveRevisionState::queue_state).unwrap_or_default();
+            slots.on_queue(waiting, open);
+            slots.reconcile(random_u64);
+            let Some(live) = live.as_mut().filter(|_| limit > 0) else { break };
+            let ActiveRevisionState { wait_queue: line, pods, .. } = &mut **live;
+            let gone = line.set_free_slots(
+                |key| pods.get(&key).map_or(0, |it| slots.free_slots(&it.uid)),
+                random_u64,
+            );
+            if gone.is_empty() {
+                break;
+            }
+            gone.iter().for_each(|(_, key)| slots.on_dispatched(&pods[key].uid));
+            all.extend(gone);
+        }
+        // Published even when nothing was dispatched: other activators may need to know of the new number of waiting
+        // requests.
+        self.context.peers.publish(&self.name, slots.take_messages());
+        if slots.is_unused() {
+            core.slots = None;
+        }
+        all
+    }
+
+    /// Updates the slots after only the number of waiting requests has changed. Without other activators there is
+    /// nothing to do.
+    fn reconcile_waiting(
+        &self,
+        core: &mut LockedRevisionState,
+    ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
+        match &core.slots {
+            Some(slots) if !slots.is_sole_activator() => self.reconcile_slots(core),
+            Some(_) | None => Vec::new(),
+        }
+    }
+
+    // Messages of other activators.
+
+    /// Applies the latest grant of an owner; `None`: the owner has withdrawn it.
+    pub fn on_grant(self: &Arc<Self>, from: &ActivatorName, grant: Option<SlotGrant>) {
+        self.handle_slot_event(grant.is_some(), |slots| slots.on_grant(from, grant));
+    }
+
+    /// Applies the latest claim of a holder; `None`: the holder has withdrawn it.
+    pub fn on_claim(self: &Arc<Self>, from: &ActivatorName, claim: Option<SlotClaim>) {
+        self.handle_slot_event(claim.is_some(), |slots| slots.on_claim(from, claim));
+    }
+
+    /// Registers that a holder's stream has begun or ended.
+    pub fn on_holder_stream(self: &Arc<Self>, from: &ActivatorName) {
+        self.handle_slot_event(false, |slots| slots.on_holder_stream(from));
+    }
+
+    /// Registers a change of the known activators.
+    pub fn on_peer_view(self: &Arc<Self>) {
+        self.handle_slot_event(false, |_| {});
+    }
+
+    fn handle_slot_event(self: &Arc<Self>, is_news: bool, step: impl FnOnce(&mut RevisionSlots)) {
+        self.update_and_dispatch(|core| {
+            if is_news {
+                core.ensure_slots(&self.name, &self.context);
+            }
+            if let Some(slots) = &mut core.slots {
+                step(slots);
+            }
+            Vec::new()
+        });
+    }
+
+    /// Returns true if the revision keeps state of its slots.
+    pub fn has_slots(&self) -> bool {
+        self.lock_state().slots.is_some()
+    }
+
+    /// Returns true if any request of the revision is at a pod.
+    pub fn has_requests_at_pods(&self) -> bool {
+        self.lock_state().active.as_ref().is_some_and(|live| live.wait_queue.in_flight() > 0)
+    }
+
+    fn grant_permits(
+        self: &Arc<Self>,
+        core: &LockedRevisionState,
+        gone: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+    ) -> GrantedPermits {
+        let Some(live) = &core.active else { return Vec::new() };
+        let place = |(whom, key)| (whom, self.grant_permit(live, key));
+        gone.into_iter().map(place).collect()
+    }
+
+    fn grant_permit(
+        self: &Arc<Self>,
+        live: &ActiveRevisionState,
+        key: PodEndpointKey,
+    ) -> PodPermit {
+        let pod =
+            live.pods.get(&key).expect("the wait queue knows only pods that `update_pods` named");
+        PodPermit { pod: Arc::clone(pod), revision: Arc::clone(self) }
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, LockedRevisionState> {
+        // A panic elsewhere cannot leave queue and totals inconsistent: each of their own steps completes or does not
+        // begin.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type GrantedPermits = Vec<(oneshot::Sender<PodPermit>, PodPermit)>;
+
+/// Resumes dispatched requests. Call it without the lock: if a request is gone, its permit is dropped here, which
+/// locks.
+fn send_permits(places: GrantedPermits) {
+    for (whom, place) in places {
+        drop(whom.send(place));
+    }
+}
+
+impl LockedRevisionState {
+    /// Hard limit of each pod, and the HTTP version of the pods.
+    fn limit_and_protocol(&self) -> (u32, AppProtocol) {
+        self.route_settings
+            .as_ref()
+            .map_or((0, AppProtocol::Http1), |it| (it.concurrency_limit, it.protocol))
+    }
+
+    /// Slots of the revision, created if needed. Requests that are already at pods use some of them.
+    fn ensure_slots(
+        &mut self,
+        name: &NamespacedName,
+        settings: &RevisionContext,
+    ) -> &mut RevisionSlots {
+        let live = &self.active;
+        self.slots.get_or_insert_with(|| {
+            let mut slots = RevisionSlots::new(name.clone(), settings.peers.view());
+            slots.set_in_use(live.as_ref().map(|live| live.requests_by_pod()).unwrap_or_default());
+            Box::new(slots)
+        })
+    }
+
+    /// Prepares an arriving request: with a hard limit it needs slots.
+    fn prepare_request(&mut self, revision: &ActivatorRevision) {
+        if self.limit_and_protocol().0 > 0 && self.slots.is_none() {
+            self.ensure_slots(&revision.name, &revision.context);
+        }
+    }
+
+    /// Registers that one request is sent to `pod`.
+    fn on_dispatched_to(&mut self, pod: &PodEndpoint) {
+        if let Some(slots) = &mut self.slots {
+            slots.on_dispatched(&pod.uid);
+        }
+    }
+
+    /// Registers that these requests are sent to pods.
+    fn on_dispatched<W>(&mut self, gone: &[DispatchedRequest<W>]) {
+        let (Some(live), Some(slots)) = (&self.active, &mut self.slots) else { return };
+        gone.iter()
+            .filter_map(|(_, key)| live.pods.get(key))
+            .for_each(|pod| slots.on_dispatched(&pod.uid));
+    }
+
+    fn ensure_active(&mut self, bounds: WaitQueueBounds) -> &mut ActiveRevisionState {
+        self.active.get_or_insert_with(|| {
+            let line = WaitQueue::new(bounds);
+            Box::new(ActiveRevisionState {
+                wait_queue: line,
+                pods: HashMap::new(),
+                ready_since: None,
+                queue_entries: 0,
+            })
+        })
+    }
+
+    /// Drops the queue and the pods if there are no pods and no requests.
+    fn drop_if_idle(&mut self) {
+        let is_idle = |live: &mut Box<ActiveRevisionState>| {
+            live.pods.is_empty() && live.queue_entries == 0 && live.wait_queue.in_flight() == 0
+        };
+        drop(self.active.take_if(is_idle));
+    }
+}
+
+impl ActiveRevisionState {
+    /// Uids of the pods that the RouteTable lists as ready.
+    fn ready_pod_uids(&self) -> BTreeSet<SmolStr> {
+        let ready = self.wait_queue.ready_pods().filter_map(|key| self.pods.get(&key));
+        ready.map(|pod| pod.uid.clone()).collect()
+    }
+
+    /// Number of waiting requests, and uids of the pods that take requests.
+    fn queue_state(&self) -> (u32, BTreeSet<SmolStr>) {
+        let open = self.wait_queue.open_pods().filter_map(|key| self.pods.get(&key));
+        let waiting = u32::try_from(self.wait_queue.waiting_count()).unwrap_or(u32::MAX);
+        (waiting, open.map(|pod| pod.uid.clone()).collect())
+    }
+
+    /// Number of requests at pods, by uid.
+    fn requests_by_pod(&self) -> SlotsByPod {
+        let mut busy = SlotsByPod::new();
+        for (key, pod) in &self.pods {
+            if let Some(slots) = NonZeroU32::new(self.wait_queue.in_flight_at(*key)) {
+                *busy.entry(pod.uid.clone()).or_default() += slots.get();
+            }
+        }
+        busy
+    }
+
+    /// Keeps a [`PodEndpoint`] for each pod of the RouteTable that has an address. Returns the keys of the ready ones,
+    /// sorted.
+    fn update_pods(
+        &mut self,
+        told: &PodTable,
+        protocol: AppProtocol,
+        settings: &RevisionContext,
+    ) -> Vec<PodEndpointKey> {
+        // A pod keeps its connections over changes of the table. With another address it is a new endpoint, with a new
+        // key.
+        let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
+            self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
+        let mut ready = Vec::new();
+        for (uid, it) in told {
+            let Some(address) = it.address else { continue };
+            let known = before.remove(&(uid.as_str().into(), address));
+            let pod = known.unwrap_or_else(|| {
+                let key = PodEndpointKey {
+                    address,
+                    id: settings.next_pod_id.fetch_add(1, Ordering::Relaxed),
+                };
+                let named = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
+                Arc::new(PodEndpoint::new(key, named, protocol, settings.pod_settings.clone()))
+            });
+            pod.set_accepting(it.is_ready);
+            if it.is_ready {
+                ready.push(pod.key);
+            }
+            self.pods.insert(pod.key, pod);
+        }
+        // Those left over are gone from the table: their last requests end, and no connection of theirs is reused.
+        before.values().for_each(|pod| pod.set_accepting(false));
+        ready.sort_unstable();
+        ready
+    }
+}
+
+impl ActivatorRevision {
+    fn on_waiting_started(self: &Arc<Self>, waiting: usize) {
+        self.context.pod_settings.metrics.waiting_requests.inc();
+        self.context.usage_reporter.report_waiting(self);
+        if waiting == 1 {
+            info!(revision = %self.name, ready = self.ready_since().is_some(), "request waits");
+        }
+    }
+}
+
+impl QueueUsageSource for ActivatorRevision {
+    fn name(&self) -> &NamespacedName {
+        &self.name
+    }
+
+    fn mark_report_pending(&self) -> bool {
+        !self.is_report_pending.swap(true, Ordering::AcqRel)
+    }
+
+    fn take_report(&self) -> (RequestTotals, u64) {
+        // Cleared before the totals are read: a change after that puts the revision into the list again.
+        self.is_report_pending.store(false, Ordering::Release);
+        self.totals()
+    }
+}

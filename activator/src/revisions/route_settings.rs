@@ -1,0 +1,73 @@
+//! Pure: a revision in the RouteTable: its settings and its pods.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use common::wire::{self, AllowedSources, AppProtocol};
+use smol_str::SmolStr;
+
+/// Settings of a revision in the RouteTable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevisionRouteSettings {
+    /// Hard limit of each pod (containerConcurrency); 0: no limit.
+    pub concurrency_limit: u32,
+    /// HTTP version that its pods speak.
+    pub protocol: AppProtocol,
+    /// Timeouts of its requests.
+    pub timeouts: RequestTimeouts,
+    /// Clients that may send requests, by the pods' NetworkPolicies; `None`: all clients.
+    pub allowed_sources: Option<Arc<AllowedSources>>,
+    /// Service and Configuration that own the revision.
+    pub owner_names: RevisionOwnerNames,
+}
+
+/// Owners of a revision, for the request log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevisionOwnerNames {
+    /// Name of the Service; empty: a Configuration without a Service.
+    pub service: SmolStr,
+    /// Name of the Configuration that made the revision.
+    pub configuration: SmolStr,
+}
+
+impl RevisionRouteSettings {
+    /// Extracts the settings from a revision of the RouteTable.
+    pub fn new(told: &wire::RevisionEntry) -> Self {
+        let timeouts = RequestTimeouts {
+            total: told.timeout,
+            response_start: told.response_start_timeout,
+            between_frames: told.idle_timeout,
+        };
+        let allowed_sources = told.allowed_sources.clone();
+        let concurrency_limit = told.container_concurrency;
+        let owner_names = RevisionOwnerNames {
+            service: told.service.clone(),
+            configuration: told.configuration.clone(),
+        };
+        Self { concurrency_limit, protocol: told.protocol, timeouts, allowed_sources, owner_names }
+    }
+}
+
+/// Timeouts of a revision's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestTimeouts {
+    /// Time for a whole request, including the time it waits (`timeoutSeconds`).
+    pub total: Duration,
+    /// Time until the response begins (`responseStartTimeoutSeconds`).
+    pub response_start: Option<Duration>,
+    /// Time between two pieces of the response (`idleTimeoutSeconds`).
+    pub between_frames: Option<Duration>,
+}
+
+/// One pod of a revision in the RouteTable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodTableEntry {
+    /// Address and port of its container, once they are known.
+    pub address: Option<SocketAddr>,
+    /// True if the pod takes new requests.
+    pub is_ready: bool,
+    /// Name of the pod, without its namespace.
+    pub name: SmolStr,
+}
+
+/// Pods of one revision in the RouteTable, by uid.
+pub type PodTable = BTreeMap<String, PodTableEntry>;

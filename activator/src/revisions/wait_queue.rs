@@ -1,0 +1,279 @@
+//! Pure: the wait queue of one revision.
+//!
+//! A request waits only while no ready pod has room. Room arises when a pod becomes ready, when a request ends, or when
+//! a slot is granted. The call that makes room also dispatches the first request of the queue. Therefore, whenever a
+//! call returns, either no request waits or no pod has room. Under a hard limit,
+//! [`RevisionSlots`](crate::slots::revision_slots::RevisionSlots) defines the room.
+//!
+//! `W` is the shell's handle of a waiting request, by which it resumes that request. The queue only hands it back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    budget::WaitQueueBounds,
+    pods::endpoint_key::PodEndpointKey,
+    revisions::balance::{PodLoad, pick_pod},
+};
+
+/// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
+/// wait (`cmd/queue`, `pkg/queue/breaker.go`); this queue replaces the sidecar's.
+const QUEUED_PER_SLOT: usize = 10;
+
+/// Position of a request in the order of arrival. A request keeps it when it has to wait a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueTicket(u64);
+
+/// Error of [`WaitQueue::enqueue`]: the queue has reached one of its bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitQueueFull;
+
+/// Dispatched request: its waiter, and the pod that has room for it. The room is already occupied.
+pub type DispatchedRequest<W> = (W, PodEndpointKey);
+
+/// Wait queue of one revision: the pods that take requests, their requests in flight, and the waiting requests.
+#[derive(Debug)]
+pub struct WaitQueue<W> {
+    bounds: WaitQueueBounds,
+    /// Hard limit of each pod (containerConcurrency); 0: no limit.
+    limit: u32,
+    /// Pods that the RouteTable lists as ready, including those that refuse at the moment.
+    ready_pods: BTreeSet<PodEndpointKey>,
+    /// Pods that take requests, sorted by key.
+    open_pods: Vec<PodLoad>,
+    /// Pods that take no requests now and still have some in flight: draining, gone or refusing.
+    closed_pods: BTreeMap<PodEndpointKey, u32>,
+    /// Pods that the RouteTable lists as ready, but that refused a connection a moment ago.
+    refusing_pods: BTreeSet<PodEndpointKey>,
+    /// Position of round robin among the open pods.
+    round_robin_cursor: usize,
+    waiting: BTreeMap<QueueTicket, QueuedWaiter<W>>,
+    waiting_bytes: usize,
+    last_ticket: u64,
+}
+
+#[derive(Debug)]
+struct QueuedWaiter<W> {
+    waiter: W,
+    bytes: usize,
+}
+
+impl<W> WaitQueue<W> {
+    /// Creates an empty queue, without any pods.
+    pub fn new(bounds: WaitQueueBounds) -> Self {
+        Self {
+            bounds,
+            limit: 0,
+            ready_pods: BTreeSet::new(),
+            open_pods: Vec::new(),
+            closed_pods: BTreeMap::new(),
+            refusing_pods: BTreeSet::new(),
+            round_robin_cursor: 0,
+            waiting: BTreeMap::new(),
+            waiting_bytes: 0,
+            last_ticket: 0,
+        }
+    }
+
+    /// Registers the arrival of a request. Returns its position in the order of arrival.
+    pub fn issue_ticket(&mut self) -> QueueTicket {
+        self.last_ticket += 1;
+        QueueTicket(self.last_ticket)
+    }
+
+    /// Occupies room at a pod and returns its key. `None`: no pod has room, so the request has to
+    /// [`enqueue`](Self::enqueue).
+    pub fn admit(&mut self, chance: u64) -> Option<PodEndpointKey> {
+        let at = pick_pod(&self.open_pods, self.limit, &mut self.round_robin_cursor, chance)?;
+        let slot = &mut self.open_pods[at];
+        slot.in_flight += 1;
+        slot.free_slots = slot.free_slots.saturating_sub(1);
+        Some(slot.key)
+    }
+
+    /// Puts a request of `bytes` bytes into the queue, at the position of its turn. Fails if a bound is reached.
+    pub fn enqueue(
+        &mut self,
+        turn: QueueTicket,
+        bytes: usize,
+        waiter: W,
+    ) -> Result<(), WaitQueueFull> {
+        let held = self.waiting_bytes.saturating_add(bytes);
+        if self.waiting.len() >= self.max_waiting() || held > self.bounds.max_bytes {
+            return Err(WaitQueueFull);
+        }
+        self.waiting_bytes = held;
+        self.waiting.insert(turn, QueuedWaiter { waiter, bytes });
+        Ok(())
+    }
+
+    /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
+    pub fn remove_waiter(&mut self, turn: QueueTicket) -> Option<W> {
+        let left = self.waiting.remove(&turn)?;
+        self.waiting_bytes -= left.bytes;
+        Some(left.waiter)
+    }
+
+    /// Empties the queue, because no pod will ever have room. Returns all waiters.
+    pub fn drain_waiters(&mut self) -> Vec<W> {
+        self.waiting_bytes = 0;
+        std::mem::take(&mut self.waiting).into_values().map(|it| it.waiter).collect()
+    }
+
+    /// Applies a change of the RouteTable: the ready pods and their hard limit. With a limit the pods have no room
+    /// until [`set_free_slots`](Self::set_free_slots) assigns some. Returns the requests that are dispatched by the
+    /// change.
+    pub fn on_routes(
+        &mut self,
+        ready: impl IntoIterator<Item = PodEndpointKey>,
+        limit: u32,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
+        let ready: BTreeSet<PodEndpointKey> = ready.into_iter().collect();
+        self.limit = limit;
+        self.refusing_pods.retain(|pod| ready.contains(pod));
+        // Requests in flight survive the change: a pod that is ready again continues with the number it had.
+        for slot in std::mem::take(&mut self.open_pods) {
+            self.closed_pods.insert(slot.key, slot.in_flight);
+        }
+        for pod in ready.difference(&self.refusing_pods) {
+            let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
+            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0 });
+        }
+        self.closed_pods.retain(|_, in_flight| *in_flight > 0);
+        self.ready_pods = ready;
+        self.dispatch_waiting(chance)
+    }
+
+    /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
+    pub fn set_free_slots(
+        &mut self,
+        mut spare: impl FnMut(PodEndpointKey) -> u32,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
+        for slot in &mut self.open_pods {
+            slot.free_slots = spare(slot.key);
+        }
+        self.dispatch_waiting(chance)
+    }
+
+    /// With a hard limit: adds room for one request at `pod`. Returns the request dispatched by it, if any.
+    pub fn add_free_slot(
+        &mut self,
+        pod: PodEndpointKey,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
+        let Ok(at) = self.find_open(pod) else { return Vec::new() };
+        self.open_pods[at].free_slots += 1;
+        self.dispatch_waiting(chance)
+    }
+
+    /// Returns true if `pod` takes requests.
+    pub fn is_open(&self, pod: PodEndpointKey) -> bool {
+        self.find_open(pod).is_ok()
+    }
+
+    /// Pods that the RouteTable lists as ready, in the order of their keys.
+    pub fn ready_pods(&self) -> impl Iterator<Item = PodEndpointKey> {
+        self.ready_pods.iter().copied()
+    }
+
+    /// Requests in flight at one pod, also at one that takes no new requests.
+    pub fn in_flight_at(&self, pod: PodEndpointKey) -> u32 {
+        let open = self.find_open(pod).ok().map(|at| self.open_pods[at].in_flight);
+        open.or_else(|| self.closed_pods.get(&pod).copied()).unwrap_or(0)
+    }
+
+    /// Keys of the pods that take requests.
+    pub fn open_pods(&self) -> impl Iterator<Item = PodEndpointKey> {
+        self.open_pods.iter().map(|slot| slot.key)
+    }
+
+    /// Registers the end of a request at `pod`. Returns the requests dispatched by it.
+    pub fn on_request_done(
+        &mut self,
+        pod: PodEndpointKey,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
+        if let Ok(at) = self.find_open(pod) {
+            self.open_pods[at].in_flight -= 1;
+            return self.dispatch_waiting(chance);
+        }
+        if let Some(in_flight) = self.closed_pods.get_mut(&pod) {
+            *in_flight -= 1;
+            if *in_flight == 0 {
+                self.closed_pods.remove(&pod);
+            }
+        }
+        Vec::new()
+    }
+
+    /// Registers that `pod` refused a connection. It gets no request until [`on_pod_retry`](Self::on_pod_retry), or
+    /// until the RouteTable lists it again after it was not ready. Returns true if it took requests until now.
+    pub fn on_pod_refused(&mut self, pod: PodEndpointKey) -> bool {
+        let Ok(at) = self.find_open(pod) else { return false };
+        let slot = self.open_pods.remove(at);
+        if slot.in_flight > 0 {
+            self.closed_pods.insert(pod, slot.in_flight);
+        }
+        self.refusing_pods.insert(pod)
+    }
+
+    /// Returns true if a pod other than `pod` takes requests.
+    pub fn has_other_open(&self, pod: PodEndpointKey) -> bool {
+        self.open_pods.iter().any(|slot| slot.key != pod)
+    }
+
+    /// Lets a refusing pod take requests again. Returns the requests dispatched by it.
+    pub fn on_pod_retry(
+        &mut self,
+        pod: PodEndpointKey,
+        chance: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
+        if !self.refusing_pods.remove(&pod) {
+            return Vec::new();
+        }
+        let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
+        let at = self.find_open(pod).unwrap_or_else(|at| at);
+        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0 });
+        self.dispatch_waiting(chance)
+    }
+
+    /// Number of requests that wait.
+    pub fn waiting_count(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Number of requests in flight, over all pods.
+    pub fn in_flight(&self) -> u64 {
+        let open = self.open_pods.iter().map(|slot| slot.in_flight);
+        open.chain(self.closed_pods.values().copied()).map(u64::from).sum()
+    }
+
+    /// Number of requests that may wait now. Example: depth 10 000, two pods, containerConcurrency 4: 10 080.
+    fn max_waiting(&self) -> usize {
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        // Ready pods count even while they refuse, so that a short refusal does not fill the queue's bound.
+        let of_pods = self.ready_pods.len().saturating_mul(limit).saturating_mul(QUEUED_PER_SLOT);
+        self.bounds.max_requests.saturating_add(of_pods)
+    }
+
+    fn find_open(&self, pod: PodEndpointKey) -> Result<usize, usize> {
+        self.open_pods.binary_search_by(|slot| slot.key.cmp(&pod))
+    }
+
+    fn dispatch_waiting(&mut self, mut chance: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {
+        // One random value for each pick: with one value for all, every request of the batch would compare the same two
+        // pods.
+        let mut out = Vec::new();
+        while !self.waiting.is_empty() {
+            let Some(pod) = self.admit(chance()) else { break };
+            let (_, first) = self.waiting.pop_first().expect("not empty: checked by the loop");
+            self.waiting_bytes -= first.bytes;
+            out.push((first.waiter, pod));
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests;

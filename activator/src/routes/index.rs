@@ -1,0 +1,453 @@
+//! Shell: the RouteTable, indexed for look-ups by requests.
+//!
+//! Ten thousand services may be asleep here. Each name is stored once, in the object that it names, and the indexes
+//! hold only references to that object.
+
+use std::{
+    borrow::Borrow as _,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::{Duration, Instant},
+};
+
+use common::{
+    link::{RouteBatch, RouteChanges},
+    wire::{self, ConnectionPath, NamespacedName, RouteChange, RouteKey, RoutingPhase},
+};
+use tokio::sync::watch;
+
+use crate::{
+    revisions::{
+        revision::{ActivatorRevision, RevisionContext},
+        route_settings::{PodTable, PodTableEntry, RevisionRouteSettings},
+    },
+    routes::{
+        index_entries::{HostIndexEntry, NameIndexEntry},
+        service::{RoutedService, ServiceMatch, TrafficShare},
+    },
+    slots::peers::Peers,
+};
+
+/// Time for which requests wait for a revision that is not in the RouteTable. Another controller may know of it a
+/// little later, and a revision that is made again has the same name.
+const MISSING_REVISION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Indexes of the RouteTable by port, host and name. Shared by all connections; locks are held for single look-ups.
+#[derive(Debug)]
+pub struct RouteIndex {
+    revision_context: Arc<RevisionContext>,
+    state: RwLock<RouteIndexState>,
+    listing: watch::Sender<ActivatorListing>,
+}
+
+/// Presence of this activator in the RouteTable: while it is listed, connections are routed here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivatorListing {
+    /// It was never listed, so the table gives no information.
+    #[default]
+    NotListedYet,
+    /// It is listed now.
+    Listed,
+    /// It was listed, and is not any more.
+    Removed,
+}
+
+#[derive(Debug, Default)]
+struct RouteIndexState {
+    services: HashSet<NameIndexEntry<RoutedService>>,
+    by_port: HashMap<u16, Arc<RoutedService>>,
+    by_host: HashSet<HostIndexEntry>,
+    /// Services whose host belongs to another service too, by host.
+    shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
+    /// Revisions that are in the table or are referred to.
+    revisions: HashSet<NameIndexEntry<ActivatorRevision>>,
+    /// Revisions of these that are not in the table, not yet or not any more, with the time since when.
+    missing_since: BTreeMap<NamespacedName, Instant>,
+    /// Pods by revision; revisions without pods have no entry.
+    pods_by_revision: BTreeMap<NamespacedName, PodTable>,
+    /// Revision of each pod, by the pod's uid.
+    revision_by_pod: HashMap<String, NamespacedName>,
+    /// Addresses of the activators, by name.
+    activator_addresses: BTreeMap<String, Vec<IpAddr>>,
+}
+
+impl RouteIndex {
+    /// Creates empty indexes, by which nothing is routed.
+    pub fn new(settings: RevisionContext) -> Self {
+        let listing = watch::Sender::new(ActivatorListing::NotListedYet);
+        Self { revision_context: Arc::new(settings), state: RwLock::default(), listing }
+    }
+
+    /// View of the other activators, and the claims and grants for them.
+    pub fn peers(&self) -> &Arc<Peers> {
+        &self.revision_context.peers
+    }
+
+    /// Service behind a port of the activator.
+    pub fn service_by_port(&self, port: u16) -> Option<Arc<RoutedService>> {
+        self.read().by_port.get(&port).cloned()
+    }
+
+    /// Service behind a host, which is in lower case and without port.
+    pub fn match_host(&self, host: &str) -> Option<ServiceMatch> {
+        let index = self.read();
+        let HostIndexEntry { service, host_index: at } = index.by_host.get(host)?;
+        let domain = at.checked_sub(service.hosts.len());
+        Some(ServiceMatch { service: Arc::clone(service), domain_index: domain })
+    }
+
+    /// Service with this name.
+    pub fn service_by_name(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
+        self.read().services.get(name).map(|it| Arc::clone(&it.0))
+    }
+
+    /// Service of a revision's own name: all of its requests are for that revision.
+    pub fn service_for_revision(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
+        let index = self.read();
+        let revision = Arc::clone(&index.revisions.get(name)?.0);
+        // A revision that is only referred to is not in the table, not yet or not any more.
+        if index.missing_since.contains_key(name) {
+            return None;
+        }
+        Some(Arc::new(RoutedService {
+            name: name.clone(),
+            targets: Box::new([TrafficShare { revision, percent: 100 }]),
+            path: ConnectionPath::Activator,
+            path_since: Instant::now(),
+            port: 0,
+            hosts: Box::default(),
+            ingress: None,
+        }))
+    }
+
+    /// Presence of this activator in the table, with every change of it.
+    pub fn subscribe_listing(&self) -> watch::Receiver<ActivatorListing> {
+        self.listing.subscribe()
+    }
+
+    /// Revision with this name.
+    pub fn revision(&self, name: &NamespacedName) -> Option<Arc<ActivatorRevision>> {
+        self.read().revisions.get(name).map(|it| Arc::clone(&it.0))
+    }
+
+    /// Revision with this name, in the table or not: another activator may know of it earlier or longer.
+    pub fn get_or_create_revision(&self, name: &NamespacedName) -> Arc<ActivatorRevision> {
+        let known = self.revision(name);
+        known.unwrap_or_else(|| self.write().get_or_create_revision(name, &self.revision_context))
+    }
+
+    /// Updates the slots of all revisions, because the known activators have changed.
+    pub fn reconcile_all_slots(&self) {
+        self.revisions().iter().for_each(|revision| revision.on_peer_view());
+    }
+
+    /// All revisions that have pods.
+    pub fn revisions_with_pods(&self) -> Vec<Arc<ActivatorRevision>> {
+        let index = self.read();
+        let found = index.pods_by_revision.keys().filter_map(|name| index.revisions.get(name));
+        found.map(|it| Arc::clone(&it.0)).collect()
+    }
+
+    /// All revisions that are known.
+    pub fn revisions(&self) -> Vec<Arc<ActivatorRevision>> {
+        self.read().revisions.iter().map(|it| Arc::clone(&it.0)).collect()
+    }
+
+    /// Ports that should be open.
+    pub fn ports(&self) -> BTreeSet<u16> {
+        self.read().by_port.keys().copied().collect()
+    }
+
+    /// Number of services and number of pods.
+    pub fn service_and_pod_counts(&self) -> (usize, usize) {
+        let index = self.read();
+        (index.services.len(), index.revision_by_pod.len())
+    }
+
+    /// Drops revisions that are not in the table and not referred to, by any service or request.
+    pub fn drop_unreferenced_revisions(&self) {
+        if self.read().missing_since.is_empty() {
+            return;
+        }
+        for name in self.write().take_unreferenced_revisions() {
+            self.revision_context.usage_reporter.remove_revision(&name);
+        }
+    }
+
+    /// Fails requests that wait at a revision which, at `now`, was missing in the table for `MISSING_REVISION_TIMEOUT`:
+    /// it will have no pod.
+    pub fn fail_missing_revisions(&self, now: Instant) {
+        let index = self.read();
+        let long =
+            |since: Instant| now.saturating_duration_since(since) >= MISSING_REVISION_TIMEOUT;
+        let left = index.missing_since.iter().filter(|(_, since)| long(**since));
+        let found = left.filter_map(|(name, _)| index.revisions.get(name));
+        let left: Vec<_> = found.map(|it| Arc::clone(&it.0)).collect();
+        drop(index);
+        left.iter().for_each(|revision| revision.fail_waiters());
+    }
+
+    /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
+    /// Returns true if the set of ports to open has changed.
+    pub fn apply(&self, batch: RouteBatch) -> bool {
+        let (mut touched, mut other_ports, mut other_peers) = (BTreeSet::new(), false, false);
+        let mut index = self.write();
+        let mut changes = batch.changes;
+        // A snapshot has no entries for what is gone, so removals are derived from what is known here.
+        if batch.is_whole {
+            let gone = index.keys_missing_in(&changes);
+            changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
+        }
+        for change in changes.into_values() {
+            match change {
+                RouteChange::Service(it) => {
+                    other_ports |= index.set_service(it, &self.revision_context)
+                }
+                RouteChange::Revision(it) => {
+                    let terms = RevisionRouteSettings::new(&it);
+                    index.set_route_settings(&it.name, Some(terms), &self.revision_context);
+                    touched.insert(it.name);
+                }
+                RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
+                RouteChange::Removed(RouteKey::Service(name)) => {
+                    other_ports |= index.remove_service(&name).is_some();
+                }
+                RouteChange::Removed(RouteKey::Revision(name)) => {
+                    index.set_route_settings(&name, None, &self.revision_context);
+                    touched.insert(name);
+                }
+                RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
+                RouteChange::Activator(it) => {
+                    let before = index.activator_addresses.insert(it.name, it.addresses.clone());
+                    other_peers |= before != Some(it.addresses);
+                }
+                RouteChange::Removed(RouteKey::Activator(name)) => {
+                    other_peers |= index.activator_addresses.remove(&name).is_some();
+                }
+                RouteChange::Replicas(_)
+                | RouteChange::Settings(_)
+                | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
+                | RouteChange::Synced => {}
+            }
+        }
+        // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
+        // order.
+        if other_peers {
+            let all = index.activator_addresses.iter();
+            let all = all.map(|(name, addresses)| (name.as_str().into(), addresses.clone()));
+            let peers = &self.revision_context.peers;
+            other_peers = peers.set_listed(all);
+            self.set_listing(
+                index.activator_addresses.contains_key(peers.view().own_name.as_str()),
+            );
+        }
+        drop(index);
+        if other_peers {
+            self.reconcile_all_slots();
+        }
+        // Revisions dispatch requests, so they are updated without the lock, which a request's look-up needs.
+        touched.iter().for_each(|name| self.update_revision_pods(name));
+        self.drop_unreferenced_revisions();
+        other_ports
+    }
+
+    fn set_listing(&self, is_named: bool) {
+        self.listing.send_if_modified(|listed| {
+            let now = match (*listed, is_named) {
+                (_, true) => ActivatorListing::Listed,
+                (ActivatorListing::NotListedYet, false) => ActivatorListing::NotListedYet,
+                (ActivatorListing::Listed | ActivatorListing::Removed, false) => {
+                    ActivatorListing::Removed
+                }
+            };
+            std::mem::replace(listed, now) != now
+        });
+    }
+
+    fn update_revision_pods(&self, name: &NamespacedName) {
+        let index = self.read();
+        let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
+        // A revision that is not in the table has no pods, whatever the table's pods state.
+        let pods = index
+            .pods_by_revision
+            .get(name)
+            .filter(|_| !index.missing_since.contains_key(name))
+            .cloned();
+        drop(index);
+        revision.set_pods(&pods.unwrap_or_default());
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, RouteIndexState> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn first_host_by_service_name(all: &[HostIndexEntry]) -> Option<usize> {
+    (0..all.len()).min_by_key(|at| &all[*at].service.name)
+}
+
+impl RouteIndexState {
+    /// Adds or replaces a service. Returns true if its port has changed.
+    fn set_service(&mut self, told: wire::ServiceEntry, settings: &Arc<RevisionContext>) -> bool {
+        // Clients are asked to reconnect one after the other from this time on, so only a change of the path begins it
+        // again.
+        let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == told.connection_path;
+        let since = self.services.get(&told.name).filter(same_path).map(|it| it.0.path_since);
+        let port_before = self.remove_service(&told.name);
+        let targets = told.targets.into_iter().map(|target| TrafficShare {
+            revision: self.get_or_create_revision(&target.revision, settings),
+            percent: target.percent,
+        });
+        let service = Arc::new(RoutedService {
+            targets: targets.collect(),
+            name: told.name,
+            path: told.connection_path,
+            path_since: since.unwrap_or_else(Instant::now),
+            port: told.activator_port.get(),
+            hosts: told.hosts.into_iter().map(Into::into).collect(),
+            ingress: told.gateway_rules,
+        });
+        // The entries of the service's former state are gone, so that only those of other services can be in the way.
+        self.by_port.insert(service.port, Arc::clone(&service));
+        for at in 0..service.hosts.len() + service.domains().len() {
+            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index: at });
+        }
+        let port = service.port;
+        self.services.insert(NameIndexEntry(service));
+        port_before != Some(port)
+    }
+
+    /// Removes a service. Returns the port that it had.
+    fn remove_service(&mut self, name: &NamespacedName) -> Option<u16> {
+        let NameIndexEntry(old) = self.services.take(name)?;
+        // Another service may have got the port or the host in the same batch.
+        if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
+            self.by_port.remove(&old.port);
+        }
+        for host in (0..).map_while(|at| old.nth_host(at)) {
+            self.remove_host(host, &old);
+        }
+        Some(old.port)
+    }
+
+    /// Adds a host. The controller lists each host once. Should a table list one twice, the service that is first by
+    /// name has it. That is the same at every activator, in any order of the entries.
+    fn add_host(&mut self, new: HostIndexEntry) {
+        let host: &str = new.borrow();
+        let lost = match self.by_host.get(host) {
+            Some(have) if have.service.name < new.service.name => new,
+            Some(_) | None => match self.by_host.replace(new) {
+                Some(before) => before,
+                None => return,
+            },
+        };
+        let host: &str = lost.borrow();
+        self.shadowed_hosts.entry(host.into()).or_default().push(lost);
+    }
+
+    fn remove_host(&mut self, host: &str, of: &Arc<RoutedService>) {
+        let is_its = |it: &HostIndexEntry| Arc::ptr_eq(&it.service, of);
+        if self.by_host.get(host).is_some_and(is_its) {
+            self.by_host.remove(host);
+        }
+        let Some(mut waiting) = self.shadowed_hosts.remove(host) else { return };
+        waiting.retain(|it| !is_its(it));
+        if let (None, Some(first)) = (self.by_host.get(host), first_host_by_service_name(&waiting))
+        {
+            self.by_host.insert(waiting.swap_remove(first));
+        }
+        if !waiting.is_empty() {
+            self.shadowed_hosts.insert(host.into(), waiting);
+        }
+    }
+
+    /// Revision with this name, created if necessary, also if it is not in the table.
+    fn get_or_create_revision(
+        &mut self,
+        name: &NamespacedName,
+        settings: &Arc<RevisionContext>,
+    ) -> Arc<ActivatorRevision> {
+        if let Some(known) = self.revisions.get(name) {
+            return Arc::clone(&known.0);
+        }
+        let revision = Arc::new(ActivatorRevision::new(name.clone(), Arc::clone(settings)));
+        self.missing_since.insert(name.clone(), Instant::now());
+        self.revisions.insert(NameIndexEntry(Arc::clone(&revision)));
+        revision
+    }
+
+    /// Sets a revision's settings. Requests that wait at a revision that leaves the table stay for a while, in case it
+    /// returns.
+    fn set_route_settings(
+        &mut self,
+        name: &NamespacedName,
+        terms: Option<RevisionRouteSettings>,
+        settings: &Arc<RevisionContext>,
+    ) {
+        if terms.is_some() {
+            self.get_or_create_revision(name, settings).set_route_settings(terms);
+            self.missing_since.remove(name);
+        } else if let Some(known) = self.revisions.get(name) {
+            known.0.set_route_settings(None);
+            self.missing_since.entry(name.clone()).or_insert_with(Instant::now);
+        }
+    }
+
+    /// Drops revisions that are not referred to. Returns their names.
+    fn take_unreferenced_revisions(&mut self) -> Vec<NamespacedName> {
+        // References are copied from this index or from another reference. If the index has the only one, no other can
+        // arise while the index is locked.
+        let is_left = |name: &&NamespacedName| {
+            let known = self.revisions.get(*name);
+            known.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
+        };
+        let left: Vec<NamespacedName> =
+            self.missing_since.keys().filter(is_left).cloned().collect();
+        for name in &left {
+            self.revisions.remove(name);
+            self.missing_since.remove(name);
+        }
+        left
+    }
+
+    /// Adds or replaces a pod. Returns the revisions whose pods have changed.
+    fn set_pod(&mut self, told: wire::PodEntry) -> Vec<NamespacedName> {
+        let mut touched: Vec<NamespacedName> = self.remove_pod(&told.uid).into_iter().collect();
+        let is_ready = told.phase == RoutingPhase::Ready;
+        let pod = PodTableEntry { address: told.address, is_ready, name: told.name.into() };
+        self.pods_by_revision
+            .entry(told.revision.clone())
+            .or_default()
+            .insert(told.uid.clone(), pod);
+        self.revision_by_pod.insert(told.uid, told.revision.clone());
+        touched.push(told.revision);
+        touched
+    }
+
+    /// Removes a pod. Returns the revision that it had.
+    fn remove_pod(&mut self, uid: &str) -> Option<NamespacedName> {
+        let revision = self.revision_by_pod.remove(uid)?;
+        if let Some(pods) = self.pods_by_revision.get_mut(&revision) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.pods_by_revision.remove(&revision);
+            }
+        }
+        Some(revision)
+    }
+
+    /// Subjects that are missing in a snapshot.
+    fn keys_missing_in(&self, named: &RouteChanges) -> Vec<RouteKey> {
+        let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
+        let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
+        let pods = self.revision_by_pod.keys().cloned().map(RouteKey::Pod);
+        let activators = self.activator_addresses.keys().cloned().map(RouteKey::Activator);
+        let all = services.chain(revisions).chain(pods).chain(activators);
+        all.filter(|key| !named.contains_key(key)).collect()
+    }
+}

@@ -1,0 +1,78 @@
+//! Shell: a service of the RouteTable, and the match of a request to it.
+
+use std::{sync::Arc, time::Instant};
+
+use common::wire::{ConnectionPath, GatewayRules, MappedDomain, NamespacedName, TagRouting};
+
+use crate::revisions::revision::ActivatorRevision;
+
+/// One addressable name: a service, for requests.
+#[derive(Debug)]
+pub struct RoutedService {
+    /// Namespace and name of the service.
+    pub name: NamespacedName,
+    /// Revisions with their shares of traffic. Empty: there is nothing to route to yet.
+    pub targets: Box<[TrafficShare]>,
+    /// Path of new connections inside the cluster: directly to pods, or by activators.
+    pub path: ConnectionPath,
+    /// Start of the time in which it has its present path.
+    pub path_since: Instant,
+    pub(crate) port: u16,
+    pub(crate) hosts: Box<[Box<str>]>,
+    pub(crate) ingress: Option<Box<GatewayRules>>,
+}
+
+/// Service, with the DomainMapping by which it was found.
+#[derive(Debug)]
+pub struct ServiceMatch {
+    /// Service that was found by its host or port.
+    pub service: Arc<RoutedService>,
+    pub(crate) domain_index: Option<usize>,
+}
+
+impl ServiceMatch {
+    /// DomainMapping that has the host; `None`: the service was found by its port, its name or a host of its own.
+    pub fn domain(&self) -> Option<&MappedDomain> {
+        self.service.domains().get(self.domain_index?)
+    }
+
+    /// Returns true if http from outside is redirected to https.
+    pub fn redirects_to_https(&self) -> bool {
+        match self.domain() {
+            Some(domain) => domain.redirects_to_https,
+            None => self.service.ingress.as_ref().is_some_and(|it| it.redirects_to_https),
+        }
+    }
+}
+
+impl From<Arc<RoutedService>> for ServiceMatch {
+    fn from(service: Arc<RoutedService>) -> Self {
+        Self { service, domain_index: None }
+    }
+}
+
+impl RoutedService {
+    /// Meaning of tags for the service's requests: a choice of tags, or the tag that it is itself.
+    pub fn tags(&self) -> Option<&TagRouting> {
+        self.ingress.as_ref()?.tag_routing.as_ref()
+    }
+
+    pub(crate) fn domains(&self) -> &[MappedDomain] {
+        self.ingress.as_ref().map_or(&[], |it| &it.mapped_domains)
+    }
+
+    /// Host number `at` among all that reach it from outside: its own, then those of its DomainMappings.
+    pub(crate) fn nth_host(&self, at: usize) -> Option<&str> {
+        let own = self.hosts.get(at).map(AsRef::as_ref);
+        own.or_else(|| Some(self.domains().get(at - self.hosts.len())?.host.as_str()))
+    }
+}
+
+/// Share of one revision in the traffic of a service.
+#[derive(Debug)]
+pub struct TrafficShare {
+    /// Revision, which may be missing in the RouteTable.
+    pub revision: Arc<ActivatorRevision>,
+    /// Share of the requests in percent.
+    pub percent: u8,
+}

@@ -1,0 +1,214 @@
+//! Shell: the other activators as this one sees them, and the claims and grants that they are to get.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use common::{
+    outbox::Outbox,
+    wire::{NamespacedName, SlotClaim, SlotGrant},
+};
+use tokio::sync::watch;
+
+use crate::slots::{
+    peer_view::{ActivatorName, PeerView, without_ended},
+    revision_slots::SlotMessages,
+};
+
+/// Time after which an activator that is not listed and has no stream is taken to be gone. It is long enough to open a
+/// broken stream again, and to notice a dead connection.
+const PEER_GONE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time after which an activator that refuses connections has ended: by then no older table is in force anywhere.
+const PEER_REFUSED_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time after its first table for which an activator is new, by the same rule as [`PEER_REFUSED_TIMEOUT`].
+const NEW_ACTIVATOR_PERIOD: Duration = PEER_REFUSED_TIMEOUT;
+
+/// Other activators as this one sees them, and the outboxes for their claims and grants.
+#[derive(Debug)]
+pub struct Peers {
+    view: RwLock<Arc<PeerView>>,
+    known_peers: Mutex<KnownPeers>,
+    outboxes: Mutex<PeerOutboxes>,
+    /// Addresses of the other activators that the RouteTable lists.
+    pub(crate) dial_targets: watch::Sender<BTreeMap<ActivatorName, SocketAddr>>,
+    /// Port of the streams between activators, the same at each; `None`: there are no such streams.
+    pub(crate) peer_port: Option<NonZeroU16>,
+    /// Addresses of this activator.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct KnownPeers {
+    /// Time at which the first table came; `None`: none has come.
+    first_table_at: Option<Instant>,
+    /// Activators that the RouteTable lists, with their addresses.
+    listed: BTreeMap<ActivatorName, Vec<IpAddr>>,
+    /// Holders with an open stream to this activator.
+    pub(crate) connected: BTreeSet<ActivatorName>,
+    /// Activators that are neither listed nor connected any more, with the time since when.
+    pub(crate) left_since: BTreeMap<ActivatorName, Instant>,
+    /// Activators that have announced their end, or have refused connections for a while.
+    pub(crate) ended: BTreeSet<ActivatorName>,
+    /// Activators that refuse connections, with the time since when.
+    refused_since: BTreeMap<ActivatorName, Instant>,
+}
+
+impl KnownPeers {
+    /// Registers that no process listens at the activator's address. If that lasts, the activator has ended: none of
+    /// its requests goes on. An open stream of it disproves that.
+    pub(crate) fn on_refused(&mut self, peer: &ActivatorName) {
+        let since = *self.refused_since.entry(peer.clone()).or_insert_with(Instant::now);
+        if since.elapsed() >= PEER_REFUSED_TIMEOUT && !self.connected.contains(peer) {
+            self.ended.insert(peer.clone());
+        }
+    }
+
+    /// Registers a sign of life of an activator.
+    pub(crate) fn on_alive(&mut self, peer: &ActivatorName) {
+        self.ended.remove(peer);
+        self.refused_since.remove(peer);
+    }
+}
+
+#[derive(Debug, Default)]
+struct PeerOutboxes {
+    /// Claims of this activator, by owner.
+    claims: HashMap<ActivatorName, Outbox<NamespacedName, SlotClaim>>,
+    /// Grants of this activator, by holder.
+    grants: HashMap<ActivatorName, Outbox<NamespacedName, SlotGrant>>,
+    /// Number of each holder's latest stream: only messages of that one count.
+    stream_numbers: HashMap<ActivatorName, Arc<Mutex<u64>>>,
+}
+
+impl Peers {
+    /// Creates the state of an activator that has met no other one. Without a port it never meets any.
+    pub fn new(own: &str, peer_port: Option<NonZeroU16>, addresses: Vec<IpAddr>) -> Self {
+        let view = Arc::new(PeerView {
+            own_name: own.into(),
+            is_new_activator: peer_port.is_some(),
+            ..PeerView::default()
+        });
+        Self {
+            view: RwLock::new(view),
+            known_peers: Mutex::default(),
+            outboxes: Mutex::default(),
+            dial_targets: watch::Sender::default(),
+            peer_port,
+            addresses,
+        }
+    }
+
+    /// Activators as this one sees them now.
+    pub fn view(&self) -> Arc<PeerView> {
+        Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Applies the activators of the RouteTable, with their addresses. Returns true if the view has changed.
+    pub fn set_listed(&self, all: impl IntoIterator<Item = (ActivatorName, Vec<IpAddr>)>) -> bool {
+        // Without a port there are no streams: the activator stays alone in its view.
+        let Some(port) = self.peer_port else { return false };
+        let listed: BTreeMap<_, _> = all.into_iter().collect();
+        let others = listed.iter().filter(|(peer, _)| **peer != self.view().own_name);
+        let dial = |(peer, addresses): (&ActivatorName, &Vec<IpAddr>)| {
+            Some((peer.clone(), SocketAddr::new(self.reachable_address(addresses)?, port.get())))
+        };
+        let dials: BTreeMap<_, _> = others.filter_map(dial).collect();
+        // An activator that is no longer listed may still have requests at pods, and so is known for a while.
+        let is_other = self.update_view(|known| {
+            known.first_table_at.get_or_insert_with(Instant::now);
+            let before = std::mem::replace(&mut known.listed, listed);
+            known.left_since.extend(before.into_keys().map(|peer| (peer, Instant::now())));
+        });
+        self.dial_targets.send_if_modified(|now| {
+            let differs = *now != dials;
+            *now = dials;
+            differs
+        });
+        is_other
+    }
+
+    /// Address of another activator in an IP family that this one has too; otherwise its first address.
+    fn reachable_address(&self, all: &[IpAddr]) -> Option<IpAddr> {
+        let ours = |it: &&IpAddr| self.addresses.iter().any(|own| own.is_ipv4() == it.is_ipv4());
+        all.iter().find(ours).or_else(|| all.first()).copied()
+    }
+
+    /// Applies `change` and computes the view again. Returns true if the view has changed.
+    pub(crate) fn update_view(&self, change: impl FnOnce(&mut KnownPeers)) -> bool {
+        let mut known = self.known_peers.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut known);
+        let KnownPeers {
+            first_table_at: first,
+            listed,
+            connected: streams,
+            left_since: left,
+            ended,
+            refused_since: refused,
+        } = &mut *known;
+        let is_new = first.is_none_or(|it| it.elapsed() < NEW_ACTIVATOR_PERIOD);
+        left.retain(|peer, since| {
+            let is_back = listed.contains_key(peer) || streams.contains(peer);
+            !is_back && since.elapsed() < PEER_GONE_TIMEOUT && !ended.contains(peer)
+        });
+        // Only listed activators are remembered as ended: others are not in the view anyway.
+        ended.retain(|peer| listed.contains_key(peer));
+        refused.retain(|peer, _| listed.contains_key(peer));
+        // The view is replaced while `known_peers` is locked, so that no older view overwrites a newer one.
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        let listed = without_ended(&listed.keys().cloned().collect(), ended);
+        let others = listed.iter().chain(&*streams).chain(left.keys());
+        let others = others.filter(|peer| **peer != view.own_name && !ended.contains(*peer));
+        let known = others.cloned().collect();
+        let (own, connected) = (view.own_name.clone(), streams.clone());
+        let next =
+            PeerView { own_name: own, listed, alive: known, connected, is_new_activator: is_new };
+        let is_other = **view != next;
+        if is_other {
+            *view = Arc::new(next);
+        }
+        is_other
+    }
+
+    /// Puts the claims and grants of a revision into the outboxes of their receivers.
+    pub fn publish(&self, revision: &NamespacedName, said: SlotMessages) {
+        if said == SlotMessages::default() {
+            return;
+        }
+        // The outboxes keep the latest state of each revision, so that a slow stream costs no more memory than that.
+        let mut boxes = self.lock_outboxes();
+        for (peer, claim) in said.claims {
+            let outbox = boxes.claims.entry(peer).or_default();
+            match claim {
+                Some(claim) => outbox.set(revision.clone(), claim),
+                None => outbox.remove(revision),
+            }
+        }
+        for (peer, grant) in said.grants {
+            let outbox = boxes.grants.entry(peer).or_default();
+            match grant {
+                Some(grant) => outbox.set(revision.clone(), grant),
+                None => outbox.remove(revision),
+            }
+        }
+    }
+
+    fn lock_outboxes(&self) -> MutexGuard<'_, PeerOutboxes> {
+        self.outboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn claims_outbox(&self, to: &ActivatorName) -> Outbox<NamespacedName, SlotClaim> {
+        self.lock_outboxes().claims.entry(to.clone()).or_default().clone()
+    }
+
+    pub(crate) fn grants_outbox(&self, to: &ActivatorName) -> Outbox<NamespacedName, SlotGrant> {
+        self.lock_outboxes().grants.entry(to.clone()).or_default().clone()
+    }
+
+    pub(crate) fn stream_number(&self, of: &ActivatorName) -> Arc<Mutex<u64>> {
+        Arc::clone(self.lock_outboxes().stream_numbers.entry(of.clone()).or_default())
+    }
+}

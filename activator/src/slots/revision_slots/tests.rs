@@ -1,0 +1,629 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::slots::peer_view::without_ended;
+
+const PODS: [&str; 3] = ["p", "q", "r"];
+
+fn revision() -> NamespacedName {
+    NamespacedName::new("default", "hello-1")
+}
+
+/// RouteTable of a controller: the listed activators and the ready pods.
+#[derive(Clone, Debug, Default)]
+struct SimSlotRouteTable {
+    listed: BTreeSet<ActivatorName>,
+    ready: BTreeSet<SmolStr>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum SimSlotMessage {
+    Claim(Option<SlotClaim>),
+    Grant(Option<SlotGrant>),
+}
+
+/// Simulated activator with its state of the slots.
+#[derive(Debug)]
+struct SimActivator {
+    slots: RevisionSlots,
+    /// Version of the table that it follows.
+    version: usize,
+    /// Version of the first table that it followed, while an older one may still be in force elsewhere.
+    first_table_version: Option<usize>,
+    /// Activators that it has met.
+    met_peers: BTreeSet<ActivatorName>,
+    /// Activators that refused its connections last.
+    refused_peers: BTreeSet<ActivatorName>,
+    waiting: u32,
+    /// Pods of its requests in flight.
+    in_flight: Vec<SmolStr>,
+    /// Pods that refuse its requests.
+    refusing_pods: BTreeSet<SmolStr>,
+}
+
+#[derive(Debug, Default)]
+struct SimSlotCluster {
+    limit: u32,
+    tables: Vec<SimSlotRouteTable>,
+    activators: BTreeMap<ActivatorName, SimActivator>,
+    claims: BTreeMap<(ActivatorName, ActivatorName), SlotClaim>,
+    grants: BTreeMap<(ActivatorName, ActivatorName), SlotGrant>,
+    /// Messages on their way to the owner and to the holder, by holder and owner.
+    links: BTreeMap<(ActivatorName, ActivatorName), [VecDeque<SimSlotMessage>; 2]>,
+    epochs: u64,
+    started: usize,
+}
+
+#[derive(Clone, Debug)]
+enum SimSlotClusterOp {
+    Request(usize),
+    Leave(usize),
+    Done(usize, usize),
+    Refuse(usize, usize),
+    Retry(usize),
+    Pod(usize),
+    List(usize),
+    Unlist(usize),
+    Start,
+    End(usize),
+    Crash(usize),
+    /// An activator crashes, and another process takes its name and address.
+    Restart(usize),
+    /// An activator has followed tables for so long that no table from before its first one is in force.
+    Age(usize),
+    /// An activator dials all others. Where no process is, it is refused for so long that no older table is in force.
+    Dial(usize),
+    Expire,
+    Advance(usize),
+    Deliver(usize),
+    Repeat(usize),
+    Skip(usize),
+    Break(usize),
+}
+
+fn ops() -> impl Strategy<Value = Vec<SimSlotClusterOp>> {
+    let at = any::<usize>;
+    let op = prop_oneof![
+        8 => at().prop_map(SimSlotClusterOp::Request),
+        1 => at().prop_map(SimSlotClusterOp::Leave),
+        6 => (at(), at()).prop_map(|(node, request)| SimSlotClusterOp::Done(node, request)),
+        1 => (at(), at()).prop_map(|(node, pod)| SimSlotClusterOp::Refuse(node, pod)),
+        1 => at().prop_map(SimSlotClusterOp::Retry),
+        2 => at().prop_map(SimSlotClusterOp::Pod),
+        2 => at().prop_map(SimSlotClusterOp::List),
+        2 => at().prop_map(SimSlotClusterOp::Unlist),
+        1 => Just(SimSlotClusterOp::Start),
+        1 => at().prop_map(SimSlotClusterOp::End),
+        1 => at().prop_map(SimSlotClusterOp::Crash),
+        1 => at().prop_map(SimSlotClusterOp::Restart),
+        2 => at().prop_map(SimSlotClusterOp::Age),
+        1 => at().prop_map(SimSlotClusterOp::Dial),
+        1 => Just(SimSlotClusterOp::Expire),
+        8 => at().prop_map(SimSlotClusterOp::Advance),
+        24 => at().prop_map(SimSlotClusterOp::Deliver),
+        2 => at().prop_map(SimSlotClusterOp::Repeat),
+        2 => at().prop_map(SimSlotClusterOp::Skip),
+        1 => at().prop_map(SimSlotClusterOp::Break),
+    ];
+    proptest::collection::vec(op, 0..400)
+}
+
+fn pick_nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> {
+    let all: Vec<T> = all.into_iter().collect();
+    (!all.is_empty()).then(|| all[at % all.len()].clone())
+}
+
+impl SimSlotCluster {
+    fn new(limit: u32, nodes: usize, pods: usize) -> Self {
+        let mut world = Self { limit, ..Self::default() };
+        let ready = PODS[..pods].iter().map(|pod| SmolStr::from(*pod)).collect();
+        let listed = (0..nodes).map(|at| SmolStr::from(format!("a{at}"))).collect();
+        world.tables.push(SimSlotRouteTable { listed, ready });
+        (0..nodes).for_each(|_| world.start());
+        world.names().iter().for_each(|name| world.mark_old(name));
+        world
+    }
+
+    fn table(&self) -> SimSlotRouteTable {
+        self.tables.last().expect("the first is never taken away").clone()
+    }
+
+    fn names(&self) -> Vec<ActivatorName> {
+        self.activators.keys().cloned().collect()
+    }
+
+    fn start(&mut self) {
+        let name = SmolStr::from(format!("a{}", self.started));
+        self.started += 1;
+        self.start_as(name);
+    }
+
+    fn start_as(&mut self, name: ActivatorName) {
+        let view = Arc::new(PeerView { own_name: name.clone(), ..PeerView::default() });
+        let node = SimActivator {
+            slots: RevisionSlots::new(revision(), view),
+            version: self.tables.len() - 1,
+            first_table_version: Some(self.tables.len() - 1),
+            met_peers: BTreeSet::new(),
+            refused_peers: BTreeSet::new(),
+            waiting: 0,
+            in_flight: Vec::new(),
+            refusing_pods: BTreeSet::new(),
+        };
+        self.activators.insert(name.clone(), node);
+        self.read_table(&name);
+    }
+
+    /// Makes a node read its table.
+    fn read_table(&mut self, name: &ActivatorName) {
+        let node = self.activators.get_mut(name).expect("lives");
+        let SimSlotRouteTable { listed, ready } = self.tables[node.version].clone();
+        node.met_peers.extend(listed.iter().filter(|it| *it != name).cloned());
+        node.refusing_pods.retain(|pod| ready.contains(pod));
+        node.slots.on_routes(self.limit, ready);
+        let unlisted: Vec<_> = self
+            .links
+            .keys()
+            .filter(|(from, to)| from == name && !listed.contains(to))
+            .cloned()
+            .collect();
+        for key in unlisted {
+            self.disconnect(&key);
+            self.activators.get_mut(name).expect("lives").slots.on_grant(&key.1, None);
+        }
+        self.connect();
+        self.reconcile(name);
+    }
+
+    /// Connects every node to all others that its table lists.
+    fn connect(&mut self) {
+        for from in self.names() {
+            let listed = self.tables[self.activators[&from].version].listed.clone();
+            for to in listed {
+                let key = (from.clone(), to.clone());
+                if from == to || self.links.contains_key(&key) || !self.activators.contains_key(&to)
+                {
+                    continue;
+                }
+                let claim =
+                    self.claims.get(&key).cloned().map(|it| SimSlotMessage::Claim(Some(it)));
+                let back = (to.clone(), from.clone());
+                let grant = SimSlotMessage::Grant(self.grants.get(&back).cloned());
+                self.links.insert(key, [claim.into_iter().collect(), [grant].into()]);
+                self.activators.get_mut(&from).expect("lives").refused_peers.remove(&to);
+                let node = self.activators.get_mut(&to).expect("lives");
+                node.met_peers.insert(from.clone());
+                node.refused_peers.remove(&from);
+                node.slots.on_holder_stream(&from);
+                self.reconcile(&to);
+            }
+        }
+    }
+
+    fn mark_old(&mut self, name: &ActivatorName) {
+        let oldest = self.activators.values().map(|node| node.version).min();
+        let node = self.activators.get_mut(name).expect("lives");
+        if node.first_table_version <= oldest {
+            node.first_table_version = None;
+            self.reconcile(name);
+        }
+    }
+
+    fn dial(&mut self, name: &ActivatorName) {
+        let listed = &self.tables[self.activators[name].version].listed;
+        let gone = listed.iter().filter(|it| !self.activators.contains_key(*it));
+        let gone: Vec<_> = gone.cloned().collect();
+        let node = self.activators.get_mut(name).expect("lives");
+        gone.iter().for_each(|it| node.slots.on_grant(it, None));
+        node.refused_peers.extend(gone);
+        self.reconcile(name);
+    }
+
+    fn disconnect(&mut self, key: &(ActivatorName, ActivatorName)) {
+        self.links.remove(key);
+        if let Some(node) = self.activators.get_mut(&key.1) {
+            node.slots.on_holder_stream(&key.0);
+            self.reconcile(&key.1);
+        }
+    }
+
+    /// Runs a node's reaction to any event.
+    fn reconcile(&mut self, name: &ActivatorName) {
+        let listed = &self.tables[self.activators[name].version].listed;
+        let node = self.activators.get_mut(name).expect("lives");
+        let listed = without_ended(listed, &node.refused_peers);
+        let known = node.met_peers.difference(&node.refused_peers).cloned().collect();
+        let from = self.links.keys().filter(|(_, to)| to == name).map(|(from, _)| from);
+        let connected = from.cloned().collect();
+        let is_new = node.first_table_version.is_some();
+        let view = PeerView {
+            own_name: name.clone(),
+            listed,
+            alive: known,
+            connected,
+            is_new_activator: is_new,
+        };
+        node.slots.on_peer_view(Arc::new(view));
+        loop {
+            let open: BTreeSet<_> =
+                node.slots.ready_pods.difference(&node.refusing_pods).cloned().collect();
+            node.slots.on_queue(node.waiting, open.clone());
+            self.epochs += 2;
+            let epoch = self.epochs;
+            node.slots.reconcile(|| epoch);
+            let mut went = false;
+            for pod in &open {
+                while node.waiting > 0 && node.slots.free_slots(pod) > 0 {
+                    node.slots.on_dispatched(pod);
+                    node.in_flight.push(pod.clone());
+                    node.waiting -= 1;
+                    went = true;
+                }
+            }
+            if !went {
+                break;
+            }
+        }
+        let messages = node.slots.take_messages();
+        self.send_messages(name, messages);
+    }
+
+    /// Puts a node's messages on their links, if they differ from those sent before.
+    fn send_messages(&mut self, name: &ActivatorName, messages: SlotMessages) {
+        let SlotMessages { claims, grants } = messages;
+        for (to, claim) in claims {
+            let key = (name.clone(), to);
+            if self.claims.get(&key) == claim.as_ref() {
+                continue;
+            }
+            match claim.clone() {
+                Some(claim) => drop(self.claims.insert(key.clone(), claim)),
+                None => drop(self.claims.remove(&key)),
+            }
+            if let Some([there, _]) = self.links.get_mut(&key) {
+                there.push_back(SimSlotMessage::Claim(claim));
+            }
+        }
+        for (to, grant) in grants {
+            let key = (name.clone(), to.clone());
+            if self.grants.get(&key) == grant.as_ref() {
+                continue;
+            }
+            match grant.clone() {
+                Some(grant) => drop(self.grants.insert(key, grant)),
+                None => drop(self.grants.remove(&key)),
+            }
+            if let Some([_, back]) = self.links.get_mut(&(to, name.clone())) {
+                back.push_back(SimSlotMessage::Grant(grant));
+            }
+        }
+    }
+
+    fn deliver(&mut self, key: &(ActivatorName, ActivatorName), way: usize, again: bool) {
+        let Some(link) = self.links.get_mut(key) else { return };
+        let front = link[way].front().cloned();
+        if !again {
+            link[way].pop_front();
+        }
+        let (holder, owner) = key.clone();
+        match front {
+            Some(SimSlotMessage::Claim(claim)) => {
+                let node = self.activators.get_mut(&owner).expect("lives");
+                node.slots.on_claim(&holder, claim);
+                self.reconcile(&owner);
+            }
+            Some(SimSlotMessage::Grant(grant)) => {
+                let node = self.activators.get_mut(&holder).expect("lives");
+                node.slots.on_grant(&owner, grant);
+                self.reconcile(&holder);
+            }
+            None => {}
+        }
+    }
+
+    fn pending_messages(&self) -> Vec<((ActivatorName, ActivatorName), usize)> {
+        let ways =
+            |(key, link): (&(ActivatorName, ActivatorName), &[VecDeque<SimSlotMessage>; 2])| {
+                let full = (0..2).filter(|way| !link[*way].is_empty());
+                full.map(|way| (key.clone(), way)).collect::<Vec<_>>()
+            };
+        self.links.iter().flat_map(ways).collect()
+    }
+
+    /// Delivers all messages. Returns true if there are none left.
+    fn deliver_all(&mut self) -> bool {
+        for _ in 0..20_000 {
+            match self.pending_messages().first().cloned() {
+                Some((key, way)) => self.deliver(&key, way, false),
+                None => return true,
+            }
+        }
+        false
+    }
+
+    fn stop(&mut self, name: &ActivatorName) {
+        self.activators.remove(name);
+        let keys: Vec<_> = self.links.keys().cloned().collect();
+        for key in keys.into_iter().filter(|(from, to)| from == name || to == name) {
+            self.disconnect(&key);
+        }
+        self.claims.retain(|(from, _), _| from != name);
+        self.grants.retain(|(from, _), _| from != name);
+    }
+
+    /// Lets the time pass after which an activator that is neither listed nor there counts as gone.
+    fn drop_unused_tables(&mut self) {
+        self.deliver_all();
+        let live = self.names();
+        for name in &live {
+            let listed = self.tables[self.activators[name].version].listed.clone();
+            let node = self.activators.get_mut(name).expect("lives");
+            node.met_peers.retain(|it| live.contains(it) || listed.contains(it));
+            self.reconcile(name);
+        }
+    }
+
+    /// Advances nodes until none is more than two tables behind.
+    fn advance_all(&mut self) {
+        let oldest = self.tables.len().saturating_sub(3);
+        for name in self.names() {
+            while self.activators[&name].version < oldest {
+                self.advance(&name);
+            }
+        }
+    }
+
+    fn advance(&mut self, name: &ActivatorName) {
+        let last = self.tables.len() - 1;
+        let node = self.activators.get_mut(name).expect("lives");
+        if node.version < last {
+            node.version += 1;
+            self.read_table(name);
+        }
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut SimSlotRouteTable)) {
+        let mut table = self.table();
+        change(&mut table);
+        self.tables.push(table);
+        self.advance_all();
+    }
+
+    fn pick(&self, at: usize) -> Option<ActivatorName> {
+        pick_nth(self.names(), at)
+    }
+
+    fn run(&mut self, op: SimSlotClusterOp) {
+        match op {
+            SimSlotClusterOp::Request(at) => self.at_one(at, |node| node.waiting += 1),
+            SimSlotClusterOp::Leave(at) => {
+                self.at_one(at, |node| node.waiting = node.waiting.saturating_sub(1))
+            }
+            SimSlotClusterOp::Done(at, request) => self.at_one(at, |node| {
+                if let Some(at) = pick_nth(0..node.in_flight.len(), request) {
+                    let pod = node.in_flight.swap_remove(at);
+                    node.slots.on_request_done(&pod);
+                }
+            }),
+            SimSlotClusterOp::Refuse(at, pod) => {
+                self.at_one(at, |node| {
+                    node.refusing_pods.extend(pick_nth(node.slots.ready_pods.clone(), pod))
+                });
+            }
+            SimSlotClusterOp::Retry(at) => self.at_one(at, |node| node.refusing_pods.clear()),
+            SimSlotClusterOp::Pod(at) => self.change(|table| {
+                let pod = SmolStr::from(PODS[at % PODS.len()]);
+                if !table.ready.remove(&pod) {
+                    table.ready.insert(pod);
+                }
+            }),
+            SimSlotClusterOp::List(at) => {
+                let one = self.pick(at);
+                self.change(|table| table.listed.extend(one));
+            }
+            SimSlotClusterOp::Unlist(at) => self.unlist(at),
+            SimSlotClusterOp::Expire => self.drop_unused_tables(),
+            SimSlotClusterOp::Advance(at) => {
+                self.pick(at).iter().for_each(|name| self.advance(name))
+            }
+            SimSlotClusterOp::Age(at) => self.pick(at).iter().for_each(|name| self.mark_old(name)),
+            SimSlotClusterOp::Dial(at) => {
+                let last = self.tables.len() - 1;
+                if self.activators.values().all(|node| node.version == last) {
+                    self.pick(at).iter().for_each(|name| self.dial(name));
+                }
+            }
+            SimSlotClusterOp::Start
+            | SimSlotClusterOp::End(_)
+            | SimSlotClusterOp::Crash(_)
+            | SimSlotClusterOp::Restart(_) => self.run_process(op),
+            SimSlotClusterOp::Deliver(_)
+            | SimSlotClusterOp::Repeat(_)
+            | SimSlotClusterOp::Skip(_)
+            | SimSlotClusterOp::Break(_) => self.run_link(op),
+        }
+    }
+
+    fn at_one(&mut self, at: usize, change: impl FnOnce(&mut SimActivator)) {
+        if let Some(name) = self.pick(at) {
+            change(self.activators.get_mut(&name).expect("lives"));
+            self.reconcile(&name);
+        }
+    }
+
+    fn unlist(&mut self, at: usize) {
+        let Some(name) = pick_nth(self.table().listed, at) else { return };
+        let knows_itself = |it: &ActivatorName| {
+            let node = self.activators.get(it);
+            node.is_some_and(|node| self.tables[node.version].listed.contains(it))
+        };
+        if self.table().listed.iter().any(|it| *it != name && knows_itself(it)) {
+            self.change(|table| _ = table.listed.remove(&name));
+        }
+    }
+
+    /// Starts and ends of processes.
+    fn run_process(&mut self, op: SimSlotClusterOp) {
+        match op {
+            SimSlotClusterOp::Start if self.activators.len() < 5 => {
+                self.advance_all();
+                self.start();
+            }
+            SimSlotClusterOp::End(at) => {
+                self.pick(at).iter().for_each(|name| self.stop_waiting(name))
+            }
+            SimSlotClusterOp::Crash(at) if self.activators.len() > 1 => {
+                self.pick(at).iter().for_each(|name| self.stop(name));
+            }
+            SimSlotClusterOp::Restart(at) => {
+                if let Some(name) = self.pick(at) {
+                    self.stop(&name);
+                    self.start_as(name);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends an activator that has nothing more to do, and announces that to the others.
+    fn stop_waiting(&mut self, name: &ActivatorName) {
+        let node = &self.activators[name];
+        let is_done = node.in_flight.is_empty() && node.waiting == 0 && self.activators.len() > 1;
+        let mut tables = [self.tables[node.version].clone(), self.table()].into_iter();
+        if is_done && !tables.any(|it| it.listed.contains(name)) {
+            self.stop(name);
+            for other in self.names() {
+                self.activators.get_mut(&other).expect("lives").met_peers.remove(name);
+                self.reconcile(&other);
+            }
+        }
+    }
+
+    /// Delivery of messages, and breaks of streams.
+    fn run_link(&mut self, op: SimSlotClusterOp) {
+        match op {
+            SimSlotClusterOp::Deliver(at) => {
+                pick_nth(self.pending_messages(), at)
+                    .iter()
+                    .for_each(|(key, way)| self.deliver(key, *way, false));
+            }
+            SimSlotClusterOp::Repeat(at) => {
+                pick_nth(self.pending_messages(), at)
+                    .iter()
+                    .for_each(|(key, way)| self.deliver(key, *way, true));
+            }
+            SimSlotClusterOp::Skip(at) => {
+                // A later state replaces an earlier one.
+                let later = |(key, way): &(_, usize)| self.links[key][*way].len() > 1;
+                if let Some((key, way)) =
+                    pick_nth(self.pending_messages().into_iter().filter(later), at)
+                {
+                    self.links.get_mut(&key).expect("stands")[way].pop_front();
+                }
+            }
+            SimSlotClusterOp::Break(at) => {
+                if let Some(key) = pick_nth(self.links.keys().cloned().collect::<Vec<_>>(), at) {
+                    self.disconnect(&key);
+                    self.connect();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn in_use(&self) -> SlotsByPod {
+        let mut all = SlotsByPod::new();
+        let flying = self.activators.values().flat_map(|node| &node.in_flight);
+        flying.for_each(|pod| add_slots(&mut all, pod, 1));
+        all
+    }
+
+    fn waiting(&self) -> u32 {
+        self.activators.values().map(|node| node.waiting).sum()
+    }
+
+    /// Brings the latest table to all nodes, with the nodes that are alive, and delivers all messages.
+    fn settle_all(&mut self) {
+        let live = self.names();
+        let first = live[0].clone();
+        self.change(|table| {
+            table.listed.retain(|it| live.contains(it));
+            if table.listed.is_empty() {
+                table.listed.insert(first);
+            }
+        });
+        for name in live {
+            while self.activators[&name].version + 1 < self.tables.len() {
+                self.advance(&name);
+            }
+            let node = self.activators.get_mut(&name).expect("lives");
+            node.refusing_pods.clear();
+            self.reconcile(&name);
+        }
+        self.names().iter().for_each(|name| self.mark_old(name));
+        self.drop_unused_tables();
+        assert!(self.deliver_all(), "messages come to an end");
+    }
+}
+
+/// The table of the new activator lists only itself, while another one still owns the revision by an older table.
+#[test]
+fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
+    let mut world = SimSlotCluster::new(1, 1, 1);
+    let one_to_another = [
+        SimSlotClusterOp::Start,
+        SimSlotClusterOp::List(1),
+        SimSlotClusterOp::Advance(1),
+        SimSlotClusterOp::Unlist(0),
+        SimSlotClusterOp::Restart(1),
+    ];
+    let all = [
+        &[SimSlotClusterOp::Request(0)],
+        &one_to_another[..],
+        &[SimSlotClusterOp::Request(1), SimSlotClusterOp::Age(1)],
+    ]
+    .concat();
+    all.into_iter().for_each(|op| world.run(op));
+    assert_eq!(world.activators["a1"].slots.view.alive, BTreeSet::new(), "it cannot know");
+    assert_eq!((world.in_use(), world.waiting()), ([("p".into(), 1)].into(), 1));
+    world.settle_all();
+    world.run(SimSlotClusterOp::Done(0, 0));
+    assert!(world.deliver_all());
+    assert_eq!(
+        (world.in_use(), world.waiting()),
+        ([("p".into(), 1)].into(), 0),
+        "it gets its turn"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However late tables are, and whatever happens to messages and activators: no pod has more requests than its
+    /// limit. Once all messages are delivered, no request waits while a slot is free, and all are served in the end.
+    #[test]
+    fn the_limit_holds_and_none_starves(
+        limit in 1..4u32, nodes in 1..4usize, pods in 1..3usize, ops in ops(),
+    ) {
+        let mut world = SimSlotCluster::new(limit, nodes, pods);
+        for (at, op) in ops.into_iter().enumerate() {
+            world.run(op.clone());
+            let over = world.in_use().into_iter().find(|(_, slots)| *slots > limit);
+            prop_assert!(over.is_none(), "{over:?} after step {at}, {op:?}: {world:#?}");
+        }
+        world.settle_all();
+        let ready = world.table().ready;
+        for _ in 0..1_000 {
+            let in_use = world.in_use();
+            prop_assert!(in_use.values().all(|slots| *slots <= limit));
+            let free = ready.iter().any(|pod| in_use.get(pod).is_none_or(|it| *it < limit));
+            prop_assert!(world.waiting() == 0 || !free, "one waits: {world:#?}");
+            let Some(name) = world.activators.iter().find(|it| !it.1.in_flight.is_empty()).map(|it| it.0.clone()) else { break };
+            world.run(SimSlotClusterOp::Done(world.names().iter().position(|it| *it == name).expect("lives"), 0));
+            prop_assert!(world.deliver_all(), "messages come to an end");
+        }
+        prop_assert!(ready.is_empty() || world.waiting() == 0);
+    }
+}
