@@ -25,18 +25,18 @@ use self::{
 use crate::{sh, workspace::CargoWorkspace};
 
 /// Path of the rules that Prometheus evaluates.
-pub(crate) const RULES: &str = "deploy/monitoring/rules.yaml";
+pub(crate) const PROMETHEUS_RULES: &str = "deploy/monitoring/rules.yaml";
 /// Path of the dashboard that Grafana shows.
-pub(crate) const DASHBOARD: &str = "deploy/monitoring/dashboard.json";
+pub(crate) const GRAFANA_DASHBOARD: &str = "deploy/monitoring/dashboard.json";
 /// The last commit whose subject was written before the rule for subjects.
 const LAST_UNCHECKED_COMMIT: &str = "192e42eee57c";
 /// Crates that name metrics without exporting any.
-const OUTSIDE: [&str; 3] = ["xtask", "tests", "hello"];
+const CRATES_WITHOUT_METRICS: [&str; 3] = ["xtask", "tests", "hello"];
 
 /// Runs `cargo xtask tidy`: checks all sources and documents.
 pub(crate) fn run() -> Result<()> {
     let workspace = CargoWorkspace::load()?;
-    let mut findings = arrows(&workspace);
+    let mut findings = check_crate_imports(&workspace);
     let mut exported = ExportedMetrics::default();
     let mut words = WordFigures::default();
     let mut floors = ModuleFloors::default();
@@ -48,12 +48,12 @@ pub(crate) fn run() -> Result<()> {
             let text = read(&file)?;
             let path = relative(&file, &workspace.root);
             let source = SourceFile { krate: &package.name, path: &path, text: &text };
-            findings.extend(rules::source(&source));
-            findings.extend(words.read(&source));
+            findings.extend(rules::check_source(&source));
+            findings.extend(words.check_file(&source));
             findings.extend(floors.read(&source));
-            findings.extend(glossary.read(&source));
-            if !OUTSIDE.contains(&package.name.as_str()) {
-                exported.read(&path, &text);
+            findings.extend(glossary.check_file(&source));
+            if !CRATES_WITHOUT_METRICS.contains(&package.name.as_str()) {
+                exported.add_file(&path, &text);
             }
         }
     }
@@ -62,13 +62,13 @@ pub(crate) fn run() -> Result<()> {
         let text = read(&file)?;
         // Documents name files by paths from the root or from their own directory.
         let exists = |name: &str| workspace.root.join(name).exists();
-        findings.extend(rules::document(&path, &text, exists));
-        findings.extend(metrics::document(&path, &text, &exported));
+        findings.extend(rules::check_document(&path, &text, exists));
+        findings.extend(metrics::check_document(&path, &text, &exported));
     }
-    findings.extend(monitoring(&workspace.root, &exported)?);
-    findings.extend(words.judge());
+    findings.extend(check_metric_names(&workspace.root, &exported)?);
+    findings.extend(words.check_totals());
     findings.extend(floors.judge());
-    findings.extend(glossary.judge());
+    findings.extend(glossary.check_definitions());
     let errors =
         findings.iter().filter(|finding| finding.severity == FindingSeverity::Error).count();
     for finding in &findings {
@@ -84,7 +84,7 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// Checks the subjects of all commits since the rule for them began.
-pub(crate) fn subjects() -> Result<()> {
+pub(crate) fn check_commit_subjects() -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     let crates: Vec<&str> = workspace.packages.iter().map(|it| it.name.as_str()).collect();
     let log = |range: &str| {
@@ -104,23 +104,23 @@ pub(crate) fn subjects() -> Result<()> {
 }
 
 /// Checks the metrics in the handbook, in the rules and in the dashboard.
-fn monitoring(root: &Path, exported: &ExportedMetrics) -> Result<Vec<TidyFinding>> {
+fn check_metric_names(root: &Path, exported: &ExportedMetrics) -> Result<Vec<TidyFinding>> {
     let handbook = read(&root.join(metrics::HANDBOOK))?;
-    let mut findings = metrics::handbook(&handbook, exported);
-    let rules = read(&root.join(RULES))?;
-    let recorded = metrics::recorded(&rules);
-    findings.extend(metrics::queries(RULES, &rules, &handbook, &recorded));
-    let dashboard = read(&root.join(DASHBOARD))?;
-    findings.extend(metrics::queries(DASHBOARD, &dashboard, &handbook, &recorded));
+    let mut findings = metrics::check_handbook(&handbook, exported);
+    let rules = read(&root.join(PROMETHEUS_RULES))?;
+    let recorded = metrics::recorded_names(&rules);
+    findings.extend(metrics::check_queries(PROMETHEUS_RULES, &rules, &handbook, &recorded));
+    let dashboard = read(&root.join(GRAFANA_DASHBOARD))?;
+    findings.extend(metrics::check_queries(GRAFANA_DASHBOARD, &dashboard, &handbook, &recorded));
     Ok(findings)
 }
 
-fn arrows(workspace: &CargoWorkspace) -> Vec<TidyFinding> {
+fn check_crate_imports(workspace: &CargoWorkspace) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
     for package in &workspace.packages {
         let ours = package.dependencies.iter().filter(|dependency| dependency.path.is_some());
         for dependency in ours {
-            findings.extend(rules::arrow(&package.name, &dependency.name));
+            findings.extend(rules::check_import(&package.name, &dependency.name));
         }
     }
     findings

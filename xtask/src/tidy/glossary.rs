@@ -7,7 +7,7 @@ use super::rules::{SourceFile, TidyFinding, error, strip};
 /// Path of the glossary.
 pub(crate) const GLOSSARY: &str = "docs/glossary.md";
 /// Heading above the table of the words that the code no longer uses.
-const RETIRED: &str = "## Retired words";
+const RETIRED_HEADING: &str = "## Retired words";
 
 /// Words of the glossary.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl Glossary {
         let mut findings = Vec::new();
         let mut is_retired = false;
         for (index, line) in text.lines().enumerate() {
-            is_retired |= line == RETIRED;
+            is_retired |= line == RETIRED_HEADING;
             let place = format!("{GLOSSARY}:{}", index + 1);
             let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
             // Headings and the lines below them.
@@ -53,13 +53,13 @@ impl Glossary {
     }
 
     /// Reads one source file, and returns the retired words in its code.
-    pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
+    pub(crate) fn check_file(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
         self.undefined.retain(|(name, path, _)| {
             file.path != path || !file.text.lines().any(|line| defines(line, name))
         });
         let mut findings = Vec::new();
         for (index, line) in file.text.lines().enumerate() {
-            for part in parts(strip(line)) {
+            for part in identifier_words(strip(line)) {
                 if let Some(better) = self.retired.get(&part) {
                     let place = format!("{}:{}", file.path, index + 1);
                     findings.push(error(place, format!("`{part}` is retired: {better}")));
@@ -70,7 +70,7 @@ impl Glossary {
     }
 
     /// Returns the rows whose word is not defined where they say.
-    pub(crate) fn judge(&self) -> Vec<TidyFinding> {
+    pub(crate) fn check_definitions(&self) -> Vec<TidyFinding> {
         let finding = |(name, path, line): &(String, String, usize)| {
             error(format!("{GLOSSARY}:{line}"), format!("{path} defines no `{name}`"))
         };
@@ -93,7 +93,7 @@ fn defines(line: &str, name: &str) -> bool {
 }
 
 /// Words of the identifiers in a line of code, in small letters: `PendingRequest` has two.
-fn parts(code: &str) -> Vec<String> {
+fn identifier_words(code: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut last = ' ';
     for letter in code.chars() {
@@ -134,7 +134,7 @@ mod tests {
         let (mut glossary, findings) = Glossary::parse(PAGE);
         assert_eq!(findings, []);
         let file = SourceFile { krate: "activator", path: "activator/src/request.rs", text };
-        (glossary.read(&file), glossary.judge())
+        (glossary.check_file(&file), glossary.check_definitions())
     }
 
     #[test]

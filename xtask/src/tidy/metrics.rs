@@ -11,13 +11,13 @@ use super::rules::{TidyFinding, before_tests, error};
 /// Path of the document that names every metric.
 pub(crate) const HANDBOOK: &str = "docs/operations.md";
 /// Prefixes of the metrics' names; `kn_` are Knative's own names, kept for its dashboards.
-const OURS: [&str; 2] = ["rouse_", "kn_"];
+const METRIC_PREFIXES: [&str; 2] = ["rouse_", "kn_"];
 /// Labels whose names begin like a metric.
 const LABELS: [&str; 3] = ["kn_configuration_name", "kn_revision_name", "kn_service_name"];
 /// Suffixes of the series of a histogram.
-const SERIES: [&str; 3] = ["_bucket", "_sum", "_count"];
+const HISTOGRAM_SUFFIXES: [&str; 3] = ["_bucket", "_sum", "_count"];
 /// Calls whose first argument is the rest of a name, with the suffix that the library appends.
-const CALLS: [(&str, &str); 4] =
+const REGISTER_CALLS: [(&str, &str); 4] =
     [("register(", ""), ("register_with_unit(", "_seconds"), (" gauge(", ""), (" counter(", "")];
 
 /// Exported metrics: name without the `_total` of counters, and path of the file.
@@ -26,7 +26,7 @@ pub(crate) struct ExportedMetrics(BTreeMap<String, String>);
 
 impl ExportedMetrics {
     /// Adds the metrics of one source file.
-    pub(crate) fn read(&mut self, path: &str, text: &str) {
+    pub(crate) fn add_file(&mut self, path: &str, text: &str) {
         let code = before_tests(text);
         if !code.contains("prometheus_client") {
             return;
@@ -34,35 +34,40 @@ impl ExportedMetrics {
         // A file has one registry with one prefix; whole names need none.
         let prefix = literal_after(code, "with_prefix(").next();
         let mut add = |name: String| drop(self.0.insert(name, path.to_owned()));
-        for (call, unit) in CALLS {
+        for (call, unit) in REGISTER_CALLS {
             for rest in literal_after(code, call) {
                 add(prefix.map_or_else(String::new, |it| format!("{it}_")) + rest + unit);
             }
         }
         // Every second part of the text is a literal; the prefix itself is no metric.
-        let whole = code.split('"').skip(1).step_by(2).filter(|it| is_ours(it));
+        let whole = code.split('"').skip(1).step_by(2).filter(|it| is_metric_name(it));
         whole.filter(|it| Some(*it) != prefix).for_each(|it| add(it.to_owned()));
     }
 
-    fn has(&self, named: &str) -> bool {
+    fn contains(&self, named: &str) -> bool {
         self.0.contains_key(named.strip_suffix("_total").unwrap_or(named))
     }
 }
 
 /// Checks a document: it names only exported metrics.
-pub(crate) fn document(path: &str, text: &str, exported: &ExportedMetrics) -> Vec<TidyFinding> {
+pub(crate) fn check_document(
+    path: &str,
+    text: &str,
+    exported: &ExportedMetrics,
+) -> Vec<TidyFinding> {
     let gone = |(line, name): (usize, &str)| {
-        let known = named_series(name).any(|it| exported.has(it));
+        let known = named_series(name).any(|it| exported.contains(it));
         (!known).then(|| {
             error(format!("{path}:{line}"), format!("names {name}, which no part exports"))
         })
     };
-    names(text).filter_map(gone).collect()
+    metric_names(text).filter_map(gone).collect()
 }
 
 /// Checks the handbook: it names every exported metric.
-pub(crate) fn handbook(text: &str, exported: &ExportedMetrics) -> Vec<TidyFinding> {
-    let told: BTreeSet<&str> = names(text).flat_map(|(_, name)| named_series(name)).collect();
+pub(crate) fn check_handbook(text: &str, exported: &ExportedMetrics) -> Vec<TidyFinding> {
+    let told: BTreeSet<&str> =
+        metric_names(text).flat_map(|(_, name)| named_series(name)).collect();
     let told: BTreeSet<&str> =
         told.iter().map(|it| it.strip_suffix("_total").unwrap_or(it)).collect();
     let missing = exported.0.iter().filter(|(name, _)| !told.contains(name.as_str()));
@@ -75,18 +80,19 @@ pub(crate) fn handbook(text: &str, exported: &ExportedMetrics) -> Vec<TidyFindin
 
 /// Checks rules or a dashboard. Every metric in a query is in the handbook by exactly that name, so that no query
 /// uses a counter without `_total`. Names with a colon must be recorded by a rule.
-pub(crate) fn queries(
+pub(crate) fn check_queries(
     path: &str,
     text: &str,
     handbook: &str,
     recorded: &BTreeSet<&str>,
 ) -> Vec<TidyFinding> {
-    let told: BTreeSet<&str> = names(handbook).map(|(_, name)| name).collect();
-    let asked = names(text).filter(|(_, name)| !named_series(name).any(|it| told.contains(it)));
+    let told: BTreeSet<&str> = metric_names(handbook).map(|(_, name)| name).collect();
+    let asked =
+        metric_names(text).filter(|(_, name)| !named_series(name).any(|it| told.contains(it)));
     let asked = asked.map(|(line, name)| (line, name, HANDBOOK));
     let unrecorded = words(text).filter(|(_, word)| {
         word.contains(':')
-            && OURS.iter().any(|it| word.starts_with(it.trim_end_matches('_')))
+            && METRIC_PREFIXES.iter().any(|it| word.starts_with(it.trim_end_matches('_')))
             && !recorded.contains(word)
     });
     let unrecorded = unrecorded.map(|(line, name)| (line, name, "a record of the rules"));
@@ -97,7 +103,7 @@ pub(crate) fn queries(
 }
 
 /// Names that a file of rules records.
-pub(crate) fn recorded(rules: &str) -> BTreeSet<&str> {
+pub(crate) fn recorded_names(rules: &str) -> BTreeSet<&str> {
     rules
         .lines()
         .filter_map(|line| line.trim().trim_start_matches("- ").strip_prefix("record: "))
@@ -106,13 +112,13 @@ pub(crate) fn recorded(rules: &str) -> BTreeSet<&str> {
 
 /// A name, and the name of its histogram if it is one of a histogram's series.
 fn named_series(name: &str) -> impl Iterator<Item = &str> {
-    let histogram = SERIES.iter().filter_map(move |end| name.strip_suffix(end));
+    let histogram = HISTOGRAM_SUFFIXES.iter().filter_map(move |end| name.strip_suffix(end));
     std::iter::once(name).chain(histogram)
 }
 
 /// Metrics that a text names, each with its line number.
-fn names(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    words(text).filter(|(_, word)| is_ours(word) && !word.contains(':'))
+fn metric_names(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    words(text).filter(|(_, word)| is_metric_name(word) && !word.contains(':'))
 }
 
 fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -124,11 +130,12 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-fn is_ours(word: &str) -> bool {
+fn is_metric_name(word: &str) -> bool {
     let plain = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b':'
     };
-    let begins = OURS.iter().any(|begin| word.len() > begin.len() && word.starts_with(begin));
+    let begins =
+        METRIC_PREFIXES.iter().any(|begin| word.len() > begin.len() && word.starts_with(begin));
     begins && word.bytes().all(plain) && !LABELS.contains(&word) && !word.ends_with('_')
 }
 
@@ -159,7 +166,7 @@ fn register(registry: &mut Registry) {
 
     fn exported() -> ExportedMetrics {
         let mut exported = ExportedMetrics::default();
-        exported.read("part/src/admin.rs", CODE);
+        exported.add_file("part/src/admin.rs", CODE);
         exported
     }
 
@@ -178,7 +185,7 @@ fn register(registry: &mut Registry) {
         ];
         assert_eq!(names, want);
         let mut other = ExportedMetrics::default();
-        other.read("part/src/other.rs", "let path = \"rouse_part\";");
+        other.add_file("part/src/other.rs", "let path = \"rouse_part\";");
         assert!(other.0.is_empty(), "no metrics are made there");
     }
 
@@ -186,7 +193,7 @@ fn register(registry: &mut Registry) {
     fn a_document_may_name_a_counter_and_the_series_of_a_histogram() {
         let text = "`rouse_part_events_total` and `rouse_part_step_seconds_bucket{le=\"1\"}`,\nnot rouse_part_gone";
         let want = ["error: docs/a.md:2: names rouse_part_gone, which no part exports"];
-        assert_eq!(says(&document("docs/a.md", text, &exported())), want);
+        assert_eq!(says(&check_document("docs/a.md", text, &exported())), want);
     }
 
     #[test]
@@ -195,18 +202,18 @@ fn register(registry: &mut Registry) {
         let want = [
             "error: part/src/admin.rs: exports rouse_part_step_seconds, of which docs/operations.md does not tell",
         ];
-        assert_eq!(says(&handbook(text, &exported())), want);
+        assert_eq!(says(&check_handbook(text, &exported())), want);
     }
 
     #[test]
     fn a_query_asks_for_names_as_the_handbook_has_them() {
         let handbook = "rouse_part_events_total rouse_part_step_seconds";
         let rules = "- record: rouse:step:p99\n  expr: rouse_part_step_seconds_bucket + rate(rouse_part_events[1m])\n- alert: A\n  expr: rouse:step:p50 > rouse:step:p99\n";
-        let recorded = recorded(rules);
+        let recorded = recorded_names(rules);
         let want = [
             "error: r.yaml:2: asks for rouse_part_events, which is not in docs/operations.md",
             "error: r.yaml:4: asks for rouse:step:p50, which is not in a record of the rules",
         ];
-        assert_eq!(says(&queries("r.yaml", rules, handbook, &recorded)), want);
+        assert_eq!(says(&check_queries("r.yaml", rules, handbook, &recorded)), want);
     }
 }

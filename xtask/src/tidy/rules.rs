@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Crates of the workspace that each crate may import. A component never imports another component.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ALLOWED_IMPORTS: [(&str, &[&str]); 13] = [
     ("datapath", &[]),
     ("common", &[]),
     ("ebpf", &["datapath"]),
@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
 /// Names that a `Pure:` file may not use: I/O, clocks, the environment, random values. The controller has a module
 /// `kube` of its own, so only imports of the crate `kube` are listed. Imports of `kube::core` are not: they are plain
 /// types.
-const IMPURE: [&str; 17] = [
+const IMPURE_NAMES: [&str; 17] = [
     "tokio::",
     "hyper::",
     "aya::",
@@ -46,7 +46,7 @@ const IMPURE: [&str; 17] = [
 ];
 
 /// Files that may contain `unsafe`, beside all of `ebpf/`.
-const UNSAFE: [&str; 5] = [
+const UNSAFE_FILES: [&str; 5] = [
     "datapath/src/abi.rs",
     "datapath/src/words.rs",
     "agent/src/kernel/sys.rs",
@@ -55,7 +55,7 @@ const UNSAFE: [&str; 5] = [
 ];
 
 /// Number of lines before the tests from which a file gets a warning.
-const LONG: usize = 400;
+const WARNING_LINES: usize = 400;
 /// Number of lines before the tests from which a file must be split.
 const MAX_LINES: usize = 800;
 
@@ -82,7 +82,7 @@ pub(crate) enum FindingSeverity {
 pub(crate) struct TidyFinding {
     pub(crate) severity: FindingSeverity,
     /// Location, as `path` or `path:line`.
-    pub(crate) place: String,
+    pub(crate) location: String,
     pub(crate) says: String,
 }
 
@@ -92,22 +92,22 @@ impl fmt::Display for TidyFinding {
             FindingSeverity::Warning => "warning",
             FindingSeverity::Error => "error",
         };
-        write!(out, "{word}: {}: {}", self.place, self.says)
+        write!(out, "{word}: {}: {}", self.location, self.says)
     }
 }
 
 pub(crate) fn error(place: impl Into<String>, says: impl Into<String>) -> TidyFinding {
-    TidyFinding { severity: FindingSeverity::Error, place: place.into(), says: says.into() }
+    TidyFinding { severity: FindingSeverity::Error, location: place.into(), says: says.into() }
 }
 
 fn warning(place: impl Into<String>, says: impl Into<String>) -> TidyFinding {
-    TidyFinding { severity: FindingSeverity::Warning, place: place.into(), says: says.into() }
+    TidyFinding { severity: FindingSeverity::Warning, location: place.into(), says: says.into() }
 }
 
 /// Checks one import of a crate of the workspace by another.
-pub(crate) fn arrow(from: &str, to: &str) -> Option<TidyFinding> {
+pub(crate) fn check_import(from: &str, to: &str) -> Option<TidyFinding> {
     let place = format!("{from}/Cargo.toml");
-    match ARROWS.iter().find(|(name, _)| *name == from) {
+    match ALLOWED_IMPORTS.iter().find(|(name, _)| *name == from) {
         None => Some(error(
             place,
             format!("crate {from} has no line in ARROWS of xtask/src/tidy/rules.rs"),
@@ -121,15 +121,15 @@ pub(crate) fn arrow(from: &str, to: &str) -> Option<TidyFinding> {
 }
 
 /// Checks one source file against all rules.
-pub(crate) fn source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
+pub(crate) fn check_source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
-    findings.extend(mark(file));
-    findings.extend(length(file));
+    findings.extend(check_purpose_line(file));
+    findings.extend(check_length(file));
     let code = code_lines(file.text);
     if file.text.starts_with("//! Pure:") {
-        findings.extend(code.iter().filter_map(|line| impure(file.path, line)));
+        findings.extend(code.iter().filter_map(|line| check_purity(file.path, line)));
     }
-    if file.krate != "ebpf" && !UNSAFE.contains(&file.path) {
+    if file.krate != "ebpf" && !UNSAFE_FILES.contains(&file.path) {
         let is_unsafe = |line: &&CodeLine<'_>| words(line.code).any(|word| word == "unsafe");
         findings.extend(code.iter().filter(is_unsafe).map(|line| {
             let place = format!("{}:{}", file.path, line.number);
@@ -143,7 +143,7 @@ pub(crate) fn source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
 }
 
 /// Checks the first line, which states the file's purpose and if it does I/O.
-fn mark(file: &SourceFile<'_>) -> Option<TidyFinding> {
+fn check_purpose_line(file: &SourceFile<'_>) -> Option<TidyFinding> {
     // Tests in a file of their own belong to the file that they test.
     if file.path.ends_with("/tests.rs") {
         return None;
@@ -165,7 +165,7 @@ fn mark(file: &SourceFile<'_>) -> Option<TidyFinding> {
     Some(error(file.path, "the first line must start with `//! Pure: ` or `//! Shell: `"))
 }
 
-fn length(file: &SourceFile<'_>) -> Option<TidyFinding> {
+fn check_length(file: &SourceFile<'_>) -> Option<TidyFinding> {
     if file.path.ends_with("/tests.rs") {
         return None;
     }
@@ -174,13 +174,14 @@ fn length(file: &SourceFile<'_>) -> Option<TidyFinding> {
         let says = format!("{lines} lines before the tests; above {MAX_LINES} it must be split");
         return Some(error(file.path, says));
     }
-    let says = format!("{lines} lines before the tests; above {LONG} look for a second subject");
-    (lines > LONG).then(|| warning(file.path, says))
+    let says =
+        format!("{lines} lines before the tests; above {WARNING_LINES} look for a second subject");
+    (lines > WARNING_LINES).then(|| warning(file.path, says))
 }
 
-fn impure(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
+fn check_purity(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
     // The implementations of `Pod` need aya's trait; they are data, not I/O.
-    let named = IMPURE.iter().find(|name| {
+    let named = IMPURE_NAMES.iter().find(|name| {
         // Not in the middle of a longer name, such as `my_tokio::`.
         let found = line.code.match_indices(*name).any(|(at, _)| {
             !line.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
@@ -196,7 +197,11 @@ fn impure(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
 
 /// Checks the relative links of a document, which start at its directory, and the file names in backticks, which
 /// start at the root.
-pub(crate) fn document(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<TidyFinding> {
+pub(crate) fn check_document(
+    path: &str,
+    text: &str,
+    exists: impl Fn(&str) -> bool,
+) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
     let folder = path.rsplit_once('/').map_or_else(String::new, |(folder, _)| format!("{folder}/"));
     for (index, line) in text.lines().enumerate() {
@@ -258,20 +263,20 @@ mod tests {
     use super::*;
 
     fn says(findings: &[TidyFinding]) -> Vec<&str> {
-        findings.iter().map(|finding| finding.place.as_str()).collect()
+        findings.iter().map(|finding| finding.location.as_str()).collect()
     }
 
     fn check(path: &str, text: &str) -> Vec<String> {
         let krate = path.split('/').next().unwrap();
-        let findings = source(&SourceFile { krate, path, text });
+        let findings = check_source(&SourceFile { krate, path, text });
         says(&findings).into_iter().map(str::to_owned).collect()
     }
 
     #[test]
     fn a_component_may_import_common_and_no_other_component() {
-        assert_eq!(arrow("agent", "common"), None);
-        assert!(arrow("agent", "controller").is_some());
-        assert!(arrow("stranger", "common").is_some());
+        assert_eq!(check_import("agent", "common"), None);
+        assert!(check_import("agent", "controller").is_some());
+        assert!(check_import("stranger", "common").is_some());
     }
 
     #[test]
@@ -305,7 +310,7 @@ mod tests {
         let of = |lines: usize| "//! Pure: x\n".to_owned() + &"a\n".repeat(lines);
         let severity = |lines| {
             let text = of(lines);
-            source(&SourceFile { krate: "agent", path: "agent/src/a.rs", text: &text })
+            check_source(&SourceFile { krate: "agent", path: "agent/src/a.rs", text: &text })
                 .first()
                 .map(|finding| finding.severity)
         };
@@ -318,9 +323,9 @@ mod tests {
     fn a_document_must_not_name_files_that_are_gone() {
         let text =
             "see `agent/src/routes/plan.rs` and [there](gone.md#part), not [this](http://x/)\n";
-        let findings = document("README.md", text, |name| name == "agent/src/routes/plan.rs");
+        let findings = check_document("README.md", text, |name| name == "agent/src/routes/plan.rs");
         assert_eq!(findings, [error("README.md:1", "names gone.md, which does not exist")]);
-        let below = document(
+        let below = check_document(
             "docs/a.md",
             "[b](b.md#part) [up](../README.md) `agent/src/routes/plan.rs`",
             |name| ["docs/b.md", "docs/../README.md", "agent/src/routes/plan.rs"].contains(&name),

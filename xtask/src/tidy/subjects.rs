@@ -6,18 +6,18 @@ use super::rules::{TidyFinding, error};
 const AREAS: [&str; 9] =
     ["all", "bench", "cargo", "ci", "demo", "deploy", "docs", "examples", "tidy"];
 /// Longest subject that `git log --oneline` shows whole.
-const LONGEST: usize = 72;
+const MAX_LENGTH: usize = 72;
 /// Words behind which a subject hides what it is about.
-const VAGUE: [&str; 8] =
+const VAGUE_WORDS: [&str; 8] =
     ["again", "anew", "it", "nobody", "somebody", "something", "things", "whoever"];
 
 /// Checks the subject of one commit, which `place` names. `crates` are the areas beside [`AREAS`].
 pub(crate) fn check(place: &str, subject: &str, crates: &[&str]) -> Option<TidyFinding> {
-    let says = fault(subject, crates)?;
+    let says = rejection_reason(subject, crates)?;
     Some(error(place, format!("`{subject}`: {says}; write `area: verb object`")))
 }
 
-fn fault(subject: &str, crates: &[&str]) -> Option<String> {
+fn rejection_reason(subject: &str, crates: &[&str]) -> Option<String> {
     let Some((areas, rest)) = subject.split_once(": ") else {
         return Some("names no area".to_owned());
     };
@@ -25,8 +25,8 @@ fn fault(subject: &str, crates: &[&str]) -> Option<String> {
     if let Some(area) = areas.split(", ").find(|it| !is_known(it)) {
         return Some(format!("`{area}` is neither a crate nor one of {}", AREAS.join(", ")));
     }
-    if subject.chars().count() > LONGEST {
-        return Some(format!("is longer than {LONGEST} characters"));
+    if subject.chars().count() > MAX_LENGTH {
+        return Some(format!("is longer than {MAX_LENGTH} characters"));
     }
     let mut words = rest.split(|letter: char| !letter.is_alphanumeric() && letter != '\'');
     let first = words.next().unwrap_or_default();
@@ -34,7 +34,7 @@ fn fault(subject: &str, crates: &[&str]) -> Option<String> {
     if !is_verb || words.next().is_none() {
         return Some("does not begin with a verb in small letters and its object".to_owned());
     }
-    let vague = VAGUE.into_iter().find(|it| rest.split_whitespace().any(|word| word == *it));
+    let vague = VAGUE_WORDS.into_iter().find(|it| rest.split_whitespace().any(|word| word == *it));
     vague.map(|word| format!("says `{word}`, which only the body explains"))
 }
 

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, fmt};
 use super::rules::{SourceFile, TidyFinding, before_tests, error, strip};
 
 /// Words with which a question begins, and so no doc.
-const QUESTIONS: [&str; 10] =
+const QUESTION_WORDS: [&str; 10] =
     ["what", "whether", "how", "who", "whom", "whose", "where", "which", "why", "when"];
 /// Phrases that comments say otherwise, and how.
-const RETIRED: [(&str, &str); 7] = [
+const RETIRED_PHRASES: [(&str, &str); 7] = [
     ("anew", "again"),
     ("for ever", "forever, or without limit"),
     ("kernel half", "eBPF programs"),
@@ -18,60 +18,61 @@ const RETIRED: [(&str, &str); 7] = [
     ("whoever", "a client that, a user who, …"),
 ];
 /// So many words or fewer make a short doc, which mostly repeats the name.
-const SHORT: usize = 3;
+const SHORT_DOC_WORDS: usize = 3;
 /// Most docs of a hundred that may be short.
 const MAX_SHORT_PERCENT: f64 = 4.0;
 /// Crates that hold nothing but tests: their functions are no measure of how well the product explains itself.
-const TESTS: [&str; 2] = ["streams", "tests"];
+const TEST_CRATES: [&str; 2] = ["streams", "tests"];
 
 /// Figures of all files read so far.
 #[derive(Debug, Default)]
 pub(crate) struct WordFigures {
     docs: usize,
-    questions: usize,
-    short: usize,
+    question_docs: usize,
+    short_docs: usize,
     /// Places of the types of each name.
     types: BTreeMap<String, Vec<String>>,
     /// Lines of code outside tests, and comment lines inside functions there.
-    code: usize,
-    inner: usize,
+    code_lines: usize,
+    inner_comment_lines: usize,
 }
 
 impl WordFigures {
     /// Adds a file to the figures, and returns what breaks a rule in it.
-    pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
+    pub(crate) fn check_file(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
         let mut findings = Vec::new();
         for doc in docs(file.text) {
             self.docs += 1;
-            self.short += usize::from(doc.words() <= SHORT);
+            self.short_docs += usize::from(doc.word_count() <= SHORT_DOC_WORDS);
             let place = format!("{}:{}", file.path, doc.line);
             if doc.is_question() {
-                self.questions += 1;
+                self.question_docs += 1;
                 findings
                     .push(error(place, "a doc begins with a noun or a verb, not with a question"));
-            } else if doc.words() == 1 {
+            } else if doc.word_count() == 1 {
                 findings.push(error(place, "a doc of one word says no more than the name"));
             }
         }
-        findings.extend(retired(file));
+        findings.extend(find_retired(file));
         for name in types(file.text) {
             self.types.entry(name.to_owned()).or_default().push(file.path.to_owned());
         }
-        let is_test = TESTS.contains(&file.krate)
+        let is_test = TEST_CRATES.contains(&file.krate)
             || ["/tests", "/benches/"].iter().any(|it| file.path.contains(it));
         if !is_test {
             let (code, inner) = inner_comments(before_tests(file.text));
-            self.code += code;
-            self.inner += inner;
+            self.code_lines += code;
+            self.inner_comment_lines += inner;
         }
         findings
     }
 
     /// Returns what the tree as a whole breaks.
-    pub(crate) fn judge(&self) -> Vec<TidyFinding> {
-        let short = percent(self.short, self.docs);
-        let says =
-            format!("{short:.1} % of all docs have {SHORT} words or fewer, {MAX_SHORT_PERCENT} may");
+    pub(crate) fn check_totals(&self) -> Vec<TidyFinding> {
+        let short = percent(self.short_docs, self.docs);
+        let says = format!(
+            "{short:.1} % of all docs have {SHORT_DOC_WORDS} words or fewer, {MAX_SHORT_PERCENT} may"
+        );
         let short = (short > MAX_SHORT_PERCENT).then(|| error("the tree", says));
         let shared = self.types.iter().filter(|(_, places)| places.len() > 1);
         let shared = shared.map(|(name, places)| {
@@ -88,13 +89,13 @@ impl fmt::Display for WordFigures {
         let shared: usize = self.types.values().map(Vec::len).filter(|count| *count > 1).sum();
         write!(
             out,
-            "{} docs: {:.1} % begin with a question, {:.1} % have {SHORT} words or fewer; types that share a name {:.1} %; \
+            "{} docs: {:.1} % begin with a question, {:.1} % have {SHORT_DOC_WORDS} words or fewer; types that share a name {:.1} %; \
              comments inside functions {:.1} %",
             self.docs,
-            percent(self.questions, self.docs),
-            percent(self.short, self.docs),
+            percent(self.question_docs, self.docs),
+            percent(self.short_docs, self.docs),
             percent(shared, all),
-            percent(self.inner, self.code),
+            percent(self.inner_comment_lines, self.code_lines),
         )
     }
 }
@@ -117,11 +118,11 @@ impl DocComment {
         let text = self.text.trim_start_matches("Pure:").trim_start_matches("Shell:");
         let mut words = text.split(|letter: char| !letter.is_alphabetic() && letter != '\'');
         let first = words.find(|word| !word.is_empty()).unwrap_or_default().to_lowercase();
-        QUESTIONS.contains(&first.as_str())
+        QUESTION_WORDS.contains(&first.as_str())
     }
 
     /// Number of its words; code in backticks is one.
-    fn words(&self) -> usize {
+    fn word_count(&self) -> usize {
         let pieces = self.text.split('`').enumerate();
         let count = |(index, text): (usize, &str)| match index % 2 {
             0 => text.split_whitespace().filter(|it| it.contains(char::is_alphanumeric)).count(),
@@ -152,12 +153,12 @@ fn docs(text: &str) -> Vec<DocComment> {
     docs
 }
 
-fn retired<'a>(file: &'a SourceFile<'_>) -> impl Iterator<Item = TidyFinding> + 'a {
+fn find_retired<'a>(file: &'a SourceFile<'_>) -> impl Iterator<Item = TidyFinding> + 'a {
     let comments =
         file.text.lines().enumerate().filter(|(_, it)| it.trim_start().starts_with("//"));
     comments.filter_map(|(index, line)| {
         let line = line.to_lowercase();
-        let (word, better) = RETIRED.iter().find(|(word, _)| has_word(&line, word))?;
+        let (word, better) = RETIRED_PHRASES.iter().find(|(word, _)| has_word(&line, word))?;
         let place = format!("{}:{}", file.path, index + 1);
         Some(error(place, format!("says `{word}`: write {better}")))
     })
@@ -229,8 +230,8 @@ mod tests {
     fn read(text: &str) -> (WordFigures, Vec<String>) {
         let mut words = WordFigures::default();
         let file = SourceFile { krate: "agent", path: "agent/src/a.rs", text };
-        let findings = words.read(&file);
-        (words, findings.into_iter().map(|it| it.place).collect())
+        let findings = words.check_file(&file);
+        (words, findings.into_iter().map(|it| it.location).collect())
     }
 
     #[test]
@@ -238,13 +239,13 @@ mod tests {
         let text = "//! Pure: what a pod is.\n\n/// Why.\nstruct A;\n/// Pod.\nstruct B;\n/// `Pod` by its uid.\nstruct C;\n";
         let (words, places) = read(text);
         assert_eq!(places, ["agent/src/a.rs:1", "agent/src/a.rs:3", "agent/src/a.rs:5"]);
-        assert_eq!((words.docs, words.questions, words.short), (4, 2, 2));
-        assert_eq!(words.judge().len(), 1);
+        assert_eq!((words.docs, words.question_docs, words.short_docs), (4, 2, 2));
+        assert_eq!(words.check_totals().len(), 1);
     }
 
     #[test]
     fn a_retired_word_in_a_comment_is_an_error_and_in_code_is_none() {
-        for (word, _) in RETIRED {
+        for (word, _) in RETIRED_PHRASES {
             let text = format!("// Sent {word}.\nlet a = \"{word}\";\n// x{word}x\n");
             assert_eq!(read(&text).1, ["agent/src/a.rs:1"], "{word}");
         }
@@ -258,7 +259,7 @@ mod tests {
         let counts: Vec<_> =
             words.types.iter().map(|(name, it)| (name.as_str(), it.len())).collect();
         assert_eq!(counts, [("A", 2), ("B", 1)]);
-        let says: Vec<String> = words.judge().into_iter().map(|it| it.says).collect();
+        let says: Vec<String> = words.check_totals().into_iter().map(|it| it.says).collect();
         assert_eq!(says, ["type `A` also stands in agent/src/a.rs; name each by what it is"]);
     }
 
