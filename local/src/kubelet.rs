@@ -306,38 +306,7 @@ impl LocalKubelet {
                     image,
                     ordered_at: held.ordered_at,
                 };
-                let reports = self.reports.clone();
-                let (addresses, attempt) = (asked.addresses.clone(), asked.attempt);
-                let uid = uid.to_owned();
-                tokio::spawn(async move {
-                    let name = work.containers[at].name.clone();
-                    let id = lifecycle::container_id(&uid, &name, asked.attempt);
-                    let (event, extra) = lifecycle::start_container(&shared, &work, asked).await;
-                    let process = match &extra {
-                        EventResource::Process(fd) => Some(Arc::clone(fd)),
-                        _ => None,
-                    };
-                    let _ = reports
-                        .send(PodEventReport { uid: uid.clone(), event, resource: extra })
-                        .await;
-                    // Probes begin after the start is reported; their results would otherwise come before `Started`.
-                    let Some(fd) = process else { return };
-                    let (process, shown) = (Arc::clone(&fd), ProbeResults::default());
-                    let run = prober::ContainerRun {
-                        at,
-                        attempt,
-                        pidfd: process,
-                        addresses,
-                        results: shown,
-                    };
-                    tokio::spawn(prober::probe_container(
-                        Arc::clone(&shared),
-                        work,
-                        reports.clone(),
-                        run,
-                    ));
-                    exits::report_exit(shared, reports, uid, name, at, fd, Some(id)).await;
-                });
+                self.spawn_container(uid.to_owned(), work, asked);
             }
             PodAction::Terminate(at) => {
                 let signal = held.stop_signal(at);
@@ -360,6 +329,34 @@ impl LocalKubelet {
                 self.spawn_task(uid, lifecycle::remove_pod(shared, uid.to_owned(), held.address))
             }
         }
+    }
+
+    /// Starts a container in a task, which then runs its probes and reports its exit.
+    fn spawn_container(
+        &self,
+        uid: String,
+        work: Arc<PreparedOrder>,
+        asked: lifecycle::ContainerStartRequest,
+    ) {
+        let (shared, reports) = (Arc::clone(&self.shared), self.reports.clone());
+        let (at, addresses, attempt) = (asked.at, asked.addresses.clone(), asked.attempt);
+        tokio::spawn(async move {
+            let name = work.containers[at].name.clone();
+            let id = lifecycle::container_id(&uid, &name, attempt);
+            let (event, resource) = lifecycle::start_container(&shared, &work, asked).await;
+            let process = match &resource {
+                EventResource::Process(fd) => Some(Arc::clone(fd)),
+                _ => None,
+            };
+            let _ = reports.send(PodEventReport { uid: uid.clone(), event, resource }).await;
+            // Probes begin after the start is reported; their results would otherwise come before `Started`.
+            let Some(fd) = process else { return };
+            let results = ProbeResults::default();
+            let pidfd = Arc::clone(&fd);
+            let run = prober::ContainerRun { at, attempt, pidfd, addresses, results };
+            tokio::spawn(prober::probe_container(Arc::clone(&shared), work, reports.clone(), run));
+            exits::report_exit(shared, reports, uid, name, at, fd, Some(id)).await;
+        });
     }
 
     /// Runs work of a pod in a task and reports its event.

@@ -644,13 +644,9 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     load.into_iter().for_each(|client| client.join().unwrap());
 
     // Connections from before the upgrade and after it, idle and busy.
-    for stream in &mut kept {
-        case.send_and_read(stream, &get_request("/length/5"), "xxxxx");
-    }
+    kept.iter_mut().for_each(|it| case.send_and_read(it, &get_request("/length/5"), "xxxxx"));
     let mut fresh: Vec<_> = (0..8).map(|_| case.connect()).collect();
-    for stream in &mut fresh {
-        case.send_and_read(stream, &get_request("/length/5"), "xxxxx");
-    }
+    fresh.iter_mut().for_each(|it| case.send_and_read(it, &get_request("/length/5"), "xxxxx"));
     case.server.settled_request_count();
     assert!(!case.fixture.maps.fold_previous(true), "a request is in flight there");
     let state = case.fixture.maps.pod_state(slot);

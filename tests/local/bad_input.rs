@@ -175,13 +175,8 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
     for case in &cases {
         // A new request wakes the service again if its pod has been given up meanwhile.
         let to = node.cluster_ip(case.service);
-        let plan = LoadPlan {
-            target: to,
-            host: case.service.into(),
-            path: "/".into(),
-            clients: 1,
-            keep_alive: false,
-        };
+        let (host, path) = (case.service.into(), "/".into());
+        let plan = LoadPlan { target: to, host, path, clients: 1, keep_alive: false };
         let (sent, condition) = with_load(&node, &plan, |_| {
             wait_for(&format!("{}'s condition", case.service), || {
                 let revision = format!("{}-00001", case.service);

@@ -172,7 +172,8 @@ impl MultiProcessNode {
         SocketAddr::new(ip, 80)
     }
 
-    /// Makes this process a client: programs see its connects once its threads [`enter`](Self::enter) the namespace.
+    /// Makes this process a client: programs see its connects once its threads
+    /// [`enter_client_netns`](Self::enter_client_netns) the namespace.
     pub fn join_client_cgroup(&self) {
         let mounts = CgroupMounts::find().expect("cgroup v2");
         let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
