@@ -296,9 +296,9 @@ impl ActivatorConfig {
 
     /// Gateways to open, as address and entrypoint.
     pub fn gateway_addresses(&self) -> Vec<(SocketAddr, Entrypoint)> {
-        let on = |port: Option<NonZeroU16>, door| {
+        let on = |port: Option<NonZeroU16>, entrypoint| {
             let each = self.listen_addresses().into_iter();
-            each.filter_map(move |ip| Some((SocketAddr::new(ip, port?.get()), door)))
+            each.filter_map(move |ip| Some((SocketAddr::new(ip, port?.get()), entrypoint)))
         };
         let given = self.outside.map(|address| (address, Entrypoint::External));
         let ports = on(self.outside_port, Entrypoint::External)

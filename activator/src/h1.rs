@@ -303,8 +303,8 @@ pub fn check(bytes: &[u8]) {
     assert_eq!(parse_in_pieces(bytes, usize::from(*size)), whole, "in pieces of {size}");
 }
 
-/// Result of parsing a response: code, fields, `keeps`, the data of its chunks, and true if these are complete. `None`
-/// while the head is not complete, and for an invalid one, which may be found before all of it was read.
+/// Result of parsing a response: code, fields, `is_reusable`, the data of its chunks, and true if these are complete.
+/// `None` while the head is not complete, and for an invalid one, which may be found before all of it was read.
 type ParsedHttp1Response = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
 
 fn parse_in_pieces(bytes: &[u8], size: usize) -> ParsedHttp1Response {

@@ -161,8 +161,10 @@ impl ActivatorInstance {
             close_upgraded: CancellationToken::new(),
         });
         registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&gateway.routes))));
-        let seats = Arc::new(ClientConnections::new(budget, gateway.metrics.refusals.clone()));
-        let server = Arc::new(ClientConnectionServer::new(Arc::clone(&gateway), seats));
+        let client_connections =
+            Arc::new(ClientConnections::new(budget, gateway.metrics.refusals.clone()));
+        let server =
+            Arc::new(ClientConnectionServer::new(Arc::clone(&gateway), client_connections));
         let ports = Arc::new(ServicePortListeners::new(
             Arc::clone(&server),
             Arc::clone(&gateway),
@@ -240,9 +242,9 @@ pub async fn run(
     let mut registry = Registry::default();
     let stop = CancellationToken::new();
     let activator = ActivatorInstance::new(&config, &mut registry, &stop);
-    for (listener, door) in gateways {
+    for (listener, entrypoint) in gateways {
         let server = Arc::clone(&activator.server);
-        tokio::spawn(server.run_listener(listener, Some(door), stop.clone()));
+        tokio::spawn(server.run_listener(listener, Some(entrypoint), stop.clone()));
     }
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
     let finished = CancellationToken::new();
@@ -394,8 +396,8 @@ fn bind_gateways(
         all.push((given, Entrypoint::External));
         return Ok(all);
     }
-    let open = |(address, door): (SocketAddr, Entrypoint)| {
-        Ok((tcp_socket::bind_listener(address).map_err(failed(address.to_string()))?, door))
+    let open = |(address, entrypoint): (SocketAddr, Entrypoint)| {
+        Ok((tcp_socket::bind_listener(address).map_err(failed(address.to_string()))?, entrypoint))
     };
     config.gateway_addresses().into_iter().map(open).collect()
 }

@@ -112,14 +112,14 @@ impl PeerStreams {
     async fn serve_holders(self: &Arc<Self>, address: SocketAddr) -> Result<(), LinkError> {
         let service = SlotsServer::new(SlotOwnerService(Arc::clone(self)));
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
-        let door = self.credentials.as_ref().map(|credentials| TlsAdmission {
+        let admission = self.credentials.as_ref().map(|credentials| TlsAdmission {
             credentials: Arc::clone(credentials),
             allows_anonymous: false,
             limits: AcceptLimits::default(),
         });
         let router = link::server_builder().add_service(service);
         let endpoint = format!("{scheme}://{address}");
-        link::serve_with_tls(&endpoint, router, door.as_ref(), self.stop.clone()).await
+        link::serve_with_tls(&endpoint, router, admission.as_ref(), self.stop.clone()).await
     }
 
     /// Keeps a stream to every other activator that the RouteTable lists.

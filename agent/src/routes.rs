@@ -1,4 +1,4 @@
-//! Pure: the RouteTable on this node: its stream, and the plans that put it in force.
+//! Shell: the RouteTable on this node: its stream, and the plans that put it in force.
 //!
 //! A module belongs here if it holds the RouteTable, or decides what the kernel's maps should hold because of it. The
 //! loop writes the maps, from the operations of a plan.

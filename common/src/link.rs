@@ -155,17 +155,21 @@ pub enum PodReportKey {
 }
 
 impl ComponentLink {
-    /// Returns a link from `who` to the component at `endpoint`, until `shutdown`. See
+    /// Returns a link from `local_replica` to the component at `endpoint`, until `shutdown`. See
     /// [`crate::replicas::EndpointSetting`].
     pub fn new(
         endpoint: impl AsRef<str>,
-        who: ComponentReplica,
+        local_replica: ComponentReplica,
         shutdown: CancellationToken,
     ) -> Self {
-        Self::with_resolver(ReplicaResolver::from_setting(endpoint.as_ref()), who, shutdown)
+        Self::with_resolver(
+            ReplicaResolver::from_setting(endpoint.as_ref()),
+            local_replica,
+            shutdown,
+        )
     }
 
-    /// Returns a link from `who` to the replicas that `to` finds, until `shutdown`.
+    /// Returns a link from `local_replica` to the replicas that `resolver` finds, until `shutdown`.
     pub fn with_resolver(
         resolver: Arc<ReplicaResolver>,
         local_replica: ComponentReplica,
@@ -336,7 +340,7 @@ impl ComponentLink {
     }
 
     /// Reports pods, and the state of the table in force, to every replica. Values are those [`PodReportItem`]s without
-    /// a key of their own: `Sample`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`.
+    /// a key of their own: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
         self.keep_streams_to_all(|endpoint| async move {
             let gone = |key| match key {

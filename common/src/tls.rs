@@ -1,9 +1,9 @@
 //! Shell: mutual TLS between components.
 //!
 //! Every component makes its own key, which never leaves its process, and requests a certificate for it from the
-//! controller ([`crate::enrollment`]). Both sides of a connection present theirs. Names and addresses prove nothing; only the
-//! identity in the certificate does ([`request_peer()`]). Certificates live for an hour and are replaced in place:
-//! [`TlsCredentials`] gives every new handshake the newest one, and open connections stay.
+//! controller ([`crate::enrollment`]). Both sides of a connection present theirs. Names and addresses prove nothing;
+//! only the identity in the certificate does ([`request_peer()`]). Certificates live for an hour and are replaced in
+//! place: [`TlsCredentials`] gives every new handshake the newest one, and open connections stay.
 //!
 //! | attack | defence |
 //! |---|---|

@@ -5,10 +5,10 @@
 //! version.
 //!
 //! A connect finds its pod in these steps: `FRONTENDS[address, port]` → service number →
-//! [`SvcState`](crate::load_balancing::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`. Writers fill
-//! new backends and a new extent first, and then store one word of `SVC_STATE`. Numbers and extents freed by that are
-//! in quarantine for [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when it
-//! [reads](crate::load_balancing::ServiceReading) them again, and starts over.
+//! [`SvcState`](crate::load_balancing::SvcState) in `SVC_STATE` → extent of `SLOTS` → backend number → `BACKENDS`.
+//! Writers fill new backends and a new extent first, and then store one word of `SVC_STATE`. Numbers and extents freed
+//! by that are in quarantine for [`QUARANTINE_NS`]. A reader that was preempted for longer finds the words changed when
+//! it [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
 use core::mem::size_of;
 
@@ -59,7 +59,8 @@ pub mod maps {
     pub const INGRESS: &str = "INGRESS";
     /// Program array of `egress`, with the same programs as `INGRESS` except `suspects`.
     pub const EGRESS: &str = "EGRESS";
-    /// Program array of `sockets`: its own continuation for first data that take several runs, and `sockets_http2`.
+    /// Program array of `sockets`: its own continuation for first data that take several runs, and
+    /// `sockets_late_http2`.
     pub const SOCKETS: &str = "SOCKETS";
     /// LRU hash: [`BufferedSegmentKey`](super::BufferedSegmentKey) → [`BufferedSegment`](super::BufferedSegment).
     pub const KEPT: &str = "KEPT";
@@ -122,7 +123,7 @@ pub const EVENTS_BYTES: u32 = 65_536;
 pub const ACTIVATORS_V4: u32 = 0;
 /// Service number of the list of activators with an IPv6 address.
 pub const ACTIVATORS_V6: u32 = 1;
-/// Service number of the canary: its mode is `CanaryProcess`, and frontend [`CANARY`] maps to it.
+/// Service number of the canary: its mode is `Canary`, and frontend [`CANARY`] maps to it.
 pub const CANARY_SERVICE: u32 = 2;
 /// First service number for frontends of the RouteTable.
 pub const FIRST_SERVICE: u32 = 3;
@@ -137,7 +138,7 @@ pub const CANARY: FrontendKey = FrontendKey {
 
 /// Index in `CONTROL`: events that found the ring full.
 pub const CONTROL_DROPPED: u32 = 0;
-/// Index in `CONTROL`: connects to a frontend of mode `CanaryProcess`.
+/// Index in `CONTROL`: connects to a frontend of mode `Canary`.
 pub const CONTROL_CANARY: u32 = 1;
 /// Index in `CONTROL`: connects without bookkeeping, because memory was short or they were MPTCP's.
 pub const CONTROL_UNTRACKED: u32 = 2;
@@ -170,8 +171,8 @@ pub struct FrontendKey {
 }
 const _: () = assert!(size_of::<FrontendKey>() == 20);
 
-/// Target of connects: value of `BACKENDS`. All fields but `open` and `unanswered_ns` are constant while any list names
-/// it.
+/// Target of connects: value of `BACKENDS`. All fields but `open_connections` and `unanswered_ns` are constant while
+/// any list names it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendValue {
@@ -221,11 +222,11 @@ const _: () = assert!(size_of::<ListenKey>() == 16);
 pub struct ListenValue {
     /// Listeners that other namespaces can reach.
     pub reachable: u32,
-    /// Listeners among `open` whose bind was widened from loopback to any address.
+    /// Listeners among `reachable` whose bind was widened from loopback to any address.
     pub widened: u32,
     /// Listeners on loopback only, which are unreachable from outside the namespace.
     pub loopback: u32,
-    /// `FAMILY_*` bits of widened binds and `SERVES_*` bits of opened listeners, since the last listener closed. The
+    /// `WIDENED_*` bits of widened binds and `SERVES_*` bits of opened listeners, since the last listener closed. The
     /// update is not atomic: of two listeners that open at the same moment, one may leave no bit.
     pub families: u32,
     /// CLOCK_MONOTONIC of the latest listen, ns.
@@ -289,9 +290,9 @@ const _: () = assert!(size_of::<PodState>() == 64);
 
 /// Running totals of one pod on one CPU: value of `COUNTERS`.
 ///
-/// A writer adds 1 to `begin`, adds to the totals, and adds 1 to `end`. A reader accepts a row only when `begin` and
-/// `end` were equal before the read and unchanged after it. Rows are written under a connection's lock, which keeps
-/// interrupts away.
+/// A writer adds 1 to `write_begin`, adds to the totals, and adds 1 to `write_end`. A reader accepts a row only when
+/// `write_begin` and `write_end` were equal before the read and unchanged after it. Rows are written under a
+/// connection's lock, which keeps interrupts away.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodCounters {
@@ -344,8 +345,8 @@ pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
 
 /// Response totals of one pod on one CPU: value of `RESPONSES`. Each word is a plain total by itself.
 ///
-/// Every request that has ended is either cut or in one bucket of `latency`. One in a bucket is also in one of `status`
-/// or in `unknown_status`.
+/// Every request that has ended is either aborted or in one bucket of `latency`. One in a bucket is also in one of
+/// `status` or in `unknown_status`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponseCounters {
@@ -460,8 +461,8 @@ impl ServerSocket {
         fits.then(|| unsafe { core::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::is_in_use), or segments that
-    /// wait for earlier ones, count as use. `None` if it is unknown, or the connection is not counted.
+    /// Returns the use of the connection: a [message under way](crate::h1::Http1Connection::is_in_use), or segments
+    /// that wait for earlier ones, count as use. `None` if it is unknown, or the connection is not counted.
     pub fn activity(&self) -> Option<ConnectionActivity> {
         // An opaque estimate proves nothing about the end of a message, so such a connection has no known use.
         let known = match self.http.protocol {
@@ -546,7 +547,7 @@ pub struct HttpConnectionState {
     pub h1: crate::h1::Http1Connection,
     /// Opaque estimate, in mode `PROTOCOL_OPAQUE`.
     pub opaque_estimate: crate::opaque_estimate::OpaqueEstimate,
-    /// Protocol of the connection: one of `SPEAKS_*`.
+    /// Protocol of the connection: one of `PROTOCOL_*`.
     pub protocol: u32,
     /// Requests in flight on the connection.
     pub requests_in_flight: u32,
@@ -707,7 +708,7 @@ pub const SOCK_DESTROY_PLACEHOLDER: u32 = 0x5E4D_0E5D;
 pub struct KernelEvent {
     /// Kind of the event: one of `EVENT_*`.
     pub kind: u32,
-    /// Port (listen, closed) or pod row (busy).
+    /// Port (listen, closed) or pod row (growth).
     pub port_or_slot: u32,
     /// Netns cookie (listen, closed); 0 otherwise.
     pub netns_cookie: u64,

@@ -54,7 +54,7 @@ pub struct Http2Connection {
     highest_stream: u32,
     /// Requests in flight on the connection.
     pub requests_in_flight: u32,
-    /// Requests among `open` for which the table had no room.
+    /// Requests among these for which the table had no room.
     untracked: u32,
     /// Literal statuses and gRPC outcomes of the server so far, as bits: see [`hpack_status`].
     hpack_seen: u32,

@@ -307,7 +307,7 @@ fn pick_listening_pod(list: &SvcState) -> Option<BackendPick> {
     }
     for turn in 1..=MAX_PICKS {
         let (better, other) = pick_two(list)?;
-        // `two` prefers a backend without doubt, so the other one is doubtful as well; the next two may not be.
+        // `pick_two` prefers a backend without doubt, so the other one is doubtful as well; the next two may not be.
         if turn < MAX_PICKS && is_recently_unanswered(&better) {
             continue;
         }

@@ -1,10 +1,10 @@
 //! Counts requests in flight, from the packets of pods' connections.
 //!
-//! [`datapath::h1`], [`datapath::h2`] and [`datapath::opaque_estimate`] interpret segments, in whatever order they arrive. This
-//! file and the files below it pass them the segments, and turn their results into counters. A segment is judged by our
-//! own next-sequence words, since the socket's may stand still while its program holds it. Heads, chunk sizes and frame
-//! headers are copied in windows; bodies are not read. Heads are read before the connection's lock is taken (unlocked
-//! read). The result is committed only if, under the lock, the direction still is where the read began.
+//! [`datapath::h1`], [`datapath::h2`] and [`datapath::opaque_estimate`] interpret segments, in whatever order they
+//! arrive. This file and the files below it pass them the segments, and turn their results into counters. A segment is
+//! judged by our own next-sequence words, since the socket's may stand still while its program holds it. Heads, chunk
+//! sizes and frame headers are copied in windows; bodies are not read. Heads are read before the connection's lock is
+//! taken (unlocked read). The result is committed only if, under the lock, the direction still is where the read began.
 //!
 //! Segments that arrive before their connection is established, or behind a gap that matters, are buffered in `KEPT`
 //! under sender and sequence number. They are read when `open_connection` runs for the connection, or the gap before

@@ -1,7 +1,7 @@
 //! Pure: model of the eBPF programs: processes segments as `ebpf/src/count.rs` does.
 //!
-//! Only this file and `late` drive the parsers. Unlike the eBPF programs, the model reads as many windows of a
-//! segment as it has.
+//! Only this file and `pending_segments` drive the parsers. Unlike the eBPF programs, the model reads as many windows
+//! of a segment as it has.
 
 mod pending_segments;
 

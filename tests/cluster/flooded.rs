@@ -91,6 +91,9 @@ impl<'a> FloodFixture<'a> {
     }
 
     /// Manifest of the service's present version.
+    ///
+    /// An application that gets SIGTERM in its first milliseconds, as PID 1 and without a handler yet, ignores it. That
+    /// happens where no agent answers the preStop hook. `timeoutSeconds` then bounds the time until the pod is killed.
     pub(crate) fn service_manifest(&self, traffic: &str) -> String {
         let (version, FloodAppOptions { exits_on_term: at_once, min_pods: least }) =
             (self.version, self.app);
@@ -109,6 +112,7 @@ spec:
         autoscaling.knative.dev/target: \"{TARGET_CONCURRENCY}\"
         autoscaling.knative.dev/target-utilization-percentage: \"100\"
     spec:
+      timeoutSeconds: 60
       containers:
       - image: \"{HELLO_IMAGE}\"
         env:

@@ -70,7 +70,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     // More ports than the whole map has entries.
     noise.expect_step("ports 20000 17000");
     let of_noisy = |bed: &KernelFixture| {
-        let keys = bed.maps.listeners().expect("readable").into_keys();
+        let keys = bed.maps.listen_entries().expect("readable").into_keys();
         keys.filter(|key| key.netns_cookie == noisy.cookie).count()
     };
     assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize);
@@ -85,7 +85,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     for port in 20_000..20_008 {
         bed.maps.delete_listener(noisy.cookie, port).expect("writable");
     }
-    bed.maps.count_listeners().expect("writable");
+    bed.maps.write_listener_counts().expect("writable");
     noise.expect_step("ports 40000 100");
     assert_eq!(of_noisy(&bed), abi::LISTEN_PER_NAMESPACE as usize);
     bed.maps.unregister(noisy.cookie).expect("writable");
@@ -105,14 +105,14 @@ fn a_namespace_beyond_those_that_are_counted_is_followed_without_a_bound_of_its_
     let others = (1 << 60..).take_while(|cookie| counts.insert(cookie, 1, 0).is_ok()).count();
     assert_eq!(others, abi::LISTENERS_MAX as usize);
     let mut server = pod.start_process();
-    let entries = |bed: &KernelFixture| bed.maps.listeners().expect("readable").len();
+    let entries = |bed: &KernelFixture| bed.maps.listen_entries().expect("readable").len();
     server.expect_step(&format!("ports 20000 {PORTS}"));
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     assert_eq!((listener_count(&bed, &pod), entries(&bed)), (1, PORTS as usize + 1));
     let uncounted = [abi::CONTROL_LISTEN_OVER_QUOTA, abi::CONTROL_LISTEN_FULL];
     assert_eq!(uncounted.map(|word| bed.maps.control_word(word)), [0, 0]);
     // Namespaces that no longer exist free their entries.
-    bed.maps.count_listeners().expect("writable");
+    bed.maps.write_listener_counts().expect("writable");
     server.expect_step(&format!("ports 40000 {PORTS}"));
     assert_eq!(bed.maps.control_word(abi::CONTROL_LISTEN_OVER_QUOTA), u64::from(PORTS));
 }
@@ -159,7 +159,7 @@ fn a_namespace_tells_its_cookie_by_a_listener_that_leaves_no_trace() {
         let netns = std::fs::File::open(format!("/run/netns/{}", place.netns)).unwrap();
         assert_eq!(cookies.find_by_listener(netns.as_fd()).unwrap(), place.cookie);
     }
-    assert_eq!(bed.maps.listeners().unwrap().len(), 0);
+    assert_eq!(bed.maps.listen_entries().unwrap().len(), 0);
     let left = std::fs::read_dir(&bed.paths().pods).unwrap().flatten();
     let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().contains("cookie")), "{left:?}");

@@ -28,9 +28,9 @@ impl ClientInfo {
     }
 
     /// Sender of the request, for the headers that the pod gets.
-    pub(crate) fn request_sender(&self, door: Entrypoint) -> ForwardedRequestSender {
+    pub(crate) fn request_sender(&self, entrypoint: Entrypoint) -> ForwardedRequestSender {
         ForwardedRequestSender {
-            traffic_origin: door.traffic_origin(),
+            traffic_origin: entrypoint.traffic_origin(),
             address: self.address,
             proxied_client: self.proxied_client,
         }

@@ -182,7 +182,7 @@ impl ClientConnections {
         }
         let mut table = self.lock_table();
         table.last_id += 1;
-        let seat = Arc::new(ClientConnection {
+        let client_connection = Arc::new(ClientConnection {
             id: table.last_id,
             connections: Arc::clone(self),
             client_usage: OnceLock::new(),
@@ -194,8 +194,8 @@ impl ClientConnections {
             refusal: CancellationToken::new(),
             cut_off: CancellationToken::new(),
         });
-        table.connections.insert(seat.id, Arc::downgrade(&seat));
-        Some(seat)
+        table.connections.insert(client_connection.id, Arc::downgrade(&client_connection));
+        Some(client_connection)
     }
 
     /// Bytes of requests that clients hold now.
@@ -243,8 +243,8 @@ impl ClientConnections {
             return false;
         }
         idle.select_nth_unstable_by_key(some - 1, |(since, _)| *since);
-        for (_, seat) in &idle[..some] {
-            seat.close_to_make_room();
+        for (_, client_connection) in &idle[..some] {
+            client_connection.close_to_make_room();
         }
         true
     }
@@ -253,7 +253,9 @@ impl ClientConnections {
     /// bytes.
     fn refuse_largest(&self, of: Option<&Arc<ClientUsage>>, cause: u64) {
         let all = self.snapshot();
-        let of_it = |seat: &&Arc<ClientConnection>| of.is_none_or(|it| seat.is_of_client(it));
+        let of_it = |client_connection: &&Arc<ClientConnection>| {
+            of.is_none_or(|it| client_connection.is_of_client(it))
+        };
         let candidates: Vec<_> = all.iter().filter(of_it).collect();
         // The counts may include bytes that the library has discarded. They are corrected before anything is refused,
         // except on the connection that has grown: its bytes may have come before their request.
@@ -272,9 +274,9 @@ impl ClientConnections {
         let leaves: usize = going.iter().map(|it| it.held_bytes()).sum();
         if held > most + leaves {
             let staying = staying.into_iter().map(|it| (it.held_bytes(), it)).collect();
-            for seat in largest(staying, held - leaves, most) {
+            for client_connection in largest(staying, held - leaves, most) {
                 self.count_refusal(bound);
-                seat.refuse_requests();
+                client_connection.refuse_requests();
             }
         }
     }
@@ -290,15 +292,17 @@ impl ClientConnections {
         let going = all.iter().filter(|it| !it.cut_off.is_cancelled());
         let going: Vec<_> = going.map(|it| (it.charged_bytes().closing_buffer_bytes, it)).collect();
         let held = going.iter().map(|(kept, _)| kept).sum();
-        for seat in largest(going, held, most) {
-            seat.cut_off.cancel();
+        for client_connection in largest(going, held, most) {
+            client_connection.cut_off.cancel();
         }
     }
 
     /// Ends the connection that holds most bytes of responses, because too many of them wait.
     fn cut_off_largest_response(&self) {
         let all = self.snapshot();
-        let held = |seat: &&Arc<ClientConnection>| seat.response_bytes.load(Ordering::Relaxed);
+        let held = |client_connection: &&Arc<ClientConnection>| {
+            client_connection.response_bytes.load(Ordering::Relaxed)
+        };
         let (going, staying): (Vec<_>, Vec<_>) =
             all.iter().partition(|it| it.cut_off.is_cancelled());
         let leaves = going.iter().map(held).sum::<usize>();
@@ -339,16 +343,17 @@ impl ClientConnections {
 /// Connections that hold most of the `held` bytes, until the rest hold somewhat less than `most`. The margin keeps
 /// later bytes from searching all connections again.
 fn largest(
-    mut seats: Vec<(usize, &Arc<ClientConnection>)>,
+    mut client_connections: Vec<(usize, &Arc<ClientConnection>)>,
     mut held: usize,
     most: usize,
 ) -> impl Iterator<Item = &Arc<ClientConnection>> {
     let enough = if held > most { most - most / BOUND_MARGIN_DIVISOR } else { held };
-    seats.sort_unstable_by_key(|(its, _)| *its);
+    client_connections.sort_unstable_by_key(|(its, _)| *its);
     std::iter::from_fn(move || {
-        let (its, seat) = seats.pop().filter(|(its, _)| held > enough && *its > 0)?;
+        let (its, client_connection) =
+            client_connections.pop().filter(|(its, _)| held > enough && *its > 0)?;
         held = held.saturating_sub(its);
-        Some(seat)
+        Some(client_connection)
     })
 }
 

@@ -15,8 +15,11 @@ use crate::{
 ///
 /// The caller runs it as soon as the head has come: over HTTP/2 a hundred heads may come before the first one's task
 /// runs.
-pub fn charge_head<B>(mut request: Request<B>, seat: &Arc<ClientConnection>) -> Option<Request<B>> {
-    let held = seat.try_charge_head(estimate_head_bytes(&request))?;
+pub fn charge_head<B>(
+    mut request: Request<B>,
+    client_connection: &Arc<ClientConnection>,
+) -> Option<Request<B>> {
+    let held = client_connection.try_charge_head(estimate_head_bytes(&request))?;
     request.extensions_mut().insert(Arc::new(held));
     Some(request)
 }
@@ -27,8 +30,8 @@ pub fn charged_bytes<B>(request: &Request<B>) -> usize {
 }
 
 /// Charges the head again, because no pod got the request and it waits again.
-pub fn recharge_head<B>(request: &mut Request<B>, seat: &Arc<ClientConnection>) {
-    let held = seat.charge_head(estimate_head_bytes(request));
+pub fn recharge_head<B>(request: &mut Request<B>, client_connection: &Arc<ClientConnection>) {
+    let held = client_connection.charge_head(estimate_head_bytes(request));
     request.extensions_mut().insert(Arc::new(held));
 }
 

@@ -119,8 +119,8 @@ struct ClientSocketInner {
 pub struct RawRequestTarget(pub Bytes);
 
 impl ClientSocket {
-    /// Wraps the socket of a client, whose bytes are charged to `seat`.
-    pub fn new(stream: TcpStream, seat: Arc<ClientConnection>) -> Self {
+    /// Wraps the socket of a client, whose bytes are charged to `client_connection`.
+    pub fn new(stream: TcpStream, client_connection: Arc<ClientConnection>) -> Self {
         let (early, waker) = (BytesMut::new(), None);
         let (is_settled, is_ahead, is_unread) = (false, false, false);
         let targets = RequestTargetInspector::disabled(0);
@@ -133,7 +133,7 @@ impl ClientSocket {
             interim: early,
             targets,
             has_unread_body: is_unread,
-            connection: seat,
+            connection: client_connection,
             frames,
             partial_head_bytes: partial,
             buffer_size: room,

@@ -64,10 +64,10 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ChargedResponseBody<B> {
         let lies = next.is_ready() && !self.body.is_end_stream();
         self.set_buffered_charged(lies);
         let next = ready!(next);
-        let seat = self.request_guard.connection();
-        Poll::Ready(
-            next.map(|it| it.map(|frame| frame.map_data(|data| seat.charge_response_data(data)))),
-        )
+        let client_connection = self.request_guard.connection();
+        Poll::Ready(next.map(|it| {
+            it.map(|frame| frame.map_data(|data| client_connection.charge_response_data(data)))
+        }))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -102,34 +102,34 @@ impl ClientConnectionServer {
         &self.connections
     }
 
-    /// Accepts connections from `listener` until `closed`, for `door` or else for the port that each client connected
-    /// to. They are served until `close_when_idle`, then closed in order.
+    /// Accepts connections from `listener` until `closed`, for `entrypoint` or else for the port that each client
+    /// connected to. They are served until `close_when_idle`, then closed in order.
     pub async fn run_listener(
         self: Arc<Self>,
         listener: TcpListener,
-        door: Option<Entrypoint>,
+        entrypoint: Option<Entrypoint>,
         closed: CancellationToken,
     ) {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = closed.cancelled() => return self.accept_backlog(listener, door),
+                () = closed.cancelled() => return self.accept_backlog(listener, entrypoint),
             };
             match accepted {
-                Ok((stream, client)) => self.accept_connection(stream, door, client),
+                Ok((stream, client)) => self.accept_connection(stream, entrypoint, client),
                 Err(error) => self.on_accept_error(&error).await,
             }
         }
     }
 
     /// Accepts connections that were complete before the listener closes; the kernel would reset them.
-    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, door: Option<Entrypoint>) {
+    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, entrypoint: Option<Entrypoint>) {
         let Ok(listener) = listener.into_std() else { return };
         // Only what is complete now: the listener is non-blocking and closed afterwards.
         while let Ok((stream, client)) = listener.accept() {
             let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
             if let Ok(stream) = stream {
-                self.accept_connection(stream, door, client);
+                self.accept_connection(stream, entrypoint, client);
             }
         }
     }
@@ -137,58 +137,67 @@ impl ClientConnectionServer {
     fn accept_connection(
         self: &Arc<Self>,
         stream: TcpStream,
-        door: Option<Entrypoint>,
+        entrypoint: Option<Entrypoint>,
         client: SocketAddr,
     ) {
         // With one listener for all ports, the local port names the service.
         let own = || stream.local_addr().map(|address| Entrypoint::Service(address.port()));
-        let door = match stream
+        let entrypoint = match stream
             .set_nodelay(true)
             .and_then(|()| tcp_socket::keep_alive(&stream))
-            .and_then(|()| door.map_or_else(own, Ok))
+            .and_then(|()| entrypoint.map_or_else(own, Ok))
         {
-            Ok(door) => door,
+            Ok(entrypoint) => entrypoint,
             Err(error) => return debug!(%client, %error, "client gone at once"),
         };
-        let Some(seat) = self.connections.register().filter(|it| self.may_accept(it, door, client))
+        let Some(client_connection) =
+            self.connections.register().filter(|it| self.may_accept(it, entrypoint, client))
         else {
-            return debug!(?door, %client, "connection refused: there are enough");
+            return debug!(?entrypoint, %client, "connection refused: there are enough");
         };
         let server = Arc::clone(self);
         self.gateway.tasks.spawn(async move {
             server.gateway.metrics.client_connections.inc();
             // The cut is checked here, around the whole connection, since it must end whatever the connection waits
             // for.
-            let cut = seat.cut_off.clone();
+            let cut = client_connection.cut_off.clone();
             tokio::select! {
-                ended = server.serve_connection(stream, door, client, seat) => if let Err(error) = ended {
-                    debug!(?door, %client, %error, "connection ended");
+                ended = server.serve_connection(stream, entrypoint, client, client_connection) => if let Err(error) = ended {
+                    debug!(?entrypoint, %client, %error, "connection ended");
                 },
-                () = cut.cancelled() => debug!(?door, %client, "connection cut off"),
+                () = cut.cancelled() => debug!(?entrypoint, %client, "connection cut off"),
             }
             server.gateway.metrics.client_connections.dec();
         });
     }
 
     /// Returns true if the peer may have one connection more. A trusted proxy may have any number.
-    fn may_accept(&self, seat: &ClientConnection, door: Entrypoint, peer: SocketAddr) -> bool {
-        let is_trusted = door == Entrypoint::External
+    fn may_accept(
+        &self,
+        client_connection: &ClientConnection,
+        entrypoint: Entrypoint,
+        peer: SocketAddr,
+    ) -> bool {
+        let is_trusted = entrypoint == Entrypoint::External
             && self.gateway.edge_policy.current().is_trusted_proxy(peer.ip());
-        is_trusted || seat.try_assign_client(peer.ip())
+        is_trusted || client_connection.try_assign_client(peer.ip())
     }
 
     async fn serve_connection(
         &self,
         mut stream: TcpStream,
-        door: Entrypoint,
+        entrypoint: Entrypoint,
         peer: SocketAddr,
-        seat: Arc<ClientConnection>,
+        client_connection: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
-        let Some((client, origin)) = self.identify_client(&mut stream, door, peer).await else {
+        let Some((client, origin)) = self.identify_client(&mut stream, entrypoint, peer).await
+        else {
             return Ok(());
         };
         // Behind a trusted proxy the named client is the one whose connections are bounded.
-        if matches!(origin, ProxiedClient::Named { .. }) && !seat.try_assign_client(client.ip()) {
+        if matches!(origin, ProxiedClient::Named { .. })
+            && !client_connection.try_assign_client(client.ip())
+        {
             return Ok(());
         }
         let (address, port) = (client.ip().to_canonical(), client.port());
@@ -198,11 +207,12 @@ impl ClientConnectionServer {
             proxied_client: origin,
             reconnect_jitter: ReconnectJitter::from_random(random_u64()),
         };
-        let socket = ClientSocket::new(stream, Arc::clone(&seat));
+        let socket = ClientSocket::new(stream, Arc::clone(&client_connection));
         match self.detect_http2(&socket).await {
-            Ok(Ok(true)) => self.serve_http2(socket, door, client, seat).await,
+            Ok(Ok(true)) => self.serve_http2(socket, entrypoint, client, client_connection).await,
             Ok(Ok(false)) => {
-                let ended = self.serve_http1(socket.clone(), door, client, &seat).await;
+                let ended =
+                    self.serve_http1(socket.clone(), entrypoint, client, &client_connection).await;
                 // After an error the client has no response that a reset could destroy.
                 if ended.is_ok() {
                     socket.drain_unread().await;
@@ -219,11 +229,11 @@ impl ClientConnectionServer {
     async fn identify_client(
         &self,
         stream: &mut TcpStream,
-        door: Entrypoint,
+        entrypoint: Entrypoint,
         peer: SocketAddr,
     ) -> Option<(SocketAddr, ProxiedClient)> {
         let edge = self.gateway.edge_policy.current();
-        if door != Entrypoint::External
+        if entrypoint != Entrypoint::External
             || !edge.requires_proxy_protocol
             || !edge.is_trusted_proxy(peer.ip())
         {
@@ -257,9 +267,9 @@ impl ClientConnectionServer {
     async fn serve_http1(
         &self,
         socket: ClientSocket,
-        door: Entrypoint,
+        entrypoint: Entrypoint,
         client: ClientInfo,
-        seat: &Arc<ClientConnection>,
+        client_connection: &Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
         socket.enable_target_inspection(self.connections.budget.max_head_bytes);
         let service = service_fn(|mut request: Request<Incoming>| {
@@ -269,13 +279,15 @@ impl ClientConnectionServer {
             if let Some(target) = socket.raw_target(request.uri()) {
                 request.extensions_mut().insert(target);
             }
-            let asked = seat.start_request();
+            let asked = client_connection.start_request();
             // Charged here, before the task waits for anything.
-            let request = head_charge::charge_head(request, seat);
+            let request = head_charge::charge_head(request, client_connection);
             // Boxed, so that a connection without a request has no room for one.
             let handling = Box::pin(async move {
                 match request {
-                    Some(request) => self.gateway.handle(request, door, client, seat).await,
+                    Some(request) => {
+                        self.gateway.handle(request, entrypoint, client, client_connection).await
+                    }
                     None => ProxyRequestError::TooManyRequestBytes
                         .response(ClientResponseBody::from_text),
                 }
@@ -300,7 +312,7 @@ impl ClientConnectionServer {
         // A refused or stopping connection finishes its present exchange and takes no other one.
         tokio::select! {
             ended = connection.as_mut() => return ended,
-            () = seat.wait_refused() => {}
+            () = client_connection.wait_refused() => {}
             () = self.gateway.close_when_idle.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -311,23 +323,28 @@ impl ClientConnectionServer {
     async fn serve_http2(
         &self,
         socket: ClientSocket,
-        door: Entrypoint,
+        entrypoint: Entrypoint,
         client: ClientInfo,
-        seat: Arc<ClientConnection>,
+        client_connection: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
         socket.enable_frame_inspection();
         let leave = CancellationToken::new();
         let resets = StreamResetCounter::new(Arc::clone(&self.connections));
         let service = service_fn(|request| {
             let leave = leave.clone();
-            let (seat, asked, reset) =
-                (Arc::clone(&seat), seat.start_request(), resets.start_request());
-            let request = head_charge::charge_head(request, &seat);
+            let (client_connection, asked, reset) = (
+                Arc::clone(&client_connection),
+                client_connection.start_request(),
+                resets.start_request(),
+            );
+            let request = head_charge::charge_head(request, &client_connection);
             // Boxed, so that little of it is left once the response has begun, or for a refusal: clients may leave
             // thousands of either unread.
             let handling = request.map(|request| {
                 let gateway = Arc::clone(&self.gateway);
-                Box::pin(async move { gateway.handle(request, door, client, &seat).await })
+                Box::pin(async move {
+                    gateway.handle(request, entrypoint, client, &client_connection).await
+                })
             });
             async move {
                 let mut answer = match handling {
@@ -354,9 +371,9 @@ impl ClientConnectionServer {
             tokio::select! {
                 ended = connection.as_mut() => return ended,
                 () = leave.cancelled() => {}
-                () = seat.wait_refused() => {}
+                () = client_connection.wait_refused() => {}
                 () = self.gateway.close_when_idle.cancelled() => {}
-                () = wait_idle(&seat, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
+                () = wait_idle(&client_connection, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
             }
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -393,9 +410,9 @@ impl ClientConnectionServer {
 }
 
 /// Waits until a connection has been idle for the time `most`.
-async fn wait_idle(seat: &ClientConnection, most: Duration) {
+async fn wait_idle(client_connection: &ClientConnection, most: Duration) {
     loop {
-        let idle = seat.idle_time().unwrap_or_default();
+        let idle = client_connection.idle_time().unwrap_or_default();
         if idle >= most {
             return;
         }

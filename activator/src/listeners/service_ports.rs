@@ -44,8 +44,8 @@ struct OpenServicePorts {
 }
 
 impl ServicePortListeners {
-    /// Creates the state without open ports. Each port is opened on all of `addresses`, through `map` if it can be
-    /// used.
+    /// Creates the state without open ports. Each port is opened on all of `addresses`, through `listener_map` if it
+    /// can be used.
     pub fn new(
         server: Arc<ClientConnectionServer>,
         gateway: Arc<ActivatorGateway>,
@@ -146,9 +146,9 @@ impl ServicePortListeners {
         match tcp_socket::bind_listener(address) {
             Ok(listener) => {
                 let closed = self.shutdown.child_token();
-                let door = Entrypoint::Service(address.port());
+                let entrypoint = Entrypoint::Service(address.port());
                 let server = Arc::clone(&self.server);
-                tokio::spawn(server.run_listener(listener, Some(door), closed.clone()));
+                tokio::spawn(server.run_listener(listener, Some(entrypoint), closed.clone()));
                 open.listeners.insert(address, closed);
                 open.failed_addresses.remove(&address);
             }

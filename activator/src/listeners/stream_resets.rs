@@ -21,10 +21,10 @@ pub struct StreamResetCounter {
 
 impl StreamResetCounter {
     /// Creates the counters of a new connection.
-    pub fn new(seats: Arc<ClientConnections>) -> Arc<Self> {
+    pub fn new(client_connections: Arc<ClientConnections>) -> Arc<Self> {
         let (begun, reset) = (AtomicU64::new(0), AtomicU64::new(0));
         Arc::new(Self {
-            connections: seats,
+            connections: client_connections,
             requests: begun,
             resets: reset,
             flood: CancellationToken::new(),

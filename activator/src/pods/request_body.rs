@@ -81,14 +81,19 @@ impl BodyIdleTimer {
 }
 
 impl PodRequestBody {
-    /// Creates the body of a request that came by `socket`, over the client connection of `seat`.
-    pub fn new(body: Incoming, socket: Option<ClientSocket>, seat: &Arc<ClientConnection>) -> Self {
+    /// Creates the body of a request that came by `socket`, over the client connection of `client_connection`.
+    pub fn new(
+        body: Incoming,
+        socket: Option<ClientSocket>,
+        client_connection: &Arc<ClientConnection>,
+    ) -> Self {
         if body.is_end_stream() {
             return Self::Empty;
         }
-        seat.on_body_start();
+        client_connection.on_body_start();
         let (again, sent) = (VecDeque::new(), Some(Vec::new()));
-        let (seat, pace, place, is_over) = (Arc::clone(seat), Arc::default(), None, false);
+        let (client_connection, pace, place, is_over) =
+            (Arc::clone(client_connection), Arc::default(), None, false);
         Self::Client(Box::new(ClientRequestBody {
             body,
             resend_queue: again,
@@ -96,7 +101,7 @@ impl PodRequestBody {
             is_ended: is_over,
             socket,
             permit: place,
-            connection: seat,
+            connection: client_connection,
             idle_timer: pace,
         }))
     }

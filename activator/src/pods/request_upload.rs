@@ -20,8 +20,8 @@ use crate::{
 /// Request that is being sent.
 #[derive(Debug)]
 pub struct RequestUpload {
-    /// Framing bytes to send before `data`.
-    framing_before: BytesMut,
+    /// Bytes to send before `data`: the head at first, later chunk sizes.
+    bytes_before: BytesMut,
     /// Bytes of the client's body to send.
     data: Bytes,
     /// Framing bytes to send behind `data`.
@@ -41,7 +41,7 @@ enum UploadPhase {
     AwaitingContinue,
     /// The body is sent as it comes.
     Sending,
-    /// The whole request is in `framing_before` or was sent.
+    /// The whole request is in `bytes_before` or was sent.
     Finished,
 }
 
@@ -64,8 +64,8 @@ impl RequestUpload {
             (PodRequestBody::Client(_), None) => RequestBodyFraming::Chunked,
         };
         let target = head.extensions.get::<RawRequestTarget>().map(|it| &*it.0);
-        let mut framing_before = BytesMut::new();
-        h1::write_request(head, target, framing, &mut framing_before);
+        let mut bytes_before = BytesMut::new();
+        h1::write_request(head, target, framing, &mut bytes_before);
         // A request without a body has nothing to hold back, whatever it expects.
         let phase = match framing {
             RequestBodyFraming::NoBody => UploadPhase::Finished,
@@ -83,7 +83,7 @@ impl RequestUpload {
         };
         let (data, framing_after) = (Bytes::new(), &b""[..]);
         Self {
-            framing_before,
+            bytes_before,
             data,
             framing_after,
             body,
@@ -149,7 +149,7 @@ impl RequestUpload {
     }
 
     fn has_bytes(&self) -> bool {
-        !self.framing_before.is_empty() || !self.data.is_empty() || !self.framing_after.is_empty()
+        !self.bytes_before.is_empty() || !self.data.is_empty() || !self.framing_after.is_empty()
     }
 
     /// Fetches the next frame of the body into the buffers.
@@ -167,7 +167,7 @@ impl RequestUpload {
             Ok(data) if data.is_empty() => {}
             Ok(data) => {
                 if self.framing == RequestBodyFraming::Chunked {
-                    chunked::write_chunk_size(data.len(), &mut self.framing_before);
+                    chunked::write_chunk_size(data.len(), &mut self.bytes_before);
                     self.framing_after = chunked::CHUNK_END;
                 }
                 self.data = data;
@@ -189,7 +189,7 @@ impl RequestUpload {
 
     fn finish(&mut self, trailers: Option<&HeaderMap>) {
         if self.framing == RequestBodyFraming::Chunked {
-            chunked::write_last_chunk(trailers, &mut self.framing_before);
+            chunked::write_last_chunk(trailers, &mut self.bytes_before);
         }
         self.phase = UploadPhase::Finished;
     }
@@ -200,16 +200,15 @@ impl RequestUpload {
         pod: &mut OwnedWriteHalf,
     ) -> Poll<io::Result<()>> {
         // One system call for the framing and the data of a chunk.
-        let slices =
-            [&self.framing_before[..], &self.data[..], self.framing_after].map(IoSlice::new);
+        let slices = [&self.bytes_before[..], &self.data[..], self.framing_after].map(IoSlice::new);
         let mut count = ready!(Pin::new(pod).poll_write_vectored(cx, &slices))?;
         if count == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
         }
         self.bytes_sent += count as u64;
         // The bytes go in this order: framing before the data, the data, framing behind it.
-        let ours = count.min(self.framing_before.len());
-        self.framing_before.advance(ours);
+        let ours = count.min(self.bytes_before.len());
+        self.bytes_before.advance(ours);
         count -= ours;
         let theirs = count.min(self.data.len());
         self.data.advance(theirs);

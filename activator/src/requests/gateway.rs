@@ -181,7 +181,7 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         ProxyRequestError::Timeout
         | ProxyRequestError::DialFailed { .. }
         | ProxyRequestError::ExchangeFailed { .. } => {
-            info!(door = ?entrypoint, %client, code, %failure, "request failed");
+            info!(?entrypoint, %client, code, %failure, "request failed");
         }
         ProxyRequestError::UnknownService(_)
         | ProxyRequestError::NoRevision(_)
@@ -192,7 +192,7 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         | ProxyRequestError::BodyIdleTimeout
         | ProxyRequestError::BadRequest(_)
         | ProxyRequestError::ConnectMethod => {
-            debug!(door = ?entrypoint, %client, code, %failure, "request refused")
+            debug!(?entrypoint, %client, code, %failure, "request refused")
         }
     }
 }

@@ -125,7 +125,7 @@ impl RequestLogger {
         self: &Arc<Self>,
         head: &request::Parts,
         body: &impl Body,
-        door: Entrypoint,
+        entrypoint: Entrypoint,
         client: ClientInfo,
     ) -> Option<Box<RequestLogEntry>> {
         // Off is the usual case: it costs one relaxed load for each request, and no lock.
@@ -133,7 +133,7 @@ impl RequestLogger {
             return None;
         }
         let rules = self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        let is_probe = door.traffic_origin() == TrafficOrigin::Internal
+        let is_probe = entrypoint.traffic_origin() == TrafficOrigin::Internal
             && platform_probe::parse_probe(head).is_some();
         if is_probe && !rules.logs_probes {
             return None;

@@ -88,7 +88,7 @@ struct ActiveRevisionState {
     queue_entries: usize,
 }
 
-/// Room for one request at one pod. Dropping it registers the end of the request there.
+/// Right to send one request to one pod. Dropping it registers the end of the request there.
 #[derive(Debug)]
 pub struct PodPermit {
     /// Pod at which the request has room.
@@ -180,10 +180,10 @@ impl ActivatorRevision {
         let (count, waiting) = (ready.len(), live.wait_queue.waiting_count());
         // The queue releases first, then the slots: with a hard limit `on_routes` leaves no room, and `reconcile_slots`
         // assigns it.
-        let mut gone = live.wait_queue.on_routes(ready, limit, random_u64);
-        core.on_dispatched(&gone);
-        gone.extend(self.reconcile_slots(&mut core));
-        let places = self.grant_permits(&core, gone);
+        let mut dispatched = live.wait_queue.on_routes(ready, limit, random_u64);
+        core.on_dispatched(&dispatched);
+        dispatched.extend(self.reconcile_slots(&mut core));
+        let places = self.grant_permits(&core, dispatched);
         core.drop_if_idle();
         // The waiters run as soon as they have their permits, so the lock is released before.
         drop(core);
@@ -200,8 +200,8 @@ impl ActivatorRevision {
         let is_back = core.route_settings.is_some();
         let live = core.active.as_mut().filter(|_| !is_back);
         let left = live.map(|live| live.wait_queue.drain_waiters()).unwrap_or_default();
-        let gone = self.reconcile_slots(&mut core);
-        debug_assert!(gone.is_empty(), "none waits");
+        let dispatched = self.reconcile_slots(&mut core);
+        debug_assert!(dispatched.is_empty(), "none waits");
         drop(core);
         if !left.is_empty() {
             info!(revision = %self.name, waiting = left.len(), "waiting requests refused: their revision is gone");
@@ -276,8 +276,8 @@ impl ActivatorRevision {
     fn on_request_done(self: &Arc<Self>, pod: &PodEndpoint) {
         let mut core = self.lock_state();
         let Some(live) = core.active.as_mut() else { return };
-        let mut gone = live.wait_queue.on_request_done(pod.key, random_u64);
-        core.on_dispatched(&gone);
+        let mut dispatched = live.wait_queue.on_request_done(pod.key, random_u64);
+        core.on_dispatched(&dispatched);
         // A slot that is spare again at once needs no new distribution: the common case under load stays cheap.
         let is_open = core.active.as_ref().is_some_and(|live| live.wait_queue.is_open(pod.key));
         let again =
@@ -286,11 +286,11 @@ impl ActivatorRevision {
             Some(live) if again => {
                 let more = live.wait_queue.add_free_slot(pod.key, random_u64);
                 core.on_dispatched(&more);
-                gone.extend(more);
+                dispatched.extend(more);
             }
-            Some(_) | None => gone.extend(self.reconcile_slots(&mut core)),
+            Some(_) | None => dispatched.extend(self.reconcile_slots(&mut core)),
         }
-        let places = self.grant_permits(&core, gone);
+        let places = self.grant_permits(&core, dispatched);
         core.drop_if_idle();
         drop(core);
         send_permits(places);
@@ -304,10 +304,10 @@ impl ActivatorRevision {
         ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
     ) {
         let mut core = self.lock_state();
-        let mut gone = step(&mut core);
-        core.on_dispatched(&gone);
-        gone.extend(self.reconcile_slots(&mut core));
-        let places = self.grant_permits(&core, gone);
+        let mut dispatched = step(&mut core);
+        core.on_dispatched(&dispatched);
+        dispatched.extend(self.reconcile_slots(&mut core));
+        let places = self.grant_permits(&core, dispatched);
         core.drop_if_idle();
         drop(core);
         send_permits(places);
@@ -336,15 +336,15 @@ impl ActivatorRevision {
             slots.reconcile(random_u64);
             let Some(live) = live.as_mut().filter(|_| limit > 0) else { break };
             let ActiveRevisionState { wait_queue: line, pods, .. } = &mut **live;
-            let gone = line.set_free_slots(
+            let dispatched = line.set_free_slots(
                 |key| pods.get(&key).map_or(0, |it| slots.free_slots(&it.uid)),
                 random_u64,
             );
-            if gone.is_empty() {
+            if dispatched.is_empty() {
                 break;
             }
-            gone.iter().for_each(|(_, key)| slots.on_dispatched(&pods[key].uid));
-            all.extend(gone);
+            dispatched.iter().for_each(|(_, key)| slots.on_dispatched(&pods[key].uid));
+            all.extend(dispatched);
         }
         // Published even when nothing was dispatched: other activators may need to know of the new number of waiting
         // requests.
@@ -414,11 +414,11 @@ impl ActivatorRevision {
     fn grant_permits(
         self: &Arc<Self>,
         core: &LockedRevisionState,
-        gone: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
+        dispatched: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
     ) -> GrantedPermits {
         let Some(live) = &core.active else { return Vec::new() };
         let place = |(whom, key)| (whom, self.grant_permit(live, key));
-        gone.into_iter().map(place).collect()
+        dispatched.into_iter().map(place).collect()
     }
 
     fn grant_permit(
@@ -485,9 +485,10 @@ impl LockedRevisionState {
     }
 
     /// Registers that these requests are sent to pods.
-    fn on_dispatched<W>(&mut self, gone: &[DispatchedRequest<W>]) {
+    fn on_dispatched<W>(&mut self, dispatched: &[DispatchedRequest<W>]) {
         let (Some(live), Some(slots)) = (&self.active, &mut self.slots) else { return };
-        gone.iter()
+        dispatched
+            .iter()
             .filter_map(|(_, key)| live.pods.get(key))
             .for_each(|pod| slots.on_dispatched(&pod.uid));
     }

@@ -67,8 +67,8 @@ struct SlotHolder {
     followed_term: Option<FollowedTerm>,
     /// Slots that it may use, including those in use.
     held: SlotsByPod,
-    /// Subset of `held` that was granted lately and not used yet: each may serve one request even if `max_idle_total` is
-    /// lower.
+    /// Subset of `held` that was granted lately and not used yet: each may serve one request even if `max_idle_total`
+    /// is lower.
     fresh_slots: u32,
     /// Number of slots beyond which the owner asks for idle ones back; `None`: all may be kept.
     max_idle_total: Option<u32>,

@@ -126,7 +126,7 @@ impl Agent {
     }
 
     fn delete_closed_listeners(&mut self) -> Result<(), KernelMapError> {
-        for (key, listen) in self.handles.maps.listeners()? {
+        for (key, listen) in self.handles.maps.listen_entries()? {
             let Ok(port) = u16::try_from(key.port) else { continue };
             let uid = self.registry.uid_by_cookie(key.netns_cookie);
             let pod = uid.and_then(|uid| self.registry.get(uid));
@@ -135,7 +135,7 @@ impl Agent {
                 self.handles.maps.delete_listener(key.netns_cookie, port)?;
             }
         }
-        self.handles.maps.count_listeners()
+        self.handles.maps.write_listener_counts()
     }
 
     /// Advances the takeover from another version's eBPF programs. The stage never decreases.

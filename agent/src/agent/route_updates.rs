@@ -71,7 +71,7 @@ impl Agent {
             return;
         }
         // Before the write: a failure leaves the planner due, and `housekeep` asks for another write.
-        self.routes.begin_write();
+        self.routes.clear_dirty();
         let begun = Instant::now();
         match self.write_plan() {
             // Lists of the previous table are still in force, so this version is not reported yet.

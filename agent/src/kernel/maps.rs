@@ -308,7 +308,7 @@ impl KernelMaps {
 
     /// Writes the number of entries that each namespace has in `LISTEN`, which is bounded. A listener that opens
     /// meanwhile may be missed until the next count.
-    pub fn count_listeners(&mut self) -> Result<(), KernelMapError> {
+    pub fn write_listener_counts(&mut self) -> Result<(), KernelMapError> {
         let mut counts = BTreeMap::<u64, u32>::new();
         for key in self.listen.keys() {
             *counts
@@ -393,7 +393,9 @@ impl KernelMaps {
     }
 
     /// Returns every entry of `LISTEN`: each namespace and port that has or had a listener.
-    pub fn listeners(&self) -> Result<BTreeMap<abi::ListenKey, abi::ListenValue>, KernelMapError> {
+    pub fn listen_entries(
+        &self,
+    ) -> Result<BTreeMap<abi::ListenKey, abi::ListenValue>, KernelMapError> {
         self.listen.iter().map(|entry| entry.map_err(|e| read_error(maps::LISTEN, e))).collect()
     }
 
@@ -556,7 +558,8 @@ pub fn decode_event(bytes: &[u8]) -> Option<abi::KernelEvent> {
     })
 }
 
-/// Reads a row of counters when no program is writing it: `begin` and `end` are equal, and `end` was read first.
+/// Reads a row of counters when no program is writing it: `write_begin` and `write_end` are equal, and `write_end` was
+/// read first.
 ///
 /// A program holds a row for nanoseconds on a CPU that is running, so a few attempts are enough. After 1,000 attempts
 /// the words are returned as they are.

@@ -93,7 +93,7 @@ impl NetnsCookies {
         if report.enter_errno != 0 {
             return Err(io::Error::from_raw_os_error(report.enter_errno));
         }
-        let listeners = maps.listeners().map_err(io::Error::other)?;
+        let listeners = maps.listen_entries().map_err(io::Error::other)?;
         drop(canary);
         let [cookie] = listening_namespaces(&listeners, report.port, began_ns)[..] else {
             // Another process has just begun to listen on the same port of its own namespace: a later call succeeds.

@@ -559,9 +559,11 @@ impl EbpfPrograms {
         }
         let cookie = match report.cookie {
             // The kernel gives no cookie: the namespace is the one whose listener has just opened.
-            0 => netns_cookies::listening_namespaces(&maps.listeners()?, report.port, began_ns)
-                .first()
-                .copied(),
+            0 => {
+                netns_cookies::listening_namespaces(&maps.listen_entries()?, report.port, began_ns)
+                    .first()
+                    .copied()
+            }
             told => Some(told),
         };
         let cookie = cookie.unwrap_or_default();

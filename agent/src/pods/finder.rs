@@ -239,16 +239,16 @@ impl SearchedPod {
     /// Opens the pod server in the pod's namespace, if it is not open yet.
     fn open_pod_server(
         &mut self,
-        doors: &PodServers,
+        servers: &PodServers,
         uid: &str,
         cookie: u64,
         namespace: &NetworkNamespace,
     ) {
-        if self.pod_server.as_ref().is_some_and(|door| door.cookie == cookie) {
+        if self.pod_server.as_ref().is_some_and(|server| server.cookie == cookie) {
             return;
         }
-        self.pod_server = match doors.open(uid, cookie, namespace) {
-            Ok(door) => Some(door),
+        self.pod_server = match servers.open(uid, cookie, namespace) {
+            Ok(server) => Some(server),
             Err(error) => {
                 let error = common::link::error_chain(&error);
                 warn!(
@@ -349,8 +349,8 @@ impl PodFinder {
                 self.search(&uid).await;
             }
             FinderCommand::Forget(uid) => {
-                if let Some(doors) = &self.pod_servers {
-                    doors.prestop_hooks.forget(&uid);
+                if let Some(servers) = &self.pod_servers {
+                    servers.prestop_hooks.forget(&uid);
                 }
                 let watch = self.wanted.remove(&uid).and_then(|wanted| wanted.watch);
                 if let Some(watch) = watch {
@@ -525,8 +525,8 @@ impl PodFinder {
                 .await;
         }
         if let (Ok(facts), Ok(namespace)) = (result, namespace) {
-            if let Some(doors) = &self.pod_servers {
-                wanted.open_pod_server(doors, uid, facts.cookie, &namespace);
+            if let Some(servers) = &self.pod_servers {
+                wanted.open_pod_server(servers, uid, facts.cookie, &namespace);
             }
             if wanted.is_found {
                 info!(uid, cookie = facts.cookie, addresses = ?facts.addresses, "pod found");

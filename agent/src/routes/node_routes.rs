@@ -117,8 +117,9 @@ impl NodeRoutes {
         self.is_dirty
     }
 
-    /// Begins a write. A failure leaves the planner due, and [`retry_unfinished`](Self::retry_unfinished) asks again.
-    pub(crate) fn begin_write(&mut self) {
+    /// Marks the table as written, before the write. If that fails, [`retry_unfinished`](Self::retry_unfinished) undoes
+    /// it.
+    pub(crate) fn clear_dirty(&mut self) {
         self.is_dirty = false;
     }
 
@@ -225,7 +226,7 @@ mod tests {
         routes.finish_batch(now + std::time::Duration::from_secs(1), 8);
         assert_eq!((routes.version(), routes.first_table_at()), (8, Some(now)));
         assert!(routes.is_dirty());
-        routes.begin_write();
+        routes.clear_dirty();
         routes.plan(0).expect("room for nothing");
         routes.retry_unfinished();
         assert!(!routes.is_dirty(), "all of it was written");
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn a_failed_write_is_tried_again_from_what_the_maps_hold() {
         let mut routes = routes();
-        routes.begin_write();
+        routes.clear_dirty();
         routes.mark_write_failed();
         routes.retry_unfinished();
         assert_eq!((routes.is_dirty(), routes.needs_restart()), (true, true));
@@ -251,7 +252,7 @@ mod tests {
         for local in [ids, None] {
             routes.set_local_pod("a", local);
             assert!(routes.is_dirty(), "{local:?}");
-            routes.begin_write();
+            routes.clear_dirty();
             routes.set_local_pod("a", local);
             assert!(!routes.is_dirty(), "{local:?} as before");
         }

@@ -97,7 +97,7 @@ impl RouteStreamState {
             if may_lag {
                 self.hold_draining(&mut changes);
             }
-            // `note` then adds the draining pods of the new table, including the held ones.
+            // `update_draining` then adds the draining pods of the new table, including the held ones.
             self.draining_pods.clear();
         } else {
             self.held_changes.retain(|key, _| !changes.contains_key(key));

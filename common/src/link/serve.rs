@@ -151,21 +151,22 @@ pub struct TlsAdmission {
     pub limits: AcceptLimits,
 }
 
-/// Serves `router` at `endpoint` until `shutdown`, as [`serve`] does; at `https://` to clients that `door` admits.
+/// Serves `router` at `endpoint` until `shutdown`, as [`serve`] does; at `https://` to clients that `admission` admits.
 pub async fn serve_with_tls(
     endpoint: &str,
     router: Router,
-    door: Option<&TlsAdmission>,
+    admission: Option<&TlsAdmission>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
     let Some(address) = endpoint.strip_prefix("https://") else {
         return serve(endpoint, router, shutdown).await;
     };
-    let door = door.ok_or_else(|| LinkError::NoIdentity { endpoint: endpoint.to_owned() })?;
+    let admission =
+        admission.ok_or_else(|| LinkError::NoIdentity { endpoint: endpoint.to_owned() })?;
     let listen = |source| LinkError::Listen { endpoint: endpoint.to_owned(), source };
     let failed = |source| LinkError::Serve { endpoint: endpoint.to_owned(), source };
     let listener = TcpListener::bind(address).await.map_err(listen)?;
-    let TlsAdmission { credentials, allows_anonymous: open, limits: bounds } = door;
+    let TlsAdmission { credentials, allows_anonymous: open, limits: bounds } = admission;
     // Shutdown ends only the accepting here; open streams end by their own handlers.
     let incoming =
         accept::accept_connections(listener, credentials, *open, *bounds, shutdown.child_token());

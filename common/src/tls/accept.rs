@@ -181,7 +181,7 @@ impl Drop for AnonymousPermit {
     }
 }
 
-/// Connection that has finished its handshake. Without a certificate it has a time limit (`leash`).
+/// Connection that has finished its handshake. Without a certificate it has a time limit (`anonymous_limit`).
 #[derive(Debug)]
 pub struct TlsServerConnection {
     stream: Box<TlsStream<TcpStream>>,

@@ -174,13 +174,15 @@ impl TlsFixture {
         let router = link::server_builder()
             .add_service(PodsServer::new(server.clone()))
             .add_service(IdentityServer::new(server));
-        let door = TlsAdmission {
+        let admission = TlsAdmission {
             credentials: Arc::clone(&shown),
             allows_anonymous: true,
             limits: bounds,
         };
         let (to, ending) = (format!("https://{at}"), stop.clone());
-        tokio::spawn(async move { link::serve_with_tls(&to, router, Some(&door), ending).await });
+        tokio::spawn(
+            async move { link::serve_with_tls(&to, router, Some(&admission), ending).await },
+        );
         while TcpStream::connect(at).await.is_err() {
             tokio::task::yield_now().await;
         }

@@ -352,7 +352,7 @@ impl TryFrom<raw::Revision> for RevisionEntry {
             response_start_timeout: parse_optional_ms(it.response_start_timeout_ms),
             idle_timeout: parse_optional_ms(it.idle_timeout_ms),
             protocol,
-            // Only autoscalers receive a policy, and equal ones are shared on arrival in `RouteView::absorb`.
+            // Only autoscalers receive a policy, and equal ones are shared on arrival in `RouteView::apply_item`.
             policy: it.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
             reachable: it.reachable,
             initial_scale_reached: it.initial_scale_reached,

@@ -1,4 +1,4 @@
-//! Pure: events → world → plan → effects. One step per event, one app per step.
+//! Pure: events → world → plan → effects. One step per event, which plans the apps that the event affects.
 //!
 //! The machine keeps the world in step with its plan. After each event the affected app is planned and the plan is
 //! applied to the world. The RouteTable's outbox is updated at once; the effects on node, disk and API server are left

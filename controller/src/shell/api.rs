@@ -44,7 +44,7 @@ pub mod writer;
 pub trait DesiredStateSource: Send + Sync + 'static {
     /// Reports that this replica becomes or is no longer the leader.
     ///
-    /// The writer asks for desired states only after `lead(true)`, since only a leader plans all objects.
+    /// The writer asks for desired states only after `leadership_changed(true)`, since only a leader plans all objects.
     fn leadership_changed(&self, leads: bool);
 
     /// Returns the desired state of the part named by `key` at this moment.

@@ -238,7 +238,7 @@ impl PodCounterRows {
     /// Only the common case has a branch: the verifier would follow each class and bucket through all later code.
     #[inline(always)]
     fn count_response(&self, class: u32, took_ns: u64) {
-        // Each nibble is an index: five classes, then `unseen`, which follows them in the row.
+        // Each nibble is an index: five classes, then `unknown_status`, which follows them in the row.
         let word = 0x432105 >> ((class & 7) * 4) & 7;
         let bucket =
             if took_ns <= abi::LATENCY_BOUNDS_US[0] * 1_000 { 0 } else { latency_bucket(took_ns) };

@@ -61,7 +61,7 @@ fn chart() -> String {
 
 fn values_yaml(settings: &InstallSettings) -> String {
     format!(
-        "{GENERATED_HEADER}# Image with all parts.\nimage: {}\n\
+        "{GENERATED_HEADER}# Image with all components.\nimage: {}\n\
          # How requests from outside reach the gateway: loadbalancer, nodeport or hostport.\ngateway: loadbalancer\n\
          # standard, or fast: no account token in pods whose service names no account.\nprofile: standard\n\
          # Domain of URLs from outside.\ndomain: {}\n# The cluster's own domain.\nclusterDomain: {}\n",

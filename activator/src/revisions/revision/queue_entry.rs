@@ -56,8 +56,8 @@ impl QueueEntry {
             }
             // The further waiting request may make this activator claim or grant slots, by which others can be
             // dispatched.
-            let gone = self.revision.reconcile_waiting(&mut core);
-            let places = self.revision.grant_permits(&core, gone);
+            let dispatched = self.revision.reconcile_waiting(&mut core);
+            let places = self.revision.grant_permits(&core, dispatched);
             drop(core);
             if is_first {
                 // After the lock is released, since the reporter has a lock of its own.
@@ -101,9 +101,9 @@ impl Drop for QueueEntry {
                 live.queue_entries -= 1;
                 live.wait_queue.remove_waiter(turn)
             });
-            let gone =
+            let dispatched =
                 left.as_ref().map_or_else(Vec::new, |_| self.revision.reconcile_waiting(&mut core));
-            let places = self.revision.grant_permits(&core, gone);
+            let places = self.revision.grant_permits(&core, dispatched);
             core.drop_if_idle();
             (left, places)
         };

@@ -30,24 +30,27 @@ impl<W> SoleHolderQueueFixture<W> {
         self.wait_queue.set_free_slots(spare, chance)
     }
 
-    fn count_dispatched(&mut self, gone: Vec<DispatchedRequest<W>>) -> Vec<DispatchedRequest<W>> {
-        for (_, pod) in &gone {
+    fn count_dispatched(
+        &mut self,
+        dispatched: Vec<DispatchedRequest<W>>,
+    ) -> Vec<DispatchedRequest<W>> {
+        for (_, pod) in &dispatched {
             *self.in_flight.entry(*pod).or_default() += 1;
         }
-        gone
+        dispatched
     }
 
     fn dispatch_with_free_slots(
         &mut self,
-        mut gone: Vec<DispatchedRequest<W>>,
+        mut dispatched: Vec<DispatchedRequest<W>>,
         chance: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        for (_, pod) in &gone {
+        for (_, pod) in &dispatched {
             *self.in_flight.entry(*pod).or_default() += 1;
         }
         let more = self.assign_free_slots(chance);
-        gone.extend(self.count_dispatched(more));
-        gone
+        dispatched.extend(self.count_dispatched(more));
+        dispatched
     }
 
     fn issue_ticket(&mut self) -> QueueTicket {
@@ -75,8 +78,8 @@ impl<W> SoleHolderQueueFixture<W> {
         mut chance: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         self.limit = limit;
-        let gone = self.wait_queue.on_routes(ready, limit, &mut chance);
-        self.dispatch_with_free_slots(gone, chance)
+        let dispatched = self.wait_queue.on_routes(ready, limit, &mut chance);
+        self.dispatch_with_free_slots(dispatched, chance)
     }
 
     fn on_request_done(
@@ -85,8 +88,8 @@ impl<W> SoleHolderQueueFixture<W> {
         mut chance: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         *self.in_flight.get_mut(&pod).expect("it has a request") -= 1;
-        let gone = self.wait_queue.on_request_done(pod, &mut chance);
-        self.dispatch_with_free_slots(gone, chance)
+        let dispatched = self.wait_queue.on_request_done(pod, &mut chance);
+        self.dispatch_with_free_slots(dispatched, chance)
     }
 
     fn on_pod_refused(&mut self, pod: PodEndpointKey) -> bool {
@@ -98,8 +101,8 @@ impl<W> SoleHolderQueueFixture<W> {
         pod: PodEndpointKey,
         mut chance: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        let gone = self.wait_queue.on_pod_retry(pod, &mut chance);
-        self.dispatch_with_free_slots(gone, chance)
+        let dispatched = self.wait_queue.on_pod_retry(pod, &mut chance);
+        self.dispatch_with_free_slots(dispatched, chance)
     }
 
     fn waiting_count(&self) -> usize {

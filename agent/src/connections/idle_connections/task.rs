@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StaleConnectionTask {
     connections: StaleConnections,
-    /// Client processes of this node, whose stale connections are closed.
+    /// Closes stale connections of this node's client processes.
     closer: StaleConnectionCloser,
     /// Task of the newest round.
     round: Option<JoinHandle<()>>,

@@ -90,18 +90,18 @@ pub(super) async fn handle_wait_for_drain(
     State(asked): State<PodServerState>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
 ) -> StatusCode {
-    let PodServerState { uid, servers: doors, stop, .. } = asked;
+    let PodServerState { uid, servers, stop, .. } = asked;
     if !is_node_address(peer.ip()) {
         warn!(uid, %peer, "a client other than the kubelet asks to stop the pod: refused");
         return StatusCode::FORBIDDEN;
     }
     info!(uid, %peer, "the kubelet waits to stop the pod");
     // Counted before the event is sent: an agent that stops now waits for this response.
-    let _open = doors.prestop_hooks.track_request();
+    let _open = servers.prestop_hooks.track_request();
     // A failed send means that the agent is stopping.
-    let _ = doors.events.send(PodTrackerEvent::PreStopRequested(uid.clone())).await;
+    let _ = servers.events.send(PodTrackerEvent::PreStopRequested(uid.clone())).await;
     tokio::select! {
-        () = doors.prestop_hooks.wait_until_released(&uid) => StatusCode::OK,
+        () = servers.prestop_hooks.wait_until_released(&uid) => StatusCode::OK,
         // The pod is gone, or the agent stops.
         () = stop.cancelled() => StatusCode::SERVICE_UNAVAILABLE,
     }

@@ -25,7 +25,7 @@ use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 
 const TCP: u8 = 6;
 
-/// The RouteTable's input to a plan. Changed by [`RoutePlanner::set`](super::RoutePlanner::apply_change).
+/// The RouteTable's input to a plan. Changed by [`RoutePlanner::apply_change`](super::RoutePlanner::apply_change).
 #[derive(Debug, Default)]
 pub struct PlannerTable {
     services: NamedSlab<PlannerService>,

@@ -99,7 +99,7 @@ pub(super) fn scale_pods(
     if target > serving {
         let missing = target - serving;
         let revived = revive_pods(revision, missing, view);
-        // On Kubernetes the Deployment's controller adds pods, by the number that `want` sets.
+        // On Kubernetes the Deployment's controller adds pods, by the number that `desired_scale` sets.
         let ours = view.world.settings.platform == PlatformKind::Local;
         if ours && missing > revived && timer.is_due_or_schedule(revision.retry_at, view.now) {
             (revived..missing).for_each(|_| add_pod(revision, view));

@@ -87,7 +87,7 @@ pub enum RoutingState {
     Reserve,
 }
 
-/// The part of a [`Decision`](common::wire::ScaleDecision) that is in force.
+/// The part of a [`ScaleDecision`](common::wire::ScaleDecision) that is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentDecision {
     /// Pods requested; `None`: the present number is kept.

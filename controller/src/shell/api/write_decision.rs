@@ -131,7 +131,7 @@ fn object_action(
     if let Some(trouble) = ownership_error(key, &body, seen) {
         return WriteAction::NotOwned(trouble);
     }
-    // The hash covers the last applied body only, so `touched` is needed to notice changes by others.
+    // The hash covers the last applied body only, so `changed_by_others` is needed to notice changes by others.
     let stands = seen.applied_hash == Some(wanted) && !seen.changed_by_others;
     // A deletion cannot be stopped; once it is done, the watch reports it and the object is created again.
     if stands || seen.is_terminating {
