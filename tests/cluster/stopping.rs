@@ -1,7 +1,7 @@
 //! Pods that stop under load for any reason: every request is answered, and none is served twice.
 //!
 //! `ROUSE_STOPPING_REQUESTS` is the least number of requests of each test, `ROUSE_LONG_REQUEST_S` the length of the
-//! longest.
+//! longest in seconds, which the timeout of the service (60 s) bounds.
 #![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
 
 use serde_json::Value;

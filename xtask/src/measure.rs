@@ -82,9 +82,9 @@ pub(crate) struct MeasuredTimes {
 pub(crate) struct BurstTimes {
     /// Time of sending, Unix time in µs.
     pub(crate) at_us: u64,
-    /// Time until the first byte of each response, in ms.
+    /// Time until the first byte of each response, in ms; for a lost request the time until it was given up.
     pub(crate) ms: Vec<f64>,
-    /// Number of requests without a response.
+    /// Number of requests without a response of status 200.
     pub(crate) lost: usize,
 }
 

@@ -8,7 +8,7 @@ use crate::{
     entrypoint::Entrypoint,
 };
 
-/// Client connection that a request came over.
+/// Addresses of the client that a request came from, and of its proxy.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientInfo {
     /// IP address of the client, or of the proxy in front.

@@ -55,7 +55,7 @@ pub struct Http1PodConnection {
     /// Sending half; `None` while a body is sent by a task of its own.
     write: Option<OwnedWriteHalf>,
     buffer: BytesMut,
-    /// Bytes of a head that were parsed already.
+    /// Bytes in which the end of a head was not found.
     parsed_bytes: usize,
     last_used: Instant,
     max_idle: Duration,

@@ -55,7 +55,7 @@ pub struct ActivatorGateway {
     pub close_upgraded: CancellationToken,
 }
 
-/// Guard that counts a request whose client is gone before the response.
+/// Guard that counts a request that ends before its response: its client is gone, or was cut off.
 struct CancelledRequestGuard<'a>(Option<&'a ActivatorMetrics>);
 
 impl Drop for CancelledRequestGuard<'_> {

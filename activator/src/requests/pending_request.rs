@@ -69,14 +69,14 @@ pub(crate) struct PendingRequest {
     pub(crate) connection: Arc<ClientConnection>,
 }
 
-/// Stage of a pending request.
+/// Form that a pending request has at its present stage. One that comes back from a pod waits as `Prepared`.
 #[derive(Debug)]
 pub(crate) enum RequestStage {
     /// It waits for a pod, as it has come: waiting heads are charged by their size, and a prepared one is larger.
     Waiting(Request<PodRequestBody>),
     /// Its head is in the form for the pod.
     Prepared(Request<PodRequestBody>),
-    /// A pod's connection has it.
+    /// A pod's connection has it, or its head could not be prepared.
     Sent,
 }
 

@@ -177,8 +177,8 @@ async fn heads_that_do_not_end_count_as_well() {
         slow.push(stream);
     }
     wait_until(|| refusal_metric(&world, "client_bytes") > 0.0).await;
-    let seats = world.activator.server.connections();
-    wait_until(|| seats.request_bytes() <= seats.budget.client_request_bytes).await;
+    let connections = world.activator.server.connections();
+    wait_until(|| connections.request_bytes() <= connections.budget.client_request_bytes).await;
     world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     assert_eq!(rest_of_others(&world).await, 200);
 }
@@ -224,14 +224,14 @@ async fn what_its_client_gives_up_is_held_no_more() {
     let client = Http2TestClient::connect(world.port).await;
     let mut waits = client.start_call(h2c::get("/").method("POST")).await;
     waits.send_piece("hello").await;
-    let seats = world.activator.server.connections();
+    let connections = world.activator.server.connections();
     for _ in 0..5 {
         let mut given_up = client.start_call(h2c::get("/").method("POST")).await;
         given_up.send_piece(&"x".repeat(100_000)).await;
-        wait_until(|| seats.request_bytes() > 100_000).await;
+        wait_until(|| connections.request_bytes() > 100_000).await;
         drop(given_up);
         // A head counts some thousand bytes.
-        wait_until(|| seats.request_bytes() < 5_000).await;
+        wait_until(|| connections.request_bytes() < 5_000).await;
     }
     world.wait_for_queued(1).await;
 }
@@ -275,11 +275,11 @@ async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
         clients.push(client);
     }
     wait_until(|| refusal_metric(&world, "answer_bytes") > 0.0).await;
-    let seats = world.activator.server.connections();
-    wait_until(|| seats.response_bytes() <= 4 * MIB).await;
+    let connections = world.activator.server.connections();
+    wait_until(|| connections.response_bytes() <= 4 * MIB).await;
     assert_eq!(rest_of_others(&world).await, 200, "others are served");
     drop(clients);
-    wait_until(|| seats.response_bytes() == 0).await;
+    wait_until(|| connections.response_bytes() == 0).await;
 }
 
 /// Status code that another client gets.
@@ -548,25 +548,25 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
     let mut busy = connect_from(&world, ATTACKER).await;
     busy.write_all(long(60_000).as_bytes()).await.unwrap();
     wait_until(|| is_asked.load(SeqCst) == 1).await;
-    let seats = world.activator.server.connections();
+    let connections = world.activator.server.connections();
     let mut idle = Vec::new();
     while refusal_metric(&world, "bytes") == 0.0 {
-        assert!(seats.buffer_bytes() < MIB, "{}", seats.buffer_bytes());
+        assert!(connections.buffer_bytes() < MIB, "{}", connections.buffer_bytes());
         let mut next = connect_from(&world, OTHER).await;
         next.write_all(long(20_000).as_bytes()).await.unwrap();
         let head = read_head(&mut next).await;
         assert!(head.starts_with("HTTP/1.1 200 ") || head.starts_with("HTTP/1.1 503 "), "{head}");
         idle.push(next);
     }
-    wait_until(|| seats.buffer_bytes() <= MIB).await;
+    wait_until(|| connections.buffer_bytes() <= MIB).await;
     // The connection that kept most ends, but not before it has its response.
-    assert!(seats.closing_buffer_bytes() > 0);
+    assert!(connections.closing_buffer_bytes() > 0);
     answer.notify_one();
     let told = read_rest(&mut busy).await;
     assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("hello"), "{told}");
-    wait_until(|| seats.closing_buffer_bytes() == 0).await;
+    wait_until(|| connections.closing_buffer_bytes() == 0).await;
     drop(idle);
-    wait_until(|| seats.buffer_bytes() == 0).await;
+    wait_until(|| connections.buffer_bytes() == 0).await;
 }
 
 #[tokio::test]
@@ -589,13 +589,15 @@ async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answere
         let before = answered.load(SeqCst);
         wait_until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
     }
-    let seats = world.activator.server.connections();
+    let connections = world.activator.server.connections();
     wait_until(|| refusal_metric(&world, "bytes") > 0.0).await;
-    wait_until(|| seats.buffer_bytes() <= 2 * MIB && seats.closing_buffer_bytes() <= 2 * MIB / 8)
-        .await;
+    wait_until(|| {
+        connections.buffer_bytes() <= 2 * MIB && connections.closing_buffer_bytes() <= 2 * MIB / 8
+    })
+    .await;
     assert!(!asking.is_finished(), "each of its requests is answered");
     drop(attackers);
-    wait_until(|| seats.buffer_bytes() == 0 && seats.closing_buffer_bytes() == 0).await;
+    wait_until(|| connections.buffer_bytes() == 0 && connections.closing_buffer_bytes() == 0).await;
 }
 
 /// Host of another service, whose pod answers.
