@@ -27,7 +27,7 @@ impl<'a> MountedApp<'a> {
     }
 
     /// Manifest of a service that runs it with this argument; `annotations` are as in
-    /// [`service_manifest`](crate::installed::service_manifest).
+    /// [`service_manifest`].
     pub fn service(&self, name: &str, annotations: &str, argument: &str) -> String {
         let container = format!(
             "image: \"{HELLO_IMAGE}\", command: [/tests/app, \"{argument}\"], \
