@@ -241,9 +241,9 @@ impl Drop for CordonedNode<'_> {
     }
 }
 
-/// Runs `rouse ARGS --kubeconfig FILE` with the program of the image.
+/// Runs `rouse ARGS --kubeconfig FILE` with the program that the image holds, too.
 fn run_rouse(cluster: &TestCluster, args: &[&str]) -> Result<String, String> {
-    let mut command = Command::new(required_variable("ROUSE_PROGRAM"));
+    let mut command = Command::new(required_variable("ROUSE_BIN"));
     command.args(args).arg("--kubeconfig").arg(cluster.kubeconfig()).stdin(Stdio::null());
     let done = command.output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -149,7 +149,6 @@ fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Resul
     let vars = [
         ("ROUSE_CLUSTER", OsStr::new(SHARED_CLUSTER)),
         ("ROUSE_XTASK", xtask.as_os_str()),
-        ("ROUSE_PROGRAM", rouse.as_os_str()),
         // Clusters that tests start get the same image.
         (image::PROGRAM, rouse.as_os_str()),
     ];
