@@ -213,11 +213,13 @@ impl ScaledRevision {
         if asleep {
             return self.load.in_flight() > 0 || level > 0.0;
         }
-        let decided = self.scale_to_zero.and_then(|zero| zero.applied_pods).unwrap_or_default();
+        // Only requested pods carry load: those beyond them are about to be removed. Before the first decision the
+        // number counts that would be requested, so that no load is forgotten if pods drain before the next tick.
+        let asked = self.awake.as_ref().and_then(|awake| awake.desired_scale.pods);
+        let decided =
+            self.scale_to_zero.and_then(|zero| zero.applied_pods).or(asked).unwrap_or_default();
         let can_grow = self.policy.max_scale == 0 || decided < self.policy.max_scale;
-        // Starting pods count as carrying, or each report during a cold start would ask for more.
-        let carried =
-            f64::from(self.pods.non_draining().max(decided)) * target_per_pod(&self.policy);
+        let carried = f64::from(decided) * target_per_pod(&self.policy);
         can_grow && level > carried
     }
 

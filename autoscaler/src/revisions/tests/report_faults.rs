@@ -726,6 +726,55 @@ fn a_new_autoscaler_asks_for_pods_in_place_of_those_that_have_gone() {
     assert!(min_requested(&pods, QUIET_START_S + 14) >= 3, "{pods:?}");
 }
 
+/// One waiting request keeps one pod, because a late report blocks the step down to zero. Then load comes that the pods
+/// being removed could carry: it needs pods of its own at once, as after a sleep.
+#[test]
+fn pods_beyond_the_decided_number_carry_no_load() {
+    let waiting = |level| [0, 0, 0, 0, 0, 0, level];
+    let busy = [0, 20, 0, 0, 0, 0, 0];
+    let load = [
+        vec![waiting(0); QUIET_START_S],
+        vec![waiting(1); 7],
+        vec![waiting(0); 10],
+        vec![busy; 11],
+        vec![waiting(0); QUIET_END_S],
+    ]
+    .concat();
+    let spans = [const { 0..NEVER_ENDS }; BASE_PODS];
+    let load_case = LoadCase { policy: small_policy(), load, ready_spans: spans };
+    let late = single_fault(0, ReportFault::Late, QUIET_START_S, 6);
+    let told = run_load_case(&load_case, &FaultCase::default()).pods;
+    let harmed = run_load_case(&load_case, &late).pods;
+    let reported = 4 * (QUIET_START_S + 17) + 2;
+    assert_eq!((told[reported - 1], harmed[reported - 1]), (0, 1), "zero, and held up");
+    assert_eq!((told[reported], harmed[reported]), (3, 3), "20 at 7 a pod");
+}
+
+/// A new autoscaler has named no number, because its pods carry the load that began between two ticks. Then most of
+/// those pods drain before the next tick.
+#[test]
+fn a_new_autoscaler_remembers_load_between_two_ticks() {
+    let quiet = [0; BASE_PODS + 1];
+    let [few, many] = [1, 20].map(|level| [level, level, 0, 0, 0, 0, 0]);
+    let load = [
+        vec![quiet; QUIET_START_S],
+        vec![few; 6],
+        vec![many; 1],
+        vec![few; 1],
+        vec![quiet; QUIET_END_S],
+    ]
+    .concat();
+    let mut spans = [const { 0..QUIET_START_S + 7 }; BASE_PODS];
+    spans[0] = 0..NEVER_ENDS;
+    let load_case = LoadCase { policy: small_policy(), load, ready_spans: spans };
+    let replaced = FaultCase { replaced_at: Some(QUIET_START_S), ..FaultCase::default() };
+    let told = run_load_case(&load_case, &FaultCase::default()).pods;
+    let kept = run_load_case(&load_case, &replaced).kept;
+    let drained = 4 * (QUIET_START_S + 7);
+    assert_eq!((told[drained], kept[drained - 1]), (6, 6), "40 at 7 a pod");
+    assert_eq!(kept[drained], 6);
+}
+
 proptest! {
     /// Faults in reports never lower pods below what the same load asks for when all of it is reported in time. Pods
     /// are lowered only at a tick.
