@@ -102,6 +102,7 @@ impl ScaledRevisions {
         changed: &BTreeSet<RouteKey>,
     ) -> Vec<DecisionUpdate> {
         let mut out = Vec::new();
+        self.mark_load_unknown_before(now, table, changed);
         // Pods refer to Revisions, so Revisions come first, whatever the order of keys.
         for key in changed {
             if let RouteKey::Revision(name) = key {
@@ -122,6 +123,37 @@ impl ScaledRevisions {
             }
         }
         out
+    }
+
+    /// Marks load that is unknown at this moment and whose pods or activators change. Once they have gone, the next tick
+    /// would take their load for known.
+    fn mark_load_unknown_before(
+        &mut self,
+        now: Duration,
+        table: &RouteTable,
+        changed: &BTreeSet<RouteKey>,
+    ) {
+        let queues_are_known = self.are_wait_queues_known(now);
+        let (mut names, mut activator_leaves) = (BTreeSet::new(), false);
+        for key in changed {
+            match key {
+                RouteKey::Pod(uid) => names.extend(self.pods.get(uid).map(|pod| &pod.revision)),
+                RouteKey::Activator(name) => {
+                    activator_leaves |= !table.activators.contains_key(name);
+                }
+                _ => {}
+            }
+        }
+        let unknown = |name: &&NamespacedName| {
+            self.load_coverage(now, name, queues_are_known) != UsageCoverage::Complete
+        };
+        let unknown: Vec<NamespacedName> = names.into_iter().filter(unknown).cloned().collect();
+        for name in unknown {
+            self.load_mut(&name).into_iter().for_each(RevisionLoad::mark_gap);
+        }
+        if activator_leaves && !queues_are_known {
+            self.for_each_load(RevisionLoad::mark_gap);
+        }
     }
 
     /// Keys of all subjects of the RouteTable that are stored here.

@@ -775,6 +775,28 @@ fn a_new_autoscaler_remembers_load_between_two_ticks() {
     assert_eq!(kept[drained], 6);
 }
 
+/// The only pod of a node drains while its agent is absent, and no tick falls between the two moments. Its last
+/// requests are never reported, so nothing is lowered until a decision no longer depends on them.
+#[test]
+fn load_of_a_pod_that_leaves_unreported_stays_unknown() {
+    let load = [
+        constant_load(QUIET_START_S, 0),
+        vec![[0, 0, 0, 0, 0, 20, 0]; 8],
+        vec![[3, 0, 0, 0, 0, 0, 0]; QUIET_END_S],
+    ]
+    .concat();
+    let mut spans = [const { 0..NEVER_ENDS }; BASE_PODS];
+    (spans[1], spans[3], spans[5]) = (0..5, 0..5, 0..QUIET_START_S + 8);
+    let policy = ScalePolicy { metric: ScaleMetric::Rps, ..small_policy() };
+    let load_case = LoadCase { policy, load, ready_spans: spans };
+    let closed_at = QUIET_START_S + 6;
+    let absent = single_fault(1, ReportFault::StreamClosed, closed_at, 5);
+    let pods = run_load_case(&load_case, &absent).pods;
+    let lowered = scale_down_steps(&pods).find(|&at| at > 4 * closed_at);
+    // At the first tick after a stable window, a panic window and a tick.
+    assert_eq!(lowered, Some(4 * (closed_at + 2 + 10)), "{pods:?}");
+}
+
 proptest! {
     /// Faults in reports never lower pods below what the same load asks for when all of it is reported in time. Pods
     /// are lowered only at a tick.
