@@ -2,7 +2,8 @@
 //!
 //! A request in flight is load for exactly the time that the totals show. Between two reports the last reported level
 //! is assumed to hold. The next report replaces that assumption with what the totals really gained, over the time that
-//! has passed by the sender's clock. So the sum is exact and nothing counts twice.
+//! has passed by the sender's clock. So the sum is exact and nothing counts twice. Only the load of a late report counts
+//! for more, by the drift that the sender's clock may have had: a thousandth.
 //!
 //! A pod is reported every second. While a report is overdue the load is not current. A report after a longer pause
 //! carries the sum but not the single seconds: [`RevisionLoad::take_gap`] reports that, and nothing is lowered then.
@@ -372,8 +373,12 @@ impl RevisionLoad {
         let read = (source.totals_read_at + passed + passed / CLOCK_DRIFT_DIVISOR).min(now);
         let level = count_to_f64(source.totals.in_flight());
         let ahead = level * source.accrued_until.saturating_sub(read).as_secs_f64();
+        // The gain is in the sender's seconds. In as many of this clock, with the drift, a constant level must leave no
+        // difference to what was assumed: it would lower the load of a second.
+        let read_span = read.saturating_sub(source.totals_read_at).max(passed);
+        let stretch = if passed.is_zero() { 1.0 } else { read_span.div_duration_f64(passed) };
         // Real gain minus what was assumed for the same time; negative if requests ended early.
-        let excess = gained / 1e9 - (source.assumed_load - ahead);
+        let excess = gained / 1e9 * stretch - (source.assumed_load - ahead);
         self.has_gap |= source.pod.is_some() && passed > MAX_REPORT_GAP;
         let from = if source.stream_number == stream.number || source.is_wait_queue() {
             read.saturating_sub(source.event_span(seen, passed, -excess / level))

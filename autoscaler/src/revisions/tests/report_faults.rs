@@ -797,6 +797,30 @@ fn load_of_a_pod_that_leaves_unreported_stays_unknown() {
     assert_eq!(lowered, Some(4 * (closed_at + 2 + 10)), "{pods:?}");
 }
 
+/// Constant waiting requests, of which each report arrives a second late. The estimate of its time allows for a drift of
+/// the clock, which must not take load from a second: 21 asks for 4 pods only while the average is not below it.
+#[test]
+fn the_drift_of_a_clock_lowers_no_load() {
+    let [before, after] = [[0, 0, 8, 0, 10, 7, 0], [0, 0, 0, 0, 0, 11, 10]];
+    let load = [
+        constant_load(QUIET_START_S + 9, 0),
+        vec![before; 5],
+        vec![after; 6],
+        constant_load(QUIET_END_S, 0),
+    ]
+    .concat();
+    let policy = ScalePolicy {
+        stable_window: Duration::from_secs(7),
+        aggregation: WindowAggregation::WeightedExponential,
+        ..small_policy()
+    };
+    let repeated = single_fault(ACTIVATOR, ReportFault::Repeated, QUIET_START_S + 4, 13);
+    let [told, harmed] =
+        [FaultCase::default(), repeated].map(|faults| requested_pods(&policy, &load, &faults));
+    let at = 4 * (QUIET_START_S + 20);
+    assert_eq!((told[at], harmed[at]), (4, 4), "the average is just above 21, at 7 a pod");
+}
+
 proptest! {
     /// Faults in reports never lower pods below what the same load asks for when all of it is reported in time. Pods
     /// are lowered only at a tick.
