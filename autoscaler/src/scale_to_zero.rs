@@ -39,6 +39,8 @@ pub struct ScaleToZero {
     activity_since: Duration,
     /// Requested pods of the last decision; `None`: no decision yet, the present pods are kept.
     pub applied_pods: Option<u32>,
+    /// True if only unknown load has kept the Revision from turning inactive.
+    is_turn_held: bool,
 }
 
 /// Decision of one step.
@@ -104,7 +106,7 @@ impl ScaleToZero {
         };
         let first = policy.initial_scale.max(scale_bounds(policy, facts).0);
         let applied_pods = if facts.initial_scale_reached { None } else { Some(first) };
-        Self { activity, activity_since: now, applied_pods }
+        Self { activity, activity_since: now, applied_pods, is_turn_held: false }
     }
 
     /// Applies desired pods (`wish`; `None`: load is not known) and excess burst capacity at `now`. `hold` is the
@@ -120,6 +122,7 @@ impl ScaleToZero {
     ) -> RequestedScale {
         let (mut want, mut act, mut bound, mut again_at) =
             self.apply_bounds(now, policy, facts, wish);
+        let (is_wanted, turns) = (want > Some(0), bound == Some(ScaleBound::TurningInactive));
         if let (Some((held, why)), Some(wanted)) = (hold, want)
             && wanted < clamp_to_bounds(policy, facts, held)
         {
@@ -135,6 +138,12 @@ impl ScaleToZero {
         if !(is_held && self.is_inactive()) {
             self.update_activity(now, want, policy, facts);
         }
+        // Load after a turn that was held begins a new stable window, as it would after the turn. Otherwise what was
+        // unknown would shorten the time for which the last pod stays.
+        if self.is_turn_held && is_wanted && self.activity == RevisionActivity::Active {
+            self.activity_since = now;
+        }
+        self.is_turn_held = !is_wanted && is_held && (self.is_turn_held || turns);
         // A Revision without pods needs the activator in its path, which makes clients wait instead of failing.
         let is_asleep = want == Some(0) || ((want.is_none() || is_held) && self.is_inactive());
         let is_direct = !is_asleep && excess_burst_capacity >= 0.0;

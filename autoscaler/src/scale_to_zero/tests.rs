@@ -64,6 +64,19 @@ fn the_last_pod_goes_after_a_stable_window() {
     );
 }
 
+/// A turn to inactive that unknown load has held ends the stable window as the turn itself would.
+#[test]
+fn load_after_a_held_turn_begins_a_stable_window() {
+    let mut run = ScaleToZeroFixture::new(policy(), UP);
+    let hold = Some((3, ScaleBound::LoadUnknown));
+    let held = run.zero.step(at(70), &run.policy, UP, Some(0), 0.0, hold);
+    assert_eq!((held.activity, held.bound), (RevisionActivity::Active, hold.map(|(_, why)| why)));
+    assert_eq!(run.step(72, UP, Some(1)), (Some(1), RevisionActivity::Active, None));
+    let quiet = run.step_full(131, UP, Some(0));
+    assert_eq!((quiet.bound, quiet.next_step_at), (Some(ScaleBound::StableWindow), Some(at(132))));
+    assert_eq!(run.step(132, UP, Some(0)).1, RevisionActivity::Inactive);
+}
+
 #[test]
 fn the_last_pod_is_retained_while_reachable() {
     let policy = ScalePolicy { scale_to_zero_retention_period: at(100), ..policy() };

@@ -821,6 +821,31 @@ fn the_drift_of_a_clock_lowers_no_load() {
     assert_eq!((told[at], harmed[at]), (4, 4), "the average is just above 21, at 7 a pod");
 }
 
+/// A new autoscaler keeps the pods for its windows, and meanwhile the load ends and returns. The last pod stays for a
+/// stable window after that, as with the old autoscaler, which saw the Revision turn inactive in between.
+#[test]
+fn a_takeover_does_not_shorten_the_stable_window() {
+    let load = [
+        constant_load(QUIET_START_S + 1, 0),
+        vec![[0, 6, 0, 4, 0, 17, 16]; 10],
+        constant_load(9, 0),
+        vec![[0, 0, 0, 0, 0, 0, 1]; 1],
+        constant_load(QUIET_END_S, 0),
+    ]
+    .concat();
+    let policy = ScalePolicy {
+        metric: ScaleMetric::Rps,
+        stable_window: Duration::from_secs(7),
+        scale_to_zero_retention_period: Duration::from_secs(3),
+        ..small_policy()
+    };
+    let replaced = FaultCase { replaced_at: Some(QUIET_START_S + 8), ..FaultCase::default() };
+    let [told, kept] = [FaultCase::default(), replaced]
+        .map(|faults| requested_pods(&policy, &load, &faults))
+        .map(|pods| pods.iter().rposition(|&it| it > 0));
+    assert_eq!((told, kept), (Some(4 * 74 - 1), Some(4 * 74 - 1)), "last moment with a pod");
+}
+
 proptest! {
     /// Faults in reports never lower pods below what the same load asks for when all of it is reported in time. Pods
     /// are lowered only at a tick.
