@@ -1,0 +1,146 @@
+//! Random load with random faults: pods fall only on knowledge.
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+fn fault_cases() -> impl Strategy<Value = FaultCase> {
+    let kinds = [
+        ReportFault::Late,
+        ReportFault::Lost,
+        ReportFault::Repeated,
+        ReportFault::Reordered,
+        ReportFault::StreamClosed,
+    ];
+    let kind = proptest::sample::select(kinds.to_vec());
+    let later = (0..=ACTIVATOR, kind, QUIET_START_S..QUIET_START_S + 48, 1usize..20)
+        .prop_map(|(sender, harm, from, long)| TimedFault { sender, fault: harm, from, long });
+    let never = (0..=ACTIVATOR, 1usize..60).prop_map(|(sender, long)| TimedFault {
+        sender,
+        fault: ReportFault::StreamClosed,
+        from: 0,
+        long,
+    });
+    let all = vec(prop_oneof![4 => later, 1 => never], 0..4);
+    // The new autoscaler begins at a tick, so that both runs can be compared there.
+    let renewed =
+        proptest::option::of((QUIET_START_S / 2..QUIET_START_S / 2 + 24).prop_map(|half| 2 * half));
+    (all, renewed, any::<[u32; 3]>(), any::<bool>()).prop_map(|(all, renewed, clocks, is_mixed)| {
+        FaultCase {
+            faults: all,
+            replaced_at: renewed,
+            clocks_ns: clocks.map(|it| u64::from(it) * 1_000_000),
+            is_reversed: is_mixed,
+        }
+    })
+}
+
+fn load_series() -> impl Strategy<Value = Vec<LoadLevels>> {
+    let level = prop_oneof![3 => Just(0u64), 3 => 1u64..20, 1 => 20u64..60];
+    let levels =
+        vec(level, BASE_PODS + 1).prop_map(|it| <LoadLevels>::try_from(it).expect("so many"));
+    let segments = vec((levels, 1usize..12), 6..14);
+    segments.prop_map(|all| {
+        let each = |(levels, long)| vec![levels; long];
+        let load = all.into_iter().flat_map(each);
+        let calm = [[0; BASE_PODS + 1]; QUIET_START_S].into_iter();
+        calm.chain(load).chain([[0; BASE_PODS + 1]; QUIET_END_S]).collect()
+    })
+}
+
+fn policies() -> impl Strategy<Value = ScalePolicy> {
+    let aggregation =
+        prop_oneof![Just(WindowAggregation::Linear), Just(WindowAggregation::WeightedExponential)];
+    let metric = prop_oneof![3 => Just(ScaleMetric::Concurrency), 1 => Just(ScaleMetric::Rps)];
+    let bounds = (prop_oneof![Just(0u32), 0u32..8], prop_oneof![2 => Just(0u32), 1 => 6u32..20]);
+    let windows = (6u64..12, 10.0f64..60.0, 0u64..6, 0u64..6);
+    (aggregation, metric, bounds, windows).prop_map(|(aggregation, metric, bounds, windows)| {
+        let (stable, panic_window_percent, delay, retention) = windows;
+        ScalePolicy {
+            aggregation,
+            metric,
+            min_scale: bounds.0,
+            max_scale: bounds.1,
+            stable_window: Duration::from_secs(stable),
+            panic_window_percent,
+            scale_down_delay: Duration::from_secs(delay),
+            scale_to_zero_retention_period: Duration::from_secs(retention),
+            ..small_policy()
+        }
+    })
+}
+
+/// Lives of the base pods; most are always ready.
+fn ready_spans() -> impl Strategy<Value = [Range<usize>; BASE_PODS]> {
+    let life = prop_oneof![
+        2 => Just(0..NEVER_ENDS),
+        1 => (QUIET_START_S..QUIET_START_S + 60).prop_map(|from| from..NEVER_ENDS),
+        1 => (QUIET_START_S..QUIET_START_S + 60).prop_map(|to| 0..to),
+        1 => (QUIET_START_S..QUIET_START_S + 40, 1usize..40).prop_map(|(from, long)| from..from + long),
+    ];
+    vec(life, BASE_PODS).prop_map(|it| it.try_into().expect("so many"))
+}
+
+fn load_cases() -> impl Strategy<Value = LoadCase> {
+    (policies(), load_series(), ready_spans()).prop_map(|(policy, load, lives)| LoadCase {
+        policy,
+        load,
+        ready_spans: lives,
+    })
+}
+
+/// Number of quarters of a second that a decision may depend on.
+fn lookback_quarters(policy: &ScalePolicy) -> usize {
+    let all = 2 * policy.stable_window
+        + policy.scale_down_delay
+        + policy.scale_to_zero_retention_period
+        + 2 * TICK;
+    4 * usize::try_from(all.as_secs()).unwrap()
+}
+
+/// Index at which the Revision next falls asleep. In reality it has no pods then. Here they stay: it wakes with enough
+/// of them and asks for none.
+fn next_zero(pods: &[u32], from: usize) -> usize {
+    (from..pods.len()).find(|&at| pods[at] == 0).unwrap_or(pods.len())
+}
+
+proptest! {
+    /// Faults in reports never lower pods below what the same load asks for when all of it is reported in time. Pods
+    /// are lowered only at a tick.
+    ///
+    /// Nor are fewer pods requested at any moment, until load has grown and no report shows it in the same second. From
+    /// then on the autoscaler cannot know. It recovers once the growth is reported, nothing hidden is remembered, and
+    /// it asks for as many pods again.
+    #[test]
+    fn scale_falls_only_on_knowledge(story in load_cases(), harms in fault_cases()) {
+        let told = run_load_case(&story, &FaultCase::default()).pods;
+        let LoadCaseOutcome { pods: harmed, kept, hidden_growth } = run_load_case(&story, &harms);
+        for at in scale_down_steps(&harmed) {
+            prop_assert!(harmed[at] >= told[at], "{} of {} at {}", harmed[at], told[at], at);
+            prop_assert_eq!(at % 8, 0, "lowered between two ticks");
+        }
+        prop_assert!(scale_down_steps(&told).all(|at| at % 8 == 0));
+        // Load that moves between senders counts twice until both have reported it, so their order is the same here.
+        let told = run_load_case(&story, &FaultCase { is_reversed: harms.is_reversed, ..FaultCase::default() }).pods;
+        let is_less = |at: &usize| kept[*at] < told[*at] && !story.is_carried(*at, kept[*at]);
+        let (first, last) = hidden_growth.unwrap_or((told.len(), told.len()));
+        prop_assert_eq!((0..first).find(is_less), None, "all was known");
+        let after = last + lookback_quarters(&story.policy);
+        // Panic mode remembers its highest number for as long as it lasts.
+        let back = (after..told.len()).find(|&at| kept[at] >= told[at]).unwrap_or(told.len());
+        prop_assert_eq!((back..next_zero(&harmed, back)).find(is_less), None, "all is known again");
+        // Without a pod, the first number is kept until the start has failed.
+        let has_pods = story.ready_spans.iter().any(|it| it.end == NEVER_ENDS);
+        prop_assert!(!has_pods || after >= told.len() || back < told.len(), "never back");
+    }
+
+    /// Zero is never decided while any reported request is in flight or waits.
+    #[test]
+    fn what_is_in_flight_is_never_decided_to_zero(series in load_series(), harms in fault_cases()) {
+        let pods = requested_pods(&small_policy(), &series, &harms);
+        for at in scale_down_steps(&pods).filter(|&at| pods[at] == 0) {
+            // At a tick the last report is half a second old.
+            prop_assert_eq!(series[at / 4 - 1], [0; BASE_PODS + 1], "at {}", at);
+        }
+    }
+}
