@@ -5,7 +5,7 @@
 //!
 //! | module | between | content |
 //! |---|---|---|
-//! | [`wire`] | user-space components | the four messages |
+//! | [`wire`] | user-space components | the messages |
 //! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |

@@ -1,6 +1,6 @@
 //! Shell: the latest state of each subject, and the changes that each stream has yet to send.
 //!
-//! All four streams between the components are fed from an [`Outbox`]. A slow or broken stream never blocks its sender,
+//! All streams between the components are fed from an [`Outbox`]. A slow or broken stream never blocks its sender,
 //! and never makes it remember more than the current states. A state that changed several times while the stream was
 //! away is sent once.
 

@@ -1,4 +1,4 @@
-//! Pure: the four messages between components, checked once on arrival.
+//! Pure: the messages between components, checked once on arrival.
 //!
 //! Each stream begins with every subject, each with its whole state, then `Synced`; subjects not named before `Synced`
 //! are removed. Afterwards only changes travel, in batches that end with `Synced` again. A receiver acts only at
