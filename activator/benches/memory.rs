@@ -3,21 +3,10 @@
 //! `cargo bench -p activator`: services arrive one by one, as a controller sends them. The benchmark prints one JSON
 //! row for each figure.
 
-use std::{
-    io::Write as _,
-    net::IpAddr,
-    num::NonZeroU16,
-    time::{Duration, Instant},
-};
+use std::{io::Write as _, time::Instant};
 
 use activator::{ActivatorConfig, ActivatorInstance};
-use common::{
-    link::RouteBatch,
-    wire::{
-        AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteChange, RouteTarget,
-        ServiceEntry,
-    },
-};
+use common::{fixtures, link::RouteBatch, wire::RouteChange};
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +23,9 @@ fn main() -> std::io::Result<()> {
     let mut done = 0;
     for services in [1_000, 10_000] {
         for number in done..services {
-            apply_changes(&activator, sleeping_service_changes(number));
+            let (service, revision) = fixtures::sleeping_service(number);
+            let changes = [RouteChange::Revision(revision), RouteChange::Service(service)];
+            apply_changes(&activator, changes.into());
         }
         done = services;
         let bytes = (resident_bytes()? - empty) / u64::from(services);
@@ -55,48 +46,6 @@ fn apply_changes(activator: &ActivatorInstance, changes: Vec<RouteChange>) {
     let other_ports =
         activator.gateway.routes.apply(RouteBatch { changes, ..RouteBatch::default() });
     assert!(other_ports, "each service brings its port");
-}
-
-/// RouteTable entries of a sleeping service and of its revision, as the controller sends them.
-fn sleeping_service_changes(number: u16) -> Vec<RouteChange> {
-    let [high, low] = number.to_be_bytes();
-    let (name, revision) = names(number);
-    let service = ServiceEntry {
-        name: name.clone(),
-        addresses: vec![
-            IpAddr::from([10, 96, high, low]),
-            IpAddr::from([0xfd00, 0x10, 0x96, 0, 0, 0, 0, number]),
-        ],
-        port: NonZeroU16::MIN,
-        activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
-        targets: vec![RouteTarget { revision: revision.clone(), percent: 100 }],
-        connection_path: ConnectionPath::Direct,
-        hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
-        gateway_rules: None,
-    };
-    let revision = RevisionEntry {
-        name: revision,
-        service: name.name.clone(),
-        configuration: name.name,
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
-        policy: None,
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
-    };
-    vec![RouteChange::Revision(revision), RouteChange::Service(service)]
-}
-
-/// Names of a service and of its revision, as long as those of real users.
-fn names(number: u16) -> (NamespacedName, NamespacedName) {
-    let namespace = format!("team-{:03}-production", number % 100);
-    let service = format!("orders-checkout-worker-{number}");
-    let revision = NamespacedName::new(namespace.as_str(), format!("{service}-00001"));
-    (NamespacedName::new(namespace, service), revision)
 }
 
 /// Resident memory of this process, in bytes.

@@ -8,11 +8,9 @@ use std::{net::SocketAddr, num::NonZeroU16, time::Duration};
 use activator::{ActivatorConfig, ActivatorInstance};
 use anyhow::Context as _;
 use common::{
+    fixtures,
     link::RouteBatch,
-    wire::{
-        AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe, RevisionEntry,
-        RouteChange, RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
-    },
+    wire::{ConnectionPath, NamespacedName, RouteChange, RouteTable, RoutingPhase, ServiceEntry},
 };
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +21,7 @@ async fn main() -> anyhow::Result<()> {
     let mut next = |what: &str| args.next().with_context(|| format!("argument {what} is missing"));
     let port: NonZeroU16 = next("PORT")?.parse().context("PORT must be 1 to 65535")?;
     let pod: SocketAddr = next("POD")?.parse().context("POD must be address:port")?;
+    anyhow::ensure!(pod.port() != 0, "POD needs a port");
     let after = next("AFTER_MS").map_or(Ok(0), |text| text.parse())?;
     let mut config = ActivatorConfig::defaults();
     config.listen = vec![[127, 0, 0, 1].into()];
@@ -39,7 +38,8 @@ async fn main() -> anyhow::Result<()> {
     apply(table(port).all_states().collect());
     activator.ports.apply();
     tokio::time::sleep(Duration::from_millis(after)).await;
-    apply(vec![RouteChange::Pod(ready(pod)?.into())]);
+    let ready = fixtures::pod_at("pod", &revision(), RoutingPhase::Ready, pod);
+    apply(vec![RouteChange::Pod(ready.into())]);
     std::future::pending::<()>().await;
     Ok(())
 }
@@ -51,46 +51,12 @@ fn revision() -> NamespacedName {
 fn table(port: NonZeroU16) -> RouteTable {
     let mut table = RouteTable::default();
     let service = ServiceEntry {
-        name: NamespacedName::new("default", "hello"),
-        addresses: vec![],
         port,
         activator_port: port,
-        targets: vec![RouteTarget { revision: revision(), percent: 100 }],
         connection_path: ConnectionPath::Activator,
-        hosts: vec![],
-        gateway_rules: None,
+        ..fixtures::service(&NamespacedName::new("default", "hello"), &revision())
     };
     table.services.insert(service.name.clone(), service);
-    let served = RevisionEntry {
-        name: revision(),
-        service: "hello".into(),
-        configuration: "hello".into(),
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
-        policy: None,
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
-    };
-    table.revisions.insert(served.name.clone(), served);
+    table.revisions.insert(revision(), fixtures::revision(&revision(), "hello"));
     table
-}
-
-fn ready(address: SocketAddr) -> anyhow::Result<PodEntry> {
-    Ok(PodEntry {
-        uid: "pod".to_owned(),
-        name: "pod".to_owned(),
-        revision: revision(),
-        node: String::new(),
-        zone: String::new(),
-        phase: RoutingPhase::Ready,
-        address: Some(address),
-        other_family_address: None,
-        kubelet_ready: false,
-        port: NonZeroU16::new(address.port()).context("POD needs a port")?,
-        probe: ReadinessProbe::listener_probe(),
-    })
 }

@@ -227,8 +227,8 @@ impl ActivatorConfig {
     /// Checks every setting against its range.
     pub fn validate(&self) -> Result<(), ActivatorConfigError> {
         let within = |name, value: usize, low: usize, high: usize, rule| {
-            let refused = || ActivatorConfigError { name, value: value.to_string(), rule };
-            (low..=high).contains(&value).then_some(()).ok_or_else(refused)
+            let error = || ActivatorConfigError { name, value: value.to_string(), rule };
+            (low..=high).contains(&value).then_some(()).ok_or_else(error)
         };
         if self.name().is_empty() {
             return Err(ActivatorConfigError {
@@ -300,10 +300,10 @@ impl ActivatorConfig {
             let each = self.listen_addresses().into_iter();
             each.filter_map(move |ip| Some((SocketAddr::new(ip, port?.get()), entrypoint)))
         };
-        let given = self.outside.map(|address| (address, Entrypoint::External));
+        let external = self.outside.map(|address| (address, Entrypoint::External));
         let ports = on(self.outside_port, Entrypoint::External)
             .chain(on(self.inside_port, Entrypoint::Internal));
-        given.into_iter().chain(ports).collect()
+        external.into_iter().chain(ports).collect()
     }
 
     /// Policy for requests from outside, as given on the command line.
@@ -318,7 +318,7 @@ impl ActivatorConfig {
 
     /// Bounds of clients, for a process that may open `files` files.
     pub fn budget(&self, files: u64) -> ClientBudget {
-        let connections =
+        let max_connections =
             self.max_connections.unwrap_or_else(|| ClientBudget::max_connections_for_files(files));
         ClientBudget {
             max_head_bytes: self.max_head_bytes,
@@ -329,10 +329,10 @@ impl ActivatorConfig {
                 .max_client_bytes
                 .unwrap_or_else(|| self.client_share(self.max_bytes)),
             response_bytes: self.max_answer_bytes,
-            max_connections: connections,
+            max_connections,
             max_client_connections: self
                 .max_client_connections
-                .unwrap_or_else(|| self.client_share(connections)),
+                .unwrap_or_else(|| self.client_share(max_connections)),
             max_resets: self.max_resets,
             wait_queue: WaitQueueBounds {
                 max_requests: self.max_waiting,
@@ -351,9 +351,14 @@ impl ActivatorConfig {
     }
 
     /// Duration that was given, or else the default for a pod or for the local node.
-    fn duration_or_default(&self, given: Option<u64>, in_pod_ms: u64, else_ms: u64) -> Duration {
+    fn duration_or_default(
+        &self,
+        configured: Option<u64>,
+        in_pod_ms: u64,
+        else_ms: u64,
+    ) -> Duration {
         let otherwise = if self.is_in_pod() { in_pod_ms } else { else_ms };
-        Duration::from_millis(given.unwrap_or(otherwise))
+        Duration::from_millis(configured.unwrap_or(otherwise))
     }
 
     /// Time for which connections are accepted after the signal to stop.
@@ -420,8 +425,8 @@ mod tests {
     fn one_client_gets_a_quarter_in_a_pod_and_all_on_a_node_of_its_own() {
         let shares = |args: &[&str]| {
             let config = ActivatorConfig::parse_from([&["activator"], args].concat());
-            let it = config.budget(1 << 20);
-            (it.client_request_bytes, it.max_client_connections)
+            let budget = config.budget(1 << 20);
+            (budget.client_request_bytes, budget.max_client_connections)
         };
         let (bytes, connections) = (budget::DEFAULT_REQUEST_BYTES, budget::DEFAULT_MAX_CONNECTIONS);
         assert_eq!(shares(&["--pod-ip", "10.1.0.7"]), (bytes / 4, connections / 4));

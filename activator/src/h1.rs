@@ -96,8 +96,8 @@ pub fn write_request(
     out.reserve(256 + head.headers.len() * 48);
     out.put_slice(head.method.as_str().as_bytes());
     out.put_u8(b' ');
-    let own = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    out.put_slice(target.unwrap_or(own.as_bytes()));
+    let path_and_query = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    out.put_slice(target.unwrap_or(path_and_query.as_bytes()));
     out.put_slice(b" HTTP/1.1\r\n");
     // The framing headers are written below, by the framing that is really used.
     for (name, value) in &head.headers {
@@ -128,9 +128,9 @@ fn write_content_length(length: u64, out: &mut BytesMut) {
 fn write_transfer_encoding(headers: &HeaderMap, out: &mut BytesMut) {
     let all: Vec<&[u8]> =
         headers.get_all(header::TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes).collect();
-    let given = all.join(&b", "[..]);
+    let codings = all.join(&b", "[..]);
     if is_chunked(headers) {
-        write_field(&header::TRANSFER_ENCODING, &given, out);
+        write_field(&header::TRANSFER_ENCODING, &codings, out);
     } else {
         write_field(&header::TRANSFER_ENCODING, b"chunked", out);
     }
@@ -143,15 +143,15 @@ fn write_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
     out.put_slice(b"\r\n");
 }
 
-/// Removes the head of a response to `method` from the front of `from`, once it is complete. `seen` is the number of
+/// Removes the head of a response to `method` from the front of `from`, once it is complete. `scanned` is the number of
 /// bytes that were parsed before.
 pub fn parse_response_head(
     from: &mut BytesMut,
-    seen: &mut usize,
+    scanned: &mut usize,
     method: &Method,
 ) -> Result<Option<Http1ResponseHead>, Http1ParseError> {
-    if from.is_empty() || (from.len() > MAX_EAGER_PARSE && !has_blank_line(from, *seen)) {
-        *seen = from.len();
+    if from.is_empty() || (from.len() > MAX_EAGER_PARSE && !has_blank_line(from, *scanned)) {
+        *scanned = from.len();
         return if from.len() > MAX_POD_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
     }
     // The number of fields is not bounded, so the room for them grows until all fit.
@@ -167,11 +167,11 @@ pub fn parse_response_head(
             Ok(httparse::Status::Complete(length)) => {
                 let answer = build_response_head(&head, method)?;
                 bytes::Buf::advance(from, length);
-                *seen = 0;
+                *scanned = 0;
                 return Ok(Some(answer));
             }
             Ok(httparse::Status::Partial) => {
-                *seen = from.len();
+                *scanned = from.len();
                 return if from.len() > MAX_POD_HEAD {
                     Err(Http1ParseError::TooLarge)
                 } else {
@@ -184,9 +184,9 @@ pub fn parse_response_head(
     }
 }
 
-/// Returns true if an empty line ends in the bytes behind `seen`.
-pub fn has_blank_line(bytes: &[u8], seen: usize) -> bool {
-    let from = &bytes[seen.saturating_sub(3)..];
+/// Returns true if an empty line ends in the bytes behind `scanned`.
+pub fn has_blank_line(bytes: &[u8], scanned: usize) -> bool {
+    let from = &bytes[scanned.saturating_sub(3)..];
     let is_end = |at: usize| matches!(&from[at..], [b'\n', b'\n', ..] | [b'\n', b'\r', b'\n', ..]);
     (0..from.len()).any(is_end)
 }
@@ -215,7 +215,7 @@ fn build_response_head(
         headers.remove(header::CONTENT_LENGTH);
     }
     // Without a length or chunks the body ends with the connection, which then cannot be used again.
-    let ends = match (has_body, is_coded) {
+    let framing = match (has_body, is_coded) {
         (false, _) => ResponseBodyFraming::NoBody,
         (true, true) if is_chunked(&headers) => {
             ResponseBodyFraming::Chunked(ChunkedDecoder::default())
@@ -225,14 +225,14 @@ fn build_response_head(
             lengths?.map_or(ResponseBodyFraming::UntilClose, ResponseBodyFraming::Length)
         }
     };
-    let keeps = !is_doubtful
-        && !matches!(ends, ResponseBodyFraming::UntilClose)
+    let is_reusable = !is_doubtful
+        && !matches!(framing, ResponseBodyFraming::UntilClose)
         && !connection_has_token(&headers, "close")
         && (!is_old || connection_has_token(&headers, "keep-alive"));
     let usual = status.canonical_reason().unwrap_or_default();
     let reason = head.reason.filter(|it| *it != usual);
     let reason = reason.map(|it| Bytes::copy_from_slice(it.as_bytes()));
-    Ok(Http1ResponseHead { status, reason, headers, framing: ends, is_reusable: keeps })
+    Ok(Http1ResponseHead { status, reason, headers, framing, is_reusable })
 }
 
 fn parse_fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Http1ParseError> {
@@ -252,16 +252,16 @@ fn parse_content_length(headers: &HeaderMap) -> Result<Option<u64>, Http1ParseEr
     for value in headers.get_all(header::CONTENT_LENGTH) {
         // A repeated length is allowed only with the same value: recipients that choose differently would lose the
         // message boundary.
-        for one in value.as_bytes().split(|byte| *byte == b',') {
-            let one = one.trim_ascii();
-            let is_number = !one.is_empty() && one.iter().all(u8::is_ascii_digit);
-            let one = str::from_utf8(one).ok().filter(|_| is_number);
-            let one: u64 =
-                one.and_then(|it| it.parse().ok()).ok_or(Http1ParseError::ContentLength)?;
-            if length.is_some_and(|before| before != one) {
+        for number in value.as_bytes().split(|byte| *byte == b',') {
+            let number = number.trim_ascii();
+            let is_number = !number.is_empty() && number.iter().all(u8::is_ascii_digit);
+            let number = str::from_utf8(number).ok().filter(|_| is_number);
+            let number: u64 =
+                number.and_then(|it| it.parse().ok()).ok_or(Http1ParseError::ContentLength)?;
+            if length.is_some_and(|before| before != number) {
                 return Err(Http1ParseError::ContentLength);
             }
-            length = Some(one);
+            length = Some(number);
         }
     }
     Ok(length)
@@ -308,11 +308,11 @@ pub fn check(bytes: &[u8]) {
 type ParsedHttp1Response = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
 
 fn parse_in_pieces(bytes: &[u8], size: usize) -> ParsedHttp1Response {
-    let (mut from, mut seen) = (BytesMut::new(), 0);
+    let (mut from, mut scanned) = (BytesMut::new(), 0);
     let mut pieces = bytes.chunks(size.max(1));
     let answer = loop {
         from.extend_from_slice(pieces.next()?);
-        if let Some(answer) = parse_response_head(&mut from, &mut seen, &Method::GET).ok()? {
+        if let Some(answer) = parse_response_head(&mut from, &mut scanned, &Method::GET).ok()? {
             break answer;
         }
     };

@@ -135,7 +135,7 @@ impl ActivatorInstance {
     ) -> Self {
         let metrics = ActivatorMetrics::register(registry);
         let usage_reporter = Arc::new(QueueUsageReporter::default());
-        let pods = PodConnectionSettings {
+        let pod_settings = PodConnectionSettings {
             listen_backlog: config.pod_backlog,
             max_idle: Duration::from_millis(config.pod_idle_ms),
             metrics: metrics.clone(),
@@ -145,7 +145,7 @@ impl ActivatorInstance {
         let settings = RevisionContext {
             peers: Arc::new(peers),
             queue_bounds: budget.wait_queue,
-            pod_settings: pods,
+            pod_settings,
             usage_reporter: Arc::clone(&usage_reporter),
             next_pod_id: AtomicU64::new(0),
         };
@@ -196,14 +196,14 @@ impl ActivatorInstance {
         let bound = config.linger();
         self.gateway.reconnect_clients.cancel();
         let mut listed = self.gateway.routes.subscribe_listing();
-        let left = async {
+        let unlisted = async {
             // The sender cannot be gone, since it is in the gateway.
             let _ = listed.wait_for(|it| *it == ActivatorListing::Removed).await;
             // Kube-proxies of other nodes follow EndpointSlices later than this activator follows the table.
             tokio::time::sleep(config.propagation_delay()).await;
         };
         info!(?bound, "leaving: connections are still taken");
-        let is_left = tokio::time::timeout(bound, left).await.is_ok();
+        let is_left = tokio::time::timeout(bound, unlisted).await.is_ok();
         info!(is_left, "no connections are taken any more");
     }
 
@@ -391,9 +391,9 @@ fn bind_gateways(
     if let Some(listener) = config.outside_listener.take() {
         config.outside = None;
         let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
-        let given = ready.map_err(failed("a given socket".to_owned()))?;
+        let socket = ready.map_err(failed("a given socket".to_owned()))?;
         let mut all = bind_gateways(config)?;
-        all.push((given, Entrypoint::External));
+        all.push((socket, Entrypoint::External));
         return Ok(all);
     }
     let open = |(address, entrypoint): (SocketAddr, Entrypoint)| {

@@ -87,9 +87,9 @@ impl ActivatorMetrics {
         let registry = registry.sub_registry_with_prefix("rouse_activator");
         let requests = Family::<StatusClassLabel, Counter>::default();
         let class = |code| requests.get_or_create(&StatusClassLabel { code }).clone();
-        let refused = Family::<ClientBoundLabel, Counter>::default();
+        let refusals = Family::<ClientBoundLabel, Counter>::default();
         let at = |it: ClientBound| {
-            refused.get_or_create(&ClientBoundLabel { bound: it.label() }).clone()
+            refusals.get_or_create(&ClientBoundLabel { bound: it.label() }).clone()
         };
         // Buckets from 0.1 ms to 105 s.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
@@ -112,7 +112,7 @@ impl ActivatorMetrics {
             refusals: RefusalCounters(ClientBound::ALL.map(at)),
         };
         registry.register("requests", "Requests by class of their code", requests);
-        registry.register("refused", "Clients that came to a bound", refused);
+        registry.register("refused", "Clients that came to a bound", refusals);
         all.register_gauges_and_counters(registry);
         all
     }

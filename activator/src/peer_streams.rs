@@ -70,22 +70,22 @@ impl PeerStreams {
     pub fn new(
         routes: Arc<RouteIndex>,
         disconnected_peers: Gauge,
-        who: ComponentReplica,
+        subscriber: ComponentReplica,
         credentials: Option<Arc<TlsCredentials>>,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        let bye = CancellationToken::new();
-        let holding = AtomicUsize::new(0);
+        let goodbye = CancellationToken::new();
+        let owner_streams = AtomicUsize::new(0);
         let peers = Arc::clone(routes.peers());
         Arc::new(Self {
             routes,
             peers,
             disconnected_peers,
-            subscriber: who,
+            subscriber,
             credentials,
             stop,
-            goodbye: bye,
-            owner_streams: holding,
+            goodbye,
+            owner_streams,
         })
     }
 
@@ -125,21 +125,23 @@ impl PeerStreams {
     /// Keeps a stream to every other activator that the RouteTable lists.
     async fn dial_owners(self: &Arc<Self>) {
         let mut dials = self.peers.dial_targets.subscribe();
-        let mut kept: HashMap<ActivatorName, (SocketAddr, CancellationToken, JoinHandle<()>)> =
-            HashMap::new();
+        let mut open_streams: HashMap<
+            ActivatorName,
+            (SocketAddr, CancellationToken, JoinHandle<()>),
+        > = HashMap::new();
         loop {
             let wanted = dials.borrow_and_update().clone();
             // A stream to an address that is not listed any more, or to one that has moved, ends on its own.
-            for (peer, (address, last, _)) in &kept {
+            for (peer, (address, last, _)) in &open_streams {
                 if wanted.get(peer) != Some(address) {
                     last.cancel();
                 }
             }
             for (peer, address) in wanted {
-                let before = kept.remove(&peer);
-                if let Some(same) = before.as_ref().filter(|it| !it.1.is_cancelled()) {
-                    debug_assert_eq!(same.0, address, "one that moved was cancelled");
-                    kept.extend(before.map(|it| (peer, it)));
+                let before = open_streams.remove(&peer);
+                if let Some(running) = before.as_ref().filter(|it| !it.1.is_cancelled()) {
+                    debug_assert_eq!(running.0, address, "one that moved was cancelled");
+                    open_streams.extend(before.map(|it| (peer, it)));
                     continue;
                 }
                 let last = CancellationToken::new();
@@ -152,9 +154,9 @@ impl PeerStreams {
                     }
                     streams.hold_slots(&to, address, end).await;
                 });
-                kept.insert(peer, (address, last, task));
+                open_streams.insert(peer, (address, last, task));
             }
-            kept.retain(|_, (_, last, task)| !(last.is_cancelled() && task.is_finished()));
+            open_streams.retain(|_, (_, last, task)| !(last.is_cancelled() && task.is_finished()));
             if dials.changed().await.is_err() {
                 return;
             }
@@ -179,30 +181,31 @@ impl PeerStreams {
         let link = ComponentLink::with_resolver(finder, self.subscriber.clone(), self.stop.clone());
         let claims = self.peers.claims_outbox(owner);
         // Revisions that a newly opened stream has named; `None` after its first `Synced`.
-        let named: Mutex<Option<BTreeSet<NamespacedName>>> = Mutex::default();
-        let each = |heard| {
-            let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
+        let named_revisions: Mutex<Option<BTreeSet<NamespacedName>>> = Mutex::default();
+        let each = |event| {
+            let mut named_revisions =
+                named_revisions.lock().unwrap_or_else(PoisonError::into_inner);
             // Grants of a broken stream count until a new one has sent its snapshot: after `Synced`, what it has not
             // named is withdrawn. A refusal shows that the process is gone, and its grants with it.
-            match heard {
+            match event {
                 SlotStreamEvent::Refused => {
                     self.withdraw_grants(owner, &BTreeSet::new());
-                    self.update_known(|known| known.on_refused(owner));
+                    self.update_known(|peers| peers.on_refused(owner));
                 }
                 SlotStreamEvent::Opened => {
-                    *named = Some(BTreeSet::new());
-                    self.update_known(|known| known.on_alive(owner));
+                    *named_revisions = Some(BTreeSet::new());
+                    self.update_known(|peers| peers.on_alive(owner));
                 }
                 SlotStreamEvent::Item(SlotGrantItem::Grant(revision, grant)) => {
-                    named.iter_mut().for_each(|it| _ = it.insert(revision.clone()));
+                    named_revisions.iter_mut().for_each(|it| _ = it.insert(revision.clone()));
                     self.routes.get_or_create_revision(&revision).on_grant(owner, Some(grant));
                 }
                 SlotStreamEvent::Item(SlotGrantItem::Removed(revision)) => {
                     self.routes.get_or_create_revision(&revision).on_grant(owner, None);
                 }
                 SlotStreamEvent::Item(SlotGrantItem::Synced) => {
-                    if let Some(named) = named.take() {
-                        self.withdraw_grants(owner, &named);
+                    if let Some(named_revisions) = named_revisions.take() {
+                        self.withdraw_grants(owner, &named_revisions);
                     }
                 }
             }
@@ -235,8 +238,8 @@ impl PeerStreams {
         loop {
             tick.tick().await;
             self.update_known(|_| {});
-            let PeerView { alive: known, connected, .. } = &*self.peers.view();
-            let away = i64::try_from(known.difference(connected).count()).unwrap_or(i64::MAX);
+            let PeerView { alive, connected, .. } = &*self.peers.view();
+            let away = i64::try_from(alive.difference(connected).count()).unwrap_or(i64::MAX);
             self.disconnected_peers.set(away);
         }
     }
@@ -256,12 +259,12 @@ impl PeerStreams {
         }
         // Each stream to an owner ends once it has sent its last message. `owner_streams` counts those left.
         self.goodbye.cancel();
-        let said = async {
+        let all_announced = async {
             while self.owner_streams.load(Ordering::Relaxed) > 0 {
                 tokio::time::sleep(GOODBYE_TIMEOUT / 100).await;
             }
         };
-        let _late = tokio::time::timeout(GOODBYE_TIMEOUT, said).await;
+        let _late = tokio::time::timeout(GOODBYE_TIMEOUT, all_announced).await;
     }
 }
 
@@ -281,15 +284,15 @@ impl Slots for SlotOwnerService {
         let peer = tls::request_peer(&request);
         let mut items = request.into_inner();
         let first = items.message().await?.map(SlotClaimItem::try_from);
-        let Some(Ok(SlotClaimItem::Sender(who))) = first else {
+        let Some(Ok(SlotClaimItem::Sender(sender))) = first else {
             return Err(Status::invalid_argument("the stream has not named its sender"));
         };
-        if let Err(denied) = peer.check_role(&who, "hold slots", &[ComponentRole::Activator]) {
+        if let Err(denied) = peer.check_role(&sender, "hold slots", &[ComponentRole::Activator]) {
             warn!(%denied, "holder refused");
             return Err(tls::denied_status(&denied));
         }
         let ended = self.0.stop.child_token();
-        let mut holder = HolderStream::open(Arc::clone(&self.0), who.name.into());
+        let mut holder = HolderStream::open(Arc::clone(&self.0), sender.name.into());
         let grants = self.0.peers.grants_outbox(&holder.peer).subscribe();
         let answer = grant_stream(grants, ended.clone());
         tokio::spawn(async move {
@@ -320,9 +323,9 @@ impl HolderStream {
         let stream_number = {
             let mut latest = latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
             *latest += 1;
-            streams.on_holder_stream(&peer, |known| {
-                known.on_alive(&peer);
-                known.connected.insert(peer.clone());
+            streams.on_holder_stream(&peer, |peers| {
+                peers.on_alive(&peer);
+                peers.connected.insert(peer.clone());
             });
             *latest
         };
@@ -346,9 +349,9 @@ impl HolderStream {
             }
             SlotClaimItem::Goodbye => {
                 self.has_ended = true;
-                self.streams.on_holder_stream(&self.peer, |known| {
-                    known.connected.remove(&self.peer);
-                    known.ended.insert(self.peer.clone());
+                self.streams.on_holder_stream(&self.peer, |peers| {
+                    peers.connected.remove(&self.peer);
+                    peers.ended.insert(self.peer.clone());
                 });
             }
             SlotClaimItem::Synced => {}
@@ -362,9 +365,9 @@ impl Drop for HolderStream {
         let latest = self.latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
         // After an announced end, or with a newer stream, the end of this stream reveals nothing.
         if *latest == self.stream_number && !self.has_ended {
-            self.streams.on_holder_stream(&self.peer, |known| {
-                known.connected.remove(&self.peer);
-                known.left_since.insert(self.peer.clone(), Instant::now());
+            self.streams.on_holder_stream(&self.peer, |peers| {
+                peers.connected.remove(&self.peer);
+                peers.left_since.insert(self.peer.clone(), Instant::now());
             });
         }
     }

@@ -99,13 +99,17 @@ mod tests {
     fn responses_are_knatives() {
         let address = std::net::SocketAddr::from(([10, 0, 0, 1], 80));
         let reason = "refused".to_owned();
-        let told = |failure: ProxyRequestError| (failure.status().as_u16(), failure.to_string());
-        assert_eq!(told(ProxyRequestError::QueueFull), (503, "pending request queue full".into()));
-        assert_eq!(told(ProxyRequestError::Timeout), (504, "activator request timeout".into()));
-        assert_eq!(told(ProxyRequestError::UnknownRevision("a/b".into())).0, 404);
-        assert_eq!(told(ProxyRequestError::NoRevision("a/b".into())).0, 503);
+        let response =
+            |failure: ProxyRequestError| (failure.status().as_u16(), failure.to_string());
         assert_eq!(
-            told(ProxyRequestError::DialFailed { address, reason }),
+            response(ProxyRequestError::QueueFull),
+            (503, "pending request queue full".into())
+        );
+        assert_eq!(response(ProxyRequestError::Timeout), (504, "activator request timeout".into()));
+        assert_eq!(response(ProxyRequestError::UnknownRevision("a/b".into())).0, 404);
+        assert_eq!(response(ProxyRequestError::NoRevision("a/b".into())).0, 503);
+        assert_eq!(
+            response(ProxyRequestError::DialFailed { address, reason }),
             (502, "cannot connect to pod at 10.0.0.1:80: refused".into())
         );
     }

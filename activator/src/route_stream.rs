@@ -20,7 +20,7 @@ pub async fn watch_routes(
     reports: &ComponentLink,
     gateway: &ActivatorGateway,
     ports: &ServicePortListeners,
-    seen: &AtomicBool,
+    has_table: &AtomicBool,
 ) {
     let outbox = Outbox::new();
     let (mut draining, mut routed) =
@@ -37,7 +37,7 @@ pub async fn watch_routes(
         outbox.set(PodReportKey::Applied, PodReportItem::Applied(version));
         draining.acknowledge(&outbox);
         routed.report_services(&outbox);
-        if !seen.swap(true, Ordering::Relaxed) {
+        if !has_table.swap(true, Ordering::Relaxed) {
             let (services, pods) = gateway.routes.service_and_pod_counts();
             info!(version, services, pods, "first routes in force");
         }

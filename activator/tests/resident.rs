@@ -53,13 +53,13 @@ const DONE: &str = "done";
 #[ignore = "a role, run by the other tests"]
 async fn an_activator_of_its_own() {
     let connections = Some(std::env::var(MOST).unwrap().parse().unwrap());
-    let mut world = ActivatorFixture::with(|config| {
+    let mut fixture = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_answer_bytes) = (BYTES, BYTES);
         (config.max_connections, config.max_client_connections) = (connections, connections);
         config.max_waiting = 100_000;
     })
     .await;
-    println!("{PORT}{}", world.port);
+    println!("{PORT}{}", fixture.port);
     let (send, mut lines) = tokio::sync::mpsc::channel::<String>(1);
     std::thread::spawn(move || {
         for line in std::io::stdin().lines() {
@@ -69,12 +69,12 @@ async fn an_activator_of_its_own() {
     while let Some(line) = lines.recv().await {
         let (protocol, address) = line.split_once(' ').unwrap();
         let protocol = if protocol == "h2c" { AppProtocol::H2c } else { AppProtocol::Http1 };
-        world.apply_change(|table| {
+        fixture.apply_change(|table| {
             let revision = table.revisions.get_mut(&revision()).unwrap();
             // The test gives up a client before the activator does, so that an answer too late is seen as one.
             (revision.protocol, revision.timeout) = (protocol, PATIENCE * 2);
         });
-        world.add_ready_pod("p", address.parse().unwrap());
+        fixture.add_ready_pod("p", address.parse().unwrap());
         println!("{DONE}");
     }
 }
@@ -158,15 +158,15 @@ impl ActivatorProcessFixture {
     async fn assert_serves_others(&self) {
         let mut other = self.connect(Ipv4Addr::new(127, 0, 0, 3)).await;
         other.write_all(GET.as_bytes()).await.unwrap();
-        let mut told = String::new();
+        let mut received = String::new();
         let answered = tokio::time::timeout(PATIENCE, async {
-            while told.split_once("\r\n\r\n").is_none_or(|(_, body)| body.is_empty()) {
+            while received.split_once("\r\n\r\n").is_none_or(|(_, body)| body.is_empty()) {
                 let mut piece = [0; 64];
                 let Ok(count @ 1..) = other.read(&mut piece).await else { return };
-                told.push_str(&String::from_utf8_lossy(&piece[..count]));
+                received.push_str(&String::from_utf8_lossy(&piece[..count]));
             }
         });
-        assert!(answered.await.is_ok() && told.starts_with("HTTP/1.1 200 "), "{told}");
+        assert!(answered.await.is_ok() && received.starts_with("HTTP/1.1 200 "), "{received}");
     }
 }
 
@@ -348,14 +348,14 @@ const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];
 /// Sends `words` and waits until `count` of these `answers` have come, or until the connection is closed.
 async fn exchange_bytes(stream: &mut TcpStream, words: &[u8], count: usize, answers: &[&[u8]]) {
     stream.write_all(words).await.ok();
-    let mut told = Vec::new();
-    let is_told = |told: &[u8]| {
-        let of = |it: &&[u8]| told.windows(it.len()).filter(|some| some == it).count();
+    let mut received = Vec::new();
+    let is_told = |received: &[u8]| {
+        let of = |it: &&[u8]| received.windows(it.len()).filter(|some| some == it).count();
         answers.iter().map(of).sum::<usize>() >= count
     };
     let hears = async {
-        while !is_told(&told) {
-            let Ok(1..) = stream.read_buf(&mut told).await else { return };
+        while !is_told(&received) {
+            let Ok(1..) = stream.read_buf(&mut received).await else { return };
         }
     };
     tokio::time::timeout(LONG, hears).await.expect("answers in time");

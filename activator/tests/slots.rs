@@ -20,8 +20,9 @@ use std::{
 };
 
 use common::{
+    fixtures,
     outbox::Outbox,
-    wire::{ActivatorEntry, RouteChange, RouteKey, RoutingPhase},
+    wire::{RouteChange, RouteKey, RoutingPhase},
 };
 use futures::future::join_all;
 use harness::{
@@ -133,7 +134,7 @@ impl ActivatorFleetFixture {
         let (port, peer_port) = (free_port(), free_port());
         let mut hello_1 = hello_revision();
         hello_1.container_concurrency = limit;
-        let said = [
+        let entries = [
             (RouteKey::Revision(revision()), RouteChange::Revision(hello_1)),
             (RouteKey::Service(service()), RouteChange::Service(hello_service(port.get()))),
         ];
@@ -145,7 +146,7 @@ impl ActivatorFleetFixture {
             started: 0,
             running_activators: Vec::new(),
             stopping: BTreeMap::new(),
-            route_table: said.into(),
+            route_table: entries.into(),
             pods: Vec::new(),
             all_pods: Vec::new(),
             stopping_tasks: JoinSet::new(),
@@ -196,17 +197,16 @@ impl ActivatorFleetFixture {
         let listed = |it: &&FleetActivator| {
             self.route_table.contains_key(&RouteKey::Activator(it.name.clone()))
         };
-        let doors = self.running_activators.iter().filter(listed);
-        let doors = doors.map(|it| SocketAddr::new(it.ip, self.port.get())).collect();
-        *self.entrypoints.lock().unwrap() = doors;
+        let entrypoints = self.running_activators.iter().filter(listed);
+        let entrypoints = entrypoints.map(|it| SocketAddr::new(it.ip, self.port.get())).collect();
+        *self.entrypoints.lock().unwrap() = entrypoints;
     }
 
     async fn list_newest(&mut self) {
         let FleetActivator { name, ip, .. } = self.running_activators.last().unwrap();
-        let (node, zone) = (String::new(), String::new());
-        let it = ActivatorEntry { name: name.clone(), node, zone, addresses: vec![*ip] };
-        self.publish_change(RouteKey::Activator(name.clone()), Some(RouteChange::Activator(it)))
-            .await;
+        let activator = fixtures::activator(name, vec![*ip]);
+        let key = RouteKey::Activator(name.clone());
+        self.publish_change(key, Some(RouteChange::Activator(activator))).await;
         self.update_entrypoints();
     }
 
@@ -214,7 +214,10 @@ impl ActivatorFleetFixture {
     async fn stop_oldest(&mut self) {
         let name = self.running_activators[0].name.clone();
         self.running_activators[0].fixture.stop.cancel();
-        self.entrypoints.lock().unwrap().retain(|door| door.ip() != self.running_activators[0].ip);
+        self.entrypoints
+            .lock()
+            .unwrap()
+            .retain(|entrypoint| entrypoint.ip() != self.running_activators[0].ip);
         self.publish_change(RouteKey::Activator(name), None).await;
         let ended = self.running_activators.remove(0);
         self.stopping.insert(ended.name.clone(), ended.fixture.routes.clone());
@@ -292,7 +295,7 @@ impl FleetClientLoad {
     }
 
     /// Runs a client that sends one request after the other, to activators chosen at random.
-    async fn run_client(self: Arc<Self>, doors: Arc<Mutex<Vec<SocketAddr>>>) {
+    async fn run_client(self: Arc<Self>, entrypoints: Arc<Mutex<Vec<SocketAddr>>>) {
         let mut kept: Option<TcpStream> = None;
         while self.take_request() {
             let before = self.answered.load(Ordering::SeqCst);
@@ -300,7 +303,7 @@ impl FleetClientLoad {
             let head = loop {
                 let mut stream = match kept.take() {
                     Some(stream) => stream,
-                    None => connect(&doors).await,
+                    None => connect(&entrypoints).await,
                 };
                 stream.write_all(GET.as_bytes()).await.ok();
                 let head = read_head(&mut stream).await;
@@ -323,13 +326,13 @@ impl FleetClientLoad {
     }
 }
 
-async fn connect(doors: &Mutex<Vec<SocketAddr>>) -> TcpStream {
+async fn connect(entrypoints: &Mutex<Vec<SocketAddr>>) -> TcpStream {
     loop {
-        let door = {
-            let doors = doors.lock().unwrap();
-            doors[random_below(doors.len())]
+        let entrypoint = {
+            let entrypoints = entrypoints.lock().unwrap();
+            entrypoints[random_below(entrypoints.len())]
         };
-        if let Ok(stream) = TcpStream::connect(door).await {
+        if let Ok(stream) = TcpStream::connect(entrypoint).await {
             return stream;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -413,12 +416,12 @@ async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
         fleet.list_newest().await;
     }
     for at in 0..2 {
-        let door = SocketAddr::new(fleet.running_activators[at].ip, fleet.port.get());
+        let entrypoint = SocketAddr::new(fleet.running_activators[at].ip, fleet.port.get());
         let before: Vec<_> =
             fleet.all_pods.iter().map(|it| it.served.load(Ordering::SeqCst)).collect();
         let load = FleetClientLoad::with_requests(200);
-        let doors = Arc::new(Mutex::new(vec![door]));
-        join_all((0..8).map(|_| Arc::clone(&load).run_client(Arc::clone(&doors)))).await;
+        let entrypoints = Arc::new(Mutex::new(vec![entrypoint]));
+        join_all((0..8).map(|_| Arc::clone(&load).run_client(Arc::clone(&entrypoints)))).await;
         for (pod, before) in fleet.all_pods.iter().zip(before) {
             assert!(pod.served.load(Ordering::SeqCst) > before, "by either, every pod");
         }
@@ -427,8 +430,8 @@ async fn one_activator_uses_every_pod_while_the_other_has_no_requests() {
 }
 
 /// Sends a request. The pod keeps it for as long as it pauses.
-async fn send_request(door: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect(door).await.unwrap();
+async fn send_request(entrypoint: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(entrypoint).await.unwrap();
     stream.write_all(harness::GET.as_bytes()).await.unwrap();
     stream
 }
@@ -442,13 +445,13 @@ async fn a_request_of_an_activator_that_ends_keeps_its_slot() {
     fleet.all_pods.push(server.clone());
     fleet.start().await;
     fleet.list_newest().await;
-    let doors = |fleet: &ActivatorFleetFixture| fleet.entrypoints.lock().unwrap().clone();
-    let mut first = send_request(doors(&fleet)[0]).await;
+    let entrypoints = |fleet: &ActivatorFleetFixture| fleet.entrypoints.lock().unwrap().clone();
+    let mut first = send_request(entrypoints(&fleet)[0]).await;
     wait_until(|| server.in_flight.load(Ordering::SeqCst) == 1).await;
     fleet.start().await;
     fleet.list_newest().await;
     fleet.stop_oldest().await;
-    let mut second = send_request(doors(&fleet)[0]).await;
+    let mut second = send_request(entrypoints(&fleet)[0]).await;
     let answers = tokio::join!(harness::read_rest(&mut first), harness::read_rest(&mut second));
     assert!(answers.0.ends_with("hello") && answers.1.ends_with("hello"), "{answers:?}");
     assert_eq!(server.served.load(Ordering::SeqCst), 2);
@@ -462,18 +465,12 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     fleet.wait_for_more_pods().await;
     fleet.start().await;
     fleet.list_newest().await;
-    let (node, zone) = (String::new(), String::new());
     // Of so many, at least one precedes the real activator in the revision's order, whatever the order is.
     for at in 200..216 {
         let (name, ip) = (format!("deaf-of-old-{at}"), Ipv4Addr::new(127, 0, 77, at));
-        let addresses = vec![ip.into()];
-        let it = ActivatorEntry {
-            name: name.clone(),
-            node: node.clone(),
-            zone: zone.clone(),
-            addresses,
-        };
-        fleet.publish_change(RouteKey::Activator(name), Some(RouteChange::Activator(it))).await;
+        let activator = fixtures::activator(&name, vec![ip.into()]);
+        let change = RouteChange::Activator(activator);
+        fleet.publish_change(RouteKey::Activator(name), Some(change)).await;
     }
     let load = FleetClientLoad::with_requests(20);
     let asked = Arc::clone(&load).run_client(Arc::clone(&fleet.entrypoints));
@@ -498,11 +495,11 @@ async fn clients_of_two_activators_take_turns_at_a_pod_that_takes_one() {
         fleet.start().await;
         fleet.list_newest().await;
     }
-    let doors = fleet.entrypoints.lock().unwrap().clone();
+    let entrypoints = fleet.entrypoints.lock().unwrap().clone();
     let loads = [FleetClientLoad::with_requests(300), FleetClientLoad::with_requests(300)];
-    let asking = doors.iter().zip(&loads).flat_map(|(door, load)| {
-        let doors = Arc::new(Mutex::new(vec![*door]));
-        (0..4).map(move |_| Arc::clone(load).run_client(Arc::clone(&doors)))
+    let asking = entrypoints.iter().zip(&loads).flat_map(|(entrypoint, load)| {
+        let entrypoints = Arc::new(Mutex::new(vec![*entrypoint]));
+        (0..4).map(move |_| Arc::clone(load).run_client(Arc::clone(&entrypoints)))
     });
     let done = tokio::time::timeout(LONG, join_all(asking));
     assert!(done.await.is_ok(), "neither starves");

@@ -3,18 +3,12 @@
 //! Run by `cargo bench -p agent`: services arrive one by one, as a controller sends them. Prints one JSON row for each
 //! result.
 
-use std::{
-    collections::BTreeMap,
-    io::Write as _,
-    net::IpAddr,
-    num::NonZeroU16,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, io::Write as _, net::IpAddr, time::Instant};
 
 use agent::{kernel::map_op::KernelRoutes, routes::plan::RoutePlanner};
-use common::wire::{
-    ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteChange,
-    RouteTarget, ServiceEntry,
+use common::{
+    fixtures,
+    wire::{ActivatorEntry, RouteChange},
 };
 use datapath::{
     abi::{FIRST_SERVICE, FrontendKey, QUARANTINE_NS},
@@ -27,10 +21,16 @@ fn main() -> std::io::Result<()> {
     let empty = resident_bytes()?;
     let begin = Instant::now();
     let (mut done, mut now) = (0, 0);
-    apply_changes(&mut planner, vec![RouteChange::Activator(activator())], &mut now);
+    let activator = ActivatorEntry {
+        node: "node".into(),
+        ..fixtures::activator("activator", vec![[10, 244, 0, 1].into()])
+    };
+    apply_changes(&mut planner, vec![RouteChange::Activator(activator)], &mut now);
     for services in [1_000, 10_000] {
         for number in done..services {
-            apply_changes(&mut planner, sleeping_service(number), &mut now);
+            let (service, revision) = fixtures::sleeping_service(number);
+            let changes = [RouteChange::Revision(revision), RouteChange::Service(service)];
+            apply_changes(&mut planner, changes.into(), &mut now);
         }
         done = services;
         let bytes = (resident_bytes()? - empty) / u64::from(services);
@@ -59,7 +59,8 @@ fn kernel_routes(services: u16) -> KernelRoutes {
     for number in 0..services {
         let info = SvcInfo { activators: 0, port_be: (20_000 + number % 10_000).to_be() };
         let state = SvcState { offset: 0, count: 0, generation: 1, mode: RoutingMode::Activator };
-        for (family, address) in addresses(number).into_iter().enumerate() {
+        let addresses = fixtures::sleeping_service_addresses(number);
+        for (family, address) in addresses.into_iter().enumerate() {
             let service = FIRST_SERVICE + 2 * u32::from(number) + family as u32;
             let address = match address {
                 IpAddr::V4(four) => four.to_ipv6_mapped().octets(),
@@ -74,64 +75,12 @@ fn kernel_routes(services: u16) -> KernelRoutes {
     table
 }
 
-fn addresses(number: u16) -> [IpAddr; 2] {
-    let [high, low] = number.to_be_bytes();
-    [[10, 96, high, low].into(), [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number].into()]
-}
-
 fn apply_changes(planner: &mut RoutePlanner, changes: Vec<RouteChange>, now: &mut u64) {
     changes.into_iter().for_each(|change| planner.apply_change(change));
     // A plan puts what it frees in quarantine for a second.
     *now += QUARANTINE_NS;
     let plan = planner.plan(*now, &BTreeMap::new());
     assert!(plan.is_ok_and(|plan| !plan.ops.is_empty()), "each change is something to write");
-}
-
-/// Returns the route changes of a service that sleeps, and of its Revision.
-fn sleeping_service(number: u16) -> Vec<RouteChange> {
-    let (name, revision) = names(number);
-    let service = ServiceEntry {
-        name: name.clone(),
-        addresses: addresses(number).into(),
-        port: NonZeroU16::MIN,
-        activator_port: NonZeroU16::MIN.saturating_add(20_000 + number % 10_000),
-        targets: vec![RouteTarget { revision: revision.clone(), percent: 100 }],
-        connection_path: ConnectionPath::Direct,
-        hosts: vec![format!("{}.{}.127.0.0.1.sslip.io", name.name, name.namespace)],
-        gateway_rules: None,
-    };
-    let revision = RevisionEntry {
-        name: revision,
-        service: name.name.clone(),
-        configuration: name.name,
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
-        policy: None,
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
-    };
-    vec![RouteChange::Revision(revision), RouteChange::Service(service)]
-}
-
-/// Returns names of a realistic length.
-fn names(number: u16) -> (NamespacedName, NamespacedName) {
-    let namespace = format!("team-{:03}-production", number % 100);
-    let service = format!("orders-checkout-worker-{number}");
-    let revision = NamespacedName::new(namespace.as_str(), format!("{service}-00001"));
-    (NamespacedName::new(namespace, service), revision)
-}
-
-fn activator() -> ActivatorEntry {
-    ActivatorEntry {
-        name: "activator".into(),
-        node: "node".into(),
-        zone: String::new(),
-        addresses: vec![[10, 244, 0, 1].into()],
-    }
 }
 
 /// Returns the resident memory of this process in bytes.

@@ -18,8 +18,8 @@ pub(crate) fn metrics_registry(revisions: SharedRevisionTotals) -> (AgentMetrics
 }
 
 /// Returns the content of the admin pages.
-pub(crate) fn pages(registry: Registry, troubles: NotReadyReasons) -> AdminState {
-    AdminState { registry, not_ready_reasons: Box::new(move || troubles.lines()) }
+pub(crate) fn pages(registry: Registry, not_ready: NotReadyReasons) -> AdminState {
+    AdminState { registry, not_ready_reasons: Box::new(move || not_ready.lines()) }
 }
 
 #[cfg(test)]
@@ -28,11 +28,11 @@ mod tests {
 
     #[test]
     fn a_not_ready_reason_shows_until_it_is_removed() {
-        let troubles = NotReadyReasons::default();
-        let admin = pages(Registry::default(), troubles.clone());
-        troubles.set("canary", Some("connect was not redirected".into()));
+        let not_ready = NotReadyReasons::default();
+        let admin = pages(Registry::default(), not_ready.clone());
+        not_ready.set("canary", Some("connect was not redirected".into()));
         assert_eq!((admin.not_ready_reasons)(), ["canary: connect was not redirected"]);
-        troubles.set("canary", None);
+        not_ready.set("canary", None);
         assert!((admin.not_ready_reasons)().is_empty());
     }
 }

@@ -166,7 +166,7 @@ impl Agent {
         mut self,
         mut events: AsyncFd<KernelEventRing>,
         routes: &RouteBatchStream,
-        mut found: Receiver<PodTrackerEvent>,
+        mut finder_events: Receiver<PodTrackerEvent>,
         shutdown: &CancellationToken,
     ) -> std::io::Result<()> {
         loop {
@@ -188,7 +188,7 @@ impl Agent {
                         ready.clear_ready();
                     }
                 }
-                Some(event) = found.recv() => self.handle_finder_event(event),
+                Some(event) = finder_events.recv() => self.handle_finder_event(event),
                 Some(event) = self.pod_events_rx.recv() => {
                     if let PodTrackerEvent::ProbeEnded(_, _, result) = &event {
                         self.handles.metrics.count_probe(result.is_ok());
@@ -196,8 +196,8 @@ impl Agent {
                     self.handle_event(event);
                 }
                 Some(result) = self.remote_pods.next_result() => self.handle_reach_result(&result),
-                found = self.overdue_requests.wait_for_round() => self.handle_deadline_scans(found),
-                news = routes.next() => self.apply_batch(news),
+                results = self.overdue_requests.wait_for_round() => self.handle_deadline_scans(results),
+                batch = routes.next() => self.apply_batch(batch),
                 () = sleep_until(wake.into()) => {
                     self.handle_event(PodTrackerEvent::Tick);
                     self.handles.usage.rearm_growth_events(&self.handles.maps);
@@ -249,12 +249,12 @@ impl Agent {
 
     /// Handles an event of the finder.
     fn handle_finder_event(&mut self, event: PodTrackerEvent) {
-        let asked = match &event {
+        let prestop_uid = match &event {
             PodTrackerEvent::PreStopRequested(uid) => Some(uid.clone()),
             _ => None,
         };
         self.handle_event(event);
-        if let Some(uid) = asked {
+        if let Some(uid) = prestop_uid {
             // A preStop request: no new connection goes to the pod, and the next sweep watches its last requests.
             self.update_exclusion(&uid);
             self.next_sweep = Instant::now();

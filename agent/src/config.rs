@@ -154,10 +154,14 @@ impl AgentConfig {
         self.pins.clone().unwrap_or_else(|| Path::new(DEFAULT_PINS).join(&self.node))
     }
 
-    /// Returns all paths. `found` is the cgroup of this node's pods as it was found; it counts where no setting names
-    /// one.
-    pub fn paths(&self, found: Option<PathBuf>) -> Option<AgentPaths> {
-        let pods = self.pods_cgroup.clone().or_else(|| self.clients_cgroup.clone()).or(found)?;
+    /// Returns all paths. `found_pods_cgroup` is the cgroup of this node's pods as it was found. It counts where no
+    /// setting names one.
+    pub fn paths(&self, found_pods_cgroup: Option<PathBuf>) -> Option<AgentPaths> {
+        let pods = self
+            .pods_cgroup
+            .clone()
+            .or_else(|| self.clients_cgroup.clone())
+            .or(found_pods_cgroup)?;
         Some(AgentPaths {
             bpffs: self.pins(),
             clients: self.clients_cgroup.clone().unwrap_or_else(|| pods.clone()),
@@ -189,16 +193,16 @@ mod tests {
         let config = parse(&[]);
         assert_eq!(config.validate(), Ok(()));
         assert_eq!(config.paths(None), None, "the kubelet's folder is waited for");
-        let places = config.paths(Some("/c/kubepods".into())).expect("found");
-        assert_eq!((&places.clients, &places.pods), (&places.pods, &"/c/kubepods".into()));
-        assert_eq!(places.bpffs, Path::new("/sys/fs/bpf/rouse/n1"), "one folder a node");
+        let paths = config.paths(Some("/c/kubepods".into())).expect("found");
+        assert_eq!((&paths.clients, &paths.pods), (&paths.pods, &"/c/kubepods".into()));
+        assert_eq!(paths.bpffs, Path::new("/sys/fs/bpf/rouse/n1"), "one folder a node");
         assert_eq!(config.admin.port(), 7104);
     }
 
     #[test]
     fn settings_override_the_search() {
-        let found = Some(PathBuf::from("/c/kubepods"));
-        let root = parse(&["--clients-cgroup=/c"]).paths(found.clone()).expect("named");
+        let found_pods_cgroup = Some(PathBuf::from("/c/kubepods"));
+        let root = parse(&["--clients-cgroup=/c"]).paths(found_pods_cgroup.clone()).expect("named");
         assert_eq!((root.clients, root.pods), ("/c".into(), "/c".into()));
         let both = parse(&["--clients-cgroup=/c", "--pods-cgroup=/c/p"]).paths(None);
         assert_eq!(both.map(|it| (it.clients, it.pods)), Some(("/c".into(), "/c/p".into())));

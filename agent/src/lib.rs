@@ -122,10 +122,10 @@ fn replica_resolvers(
     let controllers = find(CertificateRole::Controller, &config.controller);
     let autoscalers = find(CertificateRole::Autoscaler, &config.autoscaler);
     if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
-        let (own, to) = (Arc::clone(credentials), Arc::clone(&controllers));
+        let (own_credentials, resolver) = (Arc::clone(credentials), Arc::clone(&controllers));
         tasks.spawn(enrollment::keep_enrolled(
-            own,
-            to,
+            own_credentials,
+            resolver,
             enrollment::EnrollmentFiles::in_folder(folder),
             shutdown.clone(),
         ));
@@ -133,19 +133,22 @@ fn replica_resolvers(
     (controllers, autoscalers)
 }
 
-/// Returns a token that is cancelled after `asked`, but not before each waiting kubelet has its response. A preStop
+/// Returns a token that is cancelled after `shutdown`, but not before each waiting kubelet has its response. A preStop
 /// request that breaks off would let the kubelet stop the pod at once, even with requests in flight.
-fn shutdown_after_prestop(asked: CancellationToken, drains: PreStopHooks) -> CancellationToken {
+fn shutdown_after_prestop(
+    shutdown: CancellationToken,
+    prestop_hooks: PreStopHooks,
+) -> CancellationToken {
     let end = CancellationToken::new();
     let ended = end.clone();
     tokio::spawn(async move {
         tokio::select! {
-            () = asked.cancelled() => {}
+            () = shutdown.cancelled() => {}
             // The token was cancelled for another reason: there is nothing left to wait for.
             () = ended.cancelled() => return,
         }
         info!("agent ends once no pod is waited for");
-        drains.wait_until_all_answered().await;
+        prestop_hooks.wait_until_all_answered().await;
         ended.cancel();
     });
     end
@@ -190,58 +193,61 @@ impl AgentOutboundStreams {
 pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(), AgentError> {
     config.validate()?;
     info!(?config, "agent starts");
-    let drains = PreStopHooks::default();
-    let shutdown = shutdown_after_prestop(shutdown, drains.clone());
+    let prestop_hooks = PreStopHooks::default();
+    let shutdown = shutdown_after_prestop(shutdown, prestop_hooks.clone());
     let tasks = TaskTracker::new();
     let shown = SharedRevisionTotals::default();
     let (metrics, registry) = admin::metrics_registry(shown.clone());
-    let troubles = NotReadyReasons::default();
-    troubles.set("programs", Some("not in force yet".to_owned()));
+    let not_ready = NotReadyReasons::default();
+    not_ready.set("programs", Some("not in force yet".to_owned()));
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let pages = pages::serve(
         config.admin,
-        admin::pages(registry, troubles.clone()),
+        admin::pages(registry, not_ready.clone()),
         axum::Router::new(),
         shutdown.clone(),
     );
     let mut pages = std::pin::pin!(pages);
-    let (places, (kernel, maps, events, ender)) = tokio::select! {
-        started = program_supervisor::start(&config, &troubles) => started?,
+    let (paths, (kernel, maps, events, locked_closer)) = tokio::select! {
+        started = program_supervisor::start(&config, &not_ready) => started?,
         ended = &mut pages => return ended.map_err(AgentError::Admin),
         () = shutdown.cancelled() => return Ok(()),
     };
-    troubles.set("programs", None);
-    let marks = ProbeMarks::open(&places.pins())?;
+    not_ready.set("programs", None);
+    let probe_marks = ProbeMarks::open(&paths.pins())?;
     let events = kernel::sys::register_readable(events).map_err(AgentError::Events)?;
 
-    let (stage, stages) = watch::channel(ProgramTakeoverStage::default());
-    tasks.spawn(kernel.run(stages, troubles.clone(), metrics.clone(), shutdown.clone()));
+    let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
+    tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
-    let AgentOutboundStreams { routes, reports, reports_ready: settled, usage } =
+    let AgentOutboundStreams { routes, reports, reports_ready, usage } =
         AgentOutboundStreams::open(&config, &tasks, &shutdown);
-    let (found, finds) = mpsc::channel(FINDER_EVENTS_MAX);
-    let answers = PodServerDeps { prestop_hooks: drains.clone(), conns: maps.conns() };
-    let finder_commands = start_pod_finder(&config, &places, answers, found)?;
-    let revisions = RevisionTotalsStore::resume(&maps, shown);
-    let ends = AgentHandles {
+    let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
+    let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
+    let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
+    let revision_totals = RevisionTotalsStore::resume(&maps, shown);
+    let handles = AgentHandles {
         maps,
-        probe_marks: marks,
+        probe_marks,
         finder: FinderQueue::new(finder_commands),
         reports,
         usage,
-        revision_totals: revisions,
-        reports_ready: settled,
+        revision_totals,
+        reports_ready,
         metrics,
-        not_ready: troubles,
-        prestop_hooks: drains,
+        not_ready,
+        prestop_hooks,
         tunnel_drain: config.tunnel_drain(),
-        takeover_stage: stage,
+        takeover_stage,
     };
-    let agent =
-        Agent::new(config.node.clone(), StaleConnectionCloser::new(places.clients, ender), ends)?;
+    let agent = Agent::new(
+        config.node.clone(),
+        StaleConnectionCloser::new(paths.clients, locked_closer),
+        handles,
+    )?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
     let ended = tokio::select! {
-        ended = agent.run(events, &routes, finds, &shutdown) => ended.map_err(AgentError::Events),
+        ended = agent.run(events, &routes, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     shutdown.cancel();
@@ -263,13 +269,13 @@ fn own_subscriber(config: &AgentConfig) -> ComponentReplica {
 /// Starts the search for this node's pods below their cgroup.
 fn start_pod_finder(
     config: &AgentConfig,
-    places: &AgentPaths,
-    answers: PodServerDeps,
-    found: mpsc::Sender<PodTrackerEvent>,
+    paths: &AgentPaths,
+    pod_servers: PodServerDeps,
+    events: mpsc::Sender<PodTrackerEvent>,
 ) -> Result<mpsc::Sender<finder::FinderCommand>, AgentError> {
     let namespaces = config.namespaces.clone();
-    let answers = config.wait_for_drain.then_some(answers);
-    let (cgroups, cookies) = (places.pods.clone(), NetnsCookies::new(places));
-    let places = finder::FinderConfig { cgroups, namespaces, cookies, pod_servers: answers };
-    finder::start(places, found).map_err(AgentError::PodFinder)
+    let pod_servers = config.wait_for_drain.then_some(pod_servers);
+    let (cgroups, cookies) = (paths.pods.clone(), NetnsCookies::new(paths));
+    let finder_config = finder::FinderConfig { cgroups, namespaces, cookies, pod_servers };
+    finder::start(finder_config, events).map_err(AgentError::PodFinder)
 }

@@ -19,19 +19,19 @@ pub(crate) struct NotReadyReasons {
 }
 
 impl NotReadyReasons {
-    /// Sets the reason of the subject `what`, or removes it.
-    pub(crate) fn set(&self, what: &'static str, trouble: Option<String>) {
+    /// Sets the reason of `subject`, or removes it.
+    pub(crate) fn set(&self, subject: &'static str, reason: Option<String>) {
         let mut lines = lock(&self.lines);
-        match trouble {
-            Some(trouble) => drop(lines.insert(what, trouble)),
-            None => drop(lines.remove(what)),
+        match reason {
+            Some(reason) => drop(lines.insert(subject, reason)),
+            None => drop(lines.remove(subject)),
         }
     }
 
     /// Returns the reasons as lines of text, in the order of their subjects.
     pub(crate) fn lines(&self) -> Vec<String> {
         let lines = lock(&self.lines);
-        lines.iter().map(|(what, trouble)| format!("{what}: {trouble}")).collect()
+        lines.iter().map(|(subject, reason)| format!("{subject}: {reason}")).collect()
     }
 }
 
@@ -196,12 +196,12 @@ impl AgentMetrics {
     }
 
     /// Sets the number of foreign programs by owner.
-    pub(crate) fn set_foreign_programs(&self, others: &BTreeMap<ForeignProgramOwner, usize>) {
+    pub(crate) fn set_foreign_programs(&self, counts: &BTreeMap<ForeignProgramOwner, usize>) {
         // Cleared first: an owner whose programs are gone must not stay in the metric.
         self.foreign_programs.clear();
-        for (owner, programs) in others {
+        for (owner, count) in counts {
             let gauge = self.foreign_programs.get_or_create(&[("owner", owner.name())]);
-            gauge.set(i64::try_from(*programs).unwrap_or(i64::MAX));
+            gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
         }
     }
 

@@ -6,15 +6,17 @@
 use std::{
     collections::BTreeSet,
     io::Write as _,
-    num::NonZeroU16,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use autoscaler::revisions::{DecisionUpdate, ScaledRevisions};
-use common::wire::{
-    AppProtocol, ComponentReplica, ComponentRole, ConnectionPath, NamespacedName, RequestTotals,
-    RevisionEntry, RouteTable, RouteTarget, ScalePolicy, ServiceEntry, UsageKey, UsageSample,
+use common::{
+    fixtures,
+    wire::{
+        ComponentReplica, ComponentRole, ConnectionPath, NamespacedName, RequestTotals,
+        RevisionEntry, RouteTable, ScalePolicy, ServiceEntry, UsageKey, UsageSample,
+    },
 };
 
 const SERVICES: usize = 10_000;
@@ -77,41 +79,20 @@ fn route_table() -> RouteTable {
     for at in 0..SERVICES {
         let name = NamespacedName::new("default", format!("service-{at}-00001"));
         let service = NamespacedName::new("default", format!("service-{at}"));
-        table.revisions.insert(name.clone(), revision(name.clone()));
-        let port = NonZeroU16::MIN;
-        let targets = vec![RouteTarget { revision: name, percent: 100 }];
-        let (addresses, hosts, path) = (vec![], vec![], ConnectionPath::Activator);
-        let it = ServiceEntry {
-            name: service.clone(),
-            addresses,
-            port,
-            activator_port: port,
-            targets,
-            connection_path: path,
-            hosts,
-            gateway_rules: None,
+        table.revisions.insert(name.clone(), revision(&name));
+        let entry = ServiceEntry {
+            connection_path: ConnectionPath::Activator,
+            ..fixtures::service(&service, &name)
         };
-        table.services.insert(service, it);
+        table.services.insert(service, entry);
     }
     assert_eq!(table.keys().into_iter().collect::<BTreeSet<_>>().len(), 2 * SERVICES);
     table
 }
 
-fn revision(name: NamespacedName) -> RevisionEntry {
-    RevisionEntry {
-        name,
-        service: "service".into(),
-        configuration: "service".into(),
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
-        policy: Some(Arc::new(ScalePolicy::default())),
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
-    }
+fn revision(name: &NamespacedName) -> RevisionEntry {
+    let policy = Some(Arc::new(ScalePolicy::default()));
+    RevisionEntry { policy, ..fixtures::revision(name, "service") }
 }
 
 /// Resident memory of this process in KiB, from `/proc/self/status`.

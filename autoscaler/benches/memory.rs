@@ -3,12 +3,12 @@
 //! `cargo bench -p autoscaler --bench memory`: the autoscaler receives Revisions in one batch, as the controller sends
 //! them. Counted is all that it keeps of them and of its decisions. Prints one JSON row for each number of services.
 
-use std::{alloc::System, io::Write as _, num::NonZeroU16, sync::Arc, time::Duration};
+use std::{alloc::System, io::Write as _, sync::Arc, time::Duration};
 
 use autoscaler::evaluator::ScaleEvaluator;
-use common::wire::{
-    AppProtocol, ConnectionPath, NamespacedName, RevisionEntry, RouteTable, RouteTarget,
-    ScalePolicy, ServiceEntry,
+use common::{
+    fixtures,
+    wire::{NamespacedName, RevisionEntry, RouteTable, ScalePolicy},
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
@@ -53,35 +53,13 @@ fn route_table(services: usize) -> RouteTable {
     for at in 0..services {
         let service = NamespacedName::new("default", format!("sleeper-{at}"));
         let name = NamespacedName::new("default", format!("sleeper-{at}-00001"));
-        table.revisions.insert(name.clone(), revision(name.clone(), &service.name));
-        let it = ServiceEntry {
-            name: service.clone(),
-            addresses: vec![],
-            port: NonZeroU16::MIN,
-            activator_port: NonZeroU16::MIN,
-            targets: vec![RouteTarget { revision: name, percent: 100 }],
-            connection_path: ConnectionPath::Direct,
-            hosts: vec![],
-            gateway_rules: None,
-        };
-        table.services.insert(service, it);
+        table.revisions.insert(name.clone(), revision(&name, &service.name));
+        table.services.insert(service.clone(), fixtures::service(&service, &name));
     }
     table
 }
 
-fn revision(name: NamespacedName, service: &str) -> RevisionEntry {
-    RevisionEntry {
-        name,
-        service: service.into(),
-        configuration: service.into(),
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
-        policy: Some(Arc::new(ScalePolicy::default())),
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
-    }
+fn revision(name: &NamespacedName, service: &str) -> RevisionEntry {
+    let policy = Some(Arc::new(ScalePolicy::default()));
+    RevisionEntry { policy, ..fixtures::revision(name, service) }
 }

@@ -63,8 +63,8 @@ pub async fn serve(
 async fn readyz(State(admin): State<Arc<AdminState>>) -> impl IntoResponse {
     // Readiness is computed at each request: a cached one would outlive its reason.
     match (admin.not_ready_reasons)() {
-        troubles if troubles.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
-        troubles => (StatusCode::SERVICE_UNAVAILABLE, troubles.join("\n") + "\n"),
+        reasons if reasons.is_empty() => (StatusCode::OK, "ok\n".to_owned()),
+        reasons => (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n"),
     }
 }
 

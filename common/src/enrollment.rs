@@ -174,9 +174,9 @@ impl EnrollmentTask {
         let request = IssueRequest { token, request: request.der().to_vec() };
         // Without a client certificate: the first request has none, and an expired one would be refused.
         let channel = self.controllers.dial_without_certificate().await?;
-        let asked =
+        let response =
             timeout(REQUEST_TIMEOUT, async { IdentityClient::new(channel).issue(request).await });
-        let answer = asked.await.map_err(|_elapsed| EnrollmentError::Timeout)?;
+        let answer = response.await.map_err(|_elapsed| EnrollmentError::Timeout)?;
         let reply =
             answer.map_err(|status| EnrollmentError::Refused(Box::new(status)))?.into_inner();
         // The new authorities are trusted before the certificate is presented: peers may have theirs from the new one

@@ -16,10 +16,13 @@
 //! | [`tls`] | user-space components | identities and encryption |
 //! | [`enrollment`] | user-space components, controller | requests of a certificate |
 //! | [`admin`] | user-space components, operators | health, readiness, metrics |
+//! | `fixtures` | tests and benchmarks | entries of a RouteTable |
 #![warn(missing_docs)]
 
 pub mod admin;
 pub mod enrollment;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 pub mod link;
 pub mod local_node;
 pub mod log;

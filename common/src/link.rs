@@ -294,11 +294,11 @@ impl ComponentLink {
         table.begin_stream(endpoint);
         loop {
             // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
-            let patience =
+            let hold_timeout =
                 if table.is_whole_next() { Some(Instant::now() + TABLE_TIMEOUT) } else { None };
             let item = tokio::select! {
                 item = items.message() => item.map_err(broke)?,
-                () = sleep_until(patience) => {
+                () = sleep_until(hold_timeout) => {
                     return Err(LinkError::TableTimeout { endpoint: endpoint.to_string() });
                 }
                 () = sleep_until(table.held_until()) => {
@@ -343,7 +343,7 @@ impl ComponentLink {
     /// a key of their own: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `RoutedService`.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
         self.keep_streams_to_all(|endpoint| async move {
-            let gone = |key| match key {
+            let removal = |key| match key {
                 PodReportKey::Pod(uid) => PodReportItem::Removed(uid),
                 PodReportKey::Applied => PodReportItem::Applied(0),
                 PodReportKey::DrainAck(uid) => PodReportItem::DrainAckRemoved(uid),
@@ -357,7 +357,7 @@ impl ComponentLink {
                 first,
                 outbox.subscribe(),
                 |_, it| it,
-                gone,
+                removal,
                 PodReportItem::Synced,
                 None,
             );
@@ -372,11 +372,12 @@ impl ComponentLink {
     pub async fn report_usage(&self, outbox: &Outbox<UsageKey, UsageSample>) {
         self.keep_streams_to_all(|endpoint| async move {
             let first = vec![UsageItem::Sender(self.local_replica.clone())];
-            let seen = |_, it| UsageItem::Sample(it);
-            let (gone, synced) = (UsageItem::Removed, UsageItem::Synced);
+            let sample = |_, it| UsageItem::Sample(it);
+            let (removed, synced) = (UsageItem::Removed, UsageItem::Synced);
             let channel = self.resolver.dial(&endpoint).await?;
             let beat = Some(USAGE_HEARTBEAT);
-            let items = serve::item_stream(first, outbox.subscribe(), seen, gone, synced, beat);
+            let items =
+                serve::item_stream(first, outbox.subscribe(), sample, removed, synced, beat);
             let _up = self.record_stream_opened(&endpoint, "usage");
             let ended = UsageClient::new(channel).report(items).await;
             ended.map(drop).map_err(|status| stream_error(&endpoint, status))
@@ -398,9 +399,9 @@ impl ComponentLink {
             let first =
                 [ScaleItem::Sender(self.local_replica.clone()), now].map(raw::ScaleItem::from);
             let state = |_, it| ScaleItem::Decision(it);
-            let (gone, synced) = (ScaleItem::Removed, ScaleItem::Synced);
+            let (removed, synced) = (ScaleItem::Removed, ScaleItem::Synced);
             let decisions =
-                serve::item_stream(Vec::new(), outbox.subscribe(), state, gone, synced, None);
+                serve::item_stream(Vec::new(), outbox.subscribe(), state, removed, synced, None);
             // Heartbeats bypass the outbox: only the latest one matters, and none must wait behind decisions.
             let beats = serve::watch_stream(alive).map(|it| ScaleItem::Heartbeat(it).into());
             let items = stream::iter(first).chain(stream::select(decisions, beats));
@@ -420,18 +421,18 @@ impl ComponentLink {
         F: Future<Output = Result<(), LinkError>>,
     {
         let all = async {
-            // An endpoint stays in `kept` until its stream has ended: a replica that is named again has no second
-            // stream.
-            let (mut known, mut kept) = (self.resolver.subscribe_known(), BTreeSet::new());
+            // An endpoint stays in `open_streams` until its stream has ended: a replica that is named again has no
+            // second stream.
+            let (mut known, mut open_streams) = (self.resolver.subscribe_known(), BTreeSet::new());
             let mut streams = FuturesUnordered::new();
             loop {
                 for endpoint in known.borrow_and_update().all() {
-                    if kept.insert(endpoint.clone()) {
+                    if open_streams.insert(endpoint.clone()) {
                         streams.push(self.keep_stream(endpoint, &once));
                     }
                 }
                 tokio::select! {
-                    Some(endpoint) = streams.next() => drop(kept.remove(&endpoint)),
+                    Some(endpoint) = streams.next() => drop(open_streams.remove(&endpoint)),
                     _ = known.changed() => {}
                 }
             }
@@ -457,8 +458,9 @@ impl ComponentLink {
         while self.resolver.is_known(&endpoint) {
             let opened = Instant::now();
             let ended = once(endpoint.clone()).await;
-            let stood = opened.elapsed() >= ESTABLISHED_AFTER;
-            let wait = chooser.record_failure(begin.elapsed(), &endpoint, stood, random_u64());
+            let was_established = opened.elapsed() >= ESTABLISHED_AFTER;
+            let wait =
+                chooser.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
             self.record_stream_ended(&endpoint, ended, wait);
             // A replica that is no longer known ends the wait, so that the loop notices it.
             let forgotten = known.wait_for(|known: &KnownReplicas| !known.contains(&endpoint));
@@ -487,9 +489,9 @@ impl ComponentLink {
             Ok(()) => info!(%endpoint, "stream ended by peer"),
             Err(error) => {
                 // A refusal needs an operator; every other error may be a passing failure of the network.
-                let refused = matches!(&error, LinkError::StreamBroke { source, .. }
+                let is_refused = matches!(&error, LinkError::StreamBroke { source, .. }
                     if matches!(source.code(), Code::PermissionDenied | Code::Unauthenticated));
-                warn!(error = %error_chain(&error), refused, ?retry, "stream down");
+                warn!(error = %error_chain(&error), refused = is_refused, ?retry, "stream down");
             }
         }
         // The replica may have moved: a lookup now is sooner than the next regular one.

@@ -48,8 +48,8 @@ impl LogComponent {
 }
 
 impl From<ComponentRole> for LogComponent {
-    fn from(it: ComponentRole) -> Self {
-        match it {
+    fn from(role: ComponentRole) -> Self {
+        match role {
             ComponentRole::Agent => Self::Agent,
             ComponentRole::Activator => Self::Activator,
             ComponentRole::Autoscaler => Self::Autoscaler,

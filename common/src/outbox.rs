@@ -224,23 +224,23 @@ impl<K: Eq + Hash + Clone, V: Clone> OutboxCursor<K, V> {
         if self.has_started && inner.version == self.delivered_version {
             return None;
         }
-        let news = inner.order.range(self.delivered_version + 1..);
+        let changed = inner.order.range(self.delivered_version + 1..);
         let state =
             |key: &K| inner.states.get(key).and_then(|(_, value)| value.as_deref().cloned());
         let step = |key: &Arc<K>| (K::clone(key), state(key));
         // The whole range is copied under the lock, so the batch is the state at exactly `inner.version`.
-        let mut steps: Vec<_> = news.map(|(_, key)| step(key)).collect();
+        let mut changes: Vec<_> = changed.map(|(_, key)| step(key)).collect();
         self.delivered_version = inner.version;
         inner.cursors.insert(self.id, self.delivered_version);
-        if steps.iter().any(|(_, value)| value.is_none()) {
+        if changes.iter().any(|(_, value)| value.is_none()) {
             inner.drop_delivered_removals();
         }
         // A receiver that begins has no state to remove, so it gets no removals.
         if !self.has_started {
-            steps.retain(|(_, value)| value.is_some());
+            changes.retain(|(_, value)| value.is_some());
         }
         self.has_started = true;
-        Some(OutboxBatch { version: self.delivered_version, changes: steps })
+        Some(OutboxBatch { version: self.delivered_version, changes })
     }
 }
 
@@ -368,14 +368,14 @@ mod tests {
             let outbox = Outbox::new();
             (0..states).for_each(|at| outbox.set(CountedKeyFixture(at), 1));
             let mut cursors: Vec<_> = (0..streams).map(|_| outbox.subscribe()).collect();
-            let said = |cursor: &mut OutboxCursor<CountedKeyFixture, u8>| {
+            let next_change = |cursor: &mut OutboxCursor<CountedKeyFixture, u8>| {
                 cursor.try_next().map_or(0, |batch| batch.changes.len())
             };
             cursors.iter_mut().for_each(|cursor| drop(cursor.try_next()));
             LOOKED_AT.set(0);
             (0..10).for_each(|at| outbox.remove(&CountedKeyFixture(at)));
             let removed = LOOKED_AT.replace(0);
-            assert!(cursors.iter_mut().all(|cursor| said(cursor) == 10));
+            assert!(cursors.iter_mut().all(|cursor| next_change(cursor) == 10));
             (removed, LOOKED_AT.get())
         };
         for streams in [0, 1, 3] {
@@ -399,26 +399,26 @@ mod tests {
         #[test]
         fn a_reader_always_catches_up(ops in proptest::collection::vec((0u8..6, 0u8..4, 0u8..3), 0..80)) {
             let outbox = Outbox::new();
-            let (mut cursor, mut seen, mut truth) = (outbox.subscribe(), BTreeMap::new(), BTreeMap::new());
+            let (mut cursor, mut received, mut expected) = (outbox.subscribe(), BTreeMap::new(), BTreeMap::new());
             for (key, value, kind) in ops {
                 match kind {
-                    0 => { outbox.remove(&key); truth.remove(&key); }
-                    1 => { outbox.set(key, value); truth.insert(key, value); }
-                    _ => apply_batch(&mut cursor, &mut seen),
+                    0 => { outbox.remove(&key); expected.remove(&key); }
+                    1 => { outbox.set(key, value); expected.insert(key, value); }
+                    _ => apply_batch(&mut cursor, &mut received),
                 }
             }
-            apply_batch(&mut cursor, &mut seen);
-            proptest::prop_assert_eq!(&seen, &truth);
+            apply_batch(&mut cursor, &mut received);
+            proptest::prop_assert_eq!(&received, &expected);
             proptest::prop_assert!(outbox.lock().removals.is_empty());
-            proptest::prop_assert_eq!(outbox.lock().states.len(), truth.len());
+            proptest::prop_assert_eq!(outbox.lock().states.len(), expected.len());
         }
     }
 
-    fn apply_batch(cursor: &mut OutboxCursor<u8, u8>, seen: &mut BTreeMap<u8, u8>) {
+    fn apply_batch(cursor: &mut OutboxCursor<u8, u8>, received: &mut BTreeMap<u8, u8>) {
         for (key, value) in cursor.try_next().map(|batch| batch.changes).unwrap_or_default() {
             match value {
-                Some(value) => drop(seen.insert(key, value)),
-                None => drop(seen.remove(&key)),
+                Some(value) => drop(received.insert(key, value)),
+                None => drop(received.remove(&key)),
             }
         }
     }

@@ -39,12 +39,12 @@ pub trait ProbeConnector: Clone + Send + Sync + 'static {
 /// Makes one attempt, which fails after `patience`. `Err` states the reason in a few words.
 pub async fn run_probe(
     how: &ProbeHandler,
-    at: SocketAddr,
+    address: SocketAddr,
     patience: Duration,
-    way: &impl ProbeConnector,
+    connector: &impl ProbeConnector,
 ) -> Result<(), String> {
-    let target = ProbeTarget { address: at, timeout: patience, connector: way.clone() };
-    let asked = async {
+    let target = ProbeTarget { address, timeout: patience, connector: connector.clone() };
+    let probe = async {
         match how {
             // Nothing to ask over the network: the agent learns of listeners from the eBPF programs.
             ProbeHandler::Listen => Ok(()),
@@ -56,9 +56,9 @@ pub async fn run_probe(
             ProbeHandler::Grpc { service } => probe_grpc(target, service).await,
         }
     };
-    match timeout(patience, asked).await {
+    match timeout(patience, probe).await {
         Ok(result) => result,
-        Err(_elapsed) => Err(format!("no answer from {at} within {patience:?}")),
+        Err(_elapsed) => Err(format!("no answer from {address} within {patience:?}")),
     }
 }
 
@@ -72,9 +72,9 @@ struct ProbeTarget<W> {
 
 impl<W: ProbeConnector> ProbeTarget<W> {
     async fn connect(&self) -> Result<TcpStream, String> {
-        let Self { address: at, timeout: patience, connector: way } = self;
-        let failed = |error: io::Error| format!("cannot connect to {at}: {error}");
-        let stream = way.connect(*at, *patience).await.map_err(failed)?;
+        let Self { address, timeout, connector } = self;
+        let failed = |error: io::Error| format!("cannot connect to {address}: {error}");
+        let stream = connector.connect(*address, *timeout).await.map_err(failed)?;
         // A probe leaves no TIME_WAIT behind, however often it is made.
         stream.set_zero_linger().map_err(failed)?;
         Ok(stream)
@@ -243,7 +243,7 @@ mod tests {
     async fn serve_once(answer: &'static str) -> (SocketAddr, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let at = listener.local_addr().expect("bound");
-        let asked = tokio::spawn(async move {
+        let request = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a probe");
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
@@ -252,32 +252,34 @@ mod tests {
             stream.write_all(answer.as_bytes()).await.expect("it reads");
             String::from_utf8(head).expect("text")
         });
-        (at, asked)
+        (at, request)
     }
 
     #[tokio::test]
     async fn an_http_probe_names_itself_and_its_host() {
-        let (at, asked) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
+        let (at, request) = serve_once("HTTP/1.1 204 No Content\r\n\r\n").await;
         let result =
             run_probe(&http("ready?deep=1", &[("x-a", "b")]), at, PATIENCE, &PlainConnectorFixture)
                 .await;
         assert_eq!(result, Ok(()));
-        let asked = asked.await.expect("no panic");
-        assert!(asked.starts_with("GET /ready?deep=1 HTTP/1.1\r\n"), "{asked}");
+        let request = request.await.expect("no panic");
+        assert!(request.starts_with("GET /ready?deep=1 HTTP/1.1\r\n"), "{request}");
         let host = format!("host: {at}");
         for line in [host.as_str(), "user-agent: kube-probe/rouse", "x-a: b"] {
-            assert!(asked.contains(line), "{line} in {asked}");
+            assert!(request.contains(line), "{line} in {request}");
         }
     }
 
     #[tokio::test]
     async fn a_header_of_the_probe_replaces_our_own() {
-        let (at, asked) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
+        let (at, request) = serve_once("HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n").await;
         let own = [("Host", "hello.local"), ("User-Agent", "mine")];
         assert_eq!(run_probe(&http("/", &own), at, PATIENCE, &PlainConnectorFixture).await, Ok(()));
-        let asked = asked.await.expect("no panic");
-        assert!(asked.contains("host: hello.local\r\n") && asked.contains("user-agent: mine\r\n"));
-        assert_eq!(asked.matches("host:").count(), 1, "{asked}");
+        let request = request.await.expect("no panic");
+        assert!(
+            request.contains("host: hello.local\r\n") && request.contains("user-agent: mine\r\n")
+        );
+        assert_eq!(request.matches("host:").count(), 1, "{request}");
     }
 
     #[tokio::test]
@@ -293,8 +295,8 @@ mod tests {
         let at = listener.local_addr().expect("bound");
         assert_eq!(run_plain_probe(at, ProbeHandler::Tcp).await, Ok(()));
         drop(listener);
-        let refused = run_plain_probe(at, ProbeHandler::Tcp).await.expect_err("nobody listens");
-        assert!(refused.starts_with(&format!("cannot connect to {at}")), "{refused}");
+        let failure = run_plain_probe(at, ProbeHandler::Tcp).await.expect_err("nobody listens");
+        assert!(failure.starts_with(&format!("cannot connect to {at}")), "{failure}");
     }
 
     #[tokio::test]

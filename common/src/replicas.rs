@@ -184,13 +184,13 @@ struct ReplicaFailures {
 }
 
 impl ReplicaSelector {
-    /// Chooses the replica to try at `now`: of those that may be tried, one with the fewest failures. `chance` is a
+    /// Chooses the replica to try at `now`: of those that may be tried, one with the fewest failures. `random` is a
     /// random number that picks among equals, so that clients of a lost replica spread over the others.
     pub fn next(
         &self,
         now: Duration,
         known: &BTreeSet<ReplicaEndpoint>,
-        chance: u64,
+        random: u64,
     ) -> NextReplica {
         let may =
             |it: &&ReplicaEndpoint| self.failures.get(*it).is_none_or(|it| it.retry_at <= now);
@@ -198,16 +198,16 @@ impl ReplicaSelector {
         let least = known.iter().filter(may).map(times).min();
         let best: Vec<_> = known.iter().filter(may).filter(|it| Some(times(it)) == least).collect();
         // The remainder fails for an empty `best` only: then every known replica is waiting, or none is known.
-        if let Some(place) = usize::try_from(chance).unwrap_or(usize::MAX).checked_rem(best.len()) {
-            return NextReplica::Try(best[place].clone());
+        if let Some(index) = usize::try_from(random).unwrap_or(usize::MAX).checked_rem(best.len()) {
+            return NextReplica::Try(best[index].clone());
         }
         let soonest =
             known.iter().filter_map(|it| self.failures.get(it)).map(|it| it.retry_at).min();
         soonest.map_or(NextReplica::NoneKnown, NextReplica::Wait)
     }
 
-    /// Records that a try failed or a stream broke; `stood` is true if the stream had lasted long enough to count as
-    /// established. Returns the wait.
+    /// Records that a try failed or a stream broke; `was_established` is true if the stream had lasted long enough to
+    /// count as established. Returns the wait.
     ///
     /// The wait lies between half and the whole of 10 ms, 20 ms, … 1 s. After an established stream it starts again at
     /// 10 ms.
@@ -215,18 +215,17 @@ impl ReplicaSelector {
         &mut self,
         now: Duration,
         endpoint: &ReplicaEndpoint,
-        stood: bool,
-        chance: u64,
+        was_established: bool,
+        random: u64,
     ) -> Duration {
         let before = self.failures.get(endpoint).map_or(0, |it| it.count);
-        let times = if stood { 1 } else { before.saturating_add(1) };
+        let count = if was_established { 1 } else { before.saturating_add(1) };
         // 10 ms · 2¹⁰ is beyond the longest wait, so the shift needs no larger exponent.
-        let whole = FIRST_RETRY.saturating_mul(1 << (times - 1).min(10)).min(LAST_RETRY);
+        let whole = FIRST_RETRY.saturating_mul(1 << (count - 1).min(10)).min(LAST_RETRY);
         // Jitter of up to half of the wait, so that clients of a replica that restarts do not all return at once.
-        let share = u32::try_from(chance % 1_024).unwrap_or_default();
+        let share = u32::try_from(random % 1_024).unwrap_or_default();
         let wait = whole / 2 + (whole / 2) * share / 1_024;
-        self.failures
-            .insert(endpoint.clone(), ReplicaFailures { count: times, retry_at: now + wait });
+        self.failures.insert(endpoint.clone(), ReplicaFailures { count, retry_at: now + wait });
         wait
     }
 
@@ -319,8 +318,8 @@ mod tests {
     fn another_replica_is_preferred_at_once() {
         let (mut chooser, known) = (ReplicaSelector::default(), BTreeSet::from([at(1), at(2)]));
         chooser.record_failure(ms(0), &at(1), true, 0);
-        for chance in 0..9 {
-            assert_eq!(chooser.next(ms(0), &known, chance), NextReplica::Try(at(2)));
+        for random in 0..9 {
+            assert_eq!(chooser.next(ms(0), &known, random), NextReplica::Try(at(2)));
         }
         chooser.record_failure(ms(0), &at(2), false, 0);
         assert_eq!(chooser.next(ms(0), &known, 0), NextReplica::Wait(ms(5)));
@@ -340,11 +339,11 @@ mod tests {
     proptest! {
         /// The wait grows to a second, is never below half of its step, and starts again after an established stream.
         #[test]
-        fn waits_are_bounded(chances in proptest::collection::vec(any::<u64>(), 1..40)) {
+        fn waits_are_bounded(randoms in proptest::collection::vec(any::<u64>(), 1..40)) {
             let mut chooser = ReplicaSelector::default();
-            for (times, chance) in (0u32..).zip(chances) {
+            for (times, random) in (0u32..).zip(randoms) {
                 let whole = ms((10u64 << times.min(10)).min(1_000));
-                let wait = chooser.record_failure(ms(0), &at(1), false, chance);
+                let wait = chooser.record_failure(ms(0), &at(1), false, random);
                 prop_assert!(wait >= whole / 2 && wait <= whole, "{:?} of {:?}", wait, whole);
             }
             let wait = chooser.record_failure(ms(0), &at(1), true, u64::MAX);
@@ -357,8 +356,8 @@ mod tests {
             failures in proptest::collection::vec((0u8..4, any::<bool>(), any::<u64>()), 0..60),
         ) {
             let (mut chooser, known) = (ReplicaSelector::default(), (0..4).map(at).collect::<BTreeSet<_>>());
-            for (which, stood, chance) in failures {
-                chooser.record_failure(ms(0), &at(which), stood, chance);
+            for (replica, was_established, random) in failures {
+                chooser.record_failure(ms(0), &at(replica), was_established, random);
             }
             let tried = matches!(chooser.next(ms(1_000), &known, 3), NextReplica::Try(_));
             prop_assert!(tried);

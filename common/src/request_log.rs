@@ -201,11 +201,8 @@ impl LogTemplate {
     /// Returns names of client-controlled values without an escaping function. In JSON they need `js`.
     pub fn unescaped_values(&self) -> Vec<String> {
         let bare = |part: &TemplatePart| match part {
-            TemplatePart::Value(TemplateValue {
-                source: ValueSource::Request(it),
-                functions: through,
-            }) => {
-                let bare = through.iter().all(|it| *it == TemplateFunction::Print);
+            TemplatePart::Value(TemplateValue { source: ValueSource::Request(it), functions }) => {
+                let bare = functions.iter().all(|it| *it == TemplateFunction::Print);
                 bare.then(|| it.client_controlled_name()).flatten()
             }
             TemplatePart::Text(_) | TemplatePart::Value(_) => None,
@@ -215,38 +212,38 @@ impl LogTemplate {
 
     /// Captures the request values that the line needs, before the request is forwarded.
     pub fn capture(&self, request: &LoggedRequest<'_>) -> CapturedRequest {
-        let asked = self.parts.iter().filter_map(|part| match part {
+        let values = self.parts.iter().filter_map(|part| match part {
             TemplatePart::Value(TemplateValue { source: ValueSource::Request(it), .. }) => Some(it),
             TemplatePart::Text(_) | TemplatePart::Value(_) => None,
         });
         CapturedRequest(
-            asked.map(|it| escape::truncate_value(it.value_in(request)).into()).collect(),
+            values.map(|it| escape::truncate_value(it.value_in(request)).into()).collect(),
         )
     }
 
-    /// Returns the line of a request, with its line end. `taken` comes from [`capture`](Self::capture) of this
+    /// Returns the line of a request, with its line end. `captured` comes from [`capture`](Self::capture) of this
     /// template.
     pub fn render_line(
         &self,
-        taken: &CapturedRequest,
+        captured: &CapturedRequest,
         response: &LoggedResponse,
         revision: &LoggedRevision<'_>,
     ) -> String {
         // The captured values are in the order of the parts, so one iterator serves them all.
-        let mut taken = taken.0.iter();
+        let mut captured = captured.0.iter();
         let mut line = String::with_capacity(self.source.len() + 256);
         for part in &*self.parts {
             match part {
                 TemplatePart::Text(text) => line.push_str(text),
-                TemplatePart::Value(TemplateValue { source: from, functions: through }) => {
-                    let value: Cow<'_, str> = match from {
+                TemplatePart::Value(TemplateValue { source, functions }) => {
+                    let value: Cow<'_, str> = match source {
                         ValueSource::Literal(text) => (&**text).into(),
-                        ValueSource::Request(_) => taken.next().map_or("", |it| &**it).into(),
+                        ValueSource::Request(_) => captured.next().map_or("", |it| &**it).into(),
                         ValueSource::Response(it) => it.value_in(response).into(),
                         ValueSource::Revision(it) => it.value_in(revision),
                     };
                     // Escaped at the end too: functions such as `print` leave control characters in place.
-                    let value = through.iter().fold(value, |it, function| function.apply(it));
+                    let value = functions.iter().fold(value, |it, function| function.apply(it));
                     escape::push_line_value(&mut line, &value);
                 }
             }

@@ -95,8 +95,9 @@ impl TlsCredentials {
         let anchor = |it| anchor_from_trusted_cert(it).map(|it| it.to_owned());
         let anchors: Result<Vec<_>, _> = authorities.iter().map(anchor).collect();
         let anchors = anchors.map_err(TlsError::Authority)?;
-        self.current.send_modify(|it| {
-            *it = Arc::new(CurrentCredentials { certificate: it.certificate.clone(), anchors })
+        self.current.send_modify(|current| {
+            *current =
+                Arc::new(CurrentCredentials { certificate: current.certificate.clone(), anchors })
         });
         Ok(())
     }
@@ -111,13 +112,13 @@ impl TlsCredentials {
         let first = chain.first().ok_or(TlsError::EmptyChain)?;
         let identity = Arc::new(parse_identity(first).map_err(TlsError::Certificate)?);
         let key = ring::sign::any_supported_type(&PrivateKeyDer::Pkcs8(key));
-        let own = CertifiedKey::new(chain, key.map_err(TlsError::Key)?);
-        own.keys_match().map_err(TlsError::Key)?;
-        let own = Some((Arc::new(own), Arc::clone(&identity)));
-        self.current.send_modify(|it| {
-            *it = Arc::new(CurrentCredentials {
-                certificate: own.clone(),
-                anchors: it.anchors.clone(),
+        let certified_key = CertifiedKey::new(chain, key.map_err(TlsError::Key)?);
+        certified_key.keys_match().map_err(TlsError::Key)?;
+        let certified_key = Some((Arc::new(certified_key), Arc::clone(&identity)));
+        self.current.send_modify(|current| {
+            *current = Arc::new(CurrentCredentials {
+                certificate: certified_key.clone(),
+                anchors: current.anchors.clone(),
             });
         });
         Ok(identity)
@@ -200,21 +201,20 @@ pub fn denied_status(denied: &peer::PeerDeniedError) -> tonic::Status {
     }
 }
 
-/// Returns the TLS configuration of a client that requires the role `server`; `named`: with a client certificate.
+/// Returns the TLS configuration of a client that requires `required_role` of the server; `with_certificate`: with a
+/// client certificate.
 pub(crate) fn client_config(
     credentials: &Arc<TlsCredentials>,
-    server: CertificateRole,
-    named: bool,
+    required_role: CertificateRole,
+    with_certificate: bool,
 ) -> ClientConfig {
-    let verifier = Arc::new(ServerRoleVerifier {
-        credentials: Arc::clone(credentials),
-        required_role: server,
-    });
+    let verifier =
+        Arc::new(ServerRoleVerifier { credentials: Arc::clone(credentials), required_role });
     let config = ClientConfig::builder_with_provider(Arc::clone(&credentials.provider));
     let config = config.with_protocol_versions(&[&TLS13]).expect("ring knows TLS 1.3");
     // "Dangerous" replaces the check of host names: servers are identified by role, and their addresses change.
     let config = config.dangerous().with_custom_certificate_verifier(verifier);
-    let mut config = if named {
+    let mut config = if with_certificate {
         config.with_client_cert_resolver(Arc::new(OwnCertResolver(Arc::clone(credentials))))
     } else {
         config.with_no_client_auth()
@@ -225,10 +225,13 @@ pub(crate) fn client_config(
     config
 }
 
-/// Returns the TLS configuration of a server; `open`: also for clients that have no certificate yet.
-pub(crate) fn server_config(credentials: &Arc<TlsCredentials>, open: bool) -> ServerConfig {
+/// Returns the TLS configuration of a server; `allows_anonymous`: also for clients that have no certificate yet.
+pub(crate) fn server_config(
+    credentials: &Arc<TlsCredentials>,
+    allows_anonymous: bool,
+) -> ServerConfig {
     let verifier =
-        Arc::new(AnyRoleVerifier { credentials: Arc::clone(credentials), allows_anonymous: open });
+        Arc::new(AnyRoleVerifier { credentials: Arc::clone(credentials), allows_anonymous });
     let config = ServerConfig::builder_with_provider(Arc::clone(&credentials.provider));
     let config = config.with_protocol_versions(&[&TLS13]).expect("ring knows TLS 1.3");
     let config = config.with_client_cert_verifier(verifier);

@@ -325,12 +325,12 @@ impl ScalePolicyPool {
 
     /// Returns the known policy equal to `policy`, or `policy` itself, which may become known.
     pub fn intern(&mut self, policy: Arc<ScalePolicy>) -> Arc<ScalePolicy> {
-        if let Some(known) = self.0.iter().find(|known| **known == policy) {
-            return Arc::clone(known);
+        if let Some(shared) = self.0.iter().find(|shared| **shared == policy) {
+            return Arc::clone(shared);
         }
         // The pool itself holds one count of each: policies that no Revision uses make room first.
         if self.0.len() == Self::CAPACITY {
-            self.0.retain(|known| Arc::strong_count(known) > 1);
+            self.0.retain(|shared| Arc::strong_count(shared) > 1);
         }
         if self.0.len() < Self::CAPACITY {
             self.0.push(Arc::clone(&policy));
@@ -613,8 +613,8 @@ impl RouteTable {
         for_each_changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
         for_each_changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
         // Removals come last, so that no service names a subject that is already removed.
-        let gone = self.keys().into_iter().filter(|key| !next.contains(key));
-        out.extend(gone.map(RouteChange::Removed));
+        let removed = self.keys().into_iter().filter(|key| !next.contains(key));
+        out.extend(removed.map(RouteChange::Removed));
         out
     }
 
@@ -626,8 +626,8 @@ impl RouteTable {
         let activators = self.activators.keys().cloned().map(RouteKey::Activator);
         let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
         let settings = self.settings.if_not_default().map(|_| RouteKey::Settings);
-        let named = services.chain(revisions).chain(pods).chain(activators).chain(replicas);
-        named.chain(settings).collect()
+        let all = services.chain(revisions).chain(pods).chain(activators).chain(replicas);
+        all.chain(settings).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -709,8 +709,8 @@ impl RouteView {
     /// Applies one item. At `Synced`, which ends each batch, returns the keys changed since the last one.
     pub fn apply_item(&mut self, mut item: RouteItem) -> Option<BTreeSet<RouteKey>> {
         // Policies arrive as separate copies: ten thousand Revisions then share a handful.
-        if let RouteChange::Revision(it) = &mut item.change {
-            it.policy = it.policy.take().map(|policy| self.policy_pool.intern(policy));
+        if let RouteChange::Revision(entry) = &mut item.change {
+            entry.policy = entry.policy.take().map(|policy| self.policy_pool.intern(policy));
         }
         let synced = matches!(item.change, RouteChange::Synced);
         if synced {

@@ -245,16 +245,16 @@ impl Http2Connection {
     /// Handles HEADERS or DATA of a server.
     #[inline(always)]
     fn handle_response_frame(&mut self, ended: EndedFrame, now_ns: u64) {
-        let mut place = self.streams.find(ended.stream);
+        let mut index = self.streams.find(ended.stream);
         // A response proves a request that was in lost bytes: its begin is taken to be now.
-        if place.is_none() && self.is_missed_request(ended) {
+        if index.is_none() && self.is_missed_request(ended) {
             self.begin_request(ended.stream, now_ns);
             self.change.started = 1;
             self.highest_stream = self.highest_stream.max(ended.stream);
-            place = self.streams.find(ended.stream);
+            index = self.streams.find(ended.stream);
         }
         // The table still finds a stream that was reset: the server may have sent these frames before it knew.
-        let Some(place) = place.filter(|place| self.streams.is_open(*place)) else {
+        let Some(index) = index.filter(|index| self.streams.is_open(*index)) else {
             if ended.class == frame_class::HEADERS {
                 // The block may define entries of HPACK's table that later blocks of counted streams refer to.
                 hpack_status::record_uncounted_block(
@@ -263,28 +263,28 @@ impl Http2Connection {
                     &mut self.hpack_seen,
                 );
             }
-            if ended.ends_stream && place.is_none() && self.end_untracked(ended.stream) {
+            if ended.ends_stream && index.is_none() && self.end_untracked(ended.stream) {
                 self.change.answered = 1;
             }
             return;
         };
         if ended.class == frame_class::HEADERS {
-            let note = self.streams.note(place);
+            let note = self.streams.note(index);
             let note = hpack_status::update_note(
                 note,
                 &self.tx.header_block(),
                 ended.ends_stream,
                 &mut self.hpack_seen,
             );
-            self.streams.set_note(place, note);
+            self.streams.set_note(index, note);
         }
         if !ended.ends_stream {
             return;
         }
         // Behind the barrier the verifier no longer distinguishes the places of the table.
         let this = black_box(self);
-        let note = this.streams.note(place);
-        let began = this.streams.remove(place);
+        let note = this.streams.note(index);
+        let began = this.streams.remove(index);
         this.requests_in_flight = this.requests_in_flight.wrapping_sub(1);
         this.change = StreamChange {
             duration_ns: u64::from(to_ticks(now_ns).wrapping_sub(began)) << TICK_BITS,
@@ -298,9 +298,9 @@ impl Http2Connection {
 
     #[inline(always)]
     fn abort_stream(&mut self, stream: u32) {
-        if let Some(place) = self.streams.find(stream) {
-            if self.streams.is_open(place) {
-                self.streams.remove(place);
+        if let Some(index) = self.streams.find(stream) {
+            if self.streams.is_open(index) {
+                self.streams.remove(index);
                 self.requests_in_flight = self.requests_in_flight.wrapping_sub(1);
                 self.change.aborted = 1;
             }

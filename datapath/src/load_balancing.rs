@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn every_pair_comes_up_about_equally_often() {
         const COUNT: usize = 7;
-        let mut seen = [[0u32; COUNT]; COUNT];
+        let mut counts = [[0u32; COUNT]; COUNT];
         let mut random = 1u32;
         for _ in 0..420_000 {
             // xorshift32: any good source of 32 bits can replace the kernel's.
@@ -384,9 +384,9 @@ mod tests {
             random ^= random >> 17;
             random ^= random << 5;
             let (first, second) = random_index_pair(random, COUNT as u32);
-            seen[first as usize][second as usize] += 1;
+            counts[first as usize][second as usize] += 1;
         }
-        for (first, row) in seen.iter().enumerate() {
+        for (first, row) in counts.iter().enumerate() {
             for (second, &count) in row.iter().enumerate() {
                 if first == second {
                     assert_eq!(count, 0);
@@ -406,9 +406,9 @@ mod tests {
 
     #[test]
     fn open_connections_decide_when_one_pod_is_elsewhere() {
-        let here = load(2, Some(0));
-        let there = load(1, None);
-        assert!(prefers_first(there, here) && !prefers_first(here, there));
+        let local = load(2, Some(0));
+        let remote = load(1, None);
+        assert!(prefers_first(remote, local) && !prefers_first(local, remote));
     }
 
     #[test]

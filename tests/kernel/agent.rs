@@ -24,12 +24,13 @@ use std::{
 use agent::{kernel::maps::KernelMaps, pods::namespace::NetworkNamespace};
 use clap::Parser as _;
 use common::{
+    fixtures,
     link::{receive_items, route_stream, serve},
     outbox::Outbox,
     wire::{
-        self, AppProtocol, NamespacedName, PodEntry, PodObservation, PodReportItem, ProbeHandler,
-        ReadinessProbe, RevisionEntry, RouteChange, RouteKey, RouteTarget, RoutingPhase,
-        ServiceEntry, UsageItem, UsageSample,
+        self, NamespacedName, PodEntry, PodObservation, PodReportItem, ProbeHandler,
+        ReadinessProbe, RevisionEntry, RouteChange, RouteKey, RoutingPhase, ServiceEntry,
+        UsageItem, UsageSample,
         raw::{self, pods_server, routes_server, usage_server},
     },
 };
@@ -238,43 +239,21 @@ impl AgentFixture {
         node: &str,
         confirmed: bool,
     ) {
-        let revision = RevisionEntry {
-            name: NamespacedName::new("default", "hello-00001"),
-            service: "hello".into(),
-            configuration: "hello".into(),
-            container_concurrency: 0,
-            timeout: self.request_timeout,
-            response_start_timeout: None,
-            idle_timeout: None,
-            protocol: AppProtocol::Http1,
-            policy: None,
-            reachable: true,
-            initial_scale_reached: true,
-            allowed_sources: None,
-        };
+        let name = NamespacedName::new("default", "hello-00001");
+        let revision =
+            RevisionEntry { timeout: self.request_timeout, ..fixtures::revision(&name, "hello") };
         let address =
             (phase != RoutingPhase::Starting).then(|| ADDRESS.parse().expect("an address"));
         let pod = PodEntry {
-            uid: "uid-1".into(),
             name: "hello-1".into(),
-            revision: revision.name.clone(),
             node: node.into(),
-            zone: String::new(),
-            phase,
             address,
-            other_family_address: None,
             kubelet_ready: confirmed,
             port: NonZeroU16::new(8080).expect("not zero"),
-            probe: ReadinessProbe {
-                handler: how,
-                port: None,
-                period,
-                timeout: Duration::ZERO,
-                success_threshold: 1,
-                failure_threshold: 1,
-            },
+            probe: ReadinessProbe { handler: how, period, ..ReadinessProbe::listener_probe() },
+            ..fixtures::pod("uid-1", &name, phase)
         };
-        self.routes.set(RouteKey::Revision(revision.name.clone()), RouteChange::Revision(revision));
+        self.routes.set(RouteKey::Revision(name), RouteChange::Revision(revision));
         self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod.into()));
     }
 
@@ -723,18 +702,11 @@ impl AgentFixture {
     /// Adds a service on the direct path to the pod.
     fn add_direct_service(&self) {
         let name = NamespacedName::new("default", "hello");
+        let revision = NamespacedName::new("default", "hello-00001");
         let service = ServiceEntry {
-            name: name.clone(),
             addresses: vec!["10.96.0.7".parse().expect("an address")],
-            port: NonZeroU16::new(80).expect("not zero"),
-            activator_port: NonZeroU16::new(20_000).expect("not zero"),
-            targets: vec![RouteTarget {
-                revision: NamespacedName::new("default", "hello-00001"),
-                percent: 100,
-            }],
             connection_path: wire::ConnectionPath::Direct,
-            hosts: Vec::new(),
-            gateway_rules: None,
+            ..fixtures::service(&name, &revision)
         };
         self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
     }

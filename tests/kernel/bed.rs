@@ -27,9 +27,12 @@ use agent::{
     paths::AgentPaths,
     routes::plan::RoutePlanner,
 };
-use common::wire::{
-    ActivatorEntry, ConnectionPath as Way, NamespacedName, PodEntry, ReadinessProbe, RouteTable,
-    RouteTarget, RoutingPhase, ServiceEntry,
+use common::{
+    fixtures,
+    wire::{
+        ActivatorEntry, ConnectionPath as Way, NamespacedName, PodEntry, RouteTable, RoutingPhase,
+        ServiceEntry,
+    },
 };
 use datapath::abi;
 use nix::sched::{CloneFlags, setns};
@@ -265,17 +268,14 @@ impl KernelFixture {
     /// Adds a service at 10.96.0.`number` and fd96::`number`, port 80, for pods of a revision of its own.
     pub(crate) fn add_service(&mut self, number: u8, way: Way) {
         let service = ServiceEntry {
-            name: name_of(number),
             addresses: vec![
                 format!("10.96.0.{number}").parse().expect("an address"),
                 format!("fd96::{number:x}").parse().expect("an address"),
             ],
             port: 80.try_into().expect("not 0"),
             activator_port: (20_000 + u16::from(number)).try_into().expect("not 0"),
-            targets: vec![RouteTarget { revision: name_of(number), percent: 100 }],
             connection_path: way,
-            hosts: vec![],
-            gateway_rules: None,
+            ..fixtures::service(&name_of(number), &name_of(number))
         };
         self.table.services.insert(service.name.clone(), service);
     }
@@ -293,19 +293,9 @@ impl KernelFixture {
         address: String,
     ) {
         let address = std::net::SocketAddr::new(address.parse().expect("an address"), SERVING_PORT);
-        let listen = ReadinessProbe::listener_probe();
         let pod = PodEntry {
-            uid: pod_uid(pod),
-            name: pod_uid(pod),
-            revision: name_of(service),
             node: "here".into(),
-            zone: String::new(),
-            phase,
-            address: Some(address),
-            other_family_address: None,
-            kubelet_ready: false,
-            port: SERVING_PORT.try_into().expect("not 0"),
-            probe: listen,
+            ..fixtures::pod_at(&pod_uid(pod), &name_of(service), phase, address)
         };
         self.table.pods.insert(pod.uid.clone(), pod);
     }
@@ -313,9 +303,9 @@ impl KernelFixture {
     pub(crate) fn add_activator(&mut self, at: &NetnsFixture) {
         let addresses =
             vec![at.ipv4().parse().expect("an address"), at.ipv6().parse().expect("an address")];
-        let (name, node) = (at.ipv4(), "here".into());
-        let activator = ActivatorEntry { name: name.clone(), node, zone: String::new(), addresses };
-        self.table.activators.insert(name, activator);
+        let activator =
+            ActivatorEntry { node: "here".into(), ..fixtures::activator(&at.ipv4(), addresses) };
+        self.table.activators.insert(at.ipv4(), activator);
     }
 
     /// Continues with other maps, whose content the planner reads again.

@@ -79,7 +79,7 @@ fn a_service_of_mode_refuse_is_refused() {
     let service = *bed.maps.read_routes().unwrap().frontends.values().next().unwrap();
     for service in [service, service + 1] {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: RoutingMode::Refuse };
-        bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
+        bed.maps.apply(&[MapOp::State { service_id: service, state }]).unwrap();
     }
     let mut client = client.start_process();
     assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(ECONNREFUSED));
@@ -278,7 +278,7 @@ impl ContendedServicesFixture {
     /// possible.
     fn count_destinations(&mut self, number: u32, port: u16) -> String {
         let state = |offset, count, generation, mode| MapOp::State {
-            service: number,
+            service_id: number,
             state: SvcState { offset, count, generation, mode },
         };
         let [first, second] = Self::BACKENDS;
@@ -286,8 +286,8 @@ impl ContendedServicesFixture {
             .maps
             .apply(&[
                 Self::backend(Self::OWN_BACKEND, &self.first_pod, port),
-                MapOp::Slots { offset: Self::SLOTS, backends: vec![first, second] },
-                MapOp::Slots { offset: Self::OWN_SLOT, backends: vec![Self::OWN_BACKEND] },
+                MapOp::ListEntries { offset: Self::SLOTS, backends: vec![first, second] },
+                MapOp::ListEntries { offset: Self::OWN_SLOT, backends: vec![Self::OWN_BACKEND] },
             ])
             .expect("writable");
         let turns = |pod: &NetnsFixture| Self::BACKENDS.map(|id| Self::backend(id, pod, port));
@@ -585,7 +585,7 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     let services: Vec<u32> = bed.maps.read_routes().unwrap().frontends.values().copied().collect();
     for service in services {
         let state = SvcState { offset: 0, count: 0, generation: 9, mode: RoutingMode::Refuse };
-        bed.maps.apply(&[MapOp::State { service, state }]).unwrap();
+        bed.maps.apply(&[MapOp::State { service_id: service, state }]).unwrap();
     }
     assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(EPERM));
     bed.programs.as_ref().unwrap().verify_by_canary(&mut bed.maps).unwrap();

@@ -117,12 +117,12 @@ impl ConnectionUsage {
     }
 
     fn charged(&self) -> ChargedBytes {
-        let (kept, leaving) =
+        let (buffer_bytes, closing_buffer_bytes) =
             if self.is_refused { (0, self.buffer_bytes()) } else { (self.buffer_bytes(), 0) };
         ChargedBytes {
             request_bytes: self.body_bytes + self.head_bytes,
-            buffer_bytes: kept,
-            closing_buffer_bytes: leaving,
+            buffer_bytes,
+            closing_buffer_bytes,
         }
     }
 }
@@ -260,7 +260,7 @@ impl ClientConnections {
         // The counts may include bytes that the library has discarded. They are corrected before anything is refused,
         // except on the connection that has grown: its bytes may have come before their request.
         candidates.iter().filter(|it| it.id != cause).for_each(|it| it.reset_unclaimed_bytes());
-        let (bound, held, most) = match of {
+        let (bound, held, limit) = match of {
             Some(it) => (
                 ClientBound::ClientRequestBytes,
                 it.held_bytes.load(Ordering::Relaxed),
@@ -269,12 +269,12 @@ impl ClientConnections {
             None => (ClientBound::Bytes, self.held_bytes(), self.budget.request_bytes),
         };
         // Connections that are refused already will free their bytes. Others are refused only if that is not enough.
-        let (going, staying): (Vec<&Arc<ClientConnection>>, Vec<_>) =
+        let (refused, staying): (Vec<&Arc<ClientConnection>>, Vec<_>) =
             candidates.into_iter().partition(|it| it.is_refused());
-        let leaves: usize = going.iter().map(|it| it.held_bytes()).sum();
-        if held > most + leaves {
+        let refused_bytes: usize = refused.iter().map(|it| it.held_bytes()).sum();
+        if held > limit + refused_bytes {
             let staying = staying.into_iter().map(|it| (it.held_bytes(), it)).collect();
-            for client_connection in largest(staying, held - leaves, most) {
+            for client_connection in largest(staying, held - refused_bytes, limit) {
                 self.count_refusal(bound);
                 client_connection.refuse_requests();
             }
@@ -284,15 +284,16 @@ impl ClientConnections {
     /// Cuts off the connections that were asked to close and keep most, as far as together they keep more than their
     /// part.
     fn cut_off_closing(&self) {
-        let most = self.budget.closing_bytes();
-        if self.closing_buffer_bytes() <= most {
+        let limit = self.budget.closing_bytes();
+        if self.closing_buffer_bytes() <= limit {
             return;
         }
         let all = self.snapshot();
-        let going = all.iter().filter(|it| !it.cut_off.is_cancelled());
-        let going: Vec<_> = going.map(|it| (it.charged_bytes().closing_buffer_bytes, it)).collect();
-        let held = going.iter().map(|(kept, _)| kept).sum();
-        for client_connection in largest(going, held, most) {
+        let closing = all.iter().filter(|it| !it.cut_off.is_cancelled());
+        let closing: Vec<_> =
+            closing.map(|it| (it.charged_bytes().closing_buffer_bytes, it)).collect();
+        let held = closing.iter().map(|(bytes, _)| bytes).sum();
+        for client_connection in largest(closing, held, limit) {
             client_connection.cut_off.cancel();
         }
     }
@@ -322,16 +323,16 @@ impl ClientConnections {
     }
 
     /// Adds a connection to a client's usage. Returns the usage and the number of connections before.
-    fn add_to_client(&self, client: ClientNetwork) -> (Arc<ClientUsage>, usize) {
+    fn add_to_client(&self, network: ClientNetwork) -> (Arc<ClientUsage>, usize) {
         let mut table = self.lock_table();
-        if let Some(known) = table.clients.get(&client).and_then(Weak::upgrade) {
-            let before = known.connections.fetch_add(1, Ordering::Relaxed);
-            return (known, before);
+        if let Some(known_usage) = table.clients.get(&network).and_then(Weak::upgrade) {
+            let before = known_usage.connections.fetch_add(1, Ordering::Relaxed);
+            return (known_usage, before);
         }
-        let (bytes, connections) = (AtomicUsize::new(0), AtomicUsize::new(1));
-        let tally = Arc::new(ClientUsage { network: client, held_bytes: bytes, connections });
-        table.clients.insert(client, Arc::downgrade(&tally));
-        (tally, 0)
+        let (held_bytes, connections) = (AtomicUsize::new(0), AtomicUsize::new(1));
+        let usage = Arc::new(ClientUsage { network, held_bytes, connections });
+        table.clients.insert(network, Arc::downgrade(&usage));
+        (usage, 0)
     }
 
     fn lock_table(&self) -> MutexGuard<'_, ClientConnectionTable> {
@@ -360,13 +361,13 @@ fn largest(
 impl ClientConnection {
     /// Assigns the connection to a client. Returns false if the client has too many connections.
     pub fn try_assign_client(&self, client: IpAddr) -> bool {
-        let (tally, before) = self.connections.add_to_client(ClientNetwork::from_address(client));
+        let (usage, before) = self.connections.add_to_client(ClientNetwork::from_address(client));
         let has_room = before < self.connections.budget.max_client_connections;
         if !has_room {
             self.connections.count_refusal(ClientBound::ClientConnections);
         }
         // Counted even if it is refused: the count ends when the connection is dropped.
-        let _ = self.client_usage.set(tally);
+        let _ = self.client_usage.set(usage);
         has_room
     }
 
@@ -429,8 +430,8 @@ impl ClientConnection {
 
     /// Registers a request, which lasts until the guard is dropped.
     pub fn start_request(self: &Arc<Self>) -> ActiveRequestGuard {
-        let asked = self.active_requests.fetch_add(1, Ordering::Relaxed) + 1;
-        self.update_usage(|takes| takes.max_streams = takes.max_streams.max(asked));
+        let active = self.active_requests.fetch_add(1, Ordering::Relaxed) + 1;
+        self.update_usage(|takes| takes.max_streams = takes.max_streams.max(active));
         ActiveRequestGuard(Arc::clone(self))
     }
 
@@ -442,7 +443,7 @@ impl ClientConnection {
     /// Counts `bytes` of a received head until it is sent to a pod or given up. `None`: the connection's requests are
     /// refused, or it holds more than its equal share while a bound is exceeded.
     pub fn try_charge_head(self: &Arc<Self>, bytes: usize) -> Option<HeadBytesGuard> {
-        let held = self.charge_head(bytes);
+        let guard = self.charge_head(bytes);
         if self.is_refused() {
             return None;
         }
@@ -450,7 +451,7 @@ impl ClientConnection {
             self.connections.count_refusal(bound);
             return None;
         }
-        Some(held)
+        Some(guard)
     }
 
     /// Counts `bytes` of a head without checking a bound.
@@ -484,9 +485,9 @@ impl ClientConnection {
         {
             return Some(ClientBound::Bytes);
         }
-        let tally = self.client_usage.get()?;
-        let its = tally.held_bytes.load(Ordering::Relaxed);
-        let connections = tally.connections.load(Ordering::Relaxed);
+        let usage = self.client_usage.get()?;
+        let its = usage.held_bytes.load(Ordering::Relaxed);
+        let connections = usage.connections.load(Ordering::Relaxed);
         (its > budget.client_request_bytes && is_most(budget.client_request_bytes, connections))
             .then_some(ClientBound::ClientRequestBytes)
     }
@@ -544,8 +545,8 @@ impl ClientConnection {
         self.lock_usage().charged()
     }
 
-    fn is_of_client(&self, tally: &Arc<ClientUsage>) -> bool {
-        self.client_usage.get().is_some_and(|it| Arc::ptr_eq(it, tally))
+    fn is_of_client(&self, usage: &Arc<ClientUsage>) -> bool {
+        self.client_usage.get().is_some_and(|it| Arc::ptr_eq(it, usage))
     }
 
     /// Changes the amounts of the connection and the totals together: other threads see each change complete in every
@@ -577,16 +578,16 @@ impl ClientConnection {
             before.closing_buffer_bytes,
             now.closing_buffer_bytes,
         );
-        if let Some(tally) = self.client_usage.get() {
-            update_total(&tally.held_bytes, before.total(), now.total());
+        if let Some(usage) = self.client_usage.get() {
+            update_total(&usage.held_bytes, before.total(), now.total());
         }
     }
 
     fn enforce_bounds(&self) {
         let budget = &self.connections.budget;
-        let tally = self.client_usage.get();
+        let usage = self.client_usage.get();
         if let Some(it) =
-            tally.filter(|it| it.held_bytes.load(Ordering::Relaxed) > budget.client_request_bytes)
+            usage.filter(|it| it.held_bytes.load(Ordering::Relaxed) > budget.client_request_bytes)
         {
             self.connections.refuse_largest(Some(it), self.id);
         }
@@ -604,15 +605,15 @@ impl ClientConnection {
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         // Emptying the amounts subtracts them from the totals.
-        let ConnectionUsage { is_closing: is_going, .. } = self.update_usage(std::mem::take);
-        let tally = self.client_usage.take();
+        let ConnectionUsage { is_closing, .. } = self.update_usage(std::mem::take);
+        let usage = self.client_usage.take();
         // Connections of a client are added under the same lock.
         let mut table = self.connections.lock_table();
         table.connections.remove(&self.id);
-        table.closing -= usize::from(is_going);
-        if let Some(tally) = tally.filter(|it| it.connections.fetch_sub(1, Ordering::Relaxed) == 1)
+        table.closing -= usize::from(is_closing);
+        if let Some(usage) = usage.filter(|it| it.connections.fetch_sub(1, Ordering::Relaxed) == 1)
         {
-            table.clients.remove(&tally.network);
+            table.clients.remove(&usage.network);
         }
     }
 }

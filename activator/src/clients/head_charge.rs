@@ -19,20 +19,20 @@ pub fn charge_head<B>(
     mut request: Request<B>,
     client_connection: &Arc<ClientConnection>,
 ) -> Option<Request<B>> {
-    let held = client_connection.try_charge_head(estimate_head_bytes(&request))?;
-    request.extensions_mut().insert(Arc::new(held));
+    let guard = client_connection.try_charge_head(estimate_head_bytes(&request))?;
+    request.extensions_mut().insert(Arc::new(guard));
     Some(request)
 }
 
 /// Number of bytes that the head is charged with.
 pub fn charged_bytes<B>(request: &Request<B>) -> usize {
-    request.extensions().get::<Arc<HeadBytesGuard>>().map_or(0, |held| held.bytes())
+    request.extensions().get::<Arc<HeadBytesGuard>>().map_or(0, |guard| guard.bytes())
 }
 
 /// Charges the head again, because no pod got the request and it waits again.
 pub fn recharge_head<B>(request: &mut Request<B>, client_connection: &Arc<ClientConnection>) {
-    let held = client_connection.charge_head(estimate_head_bytes(request));
-    request.extensions_mut().insert(Arc::new(held));
+    let guard = client_connection.charge_head(estimate_head_bytes(request));
+    request.extensions_mut().insert(Arc::new(guard));
 }
 
 /// Ends the charge, because a pod's connection has the request from here on.

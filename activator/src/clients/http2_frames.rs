@@ -53,10 +53,10 @@ enum FramePayload {
 }
 
 impl Http2FrameInspector {
-    /// Creates the inspector of a new connection, which begins with a preface of `preface` bytes.
-    pub fn after_preface(preface: usize) -> Self {
+    /// Creates the inspector of a new connection, which begins with a preface of that length.
+    pub fn after_preface(preface_bytes: usize) -> Self {
         Self {
-            payload_left: preface,
+            payload_left: preface_bytes,
             payload: FramePayload::Other,
             header: [0; 9],
             header_filled: 0,
@@ -97,11 +97,11 @@ impl Http2FrameInspector {
 
     /// Parses bytes of a frame header. Returns the bytes behind it.
     fn parse_frame_header<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let (some, rest) =
+        let (taken, rest) =
             bytes.split_at((self.header.len() - self.header_filled).min(bytes.len()));
-        self.header[self.header_filled..self.header_filled + some.len()].copy_from_slice(some);
+        self.header[self.header_filled..self.header_filled + taken.len()].copy_from_slice(taken);
         (self.header_filled, self.bytes_since_entry) =
-            (self.header_filled + some.len(), self.bytes_since_entry + some.len());
+            (self.header_filled + taken.len(), self.bytes_since_entry + taken.len());
         if self.header_filled < self.header.len() {
             return rest;
         }
@@ -220,12 +220,12 @@ impl HpackBlockScanner {
     fn scan(&mut self, mut bytes: &[u8]) {
         while let [first, rest @ ..] = bytes {
             if let HpackPosition::StringBytes { left, strings } = self.position {
-                let some = left.min(bytes.len());
-                self.position = match left - some {
+                let count = left.min(bytes.len());
+                self.position = match left - count {
                     0 => position_after_string(strings),
                     left => HpackPosition::StringBytes { left, strings },
                 };
-                bytes = &bytes[some..];
+                bytes = &bytes[count..];
                 continue;
             }
             self.scan_byte(*first);

@@ -12,9 +12,9 @@ const RECONNECT_MAX_SPREAD: Duration = Duration::from_secs(2);
 pub struct ReconnectJitter(u16);
 
 impl ReconnectJitter {
-    /// Draws a position. `chance` is uniform over u64.
-    pub fn from_random(chance: u64) -> Self {
-        Self((chance >> 48) as u16)
+    /// Draws a position. `random` is uniform over u64.
+    pub fn from_random(random: u64) -> Self {
+        Self((random >> 48) as u16)
     }
 
     /// Returns true if the connection is asked to reconnect now. `since` is the time since when all of `connections`
@@ -34,11 +34,11 @@ mod tests {
 
     #[test]
     fn connections_that_may_use_the_direct_path_close_one_after_the_other() {
-        let lots: Vec<ReconnectJitter> =
+        let jitters: Vec<ReconnectJitter> =
             (0..1_000).map(|at: u64| ReconnectJitter::from_random(at << 54)).collect();
         let gone = |ms, connections| {
             let since = Duration::from_millis(ms);
-            lots.iter().filter(|lot| lot.should_close(since, connections)).count()
+            jitters.iter().filter(|jitter| jitter.should_close(since, connections)).count()
         };
         assert_eq!(gone(0, 1), 1_000, "a single one need not wait");
         assert!((400..600).contains(&gone(100, 1_001)));

@@ -132,9 +132,9 @@ impl RequestTargetInspector {
             _ if self.unread.is_empty() => return false,
             RequestPosition::Head => return self.parse_head(),
             RequestPosition::Body(left) => {
-                let some = usize::try_from(*left).unwrap_or(usize::MAX).min(self.unread.len());
-                *left -= some as u64;
-                self.ready.unsplit(self.unread.split_to(some));
+                let count = usize::try_from(*left).unwrap_or(usize::MAX).min(self.unread.len());
+                *left -= count as u64;
+                self.ready.unsplit(self.unread.split_to(count));
             }
             RequestPosition::Chunked(_) => return self.parse_chunks(),
             RequestPosition::Passthrough => self.stop_inspecting(),
@@ -201,21 +201,21 @@ impl RequestTargetInspector {
     /// Makes a head ready. `None`: the library has to see it unchanged.
     fn rewrite_head(&mut self) -> Option<RequestPosition> {
         let (begin, end) = target_range(&self.unread)?;
-        let came = self.unread.get(begin..end)?;
+        let original = self.unread.get(begin..end)?;
         // The usual case: the target is valid, and the head passes without a copy.
-        if PathAndQuery::try_from(came).is_ok() && !came.contains(&b'#') {
+        if PathAndQuery::try_from(original).is_ok() && !original.contains(&b'#') {
             let (length, at) = parse_framing(&self.unread)?;
             self.ready.unsplit(self.unread.split_to(length));
             return Some(at);
         }
-        let (written, came) = (percent_encode(came), Bytes::copy_from_slice(came));
-        let mut head = BytesMut::with_capacity(self.unread.len() + written.len());
+        let (encoded, original) = (percent_encode(original), Bytes::copy_from_slice(original));
+        let mut head = BytesMut::with_capacity(self.unread.len() + encoded.len());
         head.extend_from_slice(&self.unread[..begin]);
-        head.extend_from_slice(written.as_bytes());
+        head.extend_from_slice(encoded.as_bytes());
         head.extend_from_slice(&self.unread[end..]);
         // The framing is read from the changed head, whose length differs from the received one.
         let (length, at) = parse_framing(&head)?;
-        self.rewritten.push_back(RewrittenTarget { encoded: written, original: came });
+        self.rewritten.push_back(RewrittenTarget { encoded, original });
         let rest = head.len() - length;
         self.unread.advance(self.unread.len() - rest);
         self.ready.extend_from_slice(&head[..length]);
@@ -233,8 +233,8 @@ fn may_be_request(bytes: &[u8]) -> bool {
 
 /// Range of path and query in a request line, if the line is one that a server may accept.
 fn target_range(head: &[u8]) -> Option<(usize, usize)> {
-    let line = head.split(|byte| *byte == b'\n').next()?.strip_suffix(b"\r")?;
-    let mut words = line.split(|byte| *byte == b' ');
+    let request_line = head.split(|byte| *byte == b'\n').next()?.strip_suffix(b"\r")?;
+    let mut words = request_line.split(|byte| *byte == b' ');
     let (method, target, version) = (words.next()?, words.next()?, words.next()?);
     let is_usual = words.next().is_none() && matches!(version, b"HTTP/1.1" | b"HTTP/1.0");
     // No server accepts control characters.

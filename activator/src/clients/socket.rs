@@ -121,24 +121,25 @@ pub struct RawRequestTarget(pub Bytes);
 impl ClientSocket {
     /// Wraps the socket of a client, whose bytes are charged to `client_connection`.
     pub fn new(stream: TcpStream, client_connection: Arc<ClientConnection>) -> Self {
-        let (early, waker) = (BytesMut::new(), None);
-        let (is_settled, is_ahead, is_unread) = (false, false, false);
+        let (interim, flush_waker) = (BytesMut::new(), None);
+        let (is_flushed, is_first_byte_sent, has_unread_body) = (false, false, false);
         let targets = RequestTargetInspector::disabled(0);
-        let (frames, partial, room, pause, pauses) = (None, 0, 0, None, 0);
+        let (frames, partial_head_bytes, buffer_size, read_pause, read_pauses) =
+            (None, 0, 0, None, 0);
         Self(Arc::new(Mutex::new(ClientSocketInner {
             stream,
-            is_flushed: is_settled,
-            is_first_byte_sent: is_ahead,
-            flush_waker: waker,
-            interim: early,
+            is_flushed,
+            is_first_byte_sent,
+            flush_waker,
+            interim,
             targets,
-            has_unread_body: is_unread,
+            has_unread_body,
             connection: client_connection,
             frames,
-            partial_head_bytes: partial,
-            buffer_size: room,
-            read_pause: pause,
-            read_pauses: pauses,
+            partial_head_bytes,
+            buffer_size,
+            read_pause,
+            read_pauses,
         })))
     }
 
@@ -149,14 +150,14 @@ impl ClientSocket {
             let mut bytes = [0; HTTP2_PREFACE.len()];
             let mut into = ReadBuf::new(&mut bytes);
             // Peeked bytes stay in the kernel: the library reads the preface itself.
-            let said = poll_fn(|cx| self.lock().stream.poll_peek(cx, &mut into)).await?;
-            match said {
+            let length = poll_fn(|cx| self.lock().stream.poll_peek(cx, &mut into)).await?;
+            match length {
                 // Nothing new: the client has closed its half. Otherwise the bytes differ from the preface.
-                _ if said == before || !HTTP2_PREFACE.starts_with(&bytes[..said]) => {
+                _ if length == before || !HTTP2_PREFACE.starts_with(&bytes[..length]) => {
                     return Ok(false);
                 }
-                _ if said == HTTP2_PREFACE.len() => return Ok(true),
-                _ => before = said,
+                _ if length == HTTP2_PREFACE.len() => return Ok(true),
+                _ => before = length,
             }
             // Readiness is cleared, so that the next peek waits for more bytes.
             let stream = &self.lock().stream;
@@ -247,8 +248,9 @@ impl ClientSocket {
             let mut unwanted = vec![0; 64 << 10];
             loop {
                 let mut into = ReadBuf::new(&mut unwanted);
-                let some = poll_fn(|cx| Pin::new(&mut self.lock().stream).poll_read(cx, &mut into));
-                match tokio::time::timeout(LINGER_IDLE_TIMEOUT, some).await {
+                let next_read =
+                    poll_fn(|cx| Pin::new(&mut self.lock().stream).poll_read(cx, &mut into));
+                match tokio::time::timeout(LINGER_IDLE_TIMEOUT, next_read).await {
                     Ok(Ok(())) if !into.filled().is_empty() => {}
                     _ => return,
                 }
@@ -379,8 +381,8 @@ impl ClientSocketInner {
                     self.charge_partial_head(0);
                     let ready = self.targets.ready().len();
                     self.set_buffer_size(ready.max(self.buffer_size));
-                    let some = self.targets.ready().len().min(into.remaining());
-                    into.put_slice(&self.targets.ready().split_to(some));
+                    let ready_count = self.targets.ready().len().min(into.remaining());
+                    into.put_slice(&self.targets.ready().split_to(ready_count));
                     return Poll::Ready(Ok(()));
                 }
                 InspectorAction::PassThrough(u64::MAX) => {

@@ -74,8 +74,8 @@ impl ForwardedRequestSender {
 
 /// Returns true if a request from outside has come by https, at least as far as a trusted proxy.
 pub fn is_https(headers: &HeaderMap, sender: ForwardedRequestSender, edge: &EdgeSettings) -> bool {
-    let told = sender.is_trusted_proxy(edge).then(|| reported_scheme(headers)).flatten();
-    matches!(told.unwrap_or_else(|| sender.scheme()), "https" | "wss")
+    let reported = sender.is_trusted_proxy(edge).then(|| reported_scheme(headers)).flatten();
+    matches!(reported.unwrap_or_else(|| sender.scheme()), "https" | "wss")
 }
 
 /// Writes the headers that describe the client.
@@ -128,11 +128,11 @@ fn write_for_trusted_proxy(
 ) {
     let client = sender.address.to_string();
     // `Forwarded` and `X-Forwarded-For` describe the same hops. If both are there, `X-Forwarded-For` is used.
-    let told = join_header(headers, &header::FORWARDED).unwrap_or_default();
-    let elements = forwarded_header::parse_elements(&told).unwrap_or_default();
+    let forwarded = join_header(headers, &header::FORWARDED).unwrap_or_default();
+    let elements = forwarded_header::parse_elements(&forwarded).unwrap_or_default();
     let elements = trusted_hops(&elements, |it| it.forwarded_for.as_deref(), edge);
     let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();
-    let way: Vec<&str> = match before.is_empty() {
+    let path: Vec<&str> = match before.is_empty() {
         true => {
             elements.iter().map(|it| it.forwarded_for.as_deref().unwrap_or("unknown")).collect()
         }
@@ -143,7 +143,7 @@ fn write_for_trusted_proxy(
         )
         .to_vec(),
     };
-    let way: Vec<&str> = way.into_iter().chain([client.as_str()]).collect();
+    let path: Vec<&str> = path.into_iter().chain([client.as_str()]).collect();
     let last = elements.last();
     let host = last_list_entry(headers, &X_FORWARDED_HOST).or_else(|| last?.host.clone());
     let host = host.and_then(|host| HeaderValue::try_from(host).ok());
@@ -158,7 +158,7 @@ fn write_for_trusted_proxy(
             headers.insert(header::FORWARDED, value);
         }
     }
-    write_forwarded_headers(headers, &way, host, HeaderValue::from_static(proto));
+    write_forwarded_headers(headers, &path, host, HeaderValue::from_static(proto));
 }
 
 /// Part of `hops` that is reliable. Each hop is reported by the next one, so the part begins with the last untrusted
@@ -176,14 +176,14 @@ fn trusted_hops<'a, T>(
 
 /// Protocol that the client used, as a trusted proxy reports it.
 fn reported_scheme(headers: &HeaderMap) -> Option<&'static str> {
-    let known = |text: &str| {
+    let scheme = |text: &str| {
         ["https", "http", "wss", "ws"].into_iter().find(|it| it.eq_ignore_ascii_case(text.trim()))
     };
-    if let Some(told) = last_list_entry(headers, &X_FORWARDED_PROTO) {
-        return known(&told);
+    if let Some(reported) = last_list_entry(headers, &X_FORWARDED_PROTO) {
+        return scheme(&reported);
     }
-    let told = join_header(headers, &header::FORWARDED)?;
-    known(forwarded_header::parse_elements(&told)?.last()?.proto.as_deref()?)
+    let reported = join_header(headers, &header::FORWARDED)?;
+    scheme(forwarded_header::parse_elements(&reported)?.last()?.proto.as_deref()?)
 }
 
 /// Last entry of a list header: the one of the proxy nearest to the activator.
@@ -201,7 +201,7 @@ fn parse_hop_address(hop: &str) -> Option<IpAddr> {
 /// Writes the hops, the host and the protocol; `Forwarded` only if there is none.
 fn write_forwarded_headers(
     headers: &mut HeaderMap,
-    way: &[&str],
+    path: &[&str],
     host: Option<HeaderValue>,
     proto: HeaderValue,
 ) {
@@ -209,24 +209,24 @@ fn write_forwarded_headers(
         let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
         let host = host.as_ref().and_then(text);
         let text =
-            forwarded_header::format_forwarded(way, host.as_deref(), text(&proto).as_deref());
+            forwarded_header::format_forwarded(path, host.as_deref(), text(&proto).as_deref());
         if let Ok(value) = HeaderValue::try_from(text) {
             headers.insert(header::FORWARDED, value);
         }
     }
     headers.insert(X_FORWARDED_PROTO, proto);
     host.map(|host| headers.insert(X_FORWARDED_HOST, host));
-    if let Ok(value) = HeaderValue::try_from(way.join(", ")) {
+    if let Ok(value) = HeaderValue::try_from(path.join(", ")) {
         headers.insert(X_FORWARDED_FOR, value);
     }
 }
 
 /// Begins a trace if the request does not belong to one yet (W3C Trace Context §3.2). A valid one passes unchanged,
-/// because the activator records no span of its own. `chance` is uniform over u64.
-pub fn ensure_trace_context(headers: &mut HeaderMap, mut chance: impl FnMut() -> u64) {
-    let mut given = headers.get_all(&TRACEPARENT).iter();
-    let is_traced = match (given.next(), given.next()) {
-        (Some(one), None) => is_traceparent(one.as_bytes()),
+/// because the activator records no span of its own. `random` is uniform over u64.
+pub fn ensure_trace_context(headers: &mut HeaderMap, mut random: impl FnMut() -> u64) {
+    let mut values = headers.get_all(&TRACEPARENT).iter();
+    let is_traced = match (values.next(), values.next()) {
+        (Some(only), None) => is_traceparent(only.as_bytes()),
         _ => false,
     };
     if is_traced {
@@ -234,7 +234,7 @@ pub fn ensure_trace_context(headers: &mut HeaderMap, mut chance: impl FnMut() ->
     }
     headers.remove(&TRACESTATE);
     // No number may be zero. The flags state that the trace is not sampled, because no component has asked for that.
-    let mut number = || chance().max(1);
+    let mut number = || random().max(1);
     let text = format!("00-{:016x}{:016x}-{:016x}-00", number(), number(), number());
     if let Ok(value) = HeaderValue::try_from(text) {
         headers.insert(TRACEPARENT, value);
@@ -244,8 +244,8 @@ pub fn ensure_trace_context(headers: &mut HeaderMap, mut chance: impl FnMut() ->
 /// Returns true for `version-trace-parent-flags` in lower-case hex; later versions may have more fields behind these.
 fn is_traceparent(text: &[u8]) -> bool {
     // Version 00 has exactly 55 bytes; any later version begins with the same four fields.
-    let Some((known, more)) = text.split_at_checked(55) else { return false };
-    let mut fields = known.split(|&byte| byte == b'-');
+    let Some((version_00, more)) = text.split_at_checked(55) else { return false };
+    let mut fields = version_00.split(|&byte| byte == b'-');
     let mut next = |length: usize| {
         let is_hex = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
         fields.next().filter(|field| field.len() == length && field.iter().all(is_hex))

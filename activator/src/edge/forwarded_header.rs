@@ -25,14 +25,14 @@ pub fn parse_elements(field: &str) -> Option<Vec<ForwardedElement<'_>>> {
 }
 
 fn parse_element(text: &str) -> Option<ForwardedElement<'_>> {
-    let mut it = ForwardedElement { text, forwarded_for: None, host: None, proto: None };
+    let mut element = ForwardedElement { text, forwarded_for: None, host: None, proto: None };
     for pair in split_unquoted(text, ';')?.into_iter().map(str::trim).filter(|it| !it.is_empty()) {
         let (name, value) = pair.split_once('=')?;
         let value = unquote(value)?;
         let to = match name.to_ascii_lowercase().as_str() {
-            "for" => &mut it.forwarded_for,
-            "host" => &mut it.host,
-            "proto" => &mut it.proto,
+            "for" => &mut element.forwarded_for,
+            "host" => &mut element.host,
+            "proto" => &mut element.proto,
             other if is_token(other) => continue,
             _ => return None,
         };
@@ -41,7 +41,7 @@ fn parse_element(text: &str) -> Option<ForwardedElement<'_>> {
             return None;
         }
     }
-    Some(it)
+    Some(element)
 }
 
 /// Parts between separators outside of quotes. `None`: a quote has no end.
@@ -88,8 +88,8 @@ fn is_token(text: &str) -> bool {
 }
 
 /// Writes `for=<first>;host=<host>;proto=<proto>, for=<next>…`, as Knative's sidecar does.
-pub fn format_forwarded(way: &[&str], host: Option<&str>, proto: Option<&str>) -> String {
-    let mut hops = way.iter();
+pub fn format_forwarded(path: &[&str], host: Option<&str>, proto: Option<&str>) -> String {
+    let mut hops = path.iter();
     let mut text = format!("for={}", format_node(hops.next().copied().unwrap_or("unknown")));
     for (name, value) in [("host", host), ("proto", proto)] {
         if let Some(value) = value.filter(|value| !value.is_empty()) {
@@ -138,13 +138,14 @@ mod tests {
 
     #[test]
     fn elements_are_read_by_the_grammar() {
-        let told = "for=192.0.2.43;Proto=https;by=x, For=\"[2001:db8::1]:7\"; host=\"a,b;\\\"c\",,";
+        let field =
+            "for=192.0.2.43;Proto=https;by=x, For=\"[2001:db8::1]:7\"; host=\"a,b;\\\"c\",,";
         let want = [
             [Some("192.0.2.43"), None, Some("https")],
             [Some("[2001:db8::1]:7"), Some("a,b;\"c"), None],
         ];
         let want = want.map(|it| it.map(|it| it.map(str::to_owned))).to_vec();
-        assert_eq!(read(told), Some(want));
+        assert_eq!(read(field), Some(want));
         assert_eq!(read(""), Some(vec![]));
     }
 

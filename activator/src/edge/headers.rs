@@ -78,7 +78,7 @@ pub struct PodRequestContext<'a> {
 /// to, which is possible over HTTP/1.1 only: the pod's request is in HTTP/1.1 then.
 pub fn rewrite_request_head(
     head: &mut request::Parts,
-    passage: PodRequestContext<'_>,
+    context: PodRequestContext<'_>,
     service_host: impl FnOnce() -> String,
 ) -> Result<Option<HeaderValue>, ProxyRequestError> {
     if head.method == Method::CONNECT {
@@ -87,12 +87,12 @@ pub fn rewrite_request_head(
     normalize_host(head, service_host)?;
     // Everything that the hop's headers decide is read before they are removed.
     let may_switch = head.version == Version::HTTP_11;
-    let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, passage.edge)).flatten();
+    let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, context.edge)).flatten();
     let wants_trailers = has_header_token(&head.headers, header::TE, "trailers");
     let tag = head.headers.get(TAG_HEADER).cloned();
     strip_hop_by_hop(&mut head.headers);
     head.headers.remove(header::TE);
-    strip_platform_headers(&mut head.headers, passage.sender.traffic_origin, passage.edge);
+    strip_platform_headers(&mut head.headers, context.sender.traffic_origin, context.edge);
     if wants_trailers {
         head.headers.insert(header::TE, HeaderValue::from_static("trailers"));
     }
@@ -102,11 +102,11 @@ pub fn rewrite_request_head(
         head.headers.insert(header::UPGRADE, protocol.clone());
     }
     // After the platform's headers were removed: from here on these names have the activator's values only.
-    write_tag_headers(&mut head.headers, tag, passage.tags)?;
-    write_client_headers(&mut head.headers, passage.sender, passage.edge);
-    ensure_trace_context(&mut head.headers, passage.random);
-    rewrite_host(&mut head.headers, passage.host_rewrite)?;
-    match passage.protocol {
+    write_tag_headers(&mut head.headers, tag, context.tags)?;
+    write_client_headers(&mut head.headers, context.sender, context.edge);
+    ensure_trace_context(&mut head.headers, context.random);
+    rewrite_host(&mut head.headers, context.host_rewrite)?;
+    match context.protocol {
         AppProtocol::H2c if upgrade.is_none() => convert_to_http2(head),
         AppProtocol::H2c | AppProtocol::Http1 => {
             join_cookies(&mut head.headers);
@@ -154,10 +154,10 @@ fn normalize_host(
     service_host: impl FnOnce() -> String,
 ) -> Result<(), ProxyRequestError> {
     let authority = head.uri.authority().map(Authority::as_str).map(HeaderValue::from_str);
-    if let Some(named) = authority {
-        let named =
-            named.map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
-        head.headers.insert(header::HOST, named);
+    if let Some(host) = authority {
+        let host =
+            host.map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
+        head.headers.insert(header::HOST, host);
         let path = head.uri.path_and_query().cloned();
         head.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     }
@@ -165,22 +165,23 @@ fn normalize_host(
         return Ok(());
     }
     // HTTP/1.0 has no Host, but the request to the pod needs one.
-    let own = HeaderValue::from_str(&service_host());
-    let own = own.map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
-    head.headers.insert(header::HOST, own);
+    let service_host_value = HeaderValue::from_str(&service_host());
+    let service_host_value = service_host_value
+        .map_err(|error| ProxyRequestError::BadRequest(format!("bad host: {error}")))?;
+    head.headers.insert(header::HOST, service_host_value);
     Ok(())
 }
 
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(header::CONNECTION) {
-        let named: Vec<HeaderName> = header_tokens(headers, header::CONNECTION)
+        let listed: Vec<HeaderName> = header_tokens(headers, header::CONNECTION)
             .filter_map(|token| token.parse().ok())
             // Headers that frame or address the message stay, whatever the peer lists.
             .filter(|name| {
                 ![header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING].contains(name)
             })
             .collect();
-        for name in named {
+        for name in listed {
             headers.remove(name);
         }
     }
@@ -195,10 +196,10 @@ fn allowed_upgrade(headers: &HeaderMap, edge: &EdgeSettings) -> Option<HeaderVal
     let mut protocols = headers.get_all(header::UPGRADE).iter();
     let (protocol, None) = (protocols.next()?, protocols.next()) else { return None };
     let name = protocol.to_str().ok()?.trim();
-    let listed = edge.allowed_upgrades.iter().map(String::as_str).chain([WEBSOCKET]);
-    let is_listed = listed.into_iter().any(|it| it.eq_ignore_ascii_case(name));
-    let asked = has_header_token(headers, header::CONNECTION, "upgrade");
-    (asked && is_listed).then(|| protocol.clone())
+    let allowed = edge.allowed_upgrades.iter().map(String::as_str).chain([WEBSOCKET]);
+    let is_listed = allowed.into_iter().any(|it| it.eq_ignore_ascii_case(name));
+    let is_requested = has_header_token(headers, header::CONNECTION, "upgrade");
+    (is_requested && is_listed).then(|| protocol.clone())
 }
 
 fn has_header_token(headers: &HeaderMap, name: HeaderName, token: &str) -> bool {
@@ -210,20 +211,21 @@ fn header_tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = 
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-fn strip_platform_headers(headers: &mut HeaderMap, side: TrafficOrigin, edge: &EdgeSettings) {
+fn strip_platform_headers(headers: &mut HeaderMap, origin: TrafficOrigin, edge: &EdgeSettings) {
     for name in &KNATIVE_INTERNAL_HEADERS {
         headers.remove(name);
     }
-    if side == TrafficOrigin::Internal {
+    if origin == TrafficOrigin::Internal {
         return;
     }
     // Servers that pass headers on as variables (CGI, WSGI) cannot tell `X_Real_IP` from `X-Real-IP`.
     let is_alias = |name: &str| !edge.allows_underscores && name.contains('_');
-    let is_ours = |name: &&HeaderName| {
+    let is_platform_header = |name: &&HeaderName| {
         PLATFORM_PREFIXES.iter().any(|it| name.as_str().starts_with(it)) || is_alias(name.as_str())
     };
-    let ours: Vec<HeaderName> = headers.keys().filter(is_ours).cloned().collect();
-    for name in ours {
+    let platform_headers: Vec<HeaderName> =
+        headers.keys().filter(is_platform_header).cloned().collect();
+    for name in platform_headers {
         headers.remove(name);
     }
 }
@@ -231,17 +233,17 @@ fn strip_platform_headers(headers: &mut HeaderMap, side: TrafficOrigin, edge: &E
 /// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers).
 fn write_tag_headers(
     headers: &mut HeaderMap,
-    asked: Option<HeaderValue>,
+    requested_tag: Option<HeaderValue>,
     tags: Option<&TagRouting>,
 ) -> Result<(), ProxyRequestError> {
     match tags {
         None => {}
-        Some(TagRouting::ServeTag(own)) => {
-            headers.insert(TAG_HEADER, header_value("tag", own)?);
+        Some(TagRouting::ServeTag(tag)) => {
+            headers.insert(TAG_HEADER, header_value("tag", tag)?);
         }
         Some(TagRouting::ChooseTag(_)) => {
             headers.insert(DEFAULT_ROUTE_HEADER, HeaderValue::from_static("true"));
-            asked.map(|asked| headers.insert(TAG_HEADER, asked));
+            requested_tag.map(|requested_tag| headers.insert(TAG_HEADER, requested_tag));
         }
     }
     Ok(())
@@ -249,14 +251,14 @@ fn write_tag_headers(
 
 fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), ProxyRequestError> {
     let Some(rewrite) = rewrite else { return Ok(()) };
-    if let Some(asked) = headers.insert(header::HOST, header_value("host", rewrite)?) {
-        headers.insert(K_ORIGINAL_HOST, asked);
+    if let Some(original) = headers.insert(header::HOST, header_value("host", rewrite)?) {
+        headers.insert(K_ORIGINAL_HOST, original);
     }
     Ok(())
 }
 
-fn header_value(what: &str, text: &str) -> Result<HeaderValue, ProxyRequestError> {
-    let refused = |error| ProxyRequestError::BadRequest(format!("bad {what}: {error}"));
+fn header_value(header: &str, text: &str) -> Result<HeaderValue, ProxyRequestError> {
+    let refused = |error| ProxyRequestError::BadRequest(format!("bad {header}: {error}"));
     HeaderValue::from_str(text).map_err(refused)
 }
 

@@ -8,12 +8,12 @@ use crate::request_error::ProxyRequestError;
 
 /// Host that a request names: lower case, without port and final dot.
 pub fn request_host(head: &request::Parts) -> Option<String> {
-    let named = match head.uri.authority() {
+    let authority_or_host = match head.uri.authority() {
         Some(authority) => authority.as_str(),
         None => head.headers.get(header::HOST)?.to_str().ok()?,
     };
     // User information and port are no part of the host; an IPv6 address is in brackets and has colons itself.
-    let bare = named.rsplit_once('@').map_or(named, |(_, host)| host);
+    let bare = authority_or_host.rsplit_once('@').map_or(authority_or_host, |(_, host)| host);
     let end = if bare.starts_with('[') {
         bare.find(']')? + 1
     } else {
@@ -27,8 +27,8 @@ pub fn request_host(head: &request::Parts) -> Option<String> {
 /// would route the request differently. HTTP/1.0 may leave the host out.
 pub fn check_host(head: &request::Parts) -> Result<(), ProxyRequestError> {
     let refused = |text: &str| Err(ProxyRequestError::BadRequest(text.to_owned()));
-    let mut named = head.headers.get_all(header::HOST).iter();
-    match (named.next(), named.next()) {
+    let mut hosts = head.headers.get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
         (None, _) if head.version == Version::HTTP_11 => refused("missing required Host header"),
         // HTTP/2 has the host in the target (RFC 9113 §8.3.1).
         (None, _) if head.version == Version::HTTP_2 && head.uri.authority().is_none() => {
@@ -112,13 +112,13 @@ mod tests {
 
     #[test]
     fn http2_names_its_host_in_the_target() {
-        let told = |uri| {
+        let check = |uri| {
             let mut head = head(uri, &[]);
             head.version = Version::HTTP_2;
             check_host(&head).map_err(|failure| failure.to_string())
         };
-        assert_eq!(told("http://a:80/"), Ok(()));
-        assert_eq!(told("/"), Err("missing required :authority".to_owned()));
+        assert_eq!(check("http://a:80/"), Ok(()));
+        assert_eq!(check("/"), Err("missing required :authority".to_owned()));
     }
 
     #[test]
@@ -144,15 +144,15 @@ mod tests {
 
     #[test]
     fn a_host_is_compared_without_port_case_and_final_dot() {
-        let named = |uri, it| request_host(&head(uri, &[("host", it)]));
+        let host_of = |uri, it| request_host(&head(uri, &[("host", it)]));
         assert_eq!(
-            named("/", "Hello.Default.Example.COM:8080"),
+            host_of("/", "Hello.Default.Example.COM:8080"),
             Some("hello.default.example.com".into())
         );
-        assert_eq!(named("/", "a.b."), Some("a.b".into()));
-        assert_eq!(named("/", "[fd00::1]:80"), Some("[fd00::1]".into()));
-        assert_eq!(named("http://real:9/x", "other"), Some("real".into()));
-        assert_eq!(named("/", ""), None);
+        assert_eq!(host_of("/", "a.b."), Some("a.b".into()));
+        assert_eq!(host_of("/", "[fd00::1]:80"), Some("[fd00::1]".into()));
+        assert_eq!(host_of("http://real:9/x", "other"), Some("real".into()));
+        assert_eq!(host_of("/", ""), None);
         assert_eq!(request_host(&head("/", &[])), None);
     }
 
@@ -200,15 +200,15 @@ mod tests {
 
     #[test]
     fn one_host_is_named_once() {
-        let told = |uri, hosts: &[(&str, &str)]| {
+        let check = |uri, hosts: &[(&str, &str)]| {
             check_host(&head(uri, hosts)).map_err(|failure| failure.to_string())
         };
-        assert_eq!(told("/", &[("host", "a")]), Ok(()));
-        assert_eq!(told("http://a:80/", &[("host", "b")]), Ok(()));
+        assert_eq!(check("/", &[("host", "a")]), Ok(()));
+        assert_eq!(check("http://a:80/", &[("host", "b")]), Ok(()));
         let twice = Err("too many Host headers".to_owned());
-        assert_eq!(told("/", &[("host", "a"), ("host", "a")]), twice);
-        assert_eq!(told("/", &[("host", "a b")]), Err("malformed Host header".to_owned()));
+        assert_eq!(check("/", &[("host", "a"), ("host", "a")]), twice);
+        assert_eq!(check("/", &[("host", "a b")]), Err("malformed Host header".to_owned()));
         let target = Err("malformed host in the request's target".to_owned());
-        assert_eq!(told("http://user@a/", &[("host", "a")]), target);
+        assert_eq!(check("http://user@a/", &[("host", "a")]), target);
     }
 }

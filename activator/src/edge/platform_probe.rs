@@ -72,25 +72,26 @@ pub fn parse_probe(head: &request::Parts) -> Option<PlatformProbe> {
 impl PlatformProbe {
     /// Response to the probe in the given state.
     pub fn respond(self, health: ProbeHealth) -> ProbeResponse {
-        let told = |status, text: &str| ProbeResponse { status, text: text.to_owned(), hash: None };
+        let response =
+            |status, text: &str| ProbeResponse { status, text: text.to_owned(), hash: None };
         match self {
             Self::Health | Self::Queue if health.is_shutting_down => {
-                told(StatusCode::SERVICE_UNAVAILABLE, "shutting down")
+                response(StatusCode::SERVICE_UNAVAILABLE, "shutting down")
             }
-            Self::Health => told(StatusCode::OK, ""),
-            Self::Activator => told(StatusCode::OK, "activator"),
-            Self::Queue if health.has_ready_pod => told(StatusCode::OK, "queue"),
-            Self::Queue => told(StatusCode::SERVICE_UNAVAILABLE, ""),
+            Self::Health => response(StatusCode::OK, ""),
+            Self::Activator => response(StatusCode::OK, "activator"),
+            Self::Queue if health.has_ready_pod => response(StatusCode::OK, "queue"),
+            Self::Queue => response(StatusCode::SERVICE_UNAVAILABLE, ""),
             Self::Route(Some(hash)) => {
-                ProbeResponse { hash: Some(hash), ..told(StatusCode::OK, "") }
+                ProbeResponse { hash: Some(hash), ..response(StatusCode::OK, "") }
             }
             Self::Route(None) => {
                 let text = "a probe request must contain a non-empty \"K-Network-Hash\" header";
-                told(StatusCode::BAD_REQUEST, text)
+                response(StatusCode::BAD_REQUEST, text)
             }
             Self::Unknown(value) => {
                 let text = format!("unexpected probe header value: {value}");
-                told(StatusCode::BAD_REQUEST, &text)
+                response(StatusCode::BAD_REQUEST, &text)
             }
         }
     }
@@ -107,11 +108,14 @@ mod tests {
         parse_probe(&request.into_parts().0)
     }
 
-    fn response_to(asked: Option<PlatformProbe>, is_leaving: bool, has_pod: bool) -> (u16, String) {
-        let told = asked
-            .expect("a probe")
-            .respond(ProbeHealth { is_shutting_down: is_leaving, has_ready_pod: has_pod });
-        (told.status.as_u16(), told.text)
+    fn response_to(
+        probe: Option<PlatformProbe>,
+        is_shutting_down: bool,
+        has_ready_pod: bool,
+    ) -> (u16, String) {
+        let response =
+            probe.expect("a probe").respond(ProbeHealth { is_shutting_down, has_ready_pod });
+        (response.status.as_u16(), response.text)
     }
 
     #[test]

@@ -32,27 +32,34 @@ impl EdgePolicy {
     pub fn apply_batch(&self, batch: &RouteBatch) {
         // A snapshot without settings, or their removal, resets them; any other batch without them leaves them
         // unchanged.
-        let told = match batch.changes.get(&RouteKey::Settings) {
+        let settings = match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => it.edge.clone(),
             None if !batch.is_whole => return,
             Some(_) | None => EdgeSettings::default(),
         };
         let next = EdgeSettings {
-            trusted_proxies: [&*self.startup.trusted_proxies, &told.trusted_proxies].concat(),
+            trusted_proxies: [&*self.startup.trusted_proxies, &settings.trusted_proxies].concat(),
             requires_proxy_protocol: self.startup.requires_proxy_protocol
-                || told.requires_proxy_protocol,
-            allowed_upgrades: [&*self.startup.allowed_upgrades, &told.allowed_upgrades].concat(),
-            allows_underscores: self.startup.allows_underscores || told.allows_underscores,
+                || settings.requires_proxy_protocol,
+            allowed_upgrades: [&*self.startup.allowed_upgrades, &settings.allowed_upgrades]
+                .concat(),
+            allows_underscores: self.startup.allows_underscores || settings.allows_underscores,
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
             let EdgeSettings {
                 trusted_proxies,
-                requires_proxy_protocol: proxy_protocol,
-                allowed_upgrades: upgrades,
-                allows_underscores: underscores,
+                requires_proxy_protocol,
+                allowed_upgrades,
+                allows_underscores,
             } = &next;
-            info!(?trusted_proxies, proxy_protocol, ?upgrades, underscores, "edge set");
+            info!(
+                ?trusted_proxies,
+                proxy_protocol = requires_proxy_protocol,
+                upgrades = ?allowed_upgrades,
+                underscores = allows_underscores,
+                "edge set"
+            );
             *now = Arc::new(next);
         }
     }

@@ -107,13 +107,13 @@ fn parse_v1(line: &[u8]) -> Result<ProxyHeader, ProxyHeaderError> {
         Some(address)
     };
     // The order of the words is both addresses, then both ports, each the client's first.
-    let ends = address().zip(address());
+    let addresses = address().zip(address());
     let mut port = || {
         let word = words.next().filter(|it| it.bytes().all(|byte| byte.is_ascii_digit()))?;
         word.parse::<u16>().ok()
     };
     let ports = port().zip(port());
-    match (ends, ports, words.next()) {
+    match (addresses, ports, words.next()) {
         (Some((source, _)), Some((from, to)), None) => {
             Ok(client_header(source, from, to == HTTPS_PORT))
         }
@@ -156,15 +156,15 @@ fn parse_v2_addresses(family: u8, rest: &[u8]) -> Option<ProxyHeader> {
     let port = |bytes: [u8; 2]| u16::from_be_bytes(bytes);
     match family {
         0x11 => {
-            let (ends, more) = rest.split_first_chunk::<12>()?;
-            let [a, b, c, d, _, _, _, _, from @ .., to_high, to_low] = *ends;
+            let (addresses, more) = rest.split_first_chunk::<12>()?;
+            let [a, b, c, d, _, _, _, _, from @ .., to_high, to_low] = *addresses;
             let is_secure = parse_v2_tls(more)? || port([to_high, to_low]) == HTTPS_PORT;
             Some(client_header(Ipv4Addr::new(a, b, c, d).into(), port(from), is_secure))
         }
         0x21 => {
-            let (ends, more) = rest.split_first_chunk::<36>()?;
-            let (source, _) = ends.split_first_chunk::<16>()?;
-            let (_, &[from_high, from_low, to_high, to_low]) = ends.split_last_chunk::<4>()?;
+            let (addresses, more) = rest.split_first_chunk::<36>()?;
+            let (source, _) = addresses.split_first_chunk::<16>()?;
+            let (_, &[from_high, from_low, to_high, to_low]) = addresses.split_last_chunk::<4>()?;
             let is_secure = parse_v2_tls(more)? || port([to_high, to_low]) == HTTPS_PORT;
             Some(client_header(
                 Ipv6Addr::from(*source).into(),

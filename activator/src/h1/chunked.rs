@@ -59,12 +59,12 @@ impl ChunkedDecoder {
                 },
                 ChunkedPosition::Data(_) if from.is_empty() => return Ok(None),
                 ChunkedPosition::Data(left) => {
-                    let some = left.min(from.len() as u64);
-                    let data = from.split_to(usize::try_from(some).unwrap_or(usize::MAX)).freeze();
-                    self.position = if some == left {
+                    let count = left.min(from.len() as u64);
+                    let data = from.split_to(usize::try_from(count).unwrap_or(usize::MAX)).freeze();
+                    self.position = if count == left {
                         ChunkedPosition::DataEnd
                     } else {
-                        ChunkedPosition::Data(left - some)
+                        ChunkedPosition::Data(left - count)
                     };
                     return Ok(Some(ChunkedPiece::Data(data)));
                 }
@@ -124,8 +124,8 @@ impl ChunkedDecoder {
                 Ok(httparse::Status::Complete((length, _))) if length > MAX_TRAILERS => {
                     return Err(Http1ParseError::TooLarge);
                 }
-                Ok(httparse::Status::Complete((length, found))) => {
-                    let trailers = parse_fields(found)?;
+                Ok(httparse::Status::Complete((length, fields))) => {
+                    let trailers = parse_fields(fields)?;
                     from.advance(length);
                     self.position = ChunkedPosition::End;
                     return Ok(Some(ChunkedPiece::Trailers(trailers)));

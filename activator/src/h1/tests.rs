@@ -11,10 +11,10 @@ fn parse_head_in_pieces(
     size: usize,
     method: &Method,
 ) -> Result<Option<Http1ResponseHead>, Http1ParseError> {
-    let (mut from, mut seen) = (BytesMut::new(), 0);
+    let (mut from, mut scanned) = (BytesMut::new(), 0);
     for piece in bytes.chunks(size) {
         from.extend_from_slice(piece);
-        if let Some(answer) = parse_response_head(&mut from, &mut seen, method)? {
+        if let Some(answer) = parse_response_head(&mut from, &mut scanned, method)? {
             return Ok(Some(answer));
         }
     }
@@ -22,7 +22,7 @@ fn parse_head_in_pieces(
 }
 
 fn framing_of(text: &str, method: &Method) -> String {
-    let told =
+    let framings =
         [1, 3, 10_000].map(|size| match parse_head_in_pieces(text.as_bytes(), size, method) {
             Ok(Some(it)) => {
                 let end = match it.framing {
@@ -36,8 +36,8 @@ fn framing_of(text: &str, method: &Method) -> String {
             Ok(None) => "more".to_owned(),
             Err(error) => error.to_string(),
         });
-    assert!(told.iter().all(|it| *it == told[0]), "{text} {told:?}");
-    told[0].clone()
+    assert!(framings.iter().all(|it| *it == framings[0]), "{text} {framings:?}");
+    framings[0].clone()
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
     );
     let ended = endless + "\r\n\r\n";
     for size in [50_000, ended.len()] {
-        let refused = parse_head_in_pieces(ended.as_bytes(), size, &Method::GET).unwrap_err();
-        assert_eq!(refused, Http1ParseError::TooLarge, "in pieces of {size}");
+        let error = parse_head_in_pieces(ended.as_bytes(), size, &Method::GET).unwrap_err();
+        assert_eq!(error, Http1ParseError::TooLarge, "in pieces of {size}");
     }
 }
 
@@ -154,8 +154,8 @@ fn a_request_has_one_framing() {
     let empty = "POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n";
     assert_eq!(write_request_text(&Request::post("/"), RequestBodyFraming::NoBody), empty);
     let coded = Request::post("/").header("transfer-encoding", "gzip, chunked");
-    let told = "POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n";
-    assert_eq!(write_request_text(&coded, RequestBodyFraming::Chunked), told);
+    let expected = "POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n";
+    assert_eq!(write_request_text(&coded, RequestBodyFraming::Chunked), expected);
 }
 
 /// Reads chunks that come in pieces of these sizes. Returns the body, its trailers, and the bytes behind it.
@@ -173,9 +173,9 @@ fn decode_chunks(
             Some(ChunkedPiece::End) => return Ok((body, trailers, [&from[..], rest].concat())),
             None if rest.is_empty() => return Ok((body, trailers, b"more".to_vec())),
             None => {
-                let some = (*sizes.next().unwrap_or(&1)).clamp(1, rest.len());
-                from.extend_from_slice(&rest[..some]);
-                rest = &rest[some..];
+                let count = (*sizes.next().unwrap_or(&1)).clamp(1, rest.len());
+                from.extend_from_slice(&rest[..count]);
+                rest = &rest[count..];
             }
         }
     }

@@ -25,10 +25,9 @@ pub struct ChargedResponseBody<B> {
 }
 
 impl<B: Body> ChargedResponseBody<B> {
-    /// Wraps the body of a response, whose pod may send `ahead` bytes while the client takes none.
-    pub fn new(body: B, asked: ActiveRequestGuard, ahead: usize) -> Self {
-        let mut asking =
-            Self { body, request_guard: asked, max_buffered: ahead, buffered_guard: None };
+    /// Wraps the body of a response, whose pod may send `max_buffered` bytes while the client takes none.
+    pub fn new(body: B, request_guard: ActiveRequestGuard, max_buffered: usize) -> Self {
+        let mut asking = Self { body, request_guard, max_buffered, buffered_guard: None };
         // A body that has ended already holds nothing.
         asking.set_buffered_charged(!asking.body.is_end_stream());
         asking
@@ -65,8 +64,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ChargedResponseBody<B> {
         self.set_buffered_charged(lies);
         let next = ready!(next);
         let client_connection = self.request_guard.connection();
-        Poll::Ready(next.map(|it| {
-            it.map(|frame| frame.map_data(|data| client_connection.charge_response_data(data)))
+        Poll::Ready(next.map(|result| {
+            result.map(|frame| frame.map_data(|data| client_connection.charge_response_data(data)))
         }))
     }
 

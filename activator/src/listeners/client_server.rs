@@ -141,11 +141,12 @@ impl ClientConnectionServer {
         client: SocketAddr,
     ) {
         // With one listener for all ports, the local port names the service.
-        let own = || stream.local_addr().map(|address| Entrypoint::Service(address.port()));
+        let service_entrypoint =
+            || stream.local_addr().map(|address| Entrypoint::Service(address.port()));
         let entrypoint = match stream
             .set_nodelay(true)
             .and_then(|()| tcp_socket::keep_alive(&stream))
-            .and_then(|()| entrypoint.map_or_else(own, Ok))
+            .and_then(|()| entrypoint.map_or_else(service_entrypoint, Ok))
         {
             Ok(entrypoint) => entrypoint,
             Err(error) => return debug!(%client, %error, "client gone at once"),
@@ -190,12 +191,13 @@ impl ClientConnectionServer {
         peer: SocketAddr,
         client_connection: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
-        let Some((client, origin)) = self.identify_client(&mut stream, entrypoint, peer).await
+        let Some((client, proxied_client)) =
+            self.identify_client(&mut stream, entrypoint, peer).await
         else {
             return Ok(());
         };
         // Behind a trusted proxy the named client is the one whose connections are bounded.
-        if matches!(origin, ProxiedClient::Named { .. })
+        if matches!(proxied_client, ProxiedClient::Named { .. })
             && !client_connection.try_assign_client(client.ip())
         {
             return Ok(());
@@ -204,7 +206,7 @@ impl ClientConnectionServer {
         let client = ClientInfo {
             address,
             port,
-            proxied_client: origin,
+            proxied_client,
             reconnect_jitter: ReconnectJitter::from_random(random_u64()),
         };
         let socket = ClientSocket::new(stream, Arc::clone(&client_connection));
@@ -279,7 +281,7 @@ impl ClientConnectionServer {
             if let Some(target) = socket.raw_target(request.uri()) {
                 request.extensions_mut().insert(target);
             }
-            let asked = client_connection.start_request();
+            let request_guard = client_connection.start_request();
             // Charged here, before the task waits for anything.
             let request = head_charge::charge_head(request, client_connection);
             // Boxed, so that a connection without a request has no room for one.
@@ -299,7 +301,7 @@ impl ClientConnectionServer {
                     answer = handling => {
                         Ok(answer.map(|body| {
                             let ahead = body.max_buffered();
-                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), asked, ahead)
+                            ChargedResponseBody::new(ClientWatchedBody::new(body, socket), request_guard, ahead)
                         }))
                     }
                     () = socket.wait_client_gone() => Err(ClientGoneError),
@@ -332,7 +334,7 @@ impl ClientConnectionServer {
         let resets = StreamResetCounter::new(Arc::clone(&self.connections));
         let service = service_fn(|request| {
             let leave = leave.clone();
-            let (client_connection, asked, reset) = (
+            let (client_connection, request_guard, reset) = (
                 Arc::clone(&client_connection),
                 client_connection.start_request(),
                 resets.start_request(),
@@ -360,7 +362,7 @@ impl ClientConnectionServer {
                 }
                 Ok::<_, Infallible>(answer.map(|body| {
                     let ahead = body.max_buffered();
-                    ChargedResponseBody::new(body, asked, ahead)
+                    ChargedResponseBody::new(body, request_guard, ahead)
                 }))
             }
         });

@@ -77,7 +77,7 @@ impl PortRangeListener {
 }
 
 fn inode(map: &Path) -> Option<u64> {
-    fs::metadata(map).ok().map(|found| found.ino())
+    fs::metadata(map).ok().map(|metadata| metadata.ino())
 }
 
 /// Key of an address in the map: 16 bytes in network order, IPv4 as IPv4-mapped IPv6.

@@ -22,11 +22,11 @@ pub struct StreamResetCounter {
 impl StreamResetCounter {
     /// Creates the counters of a new connection.
     pub fn new(client_connections: Arc<ClientConnections>) -> Arc<Self> {
-        let (begun, reset) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (requests, resets) = (AtomicU64::new(0), AtomicU64::new(0));
         Arc::new(Self {
             connections: client_connections,
-            requests: begun,
-            resets: reset,
+            requests,
+            resets,
             flood: CancellationToken::new(),
         })
     }

@@ -146,11 +146,11 @@ impl PodConnection {
     pub async fn send(
         self,
         request: Request<PodRequestBody>,
-        early: &mut (dyn InterimResponseSink + Send),
+        interim_sink: &mut (dyn InterimResponseSink + Send),
     ) -> Result<Response<PodResponseBody>, PodSendError> {
         match self {
             Self::Http1(single) => {
-                let response = single.send(request, early).await?;
+                let response = single.send(request, interim_sink).await?;
                 Ok(response.map(|body| PodResponseBody::Http1(Box::new(body))))
             }
             Self::Http2(shared) => Http2PodStream::start(shared).send(request).await,
@@ -263,7 +263,7 @@ impl Http2PodStream {
     ) -> Result<Response<PodResponseBody>, PodSendError> {
         // The library gives a request back only if it was not written at all. A copy without a body is cheap, and
         // allows a second attempt after GOAWAY and REFUSED_STREAM too.
-        let spare = match request.body() {
+        let copy = match request.body() {
             PodRequestBody::Empty => Some(clone_head(&request)),
             PodRequestBody::Client(_) => None,
         };
@@ -272,7 +272,7 @@ impl Http2PodStream {
             Err(error) => {
                 let mut error = PodSendError::from(error);
                 let may_repeat = matches!(&error.cause, ExchangeError::Pod(PodError::Http2(it)) if is_unprocessed(it));
-                error.resendable = error.resendable.or_else(|| spare.filter(|_| may_repeat));
+                error.resendable = error.resendable.or_else(|| copy.filter(|_| may_repeat));
                 Err(error)
             }
         }
@@ -289,13 +289,13 @@ impl Drop for Http2PodStream {
 impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
     fn from(mut error: TrySendError<Request<PodRequestBody>>) -> Self {
         // The library returns the request only if no byte of it was written.
-        let (unseen, error) = (error.take_message(), error.into_error());
-        let fault = if error.is_user() {
+        let (resendable, error) = (error.take_message(), error.into_error());
+        let cause = if error.is_user() {
             ExchangeError::Client(error)
         } else {
             ExchangeError::Pod(PodError::Http2(error))
         };
-        Self { resendable: unseen, cause: fault }
+        Self { resendable, cause }
     }
 }
 
@@ -312,12 +312,12 @@ fn clone_head(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {
 fn is_unprocessed(error: &hyper::Error) -> bool {
     // The frame's reason lies below the errors of the libraries around it.
     let mut cause = std::error::Error::source(error);
-    while let Some(it) = cause {
-        if let Some(h2) = it.downcast_ref::<h2::Error>() {
+    while let Some(source) = cause {
+        if let Some(h2) = source.downcast_ref::<h2::Error>() {
             let is_refused = h2.reason() == Some(h2::Reason::REFUSED_STREAM);
             return h2.is_remote() && (is_refused || h2.is_go_away());
         }
-        cause = it.source();
+        cause = source.source();
     }
     false
 }

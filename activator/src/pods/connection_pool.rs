@@ -86,7 +86,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         for at in (0..self.idle.len()).rev() {
             match self.idle[at].reserve() {
                 PoolReservation::Exclusive => return Some(self.idle.remove(at)),
-                PoolReservation::Shared(one) => return Some(one),
+                PoolReservation::Shared(connection) => return Some(connection),
                 PoolReservation::Busy => {}
                 PoolReservation::Stale => drop(self.idle.remove(at)),
             }
@@ -96,8 +96,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
 
     /// Queues a request that found no idle connection. Returns the number of dials to start.
     #[must_use]
-    pub fn add_waiter(&mut self, whom: W) -> u32 {
-        self.waiters.push_back(whom);
+    pub fn add_waiter(&mut self, waiter: W) -> u32 {
+        self.waiters.push_back(waiter);
         self.allocate_dials()
     }
 
@@ -150,33 +150,33 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
 
     /// Registers a connection that is free for the next request. Returns the next actions.
     pub fn on_idle_connection(&mut self, connection: C) -> PoolAction<C, W> {
-        let hand = match self.waiters.pop_front() {
-            Some(whom) => Some((whom, self.reserve_for_waiter(connection))),
+        let handoff = match self.waiters.pop_front() {
+            Some(waiter) => Some((waiter, self.reserve_for_waiter(connection))),
             None => {
                 self.keep_idle(connection);
                 None
             }
         };
-        PoolAction { handoff: hand, dials: self.allocate_dials() }
+        PoolAction { handoff, dials: self.allocate_dials() }
     }
 
     /// Registers that a waiter was served. Returns the next waiter, if a shared connection has room for it.
     pub fn on_waiter_served(&mut self) -> PoolAction<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.waiters.is_empty() { None } else { self.take_idle() };
-        let hand = free.and_then(|connection| Some((self.waiters.pop_front()?, connection)));
+        let handoff = free.and_then(|connection| Some((self.waiters.pop_front()?, connection)));
         if self.is_closed && self.waiters.is_empty() {
             self.idle.clear();
         }
-        PoolAction { handoff: hand, dials: self.allocate_dials() }
+        PoolAction { handoff, dials: self.allocate_dials() }
     }
 
     /// Share of one request in a connection that is new or free.
     fn reserve_for_waiter(&mut self, connection: C) -> C {
         match connection.reserve() {
-            PoolReservation::Shared(one) => {
+            PoolReservation::Shared(share) => {
                 self.idle.push(connection);
-                one
+                share
             }
             // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
             // tries again.
@@ -266,14 +266,14 @@ mod tests {
         let uses = Rc::new(Cell::new(0));
         let mut handed = Vec::new();
         let mut next = pool.on_connected(FakeSharedConnection(Rc::clone(&uses), false));
-        while let Some((whom, one)) = next.handoff {
-            assert!(one.1, "a use, not the connection");
-            handed.push(whom);
+        while let Some((waiter, share)) = next.handoff {
+            assert!(share.1, "a use, not the connection");
+            handed.push(waiter);
             next = pool.on_waiter_served();
         }
         assert_eq!((handed, pool.idle_count(), pool.on_first_response()), (vec![0, 1], 1, 1));
         uses.set(1);
-        assert_eq!(pool.on_waiter_served().handoff.map(|(whom, _)| whom), Some(2));
+        assert_eq!(pool.on_waiter_served().handoff.map(|(waiter, _)| waiter), Some(2));
         assert!(pool.take_idle().is_none(), "as much in use as it can be");
     }
 

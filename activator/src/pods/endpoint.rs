@@ -87,7 +87,7 @@ impl PodEndpoint {
     /// Creates a pod without connections that speaks `protocol`.
     pub fn new(
         key: PodEndpointKey,
-        named: PodIdentity,
+        identity: PodIdentity,
         protocol: AppProtocol,
         settings: PodConnectionSettings,
     ) -> Self {
@@ -96,7 +96,7 @@ impl PodEndpoint {
             AppProtocol::H2c => PodConnectionPool::for_shared(),
         });
         let (has_responded, refusals) = (AtomicBool::new(false), AtomicU32::new(0));
-        let PodIdentity { uid, name } = named;
+        let PodIdentity { uid, name } = identity;
         Self { key, uid, name, protocol, settings, pool, has_responded, refusals }
     }
 
@@ -114,14 +114,14 @@ impl PodEndpoint {
             if let Some(idle) = pool.take_idle() {
                 return Ok(idle);
             }
-            let (whom, answer) = oneshot::channel();
-            let dials = pool.add_waiter(whom);
+            let (waiter, answer) = oneshot::channel();
+            let dials = pool.add_waiter(waiter);
             drop(pool);
             self.start_dials(dials);
             answer
         };
-        let gone = |_| PodDialError::from(io::Error::other("dial was dropped"));
-        answer.await.map_err(gone)?
+        let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
+        answer.await.map_err(dropped)?
     }
 
     /// Gives a connection back whose exchange has ended in order.
@@ -189,8 +189,8 @@ impl PodEndpoint {
         // loop, so that none is lost.
         loop {
             self.start_dials(next.dials);
-            let Some((whom, connection)) = next.handoff else { return };
-            next = match whom.send(Ok(connection)) {
+            let Some((waiter, connection)) = next.handoff else { return };
+            next = match waiter.send(Ok(connection)) {
                 Err(Ok(unwanted @ PodConnection::Http1(_))) => {
                     self.lock_pool().on_idle_connection(unwanted)
                 }
@@ -239,8 +239,8 @@ impl PodEndpoint {
             Err(error) => {
                 self.settings.metrics.dial_failures.inc();
                 let wanting: VecDeque<_> = self.lock_pool().on_dial_failed();
-                let told = wanting.len();
-                info!(pod = %self.uid, address = %self.key.address, %error, told, "dial failed");
+                let waiters_failed = wanting.len();
+                info!(pod = %self.uid, address = %self.key.address, %error, told = waiters_failed, "dial failed");
                 fail_waiters(wanting, &error.into());
             }
         }
@@ -264,11 +264,11 @@ impl From<io::Error> for PodDialError {
 
 /// Sends the error to the requests that wait for a connection. One that is gone needs no message.
 fn fail_waiters(
-    wanting: impl IntoIterator<Item = oneshot::Sender<PodConnectionResult>>,
+    waiters: impl IntoIterator<Item = oneshot::Sender<PodConnectionResult>>,
     error: &PodDialError,
 ) {
-    for whom in wanting {
-        let _ = whom.send(Err(error.clone()));
+    for waiter in waiters {
+        let _ = waiter.send(Err(error.clone()));
     }
 }
 

@@ -105,15 +105,16 @@ impl Http1PodConnection {
     /// Returns true if the pod has neither closed it nor sent anything unasked. A system call is needed only if it has.
     fn is_silent(&self) -> bool {
         let mut byte = [0];
-        let said = self.read.try_read(&mut byte);
-        self.buffer.is_empty() && said.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        let result = self.read.try_read(&mut byte);
+        self.buffer.is_empty()
+            && result.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
     pub async fn send(
         mut self,
         request: Request<PodRequestBody>,
-        early: &mut (dyn InterimResponseSink + Send),
+        interim_sink: &mut (dyn InterimResponseSink + Send),
     ) -> Result<Response<Http1ResponseBody>, PodSendError> {
         if !self.is_silent() {
             return Err(PodSendError { resendable: Some(request), cause: PodError::Closed.into() });
@@ -123,36 +124,33 @@ impl Http1PodConnection {
         let is_kept = std::mem::replace(&mut self.is_reused, true);
         let (head, body) = request.into_parts();
         let mut upload = RequestUpload::new(&head, body);
-        let fault = match self.exchange(&head.method, &mut upload, early).await {
+        let cause = match self.exchange(&head.method, &mut upload, interim_sink).await {
             Ok(answer) => return Ok(self.into_response(answer, upload)),
-            Err(fault) => fault,
+            Err(cause) => cause,
         };
-        let is_broken_off = matches!(fault, ExchangeError::Pod(PodError::Closed | PodError::Io(_)));
+        let is_broken_off = matches!(cause, ExchangeError::Pod(PodError::Closed | PodError::Io(_)));
         let may_be_seen_twice = is_kept && upload.has_no_body() && is_safe_method(&head.method);
         // Any byte of a response means that the pod has seen the request.
         let is_unseen =
             is_broken_off && self.buffer.is_empty() && (!upload.is_started() || may_be_seen_twice);
         let body = if is_unseen { upload.into_body() } else { None };
-        Err(PodSendError {
-            resendable: body.map(|body| Request::from_parts(head, body)),
-            cause: fault,
-        })
+        Err(PodSendError { resendable: body.map(|body| Request::from_parts(head, body)), cause })
     }
 
     async fn exchange(
         &mut self,
         method: &Method,
         upload: &mut RequestUpload,
-        early: &mut (dyn InterimResponseSink + Send),
+        interim_sink: &mut (dyn InterimResponseSink + Send),
     ) -> Result<Http1ResponseHead, ExchangeError> {
-        let patience =
+        let continue_timer =
             upload.is_awaiting_continue().then(|| Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT)));
         let mut asking = Http1Exchange {
             connection: self,
             method,
             upload,
-            interim_sink: early,
-            continue_timer: patience,
+            interim_sink,
+            continue_timer,
             is_upload_broken: false,
         };
         poll_fn(|cx| asking.poll(cx)).await
@@ -197,32 +195,31 @@ impl Http1PodConnection {
         answer: Http1ResponseHead,
         mut upload: RequestUpload,
     ) -> Response<Http1ResponseBody> {
-        let Http1ResponseHead { status, reason, headers, framing: ends, is_reusable: keeps } =
-            answer;
+        let Http1ResponseHead { status, reason, headers, framing, is_reusable } = answer;
         // The pod has responded without the body. It gets none, and the connection cannot be used again.
-        let keeps = keeps && !upload.is_awaiting_continue();
+        let is_reusable = is_reusable && !upload.is_awaiting_continue();
         // The pod may send its response while it still reads the body: both go on at the same time.
-        let rest = if upload.is_finished() || upload.is_awaiting_continue() {
+        let write_half_left = if upload.is_finished() || upload.is_awaiting_continue() {
             None
         } else {
             self.write.take()
         };
-        let upload = rest.map(|mut write| {
-            let (give, sent) = oneshot::channel();
+        let upload_task = write_half_left.map(|mut write| {
+            let (write_half_tx, write_half) = oneshot::channel();
             let task = tokio::spawn(async move {
                 match poll_fn(|cx| upload.poll(cx, &mut write)).await {
                     // The sending half comes back only if the whole body was sent: otherwise the connection is lost.
-                    Ok(()) => drop(give.send(write)),
+                    Ok(()) => drop(write_half_tx.send(write)),
                     Err(error) => debug!(?error, "the rest of a body was not sent"),
                 }
             });
-            UploadTask { write_half: sent, _task: AbortOnDropHandle::new(task) }
+            UploadTask { write_half, _task: AbortOnDropHandle::new(task) }
         });
         let mut response = Response::new(Http1ResponseBody {
             connection: self,
-            framing: ends,
-            is_reusable: keeps,
-            upload_task: upload,
+            framing,
+            is_reusable,
+            upload_task,
         });
         *response.status_mut() = status;
         *response.headers_mut() = headers;
@@ -342,9 +339,9 @@ impl Http1ResponseBody {
                 Ok(None)
             }
             ResponseBodyFraming::Length(left) => {
-                let some = usize::try_from(*left).unwrap_or(usize::MAX).min(from.len());
-                *left -= some as u64;
-                Ok(Some(Some(Frame::data(from.split_to(some).freeze()))))
+                let count = usize::try_from(*left).unwrap_or(usize::MAX).min(from.len());
+                *left -= count as u64;
+                Ok(Some(Some(Frame::data(from.split_to(count).freeze()))))
             }
             ResponseBodyFraming::UntilClose => Ok(Some(Some(Frame::data(from.split().freeze())))),
         }

@@ -91,18 +91,18 @@ impl PodRequestBody {
             return Self::Empty;
         }
         client_connection.on_body_start();
-        let (again, sent) = (VecDeque::new(), Some(Vec::new()));
-        let (client_connection, pace, place, is_over) =
+        let (resend_queue, sent_pieces) = (VecDeque::new(), Some(Vec::new()));
+        let (client_connection, idle_timer, permit, is_ended) =
             (Arc::clone(client_connection), Arc::default(), None, false);
         Self::Client(Box::new(ClientRequestBody {
             body,
-            resend_queue: again,
-            sent_pieces: sent,
-            is_ended: is_over,
+            resend_queue,
+            sent_pieces,
+            is_ended,
             socket,
-            permit: place,
+            permit,
             connection: client_connection,
-            idle_timer: pace,
+            idle_timer,
         }))
     }
 
@@ -130,8 +130,8 @@ impl PodRequestBody {
         match self {
             Self::Empty => Some(Self::Empty),
             Self::Client(mut inbound) => {
-                let sent = inbound.sent_pieces.replace(Vec::new())?;
-                sent.into_iter().rev().for_each(|data| inbound.resend_queue.push_front(data));
+                let pieces = inbound.sent_pieces.replace(Vec::new())?;
+                pieces.into_iter().rev().for_each(|data| inbound.resend_queue.push_front(data));
                 Some(Self::Client(inbound))
             }
         }
@@ -140,10 +140,10 @@ impl PodRequestBody {
 
 impl ClientRequestBody {
     fn retain_for_resend(&mut self, frame: &Frame<Bytes>) {
-        let kept = self.sent_pieces.iter().flatten().map(Bytes::len).sum::<usize>();
+        let kept_bytes = self.sent_pieces.iter().flatten().map(Bytes::len).sum::<usize>();
         match (frame.data_ref(), &mut self.sent_pieces) {
-            (Some(data), Some(sent)) if kept + data.len() <= MAX_RESEND_BYTES => {
-                sent.push(data.clone())
+            (Some(data), Some(pieces)) if kept_bytes + data.len() <= MAX_RESEND_BYTES => {
+                pieces.push(data.clone())
             }
             _ => self.sent_pieces = None,
         }

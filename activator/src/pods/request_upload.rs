@@ -207,12 +207,12 @@ impl RequestUpload {
         }
         self.bytes_sent += count as u64;
         // The bytes go in this order: framing before the data, the data, framing behind it.
-        let ours = count.min(self.bytes_before.len());
-        self.bytes_before.advance(ours);
-        count -= ours;
-        let theirs = count.min(self.data.len());
-        self.data.advance(theirs);
-        self.framing_after = &self.framing_after[count - theirs..];
+        let from_head = count.min(self.bytes_before.len());
+        self.bytes_before.advance(from_head);
+        count -= from_head;
+        let from_data = count.min(self.data.len());
+        self.data.advance(from_data);
+        self.framing_after = &self.framing_after[count - from_data..];
         Poll::Ready(Ok(()))
     }
 }

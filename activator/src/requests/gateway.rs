@@ -120,15 +120,15 @@ impl ActivatorGateway {
         }
         let mut timer = RequestTimer::start(pending.settings.timeouts);
         // A response that arrives together with the timeout counts as in time.
-        let answered = tokio::select! {
+        let result = tokio::select! {
             biased;
-            answered = self.forward_to_pod(&mut pending) => answered?,
+            result = self.forward_to_pod(&mut pending) => result?,
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         if let Some(entry) = entry {
-            entry.set_pod(&answered.permit.pod);
+            entry.set_pod(&result.permit.pod);
         }
-        let mut response = self.relay_response(answered, &mut pending, timer, entry);
+        let mut response = self.relay_response(result, &mut pending, timer, entry);
         self.request_reconnect(&mut response, &pending);
         Ok(response)
     }

@@ -138,9 +138,9 @@ impl PendingRequest {
     }
 
     /// Puts a request back that no pod has seen. It is charged again, because it waits again.
-    pub(crate) fn put_back(&mut self, mut unseen: Request<PodRequestBody>) {
-        unseen.body_mut().release_permit();
-        head_charge::recharge_head(&mut unseen, &self.connection);
-        self.stage = RequestStage::Prepared(unseen);
+    pub(crate) fn put_back(&mut self, mut request: Request<PodRequestBody>) {
+        request.body_mut().release_permit();
+        head_charge::recharge_head(&mut request, &self.connection);
+        self.stage = RequestStage::Prepared(request);
     }
 }

@@ -111,11 +111,11 @@ impl RequestLogger {
         let Some(sink) = self.sink.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return;
         };
-        let (lines, words) = sync_channel(MAX_QUEUED_LINES);
+        let (message_tx, messages) = sync_channel(MAX_QUEUED_LINES);
         let (queued, counts) = (Arc::clone(&self.queued_bytes), self.counters.clone());
-        let write = move || run_writer(sink, &words, &queued, &counts);
+        let write = move || run_writer(sink, &messages, &queued, &counts);
         match std::thread::Builder::new().name("request-log".to_owned()).spawn(write) {
-            Ok(_runs_until_all_senders_are_gone) => drop(self.line_sender.set(lines)),
+            Ok(_runs_until_all_senders_are_gone) => drop(self.line_sender.set(message_tx)),
             Err(error) => warn!(%error, "cannot start a thread: requests are not logged"),
         }
     }
@@ -132,17 +132,17 @@ impl RequestLogger {
         if !self.is_on.load(Ordering::Relaxed) {
             return None;
         }
-        let rules = self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()?;
         let is_probe = entrypoint.traffic_origin() == TrafficOrigin::Internal
             && platform_probe::parse_probe(head).is_some();
-        if is_probe && !rules.logs_probes {
+        if is_probe && !settings.logs_probes {
             return None;
         }
-        let taken = capture_request(&rules, head, body, client);
+        let captured = capture_request(&settings, head, body, client);
         Some(Box::new(RequestLogEntry {
             log: Arc::clone(self),
-            settings: rules,
-            captured: taken,
+            settings,
+            captured,
             started_at: Instant::now(),
             is_probe,
             revision: None,
@@ -154,20 +154,20 @@ impl RequestLogger {
 
     /// Waits until the lines so far are written, at most for `bound`.
     pub async fn flush(&self, bound: Duration) {
-        let Some(lines) = self.line_sender.get() else { return };
+        let Some(messages) = self.line_sender.get() else { return };
         let (done, written) = oneshot::channel();
-        if lines.try_send(LogWriterMessage::Flush(done)).is_ok() {
+        if messages.try_send(LogWriterMessage::Flush(done)).is_ok() {
             let _in_time = tokio::time::timeout(bound, written).await;
         }
     }
 
     fn enqueue_line(&self, line: String) {
-        let Some(lines) = self.line_sender.get() else { return };
+        let Some(messages) = self.line_sender.get() else { return };
         let size = line.len();
         // Reserved before it is sent, so that several requests at once cannot exceed the bound together.
         let has_room =
             self.queued_bytes.fetch_add(size, Ordering::Relaxed) + size <= MAX_QUEUED_BYTES;
-        if !has_room || lines.try_send(LogWriterMessage::Line(line)).is_err() {
+        if !has_room || messages.try_send(LogWriterMessage::Line(line)).is_err() {
             self.queued_bytes.fetch_sub(size, Ordering::Relaxed);
             self.counters.dropped.inc();
         }
@@ -195,10 +195,10 @@ fn capture_request(
         Some(target) if !is_whole => Cow::Borrowed(target.as_str()),
         _ => uri.to_string().into(),
     };
-    let asked = head.headers.get(header::HOST).map(header_text);
+    let host_header = head.headers.get(header::HOST).map(header_text);
     let authority = || uri.authority().map_or("", |it| it.as_str()).to_owned();
-    let host = asked.unwrap_or_else(authority);
-    let known = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
+    let host = host_header.unwrap_or_else(authority);
+    let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
     rules.template.capture(&LoggedRequest {
         method: head.method.as_str(),
         target: &target,
@@ -207,7 +207,7 @@ fn capture_request(
         host: &host,
         version: version_numbers(head.version),
         remote: client.socket_addr(),
-        length: known.and_then(|it| i64::try_from(it).ok()).unwrap_or(-1),
+        length: length.and_then(|it| i64::try_from(it).ok()).unwrap_or(-1),
         headers: &headers,
     })
 }

@@ -82,12 +82,16 @@ impl ClientResponseBody {
     }
 
     /// Creates a response body from a pod's. Its connection and permit are released at its end.
-    pub fn from_pod(body: PodResponseBody, mut timer: RequestTimer, place: Arc<PodPermit>) -> Self {
+    pub fn from_pod(
+        body: PodResponseBody,
+        mut timer: RequestTimer,
+        permit: Arc<PodPermit>,
+    ) -> Self {
         timer.on_response_started();
         let mut reply = ForwardedPodBody {
             body,
             timer,
-            permit: Some(place),
+            permit: Some(permit),
             timeout_state: ResponseTimeoutState::Open,
         };
         if reply.body.is_end() {
@@ -98,8 +102,8 @@ impl ClientResponseBody {
     }
 
     /// Adds the entry in the request log, which is written once the body was passed on.
-    pub fn with_log_entry(self, entry: Box<RequestLogEntry>) -> Self {
-        Self::Logged(Box::new(LoggedResponseBody { body: self, log_entry: entry }))
+    pub fn with_log_entry(self, log_entry: Box<RequestLogEntry>) -> Self {
+        Self::Logged(Box::new(LoggedResponseBody { body: self, log_entry }))
     }
 }
 
@@ -144,8 +148,8 @@ impl ForwardedPodBody {
     /// Ends an exchange that is complete: the connection may be used again.
     fn release_connection(&mut self) {
         let connection = self.body.take_reusable_connection();
-        if let (Some(place), Some(connection)) = (self.permit.take(), connection) {
-            Arc::clone(&place.pod).return_connection(connection);
+        if let (Some(permit), Some(connection)) = (self.permit.take(), connection) {
+            Arc::clone(&permit.pod).return_connection(connection);
         }
     }
 
@@ -190,8 +194,8 @@ impl ForwardedPodBody {
 
     /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
     fn on_timeout(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
-        if let Some(place) = &self.permit {
-            warn!(pod = %place.pod.uid, "answer cut off: request timeout");
+        if let Some(permit) = &self.permit {
+            warn!(pod = %permit.pod.uid, "answer cut off: request timeout");
         }
         let text = ProxyRequestError::Timeout.to_string();
         self.timeout_state = match self.body.size_hint().exact() {

@@ -33,7 +33,7 @@ use crate::{
 pub async fn run_tunnel(
     client: OnUpgrade,
     mut pod: UpgradedPodStream,
-    place: Arc<PodPermit>,
+    permit: Arc<PodPermit>,
     timer: RequestTimer,
     stop: CancellationToken,
 ) {
@@ -45,15 +45,15 @@ pub async fn run_tunnel(
         client.write_all(&pod.buffered).await?;
         let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&heard));
         let carried = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
-        debug!(pod = %place.pod.uid, ?carried, "upgraded connection ended");
+        debug!(pod = %permit.pod.uid, ?carried, "upgraded connection ended");
         Ok::<_, Box<dyn Error + Send + Sync>>(())
     };
     tokio::select! {
         ended = carry => if let Err(error) = ended {
-            debug!(pod = %place.pod.uid, %error, "upgraded connection broke");
+            debug!(pod = %permit.pod.uid, %error, "upgraded connection broke");
         },
         () = heard.wait_timeout(&timer) => {
-            info!(pod = %place.pod.uid, "upgraded connection ended: request timeout");
+            info!(pod = %permit.pod.uid, "upgraded connection ended: request timeout");
         }
         () = stop.cancelled() => {}
     }

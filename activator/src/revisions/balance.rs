@@ -19,21 +19,21 @@ pub struct PodLoad {
 /// Highest containerConcurrency for which the first free pod is chosen.
 const FIRST_FREE_UP_TO: u32 = 3;
 
-/// Chooses among `slots`, sorted by key. Returns an index; `None`: no pod has room, or there is none.
+/// Chooses among `pods`, sorted by key. Returns an index; `None`: no pod has room, or there is none.
 ///
 /// `limit` is containerConcurrency (0: no limit, and all pods have room). `cursor` is the position of round robin.
-/// `chance` is uniform over u64.
-pub fn pick_pod(slots: &[PodLoad], limit: u32, cursor: &mut usize, chance: u64) -> Option<usize> {
+/// `random` is uniform over u64.
+pub fn pick_pod(pods: &[PodLoad], limit: u32, cursor: &mut usize, random: u64) -> Option<usize> {
     match limit {
-        0 => better_of_two(slots, chance),
-        1..=FIRST_FREE_UP_TO => slots.iter().position(|slot| slot.free_slots > 0),
-        _ => next_round_robin(slots, cursor),
+        0 => better_of_two(pods, random),
+        1..=FIRST_FREE_UP_TO => pods.iter().position(|pod| pod.free_slots > 0),
+        _ => next_round_robin(pods, cursor),
     }
 }
 
-fn better_of_two(slots: &[PodLoad], chance: u64) -> Option<usize> {
-    let count = u64::try_from(slots.len()).ok().filter(|&count| count > 0)?;
-    let (high, low) = (chance >> 32, chance & u64::from(u32::MAX));
+fn better_of_two(pods: &[PodLoad], random: u64) -> Option<usize> {
+    let count = u64::try_from(pods.len()).ok().filter(|&count| count > 0)?;
+    let (high, low) = (random >> 32, random & u64::from(u32::MAX));
     let one = to_index(low % count);
     if count == 1 {
         return Some(one);
@@ -41,27 +41,27 @@ fn better_of_two(slots: &[PodLoad], chance: u64) -> Option<usize> {
     // The second pick is another pod, so that two pods are always compared.
     let other = to_index((low % count + 1 + high % (count - 1)) % count);
     // For equal loads `one` is uniformly random already.
-    Some(if slots[other].in_flight < slots[one].in_flight { other } else { one })
+    Some(if pods[other].in_flight < pods[one].in_flight { other } else { one })
 }
 
 fn to_index(value: u64) -> usize {
     usize::try_from(value).expect("below a slice's length: remainder of it")
 }
 
-fn next_round_robin(slots: &[PodLoad], cursor: &mut usize) -> Option<usize> {
-    let count = slots.len();
-    let turn = (0..count).map(|step| (*cursor + step) % count);
-    let found = turn.into_iter().find(|&at| slots[at].free_slots > 0)?;
-    *cursor = (found + 1) % count;
-    Some(found)
+fn next_round_robin(pods: &[PodLoad], cursor: &mut usize) -> Option<usize> {
+    let count = pods.len();
+    let order = (0..count).map(|step| (*cursor + step) % count);
+    let index = order.into_iter().find(|&at| pods[at].free_slots > 0)?;
+    *cursor = (index + 1) % count;
+    Some(index)
 }
 
 /// Chooses the revision of one request by the targets' percents. `None` without targets.
 ///
-/// Example: with percents 90 and 10, a `chance` whose remainder modulo 100 is 95 chooses the second.
-pub fn pick_by_percent<T>(targets: &[T], percent: impl Fn(&T) -> u8, chance: u64) -> Option<&T> {
+/// Example: with percents 90 and 10, a `random` value whose remainder modulo 100 is 95 chooses the second.
+pub fn pick_by_percent<T>(targets: &[T], percent: impl Fn(&T) -> u8, random: u64) -> Option<&T> {
     let total: u64 = targets.iter().map(|target| u64::from(percent(target))).sum();
-    let mut ticket = chance.checked_rem(total)?;
+    let mut ticket = random.checked_rem(total)?;
     for target in targets {
         match ticket.checked_sub(u64::from(percent(target))) {
             Some(rest) => ticket = rest,
@@ -79,12 +79,12 @@ mod tests {
 
     /// Pods with these numbers of requests in flight and the hard limit `limit`.
     fn pod_loads(in_flight: &[u32], limit: u32) -> Vec<PodLoad> {
-        let slot = |(at, &in_flight): (usize, &u32)| {
+        let load = |(at, &in_flight): (usize, &u32)| {
             let address = SocketAddr::from(([10, 0, 0, u8::try_from(at).unwrap()], 80));
-            let pod = PodEndpointKey { address, id: 0 };
-            PodLoad { key: pod, in_flight, free_slots: limit.saturating_sub(in_flight) }
+            let key = PodEndpointKey { address, id: 0 };
+            PodLoad { key, in_flight, free_slots: limit.saturating_sub(in_flight) }
         };
-        in_flight.iter().enumerate().map(slot).collect()
+        in_flight.iter().enumerate().map(load).collect()
     }
 
     #[test]
@@ -97,19 +97,19 @@ mod tests {
     #[test]
     fn without_a_limit_the_less_loaded_of_two_is_picked() {
         let pods = pod_loads(&[5, 1], 0);
-        let mut spread = |chance: u64| pick_pod(&pods, 0, &mut 0, chance);
+        let mut spread = |random: u64| pick_pod(&pods, 0, &mut 0, random);
         assert_eq!((0..100).map(&mut spread).collect::<Vec<_>>(), vec![Some(1); 100]);
     }
 
     #[test]
     fn without_a_limit_equal_pods_are_picked_evenly() {
         let pods = pod_loads(&[0, 0, 0], 0);
-        let mut seen = [0; 3];
-        for chance in 0..3_000u64 {
-            seen[pick_pod(&pods, 0, &mut 0, chance.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+        let mut picks = [0; 3];
+        for random in 0..3_000u64 {
+            picks[pick_pod(&pods, 0, &mut 0, random.wrapping_mul(0x9E37_79B9_7F4A_7C15))
                 .unwrap()] += 1;
         }
-        assert!(seen.iter().all(|&count| count > 800), "{seen:?}");
+        assert!(picks.iter().all(|&count| count > 800), "{picks:?}");
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
     fn a_split_follows_the_percents() {
         let targets = [("old", 90), ("new", 10)];
         let new = (0..1_000)
-            .filter(|&chance| pick_by_percent(&targets, |it| it.1, chance) == Some(&("new", 10)));
+            .filter(|&random| pick_by_percent(&targets, |it| it.1, random) == Some(&("new", 10)));
         assert_eq!(new.count(), 100);
         assert_eq!(pick_by_percent(&[] as &[u8], |&it| it, 5), None);
     }

@@ -128,67 +128,71 @@ impl ActivatorRevision {
 
     /// Start of the time in which the RouteTable lists at least one ready pod; `None`: it lists none.
     pub fn ready_since(&self) -> Option<Instant> {
-        self.lock_state().active.as_ref().and_then(|live| live.ready_since)
+        self.lock_state().active.as_ref().and_then(|active| active.ready_since)
     }
 
     /// Totals of the requests that waited here, and the time at which they were read, in ns of [`now_ns`].
     pub fn totals(&self) -> (RequestTotals, u64) {
-        let core = self.lock_state();
-        (core.totals, now_ns())
+        let state = self.lock_state();
+        (state.totals, now_ns())
     }
 
     /// Number of requests that wait here.
     pub fn waiting_count(&self) -> usize {
-        self.lock_state().active.as_ref().map_or(0, |live| live.wait_queue.waiting_count())
+        self.lock_state().active.as_ref().map_or(0, |active| active.wait_queue.waiting_count())
     }
 
     /// Figures for metrics: true if some pod is ready, the number of waiting requests, and that of requests at pods.
     pub fn queue_metrics(&self) -> (bool, usize, u64) {
-        let core = self.lock_state();
-        let of = |live: &ActiveRevisionState| {
+        let state = self.lock_state();
+        let of = |active: &ActiveRevisionState| {
             (
-                live.ready_since.is_some(),
-                live.wait_queue.waiting_count(),
-                live.wait_queue.in_flight(),
+                active.ready_since.is_some(),
+                active.wait_queue.waiting_count(),
+                active.wait_queue.in_flight(),
             )
         };
-        core.active.as_deref().map_or((false, 0, 0), of)
+        state.active.as_deref().map_or((false, 0, 0), of)
     }
 
     /// Closes connections to pods that were idle for too long.
     pub fn prune_connections(&self) {
-        let pods: Vec<Arc<PodEndpoint>> =
-            self.lock_state().active.iter().flat_map(|live| live.pods.values().cloned()).collect();
+        let pods: Vec<Arc<PodEndpoint>> = self
+            .lock_state()
+            .active
+            .iter()
+            .flat_map(|active| active.pods.values().cloned())
+            .collect();
         pods.iter().for_each(|pod| pod.prune_idle());
     }
 
     /// Applies the pods of the RouteTable. Requests that wait are dispatched to newly ready pods at once.
     pub fn set_pods(self: &Arc<Self>, pods: &PodTable) {
-        let mut core = self.lock_state();
+        let mut state = self.lock_state();
         // Most revisions are asleep: one without pods and state must not allocate anything on each change of the table.
-        if pods.is_empty() && core.active.is_none() && core.slots.is_none() {
+        if pods.is_empty() && state.active.is_none() && state.slots.is_none() {
             return;
         }
-        let (limit, protocol) = core.limit_and_protocol();
+        let (limit, protocol) = state.limit_and_protocol();
         if limit > 0 {
-            core.ensure_slots(&self.name, &self.context);
+            state.ensure_slots(&self.name, &self.context);
         }
-        let live = core.ensure_active(self.context.queue_bounds);
-        let ready = live.update_pods(pods, protocol, &self.context);
-        let since = live.ready_since.unwrap_or_else(Instant::now);
-        live.ready_since = (!ready.is_empty()).then_some(since);
-        let (count, waiting) = (ready.len(), live.wait_queue.waiting_count());
+        let active = state.ensure_active(self.context.queue_bounds);
+        let ready = active.update_pods(pods, protocol, &self.context);
+        let since = active.ready_since.unwrap_or_else(Instant::now);
+        active.ready_since = (!ready.is_empty()).then_some(since);
+        let (count, waiting) = (ready.len(), active.wait_queue.waiting_count());
         // The queue releases first, then the slots: with a hard limit `on_routes` leaves no room, and `reconcile_slots`
         // assigns it.
-        let mut dispatched = live.wait_queue.on_routes(ready, limit, random_u64);
-        core.on_dispatched(&dispatched);
-        dispatched.extend(self.reconcile_slots(&mut core));
-        let places = self.grant_permits(&core, dispatched);
-        core.drop_if_idle();
+        let mut dispatched = active.wait_queue.on_routes(ready, limit, random_u64);
+        state.on_dispatched(&dispatched);
+        dispatched.extend(self.reconcile_slots(&mut state));
+        let permits = self.grant_permits(&state, dispatched);
+        state.drop_if_idle();
         // The waiters run as soon as they have their permits, so the lock is released before.
-        drop(core);
-        let released = places.len();
-        send_permits(places);
+        drop(state);
+        let released = permits.len();
+        send_permits(permits);
         if waiting > 0 {
             info!(revision = %self.name, ready = count, limit, waiting, released, "pods changed");
         }
@@ -196,15 +200,15 @@ impl ActivatorRevision {
 
     /// Fails all waiting requests, because the RouteTable has not contained the revision for some time.
     pub fn fail_waiters(self: &Arc<Self>) {
-        let mut core = self.lock_state();
-        let is_back = core.route_settings.is_some();
-        let live = core.active.as_mut().filter(|_| !is_back);
-        let left = live.map(|live| live.wait_queue.drain_waiters()).unwrap_or_default();
-        let dispatched = self.reconcile_slots(&mut core);
+        let mut state = self.lock_state();
+        let is_back = state.route_settings.is_some();
+        let active = state.active.as_mut().filter(|_| !is_back);
+        let waiters = active.map(|active| active.wait_queue.drain_waiters()).unwrap_or_default();
+        let dispatched = self.reconcile_slots(&mut state);
         debug_assert!(dispatched.is_empty(), "none waits");
-        drop(core);
-        if !left.is_empty() {
-            info!(revision = %self.name, waiting = left.len(), "waiting requests refused: their revision is gone");
+        drop(state);
+        if !waiters.is_empty() {
+            info!(revision = %self.name, waiting = waiters.len(), "waiting requests refused: their revision is gone");
         }
     }
 
@@ -214,12 +218,12 @@ impl ActivatorRevision {
     }
 
     /// Handles a refused connection to the permit's pod: the pod gets no requests for a short pause.
-    pub fn on_dial_refused(self: &Arc<Self>, place: PodPermit) {
-        let pod = Arc::clone(&place.pod);
-        let newly = self.close_pod(pod.key);
-        drop(place);
+    pub fn on_dial_refused(self: &Arc<Self>, permit: PodPermit) {
+        let pod = Arc::clone(&permit.pod);
+        let was_open = self.close_pod(pod.key);
+        drop(permit);
         // Of several requests that are refused at the same time, only the first pauses the pod and starts the timer.
-        if !newly {
+        if !was_open {
             return;
         }
         let pause = pod.on_refusal();
@@ -253,47 +257,52 @@ impl ActivatorRevision {
     }
 
     fn has_other_open_pod(&self, pod: PodEndpointKey) -> bool {
-        self.lock_state().active.as_ref().is_some_and(|live| live.wait_queue.has_other_open(pod))
+        self.lock_state()
+            .active
+            .as_ref()
+            .is_some_and(|active| active.wait_queue.has_other_open(pod))
     }
 
     /// Stops requests to the pod for now, and frees its slots for other activators. Returns true if it took requests.
     fn close_pod(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
-        let mut newly = false;
-        self.update_and_dispatch(|core| {
-            newly = core.active.as_mut().is_some_and(|live| live.wait_queue.on_pod_refused(pod));
+        let mut was_open = false;
+        self.update_and_dispatch(|state| {
+            was_open =
+                state.active.as_mut().is_some_and(|active| active.wait_queue.on_pod_refused(pod));
             Vec::new()
         });
-        newly
+        was_open
     }
 
     fn reopen_pod(self: &Arc<Self>, pod: PodEndpointKey) {
-        self.update_and_dispatch(|core| {
-            let Some(live) = core.active.as_mut() else { return Vec::new() };
-            live.wait_queue.on_pod_retry(pod, random_u64)
+        self.update_and_dispatch(|state| {
+            let Some(active) = state.active.as_mut() else { return Vec::new() };
+            active.wait_queue.on_pod_retry(pod, random_u64)
         });
     }
 
     fn on_request_done(self: &Arc<Self>, pod: &PodEndpoint) {
-        let mut core = self.lock_state();
-        let Some(live) = core.active.as_mut() else { return };
-        let mut dispatched = live.wait_queue.on_request_done(pod.key, random_u64);
-        core.on_dispatched(&dispatched);
+        let mut state = self.lock_state();
+        let Some(active) = state.active.as_mut() else { return };
+        let mut dispatched = active.wait_queue.on_request_done(pod.key, random_u64);
+        state.on_dispatched(&dispatched);
         // A slot that is spare again at once needs no new distribution: the common case under load stays cheap.
-        let is_open = core.active.as_ref().is_some_and(|live| live.wait_queue.is_open(pod.key));
-        let again =
-            core.slots.as_mut().is_some_and(|slots| slots.on_request_done(&pod.uid)) && is_open;
-        match &mut core.active {
-            Some(live) if again => {
-                let more = live.wait_queue.add_free_slot(pod.key, random_u64);
-                core.on_dispatched(&more);
+        let is_open =
+            state.active.as_ref().is_some_and(|active| active.wait_queue.is_open(pod.key));
+        let is_slot_free =
+            state.slots.as_mut().is_some_and(|slots| slots.on_request_done(&pod.uid)) && is_open;
+        match &mut state.active {
+            Some(active) if is_slot_free => {
+                let more = active.wait_queue.add_free_slot(pod.key, random_u64);
+                state.on_dispatched(&more);
                 dispatched.extend(more);
             }
-            Some(_) | None => dispatched.extend(self.reconcile_slots(&mut core)),
+            Some(_) | None => dispatched.extend(self.reconcile_slots(&mut state)),
         }
-        let places = self.grant_permits(&core, dispatched);
-        core.drop_if_idle();
-        drop(core);
-        send_permits(places);
+        let permits = self.grant_permits(&state, dispatched);
+        state.drop_if_idle();
+        drop(state);
+        send_permits(permits);
     }
 
     /// Runs `step` on the state and resumes the requests that may be dispatched after it.
@@ -303,40 +312,40 @@ impl ActivatorRevision {
             &mut LockedRevisionState,
         ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
     ) {
-        let mut core = self.lock_state();
-        let mut dispatched = step(&mut core);
-        core.on_dispatched(&dispatched);
-        dispatched.extend(self.reconcile_slots(&mut core));
-        let places = self.grant_permits(&core, dispatched);
-        core.drop_if_idle();
-        drop(core);
-        send_permits(places);
+        let mut state = self.lock_state();
+        let mut dispatched = step(&mut state);
+        state.on_dispatched(&dispatched);
+        dispatched.extend(self.reconcile_slots(&mut state));
+        let permits = self.grant_permits(&state, dispatched);
+        state.drop_if_idle();
+        drop(state);
+        send_permits(permits);
     }
 
     /// Updates the slots after a change, and publishes claims and grants. Returns the requests dispatched by it.
     fn reconcile_slots(
         &self,
-        core: &mut LockedRevisionState,
+        state: &mut LockedRevisionState,
     ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
-        let (limit, _) = core.limit_and_protocol();
-        let LockedRevisionState { active: live, slots: Some(slots), .. } = core else {
+        let (limit, _) = state.limit_and_protocol();
+        let LockedRevisionState { active, slots: Some(slots), .. } = state else {
             return Vec::new();
         };
         slots.on_peer_view(self.context.peers.view());
-        if let Some(live) = live {
-            slots.on_routes(limit, live.ready_pod_uids());
+        if let Some(active) = active {
+            slots.on_routes(limit, active.ready_pod_uids());
         }
         let mut all = Vec::new();
         // Slots and queue depend on each other: a dispatched request changes what is spare, until no request is
         // dispatched.
         loop {
             let (waiting, open) =
-                live.as_deref().map(ActiveRevisionState::queue_state).unwrap_or_default();
+                active.as_deref().map(ActiveRevisionState::queue_state).unwrap_or_default();
             slots.on_queue(waiting, open);
             slots.reconcile(random_u64);
-            let Some(live) = live.as_mut().filter(|_| limit > 0) else { break };
-            let ActiveRevisionState { wait_queue: line, pods, .. } = &mut **live;
-            let dispatched = line.set_free_slots(
+            let Some(active) = active.as_mut().filter(|_| limit > 0) else { break };
+            let ActiveRevisionState { wait_queue, pods, .. } = &mut **active;
+            let dispatched = wait_queue.set_free_slots(
                 |key| pods.get(&key).map_or(0, |it| slots.free_slots(&it.uid)),
                 random_u64,
             );
@@ -350,7 +359,7 @@ impl ActivatorRevision {
         // requests.
         self.context.peers.publish(&self.name, slots.take_messages());
         if slots.is_unused() {
-            core.slots = None;
+            state.slots = None;
         }
         all
     }
@@ -359,10 +368,10 @@ impl ActivatorRevision {
     /// nothing to do.
     fn reconcile_waiting(
         &self,
-        core: &mut LockedRevisionState,
+        state: &mut LockedRevisionState,
     ) -> Vec<DispatchedRequest<oneshot::Sender<PodPermit>>> {
-        match &core.slots {
-            Some(slots) if !slots.is_sole_activator() => self.reconcile_slots(core),
+        match &state.slots {
+            Some(slots) if !slots.is_sole_activator() => self.reconcile_slots(state),
             Some(_) | None => Vec::new(),
         }
     }
@@ -389,12 +398,16 @@ impl ActivatorRevision {
         self.handle_slot_event(false, |_| {});
     }
 
-    fn handle_slot_event(self: &Arc<Self>, is_news: bool, step: impl FnOnce(&mut RevisionSlots)) {
-        self.update_and_dispatch(|core| {
-            if is_news {
-                core.ensure_slots(&self.name, &self.context);
+    fn handle_slot_event(
+        self: &Arc<Self>,
+        needs_slots: bool,
+        step: impl FnOnce(&mut RevisionSlots),
+    ) {
+        self.update_and_dispatch(|state| {
+            if needs_slots {
+                state.ensure_slots(&self.name, &self.context);
             }
-            if let Some(slots) = &mut core.slots {
+            if let Some(slots) = &mut state.slots {
                 step(slots);
             }
             Vec::new()
@@ -408,26 +421,26 @@ impl ActivatorRevision {
 
     /// Returns true if any request of the revision is at a pod.
     pub fn has_requests_at_pods(&self) -> bool {
-        self.lock_state().active.as_ref().is_some_and(|live| live.wait_queue.in_flight() > 0)
+        self.lock_state().active.as_ref().is_some_and(|active| active.wait_queue.in_flight() > 0)
     }
 
     fn grant_permits(
         self: &Arc<Self>,
-        core: &LockedRevisionState,
+        state: &LockedRevisionState,
         dispatched: Vec<DispatchedRequest<oneshot::Sender<PodPermit>>>,
     ) -> GrantedPermits {
-        let Some(live) = &core.active else { return Vec::new() };
-        let place = |(whom, key)| (whom, self.grant_permit(live, key));
-        dispatched.into_iter().map(place).collect()
+        let Some(active) = &state.active else { return Vec::new() };
+        let permit = |(waiter, key)| (waiter, self.grant_permit(active, key));
+        dispatched.into_iter().map(permit).collect()
     }
 
     fn grant_permit(
         self: &Arc<Self>,
-        live: &ActiveRevisionState,
+        active: &ActiveRevisionState,
         key: PodEndpointKey,
     ) -> PodPermit {
         let pod =
-            live.pods.get(&key).expect("the wait queue knows only pods that `update_pods` named");
+            active.pods.get(&key).expect("the wait queue knows only pods that `update_pods` named");
         PodPermit { pod: Arc::clone(pod), revision: Arc::clone(self) }
     }
 
@@ -442,9 +455,9 @@ type GrantedPermits = Vec<(oneshot::Sender<PodPermit>, PodPermit)>;
 
 /// Resumes dispatched requests. Call it without the lock: if a request is gone, its permit is dropped here, which
 /// locks.
-fn send_permits(places: GrantedPermits) {
-    for (whom, place) in places {
-        drop(whom.send(place));
+fn send_permits(permits: GrantedPermits) {
+    for (waiter, permit) in permits {
+        drop(waiter.send(permit));
     }
 }
 
@@ -460,12 +473,14 @@ impl LockedRevisionState {
     fn ensure_slots(
         &mut self,
         name: &NamespacedName,
-        settings: &RevisionContext,
+        context: &RevisionContext,
     ) -> &mut RevisionSlots {
-        let live = &self.active;
+        let active = &self.active;
         self.slots.get_or_insert_with(|| {
-            let mut slots = RevisionSlots::new(name.clone(), settings.peers.view());
-            slots.set_in_use(live.as_ref().map(|live| live.requests_by_pod()).unwrap_or_default());
+            let mut slots = RevisionSlots::new(name.clone(), context.peers.view());
+            slots.set_in_use(
+                active.as_ref().map(|active| active.requests_by_pod()).unwrap_or_default(),
+            );
             Box::new(slots)
         })
     }
@@ -486,18 +501,18 @@ impl LockedRevisionState {
 
     /// Registers that these requests are sent to pods.
     fn on_dispatched<W>(&mut self, dispatched: &[DispatchedRequest<W>]) {
-        let (Some(live), Some(slots)) = (&self.active, &mut self.slots) else { return };
+        let (Some(active), Some(slots)) = (&self.active, &mut self.slots) else { return };
         dispatched
             .iter()
-            .filter_map(|(_, key)| live.pods.get(key))
+            .filter_map(|(_, key)| active.pods.get(key))
             .for_each(|pod| slots.on_dispatched(&pod.uid));
     }
 
     fn ensure_active(&mut self, bounds: WaitQueueBounds) -> &mut ActiveRevisionState {
         self.active.get_or_insert_with(|| {
-            let line = WaitQueue::new(bounds);
+            let wait_queue = WaitQueue::new(bounds);
             Box::new(ActiveRevisionState {
-                wait_queue: line,
+                wait_queue,
                 pods: HashMap::new(),
                 ready_since: None,
                 queue_entries: 0,
@@ -507,8 +522,10 @@ impl LockedRevisionState {
 
     /// Drops the queue and the pods if there are no pods and no requests.
     fn drop_if_idle(&mut self) {
-        let is_idle = |live: &mut Box<ActiveRevisionState>| {
-            live.pods.is_empty() && live.queue_entries == 0 && live.wait_queue.in_flight() == 0
+        let is_idle = |active: &mut Box<ActiveRevisionState>| {
+            active.pods.is_empty()
+                && active.queue_entries == 0
+                && active.wait_queue.in_flight() == 0
         };
         drop(self.active.take_if(is_idle));
     }
@@ -543,7 +560,7 @@ impl ActiveRevisionState {
     /// sorted.
     fn update_pods(
         &mut self,
-        told: &PodTable,
+        table: &PodTable,
         protocol: AppProtocol,
         settings: &RevisionContext,
     ) -> Vec<PodEndpointKey> {
@@ -552,16 +569,16 @@ impl ActiveRevisionState {
         let mut before: HashMap<(SmolStr, SocketAddr), Arc<PodEndpoint>> =
             self.pods.drain().map(|(key, pod)| ((pod.uid.clone(), key.address), pod)).collect();
         let mut ready = Vec::new();
-        for (uid, it) in told {
+        for (uid, it) in table {
             let Some(address) = it.address else { continue };
-            let known = before.remove(&(uid.as_str().into(), address));
-            let pod = known.unwrap_or_else(|| {
+            let endpoint = before.remove(&(uid.as_str().into(), address));
+            let pod = endpoint.unwrap_or_else(|| {
                 let key = PodEndpointKey {
                     address,
                     id: settings.next_pod_id.fetch_add(1, Ordering::Relaxed),
                 };
-                let named = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
-                Arc::new(PodEndpoint::new(key, named, protocol, settings.pod_settings.clone()))
+                let identity = PodIdentity { uid: uid.as_str().into(), name: it.name.clone() };
+                Arc::new(PodEndpoint::new(key, identity, protocol, settings.pod_settings.clone()))
             });
             pod.set_accepting(it.is_ready);
             if it.is_ready {

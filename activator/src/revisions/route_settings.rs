@@ -31,19 +31,19 @@ pub struct RevisionOwnerNames {
 
 impl RevisionRouteSettings {
     /// Extracts the settings from a revision of the RouteTable.
-    pub fn new(told: &wire::RevisionEntry) -> Self {
+    pub fn new(entry: &wire::RevisionEntry) -> Self {
         let timeouts = RequestTimeouts {
-            total: told.timeout,
-            response_start: told.response_start_timeout,
-            between_frames: told.idle_timeout,
+            total: entry.timeout,
+            response_start: entry.response_start_timeout,
+            between_frames: entry.idle_timeout,
         };
-        let allowed_sources = told.allowed_sources.clone();
-        let concurrency_limit = told.container_concurrency;
+        let allowed_sources = entry.allowed_sources.clone();
+        let concurrency_limit = entry.container_concurrency;
         let owner_names = RevisionOwnerNames {
-            service: told.service.clone(),
-            configuration: told.configuration.clone(),
+            service: entry.service.clone(),
+            configuration: entry.configuration.clone(),
         };
-        Self { concurrency_limit, protocol: told.protocol, timeouts, allowed_sources, owner_names }
+        Self { concurrency_limit, protocol: entry.protocol, timeouts, allowed_sources, owner_names }
     }
 }
 

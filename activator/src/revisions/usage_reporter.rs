@@ -92,11 +92,10 @@ impl QueueUsageReporter {
             std::mem::take(&mut *changed)
         };
         for revision in changed.into_values() {
-            let (totals, at_ns) = revision.take_report();
+            let (totals, read_at_ns) = revision.take_report();
             let key = usage_key(revision.name().clone());
             let (status, latency) = (Vec::new(), Vec::new());
-            self.outbox
-                .set(key.clone(), UsageSample { key, read_at_ns: at_ns, totals, status, latency });
+            self.outbox.set(key.clone(), UsageSample { key, read_at_ns, totals, status, latency });
         }
     }
 }

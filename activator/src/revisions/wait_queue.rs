@@ -82,35 +82,35 @@ impl<W> WaitQueue<W> {
 
     /// Occupies room at a pod and returns its key. `None`: no pod has room, so the request has to
     /// [`enqueue`](Self::enqueue).
-    pub fn admit(&mut self, chance: u64) -> Option<PodEndpointKey> {
-        let at = pick_pod(&self.open_pods, self.limit, &mut self.round_robin_cursor, chance)?;
-        let slot = &mut self.open_pods[at];
-        slot.in_flight += 1;
-        slot.free_slots = slot.free_slots.saturating_sub(1);
-        Some(slot.key)
+    pub fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
+        let at = pick_pod(&self.open_pods, self.limit, &mut self.round_robin_cursor, random)?;
+        let load = &mut self.open_pods[at];
+        load.in_flight += 1;
+        load.free_slots = load.free_slots.saturating_sub(1);
+        Some(load.key)
     }
 
     /// Puts a request of `bytes` bytes into the queue, at the position of its turn. Fails if a bound is reached.
     pub fn enqueue(
         &mut self,
-        turn: QueueTicket,
+        ticket: QueueTicket,
         bytes: usize,
         waiter: W,
     ) -> Result<(), WaitQueueFull> {
-        let held = self.waiting_bytes.saturating_add(bytes);
-        if self.waiting.len() >= self.max_waiting() || held > self.bounds.max_bytes {
+        let total_bytes = self.waiting_bytes.saturating_add(bytes);
+        if self.waiting.len() >= self.max_waiting() || total_bytes > self.bounds.max_bytes {
             return Err(WaitQueueFull);
         }
-        self.waiting_bytes = held;
-        self.waiting.insert(turn, QueuedWaiter { waiter, bytes });
+        self.waiting_bytes = total_bytes;
+        self.waiting.insert(ticket, QueuedWaiter { waiter, bytes });
         Ok(())
     }
 
     /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
-    pub fn remove_waiter(&mut self, turn: QueueTicket) -> Option<W> {
-        let left = self.waiting.remove(&turn)?;
-        self.waiting_bytes -= left.bytes;
-        Some(left.waiter)
+    pub fn remove_waiter(&mut self, ticket: QueueTicket) -> Option<W> {
+        let removed = self.waiting.remove(&ticket)?;
+        self.waiting_bytes -= removed.bytes;
+        Some(removed.waiter)
     }
 
     /// Empties the queue, because no pod will ever have room. Returns all waiters.
@@ -126,14 +126,14 @@ impl<W> WaitQueue<W> {
         &mut self,
         ready: impl IntoIterator<Item = PodEndpointKey>,
         limit: u32,
-        chance: impl FnMut() -> u64,
+        random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         let ready: BTreeSet<PodEndpointKey> = ready.into_iter().collect();
         self.limit = limit;
         self.refusing_pods.retain(|pod| ready.contains(pod));
         // Requests in flight survive the change: a pod that is ready again continues with the number it had.
-        for slot in std::mem::take(&mut self.open_pods) {
-            self.closed_pods.insert(slot.key, slot.in_flight);
+        for load in std::mem::take(&mut self.open_pods) {
+            self.closed_pods.insert(load.key, load.in_flight);
         }
         for pod in ready.difference(&self.refusing_pods) {
             let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
@@ -141,30 +141,30 @@ impl<W> WaitQueue<W> {
         }
         self.closed_pods.retain(|_, in_flight| *in_flight > 0);
         self.ready_pods = ready;
-        self.dispatch_waiting(chance)
+        self.dispatch_waiting(random)
     }
 
     /// With a hard limit: sets the number of further requests for each open pod. Returns the requests dispatched by it.
     pub fn set_free_slots(
         &mut self,
-        mut spare: impl FnMut(PodEndpointKey) -> u32,
-        chance: impl FnMut() -> u64,
+        mut free_slots_at: impl FnMut(PodEndpointKey) -> u32,
+        random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        for slot in &mut self.open_pods {
-            slot.free_slots = spare(slot.key);
+        for load in &mut self.open_pods {
+            load.free_slots = free_slots_at(load.key);
         }
-        self.dispatch_waiting(chance)
+        self.dispatch_waiting(random)
     }
 
     /// With a hard limit: adds room for one request at `pod`. Returns the request dispatched by it, if any.
     pub fn add_free_slot(
         &mut self,
         pod: PodEndpointKey,
-        chance: impl FnMut() -> u64,
+        random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         let Ok(at) = self.find_open(pod) else { return Vec::new() };
         self.open_pods[at].free_slots += 1;
-        self.dispatch_waiting(chance)
+        self.dispatch_waiting(random)
     }
 
     /// Returns true if `pod` takes requests.
@@ -185,18 +185,18 @@ impl<W> WaitQueue<W> {
 
     /// Keys of the pods that take requests.
     pub fn open_pods(&self) -> impl Iterator<Item = PodEndpointKey> {
-        self.open_pods.iter().map(|slot| slot.key)
+        self.open_pods.iter().map(|load| load.key)
     }
 
     /// Registers the end of a request at `pod`. Returns the requests dispatched by it.
     pub fn on_request_done(
         &mut self,
         pod: PodEndpointKey,
-        chance: impl FnMut() -> u64,
+        random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         if let Ok(at) = self.find_open(pod) {
             self.open_pods[at].in_flight -= 1;
-            return self.dispatch_waiting(chance);
+            return self.dispatch_waiting(random);
         }
         if let Some(in_flight) = self.closed_pods.get_mut(&pod) {
             *in_flight -= 1;
@@ -211,23 +211,23 @@ impl<W> WaitQueue<W> {
     /// until the RouteTable lists it again after it was not ready. Returns true if it took requests until now.
     pub fn on_pod_refused(&mut self, pod: PodEndpointKey) -> bool {
         let Ok(at) = self.find_open(pod) else { return false };
-        let slot = self.open_pods.remove(at);
-        if slot.in_flight > 0 {
-            self.closed_pods.insert(pod, slot.in_flight);
+        let load = self.open_pods.remove(at);
+        if load.in_flight > 0 {
+            self.closed_pods.insert(pod, load.in_flight);
         }
         self.refusing_pods.insert(pod)
     }
 
     /// Returns true if a pod other than `pod` takes requests.
     pub fn has_other_open(&self, pod: PodEndpointKey) -> bool {
-        self.open_pods.iter().any(|slot| slot.key != pod)
+        self.open_pods.iter().any(|load| load.key != pod)
     }
 
     /// Lets a refusing pod take requests again. Returns the requests dispatched by it.
     pub fn on_pod_retry(
         &mut self,
         pod: PodEndpointKey,
-        chance: impl FnMut() -> u64,
+        random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         if !self.refusing_pods.remove(&pod) {
             return Vec::new();
@@ -235,7 +235,7 @@ impl<W> WaitQueue<W> {
         let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
         let at = self.find_open(pod).unwrap_or_else(|at| at);
         self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0 });
-        self.dispatch_waiting(chance)
+        self.dispatch_waiting(random)
     }
 
     /// Number of requests that wait.
@@ -245,7 +245,7 @@ impl<W> WaitQueue<W> {
 
     /// Number of requests in flight, over all pods.
     pub fn in_flight(&self) -> u64 {
-        let open = self.open_pods.iter().map(|slot| slot.in_flight);
+        let open = self.open_pods.iter().map(|load| load.in_flight);
         open.chain(self.closed_pods.values().copied()).map(u64::from).sum()
     }
 
@@ -258,15 +258,15 @@ impl<W> WaitQueue<W> {
     }
 
     fn find_open(&self, pod: PodEndpointKey) -> Result<usize, usize> {
-        self.open_pods.binary_search_by(|slot| slot.key.cmp(&pod))
+        self.open_pods.binary_search_by(|load| load.key.cmp(&pod))
     }
 
-    fn dispatch_waiting(&mut self, mut chance: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {
+    fn dispatch_waiting(&mut self, mut random: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {
         // One random value for each pick: with one value for all, every request of the batch would compare the same two
         // pods.
         let mut out = Vec::new();
         while !self.waiting.is_empty() {
-            let Some(pod) = self.admit(chance()) else { break };
+            let Some(pod) = self.admit(random()) else { break };
             let (_, first) = self.waiting.pop_first().expect("not empty: checked by the loop");
             self.waiting_bytes -= first.bytes;
             out.push((first.waiter, pod));

@@ -92,9 +92,9 @@ impl RouteIndex {
     /// Service behind a host, which is in lower case and without port.
     pub fn match_host(&self, host: &str) -> Option<ServiceMatch> {
         let index = self.read();
-        let HostIndexEntry { service, host_index: at } = index.by_host.get(host)?;
-        let domain = at.checked_sub(service.hosts.len());
-        Some(ServiceMatch { service: Arc::clone(service), domain_index: domain })
+        let HostIndexEntry { service, host_index } = index.by_host.get(host)?;
+        let domain_index = host_index.checked_sub(service.hosts.len());
+        Some(ServiceMatch { service: Arc::clone(service), domain_index })
     }
 
     /// Service with this name.
@@ -133,8 +133,9 @@ impl RouteIndex {
 
     /// Revision with this name, in the table or not: another activator may know of it earlier or longer.
     pub fn get_or_create_revision(&self, name: &NamespacedName) -> Arc<ActivatorRevision> {
-        let known = self.revision(name);
-        known.unwrap_or_else(|| self.write().get_or_create_revision(name, &self.revision_context))
+        let revision = self.revision(name);
+        revision
+            .unwrap_or_else(|| self.write().get_or_create_revision(name, &self.revision_context))
     }
 
     /// Updates the slots of all revisions, because the known activators have changed.
@@ -145,8 +146,8 @@ impl RouteIndex {
     /// All revisions that have pods.
     pub fn revisions_with_pods(&self) -> Vec<Arc<ActivatorRevision>> {
         let index = self.read();
-        let found = index.pods_by_revision.keys().filter_map(|name| index.revisions.get(name));
-        found.map(|it| Arc::clone(&it.0)).collect()
+        let revisions = index.pods_by_revision.keys().filter_map(|name| index.revisions.get(name));
+        revisions.map(|it| Arc::clone(&it.0)).collect()
     }
 
     /// All revisions that are known.
@@ -181,11 +182,11 @@ impl RouteIndex {
         let index = self.read();
         let long =
             |since: Instant| now.saturating_duration_since(since) >= MISSING_REVISION_TIMEOUT;
-        let left = index.missing_since.iter().filter(|(_, since)| long(**since));
-        let found = left.filter_map(|(name, _)| index.revisions.get(name));
-        let left: Vec<_> = found.map(|it| Arc::clone(&it.0)).collect();
+        let overdue = index.missing_since.iter().filter(|(_, since)| long(**since));
+        let revisions = overdue.filter_map(|(name, _)| index.revisions.get(name));
+        let overdue: Vec<_> = revisions.map(|it| Arc::clone(&it.0)).collect();
         drop(index);
-        left.iter().for_each(|revision| revision.fail_waiters());
+        overdue.iter().for_each(|revision| revision.fail_waiters());
     }
 
     /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
@@ -196,18 +197,22 @@ impl RouteIndex {
         let mut changes = batch.changes;
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
         if batch.is_whole {
-            let gone = index.keys_missing_in(&changes);
-            changes.extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
+            let removed = index.keys_missing_in(&changes);
+            changes.extend(removed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
         }
         for change in changes.into_values() {
             match change {
-                RouteChange::Service(it) => {
-                    other_ports |= index.set_service(it, &self.revision_context)
+                RouteChange::Service(service) => {
+                    other_ports |= index.set_service(service, &self.revision_context)
                 }
-                RouteChange::Revision(it) => {
-                    let terms = RevisionRouteSettings::new(&it);
-                    index.set_route_settings(&it.name, Some(terms), &self.revision_context);
-                    touched.insert(it.name);
+                RouteChange::Revision(revision) => {
+                    let settings = RevisionRouteSettings::new(&revision);
+                    index.set_route_settings(
+                        &revision.name,
+                        Some(settings),
+                        &self.revision_context,
+                    );
+                    touched.insert(revision.name);
                 }
                 RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
                 RouteChange::Removed(RouteKey::Service(name)) => {
@@ -218,9 +223,9 @@ impl RouteIndex {
                     touched.insert(name);
                 }
                 RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(it) => {
-                    let before = index.activator_addresses.insert(it.name, it.addresses.clone());
-                    other_peers |= before != Some(it.addresses);
+                RouteChange::Activator(wire::ActivatorEntry { name, addresses, .. }) => {
+                    let before = index.activator_addresses.insert(name, addresses.clone());
+                    other_peers |= before != Some(addresses);
                 }
                 RouteChange::Removed(RouteKey::Activator(name)) => {
                     other_peers |= index.activator_addresses.remove(&name).is_some();
@@ -253,15 +258,15 @@ impl RouteIndex {
     }
 
     fn set_listing(&self, is_named: bool) {
-        self.listing.send_if_modified(|listed| {
-            let now = match (*listed, is_named) {
+        self.listing.send_if_modified(|listing| {
+            let now = match (*listing, is_named) {
                 (_, true) => ActivatorListing::Listed,
                 (ActivatorListing::NotListedYet, false) => ActivatorListing::NotListedYet,
                 (ActivatorListing::Listed | ActivatorListing::Removed, false) => {
                     ActivatorListing::Removed
                 }
             };
-            std::mem::replace(listed, now) != now
+            std::mem::replace(listing, now) != now
         });
     }
 
@@ -293,29 +298,29 @@ fn first_host_by_service_name(all: &[HostIndexEntry]) -> Option<usize> {
 
 impl RouteIndexState {
     /// Adds or replaces a service. Returns true if its port has changed.
-    fn set_service(&mut self, told: wire::ServiceEntry, settings: &Arc<RevisionContext>) -> bool {
+    fn set_service(&mut self, entry: wire::ServiceEntry, settings: &Arc<RevisionContext>) -> bool {
         // Clients are asked to reconnect one after the other from this time on, so only a change of the path begins it
         // again.
-        let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == told.connection_path;
-        let since = self.services.get(&told.name).filter(same_path).map(|it| it.0.path_since);
-        let port_before = self.remove_service(&told.name);
-        let targets = told.targets.into_iter().map(|target| TrafficShare {
+        let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == entry.connection_path;
+        let since = self.services.get(&entry.name).filter(same_path).map(|it| it.0.path_since);
+        let port_before = self.remove_service(&entry.name);
+        let targets = entry.targets.into_iter().map(|target| TrafficShare {
             revision: self.get_or_create_revision(&target.revision, settings),
             percent: target.percent,
         });
         let service = Arc::new(RoutedService {
             targets: targets.collect(),
-            name: told.name,
-            path: told.connection_path,
+            name: entry.name,
+            path: entry.connection_path,
             path_since: since.unwrap_or_else(Instant::now),
-            port: told.activator_port.get(),
-            hosts: told.hosts.into_iter().map(Into::into).collect(),
-            ingress: told.gateway_rules,
+            port: entry.activator_port.get(),
+            hosts: entry.hosts.into_iter().map(Into::into).collect(),
+            ingress: entry.gateway_rules,
         });
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
-        for at in 0..service.hosts.len() + service.domains().len() {
-            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index: at });
+        for host_index in 0..service.hosts.len() + service.domains().len() {
+            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
         }
         let port = service.port;
         self.services.insert(NameIndexEntry(service));
@@ -372,8 +377,8 @@ impl RouteIndexState {
         name: &NamespacedName,
         settings: &Arc<RevisionContext>,
     ) -> Arc<ActivatorRevision> {
-        if let Some(known) = self.revisions.get(name) {
-            return Arc::clone(&known.0);
+        if let Some(existing) = self.revisions.get(name) {
+            return Arc::clone(&existing.0);
         }
         let revision = Arc::new(ActivatorRevision::new(name.clone(), Arc::clone(settings)));
         self.missing_since.insert(name.clone(), Instant::now());
@@ -392,8 +397,8 @@ impl RouteIndexState {
         if terms.is_some() {
             self.get_or_create_revision(name, settings).set_route_settings(terms);
             self.missing_since.remove(name);
-        } else if let Some(known) = self.revisions.get(name) {
-            known.0.set_route_settings(None);
+        } else if let Some(revision) = self.revisions.get(name) {
+            revision.0.set_route_settings(None);
             self.missing_since.entry(name.clone()).or_insert_with(Instant::now);
         }
     }
@@ -403,29 +408,29 @@ impl RouteIndexState {
         // References are copied from this index or from another reference. If the index has the only one, no other can
         // arise while the index is locked.
         let is_left = |name: &&NamespacedName| {
-            let known = self.revisions.get(*name);
-            known.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
+            let revision = self.revisions.get(*name);
+            revision.is_some_and(|it| Arc::strong_count(&it.0) == 1 && !it.0.has_slots())
         };
-        let left: Vec<NamespacedName> =
+        let unreferenced: Vec<NamespacedName> =
             self.missing_since.keys().filter(is_left).cloned().collect();
-        for name in &left {
+        for name in &unreferenced {
             self.revisions.remove(name);
             self.missing_since.remove(name);
         }
-        left
+        unreferenced
     }
 
     /// Adds or replaces a pod. Returns the revisions whose pods have changed.
-    fn set_pod(&mut self, told: wire::PodEntry) -> Vec<NamespacedName> {
-        let mut touched: Vec<NamespacedName> = self.remove_pod(&told.uid).into_iter().collect();
-        let is_ready = told.phase == RoutingPhase::Ready;
-        let pod = PodTableEntry { address: told.address, is_ready, name: told.name.into() };
+    fn set_pod(&mut self, entry: wire::PodEntry) -> Vec<NamespacedName> {
+        let mut touched: Vec<NamespacedName> = self.remove_pod(&entry.uid).into_iter().collect();
+        let is_ready = entry.phase == RoutingPhase::Ready;
+        let pod = PodTableEntry { address: entry.address, is_ready, name: entry.name.into() };
         self.pods_by_revision
-            .entry(told.revision.clone())
+            .entry(entry.revision.clone())
             .or_default()
-            .insert(told.uid.clone(), pod);
-        self.revision_by_pod.insert(told.uid, told.revision.clone());
-        touched.push(told.revision);
+            .insert(entry.uid.clone(), pod);
+        self.revision_by_pod.insert(entry.uid, entry.revision.clone());
+        touched.push(entry.revision);
         touched
     }
 
@@ -442,12 +447,12 @@ impl RouteIndexState {
     }
 
     /// Subjects that are missing in a snapshot.
-    fn keys_missing_in(&self, named: &RouteChanges) -> Vec<RouteKey> {
+    fn keys_missing_in(&self, changes: &RouteChanges) -> Vec<RouteKey> {
         let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
         let pods = self.revision_by_pod.keys().cloned().map(RouteKey::Pod);
         let activators = self.activator_addresses.keys().cloned().map(RouteKey::Activator);
         let all = services.chain(revisions).chain(pods).chain(activators);
-        all.filter(|key| !named.contains_key(key)).collect()
+        all.filter(|key| !changes.contains_key(key)).collect()
     }
 }

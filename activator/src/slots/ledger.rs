@@ -114,17 +114,21 @@ impl SlotLedger {
         let following = claims.iter().filter(|(_, claim)| claim.owner_term == self.epoch);
         // An activator that a holder names is alive too, even if this owner's table does not list it yet. Without it
         // the owner could grant slots that this activator still uses by a former owner's grant.
-        let known = following.clone().flat_map(|(_, claim)| &claim.live_activators);
-        let needed: BTreeSet<&ActivatorName> =
-            view.alive.iter().chain(known).filter(|peer| **peer != view.own_name).collect();
+        let named_activators = following.clone().flat_map(|(_, claim)| &claim.live_activators);
+        let needed: BTreeSet<&ActivatorName> = view
+            .alive
+            .iter()
+            .chain(named_activators)
+            .filter(|peer| **peer != view.own_name)
+            .collect();
         if !needed.iter().all(|peer| follows(peer).is_some()) {
             return;
         }
         self.is_active = true;
         for (peer, claim) in following.clone() {
-            let counts = claim.held.clone();
+            let held_slots = claim.held.clone();
             let entry = HolderAccount {
-                held_slots: counts,
+                held_slots,
                 has_reported: true,
                 is_confirmed: true,
                 ..HolderAccount::default()
@@ -135,9 +139,9 @@ impl SlotLedger {
         // greater number counts, until the holder has reported again.
         for (peer, held) in following.flat_map(|(_, claim)| &claim.former_grants).chain(former) {
             let Some(entry) = self.holders.get_mut(peer) else { continue };
-            let counts = max_by_pod(held.clone(), &entry.held_slots);
-            if counts != entry.held_slots {
-                entry.held_slots = counts;
+            let held_slots = max_by_pod(held.clone(), &entry.held_slots);
+            if held_slots != entry.held_slots {
+                entry.held_slots = held_slots;
                 entry.request_report();
             }
         }
@@ -181,32 +185,32 @@ impl SlotLedger {
     pub(super) fn distribute(&mut self, demand: &SlotDemand<'_>) -> SlotsByPod {
         let mut free = self.free_slots(demand);
         let (mut wanting, is_unheard) = self.claimants(demand);
-        let mut turn = self.grant_sequence;
+        let mut sequence = self.grant_sequence;
         while let Some((at, pod)) = next_assignment(&wanting, &free, demand) {
-            turn += 1;
+            sequence += 1;
             remove_slot(&mut free, &pod);
-            wanting[at].assign_slot(&pod, turn);
+            wanting[at].assign_slot(&pod, sequence);
         }
         // Without other activators there is nothing to get back: waiting alone does not make the revision short.
         let is_left = wanting.iter().any(|it| it.needed > 0);
         let others_matter =
             wanting.iter().any(|it| it.holder.is_some()) || !self.granted_slots.is_empty();
-        let given = wanting.into_iter().filter(|it| !it.assigned.is_empty());
-        let given: Vec<_> =
-            given.map(|it| (it.holder.cloned(), it.assigned, it.last_granted)).collect();
-        let mut own = free;
-        for (who, given, turn) in given {
-            let slots = given.iter();
-            match who.and_then(|peer| self.holders.get_mut(&peer)) {
-                Some(entry) => entry.grant_slots(&given, turn),
-                None => slots.for_each(|(pod, slots)| add_slots(&mut own, pod, *slots)),
+        let assignments = wanting.into_iter().filter(|it| !it.assigned.is_empty());
+        let assignments: Vec<_> =
+            assignments.map(|it| (it.holder.cloned(), it.assigned, it.last_granted)).collect();
+        let mut own_slots = free;
+        for (holder, assignments, sequence) in assignments {
+            let slots = assignments.iter();
+            match holder.and_then(|peer| self.holders.get_mut(&peer)) {
+                Some(entry) => entry.grant_slots(&assignments, sequence),
+                None => slots.for_each(|(pod, slots)| add_slots(&mut own_slots, pod, *slots)),
             }
         }
-        self.grant_sequence = turn;
+        self.grant_sequence = sequence;
         self.is_contended = is_unheard || (is_left && others_matter);
         self.fair_share = self.max_min_share(demand);
         self.recompute_granted();
-        own
+        own_slots
     }
 
     /// Registers that the owner has used a slot.
@@ -221,18 +225,18 @@ impl SlotLedger {
         pod: &str,
         limit: u32,
         busy: &SlotsByPod,
-        spare: &SlotsByPod,
+        reserved: &SlotsByPod,
     ) -> bool {
-        let taken: u32 =
-            [busy, spare, &self.granted_slots].iter().filter_map(|it| it.get(pod)).sum();
-        self.is_active && !self.is_contended && taken < limit
+        let used: u32 =
+            [busy, reserved, &self.granted_slots].iter().filter_map(|it| it.get(pod)).sum();
+        self.is_active && !self.is_contended && used < limit
     }
 
     fn free_slots(&self, demand: &SlotDemand<'_>) -> SlotsByPod {
         let of = |pod: &SmolStr| {
-            let taken: u32 =
+            let used: u32 =
                 [demand.in_use, &self.granted_slots].iter().filter_map(|it| it.get(pod)).sum();
-            let free = demand.limit.saturating_sub(taken);
+            let free = demand.limit.saturating_sub(used);
             (free > 0).then(|| (pod.clone(), free))
         };
         demand.ready_pods.iter().filter_map(of).collect()
@@ -241,38 +245,27 @@ impl SlotLedger {
     /// Activators that could use a slot now; and true if others could once they have reported their slots.
     fn claimants<'a>(&self, demand: &SlotDemand<'a>) -> (Vec<SlotClaimant<'a>>, bool) {
         let (mut all, mut is_unheard) = (Vec::new(), false);
-        for (who, claim) in demand.claims {
-            let Some(entry) = self.holders.get(who) else { continue };
-            let holds = total_slots(&entry.held_slots);
-            let left = claim.needed.saturating_sub(holds);
-            if left == 0 || claim.owner_term != self.epoch {
+        for (holder, claim) in demand.claims {
+            let Some(entry) = self.holders.get(holder) else { continue };
+            let held = total_slots(&entry.held_slots);
+            let needed = claim.needed.saturating_sub(held);
+            if needed == 0 || claim.owner_term != self.epoch {
                 continue;
             }
             // A holder without a report since the latest grant may use fewer slots than counted, so it gets no more for
             // now.
             if entry.is_confirmed {
-                let (who, turn, given) = (Some(who), entry.last_granted, SlotsByPod::new());
-                all.push(SlotClaimant {
-                    holder: who,
-                    held: holds,
-                    last_granted: turn,
-                    needed: left,
-                    assigned: given,
-                });
+                let (holder, last_granted, assigned) =
+                    (Some(holder), entry.last_granted, SlotsByPod::new());
+                all.push(SlotClaimant { holder, held, last_granted, needed, assigned });
             } else {
                 is_unheard = true;
             }
         }
         if demand.waiting > 0 {
-            let (holds, turn) = (total_slots(demand.in_use), self.own_sequence);
-            let (left, given) = (demand.waiting, SlotsByPod::new());
-            all.push(SlotClaimant {
-                holder: None,
-                held: holds,
-                last_granted: turn,
-                needed: left,
-                assigned: given,
-            });
+            let (held, last_granted) = (total_slots(demand.in_use), self.own_sequence);
+            let (needed, assigned) = (demand.waiting, SlotsByPod::new());
+            all.push(SlotClaimant { holder: None, held, last_granted, needed, assigned });
         }
         (all, is_unheard)
     }
@@ -284,16 +277,17 @@ impl SlotLedger {
             let need = demand.claims.get(peer).map_or(0, |claim| claim.needed);
             need.max(total_slots(&entry.held_slots))
         });
-        let own = total_slots(demand.in_use).saturating_add(demand.waiting);
-        let mut wishes: Vec<u32> = others.chain([own]).collect();
-        wishes.sort_unstable();
+        let own_need = total_slots(demand.in_use).saturating_add(demand.waiting);
+        let mut needs: Vec<u32> = others.chain([own_need]).collect();
+        needs.sort_unstable();
         // The smallest need is served first; what it leaves is shared by the others.
         let mut left = demand.limit.saturating_mul(pods);
-        for (sharers, wish) in (1..=u32::try_from(wishes.len()).unwrap_or(1)).rev().zip(wishes) {
-            if wish > left / sharers {
-                return left / sharers;
+        for (claimants, next_need) in (1..=u32::try_from(needs.len()).unwrap_or(1)).rev().zip(needs)
+        {
+            if next_need > left / claimants {
+                return left / claimants;
             }
-            left -= wish;
+            left -= next_need;
         }
         u32::MAX
     }
@@ -301,14 +295,14 @@ impl SlotLedger {
     /// Grant for one of the other activators, as it is now.
     pub(super) fn grant_for(&self, peer: &ActivatorName) -> SlotGrant {
         let entry = self.holders.get(peer);
-        let (number, held) =
+        let (grant_number, held) =
             entry.map_or_else(Default::default, |it| (it.grant_number, it.granted.clone()));
-        let keep = self.is_contended.then_some(self.fair_share);
+        let keep_limit = self.is_contended.then_some(self.fair_share);
         SlotGrant {
             owner_term: self.epoch,
-            grant_number: number,
+            grant_number,
             held,
-            keep_limit: keep,
+            keep_limit,
             is_acting: self.is_active,
         }
     }
@@ -318,9 +312,9 @@ impl SlotLedger {
         if self.is_active {
             former.clear();
         }
-        for (peer, HolderAccount { held_slots: counts, .. }) in self.holders {
-            if !counts.is_empty() {
-                former.insert(peer, counts);
+        for (peer, HolderAccount { held_slots, .. }) in self.holders {
+            if !held_slots.is_empty() {
+                former.insert(peer, held_slots);
             }
         }
     }
@@ -337,7 +331,9 @@ fn next_assignment(
     order.sort_by_key(|at| (wanting[*at].held, wanting[*at].last_granted));
     order.into_iter().find_map(|at| {
         let suits = |pod: &SmolStr| match wanting[at].holder {
-            Some(who) => demand.claims.get(who).is_some_and(|it| !it.unusable_pods.contains(pod)),
+            Some(holder) => {
+                demand.claims.get(holder).is_some_and(|it| !it.unusable_pods.contains(pod))
+            }
             None => demand.open_pods.contains(pod),
         };
         let suiting = free.iter().filter(|(pod, _)| suits(pod));
@@ -347,11 +343,11 @@ fn next_assignment(
 }
 
 impl SlotClaimant<'_> {
-    fn assign_slot(&mut self, pod: &str, turn: u64) {
+    fn assign_slot(&mut self, pod: &str, sequence: u64) {
         add_slots(&mut self.assigned, pod, 1);
         self.held += 1;
         self.needed -= 1;
-        self.last_granted = turn;
+        self.last_granted = sequence;
     }
 }
 
@@ -379,10 +375,10 @@ impl HolderAccount {
         self.granted.clear();
     }
 
-    fn grant_slots(&mut self, slots: &SlotsByPod, turn: u64) {
+    fn grant_slots(&mut self, slots: &SlotsByPod, sequence: u64) {
         slots.iter().for_each(|(pod, slots)| add_slots(&mut self.held_slots, pod, *slots));
         (self.grant_number, self.is_confirmed, self.last_granted) =
-            (self.grant_number + 1, false, turn);
+            (self.grant_number + 1, false, sequence);
         self.granted.clone_from(&self.held_slots);
     }
 }

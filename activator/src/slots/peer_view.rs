@@ -28,8 +28,9 @@ impl PeerView {
     /// Owner of a revision by this view: the listed activator that comes first in an order of the revision's own. While
     /// none is listed, the owner is one of those that are alive.
     pub fn owner(&self, revision: &NamespacedName) -> &ActivatorName {
-        let live = self.alive.iter().chain([&self.own_name]).filter(|_| self.listed.is_empty());
-        let all = self.listed.iter().chain(live);
+        let candidates =
+            self.alive.iter().chain([&self.own_name]).filter(|_| self.listed.is_empty());
+        let all = self.listed.iter().chain(candidates);
         all.max_by_key(|peer| (owner_rank(revision, peer), *peer)).unwrap_or(&self.own_name)
     }
 }

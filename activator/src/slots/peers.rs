@@ -86,9 +86,9 @@ struct PeerOutboxes {
 
 impl Peers {
     /// Creates the state of an activator that has met no other one. Without a port it never meets any.
-    pub fn new(own: &str, peer_port: Option<NonZeroU16>, addresses: Vec<IpAddr>) -> Self {
+    pub fn new(own_name: &str, peer_port: Option<NonZeroU16>, addresses: Vec<IpAddr>) -> Self {
         let view = Arc::new(PeerView {
-            own_name: own.into(),
+            own_name: own_name.into(),
             is_new_activator: peer_port.is_some(),
             ..PeerView::default()
         });
@@ -118,14 +118,14 @@ impl Peers {
         };
         let dials: BTreeMap<_, _> = others.filter_map(dial).collect();
         // An activator that is no longer listed may still have requests at pods, and so is known for a while.
-        let is_other = self.update_view(|known| {
-            known.first_table_at.get_or_insert_with(Instant::now);
-            let before = std::mem::replace(&mut known.listed, listed);
-            known.left_since.extend(before.into_keys().map(|peer| (peer, Instant::now())));
+        let is_other = self.update_view(|peers| {
+            peers.first_table_at.get_or_insert_with(Instant::now);
+            let before = std::mem::replace(&mut peers.listed, listed);
+            peers.left_since.extend(before.into_keys().map(|peer| (peer, Instant::now())));
         });
-        self.dial_targets.send_if_modified(|now| {
-            let differs = *now != dials;
-            *now = dials;
+        self.dial_targets.send_if_modified(|targets| {
+            let differs = *targets != dials;
+            *targets = dials;
             differs
         });
         is_other
@@ -133,39 +133,39 @@ impl Peers {
 
     /// Address of another activator in an IP family that this one has too; otherwise its first address.
     fn reachable_address(&self, all: &[IpAddr]) -> Option<IpAddr> {
-        let ours = |it: &&IpAddr| self.addresses.iter().any(|own| own.is_ipv4() == it.is_ipv4());
-        all.iter().find(ours).or_else(|| all.first()).copied()
+        let has_own_family =
+            |it: &&IpAddr| self.addresses.iter().any(|own| own.is_ipv4() == it.is_ipv4());
+        all.iter().find(has_own_family).or_else(|| all.first()).copied()
     }
 
     /// Applies `change` and computes the view again. Returns true if the view has changed.
     pub(crate) fn update_view(&self, change: impl FnOnce(&mut KnownPeers)) -> bool {
-        let mut known = self.known_peers.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut known);
+        let mut known_peers = self.known_peers.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut known_peers);
         let KnownPeers {
-            first_table_at: first,
+            first_table_at,
             listed,
             connected: streams,
-            left_since: left,
+            left_since,
             ended,
-            refused_since: refused,
-        } = &mut *known;
-        let is_new = first.is_none_or(|it| it.elapsed() < NEW_ACTIVATOR_PERIOD);
-        left.retain(|peer, since| {
+            refused_since,
+        } = &mut *known_peers;
+        let is_new_activator = first_table_at.is_none_or(|it| it.elapsed() < NEW_ACTIVATOR_PERIOD);
+        left_since.retain(|peer, since| {
             let is_back = listed.contains_key(peer) || streams.contains(peer);
             !is_back && since.elapsed() < PEER_GONE_TIMEOUT && !ended.contains(peer)
         });
         // Only listed activators are remembered as ended: others are not in the view anyway.
         ended.retain(|peer| listed.contains_key(peer));
-        refused.retain(|peer, _| listed.contains_key(peer));
+        refused_since.retain(|peer, _| listed.contains_key(peer));
         // The view is replaced while `known_peers` is locked, so that no older view overwrites a newer one.
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         let listed = without_ended(&listed.keys().cloned().collect(), ended);
-        let others = listed.iter().chain(&*streams).chain(left.keys());
+        let others = listed.iter().chain(&*streams).chain(left_since.keys());
         let others = others.filter(|peer| **peer != view.own_name && !ended.contains(*peer));
-        let known = others.cloned().collect();
-        let (own, connected) = (view.own_name.clone(), streams.clone());
-        let next =
-            PeerView { own_name: own, listed, alive: known, connected, is_new_activator: is_new };
+        let alive = others.cloned().collect();
+        let (own_name, connected) = (view.own_name.clone(), streams.clone());
+        let next = PeerView { own_name, listed, alive, connected, is_new_activator };
         let is_other = **view != next;
         if is_other {
             *view = Arc::new(next);
@@ -174,20 +174,20 @@ impl Peers {
     }
 
     /// Puts the claims and grants of a revision into the outboxes of their receivers.
-    pub fn publish(&self, revision: &NamespacedName, said: SlotMessages) {
-        if said == SlotMessages::default() {
+    pub fn publish(&self, revision: &NamespacedName, messages: SlotMessages) {
+        if messages == SlotMessages::default() {
             return;
         }
         // The outboxes keep the latest state of each revision, so that a slow stream costs no more memory than that.
         let mut boxes = self.lock_outboxes();
-        for (peer, claim) in said.claims {
+        for (peer, claim) in messages.claims {
             let outbox = boxes.claims.entry(peer).or_default();
             match claim {
                 Some(claim) => outbox.set(revision.clone(), claim),
                 None => outbox.remove(revision),
             }
         }
-        for (peer, grant) in said.grants {
+        for (peer, grant) in messages.grants {
             let outbox = boxes.grants.entry(peer).or_default();
             match grant {
                 Some(grant) => outbox.set(revision.clone(), grant),

@@ -211,11 +211,11 @@ impl RevisionSlots {
         nothing && silent && self.ledger.is_none() && self.in_use.is_empty() && self.waiting == 0
     }
 
-    /// Updates the state after an event. `chance` is a random number that names a new term: no two terms are alike.
-    pub fn reconcile(&mut self, chance: impl FnOnce() -> u64) {
+    /// Updates the state after an event. `random` is a random number that names a new term: no two terms are alike.
+    pub fn reconcile(&mut self, random: impl FnOnce() -> u64) {
         let owner = self.view.owner(&self.revision).clone();
         if owner == self.view.own_name {
-            self.reconcile_as_owner(chance);
+            self.reconcile_as_owner(random);
         } else {
             self.reconcile_as_holder(&owner);
         }
@@ -223,7 +223,7 @@ impl RevisionSlots {
 
     // --- as owner
 
-    fn reconcile_as_owner(&mut self, chance: impl FnOnce() -> u64) {
+    fn reconcile_as_owner(&mut self, random: impl FnOnce() -> u64) {
         // An owner holds nothing of another owner: its requests in flight stay in `in_use`.
         self.holder = SlotHolder::default();
         let is_wanted = self.waiting > 0
@@ -231,7 +231,7 @@ impl RevisionSlots {
             || self.received_claims.values().any(|claim| claim.needed > 0);
         if self.ledger.is_none() && is_wanted {
             // Epoch 0 means that a claim follows no term.
-            self.ledger = Some(SlotLedger::new(chance() | 1));
+            self.ledger = Some(SlotLedger::new(random() | 1));
         }
         self.free_slots.clear();
         let Some(mut ledger) = self.ledger.take() else { return };
@@ -283,17 +283,11 @@ impl RevisionSlots {
     }
 
     fn apply_grant(&mut self, owner: &ActivatorName, offer: SlotGrant) {
-        let SlotGrant {
-            owner_term: epoch,
-            grant_number: number,
-            held,
-            keep_limit: keep,
-            is_acting: acts,
-        } = offer;
+        let SlotGrant { owner_term: epoch, grant_number, held, keep_limit, is_acting } = offer;
         match &mut self.holder.followed_term {
             Some(it) if it.epoch == epoch => {
-                if number > it.last_grant {
-                    it.last_grant = number;
+                if grant_number > it.last_grant {
+                    it.last_grant = grant_number;
                     self.holder.held = max_by_pod(held, &self.in_use);
                     self.holder.fresh_slots =
                         total_slots(&self.holder.held) - total_slots(&self.in_use);
@@ -303,25 +297,25 @@ impl RevisionSlots {
             Some(_) | None => {
                 self.stop_following();
                 self.holder.followed_term =
-                    Some(FollowedTerm { owner: owner.clone(), epoch, last_grant: number });
+                    Some(FollowedTerm { owner: owner.clone(), epoch, last_grant: grant_number });
             }
         }
-        self.holder.max_idle_total = keep;
-        if acts {
+        self.holder.max_idle_total = keep_limit;
+        if is_acting {
             self.former_grants.clear();
         }
     }
 
     /// Gives back idle slots of pods that take no requests here, and those beyond what the owner lets it keep.
     fn return_idle_slots(&mut self) {
-        let Self { holder, in_use: busy, open_pods: open, waiting, .. } = self;
-        holder.avoided_pods.retain(|pod| !open.contains(pod));
+        let Self { holder, in_use, open_pods, waiting, .. } = self;
+        holder.avoided_pods.retain(|pod| !open_pods.contains(pod));
         // Idle slots of a pod that takes no requests here are useless: they go back, and `avoided_pods` asks the owner
         // for no more.
-        for pod in idle_slots(&holder.held, busy).into_keys() {
-            if !open.contains(&pod) {
+        for pod in idle_slots(&holder.held, in_use).into_keys() {
+            if !open_pods.contains(&pod) {
                 holder.held.remove(&pod);
-                if let Some(slots) = busy.get(&pod) {
+                if let Some(slots) = in_use.get(&pod) {
                     holder.held.insert(pod.clone(), *slots);
                 }
                 holder.avoided_pods.insert(pod);
@@ -330,11 +324,11 @@ impl RevisionSlots {
         // Slots in use are never given back. Fresh ones may serve one request each first: otherwise a slot could be
         // passed from activator to activator without serving any.
         let Some(keep) = holder.max_idle_total else { return };
-        let used = total_slots(busy);
+        let used = total_slots(in_use);
         let most =
             keep.max(used.saturating_add(holder.fresh_slots)).min(used.saturating_add(*waiting));
         let mut over = total_slots(&holder.held).saturating_sub(most.max(used));
-        for (pod, idle) in idle_slots(&holder.held, busy) {
+        for (pod, idle) in idle_slots(&holder.held, in_use) {
             for _ in 0..idle.min(over) {
                 remove_slot(&mut holder.held, &pod);
             }
@@ -346,28 +340,29 @@ impl RevisionSlots {
 
     /// Messages that other activators have to get now. The caller runs it after each [`reconcile`](Self::reconcile).
     pub fn take_messages(&mut self) -> SlotMessages {
-        let mut said = SlotMessages::default();
+        let mut messages = SlotMessages::default();
         if let Some(ledger) = &self.ledger {
             // A known activator gets a grant even without slots: the grant carries the term that it has to follow.
             for peer in &self.view.alive {
-                said.grants.push((peer.clone(), Some(ledger.grant_for(peer))));
+                messages.grants.push((peer.clone(), Some(ledger.grant_for(peer))));
             }
         }
-        let told: BTreeSet<ActivatorName> =
-            said.grants.iter().map(|(peer, _)| peer.clone()).collect();
-        let gone = self.granted_to.difference(&told).map(|peer| (peer.clone(), None));
-        said.grants.extend(gone.collect::<Vec<_>>());
-        self.granted_to = told;
+        let peers: BTreeSet<ActivatorName> =
+            messages.grants.iter().map(|(peer, _)| peer.clone()).collect();
+        let removed = self.granted_to.difference(&peers).map(|peer| (peer.clone(), None));
+        messages.grants.extend(removed.collect::<Vec<_>>());
+        self.granted_to = peers;
 
         // A claim goes to one owner only: one that was sent to another owner before is withdrawn.
         let claim = self.build_claim();
-        let now = claim.as_ref().map(|(owner, _)| owner.clone());
-        if let Some(before) = self.claimed_owner.take().filter(|it| Some(it) != now.as_ref()) {
-            said.claims.push((before, None));
+        let owner_now = claim.as_ref().map(|(owner, _)| owner.clone());
+        if let Some(before) = self.claimed_owner.take().filter(|it| Some(it) != owner_now.as_ref())
+        {
+            messages.claims.push((before, None));
         }
-        said.claims.extend(claim.map(|(owner, claim)| (owner, Some(claim))));
-        self.claimed_owner = now;
-        said
+        messages.claims.extend(claim.map(|(owner, claim)| (owner, Some(claim))));
+        self.claimed_owner = owner_now;
+        messages
     }
 
     fn build_claim(&self) -> Option<(ActivatorName, SlotClaim)> {
@@ -375,26 +370,28 @@ impl RevisionSlots {
         if *owner == self.view.own_name {
             return None;
         }
-        let SlotHolder { followed_term: follows, held, avoided_pods: avoid, .. } = &self.holder;
-        let (epoch, seen) = follows.as_ref().map_or((0, 0), |it| (it.epoch, it.last_grant));
-        let need = total_slots(held).saturating_add(self.waiting);
-        if epoch == 0 && need == 0 && self.former_grants.is_empty() {
+        let SlotHolder { followed_term, held, avoided_pods, .. } = &self.holder;
+        let (owner_term, applied_grant) =
+            followed_term.as_ref().map_or((0, 0), |it| (it.epoch, it.last_grant));
+        let needed = total_slots(held).saturating_add(self.waiting);
+        if owner_term == 0 && needed == 0 && self.former_grants.is_empty() {
             return None;
         }
         // Until the owner acts, the claim names the activators connected here: the owner may not know one of them yet.
         let acts = self.received_grants.get(owner).is_some_and(|it| it.is_acting);
-        let known = if acts { BTreeSet::new() } else { self.view.connected.clone() };
-        let (held, avoid, former) = (held.clone(), avoid.clone(), self.former_grants.clone());
+        let live_activators = if acts { BTreeSet::new() } else { self.view.connected.clone() };
+        let (held, avoided_pods, former_grants) =
+            (held.clone(), avoided_pods.clone(), self.former_grants.clone());
         Some((
             owner.clone(),
             SlotClaim {
-                owner_term: epoch,
-                applied_grant: seen,
+                owner_term,
+                applied_grant,
                 held,
-                needed: need,
-                unusable_pods: avoid,
-                former_grants: former,
-                live_activators: known,
+                needed,
+                unusable_pods: avoided_pods,
+                former_grants,
+                live_activators,
             },
         ))
     }

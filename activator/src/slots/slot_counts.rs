@@ -27,12 +27,12 @@ pub(crate) fn remove_slot(all: &mut SlotsByPod, pod: &str) {
 }
 
 /// Greater number of both maps for each pod.
-pub(crate) fn max_by_pod(mut one: SlotsByPod, other: &SlotsByPod) -> SlotsByPod {
+pub(crate) fn max_by_pod(mut counts: SlotsByPod, other: &SlotsByPod) -> SlotsByPod {
     for (pod, slots) in other {
-        let it = one.entry(pod.clone()).or_default();
-        *it = (*it).max(*slots);
+        let count = counts.entry(pod.clone()).or_default();
+        *count = (*count).max(*slots);
     }
-    one
+    counts
 }
 
 /// Slots that are held and not in use, by pod.

@@ -130,10 +130,10 @@ impl FakeHttp2Pod {
 
 /// Answers with the request's body as it comes, and with the trailers of a successful gRPC call.
 pub fn echo(body: Incoming) -> Http2ResponseFuture {
-    let said = body.into_data_stream().map(|data| Ok(Frame::data(data.unwrap_or_default())));
+    let frames = body.into_data_stream().map(|data| Ok(Frame::data(data.unwrap_or_default())));
     let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
     let end = futures::stream::once(async { Ok(Frame::trailers(trailers)) });
-    let body = StreamBody::new(said.chain(end)).boxed_unsync();
+    let body = StreamBody::new(frames.chain(end)).boxed_unsync();
     Box::pin(async { Response::new(body) })
 }
 

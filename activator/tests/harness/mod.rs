@@ -14,10 +14,11 @@ use std::{
 
 use activator::{ActivatorConfig, ActivatorInstance, entrypoint::Entrypoint};
 use common::{
+    fixtures,
     link::RouteBatch,
     wire::{
-        AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe, RevisionEntry,
-        RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
+        ConnectionPath, NamespacedName, PodEntry, RevisionEntry, RouteTable, RoutingPhase,
+        ServiceEntry,
     },
 };
 use prometheus_client::registry::Registry;
@@ -65,23 +66,23 @@ impl ActivatorFixture {
         let shutdown = CancellationToken::new();
         let mut registry = Registry::default();
         let activator = ActivatorInstance::new(&config, &mut registry, &shutdown);
-        let [outside, inside] = [Entrypoint::External, Entrypoint::Internal].map(|door| {
-            let gate = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            gate.set_nonblocking(true).unwrap();
-            let address = gate.local_addr().unwrap();
+        let [outside, inside] = [Entrypoint::External, Entrypoint::Internal].map(|entrypoint| {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let address = listener.local_addr().unwrap();
             let server = Arc::clone(&activator.server);
-            let gate = TcpListener::from_std(gate).unwrap();
-            tokio::spawn(server.run_listener(gate, Some(door), shutdown.clone()));
+            let listener = TcpListener::from_std(listener).unwrap();
+            tokio::spawn(server.run_listener(listener, Some(entrypoint), shutdown.clone()));
             address
         });
         let port = free_port();
         let table = RouteTable::default();
-        let mut world = Self { activator, table, port, outside, inside, shutdown, registry };
-        world.apply_change(|table| {
+        let mut fixture = Self { activator, table, port, outside, inside, shutdown, registry };
+        fixture.apply_change(|table| {
             table.services.insert(service(), hello_service(port));
             table.revisions.insert(revision(), hello_revision());
         });
-        world
+        fixture
     }
 
     /// Changes the table and puts it in force.
@@ -115,8 +116,8 @@ impl ActivatorFixture {
     }
 
     /// Sends raw bytes on a new connection to this entrypoint, and returns everything that comes back.
-    pub async fn exchange_at(&self, door: SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(door).await.unwrap();
+    pub async fn exchange_at(&self, address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         read_rest(&mut stream).await
     }
@@ -236,48 +237,19 @@ pub async fn read_until(stream: &mut TcpStream, end: &str) -> String {
 
 pub fn hello_service(port: u16) -> ServiceEntry {
     ServiceEntry {
-        name: service(),
-        addresses: vec![],
-        port: NonZeroU16::new(80).unwrap(),
         activator_port: NonZeroU16::new(port).unwrap(),
-        targets: vec![RouteTarget { revision: revision(), percent: 100 }],
         connection_path: ConnectionPath::Activator,
         hosts: vec!["hello.default.example.com".to_owned()],
-        gateway_rules: None,
+        ..fixtures::service(&service(), &revision())
     }
 }
 
 pub fn hello_revision() -> RevisionEntry {
-    RevisionEntry {
-        name: revision(),
-        service: "hello".into(),
-        configuration: "hello".into(),
-        container_concurrency: 0,
-        timeout: LONG,
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
-        policy: None,
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
-    }
+    RevisionEntry { timeout: LONG, ..fixtures::revision(&revision(), "hello") }
 }
 
 pub fn pod(uid: &str, address: SocketAddr, phase: RoutingPhase) -> PodEntry {
-    PodEntry {
-        uid: uid.to_owned(),
-        name: uid.to_owned(),
-        revision: revision(),
-        node: String::new(),
-        zone: String::new(),
-        phase,
-        address: Some(address),
-        other_family_address: None,
-        kubelet_ready: false,
-        port: NonZeroU16::new(address.port()).unwrap(),
-        probe: ReadinessProbe::listener_probe(),
-    }
+    fixtures::pod_at(uid, &revision(), phase, address)
 }
 
 /// Pod that answers each request with a fixed response, and counts connections and requests.

@@ -36,14 +36,14 @@ const MIB: usize = 1 << 20;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
-async fn connect_from(world: &ActivatorFixture, source: Ipv4Addr) -> TcpStream {
+async fn connect_from(fixture: &ActivatorFixture, source: Ipv4Addr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((source, 0).into()).unwrap();
-    socket.connect((Ipv4Addr::LOCALHOST, world.port).into()).await.unwrap()
+    socket.connect((Ipv4Addr::LOCALHOST, fixture.port).into()).await.unwrap()
 }
 
-fn refusal_metric(world: &ActivatorFixture, bound: &str) -> f64 {
-    world.metric(&format!("rouse_activator_refused_total{{bound=\"{bound}\"}}"))
+fn refusal_metric(fixture: &ActivatorFixture, bound: &str) -> f64 {
+    fixture.metric(&format!("rouse_activator_refused_total{{bound=\"{bound}\"}}"))
 }
 
 /// Connection whose bodies no pod takes.
@@ -103,14 +103,14 @@ impl BodyFloodFixture {
 }
 
 /// Number of bytes that an activator holds of fifty connections whose bodies no pod takes.
-async fn held_bytes_of_flood(world: &ActivatorFixture) -> usize {
+async fn held_bytes_of_flood(fixture: &ActivatorFixture) -> usize {
     let floods = join_all(
-        (0..50).map(async |_| BodyFloodFixture::start(connect_from(world, ATTACKER).await).await),
+        (0..50).map(async |_| BodyFloodFixture::start(connect_from(fixture, ATTACKER).await).await),
     );
     let floods = floods.await;
     let held = || floods.iter().map(|it| it.unanswered_bytes.load(SeqCst)).sum::<usize>();
     // The clients' own count agrees with the activator's, except for heads.
-    let counted = || world.activator.server.connections().request_bytes();
+    let counted = || fixture.activator.server.connections().request_bytes();
     let is_known = || counted().abs_diff(held()) < MIB + MIB / 2 + held() / 20;
     wait_until(|| floods.iter().all(BodyFloodFixture::has_settled) && is_known()).await;
     held()
@@ -121,77 +121,81 @@ async fn bodies_that_wait_hold_no_more_than_the_bound() {
     for (bytes, of_client, name) in
         [(8 * MIB, 100 * MIB, "bytes"), (100 * MIB, 8 * MIB, "client_bytes")]
     {
-        let mut world = ActivatorFixture::with(|config| {
+        let mut fixture = ActivatorFixture::with(|config| {
             (config.max_bytes, config.max_client_bytes) = (bytes, Some(of_client));
         })
         .await;
-        let mut waits = connect_from(&world, OTHER).await;
+        let mut waits = connect_from(&fixture, OTHER).await;
         let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\
                     connection: close\r\n\r\nhello";
         waits.write_all(post.as_bytes()).await.unwrap();
-        world.wait_for_queued(1).await;
-        let held = held_bytes_of_flood(&world).await;
+        fixture.wait_for_queued(1).await;
+        let held = held_bytes_of_flood(&fixture).await;
         assert!(held <= 9 * MIB, "{held} bytes are held");
-        assert!(refusal_metric(&world, name) > 0.0, "{name}");
+        assert!(refusal_metric(&fixture, name) > 0.0, "{name}");
         // A well-behaved request that waited before still waits.
-        world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+        fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
         assert!(read_rest(&mut waits).await.starts_with("HTTP/1.1 200 "));
     }
-    let world = ActivatorFixture::with(|config| config.max_bytes = 1 << 40).await;
-    let held = held_bytes_of_flood(&world).await;
+    let fixture = ActivatorFixture::with(|config| config.max_bytes = 1 << 40).await;
+    let held = held_bytes_of_flood(&fixture).await;
     assert!(held > 40 * MIB, "without a bound the same clients take {held} bytes");
 }
 
 #[tokio::test]
 async fn a_flooding_client_gets_503_and_later_clients_are_served() {
-    let mut world = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
+    let mut fixture = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
     let floods = join_all(
-        (0..4).map(async |_| BodyFloodFixture::start(connect_from(&world, ATTACKER).await).await),
+        (0..4).map(async |_| BodyFloodFixture::start(connect_from(&fixture, ATTACKER).await).await),
     );
     let floods = floods.await;
     wait_until(|| floods.iter().any(|it| it.ended.load(SeqCst) == STREAMS)).await;
-    let mut h1 = connect_from(&world, OTHER).await;
+    let mut h1 = connect_from(&fixture, OTHER).await;
     h1.write_all(GET.as_bytes()).await.unwrap();
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     assert!(read_rest(&mut h1).await.starts_with("HTTP/1.1 200 "));
     let text = "too many bytes of requests are held";
     // A head without a body counts as well.
-    let world = ActivatorFixture::with(|config| {
+    let fixture = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_client_bytes) = (MIB, Some(30_000));
     })
     .await;
     let long = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(40_000));
-    let told = world.exchange(&long).await;
-    assert!(told.starts_with("HTTP/1.1 503 ") && told.ends_with(text), "{told}");
-    assert!(told.contains("connection: close") && told.contains("retry-after"), "{told}");
+    let response = fixture.exchange(&long).await;
+    assert!(response.starts_with("HTTP/1.1 503 ") && response.ends_with(text), "{response}");
+    assert!(
+        response.contains("connection: close") && response.contains("retry-after"),
+        "{response}"
+    );
 }
 
 #[tokio::test]
 async fn heads_that_do_not_end_count_as_well() {
-    let mut world = ActivatorFixture::with(|config| config.max_client_bytes = Some(MIB / 4)).await;
+    let mut fixture =
+        ActivatorFixture::with(|config| config.max_client_bytes = Some(MIB / 4)).await;
     let mut slow = Vec::new();
     for _ in 0..40 {
-        let mut stream = connect_from(&world, ATTACKER).await;
+        let mut stream = connect_from(&fixture, ATTACKER).await;
         let part = format!("GET / HTTP/1.1\r\nx: {}\r\n", "x".repeat(45_000));
         stream.write_all(part.as_bytes()).await.ok();
         slow.push(stream);
     }
-    wait_until(|| refusal_metric(&world, "client_bytes") > 0.0).await;
-    let connections = world.activator.server.connections();
+    wait_until(|| refusal_metric(&fixture, "client_bytes") > 0.0).await;
+    let connections = fixture.activator.server.connections();
     wait_until(|| connections.request_bytes() <= connections.budget.client_request_bytes).await;
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
-    assert_eq!(rest_of_others(&world).await, 200);
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    assert_eq!(rest_of_others(&fixture).await, 200);
 }
 
 #[tokio::test]
 async fn what_pods_have_taken_is_held_no_more() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.add_ready_pod("p", pod.address);
-    world.apply_change(|table| {
+    fixture.add_ready_pod("p", pod.address);
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c
     });
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     // The body goes on, so that the connection is never idle.
     let mut goes_on = client.start_call(h2c::get("/").method("POST")).await;
     goes_on.send_piece("hello").await;
@@ -207,24 +211,24 @@ async fn what_pods_have_taken_is_held_no_more() {
         call.send_piece(&piece).await;
         call.response_head().await;
     }
-    wait_until(|| world.activator.server.connections().request_bytes() == 0).await;
+    wait_until(|| fixture.activator.server.connections().request_bytes() == 0).await;
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n";
-    let told = world.exchange(&format!("{head}{piece}")).await;
-    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    let response = fixture.exchange(&format!("{head}{piece}")).await;
+    assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
     let chunked = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\
                    transfer-encoding: chunked\r\n\r\n186a0\r\n";
-    let told = world.exchange(&format!("{chunked}{piece}\r\n0\r\n\r\n")).await;
-    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
-    wait_until(|| world.activator.server.connections().request_bytes() == 0).await;
+    let response = fixture.exchange(&format!("{chunked}{piece}\r\n0\r\n\r\n")).await;
+    assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+    wait_until(|| fixture.activator.server.connections().request_bytes() == 0).await;
 }
 
 #[tokio::test]
 async fn what_its_client_gives_up_is_held_no_more() {
-    let world = ActivatorFixture::new().await;
-    let client = Http2TestClient::connect(world.port).await;
+    let fixture = ActivatorFixture::new().await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut waits = client.start_call(h2c::get("/").method("POST")).await;
     waits.send_piece("hello").await;
-    let connections = world.activator.server.connections();
+    let connections = fixture.activator.server.connections();
     for _ in 0..5 {
         let mut given_up = client.start_call(h2c::get("/").method("POST")).await;
         given_up.send_piece(&"x".repeat(100_000)).await;
@@ -233,18 +237,18 @@ async fn what_its_client_gives_up_is_held_no_more() {
         // A head counts some thousand bytes.
         wait_until(|| connections.request_bytes() < 5_000).await;
     }
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
 }
 
 #[tokio::test]
 async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (pod, taken) = start_endless_pod().await;
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c
     });
-    world.add_ready_pod("p", pod);
-    let mut client = connect_from(&world, ATTACKER).await;
+    fixture.add_ready_pod("p", pod);
+    let mut client = connect_from(&fixture, ATTACKER).await;
     client.write_all(&encode_greedy_gets(MAX_CLIENT_STREAMS)).await.unwrap();
     let mut before = 0;
     wait_until(|| taken.load(SeqCst) > 0).await;
@@ -257,34 +261,34 @@ async fn answers_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     let streams = usize::try_from(MAX_CLIENT_STREAMS).unwrap();
     let bound = streams * (CLIENT_SEND_BUFFER + (16 << 10) + (64 << 10)) + 8 * MIB;
     assert!(before <= bound, "{before} bytes were taken, the bound is {bound}");
-    assert_eq!(rest_of_others(&world).await, 200, "others are served");
+    assert_eq!(rest_of_others(&fixture).await, 200, "others are served");
 }
 
 #[tokio::test]
 async fn of_answers_that_are_not_read_the_largest_are_cut_off() {
-    let mut world = ActivatorFixture::with(|config| config.max_answer_bytes = 4 * MIB).await;
+    let mut fixture = ActivatorFixture::with(|config| config.max_answer_bytes = 4 * MIB).await;
     let (pod, _) = start_endless_pod().await;
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c
     });
-    world.add_ready_pod("p", pod);
+    fixture.add_ready_pod("p", pod);
     let mut clients = Vec::new();
     for _ in 0..4 {
-        let mut client = connect_from(&world, ATTACKER).await;
+        let mut client = connect_from(&fixture, ATTACKER).await;
         client.write_all(&encode_greedy_gets(MAX_CLIENT_STREAMS)).await.unwrap();
         clients.push(client);
     }
-    wait_until(|| refusal_metric(&world, "answer_bytes") > 0.0).await;
-    let connections = world.activator.server.connections();
+    wait_until(|| refusal_metric(&fixture, "answer_bytes") > 0.0).await;
+    let connections = fixture.activator.server.connections();
     wait_until(|| connections.response_bytes() <= 4 * MIB).await;
-    assert_eq!(rest_of_others(&world).await, 200, "others are served");
+    assert_eq!(rest_of_others(&fixture).await, 200, "others are served");
     drop(clients);
     wait_until(|| connections.response_bytes() == 0).await;
 }
 
 /// Status code that another client gets.
-async fn rest_of_others(world: &ActivatorFixture) -> u16 {
-    let mut other = connect_from(world, OTHER).await;
+async fn rest_of_others(fixture: &ActivatorFixture) -> u16 {
+    let mut other = connect_from(fixture, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
     let head = read_head(&mut other).await;
     head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0)
@@ -292,42 +296,42 @@ async fn rest_of_others(world: &ActivatorFixture) -> u16 {
 
 #[tokio::test]
 async fn idle_connections_make_room_for_active_ones() {
-    let mut world = ActivatorFixture::with(|config| {
+    let mut fixture = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(20), Some(20));
     })
     .await;
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let mut idle = Vec::new();
     for _ in 0..60 {
-        idle.push(connect_from(&world, ATTACKER).await);
+        idle.push(connect_from(&fixture, ATTACKER).await);
         if idle.len() % 10 == 0 {
-            assert_eq!(rest_of_others(&world).await, 200);
+            assert_eq!(rest_of_others(&fixture).await, 200);
         }
     }
-    assert!(refusal_metric(&world, "connections") >= 40.0 - 20.0);
+    assert!(refusal_metric(&fixture, "connections") >= 40.0 - 20.0);
     // The oldest connections are closed first.
     let closed = tokio::time::timeout(LONG, idle[0].read_u8()).await.unwrap();
     assert!(closed.is_err());
-    wait_until(|| world.metric("rouse_activator_client_connections") <= 20.0).await;
+    wait_until(|| fixture.metric("rouse_activator_client_connections") <= 20.0).await;
 }
 
 #[tokio::test]
 async fn busy_connections_make_room_for_none() {
-    let mut world = ActivatorFixture::with(|config| {
+    let mut fixture = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(3), Some(100));
     })
     .await;
     let mut busy = Vec::new();
     for count in 1..=3 {
-        let mut stream = connect_from(&world, OTHER).await;
+        let mut stream = connect_from(&fixture, OTHER).await;
         stream.write_all(GET.as_bytes()).await.unwrap();
-        world.wait_for_queued(count).await;
+        fixture.wait_for_queued(count).await;
         busy.push(stream);
     }
-    let mut late = connect_from(&world, ATTACKER).await;
+    let mut late = connect_from(&fixture, ATTACKER).await;
     assert_eq!(read_rest(&mut late).await, "", "closed at once");
-    assert_eq!(refusal_metric(&world, "connections"), 1.0);
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    assert_eq!(refusal_metric(&fixture, "connections"), 1.0);
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     for mut stream in busy {
         assert!(read_rest(&mut stream).await.starts_with("HTTP/1.1 200 "));
     }
@@ -335,38 +339,38 @@ async fn busy_connections_make_room_for_none() {
 
 #[tokio::test]
 async fn one_client_takes_no_more_than_its_share_of_connections() {
-    let mut world = ActivatorFixture::with(|config| {
+    let mut fixture = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(100), Some(4));
     })
     .await;
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     let mut kept = Vec::new();
     for _ in 0..4 {
-        kept.push(connect_from(&world, ATTACKER).await);
+        kept.push(connect_from(&fixture, ATTACKER).await);
     }
-    let mut fifth = connect_from(&world, ATTACKER).await;
+    let mut fifth = connect_from(&fixture, ATTACKER).await;
     assert_eq!(read_rest(&mut fifth).await, "");
-    assert_eq!(refusal_metric(&world, "client_connections"), 1.0);
-    assert_eq!(rest_of_others(&world).await, 200);
+    assert_eq!(refusal_metric(&fixture, "client_connections"), 1.0);
+    assert_eq!(rest_of_others(&fixture).await, 200);
     // A connection that ends makes room for one.
     drop(kept.pop());
-    wait_until(|| world.metric("rouse_activator_client_connections") <= 3.0).await;
-    let mut next = connect_from(&world, ATTACKER).await;
+    wait_until(|| fixture.metric("rouse_activator_client_connections") <= 3.0).await;
+    let mut next = connect_from(&fixture, ATTACKER).await;
     next.write_all(GET.as_bytes()).await.unwrap();
     assert!(read_rest(&mut next).await.starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
 async fn a_trusted_proxy_has_no_share_but_the_whole() {
-    let mut world = ActivatorFixture::with(|config| {
+    let mut fixture = ActivatorFixture::with(|config| {
         config.max_client_connections = Some(1);
         config.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()];
     })
     .await;
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
-    let _first = TcpStream::connect(world.outside).await.unwrap();
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    let _first = TcpStream::connect(fixture.outside).await.unwrap();
     let ask = GET.replace("host: a", "host: hello.default.example.com");
-    assert!(world.exchange_at(world.outside, &ask).await.starts_with("HTTP/1.1 200 "));
+    assert!(fixture.exchange_at(fixture.outside, &ask).await.starts_with("HTTP/1.1 200 "));
 }
 
 /// Test in a process of its own, because the file table is shared by a whole process.
@@ -374,28 +378,28 @@ async fn a_trusted_proxy_has_no_share_but_the_whole() {
 #[ignore = "run by the test below"]
 async fn with_a_small_file_table() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let mut world = ActivatorFixture::with(|config| {
+    let mut fixture = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(1000), Some(1000));
     })
     .await;
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
-    assert_eq!(rest_of_others(&world).await, 200);
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    assert_eq!(rest_of_others(&fixture).await, 200);
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     // Both ends of each connection are in this process: the client's and the activator's.
     let mut idle = Vec::new();
     for _ in 0..50 {
-        idle.push(connect_from(&world, ATTACKER).await);
+        idle.push(connect_from(&fixture, ATTACKER).await);
     }
-    wait_until(|| world.metric("rouse_activator_client_connections") >= 50.0).await;
+    wait_until(|| fixture.metric("rouse_activator_client_connections") >= 50.0).await;
     let next = std::fs::File::open("/dev/null").unwrap();
     let full = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
     setrlimit(Resource::RLIMIT_NOFILE, full, most).unwrap();
     // There is room for the client's own end, and none for the activator's.
     drop(next);
-    let mut other = connect_from(&world, OTHER).await;
+    let mut other = connect_from(&fixture, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();
     assert!(read_rest(&mut other).await.starts_with("HTTP/1.1 200 "));
-    assert!(refusal_metric(&world, "connections") > 0.0);
+    assert!(refusal_metric(&fixture, "connections") > 0.0);
 }
 
 #[test]
@@ -403,20 +407,20 @@ fn a_full_file_table_stops_no_active_client() {
     let test = std::env::current_exe().unwrap();
     let arguments = ["--exact", "attacks::with_a_small_file_table", "--ignored", "--nocapture"];
     let ended = std::process::Command::new(test).args(arguments).output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stdout);
-    assert!(ended.status.success() && told.contains("1 passed"), "{told}");
+    let stdout = String::from_utf8_lossy(&ended.stdout);
+    assert!(ended.status.success() && stdout.contains("1 passed"), "{stdout}");
 }
 
 #[tokio::test]
 async fn an_http2_connection_without_requests_ends() {
-    let mut world = ActivatorFixture::with(|config| config.head_timeout_ms = 200).await;
-    let busy = Http2TestClient::connect(world.port).await;
+    let mut fixture = ActivatorFixture::with(|config| config.head_timeout_ms = 200).await;
+    let busy = Http2TestClient::connect(fixture.port).await;
     let mut call = busy.start_call(h2c::get("/")).await;
-    world.wait_for_queued(1).await;
-    let idle = Http2TestClient::connect(world.port).await;
+    fixture.wait_for_queued(1).await;
+    let idle = Http2TestClient::connect(fixture.port).await;
     wait_until(|| idle.is_closed()).await;
-    assert_eq!(refusal_metric(&world, "idle"), 1.0);
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    assert_eq!(refusal_metric(&fixture, "idle"), 1.0);
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
     call.end_body();
     call.response_head().await;
 }
@@ -426,26 +430,28 @@ const SLOW: &str = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\nx"
 #[tokio::test]
 async fn a_client_that_sends_no_more_of_its_body_gives_its_slot_to_the_next() {
     for protocol in [AppProtocol::Http1, AppProtocol::H2c] {
-        let mut world = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
-        world.apply_change(|table| {
-            let it = table.revisions.get_mut(&revision()).unwrap();
-            (it.container_concurrency, it.protocol) = (1, protocol);
+        let mut fixture = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
+        fixture.apply_change(|table| {
+            let entry = table.revisions.get_mut(&revision()).unwrap();
+            (entry.container_concurrency, entry.protocol) = (1, protocol);
         });
         let (h1, h2) = (reader().await, FakeHttp2Pod::start(collected).await);
-        world.add_ready_pod("p", if protocol == AppProtocol::H2c { h2.address } else { h1 });
-        let mut slow = connect_from(&world, ATTACKER).await;
+        fixture.add_ready_pod("p", if protocol == AppProtocol::H2c { h2.address } else { h1 });
+        let mut slow = connect_from(&fixture, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
-        let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+        let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
         wait_until(|| served.queue_metrics().2 == 1).await;
-        let mut next = connect_from(&world, OTHER).await;
+        let mut next = connect_from(&fixture, OTHER).await;
         let whole =
             "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
         next.write_all(whole.as_bytes()).await.unwrap();
         assert!(read_rest(&mut next).await.starts_with("HTTP/1.1 200 "));
-        let told = read_rest(&mut slow).await;
-        assert!(told.starts_with("HTTP/1.1 408 "), "{told}");
-        assert!(told.contains("connection: close") && told.ends_with("request body timeout"));
-        assert_eq!(refusal_metric(&world, "body_idle"), 1.0);
+        let response = read_rest(&mut slow).await;
+        assert!(response.starts_with("HTTP/1.1 408 "), "{response}");
+        assert!(
+            response.contains("connection: close") && response.ends_with("request body timeout")
+        );
+        assert_eq!(refusal_metric(&fixture, "body_idle"), 1.0);
     }
 }
 
@@ -485,11 +491,11 @@ async fn read_and_answer(stream: &mut TcpStream) {
 
 #[tokio::test]
 async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
-    let mut world = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
+    let mut fixture = ActivatorFixture::with(|config| config.body_idle_ms = 200).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.add_ready_pod("p", listener.local_addr().unwrap());
+    fixture.add_ready_pod("p", listener.local_addr().unwrap());
     // The pod does not read, so the client has to wait with the rest.
-    let mut blocked = connect_from(&world, OTHER).await;
+    let mut blocked = connect_from(&fixture, OTHER).await;
     let head = format!(
         "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         32 * MIB
@@ -503,7 +509,7 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     });
     let (mut busy_pod, _) = listener.accept().await.unwrap();
     // The call is gRPC, whose client may be silent.
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let grpc = h2c::get("/").method("POST").header("content-type", "application/grpc+proto");
     let mut call = client.start_call(grpc).await;
     call.send_piece("hello").await;
@@ -511,7 +517,7 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     read_head(&mut grpc_pod).await;
     // Both take longer than two later ones, which come one after the other and are slow.
     for _ in 0..2 {
-        let mut slow = connect_from(&world, ATTACKER).await;
+        let mut slow = connect_from(&fixture, ATTACKER).await;
         slow.write_all(SLOW.as_bytes()).await.unwrap();
         let (_slow_pod, _) = listener.accept().await.unwrap();
         assert!(read_rest(&mut slow).await.starts_with("HTTP/1.1 408 "));
@@ -519,16 +525,16 @@ async fn neither_a_slow_pod_nor_a_stream_is_a_slow_client() {
     grpc_pod.write_all(OK.as_bytes()).await.unwrap();
     assert_eq!(call.status_code().await, 200);
     read_and_answer(&mut busy_pod).await;
-    let mut told = String::new();
-    reading.read_to_string(&mut told).await.unwrap();
-    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    let mut response = String::new();
+    reading.read_to_string(&mut response).await.unwrap();
+    assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
     drop(sends.await);
-    assert_eq!(refusal_metric(&world, "body_idle"), 2.0);
+    assert_eq!(refusal_metric(&fixture, "body_idle"), 2.0);
 }
 
 #[tokio::test]
 async fn the_connection_with_most_buffers_closes_after_its_response() {
-    let mut world = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
+    let mut fixture = ActivatorFixture::with(|config| config.max_bytes = MIB).await;
     let (answer, is_asked) = (Arc::new(tokio::sync::Notify::new()), Arc::new(AtomicUsize::new(0)));
     let (may_answer, asked) = (Arc::clone(&answer), Arc::clone(&is_asked));
     let pod = start_pod_with(move |mut stream, number| {
@@ -543,16 +549,16 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
             }
         }
     });
-    world.add_ready_pod("p", pod.await);
+    fixture.add_ready_pod("p", pod.await);
     let long = |length| format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(length));
-    let mut busy = connect_from(&world, ATTACKER).await;
+    let mut busy = connect_from(&fixture, ATTACKER).await;
     busy.write_all(long(60_000).as_bytes()).await.unwrap();
     wait_until(|| is_asked.load(SeqCst) == 1).await;
-    let connections = world.activator.server.connections();
+    let connections = fixture.activator.server.connections();
     let mut idle = Vec::new();
-    while refusal_metric(&world, "bytes") == 0.0 {
+    while refusal_metric(&fixture, "bytes") == 0.0 {
         assert!(connections.buffer_bytes() < MIB, "{}", connections.buffer_bytes());
-        let mut next = connect_from(&world, OTHER).await;
+        let mut next = connect_from(&fixture, OTHER).await;
         next.write_all(long(20_000).as_bytes()).await.unwrap();
         let head = read_head(&mut next).await;
         assert!(head.starts_with("HTTP/1.1 200 ") || head.starts_with("HTTP/1.1 503 "), "{head}");
@@ -562,8 +568,8 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
     // The connection that kept most ends, but not before it has its response.
     assert!(connections.closing_buffer_bytes() > 0);
     answer.notify_one();
-    let told = read_rest(&mut busy).await;
-    assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("hello"), "{told}");
+    let response = read_rest(&mut busy).await;
+    assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("hello"), "{response}");
     wait_until(|| connections.closing_buffer_bytes() == 0).await;
     drop(idle);
     wait_until(|| connections.buffer_bytes() == 0).await;
@@ -571,26 +577,26 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
 
 #[tokio::test]
 async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answered() {
-    let mut world = ActivatorFixture::with(|config| {
+    let mut fixture = ActivatorFixture::with(|config| {
         (config.max_bytes, config.max_client_bytes) = (2 * MIB, Some(100 * MIB));
     })
     .await;
-    world.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
-    let host = other_service(&mut world).await;
+    fixture.add_ready_pod("p", start_pod(OK, Duration::ZERO).await.address);
+    let host = other_service(&mut fixture).await;
     let answered = Arc::new(AtomicUsize::new(0));
-    let asking = tokio::spawn(keeps_asking(world.outside, host, Arc::clone(&answered)));
+    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&answered)));
     let words = [client_preface(), encode_indexed_requests(0..10)].concat();
     let mut attackers = Vec::new();
     for _ in 0..40 {
-        let mut attacker = connect_from(&world, ATTACKER).await;
+        let mut attacker = connect_from(&fixture, ATTACKER).await;
         // The client answers no PING, so that the last GOAWAY with the final stream never comes (RFC 9113 §6.8).
         attacker.write_all(&words).await.ok();
         attackers.push(attacker);
         let before = answered.load(SeqCst);
         wait_until(|| answered.load(SeqCst) > before || asking.is_finished()).await;
     }
-    let connections = world.activator.server.connections();
-    wait_until(|| refusal_metric(&world, "bytes") > 0.0).await;
+    let connections = fixture.activator.server.connections();
+    wait_until(|| refusal_metric(&fixture, "bytes") > 0.0).await;
     wait_until(|| {
         connections.buffer_bytes() <= 2 * MIB && connections.closing_buffer_bytes() <= 2 * MIB / 8
     })
@@ -601,13 +607,13 @@ async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answere
 }
 
 /// Host of another service, whose pod answers.
-async fn other_service(world: &mut ActivatorFixture) -> &'static str {
+async fn other_service(fixture: &mut ActivatorFixture) -> &'static str {
     const HOST: &str = "other.default.example.com";
     let name = NamespacedName::new("default", "other-1");
     let mut pod =
         harness::pod("q", start_pod(OK, Duration::ZERO).await.address, RoutingPhase::Ready);
     pod.revision = name.clone();
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         let mut service = harness::hello_service(harness::free_port());
         service.name = NamespacedName::new("default", "other");
         service.hosts = vec![HOST.to_owned()];
@@ -620,8 +626,8 @@ async fn other_service(world: &mut ActivatorFixture) -> &'static str {
 }
 
 /// Sends one request after the other over one connection, and expects a response to each.
-async fn keeps_asking(door: SocketAddr, host: &'static str, answered: Arc<AtomicUsize>) {
-    let client = Http2TestClient::connect_to(door).await;
+async fn keeps_asking(address: SocketAddr, host: &'static str, answered: Arc<AtomicUsize>) {
+    let client = Http2TestClient::connect_to(address).await;
     loop {
         let request = Request::get(format!("http://{host}/"));
         let answer = client.send_request(request, &[]).await.expect("the connection stands");
@@ -632,11 +638,11 @@ async fn keeps_asking(door: SocketAddr, host: &'static str, answered: Arc<Atomic
 
 #[tokio::test]
 async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_answered() {
-    let mut world = ActivatorFixture::with(|config| config.max_resets = 20).await;
-    let host = other_service(&mut world).await;
+    let mut fixture = ActivatorFixture::with(|config| config.max_resets = 20).await;
+    let host = other_service(&mut fixture).await;
     let answered = Arc::new(AtomicUsize::new(0));
-    let asking = tokio::spawn(keeps_asking(world.outside, host, Arc::clone(&answered)));
-    let stream = connect_from(&world, ATTACKER).await;
+    let asking = tokio::spawn(keeps_asking(fixture.outside, host, Arc::clone(&answered)));
+    let stream = connect_from(&fixture, ATTACKER).await;
     let (send, driver) = h2::client::handshake(stream).await.unwrap();
     let ended = tokio::spawn(driver);
     let mut sent = 0;
@@ -649,7 +655,7 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_a
         let request = Request::get("http://hello.default.example.com/").body(()).unwrap();
         let Ok((answer, mut body)) = ready.send_request(request, false) else { break };
         sent += 1;
-        let revision = world.activator.gateway.routes.revision(&revision()).unwrap();
+        let revision = fixture.activator.gateway.routes.revision(&revision()).unwrap();
         wait_until(|| revision.waiting_count() == 1 || ended.is_finished()).await;
         body.send_reset(h2::Reason::CANCEL);
         drop(answer);
@@ -660,7 +666,7 @@ async fn a_client_that_resets_most_of_its_requests_is_sent_away_and_others_are_a
     drop(send);
     let error = ended.await.unwrap().unwrap_err();
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{error}");
-    assert_eq!(refusal_metric(&world, "resets"), 1.0);
+    assert_eq!(refusal_metric(&fixture, "resets"), 1.0);
     next_answer().await;
     assert!(!asking.is_finished(), "each of its requests is answered");
 }

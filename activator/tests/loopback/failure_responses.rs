@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Preparation of the world before the request.
+/// Preparation of the fixture before the request.
 type FailureCaseSetup = fn(&mut ActivatorFixture) -> BoxFuture<'_, ()>;
 
 struct FailureResponseCase {
@@ -36,54 +36,54 @@ struct FailureResponseCase {
 
 const HOST: &str = "hello.default.example.com";
 
-fn change_revision(world: &mut ActivatorFixture, change: impl FnOnce(&mut RevisionEntry)) {
-    world.apply_change(|table| change(table.revisions.get_mut(&revision()).unwrap()));
+fn change_revision(fixture: &mut ActivatorFixture, change: impl FnOnce(&mut RevisionEntry)) {
+    fixture.apply_change(|table| change(table.revisions.get_mut(&revision()).unwrap()));
 }
 
-fn no_setup(_world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+fn no_setup(_fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {})
 }
 
 /// Adds a pod that accepts requests and never answers.
-fn add_silent_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+fn add_silent_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let pod = start_pod(OK, LONG * 100).await;
-        world.add_ready_pod("p", pod.address);
+        fixture.add_ready_pod("p", pod.address);
     })
 }
 
-fn add_ready_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+fn add_ready_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let pod = start_pod(OK, Duration::ZERO).await;
-        world.add_ready_pod("p", pod.address);
+        fixture.add_ready_pod("p", pod.address);
     })
 }
 
 /// Puts one request at the pod and as many into the queue as it accepts.
-fn fill_queue(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+fn fill_queue(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
-        change_revision(world, |it| it.container_concurrency = 1);
-        add_silent_pod(world).await;
-        for mut stream in join_all((0..13).map(|_| world.connect())).await {
+        change_revision(fixture, |it| it.container_concurrency = 1);
+        add_silent_pod(fixture).await;
+        for mut stream in join_all((0..13).map(|_| fixture.connect())).await {
             stream.write_all(GET.as_bytes()).await.unwrap();
             std::mem::forget(stream);
         }
-        world.wait_for_queued(12).await;
+        fixture.wait_for_queued(12).await;
     })
 }
 
-fn add_refusing_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+fn add_refusing_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-        world.add_ready_pod("gone", gone);
+        fixture.add_ready_pod("gone", gone);
     })
 }
 
 /// Adds a pod that closes when it has read a request.
-fn add_closing_pod(world: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
+fn add_closing_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        world.add_ready_pod("p", listener.local_addr().unwrap());
+        fixture.add_ready_pod("p", listener.local_addr().unwrap());
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 harness::read_head(&mut stream).await;
@@ -104,9 +104,9 @@ const ROWS: &[FailureResponseCase] = &[
     },
     FailureResponseCase {
         trigger: "timeoutSeconds while it waits",
-        setup: |world| {
-            change_revision(world, |it| it.timeout = SOON);
-            no_setup(world)
+        setup: |fixture| {
+            change_revision(fixture, |it| it.timeout = SOON);
+            no_setup(fixture)
         },
         fields: &[],
         status: 504,
@@ -114,9 +114,9 @@ const ROWS: &[FailureResponseCase] = &[
     },
     FailureResponseCase {
         trigger: "timeoutSeconds at a pod",
-        setup: |world| {
-            change_revision(world, |it| it.timeout = SOON);
-            add_silent_pod(world)
+        setup: |fixture| {
+            change_revision(fixture, |it| it.timeout = SOON);
+            add_silent_pod(fixture)
         },
         fields: &[],
         status: 504,
@@ -124,9 +124,9 @@ const ROWS: &[FailureResponseCase] = &[
     },
     FailureResponseCase {
         trigger: "responseStartTimeoutSeconds",
-        setup: |world| {
-            change_revision(world, |it| it.response_start_timeout = Some(SOON));
-            add_silent_pod(world)
+        setup: |fixture| {
+            change_revision(fixture, |it| it.response_start_timeout = Some(SOON));
+            add_silent_pod(fixture)
         },
         fields: &[],
         status: 504,
@@ -134,9 +134,9 @@ const ROWS: &[FailureResponseCase] = &[
     },
     FailureResponseCase {
         trigger: "idleTimeoutSeconds before the first byte",
-        setup: |world| {
-            change_revision(world, |it| it.idle_timeout = Some(SOON));
-            add_silent_pod(world)
+        setup: |fixture| {
+            change_revision(fixture, |it| it.idle_timeout = Some(SOON));
+            add_silent_pod(fixture)
         },
         fields: &[],
         status: 504,
@@ -144,9 +144,9 @@ const ROWS: &[FailureResponseCase] = &[
     },
     FailureResponseCase {
         trigger: "a revision that is unknown",
-        setup: |world| {
-            world.apply_change(|table| table.revisions.clear());
-            no_setup(world)
+        setup: |fixture| {
+            fixture.apply_change(|table| table.revisions.clear());
+            no_setup(fixture)
         },
         fields: &[],
         status: 404,
@@ -175,9 +175,9 @@ const ROWS: &[FailureResponseCase] = &[
     },
     FailureResponseCase {
         trigger: "a kubelet's probe while draining",
-        setup: |world| {
-            world.activator.gateway.reconnect_clients.cancel();
-            no_setup(world)
+        setup: |fixture| {
+            fixture.activator.gateway.reconnect_clients.cancel();
+            no_setup(fixture)
         },
         fields: &[("user-agent", "kube-probe/1.35")],
         status: 503,
@@ -227,9 +227,10 @@ const ROWS: &[FailureResponseCase] = &[
     },
     FailureResponseCase {
         trigger: "no revision to serve it",
-        setup: |world| {
-            world.apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
-            no_setup(world)
+        setup: |fixture| {
+            fixture
+                .apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
+            no_setup(fixture)
         },
         fields: &[],
         status: 503,
@@ -238,32 +239,33 @@ const ROWS: &[FailureResponseCase] = &[
 ];
 
 async fn http1(
-    door: SocketAddr,
-    world: &ActivatorFixture,
+    address: SocketAddr,
+    fixture: &ActivatorFixture,
     row: &FailureResponseCase,
 ) -> (u16, String) {
     let fields = row.fields.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
     let fields = fields.collect::<String>();
     let request = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n{fields}\r\n");
-    let answer = world.exchange_at(door, &request).await;
+    let answer = fixture.exchange_at(address, &request).await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, "no answer"));
     (head.get(9..12).and_then(|it| it.parse().ok()).unwrap_or(0), body.to_owned())
 }
 
-async fn http2(door: SocketAddr, row: &FailureResponseCase) -> (u16, String) {
+async fn http2(address: SocketAddr, row: &FailureResponseCase) -> (u16, String) {
     let request = Request::get(format!("http://{HOST}/"));
     let request = row.fields.iter().fold(request, |it, (name, value)| it.header(*name, *value));
-    let answer = Http2TestClient::connect_to(door).await.send_request(request, &[]).await.unwrap();
+    let answer =
+        Http2TestClient::connect_to(address).await.send_request(request, &[]).await.unwrap();
     (answer.head.status().as_u16(), answer.body)
 }
 
 #[tokio::test]
 async fn a_request_without_an_apps_response_gets_knatives() {
     for row in ROWS {
-        let mut world = ActivatorFixture::with(|config| config.max_waiting = 2).await;
-        (row.setup)(&mut world).await;
-        let door = SocketAddr::from(([127, 0, 0, 1], world.port));
-        let (old, new) = tokio::join!(http1(door, &world, row), http2(door, row));
+        let mut fixture = ActivatorFixture::with(|config| config.max_waiting = 2).await;
+        (row.setup)(&mut fixture).await;
+        let address = SocketAddr::from(([127, 0, 0, 1], fixture.port));
+        let (old, new) = tokio::join!(http1(address, &fixture, row), http2(address, row));
         for (status, body) in [old, new] {
             assert_eq!(status, row.status, "{}: {body}", row.trigger);
             let is_said = match row.body {
@@ -280,38 +282,38 @@ async fn a_request_without_an_apps_response_gets_knatives() {
 #[tokio::test]
 async fn from_outside_a_probe_is_a_request() {
     for row in ROWS.iter().filter(|row| !row.fields.is_empty()) {
-        let mut world = ActivatorFixture::new().await;
-        add_ready_pod(&mut world).await;
+        let mut fixture = ActivatorFixture::new().await;
+        add_ready_pod(&mut fixture).await;
         assert_eq!(
-            http1(world.outside, &world, row).await,
+            http1(fixture.outside, &fixture, row).await,
             (200, "hello".into()),
             "{}",
             row.trigger
         );
-        assert_eq!(http2(world.outside, row).await, (200, "hello".into()), "{}", row.trigger);
+        assert_eq!(http2(fixture.outside, row).await, (200, "hello".into()), "{}", row.trigger);
     }
 }
 
 #[tokio::test]
 async fn a_redirected_host_answers_301() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         let ingress = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
         table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
     });
     let row = &ROWS[0];
-    assert_eq!(http1(world.outside, &world, row).await.0, 301);
-    assert_eq!(http2(world.outside, row).await.0, 301);
+    assert_eq!(http1(fixture.outside, &fixture, row).await.0, 301);
+    assert_eq!(http2(fixture.outside, row).await.0, 301);
 }
 
 #[tokio::test]
 async fn a_hash_comes_back() {
-    let world = ActivatorFixture::new().await;
+    let fixture = ActivatorFixture::new().await;
     let request = Request::get(format!("http://{HOST}/"))
         .header("k-network-probe", "probe")
         .header("k-network-hash", "abc");
     let answer =
-        Http2TestClient::connect(world.port).await.send_request(request, &[]).await.unwrap();
+        Http2TestClient::connect(fixture.port).await.send_request(request, &[]).await.unwrap();
     assert_eq!(answer.head.headers()["k-network-hash"], "abc");
 }
 
@@ -328,8 +330,8 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
         ("content-length: 9\r\n\r\nhello", "hello", false),
     ] {
         for bound in ["whole", "idle"] {
-            let mut world = ActivatorFixture::new().await;
-            change_revision(&mut world, |it| match bound {
+            let mut fixture = ActivatorFixture::new().await;
+            change_revision(&mut fixture, |it| match bound {
                 "whole" => it.timeout = SOON,
                 _ => it.idle_timeout = Some(SOON),
             });
@@ -340,15 +342,15 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
                 stream.read_u8().await.ok();
             })
             .await;
-            world.add_ready_pod("p", pod);
+            fixture.add_ready_pod("p", pod);
             // A busy machine may need longer than the timeout before the response begins.
             let clock = PausedClock::start_paused();
-            let mut client = world.connect().await;
+            let mut client = fixture.connect().await;
             client.write_all(GET.as_bytes()).await.unwrap();
             let mut answer = read_until(&mut client, body).await;
             clock.advance(SOON + Duration::from_millis(1)).await;
             answer += &read_rest(&mut client).await;
-            let (head, told) = answer.split_once("\r\n\r\n").unwrap();
+            let (head, response) = answer.split_once("\r\n\r\n").unwrap();
             assert!(head.starts_with("HTTP/1.1 200 OK"), "{bound}: {answer}");
             let wanted = match ends {
                 true => format!("5\r\n{body}\r\n19\r\n{TEXT}\r\n0\r\n\r\n"),
@@ -356,9 +358,9 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
                 false => body.to_owned(),
             };
             if ends {
-                assert!(told.starts_with(&wanted), "{bound}: {told}");
+                assert!(response.starts_with(&wanted), "{bound}: {response}");
             } else {
-                assert_eq!(told, wanted, "{bound}");
+                assert_eq!(response, wanted, "{bound}");
             }
         }
     }
@@ -366,27 +368,33 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
 
 #[tokio::test]
 async fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let only = |all: &[IpAddr]| {
         let addresses = all.iter().copied().collect();
         Some(Arc::new(AllowedSources { addresses, ip_blocks: vec![] }))
     };
-    change_revision(&mut world, |it| it.allowed_sources = only(&[[10, 0, 0, 1].into()]));
+    change_revision(&mut fixture, |it| it.allowed_sources = only(&[[10, 0, 0, 1].into()]));
     let outside = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n\r\n");
     let inside = outside.replace(HOST, "hello.default.svc.cluster.local");
-    for (door, request) in [(None, GET), (Some(world.inside), inside.as_str())] {
-        let door = door.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, world.port).into());
-        let told = world.exchange_at(door, request).await;
-        assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("127.0.0.1"), "{told}");
+    for (address, request) in [(None, GET), (Some(fixture.inside), inside.as_str())] {
+        let address = address.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, fixture.port).into());
+        let response = fixture.exchange_at(address, request).await;
+        assert!(
+            response.starts_with("HTTP/1.1 403 ") && response.contains("127.0.0.1"),
+            "{response}"
+        );
     }
-    assert_eq!(world.waiting_totals(), (0, 0), "nobody has waited, so nothing is woken");
+    assert_eq!(fixture.waiting_totals(), (0, 0), "nobody has waited, so nothing is woken");
 
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 403 "), "no more with a pod");
-    let told = world.exchange_at(world.outside, &outside).await;
-    assert!(told.starts_with("HTTP/1.1 200 "), "who asks from outside is not known: {told}");
-    change_revision(&mut world, |it| it.allowed_sources = only(&[Ipv4Addr::LOCALHOST.into()]));
-    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 200 "));
+    fixture.add_ready_pod("p", pod.address);
+    assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 403 "), "no more with a pod");
+    let response = fixture.exchange_at(fixture.outside, &outside).await;
+    assert!(
+        response.starts_with("HTTP/1.1 200 "),
+        "who asks from outside is not known: {response}"
+    );
+    change_revision(&mut fixture, |it| it.allowed_sources = only(&[Ipv4Addr::LOCALHOST.into()]));
+    assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 200 "));
     assert_eq!(pod.requests(), 2);
 }

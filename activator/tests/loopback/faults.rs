@@ -33,9 +33,9 @@ async fn start_faulty_pod(seed: u64, http2: bool) -> std::net::SocketAddr {
     let address = listener.local_addr().unwrap();
     let whole = FakeHttp2Pod::start(h2c::echo).await;
     tokio::spawn(async move {
-        let mut chance = FaultRng(seed);
+        let mut rng = FaultRng(seed);
         while let Ok((stream, _)) = listener.accept().await {
-            let (kind, at, reset) = (chance.below(3), chance.below(OK.len()), chance.below(2) == 0);
+            let (kind, at, reset) = (rng.below(3), rng.below(OK.len()), rng.below(2) == 0);
             if http2 {
                 tokio::spawn(break_http2(stream, whole.address, kind, at * 20, reset));
             } else {
@@ -112,40 +112,39 @@ async fn abort_request(
     read.await.ok();
 }
 
-async fn assert_no_state_left(world: &ActivatorFixture) {
-    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+async fn assert_no_state_left(fixture: &ActivatorFixture) {
+    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
     wait_until(|| (served.queue_metrics().2, served.waiting_count()) == (0, 0)).await;
-    wait_until(|| world.waiting_totals().0 == world.waiting_totals().1).await;
-    assert_eq!(world.metric("rouse_activator_waiting_requests"), 0.0);
+    wait_until(|| fixture.waiting_totals().0 == fixture.waiting_totals().1).await;
+    assert_eq!(fixture.metric("rouse_activator_waiting_requests"), 0.0);
 }
 
 async fn run_faults(protocol: AppProtocol) {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
-        let it = table.revisions.get_mut(&revision()).unwrap();
-        (it.container_concurrency, it.protocol) = (2, protocol);
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
+        let entry = table.revisions.get_mut(&revision()).unwrap();
+        (entry.container_concurrency, entry.protocol) = (2, protocol);
     });
-    let mut chance = FaultRng(0x5eed);
+    let mut rng = FaultRng(0x5eed);
     let mut tasks = Vec::new();
     for round in 0..300 {
         match round % 50 {
             0 => {
                 let pod = start_faulty_pod(round + 1, protocol == AppProtocol::H2c).await;
-                world.add_ready_pod("p", pod);
+                fixture.add_ready_pod("p", pod);
             }
-            40 => world.apply_change(|table| table.pods.clear()),
+            40 => fixture.apply_change(|table| table.pods.clear()),
             _ => {}
         }
-        let stream = world.connect().await;
-        let (at, reset, answer) =
-            (chance.below(2 * GET.len()), chance.below(2) == 0, chance.below(60));
-        if chance.below(2) == 0 {
+        let stream = fixture.connect().await;
+        let (at, reset, answer) = (rng.below(2 * GET.len()), rng.below(2) == 0, rng.below(60));
+        if rng.below(2) == 0 {
             tasks.push(tokio::spawn(async move {
                 abort_request(stream, GET.as_bytes(), at, reset, answer).await
             }));
             continue;
         }
-        let client = Http2TestClient::connect(world.port).await;
+        let client = Http2TestClient::connect(fixture.port).await;
         tasks.push(tokio::spawn(async move {
             let mut call = client.start_call(Request::post("http://a/")).await;
             if answer % 3 > 0 {
@@ -160,19 +159,19 @@ async fn run_faults(protocol: AppProtocol) {
     for task in tasks {
         task.await.unwrap();
     }
-    assert_no_state_left(&world).await;
+    assert_no_state_left(&fixture).await;
     let good = FakeHttp2Pod::start(h2c::echo).await;
-    world.apply_change(|table| table.pods.clear());
+    fixture.apply_change(|table| table.pods.clear());
     if protocol == AppProtocol::H2c {
-        world.add_ready_pod("good", good.address);
+        fixture.add_ready_pod("good", good.address);
     } else {
-        world.add_ready_pod("good", harness::start_pod(OK, Duration::ZERO).await.address);
+        fixture.add_ready_pod("good", harness::start_pod(OK, Duration::ZERO).await.address);
     }
     for _ in 0..10 {
-        assert!(world.exchange(GET).await.starts_with("HTTP/1.1 200 "));
+        assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 200 "));
     }
-    assert_no_state_left(&world).await;
-    assert!(world.waiting_totals().0 > 0, "some waited");
+    assert_no_state_left(&fixture).await;
+    assert!(fixture.waiting_totals().0 > 0, "some waited");
 }
 
 #[tokio::test]
@@ -202,20 +201,20 @@ fn keepalive_timer(is_row: impl Fn(u16, u16) -> bool) -> Option<u64> {
 #[tokio::test]
 async fn silent_clients_and_pods_get_keepalive_probes() {
     for protocol in [AppProtocol::Http1, AppProtocol::H2c] {
-        let mut world = ActivatorFixture::new().await;
-        world.apply_change(|table| {
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.apply_change(|table| {
             table.revisions.get_mut(&revision()).unwrap().protocol = protocol
         });
         let (plain, http2) =
             (harness::start_pod(OK, LONG).await, FakeHttp2Pod::start(h2c::never).await);
         let at = if protocol == AppProtocol::H2c { http2.address } else { plain.address };
-        world.add_ready_pod("p", at);
-        let mut client = world.connect().await;
+        fixture.add_ready_pod("p", at);
+        let mut client = fixture.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
         wait_until(|| plain.requests() + http2.requests() == 1).await;
         let near = client.local_addr().unwrap().port();
         wait_until(|| {
-            keepalive_timer(|own, peer| (own, peer) == (world.port, near)).is_some_and(is_soon)
+            keepalive_timer(|own, peer| (own, peer) == (fixture.port, near)).is_some_and(is_soon)
         })
         .await;
         wait_until(|| keepalive_timer(|_own, peer| peer == at.port()).is_some_and(is_soon)).await;

@@ -21,63 +21,63 @@ fn status(answer: &str) -> &str {
 
 #[tokio::test]
 async fn requests_wait_and_go_once_a_pod_is_ready() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    let streams = join_all((0..20).map(|_| world.connect())).await;
+    let streams = join_all((0..20).map(|_| fixture.connect())).await;
     let mut asked = Vec::new();
     for mut stream in streams {
         stream.write_all(GET.as_bytes()).await.unwrap();
         asked.push(stream);
     }
-    world.wait_for_queued(20).await;
-    assert_eq!(world.waiting_totals(), (20, 0));
-    world.set_pod("p", pod.address, RoutingPhase::Starting);
-    world.wait_for_queued(20).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.wait_for_queued(20).await;
+    assert_eq!(fixture.waiting_totals(), (20, 0));
+    fixture.set_pod("p", pod.address, RoutingPhase::Starting);
+    fixture.wait_for_queued(20).await;
+    fixture.add_ready_pod("p", pod.address);
     for mut stream in asked {
         assert_eq!(status(&read_rest(&mut stream).await), "200");
     }
     assert_eq!(
-        (pod.requests(), world.waiting_totals(), world.abandoned_requests()),
+        (pod.requests(), fixture.waiting_totals(), fixture.abandoned_requests()),
         (20, (20, 20), 0)
     );
 }
 
 #[tokio::test]
 async fn a_warm_request_does_not_count_as_waiting_and_reuses_a_connection() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     for _ in 0..5 {
-        assert_eq!(status(&world.exchange(GET).await), "200");
+        assert_eq!(status(&fixture.exchange(GET).await), "200");
     }
-    assert_eq!((pod.requests(), pod.connections(), world.waiting_totals()), (5, 1, (0, 0)));
+    assert_eq!((pod.requests(), pod.connections(), fixture.waiting_totals()), (5, 1, (0, 0)));
 }
 
 #[tokio::test]
 async fn a_client_that_goes_while_it_waits_leaves_the_queue() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    let mut stream = world.connect().await;
+    let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     drop(stream);
-    world.wait_for_queued(0).await;
-    wait_until(|| world.waiting_totals() == (1, 1)).await;
-    world.add_ready_pod("p", pod.address);
-    assert_eq!(status(&world.exchange(GET).await), "200");
+    fixture.wait_for_queued(0).await;
+    wait_until(|| fixture.waiting_totals() == (1, 1)).await;
+    fixture.add_ready_pod("p", pod.address);
+    assert_eq!(status(&fixture.exchange(GET).await), "200");
     assert_eq!(pod.requests(), 1);
     let cancelled = "rouse_activator_requests_total{code=\"cancelled\"}";
-    assert_eq!(world.metric(cancelled), 1.0);
+    assert_eq!(fixture.metric(cancelled), 1.0);
 }
 
 #[tokio::test]
 async fn a_full_queue_answers_503_with_retry_after() {
-    let world = ActivatorFixture::with(|config| config.max_waiting = 1).await;
-    let mut first = world.connect().await;
+    let fixture = ActivatorFixture::with(|config| config.max_waiting = 1).await;
+    let mut first = fixture.connect().await;
     first.write_all(GET.as_bytes()).await.unwrap();
-    world.wait_for_queued(1).await;
-    let answer = world.exchange(GET).await;
+    fixture.wait_for_queued(1).await;
+    let answer = fixture.exchange(GET).await;
     assert_eq!(status(&answer), "503");
     assert!(answer.contains("retry-after: 1\r\n"), "{answer}");
     assert!(answer.ends_with("pending request queue full"), "{answer}");
@@ -85,15 +85,15 @@ async fn a_full_queue_answers_503_with_retry_after() {
 
 #[tokio::test]
 async fn the_deadline_counts_while_waiting() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(30);
     });
-    let answer = world.exchange(GET).await;
+    let answer = fixture.exchange(GET).await;
     assert_eq!(status(&answer), "504");
     assert!(answer.ends_with("activator request timeout"), "{answer}");
     assert_eq!(
-        (world.waiting_totals(), world.abandoned_requests()),
+        (fixture.waiting_totals(), fixture.abandoned_requests()),
         ((1, 1), 1),
         "it arrived, and no pod got it"
     );
@@ -101,22 +101,22 @@ async fn the_deadline_counts_while_waiting() {
 
 #[tokio::test]
 async fn an_answer_must_begin_in_time() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
-        let it = table.revisions.get_mut(&revision()).unwrap();
-        it.response_start_timeout = Some(Duration::from_millis(30));
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
+        let entry = table.revisions.get_mut(&revision()).unwrap();
+        entry.response_start_timeout = Some(Duration::from_millis(30));
     });
     let pod = start_pod(OK, LONG).await;
-    world.add_ready_pod("p", pod.address);
-    assert_eq!(status(&world.exchange(GET).await), "504");
+    fixture.add_ready_pod("p", pod.address);
+    assert_eq!(status(&fixture.exchange(GET).await), "504");
 }
 
 #[tokio::test]
 async fn an_answer_that_stalls_is_cut_off() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
-        let it = table.revisions.get_mut(&revision()).unwrap();
-        it.idle_timeout = Some(Duration::from_millis(30));
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
+        let entry = table.revisions.get_mut(&revision()).unwrap();
+        entry.idle_timeout = Some(Duration::from_millis(30));
     });
     let pod = start_pod_with(|mut stream, _| async move {
         read_head(&mut stream).await;
@@ -125,10 +125,10 @@ async fn an_answer_that_stalls_is_cut_off() {
         stream.read_u8().await.ok();
     })
     .await;
-    world.add_ready_pod("p", pod);
+    fixture.add_ready_pod("p", pod);
     // A busy machine may begin later.
     let clock = PausedClock::start_paused();
-    let mut stream = world.connect().await;
+    let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
     let begun = read_until(&mut stream, "hello").await;
     assert_eq!(status(&begun), "200");
@@ -139,38 +139,38 @@ async fn an_answer_that_stalls_is_cut_off() {
 
 #[tokio::test]
 async fn a_refused_connection_is_tried_elsewhere() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
     });
-    world.add_ready_pod("gone", gone);
-    let mut stream = world.connect().await;
+    fixture.add_ready_pod("gone", gone);
+    let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    wait_until(|| world.metric("rouse_activator_retries_total") > 0.0).await;
-    world.add_ready_pod("good", pod.address);
+    wait_until(|| fixture.metric("rouse_activator_retries_total") > 0.0).await;
+    fixture.add_ready_pod("good", pod.address);
     assert_eq!(status(&read_rest(&mut stream).await), "200");
     assert_eq!(pod.requests(), 1);
 }
 
 #[tokio::test]
 async fn a_pod_that_always_refuses_gives_502() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    world.add_ready_pod("gone", gone);
-    let answer = world.exchange(GET).await;
+    fixture.add_ready_pod("gone", gone);
+    let answer = fixture.exchange(GET).await;
     assert_eq!(status(&answer), "502");
     assert!(answer.contains("cannot connect to pod at"), "{answer}");
-    assert_eq!(world.metric("rouse_activator_dials_total"), 10.0);
+    assert_eq!(fixture.metric("rouse_activator_dials_total"), 10.0);
 }
 
 #[tokio::test]
 async fn nothing_is_sent_again_once_a_byte_was_sent() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let rude = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
     });
     let at = rude.local_addr().unwrap();
@@ -184,19 +184,19 @@ async fn nothing_is_sent_again_once_a_byte_was_sent() {
         }
         requests
     });
-    world.add_ready_pod("rude", at);
-    let answer = world.exchange(GET).await;
+    fixture.add_ready_pod("rude", at);
+    let answer = fixture.exchange(GET).await;
     assert_eq!(status(&answer), "502");
     assert_eq!(asked.await.unwrap(), 1);
-    world.add_ready_pod("good", pod.address);
+    fixture.add_ready_pod("good", pod.address);
     assert_eq!(pod.requests(), 0, "the request ended with the pod it was sent to");
 }
 
 #[tokio::test]
 async fn a_connection_the_pod_has_closed_is_not_used() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.add_ready_pod("p", listener.local_addr().unwrap());
+    fixture.add_ready_pod("p", listener.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             read_head(&mut stream).await;
@@ -204,36 +204,36 @@ async fn a_connection_the_pod_has_closed_is_not_used() {
         }
     });
     for _ in 0..20 {
-        assert_eq!(status(&world.exchange(GET).await), "200");
+        assert_eq!(status(&fixture.exchange(GET).await), "200");
     }
 }
 
 #[tokio::test]
 async fn a_hard_limit_lets_one_request_in_at_a_time() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::from_millis(2)).await;
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
     });
-    world.add_ready_pod("p", pod.address);
-    let answers = join_all((0..20).map(|_| world.exchange(GET))).await;
+    fixture.add_ready_pod("p", pod.address);
+    let answers = join_all((0..20).map(|_| fixture.exchange(GET))).await;
     assert!(answers.iter().all(|answer| status(answer) == "200"));
     assert_eq!((pod.requests(), pod.connections()), (20, 1));
-    let (started, finished) = world.waiting_totals();
+    let (started, finished) = fixture.waiting_totals();
     assert_eq!(started, finished);
 }
 
 #[tokio::test]
 async fn a_full_accept_queue_does_not_cost_a_second() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
     let at = listener.local_addr().unwrap();
     // A backlog of 1 holds two connections; SYNs beyond it are dropped.
     let plugs = [harness_connect(at).await, harness_connect(at).await];
-    world.add_ready_pod("p", at);
-    let mut stream = world.connect().await;
+    fixture.add_ready_pod("p", at);
+    let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
     // Several sockets are unanswered before there is room.
     wait_until(|| unanswered_dials(at.port()) >= 2).await;
@@ -249,7 +249,7 @@ async fn a_full_accept_queue_does_not_cost_a_second() {
     }
     assert!(repeats >= 2, "the plugs came first");
     assert_eq!(status(&read_rest(&mut stream).await), "200");
-    assert!(world.metric("rouse_activator_dial_repeats_total") >= 2.0);
+    assert!(fixture.metric("rouse_activator_dial_repeats_total") >= 2.0);
     drop(plugs);
 }
 
@@ -267,24 +267,24 @@ async fn harness_connect(at: SocketAddr) -> TcpStream {
 
 #[tokio::test]
 async fn an_idle_connection_closes_once_the_service_is_direct() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    let mut kept = world.connect().await;
+    fixture.add_ready_pod("p", pod.address);
+    let mut kept = fixture.connect().await;
     let get = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
     let mut body = [0; 5];
     kept.write_all(get.as_bytes()).await.unwrap();
     assert!(!read_head(&mut kept).await.contains("connection: close"));
     kept.read_exact(&mut body).await.unwrap();
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.services.get_mut(&service()).unwrap().connection_path = ConnectionPath::Direct
     });
     kept.write_all(get.as_bytes()).await.unwrap();
     let answer = read_rest(&mut kept).await;
     assert!(answer.contains("connection: close\r\n") && answer.ends_with("hello"), "{answer}");
-    assert_eq!(world.metric("rouse_activator_direct_closed_connections_total"), 1.0);
+    assert_eq!(fixture.metric("rouse_activator_direct_closed_connections_total"), 1.0);
 
-    let mut outside = tokio::net::TcpStream::connect(world.outside).await.unwrap();
+    let mut outside = tokio::net::TcpStream::connect(fixture.outside).await.unwrap();
     for _ in 0..2 {
         let get = "GET / HTTP/1.1\r\nhost: Hello.default.example.com:8080\r\n\r\n";
         outside.write_all(get.as_bytes()).await.unwrap();
@@ -295,29 +295,29 @@ async fn an_idle_connection_closes_once_the_service_is_direct() {
 
 #[tokio::test]
 async fn a_service_port_serves_whatever_host_and_the_gateway_only_known_ones() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     let foreign = "GET / HTTP/1.1\r\nhost: foreign.example\r\nconnection: close\r\n\r\n";
-    assert_eq!(status(&world.exchange(foreign).await), "200");
+    assert_eq!(status(&fixture.exchange(foreign).await), "200");
     let old = "GET / HTTP/1.0\r\n\r\n";
-    assert_eq!(status(&world.exchange(old).await), "200");
+    assert_eq!(status(&fixture.exchange(old).await), "200");
     assert!(pod.heads().contains("host: hello.default.svc\r\n"));
-    let mut outside = tokio::net::TcpStream::connect(world.outside).await.unwrap();
+    let mut outside = tokio::net::TcpStream::connect(fixture.outside).await.unwrap();
     outside.write_all(foreign.as_bytes()).await.unwrap();
     assert_eq!(status(&read_rest(&mut outside).await), "404");
 }
 
 #[tokio::test]
 async fn a_split_follows_the_percents_and_a_missing_target_is_reported() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (one, two) = (start_pod(OK, Duration::ZERO).await, start_pod(OK, Duration::ZERO).await);
     let second = NamespacedName::new("default", "hello-2");
-    world.add_ready_pod("one", one.address);
-    world.apply_change(|table| {
-        let mut it = hello_revision();
-        it.name = second.clone();
-        table.revisions.insert(second.clone(), it);
+    fixture.add_ready_pod("one", one.address);
+    fixture.apply_change(|table| {
+        let mut entry = hello_revision();
+        entry.name = second.clone();
+        table.revisions.insert(second.clone(), entry);
         let mut pod = harness::pod("two", two.address, RoutingPhase::Ready);
         pod.revision = second.clone();
         table.pods.insert("two".to_owned(), pod);
@@ -326,36 +326,36 @@ async fn a_split_follows_the_percents_and_a_missing_target_is_reported() {
             vec![to(revision(), 50), to(second.clone(), 50)];
     });
     for _ in 0..200 {
-        assert_eq!(status(&world.exchange(GET).await), "200");
+        assert_eq!(status(&fixture.exchange(GET).await), "200");
     }
     assert_eq!(one.requests() + two.requests(), 200);
     assert!((50..=150).contains(&one.requests()), "{}", one.requests());
-    world.apply_change(|table| drop(table.revisions.remove(&second)));
-    world.apply_change(|table| {
+    fixture.apply_change(|table| drop(table.revisions.remove(&second)));
+    fixture.apply_change(|table| {
         table.services.get_mut(&service()).unwrap().targets =
             vec![RouteTarget { revision: second.clone(), percent: 100 }];
     });
-    assert_eq!(status(&world.exchange(GET).await), "404");
-    world.apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
-    assert_eq!(status(&world.exchange(GET).await), "503");
+    assert_eq!(status(&fixture.exchange(GET).await), "404");
+    fixture.apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
+    assert_eq!(status(&fixture.exchange(GET).await), "503");
 }
 
 #[tokio::test]
 async fn a_service_that_goes_closes_its_port() {
-    let mut world = ActivatorFixture::new().await;
-    let mut kept = world.connect().await;
-    world.apply_change(|table| table.services.clear());
+    let mut fixture = ActivatorFixture::new().await;
+    let mut kept = fixture.connect().await;
+    fixture.apply_change(|table| table.services.clear());
     kept.write_all(GET.as_bytes()).await.unwrap();
     assert_eq!(status(&read_rest(&mut kept).await), "404");
-    let again = tokio::net::TcpStream::connect(("127.0.0.1", world.port));
+    let again = tokio::net::TcpStream::connect(("127.0.0.1", fixture.port));
     assert!(tokio::time::timeout(LONG, again).await.unwrap().is_err());
 }
 
 #[tokio::test]
 async fn knatives_probes_are_answered() {
-    let world = ActivatorFixture::new().await;
+    let fixture = ActivatorFixture::new().await;
     let ask = async |fields: &str| {
-        world
+        fixture
             .exchange(&format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n"))
             .await
     };
@@ -369,15 +369,15 @@ async fn knatives_probes_are_answered() {
 
 #[tokio::test]
 async fn a_request_for_a_revision_that_comes_back_is_served() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    let mut stream = world.connect().await;
+    let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    world.wait_for_queued(1).await;
-    world.apply_change(|table| drop(table.revisions.remove(&revision())));
-    assert_eq!(status(&world.exchange(GET).await), "404");
-    world.apply_change(|table| drop(table.revisions.insert(revision(), hello_revision())));
-    world.add_ready_pod("p", pod.address);
+    fixture.wait_for_queued(1).await;
+    fixture.apply_change(|table| drop(table.revisions.remove(&revision())));
+    assert_eq!(status(&fixture.exchange(GET).await), "404");
+    fixture.apply_change(|table| drop(table.revisions.insert(revision(), hello_revision())));
+    fixture.add_ready_pod("p", pod.address);
     assert_eq!(status(&read_rest(&mut stream).await), "200");
 }
 
@@ -392,48 +392,48 @@ async fn silent() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
 
 #[tokio::test]
 async fn a_pod_that_leaves_while_it_is_dialled_does_not_keep_its_requests() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (_full, at, _plugs) = silent().await;
-    world.add_ready_pod("full", at);
-    let mut stream = world.connect().await;
+    fixture.add_ready_pod("full", at);
+    let mut stream = fixture.connect().await;
     stream.write_all(GET.as_bytes()).await.unwrap();
-    wait_until(|| world.metric("rouse_activator_dials_total") > 0.0).await;
-    world.apply_change(|table| table.pods.clear());
-    world.wait_for_queued(1).await;
+    wait_until(|| fixture.metric("rouse_activator_dials_total") > 0.0).await;
+    fixture.apply_change(|table| table.pods.clear());
+    fixture.wait_for_queued(1).await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     assert_eq!(status(&read_rest(&mut stream).await), "200");
-    assert_eq!(world.waiting_totals(), (1, 1));
+    assert_eq!(fixture.waiting_totals(), (1, 1));
 }
 
 /// Creates a service of two pods, one of which leaves dials unanswered. The timeout of its requests is shorter than the
 /// time until such a dial fails, and than the time for which requests avoid the pod.
-async fn add_pods_beside_silent(world: &mut ActivatorFixture, silent: SocketAddr) {
+async fn add_pods_beside_silent(fixture: &mut ActivatorFixture, silent: SocketAddr) {
     let timeout = Duration::from_secs(5);
-    world.apply_change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
+    fixture.apply_change(|table| table.revisions.get_mut(&revision()).unwrap().timeout = timeout);
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("silent", silent);
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("silent", silent);
+    fixture.add_ready_pod("p", pod.address);
 }
 
 #[tokio::test]
 async fn a_pod_that_leaves_dials_unanswered_is_passed_over_while_there_is_another() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (_silent, at, _plugs) = silent().await;
-    add_pods_beside_silent(&mut world, at).await;
+    add_pods_beside_silent(&mut fixture, at).await;
     for _ in 0..20 {
-        assert_eq!(status(&world.exchange(GET).await), "200");
+        assert_eq!(status(&fixture.exchange(GET).await), "200");
     }
-    assert_eq!(world.metric("rouse_activator_retries_total"), 1.0, "one asked the silent one");
+    assert_eq!(fixture.metric("rouse_activator_retries_total"), 1.0, "one asked the silent one");
 }
 
 #[tokio::test]
 async fn a_pod_that_left_a_dial_unanswered_is_dialled_again_once_there_is_no_other() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (silent, at, plugs) = silent().await;
-    add_pods_beside_silent(&mut world, at).await;
-    while world.metric("rouse_activator_retries_total") < 1.0 {
-        assert_eq!(status(&world.exchange(GET).await), "200");
+    add_pods_beside_silent(&mut fixture, at).await;
+    while fixture.metric("rouse_activator_retries_total") < 1.0 {
+        assert_eq!(status(&fixture.exchange(GET).await), "200");
     }
     drop(plugs);
     tokio::spawn(async move {
@@ -445,6 +445,6 @@ async fn a_pod_that_left_a_dial_unanswered_is_dialled_again_once_there_is_no_oth
             });
         }
     });
-    world.apply_change(|table| drop(table.pods.remove("p")));
-    assert_eq!(status(&world.exchange(GET).await), "200");
+    fixture.apply_change(|table| drop(table.pods.remove("p")));
+    assert_eq!(status(&fixture.exchange(GET).await), "200");
 }

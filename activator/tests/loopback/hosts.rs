@@ -21,8 +21,8 @@ fn get(host: &str, fields: &str) -> String {
     format!("GET /a?b=c HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n")
 }
 
-fn ingress(world: &mut ActivatorFixture, ingress: GatewayRules) {
-    world.apply_change(|table| {
+fn ingress(fixture: &mut ActivatorFixture, ingress: GatewayRules) {
+    fixture.apply_change(|table| {
         table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
     });
 }
@@ -36,58 +36,58 @@ fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
 }
 
 async fn awake() -> (ActivatorFixture, FakeHttp1Pod) {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    (world, pod)
+    fixture.add_ready_pod("p", pod.address);
+    (fixture, pod)
 }
 
 #[tokio::test]
 async fn each_entrypoint_routes_its_own_hosts() {
-    let (mut world, pod) = awake().await;
+    let (mut fixture, pod) = awake().await;
     ingress(
-        &mut world,
+        &mut fixture,
         GatewayRules {
             mapped_domains: vec![domain("shop.example", None)],
             ..GatewayRules::default()
         },
     );
-    let port = SocketAddr::from(([127, 0, 0, 1], world.port));
+    let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
     // The revision's own Service routes to the inner gateway.
     let own = ["hello-1.default", "hello-1.default.svc", "hello-1.default.svc.cluster.local"];
     let public = ["hello.default.example.com", "shop.example"];
     let mut expected = 0;
-    for (door, known, unknown) in [
+    for (address, known, unknown) in [
         (port, [&local[..], &public, &["foreign.example", "10.96.0.7"]].concat(), vec![]),
         (
-            world.inside,
+            fixture.inside,
             [&local[..], &own, &public].concat(),
             vec!["foreign.example", "other.default.svc", "hello-2.default.svc", "hello-1.other"],
         ),
         (
-            world.outside,
+            fixture.outside,
             public.to_vec(),
             [&local[..], &own, &["foreign.example", "hello"]].concat(),
         ),
     ] {
         for host in &known {
             for host in [(*host).to_owned(), format!("{}:8080", host.to_uppercase())] {
-                let answer = world.exchange_at(door, &get(&host, "")).await;
-                assert_eq!(status(&answer), "200", "{host} at {door}");
+                let answer = fixture.exchange_at(address, &get(&host, "")).await;
+                assert_eq!(status(&answer), "200", "{host} at {address}");
                 let request = Request::get(format!("http://{host}/"));
-                let answer = Http2TestClient::connect_to(door)
+                let answer = Http2TestClient::connect_to(address)
                     .await
                     .send_request(request, &[])
                     .await
                     .unwrap();
-                assert_eq!(answer.head.status(), 200, "{host} at {door}");
+                assert_eq!(answer.head.status(), 200, "{host} at {address}");
                 expected += 2;
             }
         }
         for host in unknown {
-            let answer = world.exchange_at(door, &get(host, "")).await;
-            assert_eq!(status(&answer), "404", "{host} at {door}");
+            let answer = fixture.exchange_at(address, &get(host, "")).await;
+            assert_eq!(status(&answer), "404", "{host} at {address}");
         }
     }
     assert_eq!(pod.requests(), expected);
@@ -95,18 +95,24 @@ async fn each_entrypoint_routes_its_own_hosts() {
 
 #[tokio::test]
 async fn a_domain_reaches_its_service_and_goes_with_it() {
-    let (mut world, pod) = awake().await;
+    let (mut fixture, pod) = awake().await;
     let mapped_domains =
         vec![domain("shop.example", None), domain("old.example", Some("hello.default.svc"))];
-    ingress(&mut world, GatewayRules { mapped_domains, ..GatewayRules::default() });
-    assert_eq!(status(&world.exchange_at(world.outside, &get("Shop.example", "")).await), "200");
+    ingress(&mut fixture, GatewayRules { mapped_domains, ..GatewayRules::default() });
+    assert_eq!(
+        status(&fixture.exchange_at(fixture.outside, &get("Shop.example", "")).await),
+        "200"
+    );
     let heads = pod.heads();
     assert!(heads.contains("host: Shop.example\r\n"), "{heads}");
     assert!(heads.contains("x-forwarded-host: Shop.example\r\n"), "{heads}");
     assert!(!heads.contains("k-original-host"), "{heads}");
     pod.heads.lock().unwrap().clear();
     let evil = "k-original-host: evil\r\n";
-    assert_eq!(status(&world.exchange_at(world.outside, &get("old.example", evil)).await), "200");
+    assert_eq!(
+        status(&fixture.exchange_at(fixture.outside, &get("old.example", evil)).await),
+        "200"
+    );
     let heads = pod.heads();
     assert!(heads.contains("host: hello.default.svc\r\n"), "{heads}");
     assert!(
@@ -115,27 +121,28 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
     );
 
     ingress(
-        &mut world,
+        &mut fixture,
         GatewayRules {
             mapped_domains: vec![domain("shop.example", None)],
             ..GatewayRules::default()
         },
     );
-    let known =
-        async |host: &str| status(&world.exchange_at(world.outside, &get(host, "")).await) == "200";
+    let known = async |host: &str| {
+        status(&fixture.exchange_at(fixture.outside, &get(host, "")).await) == "200"
+    };
     assert_eq!((known("shop.example").await, known("old.example").await), (true, false));
-    world.apply_change(|table| table.services.clear());
-    let answer = world.exchange_at(world.outside, &get("shop.example", "")).await;
+    fixture.apply_change(|table| table.services.clear());
+    let answer = fixture.exchange_at(fixture.outside, &get("shop.example", "")).await;
     assert_eq!(status(&answer), "404");
 }
 
 #[tokio::test]
 async fn a_redirected_host_leads_to_https_from_outside_only() {
-    let (mut world, pod) = awake().await;
+    let (mut fixture, pod) = awake().await;
     let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
     let mapped_domains = vec![redirected, domain("plain.example", None)];
     ingress(
-        &mut world,
+        &mut fixture,
         GatewayRules { redirects_to_https: true, mapped_domains, tag_routing: None },
     );
     for (host, to) in [
@@ -143,23 +150,23 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
         ("Shop.example", Some("https://shop.example/a?b=c")),
         ("plain.example", None),
     ] {
-        let answer = world.exchange_at(world.outside, &get(host, "")).await;
+        let answer = fixture.exchange_at(fixture.outside, &get(host, "")).await;
         let wanted = if to.is_some() { "301" } else { "200" };
         assert_eq!(status(&answer), wanted, "{answer}");
         let location = to.is_none_or(|to| answer.contains(&format!("location: {to}\r\n")));
         assert!(location, "{answer}");
     }
-    assert_eq!(status(&world.exchange(&get("hello.default", "")).await), "200");
+    assert_eq!(status(&fixture.exchange(&get("hello.default", "")).await), "200");
     assert_eq!(pod.requests(), 2);
 }
 
 #[tokio::test]
 async fn a_header_chooses_a_tag_where_the_route_says_so() {
-    let (mut world, pod) = awake().await;
+    let (mut fixture, pod) = awake().await;
     let blue = start_pod("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nblue", Duration::ZERO).await;
     let (tagged, second) =
         (NamespacedName::new("default", "blue-hello"), NamespacedName::new("default", "hello-2"));
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         let mut it = hello_revision();
         it.name = second.clone();
         table.revisions.insert(second.clone(), it);
@@ -176,23 +183,23 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
     });
     let asked = "knative-serving-tag: blue\r\n";
     let host = "hello.default.example.com";
-    let answer = world.exchange_at(world.outside, &get(host, asked)).await;
+    let answer = fixture.exchange_at(fixture.outside, &get(host, asked)).await;
     assert!(answer.ends_with("hello"), "tag routing is off: {answer}");
     assert!(!pod.heads().contains("knative-serving-tag"), "{}", pod.heads());
 
     let tags = vec![RouteTag { name: "blue".into(), service: tagged.clone() }];
     let tag_routing = Some(TagRouting::ChooseTag(tags));
-    ingress(&mut world, GatewayRules { tag_routing, ..GatewayRules::default() });
-    let port = SocketAddr::from(([127, 0, 0, 1], world.port));
-    for door in [world.outside, port, world.inside] {
-        let answer = world.exchange_at(door, &get(host, asked)).await;
+    ingress(&mut fixture, GatewayRules { tag_routing, ..GatewayRules::default() });
+    let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
+    for address in [fixture.outside, port, fixture.inside] {
+        let answer = fixture.exchange_at(address, &get(host, asked)).await;
         assert!(answer.ends_with("blue"), "{answer}");
     }
     let heads = blue.heads();
     assert!(heads.contains(asked) && !heads.contains("knative-serving-default-route"), "{heads}");
     for other in ["knative-serving-tag: green\r\n", ""] {
         pod.heads.lock().unwrap().clear();
-        let answer = world.exchange_at(world.outside, &get(host, other)).await;
+        let answer = fixture.exchange_at(fixture.outside, &get(host, other)).await;
         assert!(answer.ends_with("hello"), "{answer}");
         let heads = pod.heads();
         assert!(
@@ -201,29 +208,30 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
         );
     }
     blue.heads.lock().unwrap().clear();
-    let answer = world.exchange_at(world.outside, &get("blue-hello.default.example.com", "")).await;
+    let answer =
+        fixture.exchange_at(fixture.outside, &get("blue-hello.default.example.com", "")).await;
     assert!(answer.ends_with("blue") && blue.heads().contains(asked), "{answer}");
 }
 
 #[tokio::test]
 async fn the_pods_headers_depend_on_the_entrypoint() {
-    let (world, pod) = awake().await;
+    let (fixture, pod) = awake().await;
     let fields = "forwarded: for=evil\r\nx-forwarded-proto: https\r\nx-forwarded-for: 1.2.3.4\r\n\
         knative-serving-revision: other\r\nk-network-probe: queue\r\nk-anything: evil\r\n\
         traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
     let host = "hello.default.example.com";
-    let answer = world.exchange_at(world.outside, &get(host, fields)).await;
+    let answer = fixture.exchange_at(fixture.outside, &get(host, fields)).await;
     assert_eq!(status(&answer), "200", "no probe from outside: {answer}");
     let heads = pod.heads();
-    let way = "forwarded: for=127.0.0.1;host=hello.default.example.com;proto=http\r\n";
-    assert!(heads.contains(way) && heads.contains("x-forwarded-proto: http\r\n"), "{heads}");
+    let forwarded = "forwarded: for=127.0.0.1;host=hello.default.example.com;proto=http\r\n";
+    assert!(heads.contains(forwarded) && heads.contains("x-forwarded-proto: http\r\n"), "{heads}");
     for gone in ["evil", "1.2.3.4", "knative-serving-revision", "k-network-probe"] {
         assert!(!heads.contains(gone), "{heads}");
     }
     let trace = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
     assert!(heads.contains(trace), "{heads}");
     pod.heads.lock().unwrap().clear();
-    world.exchange(&get("hello.default", "x-forwarded-proto: https\r\n")).await;
+    fixture.exchange(&get("hello.default", "x-forwarded-proto: https\r\n")).await;
     let heads = pod.heads();
     assert!(
         heads.contains("forwarded: for=127.0.0.1;host=hello.default;proto=https\r\n"),

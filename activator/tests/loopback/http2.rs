@@ -17,36 +17,36 @@ use crate::{
     },
 };
 
-/// Creates a world whose pods speak HTTP/2.
-async fn world() -> ActivatorFixture {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+/// Creates a fixture whose pods speak HTTP/2.
+async fn start_fixture() -> ActivatorFixture {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c;
     });
-    world
+    fixture
 }
 
 #[tokio::test]
 async fn requests_wait_and_share_one_connection_to_the_pod() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let asked = (0..50).map(|_| client.send_request(get("/"), &[]));
     let asked = tokio::spawn(join_all(asked.collect::<Vec<_>>()));
-    world.wait_for_queued(50).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.wait_for_queued(50).await;
+    fixture.add_ready_pod("p", pod.address);
     for answer in asked.await.unwrap() {
         assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
     }
-    assert_eq!((pod.requests(), pod.connections(), world.waiting_totals()), (50, 1, (50, 50)));
+    assert_eq!((pod.requests(), pod.connections(), fixture.waiting_totals()), (50, 1, (50, 50)));
 }
 
 #[tokio::test]
 async fn a_call_carries_messages_and_trailers_as_grpc_does() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let request = Request::post("http://hello.default.example.com:8080/pkg.Service/Method")
         .header("content-type", "application/grpc")
         .header("te", "trailers");
@@ -57,25 +57,25 @@ async fn a_call_carries_messages_and_trailers_as_grpc_does() {
     assert_eq!(field("te").as_deref(), Some("trailers"));
     assert_eq!(field("host"), None);
     assert_eq!(seen[0].uri.to_string(), "http://hello.default.example.com:8080/pkg.Service/Method");
-    let way = "for=127.0.0.1;host=\"hello.default.example.com:8080\";proto=http";
-    assert_eq!(field("forwarded").as_deref(), Some(way));
+    let forwarded = "for=127.0.0.1;host=\"hello.default.example.com:8080\";proto=http";
+    assert_eq!(field("forwarded").as_deref(), Some(forwarded));
 }
 
 #[tokio::test]
 async fn both_ends_may_talk_at_once() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut call = client.start_call(Request::post("http://a/")).await;
     let mut answer = None;
     for number in 0..20 {
-        let said = format!("message {number}");
-        call.send_piece(&said).await;
+        let message = format!("message {number}");
+        call.send_piece(&message).await;
         if answer.is_none() {
             answer = Some(call.response_head().await);
         }
-        assert_eq!(answer.as_mut().unwrap().next().await.as_deref(), Some(said.as_bytes()));
+        assert_eq!(answer.as_mut().unwrap().next().await.as_deref(), Some(message.as_bytes()));
     }
     call.end_body();
     assert_eq!(answer.as_mut().unwrap().next().await, None);
@@ -83,10 +83,10 @@ async fn both_ends_may_talk_at_once() {
 
 #[tokio::test]
 async fn large_bodies_pass_whole_while_others_stand_still() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut stuck = Vec::new();
     for _ in 0..20 {
         // No client reads the response.
@@ -103,11 +103,11 @@ async fn large_bodies_pass_whole_while_others_stand_still() {
 
 #[tokio::test]
 async fn requests_of_one_connection_are_balanced_one_by_one() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let (one, two) = (FakeHttp2Pod::start(h2c::slow).await, FakeHttp2Pod::start(h2c::slow).await);
-    world.add_ready_pod("one", one.address);
-    world.add_ready_pod("two", two.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("one", one.address);
+    fixture.add_ready_pod("two", two.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     for answer in join_all((0..100).map(|_| client.send_request(get("/"), &[]))).await {
         assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
     }
@@ -117,22 +117,22 @@ async fn requests_of_one_connection_are_balanced_one_by_one() {
 
 #[tokio::test]
 async fn a_client_and_a_pod_may_speak_differently() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     let chunked = "POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nte: trailers\r\n\
         connection: close, te\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
-    let answer = world.exchange(chunked).await;
+    let answer = fixture.exchange(chunked).await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("hello"), "{answer}");
     assert_eq!(pod.request_heads()[0].version, Version::HTTP_2);
 
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::Http1;
         table.pods.clear();
     });
     let old = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("old", old.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("old", old.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let request = get("/b").header("cookie", "a=1").header("cookie", "b=2");
     let answer = client.send_request(request, &[]).await.unwrap();
     assert_eq!((answer.head.status(), answer.body.as_str()), (StatusCode::OK, "hello"));
@@ -145,26 +145,26 @@ async fn a_client_and_a_pod_may_speak_differently() {
 /// A server speaks only HTTP/2 although its port's name does not declare that: the client gets the server's own answer.
 #[tokio::test]
 async fn a_pods_response_to_the_wrong_protocol_reaches_the_client() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod("HTTP/1.1 426 Upgrade Required\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    assert!(world.exchange(GET).await.starts_with("HTTP/1.1 426 "));
+    fixture.add_ready_pod("p", pod.address);
+    assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 426 "));
     let answer =
-        Http2TestClient::connect(world.port).await.send_request(get("/"), &[]).await.unwrap();
+        Http2TestClient::connect(fixture.port).await.send_request(get("/"), &[]).await.unwrap();
     assert_eq!(answer.head.status(), StatusCode::UPGRADE_REQUIRED);
 }
 
 #[tokio::test]
 async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::slow).await;
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let asked = tokio::spawn(join_all(
         (0..20).map(|_| client.send_request(get("/"), &[])).collect::<Vec<_>>(),
     ));
     wait_until(|| pod.requests() == 20).await;
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table.services.get_mut(&service()).unwrap().connection_path = ConnectionPath::Direct
     });
     for answer in asked.await.unwrap() {
@@ -181,7 +181,7 @@ async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
     wait_until(|| client.is_closed()).await;
     assert_eq!(pod.requests(), 25);
     // The gateway for requests from outside keeps its client connections open.
-    let outside = Http2TestClient::connect_to(world.outside).await;
+    let outside = Http2TestClient::connect_to(fixture.outside).await;
     for _ in 0..3 {
         assert_eq!(
             outside.send_request(get("/"), &[]).await.unwrap().head.status(),
@@ -193,15 +193,15 @@ async fn a_connection_that_may_go_direct_closes_without_losing_requests() {
 
 #[tokio::test]
 async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = h2c::start_refusing_pod(3).await;
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let answer = client.send_request(get("/"), &[]).await.unwrap();
     assert_eq!((answer.head.status(), pod.requests()), (StatusCode::OK, 4));
     let pod = h2c::start_refusing_pod(1).await;
-    world.apply_change(|table| table.pods.clear());
-    world.add_ready_pod("q", pod.address);
+    fixture.apply_change(|table| table.pods.clear());
+    fixture.add_ready_pod("q", pod.address);
     // The body was sent to the pod already.
     let answer = client.send_request(Request::post("http://a/"), &["body"]).await.unwrap();
     assert_eq!((answer.head.status(), pod.requests()), (StatusCode::BAD_GATEWAY, 1));
@@ -209,11 +209,11 @@ async fn a_request_that_a_pod_has_not_processed_is_sent_again() {
 
 #[tokio::test]
 async fn pods_that_end_their_connections_politely_lose_no_request() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
     pod.goaway_every.store(5, Ordering::SeqCst);
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     for _ in 0..20 {
         for answer in join_all((0..8).map(|_| client.send_request(get("/"), &[]))).await {
             assert_eq!(answer.unwrap().head.status(), StatusCode::OK);
@@ -225,17 +225,17 @@ async fn pods_that_end_their_connections_politely_lose_no_request() {
 
 #[tokio::test]
 async fn a_request_that_its_client_resets_leaves_queue_and_pod() {
-    let mut world = world().await;
-    world.apply_change(|table| {
+    let mut fixture = start_fixture().await;
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().container_concurrency = 1
     });
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let call = client.start_call(get("/")).await;
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     drop(call);
-    wait_until(|| world.waiting_totals() == (1, 1)).await;
+    wait_until(|| fixture.waiting_totals() == (1, 1)).await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     for count in 1..=5 {
         let call = client.start_call(get("/")).await;
         wait_until(|| pod.requests() == count).await;
@@ -243,69 +243,69 @@ async fn a_request_that_its_client_resets_leaves_queue_and_pod() {
         wait_until(|| pod.dropped() == count).await;
     }
     assert_eq!(
-        (pod.connections(), world.waiting_totals().0, world.waiting_totals().1),
-        (1, world.waiting_totals().1, world.waiting_totals().0)
+        (pod.connections(), fixture.waiting_totals().0, fixture.waiting_totals().1),
+        (1, fixture.waiting_totals().1, fixture.waiting_totals().0)
     );
 }
 
 #[tokio::test]
 async fn a_websocket_reaches_a_pod_that_speaks_both() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.add_ready_pod("p", listener.local_addr().unwrap());
+    fixture.add_ready_pod("p", listener.local_addr().unwrap());
     let pod = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         let head = harness::read_head(&mut stream).await;
         let switch =
             "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
         stream.write_all(switch.as_bytes()).await.unwrap();
-        let mut said = [0; 4];
-        stream.read_exact(&mut said).await.unwrap();
-        stream.write_all(&said).await.unwrap();
+        let mut message = [0; 4];
+        stream.read_exact(&mut message).await.unwrap();
+        stream.write_all(&message).await.unwrap();
         head
     };
     let client = async {
-        let mut stream = world.connect().await;
+        let mut stream = fixture.connect().await;
         let ask = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
         stream.write_all(ask.as_bytes()).await.unwrap();
         let head = harness::read_head(&mut stream).await;
         stream.write_all(b"ping").await.unwrap();
-        let mut said = [0; 4];
-        stream.read_exact(&mut said).await.unwrap();
-        (head, said)
+        let mut message = [0; 4];
+        stream.read_exact(&mut message).await.unwrap();
+        (head, message)
     };
-    let (asked, (head, said)) = tokio::join!(pod, client);
+    let (asked, (head, message)) = tokio::join!(pod, client);
     assert!(asked.contains("upgrade: websocket\r\n"), "{asked}");
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
-    assert_eq!(&said, b"ping");
+    assert_eq!(&message, b"ping");
 }
 
 #[tokio::test]
 async fn requests_at_pods_are_not_counted_here() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut calls = Vec::new();
     for count in 1..=10 {
         calls.push(client.start_call(get("/")).await);
         wait_until(|| pod.requests() == count).await;
     }
-    let (began, ended) = world.waiting_totals();
+    let (began, ended) = fixture.waiting_totals();
     assert_eq!(began, ended, "none waits, although all are at the pod");
 }
 
 #[tokio::test]
 async fn each_bound_of_time_ends_a_call() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::never).await;
-    world.add_ready_pod("p", pod.address);
-    world.apply_change(|table| {
+    fixture.add_ready_pod("p", pod.address);
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(50);
     });
     // A busy machine may need longer than the timeout to pass the request to the pod.
     let clock = PausedClock::start_paused();
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let answering = client.send_request(get("/"), &[]);
     let times_out = async {
         clock.until(|| pod.requests() == 1).await;
@@ -314,24 +314,24 @@ async fn each_bound_of_time_ends_a_call() {
     let (answer, ()) = tokio::join!(answering, times_out);
     drop(clock);
     let answer = answer.unwrap();
-    let told = (answer.head.status(), answer.body.as_str());
-    assert_eq!(told, (StatusCode::GATEWAY_TIMEOUT, "activator request timeout"));
+    let status_and_body = (answer.head.status(), answer.body.as_str());
+    assert_eq!(status_and_body, (StatusCode::GATEWAY_TIMEOUT, "activator request timeout"));
     wait_until(|| pod.dropped() == 1).await;
     assert!(!client.is_closed(), "other requests of the connection go on");
 }
 
 #[tokio::test]
 async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::start_then_stall).await;
-    world.add_ready_pod("p", pod.address);
-    world.apply_change(|table| {
+    fixture.add_ready_pod("p", pod.address);
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&revision()).unwrap().idle_timeout =
             Some(Duration::from_millis(50));
     });
     // A busy machine may need longer than the timeout before the response begins.
     let clock = PausedClock::start_paused();
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut answer = client.start_call(get("/")).await.response_head().await;
     assert_eq!(answer.next().await.unwrap(), "begun");
     clock.advance(Duration::from_millis(51)).await;
@@ -341,15 +341,15 @@ async fn an_answer_that_had_begun_ends_with_the_text_of_the_timeout() {
 
 #[tokio::test]
 async fn a_half_preface_or_none_harms_no_others() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let pod = FakeHttp2Pod::start(h2c::echo).await;
-    world.add_ready_pod("p", pod.address);
-    let mut early = world.connect().await;
+    fixture.add_ready_pod("p", pod.address);
+    let mut early = fixture.connect().await;
     early.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
     early.shutdown().await.unwrap();
     let answer = read_rest(&mut early).await;
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{answer}");
-    let mut slow = world.connect().await;
+    let mut slow = fixture.connect().await;
     let get = "PRINT / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
     for part in get.as_bytes().chunks(1).take(5) {
         slow.write_all(part).await.unwrap();
@@ -362,18 +362,18 @@ async fn a_half_preface_or_none_harms_no_others() {
 
 #[tokio::test]
 async fn a_pod_that_leaves_keeps_the_calls_it_has() {
-    let mut world = world().await;
+    let mut fixture = start_fixture().await;
     let (one, two) = (FakeHttp2Pod::start(h2c::echo).await, FakeHttp2Pod::start(h2c::echo).await);
-    world.add_ready_pod("one", one.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("one", one.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut call = client.start_call(Request::post("http://a/")).await;
     call.send_piece("before").await;
     let mut answer = call.response_head().await;
     assert_eq!(answer.next().await, Some(Bytes::from("before")));
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         drop(table.pods.insert("one".into(), pod("one", one.address, RoutingPhase::Draining)))
     });
-    world.add_ready_pod("two", two.address);
+    fixture.add_ready_pod("two", two.address);
     for _ in 0..5 {
         assert_eq!(client.send_request(get("/"), &[]).await.unwrap().head.status(), StatusCode::OK);
     }

@@ -28,10 +28,10 @@ use crate::{
     },
 };
 
-fn limit(world: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
-    world.apply_change(|table| {
-        let it = table.revisions.get_mut(&revision()).unwrap();
-        (it.container_concurrency, it.protocol) = (limit, protocol);
+fn limit(fixture: &mut ActivatorFixture, limit: u32, protocol: AppProtocol) {
+    fixture.apply_change(|table| {
+        let entry = table.revisions.get_mut(&revision()).unwrap();
+        (entry.container_concurrency, entry.protocol) = (limit, protocol);
     });
 }
 
@@ -54,24 +54,24 @@ async fn answer(mut stream: TcpStream, busy: Arc<AtomicUsize>, most: Arc<AtomicU
         let now = busy.fetch_add(1, Ordering::SeqCst) + 1;
         most.fetch_max(now, Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(1)).await;
-        let told = if now > 1 { OK.replace("200 OK", "500 Overlap") } else { OK.to_owned() };
+        let response = if now > 1 { OK.replace("200 OK", "500 Overlap") } else { OK.to_owned() };
         busy.fetch_sub(1, Ordering::SeqCst);
-        stream.write_all(told.as_bytes()).await.ok();
+        stream.write_all(response.as_bytes()).await.ok();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
-    let mut world = ActivatorFixture::new().await;
-    limit(&mut world, 1, AppProtocol::Http1);
+    let mut fixture = ActivatorFixture::new().await;
+    limit(&mut fixture, 1, AppProtocol::Http1);
     let (pod, most) = single_threaded().await;
-    world.add_ready_pod("p", pod);
-    let world = Arc::new(world);
+    fixture.add_ready_pod("p", pod);
+    let fixture = Arc::new(fixture);
     let loops = (0..5).map(|_| {
-        let world = Arc::clone(&world);
+        let fixture = Arc::clone(&fixture);
         tokio::spawn(async move {
             for _ in 0..100 {
-                let answer = world.exchange(GET).await;
+                let answer = fixture.exchange(GET).await;
                 assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
             }
         })
@@ -84,23 +84,23 @@ async fn five_loops_never_overlap_at_a_pod_that_takes_one() {
 
 #[tokio::test]
 async fn http2_pods_have_no_more_than_their_limit_either() {
-    let mut world = ActivatorFixture::new().await;
-    limit(&mut world, 3, AppProtocol::H2c);
+    let mut fixture = ActivatorFixture::new().await;
+    limit(&mut fixture, 3, AppProtocol::H2c);
     let pods = [FakeHttp2Pod::start(h2c::never).await, FakeHttp2Pod::start(h2c::never).await];
-    world.add_ready_pod("one", pods[0].address);
-    world.add_ready_pod("two", pods[1].address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("one", pods[0].address);
+    fixture.add_ready_pod("two", pods[1].address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut calls = Vec::new();
     for _ in 0..20 {
         calls.push(client.start_call(h2c::get("/")).await);
     }
-    world.wait_for_queued(14).await;
+    fixture.wait_for_queued(14).await;
     wait_until(|| pods.iter().all(|pod| pod.requests() == 3)).await;
     // Each request that ends makes room for exactly one.
     calls.drain(..20);
     wait_until(|| pods.iter().all(|pod| pod.requests() == pod.dropped())).await;
-    world.wait_for_queued(0).await;
-    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+    fixture.wait_for_queued(0).await;
+    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
     wait_until(|| served.queue_metrics().2 == 0).await;
 }
 
@@ -112,23 +112,23 @@ fn early(body: Incoming) -> Http2ResponseFuture {
 
 #[tokio::test]
 async fn a_slot_is_free_once_both_the_answer_and_the_upload_are_over() {
-    let mut world = ActivatorFixture::new().await;
-    limit(&mut world, 1, AppProtocol::H2c);
+    let mut fixture = ActivatorFixture::new().await;
+    limit(&mut fixture, 1, AppProtocol::H2c);
     let pod = FakeHttp2Pod::start(early).await;
-    world.add_ready_pod("p", pod.address);
-    let client = Http2TestClient::connect(world.port).await;
+    fixture.add_ready_pod("p", pod.address);
+    let client = Http2TestClient::connect(fixture.port).await;
     let mut upload = client.start_call(h2c::get("/")).await;
     assert_eq!(upload.response_head().await.next().await, None, "the answer is over");
     let second = tokio::spawn(client.send_request(h2c::get("/"), &[]));
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     for _ in 0..10 {
         upload.send_piece("more").await;
         assert_eq!((pod.requests(), second.is_finished()), (1, false));
     }
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     upload.end_body();
     assert_eq!(second.await.unwrap().unwrap().head.status(), StatusCode::OK);
-    assert_eq!((pod.requests(), world.waiting_totals()), (2, (1, 1)));
+    assert_eq!((pod.requests(), fixture.waiting_totals()), (2, (1, 1)));
 }
 
 /// Starts a pod that begins to answer each request at once and reports when it has read the body. It ends the response
@@ -155,19 +155,19 @@ async fn talking(read: mpsc::Sender<oneshot::Sender<()>>) -> SocketAddr {
 
 #[tokio::test]
 async fn the_end_of_an_upload_alone_frees_no_slot() {
-    let mut world = ActivatorFixture::new().await;
-    limit(&mut world, 1, AppProtocol::Http1);
+    let mut fixture = ActivatorFixture::new().await;
+    limit(&mut fixture, 1, AppProtocol::Http1);
     let (read, mut uploads) = mpsc::channel(2);
-    world.add_ready_pod("p", talking(read).await);
+    fixture.add_ready_pod("p", talking(read).await);
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 4\r\n\r\n";
-    let mut clients = [world.connect().await, world.connect().await];
+    let mut clients = [fixture.connect().await, fixture.connect().await];
     clients[0].write_all(head.as_bytes()).await.unwrap();
     read_until(&mut clients[0], "hel").await;
     clients[1].write_all(format!("{head}body").as_bytes()).await.unwrap();
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     clients[0].write_all(b"body").await.unwrap();
     let end = uploads.recv().await.unwrap();
-    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
+    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
     assert_eq!(served.queue_metrics(), (true, 1, 1), "the answer goes on");
     end.send(()).unwrap();
     assert_eq!(read_rest(&mut clients[0]).await, "lo");
@@ -177,20 +177,20 @@ async fn the_end_of_an_upload_alone_frees_no_slot() {
 
 #[tokio::test]
 async fn a_burst_from_zero_is_answered_whole() {
-    let mut world = ActivatorFixture::new().await;
-    limit(&mut world, 1, AppProtocol::Http1);
-    let world_ref = &world;
+    let mut fixture = ActivatorFixture::new().await;
+    limit(&mut fixture, 1, AppProtocol::Http1);
+    let world_ref = &fixture;
     let asked = join_all((0..100).map(|_| async {
         let mut stream = world_ref.connect().await;
         stream.write_all(GET.as_bytes()).await.unwrap();
         stream
     }))
     .await;
-    world.wait_for_queued(100).await;
+    fixture.wait_for_queued(100).await;
     let mut most = Vec::new();
     for number in 0..10 {
         let (pod, seen) = single_threaded().await;
-        world.add_ready_pod(&format!("p{number}"), pod);
+        fixture.add_ready_pod(&format!("p{number}"), pod);
         most.push(seen);
     }
     for mut stream in asked {
@@ -198,5 +198,5 @@ async fn a_burst_from_zero_is_answered_whole() {
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
     assert_eq!(most.iter().map(|it| it.load(Ordering::SeqCst)).collect::<Vec<_>>(), [1; 10]);
-    assert_eq!(world.waiting_totals(), (100, 100));
+    assert_eq!(fixture.waiting_totals(), (100, 100));
 }

@@ -33,15 +33,15 @@ async fn pod<F: Future<Output = ()> + Send>(
 
 /// Returns the client's view of a pod's `answer` to `request`.
 async fn exchange_with_response(request: &str, answer: &'static str) -> String {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(answer, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    world.exchange(request).await
+    fixture.add_ready_pod("p", pod.address);
+    fixture.exchange(request).await
 }
 
 #[tokio::test]
 async fn a_large_body_is_carried_up_without_being_held() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (go, wait) = tokio::sync::oneshot::channel::<()>();
     let at = pod(move |mut stream, _| async move {
         wait.await.unwrap();
@@ -53,8 +53,8 @@ async fn a_large_body_is_carried_up_without_being_held() {
         stream.write_all(text.as_bytes()).await.unwrap();
     })
     .await;
-    world.add_ready_pod("p", at);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", at);
+    let mut client = fixture.connect().await;
     let head = format!(
         "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         64 * MIB
@@ -77,7 +77,7 @@ async fn a_large_body_is_carried_up_without_being_held() {
 
 #[tokio::test]
 async fn a_large_body_is_carried_down_without_being_held() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (blocked, is_blocked) = tokio::sync::oneshot::channel();
     let at = pod(move |mut stream, _| async move {
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", 64 * MIB);
@@ -98,8 +98,8 @@ async fn a_large_body_is_carried_down_without_being_held() {
         stream.read_u8().await.ok();
     })
     .await;
-    world.add_ready_pod("p", at);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", at);
+    let mut client = fixture.connect().await;
     client.write_all(GET.as_bytes()).await.unwrap();
     let held = is_blocked.await.unwrap();
     assert!(held < 32 * MIB, "{held} bytes were taken in");
@@ -112,30 +112,34 @@ async fn a_large_body_is_carried_down_without_being_held() {
 #[tokio::test]
 async fn answers_without_a_body_end_at_their_head() {
     let head = "HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-    let told = exchange_with_response(head, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await;
-    assert!(told.contains("content-length: 5\r\n") && told.ends_with("\r\n\r\n"), "{told}");
+    let response =
+        exchange_with_response(head, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await;
+    assert!(
+        response.contains("content-length: 5\r\n") && response.ends_with("\r\n\r\n"),
+        "{response}"
+    );
     for answer in [
         "HTTP/1.1 204 No Content\r\n\r\n",
         "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
     ] {
-        let told = exchange_with_response(GET, answer).await;
-        assert!(told.starts_with("HTTP/1.1 ") && told.ends_with("\r\n\r\n"), "{told}");
+        let response = exchange_with_response(GET, answer).await;
+        assert!(response.starts_with("HTTP/1.1 ") && response.ends_with("\r\n\r\n"), "{response}");
     }
 }
 
 #[tokio::test]
 async fn a_body_is_requested_once_a_pod_takes_it() {
-    let mut world = ActivatorFixture::new().await;
-    let mut client = world.connect().await;
+    let mut fixture = ActivatorFixture::new().await;
+    let mut client = fixture.connect().await;
     let head = "POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\nexpect: 100-continue\r\n\
                 content-length: 5\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     let nothing = tokio::time::timeout(Duration::from_millis(20), client.peek(&mut [0])).await;
     assert!(nothing.is_err(), "a body sent while the request waits would only be held");
-    world.add_ready_pod(
+    fixture.add_ready_pod(
         "p",
         reader("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await,
     );
@@ -148,18 +152,18 @@ async fn a_body_is_requested_once_a_pod_takes_it() {
 async fn of_several_answers_to_a_request_all_are_passed_on() {
     let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n\
                  HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
-    let told = exchange_with_response(GET, hints).await;
-    let (early, last) = told.split_at(told.find("HTTP/1.1 200 OK\r\n").unwrap());
+    let response = exchange_with_response(GET, hints).await;
+    let (early, last) = response.split_at(response.find("HTTP/1.1 200 OK\r\n").unwrap());
     assert_eq!(early, hints.split_at(hints.find("HTTP/1.1 200").unwrap()).0);
-    assert!(last.ends_with("\r\n\r\nhello"), "{told}");
+    assert!(last.ends_with("\r\n\r\nhello"), "{response}");
 }
 
 #[tokio::test]
 async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", pod.address);
+    let mut client = fixture.connect().await;
     for _ in 0..10 {
         client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
         assert!(read_head(&mut client).await.starts_with("HTTP/1.1 204"));
@@ -169,7 +173,7 @@ async fn after_an_answer_without_a_body_the_connection_serves_the_next() {
 
 #[tokio::test]
 async fn chunks_and_trailers_pass_in_both_directions() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let at = pod(|mut stream, head| async move {
         assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
         let body = read_until(&mut stream, "x-sum: 1\r\n\r\n").await;
@@ -180,28 +184,28 @@ async fn chunks_and_trailers_pass_in_both_directions() {
         stream.read_u8().await.ok();
     })
     .await;
-    world.add_ready_pod("p", at);
+    fixture.add_ready_pod("p", at);
     let request = "POST / HTTP/1.1\r\nhost: a\r\nte: trailers\r\nconnection: close, te\r\n\
                    transfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n5\r\nhello\r\n0\r\nx-sum: 1\r\n\r\n";
-    let answer = world.exchange(request).await;
+    let answer = fixture.exchange(request).await;
     assert!(answer.contains("world") && answer.ends_with("x-end: 2\r\n\r\n"), "{answer}");
 }
 
 #[tokio::test]
 async fn an_answer_that_ends_at_close_reaches_the_client_whole() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let at = pod(|mut stream, _| async move {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").await.unwrap();
     })
     .await;
-    world.add_ready_pod("p", at);
+    fixture.add_ready_pod("p", at);
     let old = "GET / HTTP/1.0\r\nhost: a\r\n\r\n";
-    assert!(world.exchange(old).await.ends_with("\r\n\r\nall of it"));
+    assert!(fixture.exchange(old).await.ends_with("\r\n\r\nall of it"));
 }
 
 #[tokio::test]
 async fn an_upgraded_connection_carries_bytes_both_ways() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let at = pod(|mut stream, head| async move {
         assert!(head.contains("upgrade: websocket\r\n"), "{head}");
         let answer = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi";
@@ -210,11 +214,11 @@ async fn an_upgraded_connection_carries_bytes_both_ways() {
         tokio::io::copy(&mut from, &mut to).await.unwrap();
     })
     .await;
-    let mut client = world.connect().await;
+    let mut client = fixture.connect().await;
     let request = "GET / HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(request.as_bytes()).await.unwrap();
-    world.wait_for_queued(1).await;
-    world.add_ready_pod("p", at);
+    fixture.wait_for_queued(1).await;
+    fixture.add_ready_pod("p", at);
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101 "));
     client.write_all(b"echo").await.unwrap();
     assert_eq!(read_until(&mut client, "echo").await, "hiecho");
@@ -227,14 +231,14 @@ const BOUND: Duration = Duration::from_secs(10);
 const WITHIN: Duration = Duration::from_millis(9_900);
 const BEYOND: Duration = Duration::from_millis(200);
 
-/// Creates a world whose revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
-/// pod sends `said` at once.
+/// Creates a fixture whose revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
+/// pod sends `greeting` at once.
 async fn upgraded(
-    said: &'static str,
+    greeting: &'static str,
     bounds: impl FnOnce(&mut RevisionEntry),
 ) -> (ActivatorFixture, TcpStream, PausedClock) {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         let revision = table.revisions.get_mut(&harness::revision()).unwrap();
         revision.timeout = 100 * BOUND;
         bounds(revision);
@@ -242,19 +246,19 @@ async fn upgraded(
     let at = pod(move |mut stream, _| async move {
         let head =
             "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
-        stream.write_all(format!("{head}{said}").as_bytes()).await.unwrap();
+        stream.write_all(format!("{head}{greeting}").as_bytes()).await.unwrap();
         let (mut from, mut to) = stream.split();
         tokio::io::copy(&mut from, &mut to).await.ok();
     })
     .await;
-    world.add_ready_pod("p", at);
+    fixture.add_ready_pod("p", at);
     let clock = PausedClock::start_paused();
-    let mut client = world.connect().await;
+    let mut client = fixture.connect().await;
     let request = "GET / HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(request.as_bytes()).await.unwrap();
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101 "));
-    read_until(&mut client, said).await;
-    (world, client, clock)
+    read_until(&mut client, greeting).await;
+    (fixture, client, clock)
 }
 
 async fn echo(client: &mut TcpStream) {
@@ -265,7 +269,7 @@ async fn echo(client: &mut TcpStream) {
 #[tokio::test]
 async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
     let bounds = |it: &mut RevisionEntry| it.idle_timeout = Some(BOUND);
-    let (world, mut client, clock) = upgraded("", bounds).await;
+    let (fixture, mut client, clock) = upgraded("", bounds).await;
     for _ in 0..3 {
         clock.advance(WITHIN).await;
         echo(&mut client).await;
@@ -274,13 +278,13 @@ async fn an_upgraded_connection_ends_once_it_was_silent_for_the_idle_bound() {
     clock.advance(BEYOND).await;
     assert_eq!(read_rest(&mut client).await, "");
     drop(clock);
-    wait_until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+    wait_until(|| fixture.metric("rouse_activator_client_connections") == 0.0).await;
 }
 
 #[tokio::test]
 async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
-    let (_world, mut client, clock) = upgraded("", bounds).await;
+    let (_fixture, mut client, clock) = upgraded("", bounds).await;
     clock.advance(WITHIN).await;
     let nothing = client.try_read(&mut [0]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
@@ -291,13 +295,13 @@ async fn an_upgraded_connection_ends_when_no_first_byte_comes_in_time() {
 #[tokio::test]
 async fn an_upgraded_connection_that_has_begun_may_be_silent() {
     let bounds = |it: &mut RevisionEntry| it.response_start_timeout = Some(BOUND);
-    let (_world, mut client, clock) = upgraded("hi", bounds).await;
+    let (_fixture, mut client, clock) = upgraded("hi", bounds).await;
     clock.advance(WITHIN).await;
     clock.advance(BEYOND).await;
     echo(&mut client).await;
     drop((client, clock));
     // Bytes of the client count as well.
-    let (_world, mut client, clock) = upgraded("", bounds).await;
+    let (_fixture, mut client, clock) = upgraded("", bounds).await;
     clock.advance(WITHIN).await;
     echo(&mut client).await;
     clock.advance(BEYOND).await;
@@ -306,26 +310,26 @@ async fn an_upgraded_connection_that_has_begun_may_be_silent() {
 
 #[tokio::test]
 async fn the_first_of_two_requests_sent_at_once_is_answered_first() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     let two =
         "GET /1 HTTP/1.1\r\nhost: a\r\n\r\nGET /2 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
-    assert_eq!(world.exchange(two).await.matches("hello").count(), 2);
+    assert_eq!(fixture.exchange(two).await.matches("hello").count(), 2);
     assert!(pod.heads().find("/1").unwrap() < pod.heads().find("/2").unwrap());
 }
 
 #[tokio::test]
 async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
-    let mut world = ActivatorFixture::with(|config| config.head_timeout_ms = 300).await;
+    let mut fixture = ActivatorFixture::with(|config| config.head_timeout_ms = 300).await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    let mut kept = world.connect().await;
+    fixture.add_ready_pod("p", pod.address);
+    let mut kept = fixture.connect().await;
     kept.write_all(GET_ON.as_bytes()).await.unwrap();
     read_until(&mut kept, "hello").await;
-    let mut cut = world.connect().await;
+    let mut cut = fixture.connect().await;
     cut.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n").await.unwrap();
-    let slow = tokio::spawn(trickle(world.connect().await));
+    let slow = tokio::spawn(trickle(fixture.connect().await));
     let long = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "y".repeat(70_000));
     let endless = format!("GET / HTTP/1.1\r\nhost: a\r\n{}", "x: y\r\n".repeat(20_000));
     let path = format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "y".repeat(70_000));
@@ -343,7 +347,7 @@ async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
         (lengths, "400"),
         (framings, "400"),
     ] {
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         client.write_all(request.as_bytes()).await.ok();
         let answer = read_head(&mut client).await;
         let code = answer.get(9..12).unwrap_or_default();
@@ -353,8 +357,8 @@ async fn bad_and_slow_clients_are_refused_and_harm_nobody() {
     }
     assert_eq!(read_rest(&mut cut).await, "", "a head that does not come to its end is given up");
     slow.await.unwrap();
-    assert!(world.exchange(GET).await.ends_with("hello"));
-    assert_eq!((pod.requests(), world.waiting_totals()), (11, (0, 0)));
+    assert!(fixture.exchange(GET).await.ends_with("hello"));
+    assert_eq!((pod.requests(), fixture.waiting_totals()), (11, (0, 0)));
 }
 
 /// Sends a head byte by byte, each in time, but never to its end, until the connection is closed.
@@ -368,17 +372,17 @@ async fn trickle(mut client: TcpStream) {
 }
 
 /// Returns the response of the gateway for requests from outside.
-async fn outside(world: &ActivatorFixture, request: &str) -> String {
-    let mut client = TcpStream::connect(world.outside).await.unwrap();
+async fn outside(fixture: &ActivatorFixture, request: &str) -> String {
+    let mut client = TcpStream::connect(fixture.outside).await.unwrap();
     client.write_all(request.as_bytes()).await.unwrap();
     read_rest(&mut client).await
 }
 
 #[tokio::test]
 async fn a_request_with_no_host_or_two_is_refused_at_every_entrypoint() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     let known = "host: hello.default.example.com\r\n";
     let two = format!("{known}{known}");
     let other = format!("{known}Host: other.example\r\n");
@@ -393,28 +397,28 @@ async fn a_request_with_no_host_or_two_is_refused_at_every_entrypoint() {
         ("1.1", "host: caf\u{e9}\r\n", "malformed Host header"),
     ] {
         let request = format!("GET / HTTP/{version}\r\n{hosts}connection: close\r\n\r\n");
-        for answer in [world.exchange(&request).await, outside(&world, &request).await] {
+        for answer in [fixture.exchange(&request).await, outside(&fixture, &request).await] {
             assert_eq!(answer.get(9..12), Some("400"), "{request} {answer}");
             assert!(answer.ends_with(&format!("\r\n\r\n{text}")), "{request} {answer}");
         }
     }
-    assert_eq!((pod.requests(), world.waiting_totals()), (0, (0, 0)));
+    assert_eq!((pod.requests(), fixture.waiting_totals()), (0, (0, 0)));
 }
 
 #[tokio::test]
 async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
     let hosts = ["10.96.0.7", "10.96.0.7:80", "[fd00:10:96::7]:80", "foreign.example", ""];
     let mut asked = Vec::new();
     for host in hosts {
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
         client.write_all(request.as_bytes()).await.unwrap();
         asked.push(client);
     }
-    world.wait_for_queued(hosts.len()).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.wait_for_queued(hosts.len()).await;
+    fixture.add_ready_pod("p", pod.address);
     for mut client in asked {
         assert!(read_rest(&mut client).await.ends_with("hello"));
     }
@@ -424,14 +428,14 @@ async fn a_bare_address_or_foreign_host_wakes_a_service_port() {
 
 #[tokio::test]
 async fn a_body_that_makes_no_sense_is_the_clients_fault() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let at = pod(|mut stream, _| async move {
         stream.read_to_end(&mut Vec::new()).await.ok();
     })
     .await;
-    world.add_ready_pod("p", at);
+    fixture.add_ready_pod("p", at);
     let request = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
-    assert_eq!(world.exchange(request).await.get(9..12), Some("400"));
+    assert_eq!(fixture.exchange(request).await.get(9..12), Some("400"));
 }
 
 const POST: &str =
@@ -442,22 +446,22 @@ async fn a_half_closed_client_gets_its_whole_answer_after_it_waited() {
     let whole = DATED;
     let two = format!("{GET_ON}{GET_ON}");
     for (request, count) in [(GET, 1), (GET_ON, 1), (POST, 1), (&two, 2)] {
-        let mut world = ActivatorFixture::new().await;
+        let mut fixture = ActivatorFixture::new().await;
         let at = reader(DATED).await;
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
-        world.wait_for_queued(1).await;
+        fixture.wait_for_queued(1).await;
         client.shutdown().await.unwrap();
         // The first byte of the response comes as soon as the half is closed, the rest when the pod has answered.
         assert_eq!(client.read_u8().await.unwrap(), b'H');
-        world.wait_for_queued(1).await;
-        world.add_ready_pod("p", at);
+        fixture.wait_for_queued(1).await;
+        fixture.add_ready_pod("p", at);
         let answer = format!("H{}", read_rest(&mut client).await);
         assert_eq!(answer.replace("connection: close\r\n", ""), whole.repeat(count), "{request}");
         let waited = u64::try_from(count).unwrap();
         assert!(
-            world.waiting_totals().0 <= waited
-                && world.waiting_totals().0 == world.waiting_totals().1
+            fixture.waiting_totals().0 <= waited
+                && fixture.waiting_totals().0 == fixture.waiting_totals().1
         );
     }
 }
@@ -498,29 +502,32 @@ async fn a_half_closed_client_gets_every_kind_of_answer() {
         (GET, OK, 0, "\r\n\r\nhello"),
         (GET, "HTTP/1.1 x\r\n\r\n", 30, "invalid HTTP status-code parsed"),
     ] {
-        let mut world = ActivatorFixture::new().await;
+        let mut fixture = ActivatorFixture::new().await;
         let pod = start_pod(answer, Duration::from_millis(pause)).await;
-        world.add_ready_pod("p", pod.address);
-        let mut client = world.connect().await;
+        fixture.add_ready_pod("p", pod.address);
+        let mut client = fixture.connect().await;
         client.write_all(request.as_bytes()).await.unwrap();
         client.shutdown().await.unwrap();
-        let told = read_rest(&mut client).await;
-        assert!(told.starts_with("HTTP/1.") && told.ends_with(end), "{request} {told}");
+        let response = read_rest(&mut client).await;
+        assert!(response.starts_with("HTTP/1.") && response.ends_with(end), "{request} {response}");
     }
 }
 
 #[tokio::test]
 async fn a_half_closed_client_gets_the_timeout_response() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_millis(50);
     });
-    let mut client = world.connect().await;
+    let mut client = fixture.connect().await;
     client.write_all(GET.as_bytes()).await.unwrap();
     client.shutdown().await.unwrap();
-    let told = read_rest(&mut client).await;
-    assert!(told.starts_with("HTTP/1.1 504 ") && told.ends_with("request timeout"), "{told}");
-    assert_eq!(world.waiting_totals(), (1, 1));
+    let response = read_rest(&mut client).await;
+    assert!(
+        response.starts_with("HTTP/1.1 504 ") && response.ends_with("request timeout"),
+        "{response}"
+    );
+    assert_eq!(fixture.waiting_totals(), (1, 1));
 }
 
 #[tokio::test]
@@ -531,38 +538,38 @@ async fn a_client_that_closes_while_it_waits_leaves_the_queue() {
     let two = format!("{GET_ON}{GET_ON}");
     for request in [GET, POST, &unread, broken_off, &two] {
         for (half_first, reset) in [(false, false), (true, false), (false, true)] {
-            let world = ActivatorFixture::new().await;
-            let mut client = world.connect().await;
+            let fixture = ActivatorFixture::new().await;
+            let mut client = fixture.connect().await;
             client.write_all(request.as_bytes()).await.unwrap();
-            world.wait_for_queued(1).await;
+            fixture.wait_for_queued(1).await;
             if half_first {
                 client.shutdown().await.unwrap();
                 assert_eq!(client.peek(&mut [0]).await.unwrap(), 1);
-                world.wait_for_queued(1).await;
+                fixture.wait_for_queued(1).await;
             }
             if reset {
                 client.set_zero_linger().unwrap();
             }
             drop(client);
-            world.wait_for_queued(0).await;
-            wait_until(|| world.waiting_totals() == (1, 1)).await;
-            wait_until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+            fixture.wait_for_queued(0).await;
+            wait_until(|| fixture.waiting_totals() == (1, 1)).await;
+            wait_until(|| fixture.metric("rouse_activator_client_connections") == 0.0).await;
             let cancelled = "rouse_activator_requests_total{code=\"cancelled\"}";
-            assert_eq!(world.metric(cancelled), 1.0);
+            assert_eq!(fixture.metric(cancelled), 1.0);
         }
     }
 }
 
 #[tokio::test]
 async fn a_client_that_goes_while_its_request_runs_frees_its_permit() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
     });
     let pod = start_pod(OK, LONG).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     for count in 1..=3 {
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         client.write_all(POST.as_bytes()).await.unwrap();
         wait_until(|| pod.requests() == count).await;
     }
@@ -570,8 +577,8 @@ async fn a_client_that_goes_while_its_request_runs_frees_its_permit() {
 
 #[tokio::test]
 async fn a_silent_response_ends_once_its_client_is_gone() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().timeout = Duration::from_secs(300);
     });
     let (ended, end) = tokio::sync::oneshot::channel();
@@ -581,8 +588,8 @@ async fn a_silent_response_ends_once_its_client_is_gone() {
         ended.send(stream.read_u8().await.is_err()).unwrap();
     })
     .await;
-    world.add_ready_pod("p", at);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", at);
+    let mut client = fixture.connect().await;
     client.write_all(GET.as_bytes()).await.unwrap();
     read_head(&mut client).await;
     tokio::time::pause();
@@ -619,18 +626,18 @@ const PAUSE: Duration = Duration::from_secs(6);
 #[tokio::test]
 async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
     for is_closed_first in [true, false] {
-        let mut world = ActivatorFixture::new().await;
-        world.apply_change(|table| {
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.apply_change(|table| {
             table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
         });
         let (at, mut closed, go) = pausing().await;
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
         if is_closed_first {
             client.shutdown().await.unwrap();
             client.peek(&mut [0]).await.unwrap();
         }
-        world.add_ready_pod("p", at);
+        fixture.add_ready_pod("p", at);
         read_until(&mut client, "begin").await;
         let clock = PausedClock::start_paused();
         if is_closed_first {
@@ -650,22 +657,22 @@ async fn a_half_closed_client_gets_the_rest_of_an_answer_that_pauses() {
             }
         }
         go.send(()).await.unwrap();
-        let told = read_rest(&mut client).await;
-        assert!(told.contains(" and end"), "closed first: {is_closed_first}: {told}");
+        let response = read_rest(&mut client).await;
+        assert!(response.contains(" and end"), "closed first: {is_closed_first}: {response}");
     }
 }
 
 #[tokio::test]
 async fn a_client_that_goes_during_the_response_frees_its_permit() {
-    let mut world = ActivatorFixture::new().await;
-    world.apply_change(|table| {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
         table.revisions.get_mut(&harness::revision()).unwrap().container_concurrency = 1;
     });
     let endless = "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nhello";
     let pod = start_pod(endless, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     for count in 1..=3 {
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
         read_head(&mut client).await;
         assert_eq!(pod.requests(), count);
@@ -674,36 +681,36 @@ async fn a_client_that_goes_during_the_response_frees_its_permit() {
 
 #[tokio::test]
 async fn a_stop_lets_requests_in_flight_end() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::from_millis(50)).await;
-    world.add_ready_pod("p", pod.address);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", pod.address);
+    let mut client = fixture.connect().await;
     client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     wait_until(|| pod.requests() == 1).await;
-    world.shutdown.cancel();
+    fixture.shutdown.cancel();
     let answer = read_rest(&mut client).await;
     assert!(answer.ends_with("hello") && answer.contains("connection: close"), "{answer}");
-    let tasks = &world.activator.gateway.tasks;
+    let tasks = &fixture.activator.gateway.tasks;
     tasks.close();
     tokio::time::timeout(LONG, tasks.wait()).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_burst_dials_at_most_half_the_backlog_before_the_first_answer() {
-    let mut world = ActivatorFixture::with(|config| config.pod_backlog = 8).await;
+    let mut fixture = ActivatorFixture::with(|config| config.pod_backlog = 8).await;
     let pod = start_pod(OK, Duration::from_millis(1)).await;
     let mut clients = Vec::new();
     for _ in 0..100 {
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         client.write_all(GET.as_bytes()).await.unwrap();
         clients.push(client);
     }
-    world.wait_for_queued(100).await;
-    world.add_ready_pod("p", pod.address);
-    assert!(world.metric("rouse_activator_dials_total") <= 4.0);
+    fixture.wait_for_queued(100).await;
+    fixture.add_ready_pod("p", pod.address);
+    assert!(fixture.metric("rouse_activator_dials_total") <= 4.0);
     for mut client in clients {
         assert!(read_rest(&mut client).await.ends_with("hello"));
     }
     assert_eq!(pod.requests(), 100);
-    assert_eq!(world.metric("rouse_activator_dial_repeats_total"), 0.0);
+    assert_eq!(fixture.metric("rouse_activator_dial_repeats_total"), 0.0);
 }

@@ -29,11 +29,11 @@ fn trusting(networks: &[&str], proxy_protocol: bool) -> EdgeSettings {
 }
 
 async fn awake(edge: EdgeSettings) -> (ActivatorFixture, FakeHttp1Pod) {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    world.apply_change(|table| table.settings.edge = edge);
-    (world, pod)
+    fixture.add_ready_pod("p", pod.address);
+    fixture.apply_change(|table| table.settings.edge = edge);
+    (fixture, pod)
 }
 
 fn get(fields: &str) -> String {
@@ -46,8 +46,8 @@ fn status(answer: &str) -> &str {
 
 #[tokio::test]
 async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_tls() {
-    let (mut world, pod) = awake(trusting(&["127.0.0.0/8"], false)).await;
-    world.apply_change(|table| {
+    let (mut fixture, pod) = awake(trusting(&["127.0.0.0/8"], false)).await;
+    fixture.apply_change(|table| {
         let ingress = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
         table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(ingress));
     });
@@ -57,13 +57,13 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
         ("x-forwarded-proto: https\r\n", "200"),
         ("forwarded: for=192.0.2.1;proto=https\r\n", "200"),
     ] {
-        let answer = world.exchange_at(world.outside, &get(fields)).await;
+        let answer = fixture.exchange_at(fixture.outside, &get(fields)).await;
         assert_eq!(status(&answer), code, "{fields}: {answer}");
         let mut request = Request::get(format!("http://{HOST}/"));
         if let Some((name, value)) = fields.trim().split_once(": ") {
             request = request.header(name, value);
         }
-        let answer = Http2TestClient::connect_to(world.outside)
+        let answer = Http2TestClient::connect_to(fixture.outside)
             .await
             .send_request(request, &[])
             .await
@@ -71,8 +71,8 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
         assert_eq!(answer.head.status().as_str(), code, "{fields}");
     }
     let secure = "x-forwarded-proto: https\r\n";
-    world.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], false));
-    let answer = world.exchange_at(world.outside, &get(secure)).await;
+    fixture.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], false));
+    let answer = fixture.exchange_at(fixture.outside, &get(secure)).await;
     assert_eq!(status(&answer), "301", "nobody trusts that peer any more: {answer}");
     assert_eq!(pod.requests(), 4);
 }
@@ -100,20 +100,20 @@ async fn forces_tls() -> SocketAddr {
 
 #[tokio::test]
 async fn an_app_with_forced_tls_answers_behind_a_balancer_that_ended_it() {
-    let mut world = ActivatorFixture::new().await;
-    world.add_ready_pod("p", forces_tls().await);
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.add_ready_pod("p", forces_tls().await);
     let secure = get("x-forwarded-proto: https\r\n");
-    assert_eq!(status(&world.exchange_at(world.outside, &secure).await), "301", "forged");
-    world.apply_change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], false));
-    assert_eq!(status(&world.exchange_at(world.outside, &secure).await), "200");
-    world.apply_change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], true));
+    assert_eq!(status(&fixture.exchange_at(fixture.outside, &secure).await), "301", "forged");
+    fixture.apply_change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], false));
+    assert_eq!(status(&fixture.exchange_at(fixture.outside, &secure).await), "200");
+    fixture.apply_change(|table| table.settings.edge = trusting(&["127.0.0.1/32"], true));
     let by_tls = format!("{BY_TLS}{}", get(""));
-    assert_eq!(status(&world.exchange_at(world.outside, &by_tls).await), "200");
+    assert_eq!(status(&fixture.exchange_at(fixture.outside, &by_tls).await), "200");
 }
 
 #[tokio::test]
 async fn a_proxy_header_of_either_version_names_the_client() {
-    let (world, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
+    let (fixture, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
     let two: &[u8] =
         b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc6\x33\x64\x01\xdc\x04\0\x50";
     let own: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
@@ -122,7 +122,7 @@ async fn a_proxy_header_of_either_version_names_the_client() {
         (two, "192.0.2.1", "http"),
         (own, "127.0.0.1", "http"),
     ] {
-        let mut stream = TcpStream::connect(world.outside).await.unwrap();
+        let mut stream = TcpStream::connect(fixture.outside).await.unwrap();
         // The header is recognized however it is cut.
         for piece in header.chunks(7) {
             stream.write_all(piece).await.unwrap();
@@ -140,22 +140,26 @@ async fn a_proxy_header_of_either_version_names_the_client() {
 
 #[tokio::test]
 async fn a_proxy_header_is_required_of_trusted_peers_and_read_of_no_others() {
-    let (mut world, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
+    let (mut fixture, pod) = awake(trusting(&["127.0.0.1/32"], true)).await;
     for bad in [get(""), "PROXY TCP4 a b 1 2\r\n".to_owned() + &get("")] {
-        assert_eq!(world.exchange_at(world.outside, &bad).await, "", "closed without an answer");
+        assert_eq!(
+            fixture.exchange_at(fixture.outside, &bad).await,
+            "",
+            "closed without an answer"
+        );
     }
-    let mut cut = TcpStream::connect(world.outside).await.unwrap();
+    let mut cut = TcpStream::connect(fixture.outside).await.unwrap();
     cut.write_all(b"PROXY TC").await.unwrap();
     cut.shutdown().await.unwrap();
     assert_eq!(cut.read_to_end(&mut Vec::new()).await.unwrap(), 0);
     assert_eq!(
-        status(&world.exchange_at(world.inside, &get("")).await),
+        status(&fixture.exchange_at(fixture.inside, &get("")).await),
         "200",
         "the gateway alone"
     );
-    world.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], true));
+    fixture.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], true));
     let named = format!("{BY_TLS}{}", get(""));
-    assert_eq!(status(&world.exchange_at(world.outside, &named).await), "400", "it is no HTTP");
-    assert_eq!(status(&world.exchange_at(world.outside, &get("")).await), "200");
+    assert_eq!(status(&fixture.exchange_at(fixture.outside, &named).await), "400", "it is no HTTP");
+    assert_eq!(status(&fixture.exchange_at(fixture.outside, &get("")).await), "200");
     assert_eq!(pod.requests(), 2);
 }

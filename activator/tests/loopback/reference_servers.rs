@@ -100,11 +100,11 @@ async fn compare(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
         let (head, body) = (encode_head(input), input.3);
         let what = format!("{}", head[..head.len().min(60)].escape_ascii());
         let direct = ask(server.address, &head, body).await;
-        let mut world = ActivatorFixture::new().await;
-        let port = ([127, 0, 0, 1], world.port).into();
+        let mut fixture = ActivatorFixture::new().await;
+        let port = ([127, 0, 0, 1], fixture.port).into();
         if is_refused(input) {
-            world.add_ready_pod("p", server.address);
-            for at in [port, world.outside] {
+            fixture.add_ready_pod("p", server.address);
+            for at in [port, fixture.outside] {
                 assert_eq!(ask(at, &head, body).await.status, "400", "{what}");
             }
             continue;
@@ -113,11 +113,11 @@ async fn compare(server: &ReferenceServerProcess, more: &[Http1RequestCase]) {
             let head = head.clone();
             async move { ask(port, &head, body).await }
         });
-        world.wait_for_queued(1).await;
-        world.add_ready_pod("p", server.address);
+        fixture.wait_for_queued(1).await;
+        fixture.add_ready_pod("p", server.address);
         assert_eq!(asleep.await.unwrap(), direct, "asleep: {what}");
         assert_eq!(ask(port, &head, body).await, direct, "through: {what}");
-        assert_eq!(ask(world.outside, &head, body).await, direct, "gateway: {what}");
+        assert_eq!(ask(fixture.outside, &head, body).await, direct, "gateway: {what}");
     }
 }
 
@@ -136,23 +136,23 @@ async fn compare_http2(
                 ask(server.address, &head, body).await
             }
         };
-        let mut world = ActivatorFixture::new().await;
-        world.apply_change(|table| {
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.apply_change(|table| {
             table.revisions.get_mut(&revision()).unwrap().protocol = protocol
         });
-        let port: SocketAddr = ([127, 0, 0, 1], world.port).into();
+        let port: SocketAddr = ([127, 0, 0, 1], fixture.port).into();
         let asleep = tokio::spawn(over_http2(port, input.clone()));
-        world.wait_for_queued(1).await;
-        world.add_ready_pod("p", server.address);
+        fixture.wait_for_queued(1).await;
+        fixture.add_ready_pod("p", server.address);
         assert_eq!(asleep.await.unwrap(), direct, "asleep: {what}");
         assert_eq!(over_http2(port, input.clone()).await, direct, "through: {what}");
-        assert_eq!(over_http2(world.outside, input.clone()).await, direct, "gateway: {what}");
+        assert_eq!(over_http2(fixture.outside, input.clone()).await, direct, "gateway: {what}");
     }
 }
 
 async fn over_http2(at: SocketAddr, input: Http2RequestCase) -> ComparedResponse {
-    let told = inputs::over_http2(at, &input);
-    tokio::time::timeout(LONG, told).await.expect("answers in time").unwrap()
+    let exchange = inputs::over_http2(at, &input);
+    tokio::time::timeout(LONG, exchange).await.expect("answers in time").unwrap()
 }
 
 #[tokio::test]

@@ -60,60 +60,60 @@ impl io::Write for StuckLogSink {
     }
 }
 
-fn set(world: &mut ActivatorFixture, template: Option<&str>, probes: bool) {
+fn set(fixture: &mut ActivatorFixture, template: Option<&str>, probes: bool) {
     let parsed = |source| LogTemplate::parse(source).unwrap();
     let log =
         template.map(|source| RequestLogSettings { template: parsed(source), logs_probes: probes });
-    world.apply_change(|table| table.settings.request_log = log);
+    fixture.apply_change(|table| table.settings.request_log = log);
 }
 
 /// Creates an activator that logs by this template.
 async fn logging(template: &str) -> (ActivatorFixture, CapturedRequestLog) {
-    let (mut world, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
-    world.activator.gateway.request_log.set_sink(Box::new(written.clone()));
-    set(&mut world, Some(template), false);
-    (world, written)
+    let (mut fixture, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
+    fixture.activator.gateway.request_log.set_sink(Box::new(written.clone()));
+    set(&mut fixture, Some(template), false);
+    (fixture, written)
 }
 
 #[tokio::test]
 async fn a_request_leaves_knatives_line_with_status_size_and_latency() {
-    let (mut world, written) = logging(DEFAULT_TEMPLATE).await;
+    let (mut fixture, written) = logging(DEFAULT_TEMPLATE).await;
     let pod = start_pod(OK, Duration::from_millis(20)).await;
-    world.add_ready_pod("p", pod.address);
+    fixture.add_ready_pod("p", pod.address);
     let request = "POST /a'\"?b=c HTTP/1.1\r\nhost: a\r\nuser-agent: it's \"x\\\u{1F600}\r\n\
                    referer: r\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-    assert!(world.exchange(request).await.ends_with("hello"));
+    assert!(fixture.exchange(request).await.ends_with("hello"));
     wait_until(|| written.lines().len() == 1).await;
     let line: serde_json::Value = serde_json::from_str(&written.lines()[0]).unwrap();
     let http = &line["httpRequest"];
-    let said = |key: &str| http[key].as_str().unwrap().to_owned();
+    let text_of = |key: &str| http[key].as_str().unwrap().to_owned();
     assert_eq!(http["status"], 200);
     assert_eq!(
-        ["requestMethod", "requestUrl", "requestSize", "responseSize", "userAgent"].map(said),
+        ["requestMethod", "requestUrl", "requestSize", "responseSize", "userAgent"].map(text_of),
         ["POST", "/a'\"?b=c", "0", "5", "it's \"x\\\u{1F600}"]
     );
-    assert_eq!(["serverIp", "referer", "protocol"].map(said), ["127.0.0.1", "r", "HTTP/1.1"]);
-    assert!(said("remoteIp").starts_with("127.0.0.1:"), "{line}");
-    let latency: f64 = said("latency").strip_suffix('s').unwrap().parse().unwrap();
+    assert_eq!(["serverIp", "referer", "protocol"].map(text_of), ["127.0.0.1", "r", "HTTP/1.1"]);
+    assert!(text_of("remoteIp").starts_with("127.0.0.1:"), "{line}");
+    let latency: f64 = text_of("latency").strip_suffix('s').unwrap().parse().unwrap();
     assert!(latency >= 0.02, "not shorter than the pod took: {latency}");
-    assert_eq!((world.metric(LINES), world.metric(DROPPED)), (1.0, 0.0));
+    assert_eq!((fixture.metric(LINES), fixture.metric(DROPPED)), (1.0, 0.0));
 }
 
 #[tokio::test]
 async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
-    let (mut world, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
-    world.activator.gateway.request_log.set_sink(Box::new(written.clone()));
+    let (mut fixture, written) = (ActivatorFixture::new().await, CapturedRequestLog::default());
+    fixture.activator.gateway.request_log.set_sink(Box::new(written.clone()));
     let pod = start_pod(OK, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    world.exchange(GET).await;
-    set(&mut world, Some("one {{.Response.Code}}"), false);
-    world.exchange(GET).await;
-    set(&mut world, Some("two {{.Response.Code}}"), false);
-    world.exchange(GET).await;
-    set(&mut world, None, false);
-    world.exchange(GET).await;
-    set(&mut world, Some("three {{.Response.Code}}"), false);
-    world.exchange(GET).await;
+    fixture.add_ready_pod("p", pod.address);
+    fixture.exchange(GET).await;
+    set(&mut fixture, Some("one {{.Response.Code}}"), false);
+    fixture.exchange(GET).await;
+    set(&mut fixture, Some("two {{.Response.Code}}"), false);
+    fixture.exchange(GET).await;
+    set(&mut fixture, None, false);
+    fixture.exchange(GET).await;
+    set(&mut fixture, Some("three {{.Response.Code}}"), false);
+    fixture.exchange(GET).await;
     let want = ["one 200", "two 200", "three 200"];
     wait_until(|| written.lines() == want).await;
     assert_eq!(pod.requests(), 5);
@@ -121,35 +121,35 @@ async fn nothing_is_written_while_it_is_off_and_the_setting_is_followed_live() {
 
 #[tokio::test]
 async fn every_end_of_a_request_leaves_one_line() {
-    let (mut world, written) = logging(SHORT).await;
+    let (mut fixture, written) = logging(SHORT).await;
     // The client leaves while its request waits.
-    let mut gone = world.connect().await;
+    let mut gone = fixture.connect().await;
     gone.write_all(b"GET /gone HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     drop(gone);
     wait_until(|| written.lines().len() == 1).await;
     // The timeout is over before there is a pod.
     let short = Duration::from_millis(20);
-    world.apply_change(|table| {
+    fixture.apply_change(|table| {
         table
             .revisions
             .insert(revision(), common::wire::RevisionEntry { timeout: short, ..hello_revision() });
     });
-    world.exchange(&GET.replace("GET /", "GET /late")).await;
+    fixture.exchange(&GET.replace("GET /", "GET /late")).await;
     wait_until(|| written.lines().len() == 2).await;
     // The response has no body.
-    world.apply_change(|table| drop(table.revisions.insert(revision(), hello_revision())));
+    fixture.apply_change(|table| drop(table.revisions.insert(revision(), hello_revision())));
     let pod = start_pod("HTTP/1.1 204 No Content\r\n\r\n", Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    world.exchange(&GET.replace("GET /", "DELETE /it")).await;
+    fixture.add_ready_pod("p", pod.address);
+    fixture.exchange(&GET.replace("GET /", "DELETE /it")).await;
     wait_until(|| written.lines().len() == 3).await;
     // A request without a service and one to the platform itself are not logged.
     let nobody = "GET / HTTP/1.1\r\nhost: nobody\r\nconnection: close\r\n\r\n";
-    world.exchange_at(world.outside, nobody).await;
+    fixture.exchange_at(fixture.outside, nobody).await;
     let probe = GET.replace("host: a", "host: a\r\nk-network-probe: activator");
-    assert!(world.exchange(&probe).await.ends_with("activator"));
-    set(&mut world, Some(SHORT), true);
-    assert!(world.exchange(&probe).await.ends_with("activator"));
+    assert!(fixture.exchange(&probe).await.ends_with("activator"));
+    set(&mut fixture, Some(SHORT), true);
+    assert!(fixture.exchange(&probe).await.ends_with("activator"));
     let want = [
         "GET /gone 499 0 default/hello-1  ",
         "GET /late 504 25 default/hello-1  ",
@@ -162,9 +162,9 @@ async fn every_end_of_a_request_leaves_one_line() {
 
 #[tokio::test]
 async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
-    let (mut world, written) = logging("{{.Response.Code}} {{.Revision.PodName}}").await;
+    let (mut fixture, written) = logging("{{.Response.Code}} {{.Revision.PodName}}").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    world.add_ready_pod("p", listener.local_addr().unwrap());
+    fixture.add_ready_pod("p", listener.local_addr().unwrap());
     let pod = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         read_head(&mut stream).await;
@@ -173,7 +173,7 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
         stream.write_all(switch.as_bytes()).await.unwrap();
         let _ = stream.read_u8().await;
     });
-    let mut client = world.connect().await;
+    let mut client = fixture.connect().await;
     let ask = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
     client.write_all(ask.as_bytes()).await.unwrap();
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 101"));
@@ -185,14 +185,14 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
 
 #[tokio::test]
 async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_counted() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (go_on, wait) = mpsc::channel();
-    world.activator.gateway.request_log.set_sink(Box::new(StuckLogSink(wait)));
+    fixture.activator.gateway.request_log.set_sink(Box::new(StuckLogSink(wait)));
     // Lines of 64 KiB each; at most eight megabytes of them wait.
-    set(&mut world, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
+    set(&mut fixture, Some(&"{{.Request.RequestURI}}".repeat(32)), false);
     let pod = start_pod(DATED, Duration::ZERO).await;
-    world.add_ready_pod("p", pod.address);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", pod.address);
+    let mut client = fixture.connect().await;
     let request = format!("GET /{} HTTP/1.1\r\nhost: a\r\n\r\n", "x".repeat(2047));
     for _ in 0..160 {
         client.write_all(request.as_bytes()).await.unwrap();
@@ -201,8 +201,8 @@ async fn an_output_that_takes_nothing_holds_no_request_up_and_what_is_lost_is_co
         read.expect("nothing holds it up").unwrap();
         assert_eq!(answer, *DATED.as_bytes());
     }
-    wait_until(|| world.metric(DROPPED) > 0.0).await;
+    wait_until(|| fixture.metric(DROPPED) > 0.0).await;
     drop(go_on);
-    wait_until(|| world.metric(DROPPED) == 160.0).await;
-    assert_eq!(world.metric(LINES), 0.0);
+    wait_until(|| fixture.metric(DROPPED) == 160.0).await;
+    assert_eq!(fixture.metric(LINES), 0.0);
 }

@@ -37,11 +37,11 @@ const BIG: &str =
 
 #[tokio::test]
 async fn an_answer_given_before_the_body_was_read_reaches_the_client() {
-    let mut world = ActivatorFixture::new().await;
-    world.add_ready_pod("p", start_closing_pod(BIG).await);
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.add_ready_pod("p", start_closing_pod(BIG).await);
     let length = 20 << 20;
     for _ in 0..40 {
-        let mut client = world.connect().await;
+        let mut client = fixture.connect().await;
         let head = format!("PUT / HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
         client.write_all(head.as_bytes()).await.unwrap();
         let (mut from, mut to) = client.split();
@@ -76,13 +76,13 @@ fn start_resetting_pod(answer: &'static str) -> SocketAddr {
 async fn an_answer_given_while_the_first_bytes_were_sent_reaches_the_client() {
     let part = "x".repeat(16 << 10);
     for _ in 0..20 {
-        let mut world = ActivatorFixture::new().await;
-        let client = Http2TestClient::connect(world.port).await;
+        let mut fixture = ActivatorFixture::new().await;
+        let client = Http2TestClient::connect(fixture.port).await;
         // As much of the body has come before the pod, so that the pod can answer before all of it is written.
         let asked =
             tokio::spawn(client.send_request(Request::put("http://a/"), &[&part[..]; 1_000]));
-        world.wait_for_queued(1).await;
-        world.add_ready_pod("p", start_resetting_pod(BIG));
+        fixture.wait_for_queued(1).await;
+        fixture.add_ready_pod("p", start_resetting_pod(BIG));
         let answer = asked.await.unwrap().unwrap();
         assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (413, "big\n"));
     }
@@ -109,10 +109,10 @@ async fn unwilling() -> (SocketAddr, mpsc::Receiver<usize>) {
 
 #[tokio::test]
 async fn a_body_that_the_pod_refuses_is_not_sent() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (at, mut bytes) = unwilling().await;
-    world.add_ready_pod("p", at);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", at);
+    let mut client = fixture.connect().await;
     let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
     let answer = read_rest(&mut client).await;
@@ -122,15 +122,15 @@ async fn a_body_that_the_pod_refuses_is_not_sent() {
 
 #[tokio::test]
 async fn a_pod_that_ignores_expect_gets_the_body() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let at = start_pod_with(|mut stream, _| async move {
         read_head(&mut stream).await;
         assert_eq!(read_until(&mut stream, "hello").await, "hello");
         stream.write_all(OK.as_bytes()).await.unwrap();
     })
     .await;
-    world.add_ready_pod("p", at);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", at);
+    let mut client = fixture.connect().await;
     let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\nconnection: close\r\n\
                 content-length: 5\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
@@ -144,11 +144,14 @@ async fn an_answer_may_have_as_many_header_lines_as_its_bytes_allow() {
     for lines in [99, 101, 150, 2000] {
         let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
         let answer = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 2\r\n\r\nok");
-        let mut world = ActivatorFixture::new().await;
-        world.add_ready_pod("p", start_closing_pod(answer.leak()).await);
-        let told = world.exchange(GET).await;
-        assert!(told.starts_with("HTTP/1.1 200 OK\r\n") && told.ends_with("ok"), "{lines} {told}");
-        assert_eq!(told.matches("x-line-").count(), lines);
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.add_ready_pod("p", start_closing_pod(answer.leak()).await);
+        let response = fixture.exchange(GET).await;
+        assert!(
+            response.starts_with("HTTP/1.1 200 OK\r\n") && response.ends_with("ok"),
+            "{lines} {response}"
+        );
+        assert_eq!(response.matches("x-line-").count(), lines);
     }
 }
 
@@ -157,17 +160,17 @@ async fn an_answer_whose_head_takes_more_than_a_mebibyte_is_a_502() {
     for (bytes, status) in [(1_000_000, "200"), (1 << 20, "502")] {
         let field = "y".repeat(bytes);
         let answer = format!("HTTP/1.1 200 OK\r\nx: {field}\r\ncontent-length: 2\r\n\r\nok");
-        let mut world = ActivatorFixture::new().await;
-        world.add_ready_pod("p", start_closing_pod(answer.leak()).await);
-        let told = world.exchange(GET).await;
-        assert_eq!(told.get(9..12), Some(status), "{bytes} {told:.200}");
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.add_ready_pod("p", start_closing_pod(answer.leak()).await);
+        let response = fixture.exchange(GET).await;
+        assert_eq!(response.get(9..12), Some(status), "{bytes} {response:.200}");
     }
 }
 
 /// Starts a pod that sends no interim response for a body of five bytes, and answers once it has read the body. It
 /// reports when it has read a head, and then when it has read the body.
 async fn start_pod_without_continue() -> (SocketAddr, mpsc::Receiver<&'static str>) {
-    let (tell, told) = mpsc::channel(2);
+    let (tell, received) = mpsc::channel(2);
     let at = start_pod_with(move |mut stream, _| {
         let tell = tell.clone();
         async move {
@@ -179,7 +182,7 @@ async fn start_pod_without_continue() -> (SocketAddr, mpsc::Receiver<&'static st
         }
     })
     .await;
-    (at, told)
+    (at, received)
 }
 
 /// Times just before and just after a body that is held back is sent.
@@ -188,11 +191,11 @@ const AFTER: Duration = Duration::from_millis(2);
 
 #[tokio::test]
 async fn a_body_waits_one_second_for_100_continue() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (at, mut pod) = start_pod_without_continue().await;
-    world.add_ready_pod("p", at);
+    fixture.add_ready_pod("p", at);
     let clock = PausedClock::start_paused();
-    let mut client = world.connect().await;
+    let mut client = fixture.connect().await;
     let head = "PUT / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\nconnection: close\r\n\
                 content-length: 5\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
@@ -208,8 +211,8 @@ async fn a_body_waits_one_second_for_100_continue() {
 }
 
 /// Begins a request over HTTP/2 that waits for a pod. Its body has come although the client expects `100 Continue`.
-async fn expecting(world: &ActivatorFixture) -> Http2TestCall {
-    let client = Http2TestClient::connect(world.port).await;
+async fn expecting(fixture: &ActivatorFixture) -> Http2TestCall {
+    let client = Http2TestClient::connect(fixture.port).await;
     let request = Request::put("http://a/").header("expect", "100-continue");
     let mut call = client.start_call(request.header("content-length", "5")).await;
     call.send_piece("hello").await;
@@ -218,17 +221,17 @@ async fn expecting(world: &ActivatorFixture) -> Http2TestCall {
     let next = Request::get("http://a/").header("k-network-probe", "probe");
     client.send_request(next, &[]).await.unwrap();
     call.end_body();
-    world.wait_for_queued(1).await;
+    fixture.wait_for_queued(1).await;
     call
 }
 
 #[tokio::test]
 async fn a_body_of_http2_is_held_back_as_well() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (at, mut pod) = start_pod_without_continue().await;
-    let mut call = expecting(&world).await;
+    let mut call = expecting(&fixture).await;
     let clock = PausedClock::start_paused();
-    world.add_ready_pod("p", at);
+    fixture.add_ready_pod("p", at);
     assert_eq!(pod.recv().await, Some("head"));
     clock.advance(BEFORE).await;
     assert!(pod.try_recv().is_err(), "the pod has not said its word");
@@ -239,10 +242,10 @@ async fn a_body_of_http2_is_held_back_as_well() {
 
 #[tokio::test]
 async fn a_body_of_http2_that_the_pod_refuses_is_not_sent() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let (at, mut bytes) = unwilling().await;
-    let mut call = expecting(&world).await;
-    world.add_ready_pod("p", at);
+    let mut call = expecting(&fixture).await;
+    fixture.add_ready_pod("p", at);
     assert_eq!(call.status_code().await, 401);
     let sent = tokio::time::timeout(LONG, bytes.recv()).await;
     assert_eq!(sent.expect("the exchange ends in time"), Some(0));
@@ -250,18 +253,19 @@ async fn a_body_of_http2_that_the_pod_refuses_is_not_sent() {
 
 #[tokio::test]
 async fn an_answer_with_a_length_beside_chunks_loses_the_length() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let both = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n\
                 b\r\nhello world\r\n0\r\n\r\n";
-    world.add_ready_pod("p", start_closing_pod(both).await);
-    let told = world.exchange(GET).await;
+    fixture.add_ready_pod("p", start_closing_pod(both).await);
+    let response = fixture.exchange(GET).await;
     assert!(
-        told.starts_with("HTTP/1.1 200 OK\r\n") && told.ends_with("\r\nhello world\r\n0\r\n\r\n"),
-        "{told}"
+        response.starts_with("HTTP/1.1 200 OK\r\n")
+            && response.ends_with("\r\nhello world\r\n0\r\n\r\n"),
+        "{response}"
     );
-    assert!(!told.contains("content-length"), "{told}");
+    assert!(!response.contains("content-length"), "{response}");
     // Over HTTP/2 the wrong length would make the response malformed (RFC 9113 §8.1.1).
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let answer = client.send_request(Request::get("http://a/"), &[]).await.unwrap();
     assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello world"));
     assert_eq!(answer.head.headers().get("content-length"), None);
@@ -288,13 +292,13 @@ async fn an_answer_without_a_date_gets_one() {
         (harness::start_pod(OK, Duration::ZERO).await, h2c::start_refusing_pod(0).await);
     for (protocol, pod) in [(AppProtocol::Http1, plain.address), (AppProtocol::H2c, http2.address)]
     {
-        let mut world = ActivatorFixture::new().await;
-        world.apply_change(|table| {
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.apply_change(|table| {
             table.revisions.get_mut(&harness::revision()).unwrap().protocol = protocol;
         });
-        world.add_ready_pod("p", pod);
-        let (port, unknown) = ((Ipv4Addr::LOCALHOST, world.port).into(), "unknown.example");
-        for dates in [dates(port, "a").await, dates(world.outside, unknown).await].concat() {
+        fixture.add_ready_pod("p", pod);
+        let (port, unknown) = ((Ipv4Addr::LOCALHOST, fixture.port).into(), "unknown.example");
+        for dates in [dates(port, "a").await, dates(fixture.outside, unknown).await].concat() {
             let [date] = &dates[..] else { panic!("{protocol:?} {dates:?}") };
             assert!(date.ends_with(" GMT"), "{date}");
         }
@@ -303,9 +307,9 @@ async fn an_answer_without_a_date_gets_one() {
 
 #[tokio::test]
 async fn an_answer_with_a_date_keeps_it_alone() {
-    let mut world = ActivatorFixture::new().await;
-    world.add_ready_pod("p", harness::start_pod(DATED, Duration::ZERO).await.address);
-    let dates = dates((Ipv4Addr::LOCALHOST, world.port).into(), "a").await;
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.add_ready_pod("p", harness::start_pod(DATED, Duration::ZERO).await.address);
+    let dates = dates((Ipv4Addr::LOCALHOST, fixture.port).into(), "a").await;
     assert_eq!(dates, [["Thu, 01 Jan 2026 00:00:00 GMT"]; 2]);
 }
 
@@ -334,20 +338,20 @@ async fn start_pod_closing_idle(seen: std::sync::Arc<std::sync::Mutex<Vec<String
 #[tokio::test]
 async fn a_safe_request_is_sent_again_when_an_idle_connection_closes_without_a_response() {
     for (method, code, heads) in [("GET", "200", 3), ("HEAD", "200", 3), ("DELETE", "502", 2)] {
-        let mut world = ActivatorFixture::new().await;
+        let mut fixture = ActivatorFixture::new().await;
         let seen = std::sync::Arc::default();
-        world.add_ready_pod("p", start_pod_closing_idle(std::sync::Arc::clone(&seen)).await);
-        assert!(world.exchange(GET).await.ends_with("hello"));
+        fixture.add_ready_pod("p", start_pod_closing_idle(std::sync::Arc::clone(&seen)).await);
+        assert!(fixture.exchange(GET).await.ends_with("hello"));
         let request = format!("{method} /2 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
-        let told = world.exchange(&request).await;
-        assert_eq!(told.get(9..12), Some(code), "{method} {told}");
+        let response = fixture.exchange(&request).await;
+        assert_eq!(response.get(9..12), Some(code), "{method} {response}");
         assert_eq!(seen.lock().unwrap().len(), heads, "{method}");
     }
 }
 
 #[tokio::test]
 async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
-    let mut world = ActivatorFixture::new().await;
+    let mut fixture = ActivatorFixture::new().await;
     let at = start_pod_with(|mut stream, _| async move {
         read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
@@ -359,8 +363,8 @@ async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
         stream.read_to_end(&mut Vec::new()).await.ok();
     })
     .await;
-    world.add_ready_pod("p", at);
-    let mut client = world.connect().await;
+    fixture.add_ready_pod("p", at);
+    let mut client = fixture.connect().await;
     let head = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
     for _ in 0..3 {
@@ -368,26 +372,26 @@ async fn an_upload_goes_on_while_its_answer_is_read_and_ends_with_it() {
         read_until(&mut client, "4\r\npart\r\n").await;
     }
     assert_eq!(read_rest(&mut client).await, "0\r\n\r\n");
-    wait_until(|| world.metric("rouse_activator_client_connections") == 0.0).await;
+    wait_until(|| fixture.metric("rouse_activator_client_connections") == 0.0).await;
 }
 
 #[tokio::test]
 async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
     for method in ["GET", "HEAD", "POST", "DELETE"] {
-        let mut world = ActivatorFixture::new().await;
+        let mut fixture = ActivatorFixture::new().await;
         let at = start_pod_with(|mut stream, _| async move {
             let head = read_head(&mut stream).await;
             assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
             let body = read_until(&mut stream, "0\r\n\r\n").await;
             let size = "HTTP/1.1 200 OK\r\nx-body: ";
-            let told = body.matches("bytes.").count();
-            let answer = format!("{size}{told}\r\ncontent-length: 0\r\n\r\n");
+            let count = body.matches("bytes.").count();
+            let answer = format!("{size}{count}\r\ncontent-length: 0\r\n\r\n");
             stream.write_all(answer.as_bytes()).await.unwrap();
             stream.read_u8().await.ok();
         })
         .await;
-        world.add_ready_pod("p", at);
-        let client = Http2TestClient::connect(world.port).await;
+        fixture.add_ready_pod("p", at);
+        let client = Http2TestClient::connect(fixture.port).await;
         let request = Request::builder().method(method).uri("http://a/echo");
         let answer = client.send_request(request, &["ten ", "bytes."]).await.unwrap();
         assert_eq!(answer.head.headers()["x-body"], "1", "{method}");
@@ -435,23 +439,23 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
         b"/a%20b?c=%zz",
         b"/a\\b`",
     ];
-    let mut world = ActivatorFixture::new().await;
-    let doors = [(Ipv4Addr::LOCALHOST, world.port).into(), world.outside];
+    let mut fixture = ActivatorFixture::new().await;
+    let addresses = [(Ipv4Addr::LOCALHOST, fixture.port).into(), fixture.outside];
     let asked = |target: &[u8]| {
         let rest = b" HTTP/1.1\r\nhost: hello.default.example.com\r\nconnection: close\r\n\r\n";
         [b"GET ", target, &rest[..]].concat()
     };
     // While the service is asleep, the first request wakes it.
     let first = tokio::spawn({
-        let (door, request) = (doors[0], asked(targets[0]));
-        async move { raw(door, &request).await }
+        let (address, request) = (addresses[0], asked(targets[0]));
+        async move { raw(address, &request).await }
     });
-    world.wait_for_queued(1).await;
-    world.add_ready_pod("p", mirror().await);
+    fixture.wait_for_queued(1).await;
+    fixture.add_ready_pod("p", mirror().await);
     let mut answers = vec![(targets[0], first.await.unwrap())];
-    for door in doors {
+    for address in addresses {
         for target in targets {
-            answers.push((target, raw(door, &asked(target)).await));
+            answers.push((target, raw(address, &asked(target)).await));
         }
     }
     for (target, answer) in answers {
@@ -459,8 +463,8 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
         assert!(answer.ends_with(&line), "{} {}", target.escape_ascii(), answer.escape_ascii());
     }
     for target in [&b"/a b"[..], b"/\x01", b"/\x7f", b"/\0", b"/a\tb", b"/a\rb", b""] {
-        for door in doors {
-            let answer = raw(door, &asked(target)).await;
+        for address in addresses {
+            let answer = raw(address, &asked(target)).await;
             assert_eq!(answer.get(9..12), Some(&b"400"[..]), "{}", target.escape_ascii());
         }
     }
@@ -468,9 +472,9 @@ async fn a_target_reaches_the_pod_as_it_was_written() {
 
 #[tokio::test]
 async fn a_persistent_connection_may_send_such_targets_one_after_another() {
-    let mut world = ActivatorFixture::new().await;
-    world.add_ready_pod("p", mirror().await);
-    let mut client = world.connect().await;
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.add_ready_pod("p", mirror().await);
+    let mut client = fixture.connect().await;
     for target in ["/\"1\"", "/2", "/<3>", "/%223%22", "/\"4\""] {
         let request = format!("GET {target} HTTP/1.1\r\nhost: a\r\n\r\n");
         client.write_all(request.as_bytes()).await.unwrap();
@@ -483,12 +487,12 @@ async fn a_persistent_connection_may_send_such_targets_one_after_another() {
 async fn a_request_may_have_as_many_header_lines_as_its_bytes_allow() {
     for lines in [99, 101, 120, 2000] {
         let fields: String = (0..lines).map(|at| format!("x-line-{at}: v\r\n")).collect();
-        let mut world = ActivatorFixture::new().await;
+        let mut fixture = ActivatorFixture::new().await;
         let server = harness::start_pod(OK, Duration::ZERO).await;
-        world.add_ready_pod("p", server.address);
+        fixture.add_ready_pod("p", server.address);
         let request = format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\r\n");
-        let told = world.exchange(&request).await;
-        assert!(told.ends_with("hello"), "{lines} {told}");
+        let response = fixture.exchange(&request).await;
+        assert!(response.ends_with("hello"), "{lines} {response}");
         assert_eq!(server.heads().matches("x-line-").count(), lines);
     }
 }
@@ -498,14 +502,14 @@ async fn answers_before_the_final_one_are_passed_on_where_the_version_knows_them
     let hints = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\nconnection: x\r\nx: y\r\n\r\n\
                  HTTP/1.1 102 Processing\r\n\r\n";
     let both: &str = format!("{hints}{OK}").leak();
-    let mut world = ActivatorFixture::new().await;
-    world.add_ready_pod("p", harness::start_pod(both, Duration::ZERO).await.address);
-    let told = world.exchange(GET).await;
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.add_ready_pod("p", harness::start_pod(both, Duration::ZERO).await.address);
+    let response = fixture.exchange(GET).await;
     let early = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\n";
-    assert!(told.starts_with(early) && told.ends_with("hello"), "{told}");
-    let old = world.exchange("GET / HTTP/1.0\r\nhost: a\r\n\r\n").await;
+    assert!(response.starts_with(early) && response.ends_with("hello"), "{response}");
+    let old = fixture.exchange("GET / HTTP/1.0\r\nhost: a\r\n\r\n").await;
     assert!(old.starts_with("HTTP/1.0 200 ") || old.starts_with("HTTP/1.1 200 "), "{old}");
-    let client = Http2TestClient::connect(world.port).await;
+    let client = Http2TestClient::connect(fixture.port).await;
     let answer = client.send_request(Request::get("http://a/"), &[]).await.unwrap();
     assert_eq!((answer.head.status().as_u16(), answer.body.as_str()), (200, "hello"));
 }

@@ -28,9 +28,9 @@ fn address() -> SocketAddr {
 
 #[tokio::test]
 async fn a_new_stream_replaces_everything() {
-    let mut world = ActivatorFixture::new().await;
-    world.add_ready_pod("p", address());
-    let routes = &world.activator.gateway.routes;
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.add_ready_pod("p", address());
+    let routes = &fixture.activator.gateway.routes;
     assert_eq!(routes.service_and_pod_counts(), (1, 1));
     let mut other = hello_service(4711);
     other.name = NamespacedName::new("default", "other");
@@ -38,17 +38,17 @@ async fn a_new_stream_replaces_everything() {
         vec![RouteTarget { revision: NamespacedName::new("default", "other-1"), percent: 100 }];
     assert!(routes.apply(batch(vec![RouteChange::Service(other)], true)));
     assert_eq!(routes.service_and_pod_counts(), (1, 0));
-    assert!(routes.service_by_port(world.port).is_none());
+    assert!(routes.service_by_port(fixture.port).is_none());
     assert!(routes.revision(&revision()).is_none());
     assert_eq!(routes.service_by_port(4711).unwrap().name.name, "other");
 }
 
 #[tokio::test]
 async fn a_service_routes_to_a_revision_that_arrives_later() {
-    let world = ActivatorFixture::new().await;
-    let routes = &world.activator.gateway.routes;
-    routes.apply(batch(vec![RouteChange::Service(hello_service(world.port))], true));
-    let service = routes.service_by_port(world.port).unwrap();
+    let fixture = ActivatorFixture::new().await;
+    let routes = &fixture.activator.gateway.routes;
+    routes.apply(batch(vec![RouteChange::Service(hello_service(fixture.port))], true));
+    let service = routes.service_by_port(fixture.port).unwrap();
     assert_eq!(service.targets[0].revision.route_settings(), None);
     routes.apply(batch(vec![RouteChange::Revision(hello_revision())], false));
     assert!(service.targets[0].revision.route_settings().is_some());
@@ -56,12 +56,12 @@ async fn a_service_routes_to_a_revision_that_arrives_later() {
 
 #[tokio::test]
 async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() {
-    let world = ActivatorFixture::new().await;
-    let routes = &world.activator.gateway.routes;
-    let mut heir = hello_service(4711);
-    heir.name = NamespacedName::new("default", "heir");
-    let host = heir.hosts[0].clone();
-    routes.apply(batch(vec![RouteChange::Service(heir)], false));
+    let fixture = ActivatorFixture::new().await;
+    let routes = &fixture.activator.gateway.routes;
+    let mut other = hello_service(4711);
+    other.name = NamespacedName::new("default", "heir");
+    let host = other.hosts[0].clone();
+    routes.apply(batch(vec![RouteChange::Service(other)], false));
     routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(service()))], false));
     assert_eq!(routes.match_host(&host).unwrap().service.name.name, "heir");
 }
@@ -70,16 +70,16 @@ async fn a_host_that_moved_to_another_service_stays_there_when_the_first_goes() 
 #[tokio::test]
 async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
     for order in [["b", "a", "c"], ["a", "b", "c"], ["c", "b", "a"]] {
-        let world = ActivatorFixture::new().await;
-        let routes = &world.activator.gateway.routes;
+        let fixture = ActivatorFixture::new().await;
+        let routes = &fixture.activator.gateway.routes;
         routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(service()))], false));
         let named = |own: &str| NamespacedName::new("default", own);
         let host = hello_service(1).hosts[0].clone();
         let has = || routes.match_host(&host).map(|it| it.service.name.name.to_string());
         for (port, own) in order.into_iter().enumerate() {
-            let mut told = hello_service(4711 + u16::try_from(port).unwrap());
-            told.name = named(own);
-            routes.apply(batch(vec![RouteChange::Service(told)], false));
+            let mut entry = hello_service(4711 + u16::try_from(port).unwrap());
+            entry.name = named(own);
+            routes.apply(batch(vec![RouteChange::Service(entry)], false));
         }
         for (left, then) in [("b", Some("a")), ("a", Some("c")), ("c", None)] {
             routes.apply(batch(vec![RouteChange::Removed(RouteKey::Service(named(left)))], false));
@@ -90,15 +90,15 @@ async fn a_host_that_two_services_name_is_that_of_the_first_by_name() {
 
 #[tokio::test]
 async fn pods_belong_to_the_revision_they_serve_now() {
-    let world = ActivatorFixture::new().await;
-    let routes = &world.activator.gateway.routes;
+    let fixture = ActivatorFixture::new().await;
+    let routes = &fixture.activator.gateway.routes;
     let served = routes.revision(&revision()).unwrap();
-    let mut it = pod("p", address(), RoutingPhase::Ready);
-    routes.apply(batch(vec![RouteChange::Pod(it.clone().into())], false));
+    let mut entry = pod("p", address(), RoutingPhase::Ready);
+    routes.apply(batch(vec![RouteChange::Pod(entry.clone().into())], false));
     assert!(served.ready_since().is_some());
     assert_eq!(routes.revisions_with_pods().len(), 1);
-    it.revision = NamespacedName::new("default", "elsewhere");
-    routes.apply(batch(vec![RouteChange::Pod(it.into())], false));
+    entry.revision = NamespacedName::new("default", "elsewhere");
+    routes.apply(batch(vec![RouteChange::Pod(entry.into())], false));
     assert_eq!(served.ready_since(), None);
 }
 
@@ -106,10 +106,10 @@ async fn pods_belong_to_the_revision_they_serve_now() {
 /// another's.
 #[tokio::test]
 async fn a_request_keeps_its_queue_position_while_pods_change() {
-    let world = ActivatorFixture::new().await;
-    let served = world.activator.gateway.routes.revision(&revision()).unwrap();
-    let told = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };
-    let pods = PodTable::from([("p".to_owned(), told)]);
+    let fixture = ActivatorFixture::new().await;
+    let served = fixture.activator.gateway.routes.revision(&revision()).unwrap();
+    let entry = PodTableEntry { address: Some(address()), is_ready: true, name: "p".into() };
+    let pods = PodTable::from([("p".to_owned(), entry)]);
     served.set_pods(&pods);
     let (mut first, mut second) = (served.queue_entry(0), served.queue_entry(0));
     served.on_dial_refused(first.acquire_permit().await.unwrap());
@@ -131,8 +131,8 @@ async fn a_request_keeps_its_queue_position_while_pods_change() {
 /// Requests that wait for the first pod of a deleted revision fail before their own timeout.
 #[tokio::test]
 async fn requests_at_a_removed_revision_fail() {
-    let world = ActivatorFixture::new().await;
-    let routes = &world.activator.gateway.routes;
+    let fixture = ActivatorFixture::new().await;
+    let routes = &fixture.activator.gateway.routes;
     let gone = || batch(vec![RouteChange::Removed(RouteKey::Revision(revision()))], false);
     let served = routes.revision(&revision()).unwrap();
     let mut visit = served.queue_entry(0);
@@ -151,7 +151,7 @@ async fn requests_at_a_removed_revision_fail() {
         routes.apply(gone());
         routes.fail_missing_revisions(now + Duration::from_secs(60));
     };
-    let (told, ()) = tokio::join!(waits, goes);
-    assert!(matches!(told, Err(ProxyRequestError::UnknownRevision(_))), "{told:?}");
+    let (result, ()) = tokio::join!(waits, goes);
+    assert!(matches!(result, Err(ProxyRequestError::UnknownRevision(_))), "{result:?}");
     assert_eq!(served.waiting_count(), 0);
 }

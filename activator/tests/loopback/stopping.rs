@@ -3,7 +3,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{ActivatorEntry, RouteChange, RouteKey, RoutingPhase};
+use common::{
+    fixtures,
+    wire::{RouteChange, RouteKey, RoutingPhase},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -29,9 +32,8 @@ async fn ask(port: u16, request: &str) -> String {
 }
 
 fn own() -> (RouteKey, RouteChange) {
-    let (name, node, zone) = ("activator".to_owned(), String::new(), String::new());
-    let activator = ActivatorEntry { name: name.clone(), node, zone, addresses: vec![] };
-    (RouteKey::Activator(name), RouteChange::Activator(activator))
+    let activator = fixtures::activator("activator", vec![]);
+    (RouteKey::Activator(activator.name.clone()), RouteChange::Activator(activator))
 }
 
 /// Creates an activator with a service whose pod answers after `pause`.

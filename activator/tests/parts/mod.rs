@@ -95,7 +95,7 @@ impl RunningActivatorFixture {
         let (stop, end) = (CancellationToken::new(), CancellationToken::new());
         let routes = Outbox::new();
         let (seen, pods) = mpsc::channel(1000);
-        let (told, usages) = mpsc::channel(1000);
+        let (usage_tx, usages) = mpsc::channel(1000);
         let control = Server::builder()
             .add_service(RoutesServer::new(FakeRoutesServer {
                 routes: routes.clone(),
@@ -103,7 +103,7 @@ impl RunningActivatorFixture {
             }))
             .add_service(PodsServer::new(FakePodReportsServer(seen, end.clone())));
         let scale =
-            Server::builder().add_service(UsageServer::new(FakeUsageServer(told, end.clone())));
+            Server::builder().add_service(UsageServer::new(FakeUsageServer(usage_tx, end.clone())));
         let (at_controller, at_autoscaler) = (endpoint("controller"), endpoint("autoscaler"));
         let mut config = ActivatorConfig::defaults();
         config.listen = vec![Ipv4Addr::LOCALHOST.into()];

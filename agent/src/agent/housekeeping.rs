@@ -73,12 +73,12 @@ impl Agent {
         self.handles
             .not_ready
             .set("listeners", (unseen > 0).then(|| LISTEN_FULL_REASON.to_owned()));
-        let trouble = self
+        let reason = self
             .routes
             .first_table_at()
             .is_none()
             .then(|| "no table from the controller yet".to_owned());
-        self.handles.not_ready.set("routes", trouble);
+        self.handles.not_ready.set("routes", reason);
         // A failed or partial plan is tried again once a second.
         self.routes.retry_unfinished();
         self.update_node_addresses(now);
@@ -100,16 +100,16 @@ impl Agent {
             return;
         }
         self.housekeeping.next_addresses = now + ADDRESS_PERIOD;
-        let own = match namespace::own_addresses() {
-            Ok(own) => own.into_iter().map(to_v6_octets).collect(),
+        let addresses = match namespace::own_addresses() {
+            Ok(addresses) => addresses.into_iter().map(to_v6_octets).collect(),
             Err(error) => return warn!(%error, "cannot read the node's own addresses"),
         };
-        let untold =
-            self.handles.maps.set_node_addresses(&own).err().map(|error| error_chain(&error));
-        if let Some(error) = &untold {
+        let failure =
+            self.handles.maps.set_node_addresses(&addresses).err().map(|error| error_chain(&error));
+        if let Some(error) = &failure {
             warn!(error, "cannot tell the kernel the node's own addresses");
         }
-        self.handles.not_ready.set("addresses", untold);
+        self.handles.not_ready.set("addresses", failure);
     }
 
     /// Deletes entries of closed listeners of all pods, as the map's room is bounded.

@@ -79,17 +79,17 @@ impl Agent {
         if self.registry.get(&uid).is_some_and(|local| local.cookie != facts.cookie) {
             self.forget_pod(&uid);
         }
-        let Some((slot, fresh)) = self.registry.allocate_slot(facts.cookie) else {
+        let Some((slot, is_new_slot)) = self.registry.allocate_slot(facts.cookie) else {
             queue.push_back(PodTrackerEvent::Crowded(uid));
             return;
         };
         // The row's previous pod is counted first, or its last requests would be lost with the row's content.
-        if fresh {
+        if is_new_slot {
             self.handles.revision_totals.read_slots(&self.handles.maps);
             self.handles.maps.clear_slot(slot);
         }
-        let pod = abi::PodValue { slot, port, flags: abi::POD_WIDEN_BIND };
-        if let Err(error) = self.handles.maps.register(facts.cookie, pod) {
+        let entry = abi::PodValue { slot, port, flags: abi::POD_WIDEN_BIND };
+        if let Err(error) = self.handles.maps.register(facts.cookie, entry) {
             error!(uid, error = %error_chain(&error), "cannot register pod");
             return;
         }
@@ -99,7 +99,7 @@ impl Agent {
         self.handles.revision_totals.assign_slot(slot, facts.cookie, &revision, terms);
         // Level 0: the first request raises an event, and is reported at once.
         self.handles.maps.arm_growth_event(slot, 0);
-        self.registry.insert(&uid, RegisteredPod { cookie: facts.cookie, entry: pod });
+        self.registry.insert(&uid, RegisteredPod { cookie: facts.cookie, entry });
         self.update_deadline(&uid);
         self.update_planned_pod(&uid);
         queue.push_back(PodTrackerEvent::Registered(uid.clone()));
@@ -111,12 +111,12 @@ impl Agent {
 
     /// Deletes a pod from the kernel's maps.
     fn forget_pod(&mut self, uid: &str) {
-        let Some(RegisteredPod { cookie, entry: pod }) = self.registry.remove(uid) else {
+        let Some(RegisteredPod { cookie, entry }) = self.registry.remove(uid) else {
             return;
         };
         self.overdue_requests.forget(uid);
         // The last totals are reported before the row is released.
-        self.handles.usage.release_slot(pod.slot, &self.handles.maps);
+        self.handles.usage.release_slot(entry.slot, &self.handles.maps);
         self.release_slot(cookie);
         self.update_planned_pod(uid);
     }
@@ -139,8 +139,9 @@ impl Agent {
     /// Connects check the listener of a local pod, unless the kernel did not see it open.
     fn update_planned_pod(&mut self, uid: &str) {
         let unseen = self.pods.is_listener_unseen(uid);
-        let local = self.registry.get(uid).map(|RegisteredPod { cookie, entry: pod }| {
-            KernelPodIds { cookie: if unseen { 0 } else { cookie }, slot: pod.slot }
+        let local = self.registry.get(uid).map(|RegisteredPod { cookie, entry }| KernelPodIds {
+            cookie: if unseen { 0 } else { cookie },
+            slot: entry.slot,
         });
         self.routes.set_local_pod(uid, local);
     }
@@ -154,12 +155,12 @@ impl Agent {
 
     /// Reads the maps for one pod; `None` if it is not registered or a map cannot be read.
     fn read_kernel_state(&self, uid: &str) -> Option<PodKernelState> {
-        let RegisteredPod { cookie, entry: pod } = self.registry.get(uid)?;
-        let listen = self.handles.maps.listener(cookie, pod.port);
+        let RegisteredPod { cookie, entry } = self.registry.get(uid)?;
+        let listen = self.handles.maps.listener(cookie, entry.port);
         let listen =
             listen.inspect_err(|error| warn!(uid, error = %error_chain(error), "cannot read map"));
         let listen = listen.ok()?;
-        let state = self.handles.maps.pod_state(pod.slot);
+        let state = self.handles.maps.pod_state(entry.slot);
         Some(PodKernelState {
             listeners: listener_counts::count(listen.reachable),
             loopback_listeners: listener_counts::count(listen.loopback),
@@ -197,26 +198,28 @@ impl Agent {
     }
 
     /// Reports a pod to the controller.
-    fn report_pod(&mut self, seen: PodObservation) {
-        self.update_planned_pod(&seen.uid);
-        let key = PodReportKey::Pod(seen.uid.clone());
+    fn report_pod(&mut self, observation: PodObservation) {
+        self.update_planned_pod(&observation.uid);
+        let key = PodReportKey::Pod(observation.uid.clone());
         let before = match self.handles.reports.get(&key) {
             Some(PodReportItem::Observed(before)) => Some(before),
             _ => None,
         };
-        let (uid, since_ns) = (seen.uid.clone(), seen.listening_since_ns);
-        let (ready, drained, trouble) = (seen.ready, seen.drained, seen.not_ready_reason.clone());
-        self.handles.reports.set(key, PodReportItem::Observed(seen));
+        let (uid, since_ns) = (observation.uid.clone(), observation.listening_since_ns);
+        let (ready, drained, not_ready_reason) =
+            (observation.ready, observation.drained, observation.not_ready_reason.clone());
+        self.handles.reports.set(key, PodReportItem::Observed(observation));
         // Measured once, at the change to ready; without a listener there is no start to measure from.
         if ready && since_ns > 0 && !before.as_ref().is_some_and(|before| before.ready) {
             let took = Duration::from_nanos(monotonic_ns().saturating_sub(since_ns));
             self.handles.metrics.listen_to_report.observe(took.as_secs_f64());
         }
-        let same = |before: &PodObservation| {
-            (before.ready, before.drained, &before.not_ready_reason) == (ready, drained, &trouble)
+        let is_unchanged = |before: &PodObservation| {
+            (before.ready, before.drained, &before.not_ready_reason)
+                == (ready, drained, &not_ready_reason)
         };
-        if !before.as_ref().is_some_and(same) {
-            info!(uid, ready, drained, trouble, "pod seen");
+        if !before.as_ref().is_some_and(is_unchanged) {
+            info!(uid, ready, drained, trouble = not_ready_reason, "pod seen");
         }
     }
 }

@@ -25,12 +25,12 @@ struct MapPlanProgress {
 
 impl Agent {
     /// Handles a batch of the RouteTable.
-    pub(super) fn apply_batch(&mut self, mut news: RouteBatch) {
-        self.routes.record_draining(&news);
-        let revisions = self.handles.revision_totals.changed_revisions(&news);
-        self.routes.add_removals(&mut news);
+    pub(super) fn apply_batch(&mut self, mut batch: RouteBatch) {
+        self.routes.record_draining(&batch);
+        let revisions = self.handles.revision_totals.changed_revisions(&batch);
+        self.routes.add_removals(&mut batch);
         let mut events = Vec::new();
-        for (key, change) in news.changes {
+        for (key, change) in batch.changes {
             match (key, &change) {
                 (RouteKey::Pod(_), RouteChange::Pod(pod)) if pod.node == self.node => {
                     events.push(PodTrackerEvent::RouteUpdated(pod.clone()));
@@ -54,7 +54,7 @@ impl Agent {
         self.remote_pods.forget_known_addresses();
         // The planner has the whole batch before any event is handled: events read the table.
         events.into_iter().for_each(|event| self.handle_event(event));
-        self.routes.finish_batch(Instant::now(), news.version);
+        self.routes.finish_batch(Instant::now(), batch.version);
     }
 
     /// Handles a pod of another node.
@@ -88,10 +88,10 @@ impl Agent {
                 self.handles.not_ready.set("maps", None);
                 self.advance_stage(ProgramTakeoverStage::TablesFilled);
             }
-            Err(refused) => {
-                error!(error = refused, version = self.routes.version(), "cannot apply routes");
+            Err(failure) => {
+                error!(error = failure, version = self.routes.version(), "cannot apply routes");
                 self.handles.metrics.apply_failures.inc();
-                self.handles.not_ready.set("maps", Some(refused));
+                self.handles.not_ready.set("maps", Some(failure));
             }
         }
     }
@@ -119,8 +119,8 @@ impl Agent {
         self.handles.metrics.services_refused.set(i64::try_from(refused.len()).unwrap_or(i64::MAX));
         // Logged and shown only when the set changes, as each sweep repeats it.
         if self.routes.record_refused(refused) {
-            for (service, why) in self.routes.refused() {
-                warn!(%service, error = %why, "service does not fit: its connects go by the activators");
+            for (service, reason) in self.routes.refused() {
+                warn!(%service, error = %reason, "service does not fit: its connects go by the activators");
             }
             self.handles.not_ready.set("services", self.routes.refused_reason());
         }

@@ -40,8 +40,8 @@ impl Agent {
     }
 
     /// Handles the results of a finished round of deadline scans.
-    pub(super) fn handle_deadline_scans(&mut self, found: DeadlineScanResults) {
-        self.overdue_requests.handle_results(found);
+    pub(super) fn handle_deadline_scans(&mut self, results: DeadlineScanResults) {
+        self.overdue_requests.handle_results(results);
         self.advance_next_sweep();
     }
 

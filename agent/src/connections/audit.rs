@@ -117,12 +117,12 @@ impl GaugeAudit {
         self.pods.retain(|uid, _| pods.contains_key(uid));
         for (uid, levels) in pods {
             let rests = *levels == GaugeValues::default();
-            let fresh = || PodAudit {
+            let new_audit = || PodAudit {
                 scanned_ns: now_ns,
                 next_scan_ns: now_ns + nanos(SCAN_PERIOD),
                 ..PodAudit::default()
             };
-            self.pods.entry(uid.clone()).or_insert_with(fresh).is_idle = rests;
+            self.pods.entry(uid.clone()).or_insert_with(new_audit).is_idle = rests;
         }
     }
 
@@ -137,19 +137,19 @@ impl GaugeAudit {
         &mut self,
         now_ns: u64,
         uid: &str,
-        look: Option<&AuditScan>,
+        scan: Option<&AuditScan>,
     ) -> AuditVerdict {
         let Some(pod) = self.pods.get_mut(uid) else { return AuditVerdict::default() };
         pod.scanned_ns = now_ns;
         pod.next_scan_ns = now_ns + nanos(SCAN_PERIOD);
         // A failed scan ends the series: nothing is known of the time in between.
-        let Some(look) = look else {
+        let Some(scan) = scan else {
             pod.suspects = Default::default();
             return AuditVerdict::default();
         };
-        pod.still_uncounted = look.uncounted.intersection(&pod.uncounted).count();
-        pod.uncounted.clone_from(&look.uncounted);
-        let differences = look.differences();
+        pod.still_uncounted = scan.uncounted.intersection(&pod.uncounted).count();
+        pod.uncounted.clone_from(&scan.uncounted);
+        let differences = scan.differences();
         let mut verdict = AuditVerdict {
             is_steady: differences.iter().all(Option::is_some),
             ..AuditVerdict::default()
@@ -158,10 +158,10 @@ impl GaugeAudit {
             verdict.correction[at] =
                 judge_difference(&mut pod.suspects[at], difference.unwrap_or_default());
         }
-        let again = pod.suspects.iter().any(|(_, times)| *times > 0);
-        let rest = if again { RESCAN_PAUSE } else { SCAN_PERIOD };
+        let has_suspect = pod.suspects.iter().any(|(_, times)| *times > 0);
+        let pause = if has_suspect { RESCAN_PAUSE } else { SCAN_PERIOD };
         pod.next_scan_ns =
-            now_ns + nanos(rest.max(look.cpu_time.saturating_mul(CPU_BUDGET_DIVISOR)));
+            now_ns + nanos(pause.max(scan.cpu_time.saturating_mul(CPU_BUDGET_DIVISOR)));
         verdict
     }
 
@@ -176,8 +176,8 @@ impl PodAudit {
     fn is_due(&self, now_ns: u64) -> bool {
         let suspicious = self.suspects.iter().any(|(_, times)| *times > 0);
         // A pod at rest is scanned rarely, but a suspicion there is followed at the usual rate.
-        let rest = if self.is_idle && !suspicious { IDLE_SCAN_PERIOD } else { Duration::ZERO };
-        self.next_scan_ns.max(self.scanned_ns + nanos(rest)) <= now_ns
+        let pause = if self.is_idle && !suspicious { IDLE_SCAN_PERIOD } else { Duration::ZERO };
+        self.next_scan_ns.max(self.scanned_ns + nanos(pause)) <= now_ns
     }
 }
 

@@ -101,17 +101,17 @@ impl PodDeadlines {
     }
 
     /// Updates a pod by the result of a scan, `None` if the scan failed.
-    pub(crate) fn handle_scan(&mut self, now_ns: u64, uid: &str, looked: Option<DeadlineScan>) {
+    pub(crate) fn handle_scan(&mut self, now_ns: u64, uid: &str, scan: Option<DeadlineScan>) {
         let Some(pod) = self.pods.get_mut(uid) else { return };
-        let rest = match looked {
-            Some(looked) => {
+        let pause = match scan {
+            Some(scan) => {
                 // A request that began during the scan may be missing in it.
-                pod.since_ns = looked.oldest_ns.map_or(looked.at_ns, |it| it.min(looked.at_ns));
-                looked.cpu_time.saturating_mul(CPU_BUDGET_DIVISOR).max(SCAN_PAUSE)
+                pod.since_ns = scan.oldest_ns.map_or(scan.at_ns, |it| it.min(scan.at_ns));
+                scan.cpu_time.saturating_mul(CPU_BUDGET_DIVISOR).max(SCAN_PAUSE)
             }
             None => FAILED_SCAN_PAUSE,
         };
-        pod.paused_until_ns = now_ns.saturating_add(nanos(rest));
+        pod.paused_until_ns = now_ns.saturating_add(nanos(pause));
     }
 }
 

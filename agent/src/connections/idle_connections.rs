@@ -129,15 +129,15 @@ impl StaleConnections {
         now: Instant,
         phase_at: impl Fn(SocketAddr) -> Option<RoutingPhase>,
     ) {
-        self.draining.retain(|&at, leaving| {
+        self.draining.retain(|&at, draining| {
             let phase = phase_at(at);
             // The wait begins again: a pod that is about to stop has a shorter spread, counted from now.
-            if leaving.has_ready_pod() && phase == Some(RoutingPhase::Draining) {
-                leaving.since = now;
+            if draining.has_ready_pod() && phase == Some(RoutingPhase::Draining) {
+                draining.since = now;
                 self.next_full_scan = None;
             }
-            leaving.phase = phase;
-            phase.is_some() || !leaving.is_late(now)
+            draining.phase = phase;
+            phase.is_some() || !draining.is_late(now)
         });
     }
 
@@ -150,7 +150,7 @@ impl StaleConnections {
     pub(crate) fn next_scan(
         &mut self,
         now: Instant,
-        looked: ClientScanStats,
+        last_scans: ClientScanStats,
     ) -> Option<ClientScanScope> {
         let due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
         // At least ten times the scan's own cost lies between two scans, whatever the period.
@@ -161,13 +161,13 @@ impl StaleConnections {
         }
         if due(self.next_full_scan) {
             let least = if self.is_urgent(now) { FULL_SCAN_PERIOD } else { LATE_FULL_SCAN_PERIOD };
-            self.next_full_scan = after(least, looked.full_scan_cpu);
+            self.next_full_scan = after(least, last_scans.full_scan_cpu);
             return Some(ClientScanScope::AllClients);
         }
-        if looked.known_connections == 0 || !due(self.next_known_scan) {
+        if last_scans.known_connections == 0 || !due(self.next_known_scan) {
             return None;
         }
-        self.next_known_scan = after(KNOWN_SCAN_PERIOD, looked.known_scan_cpu);
+        self.next_known_scan = after(KNOWN_SCAN_PERIOD, last_scans.known_scan_cpu);
         Some(ClientScanScope::KnownConnections)
     }
 
@@ -182,32 +182,34 @@ impl StaleConnections {
 /// Each has its own moment within the spread, by its local port, so that a client does not reopen all of them at once.
 pub(crate) fn is_due(
     now: Instant,
-    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    draining: &BTreeMap<SocketAddr, DrainingAddress>,
     connection: &DiagConnection,
 ) -> bool {
-    let Some(leaving) = leaving.get(&connection.canonical_peer()) else { return false };
+    let Some(draining) = draining.get(&connection.canonical_peer()) else { return false };
     // Knuth's multiplicative constant scatters neighbouring ports.
     let scattered = u32::from(connection.local.port()).wrapping_mul(0x9E37_79B1) >> 16;
-    let moment = leaving.close_spread() * scattered / (1 << 16);
-    is_idle(connection.activity, leaving.required_idle(now))
-        && now.duration_since(leaving.since) >= moment
+    let moment = draining.close_spread() * scattered / (1 << 16);
+    is_idle(connection.activity, draining.required_idle(now))
+        && now.duration_since(draining.since) >= moment
 }
 
-/// Returns true if a connection that is due may be closed. `said` is the pod's report of its use, if the pod gave one.
+/// Returns true if a connection that is due may be closed. `reported_activity` is the pod's report of its use, if the
+/// pod gave one.
 ///
 /// A pod that is too busy to answer, or out of the agent's reach, may be in the middle of a response that pauses.
 /// Without a report such a connection stays open while the pod exists.
 pub(crate) fn may_close(
-    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    draining: &BTreeMap<SocketAddr, DrainingAddress>,
     connection: &DiagConnection,
-    said: Option<ConnectionActivity>,
+    reported_activity: Option<ConnectionActivity>,
 ) -> bool {
-    let is_gone = || leaving.get(&connection.canonical_peer()).is_some_and(|it| it.phase.is_none());
-    match said {
+    let is_pod_gone =
+        || draining.get(&connection.canonical_peer()).is_some_and(|it| it.phase.is_none());
+    match reported_activity {
         Some(ConnectionActivity::MessageInFlight) => false,
         Some(ConnectionActivity::Idle) => true,
         Some(ConnectionActivity::NoRequestInFlight) => is_idle(connection.activity, IDLE_TIME),
-        None => is_gone() && is_idle(connection.activity, IDLE_TIME),
+        None => is_pod_gone() && is_idle(connection.activity, IDLE_TIME),
     }
 }
 
@@ -216,13 +218,13 @@ pub(crate) fn may_close(
 ///
 /// A request that is still in flight may be older than that. Then the client sent last. If the previous response came
 /// within the same tick, the acknowledgement of the request shows it, as it came later than any response.
-fn is_idle(seen: TcpActivity, long: Duration) -> bool {
+fn is_idle(activity: TcpActivity, long: Duration) -> bool {
     // A new connection is about to carry its first request.
-    let Some(received) = seen.since_received else {
-        return !seen.has_sent && seen.since_sent >= IDLE_TIME;
+    let Some(received) = activity.since_received else {
+        return !activity.has_sent && activity.since_sent >= IDLE_TIME;
     };
     let asked_since =
-        seen.since_sent < received || seen.since_acknowledged + KERNEL_TICK < received;
+        activity.since_sent < received || activity.since_acknowledged + KERNEL_TICK < received;
     received >= long && !asked_since
 }
 
@@ -234,60 +236,67 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn draining_addresses(kept: &StaleConnections) -> Vec<(SocketAddr, Duration)> {
-        kept.draining().iter().map(|(&at, leaving)| (at, leaving.close_spread())).collect()
+    fn draining_addresses(connections: &StaleConnections) -> Vec<(SocketAddr, Duration)> {
+        connections.draining().iter().map(|(&at, draining)| (at, draining.close_spread())).collect()
     }
 
     #[test]
     fn an_address_is_watched_until_it_is_back_or_its_pod_long_gone() {
         let (now, ready) = (Instant::now(), Some(RoutingPhase::Ready));
-        let mut kept = StaleConnections::default();
-        kept.start_draining(now, at("10.0.0.1:80"), ready);
-        kept.start_draining(now, at("10.0.0.2:80"), Some(RoutingPhase::Draining));
-        kept.start_draining(now, at("10.0.0.3:80"), None);
+        let mut connections = StaleConnections::default();
+        connections.start_draining(now, at("10.0.0.1:80"), ready);
+        connections.start_draining(now, at("10.0.0.2:80"), Some(RoutingPhase::Draining));
+        connections.start_draining(now, at("10.0.0.3:80"), None);
         let want = [
             (at("10.0.0.1:80"), CLOSE_SPREAD),
             (at("10.0.0.2:80"), STOPPING_CLOSE_SPREAD),
             (at("10.0.0.3:80"), STOPPING_CLOSE_SPREAD),
         ];
-        assert_eq!(draining_addresses(&kept), want);
-        kept.stop_draining(at("10.0.0.1:80"));
-        kept.update_phases(now + DRAINING_WATCH_TIME / 2, |_| None);
-        assert_eq!(draining_addresses(&kept), want[1..]);
+        assert_eq!(draining_addresses(&connections), want);
+        connections.stop_draining(at("10.0.0.1:80"));
+        connections.update_phases(now + DRAINING_WATCH_TIME / 2, |_| None);
+        assert_eq!(draining_addresses(&connections), want[1..]);
         let one_is_left = |it| (it == at("10.0.0.2:80")).then_some(RoutingPhase::Draining);
-        kept.update_phases(now + DRAINING_WATCH_TIME, one_is_left);
-        assert_eq!(draining_addresses(&kept), want[1..2], "its last response may take a while");
-        kept.update_phases(now + DRAINING_WATCH_TIME, |_| None);
-        assert_eq!(draining_addresses(&kept), []);
+        connections.update_phases(now + DRAINING_WATCH_TIME, one_is_left);
+        assert_eq!(
+            draining_addresses(&connections),
+            want[1..2],
+            "its last response may take a while"
+        );
+        connections.update_phases(now + DRAINING_WATCH_TIME, |_| None);
+        assert_eq!(draining_addresses(&connections), []);
     }
 
     #[test]
     fn all_clients_are_scanned_often_while_urgent_and_known_connections_more_often() {
-        let (now, one) = (Instant::now(), at("10.0.0.1:80"));
-        let mut kept = StaleConnections::default();
+        let (now, address) = (Instant::now(), at("10.0.0.1:80"));
+        let mut connections = StaleConnections::default();
         let (none, some) = (
             ClientScanStats::default(),
             ClientScanStats { known_connections: 1, ..ClientScanStats::default() },
         );
-        assert_eq!(kept.next_scan(now, some), None, "nothing is left");
-        kept.start_draining(now, one, Some(RoutingPhase::Ready));
-        assert_eq!(kept.next_scan(now, none), Some(ClientScanScope::AllClients));
-        assert_eq!(kept.next_scan(now, none), None, "none is known");
+        assert_eq!(connections.next_scan(now, some), None, "nothing is left");
+        connections.start_draining(now, address, Some(RoutingPhase::Ready));
+        assert_eq!(connections.next_scan(now, none), Some(ClientScanScope::AllClients));
+        assert_eq!(connections.next_scan(now, none), None, "none is known");
         assert_eq!(
-            kept.next_scan(now, some),
+            connections.next_scan(now, some),
             Some(ClientScanScope::KnownConnections),
             "however new that look is"
         );
-        assert_eq!(kept.next_scan(now, some), None, "just now");
+        assert_eq!(connections.next_scan(now, some), None, "just now");
         assert_eq!(
-            kept.next_scan(now + KNOWN_SCAN_PERIOD, some),
+            connections.next_scan(now + KNOWN_SCAN_PERIOD, some),
             Some(ClientScanScope::KnownConnections)
         );
-        assert_eq!(kept.next_scan(now + FULL_SCAN_PERIOD, some), Some(ClientScanScope::AllClients));
-        kept.update_phases(now + DRAINING_WATCH_TIME, |_| Some(RoutingPhase::Draining));
-        assert_eq!(draining_addresses(&kept), [(one, STOPPING_CLOSE_SPREAD)]);
         assert_eq!(
-            kept.next_scan(now + FULL_SCAN_PERIOD, none),
+            connections.next_scan(now + FULL_SCAN_PERIOD, some),
+            Some(ClientScanScope::AllClients)
+        );
+        connections.update_phases(now + DRAINING_WATCH_TIME, |_| Some(RoutingPhase::Draining));
+        assert_eq!(draining_addresses(&connections), [(address, STOPPING_CLOSE_SPREAD)]);
+        assert_eq!(
+            connections.next_scan(now + FULL_SCAN_PERIOD, none),
             Some(ClientScanScope::AllClients),
             "it stops after all"
         );
@@ -296,11 +305,11 @@ mod tests {
     #[test]
     fn long_scans_are_rare_and_do_not_delay_the_others() {
         let now = Instant::now();
-        let mut kept = StaleConnections::default();
-        kept.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
+        let mut connections = StaleConnections::default();
+        connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
         let (full_scan_cpu, known_scan_cpu) = (FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
-        let looked = ClientScanStats { known_connections: 1, full_scan_cpu, known_scan_cpu };
-        let mut rounds = |after| kept.next_scan(now + after, looked);
+        let last_scans = ClientScanStats { known_connections: 1, full_scan_cpu, known_scan_cpu };
+        let mut rounds = |after| connections.next_scan(now + after, last_scans);
         assert_eq!(rounds(Duration::ZERO), Some(ClientScanScope::AllClients));
         assert_eq!(rounds(Duration::ZERO), Some(ClientScanScope::KnownConnections));
         assert_eq!(rounds(KNOWN_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)), None);
@@ -321,8 +330,8 @@ mod tests {
     #[test]
     fn only_idle_connections_to_draining_addresses_are_due_each_at_its_moment() {
         let now = Instant::now();
-        let left = DrainingAddress { since: now, phase: Some(RoutingPhase::Ready) };
-        let leaving = BTreeMap::from([(at("10.0.0.1:80"), left)]);
+        let address = DrainingAddress { since: now, phase: Some(RoutingPhase::Ready) };
+        let draining = BTreeMap::from([(at("10.0.0.1:80"), address)]);
         let connection = |port: u16, peer: &str, idle| {
             let local = SocketAddr::new([10, 0, 0, 9].into(), port);
             DiagConnection::listed(local, at(peer), answered(idle))
@@ -330,7 +339,7 @@ mod tests {
         let due = |after: Duration, peer: &str, idle| {
             let ports = 1..=1_000u16;
             ports
-                .filter(|&port| is_due(now + after, &leaving, &connection(port, peer, idle)))
+                .filter(|&port| is_due(now + after, &draining, &connection(port, peer, idle)))
                 .count()
         };
         assert_eq!(due(CLOSE_SPREAD, "10.0.0.1:80", IDLE_TIME), 1_000);
@@ -360,20 +369,20 @@ mod tests {
     fn a_connection_is_closed_by_the_pods_answer_or_if_the_pod_is_gone() {
         let now = Instant::now();
         let (short, long) = (answered(SHORT_IDLE_TIME), answered(IDLE_TIME));
-        let may = |phase, seen, said| {
-            let leaving =
+        let may = |phase, activity, reported_activity| {
+            let draining =
                 BTreeMap::from([(at("10.0.0.1:80"), DrainingAddress { since: now, phase })]);
             may_close(
-                &leaving,
-                &DiagConnection::listed(at("10.0.0.9:1"), at("10.0.0.1:80"), seen),
-                said,
+                &draining,
+                &DiagConnection::listed(at("10.0.0.9:1"), at("10.0.0.1:80"), activity),
+                reported_activity,
             )
         };
         for phase in [Some(RoutingPhase::Ready), Some(RoutingPhase::Draining), None] {
-            for seen in [short, long] {
+            for activity in [short, long] {
                 assert!(
-                    may(phase, seen, Some(ConnectionActivity::Idle))
-                        && !may(phase, seen, Some(ConnectionActivity::MessageInFlight))
+                    may(phase, activity, Some(ConnectionActivity::Idle))
+                        && !may(phase, activity, Some(ConnectionActivity::MessageInFlight))
                 );
             }
             let frame = Some(ConnectionActivity::NoRequestInFlight);

@@ -56,13 +56,13 @@ impl<'a> KernelBtf<'a> {
             body.get(from..from.checked_add(word(bytes, at + 4)? as usize)?)
         };
         let (types, strings) = (part(8)?, part(16)?);
-        let mut begins = vec![0];
+        let mut type_offsets = vec![0];
         let mut at = 0;
         while at < types.len() {
-            begins.push(u32::try_from(at).ok()?);
+            type_offsets.push(u32::try_from(at).ok()?);
             at += TYPE_BYTES + trailing_bytes(word(types, at + 4)?)?;
         }
-        Some(Self { strings, types, type_offsets: begins })
+        Some(Self { strings, types, type_offsets })
     }
 
     /// Returns the offsets of the socket fields that the eBPF programs read, or the name of one that is missing.
@@ -84,13 +84,14 @@ impl<'a> KernelBtf<'a> {
 
     /// Returns the bit by which sockets are IPv6-only; `None` if it is not within their first bytes.
     pub(crate) fn v6_only(&self) -> Option<SocketBit> {
-        let found =
+        let field =
             self.find_member(self.find_type(STRUCT, "sock_common")?, "skc_ipv6only", DEPTH_MAX)?;
-        let at =
-            u8::try_from(found.offset).ok().filter(|at| usize::from(*at) < abi::SOCK_HEAD_BYTES)?;
+        let byte_index = u8::try_from(field.offset)
+            .ok()
+            .filter(|index| usize::from(*index) < abi::SOCK_HEAD_BYTES)?;
         // BTF counts from the lowest bit on little-endian machines, from the highest on others.
-        let mask = if cfg!(target_endian = "big") { 0x80 >> found.bit } else { 1 << found.bit };
-        Some(SocketBit { byte_index: at, mask })
+        let mask = if cfg!(target_endian = "big") { 0x80 >> field.bit } else { 1 << field.bit };
+        Some(SocketBit { byte_index, mask })
     }
 
     /// Returns the number of a function.
@@ -110,11 +111,11 @@ impl<'a> KernelBtf<'a> {
     /// Returns the offset of `path` (`field` or `field.field`) in a structure.
     fn field_offset(&self, structure: &str, path: &str) -> Option<u16> {
         let start = BtfField { offset: 0, bit: 0, type_id: self.find_type(STRUCT, structure)? };
-        let found = path.split('.').try_fold(start, |whole, name| {
+        let field = path.split('.').try_fold(start, |whole, name| {
             let inner = self.find_member(whole.type_id, name, DEPTH_MAX)?;
             Some(BtfField { offset: whole.offset.checked_add(inner.offset)?, ..inner })
         })?;
-        u16::try_from(found.offset).ok()
+        u16::try_from(field.offset).ok()
     }
 
     /// Finds a member of a structure or union, also inside unnamed members.
@@ -127,14 +128,15 @@ impl<'a> KernelBtf<'a> {
         let mask = if info >> 31 == 1 { 0x00FF_FFFF } else { u32::MAX };
         (0..count(info)).find_map(|index| {
             let member = begin + TYPE_BYTES + index * MEMBER_BYTES;
-            let kind = word(self.types, member + 4)?;
+            let type_id = word(self.types, member + 4)?;
             let bits = word(self.types, member + 8)? & mask;
-            let at = bits / 8;
+            let offset = bits / 8;
             if self.is_named(member, name) {
-                return Some(BtfField { offset: at, bit: (bits % 8) as u8, type_id: kind });
+                return Some(BtfField { offset, bit: (bits % 8) as u8, type_id });
             }
-            let inner = self.is_named(member, "").then(|| self.find_member(kind, name, deep))??;
-            Some(BtfField { offset: at.checked_add(inner.offset)?, ..inner })
+            let inner =
+                self.is_named(member, "").then(|| self.find_member(type_id, name, deep))??;
+            Some(BtfField { offset: offset.checked_add(inner.offset)?, ..inner })
         })
     }
 

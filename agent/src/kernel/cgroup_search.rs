@@ -62,19 +62,19 @@ fn own_cgroup_by_inode(candidates: &[PathBuf]) -> Option<PathBuf> {
     candidates.iter().find_map(|candidate| find_by_inode(candidate, inode, CONTAINER_DEPTH_MAX))
 }
 
-fn collect_kubepods(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+fn collect_kubepods(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) {
     for child in subdirectories(dir) {
         if child.file_name().is_some_and(cgroups::is_kubepods) {
-            found.push(child);
+            paths.push(child);
         } else if depth > 1 {
-            collect_kubepods(&child, depth - 1, found);
+            collect_kubepods(&child, depth - 1, paths);
         }
     }
 }
 
 fn find_by_inode(dir: &Path, inode: u64, depth: usize) -> Option<PathBuf> {
     subdirectories(dir).into_iter().find_map(|child| {
-        let is_it = fs::metadata(&child).is_ok_and(|found| found.ino() == inode);
+        let is_it = fs::metadata(&child).is_ok_and(|metadata| metadata.ino() == inode);
         if is_it {
             return Some(child);
         }
@@ -99,13 +99,13 @@ mod tests {
         for path in ["kubepods/burstable/podx/kubepods", "a/kubepods", "a.slice/a-kubepods.slice"] {
             fs::create_dir_all(root.join(path)).expect("a folder");
         }
-        let mut found = Vec::new();
-        collect_kubepods(&root, KUBEPODS_DEPTH_MAX, &mut found);
-        found.sort();
+        let mut paths = Vec::new();
+        collect_kubepods(&root, KUBEPODS_DEPTH_MAX, &mut paths);
+        paths.sort();
         let wanted = ["a.slice/a-kubepods.slice", "a/kubepods", "kubepods"];
         let mut wanted = wanted.map(|path| root.join(path));
         wanted.sort();
-        assert_eq!(found, wanted);
+        assert_eq!(paths, wanted);
         let inode = fs::metadata(root.join("kubepods/burstable/podx")).expect("made").ino();
         let pod = find_by_inode(&root.join("kubepods"), inode, CONTAINER_DEPTH_MAX);
         assert_eq!(pod, Some(root.join("kubepods/burstable/podx")));

@@ -37,7 +37,7 @@ pub enum PodsCgroupError {
 /// In a container with a cgroup namespace, its own mount starts at its own cgroup (`/`). The host's mount, mounted into
 /// the container, starts at `/../../..`.
 pub fn v2_mounts(mountinfo: &str) -> Vec<PathBuf> {
-    let mut found: Vec<(Reverse<usize>, usize, PathBuf)> = Vec::new();
+    let mut mounts: Vec<(Reverse<usize>, usize, PathBuf)> = Vec::new();
     for line in mountinfo.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
         let mut fields = left.split(' ').skip(3);
@@ -49,11 +49,11 @@ pub fn v2_mounts(mountinfo: &str) -> Vec<PathBuf> {
         let root = PathBuf::from(unescape(root));
         let up = root.components().filter(|it| *it == Component::ParentDir).count();
         let down = root.components().filter(|it| matches!(it, Component::Normal(_))).count();
-        found.push((Reverse(up), down, PathBuf::from(unescape(at))));
+        mounts.push((Reverse(up), down, PathBuf::from(unescape(at))));
     }
     // The sort is stable: among equals, the first one mounted.
-    found.sort_by_key(|(up, down, _)| (*up, *down));
-    found.into_iter().map(|(_, _, at)| at).collect()
+    mounts.sort_by_key(|(up, down, _)| (*up, *down));
+    mounts.into_iter().map(|(_, _, at)| at).collect()
 }
 
 /// Decodes `\040` and the like, by which the kernel writes spaces in mountinfo.
@@ -121,9 +121,9 @@ pub fn nearest_kubelet(pods: &Path, candidates: &BTreeSet<PathBuf>) -> Option<Pa
         let is_foreign = |it: &OsStr| is_kubepods(it) || it == "user.slice";
         !pods.starts_with(candidate) && !candidate.starts_with(pods) && !apart.any(is_foreign)
     };
-    let own: Vec<&PathBuf> = candidates.iter().filter(is_own).collect();
-    let nearest = own.iter().map(|it| near(it)).max()?;
-    let mut all = own.into_iter().filter(|it| near(it) == nearest);
+    let own_candidates: Vec<&PathBuf> = candidates.iter().filter(is_own).collect();
+    let nearest = own_candidates.iter().map(|it| near(it)).max()?;
+    let mut all = own_candidates.into_iter().filter(|it| near(it) == nearest);
     all.next().filter(|_| all.next().is_none()).cloned()
 }
 
@@ -134,16 +134,17 @@ pub fn is_kubepods(name: &OsStr) -> bool {
     })
 }
 
-/// Chooses this node's directory among those of all kubelets of the machine: the one that the agent runs in, at `own`,
-/// or the only one.
+/// Chooses this node's directory among those of all kubelets of the machine: the one that the agent runs in, at
+/// `own_cgroup`, or the only one.
 pub fn choose_pods_cgroup(
     candidates: &[PathBuf],
-    own: Option<&Path>,
+    own_cgroup: Option<&Path>,
 ) -> Result<PathBuf, PodsCgroupError> {
-    if let Some(own) = own
-        && let Some(mine) = candidates.iter().find(|candidate| own.starts_with(candidate))
+    if let Some(own_cgroup) = own_cgroup
+        && let Some(own_candidate) =
+            candidates.iter().find(|candidate| own_cgroup.starts_with(candidate))
     {
-        return Ok(mine.clone());
+        return Ok(own_candidate.clone());
     }
     match candidates {
         [] => Err(PodsCgroupError::Absent),

@@ -47,14 +47,14 @@ mod tests {
     #[test]
     fn entries_are_forgotten_when_all_is_closed_but_those_of_pods_that_serve() {
         let at_ns = |seconds: u64| seconds * 1_000_000_000;
-        let listen = |open, loopback| ListenValue {
-            reachable: open,
+        let listen = |reachable, loopback| ListenValue {
+            reachable,
             loopback,
             listening_since_ns: at_ns(10),
             ..ListenValue::default()
         };
-        let is_over = |open, loopback, serves, seconds| {
-            is_deletable(&listen(open, loopback), serves, at_ns(seconds))
+        let is_over = |reachable, loopback, serves, seconds| {
+            is_deletable(&listen(reachable, loopback), serves, at_ns(seconds))
         };
         assert!(is_over(0, 0, false, 70));
         assert!(!is_over(0, 0, false, 69), "it may open again");

@@ -74,9 +74,9 @@ impl LockedCloseSupport {
         let bytes = fs::read(btf::FILE).map_err(LockedCloseError::Types)?;
         let unknown = || LockedCloseError::Types(io::ErrorKind::InvalidData.into());
         let types = KernelBtf::parse(&bytes).ok_or_else(unknown)?;
-        let function = types.function_id(DESTROY).ok_or(LockedCloseError::MissingFunction)?;
+        let function_id = types.function_id(DESTROY).ok_or(LockedCloseError::MissingFunction)?;
         Ok(Self {
-            function_id: function,
+            function_id,
             fields: types.socket_fields().map_err(LockedCloseError::MissingField)?,
         })
     }
@@ -85,12 +85,13 @@ impl LockedCloseSupport {
     /// link kernel functions yet.
     pub(crate) fn patch_object(&self, object: &[u8]) -> Result<AlignedObject, LockedCloseError> {
         let mut filled = AlignedObject::copy(object);
-        let kept = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
+        let placeholder = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
         // Instructions are aligned to their size, in memory and in the file.
-        let mut places = filled.bytes_mut().chunks_exact_mut(8).filter(|word| **word == kept);
-        match (places.next(), places.next()) {
-            (Some(place), None) => {
-                place.copy_from_slice(&encode_call(KFUNC_CALL, self.function_id))
+        let mut call_sites =
+            filled.bytes_mut().chunks_exact_mut(8).filter(|word| **word == placeholder);
+        match (call_sites.next(), call_sites.next()) {
+            (Some(call_site), None) => {
+                call_site.copy_from_slice(&encode_call(KFUNC_CALL, self.function_id))
             }
             _ => return Err(LockedCloseError::Object),
         }
@@ -178,16 +179,16 @@ impl LockedCloser {
     /// Closes connections in the calling thread's network namespace. It spares a connection if a byte was written or
     /// received since it was listed, or if a message is under way or unanswered.
     pub fn close(&mut self, connections: &[&DiagConnection]) -> io::Result<CloseCounts> {
-        let mut done = CloseCounts::default();
-        for some in connections.chunks(abi::ENDING_MAX as usize) {
-            let ended = self.close_batch(some);
+        let mut counts = CloseCounts::default();
+        for batch in connections.chunks(abi::ENDING_MAX as usize) {
+            let ended = self.close_batch(batch);
             // Also after a failure: an entry that stays would be closed at the next walk.
-            for connection in some {
-                done += self.take_outcome(connection.cookie())?;
+            for connection in batch {
+                counts += self.take_outcome(connection.cookie())?;
             }
             ended?;
         }
-        Ok(done)
+        Ok(counts)
     }
 
     fn close_batch(&mut self, connections: &[&DiagConnection]) -> io::Result<()> {
@@ -204,14 +205,14 @@ impl LockedCloser {
 
     /// Removes a connection's entry, and returns its outcome.
     fn take_outcome(&mut self, cookie: u64) -> io::Result<CloseCounts> {
-        let found = match self.requests.get(&cookie, 0) {
-            Ok(found) => found,
+        let request = match self.requests.get(&cookie, 0) {
+            Ok(request) => request,
             // An insertion that failed has left no entry.
             Err(MapError::KeyNotFound) => return Ok(CloseCounts::default()),
             Err(error) => return Err(io::Error::other(error)),
         };
         self.requests.remove(&cookie).map_err(io::Error::other)?;
-        let is = |verdict| u64::from(found.result == verdict);
+        let is = |result| u64::from(request.result == result);
         Ok(CloseCounts { closed: is(abi::CLOSE_DONE), spared: is(abi::CLOSE_SKIPPED) })
     }
 }
@@ -224,12 +225,14 @@ mod tests {
     fn the_only_call_site_is_patched() {
         let offer =
             LockedCloseSupport { function_id: 0x1234_5678, fields: SockFieldOffsets::default() };
-        let kept = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
-        let object = [[1; 8], kept, [2; 8]].concat();
+        let placeholder = encode_call(HELPER_CALL, abi::SOCK_DESTROY_PLACEHOLDER);
+        let object = [[1; 8], placeholder, [2; 8]].concat();
         let filled = offer.patch_object(&object).expect("one place");
         assert_eq!(filled.bytes(), [[1; 8], encode_call(KFUNC_CALL, 0x1234_5678), [2; 8]].concat());
         assert_eq!(filled.bytes().as_ptr().align_offset(8), 0);
-        for object in [vec![1; 16], [kept, kept].concat(), [&[0; 4], &kept[..]].concat()] {
+        for object in
+            [vec![1; 16], [placeholder, placeholder].concat(), [&[0; 4], &placeholder[..]].concat()]
+        {
             assert!(matches!(offer.patch_object(&object), Err(LockedCloseError::Object)));
         }
     }

@@ -17,7 +17,7 @@ pub struct BackendTarget {
     pub address: [u8; 16],
     /// Netns cookie of a registered pod on this node; 0: elsewhere or unknown.
     pub cookie: u64,
-    /// Row of a registered pod on this node; 0: elsewhere or unknown.
+    /// Pod slot of a registered pod on this node; 0: elsewhere or unknown.
     pub slot: u32,
     /// Port, network byte order; 0: the service's own port at the activators.
     pub port_be: u16,
@@ -57,8 +57,8 @@ pub enum MapOp {
         /// New content of the backend.
         backend: BackendTarget,
     },
-    /// Fills an extent of `SLOTS` that no list refers to.
-    Slots {
+    /// Fills an extent of the map `SLOTS` that no list refers to.
+    ListEntries {
         /// Offset of the extent's first entry.
         offset: u32,
         /// Backend numbers, one for each entry.
@@ -66,15 +66,15 @@ pub enum MapOp {
     },
     /// Sets the target of a service's connects while it has no pod.
     Info {
-        /// Number of the service.
-        service: u32,
+        /// Id of the service in the kernel's maps.
+        service_id: u32,
         /// List of activators, and the service's port there.
         info: SvcInfo,
     },
     /// Switches a service to another list, in one store.
     State {
-        /// Number of the service.
-        service: u32,
+        /// Id of the service in the kernel's maps.
+        service_id: u32,
         /// New state of the service.
         state: SvcState,
     },
@@ -82,8 +82,8 @@ pub enum MapOp {
     Frontend {
         /// Address and port of the frontend.
         key: FrontendKey,
-        /// Number of the service.
-        service: u32,
+        /// Id of the service in the kernel's maps.
+        service_id: u32,
     },
     /// Removes a frontend: its connects then pass unchanged to any other implementation.
     RemoveFrontend {
@@ -95,9 +95,10 @@ pub enum MapOp {
 /// Routing state of the kernel, as read back from its maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelRoutes {
-    /// Service number by frontend.
+    /// Service id by frontend.
     pub frontends: BTreeMap<FrontendKey, u32>,
-    /// State, activators and backend numbers of each service that a frontend names, and of the two activator lists.
+    /// State, activators and backend numbers by service id: of each service that a frontend names, and of the two
+    /// activator lists.
     pub services: BTreeMap<u32, (SvcState, SvcInfo, Vec<u32>)>,
     /// Backends that those lists name.
     pub backends: BTreeMap<u32, BackendTarget>,
@@ -110,9 +111,9 @@ pub struct KernelRoutes {
 pub struct WrittenBounds {
     /// End of the backend numbers.
     pub backends: u32,
-    /// End of the entries of `SLOTS`.
-    pub slots: u32,
-    /// End of the service numbers.
+    /// End of the entries of the map `SLOTS`.
+    pub list_entries: u32,
+    /// End of the service ids.
     pub services: u32,
 }
 
@@ -121,7 +122,7 @@ pub struct WrittenBounds {
 pub struct KernelPodIds {
     /// Netns cookie of the pod's namespace.
     pub cookie: u64,
-    /// Row of the pod in the kernel's counters.
+    /// Pod slot: row of the pod in the kernel's counters.
     pub slot: u32,
 }
 

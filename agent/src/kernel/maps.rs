@@ -83,7 +83,7 @@ pub struct KernelMaps {
     node_addresses: HashMap<MapData, [u8; 16], u32>,
     svc_state: SharedWords,
     svc_info: SharedWords,
-    slots: SharedWords,
+    list_entries: SharedWords,
     backends: SharedWords,
     counter_rows: CounterRows,
     control: SharedWords,
@@ -116,7 +116,7 @@ impl KernelMaps {
             node_addresses: open_hash_map(pins, maps::NODE)?,
             svc_state: map_words(pins, maps::SVC_STATE, abi::SERVICES_MAX as usize)?,
             svc_info: map_words(pins, maps::SVC_INFO, abi::SERVICES_MAX as usize)?,
-            slots: map_words(pins, maps::SLOTS, abi::SLOTS_MAX as usize)?,
+            list_entries: map_words(pins, maps::SLOTS, abi::SLOTS_MAX as usize)?,
             backends: map_words(pins, maps::BACKENDS, abi::BACKENDS_MAX as usize * BACKEND_WORDS)?,
             counter_rows: CounterRows {
                 pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
@@ -176,22 +176,22 @@ impl KernelMaps {
     fn write_op(&mut self, op: &MapOp) -> Result<(), KernelMapError> {
         match op {
             MapOp::Backend { id, backend } => self.write_backend(*id, backend),
-            MapOp::Slots { offset, backends } => {
-                let extent = &self.slots.words()[*offset as usize..][..backends.len()];
+            MapOp::ListEntries { offset, backends } => {
+                let extent = &self.list_entries.words()[*offset as usize..][..backends.len()];
                 // Relaxed is enough: no word refers to the extent yet, and the store of the state releases it.
-                for (slot, &backend) in extent.iter().zip(backends) {
-                    slot.store(backend.into(), Relaxed);
+                for (entry, &backend) in extent.iter().zip(backends) {
+                    entry.store(backend.into(), Relaxed);
                 }
             }
-            MapOp::Info { service, info } => {
-                self.svc_info.words()[*service as usize].store(info.pack(), Release);
+            MapOp::Info { service_id, info } => {
+                self.svc_info.words()[*service_id as usize].store(info.pack(), Release);
             }
-            MapOp::State { service, state } => {
+            MapOp::State { service_id, state } => {
                 // Release: a connect that reads this word sees the list and the backends behind it.
-                self.svc_state.words()[*service as usize].store(state.pack(), Release);
+                self.svc_state.words()[*service_id as usize].store(state.pack(), Release);
             }
-            MapOp::Frontend { key, service } => {
-                let done = self.frontends.insert(key, service, 0);
+            MapOp::Frontend { key, service_id } => {
+                let done = self.frontends.insert(key, service_id, 0);
                 return done.map_err(|source| write_error(maps::FRONTENDS, key, source));
             }
             MapOp::RemoveFrontend { key } => {
@@ -221,35 +221,35 @@ impl KernelMaps {
     pub fn read_routes(&self) -> Result<KernelRoutes, KernelMapError> {
         let mut table = KernelRoutes::default();
         for entry in self.frontends.iter() {
-            let (key, service) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
+            let (key, service_id) = entry.map_err(|e| read_error(maps::FRONTENDS, e))?;
             // The canary's frontend is no service's, and no plan may remove it.
-            if service < abi::FIRST_SERVICE {
+            if service_id < abi::FIRST_SERVICE {
                 continue;
             }
-            table.frontends.insert(key, service);
-            self.read_service(service, &mut table);
+            table.frontends.insert(key, service_id);
+            self.read_service(service_id, &mut table);
         }
         self.read_service(abi::ACTIVATORS_V4, &mut table);
         self.read_service(abi::ACTIVATORS_V6, &mut table);
         table.written = WrittenBounds {
             backends: written_end(self.backends.words()).div_ceil(BACKEND_WORDS as u32),
-            slots: written_end(self.slots.words()),
+            list_entries: written_end(self.list_entries.words()),
             services: written_end(self.svc_state.words()),
         };
         Ok(table)
     }
 
-    fn read_service(&self, service: u32, table: &mut KernelRoutes) {
-        let Some(word) = self.svc_state.words().get(service as usize) else { return };
+    fn read_service(&self, service_id: u32, table: &mut KernelRoutes) {
+        let Some(word) = self.svc_state.words().get(service_id as usize) else { return };
         let state = SvcState::unpack(word.load(Acquire));
-        let info = SvcInfo::unpack(self.svc_info.words()[service as usize].load(Acquire));
+        let info = SvcInfo::unpack(self.svc_info.words()[service_id as usize].load(Acquire));
         let extent =
-            self.slots.words().iter().skip(state.offset as usize).take(state.count as usize);
-        let list: Vec<u32> = extent.map(|slot| slot.load(Relaxed) as u32).collect();
+            self.list_entries.words().iter().skip(state.offset as usize).take(state.count as usize);
+        let list: Vec<u32> = extent.map(|entry| entry.load(Relaxed) as u32).collect();
         for &id in &list {
             table.backends.entry(id).or_insert_with(|| self.read_backend(id));
         }
-        table.services.insert(service, (state, info, list));
+        table.services.insert(service_id, (state, info, list));
     }
 
     fn read_backend(&self, id: u32) -> BackendTarget {
@@ -315,8 +315,8 @@ impl KernelMaps {
                 .entry(key.map_err(|e| read_error(maps::LISTEN, e))?.netns_cookie)
                 .or_default() += 1;
         }
-        let known: Vec<_> = self.listeners.iter().filter_map(Result::ok).collect();
-        for (cookie, _) in known.iter().filter(|(cookie, _)| !counts.contains_key(cookie)) {
+        let keys: Vec<_> = self.listeners.iter().filter_map(Result::ok).collect();
+        for (cookie, _) in keys.iter().filter(|(cookie, _)| !counts.contains_key(cookie)) {
             self.set_listener_count(*cookie, None)?;
         }
         counts
@@ -353,7 +353,7 @@ impl KernelMaps {
             .listen
             .get(&abi::ListenKey { netns_cookie: cookie, port: port.into(), reserved: 0 }, 0)
         {
-            Ok(found) => Ok(found),
+            Ok(value) => Ok(value),
             Err(MapError::KeyNotFound) => Ok(abi::ListenValue::default()),
             Err(source) => Err(read_error(maps::LISTEN, source)),
         }
@@ -363,8 +363,8 @@ impl KernelMaps {
     pub fn set_canary(&mut self) -> Result<(), KernelMapError> {
         let state = SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Canary };
         // The state before the frontend: a connect must never find an address without a state.
-        self.write_op(&MapOp::State { service: abi::CANARY_SERVICE, state })?;
-        self.write_op(&MapOp::Frontend { key: abi::CANARY, service: abi::CANARY_SERVICE })
+        self.write_op(&MapOp::State { service_id: abi::CANARY_SERVICE, state })?;
+        self.write_op(&MapOp::Frontend { key: abi::CANARY, service_id: abi::CANARY_SERVICE })
     }
 
     /// Removes one entry of listeners that are known to be closed.
@@ -385,9 +385,9 @@ impl KernelMaps {
             let done = ignore_missing(self.node_addresses.remove(stale));
             done.map_err(|source| write_error(maps::NODE, stale, source))?;
         }
-        for fresh in addresses.iter().filter(|address| !known.contains(address)) {
-            let done = self.node_addresses.insert(fresh, 1, 0);
-            done.map_err(|source| write_error(maps::NODE, fresh, source))?;
+        for added in addresses.iter().filter(|address| !known.contains(address)) {
+            let done = self.node_addresses.insert(added, 1, 0);
+            done.map_err(|source| write_error(maps::NODE, added, source))?;
         }
         Ok(())
     }
@@ -442,9 +442,9 @@ impl KernelMaps {
     /// request. Read [`pod_state`](Self::pod_state) afterwards: more may be in flight already.
     pub fn arm_growth_event(&self, slot: u32, level: u64) {
         // Requests that the previous version's programs count are in none of this version's gauges.
-        let others = self.previous.as_ref().map_or(0, |old| old.state(slot).in_flight);
+        let counted_by_previous = self.previous.as_ref().map_or(0, |old| old.state(slot).in_flight);
         let row = row(&self.counter_rows.pod_state, slot as usize, STATE_WORDS);
-        let armed = level.saturating_sub(others) + 1;
+        let armed = level.saturating_sub(counted_by_previous) + 1;
         row[offset_of!(abi::PodState, event_threshold) / 8].store(armed, Release);
     }
 
@@ -460,11 +460,11 @@ impl CounterRows {
         let mut sum = RequestTotals::default();
         for cpu in 0..self.cpus {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
-            let one = read_counters(row(&self.counters, index, COUNTER_WORDS));
-            sum.started = sum.started.wrapping_add(one.started);
-            sum.finished = sum.finished.wrapping_add(one.finished);
-            sum.started_sum_ns = sum.started_sum_ns.wrapping_add(one.started_sum_ns);
-            sum.finished_sum_ns = sum.finished_sum_ns.wrapping_add(one.finished_sum_ns);
+            let counters = read_counters(row(&self.counters, index, COUNTER_WORDS));
+            sum.started = sum.started.wrapping_add(counters.started);
+            sum.finished = sum.finished.wrapping_add(counters.finished);
+            sum.started_sum_ns = sum.started_sum_ns.wrapping_add(counters.started_sum_ns);
+            sum.finished_sum_ns = sum.finished_sum_ns.wrapping_add(counters.finished_sum_ns);
         }
         sum
     }
@@ -569,7 +569,7 @@ fn read_counters(row: &[AtomicU64]) -> abi::PodCounters {
     loop {
         // The reverse of the writer's order, as in a seqlock: `end` first, the data, then `begin`.
         let end = row[offset_of!(abi::PodCounters, write_end) / 8].load(Acquire);
-        let found = abi::PodCounters {
+        let counters = abi::PodCounters {
             write_begin: load(offset_of!(abi::PodCounters, write_begin)),
             started: load(offset_of!(abi::PodCounters, started)),
             finished: load(offset_of!(abi::PodCounters, finished)),
@@ -582,7 +582,7 @@ fn read_counters(row: &[AtomicU64]) -> abi::PodCounters {
         let begin = row[offset_of!(abi::PodCounters, write_begin) / 8].load(Relaxed);
         tries += 1;
         if begin == end || tries == 1_000 {
-            return found;
+            return counters;
         }
         std::hint::spin_loop();
     }

@@ -36,8 +36,8 @@ pub struct NetnsCookies {
 
 impl NetnsCookies {
     /// Uses the cgroup and the pinned maps of these places.
-    pub fn new(places: &AgentPaths) -> Self {
-        Self { pods: places.pods.clone(), pins: places.pins(), known: Arc::default() }
+    pub fn new(paths: &AgentPaths) -> Self {
+        Self { pods: paths.pods.clone(), pins: paths.pins(), known: Arc::default() }
     }
 
     /// Returns the cookie of the namespace behind `netns`, which `socket` is in.
@@ -48,7 +48,7 @@ impl NetnsCookies {
                 lock(&self.known).insert(netns_inode(netns)?, cookie);
                 Ok(cookie)
             }
-            told => told,
+            result => result,
         }
     }
 
@@ -78,10 +78,10 @@ impl NetnsCookies {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let cgroup = self.pods.join(format!("rouse-cookie-{}-{number}", std::process::id()));
         fs::create_dir_all(&cgroup)?;
-        let found = self.listen_and_find(&cgroup, netns);
+        let result = self.listen_and_find(&cgroup, netns);
         // Removed also after a failure, or the folders of failed calls would add up.
         let removed = fs::remove_dir(&cgroup);
-        found.and_then(|cookie| removed.map(|()| cookie))
+        result.and_then(|cookie| removed.map(|()| cookie))
     }
 
     fn listen_and_find(&self, cgroup: &Path, netns: BorrowedFd<'_>) -> io::Result<u64> {
@@ -131,9 +131,9 @@ mod tests {
     #[test]
     fn a_listener_is_known_by_its_port_its_time_and_that_it_is_on_loopback() {
         let key = |cookie, port| ListenKey { netns_cookie: cookie, port, reserved: 0 };
-        let loopback = |since_ns| ListenValue {
+        let loopback = |listening_since_ns| ListenValue {
             loopback: 1,
-            listening_since_ns: since_ns,
+            listening_since_ns,
             ..ListenValue::default()
         };
         let listeners = BTreeMap::from([

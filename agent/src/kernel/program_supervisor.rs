@@ -47,15 +47,15 @@ pub(crate) struct ProgramSupervisor {
 /// the kernel cannot close connections under their locks.
 pub(crate) async fn start(
     config: &AgentConfig,
-    troubles: &NotReadyReasons,
+    not_ready: &NotReadyReasons,
 ) -> Result<
     (AgentPaths, (ProgramSupervisor, KernelMaps, KernelEventRing, Option<LockedCloser>)),
     EbpfProgramsError,
 > {
-    let places = wait_for_cgroups(config, troubles).await;
-    let (activator_netns, found) = (config.activator_netns.clone(), places.clone());
+    let paths = wait_for_cgroups(config, not_ready).await;
+    let (activator_netns, loaded_paths) = (config.activator_netns.clone(), paths.clone());
     let load = move || {
-        let mut programs = EbpfPrograms::load(places)?;
+        let mut programs = EbpfPrograms::load(paths)?;
         programs.find_kubelet();
         if let Some(netns) = activator_netns {
             programs.serve_ports(&netns)?;
@@ -65,52 +65,52 @@ pub(crate) async fn start(
             KernelMaps::open(&pins)?.with_previous(programs.previous_pins()),
             KernelEventRing::open(&pins)?,
         );
-        let ender = programs.take_locked_closer();
+        let locked_closer = programs.take_locked_closer();
         // The watch has maps of its own: its canary runs on another thread than the loop's writes.
         let kernel = ProgramSupervisor {
             programs,
             maps: KernelMaps::open(&pins)?,
             foreign_programs: BTreeMap::new(),
         };
-        Ok((kernel, maps, events, ender))
+        Ok((kernel, maps, events, locked_closer))
     };
     match spawn_blocking(load).await {
-        Ok(loaded) => loaded.map(|loaded| (found, loaded)),
+        Ok(loaded) => loaded.map(|loaded| (loaded_paths, loaded)),
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
 }
 
 /// Waits until the cgroups exist: the local node and the kubelet make them when they start, which may be later.
-async fn wait_for_cgroups(config: &AgentConfig, troubles: &NotReadyReasons) -> AgentPaths {
-    let mut told = None;
+async fn wait_for_cgroups(config: &AgentConfig, not_ready: &NotReadyReasons) -> AgentPaths {
+    let mut logged = None;
     loop {
-        let (waits, again) = match find_cgroups(config) {
-            Ok(places) => {
-                troubles.set("kernel", None);
-                return places;
+        let (missing, pause) = match find_cgroups(config) {
+            Ok(paths) => {
+                not_ready.set("kernel", None);
+                return paths;
             }
-            Err(waits) => waits,
+            Err(missing) => missing,
         };
-        if told.as_ref() != Some(&waits) {
-            info!(reason = waits, "waiting for cgroups");
-            troubles.set("kernel", Some(waits.clone()));
-            told = Some(waits);
+        if logged.as_ref() != Some(&missing) {
+            info!(reason = missing, "waiting for cgroups");
+            not_ready.set("kernel", Some(missing.clone()));
+            logged = Some(missing);
         }
-        sleep(again).await;
+        sleep(pause).await;
     }
 }
 
 /// Returns the cgroups; or the reason for which the agent waits for them, with the pause before the next look.
 fn find_cgroups(config: &AgentConfig) -> Result<AgentPaths, (String, Duration)> {
-    let Some(places) = config.paths(None) else {
-        let found = cgroup_search::find_pods_cgroup()
+    let Some(paths) = config.paths(None) else {
+        let pods_cgroup = cgroup_search::find_pods_cgroup()
             .map_err(|unfound| (unfound.to_string(), CGROUP_SEARCH_PERIOD))?;
-        info!(cgroup = %found.display(), "cgroup of this node's pods found");
+        info!(cgroup = %pods_cgroup.display(), "cgroup of this node's pods found");
         let unfound = || ("the cgroup of the pods is not known".to_owned(), CGROUP_SEARCH_PERIOD);
-        return config.paths(Some(found)).ok_or_else(unfound);
+        return config.paths(Some(pods_cgroup)).ok_or_else(unfound);
     };
     // Cgroups that settings name are not searched for; they only have to exist.
-    for cgroup in [&places.clients, &places.pods] {
+    for cgroup in [&paths.clients, &paths.pods] {
         if !cgroup.is_dir() {
             return Err((
                 format!("cgroup {} does not exist yet", cgroup.display()),
@@ -118,7 +118,7 @@ fn find_cgroups(config: &AgentConfig) -> Result<AgentPaths, (String, Duration)> 
             ));
         }
     }
-    Ok(places)
+    Ok(paths)
 }
 
 impl ProgramSupervisor {
@@ -126,7 +126,7 @@ impl ProgramSupervisor {
     pub(crate) async fn run(
         mut self,
         mut stage: watch::Receiver<ProgramTakeoverStage>,
-        troubles: NotReadyReasons,
+        not_ready: NotReadyReasons,
         metrics: AgentMetrics,
         shutdown: CancellationToken,
     ) {
@@ -135,24 +135,24 @@ impl ProgramSupervisor {
             let due = Instant::now() >= next_canary;
             let now = *stage.borrow_and_update();
             // Blocking calls: the programs move into the job and come back with its result.
-            let look = spawn_blocking(move || {
+            let check = spawn_blocking(move || {
                 self.advance_takeover(now);
-                let healthy = self.verify_programs(due);
-                (self, healthy)
+                let canary_result = self.verify_programs(due);
+                (self, canary_result)
             });
-            let healthy;
-            (self, healthy) = match look.await {
-                Ok(looked) => looked,
+            let canary_result;
+            (self, canary_result) = match check.await {
+                Ok(checked) => checked,
                 Err(error) => return error!(%error, "the watch over the eBPF programs has ended"),
             };
             if due {
                 metrics.set_foreign_programs(&self.foreign_programs);
             }
-            if let Some(trouble) = healthy {
+            if let Some(failure) = canary_result {
                 // A failed canary is sent again at the next look.
                 next_canary =
-                    Instant::now() + if trouble.is_some() { VERIFY_PERIOD } else { CANARY_PERIOD };
-                troubles.set("kernel", trouble);
+                    Instant::now() + if failure.is_some() { VERIFY_PERIOD } else { CANARY_PERIOD };
+                not_ready.set("kernel", failure);
             }
             tokio::select! {
                 () = sleep(VERIFY_PERIOD) => {}
@@ -164,12 +164,12 @@ impl ProgramSupervisor {
 
     /// Logs the owners of foreign programs on the same hooks, once for each change.
     fn log_foreign_programs(&mut self) {
-        let others = self.programs.foreign_programs();
-        if others != self.foreign_programs {
-            for (owner, programs) in &others {
+        let foreign_programs = self.programs.foreign_programs();
+        if foreign_programs != self.foreign_programs {
+            for (owner, programs) in &foreign_programs {
                 info!(owner = owner.name(), programs, "another's programs redirect connects too");
             }
-            self.foreign_programs = others;
+            self.foreign_programs = foreign_programs;
         }
     }
 
@@ -192,9 +192,9 @@ impl ProgramSupervisor {
         let attached = self.programs.keep_attached();
         match &attached {
             Ok(0) => {}
-            Ok(anew) => {
+            Ok(count) => {
                 warn!(
-                    programs = anew,
+                    programs = count,
                     "attached again: a cgroup or namespace had been created again"
                 )
             }
@@ -204,18 +204,18 @@ impl ProgramSupervisor {
             }
         }
         // Programs that were just attached again are proven at once.
-        let lost = attached.is_ok_and(|anew| anew > 0);
+        let lost = attached.is_ok_and(|count| count > 0);
         if !canary_due && !lost {
             return None;
         }
         self.programs.remove_outlived_pins();
         self.programs.find_kubelet();
         self.log_foreign_programs();
-        let seen = self.programs.verify_by_canary(&mut self.maps);
-        let trouble = seen.err().map(|error| error_chain(&error));
-        if let Some(trouble) = &trouble {
-            error!(trouble, "canary failed");
+        let result = self.programs.verify_by_canary(&mut self.maps);
+        let failure = result.err().map(|error| error_chain(&error));
+        if let Some(failure) = &failure {
+            error!(trouble = failure, "canary failed");
         }
-        Some(trouble)
+        Some(failure)
     }
 }

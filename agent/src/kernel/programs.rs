@@ -196,37 +196,39 @@ pub struct EbpfPrograms {
 
 impl EbpfPrograms {
     /// Loads the embedded programs, resumes from pinned maps, and replaces the programs in force.
-    pub fn load(places: AgentPaths) -> Result<Self, EbpfProgramsError> {
-        Self::load_object(OBJECT, places)
+    pub fn load(paths: AgentPaths) -> Result<Self, EbpfProgramsError> {
+        Self::load_object(OBJECT, paths)
     }
 
     /// Loads a given object like [`load`](Self::load). `object` must be aligned to 8 bytes.
-    pub fn load_object(object: &[u8], places: AgentPaths) -> Result<Self, EbpfProgramsError> {
-        Self::load_with(object, places, VerifierFeatures::detect())
+    pub fn load_object(object: &[u8], paths: AgentPaths) -> Result<Self, EbpfProgramsError> {
+        Self::load_with(object, paths, VerifierFeatures::detect())
     }
 
     /// Loads a given object like [`load_object`](Self::load_object), with these features instead of the kernel's.
     pub fn load_with(
         object: &[u8],
-        places: AgentPaths,
+        paths: AgentPaths,
         features: VerifierFeatures,
     ) -> Result<Self, EbpfProgramsError> {
-        let pins = places.pins();
-        let opened = open_object(object, &places, features, VerifierLogLevel::default())?;
-        let OpenedObject { mut ebpf, previous_pins: old, locked_close: offer } = opened;
-        let ender = offer.and_then(|()| LockedCloser::load(&mut ebpf));
+        let pins = paths.pins();
+        let opened = open_object(object, &paths, features, VerifierLogLevel::default())?;
+        let OpenedObject { mut ebpf, previous_pins, locked_close } = opened;
+        let locked_closer = locked_close.and_then(|()| LockedCloser::load(&mut ebpf));
         // An agent that completed the takeover continues with its own tables; one that stopped halfway repeats it.
-        let follows_old = old.as_ref().is_some_and(|old| has_any_link(old, &CONNECT_PROGRAMS));
-        let (kubelet, ports, outlived, ender) = (None, None, Vec::new(), log_unsupported(ender));
+        let follows_previous =
+            previous_pins.as_ref().is_some_and(|pins| has_any_link(pins, &CONNECT_PROGRAMS));
+        let (found_kubelet, activator_netns, outlived_pins, locked_closer) =
+            (None, None, Vec::new(), log_unsupported(locked_closer));
         let mut programs = Self {
             ebpf,
-            paths: places,
-            found_kubelet: kubelet,
-            activator_netns: ports,
-            previous_pins: old,
-            follows_previous: follows_old,
-            outlived_pins: outlived,
-            locked_closer: ender,
+            paths,
+            found_kubelet,
+            activator_netns,
+            previous_pins,
+            follows_previous,
+            outlived_pins,
+            locked_closer,
         };
         load_programs(&mut programs.ebpf)?;
         // Before the attach: without its tail calls a program would not count the rest of a packet.
@@ -237,8 +239,8 @@ impl EbpfPrograms {
         KernelMaps::open(&pins)?.set_canary()?;
         programs.attach_or_replace(programs.wanted_programs())?;
         programs.mark_kubelet();
-        if let Some(old) = &programs.previous_pins {
-            info!(pins = %old.display(), "programs of another version go on counting what they count");
+        if let Some(pins) = &programs.previous_pins {
+            info!(pins = %pins.display(), "programs of another version go on counting what they count");
         }
         programs.outlived_pins =
             retire_other_versions(&programs.paths, programs.previous_pins.as_deref());
@@ -311,7 +313,7 @@ impl EbpfPrograms {
     /// Returns the pinned link of the program `ports`, if it is attached to this namespace.
     fn ports_link_in(&self, inode: u64) -> Option<OwnedFd> {
         let link = sys::open_pin(&self.link_pin(PORTS_PROGRAM)).ok()?;
-        sys::link_netns(link.as_fd()).is_ok_and(|found| found == inode).then_some(link)
+        sys::link_netns(link.as_fd()).is_ok_and(|link_inode| link_inode == inode).then_some(link)
     }
 
     fn attach_ports(&self, netns: &Path, target: &File) -> Result<(), EbpfProgramsError> {
@@ -330,24 +332,24 @@ impl EbpfPrograms {
     /// Rouse's programs run first if the foreign ones are in a cgroup above. In the same cgroup, the one that was
     /// attached first runs first.
     pub fn foreign_programs(&self) -> BTreeMap<ForeignProgramOwner, usize> {
-        let mut found = BTreeMap::new();
+        let mut counts = BTreeMap::new();
         let clients = &self.paths.clients;
         for cgroup in clients.ancestors().take_while(|it| it.join("cgroup.procs").exists()) {
             // The agent's own programs are attached to these cgroups, by the same names.
-            let own = cgroup == clients || cgroup == self.paths.pods;
+            let has_own_programs = cgroup == clients || cgroup == self.paths.pods;
             for (name, attach_type, _) in
                 CGROUP_PROGRAMS.into_iter().filter(|it| CONNECT_PROGRAMS.contains(&it.0))
             {
                 let Ok(folder) = File::open(cgroup) else { continue };
                 // Only for information: a hook that cannot be read counts as empty.
                 let names = sys::attached_programs(folder.as_fd(), attach_type).unwrap_or_default();
-                let others = names.iter().filter(|it| !(own && it.as_str() == name));
-                others.for_each(|it| {
-                    *found.entry(ForeignProgramOwner::from_program_name(it)).or_default() += 1
+                let foreign = names.iter().filter(|it| !(has_own_programs && it.as_str() == name));
+                foreign.for_each(|it| {
+                    *counts.entry(ForeignProgramOwner::from_program_name(it)).or_default() += 1
                 });
             }
         }
-        found
+        counts
     }
 
     /// Returns the folder of the pinned maps, for [`KernelMaps::open`].
@@ -367,13 +369,13 @@ impl EbpfPrograms {
     /// Attaches programs again that are not attached any more: a cgroup or namespace that was removed and made again is
     /// a new one. Returns the number of programs attached. Call it from time to time.
     pub fn keep_attached(&self) -> Result<usize, EbpfProgramsError> {
-        let mut anew = 0;
+        let mut attached = 0;
         for (name, attach_type, cgroup) in self.wanted_programs() {
             let path = self.cgroup_path(cgroup);
             let folder = open_folder(path)?;
             if !self.is_attached(name, &folder)? {
                 self.attach_new(name, attach_type, path, &folder)?;
-                anew += 1;
+                attached += 1;
             }
         }
         self.mark_kubelet();
@@ -381,10 +383,10 @@ impl EbpfPrograms {
             let (target, inode) = open_netns(netns)?;
             if self.ports_link_in(inode).is_none() {
                 self.attach_ports(netns, &target)?;
-                anew += 1;
+                attached += 1;
             }
         }
-        Ok(anew)
+        Ok(attached)
     }
 
     /// Returns the programs that should be in force now.
@@ -417,10 +419,10 @@ impl EbpfPrograms {
         if self.paths.kubelet.is_some() {
             return;
         }
-        let found = cgroup_search::find_kubelet_cgroup(&self.paths.pods);
-        if found.is_some() && found != self.found_kubelet {
-            info!(cgroup = ?found, "cgroup of this node's kubelet found");
-            self.found_kubelet = found;
+        let kubelet = cgroup_search::find_kubelet_cgroup(&self.paths.pods);
+        if kubelet.is_some() && kubelet != self.found_kubelet {
+            info!(cgroup = ?kubelet, "cgroup of this node's kubelet found");
+            self.found_kubelet = kubelet;
             self.mark_kubelet();
         }
     }
@@ -463,11 +465,11 @@ impl EbpfPrograms {
 
     fn is_attached(&self, name: &'static str, cgroup: &File) -> Result<bool, EbpfProgramsError> {
         let Ok(link) = sys::open_pin(&self.link_pin(name)) else { return Ok(false) };
-        let wanted = cgroup.metadata().map(|found| found.ino());
+        let wanted = cgroup.metadata().map(|metadata| metadata.ino());
         let path = || self.link_pin(name);
         let wanted = wanted.map_err(|source| path_error("stat the cgroup for", &path(), source))?;
-        let found = sys::link_cgroup(link.as_fd());
-        Ok(found.map_err(|source| path_error("ask about link", &path(), source))? == wanted)
+        let linked = sys::link_cgroup(link.as_fd());
+        Ok(linked.map_err(|source| path_error("ask about link", &path(), source))? == wanted)
     }
 
     /// Puts the program into the pinned link, if that is still attached to this cgroup. Returns true if it did.
@@ -528,12 +530,12 @@ impl EbpfPrograms {
         }
         let cgroup = self.paths.pods.join(format!("rouse-canary-{}", std::process::id()));
         make_folder(&cgroup)?;
-        let seen = self.run_canary(&cgroup, maps);
+        let result = self.run_canary(&cgroup, maps);
         // The canary has just been waited for. A busy folder is removed at the next call, before it is made again.
         if let Err(error) = fs::remove_dir(&cgroup) {
             warn!(cgroup = %cgroup.display(), %error, "cannot remove the canary's cgroup");
         }
-        seen
+        result
     }
 
     fn run_canary(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
@@ -542,10 +544,10 @@ impl EbpfPrograms {
         let canary = sys::CanaryProcess::start(cgroup, None)
             .map_err(|e| failed(format!("it did not run: {e}")))?;
         let report = canary.report();
-        let seen = maps.control_word(abi::CONTROL_CANARY).wrapping_sub(before);
-        if seen < u64::from(report.connects) {
+        let connects_seen = maps.control_word(abi::CONTROL_CANARY).wrapping_sub(before);
+        if connects_seen < u64::from(report.connects) {
             let mut what = format!("its connect went by (errno {})", report.connect_errno);
-            if seen > 0 {
+            if connects_seen > 0 {
                 what = "its IPv6 connect went by".into();
             }
             if report.enter_errno != 0 {
@@ -564,14 +566,14 @@ impl EbpfPrograms {
                     .first()
                     .copied()
             }
-            told => Some(told),
+            reported => Some(reported),
         };
         let cookie = cookie.unwrap_or_default();
-        let found = maps.listener(cookie, report.port)?;
+        let listener = maps.listener(cookie, report.port)?;
         // Dropped first: a close after the removal would leave an entry with a count below zero.
         drop(canary);
         maps.delete_listener(cookie, report.port)?;
-        if found.loopback == 0 {
+        if listener.loopback == 0 {
             return Err(failed(format!("its listen on port {} went by", report.port)));
         }
         Ok(())
@@ -589,10 +591,10 @@ pub fn embedded_object() -> &'static [u8] {
 /// `log` is the level of the verifier's log for a program that the kernel refuses.
 pub fn open_unloaded(
     object: &[u8],
-    places: &AgentPaths,
+    paths: &AgentPaths,
     log: VerifierLogLevel,
 ) -> Result<Ebpf, EbpfProgramsError> {
-    open_object(object, places, VerifierFeatures::detect(), log).map(|opened| opened.ebpf)
+    open_object(object, paths, VerifierFeatures::detect(), log).map(|opened| opened.ebpf)
 }
 
 /// Returns the path of the map that the activator puts its one listener for all services' ports into.
@@ -601,11 +603,11 @@ pub fn ports_map(bpffs: &Path) -> PathBuf {
 }
 
 /// Removes the pins of all versions: programs detach at once, maps end with their last user. For `rouse down`.
-pub fn remove_pins(places: &AgentPaths) -> Result<(), EbpfProgramsError> {
-    remove_other_versions(places);
-    match fs::remove_dir_all(places.pins()) {
+pub fn remove_pins(paths: &AgentPaths) -> Result<(), EbpfProgramsError> {
+    remove_other_versions(paths);
+    match fs::remove_dir_all(paths.pins()) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(path_error("remove", &places.pins(), source))
+            Err(path_error("remove", &paths.pins(), source))
         }
         _ => Ok(()),
     }
@@ -637,7 +639,7 @@ mod tests {
     #[test]
     fn pins_are_named_after_the_version() {
         let (bpffs, clients, pods) = ("/b".into(), "/c".into(), "/c/p".into());
-        let places = AgentPaths { bpffs, clients, pods, kubelet: None, version: abi::ABI_VERSION };
-        assert_eq!(places.pins(), Path::new("/b").join(format!("v{}", abi::ABI_VERSION)));
+        let paths = AgentPaths { bpffs, clients, pods, kubelet: None, version: abi::ABI_VERSION };
+        assert_eq!(paths.pins(), Path::new("/b").join(format!("v{}", abi::ABI_VERSION)));
     }
 }

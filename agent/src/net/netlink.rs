@@ -63,11 +63,11 @@ impl NetlinkSocket {
         self.receive_answers(&mut |_: T| ())
     }
 
-    fn send<T>(&self, what: T, flags: u16) -> io::Result<()>
+    fn send<T>(&self, payload: T, flags: u16) -> io::Result<()>
     where
         T: NetlinkSerializable + Into<NetlinkPayload<T>>,
     {
-        let mut message = NetlinkMessage::from(what);
+        let mut message = NetlinkMessage::from(payload);
         message.header.flags = flags;
         message.finalize();
         let mut bytes = vec![0; message.buffer_len()];

@@ -59,11 +59,11 @@ impl PodReachability {
     /// Adds or updates a pod of another node. Returns the attempt to make, if any.
     pub fn update_pod(&mut self, now: Instant, pod: &PodEntry) -> Option<ReachabilityProbe> {
         let at = pod.address.filter(|_| pod.phase == RoutingPhase::Ready)?;
-        if let Some(way) = self.pods.get_mut(&pod.uid)
-            && way.at == at
+        if let Some(remote_pod) = self.pods.get_mut(&pod.uid)
+            && remote_pod.at == at
         {
             if pod.kubelet_ready {
-                way.state = RemotePodState::Reached;
+                remote_pod.state = RemotePodState::Reached;
             }
             return None;
         }
@@ -85,37 +85,37 @@ impl PodReachability {
     }
 
     /// Records the result of an attempt.
-    pub fn record_result(&mut self, now: Instant, tried: &ReachabilityProbe, reached: bool) {
-        let Some(way) = self.pods.get_mut(&tried.uid) else { return };
+    pub fn record_result(&mut self, now: Instant, probe: &ReachabilityProbe, reached: bool) {
+        let Some(remote_pod) = self.pods.get_mut(&probe.uid) else { return };
         // A result for an earlier address, or after the kubelet's report, changes nothing.
-        if way.at != tried.at || way.state != RemotePodState::Probing {
+        if remote_pod.at != probe.at || remote_pod.state != RemotePodState::Probing {
             return;
         }
-        let spent = now.duration_since(way.since);
-        way.state = if reached || spent >= ASSUME_REACHED_AFTER {
+        let elapsed = now.duration_since(remote_pod.since);
+        remote_pod.state = if reached || elapsed >= ASSUME_REACHED_AFTER {
             RemotePodState::Reached
         } else {
-            RemotePodState::Waiting(now + (spent / 4).clamp(RETRY_WAIT_MIN, RETRY_WAIT_MAX))
+            RemotePodState::Waiting(now + (elapsed / 4).clamp(RETRY_WAIT_MIN, RETRY_WAIT_MAX))
         };
     }
 
     /// Returns the attempts that are due now.
     pub fn take_due_probes(&mut self, now: Instant) -> Vec<ReachabilityProbe> {
-        let mut tries = Vec::new();
-        for (uid, way) in &mut self.pods {
-            if let RemotePodState::Waiting(until) = way.state
+        let mut probes = Vec::new();
+        for (uid, remote_pod) in &mut self.pods {
+            if let RemotePodState::Waiting(until) = remote_pod.state
                 && until <= now
             {
-                way.state = RemotePodState::Probing;
-                tries.push(ReachabilityProbe { uid: uid.clone(), at: way.at });
+                remote_pod.state = RemotePodState::Probing;
+                probes.push(ReachabilityProbe { uid: uid.clone(), at: remote_pod.at });
             }
         }
-        tries
+        probes
     }
 
     /// Returns the time of the next call of [`take_due_probes`](Self::take_due_probes).
     pub fn next_wake(&self) -> Option<Instant> {
-        let waiting = self.pods.values().filter_map(|way| match way.state {
+        let waiting = self.pods.values().filter_map(|remote_pod| match remote_pod.state {
             RemotePodState::Waiting(until) => Some(until),
             RemotePodState::Probing | RemotePodState::Reached => None,
         });
@@ -124,31 +124,22 @@ impl PodReachability {
 
     /// Returns true if connects may not go to this pod yet.
     pub fn is_unreached(&self, uid: &str) -> bool {
-        self.pods.get(uid).is_some_and(|way| way.state != RemotePodState::Reached)
+        self.pods.get(uid).is_some_and(|remote_pod| remote_pod.state != RemotePodState::Reached)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU16;
-
-    use common::wire::{NamespacedName, ReadinessProbe};
+    use common::{fixtures, wire::NamespacedName};
 
     use super::*;
 
-    fn pod(phase: RoutingPhase, confirmed: bool) -> PodEntry {
+    fn pod(phase: RoutingPhase, kubelet_ready: bool) -> PodEntry {
+        let revision = NamespacedName::new("default", "hello-00001");
         PodEntry {
-            uid: "a".into(),
-            name: "a".into(),
-            revision: NamespacedName::new("default", "hello-00001"),
             node: "other".into(),
-            zone: String::new(),
-            phase,
-            address: Some(([10, 244, 1, 2], 8080).into()),
-            other_family_address: None,
-            kubelet_ready: confirmed,
-            port: NonZeroU16::new(8080).expect("not zero"),
-            probe: ReadinessProbe::listener_probe(),
+            kubelet_ready,
+            ..fixtures::pod_at("a", &revision, phase, ([10, 244, 1, 2], 8080).into())
         }
     }
 

@@ -110,25 +110,20 @@ impl RemotePodProber {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, num::NonZeroU16};
+    use std::net::TcpListener;
 
-    use common::wire::{NamespacedName, ReadinessProbe, RoutingPhase};
+    use common::{
+        fixtures,
+        wire::{NamespacedName, RoutingPhase},
+    };
 
     use super::*;
 
     fn pod(uid: &str, address: SocketAddr) -> PodEntry {
+        let revision = NamespacedName::new("default", "hello-00001");
         PodEntry {
-            uid: uid.into(),
-            name: uid.into(),
-            revision: NamespacedName::new("default", "hello-00001"),
             node: "other".into(),
-            zone: String::new(),
-            phase: RoutingPhase::Ready,
-            address: Some(address),
-            other_family_address: None,
-            kubelet_ready: false,
-            port: NonZeroU16::new(8080).expect("not zero"),
-            probe: ReadinessProbe::listener_probe(),
+            ..fixtures::pod_at(uid, &revision, RoutingPhase::Ready, address)
         }
     }
 

@@ -95,31 +95,31 @@ impl SockDiag {
 
     /// Returns the listeners, each with true if it is IPv6-only, as a program may ask of the wildcard `::`.
     pub fn listeners(&self) -> io::Result<Vec<(SocketAddr, bool)>> {
-        let mut found = Vec::new();
+        let mut listeners = Vec::new();
         self.dump_sockets(StateFlags::LISTEN, ExtensionFlags::empty(), |socket| {
             let v6_only = socket.nlas.iter().any(|it| matches!(it, Nla::SkV6Only(true)));
-            found.push((local(&socket.header.socket_id), v6_only));
+            listeners.push((local(&socket.header.socket_id), v6_only));
         })?;
-        found.sort_unstable();
-        found.dedup();
-        Ok(found)
+        listeners.sort_unstable();
+        listeners.dedup();
+        Ok(listeners)
     }
 
     /// Returns the established connections of the namespace.
     pub fn connections(&self) -> io::Result<Vec<DiagConnection>> {
-        let mut found = Vec::new();
+        let mut connections = Vec::new();
         self.dump_sockets(StateFlags::ESTABLISHED, ExtensionFlags::INFO, |socket| {
-            found.push(connection(&socket));
+            connections.push(connection(&socket));
         })?;
-        Ok(found)
+        Ok(connections)
     }
 
     /// Returns a listed connection as it is now. `NotFound` if it is not established any more.
     pub fn refresh(&self, connection: &DiagConnection) -> io::Result<DiagConnection> {
-        let (state, seen) = self.query(connection)?;
+        let (state, activity) = self.query(connection)?;
         let is_established = state == TCP_ESTABLISHED;
         is_established
-            .then(|| DiagConnection { activity: seen, ..connection.clone() })
+            .then(|| DiagConnection { activity, ..connection.clone() })
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
@@ -128,7 +128,7 @@ impl SockDiag {
     pub fn sent_segments(&self, connection: &DiagConnection) -> io::Result<u32> {
         match self.query(connection)? {
             // In CLOSE_WAIT the other end has finished sending, but this end may still send.
-            (TCP_ESTABLISHED | TCP_CLOSE_WAIT, seen) => Ok(seen.sent_segments),
+            (TCP_ESTABLISHED | TCP_CLOSE_WAIT, activity) => Ok(activity.sent_segments),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -245,11 +245,11 @@ fn tcp_activity(socket: &InetResponse) -> TcpActivity {
     };
     let ms = |at| Duration::from_millis(word(at).into());
     // Without a segment the kernel counts this time from the connection's start.
-    let received = (word(152) > 0).then(|| ms(52));
+    let since_received = (word(152) > 0).then(|| ms(52));
     TcpActivity {
         since_sent: ms(44),
         has_sent: word(156) > 0,
-        since_received: received,
+        since_received,
         since_acknowledged: ms(56),
         bytes_acked: long(120),
         bytes_received: long(128),
@@ -272,12 +272,12 @@ mod tests {
         let v6 = TcpListener::bind("[::1]:0").expect("a free port");
         let at = [v4.local_addr().expect("bound"), v6.local_addr().expect("bound")];
         let diag = SockDiag::open().expect("netlink");
-        let seen = diag.listeners().expect("a dump");
-        let has = |seen: &[(SocketAddr, bool)], at| seen.iter().any(|it| it.0 == at);
-        assert!(at.iter().all(|at| has(&seen, *at)), "{at:?} in {seen:?}");
+        let listeners = diag.listeners().expect("a dump");
+        let has = |listeners: &[(SocketAddr, bool)], at| listeners.iter().any(|it| it.0 == at);
+        assert!(at.iter().all(|at| has(&listeners, *at)), "{at:?} in {listeners:?}");
         drop(v4);
-        let seen = diag.listeners().expect("a dump");
-        assert!(!has(&seen, at[0]) && has(&seen, at[1]), "{seen:?}");
+        let listeners = diag.listeners().expect("a dump");
+        assert!(!has(&listeners, at[0]) && has(&listeners, at[1]), "{listeners:?}");
     }
 
     #[test]
@@ -295,9 +295,10 @@ mod tests {
             bind(fd.as_raw_fd(), &SockaddrIn6::from(any)).expect("a free port");
             listen(&fd, Backlog::new(1).expect("a number")).expect("it listens");
             let at: SockaddrIn6 = getsockname(fd.as_raw_fd()).expect("bound");
-            let seen = SockDiag::open().and_then(|diag| diag.listeners()).expect("a dump");
-            let mut found = seen.iter().filter(|(it, _)| it.is_ipv6() && it.port() == at.port());
-            assert_eq!(found.next().map(|it| it.1), Some(alone), "{seen:?}");
+            let listeners = SockDiag::open().and_then(|diag| diag.listeners()).expect("a dump");
+            let mut found =
+                listeners.iter().filter(|(it, _)| it.is_ipv6() && it.port() == at.port());
+            assert_eq!(found.next().map(|it| it.1), Some(alone), "{listeners:?}");
         }
     }
 
@@ -305,11 +306,14 @@ mod tests {
     fn it_lists_both_ends_of_a_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
-        let (here, there) =
+        let (client_address, server_address) =
             (client.local_addr().expect("bound"), listener.local_addr().expect("bound"));
-        let seen = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
-        let ends = |local, peer| seen.iter().any(|it| it.local == local && it.peer == peer);
-        assert!(ends(here, there) && ends(there, here));
+        let connections = SockDiag::open().and_then(|diag| diag.connections()).expect("a dump");
+        let is_listed =
+            |local, peer| connections.iter().any(|it| it.local == local && it.peer == peer);
+        assert!(
+            is_listed(client_address, server_address) && is_listed(server_address, client_address)
+        );
     }
 
     #[test]
@@ -317,8 +321,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let at = listener.local_addr().expect("bound");
         let mut client = TcpStream::connect(at).expect("connects");
-        let asked = SockDiag::open().and_then(|diag| diag.can_destroy());
-        if let Err(error) = asked {
+        let result = SockDiag::open().and_then(|diag| diag.can_destroy());
+        if let Err(error) = result {
             use io::ErrorKind::{PermissionDenied, Unsupported};
             assert!(matches!(error.kind(), Unsupported | PermissionDenied), "{error}");
         }
@@ -329,18 +333,19 @@ mod tests {
     fn what_was_sent_is_counted_also_after_the_other_end_has_finished() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
-        let (mut server, here) = listener.accept().expect("it came");
+        let (mut server, client_address) = listener.accept().expect("it came");
         let diag = SockDiag::open().expect("netlink");
-        let seen = diag.connections().expect("a dump");
-        let own = seen.iter().find(|it| it.peer == here).expect("it is listed").clone();
-        assert_eq!(diag.sent_segments(&own).expect("it stands"), 0);
+        let connections = diag.connections().expect("a dump");
+        let connection =
+            connections.iter().find(|it| it.peer == client_address).expect("it is listed").clone();
+        assert_eq!(diag.sent_segments(&connection).expect("it stands"), 0);
         client.shutdown(Shutdown::Write).expect("it stands");
         assert_eq!(std::io::Read::read(&mut server, &mut [0]).expect("the end"), 0);
         server.write_all(b"x").expect("it stands");
-        assert_eq!(diag.sent_segments(&own).expect("it half stands"), 1);
+        assert_eq!(diag.sent_segments(&connection).expect("it half stands"), 1);
         drop((client, server));
-        let gone = diag.sent_segments(&own).expect_err("it has ended");
-        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+        let error = diag.sent_segments(&connection).expect_err("it has ended");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
@@ -348,22 +353,26 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let at = listener.local_addr().expect("bound");
         let mut client = TcpStream::connect(at).expect("connects");
-        let here = client.local_addr().expect("bound");
+        let client_address = client.local_addr().expect("bound");
         let diag = SockDiag::open().expect("netlink");
         let seen = diag.connections().expect("a dump");
-        let own = seen.iter().find(|it| it.local == here).expect("it is listed").clone();
-        assert_eq!((own.activity.since_received, own.activity.has_sent), (None, false));
+        let connection =
+            seen.iter().find(|it| it.local == client_address).expect("it is listed").clone();
+        assert_eq!(
+            (connection.activity.since_received, connection.activity.has_sent),
+            (None, false)
+        );
         let (mut server, _) = listener.accept().expect("it came");
         server.write_all(b"x").expect("sent");
         client.peek(&mut [0]).expect("it came");
         client.write_all(b"y").expect("sent");
-        let seen = diag.refresh(&own).expect("it stands").activity;
+        let seen = diag.refresh(&connection).expect("it stands").activity;
         assert!(seen.since_received.is_some() && seen.has_sent, "{seen:?}");
         client.shutdown(Shutdown::Write).expect("it stands");
-        let half = diag.refresh(&own).expect_err("no request can come of it any more");
+        let half = diag.refresh(&connection).expect_err("no request can come of it any more");
         assert_eq!(half.kind(), io::ErrorKind::NotFound);
         drop((client, server, listener));
-        let gone = diag.refresh(&own).expect_err("it has ended");
-        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+        let error = diag.refresh(&connection).expect_err("it has ended");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

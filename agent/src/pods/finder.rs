@@ -107,13 +107,13 @@ pub struct PodServerDeps {
 
 /// Starts the thread. It ends when the sender of commands or the receiver of events is dropped.
 pub fn start(
-    places: FinderConfig,
+    config: FinderConfig,
     events: Sender<PodTrackerEvent>,
 ) -> io::Result<Sender<FinderCommand>> {
     let (send, receive) = mpsc::channel(COMMANDS_MAX);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("agent-find".into()).spawn(move || {
-        if let Err(error) = runtime.block_on(run(places, events, receive)) {
+        if let Err(error) = runtime.block_on(run(config, events, receive)) {
             warn!(%error, "cannot look for pods");
         }
     })?;
@@ -121,14 +121,14 @@ pub fn start(
 }
 
 async fn run(
-    places: FinderConfig,
+    config: FinderConfig,
     events: Sender<PodTrackerEvent>,
     mut commands: Receiver<FinderCommand>,
 ) -> io::Result<()> {
-    let mut finder = PodFinder::new(places, events)?;
+    let mut finder = PodFinder::new(config, events)?;
     // Inotify cannot watch a root that does not exist, so the root is looked up by a timer.
-    let mut look = interval(SLOW_SEARCH_WAIT);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut root_timer = interval(SLOW_SEARCH_WAIT);
+    root_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let next = finder.next_search();
         let retry = async {
@@ -147,7 +147,7 @@ async fn run(
                 finder.handle_inotify().await?;
             }
             () = retry => finder.search_due().await,
-            _ = look.tick() => finder.check_root().await,
+            _ = root_timer.tick() => finder.check_root().await,
         }
     }
 }
@@ -212,16 +212,16 @@ impl SearchedPod {
     /// if a planned wait came before that search.
     fn next_wait(
         &mut self,
-        found: Result<&NamespaceFacts, MissingNamespace>,
+        result: Result<&NamespaceFacts, MissingNamespace>,
         waited: bool,
     ) -> Option<Duration> {
-        self.host_namespace_searches = match found {
+        self.host_namespace_searches = match result {
             Err(MissingNamespace::HostNamespace) => {
                 self.host_namespace_searches + u32::from(waited)
             }
             _ => 0,
         };
-        match found {
+        match result {
             // A namespace without addresses is found again later: its network is still being set up.
             Ok(facts) if !facts.addresses.is_empty() => None,
             Err(MissingNamespace::HostNamespace)
@@ -274,31 +274,27 @@ enum MissingNamespace {
 }
 
 impl PodFinder {
-    fn new(places: FinderConfig, events: Sender<PodTrackerEvent>) -> io::Result<Self> {
-        let own = namespace::inode(Path::new("/proc/thread-self/ns/net"));
+    fn new(config: FinderConfig, events: Sender<PodTrackerEvent>) -> io::Result<Self> {
+        let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net"));
         // In a container the agent's namespace may differ from that of process 1; a pod has neither.
-        let first = namespace::inode(Path::new("/proc/1/ns/net"));
+        let init_inode = namespace::inode(Path::new("/proc/1/ns/net"));
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         let mut finder = Self {
-            config: places.clone(),
-            foreign_inodes: [own, first].into_iter().flatten().collect(),
+            config: config.clone(),
+            foreign_inodes: [own_inode, init_inode].into_iter().flatten().collect(),
             inotify: sys::register_readable(InotifyFd(inotify))?,
             directory_watches: HashMap::new(),
             pod_watches: HashMap::new(),
             pod_directories: HashMap::new(),
             wanted: HashMap::new(),
-            root_inode: namespace::inode(&places.cgroups).ok(),
-            pod_servers: places.pod_servers.map(
-                |PodServerDeps { prestop_hooks: drains, conns }| PodServers {
-                    prestop_hooks: drains,
-                    conns,
-                    events: events.clone(),
-                },
-            ),
+            root_inode: namespace::inode(&config.cgroups).ok(),
+            pod_servers: config.pod_servers.map(|PodServerDeps { prestop_hooks, conns }| {
+                PodServers { prestop_hooks, conns, events: events.clone() }
+            }),
             events,
         };
-        finder.watch_tree(&places.cgroups);
-        if let Some(dir) = &places.namespaces {
+        finder.watch_tree(&config.cgroups);
+        if let Some(dir) = &config.namespaces {
             finder.watch_directory(dir);
         }
         Ok(finder)
@@ -308,11 +304,11 @@ impl PodFinder {
     /// missed.
     fn watch_tree(&mut self, dir: &Path) -> Vec<String> {
         self.watch_directory(dir);
-        let mut found = Vec::new();
+        let mut directories = Vec::new();
         for child in subdirectories(dir) {
-            found.extend(self.add_directory(child));
+            directories.extend(self.add_directory(child));
         }
-        found
+        directories
     }
 
     fn is_below_root(&self, dir: &Path) -> bool {
@@ -394,8 +390,8 @@ impl PodFinder {
         }
     }
 
-    fn missing_pods(&self, which: impl Fn(&SearchedPod) -> bool) -> Vec<String> {
-        let wanted = self.wanted.iter().filter(|(_, wanted)| !wanted.is_found && which(wanted));
+    fn missing_pods(&self, filter: impl Fn(&SearchedPod) -> bool) -> Vec<String> {
+        let wanted = self.wanted.iter().filter(|(_, wanted)| !wanted.is_found && filter(wanted));
         wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
@@ -602,12 +598,12 @@ impl PodFinder {
     }
 
     async fn inspect(&mut self, uid: String, cookie: u64) {
-        let seen = match self.open_namespace(&uid) {
+        let result = match self.open_namespace(&uid) {
             // A pod without a process has no listener.
             Err(_) => Ok(Some(NamespaceSockets::default())),
             Ok(namespace) => namespace.inspect_sockets(cookie, &self.config.cookies),
         };
-        match seen {
+        match result {
             Ok(Some(sockets)) => {
                 self.send_event(PodTrackerEvent::Inspected(uid, sockets, monotonic_ns())).await
             }
@@ -628,14 +624,14 @@ impl PodFinder {
 pub(crate) fn processes(dir: &Path) -> Vec<u32> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     // Processes of another pid namespace are listed as 0.
-    let own = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
-    let mut found: Vec<u32> = own.collect();
+    let direct = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0);
+    let mut pids: Vec<u32> = direct.collect();
     for child in subdirectories(dir) {
         if !child.file_name().is_some_and(is_runtime_monitor) {
-            found.extend(processes(&child));
+            pids.extend(processes(&child));
         }
     }
-    found
+    pids
 }
 
 #[cfg(test)]
@@ -682,9 +678,9 @@ mod tests {
             version: 0,
         };
         let cookies = NetnsCookies::new(&in_force);
-        let places =
+        let config =
             FinderConfig { cgroups: root.clone(), namespaces: None, cookies, pod_servers: None };
-        (root, start(places, send).expect("a thread"), events)
+        (root, start(config, send).expect("a thread"), events)
     }
 
     /// A plain directory has no processes: more cannot be shown without root.

@@ -72,12 +72,12 @@ impl NetworkNamespace {
         }
     }
 
-    /// Runs `job` on a thread of its own inside the namespace and waits for it. `what` names the query in errors.
+    /// Runs `job` on a thread of its own inside the namespace and waits for it. `subject` names the query in errors.
     ///
     /// The thread ends with the job and does nothing else, so no other code can run in the wrong namespace by mistake.
     pub fn run_inside<T: Send>(
         &self,
-        what: &'static str,
+        subject: &'static str,
         job: impl FnOnce() -> io::Result<T> + Send,
     ) -> Result<T, NamespaceError> {
         let run = || {
@@ -86,7 +86,11 @@ impl NetworkNamespace {
                 source: error.into(),
             };
             setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(enter)?;
-            job().map_err(|source| NamespaceError::Query { path: self.path.clone(), what, source })
+            job().map_err(|source| NamespaceError::Query {
+                path: self.path.clone(),
+                what: subject,
+                source,
+            })
         };
         thread::scope(|scope| match scope.spawn(run).join() {
             Ok(result) => result,
@@ -105,8 +109,9 @@ impl NetworkNamespace {
                 true => sys::netns_cookie(netlink.socket())?,
                 false => cookies.cookie_of(netlink.socket(), self.file.as_fd())?,
             };
-            let oddity = netfilter::has_redirection().then_some(Incompatibility::Redirected);
-            Ok(NamespaceFacts { cookie, addresses, incompatibility: oddity })
+            let incompatibility =
+                netfilter::has_redirection().then_some(Incompatibility::Redirected);
+            Ok(NamespaceFacts { cookie, addresses, incompatibility })
         })
     }
 
@@ -150,7 +155,7 @@ pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
 /// Returns true if a namespace is mounted at `path`.
 pub(crate) fn is_mounted(path: &Path) -> bool {
     nix::sys::statfs::statfs(path)
-        .is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::NSFS_MAGIC)
+        .is_ok_and(|filesystem| filesystem.filesystem_type() == nix::sys::statfs::NSFS_MAGIC)
 }
 
 /// Returns the inode of the namespace at `path`, which identifies it among others.
@@ -162,14 +167,14 @@ pub(crate) fn inode(path: &Path) -> io::Result<u64> {
 fn list_addresses(netlink: &NetlinkSocket) -> io::Result<Vec<IpAddr>> {
     let mut question = AddressMessage::default();
     question.header.family = AddressFamily::Unspec;
-    let mut found = Vec::new();
+    let mut addresses = Vec::new();
     netlink.dump(RouteNetlinkMessage::GetAddress(question), |answer| {
         if let RouteNetlinkMessage::NewAddress(message) = answer {
-            found.extend(global_address(&message));
+            addresses.extend(global_address(&message));
         }
     })?;
-    found.sort_by_key(IpAddr::is_ipv6);
-    Ok(found)
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    Ok(addresses)
 }
 
 fn global_address(message: &AddressMessage) -> Option<IpAddr> {

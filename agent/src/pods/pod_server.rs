@@ -68,22 +68,22 @@ impl PodServers {
         &self,
         uid: &str,
         cookie: u64,
-        of: &NetworkNamespace,
+        namespace: &NetworkNamespace,
     ) -> Result<PodServer, namespace::NamespaceError> {
         // Both sockets stay in the pod's namespace; only their creation has to run inside it.
         let (listener, diag) =
-            of.run_inside("port 8022", || Ok((open_listener()?, SockDiag::open()?)))?;
+            namespace.run_inside("port 8022", || Ok((open_listener()?, SockDiag::open()?)))?;
         let stop = CancellationToken::new();
-        let books = InUseLookup::new(diag, self.conns.clone());
-        let asked = PodServerState {
+        let in_use_lookup = InUseLookup::new(diag, self.conns.clone());
+        let state = PodServerState {
             uid: uid.to_owned(),
             servers: self.clone(),
-            in_use_lookup: books,
+            in_use_lookup,
             stop: stop.clone(),
         };
         tokio::spawn(async move {
-            let uid = asked.uid.clone();
-            if let Err(error) = serve(listener, asked).await {
+            let uid = state.uid.clone();
+            if let Err(error) = serve(listener, state).await {
                 warn!(uid, %error, "cannot answer in the pod's namespace");
             }
         });
@@ -99,13 +99,13 @@ struct PodServerState {
     stop: CancellationToken,
 }
 
-async fn serve(listener: TcpListener, asked: PodServerState) -> io::Result<()> {
+async fn serve(listener: TcpListener, state: PodServerState) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let stop = asked.stop.clone().cancelled_owned();
+    let stop = state.stop.clone().cancelled_owned();
     let pages = Router::new()
         .route("/wait-for-drain", get(prestop::handle_wait_for_drain))
         .route(in_use::PATH, post(in_use::handle_in_use))
-        .with_state(asked);
+        .with_state(state);
     let pages = pages.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(listener, pages).with_graceful_shutdown(stop).await
 }

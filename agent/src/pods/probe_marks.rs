@@ -58,13 +58,13 @@ impl ProbeConnector for ProbeMarks {
 }
 
 impl ProbeMarks {
-    fn insert(&self, own: SocketAddr, patience: Duration) -> Option<ProbeMark<'_>> {
-        let key = probe_key(own);
-        let until = (patience + MARK_LINGER).as_nanos();
+    fn insert(&self, local: SocketAddr, lifetime: Duration) -> Option<ProbeMark<'_>> {
+        let key = probe_key(local);
+        let until = (lifetime + MARK_LINGER).as_nanos();
         let until = monotonic_ns().saturating_add(u64::try_from(until).unwrap_or(u64::MAX));
         let done = self.with_map(|map| map.insert(key, until, 0))?;
         // Without a mark the probe counts as a request, which is better than a pod that is never ready.
-        done.inspect_err(|error| debug!(%own, %error, "cannot mark probe")).ok()?;
+        done.inspect_err(|error| debug!(own = %local, %error, "cannot mark probe")).ok()?;
         Some(ProbeMark { marks: self, key, connected: false })
     }
 
@@ -96,8 +96,8 @@ fn source_address(at: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-fn probe_key(own: SocketAddr) -> ProbeKey {
-    let octets = match own.ip() {
+fn probe_key(local: SocketAddr) -> ProbeKey {
+    let octets = match local.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
     };
@@ -105,7 +105,7 @@ fn probe_key(own: SocketAddr) -> ProbeKey {
     for (word, bytes) in remote.iter_mut().zip(octets.chunks_exact(4)) {
         *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     }
-    ProbeKey { remote, remote_port: own.port().into() }
+    ProbeKey { remote, remote_port: local.port().into() }
 }
 
 #[cfg(test)]

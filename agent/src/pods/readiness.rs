@@ -195,11 +195,11 @@ impl ReadinessMachine {
                 self.ready |= self.streak.passes >= self.probe.success_threshold;
                 self.last_failure.clear();
             }
-            Err(trouble) => {
+            Err(failure) => {
                 self.streak =
                     ResultStreak { passes: 0, failures: self.streak.failures.saturating_add(1) };
                 self.ready &= self.streak.failures < self.probe.failure_threshold;
-                self.last_failure = trouble;
+                self.last_failure = failure;
             }
         }
     }
@@ -222,9 +222,9 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn probe(how: ProbeHandler) -> ReadinessProbe {
+    fn probe(handler: ProbeHandler) -> ReadinessProbe {
         ReadinessProbe {
-            handler: how,
+            handler,
             port: None,
             period: Duration::from_secs(10),
             timeout: Duration::ZERO,
@@ -321,15 +321,15 @@ mod tests {
         let mut machine = ReadinessMachine::new(shape);
         machine.step(now, ReadinessEvent::Listening(true));
         let mut at = now;
-        let mut seen = Vec::new();
+        let mut states = Vec::new();
         for pass in [true, false, true, true, false, true, false, false] {
             let event = if pass { passed(machine.seq) } else { failed(machine.seq) };
             machine.step(at, event);
-            seen.push(machine.is_ready());
+            states.push(machine.is_ready());
             at = machine.next_wake().expect("a period is set");
             machine.step(at, ReadinessEvent::Tick);
         }
-        assert_eq!(seen, [false, false, false, true, true, true, true, false]);
+        assert_eq!(states, [false, false, false, true, true, true, true, false]);
     }
 
     #[test]

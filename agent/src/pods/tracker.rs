@@ -105,8 +105,8 @@ impl PodTracker {
             PodTrackerEvent::NamespaceFound(uid, facts) => {
                 self.with_pod(&uid, |pod| pod.handle_namespace(now, facts, &mut out))
             }
-            PodTrackerEvent::NamespaceMissing(uid, oddity) => self.with_pod(&uid, |pod| {
-                pod.namespace_missing = Some(oddity);
+            PodTrackerEvent::NamespaceMissing(uid, incompatibility) => self.with_pod(&uid, |pod| {
+                pod.namespace_missing = Some(incompatibility);
                 pod.report(now, &mut out);
             }),
             PodTrackerEvent::Registered(uid) => {
@@ -123,8 +123,8 @@ impl PodTracker {
                 });
                 self.forget_if_done(&uid, &mut out);
             }
-            PodTrackerEvent::Inspected(uid, seen, at_ns) => {
-                self.with_pod(&uid, |pod| pod.handle_inspection(now, seen, at_ns, &mut out));
+            PodTrackerEvent::Inspected(uid, sockets, at_ns) => {
+                self.with_pod(&uid, |pod| pod.handle_inspection(now, sockets, at_ns, &mut out));
             }
             // Stored until the next reading of the maps, which alone decides if the pod is drained.
             PodTrackerEvent::UpgradedCounted(uid, count, at) => {
@@ -363,12 +363,12 @@ impl TrackedPod {
     fn handle_inspection(
         &mut self,
         now: Instant,
-        seen: NamespaceSockets,
+        sockets: NamespaceSockets,
         at_ns: u64,
         out: &mut Vec<PodTrackerAction>,
     ) {
         let was_listening = self.is_listening();
-        self.sockets = Some(seen);
+        self.sockets = Some(sockets);
         if !was_listening && self.is_listening() {
             self.listening_since_ns = at_ns;
             self.handle_reopened(now, out);
@@ -427,16 +427,16 @@ impl TrackedPod {
 
     fn report(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
         // Requests in flight change all the time: a report for them alone waits for its turn.
-        let seen = self.to_report();
+        let observation = self.to_report();
         if let Some((at, old)) = &self.last_report {
             let early = now.duration_since(*at) < IN_FLIGHT_REPORT_PERIOD;
-            let minor = PodObservation { in_flight: old.in_flight, ..seen.clone() } == *old;
-            if *old == seen || (minor && early) {
+            let minor = PodObservation { in_flight: old.in_flight, ..observation.clone() } == *old;
+            if *old == observation || (minor && early) {
                 return;
             }
         }
-        self.last_report = Some((now, seen.clone()));
-        out.push(PodTrackerAction::Report(seen));
+        self.last_report = Some((now, observation.clone()));
+        out.push(PodTrackerAction::Report(observation));
     }
 
     fn to_report(&self) -> PodObservation {

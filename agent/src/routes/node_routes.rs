@@ -74,10 +74,10 @@ impl NodeRoutes {
     /// Adds the removals that a snapshot implies: it names what exists, and subjects that it leaves out are gone.
     pub(crate) fn add_removals(&self, batch: &mut RouteBatch) {
         if batch.is_whole {
-            let gone = self.planner.table().missing_from(&batch.changes);
+            let removed = self.planner.table().missing_from(&batch.changes);
             batch
                 .changes
-                .extend(gone.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
+                .extend(removed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
         }
     }
 
@@ -172,29 +172,24 @@ impl NodeRoutes {
 
     /// Returns the not-ready reason for the refused services; `None` without any.
     pub(crate) fn refused_reason(&self) -> Option<String> {
-        let (service, why) = self.refused_services.iter().next()?;
+        let (service, error) = self.refused_services.iter().next()?;
         let more = match self.refused_services.len() - 1 {
             0 => String::new(),
             more => format!(" (and {more} more)"),
         };
-        Some(format!("connects to {service}{more} go by the activators: {why}"))
+        Some(format!("connects to {service}{more} go by the activators: {error}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use common::wire::{ActivatorEntry, RouteKey};
+    use common::{fixtures, wire::RouteKey};
 
     use super::*;
 
     /// Returns a snapshot of one activator.
     fn snapshot(version: u64, name: &str) -> RouteBatch {
-        let entry = ActivatorEntry {
-            name: name.into(),
-            node: "n1".into(),
-            zone: String::new(),
-            addresses: vec![[10, 0, 0, 1].into()],
-        };
+        let entry = fixtures::activator(name, vec![[10, 0, 0, 1].into()]);
         let change = (RouteKey::Activator(name.into()), RouteChange::Activator(entry));
         RouteBatch { version, is_whole: true, changes: [change].into() }
     }
@@ -211,8 +206,8 @@ mod tests {
         }
         let mut next = snapshot(2, "b");
         routes.add_removals(&mut next);
-        let gone = RouteKey::Activator("a".into());
-        assert_eq!(next.changes.get(&gone), Some(&RouteChange::Removed(gone.clone())));
+        let removed = RouteKey::Activator("a".into());
+        assert_eq!(next.changes.get(&removed), Some(&RouteChange::Removed(removed.clone())));
         let mut part = RouteBatch { is_whole: false, ..snapshot(2, "b") };
         routes.add_removals(&mut part);
         assert_eq!(part.changes.len(), 1, "a later batch names only what changed");
@@ -261,10 +256,10 @@ mod tests {
     #[test]
     fn refused_services_are_reported_when_they_change() {
         let mut routes = routes();
-        let why = MapCapacityError { map: "SLOTS", wanted: 2, free: 1, quarantined: 0 };
+        let error = MapCapacityError { map: "SLOTS", wanted: 2, free: 1, quarantined: 0 };
         let name = |name| NamespacedName::new("default", name);
         assert!(!routes.record_refused(BTreeMap::new()), "none as before");
-        let two = BTreeMap::from([(name("a"), why), (name("b"), why)]);
+        let two = BTreeMap::from([(name("a"), error), (name("b"), error)]);
         assert!(routes.record_refused(two.clone()));
         assert!(!routes.record_refused(two), "the same two");
         let reason = routes.refused_reason().expect("two are refused");

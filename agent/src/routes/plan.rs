@@ -64,8 +64,9 @@ const QUARANTINE_WAIT_NS: u64 = 2 * abi::QUARANTINE_NS;
 /// One list in force: the backends of a frontend, or of the activators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BackendList {
-    service: u32,
-    /// Service of the [`PlannerTable`] that the frontend belongs to, or [`NO_SERVICE`].
+    /// Id of the kernel's service, an index of the maps `SVC_STATE` and `SVC_INFO`.
+    service_id: u32,
+    /// Number of the service in the [`PlannerTable`] that the frontend belongs to, or [`NO_SERVICE`].
     owner: u32,
     state: SvcState,
     info: SvcInfo,
@@ -91,7 +92,8 @@ struct BackendListUpdate {
 
 /// Changes that one service needs; a plan makes all of them or none.
 struct ServiceListUpdate {
-    service: u32,
+    /// Number of the service in the [`PlannerTable`].
+    service_number: u32,
     updates: Vec<BackendListUpdate>,
 }
 
@@ -106,7 +108,7 @@ impl ServiceListUpdate {
 struct MapPlanDraft {
     activators: Vec<BackendListUpdate>,
     service_updates: Vec<ServiceListUpdate>,
-    /// Owner of each frontend that this plan looks at, by service.
+    /// Service number of the owner of each frontend that this plan looks at.
     frontend_owners: BTreeMap<FrontendKey, u32>,
     /// Frontends that a service wants while another service owns them.
     frontend_claims: BTreeSet<(FrontendKey, u32)>,
@@ -133,8 +135,8 @@ pub struct RoutePlanner {
     backend_ids: HashMap<BackendTarget, (u32, u32)>,
     backends_by_id: HashMap<u32, BackendTarget>,
     backend_pool: KernelIdPool,
-    service_pool: KernelIdPool,
-    slot_pool: ExtentPool,
+    service_id_pool: KernelIdPool,
+    list_entry_pool: ExtentPool,
     /// True if an activator has an IPv6 address; every service with an IPv6 address depends on it.
     has_ipv6_activator: bool,
     /// Services of the table that the next plan looks at.
@@ -164,8 +166,8 @@ impl RoutePlanner {
             backend_ids: HashMap::new(),
             backends_by_id: HashMap::new(),
             backend_pool: KernelIdPool::new(FIRST_BACKEND, abi::BACKENDS_MAX),
-            service_pool: KernelIdPool::new(abi::FIRST_SERVICE, abi::SERVICES_MAX),
-            slot_pool: ExtentPool::new(abi::SLOTS_MAX),
+            service_id_pool: KernelIdPool::new(abi::FIRST_SERVICE, abi::SERVICES_MAX),
+            list_entry_pool: ExtentPool::new(abi::SLOTS_MAX),
             has_ipv6_activator: table.has_ipv6_activator(),
             due_services: table.service_numbers().collect(),
             unfit_services: BTreeMap::new(),
@@ -176,26 +178,26 @@ impl RoutePlanner {
         for list in [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6] {
             planner.adopt_list(BackendListKey::Activators(list), list, &kernel);
         }
-        for (&key, &service) in &kernel.frontends {
-            planner.adopt_list(BackendListKey::Frontend(key), service, &kernel);
+        for (&key, &service_id) in &kernel.frontends {
+            planner.adopt_list(BackendListKey::Frontend(key), service_id, &kernel);
         }
         // An earlier agent may have freed the rest a moment ago, and its quarantine is not known.
         planner.backend_pool.quarantine_free(kernel.written.backends, now_ns);
-        planner.service_pool.quarantine_free(kernel.written.services, now_ns);
-        planner.slot_pool.quarantine_free(kernel.written.slots, now_ns);
+        planner.service_id_pool.quarantine_free(kernel.written.services, now_ns);
+        planner.list_entry_pool.quarantine_free(kernel.written.list_entries, now_ns);
         planner
     }
 
-    fn adopt_list(&mut self, key: BackendListKey, service: u32, kernel: &KernelRoutes) {
-        // A service without a readable state still owns its number: it counts as an empty list.
+    fn adopt_list(&mut self, key: BackendListKey, service_id: u32, kernel: &KernelRoutes) {
+        // A service without a readable state still owns its id: it counts as an empty list.
         let none = (
             SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Pass },
             SvcInfo { activators: 0, port_be: 0 },
             Vec::new(),
         );
-        let (state, info, backends) = kernel.services.get(&service).unwrap_or(&none);
-        self.service_pool.reserve(service);
-        self.slot_pool.reserve(state.offset, state.count);
+        let (state, info, backends) = kernel.services.get(&service_id).unwrap_or(&none);
+        self.service_id_pool.reserve(service_id);
+        self.list_entry_pool.reserve(state.offset, state.count);
         for &id in backends {
             let Some(&backend) = kernel.backends.get(&id) else { continue };
             self.backend_pool.reserve(id);
@@ -203,7 +205,8 @@ impl RoutePlanner {
             self.backend_ids.entry(backend).or_insert((id, 0)).1 += 1;
         }
         let backends = backends.as_slice().into();
-        let list = BackendList { service, owner: NO_SERVICE, state: *state, info: *info, backends };
+        let list =
+            BackendList { service_id, owner: NO_SERVICE, state: *state, info: *info, backends };
         self.lists.insert(key, list);
     }
 
@@ -240,8 +243,8 @@ impl RoutePlanner {
     }
 
     /// Excludes a pod from connects, or ends that, whatever the RouteTable states of it.
-    pub fn set_excluded(&mut self, uid: &str, held: bool) {
-        self.due_services.extend(self.table.set_excluded(uid, held));
+    pub fn set_excluded(&mut self, uid: &str, is_excluded: bool) {
+        self.due_services.extend(self.table.set_excluded(uid, is_excluded));
     }
 
     fn set_activator(&mut self, name: &str, addresses: Option<Vec<IpAddr>>) {
@@ -252,39 +255,41 @@ impl RoutePlanner {
         }
     }
 
-    fn set_service(&mut self, name: &NamespacedName, told: Option<&ServiceEntry>) {
-        let before =
-            self.table.find_service(name).map(|number| (number, self.table.frontend_keys(number)));
+    fn set_service(&mut self, name: &NamespacedName, entry: Option<&ServiceEntry>) {
+        let before = self
+            .table
+            .find_service(name)
+            .map(|service_number| (service_number, self.table.frontend_keys(service_number)));
         let mut keys = Vec::new();
-        match (told, &before) {
-            (Some(told), _) => {
-                let number = self.table.set_service(told);
-                keys = self.table.frontend_keys(number);
-                self.due_services.insert(number);
+        match (entry, &before) {
+            (Some(entry), _) => {
+                let service_number = self.table.set_service(entry);
+                keys = self.table.frontend_keys(service_number);
+                self.due_services.insert(service_number);
             }
-            (None, Some((number, _))) => {
-                self.table.remove_service(*number);
-                self.due_services.remove(number);
-                self.unfit_services.remove(number);
+            (None, Some((service_number, _))) => {
+                self.table.remove_service(*service_number);
+                self.due_services.remove(service_number);
+                self.unfit_services.remove(service_number);
             }
             (None, None) => {}
         }
-        let Some((number, before)) = before else { return };
+        let Some((service_number, before)) = before else { return };
         before
             .iter()
             .filter(|key| !keys.contains(key))
-            .for_each(|&key| self.release_frontend(number, key));
+            .for_each(|&key| self.release_frontend(service_number, key));
     }
 
     /// Releases a frontend that a service no longer wants: another service that wants it may own it.
-    fn release_frontend(&mut self, service: u32, key: FrontendKey) {
-        self.frontend_claims.remove(&(key, service));
+    fn release_frontend(&mut self, service_number: u32, key: FrontendKey) {
+        self.frontend_claims.remove(&(key, service_number));
         let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) else { return };
-        if list.owner == service {
+        if list.owner == service_number {
             list.owner = NO_SERVICE;
             self.ownerless_frontends.insert(key);
             let next = self.frontend_claims.range((key, 0)..=(key, NO_SERVICE)).next();
-            self.due_services.extend(next.map(|&(_, service)| service));
+            self.due_services.extend(next.map(|&(_, service_number)| service_number));
         }
     }
 
@@ -299,8 +304,8 @@ impl RoutePlanner {
         locals: &BTreeMap<String, KernelPodIds>,
     ) -> Result<MapPlan, MapCapacityError> {
         self.backend_pool.release_expired(now_ns);
-        self.service_pool.release_expired(now_ns);
-        self.slot_pool.release_expired(now_ns);
+        self.service_id_pool.release_expired(now_ns);
+        self.list_entry_pool.release_expired(now_ns);
         let draft = self.draft_plan(locals);
         self.build_plan(now_ns, draft)
     }
@@ -316,24 +321,24 @@ impl RoutePlanner {
         for (list, next) in self.table.activator_lists() {
             self.push_update(BackendListKey::Activators(list), next, &mut draft.activators);
         }
-        for &service in &self.due_services {
-            let mut steps = Vec::new();
+        for &service_number in &self.due_services {
+            let mut updates = Vec::new();
             // A frontend has one owner at a time. Another service that wants it becomes a claimant, and is due when the
             // owner releases it.
-            for (key, next) in self.table.desired_lists(service, locals) {
+            for (key, next) in self.table.desired_lists(service_number, locals) {
                 let owner = self
                     .lists
                     .get(&BackendListKey::Frontend(key))
                     .map_or(NO_SERVICE, |it| it.owner);
                 let is_free = owner == NO_SERVICE && !draft.frontend_owners.contains_key(&key);
-                if is_free || owner == service {
-                    draft.frontend_owners.insert(key, service);
-                    self.push_update(BackendListKey::Frontend(key), next, &mut steps);
+                if is_free || owner == service_number {
+                    draft.frontend_owners.insert(key, service_number);
+                    self.push_update(BackendListKey::Frontend(key), next, &mut updates);
                 } else {
-                    draft.frontend_claims.insert((key, service));
+                    draft.frontend_claims.insert((key, service_number));
                 }
             }
-            draft.service_updates.push(ServiceListUpdate { service, updates: steps });
+            draft.service_updates.push(ServiceListUpdate { service_number, updates });
         }
         // Smallest first: if not all fit, as many as possible do.
         draft.service_updates.sort_by_key(ServiceListUpdate::backend_count);
@@ -354,15 +359,15 @@ impl RoutePlanner {
     ) {
         // Order is without meaning in a list, and `next` is sorted already; numbers are compared by what they stand
         // for.
-        let same = self.lists.get(&target).is_some_and(|list| {
-            let mut now: Vec<&BackendTarget> =
+        let is_in_force = self.lists.get(&target).is_some_and(|list| {
+            let mut current: Vec<&BackendTarget> =
                 list.backends.iter().filter_map(|id| self.backends_by_id.get(id)).collect();
-            now.sort_unstable();
+            current.sort_unstable();
             list.state.mode == next.mode
                 && (matches!(target, BackendListKey::Activators(_)) || list.info == next.info)
-                && now.iter().copied().eq(&next.backends)
+                && current.iter().copied().eq(&next.backends)
         });
-        if !same {
+        if !is_in_force {
             steps.push(BackendListUpdate { target, next });
         }
     }
@@ -377,31 +382,31 @@ impl RoutePlanner {
         // Activators first: every other list falls back on theirs, so nothing is planned if they do not fit.
         self.switch_lists(std::mem::take(&mut draft.activators), &mut ops, &mut freed)?;
         let mut unfit = BTreeMap::new();
-        for ServiceListUpdate { service, updates: steps } in
+        for ServiceListUpdate { service_number, updates } in
             std::mem::take(&mut draft.service_updates)
         {
-            let targets: Vec<_> = steps.iter().map(|it| (it.target, it.next.info)).collect();
-            let Err(why) = self.switch_lists(steps, &mut ops, &mut freed) else { continue };
-            let since = self.unfit_services.get(&service).copied().unwrap_or(now_ns);
-            unfit.insert(service, since);
-            if why.may_fit_later() && now_ns.saturating_sub(since) < QUARANTINE_WAIT_NS {
+            let targets: Vec<_> = updates.iter().map(|it| (it.target, it.next.info)).collect();
+            let Err(error) = self.switch_lists(updates, &mut ops, &mut freed) else { continue };
+            let since = self.unfit_services.get(&service_number).copied().unwrap_or(now_ns);
+            unfit.insert(service_number, since);
+            if error.may_fit_later() && now_ns.saturating_sub(since) < QUARANTINE_WAIT_NS {
                 plan.is_partial = true;
                 continue;
             }
-            plan.refused.extend(self.table.service_name(service).map(|name| (name, why)));
-            let mut less = Vec::new();
+            plan.refused.extend(self.table.service_name(service_number).map(|name| (name, error)));
+            let mut fallbacks = Vec::new();
             for (target, info) in targets {
-                let none =
+                let fallback =
                     DesiredBackendList { mode: RoutingMode::Activator, info, backends: Vec::new() };
-                self.push_update(target, none, &mut less);
+                self.push_update(target, fallback, &mut fallbacks);
             }
             // If its addresses find no room either, its connects pass unchanged.
-            let _nothing = self.switch_lists(less, &mut ops, &mut freed);
+            let _nothing = self.switch_lists(fallbacks, &mut ops, &mut freed);
         }
         for &key in &draft.stale_frontends {
             freed.extend(self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
                 ops.removals.push(MapOp::RemoveFrontend { key });
-                self.service_pool.quarantine(list.service, now_ns);
+                self.service_id_pool.quarantine(list.service_id, now_ns);
             }));
         }
         // After all switches: a backend that moves from one list to another keeps its number.
@@ -421,18 +426,18 @@ impl RoutePlanner {
         self.check_room(&steps)?;
         // Best fit can fail by fragmentation even if the count is free, so all extents are taken before any list is
         // switched.
-        let mut taken: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
+        let mut extents: Vec<(u32, u32)> = Vec::with_capacity(steps.len());
         for step in &steps {
             let count = step.next.backends.len() as u32;
-            let Some(offset) = self.slot_pool.allocate(count) else {
-                let refusal = self.slot_pool.capacity_error(count);
-                let back = |(offset, count)| self.slot_pool.undo_allocate(offset, count);
-                taken.into_iter().for_each(back);
+            let Some(offset) = self.list_entry_pool.allocate(count) else {
+                let refusal = self.list_entry_pool.capacity_error(count);
+                let back = |(offset, count)| self.list_entry_pool.undo_allocate(offset, count);
+                extents.into_iter().for_each(back);
                 return Err(refusal);
             };
-            taken.push((offset, count));
+            extents.push((offset, count));
         }
-        for (step, (offset, _)) in steps.into_iter().zip(taken) {
+        for (step, (offset, _)) in steps.into_iter().zip(extents) {
             freed.extend(self.switch_list(step, offset, ops));
         }
         Ok(())
@@ -440,24 +445,24 @@ impl RoutePlanner {
 
     /// Compares the needs of one service's steps with what is free, so that only extents may have to be undone.
     fn check_room(&self, steps: &[BackendListUpdate]) -> Result<(), MapCapacityError> {
-        let fresh: BTreeSet<&BackendTarget> = steps
+        let new_backends: BTreeSet<&BackendTarget> = steps
             .iter()
             .flat_map(|step| &step.next.backends)
             .filter(|backend| !self.backend_ids.contains_key(*backend))
             .collect();
-        self.backend_pool.check_free(abi::maps::BACKENDS, fresh.len())?;
-        let new = |step: &&BackendListUpdate| !self.lists.contains_key(&step.target);
-        let services = steps.iter().filter(new).count();
-        self.service_pool.check_free(abi::maps::SVC_STATE, services)?;
+        self.backend_pool.check_free(abi::maps::BACKENDS, new_backends.len())?;
+        let is_new_list = |step: &&BackendListUpdate| !self.lists.contains_key(&step.target);
+        let new_services = steps.iter().filter(is_new_list).count();
+        self.service_id_pool.check_free(abi::maps::SVC_STATE, new_services)?;
         // `lists` has the activators' two besides the frontends, and the map has the canary's frontend: two more, one
         // less.
-        let fronts = self.lists.len() + services;
-        let room = abi::FRONTENDS_MAX as usize + 1;
-        if fronts > room {
-            let free = room.saturating_sub(self.lists.len());
+        let frontends = self.lists.len() + new_services;
+        let frontends_max = abi::FRONTENDS_MAX as usize + 1;
+        if frontends > frontends_max {
+            let free = frontends_max.saturating_sub(self.lists.len());
             return Err(MapCapacityError {
                 map: abi::maps::FRONTENDS,
-                wanted: services,
+                wanted: new_services,
                 free,
                 quarantined: 0,
             });
@@ -477,15 +482,15 @@ impl RoutePlanner {
             backends.into_iter().map(|backend| self.acquire_backend(backend, ops)).collect();
         let count = backends.len() as u32;
         if count > 0 {
-            ops.slots.push(MapOp::Slots { offset, backends: backends.clone() });
+            ops.list_entries.push(MapOp::ListEntries { offset, backends: backends.clone() });
         }
         let backends = backends.into_boxed_slice();
         let old = self.lists.remove(&step.target);
-        let service = match (&step.target, &old) {
-            (_, Some(list)) => list.service,
+        let service_id = match (&step.target, &old) {
+            (_, Some(list)) => list.service_id,
             (BackendListKey::Activators(list), None) => *list,
             (BackendListKey::Frontend(_), None) => {
-                self.service_pool.allocate().expect("counted in check_room")
+                self.service_id_pool.allocate().expect("counted in check_room")
             }
         };
         let owner = old.as_ref().map_or(NO_SERVICE, |list| list.owner);
@@ -493,13 +498,13 @@ impl RoutePlanner {
         let generation = old.as_ref().map_or(1, |list| list.state.generation.wrapping_add(1));
         let state = SvcState { offset, count, generation, mode };
         if old.as_ref().is_none_or(|list| list.info != info) {
-            ops.infos.push(MapOp::Info { service, info });
+            ops.infos.push(MapOp::Info { service_id, info });
         }
-        ops.states.push(MapOp::State { service, state });
+        ops.states.push(MapOp::State { service_id, state });
         if let (BackendListKey::Frontend(key), None) = (step.target, &old) {
-            ops.frontends.push(MapOp::Frontend { key, service });
+            ops.frontends.push(MapOp::Frontend { key, service_id });
         }
-        self.lists.insert(step.target, BackendList { service, owner, state, info, backends });
+        self.lists.insert(step.target, BackendList { service_id, owner, state, info, backends });
         old
     }
 
@@ -517,7 +522,7 @@ impl RoutePlanner {
     }
 
     fn release_list(&mut self, list: &BackendList, now_ns: u64, ops: &mut OrderedMapOps) {
-        self.slot_pool.quarantine(list.state.offset, list.state.count, now_ns);
+        self.list_entry_pool.quarantine(list.state.offset, list.state.count, now_ns);
         for id in &list.backends {
             let Some(&backend) = self.backends_by_id.get(id) else { continue };
             let Some((_, uses)) = self.backend_ids.get_mut(&backend) else { continue };
@@ -533,11 +538,11 @@ impl RoutePlanner {
 
     /// Records the planned state: the owner of each frontend, the claimants, and the services that did not fit.
     fn commit_draft(&mut self, draft: MapPlanDraft, unfit: BTreeMap<u32, u64>) {
-        for (key, service) in draft.frontend_owners {
+        for (key, service_number) in draft.frontend_owners {
             // A frontend without a list found no room.
             if let Some(list) = self.lists.get_mut(&BackendListKey::Frontend(key)) {
-                list.owner = service;
-                self.frontend_claims.remove(&(key, service));
+                list.owner = service_number;
+                self.frontend_claims.remove(&(key, service_number));
             }
         }
         self.frontend_claims.extend(draft.frontend_claims);

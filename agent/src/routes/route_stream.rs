@@ -38,8 +38,8 @@ impl RouteBatchStream {
     /// Waits for changes. Nothing is lost when the future is dropped.
     pub(crate) async fn next(&self) -> RouteBatch {
         loop {
-            if let Some(news) = lock(&self.pending).take() {
-                return news;
+            if let Some(batch) = lock(&self.pending).take() {
+                return batch;
             }
             // `notify_one` stores a permit, so a batch that arrives between the check and this wait still wakes it.
             self.arrived.notified().await;
@@ -47,13 +47,13 @@ impl RouteBatchStream {
     }
 
     fn merge_batch(&self, batch: RouteBatch) {
-        let mut news = lock(&self.pending);
-        match news.as_mut() {
+        let mut pending = lock(&self.pending);
+        match pending.as_mut() {
             // Merged with what the loop has not taken: it handles only the newest state of each subject.
-            Some(waiting) => waiting.merge(batch),
-            None => *news = Some(batch),
+            Some(pending_batch) => pending_batch.merge(batch),
+            None => *pending = Some(batch),
         }
-        drop(news);
+        drop(pending);
         self.arrived.notify_one();
     }
 }
@@ -73,18 +73,16 @@ pub(crate) async fn report_pods(
 
 #[cfg(test)]
 mod tests {
-    use common::wire::{ActivatorEntry, RouteChange, RouteKey};
+    use common::{
+        fixtures,
+        wire::{ActivatorEntry, RouteChange, RouteKey},
+    };
 
     use super::*;
 
     fn activator(name: &str, node: &str) -> (RouteKey, RouteChange) {
-        let it = ActivatorEntry {
-            name: name.into(),
-            node: node.into(),
-            zone: String::new(),
-            addresses: Vec::new(),
-        };
-        (RouteKey::Activator(name.into()), RouteChange::Activator(it))
+        let entry = ActivatorEntry { node: node.into(), ..fixtures::activator(name, Vec::new()) };
+        (RouteKey::Activator(name.into()), RouteChange::Activator(entry))
     }
 
     fn batch(version: u64, changes: &[(RouteKey, RouteChange)]) -> RouteBatch {

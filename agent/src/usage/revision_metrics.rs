@@ -39,17 +39,17 @@ type LabeledTotals = (Vec<RevisionMetricLabel>, ExportedTotals);
 impl Collector for RevisionTotalsCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> fmt::Result {
         // Copied, so that the agent's loop does not wait for the lock while the page is encoded.
-        let shown = lock(&self.0).exported();
-        let all: Vec<LabeledTotals> = shown
+        let exported = lock(&self.0).exported();
+        let all: Vec<LabeledTotals> = exported
             .into_iter()
-            .map(|(name, [service, configuration], tally)| {
+            .map(|(name, [service, configuration], totals)| {
                 let labels = vec![
                     ("k8s_namespace_name", name.namespace.to_string()),
                     ("kn_service_name", service.into()),
                     ("kn_configuration_name", configuration.into()),
                     ("kn_revision_name", name.name.to_string()),
                 ];
-                (labels, tally)
+                (labels, totals)
             })
             .collect();
         encode_durations(&mut out, &all)?;
@@ -66,14 +66,15 @@ fn encode_durations(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> f
 }
 
 fn encode_requests(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> fmt::Result {
-    counter(out, "rouse_agent_requests", "Requests begun at pods", all, |it| it.row.started)?;
+    counter(out, "rouse_agent_requests", "Requests begun at pods", all, |totals| {
+        totals.row.started
+    })?;
     let help = "Responses of pods by status class; unseen: the kernel cannot read it";
     let classes = ["1xx", "2xx", "3xx", "4xx", "5xx", "unseen"];
-    counter_by_label(out, "rouse_agent_responses", help, "code", &classes, all, |it| {
-        let ResponseCounters {
-            status: [one, two, three, four, five], unknown_status: unseen, ..
-        } = it.row.responses;
-        [one, two, three, four, five, unseen]
+    counter_by_label(out, "rouse_agent_responses", help, "code", &classes, all, |totals| {
+        let ResponseCounters { status: [one, two, three, four, five], unknown_status, .. } =
+            totals.row.responses;
+        [one, two, three, four, five, unknown_status]
     })?;
     let help = "gRPC calls by outcome, where the kernel can read it";
     counter_by_label(
@@ -83,30 +84,30 @@ fn encode_requests(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> fm
         "outcome",
         &["ok", "failed"],
         all,
-        |it| [it.row.responses.grpc_ok, it.row.responses.grpc_failed],
+        |totals| [totals.row.responses.grpc_ok, totals.row.responses.grpc_failed],
     )?;
     let help = "Requests that ended without a whole response";
-    counter(out, "rouse_agent_requests_cut", help, all, |it| it.row.responses.aborted)?;
+    counter(out, "rouse_agent_requests_cut", help, all, |totals| totals.row.responses.aborted)?;
     let help = "Responses that no request had asked for, as to garbage or to silence";
-    counter(out, "rouse_agent_responses_stray", help, all, |it| it.row.stray)?;
-    gauge(out, "rouse_agent_requests_in_flight", "Requests in flight at pods", all, |it| {
-        it.levels.in_flight
+    counter(out, "rouse_agent_responses_stray", help, all, |totals| totals.row.stray)?;
+    gauge(out, "rouse_agent_requests_in_flight", "Requests in flight at pods", all, |totals| {
+        totals.levels.in_flight
     })
 }
 
 fn encode_connections(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> fmt::Result {
     let help = "Payload bytes that came to pods";
-    counter(out, "rouse_agent_received_bytes", help, all, |it| it.row.responses.received)?;
+    counter(out, "rouse_agent_received_bytes", help, all, |totals| totals.row.responses.received)?;
     let help = "Payload bytes that pods have sent";
-    counter(out, "rouse_agent_sent_bytes", help, all, |it| it.row.responses.sent)?;
-    gauge(out, "rouse_agent_connections_open", "Open connections of pods", all, |it| {
-        it.levels.connections
+    counter(out, "rouse_agent_sent_bytes", help, all, |totals| totals.row.responses.sent)?;
+    gauge(out, "rouse_agent_connections_open", "Open connections of pods", all, |totals| {
+        totals.levels.connections
     })?;
     let help = "Connections whose message boundaries were lost: from there on their requests are an estimate";
-    counter(out, "rouse_agent_connections_desync", help, all, |it| it.row.desync)?;
+    counter(out, "rouse_agent_connections_desync", help, all, |totals| totals.row.desync)?;
     let help =
         "Open connections whose requests are an estimate, because their protocol is not parsed";
-    gauge(out, "rouse_agent_connections_estimated", help, all, |it| it.levels.estimated)
+    gauge(out, "rouse_agent_connections_estimated", help, all, |totals| totals.levels.estimated)
 }
 
 fn histogram(
@@ -117,12 +118,12 @@ fn histogram(
     all: &[LabeledTotals],
 ) -> fmt::Result {
     let mut family = out.encode_descriptor(name, help, None, MetricType::Histogram)?;
-    for (labels, tally) in all {
-        let ResponseCounters { latency, latency_sum_ns, .. } = tally.row.responses;
+    for (labels, totals) in all {
+        let ResponseCounters { latency, latency_sum_ns, .. } = totals.row.responses;
         let buckets = merge_buckets(&latency, bounds_us);
         let count = latency.iter().sum();
-        let mut one = family.encode_family(labels)?;
-        one.encode_histogram::<[RevisionMetricLabel; 0]>(
+        let mut metric = family.encode_family(labels)?;
+        metric.encode_histogram::<[RevisionMetricLabel; 0]>(
             latency_sum_ns as f64 / 1e9,
             count,
             &buckets,
@@ -140,7 +141,7 @@ fn counter(
     read: impl Fn(&ExportedTotals) -> u64,
 ) -> fmt::Result {
     let mut family = out.encode_descriptor(name, help, None, MetricType::Counter)?;
-    all.iter().try_for_each(|(labels, tally)| encode_count(&mut family, labels, read(tally)))
+    all.iter().try_for_each(|(labels, totals)| encode_count(&mut family, labels, read(totals)))
 }
 
 /// Encodes a counter with one more label.
@@ -154,8 +155,8 @@ fn counter_by_label<const N: usize>(
     read: impl Fn(&ExportedTotals) -> [u64; N],
 ) -> fmt::Result {
     let mut family = out.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for (labels, tally) in all {
-        for (value, number) in values.iter().zip(read(tally)) {
+    for (labels, totals) in all {
+        for (value, number) in values.iter().zip(read(totals)) {
             let further = std::iter::once((label, (*value).to_owned()));
             let labels: Vec<RevisionMetricLabel> = labels.iter().cloned().chain(further).collect();
             encode_count(&mut family, &labels, number)?;
@@ -180,8 +181,8 @@ fn gauge(
     read: impl Fn(&ExportedTotals) -> u64,
 ) -> fmt::Result {
     let mut family = out.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for (labels, tally) in all {
-        let level = i64::try_from(read(tally)).unwrap_or(i64::MAX);
+    for (labels, totals) in all {
+        let level = i64::try_from(read(totals)).unwrap_or(i64::MAX);
         ConstGauge::new(level).encode(family.encode_family(labels)?)?;
     }
     Ok(())
@@ -217,15 +218,15 @@ mod tests {
         let row = TotalsRow { responses, started: 12, desync: 13, stray: 15 };
         let (shown, name) =
             (SharedRevisionTotals::default(), NamespacedName::new("prod", "hello-00001"));
-        let mut tallies = lock(&shown);
-        tallies.assign_slot(1, &name);
-        tallies.set_owners(&name, ["hello".into(), "config".into()]);
-        tallies.update_slot(
+        let mut totals = lock(&shown);
+        totals.assign_slot(1, &name);
+        totals.set_owners(&name, ["hello".into(), "config".into()]);
+        totals.update_slot(
             1,
             row,
             RevisionLevels { in_flight: 16, connections: 17, estimated: 14 },
         );
-        drop(tallies);
+        drop(totals);
         let mut registry = Registry::default();
         registry.register_collector(Box::new(RevisionTotalsCollector(shown)));
         let mut text = String::new();
@@ -278,8 +279,8 @@ mod tests {
             let first = ["_sum{} 1.5".to_owned(), "_count{} 6".to_owned()];
             first.into_iter().chain(buckets.iter().map(|(le, count)| bucket(le, *count))).collect()
         };
-        let found = series("kn_serving_invocation_duration_seconds");
-        let found: Vec<String> = found.into_iter().map(in_le_order).collect();
+        let exported = series("kn_serving_invocation_duration_seconds");
+        let exported: Vec<String> = exported.into_iter().map(in_le_order).collect();
         let upper = [
             "0.025", "0.05", "0.075", "0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "7.5",
             "10.0",
@@ -287,13 +288,13 @@ mod tests {
         let mut want = vec![("0.005", 2), ("0.01", 3)];
         want.extend(upper.map(|le| (le, 3)));
         want.push(("+Inf", 6));
-        assert_eq!(found, rest(&want));
-        let found = series("rouse_agent_request_duration_seconds");
-        let found: Vec<String> = found.into_iter().map(in_le_order).collect();
+        assert_eq!(exported, rest(&want));
+        let exported = series("rouse_agent_request_duration_seconds");
+        let exported: Vec<String> = exported.into_iter().map(in_le_order).collect();
         let mut want = vec![("0.0005", 1), ("0.001", 1), ("0.0025", 1), ("0.005", 2), ("0.01", 3)];
         want.extend(upper.map(|le| (le, 3)));
         want.extend([("60.0", 4), ("300.0", 4), ("+Inf", 6)]);
-        assert_eq!(found, rest(&want));
+        assert_eq!(exported, rest(&want));
     }
 
     /// Moves `le` behind the other labels: the library writes it before or behind them.

@@ -121,8 +121,8 @@ impl RevisionTotals {
     /// Adds the row of a gone pod to the sum of its Revision's gone pods.
     fn fold_slot(&mut self, slot: u32) {
         let Some(CountedSlot { revision, row, .. }) = self.slots.remove(&slot) else { return };
-        let left = self.gone_totals.entry(revision.clone()).or_default();
-        *left = left.plus(row);
+        let gone_total = self.gone_totals.entry(revision.clone()).or_default();
+        *gone_total = gone_total.plus(row);
         self.unsaved.insert(revision);
     }
 
@@ -157,8 +157,8 @@ impl RevisionTotals {
     /// Returns the Revisions to export, each with its owners.
     pub(crate) fn exported(&self) -> Vec<(NamespacedName, [Box<str>; 2], ExportedTotals)> {
         let mut all: BTreeMap<&NamespacedName, ExportedTotals> = BTreeMap::new();
-        for (name, left) in &self.gone_totals {
-            all.insert(name, ExportedTotals { row: *left, ..ExportedTotals::default() });
+        for (name, gone_total) in &self.gone_totals {
+            all.insert(name, ExportedTotals { row: *gone_total, ..ExportedTotals::default() });
         }
         for counted in self.slots.values() {
             let ExportedTotals { row, levels } = all.entry(&counted.revision).or_default();
@@ -167,9 +167,10 @@ impl RevisionTotals {
             levels.connections += counted.levels.connections;
             levels.estimated += counted.levels.estimated;
         }
-        let owned = |name: &NamespacedName| Some((name.clone(), self.owners.get(name)?.clone()));
-        let all = all.into_iter().filter_map(|(name, tally)| Some((owned(name)?, tally)));
-        all.map(|((name, owners), tally)| (name, owners, tally)).collect()
+        let with_owners =
+            |name: &NamespacedName| Some((name.clone(), self.owners.get(name)?.clone()));
+        let all = all.into_iter().filter_map(|(name, totals)| Some((with_owners(name)?, totals)));
+        all.map(|((name, owners), totals)| (name, owners, totals)).collect()
     }
 
     /// Returns the changed sums of gone pods, to be stored; `None` for a Revision that is gone.
@@ -179,8 +180,9 @@ impl RevisionTotals {
     }
 
     fn gone_total(&self, name: &NamespacedName) -> Option<TotalsRow> {
-        let gone = self.slots.values().filter(|it| it.revision == *name && it.gone_since.is_some());
-        let rows = gone.map(|it| it.row).chain(self.gone_totals.get(name).copied());
+        let gone_slots =
+            self.slots.values().filter(|it| it.revision == *name && it.gone_since.is_some());
+        let rows = gone_slots.map(|it| it.row).chain(self.gone_totals.get(name).copied());
         rows.reduce(TotalsRow::plus)
     }
 }
@@ -192,11 +194,11 @@ pub(crate) fn merge_buckets(
     bounds_us: &[u64],
 ) -> Vec<(f64, u64)> {
     let finer = abi::LATENCY_BOUNDS_US.iter().copied().chain([u64::MAX]).zip(latency);
-    let mut rest = finer.peekable();
+    let mut finer_buckets = finer.peekable();
     let bounds = bounds_us.iter().copied().chain([u64::MAX]);
     let bucket = bounds.map(|bound| {
         // The finer buckets are in order, so each bound takes the next of them.
-        let within = std::iter::from_fn(|| rest.next_if(|(finer, _)| *finer <= bound));
+        let within = std::iter::from_fn(|| finer_buckets.next_if(|(finer, _)| *finer <= bound));
         let count = within.map(|(_, count)| *count).sum();
         let seconds = if bound == u64::MAX { f64::INFINITY } else { bound as f64 / 1e6 };
         (seconds, count)

@@ -40,14 +40,14 @@ impl RevisionTotalsStore {
             warn!(error = %error_chain(error), "totals of revisions will start from zero with the next agent");
         });
         let mut stored = ledger.ok();
-        let begun = stored.as_mut().map(|ledger| restore_totals(ledger, maps)).transpose();
-        let begun = begun.inspect_err(|error| {
+        let resumed = stored.as_mut().map(|ledger| restore_totals(ledger, maps)).transpose();
+        let resumed = resumed.inspect_err(|error| {
             warn!(error = %error_chain(error), "totals of revisions start from zero");
         });
-        let mut tallies = begun.ok().flatten().unwrap_or_default();
-        read_rows(&mut tallies, maps);
+        let mut restored = resumed.ok().flatten().unwrap_or_default();
+        read_rows(&mut restored, maps);
         // Only now: totals without their rows would be less than the previous agent has exported.
-        *lock(&totals) = tallies;
+        *lock(&totals) = restored;
         Self { totals, stored }
     }
 
@@ -59,10 +59,10 @@ impl RevisionTotalsStore {
         revision: &NamespacedName,
         terms: RevisionRequestTerms,
     ) {
-        let mut tallies = lock(&self.totals);
-        tallies.assign_slot(slot, revision);
-        tallies.set_owners(revision, [terms.service, terms.configuration]);
-        drop(tallies);
+        let mut totals = lock(&self.totals);
+        totals.assign_slot(slot, revision);
+        totals.set_owners(revision, [terms.service, terms.configuration]);
+        drop(totals);
         self.write_stored(|ledger| ledger.set_owner(cookie, Some(revision)));
     }
 
@@ -76,60 +76,60 @@ impl RevisionTotalsStore {
     }
 
     /// Returns the Revisions with totals here that a batch of the RouteTable names, each with true if it still exists.
-    pub(crate) fn changed_revisions(&self, news: &RouteBatch) -> Vec<(NamespacedName, bool)> {
-        let tallies = lock(&self.totals);
-        let told = tallies.revisions().filter_map(|name| {
-            let lives = match news.changes.get(&RouteKey::Revision(name.clone())) {
+    pub(crate) fn changed_revisions(&self, batch: &RouteBatch) -> Vec<(NamespacedName, bool)> {
+        let totals = lock(&self.totals);
+        let revisions = totals.revisions().filter_map(|name| {
+            let exists = match batch.changes.get(&RouteKey::Revision(name.clone())) {
                 Some(change) => !matches!(change, RouteChange::Removed(_)),
-                None if news.is_whole => false,
+                None if batch.is_whole => false,
                 None => return None,
             };
-            Some((name.clone(), lives))
+            Some((name.clone(), exists))
         });
-        told.collect()
+        revisions.collect()
     }
 
     /// Applies the changes of Revisions, after the planner has their terms.
     pub(crate) fn apply_changes(
         &mut self,
-        told: Vec<(NamespacedName, bool)>,
+        revisions: Vec<(NamespacedName, bool)>,
         terms: impl Fn(&NamespacedName) -> RevisionRequestTerms,
     ) {
-        let mut tallies = lock(&self.totals);
-        for (name, lives) in told {
-            if lives {
+        let mut totals = lock(&self.totals);
+        for (name, exists) in revisions {
+            if exists {
                 let RevisionRequestTerms { service, configuration, .. } = terms(&name);
-                tallies.set_owners(&name, [service, configuration]);
+                totals.set_owners(&name, [service, configuration]);
             } else {
-                tallies.forget_revision(&name);
+                totals.forget_revision(&name);
             }
         }
-        drop(tallies);
+        drop(totals);
         self.save();
     }
 
     /// Reads every row. Must be called before a row is cleared.
     pub(crate) fn read_slots(&mut self, maps: &KernelMaps) {
-        let mut tallies = lock(&self.totals);
-        read_rows(&mut tallies, maps);
-        tallies.fold_expired(Instant::now());
-        drop(tallies);
+        let mut totals = lock(&self.totals);
+        read_rows(&mut totals, maps);
+        totals.fold_expired(Instant::now());
+        drop(totals);
         self.save();
     }
 
     fn save(&mut self) {
         let unsaved = lock(&self.totals).take_unsaved();
-        for (name, left) in unsaved {
-            self.write_stored(|ledger| ledger.set_gone_total(&name, left));
+        for (name, gone_total) in unsaved {
+            self.write_stored(|stored| stored.set_gone_total(&name, gone_total));
         }
     }
 
     fn write_stored(
         &mut self,
-        act: impl FnOnce(&mut StoredTotals) -> Result<(), maps::KernelMapError>,
+        write: impl FnOnce(&mut StoredTotals) -> Result<(), maps::KernelMapError>,
     ) {
-        let Some(ledger) = &mut self.stored else { return };
-        if let Err(error) = act(ledger) {
+        let Some(stored) = &mut self.stored else { return };
+        if let Err(error) = write(stored) {
             warn!(error = %error_chain(&error), "a total of a revision will be missing with the next agent");
         }
     }
@@ -140,20 +140,20 @@ fn restore_totals(
     ledger: &mut StoredTotals,
     maps: &KernelMaps,
 ) -> Result<RevisionTotals, maps::KernelMapError> {
-    let mut tallies = RevisionTotals::resume(ledger.gone_totals()?);
+    let mut totals = RevisionTotals::resume(ledger.gone_totals()?);
     let pods = maps.pods()?;
     for (cookie, name) in ledger.owners()? {
         match pods.get(&cookie) {
-            Some(pod) => tallies.assign_slot(pod.slot, &name),
+            Some(pod) => totals.assign_slot(pod.slot, &name),
             // The agent ended between the two deletions of a pod.
             None => ledger.set_owner(cookie, None)?,
         }
     }
-    Ok(tallies)
+    Ok(totals)
 }
 
-fn read_rows(tallies: &mut RevisionTotals, maps: &KernelMaps) {
-    for slot in tallies.slots() {
+fn read_rows(totals: &mut RevisionTotals, maps: &KernelMaps) {
+    for slot in totals.slots() {
         let state = maps.pod_state(slot);
         let row = TotalsRow {
             responses: maps.responses(slot),
@@ -166,6 +166,6 @@ fn read_rows(tallies: &mut RevisionTotals, maps: &KernelMaps) {
             connections: state.connections,
             estimated: state.opaque_connections,
         };
-        tallies.update_slot(slot, row, levels);
+        totals.update_slot(slot, row, levels);
     }
 }

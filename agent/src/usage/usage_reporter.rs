@@ -54,7 +54,7 @@ impl PodUsageReporter {
         // Read before the totals: a request that begins meanwhile is in the totals, and raises one more event.
         self.reported_in_flight.insert(slot, maps.pod_state(slot).in_flight);
         let responses = maps.responses(slot);
-        let seen = UsageSample {
+        let sample = UsageSample {
             key: key.clone(),
             totals: maps.totals(slot),
             // Read after the totals: each counted request began before this time.
@@ -62,7 +62,7 @@ impl PodUsageReporter {
             status: responses.status.to_vec(),
             latency: responses.latency.to_vec(),
         };
-        self.outbox.set(key.clone(), seen);
+        self.outbox.set(key.clone(), sample);
     }
 
     /// Arms the kernel's growth event for a row at the level of its last report. If the level has already grown,

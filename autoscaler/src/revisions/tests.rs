@@ -1,8 +1,9 @@
-use std::num::NonZeroU16;
-
-use common::wire::{
-    AppProtocol, PodEntry as RoutePod, ReadinessProbe, RequestTotals, RevisionActivity,
-    RevisionEntry as RouteRevision, ScalePolicy,
+use common::{
+    fixtures,
+    wire::{
+        PodEntry as RoutePod, RequestTotals, RevisionActivity, RevisionEntry as RouteRevision,
+        ScalePolicy,
+    },
 };
 
 use super::*;
@@ -37,35 +38,15 @@ fn subscriber(role: ComponentRole) -> ComponentReplica {
 
 fn revision(name: &NamespacedName, policy: ScalePolicy) -> RouteRevision {
     RouteRevision {
-        name: name.clone(),
-        service: "hello".into(),
-        configuration: "hello".into(),
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
         policy: Some(policy.into()),
-        reachable: true,
         initial_scale_reached: false,
-        allowed_sources: None,
+        ..fixtures::revision(name, "hello")
     }
 }
 
 fn pod(uid: &str, revision: &NamespacedName, phase: RoutingPhase) -> RoutePod {
-    RoutePod {
-        uid: uid.into(),
-        name: uid.into(),
-        revision: revision.clone(),
-        node: "rouse".into(),
-        zone: String::new(),
-        phase,
-        address: Some(([10, 244, 1, 2], 8080).into()),
-        other_family_address: None,
-        kubelet_ready: false,
-        port: NonZeroU16::new(8080).unwrap(),
-        probe: ReadinessProbe::listener_probe(),
-    }
+    let address = ([10, 244, 1, 2], 8080).into();
+    RoutePod { node: "rouse".into(), ..fixtures::pod_at(uid, revision, phase, address) }
 }
 
 impl SimService {

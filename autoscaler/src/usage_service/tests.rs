@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use common::{
+    fixtures,
     link::ComponentLink,
     outbox::Outbox,
     wire::{
@@ -59,18 +60,8 @@ impl Scale for FakeScaleController {
 
 fn revision(name: &NamespacedName) -> RouteChange {
     RouteChange::Revision(common::wire::RevisionEntry {
-        name: name.clone(),
-        service: "hello".into(),
-        configuration: "hello".into(),
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: common::wire::AppProtocol::Http1,
         policy: Some(policy().into()),
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
+        ..fixtures::revision(name, "hello")
     })
 }
 

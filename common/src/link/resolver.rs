@@ -108,8 +108,9 @@ impl ReplicaResolver {
 
     /// Replaces the replicas that the RouteTable lists.
     pub(super) fn set_listed(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
-        let told: Vec<_> = addresses.into_iter().map(|address| self.endpoint_at(address)).collect();
-        self.known.send_if_modified(|known| known.set_listed(told));
+        let endpoints: Vec<_> =
+            addresses.into_iter().map(|address| self.endpoint_at(address)).collect();
+        self.known.send_if_modified(|known| known.set_listed(endpoints));
     }
 
     fn endpoint_at(&self, address: SocketAddr) -> ReplicaEndpoint {
@@ -136,40 +137,42 @@ impl ReplicaResolver {
         // The others wait here, and one of them takes over when the link that holds the lock ends.
         let _alone = self.lookup_lock.lock().await;
         loop {
-            let found = tokio::time::timeout(LOOKUP_TIMEOUT, self.lookup.lookup(name, *port)).await;
-            let found = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-            let answered = self.apply_lookup(name, found);
+            let result =
+                tokio::time::timeout(LOOKUP_TIMEOUT, self.lookup.lookup(name, *port)).await;
+            let result = result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            let has_answer = self.apply_lookup(name, result);
             // At least this pause separates lookups, however many streams break at once.
             tokio::time::sleep(MIN_LOOKUP_GAP).await;
-            if answered {
+            if has_answer {
                 let _either =
                     tokio::time::timeout(LOOKUP_INTERVAL, self.lookup_requested.notified()).await;
             }
         }
     }
 
-    fn apply_lookup(&self, name: &str, found: io::Result<Vec<SocketAddr>>) -> bool {
-        let trouble = match &found {
+    fn apply_lookup(&self, name: &str, result: io::Result<Vec<SocketAddr>>) -> bool {
+        let failure = match &result {
             Ok(all) if all.is_empty() => Some(format!("{name} has no address")),
             Ok(_) => None,
             Err(error) => Some(format!("cannot look up {name}: {error}")),
         };
-        let answered = trouble.is_none();
+        let has_answer = failure.is_none();
         // Never held across an await, so a blocking lock is safe here.
         let mut before = self.lookup_error.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(trouble) = trouble.as_ref().filter(|_| *before != trouble) {
-            warn!(trouble, "replicas not found; the last known stay");
+        if let Some(failure) = failure.as_ref().filter(|_| *before != failure) {
+            warn!(trouble = failure, "replicas not found; the last known stay");
         }
-        *before = trouble;
+        *before = failure;
         drop(before);
         // After an error the list is empty, which `set_resolved` ignores: the last known replicas stay.
-        let found = found.unwrap_or_default().into_iter().map(|address| self.endpoint_at(address));
-        let found: Vec<_> = found.collect();
-        let count = found.len();
-        if self.known.send_if_modified(|known| known.set_resolved(found)) {
+        let result =
+            result.unwrap_or_default().into_iter().map(|address| self.endpoint_at(address));
+        let result: Vec<_> = result.collect();
+        let count = result.len();
+        if self.known.send_if_modified(|known| known.set_resolved(result)) {
             info!(name, count, "replicas found");
         }
-        answered
+        has_answer
     }
 
     /// Opens a connection to one replica.
@@ -192,7 +195,7 @@ impl ReplicaResolver {
         self.dial_any(true).await
     }
 
-    async fn dial_any(&self, named: bool) -> Result<Channel, LinkError> {
+    async fn dial_any(&self, with_certificate: bool) -> Result<Channel, LinkError> {
         let mut known = self.subscribe_known();
         // The sender belongs to `self`, so it cannot have been dropped.
         let all = known.wait_for(|it| !it.all().is_empty()).await.map(|it| it.all());
@@ -205,10 +208,10 @@ impl ReplicaResolver {
             // A certificate is requested over TLS only: the request carries a token.
             let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else { continue };
             let (holder, credentials) = self.require_identity(endpoint)?;
-            if named {
+            if with_certificate {
                 credentials.wait_for_certificate().await;
             }
-            match dial::dial_tls(address, credentials, holder, named).await {
+            match dial::dial_tls(address, credentials, holder, with_certificate).await {
                 Ok(channel) => return Ok(channel),
                 Err(error) => failed = Some(error),
             }

@@ -219,32 +219,17 @@ impl RoutedServiceReporter {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::SocketAddr, num::NonZeroU16};
+    use std::net::SocketAddr;
 
     use super::*;
-    use crate::wire::{
-        ConnectionPath, NamespacedName, PodEntry, ReadinessProbe, RouteTarget, ServiceEntry,
-    };
+    use crate::{fixtures, wire::NamespacedName};
 
     fn replica(last: u8) -> ReplicaEndpoint {
         ReplicaEndpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
     }
 
     fn pod(phase: RoutingPhase) -> RouteChange {
-        let probe = ReadinessProbe::listener_probe();
-        RouteChange::Pod(Box::new(PodEntry {
-            uid: "p".into(),
-            name: "p".into(),
-            revision: NamespacedName::new("a", "b"),
-            node: "n".into(),
-            zone: String::new(),
-            phase,
-            address: None,
-            port: NonZeroU16::MIN,
-            other_family_address: None,
-            kubelet_ready: false,
-            probe,
-        }))
+        RouteChange::Pod(fixtures::pod("p", &NamespacedName::new("a", "b"), phase).into())
     }
 
     fn apply_change(table: &mut RouteStreamState, change: RouteChange) -> Option<RouteBatch> {
@@ -302,23 +287,13 @@ mod tests {
 
     #[test]
     fn every_routed_service_is_reported_once_it_is_in_force() {
-        let service = |name: &str, leads: bool| {
+        let service = |name: &str, has_target: bool| {
             let name = NamespacedName::new("default", name);
-            let target =
-                RouteTarget { revision: NamespacedName::new("default", "r"), percent: 100 };
-            let targets = leads.then_some(target).into_iter().collect();
-            let key = RouteKey::Service(name.clone());
-            let service = ServiceEntry {
-                name,
-                addresses: Vec::new(),
-                port: NonZeroU16::MIN,
-                activator_port: NonZeroU16::MIN,
-                targets,
-                connection_path: ConnectionPath::Direct,
-                hosts: Vec::new(),
-                gateway_rules: None,
-            };
-            (key, RouteChange::Service(service))
+            let mut service = fixtures::service(&name, &NamespacedName::new("default", "r"));
+            if !has_target {
+                service.targets.clear();
+            }
+            (RouteKey::Service(name), RouteChange::Service(service))
         };
         let batch = |is_whole, changes: Vec<(RouteKey, RouteChange)>| RouteBatch {
             version: 1,
@@ -326,29 +301,29 @@ mod tests {
             changes: changes.into_iter().collect(),
         };
         let (reports, mut routed) = (Outbox::new(), RoutedServiceReporter::default());
-        let said = |reports: &Outbox<PodReportKey, PodReportItem>, name: &str| {
+        let is_reported = |reports: &Outbox<PodReportKey, PodReportItem>, name: &str| {
             reports
                 .get(&PodReportKey::RoutedService(NamespacedName::new("default", name)))
                 .is_some()
         };
         routed.record_batch(&batch(true, vec![service("a", true), service("b", false)]));
-        assert!(!said(&reports, "a"), "it is not in force yet");
+        assert!(!is_reported(&reports, "a"), "it is not in force yet");
         routed.report_services(&reports);
         assert_eq!(
             reports.get(&PodReportKey::RoutedServicesAnnounced),
             Some(PodReportItem::RoutedServicesAnnounced)
         );
-        assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, false]);
+        assert_eq!([is_reported(&reports, "a"), is_reported(&reports, "b")], [true, false]);
         routed.record_batch(&batch(false, vec![service("b", true)]));
         routed.report_services(&reports);
-        assert_eq!([said(&reports, "a"), said(&reports, "b")], [true, true]);
+        assert_eq!([is_reported(&reports, "a"), is_reported(&reports, "b")], [true, true]);
         // The table of another replica, which lacks one service.
         routed.record_batch(&batch(true, vec![service("b", true)]));
         routed.report_services(&reports);
-        assert_eq!([said(&reports, "a"), said(&reports, "b")], [false, true]);
-        let gone = RouteKey::Service(NamespacedName::new("default", "b"));
-        routed.record_batch(&batch(false, vec![(gone.clone(), RouteChange::Removed(gone))]));
+        assert_eq!([is_reported(&reports, "a"), is_reported(&reports, "b")], [false, true]);
+        let removed = RouteKey::Service(NamespacedName::new("default", "b"));
+        routed.record_batch(&batch(false, vec![(removed.clone(), RouteChange::Removed(removed))]));
         routed.report_services(&reports);
-        assert!(!said(&reports, "b"));
+        assert!(!is_reported(&reports, "b"));
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn item_stream<K, V, T, R>(
     first: Vec<T>,
     cursor: OutboxCursor<K, V>,
     state: impl Fn(K, V) -> T + Send + 'static,
-    gone: impl Fn(K) -> T + Send + 'static,
+    removed: impl Fn(K) -> T + Send + 'static,
     synced: T,
     beat: Option<Duration>,
 ) -> impl Stream<Item = R> + Send + 'static
@@ -50,7 +50,7 @@ where
     let batches = batch_stream(cursor, beat).flat_map(move |batch| {
         let item = |(key, value): (K, Option<V>)| match value {
             Some(value) => state(key, value),
-            None => gone(key),
+            None => removed(key),
         };
         // All items of a batch are ready at once, so a sender never pauses in the middle of one.
         let items: Vec<T> = batch.changes.into_iter().map(item).chain([synced.clone()]).collect();
@@ -70,9 +70,9 @@ where
     stream::unfold(cursor, move |mut cursor| async move {
         let batch = match beat {
             Some(beat) => {
-                let news = tokio::time::timeout(beat, cursor.next()).await;
+                let next_batch = tokio::time::timeout(beat, cursor.next()).await;
                 // A timeout drops only the wait, so the cursor keeps its position.
-                news.unwrap_or_else(|_| OutboxBatch {
+                next_batch.unwrap_or_else(|_| OutboxBatch {
                     version: cursor.version(),
                     changes: Vec::new(),
                 })
@@ -166,10 +166,15 @@ pub async fn serve_with_tls(
     let listen = |source| LinkError::Listen { endpoint: endpoint.to_owned(), source };
     let failed = |source| LinkError::Serve { endpoint: endpoint.to_owned(), source };
     let listener = TcpListener::bind(address).await.map_err(listen)?;
-    let TlsAdmission { credentials, allows_anonymous: open, limits: bounds } = admission;
+    let TlsAdmission { credentials, allows_anonymous, limits } = admission;
     // Shutdown ends only the accepting here; open streams end by their own handlers.
-    let incoming =
-        accept::accept_connections(listener, credentials, *open, *bounds, shutdown.child_token());
+    let incoming = accept::accept_connections(
+        listener,
+        credentials,
+        *allows_anonymous,
+        *limits,
+        shutdown.child_token(),
+    );
     let stop = shutdown.cancelled_owned();
     router.serve_with_incoming_shutdown(incoming, stop).await.map_err(failed)
 }

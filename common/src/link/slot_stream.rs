@@ -98,7 +98,7 @@ pub fn grant_stream(
     cursor: OutboxCursor<NamespacedName, SlotGrant>,
     ended: CancellationToken,
 ) -> impl Stream<Item = Result<raw::GrantItem, Status>> + Send + 'static {
-    let (gone, synced) = (SlotGrantItem::Removed, SlotGrantItem::Synced);
-    let items = serve::item_stream(Vec::new(), cursor, SlotGrantItem::Grant, gone, synced, None);
+    let (removed, synced) = (SlotGrantItem::Removed, SlotGrantItem::Synced);
+    let items = serve::item_stream(Vec::new(), cursor, SlotGrantItem::Grant, removed, synced, None);
     items.map(Ok).take_until(ended.cancelled_owned())
 }

@@ -10,9 +10,12 @@ use tokio::sync::mpsc;
 use tonic::{Request, Response, transport::Server};
 
 use super::*;
-use crate::wire::{
-    ActivatorEntry, ComponentRole, GlobalSettings, LogLevels,
-    raw::routes_server::{Routes, RoutesServer},
+use crate::{
+    fixtures,
+    wire::{
+        ComponentRole, GlobalSettings, LogLevels,
+        raw::routes_server::{Routes, RoutesServer},
+    },
 };
 
 mod replicas;
@@ -40,9 +43,8 @@ fn socket(name: &str) -> PathBuf {
 
 fn set(outbox: &Outbox<RouteKey, RouteChange>, name: &str) {
     let addresses = vec!["10.0.0.1".parse().expect("an address")];
-    let it =
-        ActivatorEntry { name: name.into(), node: String::new(), zone: String::new(), addresses };
-    outbox.set(RouteKey::Activator(name.into()), RouteChange::Activator(it));
+    let entry = fixtures::activator(name, addresses);
+    outbox.set(RouteKey::Activator(name.into()), RouteChange::Activator(entry));
 }
 
 fn serve_fake_routes(endpoint: &str, outbox: &Outbox<RouteKey, RouteChange>) -> CancellationToken {
@@ -63,18 +65,19 @@ async fn changes_name_what_a_new_stream_does_not() {
     set(&first, "a");
     set(&first, "b");
     let (send, mut batches) = mpsc::channel(16);
-    let who = ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+    let subscriber =
+        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
     let shutdown = CancellationToken::new();
-    let link = ComponentLink::new(endpoint.clone(), who, shutdown.clone());
+    let link = ComponentLink::new(endpoint.clone(), subscriber, shutdown.clone());
     let watcher = tokio::spawn(async move {
         let named = |view: &RouteView, changed: &BTreeSet<RouteKey>| {
-            let there: BTreeSet<_> = view.table.all_states().filter_map(|it| it.key()).collect();
-            let state = |key: &RouteKey| (key.clone(), there.contains(key));
+            let existing: BTreeSet<_> = view.table.all_states().filter_map(|it| it.key()).collect();
+            let state = |key: &RouteKey| (key.clone(), existing.contains(key));
             changed.iter().map(state).collect::<Vec<_>>()
         };
         link.watch_routes(|view, changed| send.try_send(named(view, changed)).expect("room")).await;
     });
-    let is = |name: &str, there| (RouteKey::Activator(name.into()), there);
+    let is = |name: &str, existing| (RouteKey::Activator(name.into()), existing);
 
     let stop = serve_fake_routes(&endpoint, &first);
     assert_eq!(batches.recv().await, Some(vec![is("a", true), is("b", true)]));
@@ -105,15 +108,16 @@ async fn a_table_follows_over_a_broken_stream() {
     set(&first, "b");
 
     let (send, mut tables) = mpsc::channel(16);
-    let seen = Arc::new(Mutex::new(BTreeMap::new()));
-    let who = ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
+    let received = Arc::new(Mutex::new(BTreeMap::new()));
+    let subscriber =
+        ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
     let shutdown = CancellationToken::new();
-    let link = Arc::new(ComponentLink::new(endpoint.clone(), who, shutdown.clone()));
+    let link = Arc::new(ComponentLink::new(endpoint.clone(), subscriber, shutdown.clone()));
     let watcher = tokio::spawn({
-        let (link, seen) = (Arc::clone(&link), Arc::clone(&seen));
+        let (link, received) = (Arc::clone(&link), Arc::clone(&received));
         async move {
             link.watch_routes(|view, _| {
-                *seen.lock().expect("no panic") = view.table.activators.clone();
+                *received.lock().expect("no panic") = view.table.activators.clone();
                 let _ = send.try_send(view.table.activators.keys().cloned().collect::<Vec<_>>());
             })
             .await;
@@ -133,7 +137,7 @@ async fn a_table_follows_over_a_broken_stream() {
     drop(first);
     let stop = serve_fake_routes(&endpoint, &second);
     while tables.recv().await != Some(vec!["d".to_owned()]) {}
-    assert_eq!(seen.lock().expect("no panic").len(), 1);
+    assert_eq!(received.lock().expect("no panic").len(), 1);
 
     shutdown.cancel();
     watcher.await.expect("no panic");
@@ -158,10 +162,10 @@ async fn a_component_receives_its_log_level() {
         mine.into_iter().for_each(|(_, level)| send.try_send(*level).expect("room"));
     });
     // No other test of this process logs as an autoscaler.
-    let who =
+    let subscriber =
         ComponentReplica { role: ComponentRole::Autoscaler, name: "a".into(), node: String::new() };
     let shutdown = CancellationToken::new();
-    let link = ComponentLink::new(endpoint.clone(), who, shutdown.clone());
+    let link = ComponentLink::new(endpoint.clone(), subscriber, shutdown.clone());
     let watcher = tokio::spawn(async move { link.watch_batches(drop).await });
     let stop = serve_fake_routes(&endpoint, &outbox);
     assert_eq!(heard.recv().await, Some(LogLevel::Debug));

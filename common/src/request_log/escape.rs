@@ -31,19 +31,19 @@ pub(super) fn escape_js(text: &str) -> String {
     out
 }
 
-fn push_unicode_escape(out: &mut String, it: char) {
-    for half in it.encode_utf16(&mut [0; 2]) {
+fn push_unicode_escape(out: &mut String, character: char) {
+    for half in character.encode_utf16(&mut [0; 2]) {
         write!(out, "\\u{half:04X}").expect("a String takes everything");
     }
 }
 
 /// Implements Go's `unicode.IsPrint` beyond ASCII, by the rules of the standard library's debug output.
-fn is_printable(it: char) -> bool {
+fn is_printable(character: char) -> bool {
     // Behind another character, because `escape_debug` escapes a combining one only at the begin of a text.
     let mut pair = [b'x'; 5];
-    let length = 1 + it.encode_utf8(&mut pair[1..]).len();
+    let length = 1 + character.encode_utf8(&mut pair[1..]).len();
     let pair = std::str::from_utf8(&pair[..length]).unwrap_or_default();
-    pair.escape_debug().nth(1) == Some(it)
+    pair.escape_debug().nth(1) == Some(character)
 }
 
 /// Implements Go's `HTMLEscape` of text/template.
@@ -100,8 +100,8 @@ pub(super) fn decode_percent(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns true if a character would end or garble a line.
-fn breaks_line(it: char) -> bool {
-    it.is_control() || matches!(it, '\u{2028}' | '\u{2029}')
+fn breaks_line(character: char) -> bool {
+    character.is_control() || matches!(character, '\u{2028}' | '\u{2029}')
 }
 
 /// Appends a value; characters that would break the line are written as escapes.

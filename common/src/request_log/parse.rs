@@ -228,8 +228,8 @@ fn parse_field(at: usize, path: &str) -> Result<TemplateValue, TemplateSyntaxErr
     if let Some((_, header)) = METHODS.iter().find(|(name, _)| *name == path) {
         return Ok(TemplateValue::of_request(RequestField::Header((*header).into())));
     }
-    let known = FIELDS.iter().find(|(name, _)| *name == path);
-    let (_, from) = known.ok_or_else(|| (at, format!("there is no {path}")))?;
+    let field = FIELDS.iter().find(|(name, _)| *name == path);
+    let (_, from) = field.ok_or_else(|| (at, format!("there is no {path}")))?;
     Ok(TemplateValue { source: from.clone(), functions: Vec::new() })
 }
 
@@ -252,8 +252,8 @@ fn parse_header_name(words: &mut TemplateLexer<'_>) -> Result<Box<str>, Template
 }
 
 impl TemplateValue {
-    fn of_request(it: RequestField) -> Self {
-        Self { source: ValueSource::Request(it), functions: Vec::new() }
+    fn of_request(field: RequestField) -> Self {
+        Self { source: ValueSource::Request(field), functions: Vec::new() }
     }
 
     fn push_function(
@@ -372,13 +372,13 @@ impl TemplateLexer<'_> {
         begin: usize,
         word: &str,
     ) -> Result<(usize, TemplateToken), TemplateSyntaxError> {
-        let (mut text, mut letters) = (String::new(), word.char_indices().skip(1));
-        while let Some((at, letter)) = letters.next() {
-            match letter {
+        let (mut text, mut characters) = (String::new(), word.char_indices().skip(1));
+        while let Some((at, character)) = characters.next() {
+            match character {
                 '"' => return Ok(self.token(begin, at + 1, TemplateToken::Text(text))),
                 // A text in double quotes may not span lines in Go; one in backquotes may.
                 '\n' => break,
-                '\\' => match letters.next() {
+                '\\' => match characters.next() {
                     Some((_, it @ ('"' | '\\'))) => text.push(it),
                     Some((_, 'n')) => text.push('\n'),
                     Some((_, 't')) => text.push('\t'),

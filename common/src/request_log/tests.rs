@@ -9,8 +9,8 @@ fn with_request<T>(
     then: impl FnOnce(&LoggedRequest<'_>) -> T,
 ) -> T {
     let all = |name: &str| {
-        let named = headers.iter().filter(|(it, _)| it.eq_ignore_ascii_case(name));
-        named.map(|(_, value)| (*value).to_owned()).collect()
+        let values = headers.iter().filter(|(it, _)| it.eq_ignore_ascii_case(name));
+        values.map(|(_, value)| (*value).to_owned()).collect()
     };
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     then(&LoggedRequest {
@@ -45,8 +45,8 @@ fn fill_template(
     headers: &[(&str, &str)],
 ) -> Result<String, LogTemplateError> {
     let template = LogTemplate::parse(source)?;
-    let taken = with_request(target, headers, |request| template.capture(request));
-    let mut line = template.render_line(&taken, &ANSWER, &revision());
+    let captured = with_request(target, headers, |request| template.capture(request));
+    let mut line = template.render_line(&captured, &ANSWER, &revision());
     assert_eq!(line.pop(), Some('\n'), "{source}");
     Ok(line)
 }
@@ -78,7 +78,7 @@ fn the_usual_line_is_json_with_every_figure() {
 
 #[test]
 fn every_field_and_function_prints_what_it_prints_in_go() {
-    for (source, said) in [
+    for (source, expected) in [
         ("plain", "plain"),
         ("", ""),
         ("{{.Request.Method}} {{.Request.RequestURI}}", "GET /a%20b?c=d"),
@@ -104,7 +104,7 @@ fn every_field_and_function_prints_what_it_prints_in_go() {
         (r#"{{urlquery "a b&c~"}}"#, "a+b%26c~"),
         (r#"{{js "a=<b>'\n\"\\é"}}"#, "a\\u003D\\u003Cb\\u003E\\u0027\\u000A\\\"\\\\é"),
     ] {
-        assert_eq!(fill_usual(source).as_deref(), Ok(said), "{source}");
+        assert_eq!(fill_usual(source).as_deref(), Ok(expected), "{source}");
     }
 }
 
@@ -139,9 +139,9 @@ fn unsupported_syntax_is_refused_with_its_position() {
     assert_eq!(LogTemplate::parse(&long).unwrap_err().what, "it is longer than 4096 bytes");
     let many = "{{.TraceID}}".repeat(MAX_VALUES + 1);
     assert_eq!(LogTemplate::parse(&many).unwrap_err().what, "it has more than 32 values");
-    let said = LogTemplate::parse("{{with .TraceID}}").unwrap_err().to_string();
+    let message = LogTemplate::parse("{{with .TraceID}}").unwrap_err().to_string();
     let start = "template: requestLog:1:3: \"with\" is not supported; a template may have .Request (Method,";
-    assert!(said.starts_with(start) && said.contains(".TraceID"), "{said}");
+    assert!(message.starts_with(start) && message.contains(".TraceID"), "{message}");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_long_value_is_cut_where_a_character_ends() {
 
 #[test]
 fn numbers_are_printed_as_go_prints_them() {
-    for (value, said) in [
+    for (value, expected) in [
         (0.0, "0"),
         (1.0, "1"),
         (0.25, "0.25"),
@@ -174,19 +174,19 @@ fn numbers_are_printed_as_go_prints_them() {
         (2e21, "2e+21"),
         (f64::NAN, "0"),
     ] {
-        assert_eq!(escape::format_go_float(value), said);
+        assert_eq!(escape::format_go_float(value), expected);
     }
 }
 
 #[test]
 fn only_an_identifier_counts_as_a_trace() {
-    for (name, value, said) in [
+    for (name, value, expected) in [
         ("X-B3-TraceId", "463ac35c9f6413ad", "463ac35c9f6413ad"),
         ("X-B3-TraceId", "463ac35c9f6413ad48485a3953bb6124", "463ac35c9f6413ad48485a3953bb6124"),
         ("X-B3-TraceId", "463ac35c9f6413a\"", ""),
         ("traceparent", "00-no-b7ad6b7169203331-01", ""),
     ] {
-        assert_eq!(fill_template("{{.TraceID}}", "/", &[(name, value)]).as_deref(), Ok(said));
+        assert_eq!(fill_template("{{.TraceID}}", "/", &[(name, value)]).as_deref(), Ok(expected));
     }
 }
 
@@ -214,8 +214,8 @@ proptest! {
     ) {
         if let Ok(template) = LogTemplate::parse(&source) {
             let headers = [("a", value.as_str())];
-            let taken = with_request(&target, &headers, |request| template.capture(request));
-            let line = template.render_line(&taken, &ANSWER, &revision());
+            let captured = with_request(&target, &headers, |request| template.capture(request));
+            let line = template.render_line(&captured, &ANSWER, &revision());
             prop_assert!(line.ends_with('\n'));
             prop_assert!(line.matches('\n').count() <= source.matches('\n').count() + 1);
         }

@@ -53,15 +53,15 @@ const MAX_PENDING: usize = 64;
 /// Pause after a failed accept: most likely there are too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// Accepts connections until `shutdown`. `open`: also from clients that have no certificate yet.
+/// Accepts connections until `shutdown`. `allows_anonymous`: also from clients that have no certificate yet.
 pub fn accept_connections(
     listener: TcpListener,
     credentials: &Arc<TlsCredentials>,
-    open: bool,
+    allows_anonymous: bool,
     bounds: AcceptLimits,
     shutdown: CancellationToken,
 ) -> impl Stream<Item = io::Result<TlsServerConnection>> + Send + 'static {
-    let acceptor = TlsAcceptor::from(Arc::new(server_config(credentials, open)));
+    let acceptor = TlsAcceptor::from(Arc::new(server_config(credentials, allows_anonymous)));
     let (send, receive) = mpsc::channel(MAX_PENDING);
     let credentials = Arc::clone(credentials);
     tokio::spawn(shutdown.run_until_cancelled_owned(async move {
@@ -104,7 +104,7 @@ impl TlsAcceptLoop {
                 }
             };
             // Dropped before the handshake, whose cryptography is what a flood of connections would cost.
-            let Some(place) = self.anonymous.try_acquire(from.ip(), &self.bounds) else {
+            let Some(permit) = self.anonymous.try_acquire(from.ip(), &self.bounds) else {
                 debug!(%from, "too many strangers: connection dropped");
                 continue;
             };
@@ -114,7 +114,7 @@ impl TlsAcceptLoop {
             handshakes.spawn(async move {
                 match timeout(
                     bounds.handshake_timeout,
-                    handshake(acceptor, socket, from, place, bounds),
+                    handshake(acceptor, socket, from, permit, bounds),
                 )
                 .await
                 {
@@ -131,7 +131,7 @@ async fn handshake(
     acceptor: TlsAcceptor,
     socket: TcpStream,
     from: SocketAddr,
-    place: AnonymousPermit,
+    permit: AnonymousPermit,
     bounds: AcceptLimits,
 ) -> io::Result<TlsServerConnection> {
     socket.set_nodelay(true)?;
@@ -140,12 +140,12 @@ async fn handshake(
     let shown = session.peer_certificates().and_then(<[_]>::first);
     let identity = shown.map(parse_identity).transpose().map_err(io::Error::other)?;
     // A known peer returns its place at once; the limits hold for the others only.
-    let (peer, leash) = match identity {
+    let (peer, anonymous_limit) = match identity {
         Some(identity) => (TlsPeer::Authenticated(Arc::new(identity)), None),
-        None => (TlsPeer::Anonymous, Some((Box::pin(sleep(bounds.anonymous_lifetime)), place))),
+        None => (TlsPeer::Anonymous, Some((Box::pin(sleep(bounds.anonymous_lifetime)), permit))),
     };
     debug!(%from, ?peer, "connection accepted");
-    Ok(TlsServerConnection { stream: Box::new(stream), peer, anonymous_limit: leash })
+    Ok(TlsServerConnection { stream: Box::new(stream), peer, anonymous_limit })
 }
 
 /// Number of connections without a certificate, by address.
@@ -160,11 +160,11 @@ impl AnonymousConnections {
     fn try_acquire(&self, from: IpAddr, bounds: &AcceptLimits) -> Option<AnonymousPermit> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = all.values().sum();
-        let same = all.get(&from).copied().unwrap_or_default();
-        if total >= bounds.max_anonymous || same >= bounds.max_anonymous_per_address {
+        let count = all.get(&from).copied().unwrap_or_default();
+        if total >= bounds.max_anonymous || count >= bounds.max_anonymous_per_address {
             return None;
         }
-        all.insert(from, same + 1);
+        all.insert(from, count + 1);
         Some(AnonymousPermit(self.clone(), from))
     }
 }

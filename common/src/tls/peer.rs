@@ -75,16 +75,16 @@ pub struct CertificateIdentityError {
 impl CertificateIdentity {
     /// Builds an identity. Each part must be a DNS subdomain, as Kubernetes' names and uids are.
     pub fn new(
-        holder: CertificateRole,
+        role: CertificateRole,
         node: &str,
         pod: &str,
         uid: &str,
     ) -> Result<Self, CertificateIdentityError> {
-        let it = Self { role: holder, node: node.into(), pod: pod.into(), uid: uid.into() };
+        let peer = Self { role, node: node.into(), pod: pod.into(), uid: uid.into() };
         if [node, pod, uid].into_iter().all(is_dns_subdomain) {
-            return Ok(it);
+            return Ok(peer);
         }
-        Err(CertificateIdentityError { text: it.to_string() })
+        Err(CertificateIdentityError { text: peer.to_string() })
     }
 }
 
@@ -145,39 +145,43 @@ pub enum PeerDeniedError {
 
 impl TlsPeer {
     /// Refuses a claim of another identity. An agent is named after its node, every other role after its pod.
-    pub fn check_identity(&self, who: &ComponentReplica) -> Result<(), PeerDeniedError> {
+    pub fn check_identity(&self, sender: &ComponentReplica) -> Result<(), PeerDeniedError> {
         let identity = match self {
             Self::Unauthenticated => return Ok(()),
             Self::Anonymous => return Err(PeerDeniedError::Anonymous),
             Self::Authenticated(identity) => identity,
         };
-        let name = match who.role {
+        let name = match sender.role {
             ComponentRole::Agent => &identity.node,
             ComponentRole::Activator | ComponentRole::Autoscaler => &identity.pod,
         };
         // A sender that omits its node is taken to run on the node in its certificate. Agents must name theirs.
-        let node =
-            who.node == identity.node || (who.node.is_empty() && who.role != ComponentRole::Agent);
-        if CertificateRole::from(who.role) == identity.role && who.name == *name && node {
+        let node = sender.node == identity.node
+            || (sender.node.is_empty() && sender.role != ComponentRole::Agent);
+        if CertificateRole::from(sender.role) == identity.role && sender.name == *name && node {
             return Ok(());
         }
-        let claimed =
-            format!("{} {:?} on node {:?}", CertificateRole::from(who.role), who.name, who.node);
+        let claimed = format!(
+            "{} {:?} on node {:?}",
+            CertificateRole::from(sender.role),
+            sender.name,
+            sender.node
+        );
         Err(PeerDeniedError::IdentityMismatch { real: identity.to_string(), claimed })
     }
 
-    /// Refuses a sender that claims another identity, or whose role is not among `roles` for the action `what`.
+    /// Refuses a sender that claims another identity, or whose role is not among `roles` for `action`.
     pub fn check_role(
         &self,
-        who: &ComponentReplica,
-        what: &'static str,
+        sender: &ComponentReplica,
+        action: &'static str,
         roles: &[ComponentRole],
     ) -> Result<(), PeerDeniedError> {
-        self.check_identity(who)?;
-        if *self == Self::Unauthenticated || roles.contains(&who.role) {
+        self.check_identity(sender)?;
+        if *self == Self::Unauthenticated || roles.contains(&sender.role) {
             return Ok(());
         }
-        Err(PeerDeniedError::RoleNotAllowed { sender: who.role.into(), what })
+        Err(PeerDeniedError::RoleNotAllowed { sender: sender.role.into(), what: action })
     }
 
     /// Refuses PodReport items that the sender's role may not send: only agents report pods.
@@ -185,34 +189,34 @@ impl TlsPeer {
     /// The receiver checks that the pod is on the agent's own node, since it knows the nodes of pods.
     pub fn check_pod_item(
         &self,
-        who: &ComponentReplica,
+        sender: &ComponentReplica,
         item: &PodReportItem,
     ) -> Result<(), PeerDeniedError> {
         let sees = matches!(item, PodReportItem::Observed(_) | PodReportItem::Removed(_));
-        if *self == Self::Unauthenticated || !sees || who.role == ComponentRole::Agent {
+        if *self == Self::Unauthenticated || !sees || sender.role == ComponentRole::Agent {
             return Ok(());
         }
-        Err(PeerDeniedError::RoleNotAllowed { sender: who.role.into(), what: "report pods" })
+        Err(PeerDeniedError::RoleNotAllowed { sender: sender.role.into(), what: "report pods" })
     }
 
     /// Refuses usage samples of other roles: an agent counts pods, an activator its own wait queues.
     pub fn check_usage_key(
         &self,
-        who: &ComponentReplica,
+        sender: &ComponentReplica,
         key: &UsageKey,
     ) -> Result<(), PeerDeniedError> {
         if *self == Self::Unauthenticated {
             return Ok(());
         }
-        match (who.role, &key.pod) {
+        match (sender.role, &key.pod) {
             (ComponentRole::Agent, Some(_)) | (ComponentRole::Activator, None) => Ok(()),
             (ComponentRole::Agent, None) => Err(PeerDeniedError::RoleNotAllowed {
-                sender: who.role.into(),
+                sender: sender.role.into(),
                 what: "report waiting requests",
             }),
             (ComponentRole::Activator | ComponentRole::Autoscaler, _) => {
                 Err(PeerDeniedError::RoleNotAllowed {
-                    sender: who.role.into(),
+                    sender: sender.role.into(),
                     what: "report a pod's usage",
                 })
             }

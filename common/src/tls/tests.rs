@@ -105,9 +105,9 @@ impl Pods for FakeTlsServer {
         let peer = request_peer(&request);
         let mut items = request.into_inner();
         while let Some(item) = items.message().await? {
-            let Ok(PodReportItem::Sender(who)) = PodReportItem::try_from(item) else { continue };
-            peer.check_identity(&who).map_err(|denied| denied_status(&denied))?;
-            let _full = self.reports.try_send((peer.clone(), who.name));
+            let Ok(PodReportItem::Sender(sender)) = PodReportItem::try_from(item) else { continue };
+            peer.check_identity(&sender).map_err(|denied| denied_status(&denied))?;
+            let _full = self.reports.try_send((peer.clone(), sender.name));
         }
         Ok(Response::new(raw::Empty {}))
     }
@@ -156,7 +156,7 @@ impl TlsFixture {
         Self::with(AcceptLimits::default(), Duration::from_secs(3_600)).await
     }
 
-    async fn with(bounds: AcceptLimits, lifetime: Duration) -> Self {
+    async fn with(limits: AcceptLimits, lifetime: Duration) -> Self {
         let authority = Arc::new(AuthorityFixture::new());
         let shown = authority.credentials(CONTROLLER);
         let stop = CancellationToken::new();
@@ -174,11 +174,8 @@ impl TlsFixture {
         let router = link::server_builder()
             .add_service(PodsServer::new(server.clone()))
             .add_service(IdentityServer::new(server));
-        let admission = TlsAdmission {
-            credentials: Arc::clone(&shown),
-            allows_anonymous: true,
-            limits: bounds,
-        };
+        let admission =
+            TlsAdmission { credentials: Arc::clone(&shown), allows_anonymous: true, limits };
         let (to, ending) = (format!("https://{at}"), stop.clone());
         tokio::spawn(
             async move { link::serve_with_tls(&to, router, Some(&admission), ending).await },
@@ -197,16 +194,16 @@ impl TlsFixture {
         )
     }
 
-    /// Reports as `who`. Returns the result of the call.
+    /// Reports as `sender`. Returns the result of the call.
     async fn report(
         &self,
         credentials: &Arc<TlsCredentials>,
-        who: ComponentReplica,
+        sender: ComponentReplica,
     ) -> Result<(), Code> {
         let channel =
             link::dial::dial_tls(self.at, credentials, CertificateRole::Controller, true).await;
         let channel = channel.map_err(|_unreachable| Code::Unavailable)?;
-        let items = futures::stream::iter([raw::PodItem::from(PodReportItem::Sender(who))]);
+        let items = futures::stream::iter([raw::PodItem::from(PodReportItem::Sender(sender))]);
         let done = PodsClient::new(channel).report(items).await;
         done.map(drop).map_err(|status| status.code())
     }
@@ -240,110 +237,110 @@ fn activator(name: &str) -> ComponentReplica {
 
 #[tokio::test]
 async fn both_sides_know_each_other() {
-    let mut bed = TlsFixture::new().await;
-    let credentials = bed.authority.credentials(AGENT);
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    let mut fixture = TlsFixture::new().await;
+    let credentials = fixture.authority.credentials(AGENT);
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Ok(()));
     let identity = Arc::new(AGENT.parse().expect("an identity"));
-    assert_eq!(bed.reports.recv().await, Some((TlsPeer::Authenticated(identity), "n1".into())));
+    assert_eq!(fixture.reports.recv().await, Some((TlsPeer::Authenticated(identity), "n1".into())));
 }
 
 #[tokio::test]
 async fn no_client_may_claim_another_identity() {
-    let bed = TlsFixture::new().await;
-    let credentials = bed.authority.credentials(AGENT);
+    let fixture = TlsFixture::new().await;
+    let credentials = fixture.authority.credentials(AGENT);
     for other in [agent("n2"), activator("agent-1"), activator("activator-1")] {
-        assert_eq!(bed.report(&credentials, other).await, Err(Code::PermissionDenied));
+        assert_eq!(fixture.report(&credentials, other).await, Err(Code::PermissionDenied));
     }
-    let credentials = bed.authority.credentials(ACTIVATOR);
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::PermissionDenied));
-    assert_eq!(bed.report(&credentials, activator("activator-1")).await, Ok(()));
+    let credentials = fixture.authority.credentials(ACTIVATOR);
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Err(Code::PermissionDenied));
+    assert_eq!(fixture.report(&credentials, activator("activator-1")).await, Ok(()));
 }
 
 #[tokio::test]
 async fn without_a_certificate_nothing_can_be_reported() {
-    let bed = TlsFixture::new().await;
+    let fixture = TlsFixture::new().await;
     let nobody = TlsCredentials::new();
-    nobody.set_authorities(&[bed.authority.der()]).expect("trusted");
-    assert_eq!(bed.report(&nobody, agent("n1")).await, Err(Code::Unauthenticated));
+    nobody.set_authorities(&[fixture.authority.der()]).expect("trusted");
+    assert_eq!(fixture.report(&nobody, agent("n1")).await, Err(Code::Unauthenticated));
 }
 
 #[tokio::test]
 async fn a_certificate_without_a_trusted_authority_is_refused() {
-    let bed = TlsFixture::new().await;
+    let fixture = TlsFixture::new().await;
     let refused = async |credentials: &Arc<TlsCredentials>| {
-        bed.report(credentials, agent("n1")).await.expect_err("refused");
+        fixture.report(credentials, agent("n1")).await.expect_err("refused");
     };
     // Signed by another authority, though its holder trusts this one.
     let foreign = AuthorityFixture::new().credentials(AGENT);
-    foreign.set_authorities(&[bed.authority.der()]).expect("trusted");
+    foreign.set_authorities(&[fixture.authority.der()]).expect("trusted");
     refused(&foreign).await;
     // An expired certificate.
-    let ended = bed.authority.credentials(AGENT);
-    bed.authority.issue(&ended, AGENT, SystemTime::now() - Duration::from_secs(60));
+    let ended = fixture.authority.credentials(AGENT);
+    fixture.authority.issue(&ended, AGENT, SystemTime::now() - Duration::from_secs(60));
     refused(&ended).await;
     // A certificate without an identity, and one with two.
     for names in [&["spiffe://elsewhere/agent"][..], &[AGENT, ACTIVATOR]] {
         let key = KeyPair::generate().expect("a key");
-        let chain = vec![bed.authority.sign(&key, names, later())];
+        let chain = vec![fixture.authority.sign(&key, names, later())];
         let shown = ended.set_certificate(chain, PrivatePkcs8KeyDer::from(key.serialize_der()));
         assert!(shown.is_err(), "{names:?}");
     }
     // A key that does not belong to the certificate.
     let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
-    let chain = vec![bed.authority.sign(&key, &[AGENT], later())];
+    let chain = vec![fixture.authority.sign(&key, &[AGENT], later())];
     assert!(ended.set_certificate(chain, PrivatePkcs8KeyDer::from(other.serialize_der())).is_err());
 }
 
 #[tokio::test]
 async fn a_certificate_cannot_sign_others() {
-    let bed = TlsFixture::new().await;
+    let fixture = TlsFixture::new().await;
     let key = KeyPair::generate().expect("a key");
-    let own = bed.authority.sign(&key, &[AGENT], later());
+    let own = fixture.authority.sign(&key, &[AGENT], later());
     let issuer = rcgen::Issuer::from_ca_cert_der(&own, key).expect("an issuer");
     let forged = KeyPair::generate().expect("a key");
     let mut params = CertificateParams::default();
     params.subject_alt_names = vec![SanType::URI(CONTROLLER.try_into().expect("ASCII"))];
     let certificate = params.signed_by(&forged, &issuer).expect("signed").der().clone();
     let credentials = TlsCredentials::new();
-    credentials.set_authorities(&[bed.authority.der()]).expect("trusted");
+    credentials.set_authorities(&[fixture.authority.der()]).expect("trusted");
     let chain = vec![certificate, own];
     credentials
         .set_certificate(chain, PrivatePkcs8KeyDer::from(forged.serialize_der()))
         .expect("shown");
-    bed.report(&credentials, agent("n1")).await.expect_err("refused");
+    fixture.report(&credentials, agent("n1")).await.expect_err("refused");
 }
 
 #[tokio::test]
 async fn a_client_talks_to_no_impostor() {
-    let bed = TlsFixture::new().await;
-    let credentials = bed.authority.credentials(AGENT);
+    let fixture = TlsFixture::new().await;
+    let credentials = fixture.authority.credentials(AGENT);
     // The server has a valid certificate, but not of a controller.
-    bed.authority.issue(&bed.server_credentials, ACTIVATOR, later());
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
+    fixture.authority.issue(&fixture.server_credentials, ACTIVATOR, later());
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
     // A controller's certificate of another authority.
     let foreign = AuthorityFixture::new();
-    foreign.issue(&bed.server_credentials, CONTROLLER, later());
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
-    bed.authority.issue(&bed.server_credentials, CONTROLLER, later());
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    foreign.issue(&fixture.server_credentials, CONTROLLER, later());
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Err(Code::Unavailable));
+    fixture.authority.issue(&fixture.server_credentials, CONTROLLER, later());
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Ok(()));
 }
 
 #[tokio::test]
 async fn activators_authenticate_each_other_by_client_certificates() {
-    let bed = TlsFixture::new().await;
-    let own = bed.authority.credentials("spiffe://rouse/activator/n2/activator-2/b2");
-    let dials = async |to| link::dial::dial_tls(bed.at, &own, to, true).await.is_ok();
-    bed.authority.issue(&bed.server_credentials, ACTIVATOR, later());
+    let fixture = TlsFixture::new().await;
+    let own = fixture.authority.credentials("spiffe://rouse/activator/n2/activator-2/b2");
+    let dials = async |to| link::dial::dial_tls(fixture.at, &own, to, true).await.is_ok();
+    fixture.authority.issue(&fixture.server_credentials, ACTIVATOR, later());
     assert!(dials(CertificateRole::Activator).await);
     for other in [CertificateRole::Controller, CertificateRole::Autoscaler, CertificateRole::Agent]
     {
         assert!(!dials(other).await, "an activator is no {other}");
     }
     for other in [AGENT, CONTROLLER] {
-        bed.authority.issue(&bed.server_credentials, other, later());
+        fixture.authority.issue(&fixture.server_credentials, other, later());
         assert!(!dials(CertificateRole::Activator).await, "{other} is no activator");
     }
-    AuthorityFixture::new().issue(&bed.server_credentials, ACTIVATOR, later());
+    AuthorityFixture::new().issue(&fixture.server_credentials, ACTIVATOR, later());
     assert!(!dials(CertificateRole::Activator).await, "on another authority's word");
 }
 
@@ -355,29 +352,29 @@ async fn a_silent_client_is_disconnected() {
         max_anonymous: 4,
         max_anonymous_per_address: 2,
     };
-    let mut bed = TlsFixture::with(bounds, Duration::from_secs(3_600)).await;
+    let mut fixture = TlsFixture::with(bounds, Duration::from_secs(3_600)).await;
     // Connections without a handshake are closed, with or without a free place.
     let mut buffer = [0; 1];
     for _ in 0..3 {
-        let mut stream = TcpStream::connect(bed.at).await.expect("accepted");
+        let mut stream = TcpStream::connect(fixture.at).await.expect("accepted");
         let end = stream.read(&mut buffer).await;
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     }
     // A connection without a certificate is closed too, although its handshake succeeded.
     let nobody = TlsCredentials::new();
-    nobody.set_authorities(&[bed.authority.der()]).expect("trusted");
+    nobody.set_authorities(&[fixture.authority.der()]).expect("trusted");
     let config = client_config(&nobody, CertificateRole::Controller, false);
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let socket = TcpStream::connect(bed.at).await.expect("accepted");
-    let name = ServerName::from(bed.at.ip());
+    let socket = TcpStream::connect(fixture.at).await.expect("accepted");
+    let name = ServerName::from(fixture.at.ip());
     let mut stream = connector.connect(name, socket).await.expect("a handshake");
     let mut all = Vec::new();
     // Settings of the server may come first; only the end matters.
     let _either: io::Result<usize> = stream.read_to_end(&mut all).await;
     // Clients with a certificate are served.
-    let credentials = bed.authority.credentials(AGENT);
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
-    assert!(bed.reports.recv().await.is_some());
+    let credentials = fixture.authority.credentials(AGENT);
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Ok(()));
+    assert!(fixture.reports.recv().await.is_some());
 }
 
 /// Files in the form in which the platform mounts them.
@@ -408,44 +405,44 @@ impl Drop for MountedFilesFixture {
 }
 
 fn keep(
-    bed: &TlsFixture,
+    fixture: &TlsFixture,
     credentials: &Arc<TlsCredentials>,
     files: &crate::enrollment::EnrollmentFiles,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let (credentials, finder) = (Arc::clone(credentials), bed.resolver(credentials));
-    crate::enrollment::keep_enrolled(credentials, finder, files.clone(), bed.stop.clone())
+    let (credentials, finder) = (Arc::clone(credentials), fixture.resolver(credentials));
+    crate::enrollment::keep_enrolled(credentials, finder, files.clone(), fixture.stop.clone())
 }
 
 #[tokio::test]
 async fn a_component_gets_its_certificate_and_its_stream_outlives_renewals() {
     // Certificates of two seconds are replaced about every second.
-    let mut bed = TlsFixture::with(AcceptLimits::default(), Duration::from_secs(2)).await;
-    let (_folder, files) = MountedFilesFixture::new("rotate", "good\n", &bed.authority);
+    let mut fixture = TlsFixture::with(AcceptLimits::default(), Duration::from_secs(2)).await;
+    let (_folder, files) = MountedFilesFixture::new("rotate", "good\n", &fixture.authority);
     let credentials = TlsCredentials::new();
-    tokio::spawn(keep(&bed, &credentials, &files));
-    let link = bed.link(&credentials);
-    assert!(bed.reports.recv().await.is_some());
+    tokio::spawn(keep(&fixture, &credentials, &files));
+    let link = fixture.link(&credentials);
+    assert!(fixture.reports.recv().await.is_some());
     let shown = credentials.certified_key().expect("a certificate").cert[0].clone();
-    while bed.issued.load(Ordering::Relaxed) < 4 {
+    while fixture.issued.load(Ordering::Relaxed) < 4 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // The first certificate has expired by now, but its stream is still open.
     assert_ne!(credentials.certified_key().expect("a certificate").cert[0], shown);
     assert_eq!(link.open_stream_count(), 1);
-    assert!(bed.reports.try_recv().is_err(), "no second stream was opened");
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    assert!(fixture.reports.try_recv().is_err(), "no second stream was opened");
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Ok(()));
 }
 
 #[tokio::test]
 async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another() {
-    let bed = TlsFixture::new().await;
-    let (_folder, files) = MountedFilesFixture::new("refused", "stolen", &bed.authority);
+    let fixture = TlsFixture::new().await;
+    let (_folder, files) = MountedFilesFixture::new("refused", "stolen", &fixture.authority);
     let credentials = TlsCredentials::new();
-    tokio::spawn(keep(&bed, &credentials, &files));
-    while bed.refused.load(Ordering::Relaxed) == 0 {
+    tokio::spawn(keep(&fixture, &credentials, &files));
+    while fixture.refused.load(Ordering::Relaxed) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!((credentials.identity(), bed.issued.load(Ordering::Relaxed)), (None, 0));
+    assert_eq!((credentials.identity(), fixture.issued.load(Ordering::Relaxed)), (None, 0));
     std::fs::write(&files.token, "good").expect("written");
     credentials.wait_for_certificate().await;
     assert_eq!(credentials.identity().map(|it| it.to_string()), Some(AGENT.into()));
@@ -453,36 +450,37 @@ async fn a_refused_token_brings_no_certificate_until_the_platform_brings_another
 
 #[tokio::test]
 async fn a_controller_of_another_authority_is_shown_no_token() {
-    let bed = TlsFixture::new().await;
+    let fixture = TlsFixture::new().await;
     let (_folder, files) = MountedFilesFixture::new("impostor", "good", &AuthorityFixture::new());
     let credentials = TlsCredentials::new();
     let _elapsed =
-        tokio::time::timeout(Duration::from_millis(500), keep(&bed, &credentials, &files)).await;
-    assert_eq!(bed.issued.load(Ordering::Relaxed), 0);
+        tokio::time::timeout(Duration::from_millis(500), keep(&fixture, &credentials, &files))
+            .await;
+    assert_eq!(fixture.issued.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
 async fn authorities_change_with_an_overlap_and_no_stream_breaks() {
-    let mut bed = TlsFixture::new().await;
-    let credentials = bed.authority.credentials(AGENT);
-    let link = bed.link(&credentials);
-    assert!(bed.reports.recv().await.is_some());
+    let mut fixture = TlsFixture::new().await;
+    let credentials = fixture.authority.credentials(AGENT);
+    let link = fixture.link(&credentials);
+    assert!(fixture.reports.recv().await.is_some());
     // Both trust both authorities; then each moves to the new one at its own time.
     let next = AuthorityFixture::new();
-    for side in [&credentials, &bed.server_credentials] {
-        side.set_authorities(&[bed.authority.der(), next.der()]).expect("trusted");
+    for side in [&credentials, &fixture.server_credentials] {
+        side.set_authorities(&[fixture.authority.der(), next.der()]).expect("trusted");
     }
-    next.issue(&bed.server_credentials, CONTROLLER, later());
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    next.issue(&fixture.server_credentials, CONTROLLER, later());
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Ok(()));
     next.issue(&credentials, AGENT, later());
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
-    for side in [&credentials, &bed.server_credentials] {
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Ok(()));
+    for side in [&credentials, &fixture.server_credentials] {
         side.set_authorities(&[next.der()]).expect("trusted");
     }
-    assert_eq!(bed.report(&credentials, agent("n1")).await, Ok(()));
+    assert_eq!(fixture.report(&credentials, agent("n1")).await, Ok(()));
     // The old authority is no longer trusted.
-    let late = bed.authority.credentials(AGENT);
+    let late = fixture.authority.credentials(AGENT);
     late.set_authorities(&[next.der()]).expect("trusted");
-    bed.report(&late, agent("n1")).await.expect_err("refused");
+    fixture.report(&late, agent("n1")).await.expect_err("refused");
     assert_eq!(link.open_stream_count(), 1);
 }

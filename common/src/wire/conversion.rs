@@ -99,73 +99,81 @@ fn parse_optional_ms(value: u64) -> Option<Duration> {
 
 impl TryFrom<raw::Subscriber> for ComponentReplica {
     type Error = WireError;
-    fn try_from(it: raw::Subscriber) -> WireResult<Self> {
-        let role = match it.role() {
+    fn try_from(message: raw::Subscriber) -> WireResult<Self> {
+        let role = match message.role() {
             // A sender of an unknown role could not be given the subjects that it needs, so there is no default.
             raw::Role::Agent => ComponentRole::Agent,
             raw::Role::Activator => ComponentRole::Activator,
             raw::Role::Autoscaler => ComponentRole::Autoscaler,
             raw::Role::Unspecified => {
-                return Err(WireError::new("subscriber.role", it.role, "must be a known role"));
+                return Err(WireError::new(
+                    "subscriber.role",
+                    message.role,
+                    "must be a known role",
+                ));
             }
         };
-        Ok(Self { role, name: require_nonempty("subscriber.name", it.name)?, node: it.node })
+        Ok(Self {
+            role,
+            name: require_nonempty("subscriber.name", message.name)?,
+            node: message.node,
+        })
     }
 }
 
 impl From<ComponentReplica> for raw::Subscriber {
-    fn from(it: ComponentReplica) -> Self {
-        let role = match it.role {
+    fn from(value: ComponentReplica) -> Self {
+        let role = match value.role {
             ComponentRole::Agent => raw::Role::Agent,
             ComponentRole::Activator => raw::Role::Activator,
             ComponentRole::Autoscaler => raw::Role::Autoscaler,
         };
-        Self { role: role.into(), name: it.name, node: it.node }
+        Self { role: role.into(), name: value.name, node: value.node }
     }
 }
 
 impl TryFrom<raw::RouteItem> for RouteItem {
     type Error = WireError;
-    fn try_from(it: raw::RouteItem) -> WireResult<Self> {
+    fn try_from(message: raw::RouteItem) -> WireResult<Self> {
         use raw::route_item::What;
         // An unknown kind of change decodes as an absent `what` and is refused: a later sender's new subjects do not
         // stop the stream.
-        let change = match require("route_item.what", it.what)? {
-            What::Service(it) => RouteChange::Service(it.try_into()?),
-            What::Revision(it) => RouteChange::Revision(it.try_into()?),
-            What::Pod(it) => RouteChange::Pod(Box::new(it.try_into()?)),
-            What::Activator(it) => RouteChange::Activator(it.try_into()?),
-            What::Replicas(it) => RouteChange::Replicas(it.try_into()?),
-            What::Settings(it) => RouteChange::Settings(it.try_into()?),
-            What::Gone(it) => RouteChange::Removed(it.try_into()?),
+        let change = match require("route_item.what", message.what)? {
+            What::Service(message) => RouteChange::Service(message.try_into()?),
+            What::Revision(message) => RouteChange::Revision(message.try_into()?),
+            What::Pod(message) => RouteChange::Pod(Box::new(message.try_into()?)),
+            What::Activator(message) => RouteChange::Activator(message.try_into()?),
+            What::Replicas(message) => RouteChange::Replicas(message.try_into()?),
+            What::Settings(message) => RouteChange::Settings(message.try_into()?),
+            What::Gone(message) => RouteChange::Removed(message.try_into()?),
             What::Synced(_) => RouteChange::Synced,
         };
-        Ok(Self { version: it.version, change })
+        Ok(Self { version: message.version, change })
     }
 }
 
 impl From<RouteItem> for raw::RouteItem {
-    fn from(it: RouteItem) -> Self {
+    fn from(value: RouteItem) -> Self {
         use raw::route_item::What;
-        let what = match it.change {
-            RouteChange::Service(it) => What::Service(it.into()),
-            RouteChange::Revision(it) => What::Revision(it.into()),
-            RouteChange::Pod(it) => What::Pod((*it).into()),
-            RouteChange::Activator(it) => What::Activator(it.into()),
-            RouteChange::Replicas(it) => What::Replicas(it.into()),
-            RouteChange::Settings(it) => What::Settings(it.into()),
-            RouteChange::Removed(it) => What::Gone(it.into()),
+        let what = match value.change {
+            RouteChange::Service(value) => What::Service(value.into()),
+            RouteChange::Revision(value) => What::Revision(value.into()),
+            RouteChange::Pod(value) => What::Pod((*value).into()),
+            RouteChange::Activator(value) => What::Activator(value.into()),
+            RouteChange::Replicas(value) => What::Replicas(value.into()),
+            RouteChange::Settings(value) => What::Settings(value.into()),
+            RouteChange::Removed(value) => What::Gone(value.into()),
             RouteChange::Synced => What::Synced(raw::Empty {}),
         };
-        Self { version: it.version, what: Some(what) }
+        Self { version: value.version, what: Some(what) }
     }
 }
 
 impl TryFrom<raw::RouteGone> for RouteKey {
     type Error = WireError;
-    fn try_from(it: raw::RouteGone) -> WireResult<Self> {
+    fn try_from(message: raw::RouteGone) -> WireResult<Self> {
         use raw::route_gone::Key;
-        Ok(match require("gone.key", it.key)? {
+        Ok(match require("gone.key", message.key)? {
             Key::Service(name) => Self::Service(name.parse()?),
             Key::Revision(name) => Self::Revision(name.parse()?),
             Key::Pod(uid) => Self::Pod(require_nonempty("gone.pod", uid)?),
@@ -177,9 +185,9 @@ impl TryFrom<raw::RouteGone> for RouteKey {
 }
 
 impl From<RouteKey> for raw::RouteGone {
-    fn from(it: RouteKey) -> Self {
+    fn from(value: RouteKey) -> Self {
         use raw::route_gone::Key;
-        let key = match it {
+        let key = match value {
             RouteKey::Service(name) => Key::Service(name.to_string()),
             RouteKey::Revision(name) => Key::Revision(name.to_string()),
             RouteKey::Pod(uid) => Key::Pod(uid),
@@ -191,16 +199,16 @@ impl From<RouteKey> for raw::RouteGone {
     }
 }
 
-fn parse_connection_path(field: &'static str, it: raw::Path) -> WireResult<ConnectionPath> {
-    match it {
+fn parse_connection_path(field: &'static str, message: raw::Path) -> WireResult<ConnectionPath> {
+    match message {
         raw::Path::Direct => Ok(ConnectionPath::Direct),
         raw::Path::Activator => Ok(ConnectionPath::Activator),
         raw::Path::Unspecified => Err(WireError::new(field, "unspecified", "must be a known path")),
     }
 }
 
-fn raw_connection_path(it: ConnectionPath) -> i32 {
-    match it {
+fn raw_connection_path(value: ConnectionPath) -> i32 {
+    match value {
         ConnectionPath::Direct => raw::Path::Direct.into(),
         ConnectionPath::Activator => raw::Path::Activator.into(),
     }
@@ -208,48 +216,54 @@ fn raw_connection_path(it: ConnectionPath) -> i32 {
 
 impl TryFrom<raw::Service> for ServiceEntry {
     type Error = WireError;
-    fn try_from(it: raw::Service) -> WireResult<Self> {
-        let path = parse_connection_path("service.path", it.path())?;
-        let targets =
-            it.targets.into_iter().map(RouteTarget::try_from).collect::<WireResult<Vec<_>>>()?;
+    fn try_from(message: raw::Service) -> WireResult<Self> {
+        let connection_path = parse_connection_path("service.path", message.path())?;
+        let targets = message
+            .targets
+            .into_iter()
+            .map(RouteTarget::try_from)
+            .collect::<WireResult<Vec<_>>>()?;
         let total: u32 = targets.iter().map(|target| u32::from(target.percent)).sum();
         // A service without targets is valid: it exists before its first Revision is ready, and answers 503.
         if !targets.is_empty() && total != 100 {
             return Err(WireError::new("service.targets", total, "percents must add up to 100"));
         }
         Ok(Self {
-            name: it.name.parse()?,
-            addresses: parse_addresses("service.addresses", &it.addresses)?,
-            port: parse_port("service.port", it.port)?,
-            activator_port: parse_port("service.activator_port", it.activator_port)?,
+            name: message.name.parse()?,
+            addresses: parse_addresses("service.addresses", &message.addresses)?,
+            port: parse_port("service.port", message.port)?,
+            activator_port: parse_port("service.activator_port", message.activator_port)?,
             targets,
-            connection_path: path,
-            hosts: it.hosts,
-            gateway_rules: it.ingress.map(|it| it.try_into().map(Box::new)).transpose()?,
+            connection_path,
+            hosts: message.hosts,
+            gateway_rules: message
+                .ingress
+                .map(|rules| rules.try_into().map(Box::new))
+                .transpose()?,
         })
     }
 }
 
 impl From<ServiceEntry> for raw::Service {
-    fn from(it: ServiceEntry) -> Self {
+    fn from(value: ServiceEntry) -> Self {
         Self {
-            name: it.name.to_string(),
-            addresses: it.addresses.into_iter().map(address_octets).collect(),
-            port: it.port.get().into(),
-            activator_port: it.activator_port.get().into(),
-            targets: it.targets.into_iter().map(Into::into).collect(),
-            path: raw_connection_path(it.connection_path),
-            hosts: it.hosts,
-            ingress: it.gateway_rules.map(|it| (*it).into()),
+            name: value.name.to_string(),
+            addresses: value.addresses.into_iter().map(address_octets).collect(),
+            port: value.port.get().into(),
+            activator_port: value.activator_port.get().into(),
+            targets: value.targets.into_iter().map(Into::into).collect(),
+            path: raw_connection_path(value.connection_path),
+            hosts: value.hosts,
+            ingress: value.gateway_rules.map(|rules| (*rules).into()),
         }
     }
 }
 
 impl TryFrom<raw::Ingress> for GatewayRules {
     type Error = WireError;
-    fn try_from(it: raw::Ingress) -> WireResult<Self> {
+    fn try_from(message: raw::Ingress) -> WireResult<Self> {
         use raw::ingress::Tags;
-        let tags = match it.tags {
+        let tag_routing = match message.tags {
             None => None,
             Some(Tags::Choice(among)) => {
                 let tags =
@@ -260,219 +274,235 @@ impl TryFrom<raw::Ingress> for GatewayRules {
                 Some(TagRouting::ServeTag(require_nonempty("ingress.tag", own)?))
             }
         };
-        let domains =
-            it.domains.into_iter().map(MappedDomain::try_from).collect::<WireResult<_>>()?;
-        Ok(Self { redirects_to_https: it.redirects, mapped_domains: domains, tag_routing: tags })
+        let mapped_domains =
+            message.domains.into_iter().map(MappedDomain::try_from).collect::<WireResult<_>>()?;
+        Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing })
     }
 }
 
 impl From<GatewayRules> for raw::Ingress {
-    fn from(it: GatewayRules) -> Self {
+    fn from(value: GatewayRules) -> Self {
         use raw::ingress::Tags;
-        let tags = it.tag_routing.map(|it| match it {
+        let tags = value.tag_routing.map(|routing| match routing {
             TagRouting::ChooseTag(tags) => {
                 Tags::Choice(raw::TagChoice { tags: tags.into_iter().map(Into::into).collect() })
             }
             TagRouting::ServeTag(own) => Tags::Tag(own),
         });
-        let domains = it.mapped_domains.into_iter().map(Into::into).collect();
-        Self { redirects: it.redirects_to_https, domains, tags }
+        let domains = value.mapped_domains.into_iter().map(Into::into).collect();
+        Self { redirects: value.redirects_to_https, domains, tags }
     }
 }
 
 impl TryFrom<raw::Domain> for MappedDomain {
     type Error = WireError;
-    fn try_from(it: raw::Domain) -> WireResult<Self> {
-        let host = require_nonempty("domain.host", it.host)?;
+    fn try_from(message: raw::Domain) -> WireResult<Self> {
+        let host = require_nonempty("domain.host", message.host)?;
         // proto3 has no null for strings: empty stands for "as the client asked".
-        let rewrite = (!it.rewrite.is_empty()).then_some(it.rewrite);
-        Ok(Self { host, host_rewrite: rewrite, redirects_to_https: it.redirects })
+        let host_rewrite = (!message.rewrite.is_empty()).then_some(message.rewrite);
+        Ok(Self { host, host_rewrite, redirects_to_https: message.redirects })
     }
 }
 
 impl From<MappedDomain> for raw::Domain {
-    fn from(it: MappedDomain) -> Self {
-        let rewrite = it.host_rewrite.unwrap_or_default();
-        Self { host: it.host, rewrite, redirects: it.redirects_to_https }
+    fn from(value: MappedDomain) -> Self {
+        let rewrite = value.host_rewrite.unwrap_or_default();
+        Self { host: value.host, rewrite, redirects: value.redirects_to_https }
     }
 }
 
 impl TryFrom<raw::Tag> for RouteTag {
     type Error = WireError;
-    fn try_from(it: raw::Tag) -> WireResult<Self> {
-        Ok(Self { name: require_nonempty("tag.name", it.name)?, service: it.service.parse()? })
+    fn try_from(message: raw::Tag) -> WireResult<Self> {
+        Ok(Self {
+            name: require_nonempty("tag.name", message.name)?,
+            service: message.service.parse()?,
+        })
     }
 }
 
 impl From<RouteTag> for raw::Tag {
-    fn from(it: RouteTag) -> Self {
-        Self { name: it.name, service: it.service.to_string() }
+    fn from(value: RouteTag) -> Self {
+        Self { name: value.name, service: value.service.to_string() }
     }
 }
 
 impl TryFrom<raw::Target> for RouteTarget {
     type Error = WireError;
-    fn try_from(it: raw::Target) -> WireResult<Self> {
-        let percent = u8::try_from(it.percent).ok().filter(|percent| (1..=100).contains(percent));
+    fn try_from(message: raw::Target) -> WireResult<Self> {
+        let percent =
+            u8::try_from(message.percent).ok().filter(|percent| (1..=100).contains(percent));
         let rule = "must be 1 to 100";
-        let percent = percent.ok_or_else(|| WireError::new("target.percent", it.percent, rule))?;
-        Ok(Self { revision: it.revision.parse()?, percent })
+        let percent =
+            percent.ok_or_else(|| WireError::new("target.percent", message.percent, rule))?;
+        Ok(Self { revision: message.revision.parse()?, percent })
     }
 }
 
 impl From<RouteTarget> for raw::Target {
-    fn from(it: RouteTarget) -> Self {
-        Self { revision: it.revision.to_string(), percent: it.percent.into() }
+    fn from(value: RouteTarget) -> Self {
+        Self { revision: value.revision.to_string(), percent: value.percent.into() }
     }
 }
 
 impl TryFrom<raw::Revision> for RevisionEntry {
     type Error = WireError;
-    fn try_from(it: raw::Revision) -> WireResult<Self> {
+    fn try_from(message: raw::Revision) -> WireResult<Self> {
         // An unknown protocol is refused: a request in the wrong protocol would fail in a less obvious way.
-        let protocol = match it.protocol() {
+        let protocol = match message.protocol() {
             raw::Protocol::Http1 => AppProtocol::Http1,
             raw::Protocol::H2c => AppProtocol::H2c,
             raw::Protocol::Unspecified => {
                 return Err(WireError::new(
                     "revision.protocol",
-                    it.protocol,
+                    message.protocol,
                     "must be a known protocol",
                 ));
             }
         };
-        let timeout = parse_optional_ms(it.timeout_ms);
+        let timeout = parse_optional_ms(message.timeout_ms);
         Ok(Self {
-            name: it.name.parse()?,
-            service: it.service.into(),
-            configuration: it.configuration.into(),
-            container_concurrency: it.container_concurrency,
+            name: message.name.parse()?,
+            service: message.service.into(),
+            configuration: message.configuration.into(),
+            container_concurrency: message.container_concurrency,
             timeout: timeout
                 .ok_or_else(|| WireError::new("revision.timeout_ms", 0, "must be above 0"))?,
-            response_start_timeout: parse_optional_ms(it.response_start_timeout_ms),
-            idle_timeout: parse_optional_ms(it.idle_timeout_ms),
+            response_start_timeout: parse_optional_ms(message.response_start_timeout_ms),
+            idle_timeout: parse_optional_ms(message.idle_timeout_ms),
             protocol,
             // Only autoscalers receive a policy, and equal ones are shared on arrival in `RouteView::apply_item`.
-            policy: it.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
-            reachable: it.reachable,
-            initial_scale_reached: it.initial_scale_reached,
-            allowed_sources: it.sources.map(AllowedSources::try_from).transpose()?.map(Arc::new),
+            policy: message.policy.map(ScalePolicy::try_from).transpose()?.map(Arc::new),
+            reachable: message.reachable,
+            initial_scale_reached: message.initial_scale_reached,
+            allowed_sources: message
+                .sources
+                .map(AllowedSources::try_from)
+                .transpose()?
+                .map(Arc::new),
         })
     }
 }
 
 impl From<RevisionEntry> for raw::Revision {
-    fn from(it: RevisionEntry) -> Self {
-        let protocol = match it.protocol {
+    fn from(value: RevisionEntry) -> Self {
+        let protocol = match value.protocol {
             AppProtocol::Http1 => raw::Protocol::Http1,
             AppProtocol::H2c => raw::Protocol::H2c,
         };
         Self {
-            name: it.name.to_string(),
-            service: it.service.into(),
-            configuration: it.configuration.into(),
-            container_concurrency: it.container_concurrency,
-            timeout_ms: to_ms(it.timeout),
-            response_start_timeout_ms: it.response_start_timeout.map_or(0, to_ms),
-            idle_timeout_ms: it.idle_timeout.map_or(0, to_ms),
+            name: value.name.to_string(),
+            service: value.service.into(),
+            configuration: value.configuration.into(),
+            container_concurrency: value.container_concurrency,
+            timeout_ms: to_ms(value.timeout),
+            response_start_timeout_ms: value.response_start_timeout.map_or(0, to_ms),
+            idle_timeout_ms: value.idle_timeout.map_or(0, to_ms),
             protocol: protocol.into(),
-            policy: it.policy.map(|it| Arc::unwrap_or_clone(it).into()),
-            reachable: it.reachable,
-            initial_scale_reached: it.initial_scale_reached,
-            sources: it.allowed_sources.as_deref().map(raw::Sources::from),
+            policy: value.policy.map(|policy| Arc::unwrap_or_clone(policy).into()),
+            reachable: value.reachable,
+            initial_scale_reached: value.initial_scale_reached,
+            sources: value.allowed_sources.as_deref().map(raw::Sources::from),
         }
     }
 }
 
 impl TryFrom<raw::ScalePolicy> for ScalePolicy {
     type Error = WireError;
-    fn try_from(it: raw::ScalePolicy) -> WireResult<Self> {
-        let metric = match it.metric() {
+    fn try_from(message: raw::ScalePolicy) -> WireResult<Self> {
+        let metric = match message.metric() {
             raw::Metric::Concurrency => ScaleMetric::Concurrency,
             raw::Metric::Rps => ScaleMetric::Rps,
             raw::Metric::Unspecified => {
-                return Err(WireError::new("policy.metric", it.metric, "must be a known metric"));
+                return Err(WireError::new(
+                    "policy.metric",
+                    message.metric,
+                    "must be a known metric",
+                ));
             }
         };
         // Unspecified counts as `Linear`, which is the default of Knative, so a sender may omit it.
-        let aggregation = match it.aggregation() {
+        let aggregation = match message.aggregation() {
             raw::Aggregation::WeightedExponential => WindowAggregation::WeightedExponential,
             raw::Aggregation::Linear | raw::Aggregation::Unspecified => WindowAggregation::Linear,
         };
         // Zero would divide by zero in every average.
-        let window = parse_optional_ms(it.stable_window_ms);
-        let window = window
+        let stable_window = parse_optional_ms(message.stable_window_ms);
+        let stable_window = stable_window
             .ok_or_else(|| WireError::new("policy.stable_window_ms", 0, "must be above 0"))?;
         Ok(Self {
             metric,
-            target_total: require_positive("policy.total", it.total)?,
-            target_utilization: require_positive("policy.utilization", it.utilization)?,
+            target_total: require_positive("policy.total", message.total)?,
+            target_utilization: require_positive("policy.utilization", message.utilization)?,
             target_burst_capacity: require_finite(
                 "policy.target_burst_capacity",
-                it.target_burst_capacity,
+                message.target_burst_capacity,
             )?,
             activator_capacity: require_positive(
                 "policy.activator_capacity",
-                it.activator_capacity,
+                message.activator_capacity,
             )?,
-            stable_window: window,
+            stable_window,
             panic_window_percent: require_positive(
                 "policy.panic_window_percent",
-                it.panic_window_percent,
+                message.panic_window_percent,
             )?,
             panic_threshold_percent: require_positive(
                 "policy.panic_threshold_percent",
-                it.panic_threshold_percent,
+                message.panic_threshold_percent,
             )?,
-            max_scale_up_rate: require_positive("policy.max_scale_up_rate", it.max_scale_up_rate)?,
+            max_scale_up_rate: require_positive(
+                "policy.max_scale_up_rate",
+                message.max_scale_up_rate,
+            )?,
             max_scale_down_rate: require_positive(
                 "policy.max_scale_down_rate",
-                it.max_scale_down_rate,
+                message.max_scale_down_rate,
             )?,
-            min_scale: it.min_scale,
-            max_scale: it.max_scale,
-            initial_scale: it.initial_scale,
-            activation_scale: it.activation_scale,
-            scale_down_delay: Duration::from_millis(it.scale_down_delay_ms),
-            scale_to_zero: it.scale_to_zero,
-            scale_to_zero_grace_period: Duration::from_millis(it.grace_ms),
-            scale_to_zero_retention_period: Duration::from_millis(it.retention_ms),
-            progress_deadline: Duration::from_millis(it.progress_deadline_ms),
+            min_scale: message.min_scale,
+            max_scale: message.max_scale,
+            initial_scale: message.initial_scale,
+            activation_scale: message.activation_scale,
+            scale_down_delay: Duration::from_millis(message.scale_down_delay_ms),
+            scale_to_zero: message.scale_to_zero,
+            scale_to_zero_grace_period: Duration::from_millis(message.grace_ms),
+            scale_to_zero_retention_period: Duration::from_millis(message.retention_ms),
+            progress_deadline: Duration::from_millis(message.progress_deadline_ms),
             aggregation,
         })
     }
 }
 
 impl From<ScalePolicy> for raw::ScalePolicy {
-    fn from(it: ScalePolicy) -> Self {
-        let metric = match it.metric {
+    fn from(value: ScalePolicy) -> Self {
+        let metric = match value.metric {
             ScaleMetric::Concurrency => raw::Metric::Concurrency,
             ScaleMetric::Rps => raw::Metric::Rps,
         };
-        let aggregation = match it.aggregation {
+        let aggregation = match value.aggregation {
             WindowAggregation::Linear => raw::Aggregation::Linear,
             WindowAggregation::WeightedExponential => raw::Aggregation::WeightedExponential,
         };
         Self {
             metric: metric.into(),
-            total: it.target_total,
-            utilization: it.target_utilization,
-            target_burst_capacity: it.target_burst_capacity,
-            activator_capacity: it.activator_capacity,
-            stable_window_ms: to_ms(it.stable_window),
-            panic_window_percent: it.panic_window_percent,
-            panic_threshold_percent: it.panic_threshold_percent,
-            max_scale_up_rate: it.max_scale_up_rate,
-            max_scale_down_rate: it.max_scale_down_rate,
-            min_scale: it.min_scale,
-            max_scale: it.max_scale,
-            initial_scale: it.initial_scale,
-            activation_scale: it.activation_scale,
-            scale_down_delay_ms: to_ms(it.scale_down_delay),
-            scale_to_zero: it.scale_to_zero,
-            grace_ms: to_ms(it.scale_to_zero_grace_period),
-            retention_ms: to_ms(it.scale_to_zero_retention_period),
-            progress_deadline_ms: to_ms(it.progress_deadline),
+            total: value.target_total,
+            utilization: value.target_utilization,
+            target_burst_capacity: value.target_burst_capacity,
+            activator_capacity: value.activator_capacity,
+            stable_window_ms: to_ms(value.stable_window),
+            panic_window_percent: value.panic_window_percent,
+            panic_threshold_percent: value.panic_threshold_percent,
+            max_scale_up_rate: value.max_scale_up_rate,
+            max_scale_down_rate: value.max_scale_down_rate,
+            min_scale: value.min_scale,
+            max_scale: value.max_scale,
+            initial_scale: value.initial_scale,
+            activation_scale: value.activation_scale,
+            scale_down_delay_ms: to_ms(value.scale_down_delay),
+            scale_to_zero: value.scale_to_zero,
+            grace_ms: to_ms(value.scale_to_zero_grace_period),
+            retention_ms: to_ms(value.scale_to_zero_retention_period),
+            progress_deadline_ms: to_ms(value.progress_deadline),
             aggregation: aggregation.into(),
         }
     }
@@ -480,64 +510,64 @@ impl From<ScalePolicy> for raw::ScalePolicy {
 
 impl TryFrom<raw::Pod> for PodEntry {
     type Error = WireError;
-    fn try_from(it: raw::Pod) -> WireResult<Self> {
-        let phase = match it.phase() {
+    fn try_from(message: raw::Pod) -> WireResult<Self> {
+        let phase = match message.phase() {
             raw::PodPhase::Starting => RoutingPhase::Starting,
             raw::PodPhase::Ready => RoutingPhase::Ready,
             raw::PodPhase::Draining => RoutingPhase::Draining,
             raw::PodPhase::Unspecified => {
-                return Err(WireError::new("pod.phase", it.phase, "must be a known phase"));
+                return Err(WireError::new("pod.phase", message.phase, "must be a known phase"));
             }
         };
-        let at = parse_socket_address("pod.address", &it.address, it.port)?;
+        let address = parse_socket_address("pod.address", &message.address, message.port)?;
         // Receivers route to each ready pod without checking again that it has an address.
-        if phase == RoutingPhase::Ready && at.is_none() {
+        if phase == RoutingPhase::Ready && address.is_none() {
             return Err(WireError::new("pod.address", "", "a ready pod has an address"));
         }
         Ok(Self {
-            uid: require_nonempty("pod.uid", it.uid)?,
-            name: it.name,
-            revision: it.revision.parse()?,
-            node: it.node,
-            zone: it.zone,
+            uid: require_nonempty("pod.uid", message.uid)?,
+            name: message.name,
+            revision: message.revision.parse()?,
+            node: message.node,
+            zone: message.zone,
             phase,
-            address: at,
-            other_family_address: parse_optional_address("pod.also", &it.also)?,
-            kubelet_ready: it.confirmed,
-            port: parse_port("pod.port", it.port)?,
-            probe: require("pod.probe", it.probe)?.try_into()?,
+            address,
+            other_family_address: parse_optional_address("pod.also", &message.also)?,
+            kubelet_ready: message.confirmed,
+            port: parse_port("pod.port", message.port)?,
+            probe: require("pod.probe", message.probe)?.try_into()?,
         })
     }
 }
 
 impl From<PodEntry> for raw::Pod {
-    fn from(it: PodEntry) -> Self {
-        let phase = match it.phase {
+    fn from(value: PodEntry) -> Self {
+        let phase = match value.phase {
             RoutingPhase::Starting => raw::PodPhase::Starting,
             RoutingPhase::Ready => raw::PodPhase::Ready,
             RoutingPhase::Draining => raw::PodPhase::Draining,
         };
         Self {
-            uid: it.uid,
-            name: it.name,
-            revision: it.revision.to_string(),
-            node: it.node,
-            zone: it.zone,
+            uid: value.uid,
+            name: value.name,
+            revision: value.revision.to_string(),
+            node: value.node,
+            zone: value.zone,
             phase: phase.into(),
-            address: it.address.map(|at| address_octets(at.ip())).unwrap_or_default(),
-            port: it.port.get().into(),
-            probe: Some(it.probe.into()),
-            also: it.other_family_address.map(address_octets).unwrap_or_default(),
-            confirmed: it.kubelet_ready,
+            address: value.address.map(|at| address_octets(at.ip())).unwrap_or_default(),
+            port: value.port.get().into(),
+            probe: Some(value.probe.into()),
+            also: value.other_family_address.map(address_octets).unwrap_or_default(),
+            confirmed: value.kubelet_ready,
         }
     }
 }
 
 impl TryFrom<raw::Probe> for ReadinessProbe {
     type Error = WireError;
-    fn try_from(it: raw::Probe) -> WireResult<Self> {
+    fn try_from(message: raw::Probe) -> WireResult<Self> {
         use raw::probe::How;
-        let how = match require("probe.how", it.how)? {
+        let handler = match require("probe.how", message.how)? {
             How::Listen(_) => ProbeHandler::Listen,
             How::Tcp(_) => ProbeHandler::Tcp,
             How::Http(http) => ProbeHandler::Http {
@@ -553,24 +583,25 @@ impl TryFrom<raw::Probe> for ReadinessProbe {
             How::Grpc(grpc) => ProbeHandler::Grpc { service: grpc.service },
         };
         // 0 is no port, so it can stand for the serving port.
-        let at = if it.port == 0 { None } else { Some(parse_port("probe.port", it.port)?) };
+        let port =
+            if message.port == 0 { None } else { Some(parse_port("probe.port", message.port)?) };
         Ok(Self {
-            handler: how,
-            port: at,
-            period: Duration::from_millis(it.period_ms),
-            timeout: Duration::from_millis(it.timeout_ms),
+            handler,
+            port,
+            period: Duration::from_millis(message.period_ms),
+            timeout: Duration::from_millis(message.timeout_ms),
             // A sender may omit the thresholds; Kubernetes allows none below 1.
-            success_threshold: it.success_threshold.max(1),
-            failure_threshold: it.failure_threshold.max(1),
+            success_threshold: message.success_threshold.max(1),
+            failure_threshold: message.failure_threshold.max(1),
         })
     }
 }
 
 impl From<ReadinessProbe> for raw::Probe {
-    fn from(it: ReadinessProbe) -> Self {
+    fn from(probe: ReadinessProbe) -> Self {
         use raw::probe::How;
         let header = |(name, value)| raw::Header { name, value };
-        let how = match it.handler {
+        let how = match probe.handler {
             ProbeHandler::Listen => How::Listen(raw::Empty {}),
             ProbeHandler::Tcp => How::Tcp(raw::Empty {}),
             ProbeHandler::Http { path, headers, host, https } => How::Http(raw::HttpProbe {
@@ -583,46 +614,46 @@ impl From<ReadinessProbe> for raw::Probe {
         };
         Self {
             how: Some(how),
-            port: it.port.map_or(0, |port| port.get().into()),
-            period_ms: to_ms(it.period),
-            timeout_ms: to_ms(it.timeout),
-            success_threshold: it.success_threshold,
-            failure_threshold: it.failure_threshold,
+            port: probe.port.map_or(0, |port| port.get().into()),
+            period_ms: to_ms(probe.period),
+            timeout_ms: to_ms(probe.timeout),
+            success_threshold: probe.success_threshold,
+            failure_threshold: probe.failure_threshold,
         }
     }
 }
 
 impl TryFrom<raw::Activator> for ActivatorEntry {
     type Error = WireError;
-    fn try_from(it: raw::Activator) -> WireResult<Self> {
+    fn try_from(message: raw::Activator) -> WireResult<Self> {
         Ok(Self {
-            name: require_nonempty("activator.name", it.name)?,
-            node: it.node,
-            zone: it.zone,
-            addresses: parse_addresses("activator.addresses", &it.addresses)?,
+            name: require_nonempty("activator.name", message.name)?,
+            node: message.node,
+            zone: message.zone,
+            addresses: parse_addresses("activator.addresses", &message.addresses)?,
         })
     }
 }
 
 impl From<ActivatorEntry> for raw::Activator {
-    fn from(it: ActivatorEntry) -> Self {
-        let addresses = it.addresses.into_iter().map(address_octets).collect();
-        Self { name: it.name, node: it.node, zone: it.zone, addresses }
+    fn from(value: ActivatorEntry) -> Self {
+        let addresses = value.addresses.into_iter().map(address_octets).collect();
+        Self { name: value.name, node: value.node, zone: value.zone, addresses }
     }
 }
 
-fn parse_server_component(field: &'static str, it: i32) -> WireResult<ServerComponent> {
-    match raw::Part::try_from(it) {
+fn parse_server_component(field: &'static str, value: i32) -> WireResult<ServerComponent> {
+    match raw::Part::try_from(value) {
         Ok(raw::Part::Controller) => Ok(ServerComponent::Controller),
         Ok(raw::Part::Autoscaler) => Ok(ServerComponent::Autoscaler),
         Ok(raw::Part::Unspecified) | Err(_) => {
-            Err(WireError::new(field, it, "must be a known part"))
+            Err(WireError::new(field, value, "must be a known part"))
         }
     }
 }
 
-fn raw_server_component(it: ServerComponent) -> i32 {
-    match it {
+fn raw_server_component(value: ServerComponent) -> i32 {
+    match value {
         ServerComponent::Controller => raw::Part::Controller.into(),
         ServerComponent::Autoscaler => raw::Part::Autoscaler.into(),
     }
@@ -630,77 +661,83 @@ fn raw_server_component(it: ServerComponent) -> i32 {
 
 impl TryFrom<raw::Replicas> for ServerReplicas {
     type Error = WireError;
-    fn try_from(it: raw::Replicas) -> WireResult<Self> {
+    fn try_from(message: raw::Replicas) -> WireResult<Self> {
         Ok(Self {
-            component: parse_server_component("replicas.part", it.part)?,
-            members: it
+            component: parse_server_component("replicas.part", message.part)?,
+            members: message
                 .members
                 .into_iter()
                 .map(ServerReplica::try_from)
                 .collect::<WireResult<_>>()?,
             // Empty stands for none: names of replicas are never empty.
-            active: (!it.chosen.is_empty()).then_some(it.chosen),
+            active: (!message.chosen.is_empty()).then_some(message.chosen),
         })
     }
 }
 
 impl From<ServerReplicas> for raw::Replicas {
-    fn from(it: ServerReplicas) -> Self {
+    fn from(value: ServerReplicas) -> Self {
         Self {
-            part: raw_server_component(it.component),
-            members: it.members.into_iter().map(Into::into).collect(),
-            chosen: it.active.unwrap_or_default(),
+            part: raw_server_component(value.component),
+            members: value.members.into_iter().map(Into::into).collect(),
+            chosen: value.active.unwrap_or_default(),
         }
     }
 }
 
 impl TryFrom<raw::Replica> for ServerReplica {
     type Error = WireError;
-    fn try_from(it: raw::Replica) -> WireResult<Self> {
-        let ip = parse_address("replica.address", &it.address)?;
-        let address = SocketAddr::new(ip, parse_port("replica.port", it.port)?.get());
-        Ok(Self { name: require_nonempty("replica.name", it.name)?, address })
+    fn try_from(message: raw::Replica) -> WireResult<Self> {
+        let ip = parse_address("replica.address", &message.address)?;
+        let address = SocketAddr::new(ip, parse_port("replica.port", message.port)?.get());
+        Ok(Self { name: require_nonempty("replica.name", message.name)?, address })
     }
 }
 
 impl From<ServerReplica> for raw::Replica {
-    fn from(it: ServerReplica) -> Self {
-        let (address, port) = (address_octets(it.address.ip()), it.address.port().into());
-        Self { name: it.name, address, port }
+    fn from(value: ServerReplica) -> Self {
+        let (address, port) = (address_octets(value.address.ip()), value.address.port().into());
+        Self { name: value.name, address, port }
     }
 }
 
 impl TryFrom<raw::PodItem> for PodReportItem {
     type Error = WireError;
-    fn try_from(it: raw::PodItem) -> WireResult<Self> {
+    fn try_from(message: raw::PodItem) -> WireResult<Self> {
         use raw::pod_item::What;
-        Ok(match require("pod_item.what", it.what)? {
-            What::Sender(it) => Self::Sender(it.try_into()?),
-            What::Pod(it) => Self::Observed(it.try_into()?),
+        Ok(match require("pod_item.what", message.what)? {
+            What::Sender(message) => Self::Sender(message.try_into()?),
+            What::Pod(message) => Self::Observed(message.try_into()?),
             What::Gone(uid) => Self::Removed(require_nonempty("pod_item.gone", uid)?),
-            What::Applied(it) => Self::Applied(it.version),
+            What::Applied(message) => Self::Applied(message.version),
             // Routed services share the message of draining pods: a new kind would be refused by earlier releases. The
             // order of these arms matters, since `*` parses as no name.
-            What::Avoided(it) if it.routed == ALL_ROUTED_SERVICES => Self::RoutedServicesAnnounced,
-            What::Avoided(it) if !it.routed.is_empty() => {
-                let name = it.routed.parse()?;
-                if it.ended { Self::RoutedServiceRemoved(name) } else { Self::RoutedService(name) }
+            What::Avoided(message) if message.routed == ALL_ROUTED_SERVICES => {
+                Self::RoutedServicesAnnounced
             }
-            What::Avoided(it) if it.ended => {
-                Self::DrainAckRemoved(require_nonempty("avoided.uid", it.uid)?)
+            What::Avoided(message) if !message.routed.is_empty() => {
+                let name = message.routed.parse()?;
+                if message.ended {
+                    Self::RoutedServiceRemoved(name)
+                } else {
+                    Self::RoutedService(name)
+                }
             }
-            What::Avoided(it) => Self::DrainAck(require_nonempty("avoided.uid", it.uid)?),
+            What::Avoided(message) if message.ended => {
+                Self::DrainAckRemoved(require_nonempty("avoided.uid", message.uid)?)
+            }
+            What::Avoided(message) => Self::DrainAck(require_nonempty("avoided.uid", message.uid)?),
             What::Synced(_) => Self::Synced,
         })
     }
 }
 
 impl From<PodReportItem> for raw::PodItem {
-    fn from(it: PodReportItem) -> Self {
+    fn from(value: PodReportItem) -> Self {
         use raw::pod_item::What;
-        let what = match it {
-            PodReportItem::Sender(it) => What::Sender(it.into()),
-            PodReportItem::Observed(it) => What::Pod(it.into()),
+        let what = match value {
+            PodReportItem::Sender(value) => What::Sender(value.into()),
+            PodReportItem::Observed(value) => What::Pod(value.into()),
             PodReportItem::Removed(uid) => What::Gone(uid),
             PodReportItem::Applied(version) => What::Applied(raw::Applied { version }),
             PodReportItem::DrainAck(uid) => What::Avoided(raw_drain_ack(uid, false)),
@@ -734,10 +771,10 @@ fn raw_routed_service(routed: String, ended: bool) -> raw::Avoided {
 
 impl TryFrom<raw::PodSeen> for PodObservation {
     type Error = WireError;
-    fn try_from(it: raw::PodSeen) -> WireResult<Self> {
-        let at = parse_socket_address("pod_seen.address", &it.address, it.port)?;
+    fn try_from(message: raw::PodSeen) -> WireResult<Self> {
+        let address = parse_socket_address("pod_seen.address", &message.address, message.port)?;
         // A replica of the controller turns this into a ready pod of the table, which must have an address.
-        if it.ready && (at.is_none() || !it.listening) {
+        if message.ready && (address.is_none() || !message.listening) {
             return Err(WireError::new(
                 "pod_seen.ready",
                 true,
@@ -745,32 +782,32 @@ impl TryFrom<raw::PodSeen> for PodObservation {
             ));
         }
         Ok(Self {
-            uid: require_nonempty("pod_seen.uid", it.uid)?,
-            address: at,
-            other_family_address: parse_optional_address("pod_seen.also", &it.also)?,
-            listening: it.listening,
-            ready: it.ready,
-            drained: it.drained,
-            in_flight: it.in_flight,
-            listening_since_ns: it.listening_since_ns,
-            not_ready_reason: it.trouble,
+            uid: require_nonempty("pod_seen.uid", message.uid)?,
+            address,
+            other_family_address: parse_optional_address("pod_seen.also", &message.also)?,
+            listening: message.listening,
+            ready: message.ready,
+            drained: message.drained,
+            in_flight: message.in_flight,
+            listening_since_ns: message.listening_since_ns,
+            not_ready_reason: message.trouble,
         })
     }
 }
 
 impl From<PodObservation> for raw::PodSeen {
-    fn from(it: PodObservation) -> Self {
+    fn from(value: PodObservation) -> Self {
         Self {
-            uid: it.uid,
-            address: it.address.map(|at| address_octets(at.ip())).unwrap_or_default(),
-            port: it.address.map_or(0, |at| at.port().into()),
-            listening: it.listening,
-            ready: it.ready,
-            drained: it.drained,
-            in_flight: it.in_flight,
-            listening_since_ns: it.listening_since_ns,
-            trouble: it.not_ready_reason,
-            also: it.other_family_address.map(address_octets).unwrap_or_default(),
+            uid: value.uid,
+            address: value.address.map(|at| address_octets(at.ip())).unwrap_or_default(),
+            port: value.address.map_or(0, |at| at.port().into()),
+            listening: value.listening,
+            ready: value.ready,
+            drained: value.drained,
+            in_flight: value.in_flight,
+            listening_since_ns: value.listening_since_ns,
+            trouble: value.not_ready_reason,
+            also: value.other_family_address.map(address_octets).unwrap_or_default(),
         }
     }
 }

@@ -38,38 +38,41 @@ impl AllowedSources {
 }
 
 fn parse_source_network(text: &str) -> Result<IpNet, WireError> {
-    let refused = || WireError::new("source.net", text, "must be ADDRESS/LENGTH");
-    text.parse().ok().ok_or_else(refused)
+    let error = || WireError::new("source.net", text, "must be ADDRESS/LENGTH");
+    text.parse().ok().ok_or_else(error)
 }
 
 impl TryFrom<raw::Sources> for AllowedSources {
     type Error = WireError;
-    fn try_from(it: raw::Sources) -> Result<Self, WireError> {
+    fn try_from(message: raw::Sources) -> Result<Self, WireError> {
         let address = |text: String| match text.parse::<IpAddr>() {
             Ok(address) => Ok(address.to_canonical()),
             Err(_) => Err(WireError::new("source.address", text, "must be an IP address")),
         };
-        let block = |it: raw::SourceBlock| {
-            let except =
-                it.except.iter().map(|it| parse_source_network(it)).collect::<Result<_, _>>()?;
-            Ok(IpBlock { network: parse_source_network(&it.net)?, exceptions: except })
+        let block = |message: raw::SourceBlock| {
+            let exceptions = message
+                .except
+                .iter()
+                .map(|text| parse_source_network(text))
+                .collect::<Result<_, _>>()?;
+            Ok(IpBlock { network: parse_source_network(&message.net)?, exceptions })
         };
         Ok(Self {
-            addresses: it.addresses.into_iter().map(address).collect::<Result<_, _>>()?,
-            ip_blocks: it.blocks.into_iter().map(block).collect::<Result<_, WireError>>()?,
+            addresses: message.addresses.into_iter().map(address).collect::<Result<_, _>>()?,
+            ip_blocks: message.blocks.into_iter().map(block).collect::<Result<_, WireError>>()?,
         })
     }
 }
 
 impl From<&AllowedSources> for raw::Sources {
-    fn from(it: &AllowedSources) -> Self {
-        let block = |it: &IpBlock| raw::SourceBlock {
-            net: it.network.to_string(),
-            except: it.exceptions.iter().map(ToString::to_string).collect(),
+    fn from(value: &AllowedSources) -> Self {
+        let block = |value: &IpBlock| raw::SourceBlock {
+            net: value.network.to_string(),
+            except: value.exceptions.iter().map(ToString::to_string).collect(),
         };
         Self {
-            addresses: it.addresses.iter().map(ToString::to_string).collect(),
-            blocks: it.ip_blocks.iter().map(block).collect(),
+            addresses: value.addresses.iter().map(ToString::to_string).collect(),
+            blocks: value.ip_blocks.iter().map(block).collect(),
         }
     }
 }
@@ -104,11 +107,11 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_refused() {
-        let why = |it: raw::Sources| {
+        let error_of = |it: raw::Sources| {
             AllowedSources::try_from(it).expect_err("it is malformed").to_string()
         };
-        assert!(why(sources(&["10.0.0"], &[])).contains("must be an IP address"));
-        assert!(why(sources(&[], &[("10.0.0.0/33", &[])])).contains("ADDRESS/LENGTH"));
-        assert!(why(sources(&[], &[("10.0.0.0/8", &["x"])])).contains("ADDRESS/LENGTH"));
+        assert!(error_of(sources(&["10.0.0"], &[])).contains("must be an IP address"));
+        assert!(error_of(sources(&[], &[("10.0.0.0/33", &[])])).contains("ADDRESS/LENGTH"));
+        assert!(error_of(sources(&[], &[("10.0.0.0/8", &["x"])])).contains("ADDRESS/LENGTH"));
     }
 }

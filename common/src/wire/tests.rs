@@ -5,9 +5,9 @@ fn name(text: &str) -> NamespacedName {
     text.parse().expect("a valid name")
 }
 
-fn activator(which: &str) -> ActivatorEntry {
+fn activator(name: &str) -> ActivatorEntry {
     ActivatorEntry {
-        name: which.into(),
+        name: name.into(),
         node: "n1".into(),
         zone: String::new(),
         addresses: Vec::new(),
@@ -40,8 +40,10 @@ fn a_new_stream_removes_what_it_does_not_name() {
         view.table.activators.contains_key("a"),
         "the old table holds until the new one is whole"
     );
-    let gone = RouteKey::Activator("a".into());
-    assert!(view.apply_item(item(7, RouteChange::Synced)).expect("a whole table").contains(&gone));
+    let removed = RouteKey::Activator("a".into());
+    assert!(
+        view.apply_item(item(7, RouteChange::Synced)).expect("a whole table").contains(&removed)
+    );
     assert_eq!(view.table.activators.keys().collect::<Vec<_>>(), ["b"]);
     assert_eq!(view.version, 7);
 }
@@ -76,8 +78,8 @@ fn a_ready_pod_needs_an_address() {
         }),
         ..raw::Pod::default()
     };
-    let refused = PodEntry::try_from(raw.clone()).expect_err("no address");
-    assert_eq!(refused.to_string(), "field pod.address is \"\": a ready pod has an address");
+    let error = PodEntry::try_from(raw.clone()).expect_err("no address");
+    assert_eq!(error.to_string(), "field pod.address is \"\": a ready pod has an address");
     let also = std::vec![7; 16];
     let addressed = raw::Pod { address: std::vec![10, 0, 0, 7], also, confirmed: true, ..raw };
     let pod = PodEntry::try_from(addressed.clone()).expect("an address");
@@ -106,24 +108,23 @@ fn gateway_rules_of_a_service_survive_the_wire() {
         name: tag.into(),
         service: NamespacedName::new("default", "blue-hello"),
     };
-    for tags in [
+    for tag_routing in [
         None,
         Some(TagRouting::ChooseTag(std::vec![tag("blue")])),
         Some(TagRouting::ServeTag("b".into())),
     ] {
-        let domain = |rewrite| MappedDomain {
+        let domain = |host_rewrite| MappedDomain {
             host: "a.example".into(),
-            host_rewrite: rewrite,
+            host_rewrite,
             redirects_to_https: true,
         };
-        let domains = std::vec![domain(None), domain(Some("hello.default.svc".into()))];
-        let ingress =
-            GatewayRules { redirects_to_https: true, mapped_domains: domains, tag_routing: tags };
+        let mapped_domains = std::vec![domain(None), domain(Some("hello.default.svc".into()))];
+        let ingress = GatewayRules { redirects_to_https: true, mapped_domains, tag_routing };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
     let nameless = raw::Domain::default();
-    let refused = MappedDomain::try_from(nameless).expect_err("no host");
-    assert_eq!(refused.to_string(), "field domain.host is \"\": must not be empty");
+    let error = MappedDomain::try_from(nameless).expect_err("no host");
+    assert_eq!(error.to_string(), "field domain.host is \"\": must not be empty");
 }
 
 #[test]
@@ -182,8 +183,8 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
 fn a_template_that_this_component_does_not_support_is_refused() {
     let log = raw::RequestLog { template: "{{if}}".into(), probes: false };
     let settings = raw::Settings { request_log: Some(log), ..raw::Settings::default() };
-    let refused = GlobalSettings::try_from(settings).expect_err("no such function");
-    assert!(refused.to_string().starts_with("field request_log.template is "), "{refused}");
+    let error = GlobalSettings::try_from(settings).expect_err("no such function");
+    assert!(error.to_string().starts_with("field request_log.template is "), "{error}");
 }
 
 #[test]
@@ -249,8 +250,8 @@ fn a_decision_explains_itself_across_the_wire() {
             reason: "max-scale".into(),
             inputs,
         };
-        let told = ScaleDecision::try_from(raw::Decision::from(decision.clone())).unwrap();
-        assert_eq!(told, decision);
+        let received = ScaleDecision::try_from(raw::Decision::from(decision.clone())).unwrap();
+        assert_eq!(received, decision);
     }
 }
 
@@ -266,11 +267,11 @@ fn slots_arrive_as_they_were_sent() {
         former_grants: [("b".into(), held.clone())].into(),
         live_activators: ["c".into()].into(),
     };
-    let who =
+    let sender =
         ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
     let revision = name("default/hello-1");
     for item in [
-        SlotClaimItem::Sender(who),
+        SlotClaimItem::Sender(sender),
         SlotClaimItem::Claim(revision.clone(), claim),
         SlotClaimItem::Removed(revision.clone()),
         SlotClaimItem::Synced,
@@ -278,12 +279,12 @@ fn slots_arrive_as_they_were_sent() {
     ] {
         assert_eq!(SlotClaimItem::try_from(raw::ClaimItem::from(item.clone())), Ok(item));
     }
-    for keep in [None, Some(0), Some(2)] {
+    for keep_limit in [None, Some(0), Some(2)] {
         let grant = SlotGrant {
             owner_term: 7,
             grant_number: 4,
             held: held.clone(),
-            keep_limit: keep,
+            keep_limit,
             is_acting: true,
         };
         for item in [

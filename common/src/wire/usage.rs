@@ -83,8 +83,9 @@ impl RequestTotals {
     /// request from 10 to 30, read at 50: `0·50 − 10 + 30 = 20`.
     pub fn in_flight_integral(&self, now_ns: u64) -> u64 {
         // Each term may wrap: only differences of two results are used, and those are small again.
-        let open = self.started.wrapping_sub(self.finished);
-        open.wrapping_mul(now_ns)
+        let in_flight = self.started.wrapping_sub(self.finished);
+        in_flight
+            .wrapping_mul(now_ns)
             .wrapping_sub(self.started_sum_ns)
             .wrapping_add(self.finished_sum_ns)
     }

@@ -20,7 +20,7 @@ pub const SEARCHED_BYTES: u32 = 672;
 /// It has no branches: each would be one more path for the verifier.
 #[inline(always)]
 pub fn is_kubelet_probe(len: u32, eight: impl Fn(usize) -> u64) -> bool {
-    let (mut found, mut at) = (0, 0);
+    let (mut matched, mut at) = (0, 0);
     let len = black_box(u64::from(len));
     while at < SEARCHED_BYTES as usize {
         // The compiler recognises comparisons in these words and bits, and would turn them into branches.
@@ -31,10 +31,10 @@ pub fn is_kubelet_probe(len: u32, eight: impl Fn(usize) -> u64) -> bool {
         let differs = black_box((differs | black_box(differs.wrapping_neg())) >> 63);
         // Bytes behind the head may be left from an older one.
         let is_inside = black_box((at as u64 + 23).wrapping_sub(len) >> 63);
-        found |= (differs ^ 1) & is_inside;
+        matched |= (differs ^ 1) & is_inside;
         at += 1;
     }
-    found != 0
+    matched != 0
 }
 
 #[cfg(test)]

@@ -238,7 +238,7 @@ impl Http1Direction {
     fn classify_significant_line(&mut self, [a, b, c, d]: [u64; 4], here: u32) -> LineClass {
         let (name, next) = (a | LOWERCASE_BITS, b | LOWERCASE_BITS);
         let matters = name == CONTENT || name == TRANSFER || name == CONNECTI;
-        let verdict = match name {
+        let class = match name {
             _ if here < 8 => LineClass::NeedsSlowPath,
             _ if matters && here < 20 => LineClass::NeedsSlowPath,
             CONTENT if next == LENGTH => self.parse_content_length(c & first_bytes_mask(here - 16)),
@@ -249,10 +249,10 @@ impl Http1Direction {
             CONNECTI => self.parse_connection(next, c as u32),
             _ => LineClass::Insignificant,
         };
-        if verdict == LineClass::Insignificant {
+        if class == LineClass::Insignificant {
             self.flags &= !flag::FOLD;
         }
-        verdict
+        class
     }
 
     #[inline(always)]

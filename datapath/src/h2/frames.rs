@@ -258,15 +258,15 @@ impl Http2Direction {
             if self.state == state::PREFACE { PREFACE_BYTES } else { self.wanted_bytes(all) };
         // Bytes beyond the wanted ones belong to the skipped payload or to the next frame, and are read again from
         // there.
-        let taken = if all < wanted { all } else { wanted };
-        self.next = self.next.wrapping_add(taken.wrapping_sub(have));
-        self.stored = taken as u8;
+        let copied = if all < wanted { all } else { wanted };
+        self.next = self.next.wrapping_add(copied.wrapping_sub(have));
+        self.stored = copied as u8;
         if self.state == state::PREFACE {
             return self.check_preface();
         }
-        if taken == wanted && taken >= HEADER_BYTES {
+        if copied == wanted && copied >= HEADER_BYTES {
             self.stored = 0;
-            self.parse_frame_header(taken);
+            self.parse_frame_header(copied);
         }
     }
 
@@ -283,14 +283,14 @@ impl Http2Direction {
         // 64-bit values: of narrower ones the verifier forgets the value, and could not check the indexes.
         let mut index = 0_usize;
         while index < STORED_WORDS * 8 {
-            let place = have as usize + index;
-            if index as u32 >= len || place >= STORED_WORDS * 8 {
+            let position = have as usize + index;
+            if index as u32 >= len || position >= STORED_WORDS * 8 {
                 break;
             }
             let word = window[(index >> 3) & (STORED_WORDS - 1)].to_le();
             let byte = (word >> ((index & 7) * 8)) & 0xff;
-            let shift = (place & 7) * 8;
-            let into = &mut self.peek[(place >> 3) & (STORED_WORDS - 1)];
+            let shift = (position & 7) * 8;
+            let into = &mut self.peek[(position >> 3) & (STORED_WORDS - 1)];
             *into = ((into.to_le() & !(0xff << shift)) | byte << shift).to_le();
             index = black_box(index + 1);
         }

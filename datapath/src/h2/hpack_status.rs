@@ -102,10 +102,10 @@ pub(super) fn update_note(
     let mut note = note;
     let note = black_box(&mut note);
     if ends {
-        let told = grpc_outcome(block, first, seen);
+        let outcome = grpc_outcome(block, first, seen);
         // Behind an unseen head, perhaps of an interim response, a reference may be to a status.
         if *note & CLASS_MASK != 0 || block.byte(0) < DYNAMIC_TABLE {
-            *note |= told;
+            *note |= outcome;
         }
     }
     *note

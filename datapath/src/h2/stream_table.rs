@@ -36,42 +36,42 @@ impl StreamTable {
     #[inline(always)]
     pub(super) fn insert(&mut self, id: u32, began: u32) -> bool {
         // A place is free while its bit `OPEN` is 0, whatever stream was there last.
-        let place = self.find_slot(id, OPEN, 0);
-        if place >= SLOTS {
+        let index = self.find_slot(id, OPEN, 0);
+        if index >= SLOTS {
             return false;
         }
-        self.streams[place & (SLOTS - 1)] = StreamSlot { id: id | OPEN, started_ticks: began };
-        self.notes[place & (SLOTS - 1)] = 0;
+        self.streams[index & (SLOTS - 1)] = StreamSlot { id: id | OPEN, started_ticks: began };
+        self.notes[index & (SLOTS - 1)] = 0;
         true
     }
 
     /// Returns the place of a stream, also after it has ended. Stream 0 is the connection itself and is never found.
     #[inline(always)]
     pub(super) fn find(&mut self, id: u32) -> Option<usize> {
-        let place = self.find_slot(id, !OPEN, id);
-        if id == 0 || place >= SLOTS { None } else { Some(place) }
+        let index = self.find_slot(id, !OPEN, id);
+        if id == 0 || index >= SLOTS { None } else { Some(index) }
     }
 
     /// Returns true if the stream at this place is in flight.
     #[inline(always)]
-    pub(super) fn is_open(&self, place: usize) -> bool {
-        self.streams[place & (SLOTS - 1)].id & OPEN != 0
+    pub(super) fn is_open(&self, index: usize) -> bool {
+        self.streams[index & (SLOTS - 1)].id & OPEN != 0
     }
 
     #[inline(always)]
-    pub(super) fn note(&self, place: usize) -> u8 {
-        self.notes[place & (SLOTS - 1)]
+    pub(super) fn note(&self, index: usize) -> u8 {
+        self.notes[index & (SLOTS - 1)]
     }
 
     #[inline(always)]
-    pub(super) fn set_note(&mut self, place: usize, note: u8) {
-        self.notes[place & (SLOTS - 1)] = note;
+    pub(super) fn set_note(&mut self, index: usize, note: u8) {
+        self.notes[index & (SLOTS - 1)] = note;
     }
 
     /// Frees a place. Returns the begin of its stream.
     #[inline(always)]
-    pub(super) fn remove(&mut self, place: usize) -> u32 {
-        let stream = &mut self.streams[place & (SLOTS - 1)];
+    pub(super) fn remove(&mut self, index: usize) -> u32 {
+        let stream = &mut self.streams[index & (SLOTS - 1)];
         stream.id &= !OPEN;
         stream.started_ticks
     }
@@ -81,20 +81,20 @@ impl StreamTable {
     /// It has no branches: the verifier would follow each.
     #[inline(always)]
     pub(super) fn remove_above(&mut self, last: u32) -> u32 {
-        let (mut place, mut kept) = (0, 0);
+        let (mut index, mut kept_count) = (0, 0);
         let mut before = 0;
-        while place < SLOTS {
-            let stream = &mut self.streams[place & (SLOTS - 1)];
+        while index < SLOTS {
+            let stream = &mut self.streams[index & (SLOTS - 1)];
             let id = u64::from(stream.id);
             // 1 if the stream is in flight, and 1 if its number is above `last`.
             let taken = black_box(id) >> 31;
             let above = black_box(u64::from(last).wrapping_sub(id & u64::from(!OPEN))) >> 63;
             before += taken;
-            kept += taken & (above ^ 1);
+            kept_count += taken & (above ^ 1);
             stream.id = (id & !(above << 31)) as u32;
-            place = black_box(place + 1);
+            index = black_box(index + 1);
         }
-        before.wrapping_sub(kept) as u32
+        before.wrapping_sub(kept_count) as u32
     }
 
     /// Returns the age of the youngest stream in flight, in ticks.
@@ -113,9 +113,9 @@ impl StreamTable {
         this.found_slot = SLOTS as u64;
         let mut step = 0;
         while step < PROBE_SLOTS {
-            let place = (home + step) & (SLOTS - 1);
-            if this.streams[place].id & mask == sought {
-                this.found_slot = place as u64;
+            let index = (home + step) & (SLOTS - 1);
+            if this.streams[index].id & mask == sought {
+                this.found_slot = index as u64;
                 break;
             }
             step += 1;

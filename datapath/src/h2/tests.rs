@@ -188,16 +188,17 @@ fn an_empty_last_frame_ends_a_stream() {
 
 #[test]
 fn streams_end_in_any_order_and_once() {
-    let asked = [request_frame(1), request_frame(3), request_frame(5), request_frame(7)].concat();
+    let requests =
+        [request_frame(1), request_frame(3), request_frame(5), request_frame(7)].concat();
     let answers = [7, 1, 5, 3, 7, 1].map(|id| headers_frame(id, END_STREAM, &[0x88])).concat();
-    assert_eq!(conversation_log(&[('>', asked), ('<', answers)]), "S S S S F2 F2 F2 F2");
+    assert_eq!(conversation_log(&[('>', requests), ('<', answers)]), "S S S S F2 F2 F2 F2");
 }
 
 #[test]
 fn either_side_may_reset_a_stream() {
-    let asked = [request_frame(1), request_frame(3), reset_frame(1), reset_frame(1)].concat();
+    let requests = [request_frame(1), request_frame(3), reset_frame(1), reset_frame(1)].concat();
     assert_eq!(
-        conversation_log(&[('>', asked), ('<', reset_frame(3)), ('<', reset_frame(1))]),
+        conversation_log(&[('>', requests), ('<', reset_frame(3)), ('<', reset_frame(1))]),
         "S S X X"
     );
     let late = [headers_frame(1, END_STREAM, &[0x88]), reset_frame(1)].concat();
@@ -209,10 +210,13 @@ fn either_side_may_reset_a_stream() {
 
 #[test]
 fn goaway_aborts_requests_that_the_server_excludes() {
-    let asked = [request_frame(1), request_frame(3), request_frame(5)].concat();
+    let requests = [request_frame(1), request_frame(3), request_frame(5)].concat();
     let goaway = frame(7, 0, 0, &[[0, 0, 0, 3], [0, 0, 0, 0]].concat());
     let answers = [1, 3, 5].map(|id| headers_frame(id, END_STREAM, &[0x88])).concat();
-    assert_eq!(conversation_log(&[('>', asked), ('<', goaway), ('<', answers)]), "S S S X F2 F2");
+    assert_eq!(
+        conversation_log(&[('>', requests), ('<', goaway), ('<', answers)]),
+        "S S S X F2 F2"
+    );
     let all = frame(7, 0, 0, &[[0x7f, 0xff, 0xff, 0xff], [0, 0, 0, 0]].concat());
     let (warned, last) = (('<', all), ('<', frame(7, 0, 0, &[0, 0, 0, 3, 0, 0, 0, 0])));
     assert_eq!(
@@ -243,7 +247,7 @@ fn a_long_header_block_counts_when_its_last_frame_is_complete() {
 
 #[test]
 fn trailers_even_streams_and_other_frames_are_no_requests() {
-    let asked = [
+    let requests = [
         frame(4, 0, 0, &[0, 3, 0, 0, 0, 100]),
         headers_frame(1, 0, &[0x82]),
         data_frame(1, false, 30_000),
@@ -258,7 +262,8 @@ fn trailers_even_streams_and_other_frames_are_no_requests() {
     let answer =
         [headers_frame(1, 0, &[0x08, 3, b'1', b'0', b'3']), headers_frame(1, 0, &[0x89])].concat();
     let end = headers_frame(1, END_STREAM, &[0x40, 1, b'x', 1, b'y']);
-    let log = conversation_log(&[('>', asked.concat()), ('<', pushed), ('<', answer), ('<', end)]);
+    let log =
+        conversation_log(&[('>', requests.concat()), ('<', pushed), ('<', answer), ('<', end)]);
     assert_eq!(log, "S F2");
 }
 
@@ -267,9 +272,9 @@ fn padding_and_priority_stand_in_front_of_a_status() {
     let padded = frame(1, END_HEADERS | PADDED, 1, &[3, 0x8e, 0, 0, 0]);
     let both = frame(1, END_HEADERS | PADDED | 32, 3, &[2, 0, 0, 0, 0, 16, 0x8b, 0, 0]);
     let ends = [data_frame(1, true, 1), data_frame(3, true, 1)].concat();
-    let asked = [request_frame(1), request_frame(3)].concat();
+    let requests = [request_frame(1), request_frame(3)].concat();
     assert_eq!(
-        conversation_log(&[('>', asked), ('<', [padded, both, ends].concat())]),
+        conversation_log(&[('>', requests), ('<', [padded, both, ends].concat())]),
         "S S F5 F3"
     );
 }
@@ -277,7 +282,7 @@ fn padding_and_priority_stand_in_front_of_a_status() {
 #[test]
 fn statuses_as_text_are_read_and_references_to_them_guessed_only_when_sure() {
     let text = |id, block: &[u8]| headers_frame(id, END_STREAM, block);
-    let asked = (0..6).flat_map(|it| request_frame(it * 2 + 1)).collect();
+    let requests = (0..6).flat_map(|it| request_frame(it * 2 + 1)).collect();
     let answers = [
         text(1, &[0x48, 3, b'5', b'0', b'3']),
         text(3, &[0xbe]),
@@ -287,13 +292,13 @@ fn statuses_as_text_are_read_and_references_to_them_guessed_only_when_sure() {
         text(9, &[0x08, 3, b'4', b'2', b'9']),
         text(11, &[0x88]),
     ];
-    let log = conversation_log(&[('>', asked), ('<', answers.concat())]);
+    let log = conversation_log(&[('>', requests), ('<', answers.concat())]);
     assert_eq!(log, "S S S S S S F5 F5 F3 F0 F4 F2");
 }
 
 #[test]
 fn a_reference_to_an_unseen_status_is_not_guessed() {
-    let asked = [request_frame(1), request_frame(3), request_frame(5)].concat();
+    let requests = [request_frame(1), request_frame(3), request_frame(5)].concat();
     let text = |id, block: &[u8]| headers_frame(id, END_STREAM, block);
     // 503, then 404 behind a size of the table, then references to both.
     let sized = [
@@ -301,14 +306,17 @@ fn a_reference_to_an_unseen_status_is_not_guessed() {
         text(3, &[0x20, 0x48, 3, b'4', b'0', b'4']),
         text(5, &[0xbe]),
     ];
-    assert_eq!(conversation_log(&[('>', asked.clone()), ('<', sized.concat())]), "S S S F5 F0 F0");
+    assert_eq!(
+        conversation_log(&[('>', requests.clone()), ('<', sized.concat())]),
+        "S S S F5 F0 F0"
+    );
     // 404 for a request that no client waits for any more.
     let cut = [
         text(1, &[0x48, 3, b'5', b'0', b'3']),
         text(3, &[0x48, 3, b'4', b'0', b'4']),
         text(5, &[0xbe]),
     ];
-    let log = conversation_log(&[('>', asked), ('>', reset_frame(3)), ('<', cut.concat())]);
+    let log = conversation_log(&[('>', requests), ('>', reset_frame(3)), ('<', cut.concat())]);
     assert_eq!(log, "S S S X F5 F0");
 }
 
@@ -316,7 +324,7 @@ fn a_reference_to_an_unseen_status_is_not_guessed() {
 fn grpc_outcomes_are_seen_in_trailers() {
     let coded = [0x40, 0x88, 0x9a, 0xca, 0xc8, 0xb2, 0x12, 0x34, 0xda, 0x8f, 1, b'0'];
     let plain = [b"\x00\x0bgrpc-status\x02".as_slice(), b"13"].concat();
-    let asked = (0..6).flat_map(|it| request_frame(it * 2 + 1)).collect();
+    let requests = (0..6).flat_map(|it| request_frame(it * 2 + 1)).collect();
     let call = |id, block: &[u8]| {
         [
             headers_frame(id, 0, &[0x88]),
@@ -333,7 +341,7 @@ fn grpc_outcomes_are_seen_in_trailers() {
         call(9, &plain),
         headers_frame(11, END_STREAM, &[0x88, 0xc0, 0x7e, 1, b'0']),
     ];
-    let log = conversation_log(&[('>', asked), ('<', answers.concat())]);
+    let log = conversation_log(&[('>', requests), ('<', answers.concat())]);
     assert_eq!(log, "S S S S S S F2ok F2ok F2bad F2 F2bad F2ok");
 }
 
@@ -347,8 +355,8 @@ fn a_reference_to_an_unseen_outcome_is_not_guessed() {
     let alone = [&[0x88, 0x5f, 1, b't'], &plain(b'5')[..]].concat();
     for unseen in [call(3, &behind), headers_frame(3, END_STREAM, &alone)] {
         let answers = [call(1, &plain(b'0')), unseen, call(5, &[0xbe])].concat();
-        let asked = [request_frame(1), request_frame(3), request_frame(5)].concat();
-        assert_eq!(conversation_log(&[('>', asked), ('<', answers)]), "S S S F2ok F2 F2");
+        let requests = [request_frame(1), request_frame(3), request_frame(5)].concat();
+        assert_eq!(conversation_log(&[('>', requests), ('<', answers)]), "S S S F2ok F2 F2");
     }
     // An interim head that was not seen, and the status of the final response.
     let heads = [
@@ -356,8 +364,8 @@ fn a_reference_to_an_unseen_outcome_is_not_guessed() {
         headers_frame(3, END_STREAM, &[0xbe]),
     ];
     let answers = [call(1, &plain(b'0')), heads.concat()].concat();
-    let asked = [request_frame(1), request_frame(3)].concat();
-    assert_eq!(conversation_log(&[('>', asked), ('<', answers)]), "S S F2ok F0");
+    let requests = [request_frame(1), request_frame(3)].concat();
+    assert_eq!(conversation_log(&[('>', requests), ('<', answers)]), "S S F2ok F0");
 }
 
 #[test]
@@ -419,8 +427,8 @@ fn how_long_it_took_is_known_to_a_tick() {
     let (ended, now) =
         (EndedFrame { class: frame_class::DATA, ends_stream: true, stream: 1 }, wire.now_ns);
     wire.conn.apply_frame(ended, false, now);
-    let took = wire.conn.change.duration_ns;
-    assert!(took.abs_diff(50_000_000) <= 1 << TICK_BITS, "{took}");
+    let duration = wire.conn.change.duration_ns;
+    assert!(duration.abs_diff(50_000_000) <= 1 << TICK_BITS, "{duration}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         &[
             "outbox request_log",
             "wire",
-            "admin local_node log replicas tls",
+            "admin fixtures local_node log replicas tls",
             "link",
             "enrollment probe",
         ],

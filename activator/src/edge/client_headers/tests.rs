@@ -4,7 +4,7 @@ use super::*;
 
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
 
-fn headers_for(side: TrafficOrigin, fields: &[(&str, &str)]) -> HeaderMap {
+fn headers_for(traffic_origin: TrafficOrigin, fields: &[(&str, &str)]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
         headers.append(
@@ -13,7 +13,7 @@ fn headers_for(side: TrafficOrigin, fields: &[(&str, &str)]) -> HeaderMap {
         );
     }
     let sender = ForwardedRequestSender {
-        traffic_origin: side,
+        traffic_origin,
         address: CLIENT,
         proxied_client: ProxiedClient::Direct,
     };
@@ -22,7 +22,7 @@ fn headers_for(side: TrafficOrigin, fields: &[(&str, &str)]) -> HeaderMap {
 }
 
 /// Headers after a request of a trusted load balancer, and true if it has come by https. All of 10.0.0.0/8 is trusted.
-fn proxied_headers(origin: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
+fn proxied_headers(proxied_client: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
         let name = name.parse::<HeaderName>().expect("a name");
@@ -33,7 +33,7 @@ fn proxied_headers(origin: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap
     let sender = ForwardedRequestSender {
         traffic_origin: TrafficOrigin::External,
         address: CLIENT,
-        proxied_client: origin,
+        proxied_client,
     };
     let is_secure = is_https(&headers, sender, &edge);
     write_client_headers(&mut headers, sender, &edge);
@@ -52,20 +52,20 @@ fn field<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 #[test]
 fn the_app_learns_the_client() {
-    let told = headers_for(TrafficOrigin::Internal, &[("host", "a:80")]);
-    assert_eq!(field(&told, "forwarded"), Some("for=10.0.0.9;host=\"a:80\";proto=http"));
-    assert_eq!(field(&told, "x-forwarded-for"), Some("10.0.0.9"));
-    assert_eq!(field(&told, "x-forwarded-host"), Some("a:80"));
-    let told =
+    let headers = headers_for(TrafficOrigin::Internal, &[("host", "a:80")]);
+    assert_eq!(field(&headers, "forwarded"), Some("for=10.0.0.9;host=\"a:80\";proto=http"));
+    assert_eq!(field(&headers, "x-forwarded-for"), Some("10.0.0.9"));
+    assert_eq!(field(&headers, "x-forwarded-host"), Some("a:80"));
+    let headers =
         headers_for(TrafficOrigin::Internal, &[("host", "a"), ("x-forwarded-proto", "https")]);
-    assert_eq!(field(&told, "forwarded"), Some("for=10.0.0.9;host=a;proto=https"));
-    let told = headers_for(TrafficOrigin::Internal, &[("host", "a"), ("forwarded", "for=x")]);
-    assert_eq!(field(&told, "forwarded"), Some("for=x"));
+    assert_eq!(field(&headers, "forwarded"), Some("for=10.0.0.9;host=a;proto=https"));
+    let headers = headers_for(TrafficOrigin::Internal, &[("host", "a"), ("forwarded", "for=x")]);
+    assert_eq!(field(&headers, "forwarded"), Some("for=x"));
 }
 
 #[test]
 fn headers_of_an_external_client_are_replaced() {
-    let told = headers_for(
+    let headers = headers_for(
         TrafficOrigin::External,
         &[
             ("host", "a"),
@@ -76,13 +76,16 @@ fn headers_of_an_external_client_are_replaced() {
             ("x-real-ip", "6.6.6.6"),
         ],
     );
-    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
-    assert_eq!(field(&told, "x-real-ip"), None);
+    assert_eq!(
+        client_headers(&headers),
+        ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]
+    );
+    assert_eq!(field(&headers, "x-real-ip"), None);
 }
 
 #[test]
 fn headers_of_a_trusted_proxy_are_kept_and_extended() {
-    let (told, is_secure) = proxied_headers(
+    let (headers, is_secure) = proxied_headers(
         ProxiedClient::Direct,
         &[
             ("host", "a"),
@@ -93,24 +96,33 @@ fn headers_of_a_trusted_proxy_are_kept_and_extended() {
         ],
     );
     let forwarded = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
-    assert_eq!(client_headers(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", forwarded]);
-    assert_eq!((field(&told, "x-real-ip"), is_secure), (Some("192.0.2.1"), true));
-    let (told, is_secure) = proxied_headers(ProxiedClient::Direct, &[("host", "a")]);
-    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert_eq!(
+        client_headers(&headers),
+        ["192.0.2.1, 10.0.0.9", "https", "shop.example", forwarded]
+    );
+    assert_eq!((field(&headers, "x-real-ip"), is_secure), (Some("192.0.2.1"), true));
+    let (headers, is_secure) = proxied_headers(ProxiedClient::Direct, &[("host", "a")]);
+    assert_eq!(
+        client_headers(&headers),
+        ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]
+    );
     assert!(!is_secure);
 }
 
 #[test]
 fn a_trusted_proxy_may_say_it_by_the_standard_alone() {
     let given = "for=\"[2001:db8::1]:7\";proto=http, for=192.0.2.1;host=shop.example;proto=https";
-    let (told, is_secure) =
+    let (headers, is_secure) =
         proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("forwarded", given)]);
     let said = "for=192.0.2.1;host=shop.example;proto=https, for=10.0.0.9";
-    assert_eq!(client_headers(&told), ["192.0.2.1, 10.0.0.9", "https", "shop.example", said]);
-    assert!(is_secure, "{told:?}");
-    let (told, is_secure) =
+    assert_eq!(client_headers(&headers), ["192.0.2.1, 10.0.0.9", "https", "shop.example", said]);
+    assert!(is_secure, "{headers:?}");
+    let (headers, is_secure) =
         proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("forwarded", "for=\"192.0.2.1")]);
-    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    assert_eq!(
+        client_headers(&headers),
+        ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]
+    );
     assert!(!is_secure, "half a field says nothing");
 }
 
@@ -123,9 +135,9 @@ fn a_trusted_proxy_passes_on_what_a_client_claims_only_as_far_as_trust_goes() {
         ("10.6.6.6, evil, 10.7.0.1", "evil, 10.7.0.1, 10.0.0.9"),
         ("10.7.0.2, 10.7.0.1", "10.7.0.2, 10.7.0.1, 10.0.0.9"),
     ] {
-        let (told, _) =
+        let (headers, _) =
             proxied_headers(ProxiedClient::Direct, &[("host", "a"), ("x-forwarded-for", given)]);
-        assert_eq!(field(&told, "x-forwarded-for"), Some(kept), "{given}");
+        assert_eq!(field(&headers, "x-forwarded-for"), Some(kept), "{given}");
     }
     let protos = [("x-forwarded-proto", "https"), ("x-forwarded-proto", "http")];
     assert!(!proxied_headers(ProxiedClient::Direct, &protos).1, "the proxy's own word is the last");
@@ -135,25 +147,29 @@ fn a_trusted_proxy_passes_on_what_a_client_claims_only_as_far_as_trust_goes() {
 fn a_proxy_header_names_the_client_whose_own_word_does_not_count() {
     // The client behind the balancer has an address that is trusted itself: it is another proxy.
     let forged = [("host", "a"), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-proto", "https")];
-    let (told, is_secure) = proxied_headers(ProxiedClient::Named { is_secure: true }, &forged[..1]);
+    let (headers, is_secure) =
+        proxied_headers(ProxiedClient::Named { is_secure: true }, &forged[..1]);
     assert_eq!(
-        client_headers(&told),
+        client_headers(&headers),
         ["10.0.0.9", "https", "a", "for=10.0.0.9;host=a;proto=https"]
     );
     assert!(is_secure);
-    let (told, is_secure) = proxied_headers(ProxiedClient::Unnamed, &forged);
-    assert_eq!(client_headers(&told), ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]);
+    let (headers, is_secure) = proxied_headers(ProxiedClient::Unnamed, &forged);
+    assert_eq!(
+        client_headers(&headers),
+        ["10.0.0.9", "http", "a", "for=10.0.0.9;host=a;proto=http"]
+    );
     assert!(!is_secure);
 }
 
 #[test]
 fn who_writes_an_address_cannot_write_more_than_that() {
-    let told = headers_for(
+    let headers = headers_for(
         TrafficOrigin::Internal,
         &[("host", "a"), ("x-forwarded-for", "x;proto=\"https")],
     );
-    let way = "for=\"x;proto=\\\"https\";host=a;proto=http, for=10.0.0.9";
-    assert_eq!(field(&told, "forwarded"), Some(way));
+    let forwarded_for = "for=\"x;proto=\\\"https\";host=a;proto=http, for=10.0.0.9";
+    assert_eq!(field(&headers, "forwarded"), Some(forwarded_for));
 }
 
 #[test]
@@ -238,52 +254,52 @@ proptest! {
     fn forwarded_keeps_its_grammar_by_a_trusted_proxy(
         given in proptest::option::of("[ -~]{0,40}"),
         element in proptest::option::of("(for=[a-z0-9.]{1,9}(;proto=https)?(, )?){1,3}"),
-        way in proptest::option::of("[ -~]{0,40}"),
+        forwarded_for in proptest::option::of("[ -~]{0,40}"),
         proto in proptest::option::of("[ -~]{1,10}"),
     ) {
         let mut fields = vec![("host", "a")];
         fields.extend(given.as_deref().map(|it| ("forwarded", it)));
         fields.extend(element.as_deref().map(|it| ("forwarded", it)));
-        fields.extend(way.as_deref().map(|it| ("x-forwarded-for", it)));
+        fields.extend(forwarded_for.as_deref().map(|it| ("x-forwarded-for", it)));
         fields.extend(proto.as_deref().map(|it| ("x-forwarded-proto", it)));
-        let (told, _) = proxied_headers(ProxiedClient::Direct, &fields);
-        let text = field(&told, "forwarded").expect("always written");
+        let (headers, _) = proxied_headers(ProxiedClient::Direct, &fields);
+        let text = field(&headers, "forwarded").expect("always written");
         let elements = crate::edge::forwarded_header::parse_elements(text);
         prop_assert!(elements.is_some(), "{}", text);
         let last = elements.unwrap_or_default().pop().and_then(|it| it.forwarded_for);
         prop_assert_eq!(last.as_deref(), Some("10.0.0.9"));
-        let known = ["http", "https", "ws", "wss"].contains(&forwarded_scheme(&told));
-        prop_assert!(known, "{:?}", told);
+        let known = ["http", "https", "ws", "wss"].contains(&forwarded_scheme(&headers));
+        prop_assert!(known, "{:?}", headers);
     }
 
     /// Whatever a client writes, `Forwarded` keeps its grammar, ends with the client's real address, and has the true
     /// host and protocol.
     #[test]
     fn forwarded_keeps_its_grammar(
-        way in proptest::option::of("[ -~]{0,40}"),
+        forwarded_for in proptest::option::of("[ -~]{0,40}"),
         host in "[a-z0-9.:-]{1,20}",
         proto in proptest::option::of("[ -~]{1,10}"),
         outside: bool,
     ) {
         let side = if outside { TrafficOrigin::External } else { TrafficOrigin::Internal };
         let mut fields = vec![("host", host.as_str())];
-        fields.extend(way.as_deref().map(|way| ("x-forwarded-for", way)));
+        fields.extend(forwarded_for.as_deref().map(|forwarded_for| ("x-forwarded-for", forwarded_for)));
         fields.extend(proto.as_deref().map(|proto| ("x-forwarded-proto", proto)));
-        let told = headers_for(side, &fields);
-        let text = field(&told, "forwarded").expect("always written");
+        let headers = headers_for(side, &fields);
+        let text = field(&headers, "forwarded").expect("always written");
         let elements = parse(text);
         prop_assert!(elements.is_some(), "{}", text);
         let elements = elements.unwrap_or_default();
         let last = elements.last().and_then(|it| it.first()).cloned();
         prop_assert_eq!(last, Some(("for".to_owned(), "10.0.0.9".to_owned())));
-        let said = |name: &str| {
+        let parameter = |name: &str| {
             elements[0].iter().find(|(it, _)| it == name).map(|(_, value)| value.clone())
         };
-        prop_assert_eq!(said("host"), Some(host.clone()));
+        prop_assert_eq!(parameter("host"), Some(host.clone()));
         if outside {
-            prop_assert_eq!(said("proto"), Some("http".to_owned()));
+            prop_assert_eq!(parameter("proto"), Some("http".to_owned()));
         }
-        let added = field(&told, "x-forwarded-for").is_some_and(|way| way.ends_with("10.0.0.9"));
+        let added = field(&headers, "x-forwarded-for").is_some_and(|forwarded_for| forwarded_for.ends_with("10.0.0.9"));
         prop_assert!(added);
     }
 

@@ -9,10 +9,10 @@ fn head(uri: &str, fields: &[(&str, &str)]) -> request::Parts {
     builder.body(()).expect("valid").into_parts().0
 }
 
-fn request_context(side: TrafficOrigin) -> PodRequestContext<'static> {
-    let (rewrite, tags, protocol) = (None, None, AppProtocol::Http1);
+fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> {
+    let (host_rewrite, tags, protocol) = (None, None, AppProtocol::Http1);
     let sender = ForwardedRequestSender {
-        traffic_origin: side,
+        traffic_origin,
         address: CLIENT,
         proxied_client: crate::edge::client_headers::ProxiedClient::Direct,
     };
@@ -22,7 +22,7 @@ fn request_context(side: TrafficOrigin) -> PodRequestContext<'static> {
         allowed_upgrades: Vec::new(),
         allows_underscores: false,
     };
-    PodRequestContext { sender, edge: &USUAL, host_rewrite: rewrite, tags, protocol, random: || 7 }
+    PodRequestContext { sender, edge: &USUAL, host_rewrite, tags, protocol, random: || 7 }
 }
 
 fn rewritten_head(
@@ -35,12 +35,12 @@ fn rewritten_head(
 
 fn rewritten_by(
     uri: &str,
-    passage: PodRequestContext<'_>,
+    context: PodRequestContext<'_>,
     fields: &[(&str, &str)],
 ) -> (request::Parts, Option<HeaderValue>) {
     let mut head = head(uri, fields);
     let upgrade =
-        rewrite_request_head(&mut head, passage, || "hello.default.svc".into()).expect("fine");
+        rewrite_request_head(&mut head, context, || "hello.default.svc".into()).expect("fine");
     (head, upgrade)
 }
 
@@ -67,8 +67,8 @@ fn an_absolute_uri_wins_over_the_host_header() {
 #[test]
 fn a_host_is_required_from_1_1_on_and_supplied_for_1_0() {
     let new = head("/", &[]);
-    let refused = host::check_host(&new).expect_err("no host");
-    assert_eq!(refused.to_string(), "missing required Host header");
+    let error = host::check_host(&new).expect_err("no host");
+    assert_eq!(error.to_string(), "missing required Host header");
     let mut old = head("/", &[]);
     old.version = Version::HTTP_10;
     host::check_host(&old).expect("HTTP/1.0 knows no Host");
@@ -113,54 +113,54 @@ fn headers_of_one_hop_and_of_the_platform_end_here() {
 fn inside_only_what_the_platform_uses_itself_is_taken_away() {
     let fields = [("host", "a"), ("k-mine", "stays"), ("knative-serving-revision", "r")];
     let (head, _) = rewritten_head("/", TrafficOrigin::Internal, &fields);
-    let told = ["k-mine", "knative-serving-revision"].map(|name| field(&head, name));
-    assert_eq!(told, [Some("stays"), None]);
+    let values = ["k-mine", "knative-serving-revision"].map(|name| field(&head, name));
+    assert_eq!(values, [Some("stays"), None]);
 }
 
 #[test]
 fn a_pod_gets_the_chosen_tag_or_the_default_route() {
     let tag = TagRouting::ServeTag("blue".into());
     let choice = TagRouting::ChooseTag(vec![]);
-    let told = |tags, asked: &[(&str, &str)]| {
-        let passage = PodRequestContext { tags, ..request_context(TrafficOrigin::External) };
-        let (head, _) = rewritten_by("/", passage, &[&[("host", "a")], asked].concat());
+    let tag_headers = |tags, requested: &[(&str, &str)]| {
+        let context = PodRequestContext { tags, ..request_context(TrafficOrigin::External) };
+        let (head, _) = rewritten_by("/", context, &[&[("host", "a")], requested].concat());
         let own = |name| field(&head, name).map(str::to_owned);
         (own("knative-serving-tag"), own("knative-serving-default-route"))
     };
-    let asked = [("knative-serving-tag", "green"), ("knative-serving-default-route", "no")];
+    let requested = [("knative-serving-tag", "green"), ("knative-serving-default-route", "no")];
     let text = |it: &str| Some(it.to_owned());
-    assert_eq!(told(None, &asked), (None, None));
-    assert_eq!(told(Some(&tag), &asked), (text("blue"), None));
-    assert_eq!(told(Some(&choice), &asked), (text("green"), text("true")));
-    assert_eq!(told(Some(&choice), &[]), (None, text("true")));
+    assert_eq!(tag_headers(None, &requested), (None, None));
+    assert_eq!(tag_headers(Some(&tag), &requested), (text("blue"), None));
+    assert_eq!(tag_headers(Some(&choice), &requested), (text("green"), text("true")));
+    assert_eq!(tag_headers(Some(&choice), &[]), (None, text("true")));
 }
 
 #[test]
 fn a_host_that_is_rewritten_is_kept_beside() {
-    let passage = PodRequestContext {
+    let context = PodRequestContext {
         host_rewrite: Some("hello.default.svc"),
         ..request_context(TrafficOrigin::External)
     };
     let (head, _) =
-        rewritten_by("/", passage, &[("host", "shop.example"), ("k-original-host", "evil")]);
-    let told = ["host", "k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
-    assert_eq!(told, [Some("hello.default.svc"), Some("shop.example"), Some("shop.example")]);
+        rewritten_by("/", context, &[("host", "shop.example"), ("k-original-host", "evil")]);
+    let values = ["host", "k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
+    assert_eq!(values, [Some("hello.default.svc"), Some("shop.example"), Some("shop.example")]);
 }
 
 #[test]
 fn http2_names_host_and_scheme_in_its_target() {
-    let passage = PodRequestContext {
+    let context = PodRequestContext {
         protocol: AppProtocol::H2c,
         ..request_context(TrafficOrigin::Internal)
     };
-    let (asked, upgrade) =
-        rewritten_by("/a?b", passage, &[("host", "a:80"), ("connection", "close")]);
-    assert_eq!((asked.uri.to_string().as_str(), upgrade), ("http://a:80/a?b", None));
-    assert_eq!((asked.version, field(&asked, "host")), (Version::HTTP_2, None));
-    assert_eq!(field(&asked, "connection"), None);
+    let (head, upgrade) =
+        rewritten_by("/a?b", context, &[("host", "a:80"), ("connection", "close")]);
+    assert_eq!((head.uri.to_string().as_str(), upgrade), ("http://a:80/a?b", None));
+    assert_eq!((head.version, field(&head, "host")), (Version::HTTP_2, None));
+    assert_eq!(field(&head, "connection"), None);
     let fields = [("host", "a"), ("connection", "upgrade"), ("upgrade", "websocket")];
-    let (asked, upgrade) = rewritten_by("/", passage, &fields);
-    assert_eq!((asked.version, upgrade.is_some()), (Version::HTTP_11, true));
+    let (head, upgrade) = rewritten_by("/", context, &fields);
+    assert_eq!((head.version, upgrade.is_some()), (Version::HTTP_11, true));
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn an_upgrade_is_passed_on_but_not_to_http2() {
 #[test]
 fn only_listed_protocols_are_switched_to_and_only_one_is_asked_for() {
     let edge = EdgeSettings { allowed_upgrades: vec!["xmpp".into()], ..EdgeSettings::default() };
-    let asked = |protocols: &[&str]| {
+    let upgrade_for = |protocols: &[&str]| {
         let mut fields = vec![("host", "a"), ("connection", "upgrade")];
         fields.extend(protocols.iter().map(|it| ("upgrade", *it)));
         let (head, upgrade) = rewritten_by(
@@ -212,7 +212,7 @@ fn only_listed_protocols_are_switched_to_and_only_one_is_asked_for() {
         upgrade.is_some()
     };
     for one in ["websocket", "WebSocket", "xmpp", "XMPP", " websocket "] {
-        assert!(asked(&[one]), "{one}");
+        assert!(upgrade_for(&[one]), "{one}");
     }
     for other in [
         &["h2c"][..],
@@ -228,7 +228,7 @@ fn only_listed_protocols_are_switched_to_and_only_one_is_asked_for() {
         &["TLS/1.0, HTTP/1.1"],
         &[""],
     ] {
-        assert!(!asked(other), "{other:?}");
+        assert!(!upgrade_for(other), "{other:?}");
     }
 }
 
@@ -241,8 +241,8 @@ fn names_that_servers_take_for_the_platforms_are_dropped_from_outside() {
     assert_eq!(names(&rewritten_head("/", TrafficOrigin::External, &fields).0), [false; 3]);
     assert_eq!(names(&rewritten_head("/", TrafficOrigin::Internal, &fields).0), [true; 3]);
     let edge = EdgeSettings { allows_underscores: true, ..EdgeSettings::default() };
-    let passage = PodRequestContext { edge: &edge, ..request_context(TrafficOrigin::External) };
-    assert_eq!(names(&rewritten_by("/", passage, &fields).0), [true; 3], "where operators say so");
+    let context = PodRequestContext { edge: &edge, ..request_context(TrafficOrigin::External) };
+    assert_eq!(names(&rewritten_by("/", context, &fields).0), [true; 3], "where operators say so");
 }
 
 #[test]
@@ -260,8 +260,8 @@ fn an_answer_loses_only_what_was_for_one_hop() {
 fn connect_is_refused() {
     let mut head = head("a:80", &[]);
     head.method = Method::CONNECT;
-    let refused =
+    let error =
         rewrite_request_head(&mut head, request_context(TrafficOrigin::Internal), String::new)
             .expect_err("refused");
-    assert_eq!(refused.status(), 405);
+    assert_eq!(error.status(), 405);
 }

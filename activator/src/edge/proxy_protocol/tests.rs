@@ -161,11 +161,11 @@ proptest! {
             true => v2_header(1, if source.is_ipv4() { 0x11 } else { 0x21 }, &v2_addresses(source, to)),
             false => format!("PROXY TCP{family} {ip} {ip} {} {to}\r\n", source.port()).into(),
         };
-        let told = ProxyHeader::Client {
+        let expected = ProxyHeader::Client {
             source: SocketAddr::new(ip.to_canonical(), source.port()),
             is_secure: to == HTTPS_PORT,
         };
         let all = [&bytes[..], &behind].concat();
-        prop_assert_eq!(read_stepwise(&all), Ok((told, &behind[..])));
+        prop_assert_eq!(read_stepwise(&all), Ok((expected, &behind[..])));
     }
 }

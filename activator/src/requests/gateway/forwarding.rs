@@ -85,20 +85,21 @@ impl ActivatorGateway {
             // A response may end before the request's body does. The body keeps the permit, since it still occupies the
             // pod.
             request.body_mut().hold_permit(Arc::clone(&permit) as _);
-            let pace = request.body().idle_timer().map(|pace| (pace, is_grpc(&request)));
+            let idle_timer =
+                request.body().idle_timer().map(|idle_timer| (idle_timer, is_grpc(&request)));
             // A client that stalls in its body occupies a pod's room. So the wait for the response is bounded by the
             // body's progress.
-            let mut early = ClientInterimSink(pending.socket.as_ref());
-            let sent = connection.send(request, &mut early);
-            let sent = match pace {
-                None => sent.await,
-                Some((pace, is_stream)) => tokio::select! {
+            let mut interim_sink = ClientInterimSink(pending.socket.as_ref());
+            let result = connection.send(request, &mut interim_sink);
+            let result = match idle_timer {
+                None => result.await,
+                Some((idle_timer, is_stream)) => tokio::select! {
                     biased;
-                    sent = sent => sent,
-                    failure = wait_body_failure(&pending.connection, &pace, is_stream) => return Err(failure),
+                    result = result => result,
+                    failure = wait_body_failure(&pending.connection, &idle_timer, is_stream) => return Err(failure),
                 },
             };
-            let error = match sent {
+            let error = match result {
                 Ok(response) => {
                     // The pod accepts connections now: more may be dialled at once.
                     permit.pod.on_response();
@@ -109,7 +110,7 @@ impl ActivatorGateway {
             // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
             // with its turn.
             match error.resendable {
-                Some(unseen) if stale < MAX_STALE_RETRIES => pending.put_back(unseen),
+                Some(request_again) if stale < MAX_STALE_RETRIES => pending.put_back(request_again),
                 _ => return Err(exchange_error(address, &error.cause)),
             }
             stale += 1;
@@ -120,12 +121,12 @@ impl ActivatorGateway {
     /// Makes a pod's response the one for the client. After a switch of protocols the upgraded connection gets a task.
     pub(super) fn relay_response(
         &self,
-        answered: PodResponse,
+        pod_response: PodResponse,
         pending: &mut PendingRequest,
         timer: RequestTimer,
         entry: &mut Option<Box<RequestLogEntry>>,
     ) -> Response<ClientResponseBody> {
-        let PodResponse { mut response, permit } = answered;
+        let PodResponse { mut response, permit } = pod_response;
         let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         let status = response.status();
         headers::rewrite_response_head(response.headers_mut(), status, pending.client_version);
@@ -180,13 +181,13 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 /// held.
 async fn wait_body_failure(
     connection: &Arc<ClientConnection>,
-    pace: &BodyIdleTimer,
+    idle_timer: &BodyIdleTimer,
     is_stream: bool,
 ) -> ProxyRequestError {
     let (connections, _guard) = (connection.connections(), connection.subscribe_refusal());
     tokio::select! {
         () = connection.wait_refused() => ProxyRequestError::TooManyRequestBytes,
-        () = pace.wait_idle(connections.budget.body_idle_timeout), if !is_stream => {
+        () = idle_timer.wait_idle(connections.budget.body_idle_timeout), if !is_stream => {
             connections.count_refusal(ClientBound::BodyIdleTimeout);
             ProxyRequestError::BodyIdleTimeout
         }

@@ -85,7 +85,7 @@ impl ActivatorGateway {
         head: &request::Parts,
     ) -> Result<ServiceMatch, ProxyRequestError> {
         let host = || host::request_host(head).unwrap_or_default();
-        let found = match entrypoint {
+        let service_match = match entrypoint {
             Entrypoint::Service(port) => self.routes.service_by_port(port).map(ServiceMatch::from),
             Entrypoint::External => self.routes.match_host(&host()),
             Entrypoint::Internal => {
@@ -100,7 +100,7 @@ impl ActivatorGateway {
                 local.map(ServiceMatch::from).or_else(|| self.routes.match_host(&host))
             }
         };
-        found.ok_or_else(|| match entrypoint {
+        service_match.ok_or_else(|| match entrypoint {
             Entrypoint::Service(port) => ProxyRequestError::UnknownService(format!("port {port}")),
             Entrypoint::Internal | Entrypoint::External => {
                 ProxyRequestError::UnknownService(host())
@@ -111,14 +111,15 @@ impl ActivatorGateway {
     /// Service whose revisions serve the request: the one that was found, or the one of the tag that a header chooses.
     fn select_tag(
         &self,
-        found: &ServiceMatch,
+        service_match: &ServiceMatch,
         head: &request::Parts,
     ) -> (Arc<RoutedService>, Option<TagRouting>) {
-        let service = Arc::clone(&found.service);
+        let service = Arc::clone(&service_match.service);
         let Some(TagRouting::ChooseTag(tags)) = service.tags() else { return (service, None) };
         // A tag without a service in the table falls back to the service itself, as an unknown tag does.
-        let asked = head.headers.get(headers::TAG_HEADER).map(HeaderValue::as_bytes);
-        let tag = asked.and_then(|asked| tags.iter().find(|tag| tag.name.as_bytes() == asked));
+        let requested_tag = head.headers.get(headers::TAG_HEADER).map(HeaderValue::as_bytes);
+        let tag = requested_tag
+            .and_then(|requested_tag| tags.iter().find(|tag| tag.name.as_bytes() == requested_tag));
         let chosen = tag.and_then(|tag| {
             Some((
                 self.routes.service_by_name(&tag.service)?,
@@ -134,14 +135,14 @@ impl ActivatorGateway {
         entrypoint: Entrypoint,
         head: &request::Parts,
     ) -> Response<ClientResponseBody> {
-        let has_pod = || {
+        let has_ready_pod = || {
             let service = self.find_service(entrypoint, head).ok()?.service;
             Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
         };
-        let has_pod = probe == PlatformProbe::Queue && has_pod().unwrap_or(false);
+        let has_ready_pod = probe == PlatformProbe::Queue && has_ready_pod().unwrap_or(false);
         let answer = probe.respond(ProbeHealth {
             is_shutting_down: self.reconnect_clients.is_cancelled(),
-            has_ready_pod: has_pod,
+            has_ready_pod,
         });
         let mut response = Response::new(ClientResponseBody::from_text(answer.text));
         *response.status_mut() = answer.status;

@@ -29,44 +29,45 @@ impl QueueEntry {
 
     /// Waits for room at a pod and returns its permit. Returns at once if a pod has room.
     pub async fn acquire_permit(&mut self) -> Result<PodPermit, ProxyRequestError> {
-        let answer = {
-            let mut core = self.revision.lock_state();
-            core.prepare_request(&self.revision);
-            let live = core.ensure_active(self.revision.context.queue_bounds);
+        let permit_rx = {
+            let mut state = self.revision.lock_state();
+            state.prepare_request(&self.revision);
+            let active = state.ensure_active(self.revision.context.queue_bounds);
             // A request that was refused by a pod comes back here: it keeps its turn, and so its position in the queue.
-            let turn = *self.ticket.get_or_insert_with(|| {
-                live.queue_entries += 1;
-                live.wait_queue.issue_ticket()
+            let ticket = *self.ticket.get_or_insert_with(|| {
+                active.queue_entries += 1;
+                active.wait_queue.issue_ticket()
             });
-            if let Some(key) = live.wait_queue.admit(random_u64()) {
-                let place = self.revision.grant_permit(live, key);
-                core.on_dispatched_to(&place.pod);
-                return Ok(place);
+            if let Some(key) = active.wait_queue.admit(random_u64()) {
+                let permit = self.revision.grant_permit(active, key);
+                state.on_dispatched_to(&permit.pod);
+                return Ok(permit);
             }
-            let (whom, answer) = oneshot::channel();
-            live.wait_queue
-                .enqueue(turn, self.bytes, whom)
+            let (waiter, permit_rx) = oneshot::channel();
+            active
+                .wait_queue
+                .enqueue(ticket, self.bytes, waiter)
                 .map_err(|_full| ProxyRequestError::QueueFull)?;
-            let waiting = live.wait_queue.waiting_count();
+            let waiting = active.wait_queue.waiting_count();
             // One that waits for the second time is still counted from the first.
             let is_first = self.waiting_since.is_none();
             if is_first {
                 self.waiting_since = Some(Instant::now());
-                core.totals.record_start(now_ns());
+                state.totals.record_start(now_ns());
             }
             // The further waiting request may make this activator claim or grant slots, by which others can be
             // dispatched.
-            let dispatched = self.revision.reconcile_waiting(&mut core);
-            let places = self.revision.grant_permits(&core, dispatched);
-            drop(core);
+            let dispatched = self.revision.reconcile_waiting(&mut state);
+            let permits = self.revision.grant_permits(&state, dispatched);
+            drop(state);
             if is_first {
                 // After the lock is released, since the reporter has a lock of its own.
                 self.revision.on_waiting_started(waiting);
             }
-            send_permits(places);
-            answer
+            send_permits(permits);
+            permit_rx
         };
-        answer
+        permit_rx
             .await
             .map_err(|_dropped| ProxyRequestError::UnknownRevision(self.revision.name.to_string()))
     }
@@ -81,9 +82,9 @@ impl QueueEntry {
     fn end_waiting(&mut self, has_pod: bool) {
         let Some(since) = self.waiting_since.take() else { return };
         {
-            let mut core = self.revision.lock_state();
-            core.totals.record_finish(now_ns());
-            core.totals.abandoned += u64::from(!has_pod);
+            let mut state = self.revision.lock_state();
+            state.totals.record_finish(now_ns());
+            state.totals.abandoned += u64::from(!has_pod);
         }
         let metrics = &self.revision.context.pod_settings.metrics;
         metrics.waiting_requests.dec();
@@ -94,22 +95,23 @@ impl QueueEntry {
 
 impl Drop for QueueEntry {
     fn drop(&mut self) {
-        let Some(turn) = self.ticket else { return };
-        let (left, places) = {
-            let mut core = self.revision.lock_state();
-            let left = core.active.as_mut().and_then(|live| {
-                live.queue_entries -= 1;
-                live.wait_queue.remove_waiter(turn)
+        let Some(ticket) = self.ticket else { return };
+        let (waiter, permits) = {
+            let mut state = self.revision.lock_state();
+            let waiter = state.active.as_mut().and_then(|active| {
+                active.queue_entries -= 1;
+                active.wait_queue.remove_waiter(ticket)
             });
-            let dispatched =
-                left.as_ref().map_or_else(Vec::new, |_| self.revision.reconcile_waiting(&mut core));
-            let places = self.revision.grant_permits(&core, dispatched);
-            core.drop_if_idle();
-            (left, places)
+            let dispatched = waiter
+                .as_ref()
+                .map_or_else(Vec::new, |_| self.revision.reconcile_waiting(&mut state));
+            let permits = self.revision.grant_permits(&state, dispatched);
+            state.drop_if_idle();
+            (waiter, permits)
         };
-        send_permits(places);
+        send_permits(permits);
         // Dropped after the lock is released: the channel may hold a permit, and dropping a permit takes the lock.
-        drop(left);
+        drop(waiter);
         self.end_waiting(false);
     }
 }

@@ -23,11 +23,11 @@ impl<W> SoleHolderQueueFixture<W> {
         Self { wait_queue: WaitQueue::new(bounds), limit: 0, in_flight: BTreeMap::new() }
     }
 
-    fn assign_free_slots(&mut self, chance: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {
+    fn assign_free_slots(&mut self, random: impl FnMut() -> u64) -> Vec<DispatchedRequest<W>> {
         let (limit, flying) = (self.limit, &self.in_flight);
-        let spare =
+        let free_slots_at =
             |pod: PodEndpointKey| limit.saturating_sub(flying.get(&pod).copied().unwrap_or(0));
-        self.wait_queue.set_free_slots(spare, chance)
+        self.wait_queue.set_free_slots(free_slots_at, random)
     }
 
     fn count_dispatched(
@@ -43,12 +43,12 @@ impl<W> SoleHolderQueueFixture<W> {
     fn dispatch_with_free_slots(
         &mut self,
         mut dispatched: Vec<DispatchedRequest<W>>,
-        chance: impl FnMut() -> u64,
+        random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         for (_, pod) in &dispatched {
             *self.in_flight.entry(*pod).or_default() += 1;
         }
-        let more = self.assign_free_slots(chance);
+        let more = self.assign_free_slots(random);
         dispatched.extend(self.count_dispatched(more));
         dispatched
     }
@@ -57,39 +57,44 @@ impl<W> SoleHolderQueueFixture<W> {
         self.wait_queue.issue_ticket()
     }
 
-    fn admit(&mut self, chance: u64) -> Option<PodEndpointKey> {
-        let pod = self.wait_queue.admit(chance)?;
+    fn admit(&mut self, random: u64) -> Option<PodEndpointKey> {
+        let pod = self.wait_queue.admit(random)?;
         *self.in_flight.entry(pod).or_default() += 1;
         Some(pod)
     }
 
-    fn enqueue(&mut self, turn: QueueTicket, bytes: usize, waiter: W) -> Result<(), WaitQueueFull> {
-        self.wait_queue.enqueue(turn, bytes, waiter)
+    fn enqueue(
+        &mut self,
+        ticket: QueueTicket,
+        bytes: usize,
+        waiter: W,
+    ) -> Result<(), WaitQueueFull> {
+        self.wait_queue.enqueue(ticket, bytes, waiter)
     }
 
-    fn remove_waiter(&mut self, turn: QueueTicket) -> Option<W> {
-        self.wait_queue.remove_waiter(turn)
+    fn remove_waiter(&mut self, ticket: QueueTicket) -> Option<W> {
+        self.wait_queue.remove_waiter(ticket)
     }
 
     fn on_routes(
         &mut self,
         ready: impl IntoIterator<Item = PodEndpointKey>,
         limit: u32,
-        mut chance: impl FnMut() -> u64,
+        mut random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         self.limit = limit;
-        let dispatched = self.wait_queue.on_routes(ready, limit, &mut chance);
-        self.dispatch_with_free_slots(dispatched, chance)
+        let dispatched = self.wait_queue.on_routes(ready, limit, &mut random);
+        self.dispatch_with_free_slots(dispatched, random)
     }
 
     fn on_request_done(
         &mut self,
         pod: PodEndpointKey,
-        mut chance: impl FnMut() -> u64,
+        mut random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
         *self.in_flight.get_mut(&pod).expect("it has a request") -= 1;
-        let dispatched = self.wait_queue.on_request_done(pod, &mut chance);
-        self.dispatch_with_free_slots(dispatched, chance)
+        let dispatched = self.wait_queue.on_request_done(pod, &mut random);
+        self.dispatch_with_free_slots(dispatched, random)
     }
 
     fn on_pod_refused(&mut self, pod: PodEndpointKey) -> bool {
@@ -99,10 +104,10 @@ impl<W> SoleHolderQueueFixture<W> {
     fn on_pod_retry(
         &mut self,
         pod: PodEndpointKey,
-        mut chance: impl FnMut() -> u64,
+        mut random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        let dispatched = self.wait_queue.on_pod_retry(pod, &mut chance);
-        self.dispatch_with_free_slots(dispatched, chance)
+        let dispatched = self.wait_queue.on_pod_retry(pod, &mut random);
+        self.dispatch_with_free_slots(dispatched, random)
     }
 
     fn waiting_count(&self) -> usize {
@@ -114,109 +119,109 @@ impl<W> SoleHolderQueueFixture<W> {
     }
 }
 
-fn enqueue_request(line: &mut SoleHolderQueueFixture<u32>, name: u32) -> QueueTicket {
-    let turn = line.issue_ticket();
-    assert_eq!(line.admit(0), None);
-    line.enqueue(turn, 1, name).expect("room in the line");
-    turn
+fn enqueue_request(queue: &mut SoleHolderQueueFixture<u32>, name: u32) -> QueueTicket {
+    let ticket = queue.issue_ticket();
+    assert_eq!(queue.admit(0), None);
+    queue.enqueue(ticket, 1, name).expect("room in the line");
+    ticket
 }
 
 #[test]
 fn holds_requests_until_a_pod_is_ready_and_lets_them_go_in_order() {
-    let mut line = SoleHolderQueueFixture::new(WIDE_BOUNDS);
-    (1..=3).for_each(|name| _ = enqueue_request(&mut line, name));
-    assert_eq!(line.on_routes([pod(1)], 0, || 0), [(1, pod(1)), (2, pod(1)), (3, pod(1))]);
-    assert_eq!((line.waiting_count(), line.in_flight()), (0, 3));
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    (1..=3).for_each(|name| _ = enqueue_request(&mut queue, name));
+    assert_eq!(queue.on_routes([pod(1)], 0, || 0), [(1, pod(1)), (2, pod(1)), (3, pod(1))]);
+    assert_eq!((queue.waiting_count(), queue.in_flight()), (0, 3));
 }
 
 #[test]
 fn a_hard_limit_lets_go_one_for_each_that_ends() {
-    let mut line = SoleHolderQueueFixture::new(WIDE_BOUNDS);
-    (1..=4).for_each(|name| _ = enqueue_request(&mut line, name));
-    assert_eq!(line.on_routes([pod(1), pod(2)], 1, || 0), [(1, pod(1)), (2, pod(2))]);
-    assert_eq!(line.on_request_done(pod(2), || 0), [(3, pod(2))]);
-    assert_eq!(line.on_request_done(pod(1), || 0), [(4, pod(1))]);
-    assert_eq!(line.on_request_done(pod(1), || 0), []);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    (1..=4).for_each(|name| _ = enqueue_request(&mut queue, name));
+    assert_eq!(queue.on_routes([pod(1), pod(2)], 1, || 0), [(1, pod(1)), (2, pod(2))]);
+    assert_eq!(queue.on_request_done(pod(2), || 0), [(3, pod(2))]);
+    assert_eq!(queue.on_request_done(pod(1), || 0), [(4, pod(1))]);
+    assert_eq!(queue.on_request_done(pod(1), || 0), []);
 }
 
 #[test]
 fn a_higher_limit_lets_go_at_once() {
-    let mut line = SoleHolderQueueFixture::new(WIDE_BOUNDS);
-    (1..=3).for_each(|name| _ = enqueue_request(&mut line, name));
-    assert_eq!(line.on_routes([pod(1)], 1, || 0), [(1, pod(1))]);
-    assert_eq!(line.on_routes([pod(1)], 3, || 0), [(2, pod(1)), (3, pod(1))]);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    (1..=3).for_each(|name| _ = enqueue_request(&mut queue, name));
+    assert_eq!(queue.on_routes([pod(1)], 1, || 0), [(1, pod(1))]);
+    assert_eq!(queue.on_routes([pod(1)], 3, || 0), [(2, pod(1)), (3, pod(1))]);
 }
 
 #[test]
 fn the_queue_is_bounded_by_requests_and_by_bytes() {
-    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 2, max_bytes: 10 });
-    let [one, two, three] = [(); 3].map(|()| line.issue_ticket());
-    assert_eq!(line.enqueue(one, 6, ()), Ok(()));
-    assert_eq!(line.enqueue(two, 5, ()), Err(WaitQueueFull));
-    assert_eq!(line.enqueue(two, 4, ()), Ok(()));
-    assert_eq!(line.enqueue(three, 0, ()), Err(WaitQueueFull));
-    assert_eq!(line.remove_waiter(one), Some(()));
-    assert_eq!(line.enqueue(three, 6, ()), Ok(()));
+    let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 2, max_bytes: 10 });
+    let [one, two, three] = [(); 3].map(|()| queue.issue_ticket());
+    assert_eq!(queue.enqueue(one, 6, ()), Ok(()));
+    assert_eq!(queue.enqueue(two, 5, ()), Err(WaitQueueFull));
+    assert_eq!(queue.enqueue(two, 4, ()), Ok(()));
+    assert_eq!(queue.enqueue(three, 0, ()), Err(WaitQueueFull));
+    assert_eq!(queue.remove_waiter(one), Some(()));
+    assert_eq!(queue.enqueue(three, 6, ()), Ok(()));
 }
 
 #[test]
 fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
-    let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 1, ..WIDE_BOUNDS });
-    assert_eq!(line.on_routes([pod(1), pod(2)], 2, || 0), []);
-    let admitted = (0..10).filter(|_| line.admit(0).is_some()).count();
-    let waits = |line: &mut SoleHolderQueueFixture<()>| {
-        let turn = line.issue_ticket();
-        line.enqueue(turn, 0, ()).is_ok()
+    let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 1, ..WIDE_BOUNDS });
+    assert_eq!(queue.on_routes([pod(1), pod(2)], 2, || 0), []);
+    let admitted = (0..10).filter(|_| queue.admit(0).is_some()).count();
+    let enqueue = |queue: &mut SoleHolderQueueFixture<()>| {
+        let ticket = queue.issue_ticket();
+        queue.enqueue(ticket, 0, ()).is_ok()
     };
-    assert_eq!((admitted, (0..100).filter(|_| waits(&mut line)).count()), (4, 41));
-    assert!(line.on_pod_refused(pod(1)), "who refuses for a moment still counts");
-    assert_eq!(line.on_routes([pod(2)], 0, || 0).len(), 41);
+    assert_eq!((admitted, (0..100).filter(|_| enqueue(&mut queue)).count()), (4, 41));
+    assert!(queue.on_pod_refused(pod(1)), "who refuses for a moment still counts");
+    assert_eq!(queue.on_routes([pod(2)], 0, || 0).len(), 41);
 }
 
 #[test]
 fn a_removed_waiter_is_not_dispatched() {
-    let mut line = SoleHolderQueueFixture::new(WIDE_BOUNDS);
-    let first = enqueue_request(&mut line, 1);
-    enqueue_request(&mut line, 2);
-    assert_eq!(line.remove_waiter(first), Some(1));
-    assert_eq!(line.remove_waiter(first), None);
-    assert_eq!(line.on_routes([pod(1)], 0, || 0), [(2, pod(1))]);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    let first = enqueue_request(&mut queue, 1);
+    enqueue_request(&mut queue, 2);
+    assert_eq!(queue.remove_waiter(first), Some(1));
+    assert_eq!(queue.remove_waiter(first), None);
+    assert_eq!(queue.on_routes([pod(1)], 0, || 0), [(2, pod(1))]);
 }
 
 #[test]
 fn a_request_that_was_refused_keeps_its_turn() {
-    let mut line = SoleHolderQueueFixture::new(WIDE_BOUNDS);
-    assert_eq!(line.on_routes([pod(1)], 1, || 0), []);
-    let first = line.issue_ticket();
-    assert_eq!(line.admit(0), Some(pod(1)));
-    enqueue_request(&mut line, 2);
-    assert!(line.on_pod_refused(pod(1)));
-    assert_eq!(line.on_request_done(pod(1), || 0), []);
-    line.enqueue(first, 1, 1).expect("room in the line");
-    assert_eq!(line.on_pod_retry(pod(1), || 0), [(1, pod(1))]);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    assert_eq!(queue.on_routes([pod(1)], 1, || 0), []);
+    let first = queue.issue_ticket();
+    assert_eq!(queue.admit(0), Some(pod(1)));
+    enqueue_request(&mut queue, 2);
+    assert!(queue.on_pod_refused(pod(1)));
+    assert_eq!(queue.on_request_done(pod(1), || 0), []);
+    queue.enqueue(first, 1, 1).expect("room in the line");
+    assert_eq!(queue.on_pod_retry(pod(1), || 0), [(1, pod(1))]);
 }
 
 #[test]
 fn a_refusing_pod_is_open_again_once_the_table_lists_it_again() {
-    let mut line = SoleHolderQueueFixture::new(WIDE_BOUNDS);
-    line.on_routes([pod(1)], 0, || 0);
-    line.on_pod_refused(pod(1));
-    enqueue_request(&mut line, 1);
-    assert_eq!(line.on_routes([pod(1)], 0, || 0), [], "nothing new was said of it");
-    line.on_routes([], 0, || 0);
-    assert_eq!(line.on_routes([pod(1)], 0, || 0), [(1, pod(1))]);
-    assert_eq!(line.on_pod_retry(pod(1), || 0), []);
+    let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
+    queue.on_routes([pod(1)], 0, || 0);
+    queue.on_pod_refused(pod(1));
+    enqueue_request(&mut queue, 1);
+    assert_eq!(queue.on_routes([pod(1)], 0, || 0), [], "nothing new was said of it");
+    queue.on_routes([], 0, || 0);
+    assert_eq!(queue.on_routes([pod(1)], 0, || 0), [(1, pod(1))]);
+    assert_eq!(queue.on_pod_retry(pod(1), || 0), []);
 }
 
 #[test]
 fn a_draining_pod_keeps_its_count_for_its_return() {
-    let mut line = SoleHolderQueueFixture::<()>::new(WIDE_BOUNDS);
-    line.on_routes([pod(1)], 1, || 0);
-    assert_eq!(line.admit(0), Some(pod(1)));
-    line.on_routes([], 1, || 0);
-    assert_eq!(line.admit(0), None);
-    line.on_routes([pod(1)], 1, || 0);
-    assert_eq!(line.admit(0), None, "its one place is still taken");
+    let mut queue = SoleHolderQueueFixture::<()>::new(WIDE_BOUNDS);
+    queue.on_routes([pod(1)], 1, || 0);
+    assert_eq!(queue.admit(0), Some(pod(1)));
+    queue.on_routes([], 1, || 0);
+    assert_eq!(queue.admit(0), None);
+    queue.on_routes([pod(1)], 1, || 0);
+    assert_eq!(queue.admit(0), None, "its one place is still taken");
 }
 
 #[derive(Clone, Debug)]
@@ -256,25 +261,25 @@ struct WaitQueueModel {
 impl WaitQueueModel {
     fn on_dispatched(&mut self, all: Vec<DispatchedRequest<u32>>) {
         for (name, pod) in all {
-            let (turn, first) = self.waiting.remove(0);
+            let (ticket, first) = self.waiting.remove(0);
             assert_eq!(name, first, "first come, first served, and nobody twice");
-            self.in_flight.push((turn, name, pod));
+            self.in_flight.push((ticket, name, pod));
         }
     }
 
     fn admit_or_enqueue(
         &mut self,
-        line: &mut SoleHolderQueueFixture<u32>,
-        turn: QueueTicket,
+        queue: &mut SoleHolderQueueFixture<u32>,
+        ticket: QueueTicket,
         name: u32,
-        chance: u64,
+        random: u64,
     ) {
-        if let Some(pod) = line.admit(chance) {
+        if let Some(pod) = queue.admit(random) {
             assert!(self.waiting.is_empty(), "nobody overtakes the line");
-            self.in_flight.push((turn, name, pod));
-        } else if line.enqueue(turn, 7, name).is_ok() {
-            let at = self.waiting.partition_point(|(other, _)| *other < turn);
-            self.waiting.insert(at, (turn, name));
+            self.in_flight.push((ticket, name, pod));
+        } else if queue.enqueue(ticket, 7, name).is_ok() {
+            let at = self.waiting.partition_point(|(other, _)| *other < ticket);
+            self.waiting.insert(at, (ticket, name));
         } else {
             let of_pods = self.ready.len() * usize::try_from(self.limit).unwrap_or(0) * 10;
             assert!(self.waiting.len() >= 5 + of_pods, "refused only when full");
@@ -284,43 +289,43 @@ impl WaitQueueModel {
 
     fn step(
         &mut self,
-        line: &mut SoleHolderQueueFixture<u32>,
+        queue: &mut SoleHolderQueueFixture<u32>,
         op: WaitQueueOpCase,
-        mut chance: impl FnMut() -> u64,
+        mut random: impl FnMut() -> u64,
     ) {
         match op {
             WaitQueueOpCase::Request => {
                 self.requests += 1;
-                let turn = line.issue_ticket();
-                self.admit_or_enqueue(line, turn, self.requests, chance());
+                let ticket = queue.issue_ticket();
+                self.admit_or_enqueue(queue, ticket, self.requests, random());
             }
             WaitQueueOpCase::Leave(at) if !self.waiting.is_empty() => {
-                let (turn, name) = self.waiting.remove(at % self.waiting.len());
-                assert_eq!(line.remove_waiter(turn), Some(name));
+                let (ticket, name) = self.waiting.remove(at % self.waiting.len());
+                assert_eq!(queue.remove_waiter(ticket), Some(name));
                 self.ended.push(name);
             }
             WaitQueueOpCase::Done(at) if !self.in_flight.is_empty() => {
                 let (_, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
                 self.ended.push(name);
-                self.on_dispatched(line.on_request_done(pod, chance));
+                self.on_dispatched(queue.on_request_done(pod, random));
             }
             WaitQueueOpCase::Refused(at) if !self.in_flight.is_empty() => {
-                let (turn, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
-                if line.on_pod_refused(pod) {
+                let (ticket, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
+                if queue.on_pod_refused(pod) {
                     self.refusing.insert(last_octet(pod));
                 }
-                self.on_dispatched(line.on_request_done(pod, &mut chance));
-                self.admit_or_enqueue(line, turn, name, chance());
+                self.on_dispatched(queue.on_request_done(pod, &mut random));
+                self.admit_or_enqueue(queue, ticket, name, random());
             }
             WaitQueueOpCase::Retry(last) => {
                 self.refusing.remove(&last);
-                self.on_dispatched(line.on_pod_retry(pod(last), chance));
+                self.on_dispatched(queue.on_pod_retry(pod(last), random));
             }
             WaitQueueOpCase::Routes(ready, limit) => {
                 self.ready = ready.iter().copied().collect();
                 self.refusing.retain(|last| self.ready.contains(last));
                 self.limit = limit;
-                self.on_dispatched(line.on_routes(ready.into_iter().map(pod), limit, chance));
+                self.on_dispatched(queue.on_routes(ready.into_iter().map(pod), limit, random));
             }
             WaitQueueOpCase::Leave(_) | WaitQueueOpCase::Done(_) | WaitQueueOpCase::Refused(_) => {}
         }
@@ -334,8 +339,8 @@ impl WaitQueueModel {
         }
         let limit = usize::try_from(self.limit).ok().filter(|&limit| limit > 0)?;
         let free = |&&at: &&u8| {
-            let taken = self.in_flight.iter().filter(|(_, _, pod)| last_octet(*pod) == at).count();
-            limit.saturating_sub(taken)
+            let used = self.in_flight.iter().filter(|(_, _, pod)| last_octet(*pod) == at).count();
+            limit.saturating_sub(used)
         };
         Some(open.iter().map(free).sum())
     }
@@ -349,17 +354,17 @@ proptest! {
     /// Under any order of events every request is waiting, in flight or ended, and none waits while there is room.
     #[test]
     fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
-        let mut line = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 5, max_bytes: 10_000 });
+        let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 5, max_bytes: 10_000 });
         let (mut model, mut state) = (WaitQueueModel::default(), seed);
         for op in ops {
-            model.step(&mut line, op, || {
+            model.step(&mut queue, op, || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 state.rotate_left(32)
             });
-            prop_assert_eq!(line.waiting_count(), model.waiting.len());
-            prop_assert_eq!(line.in_flight(), u64::try_from(model.in_flight.len()).expect("small"));
-            let known = model.waiting.len() + model.in_flight.len() + model.ended.len();
-            prop_assert_eq!(u32::try_from(known).expect("small"), model.requests);
+            prop_assert_eq!(queue.waiting_count(), model.waiting.len());
+            prop_assert_eq!(queue.in_flight(), u64::try_from(model.in_flight.len()).expect("small"));
+            let total = model.waiting.len() + model.in_flight.len() + model.ended.len();
+            prop_assert_eq!(u32::try_from(total).expect("small"), model.requests);
             prop_assert!(model.waiting.is_empty() || model.free_slots() == Some(0));
         }
     }
@@ -367,15 +372,15 @@ proptest! {
     /// With a hard limit no pod ever has more requests, unless the limit was lowered while they were in flight.
     #[test]
     fn a_hard_limit_holds(limit in 1..6u32, requests in 1..60usize, pods in 1..5u8) {
-        let mut line = SoleHolderQueueFixture::<()>::new(WIDE_BOUNDS);
-        line.on_routes((0..pods).map(pod), limit, || 0);
-        let mut taken = BTreeMap::<PodEndpointKey, u32>::new();
+        let mut queue = SoleHolderQueueFixture::<()>::new(WIDE_BOUNDS);
+        queue.on_routes((0..pods).map(pod), limit, || 0);
+        let mut used = BTreeMap::<PodEndpointKey, u32>::new();
         for _ in 0..requests {
-            let Some(pod) = line.admit(0) else { break };
-            *taken.entry(pod).or_default() += 1;
+            let Some(pod) = queue.admit(0) else { break };
+            *used.entry(pod).or_default() += 1;
         }
-        prop_assert!(taken.values().all(|&count| count <= limit));
+        prop_assert!(used.values().all(|&count| count <= limit));
         let room = usize::from(pods) * usize::try_from(limit).expect("small");
-        prop_assert_eq!(line.in_flight(), u64::try_from(requests.min(room)).expect("small"));
+        prop_assert_eq!(queue.in_flight(), u64::try_from(requests.min(room)).expect("small"));
     }
 }

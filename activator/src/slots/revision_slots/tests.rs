@@ -117,13 +117,13 @@ fn pick_nth<T: Clone>(all: impl IntoIterator<Item = T>, at: usize) -> Option<T> 
 
 impl SimSlotCluster {
     fn new(limit: u32, nodes: usize, pods: usize) -> Self {
-        let mut world = Self { limit, ..Self::default() };
+        let mut cluster = Self { limit, ..Self::default() };
         let ready = PODS[..pods].iter().map(|pod| SmolStr::from(*pod)).collect();
         let listed = (0..nodes).map(|at| SmolStr::from(format!("a{at}"))).collect();
-        world.tables.push(SimSlotRouteTable { listed, ready });
-        (0..nodes).for_each(|_| world.start());
-        world.names().iter().for_each(|name| world.mark_old(name));
-        world
+        cluster.tables.push(SimSlotRouteTable { listed, ready });
+        (0..nodes).for_each(|_| cluster.start());
+        cluster.names().iter().for_each(|name| cluster.mark_old(name));
+        cluster
     }
 
     fn table(&self) -> SimSlotRouteTable {
@@ -213,11 +213,11 @@ impl SimSlotCluster {
 
     fn dial(&mut self, name: &ActivatorName) {
         let listed = &self.tables[self.activators[name].version].listed;
-        let gone = listed.iter().filter(|it| !self.activators.contains_key(*it));
-        let gone: Vec<_> = gone.cloned().collect();
+        let ended = listed.iter().filter(|it| !self.activators.contains_key(*it));
+        let ended: Vec<_> = ended.cloned().collect();
         let node = self.activators.get_mut(name).expect("lives");
-        gone.iter().for_each(|it| node.slots.on_grant(it, None));
-        node.refused_peers.extend(gone);
+        ended.iter().for_each(|it| node.slots.on_grant(it, None));
+        node.refused_peers.extend(ended);
         self.reconcile(name);
     }
 
@@ -234,17 +234,11 @@ impl SimSlotCluster {
         let listed = &self.tables[self.activators[name].version].listed;
         let node = self.activators.get_mut(name).expect("lives");
         let listed = without_ended(listed, &node.refused_peers);
-        let known = node.met_peers.difference(&node.refused_peers).cloned().collect();
+        let alive = node.met_peers.difference(&node.refused_peers).cloned().collect();
         let from = self.links.keys().filter(|(_, to)| to == name).map(|(from, _)| from);
         let connected = from.cloned().collect();
-        let is_new = node.first_table_version.is_some();
-        let view = PeerView {
-            own_name: name.clone(),
-            listed,
-            alive: known,
-            connected,
-            is_new_activator: is_new,
-        };
+        let is_new_activator = node.first_table_version.is_some();
+        let view = PeerView { own_name: name.clone(), listed, alive, connected, is_new_activator };
         node.slots.on_peer_view(Arc::new(view));
         loop {
             let open: BTreeSet<_> =
@@ -253,16 +247,16 @@ impl SimSlotCluster {
             self.epochs += 2;
             let epoch = self.epochs;
             node.slots.reconcile(|| epoch);
-            let mut went = false;
+            let mut has_changed = false;
             for pod in &open {
                 while node.waiting > 0 && node.slots.free_slots(pod) > 0 {
                     node.slots.on_dispatched(pod);
                     node.in_flight.push(pod.clone());
                     node.waiting -= 1;
-                    went = true;
+                    has_changed = true;
                 }
             }
-            if !went {
+            if !has_changed {
                 break;
             }
         }
@@ -301,11 +295,11 @@ impl SimSlotCluster {
         }
     }
 
-    fn deliver(&mut self, key: &(ActivatorName, ActivatorName), way: usize, again: bool) {
+    fn deliver(&mut self, key: &(ActivatorName, ActivatorName), direction: usize, again: bool) {
         let Some(link) = self.links.get_mut(key) else { return };
-        let front = link[way].front().cloned();
+        let front = link[direction].front().cloned();
         if !again {
-            link[way].pop_front();
+            link[direction].pop_front();
         }
         let (holder, owner) = key.clone();
         match front {
@@ -326,8 +320,8 @@ impl SimSlotCluster {
     fn pending_messages(&self) -> Vec<((ActivatorName, ActivatorName), usize)> {
         let ways =
             |(key, link): (&(ActivatorName, ActivatorName), &[VecDeque<SimSlotMessage>; 2])| {
-                let full = (0..2).filter(|way| !link[*way].is_empty());
-                full.map(|way| (key.clone(), way)).collect::<Vec<_>>()
+                let full = (0..2).filter(|direction| !link[*direction].is_empty());
+                full.map(|direction| (key.clone(), direction)).collect::<Vec<_>>()
             };
         self.links.iter().flat_map(ways).collect()
     }
@@ -336,7 +330,7 @@ impl SimSlotCluster {
     fn deliver_all(&mut self) -> bool {
         for _ in 0..20_000 {
             match self.pending_messages().first().cloned() {
-                Some((key, way)) => self.deliver(&key, way, false),
+                Some((key, direction)) => self.deliver(&key, direction, false),
                 None => return true,
             }
         }
@@ -356,11 +350,11 @@ impl SimSlotCluster {
     /// Lets the time pass after which an activator that is neither listed nor there counts as gone.
     fn drop_unused_tables(&mut self) {
         self.deliver_all();
-        let live = self.names();
-        for name in &live {
+        let names = self.names();
+        for name in &names {
             let listed = self.tables[self.activators[name].version].listed.clone();
             let node = self.activators.get_mut(name).expect("lives");
-            node.met_peers.retain(|it| live.contains(it) || listed.contains(it));
+            node.met_peers.retain(|it| names.contains(it) || listed.contains(it));
             self.reconcile(name);
         }
     }
@@ -507,20 +501,20 @@ impl SimSlotCluster {
             SimSlotClusterOp::Deliver(at) => {
                 pick_nth(self.pending_messages(), at)
                     .iter()
-                    .for_each(|(key, way)| self.deliver(key, *way, false));
+                    .for_each(|(key, direction)| self.deliver(key, *direction, false));
             }
             SimSlotClusterOp::Repeat(at) => {
                 pick_nth(self.pending_messages(), at)
                     .iter()
-                    .for_each(|(key, way)| self.deliver(key, *way, true));
+                    .for_each(|(key, direction)| self.deliver(key, *direction, true));
             }
             SimSlotClusterOp::Skip(at) => {
                 // A later state replaces an earlier one.
-                let later = |(key, way): &(_, usize)| self.links[key][*way].len() > 1;
-                if let Some((key, way)) =
+                let later = |(key, direction): &(_, usize)| self.links[key][*direction].len() > 1;
+                if let Some((key, direction)) =
                     pick_nth(self.pending_messages().into_iter().filter(later), at)
                 {
-                    self.links.get_mut(&key).expect("stands")[way].pop_front();
+                    self.links.get_mut(&key).expect("stands")[direction].pop_front();
                 }
             }
             SimSlotClusterOp::Break(at) => {
@@ -546,15 +540,15 @@ impl SimSlotCluster {
 
     /// Brings the latest table to all nodes, with the nodes that are alive, and delivers all messages.
     fn settle_all(&mut self) {
-        let live = self.names();
-        let first = live[0].clone();
+        let names = self.names();
+        let first = names[0].clone();
         self.change(|table| {
-            table.listed.retain(|it| live.contains(it));
+            table.listed.retain(|it| names.contains(it));
             if table.listed.is_empty() {
                 table.listed.insert(first);
             }
         });
-        for name in live {
+        for name in names {
             while self.activators[&name].version + 1 < self.tables.len() {
                 self.advance(&name);
             }
@@ -571,7 +565,7 @@ impl SimSlotCluster {
 /// The table of the new activator lists only itself, while another one still owns the revision by an older table.
 #[test]
 fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
-    let mut world = SimSlotCluster::new(1, 1, 1);
+    let mut cluster = SimSlotCluster::new(1, 1, 1);
     let one_to_another = [
         SimSlotClusterOp::Start,
         SimSlotClusterOp::List(1),
@@ -585,14 +579,14 @@ fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
         &[SimSlotClusterOp::Request(1), SimSlotClusterOp::Age(1)],
     ]
     .concat();
-    all.into_iter().for_each(|op| world.run(op));
-    assert_eq!(world.activators["a1"].slots.view.alive, BTreeSet::new(), "it cannot know");
-    assert_eq!((world.in_use(), world.waiting()), ([("p".into(), 1)].into(), 1));
-    world.settle_all();
-    world.run(SimSlotClusterOp::Done(0, 0));
-    assert!(world.deliver_all());
+    all.into_iter().for_each(|op| cluster.run(op));
+    assert_eq!(cluster.activators["a1"].slots.view.alive, BTreeSet::new(), "it cannot know");
+    assert_eq!((cluster.in_use(), cluster.waiting()), ([("p".into(), 1)].into(), 1));
+    cluster.settle_all();
+    cluster.run(SimSlotClusterOp::Done(0, 0));
+    assert!(cluster.deliver_all());
     assert_eq!(
-        (world.in_use(), world.waiting()),
+        (cluster.in_use(), cluster.waiting()),
         ([("p".into(), 1)].into(), 0),
         "it gets its turn"
     );
@@ -607,23 +601,23 @@ proptest! {
     fn the_limit_holds_and_none_starves(
         limit in 1..4u32, nodes in 1..4usize, pods in 1..3usize, ops in ops(),
     ) {
-        let mut world = SimSlotCluster::new(limit, nodes, pods);
+        let mut cluster = SimSlotCluster::new(limit, nodes, pods);
         for (at, op) in ops.into_iter().enumerate() {
-            world.run(op.clone());
-            let over = world.in_use().into_iter().find(|(_, slots)| *slots > limit);
-            prop_assert!(over.is_none(), "{over:?} after step {at}, {op:?}: {world:#?}");
+            cluster.run(op.clone());
+            let over = cluster.in_use().into_iter().find(|(_, slots)| *slots > limit);
+            prop_assert!(over.is_none(), "{over:?} after step {at}, {op:?}: {cluster:#?}");
         }
-        world.settle_all();
-        let ready = world.table().ready;
+        cluster.settle_all();
+        let ready = cluster.table().ready;
         for _ in 0..1_000 {
-            let in_use = world.in_use();
+            let in_use = cluster.in_use();
             prop_assert!(in_use.values().all(|slots| *slots <= limit));
             let free = ready.iter().any(|pod| in_use.get(pod).is_none_or(|it| *it < limit));
-            prop_assert!(world.waiting() == 0 || !free, "one waits: {world:#?}");
-            let Some(name) = world.activators.iter().find(|it| !it.1.in_flight.is_empty()).map(|it| it.0.clone()) else { break };
-            world.run(SimSlotClusterOp::Done(world.names().iter().position(|it| *it == name).expect("lives"), 0));
-            prop_assert!(world.deliver_all(), "messages come to an end");
+            prop_assert!(cluster.waiting() == 0 || !free, "one waits: {cluster:#?}");
+            let Some(name) = cluster.activators.iter().find(|it| !it.1.in_flight.is_empty()).map(|it| it.0.clone()) else { break };
+            cluster.run(SimSlotClusterOp::Done(cluster.names().iter().position(|it| *it == name).expect("lives"), 0));
+            prop_assert!(cluster.deliver_all(), "messages come to an end");
         }
-        prop_assert!(ready.is_empty() || world.waiting() == 0);
+        prop_assert!(ready.is_empty() || cluster.waiting() == 0);
     }
 }

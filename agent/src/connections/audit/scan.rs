@@ -53,9 +53,9 @@ impl GaugeAuditor {
         audit.set_pods(monotonic_ns(), &all);
         for uid in audit.due_pods(monotonic_ns()) {
             let Some(&pod) = pods.get(&uid) else { continue };
-            let look = self.scan_pod(&uid, pod).await;
-            let verdict = audit.handle_scan(monotonic_ns(), &uid, look.as_ref());
-            self.metrics.count_audit(match look {
+            let scan = self.scan_pod(&uid, pod).await;
+            let verdict = audit.handle_scan(monotonic_ns(), &uid, scan.as_ref());
+            self.metrics.count_audit(match scan {
                 None => "failed",
                 Some(_) if verdict.is_steady => "still",
                 Some(_) => "moved",
@@ -90,7 +90,7 @@ impl GaugeAuditor {
         let job =
             move || namespace.run_inside("connections", || scan_namespace(pod, &conns, &gauges));
         match spawn_blocking(job).await {
-            Ok(Ok(look)) => Some(look),
+            Ok(Ok(scan)) => Some(scan),
             Ok(Err(error)) => {
                 debug!(uid, error = %error_chain(&error), "cannot compare gauges with sockets");
                 None
@@ -116,25 +116,25 @@ fn scan_namespace(
     gauges: &PodGauges,
 ) -> io::Result<AuditScan> {
     let diag = SockDiag::open()?;
-    let mut look = AuditScan::default();
-    look.readings[0] = gauges.read(pod.entry.slot);
-    for at in 0..look.sockets.len() {
+    let mut scan = AuditScan::default();
+    scan.readings[0] = gauges.read(pod.entry.slot);
+    for at in 0..scan.sockets.len() {
         // Only the second list's uncounted connections are reported: it is the later one.
-        look.uncounted.clear();
+        scan.uncounted.clear();
         for (connection, remembered) in conns.all_connections(&diag)? {
             // An entry alone proves nothing: it may count for another row, or for none.
             let counted = remembered.filter(|it| it.is_counted(pod.entry.slot));
-            let (cookie, own) = (connection.cookie(), connection.canonical_local());
+            let (cookie, local) = (connection.cookie(), connection.canonical_local());
             if let Some(conn) = counted {
-                look.sockets[at].insert(cookie, socket_share(&conn));
-            } else if own.port() == pod.entry.port
+                scan.sockets[at].insert(cookie, socket_share(&conn));
+            } else if local.port() == pod.entry.port
                 && !connection.canonical_peer().ip().is_loopback()
             {
-                look.uncounted.insert(cookie);
+                scan.uncounted.insert(cookie);
             }
         }
-        look.readings[at + 1] = gauges.read(pod.entry.slot);
+        scan.readings[at + 1] = gauges.read(pod.entry.slot);
     }
-    look.cpu_time = thread_cpu_time();
-    Ok(look)
+    scan.cpu_time = thread_cpu_time();
+    Ok(scan)
 }

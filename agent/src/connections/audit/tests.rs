@@ -24,12 +24,12 @@ fn audit(levels: GaugeValues) -> GaugeAudit {
 
 /// Scans whenever a scan is due, for this number of seconds. Returns the times of the scans, and the sum of all
 /// corrections.
-fn run_scans(audit: &mut GaugeAudit, look: &AuditScan, seconds: u64) -> (Vec<u64>, GaugeValues) {
+fn run_scans(audit: &mut GaugeAudit, scan: &AuditScan, seconds: u64) -> (Vec<u64>, GaugeValues) {
     let (mut looks, mut added) = (Vec::new(), GaugeValues::default());
     for second in 0..=seconds {
         for uid in audit.due_pods(second * S) {
             looks.push(second);
-            let add = audit.handle_scan(second * S, &uid, Some(look)).correction;
+            let add = audit.handle_scan(second * S, &uid, Some(scan)).correction;
             added.iter_mut().zip(add).for_each(|(all, it)| *all += it);
         }
     }
@@ -38,17 +38,17 @@ fn run_scans(audit: &mut GaugeAudit, look: &AuditScan, seconds: u64) -> (Vec<u64
 
 #[test]
 fn gauges_that_agree_with_the_sockets_are_left_alone() {
-    let look = steady_scan([3, 2, 1, 0], &[(1, false), (1, false), (0, true)]);
+    let scan = steady_scan([3, 2, 1, 0], &[(1, false), (1, false), (0, true)]);
     let mut audit = audit([3, 2, 1, 0]);
-    assert_eq!(run_scans(&mut audit, &look, 40), (vec![10, 20, 30, 40], [0; 4]));
+    assert_eq!(run_scans(&mut audit, &scan, 40), (vec![10, 20, 30, 40], [0; 4]));
 }
 
 #[test]
 fn a_difference_is_corrected_once_three_scans_agree_on_it() {
-    let look = steady_scan([5, -1, 0, 0], &[(1, false), (0, true)]);
+    let scan = steady_scan([5, -1, 0, 0], &[(1, false), (0, true)]);
     let mut audit = audit([5, -1, 0, 0]);
-    assert_eq!(run_scans(&mut audit, &look, 11), (vec![10, 11], [0; 4]));
-    assert_eq!(run_scans(&mut audit, &look, 12), (vec![12], [-3, 2, 1, 0]));
+    assert_eq!(run_scans(&mut audit, &scan, 11), (vec![10, 11], [0; 4]));
+    assert_eq!(run_scans(&mut audit, &scan, 12), (vec![12], [-3, 2, 1, 0]));
 }
 
 #[test]
@@ -78,35 +78,35 @@ fn a_gauge_that_moves_during_a_scan_is_not_judged_and_the_others_are() {
     for at in 0..3 {
         // A gauge that differs before, between or after.
         for gauge in 0..4 {
-            let mut look = quiet.clone();
-            look.readings[at].values[gauge] += 1;
+            let mut scan = quiet.clone();
+            scan.readings[at].values[gauge] += 1;
             let mut want = [Some(-8); 4];
             want[gauge] = None;
-            moved.push((look, want));
+            moved.push((scan, want));
         }
         // A request that begins and ends.
-        let mut look = quiet.clone();
-        look.readings[at].totals = [8, 8];
-        moved.push((look, [Some(-8), None, Some(-8), Some(-8)]));
+        let mut scan = quiet.clone();
+        scan.readings[at].totals = [8, 8];
+        moved.push((scan, [Some(-8), None, Some(-8), Some(-8)]));
     }
     // A connection in the place of another.
-    let mut look = quiet.clone();
-    look.sockets[1] = BTreeMap::from([(5, SocketShare { is_fresh: true, ..ONE })]);
-    moved.push((look, [None, None, None, Some(-8)]));
+    let mut scan = quiet.clone();
+    scan.sockets[1] = BTreeMap::from([(5, SocketShare { is_fresh: true, ..ONE })]);
+    moved.push((scan, [None, None, None, Some(-8)]));
     // A first request that arrives.
-    let mut look = quiet.clone();
-    look.sockets[1] = BTreeMap::from([(100, ONE)]);
-    moved.push((look, [Some(-8), Some(-8), None, Some(-8)]));
-    for (look, want) in moved {
-        assert_eq!(look.differences(), want, "{look:?}");
+    let mut scan = quiet.clone();
+    scan.sockets[1] = BTreeMap::from([(100, ONE)]);
+    moved.push((scan, [Some(-8), Some(-8), None, Some(-8)]));
+    for (scan, want) in moved {
+        assert_eq!(scan.differences(), want, "{scan:?}");
     }
 }
 
 #[test]
 fn an_idle_pod_is_scanned_once_a_minute() {
-    let look = steady_scan([0; 4], &[]);
+    let scan = steady_scan([0; 4], &[]);
     let mut audit = audit([0; 4]);
-    assert_eq!(run_scans(&mut audit, &look, 150), (vec![60, 120], [0; 4]));
+    assert_eq!(run_scans(&mut audit, &scan, 150), (vec![60, 120], [0; 4]));
     audit.set_pods(151 * S, &BTreeMap::from([(UID.to_owned(), [1, 0, 0, 0])]));
     assert_eq!(audit.due_pods(151 * S), [UID], "it has woken");
     // Gauges of 0 may be wrong as well.
@@ -117,32 +117,32 @@ fn an_idle_pod_is_scanned_once_a_minute() {
 
 #[test]
 fn long_scans_are_rare() {
-    let took = Duration::from_millis(300);
-    let look = AuditScan { cpu_time: took, ..steady_scan([1, 0, 0, 0], &[(0, false)]) };
+    let cpu_time = Duration::from_millis(300);
+    let scan = AuditScan { cpu_time, ..steady_scan([1, 0, 0, 0], &[(0, false)]) };
     let mut audit = audit([1, 0, 0, 0]);
-    assert_eq!(run_scans(&mut audit, &look, 70).0, [10, 40, 70]);
+    assert_eq!(run_scans(&mut audit, &scan, 70).0, [10, 40, 70]);
 }
 
 #[test]
 fn a_failed_scan_proves_nothing_and_the_next_comes_in_time() {
-    let look = steady_scan([1, 0, 0, 0], &[]);
+    let scan = steady_scan([1, 0, 0, 0], &[]);
     let mut audit = audit([1, 0, 0, 0]);
-    audit.handle_scan(10 * S, UID, Some(&look));
-    audit.handle_scan(11 * S, UID, Some(&look));
+    audit.handle_scan(10 * S, UID, Some(&scan));
+    audit.handle_scan(11 * S, UID, Some(&scan));
     assert_eq!(audit.handle_scan(12 * S, UID, None), AuditVerdict::default());
-    assert_eq!(run_scans(&mut audit, &look, 24), (vec![22, 23, 24], [-1, 0, 0, 0]));
-    assert_eq!(audit.handle_scan(30 * S, "another", Some(&look)), AuditVerdict::default());
+    assert_eq!(run_scans(&mut audit, &scan, 24), (vec![22, 23, 24], [-1, 0, 0, 0]));
+    assert_eq!(audit.handle_scan(30 * S, "another", Some(&scan)), AuditVerdict::default());
 }
 
 #[test]
 fn uncounted_connections_are_reported_when_they_stay() {
     let mut audit = audit([1, 0, 0, 0]);
-    let look = |cookies: &[u64]| AuditScan {
+    let scan = |cookies: &[u64]| AuditScan {
         uncounted: cookies.iter().copied().collect(),
         ..steady_scan([1, 0, 0, 0], &[(0, false)])
     };
     for (cookies, stay) in [(&[1, 2][..], 0), (&[2, 3], 1), (&[2, 3], 2), (&[], 0)] {
-        audit.handle_scan(10 * S, UID, Some(&look(cookies)));
+        audit.handle_scan(10 * S, UID, Some(&scan(cookies)));
         assert_eq!(audit.uncounted(), stay, "{cookies:?}");
     }
     audit.set_pods(20 * S, &BTreeMap::new());
@@ -229,7 +229,7 @@ proptest! {
     ) {
         let mut kernel = SimPodGauges::default();
         let mut audit = audit([1, 0, 0, 0]);
-        let (mut part, mut look, mut now_ns) = (0, AuditScan::default(), 0);
+        let (mut part, mut scan, mut now_ns) = (0, AuditScan::default(), 0);
         let mut drift = wrong;
         // At the end nothing changes any more.
         let rest = std::iter::repeat_n(&SimSocketEvent::Scan, 40);
@@ -241,13 +241,13 @@ proptest! {
             let mut reading = kernel.reading;
             reading.values.iter_mut().zip(drift).for_each(|(level, by)| *level += by);
             match part {
-                0 | 2 | 4 => look.readings[part / 2] = reading,
-                _ => look.sockets[part / 2].clone_from(&kernel.sockets),
+                0 | 2 | 4 => scan.readings[part / 2] = reading,
+                _ => scan.sockets[part / 2].clone_from(&kernel.sockets),
             }
             part = (part + 1) % 5;
             if part == 0 {
                 now_ns += 20 * S;
-                let add = audit.handle_scan(now_ns, UID, Some(&look)).correction;
+                let add = audit.handle_scan(now_ns, UID, Some(&scan)).correction;
                 drift.iter_mut().zip(add).for_each(|(level, by)| *level += by);
                 for (before, after) in wrong.iter().zip(drift) {
                     prop_assert!(after == 0 || after == *before, "{wrong:?} became {drift:?}");

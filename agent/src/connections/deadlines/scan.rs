@@ -43,16 +43,16 @@ pub(crate) async fn scan_pods(
     finder: Sender<FinderCommand>,
     conns: ConnectionStorage,
 ) -> Vec<(String, Option<DeadlineScan>)> {
-    let mut found = Vec::with_capacity(due.len());
+    let mut results = Vec::with_capacity(due.len());
     // One pod after the other: the bound on processor time is for each pod, and parallel scans would add up.
     for (due, cookie) in due {
-        let looked = match request_namespace(&finder, &due.uid, cookie).await {
+        let scan = match request_namespace(&finder, &due.uid, cookie).await {
             Some(namespace) => scan_pod(namespace, due.clone(), conns.clone()).await,
             None => None,
         };
-        found.push((due.uid, looked));
+        results.push((due.uid, scan));
     }
-    found
+    results
 }
 
 async fn scan_pod(
@@ -64,12 +64,12 @@ async fn scan_pod(
     let job =
         move || namespace.run_inside("connections", || DeadlineScanner { timeout, conns }.scan());
     match spawn_blocking(job).await {
-        Ok(Ok(looked)) => {
-            let ended = looked.closed;
+        Ok(Ok(scan)) => {
+            let ended = scan.closed;
             if ended > 0 {
                 info!(uid, ended, ?timeout, "connections ended: their requests took too long");
             }
-            Some(looked)
+            Some(scan)
         }
         Ok(Err(error)) => {
             warn!(uid, error = %error_chain(&error), "cannot look for requests that take too long");
@@ -93,7 +93,7 @@ impl DeadlineScanner {
         let diag = SockDiag::open()?;
         let at_ns = monotonic_ns();
         let mut waiting = self.conns.open_requests(&diag)?;
-        let mut ended = 0;
+        let mut closed = 0;
         for tries_left in (0..SCANS_MAX).rev() {
             // Segments are counted before the second dump: a count that is unchanged afterwards proves that nothing was
             // sent in between.
@@ -103,10 +103,10 @@ impl DeadlineScanner {
                 break;
             }
             waiting = self.conns.open_requests(&diag)?;
-            ended += self.close_overdue(&diag, &mut waiting, &before, tries_left == 0)?;
+            closed += self.close_overdue(&diag, &mut waiting, &before, tries_left == 0)?;
         }
         let oldest_ns = waiting.iter().map(|(_, began_ns)| *began_ns).min();
-        Ok(DeadlineScan { at_ns, oldest_ns, closed: ended, cpu_time: thread_cpu_time() })
+        Ok(DeadlineScan { at_ns, oldest_ns, closed, cpu_time: thread_cpu_time() })
     }
 
     /// Returns the connections whose request is overdue.

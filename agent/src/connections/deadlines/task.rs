@@ -96,26 +96,26 @@ impl OverdueRequestTask {
     /// Waits for the end of the current round; without one, waits forever. Nothing is lost when the future is dropped.
     pub(crate) async fn wait_for_round(&mut self) -> DeadlineScanResults {
         let Some(round) = &mut self.round else { return pending().await };
-        let found = round.await;
+        let results = round.await;
         self.round = None;
-        found.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+        results.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
     /// Handles the results of a finished round.
-    pub(crate) fn handle_results(&mut self, found: DeadlineScanResults) {
+    pub(crate) fn handle_results(&mut self, results: DeadlineScanResults) {
         let Some(deadlines) = &mut self.deadlines else { return };
-        for (uid, looked) in found {
-            deadlines.handle_scan(monotonic_ns(), &uid, looked);
+        for (uid, scan) in results {
+            deadlines.handle_scan(monotonic_ns(), &uid, scan);
             self.metrics.deadline_scans.inc();
-            self.metrics.overdue_closed.inc_by(looked.map_or(0, |it| it.closed));
+            self.metrics.overdue_closed.inc_by(scan.map_or(0, |it| it.closed));
         }
     }
 
     /// Returns the time of the next scan of a pod; `None` while a round is under way.
     pub(crate) fn next_scan(&self) -> Option<Instant> {
         let deadlines = self.deadlines.as_ref().filter(|_| self.round.is_none())?;
-        let left = deadlines.next_scan_ns()?.saturating_sub(monotonic_ns());
-        Some(Instant::now() + Duration::from_nanos(left))
+        let wait_ns = deadlines.next_scan_ns()?.saturating_sub(monotonic_ns());
+        Some(Instant::now() + Duration::from_nanos(wait_ns))
     }
 }
 
@@ -156,9 +156,9 @@ mod tests {
         );
         // Without a namespace the scan fails.
         drop(command);
-        let found = task.wait_for_round().await;
-        assert_eq!(found, [("a".to_owned(), None)]);
-        task.handle_results(found);
+        let results = task.wait_for_round().await;
+        assert_eq!(results, [("a".to_owned(), None)]);
+        task.handle_results(results);
         assert_eq!(task.metrics.deadline_scans.get(), 1);
         assert!(task.next_scan().is_some_and(|at| at > Instant::now()), "after a pause");
         assert!(commands.try_recv().is_err(), "no second round");

@@ -46,9 +46,9 @@ struct LastClientScan {
 }
 
 impl StaleConnectionCloser {
-    /// Makes the clients: all processes in `cgroup`. Without an `ender` they are closed by sock_diag, with a race.
-    pub(crate) fn new(cgroup: PathBuf, ender: Option<LockedCloser>) -> Self {
-        let locked_closer = ender.map(|ender| Arc::new(Mutex::new(ender)));
+    /// Makes the clients: all processes in `cgroup`. Without a `closer` they are closed by sock_diag, with a race.
+    pub(crate) fn new(cgroup: PathBuf, closer: Option<LockedCloser>) -> Self {
+        let locked_closer = closer.map(|closer| Arc::new(Mutex::new(closer)));
         Self { cgroup, locked_closer, last_scan: Arc::default() }
     }
 
@@ -68,79 +68,81 @@ impl StaleConnectionCloser {
     /// The agent's own namespace is left out: activators there move their connections themselves.
     pub(crate) async fn scan_and_close(
         self,
-        round: ClientScanScope,
-        leaving: BTreeMap<SocketAddr, DrainingAddress>,
+        scope: ClientScanScope,
+        draining: BTreeMap<SocketAddr, DrainingAddress>,
     ) -> (CloseCounts, u64) {
-        let leaving = Arc::new(leaving);
-        let (clients, what) = (self.clone(), Arc::clone(&leaving));
+        let draining = Arc::new(draining);
+        let (clients, scanned_addresses) = (self.clone(), Arc::clone(&draining));
         // The order matters: list, ask the pods, close only what has not changed since the list. So no request can come
         // in between.
-        let mut found = run_blocking(move || clients.scan_clients(round, &what)).await;
-        let left: u64 = found.iter().map(|client| client.stale.len() as u64).sum();
+        let mut found = run_blocking(move || clients.scan_clients(scope, &scanned_addresses)).await;
+        let stale: u64 = found.iter().map(|client| client.stale.len() as u64).sum();
         let all = found.iter().flat_map(|client| &client.due);
-        let said = pod_query::query_in_use(all.map(connection_addresses)).await;
+        let activities = pod_query::query_in_use(all.map(connection_addresses)).await;
         let in_use: u64 =
-            found.iter_mut().map(|client| client.exclude_in_use(&leaving, &said)).sum();
-        let mut done = run_blocking(move || self.close_due(&leaving, found)).await;
-        done.spared += in_use;
-        if done != CloseCounts::default() {
-            let CloseCounts { closed: ended, spared } = done;
-            debug!(ended, spared, in_use, left, "kept connections ended");
+            found.iter_mut().map(|client| client.exclude_in_use(&draining, &activities)).sum();
+        let mut counts = run_blocking(move || self.close_due(&draining, found)).await;
+        counts.spared += in_use;
+        if counts != CloseCounts::default() {
+            let CloseCounts { closed, spared } = counts;
+            debug!(ended = closed, spared, in_use, left = stale, "kept connections ended");
         }
-        (done, left.saturating_sub(done.closed))
+        (counts, stale.saturating_sub(counts.closed))
     }
 
     /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
     fn scan_clients(
         &self,
-        round: ClientScanScope,
-        leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+        scope: ClientScanScope,
+        draining: &BTreeMap<SocketAddr, DrainingAddress>,
     ) -> Vec<ScannedClient> {
-        let looks: Vec<ClientScanTarget> = match round {
+        let targets: Vec<ClientScanTarget> = match scope {
             ClientScanScope::AllClients => {
                 client_namespaces(&self.cgroup).map(|path| (path, None)).collect()
             }
             ClientScanScope::KnownConnections => {
                 let known = lock(&self.last_scan).connections.clone();
-                known.into_iter().map(|(path, known)| (path, Some(known))).collect()
+                known.into_iter().map(|(path, connections)| (path, Some(connections))).collect()
             }
         };
-        let (mut found, mut took) = (Vec::new(), Duration::ZERO);
-        for look in looks {
-            let Some((client, its)) = ScannedClient::scan(look) else { continue };
-            took += its;
-            found.extend(client.select_stale(leaving));
+        let (mut clients, mut total_cpu_time) = (Vec::new(), Duration::ZERO);
+        for target in targets {
+            let Some((client, cpu_time)) = ScannedClient::scan(target) else { continue };
+            total_cpu_time += cpu_time;
+            clients.extend(client.select_stale(draining));
         }
-        let mut known = lock(&self.last_scan);
-        match round {
-            ClientScanScope::AllClients => known.stats.full_scan_cpu = took,
-            ClientScanScope::KnownConnections => known.stats.known_scan_cpu = took,
+        let mut last_scan = lock(&self.last_scan);
+        match scope {
+            ClientScanScope::AllClients => last_scan.stats.full_scan_cpu = total_cpu_time,
+            ClientScanScope::KnownConnections => last_scan.stats.known_scan_cpu = total_cpu_time,
         }
-        known.stats.known_connections = found.iter().map(|client| client.stale.len()).sum();
-        known.connections =
-            found.iter().map(|client| (client.path.clone(), client.stale.clone())).collect();
-        found
+        last_scan.stats.known_connections = clients.iter().map(|client| client.stale.len()).sum();
+        last_scan.connections =
+            clients.iter().map(|client| (client.path.clone(), client.stale.clone())).collect();
+        clients
     }
 
     /// Closes the due connections that have not been used since they were listed. Blocks.
     fn close_due(
         &self,
-        leaving: &BTreeMap<SocketAddr, DrainingAddress>,
-        found: Vec<ScannedClient>,
+        draining: &BTreeMap<SocketAddr, DrainingAddress>,
+        clients: Vec<ScannedClient>,
     ) -> CloseCounts {
         // Rounds do not overlap, so this lock is free.
-        let mut ender = self.locked_closer.as_deref().map(lock);
-        let mut done = CloseCounts::default();
+        let mut locked_closer = self.locked_closer.as_deref().map(lock);
+        let mut total = CloseCounts::default();
         for ScannedClient { namespace, due, .. } in
-            found.iter().filter(|client| !client.due.is_empty())
+            clients.iter().filter(|client| !client.due.is_empty())
         {
-            let ender = ender.as_deref_mut();
-            match namespace.run_inside("connections", || close_in_namespace(leaving, due, ender)) {
-                Ok(here) => done += here,
+            let locked_closer = locked_closer.as_deref_mut();
+            match namespace
+                .run_inside("connections", || close_in_namespace(draining, due, locked_closer))
+            {
+                Ok(counts) => total += counts,
                 Err(error) => warn!(error = %error_chain(&error), "cannot end kept connections"),
             }
         }
-        done
+        total
     }
 }
 
@@ -167,40 +169,48 @@ struct ScannedClient {
 
 impl ScannedClient {
     /// Scans a client. Returns it with all its connections, and the processor time of the scan.
-    fn scan((path, known): ClientScanTarget) -> Option<(Self, Duration)> {
+    fn scan((path, connections): ClientScanTarget) -> Option<(Self, Duration)> {
         // Without a namespace its process has just ended, and its connections with it.
         let namespace = NetworkNamespace::open(&path).ok()?;
         // On a thread of its own, so that the thread's whole time is the scan's.
-        let look = || {
+        let list_connections = || {
             let diag = SockDiag::open()?;
-            let found = known
-                .map_or_else(|| diag.connections(), |known| refresh_connections(&diag, &known))?;
+            let found = connections.map_or_else(
+                || diag.connections(),
+                |connections| refresh_connections(&diag, &connections),
+            )?;
             Ok((found, thread_cpu_time()))
         };
-        let found = namespace.run_inside("connections", look);
+        let found = namespace.run_inside("connections", list_connections);
         let found = found.inspect_err(
             |error| warn!(error = %error_chain(error), "cannot look for kept connections"),
         );
-        let (left, took) = found.ok()?;
-        Some((Self { path, namespace, stale: left, due: Vec::new() }, took))
+        let (stale, took) = found.ok()?;
+        Some((Self { path, namespace, stale, due: Vec::new() }, took))
     }
 
     /// Keeps only connections to draining addresses, and selects the due ones; `None` if there are none.
-    fn select_stale(mut self, leaving: &BTreeMap<SocketAddr, DrainingAddress>) -> Option<Self> {
-        self.stale.retain(|connection| leaving.contains_key(&connection.canonical_peer()));
+    fn select_stale(mut self, draining: &BTreeMap<SocketAddr, DrainingAddress>) -> Option<Self> {
+        self.stale.retain(|connection| draining.contains_key(&connection.canonical_peer()));
         let (now, all) = (Instant::now(), self.stale.iter());
-        self.due = all.filter(|&it| is_due(now, leaving, it)).cloned().collect();
+        self.due = all.filter(|&it| is_due(now, draining, it)).cloned().collect();
         (!self.stale.is_empty()).then_some(self)
     }
 
     /// Removes the connections that are in use, or may be, from the due ones. Returns their number.
     fn exclude_in_use(
         &mut self,
-        leaving: &BTreeMap<SocketAddr, DrainingAddress>,
-        said: &BTreeMap<ClientPodAddresses, ConnectionActivity>,
+        draining: &BTreeMap<SocketAddr, DrainingAddress>,
+        activities: &BTreeMap<ClientPodAddresses, ConnectionActivity>,
     ) -> u64 {
         let all = self.due.len();
-        self.due.retain(|it| may_close(leaving, it, said.get(&connection_addresses(it)).copied()));
+        self.due.retain(|connection| {
+            may_close(
+                draining,
+                connection,
+                activities.get(&connection_addresses(connection)).copied(),
+            )
+        });
         (all - self.due.len()) as u64
     }
 }
@@ -208,17 +218,17 @@ impl ScannedClient {
 /// Returns these connections as they are now, without those that have closed.
 fn refresh_connections(
     diag: &SockDiag,
-    known: &[DiagConnection],
+    connections: &[DiagConnection],
 ) -> io::Result<Vec<DiagConnection>> {
-    let mut there = Vec::with_capacity(known.len());
-    for connection in known {
+    let mut open = Vec::with_capacity(connections.len());
+    for connection in connections {
         match diag.refresh(connection) {
-            Ok(connection) => there.push(connection),
+            Ok(connection) => open.push(connection),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(there)
+    Ok(open)
 }
 
 fn connection_addresses(connection: &DiagConnection) -> ClientPodAddresses {
@@ -226,44 +236,44 @@ fn connection_addresses(connection: &DiagConnection) -> ClientPodAddresses {
 }
 
 fn close_in_namespace(
-    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    draining: &BTreeMap<SocketAddr, DrainingAddress>,
     due: &[DiagConnection],
-    ender: Option<&mut LockedCloser>,
+    locked_closer: Option<&mut LockedCloser>,
 ) -> io::Result<CloseCounts> {
-    let Some(ender) = ender else { return close_unlocked(leaving, due) };
+    let Some(locked_closer) = locked_closer else { return close_unlocked(draining, due) };
     let all: Vec<&DiagConnection> = due.iter().collect();
-    ender.close(&all).or_else(|error| {
+    locked_closer.close(&all).or_else(|error| {
         warn!(%error, "cannot end kept connections under their locks");
-        close_unlocked(leaving, due)
+        close_unlocked(draining, due)
     })
 }
 
 /// Closes connections on kernels that cannot check and close in one step: a request that is written in between is lost.
 fn close_unlocked(
-    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    draining: &BTreeMap<SocketAddr, DrainingAddress>,
     due: &[DiagConnection],
 ) -> io::Result<CloseCounts> {
     let diag = SockDiag::open()?;
-    let mut done = CloseCounts::default();
+    let mut counts = CloseCounts::default();
     for connection in due {
-        match close_if_due(&diag, leaving, connection) {
-            Ok(true) => done.closed += 1,
-            Ok(false) => done.spared += 1,
+        match close_if_due(&diag, draining, connection) {
+            Ok(true) => counts.closed += 1,
+            Ok(false) => counts.spared += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(done)
+    Ok(counts)
 }
 
 /// Closes a connection if it is still due. A list of thousands is old when its end is reached, so the connection is
 /// read again right before.
 fn close_if_due(
     diag: &SockDiag,
-    leaving: &BTreeMap<SocketAddr, DrainingAddress>,
+    draining: &BTreeMap<SocketAddr, DrainingAddress>,
     connection: &DiagConnection,
 ) -> io::Result<bool> {
-    let due = is_due(Instant::now(), leaving, &diag.refresh(connection)?);
+    let due = is_due(Instant::now(), draining, &diag.refresh(connection)?);
     if due {
         diag.destroy(connection)?;
     }
@@ -272,11 +282,12 @@ fn close_if_due(
 
 /// Returns one path to each network namespace except the agent's own.
 fn client_namespaces(clients: &Path) -> impl Iterator<Item = PathBuf> {
-    let own = namespace::inode(Path::new("/proc/thread-self/ns/net")).ok();
+    let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net")).ok();
     let paths =
         processes(clients).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}/ns/net")));
     let named = paths.filter_map(|path| Some((namespace::inode(&path).ok()?, path)));
     // Processes of one namespace give one entry, by whichever of their paths comes last.
-    let different: HashMap<u64, PathBuf> = named.filter(|(inode, _)| Some(*inode) != own).collect();
+    let different: HashMap<u64, PathBuf> =
+        named.filter(|(inode, _)| Some(*inode) != own_inode).collect();
     different.into_values()
 }

@@ -29,37 +29,41 @@ pub(super) async fn query_in_use(
     for (client, pod) in connections {
         clients_of.entry(pod).or_default().push(client);
     }
-    let mut asked = JoinSet::new();
+    let mut queries = JoinSet::new();
     for (pod, clients) in clients_of {
-        for some in clients.chunks(page::QUERY_ADDRESSES_MAX) {
-            let question = page::encode_query(some);
-            asked.spawn(async move { (pod, query_pod(pod, question).await) });
+        for chunk in clients.chunks(page::QUERY_ADDRESSES_MAX) {
+            let query = page::encode_query(chunk);
+            queries.spawn(async move { (pod, query_pod(pod, query).await) });
         }
     }
-    let mut found = BTreeMap::new();
-    while let Some(answered) = asked.join_next().await {
+    let mut activities = BTreeMap::new();
+    while let Some(answered) = queries.join_next().await {
         match answered {
             Ok((pod, Ok(clients))) => {
-                found.extend(clients.into_iter().map(|(client, known)| ((client, pod), known)));
+                activities.extend(
+                    clients.into_iter().map(|(client, activity)| ((client, pod), activity)),
+                );
             }
             Ok((pod, Err(error))) => debug!(%pod, %error, "a pod does not say what is in use"),
             Err(panic) => debug!(%panic, "asking a pod failed"),
         }
     }
-    found
+    activities
 }
 
 async fn query_pod(
     pod: SocketAddr,
-    question: String,
+    query: String,
 ) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
     let at = SocketAddr::new(pod.ip(), POD_SERVER_PORT);
-    timeout(QUERY_TIMEOUT, send_query(at, question)).await.unwrap_or_else(|late| Err(late.into()))
+    timeout(QUERY_TIMEOUT, send_query(at, query))
+        .await
+        .unwrap_or_else(|elapsed| Err(elapsed.into()))
 }
 
 async fn send_query(
     at: SocketAddr,
-    question: String,
+    query: String,
 ) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
     let stream = TcpStream::connect(at).await?;
     // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
@@ -68,9 +72,9 @@ async fn send_query(
         http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     let request = Request::post(page::PATH)
         .header(header::HOST, at.to_string())
-        .body(Full::new(Bytes::from(question)))
+        .body(Full::new(Bytes::from(query)))
         .map_err(io::Error::other)?;
-    let asked = async {
+    let exchange = async {
         let response = requests.send_request(request).await.map_err(io::Error::other)?;
         let status = response.status();
         if status != StatusCode::OK {
@@ -83,7 +87,7 @@ async fn send_query(
     };
     // A connection that ends before the response is an error, and must not wait for the timeout.
     tokio::select! {
-        answer = asked => answer,
+        answer = exchange => answer,
         ended = connection => {
             ended.map_err(io::Error::other)?;
             Err(io::ErrorKind::UnexpectedEof.into())
@@ -98,10 +102,10 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_known_of_a_pod_that_does_not_answer() {
         // No process listens there.
-        let ends = [4_711, 4_712].map(|port| {
+        let connections = [4_711, 4_712].map(|port| {
             let client = SocketAddr::from(([127, 0, 0, 1], port));
             (client, SocketAddr::from(([127, 99, 99, 99], 80)))
         });
-        assert_eq!(query_in_use(ends).await, BTreeMap::new());
+        assert_eq!(query_in_use(connections).await, BTreeMap::new());
     }
 }

@@ -48,8 +48,8 @@ impl StaleConnectionTask {
             self.metrics.connections_stale.set(0);
             return;
         }
-        let leaving = self.connections.draining();
-        let phases = table.pod_phases(|at| leaving.contains_key(at));
+        let draining = self.connections.draining();
+        let phases = table.pod_phases(|at| draining.contains_key(at));
         self.connections.update_phases(now, |at| phases.get(&at).copied());
     }
 
@@ -69,13 +69,13 @@ impl StaleConnectionTask {
             return;
         }
         let Some(scope) = self.connections.next_scan(now, self.closer.scan_stats()) else { return };
-        let (closer, leaving) = (self.closer.clone(), self.connections.draining().clone());
+        let (closer, draining) = (self.closer.clone(), self.connections.draining().clone());
         let metrics = self.metrics.clone();
         self.round = Some(tokio::spawn(async move {
-            let (done, left) = closer.scan_and_close(scope, leaving).await;
-            metrics.connections_closed.inc_by(done.closed);
-            metrics.connections_spared.inc_by(done.spared);
-            metrics.connections_stale.set(i64::try_from(left).unwrap_or(i64::MAX));
+            let (counts, stale) = closer.scan_and_close(scope, draining).await;
+            metrics.connections_closed.inc_by(counts.closed);
+            metrics.connections_spared.inc_by(counts.spared);
+            metrics.connections_stale.set(i64::try_from(stale).unwrap_or(i64::MAX));
         }));
     }
 }

@@ -31,27 +31,27 @@ impl ConnectionStorage {
     /// Returns the clients' addresses in the namespace of `diag`, each with the [use](ServerSocket::activity) of its
     /// connection. Opaque connections are left out.
     pub fn in_use(&self, diag: &SockDiag) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
-        let mut found = BTreeMap::new();
+        let mut activities = BTreeMap::new();
         for storage in self.0.iter() {
             let stored = diag.stored_values(storage.as_fd())?.into_iter();
             let in_use = |value: &[u8]| ServerSocket::read(value)?.activity();
-            found.extend(
+            activities.extend(
                 stored.filter_map(|(it, value)| Some((it.canonical_peer(), in_use(&value)?))),
             );
         }
-        Ok(found)
+        Ok(activities)
     }
 
     /// Returns the connections in the namespace of `diag` that wait for the end of a request, each with [the request's
     /// start](ServerSocket::pending_request_started_ns).
     pub fn open_requests(&self, diag: &SockDiag) -> io::Result<Vec<(DiagConnection, u64)>> {
-        let mut found = Vec::new();
+        let mut requests = Vec::new();
         for storage in self.0.iter() {
             let stored = diag.stored_values(storage.as_fd())?.into_iter();
             let since = |value: &[u8]| ServerSocket::read(value)?.pending_request_started_ns();
-            found.extend(stored.filter_map(|(it, value)| Some((it, since(&value)?))));
+            requests.extend(stored.filter_map(|(it, value)| Some((it, since(&value)?))));
         }
-        Ok(found)
+        Ok(requests)
     }
 
     /// Returns the number of [upgraded](ServerSocket::is_upgraded) connections in the namespace of `diag`.

@@ -79,16 +79,16 @@ impl PreviousCounters {
     /// A program of the new version ignores connections that an old program has begun to count (`OLD_CONNS`). So one of
     /// them counts each connection, whenever this is called.
     pub(super) fn hand_over(&mut self, cookie: u64, slot: u32) -> Result<(), KernelMapError> {
-        let found = match self.pods.get(&cookie, 0) {
-            Ok(found) => found,
+        let pod = match self.pods.get(&cookie, 0) {
+            Ok(pod) => pod,
             Err(MapError::KeyNotFound) => return Ok(()),
             Err(source) => return Err(super::read_error(maps::PODS, source)),
         };
         // No connection comes to port 0.
-        let closed = abi::PodValue { port: 0, ..found };
+        let closed = abi::PodValue { port: 0, ..pod };
         let done = self.pods.insert(cookie, closed, 0);
-        done.map_err(|source| write_error(maps::PODS, (cookie, found.slot), source))?;
-        self.previous_slots.insert(slot, (cookie, found.slot));
+        done.map_err(|source| write_error(maps::PODS, (cookie, pod.slot), source))?;
+        self.previous_slots.insert(slot, (cookie, pod.slot));
         Ok(())
     }
 
@@ -135,8 +135,8 @@ impl PreviousCounters {
         if all {
             let claimed: Vec<u64> =
                 self.previous_slots.values().map(|(cookie, _)| *cookie).collect();
-            let known: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();
-            known.into_iter().filter(|it| !claimed.contains(it)).for_each(|it| self.forget(it));
+            let cookies: Vec<u64> = self.pods.keys().filter_map(Result::ok).collect();
+            cookies.into_iter().filter(|it| !claimed.contains(it)).for_each(|it| self.forget(it));
         }
         let empty = self.previous_slots.is_empty()
             && self.pods.keys().filter_map(Result::ok).next().is_none();

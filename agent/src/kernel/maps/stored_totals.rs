@@ -47,24 +47,24 @@ impl StoredTotals {
 
     /// Returns the last known Revision of each row, by netns cookie.
     pub(crate) fn owners(&self) -> Result<BTreeMap<u64, NamespacedName>, KernelMapError> {
-        let mut found = BTreeMap::new();
+        let mut owners = BTreeMap::new();
         for entry in self.owners.iter() {
             let (cookie, text) = entry.map_err(|error| read_error(OWNERS, error))?;
-            found.extend(decode_name(&text).map(|name| (cookie, name)));
+            owners.extend(decode_name(&text).map(|name| (cookie, name)));
         }
-        Ok(found)
+        Ok(owners)
     }
 
     /// Returns the sum of the gone pods of each Revision.
     pub(crate) fn gone_totals(
         &self,
     ) -> Result<BTreeMap<NamespacedName, TotalsRow>, KernelMapError> {
-        let mut found = BTreeMap::new();
+        let mut totals = BTreeMap::new();
         for entry in self.gone_totals.iter() {
             let (text, words) = entry.map_err(|error| read_error(GONE_TOTALS, error))?;
-            found.extend(decode_name(&text).map(|name| (name, TotalsRow::from_words(words))));
+            totals.extend(decode_name(&text).map(|name| (name, TotalsRow::from_words(words))));
         }
-        Ok(found)
+        Ok(totals)
     }
 
     /// Records the Revision of the pod with this namespace; `None`: the pod is gone.
@@ -84,10 +84,10 @@ impl StoredTotals {
     pub(crate) fn set_gone_total(
         &mut self,
         revision: &NamespacedName,
-        left: Option<TotalsRow>,
+        total: Option<TotalsRow>,
     ) -> Result<(), KernelMapError> {
         let key = encode_name(revision);
-        let done = match left {
+        let done = match total {
             Some(row) => self.gone_totals.insert(key, row.words(), 0),
             None => ignore_missing(self.gone_totals.remove(&key)),
         };
@@ -99,12 +99,12 @@ impl StoredTotals {
 fn ensure_hash_map(pins: &Path, name: &'static str, shape: [u32; 3]) -> Result<(), KernelMapError> {
     let share = |source| KernelMapError::Mmap { name, source };
     let pin = pins.join(name);
-    let found = sys::open_pin(&pin).and_then(|map| sys::map_shape(map.as_fd())).ok();
-    if found.is_some_and(|found| found[1..] == shape) {
+    let pinned_shape = sys::open_pin(&pin).and_then(|map| sys::map_shape(map.as_fd())).ok();
+    if pinned_shape.is_some_and(|pinned_shape| pinned_shape[1..] == shape) {
         return Ok(());
     }
     // Another version of the agent may have used another shape, whose entries cannot be read as this one.
-    if found.is_some() {
+    if pinned_shape.is_some() {
         std::fs::remove_file(&pin).map_err(share)?;
     }
     let [key, value, entries] = shape;

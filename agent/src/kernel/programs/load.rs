@@ -42,17 +42,17 @@ pub(super) struct OpenedObject {
 
 pub(super) fn open_object(
     object: &[u8],
-    places: &AgentPaths,
+    paths: &AgentPaths,
     features: VerifierFeatures,
     log: VerifierLogLevel,
 ) -> Result<OpenedObject, EbpfProgramsError> {
     check_object(object)?;
-    mount_bpffs(&places.bpffs)?;
-    let pins = places.pins();
+    mount_bpffs(&paths.bpffs)?;
+    let pins = paths.pins();
     make_folder(&pins.join("links"))?;
     // Before the load: the loader reuses pinned maps without comparing their shape.
     check_pins(&pins)?;
-    let old = version_in_force(places);
+    let previous_pins = version_in_force(paths);
     // Decided before the load: the place of the call is filled in the object itself.
     let offer = LockedCloseSupport::detect()
         .and_then(|offer| Ok((offer.patch_object(object)?, offer.fields)));
@@ -60,8 +60,8 @@ pub(super) fn open_object(
         Ok((filled, fields)) => (filled.bytes(), *fields),
         Err(_) => (object, SockFieldOffsets::default()),
     };
-    let ebpf = load_object(object, &pins, old.as_deref(), (&fields, features), log)?;
-    Ok(OpenedObject { ebpf, previous_pins: old, locked_close: offer.map(drop) })
+    let ebpf = load_object(object, &pins, previous_pins.as_deref(), (&fields, features), log)?;
+    Ok(OpenedObject { ebpf, previous_pins, locked_close: offer.map(drop) })
 }
 
 fn check_object(object: &[u8]) -> Result<(), EbpfProgramsError> {
@@ -74,8 +74,8 @@ fn check_object(object: &[u8]) -> Result<(), EbpfProgramsError> {
 
 fn mount_bpffs(folder: &Path) -> Result<(), EbpfProgramsError> {
     make_folder(folder)?;
-    let found = statfs(folder).map_err(|e| path_error("look at", folder, e.into()))?;
-    if found.filesystem_type() == BPF_FS_MAGIC {
+    let filesystem = statfs(folder).map_err(|e| path_error("look at", folder, e.into()))?;
+    if filesystem.filesystem_type() == BPF_FS_MAGIC {
         return Ok(());
     }
     let none: Option<&str> = None;
@@ -135,13 +135,13 @@ fn check_pins(pins: &Path) -> Result<(), EbpfProgramsError> {
 
 /// Logs the reason if connections are not closed under their locks. No error: they are closed in two steps instead.
 pub(super) fn log_unsupported(
-    ender: Result<LockedCloser, locked_close::LockedCloseError>,
+    locked_closer: Result<LockedCloser, locked_close::LockedCloseError>,
 ) -> Option<LockedCloser> {
     let without = |error| {
         let reason = common::link::error_chain(&error);
         info!(reason, "kept connections are not ended under their locks");
     };
-    ender.map_err(without).ok()
+    locked_closer.map_err(without).ok()
 }
 
 fn load_object(

@@ -18,26 +18,26 @@ const CLIENT_SOCKET_PROGRAMS: [&str; 3] = ["release", "getpeername4", "getpeerna
 const CLIENT_SOCKET_MAPS: [&str; 2] = [maps::CLAIMS, maps::CONTROL];
 
 /// Returns the pins of another version in force: the newest one that has counting programs.
-pub(super) fn version_in_force(places: &AgentPaths) -> Option<PathBuf> {
+pub(super) fn version_in_force(paths: &AgentPaths) -> Option<PathBuf> {
     let in_force =
         |path: &PathBuf| path.join(maps::CONNS).exists() && path.join("links/sockets").exists();
-    other_versions(places).filter(|(_, path)| in_force(path)).max().map(|(_, path)| path)
+    other_versions(paths).filter(|(_, path)| in_force(path)).max().map(|(_, path)| path)
 }
 
 /// Returns the pins of other versions, with their version numbers.
-fn other_versions(places: &AgentPaths) -> impl Iterator<Item = (u32, PathBuf)> {
-    let own = places.version;
-    let found = fs::read_dir(&places.bpffs).into_iter().flatten().flatten();
-    found.filter_map(move |entry| {
+fn other_versions(paths: &AgentPaths) -> impl Iterator<Item = (u32, PathBuf)> {
+    let own_version = paths.version;
+    let entries = fs::read_dir(&paths.bpffs).into_iter().flatten().flatten();
+    entries.filter_map(move |entry| {
         let version = entry.file_name().to_str()?.strip_prefix('v')?.parse().ok()?;
-        (version != own).then(|| (version, entry.path()))
+        (version != own_version).then(|| (version, entry.path()))
     })
 }
 
 /// Retires all other versions but `keep`. Returns the pins of those whose clients' sockets are still open.
-pub(super) fn retire_other_versions(places: &AgentPaths, keep: Option<&Path>) -> Vec<PathBuf> {
-    let others = other_versions(places).filter(|(_, path)| Some(path.as_path()) != keep);
-    others.filter(|(_, pins)| retire_or_keep(pins)).map(|(_, pins)| pins).collect()
+pub(super) fn retire_other_versions(paths: &AgentPaths, keep: Option<&Path>) -> Vec<PathBuf> {
+    let retired = other_versions(paths).filter(|(_, path)| Some(path.as_path()) != keep);
+    retired.filter(|(_, pins)| retire_or_keep(pins)).map(|(_, pins)| pins).collect()
 }
 
 /// Retires another version. Returns true if its pins stay; an error is logged, and they stay.
@@ -86,8 +86,8 @@ pub(super) fn has_any_link(pins: &Path, links: &[&str]) -> bool {
 }
 
 fn names_in(folder: &Path) -> Vec<String> {
-    let found = fs::read_dir(folder).into_iter().flatten().flatten();
-    found.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 pub(super) fn remove_link(pins: &Path, name: &str) -> Result<(), EbpfProgramsError> {
@@ -104,8 +104,8 @@ pub(super) fn remove_pin(pin: &Path) -> Result<(), EbpfProgramsError> {
 }
 
 /// Detaches all programs of other versions, by removing their pins.
-pub(super) fn remove_other_versions(places: &AgentPaths) {
-    for (_, other) in other_versions(places) {
+pub(super) fn remove_other_versions(paths: &AgentPaths) {
+    for (_, other) in other_versions(paths) {
         if let Err(error) = fs::remove_dir_all(&other) {
             warn!(pins = %other.display(), %error, "cannot remove old pins");
         }

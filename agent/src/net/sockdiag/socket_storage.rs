@@ -34,12 +34,12 @@ impl SockDiag {
     /// Returns the value in the socket storage `map` of each connection that can still send and has one. The
     /// connections have no activity. Needs CAP_BPF, or CAP_SYS_ADMIN.
     pub fn stored_values(&self, map: BorrowedFd<'_>) -> io::Result<Vec<(DiagConnection, Vec<u8>)>> {
-        let mut found = Vec::new();
+        let mut values = Vec::new();
         let states = StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT;
         self.dump_stored(map, &states, |connection, value| {
-            found.extend(value.map(|value| (connection, value)));
+            values.extend(value.map(|value| (connection, value)));
         })?;
-        Ok(found)
+        Ok(values)
     }
 
     /// Returns each connection that has not closed yet, with its value in the socket storage `map`, if any.
@@ -47,12 +47,12 @@ impl SockDiag {
         &self,
         map: BorrowedFd<'_>,
     ) -> io::Result<Vec<(DiagConnection, Option<Vec<u8>>)>> {
-        let mut found = Vec::new();
+        let mut sockets = Vec::new();
         // A closed connection in TIME_WAIT has only its addresses left.
         let none = StateFlags::LISTEN | StateFlags::SYN_SENT | StateFlags::TIME_WAIT;
         let states = StateFlags::all() - none;
-        self.dump_stored(map, &states, |connection, value| found.push((connection, value)))?;
-        Ok(found)
+        self.dump_stored(map, &states, |connection, value| sockets.push((connection, value)))?;
+        Ok(sockets)
     }
 
     fn dump_stored(
@@ -113,8 +113,8 @@ fn find_attribute(bytes: &[u8], kind: u16) -> Option<NlaBuffer<&[u8]>> {
 }
 
 /// Compares kinds without the flag of nested attributes, which the library leaves in some kinds.
-fn is_kind(found: u16, kind: u16) -> bool {
-    found & NLA_TYPE_MASK == kind
+fn is_kind(attribute_type: u16, kind: u16) -> bool {
+    attribute_type & NLA_TYPE_MASK == kind
 }
 
 impl NetlinkSerializable for SocketStorageMessage {
@@ -156,11 +156,11 @@ mod tests {
     #[test]
     fn attributes_stand_as_the_kernel_has_them() {
         let input = std::io::stdin();
-        let asked = storage_request(std::os::fd::AsFd::as_fd(&input));
+        let request = storage_request(std::os::fd::AsFd::as_fd(&input));
         // Length and kind of each, padded to four bytes; then descriptor 0.
         let [eight, twelve] = [8_u16, 12].map(u16::to_ne_bytes);
         let [ask, map] = [REQUEST_STORAGES, REQUEST_MAP_FD].map(u16::to_ne_bytes);
-        assert_eq!(asked, [&twelve[..], &ask, &eight, &map, &[0; 4]].concat());
+        assert_eq!(request, [&twelve[..], &ask, &eight, &map, &[0; 4]].concat());
         let value = emit_attribute(&DefaultNla::new(STORAGE_VALUE, vec![1, 2, 3]));
         let both = [emit_attribute(&DefaultNla::new(2, vec![0; 4])), value].concat();
         assert_eq!(find_attribute(&both, STORAGE_VALUE).expect("it is there").value(), [1, 2, 3]);

@@ -57,16 +57,17 @@ const USE_WORDS: [(ConnectionActivity, &str); 3] = [
 ];
 
 fn encode_answer(in_use: impl IntoIterator<Item = (SocketAddr, ConnectionActivity)>) -> String {
-    let word = |known| USE_WORDS.iter().find(|(it, _)| *it == known).map_or("", |(_, word)| word);
-    in_use.into_iter().map(|(at, known)| format!("{} {at}\n", word(known))).collect()
+    let word =
+        |activity| USE_WORDS.iter().find(|(it, _)| *it == activity).map_or("", |(_, word)| word);
+    in_use.into_iter().map(|(at, activity)| format!("{} {at}\n", word(activity))).collect()
 }
 
 /// Reads an answer: the use of each client's connection that is known. `None` if it is malformed.
 pub(crate) fn parse_answer(answer: &str) -> Option<BTreeMap<SocketAddr, ConnectionActivity>> {
     let line = |line: &str| {
         let (said, at) = line.split_once(' ')?;
-        let (known, _) = USE_WORDS.into_iter().find(|(_, word)| *word == said)?;
-        Some((at.parse().ok()?, known))
+        let (activity, _) = USE_WORDS.into_iter().find(|(_, word)| *word == said)?;
+        Some((at.parse().ok()?, activity))
     };
     answer.lines().map(line).collect()
 }
@@ -96,50 +97,47 @@ impl InUseLookup {
 
     /// Returns the result of a scan that begins after this call. `None` if the runtime ends.
     async fn next_result(&self) -> Option<InUseScanResult> {
-        let mut found = {
+        let mut result = {
             let mut next = lock(&self.next_scan);
             next.get_or_insert_with(|| self.schedule_scan()).clone()
         };
-        found.wait_for(Option::is_some).await.ok()?.clone()
+        result.wait_for(Option::is_some).await.ok()?.clone()
     }
 
     fn schedule_scan(&self) -> watch::Receiver<Option<InUseScanResult>> {
-        let (tell, found) = watch::channel(None);
-        let books = self.clone();
+        let (result_tx, result_rx) = watch::channel(None);
+        let lookup = self.clone();
         tokio::spawn(async move {
-            let _turn = books.scan_lock.lock().await;
+            let _turn = lookup.scan_lock.lock().await;
             // A query that arrives from here on needs a scan that begins later.
-            lock(&books.next_scan).take();
-            let Self { diag, conns, .. } = books.clone();
-            let look = spawn_blocking(move || conns.in_use(&lock(&diag)));
-            let seen = look.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-            tell.send_replace(Some(Arc::new(seen)));
+            lock(&lookup.next_scan).take();
+            let Self { diag, conns, .. } = lookup.clone();
+            let scan = spawn_blocking(move || conns.in_use(&lock(&diag)));
+            let result = scan.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+            result_tx.send_replace(Some(Arc::new(result)));
             sleep(SCAN_PAUSE).await;
         });
-        found
+        result_rx
     }
 }
 
 /// Answers a query after the next scan.
-pub(super) async fn handle_in_use(
-    State(asked): State<PodServerState>,
-    question: String,
-) -> Response {
-    let clients = match parse_query(&question) {
+pub(super) async fn handle_in_use(State(state): State<PodServerState>, query: String) -> Response {
+    let clients = match parse_query(&query) {
         Ok(clients) => clients,
         Err(error) => {
             let rule = format!("one address and port a line: {error}\n");
             return (StatusCode::BAD_REQUEST, rule).into_response();
         }
     };
-    match asked.in_use_lookup.next_result().await.as_deref() {
+    match state.in_use_lookup.next_result().await.as_deref() {
         Some(Ok(all)) => {
             // Only the addresses of the query: a client learns nothing of other clients' connections.
-            let of_those = all.iter().filter(|(client, _)| clients.contains(client));
-            encode_answer(of_those.map(|(client, known)| (*client, *known))).into_response()
+            let queried = all.iter().filter(|(client, _)| clients.contains(client));
+            encode_answer(queried.map(|(client, activity)| (*client, *activity))).into_response()
         }
         other => {
-            warn!(uid = asked.uid, ?other, "cannot look which connections are in use");
+            warn!(uid = state.uid, ?other, "cannot look which connections are in use");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -179,24 +177,24 @@ mod tests {
 
     #[tokio::test]
     async fn queries_that_arrive_during_a_scan_share_the_next_one() {
-        let books =
+        let lookup =
             InUseLookup::new(SockDiag::open().expect("netlink"), ConnectionStorage::default());
-        let busy = books.scan_lock.clone().lock_owned().await;
-        let asked: Vec<_> = (0..100)
+        let scan_guard = lookup.scan_lock.clone().lock_owned().await;
+        let queries: Vec<_> = (0..100)
             .map(|_| {
-                let books = books.clone();
-                tokio::spawn(async move { books.next_result().await.expect("an answer") })
+                let lookup = lookup.clone();
+                tokio::spawn(async move { lookup.next_result().await.expect("an answer") })
             })
             .collect();
         tokio::task::yield_now().await;
-        drop(busy);
-        let mut found = Vec::new();
-        for asked in asked {
-            found.push(asked.await.expect("no panic"));
+        drop(scan_guard);
+        let mut results = Vec::new();
+        for queries in queries {
+            results.push(queries.await.expect("no panic"));
         }
-        assert!(found.iter().all(|it| Arc::ptr_eq(it, &found[0])), "one look");
-        let later = books.next_result().await.expect("an answer");
-        assert!(!Arc::ptr_eq(&later, &found[0]), "another one");
+        assert!(results.iter().all(|it| Arc::ptr_eq(it, &results[0])), "one look");
+        let later = lookup.next_result().await.expect("an answer");
+        assert!(!Arc::ptr_eq(&later, &results[0]), "another one");
     }
 
     #[test]

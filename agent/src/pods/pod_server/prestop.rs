@@ -87,10 +87,10 @@ impl Drop for OpenPreStopHook {
 
 /// Responds once the pod may stop. Only the node itself may send this request, because it makes a pod drain.
 pub(super) async fn handle_wait_for_drain(
-    State(asked): State<PodServerState>,
+    State(state): State<PodServerState>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
 ) -> StatusCode {
-    let PodServerState { uid, servers, stop, .. } = asked;
+    let PodServerState { uid, servers, stop, .. } = state;
     if !is_node_address(peer.ip()) {
         warn!(uid, %peer, "a client other than the kubelet asks to stop the pod: refused");
         return StatusCode::FORBIDDEN;
@@ -109,8 +109,8 @@ pub(super) async fn handle_wait_for_drain(
 
 /// Returns true if an address belongs to the namespace that the agent runs in, which is the node's.
 fn is_node_address(ip: IpAddr) -> bool {
-    let own = namespace::own_addresses().unwrap_or_default();
-    own.contains(&ip.to_canonical())
+    let own_addresses = namespace::own_addresses().unwrap_or_default();
+    own_addresses.contains(&ip.to_canonical())
 }
 
 #[cfg(test)]

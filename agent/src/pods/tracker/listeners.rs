@@ -58,8 +58,8 @@ impl TrackedPod {
     }
 
     pub(super) fn not_ready_reason(&self) -> String {
-        if let Some(oddity) = self.incompatibility() {
-            return oddity.to_string();
+        if let Some(incompatibility) = self.incompatibility() {
+            return incompatibility.to_string();
         }
         if !self.is_listening() {
             return self.not_listening_reason();
@@ -69,7 +69,7 @@ impl TrackedPod {
         }
         match self.readiness.last_failure() {
             "" => String::new(),
-            failed => format!("readiness probe failed: {failed}"),
+            failure => format!("readiness probe failed: {failure}"),
         }
     }
 
@@ -85,10 +85,10 @@ impl TrackedPod {
 
     fn incompatibility(&self) -> Option<Incompatibility> {
         let redirects = self.sockets.as_ref().is_some_and(|sockets| sockets.has_redirection);
-        let found =
+        let in_namespace =
             self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);
         let crowded = self.register_retry_at.map(|_| Incompatibility::Crowded);
-        found.or(crowded).or_else(|| redirects.then_some(Incompatibility::Redirected))
+        in_namespace.or(crowded).or_else(|| redirects.then_some(Incompatibility::Redirected))
     }
 
     /// Returns the reason for which an inspected pod does not serve; empty before an inspection.

@@ -71,37 +71,41 @@ impl TrackedPod {
     pub(super) fn update_drained(
         &mut self,
         now: Instant,
-        patience: Duration,
+        drain_limit: Duration,
         out: &mut Vec<PodTrackerAction>,
     ) {
-        let PodKernelState { connections, unused_connections: fresh, idle, .. } = self.kernel_state;
+        let PodKernelState { connections, unused_connections, idle, .. } = self.kernel_state;
         // If the RouteTable never names it as draining, the pod counts as such a moment after the preStop request.
-        let told =
+        let draining_since =
             self.drain.since.or_else(|| self.prestop.since.map(|at| at + DRAINING_ROUTE_TIMEOUT));
-        let in_flight =
-            self.awaited_requests(now, told.is_some_and(|at| now >= at + patience), out);
+        let in_flight = self.awaited_requests(
+            now,
+            draining_since.is_some_and(|at| now >= at + drain_limit),
+            out,
+        );
         // Clients' agents are closing the idle connections: a pod that stopped with one open would lose a request that
         // arrives at the same moment.
-        let enough = if connections > 0 { OPEN_CONNECTION_DRAIN_TIME } else { DRAINED_AFTER };
-        let quiet = in_flight == 0 && fresh == 0 && idle >= enough;
-        let long = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
-        self.drain.is_drained = quiet && self.drain.since.is_some_and(long);
-        if quiet && self.is_waiting_to_stop() && told.is_some_and(long) {
+        let required_idle =
+            if connections > 0 { OPEN_CONNECTION_DRAIN_TIME } else { DRAINED_AFTER };
+        let is_quiet = in_flight == 0 && unused_connections == 0 && idle >= required_idle;
+        let is_long_ago = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
+        self.drain.is_drained = is_quiet && self.drain.since.is_some_and(is_long_ago);
+        if is_quiet && self.is_waiting_to_stop() && draining_since.is_some_and(is_long_ago) {
             self.prestop.is_answered = true;
             out.push(PodTrackerAction::AnswerPreStop(self.uid()));
         }
     }
 
-    /// Returns the requests in flight that the pod must wait for. If it is `late`, upgraded connections do not count:
+    /// Returns the requests in flight that the pod must wait for. If `is_late`, upgraded connections do not count:
     /// the application closes them best itself, and learns from its SIGTERM that it is time.
     fn awaited_requests(
         &mut self,
         now: Instant,
-        late: bool,
+        is_late: bool,
         out: &mut Vec<PodTrackerAction>,
     ) -> u64 {
         let PodKernelState { in_flight, idle, .. } = self.kernel_state;
-        if !late || in_flight == 0 {
+        if !is_late || in_flight == 0 {
             return in_flight;
         }
         if self.drain.next_upgraded_count.is_none_or(|at| now >= at) {
@@ -120,14 +124,15 @@ impl TrackedPod {
     pub(super) fn update_restart(
         &mut self,
         now: Instant,
-        informed: bool,
+        is_informed: bool,
         out: &mut Vec<PodTrackerAction>,
     ) {
-        let Some(asked) = self.prestop.since.filter(|_| informed && self.drain.since.is_none())
+        let Some(prestop_since) =
+            self.prestop.since.filter(|_| is_informed && self.drain.since.is_none())
         else {
             return;
         };
-        let since = now.saturating_duration_since(asked);
+        let since = now.saturating_duration_since(prestop_since);
         if since >= RESTART_ASSUMED_AFTER && self.is_waiting_to_stop() {
             self.prestop.is_answered = true;
             out.push(PodTrackerAction::AnswerPreStop(self.uid()));
@@ -158,8 +163,9 @@ impl TrackedPod {
     /// stops is draining by now.
     pub(super) fn handle_reopened(&mut self, now: Instant, out: &mut Vec<PodTrackerAction>) {
         self.prestop.is_reopened = self.prestop.since.is_some();
-        let early = |asked| now.saturating_duration_since(asked) < DRAINING_ROUTE_TIMEOUT;
-        if self.drain.since.is_some() || self.prestop.since.is_some_and(early) {
+        let is_early =
+            |prestop_since| now.saturating_duration_since(prestop_since) < DRAINING_ROUTE_TIMEOUT;
+        if self.drain.since.is_some() || self.prestop.since.is_some_and(is_early) {
             return;
         }
         self.end_restart(out);

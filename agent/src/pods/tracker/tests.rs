@@ -1,6 +1,9 @@
 use std::{net::IpAddr, num::NonZeroU16};
 
-use common::wire::{NamespacedName, ProbeHandler, ReadinessProbe};
+use common::{
+    fixtures,
+    wire::{NamespacedName, ProbeHandler, ReadinessProbe},
+};
 use datapath::abi;
 
 use super::{
@@ -11,26 +14,13 @@ use crate::pods::types::NamespaceListener;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn pod(uid: &str, how: ProbeHandler) -> wire::PodEntry {
+fn pod(uid: &str, handler: ProbeHandler) -> wire::PodEntry {
+    let revision = NamespacedName::new("default", "hello-00001");
     wire::PodEntry {
-        uid: uid.into(),
         name: format!("hello-{uid}"),
-        revision: NamespacedName::new("default", "hello-00001"),
         node: "n1".into(),
-        zone: String::new(),
-        phase: RoutingPhase::Starting,
-        address: None,
-        other_family_address: None,
-        kubelet_ready: false,
-        port: NonZeroU16::new(8080).expect("not zero"),
-        probe: ReadinessProbe {
-            handler: how,
-            port: None,
-            period: Duration::ZERO,
-            timeout: Duration::ZERO,
-            success_threshold: 1,
-            failure_threshold: 3,
-        },
+        probe: ReadinessProbe { handler, failure_threshold: 3, ..ReadinessProbe::listener_probe() },
+        ..fixtures::pod(uid, &revision, RoutingPhase::Starting)
     }
 }
 
@@ -50,10 +40,10 @@ fn at(text: &str) -> SocketAddr {
     text.parse().expect("an address")
 }
 
-fn listening_state(count: u32) -> PodKernelState {
+fn listening_state(listeners: u32) -> PodKernelState {
     PodKernelState {
-        listeners: count,
-        listener_opened_ns: u64::from(count) * 900,
+        listeners,
+        listener_opened_ns: u64::from(listeners) * 900,
         ..PodKernelState::default()
     }
 }
@@ -96,7 +86,7 @@ fn read_kernel_state(
 
 fn reports(actions: Vec<PodTrackerAction>) -> Vec<PodObservation> {
     let report = |action| match action {
-        PodTrackerAction::Report(seen) => Some(seen),
+        PodTrackerAction::Report(observed) => Some(observed),
         _ => None,
     };
     actions.into_iter().filter_map(report).collect()
@@ -283,9 +273,9 @@ fn a_draining_pod_is_drained_after_a_second_without_work() {
     let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let draining =
         wire::PodEntry { phase: RoutingPhase::Draining, ..pod("a", ProbeHandler::Listen) };
-    let reading = |in_flight, fresh, idle_ms| PodKernelState {
+    let reading = |in_flight, unused_connections, idle_ms| PodKernelState {
         in_flight,
-        unused_connections: fresh,
+        unused_connections,
         idle: Duration::from_millis(idle_ms),
         ..listening_state(1)
     };
@@ -305,8 +295,9 @@ fn a_draining_pod_is_drained_after_a_second_without_work() {
     for (ms, reading) in readings {
         let at = now + Duration::from_millis(ms);
         pods.step(at, PodTrackerEvent::Tick);
-        let drained =
-            reports(read_kernel_state(&mut pods, at, reading)).iter().any(|seen| seen.drained);
+        let drained = reports(read_kernel_state(&mut pods, at, reading))
+            .iter()
+            .any(|observed| observed.drained);
         drained_at.extend(drained.then_some(ms));
     }
     assert_eq!(drained_at, [2300]);
@@ -334,7 +325,7 @@ fn a_draining_pod_waits_for_tunnels_as_long_as_it_may_and_for_requests_longer() 
     let again = read_kernel_state(&mut pods, due + SECOND / 4, reading(2, 60 * SECOND));
     assert!(!again.contains(&count), "one look a second");
 
-    let drained = |actions| reports(actions).iter().any(|seen| seen.drained);
+    let drained = |actions| reports(actions).iter().any(|observed| observed.drained);
     pods.step(due, PodTrackerEvent::UpgradedCounted("a".into(), 1, due));
     let later = due + 2 * SECOND;
     assert!(
@@ -367,7 +358,7 @@ fn a_drained_pod_with_idle_connections_stays_until_they_were_closed() {
     );
     let kept = |connections, idle| PodKernelState { connections, idle, ..listening_state(1) };
     let later = now + 9 * SECOND;
-    let drained = |seen: &PodObservation| seen.drained;
+    let drained = |observed: &PodObservation| observed.drained;
     assert!(!reports(read_kernel_state(&mut pods, later, kept(1, SECOND))).iter().any(drained));
     assert!(reports(read_kernel_state(&mut pods, later, kept(0, SECOND))).iter().any(drained));
     assert!(!reports(read_kernel_state(&mut pods, later, kept(1, SECOND))).iter().any(drained));
@@ -380,8 +371,8 @@ fn a_pod_that_is_not_draining_is_never_called_drained() {
     let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     for second in 0..5 {
         let read = PodKernelState { idle: second * SECOND, ..listening_state(1) };
-        let seen = reports(read_kernel_state(&mut pods, now + second * SECOND, read));
-        assert!(seen.iter().all(|seen| !seen.drained));
+        let observed = reports(read_kernel_state(&mut pods, now + second * SECOND, read));
+        assert!(observed.iter().all(|observed| !observed.drained));
     }
 }
 
@@ -428,13 +419,15 @@ fn not_ready_reasons_name_what_to_do() {
         ),
         (&[], "nothing listens on port 8080 yet"),
     ];
-    for (listeners, trouble) in cases {
+    for (listeners, reason) in cases {
         let mut pods = PodTracker::new(TUNNEL_DRAIN);
         let now = Instant::now();
         pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
-        let seen = pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(listeners), 1));
-        let seen = reports(seen).pop().map(|seen| seen.not_ready_reason).unwrap_or_default();
-        assert_eq!(seen, trouble);
+        let observed =
+            pods.step(now, PodTrackerEvent::Inspected("a".into(), sockets(listeners), 1));
+        let observed =
+            reports(observed).pop().map(|observed| observed.not_ready_reason).unwrap_or_default();
+        assert_eq!(observed, reason);
     }
 }
 
@@ -605,8 +598,8 @@ fn a_container_that_hangs_is_restarted_although_its_requests_never_end() {
     let hangs = PodKernelState { in_flight: 1, connections: 1, ..idle_state() };
     let mut pods = busy(now);
     pods.set_controller_connected(true);
-    let seen = reports(request_prestop(&mut pods, now));
-    assert_eq!(seen.iter().map(|it| it.ready).collect::<Vec<_>>(), [false], "it gets no more");
+    let observed = reports(request_prestop(&mut pods, now));
+    assert_eq!(observed.iter().map(|it| it.ready).collect::<Vec<_>>(), [false], "it gets no more");
     // The controller may need a moment to name the pod as draining.
     assert_eq!(
         released(&read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER - SECOND, hangs)),
@@ -614,8 +607,8 @@ fn a_container_that_hangs_is_restarted_although_its_requests_never_end() {
     );
     assert_eq!(released(&read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER, hangs)), 1);
     read_kernel_state(&mut pods, now + 7 * SECOND, PodKernelState::default());
-    let seen = reports(read_kernel_state(&mut pods, now + 8 * SECOND, listening_state(1)));
-    assert_eq!(seen.last().map(|it| it.ready), Some(true), "the new container serves");
+    let observed = reports(read_kernel_state(&mut pods, now + 8 * SECOND, listening_state(1)));
+    assert_eq!(observed.last().map(|it| it.ready), Some(true), "the new container serves");
 }
 
 #[test]
@@ -645,10 +638,10 @@ fn a_pod_whose_other_container_restarts_serves_again_after_a_while() {
     request_prestop(&mut pods, now);
     read_kernel_state(&mut pods, now + RESTART_ASSUMED_AFTER, idle_state());
     let over = RESTART_ASSUMED_AFTER + RESTART_TIMEOUT;
-    let seen = |pods: &mut PodTracker, at| reports(read_kernel_state(pods, at, idle_state()));
-    assert_eq!(seen(&mut pods, now + over - SECOND), []);
-    let seen = seen(&mut pods, now + over);
-    assert_eq!(seen.last().map(|it| it.ready), Some(true));
+    let observed = |pods: &mut PodTracker, at| reports(read_kernel_state(pods, at, idle_state()));
+    assert_eq!(observed(&mut pods, now + over - SECOND), []);
+    let observed = observed(&mut pods, now + over);
+    assert_eq!(observed.last().map(|it| it.ready), Some(true));
     assert!(!pods.is_stopping("a"));
 }
 
@@ -661,9 +654,9 @@ fn a_container_that_is_back_at_once_serves_again_once_the_pod_is_known_to_go_on(
     read_kernel_state(&mut pods, now, PodKernelState::default());
     read_kernel_state(&mut pods, now, listening_state(1));
     assert!(pods.is_stopping("a"), "the controller may not have heard yet");
-    let seen =
+    let observed =
         reports(read_kernel_state(&mut pods, now + DRAINING_ROUTE_TIMEOUT, listening_state(1)));
-    assert_eq!(seen.last().map(|it| it.ready), Some(true));
+    assert_eq!(observed.last().map(|it| it.ready), Some(true));
 }
 
 #[test]
@@ -692,15 +685,15 @@ fn a_pod_of_both_families_is_reported_at_both_addresses_it_serves_at() {
         (abi::SERVES_V4, "10.244.0.5:8080", None),
         (abi::SERVES_V4 | abi::SERVES_V6, "10.244.0.5:8080", six),
     ];
-    for (serves, address, other_family_address) in cases {
+    for (served_families, address, other_family_address) in cases {
         let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
-        let seen = reports(read_kernel_state(
+        let observed = reports(read_kernel_state(
             &mut pods,
             now,
-            PodKernelState { served_families: serves, ..listening_state(1) },
+            PodKernelState { served_families, ..listening_state(1) },
         ));
         assert_eq!(
-            seen,
+            observed,
             [PodObservation { address: Some(at(address)), other_family_address, ..ready() }]
         );
     }
@@ -734,8 +727,11 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     // A second listener for the other family completes it.
     let both =
         PodKernelState { served_families: abi::SERVES_V4 | abi::SERVES_V6, ..listening_state(2) };
-    let seen = reports(read_kernel_state(&mut pods, now, both));
-    assert_eq!(seen.last().map(|it| (it.ready, it.not_ready_reason.as_str())), Some((true, "")));
+    let observed = reports(read_kernel_state(&mut pods, now, both));
+    assert_eq!(
+        observed.last().map(|it| (it.ready, it.not_ready_reason.as_str())),
+        Some((true, ""))
+    );
     // In an IPv6-only cluster it is the other way round.
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
@@ -743,9 +739,12 @@ fn a_pod_that_serves_the_other_family_only_is_not_ready_and_says_so() {
     pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), alone));
     pods.step(now, PodTrackerEvent::Registered("a".into()));
     let four = PodKernelState { served_families: abi::SERVES_V4, ..listening_state(1) };
-    let seen = reports(read_kernel_state(&mut pods, now, four));
+    let observed = reports(read_kernel_state(&mut pods, now, four));
     let why = "port 8080 is open for IPv4 only, and clients come by IPv6: listen on ::";
-    assert_eq!(seen.last().map(|it| (it.ready, it.not_ready_reason.as_str())), Some((false, why)));
+    assert_eq!(
+        observed.last().map(|it| (it.ready, it.not_ready_reason.as_str())),
+        Some((false, why))
+    );
 }
 
 #[test]
@@ -754,24 +753,24 @@ fn an_incompatibility_is_reported_instead_of_any_other_reason() {
     let sandbox = Incompatibility::Sandbox("gVisor");
     let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let odd = NamespaceFacts { incompatibility: Some(sandbox), ..facts() };
-    let seen = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), odd)));
-    assert_eq!(seen[0].not_ready_reason, sandbox.to_string());
+    let observed = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), odd)));
+    assert_eq!(observed[0].not_ready_reason, sandbox.to_string());
     let mut pods = PodTracker::new(TUNNEL_DRAIN);
     pods.step(now, PodTrackerEvent::RouteUpdated(Box::new(pod("a", ProbeHandler::Listen))));
-    let seen = reports(
+    let observed = reports(
         pods.step(now, PodTrackerEvent::NamespaceMissing("a".into(), Incompatibility::HostNetwork)),
     );
     assert_eq!(
-        (seen[0].ready, &*seen[0].not_ready_reason),
+        (observed[0].ready, &*observed[0].not_ready_reason),
         (false, &*Incompatibility::HostNetwork.to_string())
     );
-    let seen = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())));
-    assert_eq!(seen[0].not_ready_reason, "", "it was only late");
+    let observed = reports(pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())));
+    assert_eq!(observed[0].not_ready_reason, "", "it was only late");
     let mut pods = registered_listening(pod("a", ProbeHandler::Listen), now);
     let redirects = NamespaceSockets { has_redirection: true, ..sockets(&["0.0.0.0:8080"]) };
-    let seen = reports(pods.step(now, PodTrackerEvent::Inspected("a".into(), redirects, 1)));
+    let observed = reports(pods.step(now, PodTrackerEvent::Inspected("a".into(), redirects, 1)));
     assert_eq!(
-        (seen[0].ready, &*seen[0].not_ready_reason),
+        (observed[0].ready, &*observed[0].not_ready_reason),
         (true, &*Incompatibility::Redirected.to_string())
     );
 }
@@ -785,9 +784,9 @@ fn a_pod_without_room_in_the_maps_reports_it_and_is_registered_again() {
     assert!(
         pods.step(now, PodTrackerEvent::NamespaceFound("a".into(), facts())).contains(&register)
     );
-    let seen = reports(pods.step(now, PodTrackerEvent::Crowded("a".into())));
+    let observed = reports(pods.step(now, PodTrackerEvent::Crowded("a".into())));
     assert_eq!(
-        (seen[0].ready, &*seen[0].not_ready_reason),
+        (observed[0].ready, &*observed[0].not_ready_reason),
         (false, &*Incompatibility::Crowded.to_string())
     );
     assert_eq!(pods.counts().crowded, 1);
@@ -795,6 +794,9 @@ fn a_pod_without_room_in_the_maps_reports_it_and_is_registered_again() {
     assert!(next > now && pods.step(next, PodTrackerEvent::Tick).contains(&register));
     assert!(!pods.step(next, PodTrackerEvent::Tick).contains(&register), "once for each pause");
     pods.step(next, PodTrackerEvent::Registered("a".into()));
-    let seen = reports(read_kernel_state(&mut pods, next, listening_state(1)));
-    assert_eq!((seen[0].ready, &*seen[0].not_ready_reason, pods.counts().crowded), (true, "", 0));
+    let observed = reports(read_kernel_state(&mut pods, next, listening_state(1)));
+    assert_eq!(
+        (observed[0].ready, &*observed[0].not_ready_reason, pods.counts().crowded),
+        (true, "", 0)
+    );
 }

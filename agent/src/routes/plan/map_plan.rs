@@ -29,7 +29,7 @@ pub struct MapPlan {
 #[derive(Debug, Default)]
 pub(super) struct OrderedMapOps {
     pub(super) backends: Vec<MapOp>,
-    pub(super) slots: Vec<MapOp>,
+    pub(super) list_entries: Vec<MapOp>,
     pub(super) infos: Vec<MapOp>,
     pub(super) states: Vec<MapOp>,
     pub(super) frontends: Vec<MapOp>,
@@ -41,8 +41,14 @@ pub(super) struct OrderedMapOps {
 impl OrderedMapOps {
     /// Puts the operations into a plan.
     pub(super) fn finish(self, plan: &mut MapPlan) {
-        let groups =
-            [self.backends, self.slots, self.infos, self.states, self.frontends, self.removals];
+        let groups = [
+            self.backends,
+            self.list_entries,
+            self.infos,
+            self.states,
+            self.frontends,
+            self.removals,
+        ];
         // A pod in both sets has not left: its backend changed, as when it was registered on this node.
         plan.removed_pods = self.removed_pods.difference(&self.added_pods).copied().collect();
         plan.ops = groups.into_iter().flatten().collect();

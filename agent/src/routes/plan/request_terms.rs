@@ -27,9 +27,9 @@ impl RevisionRequestTerms {
     }
 
     /// Returns the terms that the RouteTable states.
-    pub(super) fn from_route(told: &wire::RevisionEntry) -> Self {
+    pub(super) fn from_route(entry: &wire::RevisionEntry) -> Self {
         let [service, configuration] =
-            [&told.service, &told.configuration].map(|name| name.as_str().into());
-        Self { timeout: told.timeout, service, configuration }
+            [&entry.service, &entry.configuration].map(|name| name.as_str().into());
+        Self { timeout: entry.timeout, service, configuration }
     }
 }

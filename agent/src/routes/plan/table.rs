@@ -71,8 +71,8 @@ impl PlannerPod {
     /// An IPv6-only socket cannot connect to a mapped address, and the `connect` program cannot see that option.
     fn address_for(&self, six: bool, mapped: bool) -> Option<SocketAddr> {
         let mut all = [self.address, self.other_family_address].into_iter().flatten();
-        let own = all.clone().find(|at| at.is_ipv6() == six);
-        own.or_else(|| all.find(|at| six && mapped && at.is_ipv4()))
+        let own_family = all.clone().find(|at| at.is_ipv6() == six);
+        own_family.or_else(|| all.find(|at| six && mapped && at.is_ipv4()))
     }
 }
 
@@ -84,28 +84,29 @@ impl PlannerTable {
 
     /// Returns the request terms of a Revision.
     pub fn request_terms(&self, revision: &NamespacedName) -> RevisionRequestTerms {
-        let told = self.revisions.find(revision).map(|number| self.revisions.get(number));
-        let unusual = told.and_then(|it| it.custom_terms.as_deref()).cloned();
-        unusual.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
+        let revision_entry = self.revisions.find(revision).map(|number| self.revisions.get(number));
+        let custom_terms = revision_entry.and_then(|it| it.custom_terms.as_deref()).cloned();
+        custom_terms.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
     }
 
     /// Returns the routing phases of the pods at these addresses. A new pod may have the address of one that ends; then
     /// ready wins.
     pub fn pod_phases(
         &self,
-        wanted: impl Fn(&SocketAddr) -> bool,
+        is_wanted: impl Fn(&SocketAddr) -> bool,
     ) -> HashMap<SocketAddr, RoutingPhase> {
-        let mut found = HashMap::new();
+        let mut phases = HashMap::new();
         for pod in self.pods.values() {
-            for at in [pod.address, pod.other_family_address].into_iter().flatten().filter(&wanted)
+            for at in
+                [pod.address, pod.other_family_address].into_iter().flatten().filter(&is_wanted)
             {
-                let phase = found.entry(at).or_insert(pod.phase);
+                let phase = phases.entry(at).or_insert(pod.phase);
                 if pod.phase == RoutingPhase::Ready {
                     *phase = pod.phase;
                 }
             }
         }
-        found
+        phases
     }
 
     /// Returns the subjects that a snapshot does not name any more.
@@ -139,24 +140,24 @@ impl PlannerTable {
     }
 
     /// Sets a service's whole state. Returns its number.
-    pub(super) fn set_service(&mut self, told: &wire::ServiceEntry) -> u32 {
+    pub(super) fn set_service(&mut self, entry: &wire::ServiceEntry) -> u32 {
         // The kernel cannot split by request, so only a single target can be direct.
-        let direct = match told.targets.as_slice() {
-            [only] if told.connection_path == ConnectionPath::Direct => {
+        let direct_revision = match entry.targets.as_slice() {
+            [only] if entry.connection_path == ConnectionPath::Direct => {
                 Some(self.revisions.get_or_insert(&only.revision))
             }
             _ => None,
         };
         let service = PlannerService {
-            addresses: told.addresses.clone().into(),
-            port: told.port,
-            activator_port: told.activator_port,
-            direct_revision: direct,
+            addresses: entry.addresses.clone().into(),
+            port: entry.port,
+            activator_port: entry.activator_port,
+            direct_revision,
         };
-        let (number, before) = self.services.insert(&told.name, service);
+        let (number, before) = self.services.insert(&entry.name, service);
         // The new Revision is referred to before the old one is released: `remove_unused_revision` must not drop one
         // that is still needed.
-        if let Some(revision) = direct {
+        if let Some(revision) = direct_revision {
             self.revisions.get_mut(revision).services.push(number);
         }
         if let Some(before) = before {
@@ -185,10 +186,10 @@ impl PlannerTable {
     pub(super) fn set_revision(
         &mut self,
         name: &NamespacedName,
-        told: Option<&wire::RevisionEntry>,
+        entry: Option<&wire::RevisionEntry>,
     ) {
-        let is_h2c = told.is_some_and(|it| it.protocol == AppProtocol::H2c);
-        let terms = told
+        let is_h2c = entry.is_some_and(|it| it.protocol == AppProtocol::H2c);
+        let terms = entry
             .map(RevisionRequestTerms::from_route)
             .filter(|it| *it != RevisionRequestTerms::default_for(name))
             .map(Box::new);
@@ -204,19 +205,20 @@ impl PlannerTable {
     }
 
     /// Sets a pod's whole state, or removes it. Returns the services that it concerns.
-    pub(super) fn set_pod(&mut self, uid: &str, told: Option<&wire::PodEntry>) -> Vec<u32> {
+    pub(super) fn set_pod(&mut self, uid: &str, entry: Option<&wire::PodEntry>) -> Vec<u32> {
         let mut concerned = self.affected_services(uid);
         let before = self.pods.remove(uid);
-        if let Some(told) = told {
-            let revision = self.revisions.get_or_insert(&told.revision);
+        if let Some(entry) = entry {
+            let revision = self.revisions.get_or_insert(&entry.revision);
             self.revisions.get_mut(revision).pods.insert(uid.to_owned());
-            let also = told.other_family_address.zip(told.address);
-            let also = also.map(|(ip, at)| SocketAddr::new(ip, at.port()));
+            let other_family_address = entry.other_family_address.zip(entry.address);
+            let other_family_address =
+                other_family_address.map(|(ip, at)| SocketAddr::new(ip, at.port()));
             let pod = PlannerPod {
                 revision,
-                phase: told.phase,
-                address: told.address,
-                other_family_address: also,
+                phase: entry.phase,
+                address: entry.address,
+                other_family_address,
             };
             self.pods.insert(uid.to_owned(), pod);
             // The pod may have another Revision now: the services of both are concerned.
@@ -231,8 +233,8 @@ impl PlannerTable {
     }
 
     /// Excludes a pod from connects, or ends that. Returns the services that it concerns.
-    pub(super) fn set_excluded(&mut self, uid: &str, held: bool) -> Vec<u32> {
-        let changed = if held {
+    pub(super) fn set_excluded(&mut self, uid: &str, is_excluded: bool) -> Vec<u32> {
+        let changed = if is_excluded {
             self.excluded_pods.insert(uid.to_owned())
         } else {
             self.excluded_pods.remove(uid)
@@ -286,9 +288,8 @@ impl PlannerTable {
             // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
             let six = address.is_ipv6() && self.has_ipv6_activator();
             let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
-            let front =
-                DesiredBackendList { mode, info: SvcInfo { activators, port_be }, backends };
-            (frontend_key(address, service.port), front)
+            let list = DesiredBackendList { mode, info: SvcInfo { activators, port_be }, backends };
+            (frontend_key(address, service.port), list)
         });
         each.collect()
     }
@@ -357,26 +358,26 @@ impl<T> NamedSlab<T> {
     }
 
     fn get(&self, number: u32) -> &T {
-        let thing = self.entries[number as usize].as_ref();
-        thing.map(|(_, thing)| thing).expect("kept while its number is in use")
+        let value = self.entries[number as usize].as_ref();
+        value.map(|(_, value)| value).expect("kept while its number is in use")
     }
 
     fn get_mut(&mut self, number: u32) -> &mut T {
-        let thing = self.entries[number as usize].as_mut();
-        thing.map(|(_, thing)| thing).expect("kept while its number is in use")
+        let value = self.entries[number as usize].as_mut();
+        value.map(|(_, value)| value).expect("kept while its number is in use")
     }
 
     /// Returns the entry's number, and the entry that had the name before.
-    fn insert(&mut self, name: &NamespacedName, thing: T) -> (u32, Option<T>) {
+    fn insert(&mut self, name: &NamespacedName, value: T) -> (u32, Option<T>) {
         if let Some(number) = self.find(name) {
-            return (number, Some(std::mem::replace(self.get_mut(number), thing)));
+            return (number, Some(std::mem::replace(self.get_mut(number), value)));
         }
         let number = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
         let name: Arc<str> = name.to_string().into();
-        self.entries[number as usize] = Some((Arc::clone(&name), thing));
+        self.entries[number as usize] = Some((Arc::clone(&name), value));
         self.numbers.insert(name, number);
         (number, None)
     }
@@ -390,10 +391,10 @@ impl<T> NamedSlab<T> {
     }
 
     fn remove(&mut self, number: u32) -> Option<T> {
-        let (name, thing) = self.entries[number as usize].take()?;
+        let (name, value) = self.entries[number as usize].take()?;
         self.numbers.remove(&name);
         self.free.push(number);
-        Some(thing)
+        Some(value)
     }
 }
 

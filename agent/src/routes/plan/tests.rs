@@ -7,9 +7,12 @@ use std::{
     time::Duration,
 };
 
-use common::wire::{
-    self, ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, ReadinessProbe,
-    RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
+use common::{
+    fixtures,
+    wire::{
+        ActivatorEntry, AppProtocol, ConnectionPath, NamespacedName, PodEntry, RevisionEntry,
+        RouteTable, RouteTarget, RoutingPhase, ServiceEntry,
+    },
 };
 use datapath::{
     abi,
@@ -28,7 +31,7 @@ struct FakeKernelMaps {
     frontends: BTreeMap<FrontendKey, u32>,
     states: BTreeMap<u32, SvcState>,
     infos: BTreeMap<u32, SvcInfo>,
-    slots: BTreeMap<u32, u32>,
+    list_entries: BTreeMap<u32, u32>,
     backends: BTreeMap<u32, BackendTarget>,
 }
 
@@ -39,26 +42,26 @@ impl FakeKernelMaps {
     fn write(&mut self, op: &MapOp) {
         match op {
             MapOp::Backend { id, backend } => drop(self.backends.insert(*id, *backend)),
-            MapOp::Slots { offset, backends } => {
-                self.slots.extend((*offset..).zip(backends.iter().copied()));
+            MapOp::ListEntries { offset, backends } => {
+                self.list_entries.extend((*offset..).zip(backends.iter().copied()));
             }
-            MapOp::Info { service, info } => drop(self.infos.insert(*service, *info)),
-            MapOp::State { service, state } => drop(self.states.insert(*service, *state)),
-            MapOp::Frontend { key, service } => drop(self.frontends.insert(*key, *service)),
+            MapOp::Info { service_id, info } => drop(self.infos.insert(*service_id, *info)),
+            MapOp::State { service_id, state } => drop(self.states.insert(*service_id, *state)),
+            MapOp::Frontend { key, service_id } => drop(self.frontends.insert(*key, *service_id)),
             MapOp::RemoveFrontend { key } => drop(self.frontends.remove(key)),
         }
     }
 
     fn list(&self, state: &SvcState) -> Vec<BackendTarget> {
         (state.offset..state.offset + state.count)
-            .map(|at| self.backends[&self.slots[&at]])
+            .map(|at| self.backends[&self.list_entries[&at]])
             .collect()
     }
 
     fn find(&self, key: &FrontendKey) -> Option<SimConnectResult> {
-        let service = self.frontends.get(key)?;
-        let state = &self.states[service];
-        Some((state.mode, self.list(state), self.infos[service].port_be))
+        let service_id = self.frontends.get(key)?;
+        let state = &self.states[service_id];
+        Some((state.mode, self.list(state), self.infos[service_id].port_be))
     }
 
     fn all(&self) -> BTreeMap<FrontendKey, SimConnectResult> {
@@ -67,8 +70,8 @@ impl FakeKernelMaps {
 
     /// Returns the words that a connect may read now, each with the list behind it.
     fn in_force(&self) -> Vec<(SvcState, Vec<BackendTarget>)> {
-        let services = self.frontends.values().chain(&[abi::ACTIVATORS_V4, abi::ACTIVATORS_V6]);
-        let states = services.filter_map(|service| self.states.get(service));
+        let service_ids = self.frontends.values().chain(&[abi::ACTIVATORS_V4, abi::ACTIVATORS_V6]);
+        let states = service_ids.filter_map(|service_id| self.states.get(service_id));
         states.map(|state| (*state, self.list(state))).collect()
     }
 
@@ -77,18 +80,19 @@ impl FakeKernelMaps {
         let mut table =
             KernelRoutes { frontends: self.frontends.clone(), ..KernelRoutes::default() };
         let lists = [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6];
-        for &service in self.frontends.values().chain(&lists) {
-            let state = *self.states.get(&service).unwrap_or(&none);
-            let info = *self.infos.get(&service).unwrap_or(&SvcInfo::unpack(0));
-            let ids: Vec<u32> =
-                (state.offset..state.offset + state.count).map(|at| self.slots[&at]).collect();
+        for &service_id in self.frontends.values().chain(&lists) {
+            let state = *self.states.get(&service_id).unwrap_or(&none);
+            let info = *self.infos.get(&service_id).unwrap_or(&SvcInfo::unpack(0));
+            let ids: Vec<u32> = (state.offset..state.offset + state.count)
+                .map(|at| self.list_entries[&at])
+                .collect();
             table.backends.extend(ids.iter().map(|id| (*id, self.backends[id])));
-            table.services.insert(service, (state, info, ids));
+            table.services.insert(service_id, (state, info, ids));
         }
         let end = |last: Option<&u32>| last.map_or(0, |last| last + 1);
         table.written = WrittenBounds {
             backends: end(self.backends.keys().last()),
-            slots: end(self.slots.keys().last()),
+            list_entries: end(self.list_entries.keys().last()),
             services: end(self.states.keys().last()),
         };
         table
@@ -99,45 +103,31 @@ fn name(number: u8) -> NamespacedName {
     NamespacedName::new("default", format!("s{number}"))
 }
 
-fn service(number: u8, path: ConnectionPath) -> ServiceEntry {
+fn service(number: u8, connection_path: ConnectionPath) -> ServiceEntry {
     ServiceEntry {
-        name: name(number),
         addresses: vec![
             IpAddr::from([10, 96, 0, number]),
             IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(number)]),
         ],
         port: NonZeroU16::new(80).unwrap(),
         activator_port: NonZeroU16::new(20_000 + u16::from(number)).unwrap(),
-        targets: vec![RouteTarget { revision: name(number), percent: 100 }],
-        connection_path: path,
-        hosts: vec![],
-        gateway_rules: None,
+        connection_path,
+        ..fixtures::service(&name(number), &name(number))
     }
 }
 
 fn pod(number: u8, revision: u8, phase: RoutingPhase) -> PodEntry {
+    let address = SocketAddr::from(([10, 244, 0, number], 8080));
     PodEntry {
-        uid: format!("uid{number}"),
         name: format!("pod{number}"),
-        revision: name(revision),
         node: "here".into(),
-        zone: String::new(),
-        phase,
-        address: Some(SocketAddr::from(([10, 244, 0, number], 8080))),
-        other_family_address: None,
-        kubelet_ready: false,
-        port: NonZeroU16::new(8080).unwrap(),
-        probe: ReadinessProbe::listener_probe(),
+        ..fixtures::pod_at(&format!("uid{number}"), &name(revision), phase, address)
     }
 }
 
 fn activator(number: u8) -> ActivatorEntry {
-    ActivatorEntry {
-        name: format!("a{number}"),
-        node: "here".into(),
-        zone: String::new(),
-        addresses: vec![IpAddr::from([10, 244, 1, number])],
-    }
+    let addresses = vec![IpAddr::from([10, 244, 1, number])];
+    ActivatorEntry { node: "here".into(), ..fixtures::activator(&format!("a{number}"), addresses) }
 }
 
 fn table(
@@ -212,35 +202,39 @@ fn resumed(kernel: &FakeKernelMaps, table: &RouteTable, now: u64) -> RoutePlanne
 
 #[test]
 fn a_service_without_pods_goes_to_its_port_at_the_activators() {
-    let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
-    let found = bed.kernel.find(&key([10, 96, 0, 1]));
+    let mut fixture = PlannerFixture::new();
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
+    let found = fixture.kernel.find(&key([10, 96, 0, 1]));
     assert_eq!(found, Some((RoutingMode::Activator, vec![], 20_001u16.to_be())));
-    let activators = bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]);
+    let activators = fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]);
     assert_eq!(activators.len(), 1);
 }
 
 #[test]
 fn a_ready_pod_takes_the_service_by_one_store() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let asleep = table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]);
-    bed.plan(&asleep);
+    fixture.plan(&asleep);
     let mut one = service(1, ConnectionPath::Direct);
     one.addresses.truncate(1);
-    bed.plan(&table(&[one.clone()], &[], &[activator(1)]));
-    let ops = bed.plan(&table(&[one], &[pod(7, 1, RoutingPhase::Ready)], &[activator(1)]));
+    fixture.plan(&table(&[one.clone()], &[], &[activator(1)]));
+    let ops = fixture.plan(&table(&[one], &[pod(7, 1, RoutingPhase::Ready)], &[activator(1)]));
     let stores = ops.iter().filter(|op| matches!(op, MapOp::State { .. })).count();
     assert_eq!((stores, ops.len()), (1, 3), "{ops:?}");
     assert_eq!(
-        bed.kernel.find(&key([10, 96, 0, 1])),
+        fixture.kernel.find(&key([10, 96, 0, 1])),
         Some((RoutingMode::PickPod, vec![target(7)], 20_001u16.to_be()))
     );
 }
 
 #[test]
 fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
-    let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[pod(7, 1, RoutingPhase::Ready)], &[]));
+    let mut fixture = PlannerFixture::new();
+    fixture.plan(&table(
+        &[service(1, ConnectionPath::Direct)],
+        &[pod(7, 1, RoutingPhase::Ready)],
+        &[],
+    ));
     let mut six = key([0; 4]);
     six.address = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1])
         .to_canonical()
@@ -248,25 +242,25 @@ fn an_ipv6_client_reaches_an_ipv4_pod_by_its_mapped_address() {
         .parse::<std::net::Ipv6Addr>()
         .unwrap()
         .octets();
-    assert_eq!(bed.kernel.find(&six).unwrap().1, vec![target(7)]);
+    assert_eq!(fixture.kernel.find(&six).unwrap().1, vec![target(7)]);
 }
 
 /// An IPv6-only socket fails with ENETUNREACH at a mapped address.
 #[test]
 fn an_ipv6_client_reaches_an_ipv4_pod_by_an_activator_that_has_an_ipv6_address() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let both = ActivatorEntry {
         addresses: vec![IpAddr::from([10, 244, 1, 1]), ipv6_address(9)],
         ..activator(1)
     };
     let pods = [pod(5, 1, RoutingPhase::Ready)];
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[both]));
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[both]));
     let of_six = FrontendKey { address: to_v6_octets(ipv6_address(1)), ..key([0; 4]) };
-    let (mode, list, _) = bed.kernel.find(&of_six).unwrap();
+    let (mode, list, _) = fixture.kernel.find(&of_six).unwrap();
     assert_eq!((mode, list), (RoutingMode::Activator, vec![]));
-    let info = bed.kernel.infos[&bed.kernel.frontends[&of_six]];
+    let info = fixture.kernel.infos[&fixture.kernel.frontends[&of_six]];
     assert_eq!(info.activators, abi::ACTIVATORS_V6);
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
 }
 
 fn ipv6_address(last: u16) -> IpAddr {
@@ -275,43 +269,43 @@ fn ipv6_address(last: u16) -> IpAddr {
 
 #[test]
 fn pods_that_start_or_drain_get_no_connects() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let pods = [
         pod(1, 1, RoutingPhase::Starting),
         pod(2, 1, RoutingPhase::Draining),
         pod(3, 1, RoutingPhase::Ready),
     ];
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[]));
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(3)]);
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[]));
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(3)]);
 }
 
 #[test]
 fn a_split_and_the_activator_path_go_to_the_activators() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let mut split = service(1, ConnectionPath::Direct);
     split.targets = vec![
         RouteTarget { revision: name(1), percent: 50 },
         RouteTarget { revision: name(2), percent: 50 },
     ];
     let pods = [pod(1, 1, RoutingPhase::Ready), pod(2, 2, RoutingPhase::Ready)];
-    bed.plan(&table(&[split, service(2, ConnectionPath::Activator)], &pods, &[activator(1)]));
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().0, RoutingMode::Activator);
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 2])).unwrap().0, RoutingMode::Activator);
+    fixture.plan(&table(&[split, service(2, ConnectionPath::Activator)], &pods, &[activator(1)]));
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().0, RoutingMode::Activator);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 2])).unwrap().0, RoutingMode::Activator);
 }
 
 #[test]
 fn a_pod_of_this_node_carries_its_cookie_and_slot() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let wanted =
         table(&[service(1, ConnectionPath::Direct)], &[pod(7, 1, RoutingPhase::Ready)], &[]);
     let locals = BTreeMap::from([("uid7".to_owned(), KernelPodIds { cookie: 99, slot: 3 })]);
-    bed.set_table(&wanted);
-    let before = bed.plan_and_write(&BTreeMap::new());
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(7)]);
-    bed.planner.mark_pod_changed("uid7");
-    let after = bed.plan_and_write(&locals);
+    fixture.set_table(&wanted);
+    let before = fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(7)]);
+    fixture.planner.mark_pod_changed("uid7");
+    let after = fixture.plan_and_write(&locals);
     let backend = BackendTarget { cookie: 99, slot: 3, ..target(7) };
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![backend]);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![backend]);
     let pod = SocketAddr::from(([10, 244, 0, 7], 8080));
     assert_eq!((before.added_pods, before.removed_pods), (BTreeSet::from([pod]), BTreeSet::new()));
     assert_eq!(after.removed_pods, BTreeSet::new(), "it is the same pod");
@@ -319,98 +313,85 @@ fn a_pod_of_this_node_carries_its_cookie_and_slot() {
 
 #[test]
 fn planning_a_reached_goal_changes_nothing() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let wanted = table(
         &[service(1, ConnectionPath::Direct)],
         &[pod(7, 1, RoutingPhase::Ready)],
         &[activator(1)],
     );
-    bed.plan(&wanted);
-    assert_eq!(bed.plan(&wanted), []);
-    let mut other = resumed(&bed.kernel, &wanted, bed.now);
-    assert_eq!(other.plan(bed.now, &BTreeMap::new()), Ok(MapPlan::default()));
-    bed.planner.restart(bed.kernel.table(), bed.now);
-    assert_eq!(bed.plan_and_write(&BTreeMap::new()), MapPlan::default());
+    fixture.plan(&wanted);
+    assert_eq!(fixture.plan(&wanted), []);
+    let mut other = resumed(&fixture.kernel, &wanted, fixture.now);
+    assert_eq!(other.plan(fixture.now, &BTreeMap::new()), Ok(MapPlan::default()));
+    fixture.planner.restart(fixture.kernel.table(), fixture.now);
+    assert_eq!(fixture.plan_and_write(&BTreeMap::new()), MapPlan::default());
 }
 
 #[test]
 fn an_address_that_moves_to_another_service_is_never_without_one() {
-    let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
-    let mut heir = service(2, ConnectionPath::Direct);
-    heir.addresses = service(1, ConnectionPath::Direct).addresses;
-    let ops = bed.plan(&table(&[heir], &[], &[activator(1)]));
+    let mut fixture = PlannerFixture::new();
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
+    let mut successor = service(2, ConnectionPath::Direct);
+    successor.addresses = service(1, ConnectionPath::Direct).addresses;
+    let ops = fixture.plan(&table(&[successor], &[], &[activator(1)]));
     assert!(!ops.iter().any(|op| matches!(op, MapOp::RemoveFrontend { .. })), "{ops:?}");
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().2, 20_002u16.to_be());
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().2, 20_002u16.to_be());
 }
 
 #[test]
 fn an_address_that_two_services_name_goes_to_the_next_when_the_first_lets_go() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let (first, mut second) =
         (service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct));
     second.addresses.clone_from(&first.addresses);
     let both = table(&[first, second.clone()], &[], &[]);
-    bed.plan(&both);
-    let port = |bed: &PlannerFixture| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().2;
-    assert_eq!(port(&bed), 20_001u16.to_be());
-    let ops = bed.plan(&table(&[second], &[], &[]));
-    assert_eq!(port(&bed), 20_002u16.to_be());
+    fixture.plan(&both);
+    let port = |fixture: &PlannerFixture| fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().2;
+    assert_eq!(port(&fixture), 20_001u16.to_be());
+    let ops = fixture.plan(&table(&[second], &[], &[]));
+    assert_eq!(port(&fixture), 20_002u16.to_be());
     assert!(!ops.iter().any(|op| matches!(op, MapOp::RemoveFrontend { .. })), "{ops:?}");
-    assert_eq!(bed.plan(&table(&[], &[], &[])).len(), 2, "both families are given back");
+    assert_eq!(fixture.plan(&table(&[], &[], &[])).len(), 2, "both families are given back");
 }
 
 #[test]
 fn a_pod_leaves_when_it_drains_or_its_service_changes_path() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let at = |number: u8| BTreeSet::from([SocketAddr::from(([10, 244, 0, number], 8080))]);
     let (one, two) = (pod(1, 1, RoutingPhase::Ready), pod(2, 1, RoutingPhase::Ready));
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[one.clone(), two], &[]));
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[one.clone(), two], &[]));
     let drains = pod(2, 1, RoutingPhase::Draining);
     let mut moved = |path, pods: &[PodEntry]| {
-        bed.set_table(&table(&[service(1, path)], pods, &[]));
-        let plan = bed.plan_and_write(&BTreeMap::new());
+        fixture.set_table(&table(&[service(1, path)], pods, &[]));
+        let plan = fixture.plan_and_write(&BTreeMap::new());
         (plan.added_pods, plan.removed_pods)
     };
     let pods = [one, drains];
     assert_eq!(moved(ConnectionPath::Direct, &pods), (BTreeSet::new(), at(2)));
     assert_eq!(moved(ConnectionPath::Activator, &pods), (BTreeSet::new(), at(1)));
     assert_eq!(moved(ConnectionPath::Direct, &pods), (at(1), BTreeSet::new()));
-    let phases = bed.planner.table().pod_phases(|_| true);
+    let phases = fixture.planner.table().pod_phases(|_| true);
     let phase = |number| at(number).first().and_then(|at| phases.get(at).copied());
     let want = (Some(RoutingPhase::Ready), Some(RoutingPhase::Draining), None);
     assert_eq!((phase(1), phase(2), phase(3)), want);
 }
 
-/// A Revision whose terms are the defaults.
-fn default_revision(name: NamespacedName) -> wire::RevisionEntry {
-    wire::RevisionEntry {
-        service: "hello".into(),
-        configuration: "hello".into(),
-        container_concurrency: 0,
-        timeout: Duration::from_secs(300),
-        response_start_timeout: None,
-        idle_timeout: None,
-        protocol: AppProtocol::Http1,
-        policy: None,
-        reachable: true,
-        initial_scale_reached: true,
-        allowed_sources: None,
-        name,
-    }
+/// A Revision whose request terms are the defaults.
+fn default_revision(name: &NamespacedName) -> RevisionEntry {
+    RevisionEntry { timeout: Duration::from_secs(300), ..fixtures::revision(name, "hello") }
 }
 
 #[test]
 fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_default() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let names =
         ["hello-00001", "hello-00002", "green"].map(|name| NamespacedName::new("default", name));
-    let [first, second, green] = names.clone().map(default_revision);
-    let hurried = wire::RevisionEntry { timeout: Duration::from_secs(7), ..second };
+    let [first, second, green] = names.each_ref().map(default_revision);
+    let short_timeout = RevisionEntry { timeout: Duration::from_secs(7), ..second };
     let mut full = RouteTable::default();
-    full.revisions.extend([first, hurried, green].map(|it| (it.name.clone(), it)));
-    bed.plan(&full);
-    let table = bed.planner.table();
+    full.revisions.extend([first, short_timeout, green].map(|it| (it.name.clone(), it)));
+    fixture.plan(&full);
+    let table = fixture.planner.table();
     let terms = names.clone().map(|name| table.request_terms(&name));
     let want = |timeout| RevisionRequestTerms {
         timeout: Duration::from_secs(timeout),
@@ -418,45 +399,45 @@ fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_defau
         configuration: "hello".into(),
     };
     assert_eq!(terms, [want(300), want(7), want(300)]);
-    let kept = names[1..].iter().rev().cloned().map(RouteKey::Revision);
-    assert_eq!(table.missing_from(&Default::default()), kept.collect::<Vec<_>>());
-    bed.plan(&RouteTable::default());
-    assert_eq!(bed.planner.table().missing_from(&Default::default()), []);
+    let stored = names[1..].iter().rev().cloned().map(RouteKey::Revision);
+    assert_eq!(table.missing_from(&Default::default()), stored.collect::<Vec<_>>());
+    fixture.plan(&RouteTable::default());
+    assert_eq!(fixture.planner.table().missing_from(&Default::default()), []);
 }
 
 #[test]
 fn nothing_is_stored_of_removed_subjects() {
-    let mut bed = PlannerFixture::new();
-    let h2c = wire::RevisionEntry { protocol: AppProtocol::H2c, ..default_revision(name(1)) };
+    let mut fixture = PlannerFixture::new();
+    let h2c = RevisionEntry { protocol: AppProtocol::H2c, ..default_revision(&name(1)) };
     let mut full = table(
         &[service(1, ConnectionPath::Direct)],
         &[pod(7, 1, RoutingPhase::Ready)],
         &[activator(1)],
     );
     full.revisions.insert(name(1), h2c);
-    bed.plan(&full);
-    assert!(bed.planner.table().is_h2c(&name(1)));
-    let gone = bed.planner.table().missing_from(&Default::default());
-    assert_eq!(gone.len(), 4);
-    gone.into_iter().for_each(|key| bed.planner.apply_change(RouteChange::Removed(key)));
-    bed.plan_and_write(&BTreeMap::new());
-    assert_eq!(bed.kernel.all(), BTreeMap::new());
-    assert_eq!(bed.planner.table().missing_from(&Default::default()), []);
+    fixture.plan(&full);
+    assert!(fixture.planner.table().is_h2c(&name(1)));
+    let removed = fixture.planner.table().missing_from(&Default::default());
+    assert_eq!(removed.len(), 4);
+    removed.into_iter().for_each(|key| fixture.planner.apply_change(RouteChange::Removed(key)));
+    fixture.plan_and_write(&BTreeMap::new());
+    assert_eq!(fixture.kernel.all(), BTreeMap::new());
+    assert_eq!(fixture.planner.table().missing_from(&Default::default()), []);
 }
 
 #[test]
 fn work_is_proportional_to_the_change() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let services: Vec<ServiceEntry> =
         (1..=200).map(|number| service(number, ConnectionPath::Direct)).collect();
     let before = table(&services, &[pod(1, 1, RoutingPhase::Ready)], &[activator(1)]);
-    bed.plan(&before);
+    fixture.plan(&before);
     let after = table(
         &services,
         &[pod(1, 1, RoutingPhase::Ready), pod(2, 9, RoutingPhase::Ready)],
         &[activator(1)],
     );
-    let ops = bed.plan(&after);
+    let ops = fixture.plan(&after);
     // One backend, and for each family one extent and one store.
     assert_eq!(ops.len(), 5, "{ops:?}");
 }
@@ -468,91 +449,97 @@ fn pods(revision: u8, numbers: std::ops::RangeInclusive<u8>) -> Vec<PodEntry> {
 
 #[test]
 fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
-    bed.plan(&table(&services, &pods(1, 1..=2), &[activator(1)]));
-    bed.planner.slot_pool = ExtentPool::new(20);
+    fixture.plan(&table(&services, &pods(1, 1..=2), &[activator(1)]));
+    fixture.planner.list_entry_pool = ExtentPool::new(20);
     // What is in force: one activator, and two pods for each family.
-    bed.planner.slot_pool.reserve(0, 5);
+    fixture.planner.list_entry_pool.reserve(0, 5);
     let big = [pods(1, 1..=40), pods(2, 41..=41)].concat();
-    bed.set_table(&table(&services, &big, &[activator(1), activator(2)]));
-    let plan = bed.plan_and_write(&BTreeMap::new());
+    fixture.set_table(&table(&services, &big, &[activator(1), activator(2)]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
     let (refused, why) = plan.refused.first_key_value().unwrap();
     assert_eq!((refused, why.map, plan.is_partial), (&name(1), abi::maps::SLOTS, false));
     let text = why.to_string();
     assert!(text.contains("40 more of map SLOTS") && text.contains("use fewer services"), "{text}");
-    assert!(bed.planner.has_due_work());
-    let found = |bed: &PlannerFixture, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap();
-    assert_eq!(found(&bed, 1), (RoutingMode::Activator, vec![], 20_001u16.to_be()));
-    assert_eq!(found(&bed, 2).1, vec![target(41)], "it holds up no other");
-    assert_eq!(bed.kernel.list(&bed.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
+    assert!(fixture.planner.has_due_work());
+    let found =
+        |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap();
+    assert_eq!(found(&fixture, 1), (RoutingMode::Activator, vec![], 20_001u16.to_be()));
+    assert_eq!(found(&fixture, 2).1, vec![target(41)], "it holds up no other");
+    assert_eq!(fixture.kernel.list(&fixture.kernel.states[&abi::ACTIVATORS_V4]).len(), 2);
 
     // It is tried again, and the result is the same.
-    bed.now += SECOND;
-    let again = bed.plan_and_write(&BTreeMap::new());
+    fixture.now += SECOND;
+    let again = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!((again.ops, again.refused.len()), (vec![], 1));
     let fits = [pods(1, 1..=3), pods(2, 41..=41)].concat();
-    bed.plan(&table(&services, &fits, &[activator(1), activator(2)]));
-    assert_eq!(found(&bed, 1).1.len(), 3);
-    assert!(!bed.planner.has_due_work());
+    fixture.plan(&table(&services, &fits, &[activator(1), activator(2)]));
+    assert_eq!(found(&fixture, 1).1.len(), 3);
+    assert!(!fixture.planner.has_due_work());
 }
 
 /// A service may lack even the service numbers that its frontends need to go to the activators.
 #[test]
 fn a_new_service_without_a_free_number_is_left_to_others_and_delays_none() {
-    let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
+    let mut fixture = PlannerFixture::new();
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[], &[activator(1)]));
     // Both addresses of one service.
-    bed.planner.service_pool = KernelIdPool::new(100, 102);
+    fixture.planner.service_id_pool = KernelIdPool::new(100, 102);
     let mut half = service(9, ConnectionPath::Direct);
     half.addresses.truncate(1);
     let wide = service(2, ConnectionPath::Direct);
     let all = [service(1, ConnectionPath::Direct), wide.clone(), half.clone()];
-    bed.set_table(&table(&all, &pods(1, 1..=1), &[activator(1)]));
-    let plan = bed.plan_and_write(&BTreeMap::new());
+    fixture.set_table(&table(&all, &pods(1, 1..=1), &[activator(1)]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!(plan.refused.keys().collect::<Vec<_>>(), [&name(9)]);
     assert_eq!(plan.refused[&name(9)].map, abi::maps::SVC_STATE);
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 9])), None);
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 9])), None);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(1)]);
     // The number that it gave up is free for the next one after the quarantine.
-    bed.plan(&table(&[service(1, ConnectionPath::Direct), half], &pods(1, 1..=1), &[activator(1)]));
-    bed.now += 2 * SECOND;
-    bed.plan_and_write(&BTreeMap::new());
-    assert!(bed.kernel.find(&key([10, 96, 0, 9])).is_some());
-    assert!(!bed.planner.has_due_work());
+    fixture.plan(&table(
+        &[service(1, ConnectionPath::Direct), half],
+        &pods(1, 1..=1),
+        &[activator(1)],
+    ));
+    fixture.now += 2 * SECOND;
+    fixture.plan_and_write(&BTreeMap::new());
+    assert!(fixture.kernel.find(&key([10, 96, 0, 9])).is_some());
+    assert!(!fixture.planner.has_due_work());
 }
 
 /// A big service that changes often: the extents that it gave up are in quarantine for a second.
 #[test]
 fn a_service_that_fits_after_quarantine_keeps_its_list_until_then_and_delays_no_other() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let services = [service(1, ConnectionPath::Direct), service(2, ConnectionPath::Direct)];
-    bed.planner.slot_pool = ExtentPool::new(50);
-    bed.plan(&table(&services, &pods(1, 1..=10), &[]));
-    bed.plan(&table(&services, &pods(1, 2..=11), &[]));
-    bed.set_table(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
-    let plan = bed.plan_and_write(&BTreeMap::new());
+    fixture.planner.list_entry_pool = ExtentPool::new(50);
+    fixture.plan(&table(&services, &pods(1, 1..=10), &[]));
+    fixture.plan(&table(&services, &pods(1, 2..=11), &[]));
+    fixture.set_table(&table(&services, &[pods(1, 3..=12), pods(2, 20..=20)].concat(), &[]));
+    let plan = fixture.plan_and_write(&BTreeMap::new());
     assert!(plan.is_partial && plan.refused.is_empty(), "{plan:?}");
-    let found = |bed: &PlannerFixture, last| bed.kernel.find(&key([10, 96, 0, last])).unwrap().1;
-    assert_eq!(found(&bed, 1)[0], target(2));
-    assert_eq!(found(&bed, 2), vec![target(20)]);
-    bed.now += SECOND;
-    let plan = bed.plan_and_write(&BTreeMap::new());
+    let found =
+        |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap().1;
+    assert_eq!(found(&fixture, 1)[0], target(2));
+    assert_eq!(found(&fixture, 2), vec![target(20)]);
+    fixture.now += SECOND;
+    let plan = fixture.plan_and_write(&BTreeMap::new());
     assert!(!plan.is_partial && plan.refused.is_empty(), "{plan:?}");
-    assert_eq!(found(&bed, 1)[0], target(3));
-    assert!(!bed.planner.has_due_work());
+    assert_eq!(found(&fixture, 1)[0], target(3));
+    assert!(!fixture.planner.has_due_work());
 
     // It does not wait indefinitely while others keep entries in quarantine.
-    bed.planner.slot_pool = ExtentPool::new(4);
-    bed.planner.slot_pool.quarantine(100, 1_000, u64::MAX / 2);
-    bed.set_table(&table(&services, &pods(1, 4..=13), &[]));
-    assert!(bed.plan_and_write(&BTreeMap::new()).is_partial);
-    bed.now += 2 * SECOND;
-    let plan = bed.plan_and_write(&BTreeMap::new());
+    fixture.planner.list_entry_pool = ExtentPool::new(4);
+    fixture.planner.list_entry_pool.quarantine(100, 1_000, u64::MAX / 2);
+    fixture.set_table(&table(&services, &pods(1, 4..=13), &[]));
+    assert!(fixture.plan_and_write(&BTreeMap::new()).is_partial);
+    fixture.now += 2 * SECOND;
+    let plan = fixture.plan_and_write(&BTreeMap::new());
     assert_eq!((plan.refused.len(), plan.is_partial), (1, false));
 }
 
-/// One change of the simulated world.
+/// One change of the simulation.
 #[derive(Clone, Debug)]
 enum SimRouteChange {
     Path(u8, bool),
@@ -579,14 +566,14 @@ fn route_changes() -> impl Strategy<Value = Vec<SimRouteChange>> {
     prop::collection::vec(turn, 1..40)
 }
 
-/// The simulated world after some changes: table, registered pods and time.
-struct SimRouteWorld {
+/// The simulation after some changes: table, registered pods and time.
+struct RouteSim {
     table: RouteTable,
     locals: BTreeMap<String, KernelPodIds>,
     now: u64,
 }
 
-impl SimRouteWorld {
+impl RouteSim {
     /// Makes a change and passes it to the planner.
     fn apply(&mut self, turn: &SimRouteChange, planner: &mut RoutePlanner) {
         let before = self.table.clone();
@@ -647,20 +634,20 @@ proptest! {
     /// word up to a second ago still finds the same list behind it.
     #[test]
     fn a_connect_finds_the_old_list_or_the_new_one(turns in route_changes()) {
-        let mut world = SimRouteWorld { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: SECOND };
+        let mut sim = RouteSim { table: table(&[], &[], &[]), locals: BTreeMap::new(), now: SECOND };
         let mut kernel = FakeKernelMaps::default();
         let mut planner = RoutePlanner::resume(kernel.table(), 0);
         // Words that were in force, each with the end of that time and the list behind it.
         let mut past: Vec<(u64, SvcState, Vec<BackendTarget>)> = Vec::new();
         for turn in &turns {
-            world.apply(turn, &mut planner);
+            sim.apply(turn, &mut planner);
             if matches!(turn, SimRouteChange::Restart) {
-                planner = resumed(&kernel, &world.table, world.now);
+                planner = resumed(&kernel, &sim.table, sim.now);
             }
-            past.retain(|(until, _, _)| world.now - until < SECOND);
+            past.retain(|(until, _, _)| sim.now - until < SECOND);
             let old = kernel.all();
             let before = kernel.in_force();
-            let ops = planner.plan(world.now, &world.locals).unwrap().ops;
+            let ops = planner.plan(sim.now, &sim.locals).unwrap().ops;
             let mut after = kernel.clone();
             ops.iter().for_each(|op| after.write(op));
             let new = after.all();
@@ -680,10 +667,10 @@ proptest! {
                     prop_assert_eq!(&kernel.list(state), list);
                 }
             }
-            past.extend(before.into_iter().map(|(state, list)| (world.now, state, list)));
+            past.extend(before.into_iter().map(|(state, list)| (sim.now, state, list)));
             // The goal is reached: a planner that looks at everything has nothing to do.
-            let mut fresh = resumed(&kernel, &world.table, world.now);
-            let rest = fresh.plan(world.now + SECOND, &world.locals);
+            let mut fresh = resumed(&kernel, &sim.table, sim.now);
+            let rest = fresh.plan(sim.now + SECOND, &sim.locals);
             prop_assert_eq!(rest, Ok(MapPlan::default()));
         }
     }
@@ -694,29 +681,29 @@ fn a_pod_of_both_families_serves_each_clients_own() {
     let six: std::net::Ipv6Addr = "fd00:244::5".parse().unwrap();
     let both =
         PodEntry { other_family_address: Some(six.into()), ..pod(5, 1, RoutingPhase::Ready) };
-    let mut bed = PlannerFixture::new();
-    bed.plan(&table(&[service(1, ConnectionPath::Direct)], &[both], &[activator(1)]));
+    let mut fixture = PlannerFixture::new();
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &[both], &[activator(1)]));
     let ip: std::net::Ipv6Addr = "fd00::1".parse().unwrap();
     let of_six = FrontendKey { address: ip.octets(), ..key([0; 4]) };
     let own = BackendTarget { address: six.octets(), ..target(5) };
-    assert_eq!(bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
-    assert_eq!(bed.kernel.find(&of_six).unwrap().1, vec![own]);
+    assert_eq!(fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1, vec![target(5)]);
+    assert_eq!(fixture.kernel.find(&of_six).unwrap().1, vec![own]);
     let at = SocketAddr::from((six, 8080));
-    let phases = bed.planner.table().pod_phases(|it| *it == at);
+    let phases = fixture.planner.table().pod_phases(|it| *it == at);
     assert_eq!(phases, [(at, RoutingPhase::Ready)].into(), "its kept connections stay");
 }
 
 #[test]
 fn an_excluded_pod_gets_no_connects_until_the_exclusion_ends() {
-    let mut bed = PlannerFixture::new();
+    let mut fixture = PlannerFixture::new();
     let pods = [pod(5, 1, RoutingPhase::Ready), pod(6, 1, RoutingPhase::Ready)];
     let wanted = table(&[service(1, ConnectionPath::Direct)], &pods, &[]);
-    let list = |bed: &PlannerFixture| bed.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
-    bed.planner.set_excluded("uid5", true);
-    bed.plan(&wanted);
-    assert_eq!(list(&bed), vec![target(6)]);
-    bed.planner.set_excluded("uid5", false);
-    bed.plan(&wanted);
-    assert_eq!(list(&bed), vec![target(5), target(6)]);
-    assert!(!bed.planner.has_due_work());
+    let list = |fixture: &PlannerFixture| fixture.kernel.find(&key([10, 96, 0, 1])).unwrap().1;
+    fixture.planner.set_excluded("uid5", true);
+    fixture.plan(&wanted);
+    assert_eq!(list(&fixture), vec![target(6)]);
+    fixture.planner.set_excluded("uid5", false);
+    fixture.plan(&wanted);
+    assert_eq!(list(&fixture), vec![target(5), target(6)]);
+    assert!(!fixture.planner.has_due_work());
 }

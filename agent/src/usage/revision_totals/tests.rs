@@ -19,76 +19,76 @@ fn levels(in_flight: u64) -> RevisionLevels {
 }
 
 /// Returns the exported totals of each Revision.
-fn exported(tallies: &RevisionTotals) -> Vec<(NamespacedName, TotalsRow, RevisionLevels)> {
-    tallies.exported().into_iter().map(|(name, _, it)| (name, it.row, it.levels)).collect()
+fn exported(totals: &RevisionTotals) -> Vec<(NamespacedName, TotalsRow, RevisionLevels)> {
+    totals.exported().into_iter().map(|(name, _, it)| (name, it.row, it.levels)).collect()
 }
 
-fn set_owners(tallies: &mut RevisionTotals, number: u32) {
-    tallies.set_owners(&name(number), ["s".into(), "c".into()]);
+fn set_owners(totals: &mut RevisionTotals, number: u32) {
+    totals.set_owners(&name(number), ["s".into(), "c".into()]);
 }
 
 #[test]
 fn a_revision_is_the_sum_of_its_pods_and_of_those_that_are_gone() {
-    let (mut tallies, now) = (RevisionTotals::default(), Instant::now());
-    set_owners(&mut tallies, 1);
-    tallies.assign_slot(1, &name(1));
-    tallies.assign_slot(2, &name(1));
-    tallies.update_slot(1, row(10), levels(1));
-    tallies.update_slot(2, row(5), levels(2));
-    assert_eq!(exported(&tallies), [(name(1), row(15), levels(3))]);
-    tallies.mark_gone(now, 1);
-    tallies.update_slot(1, row(11), levels(0));
-    assert_eq!(exported(&tallies), [(name(1), row(16), levels(2))], "one closed late");
-    tallies.fold_expired(now + GONE_READ_TIME);
-    assert_eq!(tallies.slots(), [2]);
-    tallies.update_slot(1, row(99), levels(9));
-    assert_eq!(exported(&tallies), [(name(1), row(16), levels(2))], "nobody's");
+    let (mut totals, now) = (RevisionTotals::default(), Instant::now());
+    set_owners(&mut totals, 1);
+    totals.assign_slot(1, &name(1));
+    totals.assign_slot(2, &name(1));
+    totals.update_slot(1, row(10), levels(1));
+    totals.update_slot(2, row(5), levels(2));
+    assert_eq!(exported(&totals), [(name(1), row(15), levels(3))]);
+    totals.mark_gone(now, 1);
+    totals.update_slot(1, row(11), levels(0));
+    assert_eq!(exported(&totals), [(name(1), row(16), levels(2))], "one closed late");
+    totals.fold_expired(now + GONE_READ_TIME);
+    assert_eq!(totals.slots(), [2]);
+    totals.update_slot(1, row(99), levels(9));
+    assert_eq!(exported(&totals), [(name(1), row(16), levels(2))], "nobody's");
 }
 
 #[test]
 fn a_slot_that_is_given_to_another_pod_starts_from_zero() {
-    let (mut tallies, now) = (RevisionTotals::default(), Instant::now());
-    (1..3).for_each(|number| set_owners(&mut tallies, number));
-    tallies.assign_slot(1, &name(1));
-    tallies.update_slot(1, row(10), levels(0));
-    tallies.mark_gone(now, 1);
-    tallies.assign_slot(1, &name(2));
-    tallies.update_slot(1, row(3), levels(1));
+    let (mut totals, now) = (RevisionTotals::default(), Instant::now());
+    (1..3).for_each(|number| set_owners(&mut totals, number));
+    totals.assign_slot(1, &name(1));
+    totals.update_slot(1, row(10), levels(0));
+    totals.mark_gone(now, 1);
+    totals.assign_slot(1, &name(2));
+    totals.update_slot(1, row(3), levels(1));
     let both = [(name(1), row(10), levels(0)), (name(2), row(3), levels(1))];
-    assert_eq!(exported(&tallies), both);
-    tallies.assign_slot(1, &name(2));
-    assert_eq!(exported(&tallies), both, "the same pod, registered again");
+    assert_eq!(exported(&totals), both);
+    totals.assign_slot(1, &name(2));
+    assert_eq!(exported(&totals), both, "the same pod, registered again");
 }
 
 #[test]
 fn the_sum_of_gone_pods_is_stored_once_it_changes_and_deleted_with_its_revision() {
-    let (mut tallies, now) = (RevisionTotals::default(), Instant::now());
-    tallies.assign_slot(1, &name(1));
-    tallies.assign_slot(2, &name(1));
-    tallies.update_slot(1, row(10), levels(0));
-    tallies.update_slot(2, row(5), levels(0));
-    assert_eq!(tallies.take_unsaved(), [], "all are there");
-    tallies.mark_gone(now, 1);
-    assert_eq!(tallies.take_unsaved(), [(name(1), Some(row(10)))]);
-    tallies.update_slot(1, row(10), levels(0));
-    assert_eq!(tallies.take_unsaved(), []);
-    tallies.update_slot(1, row(11), levels(0));
-    assert_eq!(tallies.take_unsaved(), [(name(1), Some(row(11)))]);
-    tallies.fold_expired(now + GONE_READ_TIME);
-    assert_eq!(tallies.take_unsaved(), [(name(1), Some(row(11)))], "no more, no less");
-    tallies.forget_revision(&name(1));
-    assert_eq!(tallies.take_unsaved(), [], "a pod of it is still there");
-    tallies.mark_gone(now, 2);
-    assert_eq!(tallies.take_unsaved(), [(name(1), None)]);
-    assert_eq!(tallies.revisions().count(), 0);
+    let (mut totals, now) = (RevisionTotals::default(), Instant::now());
+    totals.assign_slot(1, &name(1));
+    totals.assign_slot(2, &name(1));
+    totals.update_slot(1, row(10), levels(0));
+    totals.update_slot(2, row(5), levels(0));
+    assert_eq!(totals.take_unsaved(), [], "all are there");
+    totals.mark_gone(now, 1);
+    assert_eq!(totals.take_unsaved(), [(name(1), Some(row(10)))]);
+    totals.update_slot(1, row(10), levels(0));
+    assert_eq!(totals.take_unsaved(), []);
+    totals.update_slot(1, row(11), levels(0));
+    assert_eq!(totals.take_unsaved(), [(name(1), Some(row(11)))]);
+    totals.fold_expired(now + GONE_READ_TIME);
+    assert_eq!(totals.take_unsaved(), [(name(1), Some(row(11)))], "no more, no less");
+    totals.forget_revision(&name(1));
+    assert_eq!(totals.take_unsaved(), [], "a pod of it is still there");
+    totals.mark_gone(now, 2);
+    assert_eq!(totals.take_unsaved(), [(name(1), None)]);
+    assert_eq!(totals.revisions().count(), 0);
 }
 
 #[test]
 fn a_revision_whose_owners_are_not_known_yet_is_not_exported() {
-    let mut tallies = RevisionTotals::resume(BTreeMap::from([(name(1), row(7))]));
-    assert_eq!(exported(&tallies), []);
-    set_owners(&mut tallies, 1);
-    assert_eq!(exported(&tallies), [(name(1), row(7), levels(0))]);
+    let mut totals = RevisionTotals::resume(BTreeMap::from([(name(1), row(7))]));
+    assert_eq!(exported(&totals), []);
+    set_owners(&mut totals, 1);
+    assert_eq!(exported(&totals), [(name(1), row(7), levels(0))]);
 }
 
 /// Event on a simulated node with four rows and three Revisions.
@@ -126,7 +126,7 @@ struct SimTotalsNode {
     pods: BTreeMap<u32, (u32, bool)>,
     rows: BTreeMap<u32, u64>,
     saved: BTreeMap<NamespacedName, TotalsRow>,
-    tallies: RevisionTotals,
+    totals: RevisionTotals,
     /// True total of each Revision, as far as an agent was there to read it.
     true_totals: BTreeMap<u32, u64>,
 }
@@ -138,19 +138,19 @@ impl SimTotalsNode {
             pods: BTreeMap::new(),
             rows: BTreeMap::new(),
             saved: BTreeMap::new(),
-            tallies: RevisionTotals::default(),
+            totals: RevisionTotals::default(),
             true_totals: BTreeMap::new(),
         };
-        (0..3).for_each(|number| set_owners(&mut node.tallies, number));
+        (0..3).for_each(|number| set_owners(&mut node.totals, number));
         node
     }
 
     fn read(&mut self) {
-        for slot in self.tallies.slots() {
+        for slot in self.totals.slots() {
             let count = self.rows.get(&slot).copied().unwrap_or_default();
-            self.tallies.update_slot(slot, row(count), levels(0));
+            self.totals.update_slot(slot, row(count), levels(0));
         }
-        for (name, row) in self.tallies.take_unsaved() {
+        for (name, row) in self.totals.take_unsaved() {
             match row {
                 Some(row) => drop(self.saved.insert(name, row)),
                 None => drop(self.saved.remove(&name)),
@@ -166,9 +166,9 @@ impl SimTotalsNode {
                 self.read();
                 self.rows.insert(slot, 0);
                 self.pods.insert(slot, (revision, true));
-                self.tallies.assign_slot(slot, &name(revision));
+                self.totals.assign_slot(slot, &name(revision));
             }
-            SimRowEvent::Count(slot, by) if self.tallies.slots().contains(&slot) => {
+            SimRowEvent::Count(slot, by) if self.totals.slots().contains(&slot) => {
                 *self.rows.entry(slot).or_default() += by;
                 let (revision, _) = self.pods[&slot];
                 *self.true_totals.entry(revision).or_default() += by;
@@ -176,24 +176,24 @@ impl SimTotalsNode {
             SimRowEvent::EndPod(slot) if self.pods.get(&slot).is_some_and(|(_, is)| *is) => {
                 self.read();
                 self.pods.entry(slot).and_modify(|(_, is)| *is = false);
-                self.tallies.mark_gone(self.now, slot);
+                self.totals.mark_gone(self.now, slot);
                 self.read();
             }
             SimRowEvent::Read => self.read(),
             SimRowEvent::AdvanceTime(seconds) => {
                 self.read();
                 self.now += Duration::from_secs(seconds);
-                self.tallies.fold_expired(self.now);
+                self.totals.fold_expired(self.now);
                 self.read();
             }
             SimRowEvent::Restart => {
                 // Rows of gone pods are read until the last moment here; rows of existing pods need not be.
                 self.read();
-                self.tallies = RevisionTotals::resume(self.saved.clone());
-                (0..3).for_each(|number| set_owners(&mut self.tallies, number));
+                self.totals = RevisionTotals::resume(self.saved.clone());
+                (0..3).for_each(|number| set_owners(&mut self.totals, number));
                 for (slot, (revision, is)) in self.pods.clone() {
                     if is {
-                        self.tallies.assign_slot(slot, &name(revision));
+                        self.totals.assign_slot(slot, &name(revision));
                     }
                 }
             }
@@ -215,7 +215,7 @@ proptest! {
                 // Totals before the first read would be less; the agent reads once before it exports them.
                 node.read();
             }
-            for (name, row, _) in exported(&node.tallies) {
+            for (name, row, _) in exported(&node.totals) {
                 let is = before.entry(name.clone()).or_default();
                 prop_assert!(row.started >= *is, "{name} went back after {step:?}");
                 *is = row.started;
@@ -223,7 +223,7 @@ proptest! {
             node.read();
             let started = |count: u64| row(count).started;
             let want: Vec<_> = node.true_totals.iter().map(|(it, count)| (name(*it), started(*count))).collect();
-            let found = exported(&node.tallies).into_iter().map(|(name, row, _)| (name, row.started));
+            let found = exported(&node.totals).into_iter().map(|(name, row, _)| (name, row.started));
             let found: Vec<_> = found.filter(|(_, started)| *started > 0).collect();
             prop_assert_eq!(found, want);
         }

@@ -123,12 +123,7 @@ impl<'a> SimReporters<'a> {
             let phase = if life.start == 0 { RoutingPhase::Ready } else { RoutingPhase::Starting };
             table.pods.insert(uid(at), RoutePod { node, ..pod(&uid(at), &name, phase) });
         }
-        let line = common::wire::ActivatorEntry {
-            name: "line".into(),
-            node: String::new(),
-            zone: String::new(),
-            addresses: Vec::new(),
-        };
+        let line = fixtures::activator("line", Vec::new());
         table.activators.insert(line.name.clone(), line);
         let mut world = Self {
             now: Duration::from_secs(10),

@@ -11,9 +11,10 @@ use tonic::Streaming;
 
 use super::*;
 use crate::{
+    fixtures,
     replicas::EndpointSetting,
     wire::{
-        PodEntry, PodObservation, ReadinessProbe, RoutingPhase, ServerReplica, ServerReplicas,
+        PodObservation, RoutingPhase, ServerReplica, ServerReplicas,
         raw::{
             pods_server::{Pods, PodsServer},
             scale_server::{Scale, ScaleServer},
@@ -133,8 +134,10 @@ impl Pods for FakeController {
         request: Request<Streaming<raw::PodItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         self.receive_reports(request.into_inner(), |pods, from, item| match item {
-            PodReportItem::Sender(who) => *from = who.name,
-            PodReportItem::Observed(seen) => drop(pods.insert(seen.uid, seen.ready)),
+            PodReportItem::Sender(sender) => *from = sender.name,
+            PodReportItem::Observed(observation) => {
+                drop(pods.insert(observation.uid, observation.ready))
+            }
             PodReportItem::Removed(uid) => drop(pods.remove(&uid)),
             PodReportItem::DrainAck(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
             PodReportItem::DrainAckRemoved(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
@@ -155,8 +158,8 @@ impl Scale for FakeController {
         request: Request<Streaming<raw::ScaleItem>>,
     ) -> Result<Response<raw::Empty>, Status> {
         self.receive_reports(request.into_inner(), |_, from, item| {
-            if let ScaleItem::Sender(who) = item {
-                *from = who.name;
+            if let ScaleItem::Sender(sender) = item {
+                *from = sender.name;
             }
         })
         .await
@@ -170,7 +173,7 @@ struct FakeDns(Arc<watch::Sender<Option<Vec<SocketAddr>>>>, Arc<watch::Sender<u6
 #[tonic::async_trait]
 impl DnsResolver for FakeDns {
     async fn lookup(&self, _: &str, _: u16) -> io::Result<Vec<SocketAddr>> {
-        self.1.send_modify(|asked| *asked += 1);
+        self.1.send_modify(|lookups| *lookups += 1);
         self.0.borrow().clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
@@ -183,12 +186,12 @@ impl FakeDns {
     /// Sets the answer, and returns once the resolver has applied it.
     async fn set_answer(&self, finder: &ReplicaResolver, answer: Option<Vec<SocketAddr>>) {
         self.0.send_replace(answer);
-        let mut asked = self.1.subscribe();
+        let mut lookups = self.1.subscribe();
         // The second lookup after the change proves that the result of the first was applied.
-        let enough = *asked.borrow() + 2;
-        while *asked.borrow() < enough {
+        let enough = *lookups.borrow() + 2;
+        while *lookups.borrow() < enough {
             finder.request_lookup();
-            let _short = tokio::time::timeout(Duration::from_millis(50), asked.changed()).await;
+            let _short = tokio::time::timeout(Duration::from_millis(50), lookups.changed()).await;
         }
     }
 
@@ -208,7 +211,7 @@ fn fixed(all: &[SocketAddr]) -> String {
 }
 
 fn pod_observation(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
-    let seen = PodObservation {
+    let observation = PodObservation {
         uid: uid.into(),
         address: Some(SocketAddr::from(([10, 0, 0, 1], 80))),
         other_family_address: None,
@@ -219,24 +222,12 @@ fn pod_observation(uid: &str, ready: bool) -> (PodReportKey, PodReportItem) {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
     };
-    (PodReportKey::Pod(uid.into()), PodReportItem::Observed(seen))
+    (PodReportKey::Pod(uid.into()), PodReportItem::Observed(observation))
 }
 
 fn pod(uid: &str, phase: RoutingPhase) -> (RouteKey, RouteChange) {
-    let probe = ReadinessProbe::listener_probe();
-    let pod = PodEntry {
-        uid: uid.into(),
-        name: uid.into(),
-        revision: NamespacedName::new("a", "b"),
-        node: "n1".into(),
-        zone: String::new(),
-        phase,
-        address: Some(SocketAddr::from(([10, 0, 0, 1], 80))),
-        port: std::num::NonZeroU16::MIN,
-        other_family_address: None,
-        kubelet_ready: false,
-        probe,
-    };
+    let address = SocketAddr::from(([10, 0, 0, 1], 80));
+    let pod = fixtures::pod_at(uid, &NamespacedName::new("a", "b"), phase, address);
     (RouteKey::Pod(uid.into()), RouteChange::Pod(pod.into()))
 }
 
@@ -466,12 +457,12 @@ proptest! {
 async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
     let mut all =
         [FakeController::named("a"), FakeController::named("b"), FakeController::named("c")];
-    let mut places = Vec::new();
+    let mut addresses = Vec::new();
     for it in &mut all {
         it.set_activator(it.name);
-        places.push(it.serve(None).await);
+        addresses.push(it.serve(None).await);
     }
-    let lookup = FakeDns::with_addresses(places.clone());
+    let lookup = FakeDns::with_addresses(addresses.clone());
     let (finder, stop) = (lookup.resolver(), CancellationToken::new());
     let (routes, reports) = (
         Arc::new(ComponentLink::with_resolver(Arc::clone(&finder), agent("n1"), stop.clone())),
@@ -505,23 +496,23 @@ async fn with_faults(faults: Vec<LinkFaultCase>) -> Result<(), TestCaseError> {
                 alive[which] = false;
             }
             LinkFaultCase::Start(which) if !alive[which] => {
-                all[which].serve(Some(places[which])).await;
+                all[which].serve(Some(addresses[which])).await;
                 alive[which] = true;
             }
             LinkFaultCase::Start(_) => {}
             LinkFaultCase::Answer(0) => drop(lookup.0.send_replace(None)),
             LinkFaultCase::Answer(bits) => {
-                let some = (0..3).filter(|at| bits & (1 << at) != 0).map(|at| places[at]);
+                let some = (0..3).filter(|at| bits & (1 << at) != 0).map(|at| addresses[at]);
                 lookup.0.send_replace(Some(some.collect()));
             }
             LinkFaultCase::Wait => tokio::time::sleep(Duration::from_millis(3)).await,
         }
     }
     // No more faults: all replicas live and all are named.
-    lookup.set_answer(&finder, Some(places.clone())).await;
+    lookup.set_answer(&finder, Some(addresses.clone())).await;
     for which in 0..3 {
         if !alive[which] {
-            all[which].serve(Some(places[which])).await;
+            all[which].serve(Some(addresses[which])).await;
         }
     }
     let truth: BTreeMap<String, bool> = truth.into_iter().collect();

@@ -3,8 +3,8 @@
 use super::*;
 
 fn parse_slots_by_pod(all: Vec<raw::Held>) -> WireResult<SlotsByPod> {
-    let one = |it: raw::Held| Ok((require_nonempty("held.pod", it.pod)?.into(), it.slots));
-    let all: WireResult<SlotsByPod> = all.into_iter().map(one).collect();
+    let entry = |it: raw::Held| Ok((require_nonempty("held.pod", it.pod)?.into(), it.slots));
+    let all: WireResult<SlotsByPod> = all.into_iter().map(entry).collect();
     // `Held` has no zeros, so that equal states compare equal.
     all.map(|all| all.into_iter().filter(|(_, slots)| *slots > 0).collect())
 }
@@ -17,36 +17,38 @@ fn to_name_set(all: Vec<String>) -> std::collections::BTreeSet<SmolStr> {
     all.into_iter().map(SmolStr::from).collect()
 }
 
-fn parse_claim(it: raw::Claim) -> WireResult<(NamespacedName, SlotClaim)> {
-    let former =
-        it.former.into_iter().map(|it| Ok((it.activator.into(), parse_slots_by_pod(it.held)?)));
+fn parse_claim(message: raw::Claim) -> WireResult<(NamespacedName, SlotClaim)> {
+    let former = message
+        .former
+        .into_iter()
+        .map(|message| Ok((message.activator.into(), parse_slots_by_pod(message.held)?)));
     let claim = SlotClaim {
-        owner_term: it.epoch,
-        applied_grant: it.seen,
-        held: parse_slots_by_pod(it.held)?,
-        needed: it.need,
-        unusable_pods: to_name_set(it.avoid),
+        owner_term: message.epoch,
+        applied_grant: message.seen,
+        held: parse_slots_by_pod(message.held)?,
+        needed: message.need,
+        unusable_pods: to_name_set(message.avoid),
         former_grants: former.collect::<WireResult<_>>()?,
-        live_activators: to_name_set(it.known),
+        live_activators: to_name_set(message.known),
     };
-    Ok((it.revision.parse()?, claim))
+    Ok((message.revision.parse()?, claim))
 }
 
-fn raw_claim(revision: &NamespacedName, it: SlotClaim) -> raw::Claim {
-    let former = it.former_grants.into_iter();
+fn raw_claim(revision: &NamespacedName, value: SlotClaim) -> raw::Claim {
+    let former = value.former_grants.into_iter();
     let former = former.map(|(activator, held)| raw::Granted {
         activator: activator.into(),
         held: raw_slots_by_pod(held),
     });
     raw::Claim {
         revision: revision.to_string(),
-        epoch: it.owner_term,
-        seen: it.applied_grant,
-        held: raw_slots_by_pod(it.held),
-        need: it.needed,
-        avoid: it.unusable_pods.into_iter().map(String::from).collect(),
+        epoch: value.owner_term,
+        seen: value.applied_grant,
+        held: raw_slots_by_pod(value.held),
+        need: value.needed,
+        avoid: value.unusable_pods.into_iter().map(String::from).collect(),
         former: former.collect(),
-        known: it.live_activators.into_iter().map(String::from).collect(),
+        known: value.live_activators.into_iter().map(String::from).collect(),
     }
 }
 

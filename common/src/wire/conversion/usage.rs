@@ -4,11 +4,11 @@ use super::*;
 
 impl TryFrom<raw::UsageItem> for UsageItem {
     type Error = WireError;
-    fn try_from(it: raw::UsageItem) -> WireResult<Self> {
+    fn try_from(message: raw::UsageItem) -> WireResult<Self> {
         use raw::usage_item::What;
-        Ok(match require("usage_item.what", it.what)? {
-            What::Sender(it) => Self::Sender(it.try_into()?),
-            What::Usage(it) => Self::Sample(it.try_into()?),
+        Ok(match require("usage_item.what", message.what)? {
+            What::Sender(message) => Self::Sender(message.try_into()?),
+            What::Usage(message) => Self::Sample(message.try_into()?),
             What::Gone(key) => Self::Removed(key.try_into()?),
             What::Synced(_) => Self::Synced,
         })
@@ -16,11 +16,11 @@ impl TryFrom<raw::UsageItem> for UsageItem {
 }
 
 impl From<UsageItem> for raw::UsageItem {
-    fn from(it: UsageItem) -> Self {
+    fn from(value: UsageItem) -> Self {
         use raw::usage_item::What;
-        let what = match it {
-            UsageItem::Sender(it) => What::Sender(it.into()),
-            UsageItem::Sample(it) => What::Usage(it.into()),
+        let what = match value {
+            UsageItem::Sender(value) => What::Sender(value.into()),
+            UsageItem::Sample(value) => What::Usage(value.into()),
             UsageItem::Removed(key) => What::Gone(key.into()),
             UsageItem::Synced => What::Synced(raw::Empty {}),
         };
@@ -30,79 +30,83 @@ impl From<UsageItem> for raw::UsageItem {
 
 impl TryFrom<raw::UsageKey> for UsageKey {
     type Error = WireError;
-    fn try_from(it: raw::UsageKey) -> WireResult<Self> {
-        let pod = (!it.pod.is_empty()).then_some(it.pod);
-        Ok(Self { revision: it.revision.parse()?, pod })
+    fn try_from(message: raw::UsageKey) -> WireResult<Self> {
+        let pod = (!message.pod.is_empty()).then_some(message.pod);
+        Ok(Self { revision: message.revision.parse()?, pod })
     }
 }
 
 impl From<UsageKey> for raw::UsageKey {
-    fn from(it: UsageKey) -> Self {
-        Self { revision: it.revision.to_string(), pod: it.pod.unwrap_or_default() }
+    fn from(value: UsageKey) -> Self {
+        Self { revision: value.revision.to_string(), pod: value.pod.unwrap_or_default() }
     }
 }
 
 impl TryFrom<raw::UsageSeen> for UsageSample {
     type Error = WireError;
-    fn try_from(it: raw::UsageSeen) -> WireResult<Self> {
+    fn try_from(message: raw::UsageSeen) -> WireResult<Self> {
         // `started − finished` is the number in flight, which must not wrap.
-        if it.finished > it.started {
-            return Err(WireError::new("usage.finished", it.finished, "must not exceed started"));
+        if message.finished > message.started {
+            return Err(WireError::new(
+                "usage.finished",
+                message.finished,
+                "must not exceed started",
+            ));
         }
         Ok(Self {
-            key: require("usage.key", it.key)?.try_into()?,
-            read_at_ns: it.at_ns,
+            key: require("usage.key", message.key)?.try_into()?,
+            read_at_ns: message.at_ns,
             totals: RequestTotals {
-                started: it.started,
-                finished: it.finished,
-                started_sum_ns: it.started_sum_ns,
-                finished_sum_ns: it.finished_sum_ns,
-                abandoned: it.left.min(it.finished),
+                started: message.started,
+                finished: message.finished,
+                started_sum_ns: message.started_sum_ns,
+                finished_sum_ns: message.finished_sum_ns,
+                abandoned: message.left.min(message.finished),
             },
-            status: it.status,
-            latency: it.latency,
+            status: message.status,
+            latency: message.latency,
         })
     }
 }
 
 impl From<UsageSample> for raw::UsageSeen {
-    fn from(it: UsageSample) -> Self {
+    fn from(value: UsageSample) -> Self {
         Self {
-            key: Some(it.key.into()),
-            at_ns: it.read_at_ns,
-            started: it.totals.started,
-            finished: it.totals.finished,
-            started_sum_ns: it.totals.started_sum_ns,
-            finished_sum_ns: it.totals.finished_sum_ns,
-            left: it.totals.abandoned,
-            status: it.status,
-            latency: it.latency,
+            key: Some(value.key.into()),
+            at_ns: value.read_at_ns,
+            started: value.totals.started,
+            finished: value.totals.finished,
+            started_sum_ns: value.totals.started_sum_ns,
+            finished_sum_ns: value.totals.finished_sum_ns,
+            left: value.totals.abandoned,
+            status: value.status,
+            latency: value.latency,
         }
     }
 }
 
 impl TryFrom<raw::ScaleItem> for ScaleItem {
     type Error = WireError;
-    fn try_from(it: raw::ScaleItem) -> WireResult<Self> {
+    fn try_from(message: raw::ScaleItem) -> WireResult<Self> {
         use raw::scale_item::What;
         // A heartbeat is a field beside `what`, because earlier releases refuse an unknown `what`.
-        if let Some(alive) = it.alive {
-            let since_ms = if let Some(What::SinceMs(ms)) = it.what { ms } else { 0 };
-            let raw::Alive { heard_ms, full: is_full, reporters, counts } = alive;
+        if let Some(alive) = message.alive {
+            let since_ms = if let Some(What::SinceMs(ms)) = message.what { ms } else { 0 };
+            let raw::Alive { heard_ms, full, reporters, counts } = alive;
             // Empty stands for an active autoscaler that the table has not named.
             let counts = Some(counts).filter(|it| !it.is_empty());
             return Ok(Self::Heartbeat(AutoscalerHeartbeat {
                 since_ms,
                 observed_ms: heard_ms,
-                covers_all_windows: is_full,
+                covers_all_windows: full,
                 reporters,
                 active_autoscaler: counts,
             }));
         }
-        Ok(match require("scale_item.what", it.what)? {
-            What::Sender(it) => Self::Sender(it.try_into()?),
+        Ok(match require("scale_item.what", message.what)? {
+            What::Sender(message) => Self::Sender(message.try_into()?),
             What::SinceMs(ms) => Self::Since(ms),
-            What::Decision(it) => Self::Decision(it.try_into()?),
+            What::Decision(message) => Self::Decision(message.try_into()?),
             What::Gone(name) => Self::Removed(name.parse()?),
             What::Synced(_) => Self::Synced,
         })
@@ -110,26 +114,26 @@ impl TryFrom<raw::ScaleItem> for ScaleItem {
 }
 
 impl From<ScaleItem> for raw::ScaleItem {
-    fn from(it: ScaleItem) -> Self {
+    fn from(value: ScaleItem) -> Self {
         use raw::scale_item::What;
         let mut alive = None;
-        let what = match it {
-            ScaleItem::Heartbeat(it) => {
+        let what = match value {
+            ScaleItem::Heartbeat(value) => {
                 let AutoscalerHeartbeat {
                     since_ms,
                     observed_ms: heard_ms,
                     covers_all_windows: full,
                     reporters,
                     active_autoscaler: counts,
-                } = it;
+                } = value;
                 let counts = counts.unwrap_or_default();
                 alive = Some(raw::Alive { heard_ms, full, reporters, counts });
                 // Earlier releases refuse an item without `what`, and read this one.
                 What::SinceMs(since_ms)
             }
-            ScaleItem::Sender(it) => What::Sender(it.into()),
+            ScaleItem::Sender(value) => What::Sender(value.into()),
             ScaleItem::Since(ms) => What::SinceMs(ms),
-            ScaleItem::Decision(it) => What::Decision(it.into()),
+            ScaleItem::Decision(value) => What::Decision(value.into()),
             ScaleItem::Removed(name) => What::Gone(name.to_string()),
             ScaleItem::Synced => What::Synced(raw::Empty {}),
         };
@@ -139,9 +143,9 @@ impl From<ScaleItem> for raw::ScaleItem {
 
 impl TryFrom<raw::Decision> for ScaleDecision {
     type Error = WireError;
-    fn try_from(it: raw::Decision) -> WireResult<Self> {
+    fn try_from(message: raw::Decision) -> WireResult<Self> {
         // An unknown activity could be reported in no condition, so the decision is refused as a whole.
-        let activity = match it.activity() {
+        let activity = match message.activity() {
             raw::Activity::Active => RevisionActivity::Active,
             raw::Activity::Activating => RevisionActivity::Activating,
             raw::Activity::Inactive => RevisionActivity::Inactive,
@@ -149,98 +153,98 @@ impl TryFrom<raw::Decision> for ScaleDecision {
             raw::Activity::Unspecified => {
                 return Err(WireError::new(
                     "decision.activity",
-                    it.activity,
+                    message.activity,
                     "must be a known activity",
                 ));
             }
         };
         Ok(Self {
-            connection_path: parse_connection_path("decision.path", it.path())?,
-            revision: it.revision.parse()?,
-            desired_scale: it.wanted,
-            activator_count: it.activators,
+            connection_path: parse_connection_path("decision.path", message.path())?,
+            revision: message.revision.parse()?,
+            desired_scale: message.wanted,
+            activator_count: message.activators,
             activity,
-            stable_load: require_finite("decision.stable", it.stable)?,
-            panic_load: require_finite("decision.panic", it.panic)?,
-            target_load: require_finite("decision.target", it.target)?,
-            ready_pods: it.ready_pods,
-            is_panicking: it.panicking,
+            stable_load: require_finite("decision.stable", message.stable)?,
+            panic_load: require_finite("decision.panic", message.panic)?,
+            target_load: require_finite("decision.target", message.target)?,
+            ready_pods: message.ready_pods,
+            is_panicking: message.panicking,
             excess_burst_capacity: require_finite(
                 "decision.excess_burst_capacity",
-                it.excess_burst_capacity,
+                message.excess_burst_capacity,
             )?,
-            reason: it.reason,
-            inputs: it.inputs.map(ScaleDecisionInputs::from),
+            reason: message.reason,
+            inputs: message.inputs.map(ScaleDecisionInputs::from),
         })
     }
 }
 
 impl From<raw::DecisionInputs> for ScaleDecisionInputs {
-    fn from(it: raw::DecisionInputs) -> Self {
-        let sight = match it.sight() {
+    fn from(message: raw::DecisionInputs) -> Self {
+        let coverage = match message.sight() {
             raw::Sight::Whole => UsageCoverage::Complete,
             raw::Sight::Partial => UsageCoverage::Partial,
             // A value of a later release is unknown here, so the least coverage is assumed.
             raw::Sight::Blind | raw::Sight::Unspecified => UsageCoverage::Missing,
         };
         Self {
-            in_flight: it.in_flight,
-            waiting: it.waiting,
-            stable_window: Duration::from_millis(it.stable_window_ms),
-            panic_window: Duration::from_millis(it.panic_window_ms),
-            desired_by_load: it.by_load,
-            min_scale: it.min_scale,
-            max_scale: it.max_scale,
-            applied_bound: it.bound,
-            coverage: sight,
+            in_flight: message.in_flight,
+            waiting: message.waiting,
+            stable_window: Duration::from_millis(message.stable_window_ms),
+            panic_window: Duration::from_millis(message.panic_window_ms),
+            desired_by_load: message.by_load,
+            min_scale: message.min_scale,
+            max_scale: message.max_scale,
+            applied_bound: message.bound,
+            coverage,
         }
     }
 }
 
 impl From<ScaleDecisionInputs> for raw::DecisionInputs {
-    fn from(it: ScaleDecisionInputs) -> Self {
-        let ms = |it: Duration| u64::try_from(it.as_millis()).unwrap_or(u64::MAX);
-        let sight = match it.coverage {
+    fn from(value: ScaleDecisionInputs) -> Self {
+        let ms = |value: Duration| u64::try_from(value.as_millis()).unwrap_or(u64::MAX);
+        let sight = match value.coverage {
             UsageCoverage::Complete => raw::Sight::Whole,
             UsageCoverage::Partial => raw::Sight::Partial,
             UsageCoverage::Missing => raw::Sight::Blind,
         };
         Self {
-            in_flight: it.in_flight,
-            waiting: it.waiting,
-            stable_window_ms: ms(it.stable_window),
-            panic_window_ms: ms(it.panic_window),
-            by_load: it.desired_by_load,
-            min_scale: it.min_scale,
-            max_scale: it.max_scale,
-            bound: it.applied_bound,
+            in_flight: value.in_flight,
+            waiting: value.waiting,
+            stable_window_ms: ms(value.stable_window),
+            panic_window_ms: ms(value.panic_window),
+            by_load: value.desired_by_load,
+            min_scale: value.min_scale,
+            max_scale: value.max_scale,
+            bound: value.applied_bound,
             sight: sight.into(),
         }
     }
 }
 
 impl From<ScaleDecision> for raw::Decision {
-    fn from(it: ScaleDecision) -> Self {
-        let activity = match it.activity {
+    fn from(value: ScaleDecision) -> Self {
+        let activity = match value.activity {
             RevisionActivity::Active => raw::Activity::Active,
             RevisionActivity::Activating => raw::Activity::Activating,
             RevisionActivity::Inactive => raw::Activity::Inactive,
             RevisionActivity::TimedOut => raw::Activity::TimedOut,
         };
         Self {
-            revision: it.revision.to_string(),
-            wanted: it.desired_scale,
-            path: raw_connection_path(it.connection_path),
-            activators: it.activator_count,
+            revision: value.revision.to_string(),
+            wanted: value.desired_scale,
+            path: raw_connection_path(value.connection_path),
+            activators: value.activator_count,
             activity: activity.into(),
-            stable: it.stable_load,
-            panic: it.panic_load,
-            target: it.target_load,
-            ready_pods: it.ready_pods,
-            panicking: it.is_panicking,
-            excess_burst_capacity: it.excess_burst_capacity,
-            reason: it.reason,
-            inputs: it.inputs.map(Into::into),
+            stable: value.stable_load,
+            panic: value.panic_load,
+            target: value.target_load,
+            ready_pods: value.ready_pods,
+            panicking: value.is_panicking,
+            excess_burst_capacity: value.excess_burst_capacity,
+            reason: value.reason,
+            inputs: value.inputs.map(Into::into),
         }
     }
 }
