@@ -24,23 +24,23 @@ const SERVICES: usize = 10_000;
 fn main() -> std::io::Result<()> {
     let table = route_table();
     let empty = resident_kib()?;
-    let mut fleet = ScaledRevisions::new(Duration::from_secs(2));
+    let mut revisions = ScaledRevisions::new(Duration::from_secs(2));
     let second = Duration::from_secs(1);
-    fleet.apply_routes(second, &table, &table.keys());
-    fleet.evaluate_due(second);
+    revisions.apply_routes(second, &table, &table.keys());
+    revisions.evaluate_due(second);
     let sleeping = resident_kib()?.saturating_sub(empty);
 
-    let who =
+    let subscriber =
         ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
-    let stream = fleet.open_stream(second, who);
-    let stream = fleet.complete_batch(second, stream);
+    let stream = revisions.open_stream(second, subscriber);
+    let stream = revisions.complete_batch(second, stream);
     let reports: Vec<UsageSample> = table.revisions.keys().map(waiting).collect();
     let mut each = Vec::with_capacity(SERVICES);
     let begin = Instant::now();
     for report in &reports {
         let start = Instant::now();
-        fleet.apply_usage(2 * second, stream, report);
-        let woke = fleet
+        revisions.apply_usage(2 * second, stream, report);
+        let woke = revisions
             .evaluate_due(2 * second)
             .iter()
             .filter(|step| matches!(step, DecisionUpdate::Decided(_)))

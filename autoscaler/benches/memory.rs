@@ -19,11 +19,14 @@ fn main() -> std::io::Result<()> {
     for services in [1_000, 10_000] {
         let empty = live_bytes();
         // The same constructor as in `run`; outside a runtime none of its timers starts.
-        let brain = ScaleEvaluator::new(Duration::from_secs(2), 0);
-        add_services(&brain, services);
+        let evaluator = ScaleEvaluator::new(Duration::from_secs(2), 0);
+        add_services(&evaluator, services);
         let bytes = (live_bytes() - empty) / services;
-        let (met, awake) = brain.read(|fleet| {
-            (fleet.revisions().count(), fleet.revisions().filter(|(_, it)| it.is_awake()).count())
+        let (met, awake) = evaluator.read(|revisions| {
+            (
+                revisions.revisions().count(),
+                revisions.revisions().filter(|(_, it)| it.is_awake()).count(),
+            )
         });
         assert_eq!((met, awake), (services, 0), "all are met and sleep");
         writeln!(
@@ -34,11 +37,11 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-fn add_services(brain: &ScaleEvaluator, services: usize) {
+fn add_services(evaluator: &ScaleEvaluator, services: usize) {
     let table = route_table(services);
-    brain.update(|fleet, now| {
-        let gone = fleet.apply_routes(now, &table, &table.keys());
-        assert_eq!(gone.len(), 0);
+    evaluator.update(|revisions, now| {
+        let updates = revisions.apply_routes(now, &table, &table.keys());
+        assert_eq!(updates.len(), 0);
     });
 }
 

@@ -25,14 +25,14 @@ use crate::{
 };
 
 /// Builds the autoscaler's admin pages. The autoscaler is ready while it has a stream of routes from the controller.
-pub fn admin_pages(brain: Arc<ScaleEvaluator>, routes: Arc<ComponentLink>) -> AdminState {
+pub fn admin_pages(evaluator: Arc<ScaleEvaluator>, routes: Arc<ComponentLink>) -> AdminState {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(ScaleMetricsCollector { evaluator: brain }));
-    let troubles = move || match routes.is_connected() {
+    registry.register_collector(Box::new(ScaleMetricsCollector { evaluator }));
+    let not_ready_reasons = move || match routes.is_connected() {
         true => Vec::new(),
         false => vec!["no stream of routes from the controller".to_owned()],
     };
-    AdminState { registry, not_ready_reasons: Box::new(troubles) }
+    AdminState { registry, not_ready_reasons: Box::new(not_ready_reasons) }
 }
 
 #[derive(Debug)]
@@ -45,8 +45,8 @@ type ScaleMetricSpec =
     (&'static str, &'static str, fn(&ScaledRevision, &ScaleMetrics) -> Option<f64>);
 
 const SCALE_METRICS: [ScaleMetricSpec; 17] = [
-    ("kn_revision_pods_desired", "Pods the load asks for", |_, it| {
-        it.desired_scale.pods.map(f64::from)
+    ("kn_revision_pods_desired", "Pods the load asks for", |_, metrics| {
+        metrics.desired_scale.pods.map(f64::from)
     }),
     ("kn_revision_pods_requested", "Pods decided", |_, it| it.requested_pods.map(f64::from)),
     ("kn_revision_pods_count", "Pods that take requests", |rev, _| Some(rev.pods.ready.into())),
@@ -57,27 +57,27 @@ const SCALE_METRICS: [ScaleMetricSpec; 17] = [
     ("kn_revision_pods_terminating_count", "Pods draining", |rev, _| {
         Some(rev.pods.draining.into())
     }),
-    ("kn_revision_capacity_excess", "Burst capacity to spare, in requests", |_, it| {
-        Some(it.desired_scale.excess_burst_capacity)
+    ("kn_revision_capacity_excess", "Burst capacity to spare, in requests", |_, metrics| {
+        Some(metrics.desired_scale.excess_burst_capacity)
     }),
     ("kn_revision_panic_mode", "Whether panic holds", |_, it| Some(it.is_panicking.into())),
-    ("kn_revision_concurrency_stable", "Requests at once, stable window", |rev, it| {
-        value_if_metric(rev, ScaleMetric::Concurrency, it.averages.stable)
+    ("kn_revision_concurrency_stable", "Requests at once, stable window", |rev, metrics| {
+        value_if_metric(rev, ScaleMetric::Concurrency, metrics.averages.stable)
     }),
-    ("kn_revision_concurrency_panic", "Requests at once, panic window", |rev, it| {
-        value_if_metric(rev, ScaleMetric::Concurrency, it.averages.panic)
+    ("kn_revision_concurrency_panic", "Requests at once, panic window", |rev, metrics| {
+        value_if_metric(rev, ScaleMetric::Concurrency, metrics.averages.panic)
     }),
-    ("kn_revision_concurrency_target", "Requests at once aimed at for one pod", |rev, it| {
-        value_if_metric(rev, ScaleMetric::Concurrency, it.desired_scale.target)
+    ("kn_revision_concurrency_target", "Requests at once aimed at for one pod", |rev, metrics| {
+        value_if_metric(rev, ScaleMetric::Concurrency, metrics.desired_scale.target)
     }),
-    ("kn_revision_rps_stable", "Requests a second, stable window", |rev, it| {
-        value_if_metric(rev, ScaleMetric::Rps, it.averages.stable)
+    ("kn_revision_rps_stable", "Requests a second, stable window", |rev, metrics| {
+        value_if_metric(rev, ScaleMetric::Rps, metrics.averages.stable)
     }),
-    ("kn_revision_rps_panic", "Requests a second, panic window", |rev, it| {
-        value_if_metric(rev, ScaleMetric::Rps, it.averages.panic)
+    ("kn_revision_rps_panic", "Requests a second, panic window", |rev, metrics| {
+        value_if_metric(rev, ScaleMetric::Rps, metrics.averages.panic)
     }),
-    ("kn_revision_rps_target", "Requests a second aimed at for one pod", |rev, it| {
-        value_if_metric(rev, ScaleMetric::Rps, it.desired_scale.target)
+    ("kn_revision_rps_target", "Requests a second aimed at for one pod", |rev, metrics| {
+        value_if_metric(rev, ScaleMetric::Rps, metrics.desired_scale.target)
     }),
     ("rouse_revision_in_flight_requests", "Requests in flight and waiting", |rev, _| {
         Some(rev.load.in_flight() as f64)
@@ -85,8 +85,8 @@ const SCALE_METRICS: [ScaleMetricSpec; 17] = [
     ("rouse_revision_waiting_requests", "Requests waiting for a pod", |rev, _| {
         Some(rev.load.waiting() as f64)
     }),
-    ("rouse_revision_direct", "Whether new connections go straight to pods", |_, it| {
-        Some(f64::from(u8::from(it.path == ConnectionPath::Direct)))
+    ("rouse_revision_direct", "Whether new connections go straight to pods", |_, metrics| {
+        Some(f64::from(u8::from(metrics.path == ConnectionPath::Direct)))
     }),
 ];
 
@@ -109,39 +109,44 @@ fn revision_labels(name: &NamespacedName, revision: &ScaledRevision) -> ScaleMet
 impl Collector for ScaleMetricsCollector {
     fn encode(&self, mut out: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // One lock for all values, so that they belong to one moment; encoding happens without it.
-        let (all, awake, steps, agents, activators) = self.evaluator.read(|fleet| {
-            let figures = |(name, it): (&NamespacedName, &ScaledRevision)| {
-                Some((revision_labels(name, it), metric_values(it)?, it.load.requests_started()))
+        let (total, awake, evaluations, agents, activators) = self.evaluator.read(|revisions| {
+            let row = |(name, revision): (&NamespacedName, &ScaledRevision)| {
+                Some((
+                    revision_labels(name, revision),
+                    metric_values(revision)?,
+                    revision.load.requests_started(),
+                ))
             };
             let awake: Vec<(ScaleMetricLabels, ScaleMetricValues, u64)> =
-                fleet.revisions().filter_map(figures).collect();
-            let online = |role| fleet.online_senders(role);
+                revisions.revisions().filter_map(row).collect();
+            let senders_of = |role| revisions.online_senders(role);
             let (agents, activators) =
-                (online(ComponentRole::Agent), online(ComponentRole::Activator));
-            (fleet.revisions().count(), awake, fleet.evaluations, agents, activators)
+                (senders_of(ComponentRole::Agent), senders_of(ComponentRole::Activator));
+            (revisions.revisions().count(), awake, revisions.evaluations, agents, activators)
         });
-        for (at, (name, help, _)) in SCALE_METRICS.iter().enumerate() {
+        for (index, (name, help, _)) in SCALE_METRICS.iter().enumerate() {
             encode_gauge(
                 &mut out,
                 name,
                 help,
-                awake.iter().filter_map(|(of, row, _)| Some((&of[..], row[at]?))),
+                awake.iter().filter_map(|(labels, values, _)| Some((&labels[..], values[index]?))),
             )?;
         }
         encode_requests(&mut out, &awake)?;
         let asleep = [("state", "asleep".to_owned())];
         let states = [("state", "awake".to_owned())];
-        let counts = [(&states[..], awake.len()), (&asleep[..], all - awake.len())];
+        let counts = [(&states[..], awake.len()), (&asleep[..], total - awake.len())];
         encode_gauge(&mut out, "rouse_autoscaler_revisions", "Revisions", counts.map(with_f64))?;
-        let (one, two) = ([("role", "agent".to_owned())], [("role", "activator".to_owned())]);
-        let senders = [(&one[..], agents), (&two[..], activators)];
+        let (agent_label, activator_label) =
+            ([("role", "agent".to_owned())], [("role", "activator".to_owned())]);
+        let senders = [(&agent_label[..], agents), (&activator_label[..], activators)];
         encode_gauge(
             &mut out,
             "rouse_autoscaler_senders",
             "Usage streams that stand",
             senders.map(with_f64),
         )?;
-        encode_counter(&mut out, "rouse_autoscaler_evaluations", "Evaluations made", steps)?;
+        encode_counter(&mut out, "rouse_autoscaler_evaluations", "Evaluations made", evaluations)?;
         encode_counter(
             &mut out,
             "rouse_autoscaler_decisions",
@@ -160,8 +165,8 @@ fn encode_requests(
     let kind = prometheus_client::metrics::MetricType::Counter;
     let help = "Requests that have begun at pods";
     let mut family = out.encode_descriptor("rouse_revision_requests", help, None, kind)?;
-    for (labels, _, begun) in awake {
-        ConstCounter::new(*begun).encode(family.encode_family(&labels.to_vec())?)?;
+    for (labels, _, started) in awake {
+        ConstCounter::new(*started).encode(family.encode_family(&labels.to_vec())?)?;
     }
     Ok(())
 }
@@ -169,8 +174,8 @@ fn encode_requests(
 type ScaleMetricValues = [Option<f64>; SCALE_METRICS.len()];
 
 fn metric_values(revision: &ScaledRevision) -> Option<ScaleMetricValues> {
-    let figures = revision.scale_metrics()?;
-    Some(SCALE_METRICS.map(|(_, _, read)| read(revision, &figures)))
+    let metrics = revision.scale_metrics()?;
+    Some(SCALE_METRICS.map(|(_, _, read)| read(revision, &metrics)))
 }
 
 fn with_f64<L>((labels, count): (L, usize)) -> (L, f64) {

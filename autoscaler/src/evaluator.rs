@@ -48,13 +48,13 @@ pub struct ScaleEvaluator {
 impl ScaleEvaluator {
     /// An empty state; load is evaluated every `tick`. `since_ms` is the current time in milliseconds since 1970.
     pub fn new(tick: Duration, since_ms: u64) -> Self {
-        let mut heart = HeartbeatState::new(Duration::ZERO, since_ms);
-        let first = heart.next_heartbeat(Duration::ZERO, Duration::MAX, 0);
+        let mut heartbeat = HeartbeatState::new(Duration::ZERO, since_ms);
+        let first = heartbeat.next_heartbeat(Duration::ZERO, Duration::MAX, 0);
         Self {
             revisions: Mutex::new(ScaledRevisions::new(tick)),
             outbox: Outbox::new(),
             started_at: Instant::now(),
-            heartbeat: Mutex::new(heart),
+            heartbeat: Mutex::new(heartbeat),
             heartbeats: watch::Sender::new(first),
             due_earlier: Notify::new(),
             decisions_sent: AtomicU64::new(0),
@@ -78,16 +78,20 @@ impl ScaleEvaluator {
         // After a stall, heartbeats continue at their interval: a burst of late ones would carry no information.
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while shutdown.run_until_cancelled(beats.tick()).await.is_some() {
-            let (longest, reporters) = self.read(|fleet| {
-                let all = fleet.revisions().map(|(_, it)| &it.policy);
-                let longest = all.map(|it| it.stable_window + it.scale_down_delay).max();
-                let reporters = fleet.online_senders(ComponentRole::Agent)
-                    + fleet.online_senders(ComponentRole::Activator);
-                (longest.unwrap_or_default(), reporters)
+            let (longest_lookback, reporters) = self.read(|revisions| {
+                let policies = revisions.revisions().map(|(_, revision)| &revision.policy);
+                let longest_lookback =
+                    policies.map(|policy| policy.stable_window + policy.scale_down_delay).max();
+                let reporters = revisions.online_senders(ComponentRole::Agent)
+                    + revisions.online_senders(ComponentRole::Activator);
+                (longest_lookback.unwrap_or_default(), reporters)
             });
             let now = self.started_at.elapsed();
-            self.heartbeats
-                .send_replace(self.lock_heartbeat().next_heartbeat(now, longest, reporters));
+            self.heartbeats.send_replace(self.lock_heartbeat().next_heartbeat(
+                now,
+                longest_lookback,
+                reporters,
+            ));
         }
     }
 
@@ -105,35 +109,35 @@ impl ScaleEvaluator {
         &self.usage_items
     }
 
-    /// Runs `look` with read access to the fleet.
-    pub fn read<T>(&self, look: impl FnOnce(&ScaledRevisions) -> T) -> T {
-        look(&self.revisions.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Runs `reader` with read access to all Revisions.
+    pub fn read<T>(&self, reader: impl FnOnce(&ScaledRevisions) -> T) -> T {
+        reader(&self.revisions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Applies `news` to the fleet, evaluates what is due, and sends the resulting decisions.
-    pub fn update<T>(&self, news: impl FnOnce(&mut ScaledRevisions, Duration) -> T) -> T {
-        // Every change leaves the fleet consistent, so a lock poisoned by a panic elsewhere is safe to use.
-        let mut fleet = self.revisions.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Applies `change` to the Revisions, evaluates what is due, and sends the resulting decisions.
+    pub fn update<T>(&self, change: impl FnOnce(&mut ScaledRevisions, Duration) -> T) -> T {
+        // Every change leaves the Revisions consistent, so a lock poisoned by a panic elsewhere is safe to use.
+        let mut revisions = self.revisions.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.started_at.elapsed();
-        let before = fleet.next_due();
-        let answer = news(&mut fleet, now);
-        let steps = fleet.evaluate_due(now);
-        steps.into_iter().for_each(|step| self.send_update(step));
+        let previous_due = revisions.next_due();
+        let result = change(&mut revisions, now);
+        let updates = revisions.evaluate_due(now);
+        updates.into_iter().for_each(|update| self.send_update(update));
         // The timer sleeps until the deadline that it has read, so it must be woken for an earlier one.
-        if fleet.next_due() < before || before.is_none() {
+        if revisions.next_due() < previous_due || previous_due.is_none() {
             self.due_earlier.notify_one();
         }
-        answer
+        result
     }
 
-    /// Sends one step to the outbox. The caller holds the fleet's lock, so steps stay in order.
-    pub fn send_update(&self, step: DecisionUpdate) {
-        match step {
+    /// Sends one update to the outbox. The caller holds the lock of the Revisions, so updates stay in order.
+    pub fn send_update(&self, update: DecisionUpdate) {
+        match update {
             DecisionUpdate::Withdrawn(name) => self.outbox.remove(&name),
-            DecisionUpdate::Decided(it) => {
+            DecisionUpdate::Decided(decision) => {
                 self.decisions_sent.fetch_add(1, Ordering::Relaxed);
-                log_decision(&it);
-                self.outbox.set(it.revision.clone(), *it);
+                log_decision(&decision);
+                self.outbox.set(decision.revision.clone(), *decision);
             }
         }
     }
@@ -158,41 +162,42 @@ impl ScaleEvaluator {
 }
 
 /// Logs a decision and its inputs in one line.
-fn log_decision(it: &ScaleDecision) {
-    let inputs = it.inputs.as_ref();
+fn log_decision(decision: &ScaleDecision) {
+    let inputs = decision.inputs.as_ref();
     info!(
-        revision = %it.revision, wanted = it.desired_scale, path = ?it.connection_path, activity = ?it.activity,
-        reason = it.reason, bound = inputs.map(|it| it.applied_bound.as_str()),
-        by_load = inputs.and_then(|it| it.desired_by_load), in_flight = inputs.map(|it| it.in_flight),
-        waiting = inputs.map(|it| it.waiting), stable = it.stable_load, panic = it.panic_load,
-        stable_window_s = inputs.map(|it| it.stable_window.as_secs()),
-        panic_window_s = inputs.map(|it| it.panic_window.as_secs()), target = it.target_load,
-        ready = it.ready_pods, panicking = it.is_panicking, capacity = it.excess_burst_capacity,
-        min_scale = inputs.map(|it| it.min_scale), max_scale = inputs.map(|it| it.max_scale),
-        sight = inputs.map(|it| tracing::field::debug(it.coverage)), "scale decided"
+        revision = %decision.revision, wanted = decision.requested_scale,
+        path = ?decision.connection_path, activity = ?decision.activity,
+        reason = decision.reason, bound = inputs.map(|inputs| inputs.applied_bound.as_str()),
+        by_load = inputs.and_then(|inputs| inputs.desired_by_load), in_flight = inputs.map(|inputs| inputs.in_flight),
+        waiting = inputs.map(|inputs| inputs.waiting), stable = decision.stable_load, panic = decision.panic_load,
+        stable_window_s = inputs.map(|inputs| inputs.stable_window.as_secs()),
+        panic_window_s = inputs.map(|inputs| inputs.panic_window.as_secs()), target = decision.target_load,
+        ready = decision.ready_pods, panicking = decision.is_panicking, capacity = decision.excess_burst_capacity,
+        min_scale = inputs.map(|inputs| inputs.min_scale), max_scale = inputs.map(|inputs| inputs.max_scale),
+        sight = inputs.map(|inputs| tracing::field::debug(inputs.coverage)), "scale decided"
     );
 }
 
 /// Applies the RouteTable's batches until the link is shut down.
-pub async fn apply_route_batches(link: &ComponentLink, brain: &ScaleEvaluator) {
+pub async fn apply_route_batches(link: &ComponentLink, evaluator: &ScaleEvaluator) {
     link.watch_batches(|RouteBatch { version, is_whole, changes }| {
-        if let Some(RouteChange::Replicas(it)) =
+        if let Some(RouteChange::Replicas(replicas)) =
             changes.get(&RouteKey::Replicas(ServerComponent::Autoscaler))
         {
-            brain.lock_heartbeat().set_active(it.active.as_deref());
+            evaluator.lock_heartbeat().set_active(replicas.active.as_deref());
         }
-        // The fleet copies what it needs of each subject; the rest of the table is dropped.
+        // `ScaledRevisions` copies what it needs of each subject; the rest of the table is dropped.
         let mut view = RouteView::default();
         let items = changes.into_values().chain([RouteChange::Synced]);
         let changed = items.map(|change| view.apply_item(RouteItem { version, change })).last();
         let mut changed = changed.flatten().unwrap_or_default();
-        brain.update(|fleet, now| {
+        evaluator.update(|revisions, now| {
             if is_whole {
                 // Subjects that a snapshot does not name are removed.
-                changed.extend(fleet.stored_keys());
+                changed.extend(revisions.stored_keys());
             }
-            let gone = fleet.apply_routes(now, &view.table, &changed);
-            gone.into_iter().for_each(|step| brain.send_update(step));
+            let updates = revisions.apply_routes(now, &view.table, &changed);
+            updates.into_iter().for_each(|update| evaluator.send_update(update));
         });
     })
     .await;

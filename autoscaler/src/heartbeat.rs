@@ -28,17 +28,17 @@ impl HeartbeatState {
     /// Records the active autoscaler as the RouteTable names it.
     ///
     /// A controller that has just started names none. That changes nothing: the last one named stays active.
-    pub fn set_active(&mut self, counts: Option<&str>) {
-        if let Some(counts) = counts {
-            self.active_autoscaler = Some(counts.to_owned());
+    pub fn set_active(&mut self, active_autoscaler: Option<&str>) {
+        if let Some(active_autoscaler) = active_autoscaler {
+            self.active_autoscaler = Some(active_autoscaler.to_owned());
         }
     }
 
-    /// Heartbeat to send at `now`. `longest` is the longest time over which load of any Revision matters.
+    /// Heartbeat to send at `now`. `longest_lookback` is the longest time over which load of any Revision matters.
     pub fn next_heartbeat(
         &mut self,
         now: Duration,
-        longest: Duration,
+        longest_lookback: Duration,
         reporters: usize,
     ) -> AutoscalerHeartbeat {
         if now.saturating_sub(self.last_sent_at) > STALL_THRESHOLD {
@@ -46,11 +46,11 @@ impl HeartbeatState {
             (self.usage_since, self.active_autoscaler) = (now, None);
         }
         self.last_sent_at = now;
-        let heard = now.saturating_sub(self.usage_since);
+        let observed = now.saturating_sub(self.usage_since);
         AutoscalerHeartbeat {
             since_ms: self.since_ms,
-            observed_ms: u64::try_from(heard.as_millis()).unwrap_or(u64::MAX),
-            covers_all_windows: heard >= longest,
+            observed_ms: u64::try_from(observed.as_millis()).unwrap_or(u64::MAX),
+            covers_all_windows: observed >= longest_lookback,
             reporters: u32::try_from(reporters).unwrap_or(u32::MAX),
             active_autoscaler: self.active_autoscaler.clone(),
         }
@@ -69,44 +69,45 @@ mod tests {
 
     #[test]
     fn windows_are_full_when_usage_was_heard_for_the_longest_of_them() {
-        let mut heart = HeartbeatState::new(at(500), 7);
-        let beats: Vec<_> =
-            (0..=300).map(|it| heart.next_heartbeat(at(500 + it * 200), MINUTE, 3)).collect();
-        assert_eq!(beats.iter().position(|it| it.covers_all_windows), Some(300));
-        let alive = AutoscalerHeartbeat {
+        let mut state = HeartbeatState::new(at(500), 7);
+        let heartbeats: Vec<_> =
+            (0..=300).map(|it| state.next_heartbeat(at(500 + it * 200), MINUTE, 3)).collect();
+        assert_eq!(heartbeats.iter().position(|it| it.covers_all_windows), Some(300));
+        let expected = AutoscalerHeartbeat {
             since_ms: 7,
             observed_ms: 400,
             covers_all_windows: false,
             reporters: 3,
             active_autoscaler: None,
         };
-        assert_eq!(beats[2], alive);
+        assert_eq!(heartbeats[2], expected);
     }
 
     #[test]
     fn a_stalled_process_starts_its_record_again() {
-        let mut heart = HeartbeatState::new(at(0), 7);
-        heart.set_active(Some("a"));
-        let said = [at(900), at(1900), at(3000), at(3200)].map(|now| {
-            let it = heart.next_heartbeat(now, at(100), 3);
-            (it.observed_ms, it.covers_all_windows, it.active_autoscaler)
+        let mut state = HeartbeatState::new(at(0), 7);
+        state.set_active(Some("a"));
+        let heartbeats = [at(900), at(1900), at(3000), at(3200)].map(|now| {
+            let heartbeat = state.next_heartbeat(now, at(100), 3);
+            (heartbeat.observed_ms, heartbeat.covers_all_windows, heartbeat.active_autoscaler)
         });
-        let counts = || Some("a".to_owned());
+        let active = || Some("a".to_owned());
         assert_eq!(
-            said,
-            [(900, true, counts()), (1900, true, counts()), (0, false, None), (200, true, None)]
+            heartbeats,
+            [(900, true, active()), (1900, true, active()), (0, false, None), (200, true, None)]
         );
     }
 
     #[test]
     fn a_table_without_an_active_autoscaler_changes_nothing() {
-        let mut heart = HeartbeatState::new(at(0), 7);
-        let mut after = |told: Option<&str>| {
-            heart.set_active(told);
-            heart.next_heartbeat(at(1), MINUTE, 0).active_autoscaler
+        let mut state = HeartbeatState::new(at(0), 7);
+        let mut active_after = |active: Option<&str>| {
+            state.set_active(active);
+            state.next_heartbeat(at(1), MINUTE, 0).active_autoscaler
         };
         assert_eq!(
-            [after(Some("a")), after(None), after(Some("b"))].map(Option::unwrap_or_default),
+            [active_after(Some("a")), active_after(None), active_after(Some("b"))]
+                .map(Option::unwrap_or_default),
             ["a", "a", "b"]
         );
     }

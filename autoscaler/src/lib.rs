@@ -1,16 +1,17 @@
-//! The autoscaler: usage → requested pods and path, by Knative's KPA.
+//! The autoscaler: usage → requested scale and path, by Knative's KPA.
 //!
 //! ```text
-//! agents, activators ──UsageReport──▶ agents ─▶ usage ─▶ window ─▶ decide ─▶ zero ─▶ controller ──ScaleDecision──▶
-//! controller ──RouteTable──▶ controller ─────────────────────────────┘ policies, pods
+//! agents, activators ──UsageReport──▶ usage_service ─▶ usage ─▶ window ─▶ scaler ─▶ scale_to_zero ─┐
+//! controller ──RouteTable──▶ evaluator ── policies, pods ─────────────────────┴────────────┘           │
+//! controller ◀──ScaleDecision────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! | module | | what |
 //! |---|---|---|
 //! | [`window`] | pure | load by the second → stable and panic averages |
 //! | [`usage`] | pure | running totals from many senders → load by the second |
-//! | [`scaler`] | pure | averages → desired pods, panic mode, burst capacity |
-//! | [`scale_to_zero`] | pure | bounds, `Active` condition, scale to zero |
+//! | [`scaler`] | pure | averages → desired scale, panic mode, burst capacity |
+//! | [`scale_to_zero`] | pure | desired scale → requested scale: bounds, `Active` condition, scale to zero |
 //! | [`revision`] | pure | one Revision: the four above, and when to evaluate |
 //! | [`revisions`] | pure | all Revisions: senders, routes, due evaluations |
 //! | [`heartbeat`] | pure | heartbeats, by which controllers choose the active autoscaler |
@@ -70,7 +71,7 @@ pub async fn run(
 ) -> Result<(), AutoscalerError> {
     config.validate()?;
     info!(?config, "autoscaler starts");
-    let who = ComponentReplica {
+    let subscriber = ComponentReplica {
         role: ComponentRole::Autoscaler,
         name: config.name.clone(),
         node: String::new(),
@@ -81,35 +82,40 @@ pub async fn run(
         &config.controller,
         credentials.as_ref(),
     );
-    let enrolled = maintain_certificate(&config, credentials.as_ref(), &controllers, &shutdown);
+    let enrollment = maintain_certificate(&config, credentials.as_ref(), &controllers, &shutdown);
     // No client without a certificate: agents and activators get theirs from the controller before they report.
-    let door = credentials.map(|credentials| TlsAdmission {
+    let tls_admission = credentials.map(|credentials| TlsAdmission {
         credentials,
         allows_anonymous: false,
         limits: AcceptLimits::default(),
     });
-    let link =
-        || ComponentLink::with_resolver(Arc::clone(&controllers), who.clone(), shutdown.clone());
+    let link = || {
+        ComponentLink::with_resolver(Arc::clone(&controllers), subscriber.clone(), shutdown.clone())
+    };
     let routes = Arc::new(
         link().with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers)),
     );
     let decisions = link();
-    let brain = Arc::new(evaluator::ScaleEvaluator::new(config.tick(), unix_time_ms()));
-    let admin = admin::admin_pages(Arc::clone(&brain), Arc::clone(&routes));
-    let usage =
-        usage_service::serve(&config.usage, Arc::clone(&brain), door.as_ref(), shutdown.clone());
+    let evaluator = Arc::new(evaluator::ScaleEvaluator::new(config.tick(), unix_time_ms()));
+    let admin = admin::admin_pages(Arc::clone(&evaluator), Arc::clone(&routes));
+    let usage = usage_service::serve(
+        &config.usage,
+        Arc::clone(&evaluator),
+        tls_admission.as_ref(),
+        shutdown.clone(),
+    );
     let usage = async { Ok(usage.await?) };
     let pages = common::admin::serve(config.admin, admin, axum::Router::new(), shutdown.clone());
     let pages = async { Ok::<(), AutoscalerError>(pages.await?) };
     // The route stream and the decision stream are separate links, so a slow controller delays neither by the other.
     let streams = async {
-        let (outbox, alive) = (brain.outbox(), brain.subscribe_heartbeats());
+        let (outbox, heartbeats) = (evaluator.outbox(), evaluator.subscribe_heartbeats());
         tokio::join!(
-            evaluator::apply_route_batches(&routes, &brain),
-            decisions.send_decisions(outbox, &alive),
-            brain.run_timer(&shutdown),
-            brain.send_heartbeats(&shutdown),
-            enrolled,
+            evaluator::apply_route_batches(&routes, &evaluator),
+            decisions.send_decisions(outbox, &heartbeats),
+            evaluator.run_timer(&shutdown),
+            evaluator.send_heartbeats(&shutdown),
+            enrollment,
         );
         Ok(())
     };
@@ -127,12 +133,12 @@ fn maintain_certificate(
     shutdown: &CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<> {
     let files = config.identity.as_deref().map(enrollment::EnrollmentFiles::in_folder);
-    let own = credentials.cloned().zip(files);
+    let identity = credentials.cloned().zip(files);
     let (controllers, shutdown) = (Arc::clone(controllers), shutdown.clone());
     async move {
-        match own {
-            Some((own, files)) => {
-                enrollment::keep_enrolled(own, controllers, files, shutdown).await
+        match identity {
+            Some((identity, files)) => {
+                enrollment::keep_enrolled(identity, controllers, files, shutdown).await
             }
             None => shutdown.cancelled().await,
         }

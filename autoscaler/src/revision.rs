@@ -1,7 +1,7 @@
 //! Pure: one Revision, from its load to the decision on its pods and path.
 //!
 //! Load is evaluated every tick (2 s, as in Knative) by the averages. Urgent load is evaluated between ticks: a request
-//! for a Revision without pods, or more load at this moment than the requested pods carry at their target. Such an
+//! for a Revision without pods, or more load at this moment than the requested scale carries at its target. Such an
 //! evaluation requests as many pods as carry the load, within one step up, and does not move the tick.
 //!
 //! **Scale falls only on knowledge.** Fewer pods are decided only at a tick, and only if every report that matters
@@ -121,7 +121,7 @@ pub struct ScaleMetrics {
     pub averages: LoadAverages,
     /// True while panic mode is on.
     pub is_panicking: bool,
-    /// Requested pods; `None` before the first decision.
+    /// Requested scale; `None` before the first decision.
     pub requested_pods: Option<u32>,
     /// Decided path of new connections.
     pub path: ConnectionPath,
@@ -129,12 +129,12 @@ pub struct ScaleMetrics {
 
 impl ScaledRevision {
     /// A Revision first met in the RouteTable, without any decision yet.
-    pub fn new(it: &common::wire::RevisionEntry, policy: Arc<ScalePolicy>) -> Self {
+    pub fn new(entry: &common::wire::RevisionEntry, policy: Arc<ScalePolicy>) -> Self {
         Self {
             policy,
-            owners: ScaledRevisionOwners::from_revision(it),
-            is_reachable: it.reachable,
-            initial_scale_reached: it.initial_scale_reached,
+            owners: ScaledRevisionOwners::from_revision(entry),
+            is_reachable: entry.reachable,
+            initial_scale_reached: entry.initial_scale_reached,
             pods: PodPhaseCounts::default(),
             load: RevisionLoad::new(),
             scale_to_zero: None,
@@ -162,7 +162,7 @@ impl ScaledRevision {
     pub fn wake(&mut self, now: Duration) {
         if self.awake.is_none() {
             self.load.wake(now, &self.policy);
-            let wish = DesiredScale {
+            let desired_scale = DesiredScale {
                 pods: None,
                 reason: ScaleReason::NoData,
                 excess_burst_capacity: 0.0,
@@ -173,7 +173,7 @@ impl ScaledRevision {
             let scaler = Scaler::new(now, self.pods.ready);
             self.awake = Some(Box::new(AwakeRevision {
                 scaler,
-                desired_scale: wish,
+                desired_scale,
                 averages,
                 load_coverage: UsageCoverage::Missing,
                 max_non_draining: 0,
@@ -207,20 +207,23 @@ impl ScaledRevision {
     /// Returns true if load cannot wait for the next tick.
     pub fn is_urgent(&self, now: Duration) -> bool {
         let level = self.load.current_level(now);
-        let asleep = self.scale_to_zero.is_none_or(|zero| {
-            zero.applied_pods == Some(0) || zero.activity == RevisionActivity::Inactive
+        let is_asleep = self.scale_to_zero.is_none_or(|state| {
+            state.requested_pods == Some(0) || state.activity == RevisionActivity::Inactive
         });
-        if asleep {
+        if is_asleep {
             return self.load.in_flight() > 0 || level > 0.0;
         }
-        // Only requested pods carry load: those beyond them are about to be removed. Before the first decision the
-        // number counts that would be requested, so that no load is forgotten if pods drain before the next tick.
-        let asked = self.awake.as_ref().and_then(|awake| awake.desired_scale.pods);
-        let decided =
-            self.scale_to_zero.and_then(|zero| zero.applied_pods).or(asked).unwrap_or_default();
-        let can_grow = self.policy.max_scale == 0 || decided < self.policy.max_scale;
-        let carried = f64::from(decided) * target_per_pod(&self.policy);
-        can_grow && level > carried
+        // Only pods of the requested scale carry load: those beyond it are about to be removed. Before the first
+        // decision the desired scale counts, so that no load is forgotten if pods drain before the next tick.
+        let desired_pods = self.awake.as_ref().and_then(|awake| awake.desired_scale.pods);
+        let requested_pods = self
+            .scale_to_zero
+            .and_then(|state| state.requested_pods)
+            .or(desired_pods)
+            .unwrap_or_default();
+        let can_grow = self.policy.max_scale == 0 || requested_pods < self.policy.max_scale;
+        let capacity = f64::from(requested_pods) * target_per_pod(&self.policy);
+        can_grow && level > capacity
     }
 
     /// Evaluates the Revision at `now` and returns a changed decision.
@@ -231,49 +234,52 @@ impl ScaledRevision {
         &mut self,
         now: Duration,
         tick: Duration,
-        sight: UsageCoverage,
+        coverage: UsageCoverage,
         name: &NamespacedName,
     ) -> EvaluationOutcome {
         self.wake(now);
-        self.evaluate(now, tick, sight);
-        let facts = self.scale_to_zero_input();
-        let (coming, policy) = (self.pods.non_draining(), &self.policy);
+        self.evaluate(now, tick, coverage);
+        let input = self.scale_to_zero_input();
+        let (non_draining, policy) = (self.pods.non_draining(), &self.policy);
         let Some(awake) = &self.awake else { return EvaluationOutcome::default() };
         // By requests per second, a long request is no load in later seconds; it must keep its pod.
-        let least = u32::from(self.load.may_hold_requests());
-        let pods = awake.desired_scale.pods.map(|pods| pods.max(least));
+        let min_pods = u32::from(self.load.may_hold_requests());
+        let desired_pods = awake.desired_scale.pods.map(|desired_pods| desired_pods.max(min_pods));
         let capacity = awake.desired_scale.excess_burst_capacity;
-        let zero =
-            self.scale_to_zero.get_or_insert_with(|| ScaleToZero::new(now, policy, facts, coming));
-        let before = zero.activity;
+        let scale_to_zero = self
+            .scale_to_zero
+            .get_or_insert_with(|| ScaleToZero::new(now, policy, input, non_draining));
+        let previous_activity = scale_to_zero.activity;
         // Before the first decision the highest number seen is kept: a pod that is being replaced must not lower it.
-        let held = zero.applied_pods.unwrap_or(awake.max_non_draining);
+        let floor = scale_to_zero.requested_pods.unwrap_or(awake.max_non_draining);
         // Load may need more pods than there are, because some of those seen have gone. Without a decision no pod takes
         // their place. A number below the highest one seen could lower an earlier decision, so that one is requested.
-        let is_short = zero.applied_pods.is_none() && pods > Some(coming);
-        let pods = if is_short { pods.max(Some(held)) } else { pods };
-        let hold =
-            awake.scale_down_block(now, decision_lookback(policy, tick)).map(|why| (held, why));
-        let verdict = zero.step(now, policy, facts, pods, capacity, hold);
-        let turned = before != zero.activity;
+        let is_short = scale_to_zero.requested_pods.is_none() && desired_pods > Some(non_draining);
+        let desired_pods = if is_short { desired_pods.max(Some(floor)) } else { desired_pods };
+        let scale_down_floor = awake
+            .scale_down_block(now, decision_lookback(policy, tick))
+            .map(|bound| (floor, bound));
+        let requested =
+            scale_to_zero.step(now, policy, input, desired_pods, capacity, scale_down_floor);
+        let is_activity_changed = previous_activity != scale_to_zero.activity;
         let tick_at = awake.next_tick_at;
         // A step that changes nothing must not ask to be repeated at once.
-        let again_at = verdict.next_step_at.filter(|&at| at > now || turned);
-        if self.can_sleep(now, verdict)
-            && verdict.activity == RevisionActivity::Inactive
-            && facts.initial_scale_reached
+        let next_step_at = requested.next_step_at.filter(|&at| at > now || is_activity_changed);
+        if self.can_sleep(now, requested)
+            && requested.activity == RevisionActivity::Inactive
+            && input.initial_scale_reached
         {
             self.sleep();
             let is_withdrawn = self.sent_fingerprint.take().is_some();
             return EvaluationOutcome { is_withdrawn, ..EvaluationOutcome::default() };
         }
-        let decision = self.changed_decision(name, verdict);
-        if self.can_sleep(now, verdict) {
+        let decision = self.changed_decision(name, requested);
+        if self.can_sleep(now, requested) {
             self.sleep();
             return EvaluationOutcome { decision, ..EvaluationOutcome::default() };
         }
-        let again_at = Some(again_at.map_or(tick_at, |at| at.min(tick_at)));
-        EvaluationOutcome { decision, next_step_at: again_at, is_withdrawn: false }
+        let next_step_at = Some(next_step_at.map_or(tick_at, |at| at.min(tick_at)));
+        EvaluationOutcome { decision, next_step_at, is_withdrawn: false }
     }
 
     fn sleep(&mut self) {
@@ -289,25 +295,28 @@ impl ScaledRevision {
         }
     }
 
-    fn evaluate(&mut self, now: Duration, tick: Duration, sight: UsageCoverage) {
+    fn evaluate(&mut self, now: Duration, tick: Duration, coverage: UsageCoverage) {
         // As in Knative nothing is recorded while no pod is ready: silence then must not dilute the load of waiting
         // requests.
-        self.load.accrue_until(now, sight != UsageCoverage::Missing && self.pods.ready > 0);
+        self.load.accrue_until(now, coverage != UsageCoverage::Missing && self.pods.ready > 0);
         let has_gap = self.load.take_gap();
-        let carriers = pods_for_level(&self.policy, self.pods.ready, self.load.current_level(now));
+        let pods_for_current_load =
+            pods_for_level(&self.policy, self.pods.ready, self.load.current_level(now));
         let Some(awake) = &mut self.awake else { return };
         awake.max_non_draining = awake.max_non_draining.max(self.pods.non_draining());
-        let decided =
-            self.scale_to_zero.and_then(|zero| zero.applied_pods).unwrap_or(awake.max_non_draining);
-        awake.load_coverage = sight;
-        // From here on nothing is lowered until everything has been known for a whole memory again.
-        if has_gap || sight != UsageCoverage::Complete {
+        let requested_pods = self
+            .scale_to_zero
+            .and_then(|state| state.requested_pods)
+            .unwrap_or(awake.max_non_draining);
+        awake.load_coverage = coverage;
+        // From here on nothing is lowered until everything has been known for a whole lookback again.
+        if has_gap || coverage != UsageCoverage::Complete {
             awake.last_unknown_at = Some(now);
         }
         // An ordinary tick keeps pods for what is in flight; only an urgent evaluation raises the number by it.
-        let mut least = decided.min(carriers);
+        let mut min_pods = requested_pods.min(pods_for_current_load);
         if std::mem::take(&mut awake.is_urgent) {
-            least = carriers;
+            min_pods = pods_for_current_load;
         } else if now < awake.next_tick_at {
             return;
         }
@@ -317,10 +326,10 @@ impl ScaledRevision {
             // Without pods and without waiting requests there is no load, whatever was recorded.
             let is_empty = self.pods == PodPhaseCounts::default() && !self.load.may_hold_requests();
             let none = is_empty.then_some(LoadAverages { stable: 0.0, panic: 0.0 });
-            let seen = self.load.averages(now, self.pods.ready, &self.policy).or(none);
+            let averages = self.load.averages(now, self.pods.ready, &self.policy).or(none);
             let pods = ScalerPods { ready: self.pods.ready, is_reachable: self.is_reachable };
-            awake.desired_scale = awake.scaler.step(now, &self.policy, pods, seen);
-            awake.averages = seen.unwrap_or(LoadAverages { stable: 0.0, panic: 0.0 });
+            awake.desired_scale = awake.scaler.step(now, &self.policy, pods, averages);
+            awake.averages = averages.unwrap_or(LoadAverages { stable: 0.0, panic: 0.0 });
             // Panic mode keeps its highest number while it lasts, and a higher one may have been missed.
             if awake.scaler.panicked_at() == Some(now)
                 && awake.was_load_unknown(now, decision_lookback(&self.policy, tick))
@@ -328,16 +337,16 @@ impl ScaledRevision {
                 awake.last_unknown_at = Some(now);
             }
         }
-        if least > awake.desired_scale.pods.unwrap_or_default() {
+        if min_pods > awake.desired_scale.pods.unwrap_or_default() {
             (awake.desired_scale.pods, awake.desired_scale.reason) =
-                (Some(least), ScaleReason::InFlight);
+                (Some(min_pods), ScaleReason::InFlight);
         }
     }
 
-    fn can_sleep(&self, now: Duration, verdict: RequestedScale) -> bool {
+    fn can_sleep(&self, now: Duration, requested: RequestedScale) -> bool {
         let is_inactive =
-            matches!(verdict.activity, RevisionActivity::Inactive | RevisionActivity::TimedOut);
-        verdict.pods == Some(0)
+            matches!(requested.activity, RevisionActivity::Inactive | RevisionActivity::TimedOut);
+        requested.pods == Some(0)
             && is_inactive
             && self.pods == PodPhaseCounts::default()
             && self.load.is_quiet(now)
@@ -346,33 +355,33 @@ impl ScaledRevision {
     fn changed_decision(
         &mut self,
         name: &NamespacedName,
-        verdict: RequestedScale,
+        requested: RequestedScale,
     ) -> Option<ScaleDecision> {
         let awake = self.awake.as_ref()?;
-        let said = DecisionFingerprint {
-            pods: verdict.pods,
-            path: verdict.path,
+        let fingerprint = DecisionFingerprint {
+            pods: requested.pods,
+            path: requested.path,
             activators: awake.desired_scale.activators,
-            activity: verdict.activity,
+            activity: requested.activity,
         };
         // Averages change at each tick; only a change of these fields is worth a message.
-        if self.sent_fingerprint.replace(said) == Some(said) {
+        if self.sent_fingerprint.replace(fingerprint) == Some(fingerprint) {
             return None;
         }
         Some(ScaleDecision {
             revision: name.clone(),
-            desired_scale: said.pods,
-            connection_path: said.path,
-            activator_count: said.activators,
-            activity: said.activity,
+            requested_scale: fingerprint.pods,
+            connection_path: fingerprint.path,
+            activator_count: fingerprint.activators,
+            activity: fingerprint.activity,
             stable_load: awake.averages.stable,
             panic_load: awake.averages.panic,
             target_load: awake.desired_scale.target,
             ready_pods: self.pods.ready,
             is_panicking: awake.scaler.is_panicking(),
             excess_burst_capacity: awake.desired_scale.excess_burst_capacity,
-            reason: decision_reason(verdict.bound, awake.desired_scale.reason).to_owned(),
-            inputs: Some(self.decision_inputs(awake, verdict)),
+            reason: decision_reason(requested.bound, awake.desired_scale.reason).to_owned(),
+            inputs: Some(self.decision_inputs(awake, requested)),
         })
     }
 
@@ -380,16 +389,19 @@ impl ScaledRevision {
     fn decision_inputs(
         &self,
         awake: &AwakeRevision,
-        verdict: RequestedScale,
+        requested: RequestedScale,
     ) -> ScaleDecisionInputs {
         let policy = &self.policy;
-        let loads = verdict.bound.is_none()
+        let is_by_load = requested.bound.is_none()
             && matches!(
                 awake.desired_scale.reason,
                 ScaleReason::Stable | ScaleReason::InFlight | ScaleReason::NoData
             );
-        let bound =
-            if loads { "" } else { decision_reason(verdict.bound, awake.desired_scale.reason) };
+        let bound = if is_by_load {
+            ""
+        } else {
+            decision_reason(requested.bound, awake.desired_scale.reason)
+        };
         ScaleDecisionInputs {
             in_flight: self.load.in_flight(),
             waiting: self.load.waiting(),
@@ -410,7 +422,7 @@ impl ScaledRevision {
             desired_scale: awake.desired_scale,
             averages: awake.averages,
             is_panicking: awake.scaler.is_panicking(),
-            requested_pods: self.scale_to_zero.and_then(|zero| zero.applied_pods),
+            requested_pods: self.scale_to_zero.and_then(|state| state.requested_pods),
             path: self.sent_fingerprint?.path,
         })
     }
@@ -423,16 +435,16 @@ impl ScaledRevision {
 
 impl AwakeRevision {
     /// Returns the bound that forbids lower pods at `now`, if any.
-    fn scale_down_block(&self, now: Duration, memory: Duration) -> Option<ScaleBound> {
-        if self.was_load_unknown(now, memory) {
+    fn scale_down_block(&self, now: Duration, lookback: Duration) -> Option<ScaleBound> {
+        if self.was_load_unknown(now, lookback) {
             return Some(ScaleBound::LoadUnknown);
         }
         (self.last_tick_at != Some(now)).then_some(ScaleBound::BetweenTicks)
     }
 
-    /// Returns true if load was unknown at any time in the last `memory`.
-    fn was_load_unknown(&self, now: Duration, memory: Duration) -> bool {
-        self.last_unknown_at.is_some_and(|at| now < at + memory)
+    /// Returns true if load was unknown at any time in the last `lookback`.
+    fn was_load_unknown(&self, now: Duration, lookback: Duration) -> bool {
+        self.last_unknown_at.is_some_and(|at| now < at + lookback)
     }
 }
 
@@ -453,21 +465,21 @@ fn next_tick_after(tick_at: Duration, now: Duration, tick: Duration) -> Duration
 }
 
 impl ScaledRevisionOwners {
-    fn from_revision(it: &common::wire::RevisionEntry) -> Self {
-        let begins =
-            it.service == it.configuration && it.name.name.starts_with(it.service.as_str());
-        match u8::try_from(it.service.len()) {
-            Ok(length) if begins => Self::CommonPrefix(length),
+    fn from_revision(entry: &common::wire::RevisionEntry) -> Self {
+        let has_common_prefix = entry.service == entry.configuration
+            && entry.name.name.starts_with(entry.service.as_str());
+        match u8::try_from(entry.service.len()) {
+            Ok(length) if has_common_prefix => Self::CommonPrefix(length),
             Ok(_) | Err(_) => {
-                let names = [&it.service, &it.configuration];
+                let names = [&entry.service, &entry.configuration];
                 Self::Separate(Box::new(names.map(|name| name.as_str().into())))
             }
         }
     }
 }
 
-fn decision_reason(bound: Option<ScaleBound>, why: ScaleReason) -> &'static str {
-    match (bound, why) {
+fn decision_reason(bound: Option<ScaleBound>, reason: ScaleReason) -> &'static str {
+    match (bound, reason) {
         (Some(ScaleBound::MinScale), _) => "min-scale",
         (Some(ScaleBound::MaxScale), _) => "max-scale",
         (Some(ScaleBound::InitialScale), _) => "initial-scale",

@@ -75,7 +75,7 @@ pub enum DecisionUpdate {
 }
 
 impl ScaledRevisions {
-    /// An empty fleet. `tick` is the time between two evaluations of a Revision that is awake.
+    /// No Revisions yet. `tick` is the time between two evaluations of a Revision that is awake.
     pub fn new(tick: Duration) -> Self {
         Self {
             tick,
@@ -101,12 +101,12 @@ impl ScaledRevisions {
         table: &RouteTable,
         changed: &BTreeSet<RouteKey>,
     ) -> Vec<DecisionUpdate> {
-        let mut out = Vec::new();
+        let mut updates = Vec::new();
         self.mark_load_unknown_before(now, table, changed);
         // Pods refer to Revisions, so Revisions come first, whatever the order of keys.
         for key in changed {
             if let RouteKey::Revision(name) = key {
-                out.extend(self.update_revision(now, table, name));
+                updates.extend(self.update_revision(now, table, name));
             }
         }
         for key in changed {
@@ -122,11 +122,11 @@ impl ScaledRevisions {
                 | RouteKey::Settings => {}
             }
         }
-        out
+        updates
     }
 
-    /// Marks load that is unknown at this moment and whose pods or activators change. Once they have gone, the next tick
-    /// would take their load for known.
+    /// Marks load that is unknown at this moment and whose pods or activators change. Once they have gone, the next
+    /// tick would take their load for known.
     fn mark_load_unknown_before(
         &mut self,
         now: Duration,
@@ -170,31 +170,33 @@ impl ScaledRevisions {
         table: &RouteTable,
         name: &NamespacedName,
     ) -> Option<DecisionUpdate> {
-        let told = table.revisions.get(name).and_then(|it| Some((it, it.policy.clone()?)));
-        let told = told.map(|(it, policy)| (it, self.policies.intern(policy)));
-        let Some((it, policy)) = told else {
+        let entry =
+            table.revisions.get(name).and_then(|entry| Some((entry, entry.policy.clone()?)));
+        let entry = entry.map(|(entry, policy)| (entry, self.policies.intern(policy)));
+        let Some((entry, policy)) = entry else {
             self.unschedule(name);
-            let gone = self.revisions.remove(name)?;
+            let removed = self.revisions.remove(name)?;
             // The Revision may return, and its senders will not repeat what they have already reported.
-            self.store_unlisted_load(name, gone.load);
+            self.store_unlisted_load(name, removed.load);
             return Some(DecisionUpdate::Withdrawn(name.clone()));
         };
         match self.revisions.get_mut(name) {
-            Some(known) => {
-                let (reachable, reached) = (it.reachable, it.initial_scale_reached);
-                if known.policy != policy {
-                    known.set_policy(now, policy);
-                } else if (known.is_reachable, known.initial_scale_reached) == (reachable, reached)
+            Some(revision) => {
+                let (reachable, reached) = (entry.reachable, entry.initial_scale_reached);
+                if revision.policy != policy {
+                    revision.set_policy(now, policy);
+                } else if (revision.is_reachable, revision.initial_scale_reached)
+                    == (reachable, reached)
                 {
                     return None;
                 }
-                (known.is_reachable, known.initial_scale_reached) = (reachable, reached);
+                (revision.is_reachable, revision.initial_scale_reached) = (reachable, reached);
             }
             None => {
-                let mut new = ScaledRevision::new(it, policy);
-                new.pods = self.count_pods(name);
-                new.load = self.unlisted_loads.remove(name).unwrap_or_default();
-                self.revisions.insert(name.clone(), Box::new(new));
+                let mut revision = ScaledRevision::new(entry, policy);
+                revision.pods = self.count_pods(name);
+                revision.load = self.unlisted_loads.remove(name).unwrap_or_default();
+                self.revisions.insert(name.clone(), Box::new(revision));
             }
         }
         self.schedule(name, now);
@@ -258,11 +260,11 @@ impl ScaledRevisions {
     }
 
     fn update_pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
-        let new = table.pods.get(uid).map(|it| AutoscalerPod {
-            revision: it.revision.clone(),
-            node: it.node.clone(),
-            phase: it.phase,
-            has_address: it.address.is_some(),
+        let new = table.pods.get(uid).map(|entry| AutoscalerPod {
+            revision: entry.revision.clone(),
+            node: entry.node.clone(),
+            phase: entry.phase,
+            has_address: entry.address.is_some(),
         });
         if let Some(old) = self.remove_pod(uid) {
             if let Some(revision) = self.revisions.get_mut(&old.revision) {
@@ -287,17 +289,21 @@ impl ScaledRevisions {
         }
     }
 
-    /// Opens a stream of `who`, which ends an older stream of the same sender. Agents of one node succeed each other
-    /// and read the counters of the same kernel, so they are one sender.
-    pub fn open_stream(&mut self, now: Duration, who: ComponentReplica) -> UsageStream {
+    /// Opens a stream of `subscriber`, which ends an older stream of the same sender. Agents of one node succeed each
+    /// other and read the counters of the same kernel, so they are one sender.
+    pub fn open_stream(&mut self, now: Duration, subscriber: ComponentReplica) -> UsageStream {
         self.forget_lost_agents(now);
-        let is_agent = who.role == ComponentRole::Agent;
-        let same = |(_, it): &(&u32, &UsageSender)| {
-            let is_of_node = is_agent && !who.node.is_empty() && it.subscriber.node == who.node;
-            it.subscriber.role == who.role && (it.subscriber.name == who.name || is_of_node)
+        let is_agent = subscriber.role == ComponentRole::Agent;
+        let is_same_sender = |(_, sender): &(&u32, &UsageSender)| {
+            let is_of_node = is_agent
+                && !subscriber.node.is_empty()
+                && sender.subscriber.node == subscriber.node;
+            sender.subscriber.role == subscriber.role
+                && (sender.subscriber.name == subscriber.name || is_of_node)
         };
-        let known = self.senders.iter().find(same).map(|(&at, it)| (at, it.stream));
-        let stream = match known {
+        let last_stream =
+            self.senders.iter().find(is_same_sender).map(|(&id, sender)| (id, sender.stream));
+        let stream = match last_stream {
             Some((sender, stream)) => {
                 self.close_stream(now, stream);
                 // The same sender keeps its totals, as the base of differences over the reconnect.
@@ -310,10 +316,9 @@ impl ScaledRevisions {
         };
         if is_agent {
             self.agent_by_node.retain(|_, sender| *sender != stream.sender);
-            self.agent_by_node.insert(who.node.clone(), stream.sender);
+            self.agent_by_node.insert(subscriber.node.clone(), stream.sender);
         }
-        let (heard, is_online) = (now, true);
-        let sender = UsageSender { subscriber: who, stream, is_online, last_heard_at: heard };
+        let sender = UsageSender { subscriber, stream, is_online: true, last_heard_at: now };
         self.senders.insert(stream.sender, sender);
         stream
     }
@@ -327,37 +332,44 @@ impl ScaledRevisions {
 
     /// Removes agents without a stream whose node has no pods any more.
     fn forget_lost_agents(&mut self, now: Duration) {
-        let is_lost =
-            |it: &UsageSender| !it.is_online && it.subscriber.role == ComponentRole::Agent;
+        let is_lost = |sender: &UsageSender| {
+            !sender.is_online && sender.subscriber.role == ComponentRole::Agent
+        };
         if !self.senders.values().any(is_lost) {
             return;
         }
         let nodes: BTreeSet<&str> = self.pods.values().map(|pod| pod.node.as_str()).collect();
-        let gone = |it: &UsageSender| is_lost(it) && !nodes.contains(it.subscriber.node.as_str());
-        let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
-        self.forget_senders(now, gone.collect());
+        let is_forgotten = |sender: &UsageSender| {
+            is_lost(sender) && !nodes.contains(sender.subscriber.node.as_str())
+        };
+        let forgotten =
+            self.senders.iter().filter(|(_, sender)| is_forgotten(sender)).map(|(&id, _)| id);
+        self.forget_senders(now, forgotten.collect());
     }
 
     /// Removes activators that the RouteTable no longer names and that have had no stream for so long that no request
     /// still waits at them.
     fn forget_lost_activators(&mut self, now: Duration) {
-        let gone = |it: &UsageSender| {
-            let is_away = !it.is_online && it.subscriber.role == ComponentRole::Activator;
+        let is_forgotten = |sender: &UsageSender| {
+            let is_away = !sender.is_online && sender.subscriber.role == ComponentRole::Activator;
             is_away
-                && now >= it.last_heard_at + LOST_ACTIVATOR_RETENTION
-                && !self.activators.contains(&it.subscriber.name)
+                && now >= sender.last_heard_at + LOST_ACTIVATOR_RETENTION
+                && !self.activators.contains(&sender.subscriber.name)
         };
-        let gone = self.senders.iter().filter(|(_, it)| gone(it)).map(|(&at, _)| at);
-        self.forget_senders(now, gone.collect());
+        let forgotten =
+            self.senders.iter().filter(|(_, sender)| is_forgotten(sender)).map(|(&id, _)| id);
+        self.forget_senders(now, forgotten.collect());
     }
 
-    fn forget_senders(&mut self, now: Duration, gone: BTreeSet<u32>) {
-        if gone.is_empty() {
+    fn forget_senders(&mut self, now: Duration, forgotten: BTreeSet<u32>) {
+        if forgotten.is_empty() {
             return;
         }
-        self.senders.retain(|sender, _| !gone.contains(sender));
-        self.agent_by_node.retain(|_, sender| !gone.contains(sender));
-        self.for_each_load(|load| gone.iter().for_each(|&sender| load.forget_sender(now, sender)));
+        self.senders.retain(|sender, _| !forgotten.contains(sender));
+        self.agent_by_node.retain(|_, sender| !forgotten.contains(sender));
+        self.for_each_load(|load| {
+            forgotten.iter().for_each(|&sender| load.forget_sender(now, sender))
+        });
     }
 
     /// Completes a batch of the stream. After its first batch, subjects it did not name are removed. An empty batch
@@ -378,23 +390,23 @@ impl ScaledRevisions {
     }
 
     /// Applies the totals of one subject, and schedules an evaluation if they are urgent.
-    pub fn apply_usage(&mut self, now: Duration, stream: UsageStream, seen: &UsageSample) {
+    pub fn apply_usage(&mut self, now: Duration, stream: UsageStream, sample: &UsageSample) {
         if !self.record_message(now, stream) {
             return;
         }
-        let pod = seen.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
+        let pod = sample.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
         // A pod that the RouteTable does not name yet may be ready in its next batch, so it counts.
-        let counts = pod.is_none_or(AutoscalerPod::is_counted);
-        let name = &seen.key.revision;
+        let is_counted = pod.is_none_or(AutoscalerPod::is_counted);
+        let name = &sample.key.revision;
         let Some(revision) = self.revisions.get_mut(name) else {
             let load = self.unlisted_loads.entry(name.clone()).or_default();
-            return load.apply_report(now, stream, counts, seen);
+            return load.apply_report(now, stream, is_counted, sample);
         };
         // Woken before the totals are added, so that the window exists to record them.
-        if counts && revision.load.has_new_load(stream, seen) {
+        if is_counted && revision.load.has_new_load(stream, sample) {
             revision.wake(now);
         }
-        revision.load.apply_report(now, stream, counts, seen);
+        revision.load.apply_report(now, stream, is_counted, sample);
         if revision.is_awake() && revision.is_urgent(now) {
             revision.mark_urgent(now);
             self.schedule(name, now);
@@ -428,13 +440,14 @@ impl ScaledRevisions {
     /// Marks load as missed where the silent sender may have held requests: for an activator in every Revision, for an
     /// agent in those with pods on its node. One stalled node must not hold up the Revisions of other nodes.
     fn mark_missed_load(&mut self, sender: u32) {
-        let Some(who) = self.senders.get(&sender).map(|it| &it.subscriber) else { return };
-        if who.role == ComponentRole::Activator {
+        let Some(subscriber) = self.senders.get(&sender).map(|it| &it.subscriber) else { return };
+        if subscriber.role == ComponentRole::Activator {
             return self.for_each_load(RevisionLoad::mark_gap);
         }
-        let there = self.pods.values().filter(|pod| pod.node == who.node);
-        let there: BTreeSet<NamespacedName> = there.map(|pod| pod.revision.clone()).collect();
-        for name in there {
+        let revisions = self.pods.values().filter(|pod| pod.node == subscriber.node);
+        let revisions: BTreeSet<NamespacedName> =
+            revisions.map(|pod| pod.revision.clone()).collect();
+        for name in revisions {
             self.load_mut(&name).into_iter().for_each(RevisionLoad::mark_gap);
         }
         self.for_each_load(|load| {
@@ -452,29 +465,29 @@ impl ScaledRevisions {
 
     /// Evaluates every Revision that is due, and returns the decisions that changed.
     pub fn evaluate_due(&mut self, now: Duration) -> Vec<DecisionUpdate> {
-        let mut out = Vec::new();
+        let mut updates = Vec::new();
         if self.next_due().is_none_or(|at| at > now) {
-            return out;
+            return updates;
         }
         self.forget_lost_activators(now);
         // Computed once for all due Revisions: it does not depend on the Revision.
-        let lines_are_known = self.are_wait_queues_known(now);
+        let queues_are_known = self.are_wait_queues_known(now);
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
             self.unschedule(&name);
-            let sight = self.load_coverage(now, &name, lines_are_known);
+            let coverage = self.load_coverage(now, &name, queues_are_known);
             let Some(revision) = self.revisions.get_mut(&name) else { continue };
             self.evaluations += 1;
             // The schedule entry was removed above; only the step's outcome puts it back.
-            let outcome = revision.step(now, self.tick, sight, &name);
-            out.extend(
+            let outcome = revision.step(now, self.tick, coverage, &name);
+            updates.extend(
                 outcome.decision.map(|decision| DecisionUpdate::Decided(Box::new(decision))),
             );
-            out.extend(outcome.is_withdrawn.then(|| DecisionUpdate::Withdrawn(name.clone())));
+            updates.extend(outcome.is_withdrawn.then(|| DecisionUpdate::Withdrawn(name.clone())));
             if let Some(at) = outcome.next_step_at {
                 self.schedule(&name, at);
             }
         }
-        out
+        updates
     }
 
     /// Time of the next due evaluation; `None` if all Revisions are asleep.
@@ -494,13 +507,13 @@ impl ScaledRevisions {
 
     /// Returns true if every activator currently reports its waiting requests.
     fn are_wait_queues_known(&self, now: Duration) -> bool {
-        let of_role = |it: &&UsageSender| it.subscriber.role == ComponentRole::Activator;
-        let mut named = self.activators.clone();
+        let of_role = |sender: &&UsageSender| sender.subscriber.role == ComponentRole::Activator;
+        let mut unreported = self.activators.clone();
         let mut all = self.senders.values().filter(of_role);
-        all.all(|it| {
-            named.remove(&it.subscriber.name);
-            it.is_current(now)
-        }) && named.is_empty()
+        all.all(|sender| {
+            unreported.remove(&sender.subscriber.name);
+            sender.is_current(now)
+        }) && unreported.is_empty()
     }
 
     /// Computes the load coverage of a Revision. It is whole under three conditions: each ready pod is on a node
@@ -510,21 +523,21 @@ impl ScaledRevisions {
         &self,
         now: Duration,
         name: &NamespacedName,
-        lines_are_known: bool,
+        queues_are_known: bool,
     ) -> UsageCoverage {
         let Some(revision) = self.revisions.get(name) else { return UsageCoverage::Missing };
-        let (mut ready, mut seen) = (0, 0);
+        let (mut ready, mut reported) = (0, 0);
         for (uid, pod) in
             self.pods_of_revision(name).filter(|(_, pod)| pod.phase == RoutingPhase::Ready)
         {
             let agent = self.agent_by_node.get(&pod.node).and_then(|it| self.senders.get(it));
-            let is_seen =
+            let is_reported =
                 agent.is_some_and(|it| it.is_current(now)) || revision.load.is_pod_reported(uid);
-            (ready, seen) = (ready + 1, seen + u32::from(is_seen));
+            (ready, reported) = (ready + 1, reported + u32::from(is_reported));
         }
-        if ready > 0 && seen == 0 {
+        if ready > 0 && reported == 0 {
             UsageCoverage::Missing
-        } else if seen == ready && lines_are_known && revision.load.is_current(now) {
+        } else if reported == ready && queues_are_known && revision.load.is_current(now) {
             UsageCoverage::Complete
         } else {
             UsageCoverage::Partial

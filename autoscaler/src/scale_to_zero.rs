@@ -1,4 +1,4 @@
-//! Pure: desired pods → requested pods: bounds, Knative's `Active` condition and scale to zero.
+//! Pure: desired scale → requested scale: bounds, Knative's `Active` condition and scale to zero.
 //!
 //! Source: knative/serving `pkg/reconciler/autoscaling/kpa/{kpa,scaler}.go` at 98e5ef9.
 //!
@@ -19,7 +19,7 @@ use common::wire::{ConnectionPath, RevisionActivity, ScalePolicy};
 /// the failure can be reported.
 const DEADLINE_BUFFER: Duration = Duration::from_secs(30);
 
-/// Facts about the Revision that each step needs.
+/// State of the Revision that each step needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleToZeroInput {
     /// Pods that take requests.
@@ -37,13 +37,13 @@ pub struct ScaleToZero {
     pub activity: RevisionActivity,
     /// Time of the last change of `activity`.
     activity_since: Duration,
-    /// Requested pods of the last decision; `None`: no decision yet, the present pods are kept.
-    pub applied_pods: Option<u32>,
+    /// Requested scale of the last decision; `None`: no decision yet, the present pods are kept.
+    pub requested_pods: Option<u32>,
     /// True if only unknown load has kept the Revision from turning inactive.
     is_turn_held: bool,
 }
 
-/// Decision of one step.
+/// Pods to run after bounds and scale to zero: the decision of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestedScale {
     /// Pods to run; `None`: the present pods are kept.
@@ -52,7 +52,7 @@ pub struct RequestedScale {
     pub path: ConnectionPath,
     /// Knative's `Active` condition after the step.
     pub activity: RevisionActivity,
-    /// Bound that determined the pods; `None`: the desired pods were taken unchanged.
+    /// Bound that determined the pods; `None`: the requested scale is the desired scale.
     pub bound: Option<ScaleBound>,
     /// Time of the next step even if nothing changes.
     pub next_step_at: Option<Duration>,
@@ -87,72 +87,76 @@ pub enum ScaleBound {
     BetweenTicks,
 }
 
-/// Result of [`ScaleToZero::scale_toward_zero`]: requested pods, true if they take effect, the bound, and the time of
-/// the next step.
+/// Result of [`ScaleToZero::scale_toward_zero`]: the requested scale, true if it takes effect, the bound, and the time
+/// of the next step.
 type BoundedScale = (Option<u32>, bool, Option<ScaleBound>, Option<Duration>);
 
 impl ScaleToZero {
     /// State of a Revision first met at `now`. `pods` counts those that are ready or starting.
-    pub fn new(now: Duration, policy: &ScalePolicy, facts: ScaleToZeroInput, pods: u32) -> Self {
-        let starts = !facts.initial_scale_reached && policy.initial_scale > 0;
-        let activity = if starts {
+    pub fn new(now: Duration, policy: &ScalePolicy, input: ScaleToZeroInput, pods: u32) -> Self {
+        let is_starting = !input.initial_scale_reached && policy.initial_scale > 0;
+        let activity = if is_starting {
             RevisionActivity::Activating
         } else if pods == 0 {
             RevisionActivity::Inactive
-        } else if facts.ready >= active_threshold(policy, facts) {
+        } else if input.ready >= active_threshold(policy, input) {
             RevisionActivity::Active
         } else {
             RevisionActivity::Activating
         };
-        let first = policy.initial_scale.max(scale_bounds(policy, facts).0);
-        let applied_pods = if facts.initial_scale_reached { None } else { Some(first) };
-        Self { activity, activity_since: now, applied_pods, is_turn_held: false }
+        let first_pods = policy.initial_scale.max(scale_bounds(policy, input).0);
+        let requested_pods = if input.initial_scale_reached { None } else { Some(first_pods) };
+        Self { activity, activity_since: now, requested_pods, is_turn_held: false }
     }
 
-    /// Applies desired pods (`wish`; `None`: load is not known) and excess burst capacity at `now`. `hold` is the
-    /// number below which pods must not be lowered now, and the bound that forbids it.
+    /// Applies the desired scale (`None`: load is not known) and excess burst capacity at `now`. `scale_down_floor` is
+    /// the number below which pods must not be lowered now, and the bound that forbids it.
     pub fn step(
         &mut self,
         now: Duration,
         policy: &ScalePolicy,
-        facts: ScaleToZeroInput,
-        wish: Option<u32>,
+        input: ScaleToZeroInput,
+        desired_pods: Option<u32>,
         excess_burst_capacity: f64,
-        hold: Option<(u32, ScaleBound)>,
+        scale_down_floor: Option<(u32, ScaleBound)>,
     ) -> RequestedScale {
-        let (mut want, mut act, mut bound, mut again_at) =
-            self.apply_bounds(now, policy, facts, wish);
-        let (is_wanted, turns) = (want > Some(0), bound == Some(ScaleBound::TurningInactive));
-        if let (Some((held, why)), Some(wanted)) = (hold, want)
-            && wanted < clamp_to_bounds(policy, facts, held)
+        let (mut requested_pods, mut takes_effect, mut bound, mut next_step_at) =
+            self.apply_bounds(now, policy, input, desired_pods);
+        let (is_wanted, is_turning) =
+            (requested_pods > Some(0), bound == Some(ScaleBound::TurningInactive));
+        if let (Some((floor, floor_bound)), Some(pods)) = (scale_down_floor, requested_pods)
+            && pods < clamp_to_bounds(policy, input, floor)
         {
-            // What was decided stays, not `held`: the hold must never raise the number.
-            let kept = self.applied_pods.map(|pods| clamp_to_bounds(policy, facts, pods));
-            (want, act, bound, again_at) = (kept, kept.is_some(), Some(why), None);
+            // The requested scale stays, not `floor`: a floor must never raise the number.
+            let previous_pods =
+                self.requested_pods.map(|pods| clamp_to_bounds(policy, input, pods));
+            (requested_pods, takes_effect, bound, next_step_at) =
+                (previous_pods, previous_pods.is_some(), Some(floor_bound), None);
         }
-        if act {
-            self.applied_pods = want;
+        if takes_effect {
+            self.requested_pods = requested_pods;
         }
         // An inactive Revision stays inactive while its last pods are held: nothing has shown any load.
         let is_held = matches!(bound, Some(ScaleBound::LoadUnknown | ScaleBound::BetweenTicks));
         if !(is_held && self.is_inactive()) {
-            self.update_activity(now, want, policy, facts);
+            self.update_activity(now, requested_pods, policy, input);
         }
         // Load after a turn that was held begins a new stable window, as it would after the turn. Otherwise what was
         // unknown would shorten the time for which the last pod stays.
         if self.is_turn_held && is_wanted && self.activity == RevisionActivity::Active {
             self.activity_since = now;
         }
-        self.is_turn_held = !is_wanted && is_held && (self.is_turn_held || turns);
+        self.is_turn_held = !is_wanted && is_held && (self.is_turn_held || is_turning);
         // A Revision without pods needs the activator in its path, which makes clients wait instead of failing.
-        let is_asleep = want == Some(0) || ((want.is_none() || is_held) && self.is_inactive());
+        let is_asleep = requested_pods == Some(0)
+            || ((requested_pods.is_none() || is_held) && self.is_inactive());
         let is_direct = !is_asleep && excess_burst_capacity >= 0.0;
         RequestedScale {
-            pods: self.applied_pods,
+            pods: self.requested_pods,
             path: if is_direct { ConnectionPath::Direct } else { ConnectionPath::Activator },
             activity: self.activity,
             bound,
-            next_step_at: again_at,
+            next_step_at,
         }
     }
 
@@ -165,17 +169,19 @@ impl ScaleToZero {
         &self,
         now: Duration,
         policy: &ScalePolicy,
-        facts: ScaleToZeroInput,
-        wish: Option<u32>,
+        input: ScaleToZeroInput,
+        desired_pods: Option<u32>,
     ) -> BoundedScale {
-        let (fewest, most) = scale_bounds(policy, facts);
-        let wish = match wish {
-            Some(wish) => wish,
+        let (min_pods, max_pods) = scale_bounds(policy, input);
+        let desired_pods = match desired_pods {
+            Some(desired_pods) => desired_pods,
             // Unknown load during a start must still end at the progress deadline.
             None if self.activity == RevisionActivity::Activating => 0,
-            // Bounds do not depend on load: they apply to what was decided before, as in Knative.
+            // Bounds do not depend on load: they apply to the last requested scale, as in Knative.
             None => {
-                match self.applied_pods.filter(|&pods| clamp_to_bounds(policy, facts, pods) != pods)
+                match self
+                    .requested_pods
+                    .filter(|&pods| clamp_to_bounds(policy, input, pods) != pods)
                 {
                     Some(pods) => pods,
                     None => return (None, false, None, None),
@@ -183,43 +189,43 @@ impl ScaleToZero {
             }
         };
         // Where the bounds contradict each other the lower one wins, as in Knative.
-        let (want, bound) = if wish >= fewest && wish > most {
-            (most.max(fewest), Some(ScaleBound::MaxScale))
-        } else if wish >= fewest {
-            (wish, None)
-        } else if fewest > policy.min_scale {
-            (fewest, Some(ScaleBound::InitialScale))
+        let (requested_pods, bound) = if desired_pods >= min_pods && desired_pods > max_pods {
+            (max_pods.max(min_pods), Some(ScaleBound::MaxScale))
+        } else if desired_pods >= min_pods {
+            (desired_pods, None)
+        } else if min_pods > policy.min_scale {
+            (min_pods, Some(ScaleBound::InitialScale))
         } else {
-            (fewest, Some(ScaleBound::MinScale))
+            (min_pods, Some(ScaleBound::MinScale))
         };
-        if want > 0 {
-            return (Some(want), true, bound, None);
+        if requested_pods > 0 {
+            return (Some(requested_pods), true, bound, None);
         }
-        self.scale_toward_zero(now, policy, facts)
+        self.scale_toward_zero(now, policy, input)
     }
 
     fn scale_toward_zero(
         &self,
         now: Duration,
         policy: &ScalePolicy,
-        facts: ScaleToZeroInput,
+        input: ScaleToZeroInput,
     ) -> BoundedScale {
-        let been = now.saturating_sub(self.activity_since);
+        let elapsed = now.saturating_sub(self.activity_since);
         if !policy.scale_to_zero {
             return (Some(1), true, Some(ScaleBound::NoScaleToZero), None);
         }
         match self.activity {
             RevisionActivity::Activating => {
                 let deadline = policy.progress_deadline + DEADLINE_BUFFER;
-                if been >= deadline {
+                if elapsed >= deadline {
                     (Some(0), true, Some(ScaleBound::TimedOut), None)
                 } else {
                     (None, false, Some(ScaleBound::Starting), Some(self.activity_since + deadline))
                 }
             }
-            RevisionActivity::Active if been < policy.stable_window => {
-                let again_at = self.activity_since + policy.stable_window;
-                (Some(1), true, Some(ScaleBound::StableWindow), Some(again_at))
+            RevisionActivity::Active if elapsed < policy.stable_window => {
+                let window_end = self.activity_since + policy.stable_window;
+                (Some(1), true, Some(ScaleBound::StableWindow), Some(window_end))
             }
             // The condition turns first and moves the path to the activator; the next step, at once, requests zero
             // pods.
@@ -227,7 +233,7 @@ impl ScaleToZero {
                 (Some(0), false, Some(ScaleBound::TurningInactive), Some(now))
             }
             RevisionActivity::Inactive | RevisionActivity::TimedOut => {
-                self.retain_last_pod(now, policy, facts)
+                self.retain_last_pod(now, policy, input)
             }
         }
     }
@@ -236,12 +242,12 @@ impl ScaleToZero {
         &self,
         now: Duration,
         policy: &ScalePolicy,
-        facts: ScaleToZeroInput,
+        input: ScaleToZeroInput,
     ) -> BoundedScale {
-        let been = now.saturating_sub(self.activity_since);
+        let elapsed = now.saturating_sub(self.activity_since);
         let retention =
-            if facts.is_reachable { policy.scale_to_zero_retention_period } else { Duration::ZERO };
-        if self.applied_pods != Some(0) && been < retention {
+            if input.is_reachable { policy.scale_to_zero_retention_period } else { Duration::ZERO };
+        if self.requested_pods != Some(0) && elapsed < retention {
             return (
                 Some(0),
                 false,
@@ -256,15 +262,15 @@ impl ScaleToZero {
     fn update_activity(
         &mut self,
         now: Duration,
-        want: Option<u32>,
+        requested_pods: Option<u32>,
         policy: &ScalePolicy,
-        facts: ScaleToZeroInput,
+        input: ScaleToZeroInput,
     ) {
-        let threshold = active_threshold(policy, facts);
-        // An inactive Revision becomes active again only by requested pods, not by pods that are still there.
-        let is_wanted = want.is_some_and(|pods| pods > 0);
-        let rises = is_wanted || !self.is_inactive();
-        let next = if want == Some(0) || (threshold == 0 && !is_wanted) {
+        let threshold = active_threshold(policy, input);
+        // An inactive Revision becomes active again only by a requested scale above zero, not by pods that still run.
+        let is_wanted = requested_pods.is_some_and(|pods| pods > 0);
+        let may_rise = is_wanted || !self.is_inactive();
+        let activity = if requested_pods == Some(0) || (threshold == 0 && !is_wanted) {
             match self.activity {
                 RevisionActivity::Activating if threshold > 0 => RevisionActivity::TimedOut,
                 RevisionActivity::TimedOut => RevisionActivity::TimedOut,
@@ -272,40 +278,40 @@ impl ScaleToZero {
                 | RevisionActivity::Activating
                 | RevisionActivity::Inactive => RevisionActivity::Inactive,
             }
-        } else if !rises {
+        } else if !may_rise {
             self.activity
-        } else if facts.ready >= threshold.max(1) {
+        } else if input.ready >= threshold.max(1) {
             RevisionActivity::Active
         } else {
             RevisionActivity::Activating
         };
-        if next != self.activity {
-            (self.activity, self.activity_since) = (next, now);
+        if activity != self.activity {
+            (self.activity, self.activity_since) = (activity, now);
         }
     }
 }
 
 /// Limits `pods` to the bounds; where these contradict each other the lower bound wins, as in Knative.
-fn clamp_to_bounds(policy: &ScalePolicy, facts: ScaleToZeroInput, pods: u32) -> u32 {
-    let (fewest, most) = scale_bounds(policy, facts);
-    pods.min(most).max(fewest)
+fn clamp_to_bounds(policy: &ScalePolicy, input: ScaleToZeroInput, pods: u32) -> u32 {
+    let (min_pods, max_pods) = scale_bounds(policy, input);
+    pods.min(max_pods).max(min_pods)
 }
 
 /// Lower and upper bound of pods. The lower one may be higher: an initial scale above the maximum is reached first.
-fn scale_bounds(policy: &ScalePolicy, facts: ScaleToZeroInput) -> (u32, u32) {
-    let mut fewest = if facts.is_reachable { policy.min_scale } else { 0 };
-    if facts.is_reachable && !facts.initial_scale_reached && policy.initial_scale > 1 {
-        fewest = fewest.max(policy.initial_scale);
+fn scale_bounds(policy: &ScalePolicy, input: ScaleToZeroInput) -> (u32, u32) {
+    let mut min_pods = if input.is_reachable { policy.min_scale } else { 0 };
+    if input.is_reachable && !input.initial_scale_reached && policy.initial_scale > 1 {
+        min_pods = min_pods.max(policy.initial_scale);
     }
-    let most = if policy.max_scale == 0 { u32::MAX } else { policy.max_scale };
-    (fewest, most)
+    let max_pods = if policy.max_scale == 0 { u32::MAX } else { policy.max_scale };
+    (min_pods, max_pods)
 }
 
 /// Number of ready pods from which a Revision is active.
-fn active_threshold(policy: &ScalePolicy, facts: ScaleToZeroInput) -> u32 {
-    let fewest = if facts.is_reachable { policy.min_scale } else { 0 };
-    let first = if facts.initial_scale_reached { 1 } else { policy.initial_scale };
-    fewest.max(first)
+fn active_threshold(policy: &ScalePolicy, input: ScaleToZeroInput) -> u32 {
+    let min_pods = if input.is_reachable { policy.min_scale } else { 0 };
+    let first_pods = if input.initial_scale_reached { 1 } else { policy.initial_scale };
+    min_pods.max(first_pods)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Pure: averages → desired pods and burst capacity, by Knative's formula.
+//! Pure: averages → desired scale and burst capacity, by Knative's formula.
 //!
 //! Source: knative/serving `pkg/autoscaler/scaling/autoscaler.go` at 98e5ef9. Minimum, maximum and scale to zero are
 //! applied later, in [`crate::scale_to_zero`].
@@ -24,7 +24,7 @@ pub struct Scaler {
     panic: Option<PanicMode>,
     /// Excess burst capacity last computed, kept while load is not known.
     last_burst_capacity: Option<f64>,
-    /// Highest desired pods of each 2 s bucket within the scale-down delay, oldest first.
+    /// Highest desired scale of each 2 s bucket within the scale-down delay, oldest first.
     delay_maxima: VecDeque<(u64, u32)>,
 }
 
@@ -59,7 +59,7 @@ pub struct DesiredScale {
     pub target: f64,
 }
 
-/// Rule that determined the desired pods.
+/// Rule that determined the desired scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleReason {
     /// Load is not known.
@@ -110,9 +110,9 @@ impl Scaler {
         load: Option<LoadAverages>,
     ) -> DesiredScale {
         let target = target_per_pod(policy);
-        let wish = |pods, why, excess_burst_capacity, ready| DesiredScale {
+        let desired_scale = |pods, reason, excess_burst_capacity, ready| DesiredScale {
             pods,
-            reason: why,
+            reason,
             excess_burst_capacity,
             activators: activator_count(policy, ready),
             target,
@@ -121,19 +121,19 @@ impl Scaler {
             // The last capacity is kept, so that the path does not change because load became unknown.
             let capacity =
                 self.last_burst_capacity.unwrap_or_else(|| initial_burst_capacity(policy));
-            return wish(None, ScaleReason::NoData, capacity, pods.ready);
+            return desired_scale(None, ScaleReason::NoData, capacity, pods.ready);
         };
-        let (mut wanted, mut why) = self.pods_for_load(now, policy, pods, load);
+        let (mut desired_pods, mut reason) = self.pods_for_load(now, policy, pods, load);
         // As in Knative, an unreachable Revision needs no delay: no request can ask for its pods again.
         if !policy.scale_down_delay.is_zero() && pods.is_reachable {
-            let highest = self.max_within_delay(now, policy.scale_down_delay, wanted);
-            if highest > wanted {
-                (wanted, why) = (highest, ScaleReason::ScaleDownDelay);
+            let max_pods = self.max_within_delay(now, policy.scale_down_delay, desired_pods);
+            if max_pods > desired_pods {
+                (desired_pods, reason) = (max_pods, ScaleReason::ScaleDownDelay);
             }
         }
         let capacity = excess_burst_capacity(policy, pods.ready, load.panic);
         self.last_burst_capacity = Some(capacity);
-        wish(Some(wanted), why, capacity, pods.ready)
+        desired_scale(Some(desired_pods), reason, capacity, pods.ready)
     }
 
     fn pods_for_load(
@@ -161,18 +161,18 @@ impl Scaler {
         (panic.max_pods, ScaleReason::Panic)
     }
 
-    /// Returns the highest number within `delay`, after adding `wish` at `now`.
-    fn max_within_delay(&mut self, now: Duration, delay: Duration, wish: u32) -> u32 {
+    /// Returns the highest number within `delay`, after adding `desired_pods` at `now`.
+    fn max_within_delay(&mut self, now: Duration, delay: Duration, desired_pods: u32) -> u32 {
         let bucket = now.as_secs() / DELAY_BUCKET.as_secs();
-        let kept = delay.as_secs().div_ceil(DELAY_BUCKET.as_secs()).max(1);
+        let bucket_count = delay.as_secs().div_ceil(DELAY_BUCKET.as_secs()).max(1);
         match self.delay_maxima.back_mut() {
-            Some((last, highest)) if *last == bucket => *highest = wish.max(*highest),
-            _ => self.delay_maxima.push_back((bucket, wish)),
+            Some((last, highest)) if *last == bucket => *highest = desired_pods.max(*highest),
+            _ => self.delay_maxima.push_back((bucket, desired_pods)),
         }
-        while self.delay_maxima.front().is_some_and(|&(old, _)| old + kept <= bucket) {
+        while self.delay_maxima.front().is_some_and(|&(old, _)| old + bucket_count <= bucket) {
             self.delay_maxima.pop_front();
         }
-        self.delay_maxima.iter().map(|&(_, highest)| highest).max().unwrap_or(wish)
+        self.delay_maxima.iter().map(|&(_, highest)| highest).max().unwrap_or(desired_pods)
     }
 }
 
@@ -183,31 +183,33 @@ pub fn target_per_pod(policy: &ScalePolicy) -> f64 {
 
 /// Pods that carry `level`, the load at this moment, at their target, within the bound of one step up.
 pub fn pods_for_level(policy: &ScalePolicy, ready: u32, level: f64) -> u32 {
-    let most = (policy.max_scale_up_rate * f64::from(ready.max(1))).ceil();
-    let needed = (level / target_per_pod(policy)).ceil().min(most).clamp(0.0, f64::from(i32::MAX));
+    let max_pods = (policy.max_scale_up_rate * f64::from(ready.max(1))).ceil();
+    let needed =
+        (level / target_per_pod(policy)).ceil().min(max_pods).clamp(0.0, f64::from(i32::MAX));
     needed as u32
 }
 
-/// Desired pods for `load`, within the rates, and the rule that determined them.
+/// Desired scale for `load`, within the rates, and the rule that determined it.
 fn desired_pods(policy: &ScalePolicy, pods: ScalerPods, load: f64) -> (u32, ScaleReason) {
     let ready = f64::from(pods.ready.max(1));
-    let most = (policy.max_scale_up_rate * ready).ceil();
+    let max_pods = (policy.max_scale_up_rate * ready).ceil();
     // As in Knative, the rate down protects only Revisions that can receive requests.
-    let fewest = if pods.is_reachable { (ready / policy.max_scale_down_rate).floor() } else { 0.0 };
+    let min_pods =
+        if pods.is_reachable { (ready / policy.max_scale_down_rate).floor() } else { 0.0 };
     let raw = (load / target_per_pod(policy)).ceil();
-    let (asked, why) = if raw > most {
-        (most, ScaleReason::MaxScaleUpRate)
-    } else if raw < fewest {
-        (fewest, ScaleReason::MaxScaleDownRate)
+    let (desired, reason) = if raw > max_pods {
+        (max_pods, ScaleReason::MaxScaleUpRate)
+    } else if raw < min_pods {
+        (min_pods, ScaleReason::MaxScaleDownRate)
     } else {
         (raw, ScaleReason::Stable)
     };
     // A cast from float saturates, so even an absurd load gives a valid number.
-    let asked = asked.min(f64::from(i32::MAX)) as u32;
-    if policy.activation_scale > 1 && raw > 0.0 && policy.activation_scale > asked {
+    let desired = desired.min(f64::from(i32::MAX)) as u32;
+    if policy.activation_scale > 1 && raw > 0.0 && policy.activation_scale > desired {
         return (policy.activation_scale, ScaleReason::ActivationScale);
     }
-    (asked, why)
+    (desired, reason)
 }
 
 /// Requests that ready pods can carry beyond the panic window's load and the burst capacity.
@@ -241,9 +243,9 @@ fn activator_count(policy: &ScalePolicy, ready: u32) -> u32 {
     if burst == 0.0 {
         return MIN_ACTIVATORS;
     }
-    let load = f64::from(ready) * policy.target_total + burst.max(0.0);
-    let enough = (load / policy.activator_capacity).ceil();
-    (enough.min(f64::from(i32::MAX)) as u32).max(MIN_ACTIVATORS)
+    let capacity_needed = f64::from(ready) * policy.target_total + burst.max(0.0);
+    let count = (capacity_needed / policy.activator_capacity).ceil();
+    (count.min(f64::from(i32::MAX)) as u32).max(MIN_ACTIVATORS)
 }
 
 #[cfg(test)]

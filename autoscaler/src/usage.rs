@@ -2,8 +2,8 @@
 //!
 //! A request in flight is load for exactly the time that the totals show. Between two reports the last reported level
 //! is assumed to hold. The next report replaces that assumption with what the totals really gained, over the time that
-//! has passed by the sender's clock. So the sum is exact and nothing counts twice. Only the load of a late report counts
-//! for more, by the drift that the sender's clock may have had: a thousandth.
+//! has passed by the sender's clock. So the sum is exact and nothing counts twice. Only the load of a late report
+//! counts for more, by the drift that the sender's clock may have had: a thousandth.
 //!
 //! A pod is reported every second. While a report is overdue the load is not current. A report after a longer pause
 //! carries the sum but not the single seconds: [`RevisionLoad::take_gap`] reports that, and nothing is lowered then.
@@ -31,7 +31,7 @@ const CLOCK_DRIFT_DIVISOR: u32 = 1000;
 /// One stream of reports: its sender, and its number among that sender's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsageStream {
-    /// Number of the sender, given by the fleet.
+    /// Number of the sender among all senders.
     pub sender: u32,
     /// Number of the stream among the sender's streams, from 0.
     pub number: u32,
@@ -110,49 +110,50 @@ impl RevisionLoad {
     }
 
     /// Returns true if these totals show load: requests in flight, or requests begun since the last report.
-    pub fn has_new_load(&self, stream: UsageStream, seen: &UsageSample) -> bool {
-        if self.is_stale_report(stream, seen) {
+    pub fn has_new_load(&self, stream: UsageStream, sample: &UsageSample) -> bool {
+        if self.is_stale_report(stream, sample) {
             return false;
         }
-        let begun = match self.find_source(stream.sender, seen.key.pod.as_deref()) {
-            Ok(at) => seen.totals.started > self.sources[at].totals.started,
+        let has_started = match self.find_source(stream.sender, sample.key.pod.as_deref()) {
+            Ok(index) => sample.totals.started > self.sources[index].totals.started,
             // A stream that begins names subjects with all their past, which is no new load.
-            Err(_) => stream.synced && seen.totals.started > 0,
+            Err(_) => stream.synced && sample.totals.started > 0,
         };
-        begun || seen.totals.in_flight() > 0
+        has_started || sample.totals.in_flight() > 0
     }
 
-    /// Adds the totals of one subject. `counts` is false for a draining pod.
+    /// Adds the totals of one subject. `is_counted` is false for a draining pod.
     pub fn apply_report(
         &mut self,
         now: Duration,
         stream: UsageStream,
-        counts: bool,
-        seen: &UsageSample,
+        is_counted: bool,
+        sample: &UsageSample,
     ) {
-        let pod = seen.key.pod.as_deref();
-        if self.is_stale_report(stream, seen) {
+        let pod = sample.key.pod.as_deref();
+        if self.is_stale_report(stream, sample) {
             return;
         }
         let was_quiet = self.was_quiet(now);
-        let grew = match self.find_source(stream.sender, pod) {
-            Ok(at) if self.sources[at].is_continued_by(seen) => {
-                self.apply_later_report(at, now, stream, seen)
+        let has_started = match self.find_source(stream.sender, pod) {
+            Ok(index) if self.sources[index].is_continued_by(sample) => {
+                self.apply_later_report(index, now, stream, sample)
             }
-            Ok(at) => {
+            Ok(index) => {
                 // A counter that went backwards was reset: what it counted between the two reports is lost.
                 self.has_gap |= pod.is_some();
-                self.sources.remove(at);
-                self.insert_source(at, now, stream, seen);
+                self.sources.remove(index);
+                self.insert_source(index, now, stream, sample);
                 false
             }
-            Err(at) => self.insert_source(at, now, stream, seen),
+            Err(index) => self.insert_source(index, now, stream, sample),
         };
-        let source = self.find_source(stream.sender, pod).ok().map(|at| &mut self.sources[at]);
-        source.into_iter().for_each(|source| source.is_counted = counts);
+        let source =
+            self.find_source(stream.sender, pod).ok().map(|index| &mut self.sources[index]);
+        source.into_iter().for_each(|source| source.is_counted = is_counted);
         // Knative's rule: the first request after a quiet second counts for its whole second.
         if let (true, true, true, Some((ScaleMetric::Concurrency, window))) =
-            (grew, counts, was_quiet, metric_and_window(&mut self.window))
+            (has_started, is_counted, was_quiet, metric_and_window(&mut self.window))
         {
             window.prepay(now, 1.0);
         }
@@ -160,27 +161,27 @@ impl RevisionLoad {
 
     /// Removes a subject that its sender no longer reports.
     pub fn remove_source(&mut self, now: Duration, sender: u32, pod: Option<&str>) {
-        if let Ok(at) = self.find_source(sender, pod) {
-            self.accrue_source(at, now);
-            self.sources.remove(at);
+        if let Ok(index) = self.find_source(sender, pod) {
+            self.accrue_source(index, now);
+            self.sources.remove(index);
         }
     }
 
     /// Marks a sender's stream as ended. Its pods and waiting requests keep their last reported level until the sender
     /// returns or is [forgotten](Self::forget_sender), or the pod is gone.
     pub fn mark_sender_offline(&mut self, now: Duration, sender: u32) {
-        for at in 0..self.sources.len() {
-            if self.sources[at].sender == sender {
-                self.accrue_source(at, now);
-                self.sources[at].is_online = false;
+        for index in 0..self.sources.len() {
+            if self.sources[index].sender == sender {
+                self.accrue_source(index, now);
+                self.sources[index].is_online = false;
             }
         }
     }
 
     /// Removes all totals of a sender that will not return.
     pub fn forget_sender(&mut self, now: Duration, sender: u32) {
-        let own = (0..self.sources.len()).filter(|&at| self.sources[at].sender == sender);
-        own.collect::<Vec<_>>().into_iter().for_each(|at| self.accrue_source(at, now));
+        let indices = (0..self.sources.len()).filter(|&index| self.sources[index].sender == sender);
+        indices.collect::<Vec<_>>().into_iter().for_each(|index| self.accrue_source(index, now));
         self.sources.retain(|source| source.sender != sender);
     }
 
@@ -210,31 +211,34 @@ impl RevisionLoad {
 
     /// Completes the snapshot of a stream: subjects of its sender that it did not name are removed.
     pub fn complete_snapshot(&mut self, now: Duration, stream: UsageStream) {
-        let gone =
-            |it: &UsageSource| it.sender == stream.sender && it.stream_number != stream.number;
-        let gone = (0..self.sources.len()).filter(|&at| gone(&self.sources[at]));
-        gone.collect::<Vec<_>>().into_iter().for_each(|at| self.accrue_source(at, now));
+        let is_unnamed = |source: &UsageSource| {
+            source.sender == stream.sender && source.stream_number != stream.number
+        };
+        let unnamed = (0..self.sources.len()).filter(|&index| is_unnamed(&self.sources[index]));
+        unnamed.collect::<Vec<_>>().into_iter().for_each(|index| self.accrue_source(index, now));
         self.sources.retain(|source| {
             source.sender != stream.sender || source.stream_number == stream.number
         });
     }
 
     /// Sets whether the pod counts as load.
-    pub fn set_pod_counted(&mut self, now: Duration, pod: &str, counts: bool) {
-        for at in 0..self.sources.len() {
-            if self.sources[at].pod.as_deref() == Some(pod) && self.sources[at].is_counted != counts
+    pub fn set_pod_counted(&mut self, now: Duration, pod: &str, is_counted: bool) {
+        for index in 0..self.sources.len() {
+            if self.sources[index].pod.as_deref() == Some(pod)
+                && self.sources[index].is_counted != is_counted
             {
-                self.accrue_source(at, now);
-                self.sources[at].is_counted = counts;
+                self.accrue_source(index, now);
+                self.sources[index].is_counted = is_counted;
             }
         }
     }
 
-    /// Brings the window up to `now`. With `known`, silence means no load; otherwise silence means unknown load.
-    pub fn accrue_until(&mut self, now: Duration, known: bool) {
-        (0..self.sources.len()).for_each(|at| self.accrue_source(at, now));
+    /// Brings the window up to `now`. With `is_silence_zero`, silence means no load; otherwise silence means unknown
+    /// load.
+    pub fn accrue_until(&mut self, now: Duration, is_silence_zero: bool) {
+        (0..self.sources.len()).for_each(|index| self.accrue_source(index, now));
         // The second before the window was made may not have been quiet; as a zero it would halve a burst's average.
-        let is_known = known && now.as_secs() > self.window_created_at.as_secs();
+        let is_known = is_silence_zero && now.as_secs() > self.window_created_at.as_secs();
         if let (true, Some((_, window))) = (is_known, metric_and_window(&mut self.window)) {
             window.mark_known_until(now);
         }
@@ -304,120 +308,127 @@ impl RevisionLoad {
     }
 
     /// Returns true if the same stream has already reported newer totals: a repeated or late report changes nothing.
-    fn is_stale_report(&self, stream: UsageStream, seen: &UsageSample) -> bool {
-        let known = self.find_source(stream.sender, seen.key.pod.as_deref());
-        let known = known.ok().map(|at| &self.sources[at]);
-        known.is_some_and(|it| it.stream_number == stream.number && seen.read_at_ns < it.at_ns)
+    fn is_stale_report(&self, stream: UsageStream, sample: &UsageSample) -> bool {
+        let source = self.find_source(stream.sender, sample.key.pod.as_deref());
+        let source = source.ok().map(|index| &self.sources[index]);
+        source.is_some_and(|source| {
+            source.stream_number == stream.number && sample.read_at_ns < source.at_ns
+        })
     }
 
     fn was_quiet(&self, now: Duration) -> bool {
         let Some((_, window)) = self.window.as_deref() else { return true };
-        let before = now.saturating_sub(Duration::from_secs(1));
+        let previous_second = now.saturating_sub(Duration::from_secs(1));
         self.in_flight() == 0
             && window.load_in_second(now) <= 0.0
-            && window.load_in_second(before) <= 0.0
+            && window.load_in_second(previous_second) <= 0.0
     }
 
     /// Adds a subject first reported, or one whose counters were reset; requests of its past do not count. Returns true
     /// if requests have begun since the last report.
     fn insert_source(
         &mut self,
-        at: usize,
+        index: usize,
         now: Duration,
         stream: UsageStream,
-        seen: &UsageSample,
+        sample: &UsageSample,
     ) -> bool {
         let source = UsageSource {
             sender: stream.sender,
-            pod: seen.key.pod.as_deref().map(Into::into),
+            pod: sample.key.pod.as_deref().map(Into::into),
             stream_number: stream.number,
             is_online: true,
             is_counted: true,
-            totals: seen.totals,
-            at_ns: seen.read_at_ns,
+            totals: sample.totals,
+            at_ns: sample.read_at_ns,
             totals_read_at: now,
             accrued_until: now,
             assumed_load: 0.0,
         };
-        self.sources.insert(at, source);
+        self.sources.insert(index, source);
         // Totals since the subject's start may span hours, so at most one finished request counts as new.
-        let begun = seen.totals.in_flight().max(u64::from(seen.totals.started > 0));
+        let new_requests = sample.totals.in_flight().max(u64::from(sample.totals.started > 0));
         if let (true, Some((ScaleMetric::Rps, window))) =
             (stream.synced, metric_and_window(&mut self.window))
         {
-            window.add(now, count_to_f64(begun));
+            window.add(now, count_to_f64(new_requests));
         }
-        seen.totals.in_flight() > 0 || (stream.synced && begun > 0)
+        sample.totals.in_flight() > 0 || (stream.synced && new_requests > 0)
     }
 
     /// Applies a later report of a known subject. Returns true if requests have begun.
     fn apply_later_report(
         &mut self,
-        at: usize,
+        index: usize,
         now: Duration,
         stream: UsageStream,
-        seen: &UsageSample,
+        sample: &UsageSample,
     ) -> bool {
-        self.accrue_source(at, now);
-        let source = &mut self.sources[at];
-        let begun = seen.totals.started - source.totals.started;
-        let ended = seen.totals.finished - source.totals.finished;
-        let left = seen.totals.abandoned.saturating_sub(source.totals.abandoned);
-        let gained = wrapping_difference(
-            seen.totals.in_flight_integral(seen.read_at_ns),
+        self.accrue_source(index, now);
+        let source = &mut self.sources[index];
+        let started = sample.totals.started - source.totals.started;
+        let finished = sample.totals.finished - source.totals.finished;
+        let abandoned = sample.totals.abandoned.saturating_sub(source.totals.abandoned);
+        let gained_integral = wrapping_difference(
+            sample.totals.in_flight_integral(sample.read_at_ns),
             source.totals.in_flight_integral(source.at_ns),
         );
-        // The assumed load is split at `read`, the moment when the totals were read: `ahead` is the part after it.
-        let passed = Duration::from_nanos(seen.read_at_ns - source.at_ns);
-        // A sender's clock may run slow: without the drift `read` would fall behind a little more with each report.
-        let read = (source.totals_read_at + passed + passed / CLOCK_DRIFT_DIVISOR).min(now);
-        let level = count_to_f64(source.totals.in_flight());
-        let ahead = level * source.accrued_until.saturating_sub(read).as_secs_f64();
+        // The assumed load is split at `read_at`, the moment when the totals were read.
+        let elapsed = Duration::from_nanos(sample.read_at_ns - source.at_ns);
+        // A sender's clock may run slow: without the drift `read_at` would fall behind a little more with each report.
+        let read_at = (source.totals_read_at + elapsed + elapsed / CLOCK_DRIFT_DIVISOR).min(now);
+        let old_level = count_to_f64(source.totals.in_flight());
+        let assumed_after_read =
+            old_level * source.accrued_until.saturating_sub(read_at).as_secs_f64();
         // The gain is in the sender's seconds. In as many of this clock, with the drift, a constant level must leave no
         // difference to what was assumed: it would lower the load of a second.
-        let read_span = read.saturating_sub(source.totals_read_at).max(passed);
-        let stretch = if passed.is_zero() { 1.0 } else { read_span.div_duration_f64(passed) };
+        let read_span = read_at.saturating_sub(source.totals_read_at).max(elapsed);
+        let stretch = if elapsed.is_zero() { 1.0 } else { read_span.div_duration_f64(elapsed) };
         // Real gain minus what was assumed for the same time; negative if requests ended early.
-        let excess = gained / 1e9 * stretch - (source.assumed_load - ahead);
-        self.has_gap |= source.pod.is_some() && passed > MAX_REPORT_GAP;
+        let excess = gained_integral / 1e9 * stretch - (source.assumed_load - assumed_after_read);
+        self.has_gap |= source.pod.is_some() && elapsed > MAX_REPORT_GAP;
         let from = if source.stream_number == stream.number || source.is_wait_queue() {
-            read.saturating_sub(source.event_span(seen, passed, -excess / level))
+            read_at.saturating_sub(source.event_span(sample, elapsed, -excess / old_level))
         } else {
             // Load that an absent stream could not report lies anywhere in its absence.
             source.totals_read_at
         };
         let from = from.max(source.totals_read_at);
-        let (counts, waits) = (source.is_counted, source.is_wait_queue());
-        self.requests_started += if waits { 0 } else { begun };
-        (source.totals, source.at_ns) = (seen.totals, seen.read_at_ns);
-        let after = count_to_f64(source.totals.in_flight());
-        // From `read` to `until` the old level was assumed; the difference to the new one corrects it.
-        let (tail, until) = (after - level, source.accrued_until.max(read));
-        source.assumed_load = after * until.saturating_sub(read).as_secs_f64();
-        (source.totals_read_at, source.accrued_until) = (read, until);
+        let (is_counted, is_wait_queue) = (source.is_counted, source.is_wait_queue());
+        self.requests_started += if is_wait_queue { 0 } else { started };
+        (source.totals, source.at_ns) = (sample.totals, sample.read_at_ns);
+        let new_level = count_to_f64(source.totals.in_flight());
+        // From `read_at` to `until` the old level was assumed; the difference to the new one corrects it.
+        let (level_change, until) = (new_level - old_level, source.accrued_until.max(read_at));
+        source.assumed_load = new_level * until.saturating_sub(read_at).as_secs_f64();
+        (source.totals_read_at, source.accrued_until) = (read_at, until);
         (source.stream_number, source.is_online) = (stream.number, true);
-        let (from, share) = clip_to_window(self.window_created_at, from, read);
+        let (from, share) = clip_to_window(self.window_created_at, from, read_at);
         match metric_and_window(&mut self.window) {
-            Some((ScaleMetric::Concurrency, window)) if counts => {
-                spread_load(window, excess * share, from, read);
-                if tail != 0.0 {
-                    window.add_level(tail, read, until);
+            Some((ScaleMetric::Concurrency, window)) if is_counted => {
+                spread_load(window, excess * share, from, read_at);
+                if level_change != 0.0 {
+                    window.add_level(level_change, read_at, until);
                 }
             }
-            Some((ScaleMetric::Rps, window)) if counts => {
+            Some((ScaleMetric::Rps, window)) if is_counted => {
                 // A request that waited begins again at its pod, so the end of its wait takes its arrival back. A
                 // request that left without a pod stays an arrival.
-                let again = if waits { count_to_f64(ended.saturating_sub(left)) } else { 0.0 };
-                spread_load(window, (count_to_f64(begun) - again) * share, from, read);
+                let recounted = if is_wait_queue {
+                    count_to_f64(finished.saturating_sub(abandoned))
+                } else {
+                    0.0
+                };
+                spread_load(window, (count_to_f64(started) - recounted) * share, from, read_at);
             }
             Some(_) | None => {}
         }
-        begun > 0
+        started > 0
     }
 
     /// Adds the level held since the last report, up to `now`.
-    fn accrue_source(&mut self, at: usize, now: Duration) {
-        let source = &mut self.sources[at];
+    fn accrue_source(&mut self, index: usize, now: Duration) {
+        let source = &mut self.sources[index];
         let level = count_to_f64(source.totals.in_flight());
         if level > 0.0 && now > source.accrued_until {
             source.assumed_load += level * (now - source.accrued_until).as_secs_f64();
@@ -438,11 +449,11 @@ impl Default for RevisionLoad {
 }
 
 impl UsageSource {
-    /// Returns true if `seen` continues these totals; a counter that went backwards was reset.
-    fn is_continued_by(&self, seen: &UsageSample) -> bool {
-        seen.totals.started >= self.totals.started
-            && seen.totals.finished >= self.totals.finished
-            && seen.read_at_ns >= self.at_ns
+    /// Returns true if `sample` continues these totals; a counter that went backwards was reset.
+    fn is_continued_by(&self, sample: &UsageSample) -> bool {
+        sample.totals.started >= self.totals.started
+            && sample.totals.finished >= self.totals.finished
+            && sample.read_at_ns >= self.at_ns
     }
 
     /// Returns true if the source counts waiting requests, not those of a pod.
@@ -450,23 +461,23 @@ impl UsageSource {
         self.pod.is_none()
     }
 
-    /// Time before `seen` over which its requests began and ended, at most `passed`: twice their mean age. That is
-    /// right if all came at once and if they came evenly. It is at least `least` seconds, in which as much load was
-    /// assumed as is taken back. After a gap in the reports on a pod it is all of `passed`.
-    fn event_span(&self, seen: &UsageSample, passed: Duration, least: f64) -> Duration {
-        if !self.is_wait_queue() && passed > MAX_REPORT_GAP {
-            return passed;
+    /// Time before `sample` over which its requests began and ended, at most `elapsed`: twice their mean age. That is
+    /// right if all came at once and if they came evenly. It is at least `min_span_s` seconds, in which as much load
+    /// was assumed as is taken back. After a gap in the reports on a pod it is all of `elapsed`.
+    fn event_span(&self, sample: &UsageSample, elapsed: Duration, min_span_s: f64) -> Duration {
+        if !self.is_wait_queue() && elapsed > MAX_REPORT_GAP {
+            return elapsed;
         }
-        let (new, old) = (&seen.totals, &self.totals);
+        let (new, old) = (&sample.totals, &self.totals);
         let events = (new.started - old.started) + (new.finished - old.finished);
         let sum = |of: fn(&RequestTotals) -> u64| of(new).wrapping_sub(of(old));
         let began_and_ended =
             sum(|it| it.started_sum_ns).wrapping_add(sum(|it| it.finished_sum_ns));
         let ages_ns =
-            wrapping_difference(events.wrapping_mul(seen.read_at_ns), began_and_ended).max(0.0);
-        let mean = ages_ns / 1e9 / count_to_f64(events.max(1));
-        let least = if least.is_finite() { least } else { 0.0 };
-        Duration::from_secs_f64((2.0 * mean).max(least).min(passed.as_secs_f64()))
+            wrapping_difference(events.wrapping_mul(sample.read_at_ns), began_and_ended).max(0.0);
+        let mean_age_s = ages_ns / 1e9 / count_to_f64(events.max(1));
+        let min_span_s = if min_span_s.is_finite() { min_span_s } else { 0.0 };
+        Duration::from_secs_f64((2.0 * mean_age_s).max(min_span_s).min(elapsed.as_secs_f64()))
     }
 }
 
@@ -479,22 +490,22 @@ fn metric_and_window(
 
 /// Returns the start of the part of `from` to `to` that is not before the window's first second, and its share of the
 /// whole.
-fn clip_to_window(woken: Duration, from: Duration, to: Duration) -> (Duration, f64) {
-    let part = from.max(Duration::from_secs(woken.as_secs()));
-    if part == from || to <= from {
+fn clip_to_window(window_created_at: Duration, from: Duration, to: Duration) -> (Duration, f64) {
+    let clipped = from.max(Duration::from_secs(window_created_at.as_secs()));
+    if clipped == from || to <= from {
         return (from, 1.0);
     }
-    let share = to.saturating_sub(part).as_secs_f64() / (to - from).as_secs_f64();
-    (part.min(to), share)
+    let share = to.saturating_sub(clipped).as_secs_f64() / (to - from).as_secs_f64();
+    (clipped.min(to), share)
 }
 
 fn spread_load(window: &mut LoadWindow, amount: f64, from: Duration, to: Duration) {
     if amount == 0.0 {
         return;
     }
-    let over = to.saturating_sub(from).as_secs_f64();
-    if over > 0.0 {
-        window.add_level(amount / over, from, to);
+    let seconds = to.saturating_sub(from).as_secs_f64();
+    if seconds > 0.0 {
+        window.add_level(amount / seconds, from, to);
     } else {
         window.add(to, amount);
     }

@@ -22,16 +22,22 @@ use tracing::{info, warn};
 
 use crate::{evaluator::ScaleEvaluator, usage::UsageStream};
 
-/// Serves the Usage service at `endpoint` until `shutdown`. At `https://`, `door` decides which clients may connect.
+/// Serves the Usage service at `endpoint` until `shutdown`. At `https://`, `tls_admission` decides which clients may
+/// connect.
 pub async fn serve(
     endpoint: &str,
-    brain: Arc<ScaleEvaluator>,
-    door: Option<&TlsAdmission>,
+    evaluator: Arc<ScaleEvaluator>,
+    tls_admission: Option<&TlsAdmission>,
     shutdown: CancellationToken,
 ) -> Result<(), LinkError> {
-    let service = UsageServer::new(UsageService { evaluator: brain, shutdown: shutdown.clone() });
-    link::serve_with_tls(endpoint, link::server_builder().add_service(service), door, shutdown)
-        .await
+    let service = UsageServer::new(UsageService { evaluator, shutdown: shutdown.clone() });
+    link::serve_with_tls(
+        endpoint,
+        link::server_builder().add_service(service),
+        tls_admission,
+        shutdown,
+    )
+    .await
 }
 
 #[derive(Debug)]
@@ -55,21 +61,21 @@ impl Usage for UsageService {
         };
         // A token of this stream alone: a denied message ends this stream, not the others.
         let (stop, mut denied) = (self.shutdown.child_token(), None);
-        let each = |item| {
+        let on_item = |item| {
             // Messages that arrived before the stream stops are ignored after the first denied one.
             if denied.is_none()
-                && let Err(why) = report.handle_item(item)
+                && let Err(error) = report.handle_item(item)
             {
-                denied = Some(why);
+                denied = Some(error);
                 stop.cancel();
             }
         };
-        let ended = link::receive_items(request.into_inner(), &stop, each).await;
+        let outcome = link::receive_items(request.into_inner(), &stop, on_item).await;
         if let Some(denied) = denied {
             warn!(%denied, "usage refused");
             return Err(tls::denied_status(&denied));
         }
-        ended.map(|()| Response::new(raw::Empty {}))
+        outcome.map(|()| Response::new(raw::Empty {}))
     }
 }
 
@@ -85,22 +91,23 @@ impl UsageReportStream {
     fn handle_item(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         self.evaluator.usage_items().fetch_add(1, Ordering::Relaxed);
         // The first message must name the sender; before it there is no stream to attribute usage to.
-        let (Some(stream), Some(who)) = (self.stream, &self.sender) else {
+        let (Some(stream), Some(subscriber)) = (self.stream, &self.sender) else {
             return self.open_stream(item);
         };
         match item {
             UsageItem::Sender(_) => warn!("usage stream names its sender twice"),
-            UsageItem::Sample(seen) => {
-                self.check_key(who, &seen.key)?;
-                self.evaluator.update(|fleet, now| fleet.apply_usage(now, stream, &seen));
+            UsageItem::Sample(sample) => {
+                self.check_key(subscriber, &sample.key)?;
+                self.evaluator.update(|revisions, now| revisions.apply_usage(now, stream, &sample));
             }
             UsageItem::Removed(key) => {
-                self.check_key(who, &key)?;
-                self.evaluator.update(|fleet, now| fleet.remove_usage(now, stream, &key));
+                self.check_key(subscriber, &key)?;
+                self.evaluator.update(|revisions, now| revisions.remove_usage(now, stream, &key));
             }
             UsageItem::Synced => {
-                self.stream =
-                    Some(self.evaluator.update(|fleet, now| fleet.complete_batch(now, stream)));
+                self.stream = Some(
+                    self.evaluator.update(|revisions, now| revisions.complete_batch(now, stream)),
+                );
             }
         }
         Ok(())
@@ -108,15 +115,17 @@ impl UsageReportStream {
 
     fn open_stream(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         match item {
-            UsageItem::Sender(who) => {
+            UsageItem::Sender(subscriber) => {
                 self.peer.check_role(
-                    &who,
+                    &subscriber,
                     "report usage",
                     &[ComponentRole::Agent, ComponentRole::Activator],
                 )?;
-                info!(role = ?who.role, name = who.name, "usage stream opened");
-                self.sender = Some(who.clone());
-                self.stream = Some(self.evaluator.update(|fleet, now| fleet.open_stream(now, who)));
+                info!(role = ?subscriber.role, name = subscriber.name, "usage stream opened");
+                self.sender = Some(subscriber.clone());
+                self.stream = Some(
+                    self.evaluator.update(|revisions, now| revisions.open_stream(now, subscriber)),
+                );
             }
             UsageItem::Sample(_) | UsageItem::Removed(_) | UsageItem::Synced => {
                 warn!("usage refused: the stream has not named its sender");
@@ -126,13 +135,17 @@ impl UsageReportStream {
     }
 
     /// Checks that an agent reports only pods of its own node, and an activator only its own waiting requests.
-    fn check_key(&self, who: &ComponentReplica, key: &UsageKey) -> Result<(), PeerDeniedError> {
-        self.peer.check_usage_key(who, key)?;
+    fn check_key(
+        &self,
+        subscriber: &ComponentReplica,
+        key: &UsageKey,
+    ) -> Result<(), PeerDeniedError> {
+        self.peer.check_usage_key(subscriber, key)?;
         let (TlsPeer::Authenticated(identity), Some(uid)) = (&self.peer, &key.pod) else {
             return Ok(());
         };
         // A pod that the RouteTable does not name yet passes: usage and routes arrive on streams of their own.
-        if self.evaluator.read(|fleet| fleet.is_on_other_node(uid, &identity.node)) {
+        if self.evaluator.read(|revisions| revisions.is_on_other_node(uid, &identity.node)) {
             let claimed = format!("the node of pod {uid}");
             return Err(PeerDeniedError::IdentityMismatch { real: identity.to_string(), claimed });
         }
@@ -144,7 +157,7 @@ impl Drop for UsageReportStream {
     fn drop(&mut self) {
         if let Some(stream) = self.stream {
             info!(sender = stream.sender, "usage stream ended");
-            self.evaluator.update(|fleet, now| fleet.close_stream(now, stream));
+            self.evaluator.update(|revisions, now| revisions.close_stream(now, stream));
         }
     }
 }

@@ -83,14 +83,14 @@ impl LoadWindow {
             return;
         }
         let mut next = Self::new(stable, panic_percent);
-        if let Some(written) = self.recorded {
-            let oldest = written.last.saturating_sub(len.min(self.len()));
+        if let Some(recorded) = self.recorded {
+            let oldest = recorded.last.saturating_sub(len.min(self.len()));
             next.recorded = Some(RecordedRange {
-                first: written.first.max(oldest),
-                first_in_panic: written.first_in_panic.max(oldest),
-                last: written.last,
+                first: recorded.first.max(oldest),
+                first_in_panic: recorded.first_in_panic.max(oldest),
+                last: recorded.last,
             });
-            (oldest.max(written.first)..=written.last).for_each(|second| {
+            (oldest.max(recorded.first)..=recorded.last).for_each(|second| {
                 next.sums[next.index(second)] = self.sums[self.index(second)];
             });
         }
@@ -113,7 +113,7 @@ impl LoadWindow {
         if self.prepaid.second == second {
             amount -= self.prepaid.deduct(amount);
         }
-        if self.recorded.is_some_and(|written| second + self.len() >= written.last) {
+        if self.recorded.is_some_and(|recorded| second + self.len() >= recorded.last) {
             let index = self.index(second);
             let sum = self.sums[index] + amount;
             // An amount taken back exactly must leave zero: a weighted average would round the residue up to a pod.
@@ -140,16 +140,16 @@ impl LoadWindow {
     /// Load recorded in the second of `at`; 0 outside the window.
     pub fn load_in_second(&self, at: Duration) -> f64 {
         let second = at.as_secs();
-        let inside = |written: RecordedRange| {
-            (written.last.saturating_sub(self.len())..=written.last).contains(&second)
+        let is_inside = |recorded: RecordedRange| {
+            (recorded.last.saturating_sub(self.len())..=recorded.last).contains(&second)
         };
-        if self.recorded.is_some_and(inside) { self.sums[self.index(second)] } else { 0.0 }
+        if self.recorded.is_some_and(is_inside) { self.sums[self.index(second)] } else { 0.0 }
     }
 
     /// Returns true if no second of the window that ends at `now` holds any load.
     pub fn is_quiet(&self, now: Duration) -> bool {
-        let Some(written) = self.recorded else { return true };
-        now.as_secs() > written.last + self.len() || self.sums.iter().all(|&sum| sum <= 0.0)
+        let Some(recorded) = self.recorded else { return true };
+        now.as_secs() > recorded.last + self.len() || self.sums.iter().all(|&sum| sum <= 0.0)
     }
 
     /// Averages at `now`, with at least `floor` in the running second; `None`: nothing is known.
@@ -157,26 +157,27 @@ impl LoadWindow {
         &self,
         now: Duration,
         floor: f64,
-        how: WindowAggregation,
+        aggregation: WindowAggregation,
     ) -> Option<LoadAverages> {
-        let Some(written) = self.recorded else {
+        let Some(recorded) = self.recorded else {
             return (floor > 0.0).then_some(LoadAverages { stable: floor, panic: floor });
         };
         let running = now.as_secs();
-        if running > written.last.saturating_add(self.len() + 1) && floor <= 0.0 {
+        if running > recorded.last.saturating_add(self.len() + 1) && floor <= 0.0 {
             return None;
         }
         // The average without the running second, or with it if that is higher: a part of a second must not lower it.
-        let over = |len, first| {
-            let whole = running.checked_sub(1).map(|end| self.average(end, len, first, None, how));
-            let holds = self.load_in_second(now).max(floor);
-            let begun = (written.last >= running || floor > 0.0)
-                .then(|| self.average(running, len, first, Some(holds), how));
-            whole.unwrap_or_default().max(begun.unwrap_or_default())
+        let average_over = |len, first| {
+            let without_running =
+                running.checked_sub(1).map(|end| self.average(end, len, first, None, aggregation));
+            let running_load = self.load_in_second(now).max(floor);
+            let with_running = (recorded.last >= running || floor > 0.0)
+                .then(|| self.average(running, len, first, Some(running_load), aggregation));
+            without_running.unwrap_or_default().max(with_running.unwrap_or_default())
         };
         Some(LoadAverages {
-            stable: over(self.len(), written.first),
-            panic: over(self.panic_len, written.first_in_panic),
+            stable: average_over(self.len(), recorded.first),
+            panic: average_over(self.panic_len, recorded.first_in_panic),
         })
     }
 
@@ -187,23 +188,23 @@ impl LoadWindow {
         len: u64,
         first: u64,
         newest: Option<f64>,
-        how: WindowAggregation,
+        aggregation: WindowAggregation,
     ) -> f64 {
-        let Some(written) = self.recorded else { return 0.0 };
+        let Some(recorded) = self.recorded else { return 0.0 };
         // Silence as long as the window has emptied it; only `newest` is left.
-        let first = if end >= written.last + len { end } else { first };
-        let last = if newest.is_some() { end } else { written.last.min(end) };
+        let first = if end >= recorded.last + len { end } else { first };
+        let last = if newest.is_some() { end } else { recorded.last.min(end) };
         let oldest = (end + 1).saturating_sub(len).max(first);
-        if oldest > last || (newest.is_none() && end >= written.last + len) {
+        if oldest > last || (newest.is_none() && end >= recorded.last + len) {
             return 0.0;
         }
         let sum = |second| match newest {
             Some(newest) if second == end => newest,
-            _ if second > written.last => 0.0,
+            _ if second > recorded.last => 0.0,
             _ => self.sums[self.index(second)],
         };
         let sums = (oldest..=last).rev().map(sum);
-        let average = match how {
+        let average = match aggregation {
             WindowAggregation::Linear => {
                 round(sums.sum::<f64>() / seconds_to_f64(last - oldest + 1))
             }
@@ -214,39 +215,39 @@ impl LoadWindow {
 
     /// Marks `second` as recorded; seconds skipped since the last record held no load.
     fn mark_recorded(&mut self, second: u64) {
-        let Some(mut written) = self.recorded else {
+        let Some(mut recorded) = self.recorded else {
             self.sums.fill(0.0);
             let only = RecordedRange { first: second, first_in_panic: second, last: second };
             self.recorded = Some(only);
             return;
         };
-        if second <= written.last {
+        if second <= recorded.last {
             // A late report may reach back before the first record, within the window.
-            if second + self.len() > written.last {
-                written.first = written.first.min(second);
+            if second + self.len() > recorded.last {
+                recorded.first = recorded.first.min(second);
             }
-            if second + self.panic_len > written.last {
-                written.first_in_panic = written.first_in_panic.min(second);
+            if second + self.panic_len > recorded.last {
+                recorded.first_in_panic = recorded.first_in_panic.min(second);
             }
-            self.recorded = Some(written);
+            self.recorded = Some(recorded);
             return;
         }
-        let silence = second - written.last;
+        let silence = second - recorded.last;
         // The ring still holds sums of an earlier turn in the skipped seconds, so they are cleared.
         if silence >= self.len() {
             self.sums.fill(0.0);
-            written.first = second;
+            recorded.first = second;
         } else {
-            (written.last + 1..=second).for_each(|skipped| {
+            (recorded.last + 1..=second).for_each(|skipped| {
                 let index = self.index(skipped);
                 self.sums[index] = 0.0;
             });
         }
         if silence >= self.panic_len {
-            written.first_in_panic = second;
+            recorded.first_in_panic = second;
         }
-        written.last = second;
-        self.recorded = Some(written);
+        recorded.last = second;
+        self.recorded = Some(recorded);
     }
 
     fn len(&self) -> u64 {

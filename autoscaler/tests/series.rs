@@ -82,22 +82,28 @@ fn check_ticks(case: &Value) -> usize {
     for (at, knative) in list(case, "knative").iter().enumerate() {
         let tick = at + 1;
         let second = u32::try_from(2 * tick - 1).expect("few seconds");
-        while let Some((load, of)) = recorded.next_if(|(_, of)| *of <= second) {
-            window.add(SECOND * of + SECOND / 2, load.as_f64().expect("a load"));
+        while let Some((load, recorded_second)) =
+            recorded.next_if(|(_, recorded_second)| *recorded_second <= second)
+        {
+            window.add(SECOND * recorded_second + SECOND / 2, load.as_f64().expect("a load"));
         }
         let now = SECOND * second + 9 * SECOND / 10 + SECOND;
         let load = window.averages(now, 0.0, policy.aggregation);
-        let wish = scaler.step(now, &policy, pods(case, tick), load);
-        let said = |at: usize| knative[at].as_f64().expect("a number");
-        let which = format!("case {}, tick {tick}", case["id"]);
-        assert_eq!(load.is_some(), knative[0] == true, "{which}: whether load is known");
-        assert_eq!(wish.pods.map(f64::from), Some(said(1)), "{which}: pods");
-        assert_eq!(wish.excess_burst_capacity, said(2), "{which}: excess burst capacity");
+        let desired_scale = scaler.step(now, &policy, pods(case, tick), load);
+        let figure = |at: usize| knative[at].as_f64().expect("a number");
+        let context = format!("case {}, tick {tick}", case["id"]);
+        assert_eq!(load.is_some(), knative[0] == true, "{context}: whether load is known");
+        assert_eq!(desired_scale.pods.map(f64::from), Some(figure(1)), "{context}: pods");
+        assert_eq!(
+            desired_scale.excess_burst_capacity,
+            figure(2),
+            "{context}: excess burst capacity"
+        );
         let load = load.expect("known load");
-        let apart = [(load.stable, said(3)), (load.panic, said(4))].map(|(a, b)| (a - b).abs());
+        let apart = [(load.stable, figure(3)), (load.panic, figure(4))].map(|(a, b)| (a - b).abs());
         assert!(
             apart.iter().all(|it| *it <= MAX_AVERAGE_DIFFERENCE),
-            "{which}: {load:?}, not {knative}"
+            "{context}: {load:?}, not {knative}"
         );
     }
     list(case, "knative").len()

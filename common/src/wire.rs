@@ -301,7 +301,7 @@ pub struct ScalePolicy {
     pub initial_scale: u32,
     /// Fewest pods while there is any load; 0 and 1: off.
     pub activation_scale: u32,
-    /// Time for which lower desired pods must hold before a decision follows. Default 0.
+    /// Time for which a lower desired scale must hold before a decision follows. Default 0.
     pub scale_down_delay: Duration,
     /// True if zero pods are allowed. Default true.
     pub scale_to_zero: bool,

@@ -62,7 +62,7 @@ async fn measure(folder: &Path, services: usize) -> std::io::Result<()> {
     let took = started.elapsed().as_secs_f64();
     let bytes = (allocated_bytes() - empty) / services;
     let ready = shared.with_machine(|machine| {
-        let apps = machine.world().apps.values();
+        let apps = machine.cluster().apps.values();
         apps.filter(|app| app.conditions.is_true(ConditionType::ServiceReady)).count()
     });
     assert_eq!(ready, services, "every service is ready");
@@ -82,7 +82,7 @@ fn allocated_bytes() -> usize {
 fn sleeping_decision(at: usize) -> ScaleDecision {
     ScaleDecision {
         revision: NamespacedName::new("default", format!("sleeper-{at}-00001")),
-        desired_scale: Some(0),
+        requested_scale: Some(0),
         connection_path: Way::Activator,
         activator_count: 0,
         activity: RevisionActivity::Inactive,

@@ -80,14 +80,14 @@ pub async fn run(
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
     let settings = config.to_settings(boot_id(), scale_policy::ScalePolicyConfig::default());
-    let world = ClusterState {
+    let state = ClusterState {
         settings: Arc::new(settings),
         uid_seed: random_uid_seed(),
         ..ClusterState::default()
     };
     let routes = Outbox::starting_at(first_route_version());
     let shared =
-        Arc::new(ControllerRuntime::new(ControllerStateMachine::new(world, routes), node.orders));
+        Arc::new(ControllerRuntime::new(ControllerStateMachine::new(state, routes), node.orders));
     let files = local_files::LocalFiles::open(&config.state, Arc::clone(&shared))?;
     info!(listen = config.listen, state = %config.state.display(), "controller started");
     let keep = Arc::clone(&shared);
@@ -154,8 +154,8 @@ pub async fn run_on_kubernetes(
     };
     // Only the leader renews authorities, or two replicas would issue different ones.
     let keeping = async {
-        if let Some((keeper, _)) = &identities {
-            keeper.run(|| platform.may_write(), stop()).await;
+        if let Some((authority_manager, _)) = &identities {
+            authority_manager.run(|| platform.may_write(), stop()).await;
         }
         shutdown.cancelled().await;
     };
@@ -192,17 +192,17 @@ fn loading_runtime(
         ..config.to_settings(String::new(), scale_policy::ScalePolicyConfig::default())
     };
     // The holder of the Lease is the leader; no replica is one before it holds the Lease.
-    let leads = false;
-    let world = ClusterState {
+    let is_leader = false;
+    let state = ClusterState {
         settings: Arc::new(settings),
         uid_seed: random_uid_seed(),
-        is_leader: leads,
+        is_leader: is_leader,
         ..ClusterState::default()
     };
     let routes = Outbox::starting_at(first_route_version());
     // The receiver is dropped: on Kubernetes, pods are created through the API server.
     let orders = tokio::sync::watch::channel(common::local_node::LocalNodeSpec::default()).0;
-    ControllerRuntime::new(ControllerStateMachine::new(world, routes).loading(), orders)
+    ControllerRuntime::new(ControllerStateMachine::new(state, routes).loading(), orders)
 }
 
 /// Keeper of the certificate authorities, and issuer of certificates.
@@ -218,19 +218,25 @@ fn certificate_services(
         return Ok(None);
     }
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
-    let own = CertificateIdentity::new(
+    let identity = CertificateIdentity::new(
         CertificateRole::Controller,
         &config.node,
         &cluster.pod,
         &cluster.pod,
     )?;
-    let kept =
+    let authority_store =
         identity::cluster_api::IdentityApiClient::new(platform.client(), &cluster.system_namespace);
-    let kept = Arc::new(kept);
-    let keeper =
-        AuthorityManager::new(Arc::<identity::cluster_api::IdentityApiClient>::clone(&kept), own);
-    let issuer = CertificateIssuer::new(Arc::clone(&keeper), kept, &cluster.system_namespace);
-    Ok(Some((keeper, issuer)))
+    let authority_store = Arc::new(authority_store);
+    let authority_manager = AuthorityManager::new(
+        Arc::<identity::cluster_api::IdentityApiClient>::clone(&authority_store),
+        identity,
+    );
+    let issuer = CertificateIssuer::new(
+        Arc::clone(&authority_manager),
+        authority_store,
+        &cluster.system_namespace,
+    );
+    Ok(Some((authority_manager, issuer)))
 }
 
 /// Returns the ID of this boot of the machine. It is empty if the kernel gives none; then a reboot goes

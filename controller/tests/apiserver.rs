@@ -74,9 +74,9 @@ impl DesiredStateSource for RecordingSource {
         self.created.lock().unwrap().push(key.clone());
     }
 
-    fn write_result(&self, key: &ObjectPartKey, trouble: Option<WriteError>) {
-        if let Some(trouble) = trouble {
-            self.write_errors.lock().unwrap().push((key.clone(), trouble));
+    fn write_result(&self, key: &ObjectPartKey, error: Option<WriteError>) {
+        if let Some(error) = error {
+            self.write_errors.lock().unwrap().push((key.clone(), error));
         }
     }
 
@@ -116,8 +116,8 @@ fn apply_watch_update(writer: &ObjectWriter, observed: WatchUpdate) {
     match observed {
         WatchUpdate::ListBegun(scope) => writer.begin_list(&scope),
         WatchUpdate::ListCompleted(scope) => drop(writer.end_list(&scope)),
-        WatchUpdate::Object(resource, name, seen, _) => {
-            writer.handle_observed(resource, &name, seen)
+        WatchUpdate::Object(resource, name, observed, _) => {
+            writer.handle_observed(resource, &name, observed)
         }
         WatchUpdate::Deleted(resource, name) => writer.handle_deleted(resource, &name),
     }
@@ -139,77 +139,78 @@ impl ApiServerFixture {
             WriteLimits::default(),
             Arc::clone(&metrics),
         ));
-        let mut news = start_watches(&client, "knative-serving", &metrics, &stop);
+        let mut updates = start_watches(&client, "knative-serving", &metrics, &stop);
         let taking = Arc::clone(&writer);
         tokio::spawn(async move {
-            while let Some(observed) = news.recv().await {
+            while let Some(observed) = updates.recv().await {
                 apply_watch_update(&taking, observed);
             }
         });
         let source: Arc<dyn DesiredStateSource> = wishes.clone();
         tokio::spawn(Arc::clone(&writer).run(source, Leadership::permanent(), stop.clone()));
-        let mut bed =
+        let mut fixture =
             Self { client, namespace, source: wishes, writer, revision_uid: String::new(), stop };
         let spec = json!({"spec": {"containers": [{"name": "user-container", "image": "any"}]}});
-        let revision = bed.create_object(ResourceKind::Revision, "hello-00001", spec).await;
-        bed.revision_uid = revision.metadata.uid.unwrap();
-        bed
+        let revision = fixture.create_object(ResourceKind::Revision, "hello-00001", spec).await;
+        fixture.revision_uid = revision.metadata.uid.unwrap();
+        fixture
     }
 
-    fn name(&self, own: &str) -> NamespacedName {
-        NamespacedName::new(self.namespace.as_str(), own)
+    fn name(&self, name: &str) -> NamespacedName {
+        NamespacedName::new(self.namespace.as_str(), name)
     }
 
-    fn key(&self, resource: ResourceKind, part: ObjectPart, own: &str) -> ObjectPartKey {
-        ObjectPartKey::new(resource, part, self.name(own))
+    fn key(&self, resource: ResourceKind, part: ObjectPart, name: &str) -> ObjectPartKey {
+        ObjectPartKey::new(resource, part, self.name(name))
     }
 
     /// Creates an object as a user would.
     async fn create_object(
         &self,
         resource: ResourceKind,
-        own: &str,
+        name: &str,
         mut body: Value,
     ) -> DynamicObject {
         body["apiVersion"] = json!(resource.api_version());
         body["kind"] = json!(resource.kind());
-        body["metadata"] = json!({"name": own, "namespace": self.namespace});
+        body["metadata"] = json!({"name": name, "namespace": self.namespace});
         let object: DynamicObject = serde_json::from_value(body).unwrap();
-        let api = object_api(&self.client, resource, &self.name(own));
+        let api = object_api(&self.client, resource, &self.name(name));
         api.create(&PostParams::default(), &object).await.unwrap()
     }
 
     /// Changes an object as a user would.
-    async fn patch_object(&self, resource: ResourceKind, own: &str, patch: &Value) {
-        let api = object_api(&self.client, resource, &self.name(own));
-        api.patch(own, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    async fn patch_object(&self, resource: ResourceKind, name: &str, patch: &Value) {
+        let api = object_api(&self.client, resource, &self.name(name));
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
-    async fn get(&self, resource: ResourceKind, own: &str) -> Option<Value> {
-        let found = object_api(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
-        found.map(|it| serde_json::to_value(it).unwrap())
+    async fn get(&self, resource: ResourceKind, name: &str) -> Option<Value> {
+        let object =
+            object_api(&self.client, resource, &self.name(name)).get_opt(name).await.unwrap();
+        object.map(|it| serde_json::to_value(it).unwrap())
     }
 
-    fn set_desired(&self, key: &ObjectPartKey, want: DesiredState) {
-        self.source.desired_states.lock().unwrap().insert(key.clone(), want);
+    fn set_desired(&self, key: &ObjectPartKey, desired: DesiredState) {
+        self.source.desired_states.lock().unwrap().insert(key.clone(), desired);
         self.writer.add([key.clone()]);
     }
 
-    /// Waits until the object satisfies `good`.
+    /// Waits until the object satisfies `is_expected`.
     async fn wait_until(
         &self,
         resource: ResourceKind,
-        own: &str,
-        good: impl Fn(Option<&Value>) -> bool,
+        name: &str,
+        is_expected: impl Fn(Option<&Value>) -> bool,
     ) -> Option<Value> {
         for _ in 0..600 {
-            let found = self.get(resource, own).await;
-            if good(found.as_ref()) {
-                return found;
+            let object = self.get(resource, name).await;
+            if is_expected(object.as_ref()) {
+                return object;
             }
             sleep(Duration::from_millis(50)).await;
         }
-        panic!("{resource} {own} did not become as wanted: {:?}", self.get(resource, own).await);
+        panic!("{resource} {name} did not become as wanted: {:?}", self.get(resource, name).await);
     }
 
     fn deployment(&self, image: &str) -> ChildObject {
@@ -246,7 +247,7 @@ impl ApiServerFixture {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn registries_are_queried_with_the_secrets_of_pod_and_account() {
-    let bed = ApiServerFixture::new("secrets").await;
+    let fixture = ApiServerFixture::new("secrets").await;
     let make = |kind: &'static str, plural: &'static str, mut body: Value| {
         body["apiVersion"] = json!("v1");
         body["kind"] = json!(kind);
@@ -258,7 +259,7 @@ async fn registries_are_queried_with_the_secrets_of_pod_and_account() {
             plural: plural.into(),
         };
         let api: kube::Api<DynamicObject> =
-            kube::Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+            kube::Api::namespaced_with(fixture.client.clone(), &fixture.namespace, &kind);
         let object: DynamicObject = serde_json::from_value(body).unwrap();
         async move { api.create(&PostParams::default(), &object).await.unwrap() }
     };
@@ -273,15 +274,15 @@ async fn registries_are_queried_with_the_secrets_of_pod_and_account() {
     let body = json!({"metadata": {"name": "puller"}, "imagePullSecrets": named});
     make("ServiceAccount", "serviceaccounts", body).await;
     let account = PullAccount {
-        namespace: bed.namespace.clone(),
+        namespace: fixture.namespace.clone(),
         service_account: "puller".into(),
         pull_secrets: vec!["of-pod".into()],
     };
-    let secrets = ClusterPullSecrets::new(bed.client.clone());
-    let found = secrets.pull_secrets(&account).await.unwrap();
-    let names: Vec<&str> = found.iter().map(|it| it.name.as_str()).collect();
+    let secrets = ClusterPullSecrets::new(fixture.client.clone());
+    let pull_secrets = secrets.pull_secrets(&account).await.unwrap();
+    let names: Vec<&str> = pull_secrets.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["of-pod", "of-account"], "the pod's first, each once, the lost one not");
-    assert_eq!(found[0].data[".dockerconfigjson"], b"{\"auths\": {}}");
+    assert_eq!(pull_secrets[0].data[".dockerconfigjson"], b"{\"auths\": {}}");
     let nobody = PullAccount { service_account: "nobody".into(), ..account };
     assert_eq!(secrets.pull_secrets(&nobody).await.unwrap().len(), 1);
 }
@@ -309,8 +310,8 @@ async fn apply_crds(client: &Client) {
         let (group, plural) = ("apiextensions.k8s.io/v1", "customresourcedefinitions");
         apply_raw(client, group, "CustomResourceDefinition", plural, &crd).await;
     }
-    let ours = ResourceKind::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
-    for resource in ours {
+    let kinds = ResourceKind::ALL.into_iter().filter(|it| it.group().ends_with("knative.dev"));
+    for resource in kinds {
         let api = object_api(client, resource, &NamespacedName::new("default", ""));
         while api.list(&kube::api::ListParams::default().limit(1)).await.is_err() {
             sleep(Duration::from_millis(100)).await;
@@ -320,30 +321,32 @@ async fn apply_crds(client: &Client) {
 
 #[tokio::test]
 async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
-    let bed = ApiServerFixture::new("deployment").await;
-    let own = "hello-00001-deployment";
-    let key = bed.key(ResourceKind::Deployment, ObjectPart::Object, own);
-    bed.set_desired(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
-    let made = bed.wait_until(ResourceKind::Deployment, own, |it| it.is_some()).await.unwrap();
-    assert_eq!(made["spec"]["replicas"], 1);
-    assert_eq!(made["metadata"]["managedFields"][0]["manager"], FIELD_MANAGER);
+    let fixture = ApiServerFixture::new("deployment").await;
+    let object_name = "hello-00001-deployment";
+    let key = fixture.key(ResourceKind::Deployment, ObjectPart::Object, object_name);
+    fixture.set_desired(&key, DesiredState::Body(fixture.deployment("dev.local/a").body));
+    let created =
+        fixture.wait_until(ResourceKind::Deployment, object_name, |it| it.is_some()).await.unwrap();
+    assert_eq!(created["spec"]["replicas"], 1);
+    assert_eq!(created["metadata"]["managedFields"][0]["manager"], FIELD_MANAGER);
 
-    bed.set_desired(
-        &bed.key(ResourceKind::Deployment, ObjectPart::Scale, own),
+    fixture.set_desired(
+        &fixture.key(ResourceKind::Deployment, ObjectPart::Scale, object_name),
         DesiredState::Scale {
             min_replicas: 3,
             max_replicas: 3,
-            pods_to_remove: vec![bed.name("no-such-pod")],
+            pods_to_remove: vec![fixture.name("no-such-pod")],
         },
     );
-    let scaled =
-        bed.wait_until(ResourceKind::Deployment, own, |it| it.unwrap()["spec"]["replicas"] == 3);
+    let scaled = fixture.wait_until(ResourceKind::Deployment, object_name, |it| {
+        it.unwrap()["spec"]["replicas"] == 3
+    });
     let scaled = scaled.await.unwrap();
 
-    bed.writer.add([key.clone()]);
-    bed.set_desired(&key, DesiredState::Body(bed.deployment("dev.local/b").body));
+    fixture.writer.add([key.clone()]);
+    fixture.set_desired(&key, DesiredState::Body(fixture.deployment("dev.local/b").body));
     let image = "/spec/template/spec/containers/0/image";
-    let changed = bed.wait_until(ResourceKind::Deployment, own, |it| {
+    let changed = fixture.wait_until(ResourceKind::Deployment, object_name, |it| {
         it.unwrap().pointer(image) == Some(&json!("dev.local/b"))
     });
     let changed = changed.await.unwrap();
@@ -352,129 +355,138 @@ async fn a_deployment_is_applied_once_and_keeps_its_replicas() {
 
     // No difference, so no write, however often the key is added.
     for _ in 0..5 {
-        bed.writer.add([key.clone()]);
+        fixture.writer.add([key.clone()]);
     }
     // One more object through the same queue proves that the earlier keys were examined.
-    let route = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.set_desired(&route, DesiredState::Body(bed.placeholder().body));
-    bed.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await;
-    assert_eq!(bed.source.created.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
-    let same = bed.get(ResourceKind::Deployment, own).await.unwrap();
-    assert_eq!(same["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
+    let route = fixture.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    fixture.set_desired(&route, DesiredState::Body(fixture.placeholder().body));
+    fixture.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await;
+    assert_eq!(fixture.source.created.lock().unwrap().iter().filter(|it| **it == key).count(), 1);
+    let unchanged = fixture.get(ResourceKind::Deployment, object_name).await.unwrap();
+    assert_eq!(unchanged["metadata"]["resourceVersion"], changed["metadata"]["resourceVersion"]);
 }
 
 /// A scale from zero may be decided while the Deployment is being created, and is decided once.
 #[tokio::test]
 async fn a_scale_decided_before_the_deployment_exists_is_written_after_its_creation() {
-    let bed = ApiServerFixture::new("early-scale").await;
-    let own = "hello-00001-deployment";
-    let scale = bed.key(ResourceKind::Deployment, ObjectPart::Scale, own);
-    bed.set_desired(
+    let fixture = ApiServerFixture::new("early-scale").await;
+    let object_name = "hello-00001-deployment";
+    let scale = fixture.key(ResourceKind::Deployment, ObjectPart::Scale, object_name);
+    fixture.set_desired(
         &scale,
         DesiredState::Scale { min_replicas: 3, max_replicas: 3, pods_to_remove: Vec::new() },
     );
-    while bed.writer.queue_lengths() != (0, 0, 0) {
+    while fixture.writer.queue_lengths() != (0, 0, 0) {
         sleep(Duration::from_millis(20)).await;
     }
-    let key = bed.key(ResourceKind::Deployment, ObjectPart::Object, own);
-    bed.set_desired(&key, DesiredState::Body(bed.deployment("dev.local/a").body));
+    let key = fixture.key(ResourceKind::Deployment, ObjectPart::Object, object_name);
+    fixture.set_desired(&key, DesiredState::Body(fixture.deployment("dev.local/a").body));
     let scaled = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["replicas"] == 3);
-    bed.wait_until(ResourceKind::Deployment, own, scaled).await;
+    fixture.wait_until(ResourceKind::Deployment, object_name, scaled).await;
     // No other client decides the number of pods.
-    let api = object_api(&bed.client, ResourceKind::Deployment, &bed.name(own));
+    let api = object_api(&fixture.client, ResourceKind::Deployment, &fixture.name(object_name));
     let other = json!({"spec": {"replicas": 7}});
-    api.patch(own, &PatchParams::default(), &Patch::Merge(&other)).await.unwrap();
-    bed.wait_until(ResourceKind::Deployment, own, scaled).await;
+    api.patch(object_name, &PatchParams::default(), &Patch::Merge(&other)).await.unwrap();
+    fixture.wait_until(ResourceKind::Deployment, object_name, scaled).await;
 }
 
 #[tokio::test]
 async fn a_service_of_another_owner_is_reported_and_left_alone_until_it_is_deleted() {
-    let bed = ApiServerFixture::new("foreign").await;
+    let fixture = ApiServerFixture::new("foreign").await;
     let spec = json!({"spec": {"ports": [{"port": 5432}]}});
-    bed.create_object(ResourceKind::Service, "hello", spec).await;
-    let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
-    let told = async {
+    fixture.create_object(ResourceKind::Service, "hello", spec).await;
+    let key = fixture.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    fixture.set_desired(&key, DesiredState::Body(fixture.placeholder().body));
+    let reported = async {
         loop {
-            let found = bed.source.write_errors.lock().unwrap().first().cloned();
-            if let Some(found) = found {
-                return found;
+            let write_error = fixture.source.write_errors.lock().unwrap().first().cloned();
+            if let Some(write_error) = write_error {
+                return write_error;
             }
             sleep(Duration::from_millis(20)).await;
         }
     };
-    let (about, trouble) = timeout(Duration::from_secs(30), told).await.unwrap();
-    assert_eq!((about, trouble.reason), (key, "NotOwned"));
-    let service = bed.get(ResourceKind::Service, "hello").await.unwrap();
+    let (about, error) = timeout(Duration::from_secs(30), reported).await.unwrap();
+    assert_eq!((about, error.reason), (key, "NotOwned"));
+    let service = fixture.get(ResourceKind::Service, "hello").await.unwrap();
     assert_eq!(service.pointer("/spec/ports/0/port"), Some(&json!(5432)));
 
-    let api = object_api(&bed.client, ResourceKind::Service, &bed.name("hello"));
+    let api = object_api(&fixture.client, ResourceKind::Service, &fixture.name("hello"));
     api.delete("hello", &DeleteParams::default()).await.unwrap();
-    let ours = bed.wait_until(ResourceKind::Service, "hello", |it| {
+    let service = fixture.wait_until(ResourceKind::Service, "hello", |it| {
         it.is_some_and(|it| it.pointer("/spec/ports/0/port") == Some(&json!(80)))
     });
-    let ours = ours.await.unwrap();
-    assert!(ours.pointer("/spec/clusterIP").is_some_and(Value::is_string), "{ours}");
+    let service = service.await.unwrap();
+    assert!(service.pointer("/spec/clusterIP").is_some_and(Value::is_string), "{service}");
 }
 
 #[tokio::test]
 async fn deleted_objects_are_recreated_and_undesired_ones_deleted() {
-    let bed = ApiServerFixture::new("delete").await;
-    let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
-    let api = object_api(&bed.client, ResourceKind::Service, &bed.name("hello"));
+    let fixture = ApiServerFixture::new("delete").await;
+    let key = fixture.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    fixture.set_desired(&key, DesiredState::Body(fixture.placeholder().body));
+    let api = object_api(&fixture.client, ResourceKind::Service, &fixture.name("hello"));
     let mut uid = Value::Null;
     // At once, so that the watch may report the deletion before the writer has the response to the creation.
     for _ in 0..20 {
         let other = |it: Option<&Value>| it.is_some_and(|it| it["metadata"]["uid"] != uid);
-        let made = bed.wait_until(ResourceKind::Service, "hello", other).await.unwrap();
-        uid = made["metadata"]["uid"].clone();
+        let recreated = fixture.wait_until(ResourceKind::Service, "hello", other).await.unwrap();
+        uid = recreated["metadata"]["uid"].clone();
         api.delete("hello", &DeleteParams::default()).await.unwrap();
     }
-    bed.wait_until(ResourceKind::Service, "hello", |it| {
-        it.is_some_and(|it| it["metadata"]["uid"] != uid)
-    })
-    .await;
-    bed.set_desired(&key, DesiredState::Absent);
-    bed.wait_until(ResourceKind::Service, "hello", |it| it.is_none()).await;
+    fixture
+        .wait_until(ResourceKind::Service, "hello", |it| {
+            it.is_some_and(|it| it["metadata"]["uid"] != uid)
+        })
+        .await;
+    fixture.set_desired(&key, DesiredState::Absent);
+    fixture.wait_until(ResourceKind::Service, "hello", |it| it.is_none()).await;
 
     // An object that the controller never applied is not deleted.
-    bed.create_object(ResourceKind::Service, "other", json!({"spec": {"ports": [{"port": 1}]}}))
+    fixture
+        .create_object(ResourceKind::Service, "other", json!({"spec": {"ports": [{"port": 1}]}}))
         .await;
-    let other = bed.key(ResourceKind::Service, ObjectPart::Object, "other");
-    bed.set_desired(&other, DesiredState::Absent);
-    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
-    bed.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await;
-    assert!(bed.get(ResourceKind::Service, "other").await.is_some());
+    let other = fixture.key(ResourceKind::Service, ObjectPart::Object, "other");
+    fixture.set_desired(&other, DesiredState::Absent);
+    fixture.set_desired(&key, DesiredState::Body(fixture.placeholder().body));
+    fixture.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await;
+    assert!(fixture.get(ResourceKind::Service, "other").await.is_some());
 }
 
 #[tokio::test]
 async fn changes_by_others_are_reverted_and_their_added_fields_stay() {
-    let bed = ApiServerFixture::new("touch").await;
-    let service = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.set_desired(&service, DesiredState::Body(bed.placeholder().body));
-    let made = bed.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await.unwrap();
-    let ports = made["spec"]["ports"].clone();
+    let fixture = ApiServerFixture::new("touch").await;
+    let service = fixture.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    fixture.set_desired(&service, DesiredState::Body(fixture.placeholder().body));
+    let created =
+        fixture.wait_until(ResourceKind::Service, "hello", |it| it.is_some()).await.unwrap();
+    let ports = created["spec"]["ports"].clone();
     let name = "hello-00001-deployment";
-    let deployment = bed.key(ResourceKind::Deployment, ObjectPart::Object, name);
-    bed.set_desired(&deployment, DesiredState::Body(bed.deployment("example.com/hello:1").body));
-    bed.wait_until(ResourceKind::Deployment, name, |it| it.is_some()).await;
+    let deployment = fixture.key(ResourceKind::Deployment, ObjectPart::Object, name);
+    fixture.set_desired(
+        &deployment,
+        DesiredState::Body(fixture.deployment("example.com/hello:1").body),
+    );
+    fixture.wait_until(ResourceKind::Deployment, name, |it| it.is_some()).await;
     let image = |it: &Value| it.pointer("/spec/template/spec/containers/0/image").cloned();
 
     // Several rounds, to find a writer that wrongly believes to have restored it already.
     for round in 1..4 {
         let other = json!([{"name": "http", "port": 1000 + round, "protocol": "TCP"}]);
-        bed.patch_object(ResourceKind::Service, "hello", &json!({"spec": {"ports": other}})).await;
-        let good = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["ports"] == ports);
-        bed.wait_until(ResourceKind::Service, "hello", good).await;
+        fixture
+            .patch_object(ResourceKind::Service, "hello", &json!({"spec": {"ports": other}}))
+            .await;
+        let is_reverted = |it: Option<&Value>| it.is_some_and(|it| it["spec"]["ports"] == ports);
+        fixture.wait_until(ResourceKind::Service, "hello", is_reverted).await;
 
-        bed.patch_object(ResourceKind::Deployment, name, &json!({"spec": {"replicas": round}}))
+        fixture
+            .patch_object(ResourceKind::Deployment, name, &json!({"spec": {"replicas": round}}))
             .await;
         let containers = json!([{"name": "user-container", "image": "example.com/other"}]);
         let spec =
             json!({"minReadySeconds": round, "template": {"spec": {"containers": containers}}});
-        bed.patch_object(ResourceKind::Deployment, name, &json!({"spec": spec})).await;
-        let good = |it: Option<&Value>| {
+        fixture.patch_object(ResourceKind::Deployment, name, &json!({"spec": spec})).await;
+        let is_reverted = |it: Option<&Value>| {
             it.is_some_and(|it| {
                 image(it) == Some(json!("example.com/hello:1"))
                     && it["spec"]["replicas"] == round
@@ -482,19 +494,19 @@ async fn changes_by_others_are_reverted_and_their_added_fields_stay() {
                     && image_field_managers(it) == ["rouse"]
             })
         };
-        bed.wait_until(ResourceKind::Deployment, name, good).await;
+        fixture.wait_until(ResourceKind::Deployment, name, is_reverted).await;
     }
 
     // A field that is no longer desired is removed, as if no other client had ever changed it.
-    let mut other = bed.placeholder().body;
+    let mut other = fixture.placeholder().body;
     other["spec"]["ports"][0]["port"] = json!(90);
-    bed.set_desired(&service, DesiredState::Body(other));
-    let good = |it: Option<&Value>| {
+    fixture.set_desired(&service, DesiredState::Body(other));
+    let is_reverted = |it: Option<&Value>| {
         it.is_some_and(|it| {
             it["spec"]["ports"][0]["port"] == 90 && it["spec"]["ports"][1].is_null()
         })
     };
-    bed.wait_until(ResourceKind::Service, "hello", good).await;
+    fixture.wait_until(ResourceKind::Service, "hello", is_reverted).await;
 }
 
 /// Returns the field managers that own the image in an object.
@@ -509,10 +521,10 @@ fn image_field_managers(object: &Value) -> Vec<&str> {
 /// Applies by two managers, as `kubectl apply --server-side` makes them: a list holds the entries of both.
 #[tokio::test]
 async fn two_managers_each_have_entries_of_one_list() {
-    let bed = ApiServerFixture::new("merge").await;
-    let api = object_api(&bed.client, ResourceKind::KnativeService, &bed.name("ssa"));
+    let fixture = ApiServerFixture::new("merge").await;
+    let api = object_api(&fixture.client, ResourceKind::KnativeService, &fixture.name("ssa"));
     let container = json!({"image": "dev.local/hello:v1", "env": [{"name": "A", "value": "1"}]});
-    let mounted = |own: &str| json!({"name": own, "secret": {"secretName": own}});
+    let mounted = |volume: &str| json!({"name": volume, "secret": {"secretName": volume}});
     let user = json!({
         "imagePullSecrets": [{"name": "from-user"}], "volumes": [mounted("user")],
         "containers": [container], "nodeSelector": {"disk": "fast"},
@@ -524,12 +536,12 @@ async fn two_managers_each_have_entries_of_one_list() {
     for (manager, spec) in [("user", &user), ("platform", &platform), ("user", &user)] {
         let body = json!({
             "apiVersion": "serving.knative.dev/v1", "kind": "Service",
-            "metadata": {"name": "ssa", "namespace": bed.namespace},
+            "metadata": {"name": "ssa", "namespace": fixture.namespace},
             "spec": {"template": {"spec": spec}},
         });
         let params = PatchParams::apply(manager);
-        let made = api.patch("ssa", &params, &Patch::Apply(&body)).await.unwrap();
-        last = serde_json::to_value(made).unwrap()["spec"]["template"]["spec"].clone();
+        let patched = api.patch("ssa", &params, &Patch::Apply(&body)).await.unwrap();
+        last = serde_json::to_value(patched).unwrap()["spec"]["template"]["spec"].clone();
     }
     let names = |list: &str| -> Vec<String> {
         let all = last[list].as_array().unwrap().iter();
@@ -544,28 +556,28 @@ async fn two_managers_each_have_entries_of_one_list() {
 
 #[tokio::test]
 async fn a_status_is_written_apart_from_the_rest() {
-    let bed = ApiServerFixture::new("status").await;
-    let key = bed.key(ResourceKind::Revision, ObjectPart::Status, "hello-00001");
+    let fixture = ApiServerFixture::new("status").await;
+    let key = fixture.key(ResourceKind::Revision, ObjectPart::Status, "hello-00001");
     // The watch must have reported the Revision before its status can be compared.
-    while bed.writer.observed(ResourceKind::Revision, &bed.name("hello-00001")).is_none() {
+    while fixture.writer.observed(ResourceKind::Revision, &fixture.name("hello-00001")).is_none() {
         sleep(Duration::from_millis(20)).await;
     }
     let status =
         json!({"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True"}]});
-    bed.set_desired(&key, DesiredState::Body(status.clone()));
-    let good = |it: Option<&Value>| it.is_some_and(|it| it["status"] == status);
-    bed.wait_until(ResourceKind::Revision, "hello-00001", good).await;
+    fixture.set_desired(&key, DesiredState::Body(status.clone()));
+    let is_expected = |it: Option<&Value>| it.is_some_and(|it| it["status"] == status);
+    fixture.wait_until(ResourceKind::Revision, "hello-00001", is_expected).await;
     // A change by another client is undone.
     let other = json!({"status": {"conditions": []}});
-    let api = object_api(&bed.client, ResourceKind::Revision, &bed.name("hello-00001"));
+    let api = object_api(&fixture.client, ResourceKind::Revision, &fixture.name("hello-00001"));
     let params = PatchParams::default();
     api.patch_status("hello-00001", &params, &Patch::Merge(&other)).await.unwrap();
-    bed.wait_until(ResourceKind::Revision, "hello-00001", good).await;
+    fixture.wait_until(ResourceKind::Revision, "hello-00001", is_expected).await;
 }
 
 #[tokio::test]
 async fn nothing_is_retried_in_a_terminating_namespace() {
-    let bed = ApiServerFixture::new("leaving").await;
+    let fixture = ApiServerFixture::new("leaving").await;
     let kind = kube::api::ApiResource {
         group: String::new(),
         version: "v1".into(),
@@ -573,37 +585,37 @@ async fn nothing_is_retried_in_a_terminating_namespace() {
         kind: "Namespace".into(),
         plural: "namespaces".into(),
     };
-    let api: kube::Api<DynamicObject> = kube::Api::all_with(bed.client.clone(), &kind);
+    let api: kube::Api<DynamicObject> = kube::Api::all_with(fixture.client.clone(), &kind);
     // This API server has no controller that ends a namespace, so the namespace stays as terminating.
-    api.delete(&bed.namespace, &DeleteParams::default()).await.unwrap();
-    let key = bed.key(ResourceKind::Service, ObjectPart::Object, "hello");
-    bed.set_desired(&key, DesiredState::Body(bed.placeholder().body));
+    api.delete(&fixture.namespace, &DeleteParams::default()).await.unwrap();
+    let key = fixture.key(ResourceKind::Service, ObjectPart::Object, "hello");
+    fixture.set_desired(&key, DesiredState::Body(fixture.placeholder().body));
     let settled = async {
-        while bed.writer.queue_lengths() != (0, 0, 0) {
+        while fixture.writer.queue_lengths() != (0, 0, 0) {
             sleep(Duration::from_millis(20)).await;
         }
     };
     timeout(Duration::from_secs(30), settled).await.expect("it is still being tried");
-    assert!(bed.get(ResourceKind::Service, "hello").await.is_none());
-    assert!(bed.source.write_errors.lock().unwrap().is_empty());
+    assert!(fixture.get(ResourceKind::Service, "hello").await.is_none());
+    assert!(fixture.source.write_errors.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn watches_report_all_objects_and_then_changes() {
-    let bed = ApiServerFixture::new("watch").await;
-    bed.create_object(ResourceKind::Route, "first", json!({"spec": {}})).await;
+    let fixture = ApiServerFixture::new("watch").await;
+    fixture.create_object(ResourceKind::Route, "first", json!({"spec": {}})).await;
     let stop = CancellationToken::new();
-    let mut news = start_watches(&bed.client, "knative-serving", &Arc::default(), &stop);
+    let mut updates = start_watches(&fixture.client, "knative-serving", &Arc::default(), &stop);
     let mine = |observed: &WatchUpdate| match observed {
         WatchUpdate::Object(ResourceKind::Route, name, ..)
-        | WatchUpdate::Deleted(ResourceKind::Route, name) => name.namespace == bed.namespace,
+        | WatchUpdate::Deleted(ResourceKind::Route, name) => name.namespace == fixture.namespace,
         WatchUpdate::ListBegun(scope) | WatchUpdate::ListCompleted(scope) => {
             scope.resource == ResourceKind::Route
         }
         WatchUpdate::Object(..) | WatchUpdate::Deleted(..) => false,
     };
     let mut next = async || loop {
-        let observed = timeout(Duration::from_secs(30), news.recv()).await.unwrap().unwrap();
+        let observed = timeout(Duration::from_secs(30), updates.recv()).await.unwrap().unwrap();
         if mine(&observed) {
             return match observed {
                 WatchUpdate::ListBegun(_) => "begin".to_owned(),
@@ -614,9 +626,9 @@ async fn watches_report_all_objects_and_then_changes() {
         }
     };
     assert_eq!([next().await, next().await, next().await], ["begin", "is first", "synced"]);
-    bed.create_object(ResourceKind::Route, "second", json!({"spec": {}})).await;
+    fixture.create_object(ResourceKind::Route, "second", json!({"spec": {}})).await;
     assert_eq!(next().await, "is second");
-    let api = object_api(&bed.client, ResourceKind::Route, &bed.name("first"));
+    let api = object_api(&fixture.client, ResourceKind::Route, &fixture.name("first"));
     api.delete("first", &DeleteParams::default()).await.unwrap();
     assert_eq!(next().await, "no first");
     stop.cancel();
@@ -634,8 +646,8 @@ async fn one_leads_and_hands_over_when_it_stops() {
     let start = |me: &str| {
         let stop = CancellationToken::new();
         let candidate = LeaderElector::new(client.clone(), &namespace, me, times);
-        let lead = candidate.leadership();
-        (lead, tokio::spawn(candidate.run(stop.clone())), stop)
+        let leadership = candidate.leadership();
+        (leadership, tokio::spawn(candidate.run(stop.clone())), stop)
     };
     let (mut one, first, stop) = start("one");
     while !one.may_write() {

@@ -70,7 +70,10 @@ impl RunningReplica {
     /// Waits until the replica has observed all objects, which is when it reports to be ready.
     async fn wait_until_ready(&self) {
         for _ in 0..600 {
-            if self.get_page("/readyz").await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+            if self
+                .get_page("/readyz")
+                .await
+                .is_ok_and(|response| response.starts_with("HTTP/1.1 200"))
             {
                 return;
             }
@@ -91,9 +94,9 @@ impl RunningReplica {
         let mut stream = TcpStream::connect(self.admin).await?;
         let ask = format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
         stream.write_all(ask.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await?;
+        Ok(response)
     }
 
     async fn shut_down(self) {
@@ -106,17 +109,17 @@ impl PlatformFixture {
     async fn new() -> Self {
         let client = connect(Some(&kubeconfig())).await.unwrap();
         let number = std::process::id();
-        let bed = Self {
+        let fixture = Self {
             client,
             namespace: format!("platform-{number}"),
             system_namespace: format!("system-{number}"),
         };
-        for name in [&bed.namespace, &bed.system_namespace] {
+        for name in [&fixture.namespace, &fixture.system_namespace] {
             let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-            bed.apply_raw("", "v1", "Namespace", "namespaces", &body).await;
+            fixture.apply_raw("", "v1", "Namespace", "namespaces", &body).await;
         }
-        bed.apply_crds().await;
-        bed
+        fixture.apply_crds().await;
+        fixture
     }
 
     async fn apply_raw(&self, group: &str, version: &str, kind: &str, plural: &str, body: &Value) {
@@ -180,28 +183,29 @@ impl PlatformFixture {
         api.patch(&name.name, &params, &Patch::Apply(&body)).await.unwrap();
     }
 
-    fn name(&self, own: &str) -> NamespacedName {
-        NamespacedName::new(self.namespace.as_str(), own)
+    fn name(&self, name: &str) -> NamespacedName {
+        NamespacedName::new(self.namespace.as_str(), name)
     }
 
-    async fn get(&self, resource: ResourceKind, own: &str) -> Option<Value> {
-        let found = object_api(&self.client, resource, &self.name(own)).get_opt(own).await.unwrap();
-        found.map(|it| serde_json::to_value(it).unwrap())
+    async fn get(&self, resource: ResourceKind, name: &str) -> Option<Value> {
+        let object =
+            object_api(&self.client, resource, &self.name(name)).get_opt(name).await.unwrap();
+        object.map(|it| serde_json::to_value(it).unwrap())
     }
 
     async fn wait_until(
         &self,
         resource: ResourceKind,
-        own: &str,
-        good: impl Fn(&Value) -> bool,
+        name: &str,
+        is_expected: impl Fn(&Value) -> bool,
     ) -> Value {
         for _ in 0..600 {
-            match self.get(resource, own).await {
-                Some(found) if good(&found) => return found,
+            match self.get(resource, name).await {
+                Some(object) if is_expected(&object) => return object,
                 Some(_) | None => sleep(Duration::from_millis(50)).await,
             }
         }
-        panic!("{resource} {own} did not become as wanted: {:?}", self.get(resource, own).await);
+        panic!("{resource} {name} did not become as wanted: {:?}", self.get(resource, name).await);
     }
 
     /// Plays a kubelet: creates a pod that runs and is ready.
@@ -252,9 +256,10 @@ impl PlatformFixture {
             let api: kube::Api<DynamicObject> =
                 kube::Api::namespaced_with(self.client.clone(), namespace, &kind);
             let all = api.list(&ListParams::default()).await.unwrap();
-            let told = all.into_iter().filter(|it| it.data["reason"] == reason);
-            tellers
-                .extend(told.map(|it| it.data["reportingInstance"].as_str().unwrap().to_owned()));
+            let matching = all.into_iter().filter(|it| it.data["reason"] == reason);
+            tellers.extend(
+                matching.map(|it| it.data["reportingInstance"].as_str().unwrap().to_owned()),
+            );
         }
         tellers
     }
@@ -271,17 +276,17 @@ impl PlatformFixture {
 
     async fn service_objects(&self) -> Vec<Value> {
         let mut all = Vec::new();
-        for (resource, own) in OBJECTS {
-            all.push(self.wait_until(resource, own, |_| true).await);
+        for (resource, object_name) in OBJECTS {
+            all.push(self.wait_until(resource, object_name, |_| true).await);
         }
         all
     }
 
     /// Asserts that none of the objects was written since.
-    async fn assert_untouched(&self, before: &[Value]) {
-        for (before, now) in before.iter().zip(self.service_objects().await) {
+    async fn assert_untouched(&self, previous: &[Value]) {
+        for (previous, now) in previous.iter().zip(self.service_objects().await) {
             let version = |it: &Value| it["metadata"]["resourceVersion"].clone();
-            assert_eq!(version(&now), version(before), "written: {now:#}\nbefore: {before:#}");
+            assert_eq!(version(&now), version(previous), "written: {now:#}\nbefore: {previous:#}");
         }
     }
 }
@@ -291,34 +296,36 @@ fn is_ready(object: &Value) -> bool {
     conditions.into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
 }
 
-async fn deploy_hello(bed: &PlatformFixture) {
+async fn deploy_hello(fixture: &PlatformFixture) {
     let template = json!({"spec": {"containers": [{"image": "dev.local/hello"}]}});
     let body = json!({"spec": {"template": template}});
-    bed.apply(ResourceKind::KnativeService, &bed.name("hello"), body).await;
-    let revision = bed.wait_until(ResourceKind::Revision, "hello-00001", |_| true).await;
+    fixture.apply(ResourceKind::KnativeService, &fixture.name("hello"), body).await;
+    let revision = fixture.wait_until(ResourceKind::Revision, "hello-00001", |_| true).await;
     let deployment =
-        bed.wait_until(ResourceKind::Deployment, "hello-00001-deployment", |_| true).await;
+        fixture.wait_until(ResourceKind::Deployment, "hello-00001-deployment", |_| true).await;
     assert_eq!(deployment["spec"]["replicas"], 1);
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
     assert_eq!(labels["serving.knative.dev/revisionUID"], revision["metadata"]["uid"]);
-    bed.run_pod(&bed.name("hello-00001-deployment-a-b"), "10.0.1.1", labels).await;
+    fixture.run_pod(&fixture.name("hello-00001-deployment-a-b"), "10.0.1.1", labels).await;
     for number in 1..=3 {
         let name =
-            NamespacedName::new(bed.system_namespace.as_str(), format!("activator-{number}"));
-        bed.run_pod(&name, &format!("10.0.0.{number}"), json!({"app": "activator"})).await;
+            NamespacedName::new(fixture.system_namespace.as_str(), format!("activator-{number}"));
+        fixture.run_pod(&name, &format!("10.0.0.{number}"), json!({"app": "activator"})).await;
     }
 }
 
 /// Waits until both replicas have observed a bad value and its correction.
-async fn write_and_revert_invalid_config(bed: &PlatformFixture, follower: &RunningReplica) {
-    let seen = follower.config_maps_observed().await;
-    let own = NamespacedName::new(bed.system_namespace.as_str(), "config-autoscaler");
-    bed.apply(ResourceKind::ConfigMap, &own, json!({"data": {"stable-window": "3s"}})).await;
-    bed.wait_for_event("ConfigRefused", "first").await;
+async fn write_and_revert_invalid_config(fixture: &PlatformFixture, follower: &RunningReplica) {
+    let observed = follower.config_maps_observed().await;
+    let config_name = NamespacedName::new(fixture.system_namespace.as_str(), "config-autoscaler");
+    fixture
+        .apply(ResourceKind::ConfigMap, &config_name, json!({"data": {"stable-window": "3s"}}))
+        .await;
+    fixture.wait_for_event("ConfigRefused", "first").await;
     // A replica records the Events of another leader's time once it is the leader, if they still hold.
-    bed.apply(ResourceKind::ConfigMap, &own, json!({"data": {}})).await;
+    fixture.apply(ResourceKind::ConfigMap, &config_name, json!({"data": {}})).await;
     for _ in 0..600 {
-        if follower.config_maps_observed().await >= seen + 2 {
+        if follower.config_maps_observed().await >= observed + 2 {
             return;
         }
         sleep(Duration::from_millis(50)).await;
@@ -327,38 +334,40 @@ async fn write_and_revert_invalid_config(bed: &PlatformFixture, follower: &Runni
 }
 
 /// Moves traffic, and waits until the old Revision's pod is annotated as draining, for the other replicas.
-async fn check_old_pods_are_annotated(bed: &PlatformFixture) {
+async fn check_old_pods_are_annotated(fixture: &PlatformFixture) {
     let deployment =
-        bed.wait_until(ResourceKind::Deployment, "hello-00002-deployment", |_| true).await;
+        fixture.wait_until(ResourceKind::Deployment, "hello-00002-deployment", |_| true).await;
     let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
-    bed.run_pod(&bed.name("hello-00002-deployment-a-b"), "10.0.1.2", labels).await;
-    bed.wait_until(ResourceKind::KnativeService, "hello", |it| {
-        it["status"]["traffic"][0]["revisionName"] == "hello-00002"
-    })
-    .await;
+    fixture.run_pod(&fixture.name("hello-00002-deployment-a-b"), "10.0.1.2", labels).await;
+    fixture
+        .wait_until(ResourceKind::KnativeService, "hello", |it| {
+            it["status"]["traffic"][0]["revisionName"] == "hello-00002"
+        })
+        .await;
     let noted = |it: &Value| it["metadata"]["annotations"]["rouse.dev/draining"].is_string();
-    let pod = bed.wait_until(ResourceKind::Pod, "hello-00001-deployment-a-b", noted).await;
+    let pod = fixture.wait_until(ResourceKind::Pod, "hello-00001-deployment-a-b", noted).await;
     assert_eq!(pod["spec"]["containers"][0]["image"], "any", "nothing else of it is ours");
-    let other = bed.wait_until(ResourceKind::Pod, "hello-00002-deployment-a-b", |_| true).await;
+    let other = fixture.wait_until(ResourceKind::Pod, "hello-00002-deployment-a-b", |_| true).await;
     assert!(!noted(&other));
 }
 
 /// Checks that a domain's claim is created for its mapping, and deleted with it.
-async fn check_domain_claims(bed: &PlatformFixture) {
-    let network = NamespacedName::new(bed.system_namespace.as_str(), "config-network");
+async fn check_domain_claims(fixture: &PlatformFixture) {
+    let network = NamespacedName::new(fixture.system_namespace.as_str(), "config-network");
     let data = json!({"data": {"autocreate-cluster-domain-claims": "true"}});
-    bed.apply(ResourceKind::ConfigMap, &network, data).await;
-    let domain = format!("www.{}.test", bed.namespace);
-    let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
-    let body = json!({"spec": {"ref": to}});
-    bed.apply(ResourceKind::DomainMapping, &bed.name(&domain), body).await;
-    let mapping = bed.wait_until(ResourceKind::DomainMapping, &domain, is_ready).await;
+    fixture.apply(ResourceKind::ConfigMap, &network, data).await;
+    let domain = format!("www.{}.test", fixture.namespace);
+    let target =
+        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
+    let body = json!({"spec": {"ref": target}});
+    fixture.apply(ResourceKind::DomainMapping, &fixture.name(&domain), body).await;
+    let mapping = fixture.wait_until(ResourceKind::DomainMapping, &domain, is_ready).await;
     assert_eq!(mapping["status"]["url"], format!("http://{domain}"));
     let claims =
-        object_api(&bed.client, ResourceKind::ClusterDomainClaim, &NamespacedName::new("", ""));
+        object_api(&fixture.client, ResourceKind::ClusterDomainClaim, &NamespacedName::new("", ""));
     let claim = claims.get_opt(&domain).await.unwrap().expect("a claim");
-    assert_eq!(claim.data["spec"]["namespace"], json!(bed.namespace));
-    let mappings = object_api(&bed.client, ResourceKind::DomainMapping, &bed.name(""));
+    assert_eq!(claim.data["spec"]["namespace"], json!(fixture.namespace));
+    let mappings = object_api(&fixture.client, ResourceKind::DomainMapping, &fixture.name(""));
     mappings.delete(&domain, &DeleteParams::default()).await.unwrap();
     for _ in 0..200 {
         if claims.get_opt(&domain).await.unwrap().is_none() {
@@ -374,53 +383,57 @@ async fn check_domain_claims(bed: &PlatformFixture) {
 async fn a_service_lives_through_a_restart_and_a_change_of_leaders() {
     // A failed test shows the logs of the replicas.
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
-    let bed = PlatformFixture::new().await;
-    let first = bed.start_replica("first");
-    deploy_hello(&bed).await;
-    let service = bed.wait_until(ResourceKind::KnativeService, "hello", is_ready).await;
-    assert_eq!(service["status"]["url"], format!("http://hello.{}.example.com", bed.namespace));
+    let fixture = PlatformFixture::new().await;
+    let first = fixture.start_replica("first");
+    deploy_hello(&fixture).await;
+    let service = fixture.wait_until(ResourceKind::KnativeService, "hello", is_ready).await;
+    assert_eq!(service["status"]["url"], format!("http://hello.{}.example.com", fixture.namespace));
     assert_eq!(service["status"]["traffic"][0]["revisionName"], "hello-00001");
-    let slice = bed.wait_until(ResourceKind::EndpointSlice, "hello", |it| {
+    let slice = fixture.wait_until(ResourceKind::EndpointSlice, "hello", |it| {
         it["endpoints"].as_array().is_some_and(|it| it.len() == 2)
     });
     let slice = slice.await;
-    let placeholder = bed.wait_until(ResourceKind::Service, "hello", |_| true).await;
+    let placeholder = fixture.wait_until(ResourceKind::Service, "hello", |_| true).await;
     let port = placeholder["metadata"]["annotations"]["rouse.dev/activator-port"].as_str().unwrap();
     assert_eq!(slice["ports"][0]["port"].to_string(), port);
 
     // A child object that a user deletes is created again.
-    let api = object_api(&bed.client, ResourceKind::Service, &bed.name("hello"));
+    let api = object_api(&fixture.client, ResourceKind::Service, &fixture.name("hello"));
     api.delete("hello", &DeleteParams::default()).await.unwrap();
     let uid = placeholder["metadata"]["uid"].clone();
-    let again =
-        bed.wait_until(ResourceKind::Service, "hello", |it| it["metadata"]["uid"] != uid).await;
-    let kept = &again["metadata"]["annotations"]["rouse.dev/activator-port"];
-    assert_eq!(kept, port, "its port at the activators stays");
+    let recreated =
+        fixture.wait_until(ResourceKind::Service, "hello", |it| it["metadata"]["uid"] != uid).await;
+    let kept_port = &recreated["metadata"]["annotations"]["rouse.dev/activator-port"];
+    assert_eq!(kept_port, port, "its port at the activators stays");
 
     // A second replica waits, acquires the Lease, and has nothing to write.
-    let second = bed.start_replica("second");
+    let second = fixture.start_replica("second");
     second.wait_until_ready().await;
-    write_and_revert_invalid_config(&bed, &second).await;
-    let before = bed.service_objects().await;
+    write_and_revert_invalid_config(&fixture, &second).await;
+    let before = fixture.service_objects().await;
     first.shut_down().await;
     // It writes everything for existing objects before it creates anything for a new Service.
     let image =
         |image: &str| json!({"spec": {"template": {"spec": {"containers": [{"image": image}]}}}});
-    bed.apply(ResourceKind::KnativeService, &bed.name("later"), image("dev.local/one")).await;
-    bed.wait_until(ResourceKind::Deployment, "later-00001-deployment", |_| true).await;
-    bed.assert_untouched(&before).await;
+    fixture
+        .apply(ResourceKind::KnativeService, &fixture.name("later"), image("dev.local/one"))
+        .await;
+    fixture.wait_until(ResourceKind::Deployment, "later-00001-deployment", |_| true).await;
+    fixture.assert_untouched(&before).await;
     // A replica records its Events in order: one about the bad value would exist by now.
-    bed.wait_for_event("Created", "second").await;
-    assert_eq!(bed.event_reporters("ConfigRefused").await, ["first"]);
+    fixture.wait_for_event("Created", "second").await;
+    assert_eq!(fixture.event_reporters("ConfigRefused").await, ["first"]);
 
     // The second replica is the leader: a new template makes a second Revision.
-    bed.apply(ResourceKind::KnativeService, &bed.name("hello"), image("dev.local/two")).await;
-    bed.wait_until(ResourceKind::Revision, "hello-00002", |_| true).await;
-    let still = bed.wait_until(ResourceKind::KnativeService, "hello", |it| {
+    fixture
+        .apply(ResourceKind::KnativeService, &fixture.name("hello"), image("dev.local/two"))
+        .await;
+    fixture.wait_until(ResourceKind::Revision, "hello-00002", |_| true).await;
+    let still = fixture.wait_until(ResourceKind::KnativeService, "hello", |it| {
         it["status"]["latestCreatedRevisionName"] == "hello-00002"
     });
     assert_eq!(still.await["status"]["traffic"][0]["revisionName"], "hello-00001");
-    check_old_pods_are_annotated(&bed).await;
-    check_domain_claims(&bed).await;
+    check_old_pods_are_annotated(&fixture).await;
+    check_domain_claims(&fixture).await;
     second.shut_down().await;
 }

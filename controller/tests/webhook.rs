@@ -83,7 +83,7 @@ struct WebhookReplica {
 async fn start_replica(client: &Client, namespace: &str, leadership: Leadership) -> WebhookReplica {
     let listener = webhook::listen(([127, 0, 0, 1], 0).into()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let place = registration::WebhookAddress {
+    let webhook_address = registration::WebhookAddress {
         url: Some(format!("https://127.0.0.1:{port}")),
         ..registration::WebhookAddress::new(namespace, port)
     };
@@ -92,11 +92,11 @@ async fn start_replica(client: &Client, namespace: &str, leadership: Leadership)
     let (certificates, stop) = (Arc::new(WebhookCertResolver::default()), CancellationToken::new());
     let answers = webhook::AdmissionContext::without_binding(in_force.clone());
     tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), answers, stop.clone()));
-    let (client, kept) = (client.clone(), Arc::clone(&certificates));
+    let (client, shared_certificates) = (client.clone(), Arc::clone(&certificates));
     tokio::spawn(registration::keep_registered(
         client,
-        place,
-        kept,
+        webhook_address,
+        shared_certificates,
         in_force,
         leadership,
         stop.clone(),
@@ -107,7 +107,7 @@ async fn start_replica(client: &Client, namespace: &str, leadership: Leadership)
 /// Waits until the API server has the certificate of the Secret.
 async fn wait_until_registered(client: &Client, authority: &str) {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    let told = async {
+    let registered = async {
         loop {
             let bundle = api
                 .get_opt(WEBHOOK_NAMES[0])
@@ -120,11 +120,11 @@ async fn wait_until_registered(client: &Client, authority: &str) {
             sleep(Duration::from_millis(100)).await;
         }
     };
-    timeout(Duration::from_secs(30), told).await.expect("registered");
+    timeout(Duration::from_secs(30), registered).await.expect("registered");
 }
 
 async fn wait_for_authority(certificates: &WebhookCertResolver) -> String {
-    let there = async {
+    let has_authority = async {
         loop {
             if let Some(bundle) = certificates.bundle() {
                 return bundle.authority;
@@ -132,7 +132,7 @@ async fn wait_for_authority(certificates: &WebhookCertResolver) -> String {
             sleep(Duration::from_millis(50)).await;
         }
     };
-    timeout(Duration::from_secs(30), there).await.expect("a certificate")
+    timeout(Duration::from_secs(30), has_authority).await.expect("a certificate")
 }
 
 fn dynamic_api(
@@ -166,7 +166,7 @@ fn template(container: Value) -> Value {
 /// Returns the message with which the API server refused `object`.
 async fn refusal(api: &Api<DynamicObject>, object: &DynamicObject) -> String {
     match api.create(&PostParams::default(), object).await {
-        Ok(made) => panic!("taken: {}", serde_json::to_string(&made).unwrap()),
+        Ok(accepted) => panic!("taken: {}", serde_json::to_string(&accepted).unwrap()),
         Err(kube::Error::Api(status)) => status.message,
         Err(other) => panic!("{other}"),
     }
@@ -195,9 +195,9 @@ async fn the_api_server_calls_the_webhooks_before_it_stores_an_object() {
 async fn run_all_checks(client: Client) {
     let namespace = format!("webhook-{}", std::process::id());
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let mut own = Namespace::default();
-    own.metadata.name = Some(namespace.clone());
-    namespaces.create(&PostParams::default(), &own).await.unwrap();
+    let mut object = Namespace::default();
+    object.metadata.name = Some(namespace.clone());
+    namespaces.create(&PostParams::default(), &object).await.unwrap();
     apply_crds(&client).await;
     let leader = start_replica(&client, &namespace, Leadership::permanent()).await;
     let authority = wait_for_authority(&leader.certificates).await;
@@ -215,12 +215,12 @@ async fn run_all_checks(client: Client) {
 async fn check_defaulting_and_validation(client: &Client, namespace: &str) {
     let services = dynamic_api(client, namespace, "serving.knative.dev", "v1", "Service");
     let create = PostParams::default();
-    let made = services.create(&create, &service("a", template(json!({"image": "a"})))).await;
-    let made = made.unwrap();
-    let container = &made.data["spec"]["template"]["spec"]["containers"][0];
+    let created = services.create(&create, &service("a", template(json!({"image": "a"})))).await;
+    let created = created.unwrap();
+    let container = &created.data["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["name"], "user-container");
-    assert_eq!(made.data["spec"]["traffic"][0]["latestRevision"], true);
-    let annotations = made.metadata.annotations.clone().unwrap_or_default();
+    assert_eq!(created.data["spec"]["traffic"][0]["latestRevision"], true);
+    let annotations = created.metadata.annotations.clone().unwrap_or_default();
     assert_eq!(annotations["serving.knative.dev/creator"], "admin");
 
     let refused = |container| {
@@ -229,9 +229,9 @@ async fn check_defaulting_and_validation(client: &Client, namespace: &str) {
     };
     const DENIED: &str = "admission webhook \"validation.webhook.serving.knative.dev\" denied the request: validation failed: ";
     let at = "spec.template.spec.containers[0]";
-    let said = refused(json!({"image": "a", "env": [{"name": "PORT", "value": "1"}]})).await;
-    let want = format!("{DENIED}\"PORT\" is a reserved environment variable: {at}.env[0].name");
-    assert_eq!(said, want);
+    let error = refused(json!({"image": "a", "env": [{"name": "PORT", "value": "1"}]})).await;
+    let expected = format!("{DENIED}\"PORT\" is a reserved environment variable: {at}.env[0].name");
+    assert_eq!(error, expected);
     // A field that no CRD schema names must reach the webhook, which refuses it.
     let hook = json!({"image": "a", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}});
     assert_eq!(refused(hook).await, format!("{DENIED}must not set the field(s): {at}.lifecycle"));
@@ -239,22 +239,22 @@ async fn check_defaulting_and_validation(client: &Client, namespace: &str) {
         "template": {"spec": {"containers": [{"image": "a"}]}},
         "traffic": [{"percent": 60}, {"revisionName": "b-1", "percent": 60}],
     });
-    let said = refusal(&services, &service("b", split)).await;
-    assert_eq!(said, format!("{DENIED}Traffic targets sum to 120, want 100: spec.traffic"));
+    let error = refusal(&services, &service("b", split)).await;
+    assert_eq!(error, format!("{DENIED}Traffic targets sum to 120, want 100: spec.traffic"));
 
     // The schema itself refuses these two.
     let percent = json!({
         "template": {"spec": {"containers": [{"image": "a"}]}},
         "traffic": [{"percent": 101}],
     });
-    let said = refusal(&services, &service("b", percent)).await;
-    assert!(said.contains("expected 0 <= percent <= 100"), "{said}");
+    let error = refusal(&services, &service("b", percent)).await;
+    assert!(error.contains("expected 0 <= percent <= 100"), "{error}");
     let named = json!({"template": {
         "metadata": {"name": "x-1"},
         "spec": {"containers": [{"image": "a"}]},
     }});
-    let said = refusal(&services, &service("b", named)).await;
-    assert!(said.contains("\"x-1\" must have prefix \"b-\""), "{said}");
+    let error = refusal(&services, &service("b", named)).await;
+    assert!(error.contains("\"x-1\" must have prefix \"b-\""), "{error}");
 
     let typo = json!({"image": "a", "imagge": "b"});
     let taken = services.create(&create, &service("typo", template(typo))).await.unwrap();
@@ -292,8 +292,8 @@ async fn check_settings_apply_at_once(client: &Client, namespace: &str, leader: 
     Arc::make_mut(&mut settings.defaults).timeout_seconds = 17;
     leader.settings.send_replace(Arc::new(settings));
     let object = service("settings", template(json!({"image": "a"})));
-    let made = services.create(&PostParams::default(), &object).await.unwrap();
-    assert_eq!(made.data["spec"]["template"]["spec"]["timeoutSeconds"], 17);
+    let created = services.create(&PostParams::default(), &object).await.unwrap();
+    assert_eq!(created.data["spec"]["template"]["spec"]["timeoutSeconds"], 17);
 }
 
 async fn check_config_maps(client: &Client, namespace: &str) {
@@ -308,8 +308,8 @@ async fn check_config_maps(client: &Client, namespace: &str) {
     let create = PostParams::default();
     let refused = maps.create(&create, &map("config-defaults", "rouse", "x")).await;
     let Err(kube::Error::Api(status)) = refused else { panic!("{refused:?}") };
-    let want = "admission webhook \"config.webhook.serving.knative.dev\" denied the request: validation failed: ";
-    assert!(status.message.starts_with(want), "{}", status.message);
+    let expected = "admission webhook \"config.webhook.serving.knative.dev\" denied the request: validation failed: ";
+    assert!(status.message.starts_with(expected), "{}", status.message);
     maps.create(&create, &map("config-defaults", "rouse", "100")).await.unwrap();
     maps.create(&create, &map("other", "somebody", "x")).await.unwrap();
 }
@@ -400,15 +400,15 @@ fn is_filled_in(at: &str, value: &Value) -> bool {
 fn is_admitted(pod: &Value, settings: &AdmissionSettings) -> bool {
     let object = manifest("pod", json!({"template": {"spec": pod}}));
     let rules = settings.admission_rules();
-    let question = AdmissionRequest {
+    let request = AdmissionRequest {
         kind: AdmittedKind::Service,
         object: &object,
         old: None,
         user: Some("admin"),
         rules,
     };
-    let (filled, _) = admission::apply_defaults(&question);
-    admission::validate(&AdmissionRequest { object: &filled, ..question }).problems.is_empty()
+    let (filled, _) = admission::apply_defaults(&request);
+    admission::validate(&AdmissionRequest { object: &filled, ..request }).problems.is_empty()
 }
 
 fn service_with_pod(pod: &Value) -> DynamicObject {
@@ -455,24 +455,27 @@ struct AdmissionComparison {
 
 impl AdmissionComparison {
     /// Returns `None` if the pod with this replacement is refused; else `Ok`, or an error if its Deployment is refused.
-    async fn compare(self: Arc<Self>, it: ValueReplacement) -> Option<Result<(), String>> {
-        if is_filled_in(&it.pointer, &it.replacement) {
+    async fn compare(self: Arc<Self>, replacement: ValueReplacement) -> Option<Result<(), String>> {
+        if is_filled_in(&replacement.pointer, &replacement.replacement) {
             return None;
         }
         let mut pod = self.full_pod.clone();
-        *pod.pointer_mut(&it.pointer).unwrap() = it.replacement.clone();
+        *pod.pointer_mut(&replacement.pointer).unwrap() = replacement.replacement.clone();
         // On a thread of its own, so that the requests to the API server go on meanwhile.
         let judges = Arc::clone(&self);
         let judged = spawn_blocking(move || is_admitted(&pod, &judges.settings).then_some(pod));
         let pod = judged.await.unwrap()?;
-        let why = match self.deployments.create(&self.dry_run, &deployment(&pod)).await {
+        let error = match self.deployments.create(&self.dry_run, &deployment(&pod)).await {
             Ok(_) => return Some(Ok(())),
-            Err(kube::Error::Api(why)) => why,
-            Err(other) => panic!("{} {}: {other}", it.pointer, it.replacement),
+            Err(kube::Error::Api(error)) => error,
+            Err(other) => panic!("{} {}: {other}", replacement.pointer, replacement.replacement),
         };
         // The schema may refuse a pod without a call of the webhook.
         Some(match self.services.create(&self.dry_run, &service_with_pod(&pod)).await {
-            Ok(_) => Err(format!("{} {}: {}", it.pointer, it.replacement, why.message)),
+            Ok(_) => Err(format!(
+                "{} {}: {}",
+                replacement.pointer, replacement.replacement, error.message
+            )),
             Err(_) => Ok(()),
         })
     }
@@ -498,10 +501,10 @@ async fn check_admitted_pods_can_be_deployed(
     judges.deployments.create(&judges.dry_run, &deployment(&judges.full_pod)).await.unwrap();
     let all = all_replacements(&judges.full_pod);
     let tried = all.len();
-    let asked = all.into_iter().map(|it| Arc::clone(&judges).compare(it));
+    let comparisons = all.into_iter().map(|it| Arc::clone(&judges).compare(it));
     // One response takes a while, but the API server handles many requests at once.
     let admitted: Vec<_> =
-        stream::iter(asked).buffered(16).filter_map(future::ready).collect().await;
+        stream::iter(comparisons).buffered(16).filter_map(future::ready).collect().await;
     assert!(tried > 1000 && admitted.len() > 200, "{tried} {}", admitted.len());
     let wrong: Vec<String> = admitted.into_iter().filter_map(Result::err).collect();
     assert!(wrong.is_empty(), "admitted, of {tried}:\n{}", wrong.join("\n"));

@@ -317,8 +317,8 @@ const _: () = assert!(size_of::<PodCounters>() == 64);
 pub const STATUS_CLASSES: usize = 5;
 /// Upper bounds of the latency buckets in µs; one more bucket holds everything above.
 ///
-/// They are Knative's bounds of `kn.serving.invocation.duration` (knative.md §4.8), with three finer ones below and two
-/// coarser ones above.
+/// They are the bounds of `kn.serving.invocation.duration` (knative/serving `pkg/queue/request_metric.go` at 98e5ef9),
+/// with three finer ones below and two coarser ones above.
 pub const LATENCY_BOUNDS_US: [u64; 19] = [
     500,
     1_000,

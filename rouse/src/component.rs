@@ -20,7 +20,7 @@ pub(crate) enum ComponentCommand {
     Agent,
     /// Activator: requests that wait for a pod, and the gateway.
     Activator,
-    /// Autoscaler: usage → requested pods.
+    /// Autoscaler: usage → requested scale.
     Autoscaler,
     /// Controller: objects → child objects, statuses and routes.
     Controller,

@@ -33,11 +33,11 @@ pub fn run_streams(
     let first = env_number("ROUSE_SEED").unwrap_or_else(|| RandomState::new().hash_one(what) >> 16);
     let mut all = ConformanceTotals::default();
     for seed in first..first + streams {
-        let mut dice = SeededRng::new(seed);
-        let stream = make(&mut dice);
-        match run_caught(&stream, &dice, &play) {
+        let mut rng = SeededRng::new(seed);
+        let stream = make(&mut rng);
+        match run_caught(&stream, &rng, &play) {
             Ok(outcome) => all += outcome,
-            Err(_) => panic_with_shortest(what, seed, &stream, &dice, &play),
+            Err(_) => panic_with_shortest(what, seed, &stream, &rng, &play),
         }
     }
     let ConformanceTotals { requests, refused, not_compared: differing, crowded } = all;
@@ -60,10 +60,10 @@ pub fn replay(
 /// Plays one stream; a panic becomes an error.
 fn run_caught(
     stream: &[u8],
-    dice: &SeededRng,
+    rng: &SeededRng,
     play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
 ) -> Result<ConformanceTotals, String> {
-    let played = panic::catch_unwind(AssertUnwindSafe(|| play(stream, &mut dice.clone())));
+    let played = panic::catch_unwind(AssertUnwindSafe(|| play(stream, &mut rng.clone())));
     played.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
@@ -75,17 +75,17 @@ fn panic_with_shortest(
     what: &str,
     seed: u64,
     stream: &[u8],
-    dice: &SeededRng,
+    rng: &SeededRng,
     play: impl Fn(&[u8], &mut SeededRng) -> Result<ConformanceTotals, String>,
 ) -> ! {
     // Prefer cuts that a replay of the corpus makes, so that the shortened stream fails there too.
     let corpus = (0..REPLAY_CUTS).map(SeededRng::new);
     let mut ways: Vec<SeededRng> =
-        corpus.filter(|dice| run_caught(stream, dice, &play).is_err()).take(6).collect();
+        corpus.filter(|rng| run_caught(stream, rng, &play).is_err()).take(6).collect();
     if ways.is_empty() {
-        ways.push(dice.clone());
+        ways.push(rng.clone());
     }
-    let error = |stream: &[u8]| ways.iter().find_map(|dice| run_caught(stream, dice, &play).err());
+    let error = |stream: &[u8]| ways.iter().find_map(|rng| run_caught(stream, rng, &play).err());
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let short = shrink_failing(stream, |shorter| error(shorter).is_some());

@@ -143,25 +143,25 @@ impl EbpfModel {
         if bytes.is_empty() {
             return;
         }
-        let piece = SegmentPart::whole(self.first[0].wrapping_add(offset as u32), bytes);
+        let part = SegmentPart::whole(self.first[0].wrapping_add(offset as u32), bytes);
         let is_expected = self.received.contiguous_len() == offset;
         if self.protocol == ModelProtocol::Http1 && self.h1.rx.state == state::DESYNC && is_expected
         {
-            self.h1.resync_requests(piece.seq);
+            self.h1.resync_requests(part.seq);
         }
         if self.protocol == ModelProtocol::Http2 && self.h2.rx.is_desynced() && is_expected {
-            self.resync_frames(&piece);
+            self.resync_frames(&part);
         }
-        let mut end = self.read_request(&piece);
+        let mut end = self.read_request(&part);
         if end == ModelReadEnd::Gap && self.protocol == ModelProtocol::Http2 && is_expected {
             // The missing bytes passed while boundaries were lost, so they will not come again.
             self.desync_requests();
-            self.resync_frames(&piece);
-            end = self.read_request(&piece);
+            self.resync_frames(&part);
+            end = self.read_request(&part);
         }
         match end {
             ModelReadEnd::Done => self.read_pending(),
-            ModelReadEnd::Gap if self.pending.buffer(&piece) => {}
+            ModelReadEnd::Gap if self.pending.buffer(&part) => {}
             ModelReadEnd::Gap | ModelReadEnd::Budget => self.desync_requests(),
             ModelReadEnd::Changed => unreachable!("goes on in the other parser"),
         }
@@ -184,13 +184,13 @@ impl EbpfModel {
         if bytes.is_empty() {
             return;
         }
-        let piece = SegmentPart::whole(self.first[1].wrapping_add(offset as u32), bytes);
+        let part = SegmentPart::whole(self.first[1].wrapping_add(offset as u32), bytes);
         let mut end = ModelReadEnd::Done;
         if self.protocol == ModelProtocol::Http1 {
-            end = self.read_http1_response(&piece);
+            end = self.read_http1_response(&part);
         }
         if self.protocol == ModelProtocol::Http2 {
-            end = self.read_http2(&piece, false);
+            end = self.read_http2(&part, false);
             if end == ModelReadEnd::Done && self.protocol == ModelProtocol::Http2 {
                 let cut = self.h2.abort_goaway_streams();
                 self.record_aborted(cut);
@@ -253,13 +253,13 @@ impl EbpfModel {
         assert!(!self.is_busy(), "in flight on a closed connection");
     }
 
-    fn read_request(&mut self, piece: &SegmentPart) -> ModelReadEnd {
+    fn read_request(&mut self, part: &SegmentPart) -> ModelReadEnd {
         let mut end = ModelReadEnd::Done;
         if self.protocol == ModelProtocol::Http1 {
-            end = self.read_http1_request(piece);
+            end = self.read_http1_request(part);
         }
         if self.protocol == ModelProtocol::Http2 {
-            end = self.read_http2(piece, true);
+            end = self.read_http2(part, true);
         }
         if end == ModelReadEnd::Changed { ModelReadEnd::Done } else { end }
     }
@@ -272,8 +272,8 @@ impl EbpfModel {
                 ModelProtocol::Http2 => self.h2.rx.next,
                 ModelProtocol::Other => return,
             };
-            let Some(piece) = self.pending.next_due(next) else { return };
-            match self.read_request(&piece) {
+            let Some(part) = self.pending.next_due(next) else { return };
+            match self.read_request(&part) {
                 ModelReadEnd::Done | ModelReadEnd::Changed => {}
                 ModelReadEnd::Budget => return self.desync_requests(),
                 ModelReadEnd::Gap => return,
@@ -281,10 +281,10 @@ impl EbpfModel {
         }
     }
 
-    fn read_http1_request(&mut self, piece: &SegmentPart) -> ModelReadEnd {
+    fn read_http1_request(&mut self, part: &SegmentPart) -> ModelReadEnd {
         let (mut happened, mut round) = (0, 0);
         loop {
-            let seek = self.h1.rx.seek(piece.seq, piece.len);
+            let seek = self.h1.rx.seek(part.seq, part.len);
             happened |= self.h1.after_request_seek();
             if self.record_events(happened, 0) {
                 return ModelReadEnd::Changed;
@@ -296,26 +296,26 @@ impl EbpfModel {
             }
             happened = 0;
             // No offset: the message that has ended was the last one that is read.
-            let begins = self.unlocked_read.begin(&self.h1.rx, piece.seq, piece.len);
+            let begins = self.unlocked_read.begin(&self.h1.rx, part.seq, part.len);
             let Some(offset) = begins else { continue };
-            let Some(len) = self.fill(piece, offset) else { return ModelReadEnd::Budget };
+            let Some(len) = self.fill(part, offset) else { return ModelReadEnd::Budget };
             let is_slow = round >= FAST_ROUNDS;
             self.unlocked_read.read(len, true, is_slow);
             happened = self.h1.commit_request_read(&self.unlocked_read);
             round += 1;
-            check_progress(piece.seq.wrapping_add(offset), self.h1.rx.next, is_slow, len);
+            check_progress(part.seq.wrapping_add(offset), self.h1.rx.next, is_slow, len);
         }
     }
 
-    fn read_http1_response(&mut self, piece: &SegmentPart) -> ModelReadEnd {
-        if self.h1.tx.is_inside_body(piece.seq, piece.len) {
+    fn read_http1_response(&mut self, part: &SegmentPart) -> ModelReadEnd {
+        if self.h1.tx.is_inside_body(part.seq, part.len) {
             return ModelReadEnd::Done;
         }
         let taken = self.first[0].wrapping_add(self.received.contiguous_len() as u32);
         let is_missed = !self.h1.is_busy() && taken.wrapping_sub(self.h1.rx.next) as i32 > 1;
         let (mut happened, mut round) = (0, 0);
         loop {
-            let seek = self.h1.tx.seek(piece.seq, piece.len);
+            let seek = self.h1.tx.seek(part.seq, part.len);
             happened |= self.h1.after_response_seek();
             if happened & h1::STRAY != 0 && is_missed {
                 happened = happened & !h1::STRAY | h1::MISSED;
@@ -331,31 +331,31 @@ impl EbpfModel {
             }
             happened = 0;
             // No offset: the message that has ended was the last one that is read.
-            let begins = self.unlocked_read.begin(&self.h1.tx, piece.seq, piece.len);
+            let begins = self.unlocked_read.begin(&self.h1.tx, part.seq, part.len);
             let Some(offset) = begins else { continue };
-            let Some(len) = self.fill(piece, offset) else { return ModelReadEnd::Budget };
+            let Some(len) = self.fill(part, offset) else { return ModelReadEnd::Budget };
             let is_slow = round >= FAST_ROUNDS;
             self.unlocked_read.read(len, false, is_slow);
             happened = self.h1.commit_response_read(&self.unlocked_read);
             round += 1;
-            check_progress(piece.seq.wrapping_add(offset), self.h1.tx.next, is_slow, len);
+            check_progress(part.seq.wrapping_add(offset), self.h1.tx.next, is_slow, len);
         }
     }
 
-    fn fill(&mut self, piece: &SegmentPart, offset: u32) -> Option<u32> {
+    fn fill(&mut self, part: &SegmentPart, offset: u32) -> Option<u32> {
         fill_window(
             &mut self.unlocked_read.window,
-            &piece.bytes,
+            &part.bytes,
             offset,
             h1::window_capacity::<WORDS>() as usize,
         )
     }
 
-    fn read_http2(&mut self, piece: &SegmentPart, requests: bool) -> ModelReadEnd {
+    fn read_http2(&mut self, part: &SegmentPart, requests: bool) -> ModelReadEnd {
         loop {
             self.now_ns += 100_000;
             let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
-            let seek = side.seek(piece.seq, piece.len);
+            let seek = side.seek(part.seq, part.len);
             let ended = side.take_ended_frame();
             self.h2.apply_frame(ended, requests, self.now_ns);
             self.record_stream_change();
@@ -369,21 +369,21 @@ impl EbpfModel {
                 SeekResult::Gap => return ModelReadEnd::Gap,
             };
             let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
-            let Some(len) = fill_window(&mut window, &piece.bytes, offset, PEEK_BYTES) else {
+            let Some(len) = fill_window(&mut window, &part.bytes, offset, PEEK_BYTES) else {
                 return ModelReadEnd::Budget;
             };
             let side = if requests { &mut self.h2.rx } else { &mut self.h2.tx };
             side.read(&window, len);
-            let used = side.next.wrapping_sub(piece.seq.wrapping_add(offset));
+            let used = side.next.wrapping_sub(part.seq.wrapping_add(offset));
             assert!((1..=len).contains(&used) || self.h2.is_not_http2(), "{used} of {len}");
         }
     }
 
     /// Resumes reading where the client's next segment certainly begins with a frame.
-    fn resync_frames(&mut self, piece: &SegmentPart) {
+    fn resync_frames(&mut self, part: &SegmentPart) {
         let mut window = [0x5a5a_5a5a_5a5a_5a5a; PEEK_WORDS];
-        let have = fill_window(&mut window, &piece.bytes, 0, PEEK_BYTES).unwrap_or_default();
-        self.h2.resync_requests(&window, have, piece.seq, piece.len);
+        let available = fill_window(&mut window, &part.bytes, 0, PEEK_BYTES).unwrap_or_default();
+        self.h2.resync_requests(&window, available, part.seq, part.len);
     }
 
     /// Gives up reading frames: requests in flight end, and the connection is opaque from here on.
@@ -410,8 +410,8 @@ impl EbpfModel {
             (h1::OPAQUE, ModelEvent::Opaque),
             (h1::HTTP2, ModelEvent::Http2),
         ];
-        let seen = bits.into_iter().filter(|(bit, _)| happened & bit != 0);
-        self.events.extend(seen.map(|(_, event)| event));
+        let recorded = bits.into_iter().filter(|(bit, _)| happened & bit != 0);
+        self.events.extend(recorded.map(|(_, event)| event));
         if happened & h1::OPAQUE != 0 {
             self.protocol = ModelProtocol::Other;
         }
@@ -466,9 +466,9 @@ impl EbpfModel {
 
 /// Copies bytes as the eBPF programs do: the rest of the window stays unchanged. `None`: there are no bytes at
 /// `offset`.
-fn fill_window(window: &mut [u64], bytes: &[u8], offset: u32, most: usize) -> Option<u32> {
+fn fill_window(window: &mut [u64], bytes: &[u8], offset: u32, max_count: usize) -> Option<u32> {
     let left = bytes.get(offset as usize..).filter(|left| !left.is_empty())?;
-    let len = left.len().min(most);
+    let len = left.len().min(max_count);
     for (word, chunk) in window.iter_mut().zip(left[..len].chunks(8)) {
         let mut copy = word.to_ne_bytes();
         copy[..chunk.len()].copy_from_slice(chunk);

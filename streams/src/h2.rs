@@ -37,8 +37,8 @@ impl EventComparison {
     /// Behind a gap in a payload the model continues to read, and the reference does not. So after a gap the two may
     /// differ: a request cut by its client for one was answered before for the other, or began just before the server's
     /// GOAWAY.
-    pub fn compare(&mut self, tap: &EbpfModel, reference: &Http2Reference) -> Result<(), String> {
-        for event in &tap.events()[self.read[0]..] {
+    pub fn compare(&mut self, model: &EbpfModel, reference: &Http2Reference) -> Result<(), String> {
+        for event in &model.events()[self.read[0]..] {
             match event {
                 ModelEvent::Started => self.model_counts[0] += 1,
                 ModelEvent::Aborted => self.model_counts[1] += 1,
@@ -47,24 +47,26 @@ impl EventComparison {
                 _ => return Err(format!("{event:?} on a connection of HTTP/2")),
             }
         }
-        for what in &reference.events[self.read[1]..] {
-            match what {
+        for event in &reference.events[self.read[1]..] {
+            match event {
                 ReferenceEvent::Started(_) => self.reference_counts[0] += 1,
                 ReferenceEvent::Aborted(_) => self.reference_counts[1] += 1,
                 ReferenceEvent::Answered(_) => self.reference_counts[2] += 1,
             }
         }
-        self.read = [tap.events().len(), reference.events.len()];
-        self.is_crowded |= tap.in_flight() > CROWD;
-        let ([started, cut, answered], [begun, gone, heard]) =
+        self.read = [model.events().len(), reference.events.len()];
+        self.is_crowded |= model.in_flight() > CROWD;
+        let ([started, cut, answered], [reference_started, reference_cut, reference_answered]) =
             (self.model_counts, self.reference_counts);
         let is_same = match self.has_had_gap {
             false => self.model_counts == self.reference_counts,
             true if reference.last_processed.is_some() => true,
-            true => started == begun && cut + answered == gone + heard,
+            true => {
+                started == reference_started && cut + answered == reference_cut + reference_answered
+            }
         };
-        let in_flight = tap.in_flight() as usize;
-        let may_differ = tap.has_untracked()
+        let in_flight = model.in_flight() as usize;
+        let may_differ = model.has_untracked()
             && (reference.redundant_ends > 0 || reference.last_processed.is_some());
         let is_same_now = in_flight == reference.in_flight.len();
         self.is_ambiguous |= may_differ && !(is_same && is_same_now);

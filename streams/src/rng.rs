@@ -56,15 +56,15 @@ impl SeededRng {
         list[self.next_below(list.len())]
     }
 
-    /// Draws a length: mostly small, sometimes up to `most`.
-    pub fn next_length(&mut self, most: usize) -> usize {
+    /// Draws a length: mostly small, sometimes up to `max_count`.
+    pub fn next_length(&mut self, max_count: usize) -> usize {
         let bound = match self.next_below(8) {
             0..3 => 4,
             3..6 => 40,
             6 => 400,
-            _ => most,
+            _ => max_count,
         };
-        self.next_below(bound.min(most) + 1)
+        self.next_below(bound.min(max_count) + 1)
     }
 }
 
@@ -75,8 +75,8 @@ mod tests {
     #[test]
     fn a_seed_tells_all_that_follows() {
         let drawn = |seed| {
-            let mut dice = SeededRng::new(seed);
-            [(); 4].map(|()| dice.next_below(1_000_000))
+            let mut rng = SeededRng::new(seed);
+            [(); 4].map(|()| rng.next_below(1_000_000))
         };
         assert_eq!(drawn(7), drawn(7));
         assert_ne!(drawn(7), drawn(8));

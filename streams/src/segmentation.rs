@@ -10,8 +10,8 @@ use crate::rng::SeededRng;
 const PACKET_BYTES: usize = 1_448;
 
 /// Cuts `from..to` into segments, in order.
-pub fn split(from: usize, to: usize, dice: &mut SeededRng) -> Vec<Range<usize>> {
-    let most = match dice.next_below(6) {
+pub fn split(from: usize, to: usize, rng: &mut SeededRng) -> Vec<Range<usize>> {
+    let most = match rng.next_below(6) {
         0 => 1,
         1 => 3,
         2 => 40,
@@ -23,7 +23,7 @@ pub fn split(from: usize, to: usize, dice: &mut SeededRng) -> Vec<Range<usize>> 
     let mut at = from;
     while at < to {
         // Single bytes only in short streams: long ones would take too many steps.
-        let piece = 1 + dice.next_below(most.max((to - from) / 400));
+        let piece = 1 + rng.next_below(most.max((to - from) / 400));
         let end = (at + piece).min(to);
         pieces.push(at..end);
         at = end;
@@ -34,24 +34,24 @@ pub fn split(from: usize, to: usize, dice: &mut SeededRng) -> Vec<Range<usize>> 
 /// Order in which the segments of a stream of `len` bytes arrive. Each byte arrives at least once.
 ///
 /// Retransmissions end where a segment has ended, as in TCP. If no segment is out of order, they begin anywhere.
-pub fn arrival_order(len: usize, dice: &mut SeededRng) -> Vec<Range<usize>> {
-    let mut order = split(0, len, dice);
-    let is_disturbed = dice.next_bool(35) && order.iter().all(|it| it.len() <= PACKET_BYTES);
+pub fn arrival_order(len: usize, rng: &mut SeededRng) -> Vec<Range<usize>> {
+    let mut order = split(0, len, rng);
+    let is_disturbed = rng.next_bool(35) && order.iter().all(|it| it.len() <= PACKET_BYTES);
     if is_disturbed {
-        reorder(&mut order, dice);
+        reorder(&mut order, rng);
     }
-    if dice.next_bool(35) {
-        retransmit(&mut order, is_disturbed, dice);
+    if rng.next_bool(35) {
+        retransmit(&mut order, is_disturbed, rng);
     }
     order
 }
 
 /// Delays some segments behind later ones, so that at most [`PENDING_SEGMENTS_MAX`] segments wait at once.
-fn reorder(order: &mut [Range<usize>], dice: &mut SeededRng) {
+fn reorder(order: &mut [Range<usize>], rng: &mut SeededRng) {
     let mut index = 0;
     while index + 1 < order.len() {
-        if dice.next_bool(20) {
-            let late = (index + 1 + dice.next_below(PENDING_SEGMENTS_MAX + 1)).min(order.len());
+        if rng.next_bool(20) {
+            let late = (index + 1 + rng.next_below(PENDING_SEGMENTS_MAX + 1)).min(order.len());
             order[index..late].rotate_left(1);
             index = late;
         }
@@ -60,18 +60,18 @@ fn reorder(order: &mut [Range<usize>], dice: &mut SeededRng) {
 }
 
 /// Repeats some segments; unless `is_disturbed`, some of them together with earlier bytes.
-fn retransmit(order: &mut Vec<Range<usize>>, is_disturbed: bool, dice: &mut SeededRng) {
+fn retransmit(order: &mut Vec<Range<usize>>, is_disturbed: bool, rng: &mut SeededRng) {
     let mut index = 0;
     while index < order.len() && order.len() < 4_000 {
-        if dice.next_bool(15) {
-            let Range { start, end } = order[dice.next_below(index + 1)];
-            let again = match is_disturbed {
+        if rng.next_bool(15) {
+            let Range { start, end } = order[rng.next_below(index + 1)];
+            let repeated = match is_disturbed {
                 // A later end could contain bytes that have not arrived by then.
-                true if dice.next_bool(30) => start..start + 1 + dice.next_below(end - start),
+                true if rng.next_bool(30) => start..start + 1 + rng.next_below(end - start),
                 true => start..end,
-                false => dice.next_below(start + 1)..end,
+                false => rng.next_below(start + 1)..end,
             };
-            order.insert(index + 1, again);
+            order.insert(index + 1, repeated);
             index += 1;
         }
         index += 1;
@@ -98,7 +98,7 @@ impl ReceivedRanges {
 
     /// Records a segment; returns the range of bytes that became readable.
     pub fn add_segment(&mut self, segment: &Range<usize>) -> Range<usize> {
-        let before = self.contiguous;
+        let old_len = self.contiguous;
         self.out_of_order.push(segment.clone());
         while let Some(index) = self
             .out_of_order
@@ -108,7 +108,7 @@ impl ReceivedRanges {
             self.contiguous = self.out_of_order.swap_remove(index).end;
         }
         self.out_of_order.retain(|it| it.end > self.contiguous);
-        before..self.contiguous
+        old_len..self.contiguous
     }
 }
 
@@ -119,11 +119,11 @@ mod tests {
     #[test]
     fn however_a_stream_is_cut_each_byte_arrives() {
         for seed in 0..2_000 {
-            let mut dice = SeededRng::new(seed);
-            let len = dice.next_length(9_000);
+            let mut rng = SeededRng::new(seed);
+            let len = rng.next_length(9_000);
             let mut received = ReceivedRanges::default();
             let mut read = 0;
-            for segment in arrival_order(len, &mut dice) {
+            for segment in arrival_order(len, &mut rng) {
                 let now = received.add_segment(&segment);
                 assert_eq!(now.start, read, "seed {seed}");
                 read = now.end;

@@ -6,22 +6,22 @@
 pub fn shrink_failing(bytes: &[u8], mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     let mut best = bytes.to_vec();
     let mut left = 6_000;
-    let mut piece = best.len().next_power_of_two();
-    while piece > 0 && left > 0 {
-        let (before, mut at) = (best.len(), 0);
+    let mut piece_len = best.len().next_power_of_two();
+    while piece_len > 0 && left > 0 {
+        let (old_len, mut at) = (best.len(), 0);
         while at < best.len() && left > 0 {
             let mut shorter = best.clone();
-            shorter.drain(at..(at + piece).min(best.len()));
+            shorter.drain(at..(at + piece_len).min(best.len()));
             left -= 1;
             if fails(&shorter) {
                 best = shorter;
             } else {
-                at += piece;
+                at += piece_len;
             }
         }
         // Removed bytes may have been the reason why other pieces had to stay.
-        if piece > 1 || best.len() == before {
-            piece /= 2;
+        if piece_len > 1 || best.len() == old_len {
+            piece_len /= 2;
         }
     }
     best

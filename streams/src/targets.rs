@@ -41,14 +41,14 @@ pub fn h1(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> 
 
 /// Plays arbitrary bytes as segments behind the preface of HTTP/2, with the same checks as [`h1()`].
 pub fn h2(bytes: &[u8], _: &mut SeededRng) -> Result<ConformanceTotals, String> {
-    let mut tap = EbpfModel::new();
-    tap.request_segment(0, h2::frames::PREFACE);
-    play_segments(tap, [h2::frames::PREFACE.len(), 0], bytes);
+    let mut model = EbpfModel::new();
+    model.request_segment(0, h2::frames::PREFACE);
+    play_segments(model, [h2::frames::PREFACE.len(), 0], bytes);
     Ok(ConformanceTotals::default())
 }
 
 /// Plays segments that continue at the present ends of requests and responses, or near them.
-fn play_segments(mut tap: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
+fn play_segments(mut model: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
     while let [what, len, rest @ ..] = bytes {
         let len = usize::from(*len).min(rest.len());
         let (data, rest) = rest.split_at(len);
@@ -64,42 +64,42 @@ fn play_segments(mut tap: EbpfModel, mut ends: [usize; 2], mut bytes: &[u8]) {
             6 => *end + far * 5_000,
             _ => {
                 if is_response == 1 {
-                    tap.desync_responses()
+                    model.desync_responses()
                 } else {
-                    tap.desync_requests()
+                    model.desync_requests()
                 }
                 *end
             }
         };
         *end = offset + len;
         if is_response == 1 {
-            tap.response_segment(offset, data)
+            model.response_segment(offset, data)
         } else {
-            tap.request_segment(offset, data)
+            model.request_segment(offset, data)
         }
     }
-    tap.close(true);
+    model.close(true);
 }
 
 /// Plays a conversation to hyper's client (first byte `<`), or requests to hyper's server and to a simulated one.
-pub fn h1_differential(bytes: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+pub fn h1_differential(bytes: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     match bytes {
         [] => Ok(ConformanceTotals::default()),
-        [b'<', conversation @ ..] => h1::client::play(conversation, dice),
+        [b'<', conversation @ ..] => h1::client::play(conversation, rng),
         [_, stream @ ..] => {
-            h1::simulated_server::play(stream, dice)?;
-            h1::server::play(stream, dice)
+            h1::simulated_server::play(stream, rng)?;
+            h1::server::play(stream, rng)
         }
     }
 }
 
 /// Plays bytes by their first byte: `<` a conversation frame by frame, `:` a script for client and server of crate
 /// h2. Any other byte begins a client's frames to the server of crate h2.
-pub fn h2_differential(bytes: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+pub fn h2_differential(bytes: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     match bytes {
         [] => Ok(ConformanceTotals::default()),
-        [b'<', conversation @ ..] => h2::scripted::play(conversation, dice),
-        [b':', script @ ..] => h2::client_server::play(script, dice),
-        [_, stream @ ..] => h2::server::play(stream, dice),
+        [b'<', conversation @ ..] => h2::scripted::play(conversation, rng),
+        [b':', script @ ..] => h2::client_server::play(script, rng),
+        [_, stream @ ..] => h2::server::play(stream, rng),
     }
 }

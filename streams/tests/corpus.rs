@@ -39,8 +39,8 @@ fn each_folder_of_the_corpus_has_a_target_and_each_target_a_program() {
         names.sort();
         names
     };
-    let ours = targets::ALL.map(|(name, _)| name);
-    let mut targets = [&ours[..], &targets::TARGETS_OF_OTHER_CRATES].concat();
+    let target_names = targets::ALL.map(|(name, _)| name);
+    let mut targets = [&target_names[..], &targets::TARGETS_OF_OTHER_CRATES].concat();
     targets.sort_unstable();
     assert_eq!(names("corpus", ""), targets);
     assert_eq!(names("targets", ".rs"), targets);

@@ -1,4 +1,5 @@
-//! Environment of a service's process: Knative's runtime contract (knative.md §7), seen in a running pod.
+//! Environment of a service's process in a running pod: Knative's runtime contract (knative/specs
+//! `specs/serving/runtime-contract.md` at 22d54f8).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -18,7 +18,7 @@ const POD_START_TIME: Duration = Duration::from_millis(300);
 /// and a controller that does what is decided.
 struct SimService {
     now: Duration,
-    fleet: ScaledRevisions,
+    revisions: ScaledRevisions,
     table: RouteTable,
     name: NamespacedName,
     agent: UsageStream,
@@ -54,14 +54,14 @@ impl SimService {
     fn new(policy: ScalePolicy) -> Self {
         let name = NamespacedName::new("default", "hello-00001");
         let now = Duration::from_secs(10);
-        let mut fleet = ScaledRevisions::new(TICK);
+        let mut revisions = ScaledRevisions::new(TICK);
         let [agent, activator] = [ComponentRole::Agent, ComponentRole::Activator].map(|role| {
-            let stream = fleet.open_stream(now, subscriber(role));
-            fleet.complete_batch(now, stream)
+            let stream = revisions.open_stream(now, subscriber(role));
+            revisions.complete_batch(now, stream)
         });
         let mut sim = Self {
             now,
-            fleet,
+            revisions,
             table: RouteTable::default(),
             name: name.clone(),
             agent,
@@ -82,24 +82,27 @@ impl SimService {
     }
 
     fn apply_routes<const N: usize>(&mut self, changed: [RouteKey; N]) {
-        self.fleet.apply_routes(self.now, &self.table, &changed.into());
+        self.revisions.apply_routes(self.now, &self.table, &changed.into());
         self.carry_out_decisions();
     }
 
     /// Runs due evaluations and carries out the decisions.
     fn carry_out_decisions(&mut self) {
-        for step in self.fleet.evaluate_due(self.now) {
-            let DecisionUpdate::Decided(it) = step else {
+        for update in self.revisions.evaluate_due(self.now) {
+            let DecisionUpdate::Decided(decision) = update else {
                 self.decision_trace.push("asleep".to_owned());
                 continue;
             };
-            let pods = it.desired_scale.map_or_else(|| "-".to_owned(), |pods| pods.to_string());
-            let (seconds, ready) = (self.now.as_secs_f64() - 10.0, it.ready_pods);
-            let (path, activity) = (it.connection_path, it.activity);
-            self.decision_trace
-                .push(format!("{seconds:.1} {ready}→{pods} {path:?} {activity:?}: {}", it.reason));
-            let wanted = it.desired_scale.unwrap_or_default() as usize;
-            while self.pods.len() < wanted {
+            let pods =
+                decision.requested_scale.map_or_else(|| "-".to_owned(), |pods| pods.to_string());
+            let (seconds, ready) = (self.now.as_secs_f64() - 10.0, decision.ready_pods);
+            let (path, activity) = (decision.connection_path, decision.activity);
+            self.decision_trace.push(format!(
+                "{seconds:.1} {ready}→{pods} {path:?} {activity:?}: {}",
+                decision.reason
+            ));
+            let requested_pods = decision.requested_scale.unwrap_or_default() as usize;
+            while self.pods.len() < requested_pods {
                 self.created_pods += 1;
                 let uid = format!("pod-{:04}", self.created_pods);
                 self.table.pods.insert(uid.clone(), pod(&uid, &self.name, RoutingPhase::Starting));
@@ -107,15 +110,15 @@ impl SimService {
                     .insert(uid.clone(), (RequestTotals::default(), self.now + POD_START_TIME));
                 self.apply_routes([RouteKey::Pod(uid)]);
             }
-            while it.desired_scale.is_some() && self.pods.len() > wanted {
+            while decision.requested_scale.is_some() && self.pods.len() > requested_pods {
                 let (uid, _) = self.pods.pop_last().unwrap();
                 self.table.pods.remove(&uid);
                 self.apply_routes([RouteKey::Pod(uid.clone())]);
                 let key = UsageKey { revision: self.name.clone(), pod: Some(uid) };
-                self.fleet.remove_usage(self.now, self.agent, &key);
+                self.revisions.remove_usage(self.now, self.agent, &key);
             }
             self.most_pods = self.most_pods.max(self.pods.len());
-            if it.activity == RevisionActivity::Active {
+            if decision.activity == RevisionActivity::Active {
                 self.table.revisions.get_mut(&self.name).unwrap().initial_scale_reached = true;
                 self.apply_routes([RouteKey::Revision(self.name.clone())]);
             }
@@ -127,18 +130,19 @@ impl SimService {
         let key = UsageKey { revision: self.name.clone(), pod };
         let stream = if key.pod.is_some() { self.agent } else { self.activator };
         let (status, latency) = (vec![], vec![]);
-        let seen = UsageSample { key, read_at_ns: self.ns(), totals, status, latency };
-        self.fleet.apply_usage(self.now, stream, &seen);
+        let sample = UsageSample { key, read_at_ns: self.ns(), totals, status, latency };
+        self.revisions.apply_usage(self.now, stream, &sample);
         self.carry_out_decisions();
     }
 
     /// Lets `count` requests arrive: at ready pods in turn, or in the wait queue if there is none.
     fn add_requests(&mut self, count: usize) {
         let (now, at_ns) = (self.now, self.ns());
-        let mut ready: Vec<_> = self.pods.values_mut().filter(|(_, at)| *at <= now).collect();
+        let mut ready: Vec<_> =
+            self.pods.values_mut().filter(|(_, ready_at)| *ready_at <= now).collect();
         if !ready.is_empty() {
             let pods = ready.len();
-            (0..count).for_each(|at| ready[at % pods].0.record_start(at_ns));
+            (0..count).for_each(|index| ready[index % pods].0.record_start(at_ns));
             return;
         }
         (0..count).for_each(|_| self.wait_queue.record_start(at_ns));
@@ -154,14 +158,14 @@ impl SimService {
     }
 
     /// Lets time pass: pods become ready and take waiting requests, reports arrive every second, timers fire.
-    fn advance_time(&mut self, long: Duration) {
-        let end = self.now + long;
+    fn advance_time(&mut self, duration: Duration) {
+        let end = self.now + duration;
         while self.now < end {
             self.now += 100 * MS;
             let ready: Vec<String> = self
                 .pods
                 .iter()
-                .filter(|(_, (_, at))| *at == self.now)
+                .filter(|(_, (_, ready_at))| *ready_at == self.now)
                 .map(|(uid, _)| uid.clone())
                 .collect();
             for uid in ready {
@@ -176,7 +180,7 @@ impl SimService {
             }
             if self.now.subsec_millis() == 0 {
                 for stream in [self.agent, self.activator] {
-                    self.fleet.complete_batch(self.now, stream);
+                    self.revisions.complete_batch(self.now, stream);
                 }
                 for uid in self.pods.keys().cloned().collect::<Vec<_>>() {
                     // A report may have caused a decision that removed the pod.
@@ -185,14 +189,14 @@ impl SimService {
                     }
                 }
             }
-            if self.fleet.next_due().is_some_and(|due| due <= self.now) {
+            if self.revisions.next_due().is_some_and(|due| due <= self.now) {
                 self.carry_out_decisions();
             }
         }
     }
 
     fn revision(&self) -> &ScaledRevision {
-        &self.fleet.revisions[&self.name]
+        &self.revisions.revisions[&self.name]
     }
 }
 
@@ -205,14 +209,14 @@ fn short_window_policy() -> ScalePolicy {
 fn one_request_wakes_a_service_and_it_sleeps_again() {
     let mut sim = SimService::new(short_window_policy());
     assert!(!sim.revision().is_awake());
-    assert_eq!(sim.fleet.next_due(), None, "nothing runs for a sleeping service");
+    assert_eq!(sim.revisions.next_due(), None, "nothing runs for a sleeping service");
     sim.add_requests(1);
     sim.advance_time(400 * MS);
     sim.finish_requests();
     sim.advance_time(Duration::from_secs(20));
     assert_eq!(sim.decision_trace, GOLDEN_ONE);
     assert!(!sim.revision().is_awake());
-    assert_eq!(sim.fleet.next_due(), None);
+    assert_eq!(sim.revisions.next_due(), None);
 }
 
 const GOLDEN_ONE: [&str; 6] = [
@@ -322,7 +326,7 @@ fn growth_reported_in_steps_only_raises() {
     let mut sim = SimService::new(ScalePolicy { target_total: 10.0, ..short_window_policy() });
     sim.add_requests(1);
     sim.advance_time(Duration::from_secs(3));
-    let (uid, _) = sim.pods.first_key_value().map(|(uid, of)| (uid.clone(), *of)).unwrap();
+    let (uid, _) = sim.pods.first_key_value().map(|(uid, totals)| (uid.clone(), *totals)).unwrap();
     let mut pods = Vec::new();
     for more in [4, 5, 15, 25] {
         sim.add_requests(more);
@@ -344,9 +348,12 @@ fn a_burst_while_pods_start_is_decided_at_once() {
     sim.advance_time(100 * MS);
     sim.add_requests(200);
     assert_eq!(sim.pods.len(), 3, "201 waiting, 70 a pod");
-    let steps = sim.fleet.evaluations;
+    let evaluations = sim.revisions.evaluations;
     sim.add_requests(5);
-    assert_eq!(sim.fleet.evaluations, steps, "three pods carry 206, so this can wait for the tick");
+    assert_eq!(
+        sim.revisions.evaluations, evaluations,
+        "three pods carry 206, so this can wait for the tick"
+    );
 }
 
 #[test]
@@ -356,12 +363,12 @@ fn pods_changing_between_ticks_do_not_hasten_the_way_down() {
     sim.advance_time(Duration::from_secs(1));
     sim.finish_requests();
     sim.advance_time(Duration::from_secs(30));
-    let downs =
+    let is_scale_down =
         |line: &&String| line.contains("stable load") || line.contains("max-scale-down-rate");
-    let downs: Vec<&String> = sim.decision_trace.iter().filter(downs).collect();
-    let heights: Vec<&str> =
-        downs.iter().filter_map(|line| line.split(['→', ' ']).nth(2)).collect();
-    assert_eq!(heights, ["7", "3", "1"], "each step halves, one a tick: {downs:#?}");
+    let scale_downs: Vec<&String> = sim.decision_trace.iter().filter(is_scale_down).collect();
+    let requested_scales: Vec<&str> =
+        scale_downs.iter().filter_map(|line| line.split(['→', ' ']).nth(2)).collect();
+    assert_eq!(requested_scales, ["7", "3", "1"], "each step halves, one a tick: {scale_downs:#?}");
 }
 
 /// Load is unknown while the agent is gone, so nothing changes; after its return scaling continues.
@@ -370,15 +377,15 @@ fn without_its_agent_a_service_keeps_its_pods() {
     let mut sim = SimService::new(short_window_policy());
     sim.add_requests(100);
     sim.advance_time(Duration::from_secs(1));
-    sim.fleet.close_stream(sim.now, sim.agent);
-    let before = sim.decision_trace.clone();
+    sim.revisions.close_stream(sim.now, sim.agent);
+    let previous_trace = sim.decision_trace.clone();
     sim.now += Duration::from_secs(60);
     sim.carry_out_decisions();
-    assert_eq!(sim.decision_trace, before);
-    sim.agent = sim.fleet.open_stream(sim.now, subscriber(ComponentRole::Agent));
+    assert_eq!(sim.decision_trace, previous_trace);
+    sim.agent = sim.revisions.open_stream(sim.now, subscriber(ComponentRole::Agent));
     sim.finish_requests();
     sim.advance_time(Duration::from_secs(1));
-    sim.agent = sim.fleet.complete_batch(sim.now, sim.agent);
+    sim.agent = sim.revisions.complete_batch(sim.now, sim.agent);
     sim.advance_time(Duration::from_secs(20));
     assert_eq!(sim.pods.len(), 0);
 }
@@ -388,18 +395,18 @@ fn what_waits_at_an_activator_that_is_gone_is_not_zero_until_it_will_not_be_back
     let mut sim = SimService::new(ScalePolicy { max_scale: 1, ..short_window_policy() });
     sim.add_requests(50);
     assert_eq!(sim.revision().load.waiting(), 50);
-    sim.fleet.close_stream(sim.now, sim.activator);
+    sim.revisions.close_stream(sim.now, sim.activator);
     assert_eq!(sim.revision().load.waiting(), 50, "not known, so not zero");
-    let mut line = sim.wait_queue;
-    line.record_start(sim.ns());
-    sim.report(None, line);
+    let mut totals = sim.wait_queue;
+    totals.record_start(sim.ns());
+    sim.report(None, totals);
     assert_eq!(sim.revision().load.waiting(), 50, "an ended stream says nothing any more");
     sim.advance_time(LOST_ACTIVATOR_RETENTION + TICK);
     assert_eq!(
-        (sim.revision().load.waiting(), sim.fleet.online_senders(ComponentRole::Activator)),
+        (sim.revision().load.waiting(), sim.revisions.online_senders(ComponentRole::Activator)),
         (0, 0)
     );
-    assert_eq!(sim.fleet.senders.len(), 1, "it is forgotten");
+    assert_eq!(sim.revisions.senders.len(), 1, "it is forgotten");
 }
 
 /// A new autoscaler finds running pods before any report: it keeps them until it knows a stable window.
@@ -407,32 +414,33 @@ fn what_waits_at_an_activator_that_is_gone_is_not_zero_until_it_will_not_be_back
 fn a_restart_loses_no_pod() {
     let name = NamespacedName::new("default", "hello-00001");
     let mut table = RouteTable::default();
-    let reached =
+    let entry =
         RouteRevision { initial_scale_reached: true, ..revision(&name, short_window_policy()) };
-    table.revisions.insert(name.clone(), reached);
-    for at in 0..4 {
-        let uid = format!("pod-{at}");
+    table.revisions.insert(name.clone(), entry);
+    for index in 0..4 {
+        let uid = format!("pod-{index}");
         table.pods.insert(uid.clone(), pod(&uid, &name, RoutingPhase::Ready));
     }
-    let mut fleet = ScaledRevisions::new(TICK);
-    let mut wanted = Vec::new();
-    fleet.apply_routes(Duration::ZERO, &table, &table.keys());
+    let mut revisions = ScaledRevisions::new(TICK);
+    let mut requested = Vec::new();
+    revisions.apply_routes(Duration::ZERO, &table, &table.keys());
     let mut agent = None;
     for second in 0..20 {
         let now = Duration::from_secs(second);
         if second >= 3 {
-            let stream = *agent
-                .get_or_insert_with(|| fleet.open_stream(now, subscriber(ComponentRole::Agent)));
-            agent = Some(fleet.complete_batch(now, stream));
+            let stream = *agent.get_or_insert_with(|| {
+                revisions.open_stream(now, subscriber(ComponentRole::Agent))
+            });
+            agent = Some(revisions.complete_batch(now, stream));
         }
-        for step in fleet.evaluate_due(now) {
-            let DecisionUpdate::Decided(it) = step else { continue };
-            wanted.push((second, it.desired_scale));
+        for update in revisions.evaluate_due(now) {
+            let DecisionUpdate::Decided(decision) = update else { continue };
+            requested.push((second, decision.requested_scale));
         }
     }
     // Unknown at first; four by panic mode once the agent reports. Load was last unknown at 2 s; after a stable window,
     // a panic window and a tick it may shrink.
-    assert_eq!(wanted, [(0, None), (4, Some(4)), (12, Some(2))]);
+    assert_eq!(requested, [(0, None), (4, Some(4)), (12, Some(2))]);
 }
 
 /// Two services with four pods each, on nodes of their own. One node's agent reports only every third second, so the
@@ -442,37 +450,37 @@ fn a_node_that_stalls_holds_up_no_service_of_another() {
     let mut table = RouteTable::default();
     for node in ["calm", "stalls"] {
         let name = NamespacedName::new("default", node);
-        let reached =
+        let entry =
             RouteRevision { initial_scale_reached: true, ..revision(&name, short_window_policy()) };
-        table.revisions.insert(name.clone(), reached);
-        for at in 0..4 {
-            let uid = format!("{node}-{at}");
-            let new = RoutePod { node: node.into(), ..pod(&uid, &name, RoutingPhase::Ready) };
-            table.pods.insert(uid, new);
+        table.revisions.insert(name.clone(), entry);
+        for index in 0..4 {
+            let uid = format!("{node}-{index}");
+            let pod_entry = RoutePod { node: node.into(), ..pod(&uid, &name, RoutingPhase::Ready) };
+            table.pods.insert(uid, pod_entry);
         }
     }
-    let mut fleet = ScaledRevisions::new(TICK);
-    fleet.apply_routes(Duration::ZERO, &table, &table.keys());
+    let mut revisions = ScaledRevisions::new(TICK);
+    revisions.apply_routes(Duration::ZERO, &table, &table.keys());
     let mut agents = ["calm", "stalls"].map(|node| {
-        let who =
+        let subscriber =
             ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() };
-        fleet.open_stream(Duration::ZERO, who)
+        revisions.open_stream(Duration::ZERO, subscriber)
     });
-    let mut least = BTreeMap::new();
+    let mut min_scales = BTreeMap::new();
     for second in 0..40 {
         let now = Duration::from_secs(second);
-        agents[0] = fleet.complete_batch(now, agents[0]);
+        agents[0] = revisions.complete_batch(now, agents[0]);
         if second % 3 == 0 {
-            agents[1] = fleet.complete_batch(now, agents[1]);
+            agents[1] = revisions.complete_batch(now, agents[1]);
         }
-        for step in fleet.evaluate_due(now) {
-            let DecisionUpdate::Decided(it) = step else { continue };
-            let least = least.entry(it.revision.name).or_insert(4);
-            *least = it.desired_scale.unwrap_or(*least).min(*least);
+        for update in revisions.evaluate_due(now) {
+            let DecisionUpdate::Decided(decision) = update else { continue };
+            let min_scale = min_scales.entry(decision.revision.name).or_insert(4);
+            *min_scale = decision.requested_scale.unwrap_or(*min_scale).min(*min_scale);
         }
     }
     // Pods stay ready in this test, so that each step down asks for half of them.
-    assert_eq!(least, BTreeMap::from([("calm".into(), 2), ("stalls".into(), 4)]));
+    assert_eq!(min_scales, BTreeMap::from([("calm".into(), 2), ("stalls".into(), 4)]));
 }
 
 /// One of three pods ends before the first decision: the number before it ended is kept.
@@ -480,27 +488,27 @@ fn a_node_that_stalls_holds_up_no_service_of_another() {
 fn a_restart_keeps_the_place_of_a_pod_that_ends() {
     let name = NamespacedName::new("default", "hello-00001");
     let mut table = RouteTable::default();
-    let reached =
+    let entry =
         RouteRevision { initial_scale_reached: true, ..revision(&name, short_window_policy()) };
-    table.revisions.insert(name.clone(), reached);
+    table.revisions.insert(name.clone(), entry);
     for (uid, phase) in
         [("a", RoutingPhase::Ready), ("b", RoutingPhase::Ready), ("c", RoutingPhase::Starting)]
     {
         table.pods.insert(uid.into(), pod(uid, &name, phase));
     }
-    let mut fleet = ScaledRevisions::new(TICK);
-    fleet.apply_routes(Duration::ZERO, &table, &table.keys());
-    let agent = fleet.open_stream(Duration::ZERO, subscriber(ComponentRole::Agent));
+    let mut revisions = ScaledRevisions::new(TICK);
+    revisions.apply_routes(Duration::ZERO, &table, &table.keys());
+    let agent = revisions.open_stream(Duration::ZERO, subscriber(ComponentRole::Agent));
     for second in 0..8 {
         let now = Duration::from_secs(second);
-        fleet.complete_batch(now, agent);
+        revisions.complete_batch(now, agent);
         if second == 5 {
             table.pods.remove("c");
-            fleet.apply_routes(now, &table, &[RouteKey::Pod("c".into())].into());
+            revisions.apply_routes(now, &table, &[RouteKey::Pod("c".into())].into());
         }
-        for step in fleet.evaluate_due(now) {
-            let DecisionUpdate::Decided(it) = step else { continue };
-            assert_eq!(it.desired_scale, None, "in second {second}: {}", it.reason);
+        for update in revisions.evaluate_due(now) {
+            let DecisionUpdate::Decided(decision) = update else { continue };
+            assert_eq!(decision.requested_scale, None, "in second {second}: {}", decision.reason);
         }
     }
 }
@@ -509,10 +517,13 @@ fn a_restart_keeps_the_place_of_a_pod_that_ends() {
 fn a_revision_that_leaves_the_table_is_forgotten() {
     let mut sim = SimService::new(short_window_policy());
     sim.table.revisions.clear();
-    let gone =
-        sim.fleet.apply_routes(sim.now, &sim.table, &[RouteKey::Revision(sim.name.clone())].into());
-    assert_eq!(gone, [DecisionUpdate::Withdrawn(sim.name.clone())]);
-    assert_eq!(sim.fleet.next_due(), None);
+    let updates = sim.revisions.apply_routes(
+        sim.now,
+        &sim.table,
+        &[RouteKey::Revision(sim.name.clone())].into(),
+    );
+    assert_eq!(updates, [DecisionUpdate::Withdrawn(sim.name.clone())]);
+    assert_eq!(sim.revisions.next_due(), None);
 }
 
 #[test]
@@ -520,39 +531,42 @@ fn a_pod_may_be_routed_before_its_revision() {
     let mut sim = SimService::new(short_window_policy());
     let other = NamespacedName::new("default", "later-00001");
     sim.table.pods.insert("early".into(), pod("early", &other, RoutingPhase::Ready));
-    sim.fleet.apply_routes(sim.now, &sim.table, &[RouteKey::Pod("early".into())].into());
+    sim.revisions.apply_routes(sim.now, &sim.table, &[RouteKey::Pod("early".into())].into());
     sim.table.revisions.insert(other.clone(), revision(&other, short_window_policy()));
-    sim.fleet.apply_routes(sim.now, &sim.table, &[RouteKey::Revision(other.clone())].into());
-    assert_eq!(sim.fleet.revisions[&other].pods.ready, 1);
+    sim.revisions.apply_routes(sim.now, &sim.table, &[RouteKey::Revision(other.clone())].into());
+    assert_eq!(sim.revisions.revisions[&other].pods.ready, 1);
 }
 
 #[test]
 fn a_sleeping_revision_needs_no_decision_and_no_evaluation() {
-    let mut fleet = ScaledRevisions::new(TICK);
+    let mut revisions = ScaledRevisions::new(TICK);
     let mut table = RouteTable::default();
-    for at in 0..50 {
-        let name = NamespacedName::new("default", format!("s-{at}-00001"));
-        let asleep =
+    for index in 0..50 {
+        let name = NamespacedName::new("default", format!("s-{index}-00001"));
+        let entry =
             RouteRevision { initial_scale_reached: true, ..revision(&name, short_window_policy()) };
-        table.revisions.insert(name, asleep);
+        table.revisions.insert(name, entry);
     }
-    fleet.apply_routes(TICK, &table, &table.keys());
-    assert_eq!((fleet.evaluate_due(TICK), fleet.next_due(), fleet.evaluations), (vec![], None, 50));
-    assert!(fleet.revisions().all(|(_, it)| !it.is_awake()));
+    revisions.apply_routes(TICK, &table, &table.keys());
+    assert_eq!(
+        (revisions.evaluate_due(TICK), revisions.next_due(), revisions.evaluations),
+        (vec![], None, 50)
+    );
+    assert!(revisions.revisions().all(|(_, revision)| !revision.is_awake()));
 }
 
 #[test]
 fn a_whole_table_takes_along_what_it_does_not_name() {
     let mut sim = SimService::new(short_window_policy());
     sim.add_requests(1);
-    let keys = sim.fleet.stored_keys();
+    let keys = sim.revisions.stored_keys();
     assert_eq!(
         keys,
         [RouteKey::Revision(sim.name.clone()), RouteKey::Pod("pod-0001".into())].into()
     );
-    let gone = sim.fleet.apply_routes(sim.now, &RouteTable::default(), &keys);
+    let updates = sim.revisions.apply_routes(sim.now, &RouteTable::default(), &keys);
     assert_eq!(
-        (gone, sim.fleet.stored_keys()),
+        (updates, sim.revisions.stored_keys()),
         (vec![DecisionUpdate::Withdrawn(sim.name.clone())], BTreeSet::new())
     );
 }
@@ -560,11 +574,11 @@ fn a_whole_table_takes_along_what_it_does_not_name() {
 /// A simulation whose Revision the controller has not sent yet, and that Revision.
 fn sim_without_revision() -> (SimService, RouteRevision) {
     let mut sim = SimService::new(short_window_policy());
-    let later = sim.table.revisions.remove(&sim.name).unwrap();
+    let entry = sim.table.revisions.remove(&sim.name).unwrap();
     sim.apply_routes([RouteKey::Revision(sim.name.clone())]);
-    assert!(sim.fleet.revisions.is_empty());
+    assert!(sim.revisions.revisions.is_empty());
     sim.decision_trace.clear();
-    (sim, RouteRevision { initial_scale_reached: true, ..later })
+    (sim, RouteRevision { initial_scale_reached: true, ..entry })
 }
 
 impl SimService {
@@ -579,39 +593,42 @@ fn a_request_reported_before_its_revision_wakes_it() {
     let (mut sim, revision) = sim_without_revision();
     sim.add_requests(1);
     sim.advance_time(Duration::from_secs(5));
-    assert_eq!((sim.decision_trace.len(), sim.fleet.next_due()), (0, None));
+    assert_eq!((sim.decision_trace.len(), sim.revisions.next_due()), (0, None));
     sim.add_revision(revision);
     assert_eq!(sim.decision_trace, ["5.0 0→1 Direct Activating: stable load"]);
     assert_eq!(sim.revision().load.waiting(), 1);
-    assert!(sim.fleet.unlisted_loads.is_empty());
+    assert!(sim.revisions.unlisted_loads.is_empty());
 }
 
 #[test]
 fn a_request_over_before_its_revision_is_routed_wakes_nothing() {
-    let over: [fn(&mut SimService); 3] = [
+    let finish: [fn(&mut SimService); 3] = [
         |sim| {
             sim.wait_queue.record_finish(sim.ns());
             sim.report(None, sim.wait_queue);
         },
         |sim| {
-            sim.fleet.close_stream(sim.now, sim.activator);
+            sim.revisions.close_stream(sim.now, sim.activator);
             sim.now += LOST_ACTIVATOR_RETENTION;
-            sim.fleet.forget_lost_activators(sim.now);
-            assert!(sim.fleet.unlisted_loads.is_empty(), "kept no longer than its sender");
+            sim.revisions.forget_lost_activators(sim.now);
+            assert!(sim.revisions.unlisted_loads.is_empty(), "kept no longer than its sender");
         },
         |sim| {
             let key = UsageKey { revision: sim.name.clone(), pod: None };
-            sim.fleet.remove_usage(sim.now, sim.activator, &key);
-            assert!(sim.fleet.unlisted_loads.is_empty(), "kept no longer than its subject");
+            sim.revisions.remove_usage(sim.now, sim.activator, &key);
+            assert!(sim.revisions.unlisted_loads.is_empty(), "kept no longer than its subject");
         },
     ];
-    for over in over {
+    for finish in finish {
         let (mut sim, revision) = sim_without_revision();
         sim.add_requests(1);
-        over(&mut sim);
+        finish(&mut sim);
         sim.add_revision(revision);
-        assert_eq!((sim.decision_trace.len(), sim.pods.len(), sim.fleet.next_due()), (0, 0, None));
-        assert!(sim.fleet.unlisted_loads.is_empty());
+        assert_eq!(
+            (sim.decision_trace.len(), sim.pods.len(), sim.revisions.next_due()),
+            (0, 0, None)
+        );
+        assert!(sim.revisions.unlisted_loads.is_empty());
     }
 }
 
@@ -619,10 +636,10 @@ fn a_request_over_before_its_revision_is_routed_wakes_nothing() {
 fn only_the_latest_report_on_an_unknown_revision_is_kept() {
     let (mut sim, revision) = sim_without_revision();
     (0..100).for_each(|_| sim.add_requests(1));
-    assert_eq!(sim.fleet.unlisted_loads.len(), 1);
-    sim.activator = sim.fleet.open_stream(sim.now, subscriber(ComponentRole::Activator));
+    assert_eq!(sim.revisions.unlisted_loads.len(), 1);
+    sim.activator = sim.revisions.open_stream(sim.now, subscriber(ComponentRole::Activator));
     sim.add_requests(1);
-    sim.activator = sim.fleet.complete_batch(sim.now, sim.activator);
+    sim.activator = sim.revisions.complete_batch(sim.now, sim.activator);
     sim.add_revision(revision);
     assert_eq!(sim.revision().load.waiting(), 101);
 }
@@ -634,8 +651,8 @@ fn a_request_outlasts_its_revisions_absence_from_the_table() {
     sim.decision_trace.clear();
     let revision = sim.table.revisions.remove(&sim.name).unwrap();
     sim.table.pods.clear();
-    let gone = [RouteKey::Revision(sim.name.clone()), RouteKey::Pod("pod-0001".into())];
-    sim.apply_routes(gone);
+    let keys = [RouteKey::Revision(sim.name.clone()), RouteKey::Pod("pod-0001".into())];
+    sim.apply_routes(keys);
     sim.pods.clear();
     sim.add_revision(RouteRevision { initial_scale_reached: true, ..revision });
     assert_eq!(sim.decision_trace, ["0.0 0→1 Direct Activating: stable load"]);

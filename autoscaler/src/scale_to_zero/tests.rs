@@ -15,36 +15,36 @@ fn at(seconds: u64) -> Duration {
 /// A run of one state machine; each step returns pods, activity and the bound.
 struct ScaleToZeroFixture {
     policy: ScalePolicy,
-    zero: ScaleToZero,
+    scale_to_zero: ScaleToZero,
 }
 
 impl ScaleToZeroFixture {
-    fn new(policy: ScalePolicy, facts: ScaleToZeroInput) -> Self {
-        let pods = facts.ready;
-        Self { zero: ScaleToZero::new(at(0), &policy, facts, pods), policy }
+    fn new(policy: ScalePolicy, input: ScaleToZeroInput) -> Self {
+        let pods = input.ready;
+        Self { scale_to_zero: ScaleToZero::new(at(0), &policy, input, pods), policy }
     }
 
     fn step_full(
         &mut self,
         now: u64,
-        facts: ScaleToZeroInput,
-        wish: Option<u32>,
+        input: ScaleToZeroInput,
+        desired_pods: Option<u32>,
     ) -> RequestedScale {
-        self.zero.step(at(now), &self.policy, facts, wish, 0.0, None)
+        self.scale_to_zero.step(at(now), &self.policy, input, desired_pods, 0.0, None)
     }
 
     fn step(
         &mut self,
         now: u64,
-        facts: ScaleToZeroInput,
-        wish: Option<u32>,
+        input: ScaleToZeroInput,
+        desired_pods: Option<u32>,
     ) -> (Option<u32>, RevisionActivity, Option<ScaleBound>) {
-        let verdict = self.step_full(now, facts, wish);
-        (verdict.pods, verdict.activity, verdict.bound)
+        let requested = self.step_full(now, input, desired_pods);
+        (requested.pods, requested.activity, requested.bound)
     }
 }
 
-/// Reference §2.5: a Revision is active for a stable window, then inactive and off the direct path, then at zero.
+/// As in Knative, a Revision is active for a stable window, then inactive and off the direct path, then at zero.
 #[test]
 fn the_last_pod_goes_after_a_stable_window() {
     let mut run = ScaleToZeroFixture::new(policy(), UP);
@@ -68,9 +68,12 @@ fn the_last_pod_goes_after_a_stable_window() {
 #[test]
 fn load_after_a_held_turn_begins_a_stable_window() {
     let mut run = ScaleToZeroFixture::new(policy(), UP);
-    let hold = Some((3, ScaleBound::LoadUnknown));
-    let held = run.zero.step(at(70), &run.policy, UP, Some(0), 0.0, hold);
-    assert_eq!((held.activity, held.bound), (RevisionActivity::Active, hold.map(|(_, why)| why)));
+    let scale_down_floor = Some((3, ScaleBound::LoadUnknown));
+    let held = run.scale_to_zero.step(at(70), &run.policy, UP, Some(0), 0.0, scale_down_floor);
+    assert_eq!(
+        (held.activity, held.bound),
+        (RevisionActivity::Active, scale_down_floor.map(|(_, bound)| bound))
+    );
     assert_eq!(run.step(72, UP, Some(1)), (Some(1), RevisionActivity::Active, None));
     let quiet = run.step_full(131, UP, Some(0));
     assert_eq!((quiet.bound, quiet.next_step_at), (Some(ScaleBound::StableWindow), Some(at(132))));
@@ -88,10 +91,10 @@ fn the_last_pod_is_retained_while_reachable() {
         (None, Some(ScaleBound::Retention), Some(at(160)))
     );
     assert_eq!(run.step(160, UP, Some(0)).0, Some(0));
-    let hidden = ScaleToZeroInput { is_reachable: false, ..UP };
-    let mut run = ScaleToZeroFixture::new(policy, hidden);
-    run.step(60, hidden, Some(0));
-    assert_eq!(run.step(61, hidden, Some(0)).0, Some(0), "nobody needs an unreachable one");
+    let unreachable = ScaleToZeroInput { is_reachable: false, ..UP };
+    let mut run = ScaleToZeroFixture::new(policy, unreachable);
+    run.step(60, unreachable, Some(0));
+    assert_eq!(run.step(61, unreachable, Some(0)).0, Some(0), "nobody needs an unreachable one");
 }
 
 #[test]
@@ -110,7 +113,7 @@ fn a_request_on_the_way_down_turns_it_back_up() {
     );
 }
 
-/// Reference §2.5: a Revision that is activating without load goes to zero only after the progress deadline and 30 s.
+/// As in Knative, a Revision that is activating without load goes to zero only after the progress deadline and 30 s.
 #[test]
 fn a_start_that_never_succeeds_times_out() {
     let mut run = ScaleToZeroFixture::new(policy(), NEW);
@@ -144,7 +147,7 @@ fn a_start_whose_client_left_is_still_awaited() {
     assert_eq!(run.step(72, UP, Some(0)).2, Some(ScaleBound::StableWindow));
 }
 
-/// Reference §2.5: threshold = max(min, initial) until reached, then max(min, 1).
+/// As in Knative, threshold = max(min, initial) until reached, then max(min, 1).
 #[test]
 fn the_initial_scale_is_a_minimum_until_it_is_reached() {
     let policy = ScalePolicy { initial_scale: 3, ..policy() };
@@ -162,9 +165,9 @@ fn the_initial_scale_is_a_minimum_until_it_is_reached() {
     );
     let reached = ScaleToZeroInput { initial_scale_reached: true, ..three };
     assert_eq!(run.step(4, reached, Some(1)), (Some(1), RevisionActivity::Active, None));
-    let hidden = ScaleToZeroInput { is_reachable: false, ..NEW };
+    let unreachable = ScaleToZeroInput { is_reachable: false, ..NEW };
     assert_eq!(
-        ScaleToZeroFixture::new(policy, hidden).step(1, hidden, Some(1)).0,
+        ScaleToZeroFixture::new(policy, unreachable).step(1, unreachable, Some(1)).0,
         Some(1),
         "not when unreachable"
     );
@@ -198,19 +201,19 @@ fn bounds_hold_while_reachable() {
         (Some(4), RevisionActivity::Active, Some(ScaleBound::MaxScale))
     );
     assert_eq!(run.step(3, ready, Some(3)), (Some(3), RevisionActivity::Active, None));
-    let hidden = ScaleToZeroInput { is_reachable: false, ..ready };
-    assert_eq!(run.step(70, hidden, Some(0)).1, RevisionActivity::Inactive);
+    let unreachable = ScaleToZeroInput { is_reachable: false, ..ready };
+    assert_eq!(run.step(70, unreachable, Some(0)).1, RevisionActivity::Inactive);
 }
 
 /// The installation's minimum is above the maximum of a Revision's annotation: as in Knative, the minimum wins.
 #[test]
 fn the_least_number_wins_over_the_most() {
-    for wish in [Some(0), Some(1), Some(3), Some(9), None] {
+    for desired_pods in [Some(0), Some(1), Some(3), Some(9), None] {
         let policy = ScalePolicy { min_scale: 5, max_scale: 2, ..policy() };
         let mut run = ScaleToZeroFixture::new(policy, NEW);
-        assert_eq!(run.step(1, NEW, wish).0, Some(5), "{wish:?}");
+        assert_eq!(run.step(1, NEW, desired_pods).0, Some(5), "{desired_pods:?}");
         let ready = ScaleToZeroInput { ready: 5, ..UP };
-        assert_eq!(run.step(2, ready, wish).0, Some(5), "{wish:?}");
+        assert_eq!(run.step(2, ready, desired_pods).0, Some(5), "{desired_pods:?}");
     }
 }
 
@@ -230,11 +233,11 @@ fn unknown_load_keeps_what_there_is() {
     run.step(2, UP, Some(4));
     assert_eq!(run.step(3, UP, None).0, Some(4));
     let mut asleep = ScaleToZeroFixture::new(policy(), DOWN);
-    let verdict = asleep.step_full(1, DOWN, None);
-    assert_eq!((verdict.pods, verdict.path), (None, ConnectionPath::Activator));
+    let requested = asleep.step_full(1, DOWN, None);
+    assert_eq!((requested.pods, requested.path), (None, ConnectionPath::Activator));
 }
 
-/// Bounds do not depend on load: changed bounds apply to what was decided before.
+/// Bounds do not depend on load: changed bounds apply to the last requested scale.
 #[test]
 fn bounds_that_change_while_load_is_unknown_are_followed() {
     let mut run = ScaleToZeroFixture::new(policy(), UP);
@@ -253,12 +256,14 @@ fn bounds_that_change_while_load_is_unknown_are_followed() {
     );
 }
 
-/// Reference §2.4: Serve iff want > 0 and EBC ≥ 0.
+/// Connections go direct only if the requested scale is above zero and the excess burst capacity is not negative.
+/// Knative calls these modes Serve and Proxy.
 #[test]
 fn the_path_follows_burst_capacity_and_sleep() {
     let mut run = ScaleToZeroFixture::new(policy(), UP);
-    let mut path =
-        |wish, capacity| run.zero.step(at(1), &run.policy, UP, wish, capacity, None).path;
+    let mut path = |desired_pods, capacity| {
+        run.scale_to_zero.step(at(1), &run.policy, UP, desired_pods, capacity, None).path
+    };
     assert_eq!(path(Some(2), 0.0), ConnectionPath::Direct);
     assert_eq!(path(Some(2), -1.0), ConnectionPath::Activator);
     assert_eq!(path(None, 89.0), ConnectionPath::Direct);
@@ -266,39 +271,43 @@ fn the_path_follows_burst_capacity_and_sleep() {
 }
 
 prop_compose! {
-    fn facts()(ready in 0u32..6, is_reachable: bool, initial_scale_reached: bool) -> ScaleToZeroInput {
+    fn inputs()(ready in 0u32..6, is_reachable: bool, initial_scale_reached: bool) -> ScaleToZeroInput {
         ScaleToZeroInput { ready, is_reachable, initial_scale_reached }
     }
 }
 
 proptest! {
-    /// Requested pods stay within the present bounds, whatever happens.
+    /// The requested scale stays within the present bounds, whatever happens.
     #[test]
     fn decided_pods_stay_within_bounds(
         min_scale in 0u32..8, max_scale in 0u32..8, initial in 0u32..4,
-        steps in proptest::collection::vec((facts(), proptest::option::of(0u32..20), 1u64..100), 1..40),
+        steps in proptest::collection::vec((inputs(), proptest::option::of(0u32..20), 1u64..100), 1..40),
     ) {
         let policy = ScalePolicy { min_scale, max_scale, initial_scale: initial, ..policy() };
         let mut run = ScaleToZeroFixture::new(policy, steps[0].0);
         let mut now = 0;
-        for (facts, wish, passed) in steps {
-            now += passed;
-            let verdict = run.step_full(now, facts, wish);
-            let pods = verdict.pods.unwrap_or(min_scale);
+        for (input, desired_pods, elapsed) in steps {
+            now += elapsed;
+            let requested = run.step_full(now, input, desired_pods);
+            let pods = requested.pods.unwrap_or(min_scale);
             // The initial scale is reached once, and the minimum always, whatever the maximum.
             prop_assert!(max_scale == 0 || pods <= max_scale.max(min_scale).max(initial));
-            prop_assert!(!(facts.is_reachable && wish.is_some_and(|wish| wish > 0)) || pods >= min_scale);
-            prop_assert!(verdict.path == ConnectionPath::Activator || verdict.activity != RevisionActivity::Inactive);
+            prop_assert!(!(input.is_reachable && desired_pods.is_some_and(|pods| pods > 0)) || pods >= min_scale);
+            prop_assert!(
+                requested.path == ConnectionPath::Activator || requested.activity != RevisionActivity::Inactive
+            );
         }
     }
 
-    /// Steps repeated at the same moment with the same facts reach a fixed point.
+    /// Steps repeated at the same moment with the same input reach a fixed point.
     #[test]
-    fn repeated_steps_reach_a_fixed_point(facts in facts(), wish in proptest::option::of(0u32..9), now in 0u64..900) {
-        let mut run = ScaleToZeroFixture::new(policy(), facts);
-        run.step_full(now, facts, wish);
-        run.step_full(now, facts, wish);
-        let settled = run.step_full(now, facts, wish);
-        prop_assert_eq!(run.step_full(now, facts, wish), settled);
+    fn repeated_steps_reach_a_fixed_point(
+        input in inputs(), desired_pods in proptest::option::of(0u32..9), now in 0u64..900
+    ) {
+        let mut run = ScaleToZeroFixture::new(policy(), input);
+        run.step_full(now, input, desired_pods);
+        run.step_full(now, input, desired_pods);
+        let settled = run.step_full(now, input, desired_pods);
+        prop_assert_eq!(run.step_full(now, input, desired_pods), settled);
     }
 }

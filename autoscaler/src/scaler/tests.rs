@@ -27,11 +27,12 @@ fn desired(
     stable: f64,
     panic: f64,
 ) -> (Option<u32>, ScaleReason) {
-    let wish = scaler_outside_panic().step(at(100), policy, pods(ready), load(stable, panic));
-    (wish.pods, wish.reason)
+    let desired_scale =
+        scaler_outside_panic().step(at(100), policy, pods(ready), load(stable, panic));
+    (desired_scale.pods, desired_scale.reason)
 }
 
-/// Table of the formula's cases, from Reference §2.3.
+/// Cases of Knative's formula for the desired scale.
 #[test]
 fn desired_scale_follows_the_formula() {
     let plain = policy();
@@ -61,27 +62,27 @@ fn desired_scale_follows_the_formula() {
         ("no activation without load", &active, 1, 0.0, 0.0, 0, ScaleReason::Stable),
         ("more than the activation scale", &active, 8, 550.0, 550.0, 8, ScaleReason::Stable),
     ];
-    for (case, policy, ready, stable, panic, expected, why) in table {
-        assert_eq!(desired(policy, ready, stable, panic), (Some(expected), why), "{case}");
+    for (case, policy, ready, stable, panic, expected, reason) in table {
+        assert_eq!(desired(policy, ready, stable, panic), (Some(expected), reason), "{case}");
     }
 }
 
 #[test]
 fn an_unreachable_revision_may_shrink_in_one_step() {
-    let hidden = ScalerPods { ready: 10, is_reachable: false };
-    let wish = scaler_outside_panic().step(at(9), &policy(), hidden, load(0.0, 0.0));
-    assert_eq!(wish.pods, Some(0));
+    let unreachable = ScalerPods { ready: 10, is_reachable: false };
+    let desired_scale = scaler_outside_panic().step(at(9), &policy(), unreachable, load(0.0, 0.0));
+    assert_eq!(desired_scale.pods, Some(0));
 }
 
-/// Reference §2.3: panic mode starts at the threshold, is extended while load is over it, and never lowers pods. It
+/// As in Knative, panic mode starts at the threshold, is extended while load is over it, and never lowers pods. It
 /// ends
 /// a stable window later.
 #[test]
 fn panic_only_rises_and_ends_after_a_stable_window() {
     let (policy, mut scaler) = (policy(), scaler_outside_panic());
     let mut step = |now, ready, stable, panic| {
-        let wish = scaler.step(at(now), &policy, pods(ready), load(stable, panic));
-        (wish.pods, scaler.is_panicking())
+        let desired_scale = scaler.step(at(now), &policy, pods(ready), load(stable, panic));
+        (desired_scale.pods, scaler.is_panicking())
     };
     assert_eq!(step(2, 1, 30.0, 150.0), (Some(3), true));
     assert_eq!(step(4, 1, 60.0, 300.0), (Some(5), true));
@@ -92,7 +93,7 @@ fn panic_only_rises_and_ends_after_a_stable_window() {
     assert_eq!(step(71, 13, 10.0, 10.0), (Some(6), false), "then one step down");
 }
 
-/// Reference §2.3: a new scaler with more than one ready pod starts in panic.
+/// As in Knative, a new scaler with more than one ready pod starts in panic.
 #[test]
 fn a_restart_keeps_the_pods_there_are() {
     let mut scaler = Scaler::new(at(100), 7);
@@ -104,11 +105,11 @@ fn a_restart_keeps_the_pods_there_are() {
 
 #[test]
 fn without_data_no_scale_is_desired() {
-    let wish = scaler_outside_panic().step(at(1), &policy(), pods(3), None);
-    assert_eq!((wish.pods, wish.reason), (None, ScaleReason::NoData));
+    let desired_scale = scaler_outside_panic().step(at(1), &policy(), pods(3), None);
+    assert_eq!((desired_scale.pods, desired_scale.reason), (None, ScaleReason::NoData));
 }
 
-/// Reference §2.3: scale-down-delay takes the highest wish of the delay, in buckets of 2 s.
+/// As in Knative, scale-down-delay takes the highest desired scale of the delay, in buckets of 2 s.
 #[test]
 fn a_lower_scale_waits_for_the_delay() {
     let policy = ScalePolicy { scale_down_delay: at(10), ..policy() };
@@ -142,7 +143,7 @@ fn a_delay_that_changes_holds_from_the_next_evaluation_on() {
     assert_eq!(step(42, 2, 140.0), Some(2), "shorter");
 }
 
-/// Reference §2.4 gives the formula `TBC == 0 ? 0 : TBC > 0 ? floor(ready·total − TBC − panic) : −1`.
+/// Knative's formula is `TBC == 0 ? 0 : TBC > 0 ? floor(ready·total − TBC − panic) : −1`.
 #[test]
 fn burst_capacity_and_activators_follow_the_formula() {
     let table = [
@@ -161,13 +162,14 @@ fn burst_capacity_and_activators_follow_the_formula() {
     ];
     for (burst, ready, panic, capacity, activators) in table {
         let policy = ScalePolicy { target_burst_capacity: burst, ..policy() };
-        let wish = scaler_outside_panic().step(at(9), &policy, pods(ready), load(0.0, panic));
-        let got = (wish.excess_burst_capacity, wish.activators);
+        let desired_scale =
+            scaler_outside_panic().step(at(9), &policy, pods(ready), load(0.0, panic));
+        let got = (desired_scale.excess_burst_capacity, desired_scale.activators);
         assert_eq!(got, (capacity, activators), "burst {burst}, {ready} ready, panic {panic}");
     }
 }
 
-/// Reference §2.4: excess burst capacity before any data is initialScale·total − TBC.
+/// As in Knative, excess burst capacity before any data is initialScale·total − TBC.
 #[test]
 fn burst_capacity_before_any_data_is_that_of_the_initial_scale() {
     for (burst, initial, capacity) in
@@ -182,14 +184,18 @@ fn burst_capacity_before_any_data_is_that_of_the_initial_scale() {
     }
 }
 
-/// Reference §2.4, 5 idle pods: 5 · 100 − 211. Load that becomes unknown does not lower it, so the path stays.
+/// With 5 idle pods it is 5 · 100 − 211. Load that becomes unknown does not lower it, so the path stays.
 #[test]
 fn burst_capacity_is_kept_while_load_is_unknown() {
     let policy = ScalePolicy { target_burst_capacity: 211.0, ..policy() };
     let mut scaler = scaler_outside_panic();
     for load in [load(0.0, 0.0), None, None] {
-        let wish = scaler.step(at(9), &policy, pods(5), load);
-        assert_eq!((wish.excess_burst_capacity, wish.activators), (289.0, 8), "{load:?}");
+        let desired_scale = scaler.step(at(9), &policy, pods(5), load);
+        assert_eq!(
+            (desired_scale.excess_burst_capacity, desired_scale.activators),
+            (289.0, 8),
+            "{load:?}"
+        );
     }
 }
 
@@ -236,7 +242,7 @@ proptest! {
     /// No load ever moves the path with a burst capacity of 0.
     #[test]
     fn a_burst_capacity_of_zero_never_flaps(ready in 0u32..100, panic in 0.0f64..1e6) {
-        let wish = scaler_outside_panic().step(at(9), &policy(), pods(ready), load(0.0, panic));
-        prop_assert_eq!((wish.excess_burst_capacity, wish.activators), (0.0, 2));
+        let desired_scale = scaler_outside_panic().step(at(9), &policy(), pods(ready), load(0.0, panic));
+        prop_assert_eq!((desired_scale.excess_burst_capacity, desired_scale.activators), (0.0, 2));
     }
 }

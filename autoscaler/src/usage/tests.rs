@@ -39,8 +39,9 @@ fn awake(metric: ScaleMetric) -> RevisionLoad {
 }
 
 fn second(load: &RevisionLoad, second: u64) -> f64 {
-    let held = load.window.as_ref().unwrap().1.load_in_second(Duration::from_secs(second));
-    (held * 1e6).round() / 1e6
+    let load_in_second =
+        load.window.as_ref().unwrap().1.load_in_second(Duration::from_secs(second));
+    (load_in_second * 1e6).round() / 1e6
 }
 
 #[test]
@@ -90,9 +91,9 @@ fn several_senders_add_up_and_a_lost_ones_report_still_counts() {
     load.mark_sender_offline(at(2.0), 1);
     assert_eq!((load.in_flight(), load.waiting()), (9, 6), "not known, so not zero");
     assert!(!load.is_current(at(2.0)));
-    let again = UsageStream { sender: 1, number: 1, synced: false };
-    load.apply_report(at(4.0), again, true, &report(Some("p"), 4.0, totals));
-    load.complete_snapshot(at(4.0), again);
+    let next_stream = UsageStream { sender: 1, number: 1, synced: false };
+    load.apply_report(at(4.0), next_stream, true, &report(Some("p"), 4.0, totals));
+    load.complete_snapshot(at(4.0), next_stream);
     load.accrue_until(at(4.0), true);
     assert_eq!((load.in_flight(), load.waiting()), (6, 3), "it did not name its line again");
     assert_eq!(second(&load, 3), 9.0, "what the absence hid is made up for");
@@ -106,9 +107,14 @@ fn a_new_stream_that_does_not_name_a_pod_ends_it() {
     totals.record_start(ns(at(1.0)));
     load.apply_report(at(1.0), SYNCED_STREAM, true, &report(Some("old"), 1.0, totals));
     load.mark_sender_offline(at(2.0), 0);
-    let again = UsageStream { number: 1, synced: false, ..SYNCED_STREAM };
-    load.apply_report(at(3.0), again, true, &report(Some("new"), 3.0, RequestTotals::default()));
-    load.complete_snapshot(at(3.0), again);
+    let next_stream = UsageStream { number: 1, synced: false, ..SYNCED_STREAM };
+    load.apply_report(
+        at(3.0),
+        next_stream,
+        true,
+        &report(Some("new"), 3.0, RequestTotals::default()),
+    );
+    load.complete_snapshot(at(3.0), next_stream);
     assert_eq!((load.is_pod_reported("old"), load.is_pod_reported("new")), (false, true));
 }
 
@@ -238,9 +244,9 @@ proptest! {
             load.apply_report(at(now), SYNCED_STREAM, true, &report(Some("p"), now, totals));
         }
         load.accrue_until(at(30.0), true);
-        let seen: f64 = (0..=30).map(|it| second(&load, it)).sum();
-        let truth: f64 = requests.iter().map(|(_, long)| long).sum();
+        let recorded: f64 = (0..=30).map(|it| second(&load, it)).sum();
+        let expected: f64 = requests.iter().map(|(_, long)| long).sum();
         // Each first request after quiet may add the rest of its second.
-        prop_assert!(seen >= truth - 0.01 && seen <= truth + 16.0, "{seen} of {truth}");
+        prop_assert!(recorded >= expected - 0.01 && recorded <= expected + 16.0, "{recorded} of {expected}");
     }
 }

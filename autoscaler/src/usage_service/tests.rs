@@ -49,8 +49,8 @@ impl Scale for FakeScaleController {
     ) -> Result<Response<raw::Empty>, Status> {
         let decisions = self.decisions.clone();
         link::receive_items(request.into_inner(), &self.shutdown, |item| {
-            if let ScaleItem::Decision(it) = item {
-                decisions.try_send(it).expect("a test reads its decisions");
+            if let ScaleItem::Decision(decision) = item {
+                decisions.try_send(decision).expect("a test reads its decisions");
             }
         })
         .await?;
@@ -82,10 +82,10 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     let (send, mut decisions) = mpsc::channel(16);
     let routes = Outbox::new();
     routes.set(RouteKey::Revision(name.clone()), revision(&name));
-    let kept = NamespacedName::new("default", "kept-00001");
-    let RouteChange::Revision(mut it) = revision(&kept) else { panic!("a revision") };
-    it.policy = Some(common::wire::ScalePolicy { min_scale: 1, ..policy() }.into());
-    routes.set(RouteKey::Revision(kept.clone()), RouteChange::Revision(it));
+    let kept_name = NamespacedName::new("default", "kept-00001");
+    let RouteChange::Revision(mut entry) = revision(&kept_name) else { panic!("a revision") };
+    entry.policy = Some(common::wire::ScalePolicy { min_scale: 1, ..policy() }.into());
+    routes.set(RouteKey::Revision(kept_name.clone()), RouteChange::Revision(entry));
     let serve = |decisions| FakeScaleController {
         routes: routes.clone(),
         decisions,
@@ -94,8 +94,8 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     let router = link::server_builder()
         .add_service(RoutesServer::new(serve(send.clone())))
         .add_service(ScaleServer::new(serve(send)));
-    let (at, stop) = (controller.clone(), shutdown.clone());
-    tokio::spawn(async move { link::serve(&at, router, stop).await });
+    let (endpoint, stop) = (controller.clone(), shutdown.clone());
+    tokio::spawn(async move { link::serve(&endpoint, router, stop).await });
     let config = AutoscalerProcessConfig {
         usage: usage.clone(),
         controller,
@@ -106,22 +106,28 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     };
     let autoscaler = tokio::spawn(crate::run(config, shutdown.clone()));
 
-    let wanted = |it: Option<ScaleDecision>| it.and_then(|it| it.desired_scale);
+    let requested_scale =
+        |decision: Option<ScaleDecision>| decision.and_then(|decision| decision.requested_scale);
     // A Revision that is asleep gets no decision; the decision on the other one shows that both are known.
-    let first = decisions.recv().await.map(|it| (it.revision, it.desired_scale));
-    assert_eq!(first, Some((kept, Some(1))));
-    let who =
+    let first =
+        decisions.recv().await.map(|decision| (decision.revision, decision.requested_scale));
+    assert_eq!(first, Some((kept_name, Some(1))));
+    let subscriber =
         ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
-    let (leave, lines) = (shutdown.child_token(), Outbox::new());
-    let activator = ComponentLink::new(usage, who, leave.clone());
-    lines.set(waiting(&name, 1).key, waiting(&name, 1));
+    let (leave, wait_queues) = (shutdown.child_token(), Outbox::new());
+    let activator = ComponentLink::new(usage, subscriber, leave.clone());
+    wait_queues.set(waiting(&name, 1).key, waiting(&name, 1));
     let reporting = tokio::spawn({
-        let lines = lines.clone();
-        async move { activator.report_usage(&lines).await }
+        let wait_queues = wait_queues.clone();
+        async move { activator.report_usage(&wait_queues).await }
     });
-    assert_eq!(wanted(decisions.recv().await), Some(1), "told of a waiting request at the opening");
-    lines.set(waiting(&name, 300).key, waiting(&name, 300));
-    assert_eq!(wanted(decisions.recv().await), Some(5), "a burst is decided at once");
+    assert_eq!(
+        requested_scale(decisions.recv().await),
+        Some(1),
+        "told of a waiting request at the opening"
+    );
+    wait_queues.set(waiting(&name, 300).key, waiting(&name, 300));
+    assert_eq!(requested_scale(decisions.recv().await), Some(5), "a burst is decided at once");
 
     leave.cancel();
     reporting.await.expect("no panic");
@@ -131,47 +137,51 @@ async fn a_waiting_request_is_decided_over_the_wire() {
 
 #[tokio::test]
 async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
-    let brain = Arc::new(ScaleEvaluator::new(Duration::from_secs(2), 0));
+    let evaluator = Arc::new(ScaleEvaluator::new(Duration::from_secs(2), 0));
     let name = NamespacedName::new("default", "hello-00001");
     let mut table = common::wire::RouteTable::default();
-    let RouteChange::Revision(it) = revision(&name) else { panic!("a revision") };
-    table.revisions.insert(name.clone(), it);
-    brain.update(|fleet, now| fleet.apply_routes(now, &table, &table.keys()));
+    let RouteChange::Revision(entry) = revision(&name) else { panic!("a revision") };
+    table.revisions.insert(name.clone(), entry);
+    evaluator.update(|revisions, now| revisions.apply_routes(now, &table, &table.keys()));
     let mut report = UsageReportStream {
-        evaluator: Arc::clone(&brain),
+        evaluator: Arc::clone(&evaluator),
         peer: TlsPeer::Unauthenticated,
         sender: None,
         stream: None,
     };
-    let who =
+    let subscriber =
         ComponentReplica { role: ComponentRole::Activator, name: "a".into(), node: "n".into() };
-    let waits =
-        || brain.read(|fleet| fleet.revisions().map(|(_, it)| it.load.waiting()).sum::<u64>());
+    let waiting_requests = || {
+        evaluator.read(|revisions| {
+            revisions.revisions().map(|(_, revision)| revision.load.waiting()).sum::<u64>()
+        })
+    };
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
-    assert_eq!(waits(), 0, "nobody has said who speaks");
-    report.handle_item(UsageItem::Sender(who)).expect("allowed");
+    assert_eq!(waiting_requests(), 0, "nobody has said who speaks");
+    report.handle_item(UsageItem::Sender(subscriber)).expect("allowed");
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
     report.handle_item(UsageItem::Synced).expect("allowed");
-    assert_eq!(waits(), 3);
+    assert_eq!(waiting_requests(), 3);
     drop(report);
-    assert_eq!(waits(), 3, "for a while, or until its sender says otherwise");
-    assert_eq!(brain.outbox().get(&name).and_then(|it| it.desired_scale), Some(1));
+    assert_eq!(waiting_requests(), 3, "for a while, or until its sender says otherwise");
+    let decision = evaluator.outbox().get(&name);
+    assert_eq!(decision.and_then(|decision| decision.requested_scale), Some(1));
 }
 
 #[test]
 fn an_agent_counts_only_the_pods_of_its_own_node() {
-    let brain = Arc::new(ScaleEvaluator::new(Duration::from_secs(2), 0));
+    let evaluator = Arc::new(ScaleEvaluator::new(Duration::from_secs(2), 0));
     let identity = "spiffe://rouse/agent/n1/agent-1/a1".parse().expect("an identity");
     let peer = TlsPeer::Authenticated(Arc::new(identity));
     let report = |role, node: &str| {
         let mut report = UsageReportStream {
-            evaluator: Arc::clone(&brain),
+            evaluator: Arc::clone(&evaluator),
             peer: peer.clone(),
             sender: None,
             stream: None,
         };
-        let who = ComponentReplica { role, name: node.into(), node: node.into() };
-        let opened = report.handle_item(UsageItem::Sender(who));
+        let subscriber = ComponentReplica { role, name: node.into(), node: node.into() };
+        let opened = report.handle_item(UsageItem::Sender(subscriber));
         (report, opened)
     };
     for (role, node) in [
@@ -181,14 +191,14 @@ fn an_agent_counts_only_the_pods_of_its_own_node() {
     ] {
         assert!(report(role, node).1.is_err(), "{role:?} {node}");
     }
-    let (mut own, opened) = report(ComponentRole::Agent, "n1");
+    let (mut own_report, opened) = report(ComponentRole::Agent, "n1");
     assert_eq!(opened, Ok(()));
     let name = NamespacedName::new("default", "hello-00001");
     assert!(
-        own.handle_item(UsageItem::Sample(waiting(&name, 3))).is_err(),
+        own_report.handle_item(UsageItem::Sample(waiting(&name, 3))).is_err(),
         "waits at activators only"
     );
     let mut counted = waiting(&name, 3);
     counted.key.pod = Some("unknown".into());
-    assert_eq!(own.handle_item(UsageItem::Sample(counted)), Ok(()));
+    assert_eq!(own_report.handle_item(UsageItem::Sample(counted)), Ok(()));
 }

@@ -20,7 +20,7 @@ fn linear(window: &LoadWindow, now: f64) -> Option<(f64, f64)> {
     both.map(|both| (both.stable, both.panic))
 }
 
-/// Reference §2.2: panic window = round(stable × percent / 100), at least one bucket of 1 s.
+/// As in Knative, panic window = round(stable × percent / 100), at least one bucket of 1 s.
 #[test]
 fn the_panic_window_is_a_rounded_share_of_the_stable_one() {
     let table =
@@ -31,7 +31,7 @@ fn the_panic_window_is_a_rounded_share_of_the_stable_one() {
     }
 }
 
-/// Reference §2.2: partial windows are not diluted at either end, inner gaps count as 0.
+/// As in Knative, partial windows are not diluted at either end, inner gaps count as 0.
 #[test]
 fn silence_dilutes_an_average_only_between_two_writes() {
     // First write 6 s ago: the mean of 6 seconds.
@@ -67,7 +67,7 @@ fn a_full_window_forgets_its_oldest_second() {
     assert_eq!(linear(&window, 7.0), Some((20.0, 30.0)));
 }
 
-/// Reference §2.2: linear averages are rounded to 6 digits.
+/// As in Knative, linear averages are rounded to 6 digits.
 #[test]
 fn linear_averages_are_rounded_to_six_digits() {
     assert_eq!(linear(&window_with([0, 1, 2], 1.0 / 3.0), 3.0), Some((0.333333, 0.333333)));
@@ -76,7 +76,7 @@ fn linear_averages_are_rounded_to_six_digits() {
     assert_eq!(linear(&window, 60.0), Some((0.0, 0.0)));
 }
 
-/// Reference §2.2: coefficient = max(1 − (1 − 0.9999)^(1/n), 0.2); newest weighs c, then c(1−c), …
+/// As in Knative, coefficient = max(1 − (1 − 0.9999)^(1/n), 0.2); newest weighs c, then c(1−c), …
 #[test]
 fn exponential_weights_fall_from_the_newest_second() {
     let table = [(60, 0.2), (6, 0.784557), (41, 0.201198), (1, 0.9999)];

@@ -237,7 +237,7 @@ fn a_decision_explains_itself_across_the_wire() {
     for inputs in [Some(inputs), None] {
         let decision = ScaleDecision {
             revision: NamespacedName::new("default", "hello-00001"),
-            desired_scale: Some(3),
+            requested_scale: Some(3),
             connection_path: ConnectionPath::Direct,
             activator_count: 2,
             activity: RevisionActivity::Active,

@@ -131,8 +131,8 @@ pub struct AutoscalerHeartbeat {
 pub struct ScaleDecision {
     /// Revision that the decision applies to.
     pub revision: NamespacedName,
-    /// Requested pods; `None`: not known yet, keep the present number.
-    pub desired_scale: Option<u32>,
+    /// Requested scale: pods to run, after all bounds; `None`: not known yet, keep the present number.
+    pub requested_scale: Option<u32>,
     /// Path of new connections: direct only if the burst capacity allows it.
     pub connection_path: ConnectionPath,
     /// Number of activators to place in front of the Revision; 0: all.
@@ -168,7 +168,8 @@ pub struct ScaleDecisionInputs {
     pub stable_window: Duration,
     /// Length of the panic window.
     pub panic_window: Duration,
-    /// Desired pods by load within the rates, before minimum, maximum and initial scale; `None`: load is not known.
+    /// Desired scale: pods that the load asks for, before minimum, maximum and initial scale; `None`: load is not
+    /// known.
     pub desired_by_load: Option<u32>,
     /// Fewest pods; 0 while no Route sends traffic to the Revision.
     pub min_scale: u32,

@@ -67,9 +67,9 @@ impl DesiredCluster {
             fixed_activators: Vec::new(),
             ..settings
         };
-        let world =
+        let state =
             ClusterState { settings: settings.into(), is_leader: false, ..ClusterState::default() };
-        let machine = ControllerStateMachine::new(world, Outbox::new());
+        let machine = ControllerStateMachine::new(state, Outbox::new());
         let (objects, pods, decisions) = (BTreeMap::new(), Vec::new(), Vec::new());
         let mut all = Self { machine, now, size, objects_made: 0, objects, pods, decisions };
         all.settle_events(vec![ControllerEvent::LeadershipChanged(true)]);
@@ -104,15 +104,15 @@ impl DesiredCluster {
 
     /// Returns empty digests, as for a registry that is skipped.
     fn resolve_digests(&self, revision: &NamespacedName) -> Option<ControllerEvent> {
-        let wanted = self.machine.digest_query(revision)?;
-        let none = wanted.images.into_iter().map(|(name, _)| (name, String::new()));
+        let query = self.machine.digest_query(revision)?;
+        let none = query.images.into_iter().map(|(name, _)| (name, String::new()));
         Some(ControllerEvent::DigestsResolved(revision.clone(), Ok(none.collect())))
     }
 
     fn write_part(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
         let at = (key.resource, key.name.clone());
-        let seen = self.objects.get(&at).map(ObservedObject::from_object);
-        match next_write(key, desired_state(self.machine.world(), key), seen.as_ref(), None) {
+        let observed = self.objects.get(&at).map(ObservedObject::from_object);
+        match next_write(key, desired_state(self.machine.cluster(), key), observed.as_ref(), None) {
             WriteAction::None => Vec::new(),
             WriteAction::Create(body) | WriteAction::Apply(body) => {
                 self.apply(key.resource, &key.name, body)
@@ -139,32 +139,32 @@ impl DesiredCluster {
         mut object: Value,
     ) -> Vec<ControllerEvent> {
         let at = (resource, name.clone());
-        let before = self.objects.get(&at);
-        let meta = |field: &str| before.map(|it| it["metadata"][field].clone());
-        let same = before.is_some_and(|it| it["spec"] == object["spec"]);
+        let previous = self.objects.get(&at);
+        let meta = |field: &str| previous.map(|it| it["metadata"][field].clone());
+        let is_same_spec = previous.is_some_and(|it| it["spec"] == object["spec"]);
         let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
         let (uid, made_at) = (meta("uid"), meta("creationTimestamp"));
-        let status = before.and_then(|it| it.get("status")).cloned();
-        let given = before.map(|it| it["spec"]["clusterIPs"].clone());
+        let status = previous.and_then(|it| it.get("status")).cloned();
+        let given = previous.map(|it| it["spec"]["clusterIPs"].clone());
         self.objects_made += 1;
         object["apiVersion"] = json!(resource.api_version());
         object["kind"] = json!(resource.kind());
         object["metadata"]["uid"] = uid.unwrap_or_else(|| json!(uuid(4, self.objects_made)));
         object["metadata"]["creationTimestamp"] =
             made_at.unwrap_or_else(|| json!(self.now.rfc3339()));
-        object["metadata"]["generation"] = json!(generation + i64::from(!same));
+        object["metadata"]["generation"] = json!(generation + i64::from(!is_same_spec));
         if let Some(status) = status {
             object["status"] = status;
         }
         // A Service without a selector is a placeholder, whose ClusterIP must not change.
         if resource == ResourceKind::Service && object["spec"].get("selector").is_none() {
             let host = self.objects_made;
-            let fresh = || {
+            let new_uid = || {
                 json!([format!("10.{}.{}.{}", 96 + (host >> 16), (host >> 8) & 255, host & 255)])
             };
-            object["spec"]["clusterIPs"] = given.filter(Value::is_array).unwrap_or_else(fresh);
+            object["spec"]["clusterIPs"] = given.filter(Value::is_array).unwrap_or_else(new_uid);
         }
-        let is_new = before.is_none();
+        let is_new = previous.is_none();
         self.objects.insert(at.clone(), object);
         let mut events = self.observe_events(at);
         // The Deployment's pods are made at once, and ready.
@@ -179,8 +179,9 @@ impl DesiredCluster {
             format!("team-{}", at / SERVICES_PER_NAMESPACE),
             format!("shop-{at}"),
         );
-        let own = json!({"name": name.name.as_str(), "namespace": name.namespace.as_str()});
-        let body = json!({"metadata": own, "spec": {"template": template(at, self.size.pods)}});
+        let metadata = json!({"name": name.name.as_str(), "namespace": name.namespace.as_str()});
+        let body =
+            json!({"metadata": metadata, "spec": {"template": template(at, self.size.pods)}});
         let events = self.apply(ResourceKind::KnativeService, &name, body);
         self.settle_events(events);
         let revision = NamespacedName::new(name.namespace, format!("{}-00001", name.name));
@@ -212,24 +213,24 @@ impl DesiredCluster {
     /// Makes a pod that runs and is ready, as large as a pod of a real API server.
     fn add_pod(&mut self, deployment: &NamespacedName) -> Vec<ControllerEvent> {
         self.objects_made += 1;
-        let (made, number) = (self.objects_made, self.pods.len());
+        let (object_number, number) = (self.objects_made, self.pods.len());
         let address =
             format!("10.{}.{}.{}", 128 + (number >> 16), (number >> 8) & 255, number & 255);
         let node = format!("node-{}", number % self.size.nodes);
         let name = NamespacedName::new(
             deployment.namespace.clone(),
-            format!("{}-{made:09}", deployment.name),
+            format!("{}-{object_number:09}", deployment.name),
         );
-        let of = &self.objects[&(ResourceKind::Deployment, deployment.clone())];
-        let labels = &of["spec"]["template"]["metadata"]["labels"];
-        let mut spec = of["spec"]["template"]["spec"].clone();
+        let deployment_object = &self.objects[&(ResourceKind::Deployment, deployment.clone())];
+        let labels = &deployment_object["spec"]["template"]["metadata"]["labels"];
+        let mut spec = deployment_object["spec"]["template"]["spec"].clone();
         spec["nodeName"] = json!(node);
         // Tolerations that the API server's admission adds to every pod.
         spec["tolerations"] = json!([
             {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
             {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
         ]);
-        let uid = uuid(5, made);
+        let uid = uuid(5, object_number);
         let object = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
@@ -289,7 +290,7 @@ fn template(at: usize, pods: usize) -> Value {
 fn decision(revision: NamespacedName, pods: usize) -> ScaleDecision {
     ScaleDecision {
         revision,
-        desired_scale: u32::try_from(pods).ok(),
+        requested_scale: u32::try_from(pods).ok(),
         connection_path: ConnectionPath::Direct,
         activator_count: 2,
         activity: RevisionActivity::Active,

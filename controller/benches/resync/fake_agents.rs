@@ -55,27 +55,27 @@ pub(super) fn start_agents(
     endpoint: &str,
     stop: &CancellationToken,
 ) -> Arc<AgentStreamCounts> {
-    let told = Arc::new(AgentStreamCounts::default());
+    let counts = Arc::new(AgentStreamCounts::default());
     for node in 0..nodes {
-        let who = agent(node);
+        let subscriber = agent(node);
         let pods: Vec<ReportedPod> =
-            cluster.pods.iter().filter(|it| it.node == who.node).cloned().collect();
-        tokio::spawn(report_pods(endpoint.to_owned(), who.clone(), pods, stop.clone()));
+            cluster.pods.iter().filter(|it| it.node == subscriber.node).cloned().collect();
+        tokio::spawn(report_pods(endpoint.to_owned(), subscriber.clone(), pods, stop.clone()));
         // Agent 0 is the one that decodes its stream.
         if node > 0 {
-            tokio::spawn(count_stream(endpoint.to_owned(), who, Arc::clone(&told)));
+            tokio::spawn(count_stream(endpoint.to_owned(), subscriber, Arc::clone(&counts)));
         }
     }
     tokio::spawn(decode_stream(
         ComponentLink::new(endpoint, agent(0), stop.clone()),
-        Arc::clone(&told),
+        Arc::clone(&counts),
     ));
     tokio::spawn(send_decisions(
         endpoint.to_owned(),
         std::mem::take(&mut cluster.decisions),
         stop.clone(),
     ));
-    told
+    counts
 }
 
 fn agent(node: usize) -> ComponentReplica {
@@ -85,13 +85,13 @@ fn agent(node: usize) -> ComponentReplica {
 
 async fn report_pods(
     endpoint: String,
-    who: ComponentReplica,
+    subscriber: ComponentReplica,
     pods: Vec<ReportedPod>,
     stop: CancellationToken,
 ) {
     let outbox = Outbox::new();
     for ReportedPod { uid, address, .. } in pods {
-        let seen = PodObservation {
+        let observation = PodObservation {
             uid: uid.clone(),
             address: format!("{address}:8080").parse().ok(),
             other_family_address: None,
@@ -102,67 +102,71 @@ async fn report_pods(
             listening_since_ns: 1,
             not_ready_reason: String::new(),
         };
-        outbox.set(PodReportKey::Pod(uid), PodReportItem::Observed(seen));
+        outbox.set(PodReportKey::Pod(uid), PodReportItem::Observed(observation));
     }
-    ComponentLink::new(endpoint, who, stop).report_pods(&outbox).await;
+    ComponentLink::new(endpoint, subscriber, stop).report_pods(&outbox).await;
 }
 
 async fn send_decisions(endpoint: String, decisions: Vec<ScaleDecision>, stop: CancellationToken) {
     let outbox: Outbox<NamespacedName, ScaleDecision> = Outbox::new();
     decisions.into_iter().for_each(|it| outbox.set(it.revision.clone(), it));
-    let who = ComponentReplica {
+    let subscriber = ComponentReplica {
         role: ComponentRole::Autoscaler,
         name: "autoscaler".into(),
         node: String::new(),
     };
     // The sender must live: the stream carries a heartbeat for as long as it does.
-    let (_heart, alive) = tokio::sync::watch::channel(AutoscalerHeartbeat::default());
-    ComponentLink::new(endpoint, who, stop).send_decisions(&outbox, &alive).await;
+    let (_heart, heartbeats) = tokio::sync::watch::channel(AutoscalerHeartbeat::default());
+    ComponentLink::new(endpoint, subscriber, stop).send_decisions(&outbox, &heartbeats).await;
 }
 
-async fn decode_stream(link: ComponentLink, told: Arc<AgentStreamCounts>) {
+async fn decode_stream(link: ComponentLink, counts: Arc<AgentStreamCounts>) {
     let mut first = true;
     link.watch_routes(|view, _| {
         let ready = view.table.pods.values().filter(|it| it.phase == RoutingPhase::Ready).count();
-        told.services.store(view.table.services.len(), Ordering::Relaxed);
-        told.ready.store(ready, Ordering::Relaxed);
+        counts.services.store(view.table.services.len(), Ordering::Relaxed);
+        counts.ready.store(ready, Ordering::Relaxed);
         if std::mem::take(&mut first) {
-            told.streams.fetch_add(1, Ordering::Relaxed);
-            told.complete_tables.fetch_add(1, Ordering::Relaxed);
+            counts.streams.fetch_add(1, Ordering::Relaxed);
+            counts.complete_tables.fetch_add(1, Ordering::Relaxed);
         }
     })
     .await;
 }
 
-async fn count_stream(endpoint: String, who: ComponentReplica, told: Arc<AgentStreamCounts>) {
+async fn count_stream(
+    endpoint: String,
+    subscriber: ComponentReplica,
+    counts: Arc<AgentStreamCounts>,
+) {
     let mut items = loop {
-        match open_route_stream(&endpoint, &who).await {
+        match open_route_stream(&endpoint, &subscriber).await {
             Ok(items) => break items,
             Err(_status) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     };
-    told.streams.fetch_add(1, Ordering::Relaxed);
-    let (mut count, mut bytes, mut whole) = (0, 0, false);
-    while let Ok(Some(Item { size, is_synced: ends })) = items.message().await {
+    counts.streams.fetch_add(1, Ordering::Relaxed);
+    let (mut count, mut bytes, mut is_whole) = (0, 0, false);
+    while let Ok(Some(Item { size, is_synced })) = items.message().await {
         (count, bytes) = (count + 1, bytes + size);
-        if ends && !std::mem::replace(&mut whole, true) {
-            told.items.fetch_add(count, Ordering::Relaxed);
-            told.bytes.fetch_add(bytes, Ordering::Relaxed);
-            told.complete_tables.fetch_add(1, Ordering::Relaxed);
+        if is_synced && !std::mem::replace(&mut is_whole, true) {
+            counts.items.fetch_add(count, Ordering::Relaxed);
+            counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+            counts.complete_tables.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 async fn open_route_stream(
     endpoint: &str,
-    who: &ComponentReplica,
+    subscriber: &ComponentReplica,
 ) -> Result<tonic::Streaming<Item>, Status> {
     let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
     let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(failed)?;
     let mut client = Grpc::new(endpoint.connect().await.map_err(failed)?);
     client.ready().await.map_err(failed)?;
     let path = "/rouse.v1.Routes/Watch".parse().expect("a path");
-    let request = Request::new(raw::Subscriber::from(who.clone()));
+    let request = Request::new(raw::Subscriber::from(subscriber.clone()));
     Ok(client.server_streaming(request, path, ItemSizeCodec).await?.into_inner())
 }
 
@@ -208,8 +212,8 @@ impl Decoder for ItemSizeCodec {
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Item>, Status> {
         // `synced` is field 7 with an empty message; every other item is longer.
         let (size, chunk) = (from.remaining(), from.chunk());
-        let ends = size < 16 && chunk.ends_with(&[7 << 3 | 2, 0]);
+        let is_synced = size < 16 && chunk.ends_with(&[7 << 3 | 2, 0]);
         from.advance(size);
-        Ok(Some(Item { size: size as u64, is_synced: ends }))
+        Ok(Some(Item { size: size as u64, is_synced }))
     }
 }

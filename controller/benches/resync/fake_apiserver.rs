@@ -41,8 +41,11 @@ impl FakeApiObjects {
             object["metadata"]["resourceVersion"] = Value::from(version.to_string());
             let fields = managed_fields(&object);
             object["metadata"]["managedFields"] = fields;
-            let own = name.namespace == SYSTEM;
-            lists.entry(list_path(resource, own)).or_default().push(object.to_string().into());
+            let is_system = name.namespace == SYSTEM;
+            lists
+                .entry(list_path(resource, is_system))
+                .or_default()
+                .push(object.to_string().into());
         }
         Self { lists, writes: AtomicU64::new(0), lease: AtomicU64::new(0) }
     }
@@ -100,8 +103,8 @@ fn managed_fields(object: &Value) -> Value {
 /// Returns the path of a kind's list, in the system namespace or in all namespaces.
 fn list_path(resource: ResourceKind, system: bool) -> String {
     let root = if resource.group().is_empty() { "api" } else { "apis" };
-    let space = if system { format!("/namespaces/{SYSTEM}") } else { String::new() };
-    format!("/{root}/{}{space}/{}", resource.api_version(), resource.plural())
+    let namespace_path = if system { format!("/namespaces/{SYSTEM}") } else { String::new() };
+    format!("/{root}/{}{namespace_path}/{}", resource.api_version(), resource.plural())
 }
 
 /// Serves the objects; returns the address.

@@ -107,23 +107,23 @@ async fn measure(size: ClusterSize) -> Result<(), ResyncBenchError> {
     let stop = CancellationToken::new();
     let [listen, admin] = [free_port()?, free_port()?];
     let endpoint = format!("http://{listen}");
-    let told = fake_agents::start_agents(&mut cluster, size.nodes, &endpoint, &stop);
+    let counts = fake_agents::start_agents(&mut cluster, size.nodes, &endpoint, &stop);
     let objects = Arc::new(FakeApiObjects::from_cluster(cluster));
     let (count, bytes) = objects.count_and_bytes();
     eprintln!("{count} objects, {} MB, made in {:.1?}", bytes >> 20, began.elapsed());
     let api = fake_apiserver::serve(Arc::clone(&objects)).await?;
     // The process starts last, so that its time includes nothing of the preparation.
     let controller = ControllerProcess::start(api, &endpoint, admin)?;
-    let seen = wait_until_idle(size, &controller, &told, admin).await;
+    let times = wait_until_idle(size, &controller, &counts, admin).await;
     let (cpu, peak) = (controller.cpu_s()?, controller.peak_mib()?);
     stop.cancel();
     let agents = u64::try_from(size.nodes - 1)?.max(1);
     let row = json!({
         "services": size.services, "pods": size.services * size.pods, "agents": size.nodes, "objects": count,
-        "known_s": seen.observed_s, "whole_s": seen.complete_tables_s, "rest_s": seen.idle_s, "cpu_s": cpu, "peak_mib": peak,
-        "table_items": told.items.load(Ordering::Relaxed) / agents,
-        "table_bytes": told.bytes.load(Ordering::Relaxed) / agents,
-        "writes": objects.writes(), "is_complete": seen.is_complete,
+        "known_s": times.observed_s, "whole_s": times.complete_tables_s, "rest_s": times.idle_s, "cpu_s": cpu, "peak_mib": peak,
+        "table_items": counts.items.load(Ordering::Relaxed) / agents,
+        "table_bytes": counts.bytes.load(Ordering::Relaxed) / agents,
+        "writes": objects.writes(), "is_complete": times.is_complete,
     });
     writeln!(std::io::stdout(), "{row}")?;
     Ok(())
@@ -144,11 +144,11 @@ struct StartupTimes {
 async fn wait_until_idle(
     size: ClusterSize,
     controller: &ControllerProcess,
-    told: &AgentStreamCounts,
+    agent_counts: &AgentStreamCounts,
     admin: SocketAddr,
 ) -> StartupTimes {
-    let (mut seen, mut before) = (StartupTimes::default(), Value::Null);
-    let wanted = (size.services, size.services * size.pods);
+    let (mut times, mut last_metrics) = (StartupTimes::default(), Value::Null);
+    let expected = (size.services, size.services * size.pods);
     while controller.started.elapsed() < IDLE_TIMEOUT {
         tokio::time::sleep(POLL_INTERVAL).await;
         let now = controller.started.elapsed().as_secs_f64();
@@ -157,26 +157,34 @@ async fn wait_until_idle(
                 *first = now;
             }
         };
-        at(&mut seen.observed_s, told.streams.load(Ordering::Relaxed) > 0);
-        at(&mut seen.complete_tables_s, told.complete_tables.load(Ordering::Relaxed) == size.nodes);
+        at(&mut times.observed_s, agent_counts.streams.load(Ordering::Relaxed) > 0);
+        at(
+            &mut times.complete_tables_s,
+            agent_counts.complete_tables.load(Ordering::Relaxed) == size.nodes,
+        );
         let counts = tokio::task::block_in_place(|| read_metric_sums(admin)).unwrap_or_default();
-        let table = (told.services.load(Ordering::Relaxed), told.ready.load(Ordering::Relaxed));
+        let table = (
+            agent_counts.services.load(Ordering::Relaxed),
+            agent_counts.ready.load(Ordering::Relaxed),
+        );
         let steps = counts["steps"].as_f64().unwrap_or(0.0);
         // A step for each pod as object and as report, and one for each decision.
-        let all_taken = steps >= (2 * wanted.1 + wanted.0) as f64;
-        if counts != before || counts["waits"] != 0.0 || counts["leads"] != 1.0 || !all_taken {
-            (before, seen.idle_s) = (counts, 0.0);
+        let all_taken = steps >= (2 * expected.1 + expected.0) as f64;
+        if counts != last_metrics || counts["waits"] != 0.0 || counts["leads"] != 1.0 || !all_taken
+        {
+            (last_metrics, times.idle_s) = (counts, 0.0);
             continue;
         }
-        at(&mut seen.idle_s, seen.complete_tables_s > 0.0 && table == wanted);
-        if seen.idle_s > 0.0 {
+        at(&mut times.idle_s, times.complete_tables_s > 0.0 && table == expected);
+        if times.idle_s > 0.0 {
             // The condition held for the first time in the round before this one.
-            seen.idle_s = (seen.idle_s - POLL_INTERVAL.as_secs_f64()).max(seen.complete_tables_s);
-            seen.is_complete = true;
+            times.idle_s =
+                (times.idle_s - POLL_INTERVAL.as_secs_f64()).max(times.complete_tables_s);
+            times.is_complete = true;
             break;
         }
     }
-    seen
+    times
 }
 
 /// Reads sums of the controller's metrics.

@@ -119,26 +119,29 @@ impl AutoscalerElection {
     pub fn handle_heartbeat(
         &mut self,
         stream: u64,
-        alive: AutoscalerHeartbeat,
+        heartbeat: AutoscalerHeartbeat,
     ) -> Vec<ElectionEvent> {
         let now = self.ticks;
         let Some(it) = self.candidates.get_mut(&stream) else { return Vec::new() };
         let tick_ms = u64::try_from(ELECTION_TICK.as_millis()).unwrap_or(u64::MAX);
         let signed = |ticks: u64| i64::try_from(ticks).unwrap_or(i64::MAX);
-        let said = signed(now).saturating_sub(signed(alive.observed_ms / tick_ms));
-        let before = it.last_heartbeat.take();
+        let elapsed = signed(now).saturating_sub(signed(heartbeat.observed_ms / tick_ms));
+        let last_heartbeat = it.last_heartbeat.take();
         // Delays of messages vary, and must not change the choice.
-        let since = match &before {
-            Some(before) if before.receives_usage_since.abs_diff(said) <= DELAY_TOLERANCE_TICKS => {
-                before.receives_usage_since
+        let since = match &last_heartbeat {
+            Some(last_heartbeat)
+                if last_heartbeat.receives_usage_since.abs_diff(elapsed)
+                    <= DELAY_TOLERANCE_TICKS =>
+            {
+                last_heartbeat.receives_usage_since
             }
-            Some(_) | None => said,
+            Some(_) | None => elapsed,
         };
-        let short_since = before.and_then(|it| it.fewer_reporters_since);
+        let short_since = last_heartbeat.and_then(|it| it.fewer_reporters_since);
         it.last_heartbeat = Some(ReceivedHeartbeat {
             received_at: now,
             receives_usage_since: since,
-            heartbeat: alive,
+            heartbeat,
             fewer_reporters_since: short_since,
         });
         self.elect()
@@ -227,18 +230,19 @@ impl AutoscalerElection {
             living.filter_map(AutoscalerCandidate::filling_windows_since).min().unwrap_or(0);
         // Tuples compare field by field, in the order of the table above. `Reverse` prefers the newer of two streams of
         // one autoscaler.
-        let rank = |(stream, it): &(&u64, &AutoscalerCandidate)| {
-            let knows = it.has_full_windows() && it.has_all_reporters(self.ticks);
-            let later = it.filling_windows_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
+        let rank = |(stream, candidate): &(&u64, &AutoscalerCandidate)| {
+            let knows = candidate.has_full_windows() && candidate.has_all_reporters(self.ticks);
+            let later =
+                candidate.filling_windows_since().map_or(0, |it| it.saturating_sub(oldest).max(0));
             // Differences of a few ticks come from delays of messages.
             let later = later.unsigned_abs().saturating_sub(DELAY_TOLERANCE_TICKS);
-            let is_named = named.contains(it.name.as_str());
-            let lacks = (it.is_silent(self.ticks), !knows, !it.has_full_windows());
-            (lacks, later, !is_named, it.name.clone(), Reverse(**stream))
+            let is_named = named.contains(candidate.name.as_str());
+            let lacks = (candidate.is_silent(self.ticks), !knows, !candidate.has_full_windows());
+            (lacks, later, !is_named, candidate.name.clone(), Reverse(**stream))
         };
         // A set that is not complete would undecide the Revisions it lacks so far.
-        let whole = self.candidates.iter().filter(|(_, it)| it.is_synced);
-        whole.min_by_key(rank).map(|(stream, _)| *stream)
+        let synced = self.candidates.iter().filter(|(_, it)| it.is_synced);
+        synced.min_by_key(rank).map(|(stream, _)| *stream)
     }
 
     /// Names that live autoscalers call active.

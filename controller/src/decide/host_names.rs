@@ -1,5 +1,5 @@
 //! Pure: host names and URLs of a Route (knative/serving `pkg/reconciler/route/domains`, `…/visibility` and
-//! `…/config/domain.go` at 98e5ef9; `knative.md` §6.2).
+//! `…/config/domain.go` at 98e5ef9).
 //!
 //! ```text
 //! tag ──tag-template──▶ object name ──domain-template, config-domain──▶ public host
@@ -124,7 +124,7 @@ impl HostNameRules<'_> {
             None => tagged_name(Some(tag), route),
             Some(template) => template
                 .render(&tag_values(route, tag))
-                .map_err(|why| HostNameError::Template { which: "TagTemplate", why })?,
+                .map_err(|error| HostNameError::Template { which: "TagTemplate", why: error })?,
         };
         // Only a label can be the name of a Service, and templates may yield any text.
         if is_dns_label(&name) {
@@ -159,9 +159,10 @@ impl HostNameRules<'_> {
             Some(template) => {
                 let (annotations, labels) = (pairs(route.annotations), pairs(route.labels));
                 let values = domain_values(name, route.namespace, domain, annotations, labels);
-                template
-                    .render(&values)
-                    .map_err(|why| HostNameError::Template { which: "DomainTemplate", why })?
+                template.render(&values).map_err(|error| HostNameError::Template {
+                    which: "DomainTemplate",
+                    why: error,
+                })?
             }
         };
         // A single label is no name in public DNS.
@@ -298,19 +299,19 @@ mod tests {
     #[test]
     fn labels_choose_the_domain_and_may_hide_everything() {
         let domains = &[("example.com", ""), ("prod.com", "selector:\n  app: prod\n")];
-        let own = &[("domain-template", "{{.Name}}.{{.Domain}}")];
+        let config = &[("domain-template", "{{.Name}}.{{.Domain}}")];
         let inside = "http://shop.team.svc.c1.local";
-        let hidden = ("networking.knative.dev/visibility", "cluster-local");
+        let label = ("networking.knative.dev/visibility", "cluster-local");
         for (domains, labels, url) in [
             (&domains[..], &[][..], "http://shop.example.com"),
             (domains, &[("app", "prod")], "http://shop.prod.com"),
-            (domains, &[("app", "prod"), hidden], inside),
+            (domains, &[("app", "prod"), label], inside),
             (&domains[1..], &[], inside),
             (&[], &[], inside),
             (&[("svc.c1.local", "")], &[], inside),
         ] {
             assert_eq!(
-                HostNameCase::new(own, domains, labels).url(None),
+                HostNameCase::new(config, domains, labels).url(None),
                 url,
                 "{domains:?} {labels:?}"
             );
@@ -322,7 +323,7 @@ mod tests {
         let case = HostNameCase::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
         let names = HostNameRules { default_domain: "localhost", ..case.rules() };
         let (labels, prod) = (map(&[]), map(&[("app", "prod")]));
-        let hidden = map(&[("networking.knative.dev/visibility", "cluster-local")]);
+        let labels = map(&[("networking.knative.dev/visibility", "cluster-local")]);
         let url = |labels| {
             let annotations = &case.annotations;
             let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
@@ -330,28 +331,28 @@ mod tests {
         };
         assert_eq!(url(&labels), "http://shop.team.localhost");
         assert_eq!(url(&prod), "http://shop.team.prod.com");
-        assert_eq!(url(&hidden), "http://shop.team.svc.c1.local");
+        assert_eq!(url(&labels), "http://shop.team.svc.c1.local");
     }
 
     #[test]
     fn a_label_on_the_placeholder_hides_one_tag() {
         let case = HostNameCase::new(&[("default-external-scheme", "https")], PUBLIC, &[]);
         let tag = case.route_host(Some("v1"), "v1-shop").unwrap();
-        let want = RouteHost {
+        let expected = RouteHost {
             tag: Some("v1".into()),
             placeholder_name: "v1-shop".into(),
             is_local: true,
             host: "v1-shop.team.svc.c1.local".into(),
             url: "http://v1-shop.team.svc.c1.local".into(),
         };
-        assert_eq!(tag, want);
-        let own = case.route_host(None, "v1-shop").unwrap();
-        assert!(!own.is_local);
+        assert_eq!(tag, expected);
+        let host = case.route_host(None, "v1-shop").unwrap();
+        assert!(!host.is_local);
         let local = ["v1-shop.team", "v1-shop.team.svc", "v1-shop.team.svc.c1.local"];
-        let hosts = case.rules().tag_hosts(&[own.clone(), tag], "team");
+        let hosts = case.rules().tag_hosts(&[host.clone(), tag], "team");
         assert_eq!(hosts, [("v1".to_owned(), local.map(str::to_owned).to_vec())].into());
         let all = ["shop.team.example.com", "shop.team", "shop.team.svc", "shop.team.svc.c1.local"];
-        assert_eq!(case.rules().all_hosts(&own, "team"), all);
+        assert_eq!(case.rules().all_hosts(&host, "team"), all);
     }
 
     #[test]
@@ -360,13 +361,14 @@ mod tests {
         assert_eq!(one.route_host(None, ""), Err(HostNameError::Host { host: "shop".into() }));
         let upper = &[("domain-template", "{{index .Labels \"zone\"}}x.{{.Domain}}")];
         let upper = HostNameCase::new(upper, PUBLIC, &[("zone", "EU")]);
-        let want = HostNameError::Host { host: "EUx.example.com".into() };
-        assert_eq!(upper.route_host(None, ""), Err(want));
+        let expected = HostNameError::Host { host: "EUx.example.com".into() };
+        assert_eq!(upper.route_host(None, ""), Err(expected));
         let long = "t".repeat(60);
         let written = &[("tag-template", "{{.Tag}}-{{.Name}}")];
-        let said = HostNameCase::new(written, PUBLIC, &[]).route_host(Some(&long), "").unwrap_err();
+        let error =
+            HostNameCase::new(written, PUBLIC, &[]).route_host(Some(&long), "").unwrap_err();
         let name = format!("{long}-shop");
-        assert_eq!(said, HostNameError::Service { name, tag: long });
-        assert!(said.to_string().contains("see tag-template in config-network"));
+        assert_eq!(error, HostNameError::Service { name, tag: long });
+        assert!(error.to_string().contains("see tag-template in config-network"));
     }
 }

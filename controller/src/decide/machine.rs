@@ -1,8 +1,8 @@
-//! Pure: events → world → plan → effects. One step per event, which plans the apps that the event affects.
+//! Pure: events → cluster state → plan → effects. One step per event, which plans the apps that the event affects.
 //!
-//! The machine keeps the world in step with its plan. After each event the affected app is planned and the plan is
-//! applied to the world. The RouteTable's outbox is updated at once; the effects on node, disk and API server are left
-//! in [`ControllerEffects`].
+//! The machine keeps the cluster state in step with its plan. After each event the affected app is planned and the plan
+//! is applied to the cluster state. The RouteTable's outbox is updated at once; the effects on node, disk and API
+//! server are left in [`ControllerEffects`].
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -149,7 +149,7 @@ struct PodIndex {
 /// State machine that is the controller's core.
 #[derive(Debug)]
 pub struct ControllerStateMachine {
-    world: ClusterState,
+    cluster: ClusterState,
     routes: Outbox<RouteKey, RouteFingerprint>,
     /// Pods, by UID and by name.
     pod_index: PodIndex,
@@ -177,16 +177,16 @@ pub struct ControllerStateMachine {
 }
 
 impl ControllerStateMachine {
-    /// Returns a machine for `world` that writes to the outbox `routes`.
-    pub fn new(world: ClusterState, routes: Outbox<RouteKey, RouteFingerprint>) -> Self {
+    /// Returns a machine for `cluster` that writes to the outbox `routes`.
+    pub fn new(cluster: ClusterState, routes: Outbox<RouteKey, RouteFingerprint>) -> Self {
         // Fixed activators come from the configuration, so no event announces them.
-        for activator in &world.settings.fixed_activators {
+        for activator in &cluster.settings.fixed_activators {
             let key = RouteKey::Activator(activator.name.clone());
             routes
                 .set(key, RouteFingerprint::of_change(&RouteChange::Activator(activator.clone())));
         }
         Self {
-            world,
+            cluster,
             routes,
             pod_index: PodIndex::default(),
             is_loading: false,
@@ -213,15 +213,15 @@ impl ControllerStateMachine {
         self.is_loading = false;
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);
-        for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
+        for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
             self.reconcile_app(&name, None, true, now);
         }
         self.reconcile_all_mappings(now);
     }
 
-    /// Returns the world as it is now.
-    pub fn world(&self) -> &ClusterState {
-        &self.world
+    /// Returns the cluster state as it is now.
+    pub fn cluster(&self) -> &ClusterState {
+        &self.cluster
     }
 
     /// Returns the RouteTable's outbox.
@@ -248,7 +248,9 @@ impl ControllerStateMachine {
             ControllerEvent::ManifestApplied(name, manifest) => {
                 self.apply_manifest(name, manifest, now)
             }
-            ControllerEvent::ManifestRejected(name, why) => self.reject_manifest(name, &why, now),
+            ControllerEvent::ManifestRejected(name, reason) => {
+                self.reject_manifest(name, &reason, now)
+            }
             ControllerEvent::ManifestDeleted(name) => self.delete_app(&name, now),
             ControllerEvent::AppRestored(name, app) => self.restore_app(name, *app, now),
             ControllerEvent::DecisionReceived(decision) => self.handle_decision(decision, now),
@@ -257,30 +259,32 @@ impl ControllerStateMachine {
             }
             ControllerEvent::DecisionStreamBegin => self.handle_decision_stream_begin(),
             ControllerEvent::DecisionStreamSynced => self.handle_decision_stream_synced(now),
-            ControllerEvent::ReportStreamBegin(who, stream) => {
-                self.handle_report_begin(&who, stream, now)
+            ControllerEvent::ReportStreamBegin(reporter, stream) => {
+                self.handle_report_begin(&reporter, stream, now)
             }
-            ControllerEvent::PodReported(who, seen) => self.handle_pod_report(&who, seen, now),
-            ControllerEvent::PodReportWithdrawn(who, uid) => {
-                self.handle_report_withdrawn(&who, &uid, now)
+            ControllerEvent::PodReported(reporter, observation) => {
+                self.handle_pod_report(&reporter, observation, now)
             }
-            ControllerEvent::DrainAcked(who, stream, uid) => {
-                self.handle_drain_ack(&who, stream, &uid, true, now)
+            ControllerEvent::PodReportWithdrawn(reporter, uid) => {
+                self.handle_report_withdrawn(&reporter, &uid, now)
             }
-            ControllerEvent::DrainAckWithdrawn(who, stream, uid) => {
-                self.handle_drain_ack(&who, stream, &uid, false, now)
+            ControllerEvent::DrainAcked(reporter, stream, uid) => {
+                self.handle_drain_ack(&reporter, stream, &uid, true, now)
             }
-            ControllerEvent::RoutedServicesBegin(who, stream) => {
-                self.begin_routed_services(&who, stream)
+            ControllerEvent::DrainAckWithdrawn(reporter, stream, uid) => {
+                self.handle_drain_ack(&reporter, stream, &uid, false, now)
             }
-            ControllerEvent::ServiceRouted(who, stream, name, leads) => {
-                self.handle_service_routed(&who, stream, &name, leads, now);
+            ControllerEvent::RoutedServicesBegin(reporter, stream) => {
+                self.begin_routed_services(&reporter, stream)
             }
-            ControllerEvent::ReportStreamSynced(who, stream) => {
-                self.handle_report_synced(&who, stream, now)
+            ControllerEvent::ServiceRouted(reporter, stream, name, is_routed) => {
+                self.handle_service_routed(&reporter, stream, &name, is_routed, now);
             }
-            ControllerEvent::ReportStreamEnd(who, stream) => {
-                self.handle_report_end(&who, stream, now)
+            ControllerEvent::ReportStreamSynced(reporter, stream) => {
+                self.handle_report_synced(&reporter, stream, now)
+            }
+            ControllerEvent::ReportStreamEnd(reporter, stream) => {
+                self.handle_report_end(&reporter, stream, now)
             }
             ControllerEvent::DigestsResolved(revision, digests) => {
                 self.handle_digests_resolved(&revision, digests, now)
@@ -293,14 +297,14 @@ impl ControllerStateMachine {
             ControllerEvent::ClientPodObserved(name, client) => {
                 self.handle_client_pod(name, client, now)
             }
-            ControllerEvent::WriteErrorChanged(key, trouble) => {
-                self.handle_write_error(&key, trouble, now)
+            ControllerEvent::WriteErrorChanged(key, error) => {
+                self.handle_write_error(&key, error, now)
             }
-            ControllerEvent::ChildrenMissing(app, of, name, trouble) => {
-                self.handle_missing_children(app, of, &name, trouble, now)
+            ControllerEvent::ChildrenMissing(app, resource, name, error) => {
+                self.handle_missing_children(app, resource, &name, error, now)
             }
             ControllerEvent::InitialListSynced => self.handle_initial_list(now),
-            ControllerEvent::LeadershipChanged(leads) => self.handle_leadership(leads, now),
+            ControllerEvent::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
             ControllerEvent::Tick => self.handle_tick(now),
         }
     }
@@ -311,8 +315,8 @@ impl ControllerStateMachine {
         client: Option<PolicyClientPod>,
         now: UnixMillis,
     ) {
-        let touched = self.world.network_policies.set_client(name, client);
-        self.reconcile_namespaces(&touched, now);
+        let changed_apps = self.cluster.network_policies.set_client(name, client);
+        self.reconcile_namespaces(&changed_apps, now);
     }
 
     fn restore_app(&mut self, name: NamespacedName, mut app: AppState, now: UnixMillis) {
@@ -320,34 +324,35 @@ impl ControllerStateMachine {
         let texts = app.revisions.iter_mut().map(|it| &mut it.template);
         let texts = texts.chain(app.service.as_mut().map(|it| &mut it.manifest.template));
         for template in texts.chain(app.configuration.as_mut().map(|it| &mut it.template)) {
-            *template = self.world.template_cache.intern(template);
+            *template = self.cluster.template_cache.intern(template);
         }
-        allocate::reserve_restored(&app, &mut self.world);
+        allocate::reserve_restored(&app, &mut self.cluster);
         self.update_owner_exceptions(&name, None, Some(&app));
-        self.world.apps.insert(name.clone(), Box::new(app));
+        self.cluster.apps.insert(name.clone(), Box::new(app));
         self.reconcile_app(&name, None, true, now);
     }
 
     fn handle_pod_status(&mut self, status: LocalPodStatus, now: UnixMillis) {
         let Some(app) = self.pod_index.apps.get(&status.uid).cloned() else { return };
-        let (uid, gone) = (status.uid.clone(), status.phase == local_node::LocalPodPhase::Removed);
-        let before = self.world.pods.statuses.get(&uid);
-        if before == Some(&status) {
+        let (uid, is_removed) =
+            (status.uid.clone(), status.phase == local_node::LocalPodPhase::Removed);
+        let previous = self.cluster.pods.statuses.get(&uid);
+        if previous == Some(&status) {
             return;
         }
         info!(pod = uid, phase = ?status.phase, "pod status");
-        self.world.pods.statuses.insert(uid.clone(), status);
+        self.cluster.pods.statuses.insert(uid.clone(), status);
         self.effects.changed_objects.extend(self.pod_object_key(&app, &uid));
         self.reconcile_app(&app, None, false, now);
         // The plan above still needed the last status, to see that the pod ended.
-        if gone {
-            self.world.pods.statuses.remove(&uid);
+        if is_removed {
+            self.cluster.pods.statuses.remove(&uid);
             self.forget_reports(&uid);
         }
     }
 
     fn pod_object_key(&self, app: &NamespacedName, uid: &str) -> Option<KnativeObjectKey> {
-        let mut pods = self.world.apps.get(app)?.pods();
+        let mut pods = self.cluster.apps.get(app)?.pods();
         let (_, pod) = pods.find(|(_, pod)| *pod.uid == *uid)?;
         Some(KnativeObjectKey::pod(&app.namespace, &pod.name))
     }
@@ -367,20 +372,22 @@ impl ControllerStateMachine {
     fn reconcile_app(
         &mut self,
         name: &NamespacedName,
-        before: Option<&AppState>,
+        previous: Option<&AppState>,
         rewrite: bool,
         now: UnixMillis,
     ) {
         // Nearly always there is no mapping, and then no copy of the app is needed.
-        let is_mapped = !self.world.domains.mappings_by_target.is_empty();
-        let own = before.or_else(|| self.world.apps.get(name).map(|it| &**it));
-        let own = own.filter(|_| is_mapped).cloned();
-        self.plan_and_apply(name, before, rewrite, now);
-        if let Some(own) = own {
-            self.reconcile_mappings_of_app(name, &own, now);
+        let is_mapped = !self.cluster.domains.mappings_by_target.is_empty();
+        let app = previous.or_else(|| self.cluster.apps.get(name).map(|it| &**it));
+        let app = app.filter(|_| is_mapped).cloned();
+        self.plan_and_apply(name, previous, rewrite, now);
+        if let Some(app) = app {
+            self.reconcile_mappings_of_app(name, &app, now);
         }
-        let Some(others) = self.world.names.referring_apps.get(name).cloned() else { return };
-        for other in others {
+        let Some(referring_apps) = self.cluster.names.referring_apps.get(name).cloned() else {
+            return;
+        };
+        for other in referring_apps {
             self.plan_and_apply(&other, None, false, now);
         }
         // The routing labels of this app's Revisions depend on the targets of those Routes.
@@ -390,47 +397,48 @@ impl ControllerStateMachine {
     /// Plans every app of these namespaces.
     fn reconcile_namespaces(&mut self, namespaces: &BTreeSet<SmolStr>, now: UnixMillis) {
         for namespace in namespaces {
-            let from = self.world.apps.range(NamespacedName::new(namespace.clone(), "")..);
-            let here = from.map(|(name, _)| name).take_while(|it| it.namespace == *namespace);
-            for name in here.cloned().collect::<Vec<_>>() {
+            let from = self.cluster.apps.range(NamespacedName::new(namespace.clone(), "")..);
+            let apps = from.map(|(name, _)| name).take_while(|it| it.namespace == *namespace);
+            for name in apps.cloned().collect::<Vec<_>>() {
                 self.reconcile_app(&name, None, false, now);
             }
         }
     }
 
-    /// Plans one app and applies the plan to the world. `before` is the app before the event changed it.
+    /// Plans one app and applies the plan to the cluster state. `previous` is the app before the event changed it.
     fn plan_and_apply(
         &mut self,
         name: &NamespacedName,
-        before: Option<&AppState>,
+        previous: Option<&AppState>,
         rewrite: bool,
         now: UnixMillis,
     ) {
         if self.is_loading {
             return;
         }
-        let Some(current) = self.world.apps.get(name).cloned() else { return };
-        name_claims::update_route_claims(&current, name, &mut self.world);
+        let Some(current) = self.cluster.apps.get(name).cloned() else { return };
+        name_claims::update_route_claims(&current, name, &mut self.cluster);
         // The plan reads which names the app owns, so its claims must be current.
-        let plan = plan::plan_app(&self.world, name, now);
-        let before = before.unwrap_or(&current);
-        self.update_routes(name, before, &plan);
-        match self.world.settings.platform {
+        let plan = plan::plan_app(&self.cluster, name, now);
+        let previous = previous.unwrap_or(&current);
+        self.update_routes(name, previous, &plan);
+        match self.cluster.settings.platform {
             PlatformKind::Local => {
-                self.update_pod_orders(name, before, plan.app.as_ref());
-                self.update_local_objects(name, before, plan.app.as_ref(), rewrite);
+                self.update_pod_orders(name, previous, plan.app.as_ref());
+                self.update_local_objects(name, previous, plan.app.as_ref(), rewrite);
             }
             PlatformKind::Kubernetes => {
-                let keys = write_keys::changed_keys(name, before, plan.app.as_ref(), &self.world);
-                if self.world.is_leader && keys.iter().any(|it| it.part == ObjectPart::Object) {
+                let keys =
+                    write_keys::changed_keys(name, previous, plan.app.as_ref(), &self.cluster);
+                if self.cluster.is_leader && keys.iter().any(|it| it.part == ObjectPart::Object) {
                     self.effects.apps_to_check.push(name.clone());
                 }
                 self.effects.changed_keys.extend(keys);
-                self.request_digests(name, before, plan.app.as_ref());
+                self.request_digests(name, previous, plan.app.as_ref());
             }
         }
         self.timers.set(name, plan.timer);
-        reports::forget_revived_pods(&mut self.world, &current, plan.app.as_ref());
+        reports::forget_revived_pods(&mut self.cluster, &current, plan.app.as_ref());
         self.update_owner_exceptions(name, Some(&current), plan.app.as_ref());
         self.keep_decisions_of_deleted(name, &current, plan.app.as_ref());
         let Some(app) = plan.app else {
@@ -443,26 +451,27 @@ impl ControllerStateMachine {
         } else {
             self.draining_apps.remove(name);
         }
-        log_changes(name, before, &app);
-        self.world.apps.insert(name.clone(), Box::new(app));
+        log_changes(name, previous, &app);
+        self.cluster.apps.insert(name.clone(), Box::new(app));
     }
 
     /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
-    fn update_routes(&self, name: &NamespacedName, before: &AppState, plan: &AppPlan) {
-        let mut said = BTreeSet::new();
+    fn update_routes(&self, name: &NamespacedName, previous: &AppState, plan: &AppPlan) {
+        let mut keys = BTreeSet::new();
         for change in &plan.routes {
             let Some(key) = change.key() else { continue };
             self.routes.set(key.clone(), RouteFingerprint::of_change(change));
-            said.insert(key);
+            keys.insert(key);
         }
         // Another app may have taken over the name, whose subject must stay.
         let is_others = |key: &RouteKey| match key {
             RouteKey::Service(it) => {
-                self.world.app_of_route_name(it).is_some_and(|app| app != *name)
+                self.cluster.app_of_route_name(it).is_some_and(|app| app != *name)
             }
             _ => false,
         };
-        for key in app_route_keys(name, before).filter(|key| !said.contains(key) && !is_others(key))
+        for key in
+            app_route_keys(name, previous).filter(|key| !keys.contains(key) && !is_others(key))
         {
             self.routes.remove(&key);
         }
@@ -471,19 +480,19 @@ impl ControllerStateMachine {
     fn update_pod_orders(
         &mut self,
         name: &NamespacedName,
-        before: &AppState,
+        previous: &AppState,
         after: Option<&AppState>,
     ) {
         let ordered = |pod: &RevisionPod| !matches!(pod.stage, PodStage::Stopping { .. });
         let uids = |app: &AppState| -> BTreeSet<Box<str>> {
             app.pods().filter(|(_, pod)| ordered(pod)).map(|(_, pod)| pod.uid.clone()).collect()
         };
-        let (had, has) = (uids(before), after.map(uids).unwrap_or_default());
+        let (had, has) = (uids(previous), after.map(uids).unwrap_or_default());
         for (revision, pod) in after.iter().flat_map(|app| app.pods()) {
             // An order holds until it is withdrawn, so each pod is ordered once.
-            let known = self.pod_index.apps.contains_key(&*pod.uid);
-            if ordered(pod) && !known {
-                let facts = TemplateFacts::of_revision(revision, &self.world);
+            let is_known = self.pod_index.apps.contains_key(&*pod.uid);
+            if ordered(pod) && !is_known {
+                let facts = TemplateFacts::of_revision(revision, &self.cluster);
                 self.effects.pods_to_start.push(facts.pod_order(name, revision, pod));
                 self.pod_index.apps.insert(pod.uid.to_string(), name.clone());
             }
@@ -492,9 +501,9 @@ impl ControllerStateMachine {
             self.effects.pods_to_stop.push(uid.to_string());
         }
         // A stopped pod stays known until the plan drops it, which is once the node has reported its end.
-        let kept: BTreeSet<&str> =
+        let kept_uids: BTreeSet<&str> =
             after.iter().flat_map(|app| app.pods()).map(|(_, pod)| &*pod.uid).collect();
-        for (_, pod) in before.pods().filter(|(_, pod)| !kept.contains(&*pod.uid)) {
+        for (_, pod) in previous.pods().filter(|(_, pod)| !kept_uids.contains(&*pod.uid)) {
             self.pod_index.apps.remove(&*pod.uid);
             self.forget_reports(&pod.uid);
             self.effects.changed_objects.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
@@ -504,12 +513,12 @@ impl ControllerStateMachine {
     fn update_local_objects(
         &mut self,
         name: &NamespacedName,
-        before: &AppState,
+        previous: &AppState,
         after: Option<&AppState>,
         rewrite: bool,
     ) {
         let out = &mut self.effects.changed_objects;
-        let gone = after.is_none_or(AppState::is_terminating);
+        let is_removed = after.is_none_or(AppState::is_terminating);
         let own = |app: &AppState| {
             let names: Vec<Box<str>> = app.revisions.iter().map(|it| it.name.clone()).collect();
             (
@@ -519,23 +528,24 @@ impl ControllerStateMachine {
                 names.last().cloned(),
             )
         };
-        if rewrite || gone || after.is_some_and(|app| own(app) != own(before)) {
+        if rewrite || is_removed || after.is_some_and(|app| own(app) != own(previous)) {
             out.extend(KnativeObjectKey::of_app(name));
             let names = |app: &AppState, none: bool| -> Vec<(NamespacedName, Vec<IpAddr>)> {
-                let all = app.allocations().iter().map(|it| {
-                    let host = plan::placeholder_name(it, &name.name);
-                    let addresses = self.world.settings.cluster_ips(&it.cluster_ips);
+                let all = app.allocations().iter().map(|allocation| {
+                    let host = plan::placeholder_name(allocation, &name.name);
+                    let addresses = self.cluster.settings.cluster_ips(&allocation.cluster_ips);
                     let addresses = if none { Vec::new() } else { addresses };
                     (NamespacedName::new(name.namespace.clone(), host), addresses)
                 });
                 all.collect()
             };
             // A name that has another owner by now is in that owner's effects.
-            let is_others = |it: &NamespacedName| {
-                self.world.app_of_route_name(it).is_some_and(|app| app != *name)
+            let is_others = |route_name: &NamespacedName| {
+                self.cluster.app_of_route_name(route_name).is_some_and(|app| app != *name)
             };
-            let now = after.filter(|_| !gone).map(|app| names(app, false)).unwrap_or_default();
-            let old = names(before, true).into_iter();
+            let now =
+                after.filter(|_| !is_removed).map(|app| names(app, false)).unwrap_or_default();
+            let old = names(previous, true).into_iter();
             self.effects.dns_names.extend(
                 old.filter(|(old, _)| !is_others(old) && !now.iter().any(|(name, _)| name == old)),
             );
@@ -544,7 +554,7 @@ impl ControllerStateMachine {
         let out = &mut self.effects.changed_objects;
         let after = after.map(|app| app.revisions.as_slice()).unwrap_or_default();
         for revision in after {
-            let old = before.revision(&revision.name);
+            let old = previous.revision(&revision.name);
             if rewrite || old != Some(revision) {
                 out.extend(KnativeObjectKey::of_revision(&name.namespace, &revision.name));
             }
@@ -555,22 +565,22 @@ impl ControllerStateMachine {
                 }
             }
         }
-        let lost =
-            before.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
-        out.extend(lost.flat_map(|it| KnativeObjectKey::of_revision(&name.namespace, &it.name)));
+        let removed =
+            previous.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
+        out.extend(removed.flat_map(|it| KnativeObjectKey::of_revision(&name.namespace, &it.name)));
     }
 
     fn remove_app(&mut self, name: &NamespacedName) {
         self.draining_apps.remove(name);
         self.remove_blocking_causes(name);
-        self.world.apps.remove(name);
+        self.cluster.apps.remove(name);
         info!(service = %name, "service gone");
     }
 }
 
 /// Returns every subject that the app may have in the RouteTable, in the order in which they are to be removed.
 fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item = RouteKey> {
-    let full = |own: &str| NamespacedName::new(name.namespace.clone(), own);
+    let full = |object_name: &str| NamespacedName::new(name.namespace.clone(), object_name);
     // Services first, so that no stream ever has a service without its Revision.
     let services = app
         .allocations()
@@ -581,29 +591,29 @@ fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item =
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
 }
 
-fn log_changes(name: &NamespacedName, before: &AppState, after: &AppState) {
+fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
     for revision in &after.revisions {
-        let from = before.revision(&revision.name).map_or(0, |it| it.desired_scale);
-        if from != revision.desired_scale {
+        let from = previous.revision(&revision.name).map_or(0, |it| it.scaling.requested_scale);
+        if from != revision.scaling.requested_scale {
             let key = format!("{}/{}", name.namespace, revision.name);
             info!(
                 revision = key,
                 from,
-                to = revision.desired_scale,
-                ready = revision.actual_scale,
+                to = revision.scaling.requested_scale,
+                ready = revision.scaling.actual_scale,
                 "scaled"
             );
         }
     }
     let ready = |app: &AppState| app.conditions.get(ConditionType::ServiceReady);
-    if ready(before) != ready(after) {
-        let (ready, why) = match ready(after) {
+    if ready(previous) != ready(after) {
+        let (ready, cause) = match ready(after) {
             ConditionStatus::True(_) => ("True", None),
-            ConditionStatus::Unknown(why) => ("Unknown", why),
-            ConditionStatus::False(why) => ("False", Some(why)),
+            ConditionStatus::Unknown(cause) => ("Unknown", cause),
+            ConditionStatus::False(cause) => ("False", Some(cause)),
         };
-        let reason = why.as_ref().map(|why| &*why.reason);
-        let message = why.as_ref().map(|why| &*why.message);
+        let reason = cause.as_ref().map(|cause| &*cause.reason);
+        let message = cause.as_ref().map(|cause| &*cause.message);
         info!(service = %name, ready, reason, message, "service condition changed");
     }
 }

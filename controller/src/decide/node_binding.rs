@@ -32,7 +32,7 @@ const NODE_INDEPENDENT_VOLUMES: [&str; 5] =
 /// Chooses the node for a pod as the API server is about to store it. Of the nodes that have its images, it takes the
 /// one with the fewest pods of the same Revision; the random `chance` breaks ties.
 pub fn choose_node<'a>(
-    world: &'a ClusterState,
+    cluster: &'a ClusterState,
     pod: &Value,
     chance: u64,
     now: UnixMillis,
@@ -45,8 +45,8 @@ pub fn choose_node<'a>(
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
     // The kubelet lists images under the names they were pulled by, so the text of the spec is compared as it is.
     let images: Vec<u64> = containers().map(|it| stable_json_hash(&it["image"])).collect();
-    let fitting = world.nodes.states.iter().filter(|(_, node)| node.accepts_pod(&images, now));
-    let load = sibling_counts(world, pod);
+    let fitting = cluster.nodes.states.iter().filter(|(_, node)| node.accepts_pod(&images, now));
+    let load = sibling_counts(cluster, pod);
     let of = |node: &str| load.get(node).copied().unwrap_or(0);
     let fewest = fitting.clone().map(|(name, _)| of(name)).min()?;
     let equal: Vec<&str> =
@@ -56,10 +56,10 @@ pub fn choose_node<'a>(
 }
 
 /// Number of pods of the same Revision, by node.
-fn sibling_counts<'a>(world: &'a ClusterState, pod: &Value) -> BTreeMap<&'a str, usize> {
+fn sibling_counts<'a>(cluster: &'a ClusterState, pod: &Value) -> BTreeMap<&'a str, usize> {
     let mut load = BTreeMap::new();
     let owner = observe::owning_app(pod);
-    let app = owner.and_then(|owner| world.apps.get(&owner));
+    let app = owner.and_then(|owner| cluster.apps.get(&owner));
     let revision = app.and_then(|app| app.revision(observe::revision_name_of(pod)?));
     for sibling in revision.into_iter().flat_map(|it| &it.pods) {
         if let Some(placed) = &sibling.kube_status {
@@ -82,13 +82,13 @@ fn is_unconstrained(spec: &Value) -> bool {
     };
     let containers =
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
-    let asks = |it: &Value| {
-        let resources = &it["resources"];
+    let asks = |container: &Value| {
+        let resources = &container["resources"];
         ["requests", "limits", "claims"].iter().any(|field| !is_empty(&resources[*field]))
-            || array_items(&it["ports"]).any(|port| port["hostPort"].is_u64())
+            || array_items(&container["ports"]).any(|port| port["hostPort"].is_u64())
     };
-    let bound = |it: &Value| {
-        let kinds = it.as_object().into_iter().flat_map(serde_json::Map::keys);
+    let bound = |volume: &Value| {
+        let kinds = volume.as_object().into_iter().flat_map(serde_json::Map::keys);
         kinds
             .filter(|kind| *kind != "name")
             .any(|kind| !NODE_INDEPENDENT_VOLUMES.contains(&kind.as_str()))
@@ -106,12 +106,12 @@ fn is_unconstrained(spec: &Value) -> bool {
 /// Returns true if an affinity is empty, or holds only the preference of every Revision's pods for different nodes.
 fn is_default_affinity(affinity: &Value) -> bool {
     let Some(all) = affinity.as_object() else { return true };
-    all.iter().all(|(kind, wish)| {
-        let fields = wish.as_object().into_iter().flat_map(serde_json::Map::keys);
+    all.iter().all(|(kind, term)| {
+        let fields = term.as_object().into_iter().flat_map(serde_json::Map::keys);
         let mut fields = fields.map(String::as_str);
         kind == "podAntiAffinity"
             && fields.all(|it| it == "preferredDuringSchedulingIgnoredDuringExecution")
-            && array_items(&wish["preferredDuringSchedulingIgnoredDuringExecution"]).count() <= 1
+            && array_items(&term["preferredDuringSchedulingIgnoredDuringExecution"]).count() <= 1
     })
 }
 

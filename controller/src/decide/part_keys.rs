@@ -18,131 +18,135 @@ use crate::{
 };
 
 /// Returns true if the controller makes objects for the app: not while its manifest is refused.
-pub(crate) fn is_maintained(world: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
-    is_in_use(world, name, app) && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
+pub(crate) fn is_maintained(cluster: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
+    is_in_use(cluster, name, app)
+        && app.service.as_ref().is_none_or(|it| it.manifest_error.is_none())
 }
 
 /// Returns true if the app's objects stay in use: not once their owner is gone, since then they go, too.
-fn is_in_use(world: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
+fn is_in_use(cluster: &ClusterState, name: &NamespacedName, app: &AppState) -> bool {
     let orphan =
         |owner: Option<ObjectOwner>| owner == Some(ObjectOwner::Service) && app.service.is_none();
     let owners =
         [app.configuration.as_ref().map(|it| it.owner), app.route.as_ref().map(|it| it.owner)];
-    let going = app.is_terminating() || world.terminating_namespaces.contains(&name.namespace);
+    let going = app.is_terminating() || cluster.terminating_namespaces.contains(&name.namespace);
     !going && !owners.into_iter().any(orphan)
 }
 
 /// Returns true if the Revision's Deployment is scaled: nothing above it is being deleted.
 pub fn is_scaled(
-    world: &ClusterState,
+    cluster: &ClusterState,
     name: &NamespacedName,
     app: &AppState,
     revision: &AppRevision,
 ) -> bool {
     // A Configuration that is deleted with `--cascade=orphan` leaves its Revisions behind.
     let is_kept = app.configuration.as_ref().map_or(revision.is_orphan, |it| !it.is_terminating);
-    is_in_use(world, name, app) && is_kept
+    is_in_use(cluster, name, app) && is_kept
 }
 
 /// Returns the Revision that a child object of this name belongs to, with its app. Candidates are the apps whose names
 /// begin the name.
 pub(crate) fn find_owner_revision<'a>(
-    world: &'a ClusterState,
+    cluster: &'a ClusterState,
     name: &NamespacedName,
     bears: impl Fn(&AppRevision) -> bool,
 ) -> Option<(NamespacedName, &'a AppRevision)> {
     let in_app = |app: NamespacedName| {
-        let revisions = &world.apps.get(&app)?.revisions;
+        let revisions = &cluster.apps.get(&app)?.revisions;
         revisions.iter().find(|it| bears(it)).map(|it| (app, it))
     };
     // Names are made of the app's name and suffixes, so every prefix up to a `-` may be the app's.
-    let ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
-    let mut apps = ends.map(|at| NamespacedName::new(name.namespace.clone(), &name.name[..at]));
-    apps.find_map(in_app).or_else(|| world.exceptional_owners(name).cloned().find_map(in_app))
+    let prefix_ends = name.name.match_indices('-').map(|(at, _)| at).chain([name.name.len()]);
+    let mut apps =
+        prefix_ends.map(|at| NamespacedName::new(name.namespace.clone(), &name.name[..at]));
+    apps.find_map(in_app).or_else(|| cluster.exceptional_owners(name).cloned().find_map(in_app))
 }
 
 /// Returns the app and the Revision that an object is made for.
 pub fn owner_revision_of(
-    world: &ClusterState,
+    cluster: &ClusterState,
     key: &ObjectPartKey,
 ) -> Option<(NamespacedName, Box<str>)> {
-    let found =
-        find_owner_revision(world, &key.name, |revision| has_child_named(world, key, revision));
-    found.map(|(owner, revision)| (owner, revision.name.clone()))
+    let revision =
+        find_owner_revision(cluster, &key.name, |revision| has_child_named(cluster, key, revision));
+    revision.map(|(owner, revision)| (owner, revision.name.clone()))
 }
 
 /// Returns true if one of the Revision's child objects has the name of this key.
 pub(crate) fn has_child_named(
-    world: &ClusterState,
+    cluster: &ClusterState,
     key: &ObjectPartKey,
     revision: &AppRevision,
 ) -> bool {
-    let (own, name) = (&*revision.name, key.name.name.as_str());
+    let (revision_name, name) = (&*revision.name, key.name.name.as_str());
     match key.resource {
-        ResourceKind::Deployment => names::deployment_name(own) == name,
-        ResourceKind::Image => {
-            container_names(revision, world).iter().any(|it| names::image_name(own, it) == name)
+        ResourceKind::Deployment => names::deployment_name(revision_name) == name,
+        ResourceKind::Image => container_names(revision, cluster)
+            .iter()
+            .any(|it| names::image_name(revision_name, it) == name),
+        ResourceKind::Service => {
+            revision_name == name || names::private_service_name(revision_name) == name
         }
-        ResourceKind::Service => own == name || names::private_service_name(own) == name,
         ResourceKind::EndpointSlice => {
-            own == name || names::slice_name(own, names::V6_SUFFIX) == name
+            revision_name == name || names::slice_name(revision_name, names::V6_SUFFIX) == name
         }
-        _ => own == name,
+        _ => revision_name == name,
     }
 }
 
 /// Returns the Route that holds a name, with the name's allocation.
 pub(crate) fn find_route_name<'a>(
-    world: &'a ClusterState,
+    cluster: &'a ClusterState,
     name: &NamespacedName,
 ) -> Option<(NamespacedName, &'a RouteNameAllocation)> {
-    let owner = world.app_of_route_name(name)?;
-    let mut all = world.apps.get(&owner)?.allocations().iter();
-    let held = all.find(|it| plan::placeholder_name(it, &owner.name) == name.name)?;
-    Some((owner, held))
+    let owner = cluster.app_of_route_name(name)?;
+    let mut all = cluster.apps.get(&owner)?.allocations().iter();
+    let allocation = all.find(|it| plan::placeholder_name(it, &owner.name) == name.name)?;
+    Some((owner, allocation))
 }
 
 /// Returns the Route to one of whose names a slice belongs, with the name's allocation.
 pub(crate) fn find_slice_route<'a>(
-    world: &'a ClusterState,
+    cluster: &'a ClusterState,
     slice: &NamespacedName,
 ) -> Option<(NamespacedName, &'a RouteNameAllocation)> {
     let service = slice.name.strip_suffix(names::V6_SUFFIX).unwrap_or(&slice.name);
     let of = |app: &NamespacedName| {
-        let mut all = world.apps.get(app)?.allocations().iter();
-        let name = |it: &RouteNameAllocation| {
-            names::slice_name(&plan::placeholder_name(it, &app.name), names::V6_SUFFIX)
+        let mut all = cluster.apps.get(app)?.allocations().iter();
+        let name = |allocation: &RouteNameAllocation| {
+            names::slice_name(&plan::placeholder_name(allocation, &app.name), names::V6_SUFFIX)
         };
         all.find(|it| name(it) == slice.name).map(|it| (app.clone(), it))
     };
     // A long name is cut before the suffix is added: then it does not show the Service's.
-    find_route_name(world, &NamespacedName::new(slice.namespace.clone(), service))
-        .or_else(|| world.exceptional_owners(slice).find_map(of))
+    find_route_name(cluster, &NamespacedName::new(slice.namespace.clone(), service))
+        .or_else(|| cluster.exceptional_owners(slice).find_map(of))
 }
 
 /// Returns the Route that a placeholder or slice belongs to.
-pub fn owner_route_of(world: &ClusterState, key: &ObjectPartKey) -> Option<NamespacedName> {
+pub fn owner_route_of(cluster: &ClusterState, key: &ObjectPartKey) -> Option<NamespacedName> {
     match key.resource {
-        ResourceKind::Service => world.app_of_route_name(&key.name),
-        ResourceKind::EndpointSlice => find_slice_route(world, &key.name).map(|(route, _)| route),
+        ResourceKind::Service => cluster.app_of_route_name(&key.name),
+        ResourceKind::EndpointSlice => find_slice_route(cluster, &key.name).map(|(route, _)| route),
         _ => None,
     }
 }
 
 /// Returns the keys of the slices of a Route's names.
 pub fn slice_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartKey> {
-    let of = |it: &RouteNameAllocation| {
-        let own = plan::placeholder_name(it, &name.name);
-        let key = |name: String, space: &str| {
+    let of = |allocation: &RouteNameAllocation| {
+        let service_name = plan::placeholder_name(allocation, &name.name);
+        let key = |name: String, namespace: &str| {
             ObjectPartKey::new(
                 ResourceKind::EndpointSlice,
                 ObjectPart::Object,
-                NamespacedName::new(space, name),
+                NamespacedName::new(namespace, name),
             )
         };
         [
-            key(own.clone(), &name.namespace),
-            key(names::slice_name(&own, names::V6_SUFFIX), &name.namespace),
+            key(service_name.clone(), &name.namespace),
+            key(names::slice_name(&service_name, names::V6_SUFFIX), &name.namespace),
         ]
     };
     app.allocations().iter().flat_map(of).collect()
@@ -157,15 +161,15 @@ pub fn status_keys(name: &NamespacedName) -> [ObjectPartKey; 3] {
 /// Returns the keys of all parts that change as a Revision scales.
 pub fn scale_keys(namespace: &str, revision: &AppRevision) -> impl Iterator<Item = ObjectPartKey> {
     let name = |name: String| NamespacedName::new(namespace, name);
-    let own = || name(revision.name.to_string());
+    let revision_name = || name(revision.name.to_string());
     [
         ObjectPartKey::new(
             ResourceKind::Deployment,
             ObjectPart::Scale,
             name(names::deployment_name(&revision.name)),
         ),
-        ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Status, own()),
-        ObjectPartKey::new(ResourceKind::PodAutoscaler, ObjectPart::Status, own()),
+        ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Status, revision_name()),
+        ObjectPartKey::new(ResourceKind::PodAutoscaler, ObjectPart::Status, revision_name()),
     ]
     .into_iter()
     .chain(path_keys(namespace, revision))
@@ -194,13 +198,13 @@ pub fn revision_keys(
     let key = |resource, name: String| {
         ObjectPartKey::new(resource, ObjectPart::Object, NamespacedName::new(namespace, name))
     };
-    let own = || revision.name.to_string();
+    let revision_name = || revision.name.to_string();
     let mut all = vec![
-        key(ResourceKind::Revision, own()),
+        key(ResourceKind::Revision, revision_name()),
         key(ResourceKind::Deployment, names::deployment_name(&revision.name)),
-        key(ResourceKind::PodAutoscaler, own()),
-        key(ResourceKind::ServerlessService, own()),
-        key(ResourceKind::Service, own()),
+        key(ResourceKind::PodAutoscaler, revision_name()),
+        key(ResourceKind::ServerlessService, revision_name()),
+        key(ResourceKind::Service, revision_name()),
         key(ResourceKind::Service, names::private_service_name(&revision.name)),
     ];
     let image = |it: &String| key(ResourceKind::Image, names::image_name(&revision.name, it));
@@ -212,24 +216,30 @@ pub fn revision_keys(
 pub fn hpa_key(
     namespace: &str,
     revision: &AppRevision,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Option<ObjectPartKey> {
-    let own = NamespacedName::new(namespace, &*revision.name);
-    let key = || ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, ObjectPart::Object, own);
-    (TemplateFacts::of_revision(revision, world).class == AutoscalerClass::Hpa).then(key)
+    let revision_name = NamespacedName::new(namespace, &*revision.name);
+    let key = || {
+        ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, ObjectPart::Object, revision_name)
+    };
+    (TemplateFacts::of_revision(revision, cluster).class == AutoscalerClass::Hpa).then(key)
 }
 
 /// Returns the keys of all objects and statuses of an app.
-pub fn app_keys(name: &NamespacedName, app: &AppState, world: &ClusterState) -> Vec<ObjectPartKey> {
+pub fn app_keys(
+    name: &NamespacedName,
+    app: &AppState,
+    cluster: &ClusterState,
+) -> Vec<ObjectPartKey> {
     let mut all: Vec<ObjectPartKey> = status_keys(name).into();
     all.extend(object_keys(name));
     all.extend(route_name_keys(name, app));
     for revision in &app.revisions {
         // Earlier versions made a Metric, which must be removed.
-        let own = NamespacedName::new(name.namespace.clone(), &*revision.name);
-        all.push(ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, own));
-        all.extend(revision_keys(&name.namespace, revision, &container_names(revision, world)));
-        all.extend(hpa_key(&name.namespace, revision, world));
+        let revision_name = NamespacedName::new(name.namespace.clone(), &*revision.name);
+        all.push(ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, revision_name));
+        all.extend(revision_keys(&name.namespace, revision, &container_names(revision, cluster)));
+        all.extend(hpa_key(&name.namespace, revision, cluster));
         all.extend(scale_keys(&name.namespace, revision));
         all.extend(drain_annotation_keys(&name.namespace, revision));
     }
@@ -237,8 +247,8 @@ pub fn app_keys(name: &NamespacedName, app: &AppState, world: &ClusterState) -> 
 }
 
 /// Returns the names of a Revision's containers, init containers first.
-pub fn container_names(revision: &AppRevision, world: &ClusterState) -> Vec<String> {
-    let facts = TemplateFacts::of_revision(revision, world);
+pub fn container_names(revision: &AppRevision, cluster: &ClusterState) -> Vec<String> {
+    let facts = TemplateFacts::of_revision(revision, cluster);
     let pod = &facts.template.spec.pod;
     let all = pod.init_containers.iter().flatten().chain(&pod.containers);
     all.map(|it| it.name.clone()).collect()
@@ -252,10 +262,12 @@ pub fn object_keys(name: &NamespacedName) -> [ObjectPartKey; 2] {
 
 /// Returns the keys of the placeholders and slices of a Route's names.
 pub fn route_name_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartKey> {
-    let service = |it: &RouteNameAllocation| {
-        let own =
-            NamespacedName::new(name.namespace.clone(), plan::placeholder_name(it, &name.name));
-        ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, own)
+    let service = |allocation: &RouteNameAllocation| {
+        let route_name = NamespacedName::new(
+            name.namespace.clone(),
+            plan::placeholder_name(allocation, &name.name),
+        );
+        ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, route_name)
     };
     app.allocations().iter().map(service).chain(slice_keys(name, app)).collect()
 }
@@ -265,29 +277,29 @@ pub fn route_name_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartK
 pub fn owner_exceptions(
     name: &NamespacedName,
     app: &AppState,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Vec<NamespacedName> {
     let shows = |it: &str| it.strip_prefix(&*name.name).is_some_and(|rest| rest.starts_with('-'));
-    let made = app.revisions.iter().flat_map(|revision| {
-        let all = revision_keys(&name.namespace, revision, &container_names(revision, world));
+    let children = app.revisions.iter().flat_map(|revision| {
+        let all = revision_keys(&name.namespace, revision, &container_names(revision, cluster));
         let ways = path_keys(&name.namespace, revision);
         all.into_iter().chain(ways).map(|key| key.name).filter(|it| !shows(&it.name))
     });
-    let mut odd: Vec<NamespacedName> = made.collect();
+    let mut exceptions: Vec<NamespacedName> = children.collect();
     let tags = app.route.iter().flat_map(|it| it.tags().map(Some).chain([None]));
     for tag in tags {
         let service = tagged_name(tag, &name.name);
         let slice = names::slice_name(&service, names::V6_SUFFIX);
-        let full = |own: String| NamespacedName::new(name.namespace.as_str(), own);
+        let full = |object_name: String| NamespacedName::new(name.namespace.as_str(), object_name);
         // A cut name does not show the names it was made of.
         if slice.strip_suffix(names::V6_SUFFIX) != Some(service.as_str()) {
-            odd.push(full(slice));
+            exceptions.push(full(slice));
         }
         if tag.is_some_and(|tag| service.len() != tag.len() + 1 + name.name.len()) {
-            odd.push(full(service));
+            exceptions.push(full(service));
         }
     }
-    odd
+    exceptions
 }
 
 /// Returns the keys of a Revision's pods whose annotation differs from their stage.

@@ -1,4 +1,4 @@
-//! Pure: the world → plans: objects, pods, routes, and the time of the next look.
+//! Pure: the cluster state → plans: objects, pods, routes, and the time of the next look.
 //!
 //! Each app is planned alone, from the facts observed about it; planning is idempotent. [`plan_all`] plans every app.
 //! It is the reference to which incremental planning must be equal.
@@ -43,53 +43,53 @@ pub struct AppPlan {
 const MAX_PASSES: usize = 6;
 
 /// Plans one app, as of `now`.
-pub fn plan_app(world: &ClusterState, name: &NamespacedName, now: UnixMillis) -> AppPlan {
-    let Some(have) = world.apps.get(name) else {
+pub fn plan_app(cluster: &ClusterState, name: &NamespacedName, now: UnixMillis) -> AppPlan {
+    let Some(app_state) = cluster.apps.get(name) else {
         return AppPlan { app: None, routes: Vec::new(), timer: None };
     };
-    let (mut app, mut timer) = (AppState::clone(have), PlanTimer::default());
-    revision::ensure_latest_revision(&mut app, name, world, now);
+    let (mut app, mut timer) = (AppState::clone(app_state), PlanTimer::default());
+    revision::ensure_latest_revision(&mut app, name, cluster, now);
     let facts: Vec<_> =
-        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, world)).collect();
+        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, cluster)).collect();
     // A step may depend on decisions of a later one, so all are repeated until nothing changes any more.
     for _ in 0..MAX_PASSES {
-        let before = app.clone();
+        let previous = app.clone();
         timer = PlanTimer::default();
-        run_pass(&mut app, name, &facts, world, now, &mut timer);
-        if app == before {
+        run_pass(&mut app, name, &facts, cluster, now, &mut timer);
+        if app == previous {
             break;
         }
     }
-    let routes = routes::route_subjects(&app, name, &facts, world);
-    revision::collect_garbage(&mut app, &world.settings.config_maps.gc, now, &mut timer);
+    let routes = routes::route_subjects(&app, name, &facts, cluster);
+    revision::collect_garbage(&mut app, &cluster.settings.config_maps.gc, now, &mut timer);
     app.revisions.retain(|it| !it.is_deleted || !it.pods.is_empty());
     let ended = app.service.is_none() && app.configuration.is_none() && app.route.is_none();
     // On Kubernetes the API server reports the end of a Service; finalizers may keep it for long.
-    let leaves = app.cascades_deletion(world.settings.platform);
+    let leaves = app.cascades_deletion(cluster.settings.platform);
     let ended = (ended || leaves) && app.revisions.iter().all(|it| it.pods.is_empty());
     AppPlan { app: (!ended).then_some(app), routes, timer: timer.0 }
 }
 
 /// Returns the subjects of the RouteTable for an app that is already as planned.
-pub fn route_subjects(world: &ClusterState, name: &NamespacedName) -> Vec<RouteChange> {
-    let Some(app) = world.apps.get(name) else { return Vec::new() };
+pub fn route_subjects(cluster: &ClusterState, name: &NamespacedName) -> Vec<RouteChange> {
+    let Some(app) = cluster.apps.get(name) else { return Vec::new() };
     let facts: Vec<_> =
-        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, world)).collect();
-    routes::route_subjects(app, name, &facts, world)
+        app.revisions.iter().map(|it| TemplateFacts::of_revision(it, cluster)).collect();
+    routes::route_subjects(app, name, &facts, cluster)
 }
 
 /// Returns the address of a pod that serves and is ready. `None`: it does not serve, and further facts about it matter.
 ///
 /// While this result stays the same, reports of an agent about the pod change nothing in the plan.
 pub(crate) fn serving_addresses(
-    world: &ClusterState,
+    cluster: &ClusterState,
     name: &NamespacedName,
     uid: &str,
 ) -> Option<ServingAddresses> {
-    let (revision, pod) = world.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
-    let facts = TemplateFacts::of_revision(revision, world);
+    let (revision, pod) = cluster.apps.get(name)?.pods().find(|(_, pod)| *pod.uid == *uid)?;
+    let facts = TemplateFacts::of_revision(revision, cluster);
     let view = RevisionPlanContext {
-        world,
+        cluster,
         namespace: &name.namespace,
         facts: &facts,
         now: UnixMillis::default(),
@@ -105,40 +105,44 @@ pub(crate) type ServingAddresses = (Option<SocketAddr>, Option<IpAddr>);
 fn run_pass(
     app: &mut AppState,
     name: &NamespacedName,
-    facts: &[Arc<TemplateFacts>],
-    world: &ClusterState,
+    template_facts: &[Arc<TemplateFacts>],
+    cluster: &ClusterState,
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) {
-    for (revision, facts) in app.revisions.iter_mut().zip(facts) {
-        let view = RevisionPlanContext { world, namespace: &name.namespace, facts, now };
+    for (revision, template_facts) in app.revisions.iter_mut().zip(template_facts) {
+        let view =
+            RevisionPlanContext { cluster, namespace: &name.namespace, facts: template_facts, now };
         scale::remove_ended_pods(revision, &view, timer);
         conditions::update_revision(revision, &view, timer);
     }
     traffic::update_latest_ready(app);
     conditions::update_configuration(app, now);
-    traffic::assign_traffic(app, name, world, now, timer);
-    traffic::update_routing_states(app, name, world, now);
+    traffic::assign_traffic(app, name, cluster, now, timer);
+    traffic::update_routing_states(app, name, cluster, now);
     // Only the leader decides about pods; other replicas keep the stages that it has noted on them.
-    let app_leaves = app.cascades_deletion(world.settings.platform);
-    for (revision, facts) in app.revisions.iter_mut().zip(facts).filter(|_| world.is_leader) {
-        let view = RevisionPlanContext { world, namespace: &name.namespace, facts, now };
-        let leaving = app_leaves || revision.is_terminating || revision.is_deleted;
-        scale::scale_pods(revision, leaving, &view, timer);
+    let app_leaves = app.cascades_deletion(cluster.settings.platform);
+    for (revision, template_facts) in
+        app.revisions.iter_mut().zip(template_facts).filter(|_| cluster.is_leader)
+    {
+        let view =
+            RevisionPlanContext { cluster, namespace: &name.namespace, facts: template_facts, now };
+        let is_leaving = app_leaves || revision.is_terminating || revision.is_deleted;
+        scale::scale_pods(revision, is_leaving, &view, timer);
         drain::stop_drained_pods(revision, &view, timer);
     }
-    conditions::update_route(app, name, world, now, timer);
+    conditions::update_route(app, name, cluster, now, timer);
     conditions::update_service(app, name, now);
 }
 
 /// Plans every app, each independently of the others.
-pub fn plan_all(world: &ClusterState, now: UnixMillis) -> BTreeMap<NamespacedName, AppPlan> {
-    world.apps.keys().map(|name| (name.clone(), plan_app(world, name, now))).collect()
+pub fn plan_all(cluster: &ClusterState, now: UnixMillis) -> BTreeMap<NamespacedName, AppPlan> {
+    cluster.apps.keys().map(|name| (name.clone(), plan_app(cluster, name, now))).collect()
 }
 
 /// Inputs of the steps for one Revision.
 struct RevisionPlanContext<'a> {
-    world: &'a ClusterState,
+    cluster: &'a ClusterState,
     namespace: &'a str,
     facts: &'a TemplateFacts,
     now: UnixMillis,
@@ -147,7 +151,7 @@ struct RevisionPlanContext<'a> {
 impl RevisionPlanContext<'_> {
     /// Returns the zone of a pod's node; empty when unknown.
     fn zone(&self, pod: &RevisionPod) -> String {
-        let zone = pod.kube_status.as_ref().and_then(|it| self.world.nodes.zones.get(&*it.node));
+        let zone = pod.kube_status.as_ref().and_then(|it| self.cluster.nodes.zones.get(&*it.node));
         zone.cloned().unwrap_or_default()
     }
 
@@ -164,7 +168,7 @@ impl PlanTimer {
     /// Requests another plan at `at`, unless that has passed. Returns true if it has.
     fn is_due_or_schedule(&mut self, at: UnixMillis, now: UnixMillis) -> bool {
         if at > now {
-            self.0 = Some(self.0.map_or(at, |have| have.min(at)));
+            self.0 = Some(self.0.map_or(at, |earliest| earliest.min(at)));
         }
         at <= now
     }

@@ -74,10 +74,11 @@ pub fn select_stale<'a>(
     }
     idle.sort_by_key(|it| (it.last_active(), it.created, it.name));
     // `min` counts idle Revisions only: those in use stay in any case.
-    let most = idle.len() - min;
+    let max_deleted = idle.len() - min;
     let aged = |it: &&&GcCandidate<'_>| it.stale_at(config).is_some_and(|at| at <= now);
-    let mut delete: Vec<&str> = idle.iter().filter(aged).take(most).map(|it| it.name).collect();
-    if delete.len() == most {
+    let mut delete: Vec<&str> =
+        idle.iter().filter(aged).take(max_deleted).map(|it| it.name).collect();
+    if delete.len() == max_deleted {
         return GcSelection { delete, next_check: None };
     }
     idle.retain(|it| !delete.contains(&it.name));
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn the_oldest_go_until_the_least_number_is_left() {
         let all = [old("c", 70, 30), old("a", 90, 50), old("b", 80, 40), old("new", 1, 1)];
-        for (config, want) in [
+        for (config, expected) in [
             (config(Some(48), Some(15), 0, None), &["a", "b", "c"][..]),
             (config(Some(48), Some(15), 2, None), &["a", "b"]),
             (config(Some(48), Some(15), 3, None), &["a"]),
@@ -141,7 +142,7 @@ mod tests {
             (config(Some(85), None, 1, Some(2)), &["a", "b"]),
             (config(Some(0), Some(0), 0, Some(1000)), &["a", "b", "c", "new"]),
         ] {
-            assert_eq!(gone(&all, &config), want, "{config:?}");
+            assert_eq!(gone(&all, &config), expected, "{config:?}");
         }
     }
 
@@ -169,16 +170,16 @@ mod tests {
     #[test]
     fn returns_when_the_next_revision_will_be_old_enough() {
         let all = [old("a", 40, 14), old("b", 47, 14)];
-        let found = select_stale(&all, &config(Some(48), Some(15), 0, None), NOW);
+        let stale = select_stale(&all, &config(Some(48), Some(15), 0, None), NOW);
         assert_eq!(
-            found,
+            stale,
             GcSelection { delete: vec![], next_check: Some(UnixMillis(NOW.0 + HOUR)) }
         );
         let then =
             select_stale(&all, &config(Some(48), Some(15), 0, None), UnixMillis(NOW.0 + HOUR));
-        let want =
+        let expected =
             GcSelection { delete: vec!["b"], next_check: Some(UnixMillis(NOW.0 + 8 * HOUR)) };
-        assert_eq!(then, want);
+        assert_eq!(then, expected);
         let enough = select_stale(&all, &config(Some(48), Some(15), 2, None), NOW);
         assert_eq!(enough, GcSelection::default());
         assert_eq!(select_stale(&all, &config(None, None, 0, Some(9)), NOW).next_check, None);

@@ -23,7 +23,7 @@ pub(crate) fn render_service_child(
     service: &ServiceState,
     name: &NamespacedName,
 ) -> Value {
-    let ServiceState { meta: own, manifest, .. } = service;
+    let ServiceState { meta: service_meta, manifest, .. } = service;
     let (labels, annotations) = child_metadata(kind, service, name);
     let spec = if kind == KnativeObjectKind::Configuration {
         json!({"template": template_json(&manifest.template)})
@@ -40,7 +40,7 @@ pub(crate) fn render_service_child(
         namespace: Some(name.namespace.to_string()),
         labels: Some(labels),
         annotations: Some(annotations).filter(|it| !it.is_empty()),
-        owner_references: owner_references("Service", &name.name, own),
+        owner_references: owner_references("Service", &name.name, service_meta),
         ..ObjectMeta::default()
     };
     let kind = if kind == KnativeObjectKind::Configuration { "Configuration" } else { "Route" };
@@ -77,12 +77,12 @@ pub(crate) fn child_metadata(
 
 /// Returns traffic targets as the user wants them, for a spec.
 pub(crate) fn spec_traffic(traffic: &[TrafficSpec]) -> Vec<TrafficTarget> {
-    let target = |it: &TrafficSpec| TrafficTarget {
-        tag: it.tag.as_deref().map(Into::into),
-        revision_name: it.revision_name.as_deref().map(Into::into),
-        configuration_name: it.configuration_name.as_deref().map(Into::into),
-        latest_revision: Some(it.revision_name.is_none()),
-        percent: Some(it.percent.into()),
+    let target = |spec: &TrafficSpec| TrafficTarget {
+        tag: spec.tag.as_deref().map(Into::into),
+        revision_name: spec.revision_name.as_deref().map(Into::into),
+        configuration_name: spec.configuration_name.as_deref().map(Into::into),
+        latest_revision: Some(spec.revision_name.is_none()),
+        percent: Some(spec.percent.into()),
         ..TrafficTarget::default()
     };
     traffic.iter().map(target).collect()
@@ -110,8 +110,8 @@ pub(crate) fn owner_references(
 }
 
 /// Converts a type of the API to JSON.
-pub(crate) fn to_json_value(it: impl Serialize) -> Value {
-    serde_json::to_value(it).unwrap_or_default()
+pub(crate) fn to_json_value(value: impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ macro_rules! configs {
                 return Ok(Vec::new());
             }
             // The examples come first: an edit of them shows that the operator expects an effect that it will not have.
-            example::check(annotations, data).map_err(|why| vec![Problem::new("", why)])?;
+            example::check(annotations, data).map_err(|error| vec![Problem::new("", error)])?;
             match name {
                 $(<$type>::NAME => read::<$type>(data).map(|read| read.warnings),)*
                 _ => Ok(Vec::new()),
@@ -171,8 +171,8 @@ impl Configs {
     /// Applies a ConfigMap as the API server holds it, or its deletion.
     pub fn observe(&mut self, name: &str, object: Option<&serde_json::Value>) -> ConfigMapUpdate {
         // A ConfigMap without keys has no `data` field at all.
-        let data = object.map(|it| {
-            let pairs = it["data"].as_object().into_iter().flatten();
+        let data = object.map(|object| {
+            let pairs = object["data"].as_object().into_iter().flatten();
             let text = |(key, text): (&String, &serde_json::Value)| {
                 Some((key.clone(), text.as_str()?.to_owned()))
             };
@@ -183,7 +183,7 @@ impl Configs {
 
     /// ConfigMaps whose latest data were refused, each with the reason.
     pub fn refused_config_maps(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.seen.iter().filter_map(|(name, seen)| Some((*name, seen.refusal.as_deref()?)))
+        self.seen.iter().filter_map(|(name, state)| Some((*name, state.refusal.as_deref()?)))
     }
 }
 
@@ -196,19 +196,19 @@ struct LatestConfigMap {
     refusal: Option<String>,
 }
 
-/// Applies the data of one ConfigMap to its settings `have`: the common part of every [`Configs::update`].
+/// Applies the data of one ConfigMap to its settings `current`: the common part of every [`Configs::update`].
 fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
-    have: &mut Arc<T>,
+    current: &mut Arc<T>,
     seen: &mut BTreeMap<&'static str, LatestConfigMap>,
     data: Option<&BTreeMap<String, String>>,
 ) -> ConfigMapUpdate {
     let Some(data) = data else {
         // A ConfigMap that never existed is no event.
-        let known = seen.remove(T::NAME).is_some();
+        let is_known = seen.remove(T::NAME).is_some();
         let message = format!("{} is gone: its defaults hold", T::NAME);
-        let gone = known.then(|| ConfigMapEvent::new(false, "ConfigDeleted", message));
-        let is_changed = replace_if_changed(have, T::default());
-        return ConfigMapUpdate { is_changed, events: gone.into_iter().collect() };
+        let deleted = is_known.then(|| ConfigMapEvent::new(false, "ConfigDeleted", message));
+        let is_changed = replace_if_changed(current, T::default());
+        return ConfigMapUpdate { is_changed, events: deleted.into_iter().collect() };
     };
     let mut hasher = DefaultHasher::new();
     data.hash(&mut hasher);
@@ -221,30 +221,30 @@ fn apply_data<T: ConfigMapSettings + PartialEq + fmt::Debug>(
     };
     match read::<T>(data) {
         Err(problems) => {
-            // `have` stays as it is: the last valid settings remain in force.
-            let why = problems_line(&problems);
-            let message = format!("{}: {why}. The settings before it hold", T::NAME);
-            seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: Some(why) });
+            // `current` stays as it is: the last valid settings remain in force.
+            let problem_line = problems_line(&problems);
+            let message = format!("{}: {problem_line}. The settings before it hold", T::NAME);
+            seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: Some(problem_line) });
             let event = ConfigMapEvent::new(true, "ConfigRefused", message);
             ConfigMapUpdate { is_changed: false, events: vec![event] }
         }
         Ok(ParsedConfigMap { value, warnings }) => {
             seen.insert(T::NAME, LatestConfigMap { data_hash: hash, refusal: None });
             let hint = |it| ConfigMapEvent::new(true, "ConfigHint", format!("{}: {it}", T::NAME));
-            let again =
+            let is_repeated =
                 || ConfigMapEvent::new(false, "ConfigAccepted", format!("{} is in force", T::NAME));
-            let events = was_refused.then(again).into_iter();
+            let events = was_refused.then(is_repeated).into_iter();
             let events = events.chain(warnings.into_iter().map(hint)).collect();
-            ConfigMapUpdate { is_changed: replace_if_changed(have, value), events }
+            ConfigMapUpdate { is_changed: replace_if_changed(current, value), events }
         }
     }
 }
 
 /// Puts `value` in force; returns true if it differs from the one before.
-fn replace_if_changed<T: PartialEq>(have: &mut Arc<T>, value: T) -> bool {
-    let is_changed = **have != value;
+fn replace_if_changed<T: PartialEq>(current: &mut Arc<T>, value: T) -> bool {
+    let is_changed = **current != value;
     if is_changed {
-        *have = Arc::new(value);
+        *current = Arc::new(value);
     }
     is_changed
 }

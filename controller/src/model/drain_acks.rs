@@ -53,35 +53,35 @@ fn hash_name(name: &NamespacedName) -> u64 {
 }
 
 impl DrainAcks {
-    /// Records a new stream of `who`, which sends its acknowledgements again.
-    pub fn begin_stream(&mut self, who: &str, stream: u64) {
-        let follower = self.reporters.entry(who.to_owned()).or_default();
+    /// Records a new stream of `reporter`, which sends its acknowledgements again.
+    pub fn begin_stream(&mut self, reporter: &str, stream: u64) {
+        let acks = self.reporters.entry(reporter.to_owned()).or_default();
         // Acknowledgements of the old stream stay until `handle_synced`: a reconnect must not delay a drain.
-        follower.stream = stream;
-        follower.unconfirmed_pods = follower.acked_pods.clone();
-        follower.routed_services = None;
+        acks.stream = stream;
+        acks.unconfirmed_pods = acks.acked_pods.clone();
+        acks.routed_services = None;
     }
 
-    /// Records that `who` reports each service that it routes to a Revision.
-    pub fn begin_routed_services(&mut self, who: &str, stream: u64) {
-        if let Some(follower) = self.current_reporter(who, stream) {
-            follower.routed_services.get_or_insert_default();
+    /// Records that `reporter` reports each service that it routes to a Revision.
+    pub fn begin_routed_services(&mut self, reporter: &str, stream: u64) {
+        if let Some(acks) = self.current_reporter(reporter, stream) {
+            acks.routed_services.get_or_insert_default();
         }
     }
 
-    /// Records that `who` routes this service to a Revision, or with `leads` false that it no longer does.
+    /// Records that `reporter` routes this service to a Revision, or with `is_routed` false that it no longer does.
     pub fn set_service_routed(
         &mut self,
-        who: &str,
+        reporter: &str,
         stream: u64,
         name: &NamespacedName,
-        leads: bool,
+        is_routed: bool,
     ) {
         // Without `begin_routed_services` before it, a report of services is of no known extent.
         if let Some(routed) =
-            self.current_reporter(who, stream).and_then(|it| it.routed_services.as_mut())
+            self.current_reporter(reporter, stream).and_then(|it| it.routed_services.as_mut())
         {
-            _ = if leads {
+            _ = if is_routed {
                 routed.name_hashes.insert(hash_name(name))
             } else {
                 routed.name_hashes.remove(&hash_name(name))
@@ -93,59 +93,59 @@ impl DrainAcks {
     /// that has not named all yet, is not waited for.
     pub fn is_routed_by_all(&self, name: &NamespacedName) -> bool {
         let hash = hash_name(name);
-        let mut say = self.reporters.values().filter_map(|it| it.routed_services.as_ref());
-        say.all(|it| !it.is_complete || it.name_hashes.contains(&hash))
+        let mut routed = self.reporters.values().filter_map(|it| it.routed_services.as_ref());
+        routed.all(|it| !it.is_complete || it.name_hashes.contains(&hash))
     }
 
-    /// Records that `who` opens no connection to this draining pod.
-    pub fn acknowledge(&mut self, who: &str, stream: u64, uid: &str) {
-        if let Some(follower) = self.current_reporter(who, stream) {
-            follower.unconfirmed_pods.remove(uid);
-            follower.acked_pods.insert(uid.to_owned());
+    /// Records that `reporter` opens no connection to this draining pod.
+    pub fn acknowledge(&mut self, reporter: &str, stream: u64, uid: &str) {
+        if let Some(acks) = self.current_reporter(reporter, stream) {
+            acks.unconfirmed_pods.remove(uid);
+            acks.acked_pods.insert(uid.to_owned());
         }
     }
 
-    /// Records that `who` may open connections to the pod again.
-    pub fn withdraw(&mut self, who: &str, stream: u64, uid: &str) {
-        if let Some(follower) = self.current_reporter(who, stream) {
-            follower.unconfirmed_pods.remove(uid);
-            follower.acked_pods.remove(uid);
+    /// Records that `reporter` may open connections to the pod again.
+    pub fn withdraw(&mut self, reporter: &str, stream: u64, uid: &str) {
+        if let Some(acks) = self.current_reporter(reporter, stream) {
+            acks.unconfirmed_pods.remove(uid);
+            acks.acked_pods.remove(uid);
         }
     }
 
-    /// Records that the stream of `who` has named everything.
-    pub fn handle_synced(&mut self, who: &str, stream: u64) {
-        if let Some(follower) = self.current_reporter(who, stream) {
-            if let Some(routed) = &mut follower.routed_services {
+    /// Records that the stream of `reporter` has named everything.
+    pub fn handle_synced(&mut self, reporter: &str, stream: u64) {
+        if let Some(acks) = self.current_reporter(reporter, stream) {
+            if let Some(routed) = &mut acks.routed_services {
                 routed.is_complete = true;
             }
             // The stream has named all it acknowledges, so the rest of the earlier ones is outdated.
-            let unnamed = std::mem::take(&mut follower.unconfirmed_pods);
-            follower.acked_pods.retain(|uid| !unnamed.contains(uid));
+            let unnamed = std::mem::take(&mut acks.unconfirmed_pods);
+            acks.acked_pods.retain(|uid| !unnamed.contains(uid));
         }
     }
 
-    /// Records the end of a stream. If `who` has opened a newer one meanwhile, nothing changes.
-    pub fn end_stream(&mut self, who: &str, stream: u64) {
-        if self.reporters.get(who).is_some_and(|it| it.stream == stream) {
-            self.reporters.remove(who);
+    /// Records the end of a stream. If `reporter` has opened a newer one meanwhile, nothing changes.
+    pub fn end_stream(&mut self, reporter: &str, stream: u64) {
+        if self.reporters.get(reporter).is_some_and(|it| it.stream == stream) {
+            self.reporters.remove(reporter);
         }
     }
 
-    /// Records that `who` runs in this pod, according to the API server.
-    pub fn expect_reporter(&mut self, who: &str, pod: &str) {
-        self.expected_reporters.insert(who.to_owned(), pod.to_owned());
+    /// Records that `reporter` runs in this pod, according to the API server.
+    pub fn expect_reporter(&mut self, reporter: &str, pod: &str) {
+        self.expected_reporters.insert(reporter.to_owned(), pod.to_owned());
     }
 
     /// Records that the pod is gone. Returns the agents and activators that ran in it.
     pub fn remove_reporter_pod(&mut self, pod: &str) -> Vec<String> {
         let lost = self.expected_reporters.extract_if(.., |_, runs| runs == pod);
-        lost.map(|(who, _)| who).collect()
+        lost.map(|(reporter, _)| reporter).collect()
     }
 
-    /// Returns true if `who` has an open stream of reports.
-    pub fn is_reporting(&self, who: &str) -> bool {
-        self.reporters.contains_key(who)
+    /// Returns true if `reporter` has an open stream of reports.
+    pub fn is_reporting(&self, reporter: &str) -> bool {
+        self.reporters.contains_key(reporter)
     }
 
     /// Number of agents and activators that report.
@@ -162,22 +162,24 @@ impl DrainAcks {
     ///
     /// Without this, a pod that drains a second time could be stopped by acknowledgements of the first.
     pub fn forget_pod(&mut self, uid: &str) {
-        for follower in self.reporters.values_mut() {
-            follower.acked_pods.remove(uid);
-            follower.unconfirmed_pods.remove(uid);
+        for acks in self.reporters.values_mut() {
+            acks.acked_pods.remove(uid);
+            acks.unconfirmed_pods.remove(uid);
         }
     }
 
     /// Agents and activators that have not acknowledged the pod's drain.
     pub fn missing_acks<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a str> {
         // One that runs without a stream may still send connections to the pod.
-        let silent =
-            self.expected_reporters.keys().filter(|who| !self.reporters.contains_key(*who));
+        let silent = self
+            .expected_reporters
+            .keys()
+            .filter(|reporter| !self.reporters.contains_key(*reporter));
         let all = self
             .reporters
             .iter()
             .filter(|(_, it)| !it.acked_pods.contains(uid))
-            .map(|(who, _)| who);
+            .map(|(reporter, _)| reporter);
         all.chain(silent).map(String::as_str)
     }
 
@@ -186,9 +188,9 @@ impl DrainAcks {
         self.missing_acks(uid).next().is_none()
     }
 
-    /// The reports of `who`, if `stream` is its newest: late items of an older stream have no effect.
-    fn current_reporter(&mut self, who: &str, stream: u64) -> Option<&mut ReporterAcks> {
-        self.reporters.get_mut(who).filter(|it| it.stream == stream)
+    /// The reports of `reporter`, if `stream` is its newest: late items of an older stream have no effect.
+    fn current_reporter(&mut self, reporter: &str, stream: u64) -> Option<&mut ReporterAcks> {
+        self.reporters.get_mut(reporter).filter(|it| it.stream == stream)
     }
 }
 

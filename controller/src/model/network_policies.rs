@@ -84,13 +84,13 @@ impl NetworkPolicies {
         name: NamespacedName,
         object: Option<&Value>,
     ) -> BTreeSet<SmolStr> {
-        let touched = [name.namespace.clone()].into();
+        let namespaces = [name.namespace.clone()].into();
         match object.and_then(IngressPolicy::from_object) {
             Some(policy) => drop(self.policies.insert(name, policy)),
             None if self.policies.remove(&name).is_none() => return BTreeSet::new(),
             None => {}
         }
-        touched
+        namespaces
     }
 
     /// Sets or, with `None`, removes a namespace's labels. Returns the namespaces whose admitted sources may change.
@@ -115,18 +115,18 @@ impl NetworkPolicies {
         name: NamespacedName,
         client: Option<PolicyClientPod>,
     ) -> BTreeSet<SmolStr> {
-        let before = match client {
+        let previous = match client {
             Some(client) => self.client_pods.insert(name.clone(), client),
             None => self.client_pods.remove(&name),
         };
         let after = self.client_pods.get(&name);
-        if before.as_ref() == after {
+        if previous.as_ref() == after {
             return BTreeSet::new();
         }
         // Both states count: a pod that changes its labels may leave one policy and enter another.
-        let all: Vec<&PolicyClientPod> = before.iter().chain(after).collect();
-        let names = self.policies.iter().filter(|(policy, it)| {
-            let peers = it.rules.iter().flat_map(|rule| &rule.peers);
+        let all: Vec<&PolicyClientPod> = previous.iter().chain(after).collect();
+        let names = self.policies.iter().filter(|(policy, policy_spec)| {
+            let peers = policy_spec.rules.iter().flat_map(|rule| &rule.peers);
             let lets_in = |peer: &AdmittedPeer| {
                 all.iter().any(|it| self.admits_client(peer, policy, &name, it))
             };
@@ -147,11 +147,11 @@ impl NetworkPolicies {
         labels: impl FnOnce() -> LabelMap,
         port: u16,
     ) -> Option<Arc<AllowedSources>> {
-        let mut here = self.policies_in(namespace).peekable();
+        let mut policies = self.policies_in(namespace).peekable();
         // Nearly all namespaces have no policy: without one the labels are not even computed.
-        here.peek()?;
+        policies.peek()?;
         let labels = labels();
-        let mut selecting = here.filter(|(_, it)| it.pod_selector.matches(&labels)).peekable();
+        let mut selecting = policies.filter(|(_, it)| it.pod_selector.matches(&labels)).peekable();
         // Pods that no policy selects are open to all; pods that one selects only to what some rule admits.
         selecting.peek()?;
         let mut sources = AllowedSources::default();
@@ -250,14 +250,14 @@ impl IngressPolicy {
 }
 
 impl From<NetworkPolicyIngressRule> for IngressRule {
-    fn from(it: NetworkPolicyIngressRule) -> Self {
-        let (ports, from) = (it.ports.unwrap_or_default(), it.from.unwrap_or_default());
+    fn from(rule: NetworkPolicyIngressRule) -> Self {
+        let (ports, from) = (rule.ports.unwrap_or_default(), rule.from.unwrap_or_default());
         // A rule or peer that cannot be read must admit no source; an empty list would admit all.
         let none = || AdmittedPort::Range(1, 0);
         let nobody = || AdmittedPeer::Pods { namespaces: None, pods: match_nothing() };
         Self {
-            ports: ports.into_iter().map(|it| parse_port(it).unwrap_or_else(none)).collect(),
-            peers: from.into_iter().map(|it| parse_peer(it).unwrap_or_else(nobody)).collect(),
+            ports: ports.into_iter().map(|rule| parse_port(rule).unwrap_or_else(none)).collect(),
+            peers: from.into_iter().map(|rule| parse_peer(rule).unwrap_or_else(nobody)).collect(),
         }
     }
 }
@@ -265,7 +265,7 @@ impl From<NetworkPolicyIngressRule> for IngressRule {
 impl IngressRule {
     fn covers_port(&self, port: u16) -> bool {
         self.ports.is_empty()
-            || self.ports.iter().any(|it| match it {
+            || self.ports.iter().any(|port_range| match port_range {
                 AdmittedPort::Range(first, last) => (*first..=*last).contains(&port),
                 AdmittedPort::Name(name) => name == USER_PORT_NAME,
             })
@@ -277,41 +277,41 @@ fn match_nothing() -> Selector {
     kube::core::Expression::In(String::new(), BTreeSet::new()).into()
 }
 
-fn parse_selector(it: LabelSelector) -> Option<Selector> {
-    it.try_into().ok()
+fn parse_selector(selector: LabelSelector) -> Option<Selector> {
+    selector.try_into().ok()
 }
 
-fn parse_port(it: NetworkPolicyPort) -> Option<AdmittedPort> {
-    if it.protocol.is_some_and(|it| it != "TCP") {
+fn parse_port(port: NetworkPolicyPort) -> Option<AdmittedPort> {
+    if port.protocol.is_some_and(|port| port != "TCP") {
         return None;
     }
-    let number = |it: i32| u16::try_from(it).ok();
-    match it.port {
+    let number = |port: i32| u16::try_from(port).ok();
+    match port.port {
         None => Some(AdmittedPort::Range(0, u16::MAX)),
         Some(IntOrString::String(name)) => Some(AdmittedPort::Name(name)),
         Some(IntOrString::Int(first)) => Some(AdmittedPort::Range(
             number(first)?,
-            it.end_port.map_or_else(|| number(first), number)?,
+            port.end_port.map_or_else(|| number(first), number)?,
         )),
     }
 }
 
-fn parse_peer(it: NetworkPolicyPeer) -> Option<AdmittedPeer> {
-    if let Some(block) = it.ip_block {
+fn parse_peer(peer: NetworkPolicyPeer) -> Option<AdmittedPeer> {
+    if let Some(block) = peer.ip_block {
         let except = block.except.unwrap_or_default();
-        let except = except.iter().map(|it| it.parse().ok()).collect::<Option<_>>()?;
+        let except = except.iter().map(|peer| peer.parse().ok()).collect::<Option<_>>()?;
         return Some(AdmittedPeer::IpBlock(IpBlock {
             network: block.cidr.parse().ok()?,
             exceptions: except,
         }));
     }
-    let namespaces = match it.namespace_selector {
+    let namespaces = match peer.namespace_selector {
         None => None,
-        Some(it) => Some(parse_selector(it)?),
+        Some(peer) => Some(parse_selector(peer)?),
     };
     Some(AdmittedPeer::Pods {
         namespaces,
-        pods: parse_selector(it.pod_selector.unwrap_or_default())?,
+        pods: parse_selector(peer.pod_selector.unwrap_or_default())?,
     })
 }
 

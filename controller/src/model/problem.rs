@@ -123,9 +123,9 @@ mod tests {
             Problem::missing("spec.a"),
             Problem::missing("spec.b"),
         ];
-        let want = "invalid value: 1: spec.c\nmust be 2\nmissing field(s): spec.a, spec.b";
-        assert_eq!(knative_message(&all), want);
-        let want = "invalid value: 1: spec.c (must be 2); missing field(s): spec.a; missing field(s): spec.b";
-        assert_eq!(problems_line(&all), want);
+        let expected = "invalid value: 1: spec.c\nmust be 2\nmissing field(s): spec.a, spec.b";
+        assert_eq!(knative_message(&all), expected);
+        let expected = "invalid value: 1: spec.c (must be 2); missing field(s): spec.a; missing field(s): spec.b";
+        assert_eq!(problems_line(&all), expected);
     }
 }

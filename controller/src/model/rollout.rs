@@ -1,5 +1,5 @@
 //! Pure: gradual rollout, in which a new Revision gets its share step by step (knative/serving
-//! `pkg/reconciler/route/traffic/rollout.go` at 98e5ef9; `knative.md` §6.4).
+//! `pkg/reconciler/route/traffic/rollout.go` at 98e5ef9).
 //!
 //! A rollout begins with 1 % for the new Revision. Once that share is in force everywhere, the time this took is the
 //! least time between two steps. The rest of the configured duration is divided into as many equal steps as fit. Each
@@ -107,18 +107,20 @@ pub struct RolloutStep {
 /// Takes the state one step further. Without a state there are no older shares, and the wanted ones are in force at
 /// once.
 pub fn step(state: Option<Rollout>, now: UnixNanos, event: RolloutInput) -> RolloutStep {
-    let RolloutInput { goal: wanted, duration, in_force } = event;
-    let wanted = wanted.into_sorted();
+    let RolloutInput { goal: desired, duration, in_force } = event;
+    let desired = desired.into_sorted();
     let seconds = duration.as_secs();
-    let before = state.filter(|it| seconds > 0 && !it.configurations.is_empty());
-    let Some(mut before) = before else { return RolloutStep { state: wanted, next_step_at: None } };
+    let previous = state.filter(|it| seconds > 0 && !it.configurations.is_empty());
+    let Some(mut previous) = previous else {
+        return RolloutStep { state: desired, next_step_at: None };
+    };
     if in_force {
-        before.schedule_pending_steps(now, seconds);
+        previous.schedule_pending_steps(now, seconds);
     }
-    let goals = wanted.configurations.into_iter();
-    // Goals take their state out of `before`; entries left there belong to targets that the Route no longer has.
+    let goals = desired.configurations.into_iter();
+    // Goals take their state out of `previous`; entries left there belong to targets that the Route no longer has.
     let configurations =
-        goals.filter_map(|goal| goal.advance_from_state(&mut before, now)).collect();
+        goals.filter_map(|goal| goal.advance_from_state(&mut previous, now)).collect();
     let state = Rollout { configurations };
     let due = state.configurations.iter().map(|it| it.step_params.next_step_time);
     let next = due.filter(|due| *due > 0).min();
@@ -199,13 +201,13 @@ impl ConfigurationRollout {
             && total == i64::from(self.percent)
     }
 
-    /// Computes size and time of the steps. `least` is the time that 1 % took, `seconds` the whole duration wanted.
+    /// Computes size and time of the steps. `min_step` is the time that 1 % took, `seconds` the whole duration wanted.
     ///
     /// Example: 100 % in 4 steps goes 1, 26, 51, 76, 100.
-    fn compute_steps(&mut self, now: UnixNanos, least: f64, seconds: f64) {
-        let left = (seconds - least).max(1.0);
+    fn compute_steps(&mut self, now: UnixNanos, min_step: f64, seconds: f64) {
+        let left = (seconds - min_step).max(1.0);
         let percent = f64::from(self.percent - 1);
-        let steps = (left / least).max(1.0).min(percent).max(1.0);
+        let steps = (left / min_step).max(1.0).min(percent).max(1.0);
         let each = left / steps * NANOS_PER_SECOND;
         self.step_params.step_duration = each as i64;
         // Rounding down would turn 1.9 % into steps of 1 %, and the rollout would take twice as long.
@@ -213,40 +215,41 @@ impl ConfigurationRollout {
         self.step_params.next_step_time = now.saturating_add(each as i64);
     }
 
-    /// Returns this goal's shares after `before`; `None`: the target has no share.
-    fn advance_from_state(self, before: &mut Rollout, now: UnixNanos) -> Option<Self> {
-        let have = &mut before.configurations;
-        if !have.iter().any(|it| it.tag == self.tag) {
+    /// Returns this goal's shares after `previous`; `None`: the target has no share.
+    fn advance_from_state(self, previous: &mut Rollout, now: UnixNanos) -> Option<Self> {
+        let configurations = &mut previous.configurations;
+        if !configurations.iter().any(|it| it.tag == self.tag) {
             // A new tag has no older shares to start from.
             return Some(self);
         }
         let is_it =
             |it: &Self| it.tag == self.tag && it.configuration_name == self.configuration_name;
-        match (have.iter().position(is_it), self.percent) {
+        match (configurations.iter().position(is_it), self.percent) {
             (_, ..=0) => None,
             (None, _) | (Some(_), 1) => Some(self),
-            (Some(at), _) => Some(self.advance_target(have.swap_remove(at), now)),
+            (Some(at), _) => Some(self.advance_target(configurations.swap_remove(at), now)),
         }
     }
 
-    /// Returns this goal's shares, continued from `before`.
-    fn advance_target(self, mut before: Self, now: UnixNanos) -> Self {
-        before.fit_to_percent(self.percent);
+    /// Returns this goal's shares, continued from `previous`.
+    fn advance_target(self, mut previous: Self, now: UnixNanos) -> Self {
+        previous.fit_to_percent(self.percent);
         let latest = self.revisions.last().map(|it| it.revision_name.clone());
-        let was = before.revisions.last().map(|it| it.revision_name.clone());
+        let was = previous.revisions.last().map(|it| it.revision_name.clone());
         match (latest, was) {
             (None, _) | (_, None) => self,
-            (Some(latest), Some(was)) if latest == was => self.continue_rollout(before, now),
-            (Some(latest), Some(_)) => self.begin_rollout(before, latest, now),
+            (Some(latest), Some(was)) if latest == was => self.continue_rollout(previous, now),
+            (Some(latest), Some(_)) => self.begin_rollout(previous, latest, now),
         }
     }
 
     /// Continues without a new Revision: takes the next step, if a rollout is under way and the step is due.
-    fn continue_rollout(self, before: Self, now: UnixNanos) -> Self {
-        if before.revisions.len() < 2 {
+    fn continue_rollout(self, previous: Self, now: UnixNanos) -> Self {
+        if previous.revisions.len() < 2 {
             return self;
         }
-        let mut it = Self { revisions: before.revisions, step_params: before.step_params, ..self };
+        let mut it =
+            Self { revisions: previous.revisions, step_params: previous.step_params, ..self };
         // Knative leaves a step larger than a target that shrank, and then drops the state as invalid.
         it.step_params.step_size = it.step_params.step_size.min(it.percent);
         // A clock that ran ahead may have planned a step too far in the future; no step is later than one duration from
@@ -260,8 +263,8 @@ impl ConfigurationRollout {
     }
 
     /// Begins a rollout: moves 1 % to the new Revision from the newest one that has a share.
-    fn begin_rollout(self, before: Self, latest: String, now: UnixNanos) -> Self {
-        let mut revisions = before.revisions;
+    fn begin_rollout(self, previous: Self, latest: String, now: UnixNanos) -> Self {
+        let mut revisions = previous.revisions;
         if let Some(newest) = revisions.iter_mut().rev().find(|it| it.percent > 0) {
             newest.percent -= 1;
         }

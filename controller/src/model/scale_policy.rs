@@ -238,19 +238,19 @@ impl<'a> AnnotationReader<'a> {
 
     fn read_number_into(
         &mut self,
-        to: &mut f64,
+        target: &mut f64,
         names: &[&'static str],
         within: std::ops::RangeInclusive<f64>,
     ) {
-        *to = self.read_number(names, within).unwrap_or(*to);
+        *target = self.read_number(names, within).unwrap_or(*target);
     }
 
-    fn read_burst_capacity(&mut self, to: &mut f64) {
+    fn read_burst_capacity(&mut self, target: &mut f64) {
         let names = ["target-burst-capacity", "targetBurstCapacity"];
         // -1 stands for unlimited burst capacity: activators then stay in the path at all times.
         let Some((name, text)) = self.get(&names) else { return };
         match text.parse::<f64>() {
-            Ok(value) if value.is_finite() && (value >= 0.0 || value == -1.0) => *to = value,
+            Ok(value) if value.is_finite() && (value >= 0.0 || value == -1.0) => *target = value,
             Ok(_) | Err(_) => {
                 let problem = Problem::invalid(self.field_path(name), text);
                 self.problems.push(problem.with_advice("use -1, 0 or a number above 0"));
@@ -260,13 +260,15 @@ impl<'a> AnnotationReader<'a> {
 
     fn read_count(
         &mut self,
-        to: &mut u32,
+        target: &mut u32,
         names: &[&'static str],
         bounds: std::ops::RangeInclusive<i64>,
     ) {
         let Some((name, text)) = self.get(names) else { return };
         match text.parse::<i64>() {
-            Ok(value) if bounds.contains(&value) => *to = u32::try_from(value).unwrap_or(*to),
+            Ok(value) if bounds.contains(&value) => {
+                *target = u32::try_from(value).unwrap_or(*target)
+            }
             // Too large for an i64 is out of bounds, not malformed.
             Err(_) if !is_integer(text) => {
                 self.problems.push(Problem::invalid(self.field_path(name), text))
@@ -284,7 +286,7 @@ impl<'a> AnnotationReader<'a> {
     }
 
     /// Reads `activation-scale`: at least 2, between minimum and maximum.
-    fn read_activation_scale(&mut self, to: &mut u32, min: u32, max: u32) {
+    fn read_activation_scale(&mut self, target: &mut u32, min: u32, max: u32) {
         let Some((name, text)) = self.get(&["activation-scale", "activationScale"]) else { return };
         let Ok(value) = text.parse::<i32>() else {
             self.problems.push(Problem::invalid(self.field_path(name), text));
@@ -297,7 +299,7 @@ impl<'a> AnnotationReader<'a> {
         } else if value < 2 {
             format!("activation-scale={value} must be greater than 1")
         } else {
-            *to = value.unsigned_abs();
+            *target = value.unsigned_abs();
             return;
         };
         self.problems.push(Problem::new(self.field_path(name), message));
@@ -305,17 +307,17 @@ impl<'a> AnnotationReader<'a> {
 
     /// Returns true if `max-scale` obeys `max-scale-limit`.
     fn check_max_scale_limit(&mut self, name: &str, max: u32, limit: u32) -> bool {
-        let before = self.problems.len();
+        let problem_count = self.problems.len();
         if limit > 0 && max == 0 {
             let message = format!("max-scale=0 (unlimited), must be less than {limit}");
             self.problems.push(Problem::new(self.field_path(name), message));
         } else if limit > 0 && max > limit {
             self.problems.push(Problem::out_of_bounds(self.field_path(name), 1, max, limit));
         }
-        self.problems.len() == before
+        self.problems.len() == problem_count
     }
 
-    fn read_initial_scale(&mut self, to: &mut u32, allow_zero: bool) {
+    fn read_initial_scale(&mut self, target: &mut u32, allow_zero: bool) {
         let Some((name, text)) = self.get(&["initial-scale", "initialScale"]) else { return };
         let at = self.field_path(name);
         // Knative writes the rule behind the path in these two messages.
@@ -324,7 +326,7 @@ impl<'a> AnnotationReader<'a> {
                 Problem::invalid(format!("{at}=0 not allowed by cluster"), text)
             }
             Ok(value) if value >= 0 => {
-                *to = value.unsigned_abs();
+                *target = value.unsigned_abs();
                 return;
             }
             Ok(_) => Problem::invalid(format!("{at} must be greater than 0"), text),
@@ -333,32 +335,32 @@ impl<'a> AnnotationReader<'a> {
     }
 
     /// Reads `window`, the stable window.
-    fn read_stable_window(&mut self, to: &mut Duration) {
-        self.read_whole_seconds(to, &["window"], STABLE_WINDOW_BOUNDS);
+    fn read_stable_window(&mut self, target: &mut Duration) {
+        self.read_whole_seconds(target, &["window"], STABLE_WINDOW_BOUNDS);
     }
 
     /// Reads a duration annotation in whole seconds within bounds.
     fn read_whole_seconds(
         &mut self,
-        to: &mut Duration,
+        target: &mut Duration,
         names: &[&'static str],
         bounds: (Duration, Duration),
     ) {
-        let mut value = *to;
+        let mut value = *target;
         self.read_duration(&mut value, names, bounds);
         match self.get(names) {
             Some((name, _)) if value.subsec_nanos() != 0 => {
                 let message = "must be specified with at most second precision";
                 self.problems.push(Problem::new(self.field_path(name), message));
             }
-            _ => *to = value,
+            _ => *target = value,
         }
     }
 
     /// Reads a duration annotation within bounds.
     fn read_duration(
         &mut self,
-        to: &mut Duration,
+        target: &mut Duration,
         names: &[&'static str],
         (low, high): (Duration, Duration),
     ) {
@@ -367,7 +369,7 @@ impl<'a> AnnotationReader<'a> {
         let negative = text.strip_prefix('-').and_then(parse_go_duration);
         let problem = match parse_go_duration(text) {
             Some(value) if value >= low && value <= high => {
-                *to = value;
+                *target = value;
                 return;
             }
             None if negative.is_none() => Problem::invalid(self.field_path(name), text)
@@ -389,13 +391,13 @@ impl<'a> AnnotationReader<'a> {
         }
     }
 
-    fn read_aggregation(&mut self, to: &mut WindowAggregation) {
+    fn read_aggregation(&mut self, target: &mut WindowAggregation) {
         let names = ["metric-aggregation-algorithm", "metricAggregationAlgorithm"];
         match self.get(&names) {
             None => {}
-            Some((_, "linear")) => *to = WindowAggregation::Linear,
+            Some((_, "linear")) => *target = WindowAggregation::Linear,
             Some((_, "weighted-exponential" | "weightedExponential")) => {
-                *to = WindowAggregation::WeightedExponential;
+                *target = WindowAggregation::WeightedExponential;
             }
             // Without a class Knative does not check: another autoscaler may know the algorithm.
             Some((name, other)) if self.get(&["class"]).is_some_and(|(_, it)| it == KPA_CLASS) => {
@@ -436,16 +438,18 @@ pub fn parse_go_duration(text: &str) -> Option<Duration> {
         rest = unit.get(end..)?;
     }
     // Empty text has no number, and is not zero.
-    let whole = !text.is_empty();
-    Duration::try_from_secs_f64(total).ok().filter(|_| whole)
+    let has_number = !text.is_empty();
+    Duration::try_from_secs_f64(total).ok().filter(|_| has_number)
 }
 
 /// Formats a duration as Go does: `1h0m0s`, `1m30s`, `6s`, `1ms`.
-pub fn format_go_duration(it: Duration) -> String {
-    let seconds = it.as_secs();
+pub fn format_go_duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
     let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     match (h, m) {
-        (0, 0) if s == 0 && it.subsec_millis() > 0 => format!("{}ms", it.subsec_millis()),
+        (0, 0) if s == 0 && duration.subsec_millis() > 0 => {
+            format!("{}ms", duration.subsec_millis())
+        }
         (0, 0) => format!("{s}s"),
         (0, _) => format!("{m}m{s}s"),
         _ => format!("{h}h{m}m{s}s"),

@@ -45,7 +45,7 @@ pub use name_registry::NameRegistry;
 pub use nodes::{ActivatorReadiness, NodeState};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
-    RoutingState,
+    RevisionScaling, RoutingState,
 };
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
 pub use templates::{TemplateCache, TemplateFacts};
@@ -233,7 +233,7 @@ impl ClusterState {
     ) -> impl Iterator<Item = &NamespacedName> {
         // Pairs are sorted by the object's name, so all apps of one name are neighbours.
         let from = self.names.owner_exceptions.range((name.clone(), NamespacedName::new("", ""))..);
-        from.take_while(move |(own, _)| own == name).map(|(_, app)| app)
+        from.take_while(move |(object_name, _)| object_name == name).map(|(_, app)| app)
     }
 
     /// Returns the app of a Revision. The Revision's name begins with the app's and `-`, unless that would be too long.

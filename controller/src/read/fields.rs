@@ -76,14 +76,14 @@ pub(crate) fn read_conditions(
     for (kind, name) in table {
         let Some(it) = all.iter().find(|it| it.r#type == *name) else { continue };
         // Written objects may lack a reason; only `False` requires one.
-        let why = ConditionReason::new(it.reason.clone(), it.message.clone());
-        let some = Some(why.clone()).filter(|why| !why.reason.is_empty());
-        let truth = match it.status.as_str() {
+        let reason = ConditionReason::new(it.reason.clone(), it.message.clone());
+        let some = Some(reason.clone()).filter(|reason| !reason.reason.is_empty());
+        let status = match it.status.as_str() {
             "True" => ConditionStatus::True(some),
-            "False" => ConditionStatus::False(why),
+            "False" => ConditionStatus::False(reason),
             _ => ConditionStatus::Unknown(some),
         };
-        into.set(*kind, truth, UnixMillis::parse(&it.last_transition_time).unwrap_or_default());
+        into.set(*kind, status, UnixMillis::parse(&it.last_transition_time).unwrap_or_default());
     }
 }
 

@@ -28,8 +28,8 @@ use crate::{
             ActivatorReadiness, AppRevision, CompactStringMap, ConditionReason, ConditionSet,
             ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
             DomainMappingState, KubePodStatus, KubeletReadiness, ObjectMetaSummary, ObjectOwner,
-            PlaceholderState, PodStage, RevisionPod, RouteState, ServiceState, Uid, UnixMillis,
-            conditions,
+            PlaceholderState, PodStage, RevisionPod, RevisionScaling, RouteState, ServiceState,
+            Uid, UnixMillis, conditions,
         },
     },
     read::{
@@ -50,9 +50,9 @@ fn read_pairs(object: &Value, field: &str) -> CompactStringMap {
 pub fn read_service(
     object: &Value,
     config: &ScalePolicyConfig,
-    before: Option<&ServiceState>,
+    previous: Option<&ServiceState>,
 ) -> ServiceState {
-    let (meta, leaving) = (fields::read_meta(object), is_terminating(object));
+    let (meta, is_leaving) = (fields::read_meta(object), is_terminating(object));
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let rules = AdmissionRules {
         platform: AdmissionPlatform::Kubernetes,
@@ -63,15 +63,15 @@ pub fn read_service(
     };
     match parse::observed_service(object, rules) {
         Ok((_, manifest)) => {
-            ServiceState { meta, manifest, manifest_error: None, is_terminating: leaving }
+            ServiceState { meta, manifest, manifest_error: None, is_terminating: is_leaving }
         }
         Err(problems) => {
-            let manifest = before.map(|it| it.manifest.clone()).unwrap_or_default();
+            let manifest = previous.map(|it| it.manifest.clone()).unwrap_or_default();
             ServiceState {
                 meta,
                 manifest,
                 manifest_error: Some(problem::problems_line(&problems).into()),
-                is_terminating: leaving,
+                is_terminating: is_leaving,
             }
         }
     }
@@ -157,8 +157,11 @@ pub fn read_revision(object: &Value) -> AppRevision {
     let generation = label(object, key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
     let modified = annotation(object, key::ROUTING_STATE_MODIFIED);
     // A container of a registry that is skipped has an entry without digest: that too is a final result.
-    let digest = |it: &Value| {
-        Some((non_empty_text(&it["name"])?, non_empty_text(&it["imageDigest"]).unwrap_or_default()))
+    let digest = |status: &Value| {
+        Some((
+            non_empty_text(&status["name"])?,
+            non_empty_text(&status["imageDigest"]).unwrap_or_default(),
+        ))
     };
     let digests = array_items(&object["status"]["containerStatuses"])
         .chain(array_items(&object["status"]["initContainerStatuses"]));
@@ -166,7 +169,9 @@ pub fn read_revision(object: &Value) -> AppRevision {
     fields::read_conditions(&mut conditions, object, &conditions::REVISION_CONDITIONS);
     // A new leader has not seen the crash, and only a pod that works clears the failure.
     let failure = match conditions.get(ConditionType::RevisionHealthy) {
-        ConditionStatus::False(why) if why.reason.starts_with("ExitCode") => Some(Box::new(why)),
+        ConditionStatus::False(reason) if reason.reason.starts_with("ExitCode") => {
+            Some(Box::new(reason))
+        }
         ConditionStatus::True(_) | ConditionStatus::Unknown(_) | ConditionStatus::False(_) => None,
     };
     AppRevision {
@@ -178,8 +183,11 @@ pub fn read_revision(object: &Value) -> AppRevision {
         template: user_template(object),
         creator: annotation(object, key::CREATOR).map(Into::into),
         routing_state: fields::read_routing_state(label(object, key::ROUTING_STATE), modified),
-        // The condition means that resources were available once; only an exceeded deadline sets it back later.
-        initial_scale_reached: conditions.is_true(ConditionType::RevisionResources),
+        scaling: RevisionScaling {
+            // The condition means that resources were available once; only an exceeded deadline sets it back later.
+            initial_scale_reached: conditions.is_true(ConditionType::RevisionResources),
+            ..RevisionScaling::default()
+        },
         digests: digests.filter_map(digest).collect(),
         conditions,
         name: name.as_str().into(),
@@ -349,7 +357,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
     let mut addresses: Vec<IpAddr> = given.filter_map(|it| it.parse().ok()).collect();
     addresses.sort_by_key(|it| !it.is_ipv4());
     let port = annotation(object, ACTIVATOR_PORT_ANNOTATION).and_then(|it| it.parse().ok());
-    let hidden = label(object, key::VISIBILITY) == Some("cluster-local");
+    let is_cluster_local = label(object, key::VISIBILITY) == Some("cluster-local");
     let mut owners = array_items(&object["metadata"]["ownerReferences"]);
     let owner = owners.find(|it| it["controller"] == true && it["kind"] == "Route");
     // An unreadable UID counts as no owner: then the claimants' age decides about the name.
@@ -358,7 +366,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
     Some(PlaceholderState {
         cluster_ips: addresses.into(),
         activator_port: port,
-        is_cluster_local: hidden,
+        is_cluster_local,
         owner_uid: owner,
         created,
     })
@@ -366,8 +374,8 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
 
 /// Reads a DomainMapping, without its conditions.
 pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
-    let (own, to) = (object_name(object), &object["spec"]["ref"]);
-    let word = |field: &str| to[field].as_str().unwrap_or_default();
+    let (name, target) = (object_name(object), &object["spec"]["ref"]);
+    let word = |field: &str| target[field].as_str().unwrap_or_default();
     let group = word("apiVersion").rsplit_once('/').map_or("", |(group, _)| group);
     // Lower case and an `s` is the plural of every resource that a mapping may refer to.
     let plural = format!("{}s", word("kind").to_ascii_lowercase());
@@ -378,7 +386,7 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
     DomainMappingState {
         meta: fields::read_meta(object),
         target_resource: kind.into(),
-        target: NamespacedName::new(namespace.unwrap_or(&own.namespace), word("name")),
+        target: NamespacedName::new(namespace.unwrap_or(&name.namespace), word("name")),
         tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),
         http_protocol: http.map(Into::into),
         conditions: ConditionSet::default(),

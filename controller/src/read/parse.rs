@@ -125,14 +125,14 @@ pub fn service_manifest(
 pub fn service_warnings(value: &Value, config: &ScalePolicyConfig) -> Vec<Problem> {
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let rules = local_rules(&defaults, &features, config);
-    let question = admission::AdmissionRequest {
+    let request = admission::AdmissionRequest {
         kind: admission::AdmittedKind::Service,
         object: value,
         old: None,
         user: None,
         rules,
     };
-    admission::validate(&question).warnings
+    admission::validate(&request).warnings
 }
 
 /// Parses a Service as an API server holds it.
@@ -145,15 +145,15 @@ pub fn observed_service(
 ) -> Result<(NamespacedName, ServiceManifest), Vec<Problem>> {
     let mut problems = Vec::new();
     // Admission always sets `timeoutSeconds`, so an object without it never passed admission.
-    let fresh = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
-    let question = admission::AdmissionRequest {
+    let is_new = value.pointer("/spec/template/spec/timeoutSeconds").is_none_or(Value::is_null);
+    let request = admission::AdmissionRequest {
         kind: admission::AdmittedKind::Service,
         object: value,
         old: None,
         user: None,
         rules,
     };
-    let mut filled = if fresh { admission::apply_defaults(&question).0 } else { value.clone() };
+    let mut filled = if is_new { admission::apply_defaults(&request).0 } else { value.clone() };
     let meta: ObjectMeta = parse_typed(filled.get("metadata"), "metadata", &mut problems);
     let (name, namespace) = (meta.name.clone(), meta.namespace.clone());
     let name = NamespacedName::new(namespace.unwrap_or_default(), name.unwrap_or_default());
@@ -252,13 +252,13 @@ fn check_kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
     if text("apiVersion") == API_VERSION && text("kind") == "Service" {
         return Ok(());
     }
-    let found = match (text("apiVersion"), text("kind")) {
+    let kind = match (text("apiVersion"), text("kind")) {
         ("", "") => "an object without apiVersion and kind".to_owned(),
         (version, kind) => format!("{version}/{kind}"),
     };
     let advice =
         format!("apply a {API_VERSION} Service; Configuration, Revision and Route follow from it");
-    Err(vec![Problem::invalid("kind", found).with_advice(advice)])
+    Err(vec![Problem::invalid("kind", kind).with_advice(advice)])
 }
 
 fn check_name(
@@ -328,14 +328,14 @@ fn parse_template(
 /// Checks traffic targets. No targets at all mean everything to the latest Revision.
 fn parse_traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> Arc<[TrafficSpec]> {
     defaults::fill_traffic(spec, true);
-    let before = problems.len();
+    let problem_count = problems.len();
     let targets: Vec<TrafficTarget> = parse_typed(spec.get("traffic"), "spec.traffic", problems);
     // An unreadable list was reported as such, and is not reported as missing besides.
-    if problems.len() == before || !targets.is_empty() {
+    if problems.len() == problem_count || !targets.is_empty() {
         traffic::check_targets(&targets, true, problems);
     }
     let percent = |target: &TrafficTarget| target.percent.and_then(|it| u8::try_from(it).ok());
-    let own = |target: &TrafficTarget| TrafficSpec {
+    let spec_of = |target: &TrafficTarget| TrafficSpec {
         tag: target.tag.as_deref().filter(|tag| !tag.is_empty()).map(Into::into),
         revision_name: target
             .revision_name
@@ -345,7 +345,7 @@ fn parse_traffic(spec: &mut Map<String, Value>, problems: &mut Vec<Problem>) -> 
         configuration_name: None,
         percent: percent(target).unwrap_or(0),
     };
-    targets.iter().map(own).collect()
+    targets.iter().map(spec_of).collect()
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use crate::{
         object::json::{annotation, array_items, non_empty_text},
         world::{
             AppRevision, AppState, ClusterIpSource, CompactStringMap, ConfigurationState,
-            ObjectMetaSummary, PodStage, RevisionPod, RouteNameAllocation, RouteState,
-            ServiceManifest, ServiceState, UnixMillis,
+            ObjectMetaSummary, PodStage, RevisionPod, RevisionScaling, RouteNameAllocation,
+            RouteState, ServiceManifest, ServiceState, UnixMillis,
             conditions::{
                 CONFIGURATION_CONDITIONS, REVISION_CONDITIONS, ROUTE_CONDITIONS, SERVICE_CONDITIONS,
             },
@@ -39,9 +39,9 @@ pub struct StoredAppObjects {
     pub pods: Vec<Value>,
 }
 
-/// Builds the app that these objects describe. `boot` identifies this boot of the machine: pods of an earlier boot no
-/// longer exist.
-pub fn restore_app(objects: &StoredAppObjects, boot: &str) -> AppState {
+/// Builds the app that these objects describe. `boot_id` identifies this boot of the machine: pods of an earlier boot
+/// no longer exist.
+pub fn restore_app(objects: &StoredAppObjects, boot_id: &str) -> AppState {
     let manifest = read_manifest(&objects.service);
     let status = &objects.service["status"];
     let mut app = AppState {
@@ -62,7 +62,7 @@ pub fn restore_app(objects: &StoredAppObjects, boot: &str) -> AppState {
         ..AppState::default()
     };
     app.revisions =
-        objects.revisions.iter().map(|it| restore_revision(it, objects, boot)).collect();
+        objects.revisions.iter().map(|it| restore_revision(it, objects, boot_id)).collect();
     app.revisions.sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
     read_conditions(&mut app.conditions, &objects.service, &SERVICE_CONDITIONS);
     read_conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION_CONDITIONS);
@@ -108,23 +108,26 @@ fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
     words.filter_map(word).collect()
 }
 
-fn restore_revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> AppRevision {
+fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) -> AppRevision {
     // The label counts, not the object's own `metadata.generation`, which starts at 1 for each Revision.
-    let own = object_meta(value);
-    let label = |name: &str| own.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
+    let meta = object_meta(value);
+    let label = |name: &str| meta.labels.as_ref().and_then(|it| it.get(name)).map(String::as_str);
     let generation = label(key::CONFIGURATION_GENERATION).and_then(|it| it.parse().ok());
     let modified = annotation(value, key::ROUTING_STATE_MODIFIED);
-    let name = own.name.clone().unwrap_or_default();
+    let name = meta.name.clone().unwrap_or_default();
     let mine = |pod: &&Value| pod["metadata"]["labels"][key::REVISION] == *name;
     let digest =
         |it: &Value| Some((non_empty_text(&it["name"])?, non_empty_text(&it["imageDigest"])?));
     let mut revision = AppRevision {
         meta: ObjectMetaSummary { generation: generation.unwrap_or_default(), ..read_meta(value) },
-        template: revision_template(value, &own, objects),
+        template: revision_template(value, &meta, objects),
         routing_state: read_routing_state(label(key::ROUTING_STATE), modified),
-        initial_scale_reached: annotation(value, key::INITIAL_SCALE_REACHED) == Some("true"),
+        scaling: RevisionScaling {
+            initial_scale_reached: annotation(value, key::INITIAL_SCALE_REACHED) == Some("true"),
+            ..RevisionScaling::default()
+        },
         digests: array_items(&value["status"]["containerStatuses"]).filter_map(digest).collect(),
-        pods: objects.pods.iter().filter(mine).filter_map(|it| restore_pod(it, boot)).collect(),
+        pods: objects.pods.iter().filter(mine).filter_map(|it| restore_pod(it, boot_id)).collect(),
         name: name.into(),
         ..AppRevision::default()
     };
@@ -133,19 +136,19 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot: &str) -> Ap
 }
 
 /// Returns the template a Revision was made of: its metadata without the controller's additions.
-fn revision_template(value: &Value, own: &ObjectMeta, objects: &StoredAppObjects) -> Arc<str> {
+fn revision_template(value: &Value, meta: &ObjectMeta, objects: &StoredAppObjects) -> Arc<str> {
     let user = |map: &Option<std::collections::BTreeMap<String, String>>| {
         let mut map = map.clone().unwrap_or_default();
         map.retain(|name, _| key::is_set_by_user(name));
         Some(map).filter(|map| !map.is_empty())
     };
     // A name chosen by the user is part of the template; a generated one is not.
-    let wanted = &objects.service["spec"]["template"]["metadata"]["name"];
-    let named = wanted.as_str().is_some_and(|name| own.name.as_deref() == Some(name));
+    let template_name = &objects.service["spec"]["template"]["metadata"]["name"];
+    let named = template_name.as_str().is_some_and(|name| meta.name.as_deref() == Some(name));
     let metadata = ObjectMeta {
-        name: own.name.clone().filter(|_| named),
-        labels: user(&own.labels),
-        annotations: user(&own.annotations),
+        name: meta.name.clone().filter(|_| named),
+        labels: user(&meta.labels),
+        annotations: user(&meta.annotations),
         ..ObjectMeta::default()
     };
     let spec = serde_json::from_value(value["spec"].clone()).unwrap_or_default();
@@ -153,17 +156,17 @@ fn revision_template(value: &Value, own: &ObjectMeta, objects: &StoredAppObjects
     serde_json::to_string(&typed).unwrap_or_default().into()
 }
 
-fn restore_pod(value: &Value, boot: &str) -> Option<RevisionPod> {
-    let own = object_meta(value);
+fn restore_pod(value: &Value, boot_id: &str) -> Option<RevisionPod> {
+    let meta = object_meta(value);
     // A reboot ends all containers, so the addresses of an earlier boot's pods may belong to others by now.
-    if own.deletion_timestamp.is_some() || annotation(value, BOOT_ANNOTATION) != Some(boot) {
+    if meta.deletion_timestamp.is_some() || annotation(value, BOOT_ANNOTATION) != Some(boot_id) {
         return None;
     }
     let remembered = annotation(value, ADDRESS_ANNOTATION).and_then(|text| text.parse().ok());
     Some(RevisionPod {
-        uid: own.uid?.into(),
-        name: own.name?.into(),
-        created: own.creation_timestamp.as_ref().map(to_unix_millis)?,
+        uid: meta.uid?.into(),
+        name: meta.name?.into(),
+        created: meta.creation_timestamp.as_ref().map(to_unix_millis)?,
         first_seen_at: UnixMillis::default(),
         was_ready: remembered.is_some(),
         steady_since: None,

@@ -19,7 +19,7 @@ pub fn admin_state(shared: &Arc<ControllerRuntime>) -> common::admin::AdminState
     common::admin::AdminState { registry, not_ready_reasons: Box::new(Vec::new) }
 }
 
-/// Collector that counts the world's objects at each scrape.
+/// Collector that counts the cluster state's objects at each scrape.
 #[derive(Debug)]
 struct ObjectCountCollector(Arc<ControllerRuntime>);
 
@@ -43,7 +43,7 @@ impl prometheus_client::collector::Collector for ObjectCountCollector {
 fn count_objects(machine: &ControllerStateMachine) -> [(&'static str, &'static str, i64); 5] {
     let (mut services, mut ready) = (0, 0);
     let (mut serving, mut draining, mut stopping) = (0, 0, 0);
-    for app in machine.world().apps.values() {
+    for app in machine.cluster().apps.values() {
         // Configurations and Routes of their own are apps too, but have no Service condition.
         if app.service.is_some() {
             services += 1;

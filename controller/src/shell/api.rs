@@ -45,7 +45,7 @@ pub trait DesiredStateSource: Send + Sync + 'static {
     /// Reports that this replica becomes or is no longer the leader.
     ///
     /// The writer asks for desired states only after `leadership_changed(true)`, since only a leader plans all objects.
-    fn leadership_changed(&self, leads: bool);
+    fn leadership_changed(&self, is_leader: bool);
 
     /// Returns the desired state of the part named by `key` at this moment.
     fn desired_state(&self, key: &ObjectPartKey) -> DesiredState;
@@ -54,7 +54,7 @@ pub trait DesiredStateSource: Send + Sync + 'static {
     fn object_created(&self, key: &ObjectPartKey, body: &Value);
 
     /// Reports a write error of the object; `None`: its last write succeeded.
-    fn write_result(&self, key: &ObjectPartKey, trouble: Option<WriteError>);
+    fn write_result(&self, key: &ObjectPartKey, error: Option<WriteError>);
 
     /// Returns the child objects that must exist for an app, by the object they belong to.
     fn required_children(&self, app: &NamespacedName) -> Vec<RequiredChildren>;
@@ -63,7 +63,7 @@ pub trait DesiredStateSource: Send + Sync + 'static {
     fn children_missing(
         &self,
         app: &NamespacedName,
-        owed: &RequiredChildren,
+        required_children: &RequiredChildren,
         missing: &[ObjectPartKey],
     );
 

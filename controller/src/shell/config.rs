@@ -149,8 +149,12 @@ impl ControllerConfig {
         Ok(())
     }
 
-    /// World settings that follow from the options. `boot` identifies this boot of the machine.
-    pub fn to_settings(&self, boot: String, autoscaler: ScalePolicyConfig) -> ControllerSettings {
+    /// World settings that follow from the options. `boot_id` identifies this boot of the machine.
+    pub fn to_settings(
+        &self,
+        boot_id: String,
+        autoscaler: ScalePolicyConfig,
+    ) -> ControllerSettings {
         let activator = ActivatorEntry {
             name: self.node.clone(),
             node: self.node.clone(),
@@ -160,7 +164,7 @@ impl ControllerConfig {
         ControllerSettings {
             external_domain: self.domain.clone(),
             node_name: self.node.clone(),
-            boot_id: boot,
+            boot_id,
             scale_policy: autoscaler,
             fixed_activators: vec![activator],
             ..ControllerSettings::default()

@@ -99,15 +99,15 @@ struct ControllerGrpc {
 }
 
 impl ControllerGrpc {
-    /// Changes the election by `news`, and steps the machine with the events that result, in their order.
+    /// Changes the election by `change`, and steps the machine with the events that result, in their order.
     fn update_election(
         &self,
-        news: impl FnOnce(&mut AutoscalerElection) -> Vec<active_autoscaler::ElectionEvent>,
+        change: impl FnOnce(&mut AutoscalerElection) -> Vec<active_autoscaler::ElectionEvent>,
     ) {
         // The lock is held while the machine steps: otherwise the steps of two streams could interleave.
         let mut all = self.election.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = all.active_name().map(str::to_owned);
-        for step in news(&mut all) {
+        let old_active = all.active_name().map(str::to_owned);
+        for step in change(&mut all) {
             self.shared.step(match step {
                 active_autoscaler::ElectionEvent::Begin => ControllerEvent::DecisionStreamBegin,
                 active_autoscaler::ElectionEvent::Decide(decision) => {
@@ -120,8 +120,12 @@ impl ControllerGrpc {
             });
         }
         // Autoscalers read the choice in the RouteTable and repeat it in heartbeats, so that all replicas agree.
-        if all.active_name() != before.as_deref() {
-            info!(before, now = all.active_name(), "another autoscaler's decisions count");
+        if all.active_name() != old_active.as_deref() {
+            info!(
+                before = old_active,
+                now = all.active_name(),
+                "another autoscaler's decisions count"
+            );
             self.shared.step(ControllerEvent::ReplicaChosen(
                 ServerComponent::Autoscaler,
                 all.active_name().map(str::to_owned),
@@ -146,10 +150,11 @@ impl RouteStreamSource for ControllerGrpc {
 
     async fn open_stream(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status> {
         let peer = tls::request_peer(&request);
-        let who = ComponentReplica::try_from(request.into_inner());
-        let who = who.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
-        peer.check_identity(&who).map_err(|denied| denied_status(&denied))?;
-        let follower = SubscriberGuard::new(self, who);
+        let subscriber = ComponentReplica::try_from(request.into_inner());
+        let subscriber =
+            subscriber.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
+        peer.check_identity(&subscriber).map_err(|denied| denied_status(&denied))?;
+        let follower = SubscriberGuard::new(self, subscriber);
         let batches = route_batches(
             RouteTableSubscription::new(Arc::clone(&self.shared)),
             follower.subscriber.role,
@@ -182,17 +187,17 @@ fn route_batches(
     role: ComponentRole,
 ) -> impl Stream<Item = EncodedBatch> + Send {
     futures::stream::unfold(following, move |mut following| async move {
-        let told = following.next().await;
-        let pieces = match &told {
-            RouteTableUpdate::Snapshot(whole) => {
-                whole.encoded_for(role, |routes| encode_batch(routes, role, limit_to_role))
+        let update = following.next().await;
+        let pieces = match &update {
+            RouteTableUpdate::Snapshot(snapshot) => {
+                snapshot.encoded_for(role, |routes| encode_batch(routes, role, limit_to_role))
             }
             RouteTableUpdate::Changes(routes) => encode_batch(routes, role, limit_to_role),
         };
         if role != ComponentRole::Activator {
             tokio::time::sleep(ROUTE_UPDATE_DELAY).await;
         }
-        Some((EncodedBatch { pieces, _update: told }, following))
+        Some((EncodedBatch { pieces, _update: update }, following))
     })
 }
 
@@ -235,25 +240,27 @@ impl PodReportStream {
 
     /// Turns one item of a PodReport into an event and steps the machine.
     fn handle_item(&self, item: PodReportItem) {
-        let (who, stream) = (self.sender.clone(), self.stream_id);
+        let (subscriber, stream) = (self.sender.clone(), self.stream_id);
         self.shared.step(match item {
-            PodReportItem::Observed(seen) => ControllerEvent::PodReported(who, seen),
-            PodReportItem::Removed(uid) => ControllerEvent::PodReportWithdrawn(who, uid),
-            PodReportItem::DrainAck(uid) => ControllerEvent::DrainAcked(who, stream, uid),
+            PodReportItem::Observed(observation) => {
+                ControllerEvent::PodReported(subscriber, observation)
+            }
+            PodReportItem::Removed(uid) => ControllerEvent::PodReportWithdrawn(subscriber, uid),
+            PodReportItem::DrainAck(uid) => ControllerEvent::DrainAcked(subscriber, stream, uid),
             PodReportItem::DrainAckRemoved(uid) => {
-                ControllerEvent::DrainAckWithdrawn(who, stream, uid)
+                ControllerEvent::DrainAckWithdrawn(subscriber, stream, uid)
             }
             PodReportItem::RoutedServicesAnnounced => {
-                ControllerEvent::RoutedServicesBegin(who, stream)
+                ControllerEvent::RoutedServicesBegin(subscriber, stream)
             }
             PodReportItem::RoutedService(name) => {
-                ControllerEvent::ServiceRouted(who, stream, name, true)
+                ControllerEvent::ServiceRouted(subscriber, stream, name, true)
             }
             PodReportItem::RoutedServiceRemoved(name) => {
-                ControllerEvent::ServiceRouted(who, stream, name, false)
+                ControllerEvent::ServiceRouted(subscriber, stream, name, false)
             }
-            PodReportItem::Synced => ControllerEvent::ReportStreamSynced(who, stream),
-            // Versions compare within one stream only, so the world cannot use them. `Sender` has created this
+            PodReportItem::Synced => ControllerEvent::ReportStreamSynced(subscriber, stream),
+            // Versions compare within one stream only, so the cluster state cannot use them. `Sender` has created this
             // reporter.
             PodReportItem::Applied(_) | PodReportItem::Sender(_) => return,
         });
@@ -303,8 +310,8 @@ impl Pods for ControllerGrpc {
         let (stop, mut from) = (gate.stop_token.clone(), None::<PodReportStream>);
         let each = |item: PodReportItem| {
             let allowed = match (&item, &from) {
-                (PodReportItem::Sender(who), _) => peer.check_role(
-                    who,
+                (PodReportItem::Sender(subscriber), _) => peer.check_role(
+                    subscriber,
                     "report",
                     &[ComponentRole::Agent, ComponentRole::Activator],
                 ),
@@ -316,8 +323,8 @@ impl Pods for ControllerGrpc {
                 return;
             }
             // A second `Sender` replaces the first: dropping the old reporter ends its registration.
-            if let PodReportItem::Sender(who) = item {
-                from = Some(PodReportStream::new(self, who));
+            if let PodReportItem::Sender(subscriber) = item {
+                from = Some(PodReportStream::new(self, subscriber));
                 return;
             }
             if let Some(from) = &from {
@@ -340,8 +347,8 @@ impl Scale for ControllerGrpc {
         let (stop, mut decider) = (gate.stop_token.clone(), DecisionStream::new(self));
         let each = |item: ScaleItem| {
             let allowed = match &item {
-                ScaleItem::Sender(who) => {
-                    peer.check_role(who, "decide scale", &[ComponentRole::Autoscaler])
+                ScaleItem::Sender(subscriber) => {
+                    peer.check_role(subscriber, "decide scale", &[ComponentRole::Autoscaler])
                 }
                 // Without a sender the election does not know the stream, and ignores its items.
                 _ => Ok(()),
@@ -404,8 +411,8 @@ impl DecisionStream {
     fn handle_item(&mut self, item: ScaleItem) {
         let stream = self.stream_id;
         self.grpc.update_election(|all| match item {
-            ScaleItem::Sender(who) => all.begin_stream(stream, &who.name),
-            ScaleItem::Heartbeat(alive) => all.handle_heartbeat(stream, alive),
+            ScaleItem::Sender(subscriber) => all.begin_stream(stream, &subscriber.name),
+            ScaleItem::Heartbeat(heartbeat) => all.handle_heartbeat(stream, heartbeat),
             // A time of the sender's clock, for older releases: clocks of different hosts are never compared.
             ScaleItem::Since(_) => Vec::new(),
             ScaleItem::Decision(decision) => all.handle_decision(stream, decision),

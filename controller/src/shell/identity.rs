@@ -67,13 +67,13 @@ pub struct CertificateIssuer {
 impl CertificateIssuer {
     /// Creates an issuer for the components that run in `namespace`.
     pub fn new(
-        keeper: Arc<AuthorityManager>,
+        authority_manager: Arc<AuthorityManager>,
         reviewer: Arc<dyn TokenReviewer>,
         namespace: &str,
     ) -> Arc<Self> {
         let (namespace, turns) = (namespace.to_owned(), Semaphore::new(MAX_CONCURRENT_REVIEWS));
         Arc::new(Self {
-            authority_manager: keeper,
+            authority_manager,
             token_reviewer: reviewer,
             namespace,
             review_permits: turns,
@@ -102,9 +102,9 @@ impl CertificateIssuer {
         let signing = self.authority_manager.signing();
         let signing = signing.ok_or_else(|| Status::unavailable("no authority yet: try again"))?;
         // Any peer may invent tokens, and must not flood the API server with them.
-        let turn = timeout(REVIEW_TIMEOUT, self.review_permits.acquire()).await;
+        let permit = timeout(REVIEW_TIMEOUT, self.review_permits.acquire()).await;
         let _turn =
-            turn.map_err(|_elapsed| Status::resource_exhausted("too many ask: try again"))?;
+            permit.map_err(|_elapsed| Status::resource_exhausted("too many ask: try again"))?;
         let review = timeout(REVIEW_TIMEOUT, self.token_reviewer.review(&request.token)).await;
         let review = review.unwrap_or_else(|_elapsed| Err("the API server did not answer".into()));
         let reviewed = review.map_err(|error| {

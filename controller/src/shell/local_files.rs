@@ -78,29 +78,28 @@ impl LocalFiles {
             fs::create_dir_all(path)
                 .map_err(|source| LocalFilesError::Folder { path: path.clone(), source })?;
         }
-        let known = ManifestIndex::new(&manifests);
-        let mut files =
-            Self { runtime: shared, manifests, objects, manifest_index: known, files_read: 0 };
+        let manifest_index = ManifestIndex::new(&manifests);
+        let mut files = Self { runtime: shared, manifests, objects, manifest_index, files_read: 0 };
         files.restore()?;
         Ok(files)
     }
 
     fn restore(&mut self) -> Result<(), LocalFilesError> {
         let mut read = read_objects(&self.objects)?;
-        let boot = self.runtime.settings().boot_id.clone();
+        let boot_id = self.runtime.settings().boot_id.clone();
         let known: Vec<NamespacedName> = read.apps.keys().cloned().collect();
         // Objects come before manifests: a manifest applied to an unknown service would create a new one.
         for (name, objects) in std::mem::take(&mut read.apps) {
             self.runtime.step(ControllerEvent::AppRestored(
                 name,
-                Box::new(restore::restore_app(&objects, &boot)),
+                Box::new(restore::restore_app(&objects, &boot_id)),
             ));
         }
         self.changed_files().iter().for_each(|path| self.read_manifest_file(path));
         let removed = known.iter().filter(|name| !self.manifest_index.names_service(name));
         removed.for_each(|name| self.runtime.step(ControllerEvent::ManifestDeleted(name.clone())));
         self.runtime.release_orders();
-        let services = self.runtime.with_machine(|machine| machine.world().apps.len());
+        let services = self.runtime.with_machine(|machine| machine.cluster().apps.len());
         info!(services, objects = read.keys.len(), "objects read");
         // Objects on disk that belong to no service any more.
         self.remove_orphans(&read.keys);
@@ -109,13 +108,13 @@ impl LocalFiles {
 
     /// Paths of manifest files that have changed since they were read, and of those that were removed.
     fn changed_files(&self) -> BTreeSet<PathBuf> {
-        let mut found = BTreeSet::new();
-        collect_manifest_files(&self.manifests, &mut found);
-        let gone =
-            self.manifest_index.paths().filter(|path| !found.contains(path)).collect::<Vec<_>>();
-        found.retain(|path| !self.manifest_index.is_up_to_date(path));
-        found.extend(gone);
-        found
+        let mut changed = BTreeSet::new();
+        collect_manifest_files(&self.manifests, &mut changed);
+        let removed =
+            self.manifest_index.paths().filter(|path| !changed.contains(path)).collect::<Vec<_>>();
+        changed.retain(|path| !self.manifest_index.is_up_to_date(path));
+        changed.extend(removed);
+        changed
     }
 
     /// Reads one manifest file, or records its removal.
@@ -129,7 +128,7 @@ impl LocalFiles {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => vec![ManifestDocument::Refused(None, format!("cannot be read: {error}"))],
         };
-        let before = self.manifest_index.remove(path);
+        let old_names = self.manifest_index.remove(path);
         let mut named = Vec::new();
         // A file with one document is its service's own, so an error in it can be shown on that service.
         let only = documents.len() == 1;
@@ -139,14 +138,14 @@ impl LocalFiles {
                     named.push(name.clone());
                     self.runtime.step(ControllerEvent::ManifestApplied(name, manifest));
                 }
-                ManifestDocument::Refused(name, why) => {
-                    warn!(file = %path.display(), why, "manifest refused");
-                    let own = before.first().filter(|_| only).cloned();
+                ManifestDocument::Refused(name, reason) => {
+                    warn!(file = %path.display(), why = reason, "manifest refused");
+                    let own_name = old_names.first().filter(|_| only).cloned();
                     if let Some(name) =
-                        name.or(own).or_else(|| name_from_file(path).filter(|_| only))
+                        name.or(own_name).or_else(|| name_from_file(path).filter(|_| only))
                     {
                         named.push(name.clone());
-                        self.runtime.step(ControllerEvent::ManifestRejected(name, why));
+                        self.runtime.step(ControllerEvent::ManifestRejected(name, reason));
                     }
                 }
             }
@@ -154,18 +153,18 @@ impl LocalFiles {
         let left = |name: &NamespacedName| {
             !named.contains(name) && !self.manifest_index.names_service(name)
         };
-        let gone: Vec<NamespacedName> = before.into_iter().filter(left).collect();
+        let gone: Vec<NamespacedName> = old_names.into_iter().filter(left).collect();
         gone.into_iter().for_each(|name| self.runtime.step(ControllerEvent::ManifestDeleted(name)));
         if let Some(stamp) = stamp {
             self.manifest_index.insert(path, stamp, named);
         }
     }
 
-    /// Removes the objects among `keys` that the world no longer has.
+    /// Removes the objects among `keys` that the cluster state no longer has.
     fn remove_orphans(&self, keys: &BTreeSet<KnativeObjectKey>) {
         let orphan = |key: &&KnativeObjectKey| {
             self.runtime.with_machine(|machine| {
-                crate::write::desired::local_object(machine.world(), key).is_none()
+                crate::write::desired::local_object(machine.cluster(), key).is_none()
             })
         };
         for key in keys.iter().filter(orphan) {
@@ -346,9 +345,9 @@ fn collect_manifest_files(folder: &Path, into: &mut BTreeSet<PathBuf>) {
 }
 
 fn is_manifest_file(path: &Path) -> bool {
-    let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     let end = path.extension().and_then(|end| end.to_str());
-    !hidden && matches!(end, Some("yaml" | "yml" | "json"))
+    !is_hidden && matches!(end, Some("yaml" | "yml" | "json"))
 }
 
 /// Name for a manifest without one, from its file name.
@@ -375,11 +374,11 @@ struct WatchedFolder {
 impl WatchedFolder {
     fn open(folder: &Path) -> notify::Result<Self> {
         let changes = Arc::new((Mutex::<FolderChanges>::default(), Notify::new()));
-        let told = Arc::clone(&changes);
+        let changes_in_callback = Arc::clone(&changes);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<_>| {
-            let mut changes = told.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut changes = changes_in_callback.0.lock().unwrap_or_else(PoisonError::into_inner);
             record_change(&mut changes, event);
-            told.1.notify_one();
+            changes_in_callback.1.notify_one();
         })?;
         watcher.watch(folder, RecursiveMode::Recursive)?;
         Ok(Self { changes, _watcher: watcher })
@@ -406,7 +405,7 @@ fn record_change(changes: &mut FolderChanges, event: notify::Result<notify::Even
     };
     changes.needs_rescan |= event.need_rescan();
     // A new file is read when its writer closes it: before, it may be incomplete.
-    let whole = match event.kind {
+    let is_full_scan = match event.kind {
         EventKind::Access(AccessKind::Close(_))
         | EventKind::Remove(_)
         | EventKind::Modify(notify::event::ModifyKind::Name(_)) => true,
@@ -416,7 +415,7 @@ fn record_change(changes: &mut FolderChanges, event: notify::Result<notify::Even
     for path in event.paths {
         if !is_manifest_file(&path) {
             changes.needs_rescan |= path.extension().is_none();
-        } else if whole {
+        } else if is_full_scan {
             changes.files.insert(path);
         }
     }

@@ -60,14 +60,22 @@ impl ControllerMetrics {
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
-        let own = registry.sub_registry_with_prefix("rouse_controller");
+        let registry = registry.sub_registry_with_prefix("rouse_controller");
         let help = "Time from an event to its orders and routes";
-        own.register_with_unit("step", help, Unit::Seconds, self.step_seconds.clone());
-        own.register("pods_started", "Pods ordered", self.pods_started.clone());
-        own.register("pods_stopped", "Pods told to stop", self.pods_stopped.clone());
-        own.register("objects_written", "Objects written to disk", self.objects_written.clone());
+        registry.register_with_unit("step", help, Unit::Seconds, self.step_seconds.clone());
+        registry.register("pods_started", "Pods ordered", self.pods_started.clone());
+        registry.register("pods_stopped", "Pods told to stop", self.pods_stopped.clone());
+        registry.register(
+            "objects_written",
+            "Objects written to disk",
+            self.objects_written.clone(),
+        );
         let help = "Reports of pods that run on another node than their reporter";
-        own.register("reports_refused", help, self.reports_refused.clone());
-        own.register("subscribers", "Streams that follow the routes", self.subscribers.clone());
+        registry.register("reports_refused", help, self.reports_refused.clone());
+        registry.register(
+            "subscribers",
+            "Streams that follow the routes",
+            self.subscribers.clone(),
+        );
     }
 }

@@ -100,7 +100,7 @@ impl KubernetesPlatform {
         );
         tokio::spawn(telling);
         shared.set_writer(Arc::clone(&writer), events);
-        let place = |address: SocketAddr| WebhookAddress {
+        let webhook_address = |address: SocketAddr| WebhookAddress {
             url: cluster.webhook_url.clone(),
             ..WebhookAddress::new(&cluster.system_namespace, address.port())
         };
@@ -114,7 +114,7 @@ impl KubernetesPlatform {
             system_namespace: cluster.system_namespace.clone(),
             pod_name: cluster.pod.clone(),
             cluster_domain: cluster.cluster_domain.clone(),
-            webhook: cluster.webhook.map(|address| (address, place(address))),
+            webhook: cluster.webhook.map(|address| (address, webhook_address(address))),
             certificates: Arc::default(),
             synced: CancellationToken::new(),
             unlisted_scopes: Arc::new(Mutex::new(missing)),
@@ -132,8 +132,8 @@ impl KubernetesPlatform {
 
     /// Returns true if a write may begin now.
     pub fn may_write(&self) -> bool {
-        let lead = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
-        lead.as_ref().is_some_and(Leadership::may_write)
+        let leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
+        leadership.as_ref().is_some_and(Leadership::may_write)
     }
 
     /// Returns a token that is cancelled once all first lists are complete.
@@ -145,7 +145,7 @@ impl KubernetesPlatform {
     /// certificate.
     pub fn extend_admin(&self, mut admin: AdminState) -> AdminState {
         self.metrics.register(&mut admin.registry);
-        let (missing, before) = (Arc::clone(&self.unlisted_scopes), admin.not_ready_reasons);
+        let (missing, other_reasons) = (Arc::clone(&self.unlisted_scopes), admin.not_ready_reasons);
         let (certificates, started) = (Arc::clone(&self.certificates), Instant::now());
         let is_asked = self.webhook.is_some();
         admin.not_ready_reasons = Box::new(move || {
@@ -155,37 +155,37 @@ impl KubernetesPlatform {
             let is_late = started.elapsed() > CERTIFICATE_WAIT;
             let mute = is_asked && !is_late && certificates.bundle().is_none();
             let mute = mute.then(|| "the webhook's certificate is not there yet".to_owned());
-            before().into_iter().chain(waits).chain(mute).collect()
+            other_reasons().into_iter().chain(waits).chain(mute).collect()
         });
         admin
     }
 
     /// Runs watches, leader election, writer and webhook until `shutdown`.
     pub async fn run(&self, shutdown: CancellationToken) {
-        let mut news =
+        let mut updates =
             start_watches(&self.client, &self.system_namespace, &self.metrics, &shutdown);
-        self.apply_first_lists(&mut news).await;
+        self.apply_first_lists(&mut updates).await;
         self.runtime.step(ControllerEvent::InitialListSynced);
         self.apply_log_level();
         info!("everything is known");
         self.synced.cancel();
         // Only now, since a leader that knows half of the objects would delete or recreate the others.
-        let lead = self.start_leader_election(&shutdown);
+        let leadership = self.start_leader_election(&shutdown);
         let source: Arc<dyn DesiredStateSource> =
             Arc::clone(&self.runtime) as Arc<dyn DesiredStateSource>;
-        let writing = Arc::clone(&self.writer).run(source, lead.clone(), shutdown.clone());
+        let writing = Arc::clone(&self.writer).run(source, leadership.clone(), shutdown.clone());
         tokio::select! {
             () = writing => {}
-            () = self.serve_webhook(lead, &shutdown) => {}
-            () = self.apply_watch_updates(&mut news) => {}
+            () = self.serve_webhook(leadership, &shutdown) => {}
+            () = self.apply_watch_updates(&mut updates) => {}
             () = self.watch_client_pods() => {}
             () = shutdown.cancelled() => {}
         }
     }
 
     /// Serves the admission webhook. If that is impossible, everything else continues without it.
-    async fn serve_webhook(&self, lead: Leadership, shutdown: &CancellationToken) {
-        if let Some((address, place)) = self.webhook.clone() {
+    async fn serve_webhook(&self, leadership: Leadership, shutdown: &CancellationToken) {
+        if let Some((address, webhook_address)) = self.webhook.clone() {
             let (shared, domain) = (Arc::clone(&self.runtime), self.cluster_domain.clone());
             let settings: WebhookSettingsSource = Arc::new(move || {
                 Arc::new(admission_review::AdmissionSettings::from_configs(
@@ -196,14 +196,22 @@ impl KubernetesPlatform {
             let shared = Arc::clone(&self.runtime);
             let binder: PodBinder = Arc::new(move |pod: &Value, chance| {
                 let now = shared.now();
-                shared.with_machine(|it| {
-                    node_binding::choose_node(it.world(), pod, chance, now).map(str::to_owned)
+                shared.with_machine(|machine| {
+                    node_binding::choose_node(machine.cluster(), pod, chance, now)
+                        .map(str::to_owned)
                 })
             });
             let (client, answers) = (self.client.clone(), AdmissionContext { settings, binder });
             let certificates = Arc::clone(&self.certificates);
-            let place = (address, place);
-            let run = webhook::run(client, place, certificates, lead, answers, shutdown.clone());
+            let webhook_address = (address, webhook_address);
+            let run = webhook::run(
+                client,
+                webhook_address,
+                certificates,
+                leadership,
+                answers,
+                shutdown.clone(),
+            );
             if let Err(error) = run.await {
                 let error = &error as &dyn std::error::Error;
                 error!(error, "admission questions are not answered");
@@ -228,18 +236,18 @@ impl KubernetesPlatform {
         let (client, namespace) = (self.client.clone(), &self.system_namespace);
         info!(?times, "stands for the lease");
         let candidate = LeaderElector::new(client, namespace, &self.pod_name, times);
-        let lead = candidate.leadership();
-        *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(lead.clone());
+        let leadership = candidate.leadership();
+        *self.leadership.lock().unwrap_or_else(PoisonError::into_inner) = Some(leadership.clone());
         let task = tokio::spawn(candidate.run(shutdown.clone()));
         *self.election_task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
-        lead
+        leadership
     }
 
     /// Applies the first lists. The machine plans nothing on a part of them: it waits for
     /// [`ControllerEvent::InitialListSynced`].
-    async fn apply_first_lists(&self, news: &mut mpsc::Receiver<WatchUpdate>) {
+    async fn apply_first_lists(&self, updates: &mut mpsc::Receiver<WatchUpdate>) {
         while !self.lock_unlisted_scopes().is_empty() {
-            let Some(observed) = news.recv().await else { return };
+            let Some(observed) = updates.recv().await else { return };
             self.apply_watch_update(observed);
         }
     }
@@ -263,23 +271,25 @@ impl KubernetesPlatform {
     }
 
     fn check_network_policies(&self) {
-        if self.runtime.with_machine(|machine| machine.world().network_policies.needs_client_pods())
+        if self
+            .runtime
+            .with_machine(|machine| machine.cluster().network_policies.needs_client_pods())
         {
             self.needs_clients.send_replace(true);
         }
     }
 
-    async fn apply_watch_updates(&self, news: &mut mpsc::Receiver<WatchUpdate>) {
+    async fn apply_watch_updates(&self, updates: &mut mpsc::Receiver<WatchUpdate>) {
         self.check_network_policies();
-        while let Some(observed) = news.recv().await {
+        while let Some(observed) = updates.recv().await {
             self.apply_watch_update(observed);
         }
     }
 
-    fn apply_watch_update(&self, observed: WatchUpdate) {
-        match observed {
+    fn apply_watch_update(&self, update: WatchUpdate) {
+        match update {
             WatchUpdate::ListBegun(scope) => self.writer.begin_list(&scope),
-            WatchUpdate::Object(resource, name, seen, object) => {
+            WatchUpdate::Object(resource, name, observed, object) => {
                 // The machine comes first: the writer compares the observed state with what the machine now wants. The
                 // kinds that this condition leaves out are only written, and concern the cache alone.
                 if list_position(resource).is_some() || needs_hpa(resource, &object) {
@@ -289,7 +299,7 @@ impl KubernetesPlatform {
                         Some(object),
                     ));
                 }
-                self.writer.handle_observed(resource, &name, seen);
+                self.writer.handle_observed(resource, &name, observed);
                 match resource {
                     ResourceKind::NetworkPolicy => self.check_network_policies(),
                     ResourceKind::ConfigMap => self.apply_log_level(),

@@ -87,7 +87,7 @@ impl Deref for RouteTableUpdate {
 
     fn deref(&self) -> &RouteMessageBatch {
         match self {
-            Self::Snapshot(whole) => &whole.routes,
+            Self::Snapshot(snapshot) => &snapshot.routes,
             Self::Changes(routes) => routes,
         }
     }
@@ -110,12 +110,12 @@ impl RouteTableSnapshot {
         role: ComponentRole,
         encode: impl FnOnce(&RouteMessageBatch) -> EncodedPieces,
     ) -> EncodedPieces {
-        let place = match role {
+        let index = match role {
             ComponentRole::Agent => 0,
             ComponentRole::Activator => 1,
             ComponentRole::Autoscaler => 2,
         };
-        Arc::clone(self.encoded[place].get_or_init(|| encode(&self.routes)))
+        Arc::clone(self.encoded[index].get_or_init(|| encode(&self.routes)))
     }
 
     fn is_recent(&self, version: u64) -> bool {
@@ -142,13 +142,13 @@ impl RouteTableSubscription {
 
     /// Waits for the next update. Nothing is lost if the future is dropped before it is ready.
     pub async fn next(&mut self) -> RouteTableUpdate {
-        let Some(place) = &mut self.cursor else {
-            let whole = self.runtime.snapshot();
-            self.cursor = Some(whole.cursor.fork());
-            return RouteTableUpdate::Snapshot(whole);
+        let Some(cursor) = &mut self.cursor else {
+            let snapshot = self.runtime.snapshot();
+            self.cursor = Some(snapshot.cursor.fork());
+            return RouteTableUpdate::Snapshot(snapshot);
         };
-        let batch = place.next().await;
-        RouteTableUpdate::Changes(self.runtime.lock_machine().route_messages(batch, place))
+        let batch = cursor.next().await;
+        RouteTableUpdate::Changes(self.runtime.lock_machine().route_messages(batch, cursor))
     }
 }
 
@@ -181,30 +181,29 @@ impl ControllerRuntime {
     fn snapshot(&self) -> Arc<RouteTableSnapshot> {
         // Held throughout: streams that begin together wait for one snapshot instead of each making its own.
         let mut last = self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(whole) = last.upgrade().filter(|it| it.is_recent(self.routes.version())) {
-            return whole;
+        if let Some(snapshot) = last.upgrade().filter(|it| it.is_recent(self.routes.version())) {
+            return snapshot;
         }
-        let (mut place, machine) = (self.routes.subscribe(), self.lock_machine());
-        let batch = place.try_next().expect("a new stream has every state to say");
-        let routes = machine.route_messages(batch, &mut place);
+        let (mut cursor, machine) = (self.routes.subscribe(), self.lock_machine());
+        let batch = cursor.try_next().expect("a new stream has every state to say");
+        let routes = machine.route_messages(batch, &mut cursor);
         drop(machine);
-        let whole =
-            Arc::new(RouteTableSnapshot { routes, encoded: Default::default(), cursor: place });
+        let snapshot = Arc::new(RouteTableSnapshot { routes, encoded: Default::default(), cursor });
         // Only a weak reference is kept, so that the memory is free once the last stream has sent the snapshot.
-        *last = Arc::downgrade(&whole);
-        whole
+        *last = Arc::downgrade(&snapshot);
+        snapshot
     }
 
     /// Returns the settings in force.
     pub fn settings(&self) -> std::sync::Arc<ControllerSettings> {
-        self.lock_machine().world().settings.clone()
+        self.lock_machine().cluster().settings.clone()
     }
 
     /// Gives one event to the machine and carries out its effects.
     pub fn step(&self, event: ControllerEvent) {
         let began = Instant::now();
         let mut machine = self.lock_machine();
-        let (now, before) = (self.now(), machine.next_timer());
+        let (now, old_timer) = (self.now(), machine.next_timer());
         let effects = machine.step(now, event);
         let timer = machine.next_timer();
         // Still under the lock, so that orders are sent in the order in which they were decided.
@@ -212,7 +211,7 @@ impl ControllerRuntime {
         drop(machine);
         // From here on without the lock: what follows may call back into the machine.
         self.metrics.record_step(&effects, began.elapsed());
-        if timer != before {
+        if timer != old_timer {
             self.timer_changed.notify_one();
         }
         self.record_config_map_events(effects.config_map_events);
@@ -227,9 +226,9 @@ impl ControllerRuntime {
     }
 
     /// Sends Events about ConfigMaps. The recorder counts equal Events instead of writing them again.
-    fn record_config_map_events(&self, news: Vec<ConfigMapEventRecord>) {
+    fn record_config_map_events(&self, records: Vec<ConfigMapEventRecord>) {
         let Some(events) = self.event_inbox.get() else { return };
-        for ConfigMapEventRecord { name, uid, event } in news {
+        for ConfigMapEventRecord { name, uid, event } in records {
             let (warning, message) = (event.is_warning, event.message);
             let (resource, reason) = (ResourceKind::ConfigMap, event.reason.to_owned());
             events.record(ObjectEvent {
@@ -251,14 +250,14 @@ impl ControllerRuntime {
     /// Gives the machine the known digests of a Revision's images, and starts resolving unknown ones.
     pub fn resolve_digests(&self, revision: &NamespacedName) {
         let Some(resolver) = self.digest_resolver.get() else { return };
-        let Some(wanted) = self.with_machine(|machine| machine.digest_query(revision)) else {
+        let Some(request) = self.with_machine(|machine| machine.digest_query(revision)) else {
             return resolver.forget(revision);
         };
-        match resolver.request_digests(revision, wanted) {
+        match resolver.request_digests(revision, request) {
             // The resolver calls again when it has an answer.
             DigestStatus::Unknown | DigestStatus::Pending => {}
-            DigestStatus::Failed(why) => {
-                self.step(ControllerEvent::DigestsResolved(revision.clone(), Err(why)))
+            DigestStatus::Failed(reason) => {
+                self.step(ControllerEvent::DigestsResolved(revision.clone(), Err(reason)))
             }
             DigestStatus::Resolved(digests) => {
                 resolver.forget(revision);
@@ -275,15 +274,15 @@ impl ControllerRuntime {
             return;
         }
         match &mut *self.lock_held_orders() {
-            Some(held) => apply_to_orders(held, effects),
+            Some(orders) => apply_to_orders(orders, effects),
             None => self.orders.send_modify(|orders| apply_to_orders(orders, effects)),
         }
     }
 
     /// Releases the orders held back: all objects of an earlier run have been read.
     pub fn release_orders(&self) {
-        if let Some(held) = self.lock_held_orders().take() {
-            self.orders.send_replace(held);
+        if let Some(orders) = self.lock_held_orders().take() {
+            self.orders.send_replace(orders);
         }
     }
 
@@ -307,15 +306,15 @@ impl ControllerRuntime {
         }
     }
 
-    /// Takes up to `most` objects to be written, in their present state; `None`: to be removed.
-    pub fn take_changed_objects(&self, most: usize) -> Vec<(KnativeObjectKey, Option<Value>)> {
+    /// Takes up to `max_count` objects to be written, in their present state; `None`: to be removed.
+    pub fn take_changed_objects(&self, max_count: usize) -> Vec<(KnativeObjectKey, Option<Value>)> {
         let mut dirty = self.lock_changed_objects();
         let taken: Vec<KnativeObjectKey> =
-            std::iter::from_fn(|| dirty.pop_first()).take(most).collect();
+            std::iter::from_fn(|| dirty.pop_first()).take(max_count).collect();
         drop(dirty);
         let machine = self.lock_machine();
         let whole = |key: KnativeObjectKey| {
-            let object = desired::local_object(machine.world(), &key);
+            let object = desired::local_object(machine.cluster(), &key);
             (key, object)
         };
         taken.into_iter().map(whole).collect()
@@ -361,12 +360,12 @@ impl ControllerRuntime {
 }
 
 impl DesiredStateSource for ControllerRuntime {
-    fn leadership_changed(&self, leads: bool) {
-        self.step(ControllerEvent::LeadershipChanged(leads));
+    fn leadership_changed(&self, is_leader: bool) {
+        self.step(ControllerEvent::LeadershipChanged(is_leader));
     }
 
     fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
-        desired::desired_state(self.lock_machine().world(), key)
+        desired::desired_state(self.lock_machine().cluster(), key)
     }
 
     fn object_created(&self, key: &ObjectPartKey, body: &Value) {
@@ -375,50 +374,51 @@ impl DesiredStateSource for ControllerRuntime {
         }
     }
 
-    fn write_result(&self, key: &ObjectPartKey, trouble: Option<WriteError>) {
-        if let (Some(events), Some(trouble)) = (self.event_inbox.get(), &trouble)
+    fn write_result(&self, key: &ObjectPartKey, error: Option<WriteError>) {
+        if let (Some(events), Some(error)) = (self.event_inbox.get(), &error)
             && let DesiredState::Body(body) = self.desired_state(key)
         {
-            events.record_write_error(key, &body, trouble);
+            events.record_write_error(key, &body, error);
         }
         // A success is news only after an error, and nearly all writes succeed.
-        let news = match trouble {
+        let is_new = match error {
             Some(_) => {
                 self.lock_failed_writes().insert(key.clone());
                 true
             }
             None => self.lock_failed_writes().remove(key),
         };
-        if news {
-            self.step(ControllerEvent::WriteErrorChanged(key.clone(), trouble));
+        if is_new {
+            self.step(ControllerEvent::WriteErrorChanged(key.clone(), error));
         }
     }
 
     fn required_children(&self, app: &NamespacedName) -> Vec<RequiredChildren> {
-        desired::required_children(self.lock_machine().world(), app)
+        desired::required_children(self.lock_machine().cluster(), app)
     }
 
     fn children_missing(
         &self,
         app: &NamespacedName,
-        owed: &RequiredChildren,
+        required_children: &RequiredChildren,
         missing: &[ObjectPartKey],
     ) {
-        let (resource, name, uid) = &owed.owner;
-        let of = (*resource, name.clone());
+        let (resource, name, uid) = &required_children.owner;
+        let owner = (*resource, name.clone());
         let mut unmade = self.incomplete_owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = if missing.is_empty() { unmade.remove(&of) } else { unmade.insert(of.clone()) };
+        let is_new =
+            if missing.is_empty() { unmade.remove(&owner) } else { unmade.insert(owner.clone()) };
         drop(unmade);
         // Checks repeat; only a change is reported.
-        if !news {
+        if !is_new {
             return;
         }
-        let trouble = (!missing.is_empty()).then(|| children_missing_error(missing));
-        if let Some(trouble) = &trouble {
-            warn!(object = %name, kind = resource.kind(), message = trouble.message, "not made");
+        let error = (!missing.is_empty()).then(|| children_missing_error(missing));
+        if let Some(error) = &error {
+            warn!(object = %name, kind = resource.kind(), message = error.message, "not made");
         }
-        if let (Some(events), Some(trouble)) = (self.event_inbox.get(), &trouble) {
-            let (reason, message) = (trouble.reason.into(), trouble.message.clone());
+        if let (Some(events), Some(error)) = (self.event_inbox.get(), &error) {
+            let (reason, message) = (error.reason.into(), error.message.clone());
             let (name, uid) = (name.clone(), uid.to_string());
             events.record(ObjectEvent {
                 resource: *resource,
@@ -429,7 +429,7 @@ impl DesiredStateSource for ControllerRuntime {
                 message,
             });
         }
-        self.step(ControllerEvent::ChildrenMissing(app.clone(), of.0, of.1, trouble));
+        self.step(ControllerEvent::ChildrenMissing(app.clone(), owner.0, owner.1, error));
     }
 
     fn written_repeatedly(&self, key: &ObjectPartKey, body: &Value, writes: u32) {
@@ -491,14 +491,14 @@ mod tests {
 
     /// Starts an API server that accepts Events and fails any other request.
     fn api_server() -> (Client, mpsc::Receiver<Value>) {
-        let (told, events) = mpsc::channel(64);
+        let (sender, events) = mpsc::channel(64);
         let service = tower::service_fn(move |request: Request<Body>| {
-            let (told, is_event) = (told.clone(), request.uri().path().contains("/events"));
+            let (sender, is_event) = (sender.clone(), request.uri().path().contains("/events"));
             async move {
                 let body = request.into_body().collect_bytes().await.expect("a body");
                 if is_event {
                     let event = serde_json::from_slice(&body).expect("an event");
-                    told.send(event).await.expect("the test goes on");
+                    sender.send(event).await.expect("the test goes on");
                     return Response::builder().status(201).body(Body::from(body.to_vec()));
                 }
                 let failed = json!({"kind": "Status", "status": "Failure", "code": 500});
@@ -527,12 +527,12 @@ mod tests {
             platform: PlatformKind::Kubernetes,
             ..ControllerSettings::default()
         };
-        let world = ClusterState {
+        let cluster = ClusterState {
             settings: Arc::new(settings),
             is_leader: false,
             ..ClusterState::default()
         };
-        let machine = ControllerStateMachine::new(world, Outbox::new());
+        let machine = ControllerStateMachine::new(cluster, Outbox::new());
         let shared =
             Arc::new(ControllerRuntime::new(machine, watch::channel(LocalNodeSpec::default()).0));
         let (metrics, shutdown) = (Arc::default(), CancellationToken::new());
@@ -546,7 +546,7 @@ mod tests {
         tokio::spawn(record);
         let source = Arc::clone(&shared) as Arc<dyn DesiredStateSource>;
         tokio::spawn(writer.run(source, Leadership::permanent(), shutdown.clone()));
-        let own = NamespacedName::new("default", "hello");
+        let service_name = NamespacedName::new("default", "hello");
         let configuration = json!({
             "metadata": {
                 "name": "hello", "namespace": "default", "generation": 1,
@@ -556,13 +556,13 @@ mod tests {
         });
         shared.step(ControllerEvent::ObjectObserved(
             ResourceKind::Configuration,
-            own.clone(),
+            service_name.clone(),
             Some(Box::new(configuration)),
         ));
         let not_made = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
-        let [how, kind, name, note] = not_made.await.expect("within ten seconds");
-        assert_eq!([&*how, &*kind, &*name], ["Warning", "Configuration", "hello"]);
-        assert!(note.starts_with("Not made yet: Revision \"hello-00001\"."), "{note}");
+        let [event_type, kind, name, message] = not_made.await.expect("within ten seconds");
+        assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Configuration", "hello"]);
+        assert!(message.starts_with("Not made yet: Revision \"hello-00001\"."), "{message}");
 
         let owner = json!({
             "apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "hello", "uid": "u",
@@ -570,15 +570,15 @@ mod tests {
         });
         let body = json!({"metadata": {"ownerReferences": [owner]}});
         shared.written_repeatedly(
-            &ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, own),
+            &ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, service_name),
             &body,
             7,
         );
         let repeated =
             timeout(Duration::from_secs(10), next_event(&mut events, "WrittenRepeatedly"));
-        let [how, kind, name, note] = repeated.await.expect("it is told");
-        assert_eq!([&*how, &*kind, &*name], ["Warning", "Route", "hello"]);
-        assert!(note.contains("written 7 times with the same content"), "{note}");
+        let [event_type, kind, name, message] = repeated.await.expect("it is told");
+        assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Route", "hello"]);
+        assert!(message.contains("written 7 times with the same content"), "{message}");
         shutdown.cancel();
     }
 }

@@ -123,10 +123,10 @@ pub async fn serve(
 
 /// Answers on an address with `certificates`, and keeps the webhook registered, until `shutdown`.
 ///
-/// `place` is the address of the webhook for the API server; its port equals that of `address`.
+/// `webhook_address` is the address of the webhook for the API server; its port equals that of `address`.
 pub async fn run(
     client: ::kube::Client,
-    (address, place): (SocketAddr, registration::WebhookAddress),
+    (address, webhook_address): (SocketAddr, registration::WebhookAddress),
     certificates: Arc<WebhookCertResolver>,
     leadership: Leadership,
     answers: AdmissionContext,
@@ -135,11 +135,11 @@ pub async fn run(
     let listener = listen(address).await?;
     let stop = shutdown.child_token();
     let ended = stop.clone().drop_guard();
-    let kept = Arc::clone(&certificates);
+    let shared_certificates = Arc::clone(&certificates);
     let keeping = registration::keep_registered(
         client,
-        place,
-        kept,
+        webhook_address,
+        shared_certificates,
         answers.settings.clone(),
         leadership,
         stop.clone(),
@@ -212,13 +212,13 @@ fn router(answers: AdmissionContext) -> Router {
         .with_state(answers)
 }
 
-fn review_response(answer: Result<Vec<u8>, admission_review::ReviewDecodeError>) -> Response {
-    match answer {
-        Ok(answer) => {
+fn review_response(result: Result<Vec<u8>, admission_review::ReviewDecodeError>) -> Response {
+    match result {
+        Ok(result) => {
             let json = HeaderValue::from_static("application/json");
-            ([(header::CONTENT_TYPE, json)], answer).into_response()
+            ([(header::CONTENT_TYPE, json)], result).into_response()
         }
-        Err(why) => (StatusCode::BAD_REQUEST, why.to_string()).into_response(),
+        Err(error) => (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
     }
 }
 

@@ -52,9 +52,9 @@ impl ChildObject {
     }
 }
 
-fn to_json_value(it: impl Serialize) -> Value {
+fn to_json_value(value: impl Serialize) -> Value {
     // Types of an API always serialize; the API server would refuse `null`.
-    serde_json::to_value(it).unwrap_or_default()
+    serde_json::to_value(value).unwrap_or_default()
 }
 
 /// The object that controls another one, for its owner reference.
@@ -120,9 +120,9 @@ impl<'a> RevisionView<'a> {
 
     /// Image with digest of a container, once it is resolved.
     fn resolved_image(&self, container: &str) -> Option<&str> {
-        let known = self.digests.iter().find(|(name, _)| **name == *container);
+        let digest = self.digests.iter().find(|(name, _)| **name == *container);
         // For a skipped registry the entry holds a tag or nothing; the spec's own image is used then.
-        known.map(|(_, image)| &**image).filter(|image| image.contains('@'))
+        digest.map(|(_, image)| &**image).filter(|image| image.contains('@'))
     }
 }
 

@@ -39,27 +39,27 @@ mod required_children;
 pub use required_children::{RequiredChildren, required_children};
 
 /// Returns the desired state of the object part with this key.
-pub fn desired_state(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     // The API server refuses new objects in a namespace that ends, and deletes those in it.
-    if world.terminating_namespaces.contains(&key.name.namespace) {
+    if cluster.terminating_namespaces.contains(&key.name.namespace) {
         return DesiredState::Unmanaged;
     }
     match key.resource {
-        ResourceKind::KnativeService => knative_part(world, key, KnativeObjectKind::Service),
-        ResourceKind::Configuration => knative_part(world, key, KnativeObjectKind::Configuration),
-        ResourceKind::Route => knative_part(world, key, KnativeObjectKind::Route),
-        ResourceKind::Revision => revision_part(world, key),
+        ResourceKind::KnativeService => knative_part(cluster, key, KnativeObjectKind::Service),
+        ResourceKind::Configuration => knative_part(cluster, key, KnativeObjectKind::Configuration),
+        ResourceKind::Route => knative_part(cluster, key, KnativeObjectKind::Route),
+        ResourceKind::Revision => revision_part(cluster, key),
         ResourceKind::Deployment
         | ResourceKind::PodAutoscaler
         | ResourceKind::ServerlessService
         | ResourceKind::HorizontalPodAutoscaler
         | ResourceKind::Metric
-        | ResourceKind::Image => child_part(world, key),
-        ResourceKind::Service => service_part(world, key),
-        ResourceKind::EndpointSlice => slice_part(world, key),
-        ResourceKind::Pod => drain_annotations::drain_annotation(world, key),
-        ResourceKind::DomainMapping => domain_mappings::mapping_status(world, key),
-        ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(world, &key.name.name),
+        | ResourceKind::Image => child_part(cluster, key),
+        ResourceKind::Service => service_part(cluster, key),
+        ResourceKind::EndpointSlice => slice_part(cluster, key),
+        ResourceKind::Pod => drain_annotations::drain_annotation(cluster, key),
+        ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
+        ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
         ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace
@@ -68,7 +68,7 @@ pub fn desired_state(world: &ClusterState, key: &ObjectPartKey) -> DesiredState 
 }
 
 /// Returns an object in the form for tools on a node without an API server; `None` if there is none.
-pub fn local_object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
+pub fn local_object(cluster: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
     let resource = match key.kind {
         KnativeObjectKind::PodAutoscaler => ResourceKind::PodAutoscaler,
         KnativeObjectKind::ServerlessService => ResourceKind::ServerlessService,
@@ -76,29 +76,31 @@ pub fn local_object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Valu
         | KnativeObjectKind::Configuration
         | KnativeObjectKind::Revision
         | KnativeObjectKind::Route
-        | KnativeObjectKind::Pod => return render::render_object(world, key),
+        | KnativeObjectKind::Pod => return render::render_object(cluster, key),
     };
-    let part =
-        |part| match desired_state(world, &ObjectPartKey::new(resource, part, key.name.clone())) {
-            DesiredState::Body(body) => Some(body),
-            DesiredState::Unmanaged | DesiredState::Absent | DesiredState::Scale { .. } => None,
-        };
-    let mut whole = part(ObjectPart::Object)?;
-    whole["status"] = part(ObjectPart::Status).unwrap_or_default();
+    let part = |part| match desired_state(
+        cluster,
+        &ObjectPartKey::new(resource, part, key.name.clone()),
+    ) {
+        DesiredState::Body(body) => Some(body),
+        DesiredState::Unmanaged | DesiredState::Absent | DesiredState::Scale { .. } => None,
+    };
+    let mut object = part(ObjectPart::Object)?;
+    object["status"] = part(ObjectPart::Status).unwrap_or_default();
     // It exists as long as its Revision. Without an API server nothing else sets a creation time.
-    let (_, revision) = find_owner_revision(world, &key.name, |it| *it.name == *key.name.name)?;
-    whole["metadata"]["creationTimestamp"] = revision.meta.created.rfc3339().into();
-    Some(whole)
+    let (_, revision) = find_owner_revision(cluster, &key.name, |it| *it.name == *key.name.name)?;
+    object["metadata"]["creationTimestamp"] = revision.meta.created.rfc3339().into();
+    Some(object)
 }
 
 /// Returns the desired state of a Service, Configuration or Route.
 fn knative_part(
-    world: &ClusterState,
+    cluster: &ClusterState,
     key: &ObjectPartKey,
     kind: KnativeObjectKind,
 ) -> DesiredState {
-    let Some(app) = world.apps.get(&key.name) else { return DesiredState::Unmanaged };
-    let (there, owner) = match kind {
+    let Some(app) = cluster.apps.get(&key.name) else { return DesiredState::Unmanaged };
+    let (exists, owner) = match kind {
         KnativeObjectKind::Configuration => app
             .configuration
             .as_ref()
@@ -115,20 +117,20 @@ fn knative_part(
     };
     match key.part {
         ObjectPart::Scale => DesiredState::Unmanaged,
-        ObjectPart::Status if there => {
-            let whole =
-                render::render_object(world, &KnativeObjectKey { kind, name: key.name.clone() });
-            whole.map_or(DesiredState::Unmanaged, |mut it| {
-                DesiredState::Body(without_nulls(it["status"].take()))
+        ObjectPart::Status if exists => {
+            let object =
+                render::render_object(cluster, &KnativeObjectKey { kind, name: key.name.clone() });
+            object.map_or(DesiredState::Unmanaged, |mut object| {
+                DesiredState::Body(without_nulls(object["status"].take()))
             })
         }
         ObjectPart::Status => DesiredState::Unmanaged,
         // An object of another owner stays as it is, even under the name that the Service's own would have.
         ObjectPart::Object => {
-            let ours = owner == ObjectOwner::Service
+            let is_owned = owner == ObjectOwner::Service
                 && app.service.is_some()
-                && is_maintained(world, &key.name, app);
-            match (ours, &app.service) {
+                && is_maintained(cluster, &key.name, app);
+            match (is_owned, &app.service) {
                 (true, Some(service)) => DesiredState::Body(
                     service_children::render_service_child(kind, service, &key.name),
                 ),
@@ -138,19 +140,19 @@ fn knative_part(
     }
 }
 
-fn revision_part(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
-    let Some(owner) = world.app_of_revision(&key.name) else { return DesiredState::Absent };
-    let Some(app) = world.apps.get(&owner) else { return DesiredState::Unmanaged };
-    if !is_maintained(world, &owner, app)
+fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    let Some(owner) = cluster.app_of_revision(&key.name) else { return DesiredState::Absent };
+    let Some(app) = cluster.apps.get(&owner) else { return DesiredState::Unmanaged };
+    if !is_maintained(cluster, &owner, app)
         || app.configuration.as_ref().is_none_or(|it| it.is_terminating)
     {
         return DesiredState::Unmanaged;
     }
-    // Absent from the world means collected: `Absent` deletes it in the API server, too.
+    // Absent from the cluster state means collected: `Absent` deletes it in the API server, too.
     let revision = app.revision(&key.name.name).filter(|it| !it.is_deleted);
     let Some(revision) = revision else { return DesiredState::Absent };
-    let Some(mut whole) = render::render_object(
-        world,
+    let Some(mut object) = render::render_object(
+        cluster,
         &KnativeObjectKey { kind: KnativeObjectKind::Revision, name: key.name.clone() },
     ) else {
         return DesiredState::Unmanaged;
@@ -158,22 +160,22 @@ fn revision_part(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     match key.part {
         ObjectPart::Scale => DesiredState::Unmanaged,
         ObjectPart::Status if revision.meta.uid == Uid(0) => DesiredState::Unmanaged,
-        ObjectPart::Status => DesiredState::Body(without_nulls(whole["status"].take())),
-        ObjectPart::Object => DesiredState::Body(without_server_fields(whole)),
+        ObjectPart::Status => DesiredState::Body(without_nulls(object["status"].take())),
+        ObjectPart::Object => DesiredState::Body(without_server_fields(object)),
     }
 }
 
 /// Returns an object as it is applied: without fields that the API server sets.
-pub(crate) fn without_server_fields(mut whole: Value) -> Value {
-    if let Value::Object(fields) = &mut whole {
+pub(crate) fn without_server_fields(mut object: Value) -> Value {
+    if let Value::Object(fields) = &mut object {
         fields.remove("status");
     }
-    if let Some(Value::Object(meta)) = whole.get_mut("metadata") {
+    if let Some(Value::Object(meta)) = object.get_mut("metadata") {
         for given in ["uid", "generation", "creationTimestamp", "resourceVersion"] {
             meta.remove(given);
         }
     }
-    whole
+    object
 }
 
 fn without_nulls(value: Value) -> Value {
@@ -189,7 +191,7 @@ fn without_nulls(value: Value) -> Value {
 
 /// A Revision and its app, while both exist and the controller makes objects for them.
 struct LiveRevision<'a> {
-    world: &'a ClusterState,
+    cluster: &'a ClusterState,
     owner: NamespacedName,
     app: &'a AppState,
     revision: &'a AppRevision,
@@ -197,31 +199,31 @@ struct LiveRevision<'a> {
 
 impl<'a> LiveRevision<'a> {
     fn if_maintained(
-        world: &'a ClusterState,
+        cluster: &'a ClusterState,
         owner: &NamespacedName,
         revision: &'a AppRevision,
     ) -> Option<Self> {
-        let app = world.apps.get(owner).filter(|app| is_maintained(world, owner, app))?;
+        let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
         app.configuration.as_ref().filter(|it| !it.is_terminating)?;
         let is_there =
             revision.meta.uid != Uid(0) && !revision.is_terminating && !revision.is_deleted;
-        is_there.then(|| Self { world, owner: owner.clone(), app, revision })
+        is_there.then(|| Self { cluster, owner: owner.clone(), app, revision })
     }
 
     /// Returns the path of new connections to the Revision as a mode, and the number of activators in it.
     fn mode(&self) -> (scaling::ServerlessServiceMode, i32) {
-        let may_serve = plan::is_direct_path(self.app, &self.owner, self.revision, self.world);
+        let may_serve = plan::is_direct_path(self.app, &self.owner, self.revision, self.cluster);
         autoscaling_status::serverless_service_mode(self.revision, self.class(), may_serve)
     }
 
     /// Calls `make` with the view of the Revision that its child objects are made from.
     fn with_view<T>(&self, make: impl FnOnce(&children::RevisionView<'_>) -> T) -> T {
-        let facts = TemplateFacts::of_revision(self.revision, self.world);
+        let facts = TemplateFacts::of_revision(self.revision, self.cluster);
         let meta = render::revision_meta(self.app, self.revision, &self.owner);
         let (labels, annotations) =
             (meta.labels.unwrap_or_default(), meta.annotations.unwrap_or_default());
         let uid = self.revision.meta.uid.to_string();
-        let seen = children::RevisionView {
+        let view = children::RevisionView {
             namespace: &self.owner.namespace,
             name: &self.revision.name,
             uid: &uid,
@@ -232,11 +234,11 @@ impl<'a> LiveRevision<'a> {
             spec: &facts.template.spec,
             digests: &self.revision.digests,
         };
-        make(&seen)
+        make(&view)
     }
 
     fn class(&self) -> AutoscalerClass {
-        TemplateFacts::of_revision(self.revision, self.world).class
+        TemplateFacts::of_revision(self.revision, self.cluster).class
     }
 
     /// Returns the HorizontalPodAutoscaler, if the Revision is of that class.
@@ -245,9 +247,9 @@ impl<'a> LiveRevision<'a> {
         name: &NamespacedName,
         revision: &children::RevisionView<'_>,
     ) -> Option<ChildObject> {
-        let facts = TemplateFacts::of_revision(self.revision, self.world);
+        let facts = TemplateFacts::of_revision(self.revision, self.cluster);
         let owner = self
-            .world
+            .cluster
             .scaling
             .hpa_owner_uids
             .get(name)
@@ -262,32 +264,33 @@ impl<'a> LiveRevision<'a> {
     }
 }
 
-fn child_part(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some((owner, revision)) =
-        find_owner_revision(world, &key.name, |it| has_child_named(world, key, it))
+        find_owner_revision(cluster, &key.name, |it| has_child_named(cluster, key, it))
     else {
         return DesiredState::Absent;
     };
-    let class = TemplateFacts::of_revision(revision, world).class;
+    let class = TemplateFacts::of_revision(revision, cluster).class;
     if (key.resource, key.part) == (ResourceKind::Deployment, ObjectPart::Scale) {
         return if class == AutoscalerClass::Kpa {
-            deployment_scale(world, &owner, revision)
+            deployment_scale(cluster, &owner, revision)
         } else {
             DesiredState::Unmanaged
         };
     }
-    let Some(made) = LiveRevision::if_maintained(world, &owner, revision) else {
+    let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
     };
     // Pods must not run a tag that may move: they are made once it is resolved to a digest.
     let unresolved = revision.digests.is_empty();
     // The autoscaler decides about the direct path. A new leader receives its decision a little later, and must not
     // write each of these objects twice until then.
-    let unheard =
-        class == AutoscalerClass::Kpa && revision.actual_scale > 0 && revision.decision.is_none();
+    let unheard = class == AutoscalerClass::Kpa
+        && revision.scaling.actual_scale > 0
+        && revision.scaling.decision.is_none();
     // The PodAutoscaler is the owner of the HorizontalPodAutoscaler, so it must exist first.
     let unowned =
-        class == AutoscalerClass::Hpa && !world.scaling.hpa_owner_uids.contains_key(&key.name);
+        class == AutoscalerClass::Hpa && !cluster.scaling.hpa_owner_uids.contains_key(&key.name);
     match (key.resource, key.part) {
         (ResourceKind::Deployment | ResourceKind::Image, ObjectPart::Object) if unresolved => {
             DesiredState::Unmanaged
@@ -304,21 +307,21 @@ fn child_part(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
             ObjectPart::Status,
         ) => DesiredState::Unmanaged,
         (ResourceKind::PodAutoscaler, ObjectPart::Status) => DesiredState::Body(
-            autoscaling_status::pod_autoscaler_status(revision, &key.name.namespace, world),
+            autoscaling_status::pod_autoscaler_status(revision, &key.name.namespace, cluster),
         ),
         (ResourceKind::ServerlessService, ObjectPart::Status) => DesiredState::Body(
-            autoscaling_status::serverless_service_status(revision, made.mode().0),
+            autoscaling_status::serverless_service_status(revision, live.mode().0),
         ),
         (_, ObjectPart::Status) => DesiredState::Unmanaged,
         (resource, ObjectPart::Object) => {
-            let object = made.with_view(|it| build_child(&made, resource, &key.name, it));
+            let object = live.with_view(|it| build_child(&live, resource, &key.name, it));
             object.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
         }
     }
 }
 
 fn build_child(
-    made: &LiveRevision<'_>,
+    live: &LiveRevision<'_>,
     resource: ResourceKind,
     name: &NamespacedName,
     revision: &children::RevisionView<'_>,
@@ -326,12 +329,12 @@ fn build_child(
     Some(match resource {
         ResourceKind::Deployment => {
             // Initial number for a Deployment that does not exist yet; later `ObjectPart::Scale` sets it.
-            let replicas = i32::try_from(made.revision.desired_scale).unwrap_or(i32::MAX);
-            deployment::deployment(revision, &made.world.settings.deployment, replicas)
+            let replicas = i32::try_from(live.revision.scaling.requested_scale).unwrap_or(i32::MAX);
+            deployment::deployment(revision, &live.cluster.settings.deployment, replicas)
         }
         ResourceKind::PodAutoscaler => {
-            let reachability = match made.revision.routing_state.0 {
-                _ if made.revision.is_stuck() => scaling::RevisionReachability::Unreachable,
+            let reachability = match live.revision.routing_state.0 {
+                _ if live.revision.is_stuck() => scaling::RevisionReachability::Unreachable,
                 RoutingState::Pending => scaling::RevisionReachability::Unknown,
                 RoutingState::Active => scaling::RevisionReachability::Reachable,
                 RoutingState::Reserve => scaling::RevisionReachability::Unreachable,
@@ -339,10 +342,10 @@ fn build_child(
             scaling::pod_autoscaler(revision, reachability)
         }
         ResourceKind::ServerlessService => {
-            let (mode, activators) = made.mode();
+            let (mode, activators) = live.mode();
             scaling::serverless_service(revision, mode, activators)
         }
-        ResourceKind::HorizontalPodAutoscaler => return made.hpa_object(name, revision),
+        ResourceKind::HorizontalPodAutoscaler => return live.hpa_object(name, revision),
         ResourceKind::Image => {
             return images::image_objects(revision).into_iter().find(|it| it.name == name.name);
         }
@@ -354,134 +357,141 @@ fn to_i64(pods: usize) -> i64 {
     i64::try_from(pods).unwrap_or(i64::MAX)
 }
 
-/// Returns the desired scale of the Deployment: the desired pods, and up to as many more as still answer requests. If
+/// Returns the scale of the Deployment: the requested scale, and up to as many more pods as still answer requests. If
 /// there are more pods than that, those without requests stop. A draining pod may have been stopped by a former leader,
 /// or be surplus for a while: none is made to replace it.
 fn deployment_scale(
-    world: &ClusterState,
+    cluster: &ClusterState,
     owner: &NamespacedName,
     revision: &AppRevision,
 ) -> DesiredState {
     let is_there = revision.meta.uid != Uid(0) && !revision.is_deleted;
-    if !is_there || !world.apps.get(owner).is_some_and(|it| is_scaled(world, owner, it, revision)) {
+    if !is_there
+        || !cluster.apps.get(owner).is_some_and(|it| is_scaled(cluster, owner, it, revision))
+    {
         return DesiredState::Unmanaged;
     }
     let pods = || revision.pods.iter().filter(|pod| !pod.is_terminating());
     let draining = pods().filter(|pod| matches!(pod.stage, PodStage::Draining { .. })).count();
     let name = |pod: &RevisionPod| NamespacedName::new(owner.namespace.as_str(), &*pod.name);
-    let leaving = pods().filter(|pod| matches!(pod.stage, PodStage::Stopping { .. })).map(name);
-    let replicas = i64::from(revision.desired_scale);
-    let most = replicas.saturating_add(to_i64(draining));
+    let leaving_pods =
+        pods().filter(|pod| matches!(pod.stage, PodStage::Stopping { .. })).map(name);
+    let replicas = i64::from(revision.scaling.requested_scale);
+    let max_replicas = replicas.saturating_add(to_i64(draining));
     DesiredState::Scale {
         min_replicas: replicas,
-        max_replicas: most,
-        pods_to_remove: leaving.collect(),
+        max_replicas,
+        pods_to_remove: leaving_pods.collect(),
     }
 }
 
 /// Returns the desired state of a Kubernetes Service: a Route's placeholder, or one of a Revision's two.
-fn service_part(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+fn service_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     if key.part != ObjectPart::Object {
         return DesiredState::Unmanaged;
     }
     // A Route may hold a name that a Revision's Service would have, too: the Route comes first.
-    if let Some((owner, allotment)) = find_route_name(world, &key.name) {
-        let placeholder = with_placeholder(world, &owner, allotment, |it| {
-            services::placeholder_service(&it).body
+    if let Some((owner, allotment)) = find_route_name(cluster, &key.name) {
+        let placeholder = with_placeholder(cluster, &owner, allotment, |spec| {
+            services::placeholder_service(&spec).body
         });
         return placeholder.map_or(DesiredState::Unmanaged, DesiredState::Body);
     }
     let Some((owner, revision)) =
-        find_owner_revision(world, &key.name, |it| has_child_named(world, key, it))
+        find_owner_revision(cluster, &key.name, |it| has_child_named(cluster, key, it))
     else {
         return DesiredState::Absent;
     };
-    let Some(made) = LiveRevision::if_maintained(world, &owner, revision) else {
+    let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
     };
-    DesiredState::Body(made.with_view(|it| match *revision.name == *key.name.name {
-        true => services::public_service(it).body,
-        false => services::private_service(it).body,
+    DesiredState::Body(live.with_view(|view| match *revision.name == *key.name.name {
+        true => services::public_service(view).body,
+        false => services::private_service(view).body,
     }))
 }
 
 /// Calls `make` with the view of a Route's name that its objects are made from, if the Route exists.
 fn with_placeholder<T>(
-    world: &ClusterState,
+    cluster: &ClusterState,
     owner: &NamespacedName,
-    held: &RouteNameAllocation,
+    allocation: &RouteNameAllocation,
     make: impl FnOnce(services::PlaceholderSpec<'_>) -> T,
 ) -> Option<T> {
-    let app = world.apps.get(owner).filter(|app| is_maintained(world, owner, app))?;
+    let app = cluster.apps.get(owner).filter(|app| is_maintained(cluster, owner, app))?;
     let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0) && !it.is_terminating)?;
     let uid = route.meta.uid.to_string();
     Some(make(services::PlaceholderSpec {
         namespace: &owner.namespace,
         route: &owner.name,
         uid: &uid,
-        tag: held.tag.as_deref(),
+        tag: allocation.tag.as_deref(),
         service: if app.service.is_some() { &owner.name } else { "" },
         labels: app.route_labels(),
         annotations: app.route_annotations(),
-        activator_port: Some(held.activator_port),
+        activator_port: Some(allocation.activator_port),
     }))
 }
 
-fn slice_part(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
-    let own = NamespacedName::new(
+fn slice_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    let owner_name = NamespacedName::new(
         key.name.namespace.as_str(),
         key.name.name.strip_suffix(names::V6_SUFFIX).unwrap_or_default(),
     );
-    let found = find_slice_route(world, &key.name);
-    let activators = slice_activators(world);
-    let Some((owner, held)) = found else { return revision_slice(world, key, &own, &activators) };
-    let all = with_placeholder(world, &owner, held, |it| {
-        slices::route_name_slices(&it, &activators, ACTIVATORS_PER_SLICE)
+    let route = find_slice_route(cluster, &key.name);
+    let activators = slice_activators(cluster);
+    let Some((owner, allocation)) = route else {
+        return revision_slice(cluster, key, &owner_name, &activators);
+    };
+    let all = with_placeholder(cluster, &owner, allocation, |spec| {
+        slices::route_name_slices(&spec, &activators, ACTIVATORS_PER_SLICE)
     });
     let Some(all) = all else { return DesiredState::Unmanaged };
-    let found = all.into_iter().find(|it| it.name == key.name.name);
-    found.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
+    let slice = all.into_iter().find(|it| it.name == key.name.name);
+    slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
 }
 
 /// Returns the activators that slices may list. One that is being deleted takes requests only if a slice already lists
 /// it. An activator of a removed installation has the same labels, but follows no controller and wakes no Revision.
-fn slice_activators(world: &ClusterState) -> Vec<slices::SliceEndpoint> {
+fn slice_activators(cluster: &ClusterState) -> Vec<slices::SliceEndpoint> {
     let activators =
-        world.activators.pods.keys().filter_map(|name| world.activator_readiness(name));
-    let activators = activators.filter(|(it, standing)| {
+        cluster.activators.pods.keys().filter_map(|name| cluster.activator_readiness(name));
+    let activators = activators.filter(|(activator, standing)| {
         *standing != ActivatorReadiness::Terminating
-            || world.activators.slices.lists_activator(&it.name)
+            || cluster.activators.slices.lists_activator(&activator.name)
     });
-    let activators = activators.map(|(it, standing)| slices::SliceEndpoint {
-        pod: it.name.clone(),
-        namespace: world.settings.system_namespace.clone(),
-        node: it.node.clone(),
-        zone: it.zone.clone(),
-        addresses: it.addresses.clone(),
+    let activators = activators.map(|(activator, standing)| slices::SliceEndpoint {
+        pod: activator.name.clone(),
+        namespace: cluster.settings.system_namespace.clone(),
+        node: activator.node.clone(),
+        zone: activator.zone.clone(),
+        addresses: activator.addresses.clone(),
         ready: standing == ActivatorReadiness::Ready,
         terminating: standing == ActivatorReadiness::Terminating,
     });
     activators.collect()
 }
 
-/// Returns the slice of a Revision's own Service. `own` is the Service's name if the key names an IPv6 slice.
+/// Returns the slice of a Revision's own Service. `name` is the Service's name if the key names an IPv6 slice.
 fn revision_slice(
-    world: &ClusterState,
+    cluster: &ClusterState,
     key: &ObjectPartKey,
-    own: &NamespacedName,
+    name: &NamespacedName,
     activators: &[slices::SliceEndpoint],
 ) -> DesiredState {
     let six = |it: &AppRevision| names::slice_name(&it.name, names::V6_SUFFIX) == key.name.name;
-    let found = find_owner_revision(world, &key.name, |it| *it.name == *key.name.name || six(it));
-    let found = found.or_else(|| find_owner_revision(world, own, |it| *it.name == *own.name));
-    let Some((owner, revision)) = found else { return DesiredState::Absent };
-    let Some(made) = LiveRevision::if_maintained(world, &owner, revision) else {
+    let owner_revision =
+        find_owner_revision(cluster, &key.name, |it| *it.name == *key.name.name || six(it));
+    let owner_revision =
+        owner_revision.or_else(|| find_owner_revision(cluster, name, |it| *it.name == *name.name));
+    let Some((owner, revision)) = owner_revision else { return DesiredState::Absent };
+    let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
     };
     // As with the ServerlessService: the autoscaler decides, and a new leader does not know its decision yet.
-    if made.class() == AutoscalerClass::Kpa
-        && revision.actual_scale > 0
-        && revision.decision.is_none()
+    if live.class() == AutoscalerClass::Kpa
+        && revision.scaling.actual_scale > 0
+        && revision.scaling.decision.is_none()
     {
         return DesiredState::Unmanaged;
     }
@@ -489,13 +499,13 @@ fn revision_slice(
     if revision.routing_state.0 == RoutingState::Reserve && revision.pods.is_empty() {
         return DesiredState::Absent;
     }
-    let serves = made.mode().0 == scaling::ServerlessServiceMode::Serve;
+    let serves = live.mode().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
-    let mut pods: Vec<_> = pods.filter_map(|pod| pod_endpoint(world, &owner, pod)).collect();
+    let mut pods: Vec<_> = pods.filter_map(|pod| pod_endpoint(cluster, &owner, pod)).collect();
     // Each replica learns of pods in another order, and equal slices must be equal everywhere.
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
-    let port = TemplateFacts::of_revision(revision, world).port.get();
-    let slice = made
+    let port = TemplateFacts::of_revision(revision, cluster).port.get();
+    let slice = live
         .with_view(|it| slices::revision_slice(it, &pods, port, activators, ACTIVATORS_PER_SLICE));
     let slice = slice.filter(|it| it.name == key.name.name);
     slice.map_or(DesiredState::Absent, |it| DesiredState::Body(it.body))
@@ -503,16 +513,16 @@ fn revision_slice(
 
 /// Returns a serving pod as an endpoint of a slice.
 fn pod_endpoint(
-    world: &ClusterState,
+    cluster: &ClusterState,
     owner: &NamespacedName,
     pod: &RevisionPod,
 ) -> Option<slices::SliceEndpoint> {
-    let (address, also) = plan::serving_addresses(world, owner, &pod.uid)?;
+    let (address, also) = plan::serving_addresses(cluster, owner, &pod.uid)?;
     let node = pod.kube_status.as_ref().map(|it| it.node.to_string()).unwrap_or_default();
     Some(slices::SliceEndpoint {
         pod: pod.name.to_string(),
         namespace: owner.namespace.to_string(),
-        zone: world.nodes.zones.get(&node).cloned().unwrap_or_default(),
+        zone: cluster.nodes.zones.get(&node).cloned().unwrap_or_default(),
         node,
         addresses: address.map(|it| it.ip()).into_iter().chain(also).collect(),
         ready: true,

@@ -45,14 +45,14 @@ use crate::{
 
 /// Returns the present object; `None` if there is none, and for the two kinds that
 /// [`crate::write::desired::local_object`] makes.
-pub fn render_object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
+pub fn render_object(cluster: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
     let name = &key.name;
     // On the local node an app that is deleted is gone for its users, although its pods still drain.
-    let app = || world.apps.get(name).filter(|app| !app.is_terminating());
+    let app = || cluster.apps.get(name).filter(|app| !app.is_terminating());
     match key.kind {
         KnativeObjectKind::Service => {
             let app = app()?;
-            Some(render_service(app, app.service.as_ref()?, name, world))
+            Some(render_service(app, app.service.as_ref()?, name, cluster))
         }
         KnativeObjectKind::Configuration => {
             let app = app()?;
@@ -60,21 +60,21 @@ pub fn render_object(world: &ClusterState, key: &KnativeObjectKey) -> Option<Val
         }
         KnativeObjectKind::Route => {
             let app = app()?;
-            Some(render_route(app, app.route.as_ref()?, name, world))
+            Some(render_route(app, app.route.as_ref()?, name, cluster))
         }
         KnativeObjectKind::Revision => {
-            let owner = world.app_of_revision(name)?;
-            let app = world.apps.get(&owner).filter(|app| !app.is_terminating())?;
-            Some(render_revision(app, app.revision(&name.name)?, &owner, world))
+            let owner = cluster.app_of_revision(name)?;
+            let app = cluster.apps.get(&owner).filter(|app| !app.is_terminating())?;
+            Some(render_revision(app, app.revision(&name.name)?, &owner, cluster))
         }
         KnativeObjectKind::Pod => {
             // The name of a local pod begins with its Revision's, see `plan::scale`.
             let (revision, _) = name.name.rsplit_once("-deployment-")?;
             let owner =
-                world.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))?;
-            let revision = world.apps.get(&owner)?.revision(revision)?;
+                cluster.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))?;
+            let revision = cluster.apps.get(&owner)?.revision(revision)?;
             let pod = revision.pods.iter().find(|pod| *pod.name == *name.name)?;
-            Some(render_pod(pod, revision, &owner, world))
+            Some(render_pod(pod, revision, &owner, cluster))
         }
         KnativeObjectKind::PodAutoscaler | KnativeObjectKind::ServerlessService => None,
     }
@@ -85,13 +85,13 @@ fn api_time(at: UnixMillis) -> Option<Time> {
     Timestamp::from_second(seconds).ok().map(Time)
 }
 
-fn object_meta(name: &NamespacedName, own: &ObjectMetaSummary) -> ObjectMeta {
+fn object_meta(name: &NamespacedName, meta: &ObjectMetaSummary) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.name.to_string()),
         namespace: Some(name.namespace.to_string()),
-        uid: Some(own.uid.to_string()),
-        generation: Some(own.generation.into()),
-        creation_timestamp: api_time(own.created),
+        uid: Some(meta.uid.to_string()),
+        generation: Some(meta.generation.into()),
+        creation_timestamp: api_time(meta.created),
         ..ObjectMeta::default()
     }
 }
@@ -106,8 +106,8 @@ fn object_json(kind: &str, metadata: ObjectMeta, spec: Value, status: impl Seria
     })
 }
 
-fn internal_address(name: &NamespacedName, world: &ClusterState) -> Option<AddressableUrl> {
-    let domain = &world.settings.cluster_domain;
+fn internal_address(name: &NamespacedName, cluster: &ClusterState) -> Option<AddressableUrl> {
+    let domain = &cluster.settings.cluster_domain;
     Some(AddressableUrl { url: format!("http://{}.{}.svc.{domain}", name.name, name.namespace) })
 }
 
@@ -116,22 +116,22 @@ fn external_url(
     app: &AppState,
     name: &NamespacedName,
     tag: Option<&str>,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> String {
-    plan::route_host(app, name, tag, world).map(|it| it.url).unwrap_or_default()
+    plan::route_host(app, name, tag, cluster).map(|it| it.url).unwrap_or_default()
 }
 
 fn status_traffic(
     app: &AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Vec<TrafficTarget> {
-    let target = |it: &AssignedTraffic| TrafficTarget {
-        tag: it.tag.as_deref().map(Into::into),
-        url: it.tag.as_deref().map(|tag| external_url(app, name, Some(tag), world)),
-        revision_name: Some(it.revision_name.to_string()),
-        latest_revision: Some(it.is_latest),
-        percent: Some(it.percent.into()),
+    let target = |target: &AssignedTraffic| TrafficTarget {
+        tag: target.tag.as_deref().map(Into::into),
+        url: target.tag.as_deref().map(|tag| external_url(app, name, Some(tag), cluster)),
+        revision_name: Some(target.revision_name.to_string()),
+        latest_revision: Some(target.is_latest),
+        percent: Some(target.percent.into()),
         configuration_name: None,
     };
     app.traffic().iter().map(target).collect()
@@ -141,7 +141,7 @@ fn render_service(
     app: &AppState,
     service: &ServiceState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Value {
     let manifest = &service.manifest;
     let mut metadata = object_meta(name, &service.meta);
@@ -154,9 +154,9 @@ fn render_service(
         conditions: render_conditions(&app.conditions, &SERVICE_CONDITIONS),
         latest_created_revision_name: latest_created_name(app),
         latest_ready_revision_name: app.latest_ready().unwrap_or_default().into(),
-        url: if routed { external_url(app, name, None, world) } else { String::new() },
-        address: internal_address(name, world).filter(|_| routed),
-        traffic: status_traffic(app, name, world),
+        url: if routed { external_url(app, name, None, cluster) } else { String::new() },
+        address: internal_address(name, cluster).filter(|_| routed),
+        traffic: status_traffic(app, name, cluster),
     };
     let traffic = spec_traffic(&manifest.traffic);
     let spec = json!({"template": template_json(&manifest.template), "traffic": traffic});
@@ -192,7 +192,7 @@ fn render_route(
     app: &AppState,
     route: &RouteState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Value {
     let mut metadata = object_meta(name, &route.meta);
     let (mut labels, mut annotations) =
@@ -208,9 +208,9 @@ fn render_route(
     let status = RouteStatus {
         observed_generation: route.meta.generation.into(),
         conditions: render_conditions(&app.conditions, &ROUTE_CONDITIONS),
-        url: if routed { external_url(app, name, None, world) } else { String::new() },
-        address: internal_address(name, world).filter(|_| routed),
-        traffic: status_traffic(app, name, world),
+        url: if routed { external_url(app, name, None, cluster) } else { String::new() },
+        address: internal_address(name, cluster).filter(|_| routed),
+        traffic: status_traffic(app, name, cluster),
         annotations: route
             .rollout
             .iter()
@@ -223,10 +223,13 @@ fn render_route(
 /// Formats the annotation with allocations: `tag=host:port` for each name, separated by spaces. The Route's own name
 /// has an empty tag.
 fn allocation_annotation(route: &RouteState) -> String {
-    let one = |it: &crate::model::world::RouteNameAllocation| match &it.cluster_ips {
-        ClusterIpSource::LocalRange(host) => {
-            Some(format!("{}={host}:{}", it.tag.as_deref().unwrap_or_default(), it.activator_port))
-        }
+    let one = |allocation: &crate::model::world::RouteNameAllocation| match &allocation.cluster_ips
+    {
+        ClusterIpSource::LocalRange(host) => Some(format!(
+            "{}={host}:{}",
+            allocation.tag.as_deref().unwrap_or_default(),
+            allocation.activator_port
+        )),
         ClusterIpSource::ApiServer(_) => None,
     };
     route.allocations.iter().filter_map(one).collect::<Vec<_>>().join(" ")
@@ -274,7 +277,7 @@ pub(crate) fn revision_meta(
     if revision.routing_state.0 == RoutingState::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }
-    if revision.initial_scale_reached {
+    if revision.scaling.initial_scale_reached {
         annotations.insert(key::INITIAL_SCALE_REACHED.into(), "true".into());
     }
     metadata.annotations = Some(annotations);
@@ -286,7 +289,7 @@ fn render_revision(
     app: &AppState,
     revision: &AppRevision,
     owner: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Value {
     let metadata = revision_meta(app, revision, owner);
     let mut template = template_json(&revision.template);
@@ -308,19 +311,20 @@ fn render_revision(
         };
         all.map(digest).collect()
     };
-    let log_url = world.settings.config_maps.observability.log_url(&revision.meta.uid.to_string());
+    let log_url =
+        cluster.settings.config_maps.observability.log_url(&revision.meta.uid.to_string());
     let status = RevisionStatus {
         observed_generation: 1,
         conditions: render_conditions(&revision.conditions, &REVISION_CONDITIONS),
         annotations: decision_annotation(
-            world,
+            cluster,
             &NamespacedName::new(owner.namespace.clone(), &*revision.name),
         ),
         log_url: log_url.unwrap_or_default(),
         container_statuses: digests(false),
         init_container_statuses: digests(true),
-        actual_replicas: i32::try_from(revision.actual_scale).ok(),
-        desired_replicas: i32::try_from(revision.desired_scale).ok(),
+        actual_replicas: i32::try_from(revision.scaling.actual_scale).ok(),
+        desired_replicas: i32::try_from(revision.scaling.requested_scale).ok(),
     };
     let spec = template.get_mut("spec").map(Value::take).unwrap_or_default();
     object_json("Revision", metadata, spec, status)
@@ -328,24 +332,25 @@ fn render_revision(
 
 /// Returns the annotation that explains the Revision's number of pods, for a status.
 pub(crate) fn decision_annotation(
-    world: &ClusterState,
+    cluster: &ClusterState,
     revision: &NamespacedName,
 ) -> BTreeMap<String, String> {
-    let line = world.scaling.explanations.get(revision);
+    let line = cluster.scaling.explanations.get(revision);
     line.into_iter().map(|line| (DECISION_ANNOTATION.to_owned(), line.to_string())).collect()
 }
 
 fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeCondition> {
     let one = |(kind, name): &(ConditionType, &str)| {
         // An absent condition means `Unknown` (Kubernetes API conventions).
-        let (_, since, truth) = all.iter().find(|(have, _, _)| have == kind)?;
-        let (status, why) = match truth {
-            ConditionStatus::True(why) => ("True", why),
-            ConditionStatus::Unknown(why) => ("Unknown", why),
-            ConditionStatus::False(why) => ("False", Some(why)),
+        let (_, since, condition) =
+            all.iter().find(|(condition_type, _, _)| condition_type == kind)?;
+        let (status, reason) = match condition {
+            ConditionStatus::True(reason) => ("True", reason),
+            ConditionStatus::Unknown(reason) => ("Unknown", reason),
+            ConditionStatus::False(reason) => ("False", Some(reason)),
         };
         let (reason, message) =
-            why.map(|why| (why.reason.into(), why.message.into())).unwrap_or_default();
+            reason.map(|reason| (reason.reason.into(), reason.message.into())).unwrap_or_default();
         Some(KnativeCondition {
             r#type: (*name).into(),
             status: status.into(),
@@ -367,9 +372,9 @@ fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeC
 pub(crate) fn render_mapping_status(
     name: &NamespacedName,
     mapping: &DomainMappingState,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Value {
-    let url = format!("{}://{}", world.settings.config_maps.network.external_scheme, name.name);
+    let url = format!("{}://{}", cluster.settings.config_maps.network.external_scheme, name.name);
     to_json_value(DomainMappingStatus {
         observed_generation: mapping.meta.generation.into(),
         conditions: render_conditions(&mapping.conditions, &DOMAIN_CONDITIONS),
@@ -382,19 +387,20 @@ fn render_pod(
     pod: &RevisionPod,
     revision: &AppRevision,
     owner: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Value {
-    let facts = TemplateFacts::of_revision(revision, world);
+    let facts = TemplateFacts::of_revision(revision, cluster);
     let order = facts.pod_order(owner, revision, pod);
-    let own = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
-    let status = world.pods.statuses.get(&*pod.uid);
-    let seen = world.pods.reports.get(&*pod.uid);
+    let owner_meta = ObjectMetaSummary { uid: revision.meta.uid, ..ObjectMetaSummary::default() };
+    let status = cluster.pods.statuses.get(&*pod.uid);
+    let report = cluster.pods.reports.get(&*pod.uid);
     // Until its agent reports, a pod that served before the restart counts as ready.
-    let ready = seen.map_or_else(|| pod.restored_address.is_some(), |seen| seen.ready);
+    let ready = report.map_or_else(|| pod.restored_address.is_some(), |report| report.ready);
     let mut annotations = std::collections::BTreeMap::new();
     // Read by `restore` after a restart of the controller.
-    annotations.insert(BOOT_ANNOTATION.to_owned(), world.settings.boot_id.clone());
-    let address = seen.and_then(|seen| seen.address).or(pod.restored_address).filter(|_| ready);
+    annotations.insert(BOOT_ANNOTATION.to_owned(), cluster.settings.boot_id.clone());
+    let address =
+        report.and_then(|report| report.address).or(pod.restored_address).filter(|_| ready);
     if let Some(address) = address {
         annotations.insert(ADDRESS_ANNOTATION.to_owned(), address.to_string());
     }
@@ -411,7 +417,7 @@ fn render_pod(
         deletion_timestamp: stopping,
         labels: Some(order.labels),
         annotations: Some(annotations),
-        owner_references: owner_references("Revision", &revision.name, &own),
+        owner_references: owner_references("Revision", &revision.name, &owner_meta),
         ..ObjectMeta::default()
     };
     let condition = |r#type: &str, holds: bool| PodCondition {
@@ -443,12 +449,15 @@ fn render_pod(
     let spec = Some(order.spec);
     let mut out = to_json_value(PodObject { metadata, spec, status: Some(status) });
     // Only in the object: the order itself goes to the only node there is.
-    out["spec"]["nodeName"] = json!(world.settings.node_name);
+    out["spec"]["nodeName"] = json!(cluster.settings.node_name);
     out
 }
 
-fn render_container_status(it: &local_node::LocalContainerStatus, ready: bool) -> ContainerStatus {
-    let state = match &it.state {
+fn render_container_status(
+    status: &local_node::LocalContainerStatus,
+    ready: bool,
+) -> ContainerStatus {
+    let state = match &status.state {
         LocalContainerState::Waiting { reason, message, .. } => {
             json!({"waiting": {"reason": reason, "message": message}})
         }
@@ -458,7 +467,7 @@ fn render_container_status(it: &local_node::LocalContainerStatus, ready: bool) -
         }
     };
     // A crashed container waits for its restart, and shows the exit code of its last run.
-    let last = match &it.state {
+    let last = match &status.state {
         LocalContainerState::Waiting { last_exit: Some(code), .. } => {
             serde_json::from_value(json!({"terminated": {"exitCode": code}})).ok()
         }
@@ -467,10 +476,10 @@ fn render_container_status(it: &local_node::LocalContainerStatus, ready: bool) -
         | LocalContainerState::Terminated { .. } => None,
     };
     ContainerStatus {
-        name: it.name.clone(),
-        ready: ready && it.state == LocalContainerState::Running,
-        restart_count: i32::try_from(it.restarts).unwrap_or(i32::MAX),
-        image_id: it.image_digest.clone().unwrap_or_default(),
+        name: status.name.clone(),
+        ready: ready && status.state == LocalContainerState::Running,
+        restart_count: i32::try_from(status.restarts).unwrap_or(i32::MAX),
+        image_id: status.image_digest.clone().unwrap_or_default(),
         state: serde_json::from_value(state).ok(),
         last_state: last,
         ..ContainerStatus::default()

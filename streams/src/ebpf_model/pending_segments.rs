@@ -30,24 +30,24 @@ pub(super) struct PendingSegments {
 
 impl PendingSegments {
     /// Buffers a segment. Returns false if there is no room.
-    pub(super) fn buffer(&mut self, piece: &SegmentPart) -> bool {
-        if piece.len as usize > SEGMENT_PART_BYTES * SEGMENT_PARTS_MAX {
+    pub(super) fn buffer(&mut self, part: &SegmentPart) -> bool {
+        if part.len as usize > SEGMENT_PART_BYTES * SEGMENT_PARTS_MAX {
             return false;
         }
-        for at in (0..piece.len).step_by(SEGMENT_PART_BYTES) {
-            let (seq, left) = (piece.seq.wrapping_add(at), piece.len - at);
+        for at in (0..part.len).step_by(SEGMENT_PART_BYTES) {
+            let (seq, left) = (part.seq.wrapping_add(at), part.len - at);
             let is_longer = self.buffered.get(&seq).is_some_and(|(_, len)| *len >= left);
             if !is_longer {
-                let rest = &piece.bytes[at as usize..];
+                let rest = &part.bytes[at as usize..];
                 let bytes = rest[..rest.len().min(SEGMENT_PART_BYTES)].to_vec();
                 self.buffered.insert(seq, (bytes, left));
             }
         }
-        let fits = |late: &&mut PendingSegment| late.len == 0 || late.seq == piece.seq;
+        let fits = |segment: &&mut PendingSegment| segment.len == 0 || segment.seq == part.seq;
         // The last fitting place, because the eBPF programs check all of them in order.
-        let Some(place) = self.listed.iter_mut().rfind(fits) else { return false };
-        if place.len < piece.len || place.seq != piece.seq {
-            *place = PendingSegment { seq: piece.seq, len: piece.len };
+        let Some(slot) = self.listed.iter_mut().rfind(fits) else { return false };
+        if slot.len < part.len || slot.seq != part.seq {
+            *slot = PendingSegment { seq: part.seq, len: part.len };
         }
         true
     }
@@ -55,15 +55,15 @@ impl PendingSegments {
     /// Returns a buffered segment that contains the byte at `next`. Segments with only older bytes are dropped.
     pub(super) fn next_due(&mut self, next: u32) -> Option<SegmentPart> {
         let mut due = None;
-        for late in &mut self.listed {
-            let behind = next.wrapping_sub(late.seq) as i32;
-            if behind < 0 || late.len == 0 {
+        for segment in &mut self.listed {
+            let behind = next.wrapping_sub(segment.seq) as i32;
+            if behind < 0 || segment.len == 0 {
                 continue;
             }
-            if behind as u32 >= late.len {
-                late.len = 0;
+            if behind as u32 >= segment.len {
+                segment.len = 0;
             } else {
-                due = Some(*late);
+                due = Some(*segment);
             }
         }
         let PendingSegment { seq, len } = due?;

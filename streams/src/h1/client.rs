@@ -25,15 +25,16 @@ use crate::{
 pub const END: u8 = 0xff;
 
 /// Generates a conversation. In half of them something is unusual.
-pub fn generate_conversation(dice: &mut SeededRng) -> Vec<u8> {
-    let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
+pub fn generate_conversation(rng: &mut SeededRng) -> Vec<u8> {
+    let unusual_per_mille = *rng.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
     let mut text = Vec::new();
-    for _ in 0..=dice.next_below(4) {
-        let letter = *dice.pick(&[b"G", b"G", b"G", b"P", b"U", b"H", b"C"]);
+    for _ in 0..=rng.next_below(4) {
+        let letter = *rng.pick(&[b"G", b"G", b"G", b"P", b"U", b"H", b"C"]);
         text.extend(letter);
-        let closes = dice.next_bool(3);
-        let answer = responses::generate_response(kind_of(letter[0]), closes, odd, dice).bytes;
-        text.extend(answer.into_iter().filter(|byte| *byte != END));
+        let closes = rng.next_bool(3);
+        let response =
+            responses::generate_response(kind_of(letter[0]), closes, unusual_per_mille, rng).bytes;
+        text.extend(response.into_iter().filter(|byte| *byte != END));
         text.push(END);
     }
     text
@@ -50,14 +51,14 @@ fn kind_of(letter: u8) -> ReferenceRequestKind {
 /// Parses a conversation: the kind of each request, and its response.
 fn parse_conversation(conversation: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let records = conversation.split(|byte| *byte == END);
-    records.map_while(|record| record.split_first().map(|(letter, answer)| (*letter, answer)))
+    records.map_while(|record| record.split_first().map(|(letter, response)| (*letter, response)))
 }
 
 /// Returns true if hyper reads a response differently from other clients and RFC 9112. It continues in trailers behind
 /// an empty line that ends with a bare line feed. It reads `chunked,` as another coding, `close` CRLF ` x` as no
 /// `close`, and no list that has a byte outside ASCII. It also breaks off at a 101 that it did not request, where a
 /// SETTINGS frame begins HTTP/2 for the model.
-fn is_differing(letter: u8, answer: &[u8]) -> bool {
+fn is_differing(letter: u8, response: &[u8]) -> bool {
     let differs = [
         UnusualForm::Trailer,
         UnusualForm::NoCoding,
@@ -66,9 +67,9 @@ fn is_differing(letter: u8, answer: &[u8]) -> bool {
         UnusualForm::Letter,
         UnusualForm::Frame,
     ];
-    reference::unusual_forms_of_response(answer, kind_of(letter))
+    reference::unusual_forms_of_response(response, kind_of(letter))
         .iter()
-        .any(|odd| differs.contains(odd))
+        .any(|form| differs.contains(form))
 }
 
 /// Body of a request, sent in pieces, and the number of pieces that may be sent.
@@ -100,7 +101,7 @@ impl Body for PiecewiseBody {
 fn build_request(
     letter: u8,
     steps: &Rc<Cell<usize>>,
-    dice: &mut SeededRng,
+    rng: &mut SeededRng,
 ) -> Request<PiecewiseBody> {
     let (method, uri) = match letter {
         b'H' => (Method::HEAD, "/"),
@@ -109,8 +110,7 @@ fn build_request(
         _ => (Method::GET, "/"),
     };
     let has_body = method == Method::POST;
-    let pieces =
-        (0..dice.next_below(5)).map(|_| Bytes::from(vec![b'x'; 1 + dice.next_length(900)]));
+    let pieces = (0..rng.next_below(5)).map(|_| Bytes::from(vec![b'x'; 1 + rng.next_length(900)]));
     let pieces: Vec<Bytes> = if has_body { pieces.collect() } else { Vec::new() };
     let length: usize = pieces.iter().map(Bytes::len).sum();
     let mut request = Request::new(PiecewiseBody(pieces, Rc::clone(steps)));
@@ -163,14 +163,14 @@ async fn exchange(
     Some(sender)
 }
 
-/// Plays a conversation, cut by `dice`. The error describes the difference between model and client.
-pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
-    if parse_conversation(conversation).any(|(letter, answer)| is_differing(letter, answer)) {
+/// Plays a conversation, cut by `rng`. The error describes the difference between model and client.
+pub fn play(conversation: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    if parse_conversation(conversation).any(|(letter, response)| is_differing(letter, response)) {
         return Ok(ConformanceTotals { not_compared: 1, ..ConformanceTotals::default() });
     }
     let io = MemoryIo::default();
     let mut builder = http1::Builder::new();
-    builder.allow_obsolete_multiline_headers_in_responses(dice.next_bool(50));
+    builder.allow_obsolete_multiline_headers_in_responses(rng.next_bool(50));
     let mut shake = PolledTask::new(builder.handshake::<MemoryIo, PiecewiseBody>(io.clone()));
     shake.poll_until_idle();
     let Some(Ok((sender, connection))) = shake.output else {
@@ -179,16 +179,16 @@ pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTota
     let mut talk = HyperClientCase {
         connection: PolledTask::new(connection),
         io,
-        tap: EbpfModel::new(),
+        model: EbpfModel::new(),
         body_steps: Rc::default(),
         sent: Vec::new(),
         received: Vec::new(),
         whole_statuses: Vec::new(),
         state: ClientExchangeState::Waiting,
     };
-    let outcome = talk.run(conversation, sender, dice);
+    let outcome = talk.run(conversation, sender, rng);
     outcome.map_err(|what| {
-        let (state, heard, events) = (talk.state, &talk.whole_statuses, talk.tap.events());
+        let (state, heard, events) = (talk.state, &talk.whole_statuses, talk.model.events());
         let client = &talk.connection.output;
         format!("{what}\n  client {state:?} {client:?}\n  heard {heard:?}\n  events {events:?}")
     })
@@ -197,7 +197,7 @@ pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTota
 struct HyperClientCase<F: Future> {
     connection: PolledTask<F>,
     io: MemoryIo,
-    tap: EbpfModel,
+    model: EbpfModel,
     /// Number of pieces of the request's body that may be sent.
     body_steps: Rc<Cell<usize>>,
     sent: Vec<u8>,
@@ -212,25 +212,25 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
         &mut self,
         conversation: &[u8],
         mut sender: SendRequest<PiecewiseBody>,
-        dice: &mut SeededRng,
+        rng: &mut SeededRng,
     ) -> Result<ConformanceTotals, String> {
-        for (letter, answer) in parse_conversation(conversation) {
+        for (letter, response) in parse_conversation(conversation) {
             let state = Rc::new(Cell::new(ClientExchangeState::Waiting));
-            self.body_steps.set(dice.next_below(4));
-            let request = build_request(letter, &self.body_steps, dice);
+            self.body_steps.set(rng.next_below(4));
+            let request = build_request(letter, &self.body_steps, rng);
             let mut task = PolledTask::new(exchange(sender, request, Rc::clone(&state)));
-            self.poll_and_compare(&mut task, &state, dice)?;
-            for segment in segmentation::split(0, answer.len(), dice) {
+            self.poll_and_compare(&mut task, &state, rng)?;
+            for segment in segmentation::split(0, response.len(), rng) {
                 if matches!(self.state, ClientExchangeState::Whole(_) | ClientExchangeState::Broken)
                 {
                     break;
                 }
-                self.deliver_response(&answer[segment], dice);
-                self.poll_and_compare(&mut task, &state, dice)?;
-                self.body_steps.set(self.body_steps.get() + dice.next_below(2));
+                self.deliver_response(&response[segment], rng);
+                self.poll_and_compare(&mut task, &state, rng)?;
+                self.body_steps.set(self.body_steps.get() + rng.next_below(2));
             }
             self.body_steps.set(9);
-            self.poll_and_compare(&mut task, &state, dice)?;
+            self.poll_and_compare(&mut task, &state, rng)?;
             match (self.state, task.output.take().flatten()) {
                 (ClientExchangeState::Whole(_), Some(back)) if self.connection.output.is_none() => {
                     sender = back
@@ -245,11 +245,11 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
     }
 
     /// Sends bytes of a response to the model and the client.
-    fn deliver_response(&mut self, bytes: &[u8], dice: &mut SeededRng) {
+    fn deliver_response(&mut self, bytes: &[u8], rng: &mut SeededRng) {
         let from = self.received.len();
         self.received.extend(bytes);
-        let again = if dice.next_bool(10) { dice.next_below(from + 1) } else { from };
-        self.tap.response_segment(again, &self.received[again..]);
+        let start = if rng.next_bool(10) { rng.next_below(from + 1) } else { from };
+        self.model.response_segment(start, &self.received[start..]);
         self.io.push_incoming(bytes);
     }
 
@@ -258,7 +258,7 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
         &mut self,
         task: &mut PolledTask<impl Future<Output = E>>,
         state: &Cell<ClientExchangeState>,
-        dice: &mut SeededRng,
+        rng: &mut SeededRng,
     ) -> Result<(), String> {
         loop {
             self.connection.poll_until_idle();
@@ -269,8 +269,8 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
         }
         let from = self.sent.len();
         self.sent.extend(self.io.take_outgoing());
-        for segment in segmentation::split(from, self.sent.len(), dice) {
-            self.tap.request_segment(segment.start, &self.sent[segment]);
+        for segment in segmentation::split(from, self.sent.len(), rng) {
+            self.model.request_segment(segment.start, &self.sent[segment]);
         }
         if self.state != state.get() {
             self.state = state.get();
@@ -285,7 +285,7 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
             | ClientExchangeState::Begun(_)
             | ClientExchangeState::Tunnel => true,
         };
-        match self.tap.is_busy() == is_open {
+        match self.model.is_busy() == is_open {
             true => Ok(()),
             false => Err(format!("in flight for the client: {is_open}")),
         }
@@ -293,10 +293,10 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
 
     /// Closes the server's side, which completes a response without a length, and compares all events.
     fn finish(&mut self) -> Result<ConformanceTotals, String> {
-        self.tap.close(true);
+        self.model.close(true);
         let refused = usize::from(self.state == ClientExchangeState::Broken);
         let (answers, mut ended) = (self.whole_statuses.len(), Vec::new());
-        for event in self.tap.events() {
+        for event in self.model.events() {
             match event {
                 ModelEvent::Finished(status) => ended.push(*status),
                 ModelEvent::Missed(_) => return Err("a request was missed".to_owned()),

@@ -39,8 +39,8 @@ pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result
             ModelEvent::Started | ModelEvent::Desync | ModelEvent::Opaque => {}
         }
     }
-    let (ours, more) = answered.split_at(answered.len().min(statuses.len()));
-    if ours != statuses {
+    let (expected, more) = answered.split_at(answered.len().min(statuses.len()));
+    if expected != statuses {
         return Err("other requests were answered");
     }
     let is_refusal = may_refuse && more.iter().all(|status| *status >= 400);

@@ -170,7 +170,7 @@ const LAST_CHUNKS: [&str; 8] = ["0", "0", "000", "0;last", "0 ", "00;a=b", "0x0"
 /// Generator of messages, with the bytes written so far.
 pub(super) struct MessageWriter<'a> {
     pub(super) out: Vec<u8>,
-    pub(super) dice: &'a mut SeededRng,
+    pub(super) rng: &'a mut SeededRng,
     /// Probability of unusual parts, in thousandths.
     pub(super) unusual_per_mille: usize,
     /// Line end of the present message.
@@ -188,14 +188,14 @@ pub(super) enum MessageBody {
 }
 
 impl<'a> MessageWriter<'a> {
-    pub(super) fn new(dice: &'a mut SeededRng, unusual_per_mille: usize) -> Self {
-        Self { out: Vec::new(), dice, unusual_per_mille, line_end: "\r\n", closes: false }
+    pub(super) fn new(rng: &'a mut SeededRng, unusual_per_mille: usize) -> Self {
+        Self { out: Vec::new(), rng, unusual_per_mille, line_end: "\r\n", closes: false }
     }
 
     /// Chooses the line end of the next message.
     pub(super) fn choose_line_end(&mut self) {
         self.line_end = if self.is_unusual() {
-            self.dice.pick(&["\n", "\n", "\n", "\r", "\r\r\n", " \r\n", "\n\r"])
+            self.rng.pick(&["\n", "\n", "\n", "\r", "\r\r\n", " \r\n", "\n\r"])
         } else {
             "\r\n"
         };
@@ -204,13 +204,13 @@ impl<'a> MessageWriter<'a> {
     /// Writes the given header lines among others, and the empty line.
     pub(super) fn headers(&mut self, mut framing: Vec<String>) {
         if self.closes {
-            framing.push(self.dice.pick(&CLOSE).to_owned());
+            framing.push(self.rng.pick(&CLOSE).to_owned());
         }
         let mut lines: Vec<String> =
-            (0..self.dice.next_length(130)).map(|_| self.noise_line()).collect();
+            (0..self.rng.next_length(130)).map(|_| self.noise_line()).collect();
         for line in framing {
-            let place = self.dice.next_below(lines.len() + 1);
-            lines.insert(place, line);
+            let index = self.rng.next_below(lines.len() + 1);
+            lines.insert(index, line);
         }
         lines.iter().for_each(|line| self.line(line));
         self.line("");
@@ -225,13 +225,13 @@ impl<'a> MessageWriter<'a> {
     }
 
     pub(super) fn is_unusual(&mut self) -> bool {
-        self.unusual_per_mille > 0 && self.dice.next_below(1_000) < self.unusual_per_mille
+        self.unusual_per_mille > 0 && self.rng.next_below(1_000) < self.unusual_per_mille
     }
 
     pub(super) fn line(&mut self, text: &str) {
         self.out.extend(text.bytes());
         let end =
-            if self.unusual_per_mille > 0 && self.dice.next_below(4_000) < self.unusual_per_mille {
+            if self.unusual_per_mille > 0 && self.rng.next_below(4_000) < self.unusual_per_mille {
                 "\n"
             } else {
                 self.line_end
@@ -241,24 +241,24 @@ impl<'a> MessageWriter<'a> {
 
     fn noise_line(&mut self) -> String {
         match self.is_unusual() {
-            true => self.dice.pick(&UNUSUAL_LINES).to_owned(),
-            false => self.dice.pick(&NOISE).to_owned(),
+            true => self.rng.pick(&UNUSUAL_LINES).to_owned(),
+            false => self.rng.pick(&NOISE).to_owned(),
         }
     }
 
     /// Generates the header lines that announce a body's length, and that length.
     pub(super) fn framing(&mut self) -> (Vec<String>, MessageBody) {
         let mut lines = Vec::new();
-        let body = match self.dice.next_below(5) {
+        let body = match self.rng.next_below(5) {
             0..2 => MessageBody::None,
             2..4 => {
-                let len = self.dice.next_length(6_000);
+                let len = self.rng.next_length(6_000);
                 lines.push(self.field(&LENGTH_NAMES, &len.to_string()));
                 MessageBody::Sized(len)
             }
             _ => {
                 // The first six elements are the plain word.
-                let coding = self.dice.pick(&CODINGS[..6]);
+                let coding = self.rng.pick(&CODINGS[..6]);
                 lines.push(self.field(&CODING_NAMES, coding));
                 MessageBody::Chunked
             }
@@ -266,13 +266,13 @@ impl<'a> MessageWriter<'a> {
         if !self.is_unusual() {
             return (lines, body);
         }
-        match self.dice.next_below(5) {
+        match self.rng.next_below(5) {
             0 => {
-                let length = self.dice.pick(&LENGTHS);
+                let length = self.rng.pick(&LENGTHS);
                 (vec![self.field(&LENGTH_NAMES, length)], MessageBody::Sized(5))
             }
             1 => {
-                let coding = self.dice.pick(&CODINGS);
+                let coding = self.rng.pick(&CODINGS);
                 (vec![self.field(&CODING_NAMES, coding)], MessageBody::Chunked)
             }
             2 => {
@@ -280,58 +280,58 @@ impl<'a> MessageWriter<'a> {
                 (lines, body)
             }
             3 => {
-                let length = self.dice.pick(&LENGTHS);
+                let length = self.rng.pick(&LENGTHS);
                 lines.push(self.field(&LENGTH_NAMES, length));
                 (lines, body)
             }
             _ => {
-                let coding = self.dice.pick(&CODINGS);
+                let coding = self.rng.pick(&CODINGS);
                 lines.push(self.field(&CODING_NAMES, coding));
-                (lines, if self.dice.next_bool(70) { MessageBody::Chunked } else { body })
+                (lines, if self.rng.next_bool(70) { MessageBody::Chunked } else { body })
             }
         }
     }
 
     pub(super) fn field(&mut self, names: &[&'static str], value: &str) -> String {
-        let [before, after] = [(); 2].map(|()| self.dice.pick(&SPACES));
-        format!("{}:{before}{value}{after}", self.dice.pick(names))
+        let [before, after] = [(); 2].map(|()| self.rng.pick(&SPACES));
+        format!("{}:{before}{value}{after}", self.rng.pick(names))
     }
 
     pub(super) fn content(&mut self, len: usize) {
         let len =
-            if self.is_unusual() { len + 1 - self.dice.next_below(3).min(len + 1) } else { len };
+            if self.is_unusual() { len + 1 - self.rng.next_below(3).min(len + 1) } else { len };
         // The content looks like heads and chunks, to catch a parser that has lost a boundary.
         let bytes =
             b"\r\n\r\nGET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n";
-        self.out.extend(bytes.iter().cycle().skip(self.dice.next_below(bytes.len())).take(len));
+        self.out.extend(bytes.iter().cycle().skip(self.rng.next_below(bytes.len())).take(len));
     }
 
     fn chunks(&mut self) {
-        for _ in 0..self.dice.next_length(40) {
+        for _ in 0..self.rng.next_length(40) {
             if self.is_unusual() {
-                let (size, end) = (self.dice.pick(&SIZES), self.dice.pick(&["\r\n", "\n", "\r"]));
+                let (size, end) = (self.rng.pick(&SIZES), self.rng.pick(&["\r\n", "\n", "\r"]));
                 self.out.extend(size.bytes().chain(end.bytes()));
                 self.content(5);
             } else {
-                let len = 1 + self.dice.next_length(700);
+                let len = 1 + self.rng.next_length(700);
                 // The first eight forms are correct, apart from the size itself.
                 let (zeros, rest) =
-                    SIZES[self.dice.next_below(8)].split_once('5').unwrap_or_default();
+                    SIZES[self.rng.next_below(8)].split_once('5').unwrap_or_default();
                 let size =
-                    if self.dice.next_bool(50) { format!("{len:x}") } else { format!("{len:X}") };
+                    if self.rng.next_bool(50) { format!("{len:x}") } else { format!("{len:X}") };
                 self.out.extend(format!("{zeros}{size}{rest}\r\n").bytes());
                 self.content(len);
             }
-            let end = if self.is_unusual() { self.dice.pick(&CHUNK_ENDS) } else { "\r\n" };
+            let end = if self.is_unusual() { self.rng.pick(&CHUNK_ENDS) } else { "\r\n" };
             self.out.extend(end.bytes());
         }
         let last = match self.is_unusual() {
-            true => self.dice.pick(&LAST_CHUNKS),
+            true => self.rng.pick(&LAST_CHUNKS),
             false => "0",
         };
         self.line(last);
-        if self.dice.next_bool(20) {
-            for _ in 0..self.dice.next_length(8) {
+        if self.rng.next_bool(20) {
+            for _ in 0..self.rng.next_length(8) {
                 let line = self.noise_line();
                 self.line(&line);
             }
@@ -341,25 +341,25 @@ impl<'a> MessageWriter<'a> {
 }
 
 /// Changes one or a few bytes at a random place.
-pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut SeededRng) {
-    let at = dice.next_below(bytes.len() + 1);
-    match dice.next_below(6) {
+pub(super) fn mutate(bytes: &mut Vec<u8>, rng: &mut SeededRng) {
+    let at = rng.next_below(bytes.len() + 1);
+    match rng.next_below(6) {
         0 | 1 => {
             let piece =
-                dice.pick(&["\r", "\n", "\r\n", "\0", " ", ":", "\r\n\r\n", "0\r\n\r\n", ","]);
+                rng.pick(&["\r", "\n", "\r\n", "\0", " ", ":", "\r\n\r\n", "0\r\n\r\n", ","]);
             bytes.splice(at..at, piece.bytes());
         }
-        2 if at < bytes.len() => bytes[at] ^= 1 << dice.next_below(8),
+        2 if at < bytes.len() => bytes[at] ^= 1 << rng.next_below(8),
         3 => bytes.truncate(at),
         4 => {
-            let end = (at + 1 + dice.next_below(6)).min(bytes.len());
+            let end = (at + 1 + rng.next_below(6)).min(bytes.len());
             bytes.drain(at..end);
         }
         _ => {
-            let end = (at + dice.next_length(200)).min(bytes.len());
+            let end = (at + rng.next_length(200)).min(bytes.len());
             let piece = bytes[at..end].to_vec();
-            let to = dice.next_below(bytes.len() + 1);
-            bytes.splice(to..to, piece);
+            let target = rng.next_below(bytes.len() + 1);
+            bytes.splice(target..target, piece);
         }
     }
 }

@@ -89,11 +89,11 @@ impl ServerProfile {
 
     /// Returns true if the server accepts this form. Forms that no client sends and that the eBPF programs do not
     /// follow are left out.
-    fn accepts(self, odd: UnusualForm) -> bool {
+    fn accepts(self, form: UnusualForm) -> bool {
         match self {
             Self::Strict => false,
             Self::Nginx => matches!(
-                odd,
+                form,
                 UnusualForm::Spaces
                     | UnusualForm::Target
                     | UnusualForm::Version
@@ -105,7 +105,7 @@ impl ServerProfile {
                     | UnusualForm::Trailer
             ),
             Self::Go => matches!(
-                odd,
+                form,
                 UnusualForm::Method
                     | UnusualForm::Target
                     | UnusualForm::Version
@@ -116,10 +116,10 @@ impl ServerProfile {
                     | UnusualForm::ChunkBlank
             ),
             Self::Node => {
-                matches!(odd, UnusualForm::Spaces | UnusualForm::Codings | UnusualForm::ChunkZeros)
+                matches!(form, UnusualForm::Spaces | UnusualForm::Codings | UnusualForm::ChunkZeros)
             }
             Self::Lax => !matches!(
-                odd,
+                form,
                 UnusualForm::Symbol
                     | UnusualForm::Tabs
                     | UnusualForm::FoldedClose
@@ -189,7 +189,7 @@ pub struct ReferenceRequests {
 /// Reads all requests in `bytes` as `server` does.
 pub fn read_requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
     let mut reader = ReferenceReader::new(bytes, server);
-    let mut whole = Vec::new();
+    let mut complete = Vec::new();
     let (part, stop) = loop {
         let head = match reader.read_head() {
             Ok(head) => head,
@@ -197,7 +197,7 @@ pub fn read_requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
         };
         match reader.read_body(head.body) {
             Ok(()) => {
-                whole.push((head, reader.at));
+                complete.push((head, reader.at));
                 if head.says_close {
                     break (None, ReferenceStop::Closed);
                 }
@@ -206,7 +206,7 @@ pub fn read_requests(bytes: &[u8], server: ServerProfile) -> ReferenceRequests {
         }
     };
     ReferenceRequests {
-        whole,
+        whole: complete,
         partial_head: part,
         stop,
         at: reader.at,

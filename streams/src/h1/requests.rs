@@ -35,20 +35,20 @@ const UNUSUAL_VERSIONS: [&str; 9] = [
 ];
 
 /// Generates a stream of one or several requests.
-pub fn generate_stream(dice: &mut SeededRng) -> Vec<u8> {
-    let odd = *dice.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
-    let mut writer = MessageWriter::new(dice, odd);
-    for _ in 0..=writer.dice.next_below(5) {
+pub fn generate_stream(rng: &mut SeededRng) -> Vec<u8> {
+    let unusual_per_mille = *rng.pick(&[&0, &0, &0, &2, &2, &5, &15, &50, &200]);
+    let mut writer = MessageWriter::new(rng, unusual_per_mille);
+    for _ in 0..=writer.rng.next_below(5) {
         write_request(&mut writer);
     }
-    if odd > 0 && writer.dice.next_bool(30) {
-        for _ in 0..=writer.dice.next_below(3) {
-            mutate(&mut writer.out, writer.dice);
+    if unusual_per_mille > 0 && writer.rng.next_bool(30) {
+        for _ in 0..=writer.rng.next_below(3) {
+            mutate(&mut writer.out, writer.rng);
         }
     }
     // Usual requests at the end show whether the boundaries were kept.
     writer.unusual_per_mille = 0;
-    for _ in 0..writer.dice.next_below(3) {
+    for _ in 0..writer.rng.next_below(3) {
         write_request(&mut writer);
     }
     writer.out
@@ -56,38 +56,38 @@ pub fn generate_stream(dice: &mut SeededRng) -> Vec<u8> {
 
 fn write_request(writer: &mut MessageWriter<'_>) {
     if writer.is_unusual() {
-        let stray = writer.dice.pick(&["\r\n", "\n", "\r\n\r\n", "\r", " ", "\r\n\n\r\n"]);
+        let stray = writer.rng.pick(&["\r\n", "\n", "\r\n\r\n", "\r", " ", "\r\n\n\r\n"]);
         writer.out.extend(stray.bytes());
     }
     writer.choose_line_end();
     write_first_line(writer);
     let (framing, body) = writer.framing();
     // Rare, because a server reads nothing behind it.
-    writer.closes = writer.dice.next_bool(2);
+    writer.closes = writer.rng.next_bool(2);
     writer.headers(framing);
     writer.body(body);
 }
 
 fn write_first_line(writer: &mut MessageWriter<'_>) {
     let method = if writer.is_unusual() {
-        writer.dice.pick(&UNUSUAL_METHODS)
+        writer.rng.pick(&UNUSUAL_METHODS)
     } else {
-        writer.dice.pick(&METHODS)
+        writer.rng.pick(&METHODS)
     };
     let target = match writer.is_unusual() {
-        true => writer.dice.pick(&UNUSUAL_TARGETS).to_owned(),
-        false if writer.dice.next_bool(5) => {
-            format!("/{}", "x".repeat(writer.dice.next_length(3_000)))
+        true => writer.rng.pick(&UNUSUAL_TARGETS).to_owned(),
+        false if writer.rng.next_bool(5) => {
+            format!("/{}", "x".repeat(writer.rng.next_length(3_000)))
         }
-        false => writer.dice.pick(&TARGETS).to_owned(),
+        false => writer.rng.pick(&TARGETS).to_owned(),
     };
     let version = match writer.is_unusual() {
-        true => writer.dice.pick(&UNUSUAL_VERSIONS),
-        false if writer.dice.next_bool(6) => "HTTP/1.0",
+        true => writer.rng.pick(&UNUSUAL_VERSIONS),
+        false if writer.rng.next_bool(6) => "HTTP/1.0",
         false => "HTTP/1.1",
     };
     let [first, second] = [(); 2].map(|()| match writer.is_unusual() {
-        true => writer.dice.pick(&["  ", "\t", "", "\r"]),
+        true => writer.rng.pick(&["  ", "\t", "", "\r"]),
         false => " ",
     });
     writer.line(&format!("{method}{first}{target}{second}{version}"));

@@ -52,16 +52,16 @@ pub struct GeneratedResponse {
 }
 
 /// Generates a response to a request of this kind; `closes` if the connection must end with it. Parts are unusual with
-/// a probability of `odd` thousandths.
+/// a probability of `unusual_per_mille` thousandths.
 pub fn generate_response(
     kind: ReferenceRequestKind,
     closes: bool,
-    odd: usize,
-    dice: &mut SeededRng,
+    unusual_per_mille: usize,
+    rng: &mut SeededRng,
 ) -> GeneratedResponse {
-    let mut writer = MessageWriter::new(dice, odd);
-    for _ in 0..writer.dice.next_length(2) {
-        let interim = writer.dice.pick(&[
+    let mut writer = MessageWriter::new(rng, unusual_per_mille);
+    for _ in 0..writer.rng.next_length(2) {
+        let interim = writer.rng.pick(&[
             "HTTP/1.1 100 Continue",
             "HTTP/1.1 103 Early Hints",
             "HTTP/1.1 102 Wait",
@@ -70,14 +70,14 @@ pub fn generate_response(
         writer.headers(Vec::new());
     }
     writer.choose_line_end();
-    let status = match writer.dice.next_below(60) {
+    let status = match writer.rng.next_below(60) {
         0 => 101,
         other => STATUSES[other % STATUSES.len()],
     };
-    let minor = usize::from(writer.dice.next_bool(92));
+    let minor = usize::from(writer.rng.next_bool(92));
     match writer.is_unusual() {
         true => {
-            let line = writer.dice.pick(&UNUSUAL_STATUS_LINES);
+            let line = writer.rng.pick(&UNUSUAL_STATUS_LINES);
             writer.line(line);
         }
         false => writer.line(&format!("HTTP/1.{minor} {status} Text")),
@@ -86,13 +86,13 @@ pub fn generate_response(
     let is_bare = kind == ReferenceRequestKind::Head || matches!(status, 204 | 304);
     let opens =
         status == 101 || kind == ReferenceRequestKind::Connect && (200..300).contains(&status);
-    if body == MessageBody::None && writer.dice.next_bool(80) {
+    if body == MessageBody::None && writer.rng.next_bool(80) {
         framing.push("Content-Length: 0".to_owned());
         body = MessageBody::Sized(0);
     }
     writer.closes = closes;
     writer.headers(framing);
-    let ends = match body {
+    let end = match body {
         _ if opens => ResponseEnd::AtClose,
         MessageBody::None if !is_bare => ResponseEnd::AtClose,
         _ if closes => ResponseEnd::AtLastByteThenClose,
@@ -103,8 +103,8 @@ pub fn generate_response(
     } else if !is_bare {
         writer.body(body);
     }
-    if odd > 0 && writer.dice.next_bool(15) {
-        mutate(&mut writer.out, writer.dice);
+    if unusual_per_mille > 0 && writer.rng.next_bool(15) {
+        mutate(&mut writer.out, writer.rng);
     }
-    GeneratedResponse { bytes: writer.out, status, end: ends }
+    GeneratedResponse { bytes: writer.out, status, end }
 }

@@ -27,41 +27,42 @@ use crate::{
     totals::ConformanceTotals,
 };
 
-/// Plays the requests of `stream` to the server, cut by `dice`. The error describes the difference between model and
+/// Plays the requests of `stream` to the server, cut by `rng`. The error describes the difference between model and
 /// server.
-pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     if is_differing(stream) {
         return Ok(ConformanceTotals { not_compared: 1, ..ConformanceTotals::default() });
     }
-    let application = SimHttp1App::new(dice);
+    let application = SimHttp1App::new(rng);
     let io = MemoryIo::default();
     let service = service_fn({
         let application = Rc::clone(&application);
         move |request| Rc::clone(&application).respond(request)
     });
     let mut builder = http1::Builder::new();
-    builder.auto_date_header(false).half_close(dice.next_bool(50)).keep_alive(dice.next_bool(95));
+    builder.auto_date_header(false).half_close(rng.next_bool(50)).keep_alive(rng.next_bool(95));
     let task = PolledTask::new(builder.serve_connection(io.clone(), service));
     let mut play = HyperServerCase {
         stream,
         task,
         io,
         application,
-        tap: EbpfModel::new(),
+        model: EbpfModel::new(),
         received: ReceivedRanges::default(),
         sent: Vec::new(),
     };
-    play.play_requests(dice)?;
-    play.finish(dice)
+    play.play_requests(rng)?;
+    play.finish(rng)
 }
 
 /// Returns true if hyper reads something differently from other servers, or accepts forms that no client sends. It
 /// continues in trailers behind an empty line that ends with a bare line feed, and accepts methods that begin with no
 /// letter.
 fn is_differing(stream: &[u8]) -> bool {
-    let odd = reference::read_requests(stream, reference::ServerProfile::Lax).unusual_forms;
+    let unusual_forms =
+        reference::read_requests(stream, reference::ServerProfile::Lax).unusual_forms;
     // HTTP/2's preface counts as such a method; bytes behind it are not for this server.
-    odd.contains(&UnusualForm::Trailer) || odd.contains(&UnusualForm::Symbol)
+    unusual_forms.contains(&UnusualForm::Trailer) || unusual_forms.contains(&UnusualForm::Symbol)
 }
 
 /// A connection with its server and its model.
@@ -70,43 +71,43 @@ struct HyperServerCase<'a, F: Future> {
     task: PolledTask<F>,
     io: MemoryIo,
     application: Rc<SimHttp1App>,
-    tap: EbpfModel,
+    model: EbpfModel,
     received: ReceivedRanges,
     /// Bytes that the server has sent.
     sent: Vec<u8>,
 }
 
 impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
-    fn play_requests(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+    fn play_requests(&mut self, rng: &mut SeededRng) -> Result<(), String> {
         let stream = self.stream;
-        for segment in segmentation::arrival_order(stream.len(), dice) {
-            self.tap.request_segment(segment.start, &stream[segment.clone()]);
+        for segment in segmentation::arrival_order(stream.len(), rng) {
+            self.model.request_segment(segment.start, &stream[segment.clone()]);
             let now = self.received.add_segment(&segment);
             self.io.push_incoming(&stream[now]);
             // More segments may arrive before the server is polled.
-            if dice.next_bool(70) {
-                self.poll_and_compare(dice)?;
+            if rng.next_bool(70) {
+                self.poll_and_compare(rng)?;
             }
-            while dice.next_bool(30) && self.application.allow_step() {
-                self.poll_and_compare(dice)?;
+            while rng.next_bool(30) && self.application.allow_step() {
+                self.poll_and_compare(rng)?;
             }
         }
-        self.poll_and_compare(dice)
+        self.poll_and_compare(rng)
     }
 
     /// Allows all remaining steps, closes the connection, and compares.
-    fn finish(mut self, dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    fn finish(mut self, rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
         while self.application.allow_step() {
-            self.poll_and_compare(dice)?;
+            self.poll_and_compare(rng)?;
         }
-        if dice.next_bool(30) {
+        if rng.next_bool(30) {
             self.io.close_incoming();
-            self.poll_and_compare(dice)?;
+            self.poll_and_compare(rng)?;
         }
         let calls = self.application.calls();
         let refused = u64::from(matches!(self.task.output, Some(Err(_))));
-        self.tap.close(self.task.output.is_some());
-        if !is_uncounted_foreign(self.stream, self.tap.events()) {
+        self.model.close(self.task.output.is_some());
+        if !is_uncounted_foreign(self.stream, self.model.events()) {
             self.check_calls(&calls)?;
         }
         let requests = calls.iter().filter(|it| it.is_done).count() as u64;
@@ -114,26 +115,26 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
     }
 
     /// Polls the server until it waits, and compares the model with it.
-    fn poll_and_compare(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+    fn poll_and_compare(&mut self, rng: &mut SeededRng) -> Result<(), String> {
         let was_open = self.task.output.is_none();
         self.task.poll_until_idle();
         let from = self.sent.len();
         self.sent.extend(self.io.take_outgoing());
-        for segment in segmentation::split(from, self.sent.len(), dice) {
-            let again =
-                if dice.next_bool(10) { dice.next_below(segment.start + 1) } else { segment.start };
-            self.tap.response_segment(again, &self.sent[again..segment.end]);
+        for segment in segmentation::split(from, self.sent.len(), rng) {
+            let start =
+                if rng.next_bool(10) { rng.next_below(segment.start + 1) } else { segment.start };
+            self.model.response_segment(start, &self.sent[start..segment.end]);
         }
-        if is_uncounted_foreign(self.stream, self.tap.events()) {
+        if is_uncounted_foreign(self.stream, self.model.events()) {
             return Ok(());
         }
         let calls = self.application.calls();
         let is_tunnel = calls.last().is_some_and(|it| it.is_tunnel && it.is_done);
         let is_open = calls.last().is_some_and(|it| !it.is_done) || is_tunnel;
         if was_open && self.task.output.is_some() && !is_tunnel {
-            self.tap.close(true);
+            self.model.close(true);
         } else if self.task.output.is_none()
-            && self.tap.is_busy() != is_open
+            && self.model.is_busy() != is_open
             // The model has already read segments behind the gap, the server has not.
             && !self.received.has_gap()
         {
@@ -151,11 +152,11 @@ impl<F: Future<Output = hyper::Result<()>>> HyperServerCase<'_, F> {
             may_refuse: self.task.output.is_some(),
             is_tunnel: calls.last().is_some_and(|it| it.is_tunnel),
         };
-        check_events(self.tap.events(), served).map_err(|what| self.says(what))
+        check_events(self.model.events(), served).map_err(|what| self.says(what))
     }
 
     fn says(&self, what: &str) -> String {
-        let (calls, events) = (self.application.calls(), self.tap.events());
+        let (calls, events) = (self.application.calls(), self.model.events());
         let end = match &self.task.output {
             None => "open".to_owned(),
             Some(Ok(())) => "closed".to_owned(),

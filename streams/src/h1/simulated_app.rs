@@ -31,7 +31,7 @@ pub struct SimHttp1Call {
 /// Simulated application, and all requests it was given.
 #[derive(Debug)]
 pub struct SimHttp1App {
-    dice: RefCell<SeededRng>,
+    rng: RefCell<SeededRng>,
     calls: RefCell<Vec<SimHttp1Call>>,
     /// Number of steps that the application may take before the test allows more.
     steps: Cell<usize>,
@@ -41,9 +41,9 @@ pub struct SimHttp1App {
 
 impl SimHttp1App {
     /// An application that was given no request yet.
-    pub fn new(dice: &mut SeededRng) -> Rc<Self> {
+    pub fn new(rng: &mut SeededRng) -> Rc<Self> {
         Rc::new(Self {
-            dice: RefCell::new(SeededRng::new(dice.next_u64())),
+            rng: RefCell::new(SeededRng::new(rng.next_u64())),
             calls: RefCell::default(),
             steps: Cell::new(0),
             is_waiting: Cell::new(false),
@@ -79,7 +79,7 @@ impl SimHttp1App {
         self: Rc<Self>,
         request: Request<Incoming>,
     ) -> Result<Response<SimResponseBody>, Infallible> {
-        let plan = SimResponsePlan::new(&request, &mut self.dice.borrow_mut());
+        let plan = SimResponsePlan::new(&request, &mut self.rng.borrow_mut());
         let (status, is_tunnel) = (plan.status.as_u16(), plan.is_tunnel);
         let index = self.calls.borrow().len();
         self.calls.borrow_mut().push(SimHttp1Call { status, is_done: false, is_tunnel });
@@ -138,10 +138,10 @@ struct SimResponsePlan {
 }
 
 impl SimResponsePlan {
-    fn new(request: &Request<Incoming>, dice: &mut SeededRng) -> Self {
+    fn new(request: &Request<Incoming>, rng: &mut SeededRng) -> Self {
         let may_upgrade = request.version() == Version::HTTP_11
             && request.headers().contains_key(header::UPGRADE);
-        let status = match dice.next_below(12) {
+        let status = match rng.next_below(12) {
             0 if may_upgrade => 101,
             0 => 201,
             1 => 204,
@@ -151,14 +151,14 @@ impl SimResponsePlan {
             _ => 200,
         };
         let grants = request.method() == Method::CONNECT && (200..300).contains(&status);
-        let reading = match dice.next_below(20) {
+        let reading = match rng.next_below(20) {
             0 => SimBodyReading::Never,
             1 => SimBodyReading::Held,
             2..8 => SimBodyReading::Between,
             _ => SimBodyReading::First,
         };
-        let pieces = (0..dice.next_length(12)).map(|_| {
-            let len = 1 + dice.next_length(3_000);
+        let pieces = (0..rng.next_length(12)).map(|_| {
+            let len = 1 + rng.next_length(3_000);
             Bytes::from(
                 b"0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"
                     .iter()
@@ -169,17 +169,17 @@ impl SimResponsePlan {
             )
         });
         let pieces = pieces.collect();
-        let trailers = dice.next_bool(20).then(|| {
+        let trailers = rng.next_bool(20).then(|| {
             HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("9"))])
         });
         Self {
             reading,
-            waits: (dice.next_bool(30), dice.next_bool(30)),
+            waits: (rng.next_bool(30), rng.next_bool(30)),
             status: StatusCode::from_u16(status).unwrap_or_default(),
             pieces,
-            is_sized: dice.next_bool(50),
+            is_sized: rng.next_bool(50),
             trailers,
-            closes: dice.next_bool(2),
+            closes: rng.next_bool(2),
             is_tunnel: status == 101 || grants,
         }
     }

@@ -22,10 +22,10 @@ const REFUSALS: [&str; 3] = [
     "",
 ];
 
-/// Plays the requests of `stream` to a server that `dice` chooses, cut by it. The error describes the difference
+/// Plays the requests of `stream` to a server that `rng` chooses, cut by it. The error describes the difference
 /// between model and server.
-pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
-    let server = ServerProfile::ALL[dice.next_below(ServerProfile::ALL.len())];
+pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
+    let server = ServerProfile::ALL[rng.next_below(ServerProfile::ALL.len())];
     let requests = reference::read_requests(stream, server);
     let mut play = SimServerCase {
         stream,
@@ -39,12 +39,12 @@ pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, St
         is_over: false,
         is_at_close: false,
         had_gap_at_close: false,
-        tap: EbpfModel::new(),
+        model: EbpfModel::new(),
         received: ReceivedRanges::default(),
     };
-    let outcome = play.run(dice);
+    let outcome = play.run(rng);
     outcome.map_err(|what| {
-        let (events, log) = (play.tap.events(), &play.expected);
+        let (events, log) = (play.model.events(), &play.expected);
         let (heads, refuses) = (play.heads.len(), play.refuses_at);
         let answers = play.answers[..play.answers.len().min(800)].escape_ascii();
         format!(
@@ -79,21 +79,21 @@ struct SimServerCase<'a> {
     is_at_close: bool,
     /// True if bytes behind a gap had arrived when the connection ended.
     had_gap_at_close: bool,
-    tap: EbpfModel,
+    model: EbpfModel,
     received: ReceivedRanges,
 }
 
 impl SimServerCase<'_> {
-    fn run(&mut self, dice: &mut SeededRng) -> Result<(), &'static str> {
+    fn run(&mut self, rng: &mut SeededRng) -> Result<(), &'static str> {
         let stream = self.stream;
-        for segment in segmentation::arrival_order(stream.len(), dice) {
-            self.tap.request_segment(segment.start, &stream[segment.clone()]);
+        for segment in segmentation::arrival_order(stream.len(), rng) {
+            self.model.request_segment(segment.start, &stream[segment.clone()]);
             self.received.add_segment(&segment);
             self.record_heads();
             self.compare()?;
-            while !self.is_over && dice.next_bool(60) && self.respond(dice)? {}
+            while !self.is_over && rng.next_bool(60) && self.respond(rng)? {}
         }
-        while !self.is_over && self.respond(dice)? {}
+        while !self.is_over && self.respond(rng)? {}
         // Some requests stay without a response, when the client or the server has closed.
         self.close();
         self.finish()
@@ -114,36 +114,36 @@ impl SimServerCase<'_> {
     }
 
     /// Responds to the next request, or refuses it. Returns true if there may be another one.
-    fn respond(&mut self, dice: &mut SeededRng) -> Result<bool, &'static str> {
+    fn respond(&mut self, rng: &mut SeededRng) -> Result<bool, &'static str> {
         let index = self.served.len();
         let refuses = self.refuses_at.is_some_and(|at| at <= self.received.contiguous_len());
         // The body of the last request may be the refused part. A response to HEAD would have no body.
         let is_refused = self.is_part
             && index + 1 == self.heads.len()
             && self.heads[index].kind != ReferenceRequestKind::Head;
-        if refuses && (index == self.heads.len() || is_refused && dice.next_bool(50)) {
-            self.send(dice.pick(&REFUSALS).as_bytes(), dice)?;
+        if refuses && (index == self.heads.len() || is_refused && rng.next_bool(50)) {
+            self.send(rng.pick(&REFUSALS).as_bytes(), rng)?;
             self.is_over = true;
             self.close();
             return Ok(false);
         }
-        if index == self.heads_arrived || dice.next_bool(3) {
+        if index == self.heads_arrived || rng.next_bool(3) {
             return Ok(false);
         }
         let head = self.heads[index];
-        let closes = dice.next_bool(if head.closes { 80 } else { 3 });
-        let GeneratedResponse { bytes, status, end: ends } =
-            responses::generate_response(head.kind, closes, 0, dice);
-        self.send(&bytes, dice)?;
-        self.is_over = head.closes || ends != ResponseEnd::AtLastByte;
-        if ends == ResponseEnd::AtClose {
+        let closes = rng.next_bool(if head.closes { 80 } else { 3 });
+        let GeneratedResponse { bytes, status, end } =
+            responses::generate_response(head.kind, closes, 0, rng);
+        self.send(&bytes, rng)?;
+        self.is_over = head.closes || end != ResponseEnd::AtLastByte;
+        if end == ResponseEnd::AtClose {
             self.is_at_close = true;
             return Ok(false);
         }
         self.served.push(status);
         self.expected.push(ModelEvent::Finished(status));
         // The model cannot know that the server will close, so the client's next bytes begin a request.
-        if self.heads_arrived > self.served.len() && ends == ResponseEnd::AtLastByte {
+        if self.heads_arrived > self.served.len() && end == ResponseEnd::AtLastByte {
             self.expected.push(ModelEvent::Started);
         }
         self.compare()?;
@@ -155,7 +155,7 @@ impl SimServerCase<'_> {
 
     /// Ends the connection, and with it the request in flight.
     fn close(&mut self) {
-        self.tap.close(true);
+        self.model.close(true);
         self.had_gap_at_close |= self.received.has_gap();
         let started = self.expected.iter().filter(|event| **event == ModelEvent::Started).count();
         let ended = self
@@ -175,33 +175,33 @@ impl SimServerCase<'_> {
     }
 
     /// Sends bytes of a response; the request stays in flight until the last one.
-    fn send(&mut self, bytes: &[u8], dice: &mut SeededRng) -> Result<(), &'static str> {
+    fn send(&mut self, bytes: &[u8], rng: &mut SeededRng) -> Result<(), &'static str> {
         let from = self.answers.len();
         self.answers.extend(bytes);
-        for segment in segmentation::split(from, self.answers.len(), dice) {
+        for segment in segmentation::split(from, self.answers.len(), rng) {
             self.compare()?;
-            let again =
-                if dice.next_bool(10) { dice.next_below(segment.start + 1) } else { segment.start };
-            self.tap.response_segment(again, &self.answers[again..segment.end]);
+            let start =
+                if rng.next_bool(10) { rng.next_below(segment.start + 1) } else { segment.start };
+            self.model.response_segment(start, &self.answers[start..segment.end]);
         }
         Ok(())
     }
 
     /// Returns true if the refused bytes have arrived; the model may count them in more than one way.
     fn is_past_refusal(&self) -> bool {
-        let seen = self.received.contiguous_len();
-        self.refuses_at.is_some_and(|at| at <= seen)
+        let received_len = self.received.contiguous_len();
+        self.refuses_at.is_some_and(|at| at <= received_len)
             || self.received.has_gap() && self.refuses_at.is_some()
     }
 
     fn compare(&self) -> Result<(), &'static str> {
-        if is_uncounted_foreign(self.stream, self.tap.events()) {
+        if is_uncounted_foreign(self.stream, self.model.events()) {
             return Ok(());
         }
         if self.is_past_refusal() {
             let is_open =
                 self.heads_arrived.min(self.heads.len()) > self.served.len() && !self.is_over;
-            return if is_open && !self.tap.is_busy() { Err("not in flight") } else { Ok(()) };
+            return if is_open && !self.model.is_busy() { Err("not in flight") } else { Ok(()) };
         }
         // The model has already read a head behind a gap in a body.
         if !self.received.has_gap() && !self.matches_expected() {
@@ -213,13 +213,13 @@ impl SimServerCase<'_> {
     /// Returns true if the model's events are the expected ones. A head behind a gap in the last body may have begun a
     /// request when the connection ended, even if the gap closes later.
     fn matches_expected(&self) -> bool {
-        let (events, ahead) = (self.tap.events(), [ModelEvent::Started, ModelEvent::Aborted]);
-        let before = events.strip_suffix(&ahead).filter(|_| self.had_gap_at_close);
-        events == self.expected || before == Some(&self.expected)
+        let (events, ahead) = (self.model.events(), [ModelEvent::Started, ModelEvent::Aborted]);
+        let earlier = events.strip_suffix(&ahead).filter(|_| self.had_gap_at_close);
+        events == self.expected || earlier == Some(&self.expected)
     }
 
     fn finish(&mut self) -> Result<(), &'static str> {
-        if is_uncounted_foreign(self.stream, self.tap.events()) {
+        if is_uncounted_foreign(self.stream, self.model.events()) {
             return Ok(());
         }
         if self.refuses_at.is_some() {
@@ -228,7 +228,7 @@ impl SimServerCase<'_> {
                 may_refuse: true,
                 is_tunnel: self.is_over,
             };
-            return check_events(self.tap.events(), served);
+            return check_events(self.model.events(), served);
         }
         if self.matches_expected() { Ok(()) } else { Err("other events at the end") }
     }

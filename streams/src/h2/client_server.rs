@@ -29,26 +29,27 @@ use crate::{
 };
 
 /// Generates a script. A few scripts start with hundreds of requests before anything else happens.
-pub fn generate_script(dice: &mut SeededRng) -> Vec<u8> {
-    let is_crowd = dice.next_bool(1);
-    let begin = if is_crowd { generate_crowd(dice) } else { Vec::new() };
-    let len = 40 + if is_crowd { 2_500 } else { dice.next_length(1_500) };
-    begin.into_iter().chain((0..len).map(|_| dice.next_u64() as u8)).collect()
+pub fn generate_script(rng: &mut SeededRng) -> Vec<u8> {
+    let is_crowd = rng.next_bool(1);
+    let begin = if is_crowd { generate_crowd(rng) } else { Vec::new() };
+    let len = 40 + if is_crowd { 2_500 } else { rng.next_length(1_500) };
+    begin.into_iter().chain((0..len).map(|_| rng.next_u64() as u8)).collect()
 }
 
 /// Generates the begin of a script that sends about as many requests at once as the limits permit.
-fn generate_crowd(dice: &mut SeededRng) -> Vec<u8> {
+fn generate_crowd(rng: &mut SeededRng) -> Vec<u8> {
     // Bytes that draw the last element, which is the highest limit.
-    let last =
-        |of| (0..=255).rev().find(|byte| SeededRng::from_script(&[*byte]).next_below(of) == of - 1);
+    let last = |bound| {
+        (0..=255).rev().find(|byte| SeededRng::from_script(&[*byte]).next_below(bound) == bound - 1)
+    };
     let (client, server) = ([last(3), last(3)], [last(4), last(3)]);
     let mut script: Vec<u8> = client.into_iter().chain(server).chain([last(5)]).flatten().collect();
     // The client must know the server's settings first.
     let step =
-        |wanted| (0..=255).find(|byte| SeededRng::from_script(&[*byte]).next_below(32) == wanted);
+        |value| (0..=255).find(|byte| SeededRng::from_script(&[*byte]).next_below(32) == value);
     script.extend(step(24));
-    let more = if dice.next_bool(60) { 30 } else { 300 };
-    for _ in 0..210 + dice.next_below(more) {
+    let more = if rng.next_bool(60) { 30 } else { 300 };
+    for _ in 0..210 + rng.next_below(more) {
         script.extend(step(0));
         // Draws the end of the request with its head, without a body.
         script.push(0);
@@ -78,17 +79,17 @@ struct ClientStream {
 }
 
 impl ClientStream {
-    /// Reads the response as far as it has arrived, at most `most` bytes of its body.
-    fn read_response(&mut self, most: usize, poller: &ManualPoller) {
+    /// Reads the response as far as it has arrived, at most `max_count` bytes of its body.
+    fn read_response(&mut self, max_count: usize, poller: &ManualPoller) {
         if let Some(response) = &mut self.response {
             match poller.poll_until_idle(|context| Pin::new(&mut *response).poll(context)) {
-                Some(Ok(answer)) => self.body = Some(answer.into_body()),
+                Some(Ok(response)) => self.body = Some(response.into_body()),
                 Some(Err(_)) => self.state = ClientStreamState::Broken,
                 None => return,
             }
             self.response = None;
         }
-        let mut left = most;
+        let mut left = max_count;
         while let Some(body) =
             self.body.as_mut().filter(|_| left > 0 && self.state == ClientStreamState::Open)
         {
@@ -111,16 +112,16 @@ impl ClientStream {
     }
 
     /// Sends a part of the request's body.
-    fn send_body(&mut self, dice: &mut SeededRng) {
+    fn send_body(&mut self, rng: &mut SeededRng) {
         let Some(send) = &mut self.send else { return };
-        let ends = dice.next_bool(40);
-        let result = if ends && dice.next_bool(30) {
+        let is_end_stream = rng.next_bool(40);
+        let result = if is_end_stream && rng.next_bool(30) {
             let trailers = [(header::ETAG, HeaderValue::from_static("x"))];
             send.send_trailers(HeaderMap::from_iter(trailers))
         } else {
-            send.send_data(Bytes::from(vec![b'y'; dice.next_length(9_000)]), ends)
+            send.send_data(Bytes::from(vec![b'y'; rng.next_length(9_000)]), is_end_stream)
         };
-        if ends || result.is_err() {
+        if is_end_stream || result.is_err() {
             self.send = None;
         }
     }
@@ -147,7 +148,7 @@ struct H2PairCase {
     requests: Vec<ClientStream>,
     server: SimHttp2Server,
     poller: ManualPoller,
-    tap: EbpfModel,
+    model: EbpfModel,
     reference: Http2Reference,
     comparison: EventComparison,
     /// Numbers of bytes that the client and the server have sent.
@@ -157,8 +158,8 @@ struct H2PairCase {
     max_open: usize,
 }
 
-/// Plays a script, with the network cut by `dice`. The error describes the difference between model and h2.
-pub fn play(script: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+/// Plays a script, with the network cut by `rng`. The error describes the difference between model and h2.
+pub fn play(script: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let mut script = SeededRng::from_script(script);
     let (client, server_io) = (MemoryIo::default(), MemoryIo::default());
     let mut builder = client::Builder::new();
@@ -172,7 +173,7 @@ pub fn play(script: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, St
         return Err("the client cannot begin".to_owned());
     };
     let server = SimHttp2Server::new(server_io.clone(), &mut script);
-    let most = *script.pick(&[&1, &5, &30, &100, &400]);
+    let max_open = *script.pick(&[&1, &5, &30, &100, &400]);
     let mut pair = H2PairCase {
         client,
         server_io,
@@ -181,20 +182,20 @@ pub fn play(script: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, St
         requests: Vec::new(),
         server,
         poller: ManualPoller::default(),
-        tap: EbpfModel::new(),
+        model: EbpfModel::new(),
         reference: Http2Reference::default(),
         comparison: EventComparison::default(),
         sent: [0; 2],
         in_transit: Vec::new(),
-        max_open: most,
+        max_open,
     };
-    let outcome = pair.run(&mut script, dice);
+    let outcome = pair.run(&mut script, rng);
     outcome.map_err(|what| {
         let asked: Vec<_> = pair.requests.iter().map(|it| (it.id, it.state)).collect();
-        let (said, events, log) =
-            (&pair.server.sent_outcomes, pair.tap.events(), &pair.reference.events);
+        let (sent_outcomes, events, log) =
+            (&pair.server.sent_outcomes, pair.model.events(), &pair.reference.events);
         format!(
-            "{what}\n  asked {asked:?}\n  said {said:?}\n  events {events:?}\n  reference {log:?}"
+            "{what}\n  asked {asked:?}\n  said {sent_outcomes:?}\n  events {events:?}\n  reference {log:?}"
         )
     })
 }
@@ -203,24 +204,24 @@ impl H2PairCase {
     fn run(
         &mut self,
         script: &mut SeededRng,
-        dice: &mut SeededRng,
+        rng: &mut SeededRng,
     ) -> Result<ConformanceTotals, String> {
-        self.deliver_all_and_compare(dice)?;
+        self.deliver_all_and_compare(rng)?;
         while !script.is_exhausted() {
-            self.run_step(script, dice)?;
+            self.run_step(script, rng)?;
         }
         self.server.finish_calls();
         // The server's windows open as the client reads more.
         for _ in 0..100 {
             self.requests
                 .iter_mut()
-                .for_each(|asked| asked.read_response(usize::MAX, &self.poller));
-            self.deliver_all_and_compare(dice)?;
+                .for_each(|request| request.read_response(usize::MAX, &self.poller));
+            self.deliver_all_and_compare(rng)?;
         }
         self.check_waiting_requests()?;
         let given = self.server.sent_outcomes.len() as u64;
         let outcome = self.comparison.totals(given, self.is_over());
-        self.tap.close(false);
+        self.model.close(false);
         self.server_io.close_incoming();
         self.server.poll_until_idle();
         self.client.close_incoming();
@@ -229,14 +230,18 @@ impl H2PairCase {
     }
 
     /// Takes one step of the script.
-    fn run_step(&mut self, script: &mut SeededRng, dice: &mut SeededRng) -> Result<(), String> {
-        let any =
-            |script: &mut SeededRng, asked: &[ClientStream]| script.next_below(asked.len().max(1));
+    fn run_step(&mut self, script: &mut SeededRng, rng: &mut SeededRng) -> Result<(), String> {
+        let any = |script: &mut SeededRng, requests: &[ClientStream]| {
+            script.next_below(requests.len().max(1))
+        };
         match script.next_below(32) {
             0..8 => self.send_request(script),
             8..12 => {
                 let index = any(script, &self.requests);
-                self.requests.get_mut(index).into_iter().for_each(|asked| asked.send_body(script));
+                self.requests
+                    .get_mut(index)
+                    .into_iter()
+                    .for_each(|request| request.send_body(script));
             }
             12..20 => _ = self.server.step(script),
             20..23 => {
@@ -246,7 +251,7 @@ impl H2PairCase {
                 self.requests
                     .get_mut(index)
                     .into_iter()
-                    .for_each(|asked| asked.read_response(most, &self.poller));
+                    .for_each(|request| request.read_response(most, &self.poller));
             }
             23 => {
                 let index = any(script, &self.requests);
@@ -254,10 +259,10 @@ impl H2PairCase {
                 self.requests
                     .get_mut(index)
                     .into_iter()
-                    .for_each(|asked| asked.drop_response(says_so));
+                    .for_each(|request| request.drop_response(says_so));
             }
-            24..27 => return self.deliver_all_and_compare(dice),
-            27..29 => self.deliver_to_server(dice),
+            24..27 => return self.deliver_all_and_compare(rng),
+            27..29 => self.deliver_to_server(rng),
             29 | 30 => {
                 let len = script.next_length(self.in_transit.len());
                 self.deliver_to_client(len);
@@ -277,17 +282,20 @@ impl H2PairCase {
         if open >= self.max_open || !matches!(is_ready, Some(Ok(()))) {
             return;
         }
-        let ends = script.next_bool(60);
+        let is_end_stream = script.next_bool(60);
         let mut request = Request::new(());
-        *request.method_mut() = if ends { Method::GET } else { Method::POST };
+        *request.method_mut() = if is_end_stream { Method::GET } else { Method::POST };
         *request.uri_mut() = Uri::from_static("http://a/");
-        if !ends && script.next_bool(10) && self.sender.is_extended_connect_protocol_enabled() {
+        if !is_end_stream
+            && script.next_bool(10)
+            && self.sender.is_extended_connect_protocol_enabled()
+        {
             *request.method_mut() = Method::CONNECT;
             request.extensions_mut().insert(Protocol::from_static("websocket"));
         }
-        if let Ok((response, send)) = self.sender.send_request(request, ends) {
+        if let Ok((response, send)) = self.sender.send_request(request, is_end_stream) {
             let id = response.stream_id().as_u32();
-            let (response, send) = (Some(response), (!ends).then_some(send));
+            let (response, send) = (Some(response), (!is_end_stream).then_some(send));
             self.requests.push(ClientStream {
                 id,
                 response,
@@ -299,29 +307,29 @@ impl H2PairCase {
     }
 
     /// Delivers the client's bytes to the server.
-    fn deliver_to_server(&mut self, dice: &mut SeededRng) {
+    fn deliver_to_server(&mut self, rng: &mut SeededRng) {
         self.connection.poll_until_idle();
         let bytes = self.client.take_outgoing();
         let mut received = ReceivedRanges::default();
-        for segment in segmentation::arrival_order(bytes.len(), dice) {
-            self.tap.request_segment(self.sent[0] + segment.start, &bytes[segment.clone()]);
+        for segment in segmentation::arrival_order(bytes.len(), rng) {
+            self.model.request_segment(self.sent[0] + segment.start, &bytes[segment.clone()]);
             let now = &bytes[received.add_segment(&segment)];
             self.comparison.has_had_gap |= received.has_gap();
             self.reference.receive_client(now);
             self.server_io.push_incoming(now);
-            if dice.next_bool(30) {
-                self.collect_server_bytes(dice);
+            if rng.next_bool(30) {
+                self.collect_server_bytes(rng);
             }
         }
         self.sent[0] += bytes.len();
-        self.collect_server_bytes(dice);
+        self.collect_server_bytes(rng);
     }
 
-    fn collect_server_bytes(&mut self, dice: &mut SeededRng) {
+    fn collect_server_bytes(&mut self, rng: &mut SeededRng) {
         self.server.poll_until_idle();
         let bytes = self.server_io.take_outgoing();
-        for segment in segmentation::split(0, bytes.len(), dice) {
-            self.tap.response_segment(self.sent[1] + segment.start, &bytes[segment.clone()]);
+        for segment in segmentation::split(0, bytes.len(), rng) {
+            self.model.response_segment(self.sent[1] + segment.start, &bytes[segment.clone()]);
             self.reference.receive_server(&bytes[segment]);
         }
         self.sent[1] += bytes.len();
@@ -336,13 +344,13 @@ impl H2PairCase {
     }
 
     /// Delivers all bytes until both sides wait; then client, server, model and reference must agree.
-    fn deliver_all_and_compare(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+    fn deliver_all_and_compare(&mut self, rng: &mut SeededRng) -> Result<(), String> {
         loop {
             let before = self.sent;
-            self.deliver_to_server(dice);
+            self.deliver_to_server(rng);
             self.deliver_to_client(usize::MAX);
             // The end of a response is visible without reading its body.
-            self.requests.iter_mut().for_each(|asked| asked.read_response(1, &self.poller));
+            self.requests.iter_mut().for_each(|request| request.read_response(1, &self.poller));
             if self.sent == before && !self.connection.is_woken() {
                 break;
             }
@@ -350,7 +358,7 @@ impl H2PairCase {
         if self.is_over() {
             return Ok(());
         }
-        self.comparison.compare(&self.tap, &self.reference)?;
+        self.comparison.compare(&self.model, &self.reference)?;
         self.check_statuses()?;
         for ClientStream { id, state, .. } in &self.requests {
             let is_given = self.server.sent_outcomes.contains_key(id);
@@ -400,20 +408,20 @@ impl H2PairCase {
             ReferenceEvent::Answered(id) => Some(id),
             ReferenceEvent::Started(_) | ReferenceEvent::Aborted(_) => None,
         });
-        let seen = self.tap.events().iter().filter_map(|event| match event {
+        let seen_statuses = self.model.events().iter().filter_map(|event| match event {
             ModelEvent::Answered(class, grpc) => Some((*class, *grpc as u8)),
             _ => None,
         });
-        for (id, (class, outcome)) in ids.zip(seen) {
-            let said = self.server.sent_outcomes.get(id).copied().unwrap_or_default();
-            let SentOutcome { status, grpc: told } = said;
+        for (id, (class, outcome)) in ids.zip(seen_statuses) {
+            let sent = self.server.sent_outcomes.get(id).copied().unwrap_or_default();
+            let SentOutcome { status, grpc: grpc_status } = sent;
             let is_right = match outcome {
                 grpc::UNSEEN => true,
-                grpc::OK => told == Some(0),
-                _ => told.is_some_and(|status| status != 0),
+                grpc::OK => grpc_status == Some(0),
+                _ => grpc_status.is_some_and(|status| status != 0),
             };
             if class != 0 && class != status / 100 || !is_right {
-                return Err(format!("{id}: {said:?} was seen as {class}, {outcome}"));
+                return Err(format!("{id}: {sent:?} was seen as {class}, {outcome}"));
             }
         }
         Ok(())

@@ -99,8 +99,8 @@ impl Http2Reference {
     /// Applies a frame of the client. `None`: an error of the connection.
     fn apply_client_frame(&mut self, (kind, flags, stream, payload): ReferenceFrame) -> Option<()> {
         let block = self.client.block.take();
-        let (stream, ends) = match header_block(block, kind, flags, stream, &payload)? {
-            ReferenceBlock::Whole(stream, ends, false) => (stream, ends),
+        let (stream, is_end_stream) = match header_block(block, kind, flags, stream, &payload)? {
+            ReferenceBlock::Whole(stream, is_end_stream, false) => (stream, is_end_stream),
             ReferenceBlock::Whole(_, _, true) => return None,
             ReferenceBlock::Continues(block) => {
                 self.client.block = Some(block);
@@ -108,7 +108,7 @@ impl Http2Reference {
             }
             ReferenceBlock::None => return self.apply_other_client_frame(kind, stream, &payload),
         };
-        let _the_server_answers_all_the_same = ends;
+        let _the_server_answers_all_the_same = is_end_stream;
         if stream > self.highest_stream {
             // §5.1.1: a new stream is odd, and higher than any before.
             if stream.is_multiple_of(2) {

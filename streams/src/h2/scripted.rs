@@ -47,7 +47,7 @@ struct ScriptedStream {
 
 /// Generates a conversation, turn by turn.
 struct FrameScriptWriter<'a> {
-    dice: &'a mut SeededRng,
+    rng: &'a mut SeededRng,
     turns: Vec<(bool, Vec<u8>)>,
     streams: Vec<ScriptedStream>,
     next_stream: u32,
@@ -59,19 +59,19 @@ struct FrameScriptWriter<'a> {
 }
 
 /// Generates a conversation; in a third of them something is broken.
-pub fn generate_conversation(dice: &mut SeededRng) -> Vec<u8> {
-    let mut out = generate_whole_conversation(dice);
-    if dice.next_bool(30) {
-        let at = dice.next_below(out.len());
-        out[at] ^= 1 << dice.next_below(8);
+pub fn generate_conversation(rng: &mut SeededRng) -> Vec<u8> {
+    let mut out = generate_whole_conversation(rng);
+    if rng.next_bool(30) {
+        let at = rng.next_below(out.len());
+        out[at] ^= 1 << rng.next_below(8);
     }
     out
 }
 
 /// Generates a conversation in which nothing is broken.
-pub fn generate_whole_conversation(dice: &mut SeededRng) -> Vec<u8> {
+pub fn generate_whole_conversation(rng: &mut SeededRng) -> Vec<u8> {
     let mut out = Vec::new();
-    for (is_server, bytes) in &generate_turns(true, dice) {
+    for (is_server, bytes) in &generate_turns(true, rng) {
         for piece in bytes.chunks(usize::from(u16::MAX)) {
             out.push(if *is_server { b'<' } else { b'>' });
             out.extend((piece.len() as u16).to_be_bytes());
@@ -82,22 +82,22 @@ pub fn generate_whole_conversation(dice: &mut SeededRng) -> Vec<u8> {
 }
 
 /// Generates the frames of a client that ignores the server's responses; in a third of them something is broken.
-pub fn generate_requests(dice: &mut SeededRng) -> Vec<u8> {
+pub fn generate_requests(rng: &mut SeededRng) -> Vec<u8> {
     let mut out: Vec<u8> =
-        generate_turns(false, dice).into_iter().flat_map(|(_, bytes)| bytes).collect();
-    if dice.next_bool(30) {
-        let at = dice.next_below(out.len());
-        out[at] ^= 1 << dice.next_below(8);
+        generate_turns(false, rng).into_iter().flat_map(|(_, bytes)| bytes).collect();
+    if rng.next_bool(30) {
+        let at = rng.next_below(out.len());
+        out[at] ^= 1 << rng.next_below(8);
     }
     out
 }
 
-fn generate_turns(with_server: bool, dice: &mut SeededRng) -> Vec<(bool, Vec<u8>)> {
-    let most = *dice.pick(&[&1, &4, &4, &4, &20, &20, &20, &20, &100, &100, &300, &600]);
-    let has_late = most <= 100 || dice.next_bool(30);
+fn generate_turns(with_server: bool, rng: &mut SeededRng) -> Vec<(bool, Vec<u8>)> {
+    let most = *rng.pick(&[&1, &4, &4, &4, &20, &20, &20, &20, &100, &100, &300, &600]);
+    let has_late = most <= 100 || rng.next_bool(30);
     let turns = vec![(false, PREFACE.to_vec())];
     let mut writer = FrameScriptWriter {
-        dice,
+        rng,
         turns,
         streams: Vec::new(),
         next_stream: 1,
@@ -109,18 +109,18 @@ fn generate_turns(with_server: bool, dice: &mut SeededRng) -> Vec<(bool, Vec<u8>
     if with_server {
         writer.server(frame_kind::SETTINGS, 0, 0, &[0, 3, 0, 0, 4, 0]);
     }
-    if writer.dice.next_bool(1) {
+    if writer.rng.next_bool(1) {
         writer.max_open = 600;
-        writer.resets_ended = writer.dice.next_bool(20);
+        writer.resets_ended = writer.rng.next_bool(20);
         // Nearly as many as the table of streams has places, or more.
-        let more = if writer.dice.next_bool(60) { 30 } else { 300 };
-        for _ in 0..210 + writer.dice.next_below(more) {
+        let more = if writer.rng.next_bool(60) { 30 } else { 300 };
+        for _ in 0..210 + writer.rng.next_below(more) {
             writer.open_request();
         }
     }
-    let steps = 10 + writer.dice.next_length(if most > 100 { 2_500 } else { 150 });
+    let steps = 10 + writer.rng.next_length(if most > 100 { 2_500 } else { 150 });
     for _ in 0..steps {
-        if with_server && writer.dice.next_bool(45) {
+        if with_server && writer.rng.next_bool(45) {
             writer.server_step();
         } else {
             writer.client_step();
@@ -140,7 +140,7 @@ impl FrameScriptWriter<'_> {
 
     fn client_step(&mut self) {
         let open = self.streams.iter().filter(|it| !it.server_is_done).count();
-        match self.dice.next_below(20) {
+        match self.rng.next_below(20) {
             0..9 if open < self.max_open => self.open_request(),
             0..14 => self.client_data(),
             14 => {
@@ -153,8 +153,8 @@ impl FrameScriptWriter<'_> {
             17 => self.client(frame_kind::PING, 0, 0, &[7; 8]),
             18 => self.client(frame_kind::SETTINGS, frame_flag::ACK, 0, &[]),
             _ => {
-                let len = self.dice.next_length(300);
-                let (flags, stream) = (self.dice.next_u64() as u8, self.dice.next_below(40) as u32);
+                let len = self.rng.next_length(300);
+                let (flags, stream) = (self.rng.next_u64() as u8, self.rng.next_below(40) as u32);
                 self.client(0xfa, flags, stream, &vec![0xff; len]);
             }
         }
@@ -163,12 +163,12 @@ impl FrameScriptWriter<'_> {
     /// Opens a request; sometimes its stream is not the next one.
     fn open_request(&mut self) {
         let id = self.next_stream
-            + if self.dice.next_bool(5) { 2 * self.dice.next_below(300) as u32 } else { 0 };
+            + if self.rng.next_bool(5) { 2 * self.rng.next_below(300) as u32 } else { 0 };
         self.next_stream = id + 2;
-        let client_is_done = self.dice.next_bool(60);
+        let client_is_done = self.rng.next_bool(60);
         let block = match client_is_done {
             true => GET,
-            false if self.dice.next_bool(20) => CONNECT,
+            false if self.rng.next_bool(20) => CONNECT,
             false => POST,
         };
         self.send_header_block(false, id, block, client_is_done);
@@ -178,18 +178,18 @@ impl FrameScriptWriter<'_> {
 
     fn client_data(&mut self) {
         let Some(stream) = self.any_stream(|it| !it.client_is_done) else { return };
-        let ends = self.dice.next_bool(40);
-        if ends && self.dice.next_bool(30) {
+        let is_end_stream = self.rng.next_bool(40);
+        if is_end_stream && self.rng.next_bool(30) {
             self.send_header_block(false, stream.id, TRAILERS, true);
         } else {
-            let (flags, payload) = self.data(ends, 60);
+            let (flags, payload) = self.data(is_end_stream, 60);
             self.client(frame_kind::DATA, flags, stream.id, &payload);
         }
-        self.update_stream(stream.id, |it| it.client_is_done |= ends);
+        self.update_stream(stream.id, |it| it.client_is_done |= is_end_stream);
     }
 
     fn server_step(&mut self) {
-        match self.dice.next_below(20) {
+        match self.rng.next_below(20) {
             0..12 => self.respond(),
             12 | 13 => self.push(),
             14 => {
@@ -199,20 +199,20 @@ impl FrameScriptWriter<'_> {
             }
             15 => self.server(frame_kind::WINDOW_UPDATE, 0, 0, &[0, 0, 9, 9]),
             16 => self.server(frame_kind::PING, frame_flag::ACK, 0, &[7; 8]),
-            17 if self.dice.next_bool(10) => {
-                let all = self.dice.next_bool(30);
+            17 if self.rng.next_bool(10) => {
+                let all = self.rng.next_bool(30);
                 let last = if all {
                     0x7fff_ffff
                 } else {
-                    self.dice.next_below(self.next_stream as usize) as u32
+                    self.rng.next_below(self.next_stream as usize) as u32
                 };
                 self.server(frame_kind::GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat());
                 self.streams.retain(|it| it.id <= last);
             }
             17 | 18 => self.server(frame_kind::SETTINGS, frame_flag::ACK, 0, &[]),
             _ => {
-                let len = self.dice.next_length(300);
-                let stream = self.dice.next_below(40) as u32;
+                let len = self.rng.next_length(300);
+                let stream = self.rng.next_below(40) as u32;
                 self.server(0x55, 0xff, stream, &vec![1; len]);
             }
         }
@@ -229,22 +229,22 @@ impl FrameScriptWriter<'_> {
 
     fn respond(&mut self) {
         let Some(stream) = self.any_stream(|it| !it.server_is_done) else { return };
-        let ends = self.dice.next_bool(40);
+        let is_end_stream = self.rng.next_bool(40);
         if !stream.has_head {
-            if self.dice.next_bool(10) {
+            if self.rng.next_bool(10) {
                 return self.send_header_block(true, stream.id, INTERIM, false);
             }
-            let block = self.dice.pick(&RESPONSE_HEADS);
-            self.send_header_block(true, stream.id, block, ends);
-        } else if ends && self.dice.next_bool(30) {
+            let block = self.rng.pick(&RESPONSE_HEADS);
+            self.send_header_block(true, stream.id, block, is_end_stream);
+        } else if is_end_stream && self.rng.next_bool(30) {
             self.send_header_block(true, stream.id, TRAILERS, true);
         } else {
-            let (flags, payload) = self.data(ends, 40_000);
+            let (flags, payload) = self.data(is_end_stream, 40_000);
             self.server(frame_kind::DATA, flags, stream.id, &payload);
         }
-        self.update_stream(stream.id, |it| {
-            it.has_head = true;
-            it.server_is_done |= ends;
+        self.update_stream(stream.id, |stream| {
+            stream.has_head = true;
+            stream.server_is_done |= is_end_stream;
         });
     }
 
@@ -255,44 +255,47 @@ impl FrameScriptWriter<'_> {
         self.next_push += 2;
         let promise = [&id.to_be_bytes()[..], GET].concat();
         self.server(frame_kind::PUSH_PROMISE, frame_flag::END_HEADERS, stream.id, &promise);
-        let ends = self.dice.next_bool(50);
-        self.send_header_block(true, id, &[0x88], ends);
-        if !ends {
+        let is_end_stream = self.rng.next_bool(50);
+        self.send_header_block(true, id, &[0x88], is_end_stream);
+        if !is_end_stream {
             let (flags, payload) = self.data(true, 100);
             self.server(frame_kind::DATA, flags, id, &payload);
         }
     }
 
     /// Sends a header block in one frame or several, with or without padding and priority.
-    fn send_header_block(&mut self, is_server: bool, stream: u32, block: &[u8], ends: bool) {
-        let mut flags = if ends { frame_flag::END_STREAM } else { 0 };
+    fn send_header_block(
+        &mut self,
+        is_server: bool,
+        stream: u32,
+        block: &[u8],
+        is_end_stream: bool,
+    ) {
+        let mut flags = if is_end_stream { frame_flag::END_STREAM } else { 0 };
         let mut payload = Vec::new();
-        let first = if self.dice.next_bool(85) {
-            block.len()
-        } else {
-            self.dice.next_below(block.len() + 1)
-        };
-        let padding = if self.dice.next_bool(10) { self.dice.next_below(40) } else { 0 };
-        if padding > 0 || self.dice.next_bool(3) {
+        let first =
+            if self.rng.next_bool(85) { block.len() } else { self.rng.next_below(block.len() + 1) };
+        let padding = if self.rng.next_bool(10) { self.rng.next_below(40) } else { 0 };
+        if padding > 0 || self.rng.next_bool(3) {
             flags |= frame_flag::PADDED;
             payload.push(padding as u8);
         }
-        if !is_server && self.dice.next_bool(10) {
+        if !is_server && self.rng.next_bool(10) {
             flags |= frame_flag::PRIORITY;
             payload.extend([0x80, 0, 0, 0, 16]);
         }
         payload.extend(&block[..first]);
         payload.extend(std::iter::repeat_n(0, padding));
         let mut rest = &block[first..];
-        let mut last = rest.is_empty() && self.dice.next_bool(95);
+        let mut last = rest.is_empty() && self.rng.next_bool(95);
         let end = |last: bool| if last { frame_flag::END_HEADERS } else { 0 };
         self.turns.push((
             is_server,
             encode_frame(frame_kind::HEADERS, flags | end(last), stream, &payload),
         ));
         while !last {
-            let (piece, more) = rest.split_at(self.dice.next_below(rest.len() + 1));
-            last = more.is_empty() && self.dice.next_bool(70);
+            let (piece, more) = rest.split_at(self.rng.next_below(rest.len() + 1));
+            last = more.is_empty() && self.rng.next_bool(70);
             self.turns.push((
                 is_server,
                 encode_frame(frame_kind::CONTINUATION, end(last), stream, piece),
@@ -301,10 +304,10 @@ impl FrameScriptWriter<'_> {
         }
     }
 
-    fn data(&mut self, ends: bool, most: usize) -> (u8, Vec<u8>) {
-        let mut flags = if ends { frame_flag::END_STREAM } else { 0 };
+    fn data(&mut self, is_end_stream: bool, max_count: usize) -> (u8, Vec<u8>) {
+        let mut flags = if is_end_stream { frame_flag::END_STREAM } else { 0 };
         let mut payload = Vec::new();
-        let padding = if self.dice.next_bool(10) { self.dice.next_below(200) } else { 0 };
+        let padding = if self.rng.next_bool(10) { self.rng.next_below(200) } else { 0 };
         if padding > 0 {
             flags |= frame_flag::PADDED;
             payload.push(padding as u8);
@@ -316,22 +319,22 @@ impl FrameScriptWriter<'_> {
             1_000_001,
             GET,
         );
-        let len = self.dice.next_length(most.min(16_000));
+        let len = self.rng.next_length(max_count.min(16_000));
         payload.extend(fake.iter().cycle().take(len));
         payload.extend(std::iter::repeat_n(0, padding));
         (flags, payload)
     }
 
-    fn any_stream(&mut self, wanted: fn(&ScriptedStream) -> bool) -> Option<ScriptedStream> {
+    fn any_stream(&mut self, is_wanted: fn(&ScriptedStream) -> bool) -> Option<ScriptedStream> {
         let some: Vec<ScriptedStream> =
-            self.streams.iter().filter(|it| wanted(it)).copied().collect();
-        if some.is_empty() { None } else { Some(some[self.dice.next_below(some.len())]) }
+            self.streams.iter().filter(|it| is_wanted(it)).copied().collect();
+        if some.is_empty() { None } else { Some(some[self.rng.next_below(some.len())]) }
     }
 
     fn update_stream(&mut self, id: u32, change: impl Fn(&mut ScriptedStream)) {
         self.streams.iter_mut().filter(|it| it.id == id).for_each(change);
         // Some ended streams are kept, to be reset late.
-        let keeps = self.dice.next_bool(30);
+        let keeps = self.rng.next_bool(30);
         self.streams.retain(|it| keeps || !it.client_is_done || !it.server_is_done);
     }
 }
@@ -348,38 +351,38 @@ fn parse_turns(mut text: &[u8]) -> Vec<(bool, &[u8])> {
     turns
 }
 
-/// Plays a conversation, cut by `dice`. The error describes the difference between model and reference.
-pub fn play(conversation: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+/// Plays a conversation, cut by `rng`. The error describes the difference between model and reference.
+pub fn play(conversation: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let turns = parse_turns(conversation);
-    let (mut tap, mut reference) = (EbpfModel::new(), Http2Reference::default());
+    let (mut model, mut reference) = (EbpfModel::new(), Http2Reference::default());
     let mut comparison = EventComparison::default();
     let (mut requests, mut answers) = (0, 0);
     for burst in turns.chunk_by(|one, other| one.0 == other.0) {
         let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
         if burst[0].0 {
-            for segment in segmentation::split(0, bytes.len(), dice) {
-                tap.response_segment(answers + segment.start, &bytes[segment.clone()]);
+            for segment in segmentation::split(0, bytes.len(), rng) {
+                model.response_segment(answers + segment.start, &bytes[segment.clone()]);
                 reference.receive_server(&bytes[segment]);
-                compare(&mut comparison, &tap, &reference, false)?;
+                compare(&mut comparison, &model, &reference, false)?;
             }
             answers += bytes.len();
         } else {
             let mut received = ReceivedRanges::default();
-            for segment in segmentation::arrival_order(bytes.len(), dice) {
-                tap.request_segment(requests + segment.start, &bytes[segment.clone()]);
+            for segment in segmentation::arrival_order(bytes.len(), rng) {
+                model.request_segment(requests + segment.start, &bytes[segment.clone()]);
                 reference.receive_client(&bytes[received.add_segment(&segment)]);
-                compare(&mut comparison, &tap, &reference, received.has_gap())?;
+                compare(&mut comparison, &model, &reference, received.has_gap())?;
             }
             requests += bytes.len();
         }
     }
-    tap.close(true);
+    model.close(true);
     Ok(comparison.totals(comparison.answered(), reference.is_broken))
 }
 
 fn compare(
     comparison: &mut EventComparison,
-    tap: &EbpfModel,
+    model: &EbpfModel,
     reference: &Http2Reference,
     has_gap: bool,
 ) -> Result<(), String> {
@@ -388,8 +391,8 @@ fn compare(
     if has_gap || reference.is_broken || !reference.has_begun() {
         return Ok(());
     }
-    comparison.compare(tap, reference).map_err(|what| {
-        format!("{what}\n  events {:?}\n  reference {:?}", tap.events(), reference.events)
+    comparison.compare(model, reference).map_err(|what| {
+        format!("{what}\n  events {:?}\n  reference {:?}", model.events(), reference.events)
     })
 }
 
@@ -397,53 +400,56 @@ fn compare(
 /// counted. The error describes the difference.
 pub fn play_with_losses(
     conversation: &[u8],
-    dice: &mut SeededRng,
+    rng: &mut SeededRng,
 ) -> Result<ConformanceTotals, String> {
     let turns = parse_turns(conversation);
-    let (mut tap, mut reference) = (EbpfModel::new(), Http2Reference::default());
+    let (mut model, mut reference) = (EbpfModel::new(), Http2Reference::default());
     let (mut requests, mut answers) = (0, 0);
     for (index, burst) in turns.chunk_by(|one, other| one.0 == other.0).enumerate() {
         let bytes: Vec<u8> = burst.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
         if burst[0].0 {
-            tap.response_segment(answers, &bytes);
+            model.response_segment(answers, &bytes);
             reference.receive_server(&bytes);
             answers += bytes.len();
             continue;
         }
         // Nothing is lost before the protocol is known.
-        if index > 1 && tap.is_http2() && dice.next_bool(30) {
-            tap.desync_requests();
-            tap.skip_request(requests, bytes.len());
+        if index > 1 && model.is_http2() && rng.next_bool(30) {
+            model.desync_requests();
+            model.skip_request(requests, bytes.len());
         } else {
             // One frame per segment, as clients write them.
             let mut at = requests;
             for (_, frame) in burst {
-                tap.request_segment(at, frame);
+                model.request_segment(at, frame);
                 at += frame.len();
             }
         }
         reference.receive_client(&bytes);
         requests += bytes.len();
     }
-    tap.close(true);
+    model.close(true);
     let answered = |it: &&ModelEvent| matches!(it, ModelEvent::Answered(..));
-    let (ours, wanted) = (
-        tap.events().iter().filter(answered).count(),
+    let (model_answers, reference_answers) = (
+        model.events().iter().filter(answered).count(),
         reference.events.iter().filter(|it| matches!(it, ReferenceEvent::Answered(_))).count(),
     );
     // The server may respond to streams that were reset unseen, left out by a GOAWAY or never opened; the reference
     // does not count these.
     let is_plain = !reference.events.iter().any(|it| matches!(it, ReferenceEvent::Aborted(_)));
     let is_whole =
-        !reference.is_broken && reference.last_processed.is_none() && !tap.has_untracked();
-    if is_plain && is_whole && ours < wanted {
+        !reference.is_broken && reference.last_processed.is_none() && !model.has_untracked();
+    if is_plain && is_whole && model_answers < reference_answers {
         let log = &reference.events;
-        return Err(format!("{ours} answered, not {wanted}\n  {:?}\n  {log:?}", tap.events()));
+        return Err(format!(
+            "{model_answers} answered, not {reference_answers}\n  {:?}\n  {log:?}",
+            model.events()
+        ));
     }
     let is_compared = is_plain && is_whole;
-    let has_lost = tap.events().contains(&ModelEvent::Desync);
+    let has_lost = model.events().contains(&ModelEvent::Desync);
     Ok(ConformanceTotals {
-        requests: if is_compared && has_lost { wanted as u64 } else { 0 },
+        requests: if is_compared && has_lost { reference_answers as u64 } else { 0 },
         refused: u64::from(reference.is_broken),
         not_compared: u64::from(!is_compared),
         crowded: 0,

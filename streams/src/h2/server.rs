@@ -9,21 +9,21 @@ use crate::{
     totals::ConformanceTotals,
 };
 
-/// Plays a client's bytes to the server, cut by `dice`. The error describes the difference between model and server.
-pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
+/// Plays a client's bytes to the server, cut by `rng`. The error describes the difference between model and server.
+pub fn play(stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
     let io = MemoryIo::default();
     let mut play = H2ServerCase {
-        server: SimHttp2Server::new(io.clone(), dice),
+        server: SimHttp2Server::new(io.clone(), rng),
         io,
-        tap: EbpfModel::new(),
+        model: EbpfModel::new(),
         reference: Http2Reference::default(),
         comparison: EventComparison::default(),
         received: ReceivedRanges::default(),
         sent: 0,
     };
-    let outcome = play.run(stream, dice);
+    let outcome = play.run(stream, rng);
     outcome.map_err(|what| {
-        let (events, log) = (play.tap.events(), &play.reference.events);
+        let (events, log) = (play.model.events(), &play.reference.events);
         format!(
             "{what}\n  given {:?}\n  events {events:?}\n  reference {log:?}",
             play.server.sent_outcomes
@@ -34,7 +34,7 @@ pub fn play(stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, St
 struct H2ServerCase {
     server: SimHttp2Server,
     io: MemoryIo,
-    tap: EbpfModel,
+    model: EbpfModel,
     reference: Http2Reference,
     comparison: EventComparison,
     received: ReceivedRanges,
@@ -43,44 +43,44 @@ struct H2ServerCase {
 }
 
 impl H2ServerCase {
-    fn run(&mut self, stream: &[u8], dice: &mut SeededRng) -> Result<ConformanceTotals, String> {
-        for segment in segmentation::arrival_order(stream.len(), dice) {
-            self.tap.request_segment(segment.start, &stream[segment.clone()]);
+    fn run(&mut self, stream: &[u8], rng: &mut SeededRng) -> Result<ConformanceTotals, String> {
+        for segment in segmentation::arrival_order(stream.len(), rng) {
+            self.model.request_segment(segment.start, &stream[segment.clone()]);
             let now = &stream[self.received.add_segment(&segment)];
             self.comparison.has_had_gap |= self.received.has_gap();
             self.reference.receive_client(now);
             self.io.push_incoming(now);
-            if dice.next_bool(70) {
-                self.poll_and_compare(dice)?;
+            if rng.next_bool(70) {
+                self.poll_and_compare(rng)?;
             }
-            while dice.next_bool(50) && self.server.step(dice) {
-                self.poll_and_compare(dice)?;
+            while rng.next_bool(50) && self.server.step(rng) {
+                self.poll_and_compare(rng)?;
             }
         }
-        self.poll_and_compare(dice)?;
+        self.poll_and_compare(rng)?;
         self.server.finish_calls();
-        self.poll_and_compare(dice)?;
+        self.poll_and_compare(rng)?;
         let is_over = self.server.is_over();
         let outcome = self.comparison.totals(self.server.sent_outcomes.len() as u64, is_over);
-        self.tap.close(is_over);
+        self.model.close(is_over);
         self.io.close_incoming();
         self.server.poll_until_idle();
         Ok(outcome)
     }
 
-    fn poll_and_compare(&mut self, dice: &mut SeededRng) -> Result<(), String> {
+    fn poll_and_compare(&mut self, rng: &mut SeededRng) -> Result<(), String> {
         self.server.poll_until_idle();
-        let answer = self.io.take_outgoing();
-        for segment in segmentation::split(0, answer.len(), dice) {
-            self.tap.response_segment(self.sent + segment.start, &answer[segment.clone()]);
-            self.reference.receive_server(&answer[segment]);
+        let response = self.io.take_outgoing();
+        for segment in segmentation::split(0, response.len(), rng) {
+            self.model.response_segment(self.sent + segment.start, &response[segment.clone()]);
+            self.reference.receive_server(&response[segment]);
         }
-        self.sent += answer.len();
+        self.sent += response.len();
         let is_over = self.server.is_over() || self.reference.is_broken;
         if is_over || self.received.has_gap() || !self.reference.has_begun() {
             return Ok(());
         }
-        self.comparison.compare(&self.tap, &self.reference)?;
+        self.comparison.compare(&self.model, &self.reference)?;
         // The server has read all bytes, so each request in flight was given to the application.
         match self.reference.in_flight.iter().find(|id| !self.server.sent_outcomes.contains_key(id))
         {

@@ -51,10 +51,10 @@ pub(super) struct SimHttp2Server {
 }
 
 impl SimHttp2Server {
-    pub(super) fn new(io: MemoryIo, dice: &mut SeededRng) -> Self {
+    pub(super) fn new(io: MemoryIo, rng: &mut SeededRng) -> Self {
         let mut builder = server::Builder::new();
-        builder.max_concurrent_streams(*dice.pick(&[&3, &100, &1_000, &10_000]));
-        builder.initial_window_size(*dice.pick(&[&100, &65_535, &1_000_000]));
+        builder.max_concurrent_streams(*rng.pick(&[&3, &100, &1_000, &10_000]));
+        builder.initial_window_size(*rng.pick(&[&100, &65_535, &1_000_000]));
         builder.enable_connect_protocol();
         builder.max_concurrent_reset_streams(1_000).max_pending_accept_reset_streams(1_000);
         builder.max_local_error_reset_streams(Some(1_000));
@@ -104,17 +104,17 @@ impl SimHttp2Server {
     }
 
     /// Takes a step with one of the open requests. Returns false if there are none.
-    pub(super) fn step(&mut self, dice: &mut SeededRng) -> bool {
+    pub(super) fn step(&mut self, rng: &mut SeededRng) -> bool {
         if self.calls.is_empty() {
             return false;
         }
-        let index = dice.next_below(self.calls.len());
-        if dice.next_bool(30) {
-            self.calls[index].read_body(dice.next_length(3_000), &self.poller);
+        let index = rng.next_below(self.calls.len());
+        if rng.next_bool(30) {
+            self.calls[index].read_body(rng.next_length(3_000), &self.poller);
         }
         let call = &mut self.calls[index];
-        let said = self.sent_outcomes.get_mut(&call.id).expect("it was accepted");
-        if call.step(said, dice).is_none() {
+        let sent = self.sent_outcomes.get_mut(&call.id).expect("it was accepted");
+        if call.step(sent, rng).is_none() {
             self.calls.swap_remove(index);
         }
         true
@@ -124,11 +124,11 @@ impl SimHttp2Server {
     pub(super) fn finish_calls(&mut self) {
         for mut call in std::mem::take(&mut self.calls) {
             call.read_body(usize::MAX, &self.poller);
-            let said = self.sent_outcomes.get_mut(&call.id).expect("it was accepted");
+            let sent = self.sent_outcomes.get_mut(&call.id).expect("it was accepted");
             if let Some(send) = &mut call.send {
                 let _reset_meanwhile = send.send_data(Bytes::new(), true);
             } else if let Some(respond) = &mut call.respond {
-                said.status = 200;
+                sent.status = 200;
                 let _reset_meanwhile = respond.send_response(Response::new(()), true);
             }
         }
@@ -147,8 +147,8 @@ impl SimHttp2Server {
 
 impl SimHttp2Call {
     /// Reads the request's body, and returns the flow-control window to the client.
-    fn read_body(&mut self, most: usize, poller: &ManualPoller) {
-        let mut left = most;
+    fn read_body(&mut self, max_count: usize, poller: &ManualPoller) {
+        let mut left = max_count;
         while let Some(request) = self.request.as_mut().filter(|_| left > 0) {
             match poller.poll_until_idle(|context| request.poll_data(context)) {
                 Some(Some(Ok(bytes))) => {
@@ -163,9 +163,9 @@ impl SimHttp2Call {
 
     /// Takes a step with this request. `None`: there is nothing more to do.
     #[allow(clippy::too_many_lines, reason = "a list of what an application may do")]
-    fn step(&mut self, said: &mut SentOutcome, dice: &mut SeededRng) -> Option<()> {
+    fn step(&mut self, sent: &mut SentOutcome, rng: &mut SeededRng) -> Option<()> {
         match (&mut self.send, &mut self.respond) {
-            (Some(send), _) => match dice.next_below(20) {
+            (Some(send), _) => match rng.next_below(20) {
                 0 => {
                     send.send_reset(Reason::INTERNAL_ERROR);
                     None
@@ -173,25 +173,25 @@ impl SimHttp2Call {
                 // Dropped without an end: h2 resets the stream.
                 1 => None,
                 2..5 => {
-                    let status = dice.next_below(3) as u16;
-                    said.grpc = Some(status);
+                    let status = rng.next_below(3) as u16;
+                    sent.grpc = Some(status);
                     let name = HeaderName::from_static("grpc-status");
                     let mut trailers = HeaderMap::new();
-                    if dice.next_bool(15) {
-                        trailers.insert("x-first", HeaderValue::from(dice.next_below(3)));
+                    if rng.next_bool(15) {
+                        trailers.insert("x-first", HeaderValue::from(rng.next_below(3)));
                     }
                     trailers.insert(name, HeaderValue::from(status));
                     send.send_trailers(trailers).ok()?;
                     None
                 }
                 _ => {
-                    let ends = dice.next_bool(35);
-                    let data = Bytes::from(vec![b'x'; dice.next_length(20_000)]);
-                    send.send_data(data, ends).ok()?;
-                    (!ends).then_some(())
+                    let is_end_stream = rng.next_bool(35);
+                    let data = Bytes::from(vec![b'x'; rng.next_length(20_000)]);
+                    send.send_data(data, is_end_stream).ok()?;
+                    (!is_end_stream).then_some(())
                 }
             },
-            (None, Some(respond)) => match dice.next_below(20) {
+            (None, Some(respond)) => match rng.next_below(20) {
                 0 => {
                     respond.send_reset(Reason::REFUSED_STREAM);
                     None
@@ -203,25 +203,25 @@ impl SimHttp2Call {
                     respond.send_informational(interim).ok()
                 }
                 _ => {
-                    let ends = dice.next_bool(30);
-                    said.status = STATUSES[dice.next_below(STATUSES.len())];
+                    let is_end_stream = rng.next_bool(30);
+                    sent.status = STATUSES[rng.next_below(STATUSES.len())];
                     let mut response = Response::new(());
-                    *response.status_mut() = StatusCode::from_u16(said.status).unwrap_or_default();
-                    let value = HeaderValue::from(dice.next_below(5));
+                    *response.status_mut() = StatusCode::from_u16(sent.status).unwrap_or_default();
+                    let value = HeaderValue::from(rng.next_below(5));
                     let headers = response.headers_mut();
-                    if said.status == 200 && dice.next_bool(40) {
+                    if sent.status == 200 && rng.next_bool(40) {
                         let value = HeaderValue::from_static("application/grpc");
                         headers.insert(CONTENT_TYPE, value);
-                        if ends {
-                            let status = dice.next_below(3) as u16;
-                            said.grpc = Some(status);
+                        if is_end_stream {
+                            let status = rng.next_below(3) as u16;
+                            sent.grpc = Some(status);
                             headers.insert("grpc-status", HeaderValue::from(status));
                         }
                     } else {
                         headers.insert("x-number", value);
                     }
-                    self.send = Some(respond.send_response(response, ends).ok()?);
-                    (!ends).then_some(())
+                    self.send = Some(respond.send_response(response, is_end_stream).ok()?);
+                    (!is_end_stream).then_some(())
                 }
             },
             (None, None) => None,

@@ -29,7 +29,7 @@ const DRAIN_S: usize = 3;
 /// Number of a second that no test reaches.
 const NEVER_ENDS: usize = usize::MAX - DRAIN_S;
 
-/// One run without faults: a Revision's policy, its load and the lives of its pods.
+/// One run without faults: a Revision's policy, its load, and when its pods are ready.
 #[derive(Clone, Debug)]
 struct LoadCase {
     policy: ScalePolicy,
@@ -77,7 +77,7 @@ struct FaultCase {
 
 /// Result of one run.
 struct LoadCaseOutcome {
-    /// Requested pods after each quarter of a second.
+    /// Requested scale after each quarter of a second.
     pods: Vec<u32>,
     /// Pods that decisions leave after each quarter: an autoscaler that has named no number yet keeps those that exist.
     kept: Vec<u32>,
@@ -112,26 +112,29 @@ struct SimReporters<'a> {
 }
 
 impl<'a> SimReporters<'a> {
-    fn new(story: &'a LoadCase, harms: &'a FaultCase) -> Self {
+    fn new(load_case: &'a LoadCase, faults: &'a FaultCase) -> Self {
         let name = NamespacedName::new("default", "hello-00001");
         let mut table = RouteTable::default();
-        let known =
-            RouteRevision { initial_scale_reached: true, ..revision(&name, story.policy.clone()) };
-        table.revisions.insert(name.clone(), known);
-        for (at, life) in story.ready_spans.iter().enumerate() {
-            let node = AGENTS[at % 2].into();
-            let phase = if life.start == 0 { RoutingPhase::Ready } else { RoutingPhase::Starting };
-            table.pods.insert(uid(at), RoutePod { node, ..pod(&uid(at), &name, phase) });
+        let entry = RouteRevision {
+            initial_scale_reached: true,
+            ..revision(&name, load_case.policy.clone())
+        };
+        table.revisions.insert(name.clone(), entry);
+        for (index, ready_span) in load_case.ready_spans.iter().enumerate() {
+            let node = AGENTS[index % 2].into();
+            let phase =
+                if ready_span.start == 0 { RoutingPhase::Ready } else { RoutingPhase::Starting };
+            table.pods.insert(uid(index), RoutePod { node, ..pod(&uid(index), &name, phase) });
         }
-        let line = fixtures::activator("line", Vec::new());
-        table.activators.insert(line.name.clone(), line);
-        let mut world = Self {
+        let activator = fixtures::activator("line", Vec::new());
+        table.activators.insert(activator.name.clone(), activator);
+        let mut reporters = Self {
             now: Duration::from_secs(10),
             revisions: ScaledRevisions::new(TICK),
             table,
             name,
-            load_case: story,
-            faults: harms,
+            load_case,
+            faults,
             streams: [None; 3],
             totals: [RequestTotals::default(); BASE_PODS + 1],
             reported: Default::default(),
@@ -144,13 +147,15 @@ impl<'a> SimReporters<'a> {
             pods: u32::try_from(BASE_PODS).unwrap(),
             has_named: false,
         };
-        world.revisions.apply_routes(world.now, &world.table, &world.table.keys());
-        world
+        reporters.revisions.apply_routes(reporters.now, &reporters.table, &reporters.table.keys());
+        reporters
     }
 
     fn active_fault(&self, sender: usize, second: usize) -> Option<ReportFault> {
-        let mut all = self.faults.faults.iter().filter(|it| it.sender == sender);
-        all.find(|it| (it.from..it.from + it.long).contains(&second)).map(|it| it.fault)
+        let mut faults = self.faults.faults.iter().filter(|fault| fault.sender == sender);
+        faults
+            .find(|fault| (fault.from..fault.from + fault.long).contains(&second))
+            .map(|fault| fault.fault)
     }
 
     fn ns(&self, sender: usize) -> u64 {
@@ -159,24 +164,24 @@ impl<'a> SimReporters<'a> {
 
     /// Carries out the decisions: new pods start and never become ready, and only those are removed again.
     fn carry_out_decisions(&mut self) {
-        for step in self.revisions.evaluate_due(self.now) {
-            let DecisionUpdate::Decided(it) = step else { continue };
-            self.has_named |= it.desired_scale.is_some();
-            self.pods = it.desired_scale.unwrap_or(self.pods);
+        for update in self.revisions.evaluate_due(self.now) {
+            let DecisionUpdate::Decided(decision) = update else { continue };
+            self.has_named |= decision.requested_scale.is_some();
+            self.pods = decision.requested_scale.unwrap_or(self.pods);
         }
-        let wanted = usize::try_from(self.pods).unwrap();
-        let coming = self.coming();
+        let requested_pods = usize::try_from(self.pods).unwrap();
+        let non_draining = self.non_draining_pods();
         let mut changed = BTreeSet::new();
-        for _ in coming..wanted {
+        for _ in non_draining..requested_pods {
             self.created_pods += 1;
             let uid = format!("new-{:04}", self.created_pods);
-            let new = pod(&uid, &self.name, RoutingPhase::Starting);
-            self.table.pods.insert(uid.clone(), RoutePod { node: "a".into(), ..new });
+            let entry = pod(&uid, &self.name, RoutingPhase::Starting);
+            self.table.pods.insert(uid.clone(), RoutePod { node: "a".into(), ..entry });
             changed.insert(RouteKey::Pod(uid));
         }
-        let new: Vec<String> =
+        let new_pods: Vec<String> =
             self.table.pods.keys().filter(|uid| uid.starts_with("new")).cloned().collect();
-        for uid in new.into_iter().take(coming.saturating_sub(wanted)) {
+        for uid in new_pods.into_iter().take(non_draining.saturating_sub(requested_pods)) {
             self.table.pods.remove(&uid);
             changed.insert(RouteKey::Pod(uid));
         }
@@ -186,26 +191,27 @@ impl<'a> SimReporters<'a> {
         }
     }
 
-    fn coming(&self) -> usize {
-        self.table.pods.values().filter(|it| it.phase != RoutingPhase::Draining).count()
+    fn non_draining_pods(&self) -> usize {
+        self.table.pods.values().filter(|pod| pod.phase != RoutingPhase::Draining).count()
     }
 
     fn kept(&self) -> u32 {
-        let coming = if self.has_named { 0 } else { u32::try_from(self.coming()).unwrap() };
-        self.pods.max(coming)
+        let non_draining =
+            if self.has_named { 0 } else { u32::try_from(self.non_draining_pods()).unwrap() };
+        self.pods.max(non_draining)
     }
 
-    /// Moves pods to ready, draining and removed, as their lives say.
+    /// Moves pods to ready, draining and removed, as their ready spans say.
     fn update_phases(&mut self, second: usize) {
         let mut changed = BTreeSet::new();
-        for (at, life) in self.load_case.ready_spans.iter().enumerate() {
-            if second == life.end + DRAIN_S {
-                self.table.pods.remove(&uid(at));
-                self.ended[sender_of(at)].push(at);
-            } else if let Some(pod) = self.table.pods.get_mut(&uid(at)) {
+        for (index, ready_span) in self.load_case.ready_spans.iter().enumerate() {
+            if second == ready_span.end + DRAIN_S {
+                self.table.pods.remove(&uid(index));
+                self.ended[sender_of(index)].push(index);
+            } else if let Some(pod) = self.table.pods.get_mut(&uid(index)) {
                 let phase = match second {
-                    _ if second < life.start => RoutingPhase::Starting,
-                    _ if second < life.end => RoutingPhase::Ready,
+                    _ if second < ready_span.start => RoutingPhase::Starting,
+                    _ if second < ready_span.end => RoutingPhase::Ready,
                     _ => RoutingPhase::Draining,
                 };
                 if std::mem::replace(&mut pod.phase, phase) == phase {
@@ -214,7 +220,7 @@ impl<'a> SimReporters<'a> {
             } else {
                 continue;
             }
-            changed.insert(RouteKey::Pod(uid(at)));
+            changed.insert(RouteKey::Pod(uid(index)));
         }
         if !changed.is_empty() {
             self.revisions.apply_routes(self.now, &self.table, &changed);
@@ -223,15 +229,15 @@ impl<'a> SimReporters<'a> {
 
     /// Starts and ends requests until each pod has its level. With the RPS metric all of them are new requests.
     fn set_levels(&mut self, second: usize) {
-        for at in 0..=BASE_PODS {
-            let at_ns = self.ns(sender_of(at));
-            let level = self.load_case.level(at, second);
-            let totals = &mut self.totals[at];
+        for index in 0..=BASE_PODS {
+            let at_ns = self.ns(sender_of(index));
+            let level = self.load_case.level(index, second);
+            let totals = &mut self.totals[index];
             let kept = if self.load_case.policy.metric == ScaleMetric::Rps { 0 } else { level };
             while totals.in_flight() > kept {
                 totals.record_finish(at_ns);
                 // Waiting requests end without a pod in this test.
-                totals.abandoned += u64::from(at == BASE_PODS);
+                totals.abandoned += u64::from(index == BASE_PODS);
             }
             while totals.in_flight() < level {
                 totals.record_start(at_ns);
@@ -241,40 +247,48 @@ impl<'a> SimReporters<'a> {
 
     /// Usage samples that a sender has to report in a second.
     fn usage_items(&self, sender: usize, second: usize) -> Vec<UsageSample> {
-        let is_there = |at: usize| {
-            let life = self.load_case.ready_spans.get(at);
-            life.is_none_or(|it| (it.start..it.end + DRAIN_S).contains(&second))
+        let is_reported = |index: usize| {
+            let ready_span = self.load_case.ready_spans.get(index);
+            ready_span.is_none_or(|ready_span| {
+                (ready_span.start..ready_span.end + DRAIN_S).contains(&second)
+            })
         };
-        let own = (0..=BASE_PODS).filter(|&at| sender_of(at) == sender && is_there(at));
-        own.map(|at| UsageSample {
-            key: UsageKey { revision: self.name.clone(), pod: (at < BASE_PODS).then(|| uid(at)) },
-            read_at_ns: self.ns(sender),
-            totals: self.totals[at],
-            status: Vec::new(),
-            latency: Vec::new(),
-        })
-        .collect()
+        let indices =
+            (0..=BASE_PODS).filter(|&index| sender_of(index) == sender && is_reported(index));
+        indices
+            .map(|index| UsageSample {
+                key: UsageKey {
+                    revision: self.name.clone(),
+                    pod: (index < BASE_PODS).then(|| uid(index)),
+                },
+                read_at_ns: self.ns(sender),
+                totals: self.totals[index],
+                status: Vec::new(),
+                latency: Vec::new(),
+            })
+            .collect()
     }
 
     /// Records whether a sender has reported by now, and whether its report shows the second of the growth.
-    fn record_report(&mut self, sender: usize, is_told: bool, is_dated: bool) {
+    fn record_report(&mut self, sender: usize, is_reported: bool, is_dated: bool) {
         let is_rps = self.load_case.policy.metric == ScaleMetric::Rps;
-        let mut grew = false;
-        for at in (0..=BASE_PODS).filter(|&at| sender_of(at) == sender) {
-            let (new, known) = (self.totals[at], &mut self.last_reported[at]);
-            grew |= new.in_flight() > known.in_flight();
-            grew |= is_rps && new.started > known.started;
-            if is_told {
-                *known = new;
+        let mut has_grown = false;
+        for index in (0..=BASE_PODS).filter(|&index| sender_of(index) == sender) {
+            let (new, last_reported) = (self.totals[index], &mut self.last_reported[index]);
+            has_grown |= new.in_flight() > last_reported.in_flight();
+            has_grown |= is_rps && new.started > last_reported.started;
+            if is_reported {
+                *last_reported = new;
             }
         }
-        self.hides_growth[sender] = !is_dated && (grew || (self.hides_growth[sender] && !is_told));
+        self.hides_growth[sender] =
+            !is_dated && (has_grown || (self.hides_growth[sender] && !is_reported));
     }
 
     fn send_usage(&mut self, sender: usize, items: &[UsageSample]) {
         let stream = self.streams[sender].expect("a stream that stands");
-        for seen in items {
-            self.revisions.apply_usage(self.now, stream, seen);
+        for sample in items {
+            self.revisions.apply_usage(self.now, stream, sample);
             self.carry_out_decisions();
         }
         self.streams[sender] = Some(self.revisions.complete_batch(self.now, stream));
@@ -285,33 +299,35 @@ impl<'a> SimReporters<'a> {
         let role =
             if sender == ACTIVATOR { ComponentRole::Activator } else { ComponentRole::Agent };
         let name = ["a", "b", "line"][sender].to_owned();
-        let who = ComponentReplica { role, node: name.clone(), name };
-        self.streams[sender] = Some(self.revisions.open_stream(self.now, who));
+        let subscriber = ComponentReplica { role, node: name.clone(), name };
+        self.streams[sender] = Some(self.revisions.open_stream(self.now, subscriber));
     }
 
     fn report(&mut self, sender: usize, second: usize) {
         let items = self.usage_items(sender, second);
-        let same = |(old, new): (&UsageSample, &UsageSample)| old.totals == new.totals;
-        let told = &self.reported[sender];
-        let is_old = told.len() == items.len() && told.iter().zip(&items).all(same);
+        let is_equal = |(old, new): (&UsageSample, &UsageSample)| old.totals == new.totals;
+        let last_items = &self.reported[sender];
+        let is_old = last_items.len() == items.len() && last_items.iter().zip(&items).all(is_equal);
         // An activator without changes sends only an empty batch.
-        let news = if sender == ACTIVATOR && is_old { Vec::new() } else { items.clone() };
-        let harm = self.active_fault(sender, second).filter(|it| {
+        let new_items = if sender == ACTIVATOR && is_old { Vec::new() } else { items.clone() };
+        let fault = self.active_fault(sender, second).filter(|fault| {
             // A stream that is not open yet cannot delay reports.
-            self.streams[sender].is_some() || matches!(it, ReportFault::StreamClosed)
+            self.streams[sender].is_some() || matches!(fault, ReportFault::StreamClosed)
         });
-        let mut all = std::mem::take(&mut self.queued[sender]);
-        match harm {
+        let mut batch = std::mem::take(&mut self.queued[sender]);
+        match fault {
             Some(ReportFault::StreamClosed) => {
                 let stream = self.streams[sender].take();
-                stream.into_iter().for_each(|it| self.revisions.close_stream(self.now, it));
+                stream.into_iter().for_each(|stream| self.revisions.close_stream(self.now, stream));
                 self.carry_out_decisions();
                 return self.record_report(sender, false, false);
             }
-            Some(ReportFault::Reordered) if !all.is_empty() => all.splice(..0, news).for_each(drop),
+            Some(ReportFault::Reordered) if !batch.is_empty() => {
+                batch.splice(..0, new_items).for_each(drop)
+            }
             Some(ReportFault::Late | ReportFault::Reordered) => {
-                all.extend(news);
-                (self.queued[sender], self.reported[sender]) = (all, items);
+                batch.extend(new_items);
+                (self.queued[sender], self.reported[sender]) = (batch, items);
                 return self.record_report(sender, false, false);
             }
             Some(ReportFault::Lost) => {
@@ -319,24 +335,24 @@ impl<'a> SimReporters<'a> {
                 return self.record_report(sender, false, false);
             }
             Some(ReportFault::Repeated) => {
-                self.send_usage(sender, &news);
-                self.send_usage(sender, &news);
-                all = std::mem::take(&mut self.reported[sender]);
+                self.send_usage(sender, &new_items);
+                self.send_usage(sender, &new_items);
+                batch = std::mem::take(&mut self.reported[sender]);
             }
             None if self.streams[sender].is_none() => {
                 self.open_stream(sender);
-                all.clone_from(&items);
+                batch.clone_from(&items);
             }
-            None => all.extend(news),
+            None => batch.extend(new_items),
         }
         // A first report, or one after a gap, does not show in which second load grew.
-        let follows = self.reported_in[sender].replace(second) == second.checked_sub(1);
-        let is_dated = follows && self.streams[sender].is_some_and(|stream| stream.synced);
+        let is_consecutive = self.reported_in[sender].replace(second) == second.checked_sub(1);
+        let is_dated = is_consecutive && self.streams[sender].is_some_and(|stream| stream.synced);
         self.reported[sender] = items;
-        self.send_usage(sender, &all);
+        self.send_usage(sender, &batch);
         let stream = self.streams[sender].expect("a stream that stands");
-        for at in std::mem::take(&mut self.ended[sender]) {
-            let key = UsageKey { revision: self.name.clone(), pod: Some(uid(at)) };
+        for index in std::mem::take(&mut self.ended[sender]) {
+            let key = UsageKey { revision: self.name.clone(), pod: Some(uid(index)) };
             self.revisions.remove_usage(self.now, stream, &key);
         }
         self.record_report(sender, true, is_dated);
@@ -352,55 +368,53 @@ impl<'a> SimReporters<'a> {
     }
 }
 
-fn uid(at: usize) -> String {
-    format!("pod-{at}")
+fn uid(index: usize) -> String {
+    format!("pod-{index}")
 }
 
-fn sender_of(at: usize) -> usize {
-    if at < BASE_PODS { at % 2 } else { ACTIVATOR }
+fn sender_of(index: usize) -> usize {
+    if index < BASE_PODS { index % 2 } else { ACTIVATOR }
 }
 
-fn run_load_case(story: &LoadCase, harms: &FaultCase) -> LoadCaseOutcome {
-    let mut world = SimReporters::new(story, harms);
-    let (mut pods, mut kept, mut hidden) = (Vec::new(), Vec::new(), None);
-    for second in 0..story.load.len() {
+fn run_load_case(load_case: &LoadCase, faults: &FaultCase) -> LoadCaseOutcome {
+    let mut reporters = SimReporters::new(load_case, faults);
+    let (mut pods, mut kept, mut hidden_growth) = (Vec::new(), Vec::new(), None);
+    for second in 0..load_case.load.len() {
         for quarter in 0..4u32 {
-            world.now = Duration::from_secs(10 + second as u64) + 250 * quarter * MS;
+            reporters.now = Duration::from_secs(10 + second as u64) + 250 * quarter * MS;
             match quarter {
                 0 => {
                     // A new autoscaler cannot know of pods that ended a moment before and are not replaced yet.
-                    if harms.replaced_at == Some(second) {
-                        world.replace_autoscaler();
-                        world.carry_out_decisions();
+                    if faults.replaced_at == Some(second) {
+                        reporters.replace_autoscaler();
+                        reporters.carry_out_decisions();
                     }
-                    world.update_phases(second);
+                    reporters.update_phases(second);
                 }
-                1 => world.set_levels(second),
-                2 if harms.is_reversed => {
-                    [2, 1, 0].iter().for_each(|&sender| world.report(sender, second))
+                1 => reporters.set_levels(second),
+                2 if faults.is_reversed => {
+                    [2, 1, 0].iter().for_each(|&sender| reporters.report(sender, second))
                 }
-                2 => [0, 1, 2].iter().for_each(|&sender| world.report(sender, second)),
+                2 => [0, 1, 2].iter().for_each(|&sender| reporters.report(sender, second)),
                 _ => {}
             }
-            world.carry_out_decisions();
-            if world.hides_growth.contains(&true) {
-                hidden = Some((hidden.map_or(pods.len(), |(first, _)| first), pods.len()));
+            reporters.carry_out_decisions();
+            if reporters.hides_growth.contains(&true) {
+                hidden_growth =
+                    Some((hidden_growth.map_or(pods.len(), |(first, _)| first), pods.len()));
             }
-            pods.push(world.pods);
-            kept.push(world.kept());
+            pods.push(reporters.pods);
+            kept.push(reporters.kept());
         }
     }
-    LoadCaseOutcome { pods, kept, hidden_growth: hidden }
+    LoadCaseOutcome { pods, kept, hidden_growth }
 }
 
-/// Requested pods after each quarter of a second, with all base pods ready throughout.
-fn requested_pods(policy: &ScalePolicy, load: &[LoadLevels], harms: &FaultCase) -> Vec<u32> {
-    let lives = [const { 0..NEVER_ENDS }; BASE_PODS];
-    run_load_case(
-        &LoadCase { policy: policy.clone(), load: load.to_vec(), ready_spans: lives },
-        harms,
-    )
-    .pods
+/// Requested scale after each quarter of a second, with all base pods ready throughout.
+fn requested_pods(policy: &ScalePolicy, load: &[LoadLevels], faults: &FaultCase) -> Vec<u32> {
+    let ready_spans = [const { 0..NEVER_ENDS }; BASE_PODS];
+    run_load_case(&LoadCase { policy: policy.clone(), load: load.to_vec(), ready_spans }, faults)
+        .pods
 }
 
 fn small_policy() -> ScalePolicy {
@@ -408,19 +422,16 @@ fn small_policy() -> ScalePolicy {
     ScalePolicy { target_total: 10.0, max_scale_down_rate: 1000.0, ..short_window_policy() }
 }
 
-/// A constant level at each pod for `long` seconds.
-fn constant_load(long: usize, level: u64) -> Vec<LoadLevels> {
-    vec![[level, level, level, level, level, level, 0]; long]
+/// A constant level at each pod for `seconds` seconds.
+fn constant_load(seconds: usize, level: u64) -> Vec<LoadLevels> {
+    vec![[level, level, level, level, level, level, 0]; seconds]
 }
 
-fn single_fault(sender: usize, harm: ReportFault, from: usize, long: usize) -> FaultCase {
-    FaultCase {
-        faults: vec![TimedFault { sender, fault: harm, from, long }],
-        ..FaultCase::default()
-    }
+fn single_fault(sender: usize, fault: ReportFault, from: usize, long: usize) -> FaultCase {
+    FaultCase { faults: vec![TimedFault { sender, fault, from, long }], ..FaultCase::default() }
 }
 
-/// Lowest number of requested pods from second `from` on.
+/// Lowest requested scale from second `from` on.
 fn min_requested(pods: &[u32], from: usize) -> u32 {
     *pods[4 * from..].iter().min().expect("some seconds")
 }
@@ -432,17 +443,18 @@ fn scale_down_steps(pods: &[u32]) -> impl Iterator<Item = usize> {
 
 impl LoadCase {
     /// Requests at a pod in a second, or waiting ones: only ready pods get any.
-    fn level(&self, at: usize, second: usize) -> u64 {
-        let is_ready = self.ready_spans.get(at).is_none_or(|it| it.contains(&second));
-        if is_ready { self.load[second][at] } else { 0 }
+    fn level(&self, index: usize, second: usize) -> u64 {
+        let is_ready = self.ready_spans.get(index).is_none_or(|it| it.contains(&second));
+        if is_ready { self.load[second][index] } else { 0 }
     }
 
     /// Returns true if `pods` carry what is in flight at this moment. An autoscaler that asked for more than another
     /// before need not take a step up between two ticks that the other one takes.
-    fn is_carried(&self, at: usize, pods: u32) -> bool {
-        let level = |second: usize| (0..=BASE_PODS).map(|at| self.level(at, second)).sum::<u64>();
-        let most = level(at / 4).max(level((at / 4).saturating_sub(1)));
-        let is_between = self.policy.metric == ScaleMetric::Rps && !at.is_multiple_of(8);
-        is_between || most as f64 <= f64::from(pods) * self.policy.target_total
+    fn is_carried(&self, quarter: usize, pods: u32) -> bool {
+        let level =
+            |second: usize| (0..=BASE_PODS).map(|index| self.level(index, second)).sum::<u64>();
+        let max_level = level(quarter / 4).max(level((quarter / 4).saturating_sub(1)));
+        let is_between = self.policy.metric == ScaleMetric::Rps && !quarter.is_multiple_of(8);
+        is_between || max_level as f64 <= f64::from(pods) * self.policy.target_total
     }
 }

@@ -161,7 +161,7 @@ impl TryFrom<raw::Decision> for ScaleDecision {
         Ok(Self {
             connection_path: parse_connection_path("decision.path", message.path())?,
             revision: message.revision.parse()?,
-            desired_scale: message.wanted,
+            requested_scale: message.wanted,
             activator_count: message.activators,
             activity,
             stable_load: require_finite("decision.stable", message.stable)?,
@@ -233,7 +233,7 @@ impl From<ScaleDecision> for raw::Decision {
         };
         Self {
             revision: value.revision.to_string(),
-            wanted: value.desired_scale,
+            wanted: value.requested_scale,
             path: raw_connection_path(value.connection_path),
             activators: value.activator_count,
             activity: activity.into(),

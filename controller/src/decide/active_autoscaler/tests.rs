@@ -9,10 +9,10 @@ fn name(of: u8) -> NamespacedName {
     NamespacedName::new("default", format!("r{of}"))
 }
 
-fn decision(of: u8, wanted: u32) -> ScaleDecision {
+fn decision(of: u8, requested_scale: u32) -> ScaleDecision {
     ScaleDecision {
         revision: name(of),
-        desired_scale: Some(wanted),
+        requested_scale: Some(requested_scale),
         connection_path: ConnectionPath::Direct,
         activator_count: 0,
         activity: RevisionActivity::Active,
@@ -37,20 +37,20 @@ fn heard(seconds: u64) -> AutoscalerHeartbeat {
     }
 }
 
-fn naming(seconds: u64, counts: &str) -> AutoscalerHeartbeat {
-    AutoscalerHeartbeat { active_autoscaler: Some(counts.to_owned()), ..heard(seconds) }
+fn naming(seconds: u64, active: &str) -> AutoscalerHeartbeat {
+    AutoscalerHeartbeat { active_autoscaler: Some(active.to_owned()), ..heard(seconds) }
 }
 
 fn opened(
     all: &mut AutoscalerElection,
     stream: u64,
-    who: &str,
-    alive: AutoscalerHeartbeat,
-    wanted: u32,
+    subscriber_name: &str,
+    heartbeat: AutoscalerHeartbeat,
+    requested_scale: u32,
 ) -> Vec<ElectionEvent> {
-    let mut steps = all.begin_stream(stream, who);
-    steps.extend(all.handle_heartbeat(stream, alive));
-    steps.extend(all.handle_decision(stream, decision(1, wanted)));
+    let mut steps = all.begin_stream(stream, subscriber_name);
+    steps.extend(all.handle_heartbeat(stream, heartbeat));
+    steps.extend(all.handle_decision(stream, decision(1, requested_scale)));
     steps.extend(all.handle_synced(stream));
     steps
 }
@@ -81,10 +81,10 @@ fn clocks_of_hosts_do_not_influence_the_election() {
 #[test]
 fn an_autoscaler_stays_active_while_connected() {
     let mut all = AutoscalerElection::default();
-    let all_of = |wanted| {
+    let all_of = |requested_scale| {
         vec![
             ElectionEvent::Begin,
-            ElectionEvent::Decide(decision(1, wanted)),
+            ElectionEvent::Decide(decision(1, requested_scale)),
             ElectionEvent::Synced,
         ]
     };
@@ -224,35 +224,35 @@ proptest! {
     fn the_decisions_in_force_are_one_autoscalers_whole_set(
         ops in proptest::collection::vec((0u8..7, 0u64..3, 0u8..3, 0u32..4), 0..60),
     ) {
-        let (mut all, mut held, mut unnamed) =
+        let (mut all, mut in_force, mut unnamed) =
             (AutoscalerElection::default(), BTreeMap::new(), None::<BTreeSet<NamespacedName>>);
-        for (kind, stream, of, wanted) in ops {
+        for (kind, stream, index, requested_scale) in ops {
             let steps = match kind {
                 0 => all.begin_stream(stream, &format!("a{stream}")),
                 1 => all.handle_synced(stream),
                 2 => all.end_stream(stream),
-                3 => all.withdraw_decision(stream, name(of)),
-                4 => all.handle_heartbeat(stream, heard(u64::from(wanted) * 30)),
+                3 => all.withdraw_decision(stream, name(index)),
+                4 => all.handle_heartbeat(stream, heard(u64::from(requested_scale) * 30)),
                 5 => all.tick(),
-                _ => all.handle_decision(stream, decision(of, wanted)),
+                _ => all.handle_decision(stream, decision(index, requested_scale)),
             };
             for step in steps {
                 match step {
-                    ElectionEvent::Begin => unnamed = Some(held.keys().cloned().collect()),
+                    ElectionEvent::Begin => unnamed = Some(in_force.keys().cloned().collect()),
                     ElectionEvent::Decide(it) => {
                         unnamed.iter_mut().for_each(|all| _ = all.remove(&it.revision));
-                        held.insert(it.revision.clone(), it.desired_scale);
+                        in_force.insert(it.revision.clone(), it.requested_scale);
                     }
-                    ElectionEvent::Withdraw(name) => drop(held.remove(&name)),
+                    ElectionEvent::Withdraw(name) => drop(in_force.remove(&name)),
                     ElectionEvent::Synced => for name in unnamed.take().into_iter().flatten() {
-                        held.remove(&name);
+                        in_force.remove(&name);
                     },
                 }
             }
             let counts = all.active_stream.and_then(|stream| all.candidates.get(&stream));
             let Some(counts) = counts.filter(|it| it.is_synced) else { continue };
-            let decided = counts.decisions.iter().map(|(name, it)| (name.clone(), it.desired_scale));
-            prop_assert_eq!(&held, &decided.collect::<BTreeMap<_, _>>());
+            let decided = counts.decisions.iter().map(|(name, it)| (name.clone(), it.requested_scale));
+            prop_assert_eq!(&in_force, &decided.collect::<BTreeMap<_, _>>());
         }
     }
 }

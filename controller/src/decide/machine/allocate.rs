@@ -12,50 +12,53 @@ use crate::model::{
 };
 
 /// Allocates what the app's names lack and releases the allocations of names that it no longer has.
-pub(super) fn allocate(app: &mut AppState, name: &NamespacedName, world: &mut ClusterState) {
-    name_claims::update_route_claims(app, name, world);
-    allocate_owned_names(app, name, world);
+pub(super) fn allocate(app: &mut AppState, name: &NamespacedName, cluster: &mut ClusterState) {
+    name_claims::update_route_claims(app, name, cluster);
+    allocate_owned_names(app, name, cluster);
     // On the local platform a held allocation strengthens a claim, so the claims are computed again.
-    name_claims::update_route_claims(app, name, world);
+    name_claims::update_route_claims(app, name, cluster);
 }
 
-fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, world: &mut ClusterState) {
+fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut ClusterState) {
     let Some(route) = &mut app.route else { return };
     let mut tags: Vec<Option<Box<str>>> = vec![None];
     tags.extend(route.traffic_spec.iter().filter(|it| it.tag.is_some()).map(|it| it.tag.clone()));
     // A name with another owner gets no allocation here.
     tags.retain(|tag| {
-        world.app_of_route_name(&placeholder_name(name, tag.as_deref())).as_ref() == Some(name)
+        cluster.app_of_route_name(&placeholder_name(name, tag.as_deref())).as_ref() == Some(name)
     });
-    let (kept, left): (Vec<_>, Vec<_>) =
+    let (kept, released): (Vec<_>, Vec<_>) =
         route.allocations.drain(..).partition(|it| tags.contains(&it.tag));
-    release_allocations(&left, world);
+    release_allocations(&released, cluster);
     route.allocations = kept;
-    world.allocated.unallocated_apps.remove(name);
+    cluster.allocated.unallocated_apps.remove(name);
     for tag in tags {
-        let held = route.allocations.iter_mut().find(|it| it.tag == tag);
-        let allotted = match (world.settings.platform, held) {
+        let allocation = route.allocations.iter_mut().find(|it| it.tag == tag);
+        let allotted = match (cluster.settings.platform, allocation) {
             (PlatformKind::Local, Some(_)) => continue,
-            (PlatformKind::Local, None) => allocate_local(name, tag, world),
+            (PlatformKind::Local, None) => allocate_local(name, tag, cluster),
             // On Kubernetes the placeholder Service is the record: its ClusterIP may have changed.
-            (PlatformKind::Kubernetes, Some(held)) => {
-                if let Some(seen) =
-                    world.names.placeholders.get(&placeholder_name(name, held.tag.as_deref()))
+            (PlatformKind::Kubernetes, Some(allocation)) => {
+                if let Some(placeholder) = cluster
+                    .names
+                    .placeholders
+                    .get(&placeholder_name(name, allocation.tag.as_deref()))
                 {
-                    held.cluster_ips = ClusterIpSource::ApiServer(seen.cluster_ips.clone());
+                    allocation.cluster_ips =
+                        ClusterIpSource::ApiServer(placeholder.cluster_ips.clone());
                 }
                 continue;
             }
-            (PlatformKind::Kubernetes, None) => adopt_from_service(name, tag, world),
+            (PlatformKind::Kubernetes, None) => adopt_from_service(name, tag, cluster),
         };
         if let Some(allotted) = allotted {
-            reserve(&allotted, world);
+            reserve(&allotted, cluster);
             // Most Routes have one name; `push` alone would reserve room for four.
             route.allocations.reserve_exact(1);
             route.allocations.push(allotted);
-        } else if world.is_leader {
+        } else if cluster.is_leader {
             // Only a leader's failure means that no port is free: other replicas wait for the placeholder.
-            world.allocated.unallocated_apps.insert(name.clone());
+            cluster.allocated.unallocated_apps.insert(name.clone());
         }
     }
 }
@@ -63,14 +66,14 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, world: &mut C
 fn allocate_local(
     name: &NamespacedName,
     tag: Option<Box<str>>,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Option<RouteNameAllocation> {
     let hash = hash_route_name(name, tag.as_deref());
-    let addresses = ClusterIpSource::LocalRange(free_host(hash, world)?);
+    let addresses = ClusterIpSource::LocalRange(free_host(hash, cluster)?);
     Some(RouteNameAllocation {
         tag,
         cluster_ips: addresses,
-        activator_port: free_port(hash, world)?,
+        activator_port: free_port(hash, cluster)?,
     })
 }
 
@@ -79,15 +82,16 @@ fn allocate_local(
 fn adopt_from_service(
     name: &NamespacedName,
     tag: Option<Box<str>>,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Option<RouteNameAllocation> {
-    let seen = world.names.placeholders.get(&placeholder_name(name, tag.as_deref()));
-    let kept =
-        seen.and_then(|it| it.activator_port).filter(|port| !world.allocated.ports.contains(port));
-    let fresh =
-        || free_port(hash_route_name(name, tag.as_deref()), world).filter(|_| world.is_leader);
-    let port = kept.or_else(fresh)?;
-    let addresses = seen.map(|it| it.cluster_ips.clone()).unwrap_or_default();
+    let placeholder = cluster.names.placeholders.get(&placeholder_name(name, tag.as_deref()));
+    let adopted = placeholder
+        .and_then(|it| it.activator_port)
+        .filter(|port| !cluster.allocated.ports.contains(port));
+    let new_ips =
+        || free_port(hash_route_name(name, tag.as_deref()), cluster).filter(|_| cluster.is_leader);
+    let port = adopted.or_else(new_ips)?;
+    let addresses = placeholder.map(|it| it.cluster_ips.clone()).unwrap_or_default();
     Some(RouteNameAllocation {
         tag,
         cluster_ips: ClusterIpSource::ApiServer(addresses),
@@ -101,39 +105,39 @@ fn placeholder_name(name: &NamespacedName, tag: Option<&str>) -> NamespacedName 
 }
 
 /// Reserves the allocations of a restored app.
-pub(super) fn reserve_restored(app: &AppState, world: &mut ClusterState) {
-    app.allocations().iter().for_each(|it| reserve(it, world));
+pub(super) fn reserve_restored(app: &AppState, cluster: &mut ClusterState) {
+    app.allocations().iter().for_each(|it| reserve(it, cluster));
 }
 
-fn reserve(allotted: &RouteNameAllocation, world: &mut ClusterState) {
+fn reserve(allotted: &RouteNameAllocation, cluster: &mut ClusterState) {
     if let ClusterIpSource::LocalRange(host) = allotted.cluster_ips {
-        world.allocated.hosts.insert(host);
+        cluster.allocated.hosts.insert(host);
     }
-    world.allocated.ports.insert(allotted.activator_port);
+    cluster.allocated.ports.insert(allotted.activator_port);
 }
 
 /// Releases all allocations of the app `name`. The app may stay for a while, so they are also removed from it: by then
 /// another app may have them.
-pub(super) fn release_app(name: &NamespacedName, before: &AppState, world: &mut ClusterState) {
-    release_allocations(before.allocations(), world);
-    world.allocated.unallocated_apps.remove(name);
-    let route = world.apps.get_mut(name).and_then(|app| app.route.as_mut());
+pub(super) fn release_app(name: &NamespacedName, previous: &AppState, cluster: &mut ClusterState) {
+    release_allocations(previous.allocations(), cluster);
+    cluster.allocated.unallocated_apps.remove(name);
+    let route = cluster.apps.get_mut(name).and_then(|app| app.route.as_mut());
     route.into_iter().for_each(|route| route.allocations.clear());
 }
 
-pub(super) fn release_allocations(all: &[RouteNameAllocation], world: &mut ClusterState) {
+pub(super) fn release_allocations(all: &[RouteNameAllocation], cluster: &mut ClusterState) {
     if all.is_empty() {
         return;
     }
     for it in all {
         if let ClusterIpSource::LocalRange(host) = it.cluster_ips {
-            world.allocated.hosts.remove(&host);
+            cluster.allocated.hosts.remove(&host);
         }
-        world.allocated.ports.remove(&it.activator_port);
+        cluster.allocated.ports.remove(&it.activator_port);
     }
     // Routes that found no port are planned again, since one is free now.
-    for name in std::mem::take(&mut world.allocated.unallocated_apps) {
-        world.names.registry.mark_claimant_changed(NameClaimant::Route(name));
+    for name in std::mem::take(&mut cluster.allocated.unallocated_apps) {
+        cluster.names.registry.mark_claimant_changed(NameClaimant::Route(name));
     }
 }
 
@@ -149,18 +153,18 @@ fn is_reserved(host: u16) -> bool {
     matches!(host, 0 | 1 | 10 | u16::MAX)
 }
 
-fn free_host(hash: u32, world: &ClusterState) -> Option<u16> {
+fn free_host(hash: u32, cluster: &ClusterState) -> Option<u16> {
     let first = u16::try_from(hash >> 16).unwrap_or_default();
     let mut all = (0..=u16::MAX).map(|step| first.wrapping_add(step));
-    all.find(|host| !is_reserved(*host) && !world.allocated.hosts.contains(host))
+    all.find(|host| !is_reserved(*host) && !cluster.allocated.hosts.contains(host))
 }
 
-fn free_port(hash: u32, world: &ClusterState) -> Option<u16> {
-    let (first, last) = world.settings.activator_port_range;
+fn free_port(hash: u32, cluster: &ClusterState) -> Option<u16> {
+    let (first, last) = cluster.settings.activator_port_range;
     let span = u32::from(last - first) + 1;
     let mut all = (0..span).map(|step| (hash % span + step) % span);
     let port = |step: u32| u16::try_from(u32::from(first) + step).ok();
-    all.find_map(|step| port(step).filter(|port| !world.allocated.ports.contains(port)))
+    all.find_map(|step| port(step).filter(|port| !cluster.allocated.ports.contains(port)))
 }
 
 #[cfg(test)]

@@ -32,42 +32,42 @@ impl ControllerStateMachine {
             undecided.remove(&decision.revision);
         }
         let after = CurrentDecision {
-            desired_scale: decision.desired_scale,
+            requested_scale: decision.requested_scale,
             path: decision.connection_path,
             activity: decision.activity,
         };
         // The explanation is stored for an unknown Revision too: its status is written once it is observed.
-        let is_ahead = self.world.app_of_revision(&decision.revision).is_none();
+        let is_ahead = self.cluster.app_of_revision(&decision.revision).is_none();
         let changed = self.store_decision(&decision.revision, Some(after));
         if is_ahead || changed.is_some() {
-            let (line, known) = (
+            let (line, last_line) = (
                 explain_decision(&decision),
-                self.world.scaling.explanations.get(&decision.revision),
+                self.cluster.scaling.explanations.get(&decision.revision),
             );
             // A line that another replica wrote for the same decision stays; otherwise each new leader would write all
             // of them.
-            if known.is_none_or(|known| decision_summary(known) != decision_summary(&line)) {
-                self.world.scaling.explanations.insert(decision.revision.clone(), line.into());
+            if last_line.is_none_or(|last| decision_summary(last) != decision_summary(&line)) {
+                self.cluster.scaling.explanations.insert(decision.revision.clone(), line.into());
             }
         }
-        let Some((app, before)) = changed else { return };
+        let Some((app, previous)) = changed else { return };
         info!(
-            revision = %decision.revision, wanted = after.desired_scale, path = ?after.path,
+            revision = %decision.revision, wanted = after.requested_scale, path = ?after.path,
             activity = ?after.activity, stable = decision.stable_load, panic = decision.panic_load,
             target = decision.target_load, ready = decision.ready_pods, reason = decision.reason,
             "scale decided"
         );
-        self.reconcile_app(&app, Some(&before), false, now);
+        self.reconcile_app(&app, Some(&previous), false, now);
     }
 
     pub(super) fn handle_decision_withdrawn(&mut self, revision: &NamespacedName, now: UnixMillis) {
-        let was_told = self.world.scaling.explanations.remove(revision).is_some();
-        if let Some((app, before)) = self.store_decision(revision, None) {
-            self.reconcile_app(&app, Some(&before), false, now);
-        } else if was_told {
+        let was_explained = self.cluster.scaling.explanations.remove(revision).is_some();
+        if let Some((app, previous)) = self.store_decision(revision, None) {
+            self.reconcile_app(&app, Some(&previous), false, now);
+        } else if was_explained {
             // Nothing is planned without a change, so the keys of the statuses are named here.
-            let told = [ResourceKind::PodAutoscaler, ResourceKind::Revision];
-            let keys = told
+            let resources = [ResourceKind::PodAutoscaler, ResourceKind::Revision];
+            let keys = resources
                 .map(|resource| ObjectPartKey::new(resource, ObjectPart::Status, revision.clone()));
             self.effects.changed_keys.extend(keys);
         }
@@ -76,21 +76,21 @@ impl ControllerStateMachine {
     /// Applies the decisions on Revisions that have been observed since.
     pub(super) fn apply_pending_decisions(&mut self, now: UnixMillis) {
         // Nearly always there is none.
-        let known =
-            self.pending_decisions.keys().filter(|it| self.world.app_of_revision(it).is_some());
-        for revision in known.cloned().collect::<Vec<_>>() {
+        let revisions =
+            self.pending_decisions.keys().filter(|it| self.cluster.app_of_revision(it).is_some());
+        for revision in revisions.cloned().collect::<Vec<_>>() {
             let decided = self.pending_decisions.get(&revision).copied();
-            let Some((app, before)) = self.store_decision(&revision, decided) else { continue };
+            let Some((app, previous)) = self.store_decision(&revision, decided) else { continue };
             info!(revision = %revision, ?decided, "decided before it was known");
-            self.reconcile_app(&app, Some(&before), false, now);
+            self.reconcile_app(&app, Some(&previous), false, now);
         }
     }
 
     /// Keeps the decision on a deleted Revision until it is withdrawn, since another Revision may get the name.
     pub(super) fn keep_decision(&mut self, revision: &NamespacedName) {
-        let app = self.world.app_of_revision(revision).and_then(|it| self.world.apps.get(&it));
-        let known = app.and_then(|app| app.revision(&revision.name));
-        if let Some(decided) = known.and_then(|it| it.decision) {
+        let app = self.cluster.app_of_revision(revision).and_then(|it| self.cluster.apps.get(&it));
+        let revision_state = app.and_then(|app| app.revision(&revision.name));
+        if let Some(decided) = revision_state.and_then(|it| it.scaling.decision) {
             self.pending_decisions.insert(revision.clone(), decided);
         }
     }
@@ -99,49 +99,50 @@ impl ControllerStateMachine {
     pub(super) fn keep_decisions_of_deleted(
         &mut self,
         name: &NamespacedName,
-        before: &AppState,
+        previous: &AppState,
         after: Option<&AppState>,
     ) {
         let is_lost = |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
-        for revision in before.revisions.iter().filter(|it| it.is_deleted).filter(is_lost) {
-            let own = NamespacedName::new(name.namespace.clone(), &*revision.name);
-            self.pending_decisions.extend(revision.decision.map(|decided| (own, decided)));
+        for revision in previous.revisions.iter().filter(|it| it.is_deleted).filter(is_lost) {
+            let revision_name = NamespacedName::new(name.namespace.clone(), &*revision.name);
+            self.pending_decisions
+                .extend(revision.scaling.decision.map(|decided| (revision_name, decided)));
         }
     }
 
     /// Returns the Revisions for which a decision, or its explanation, is stored.
     pub(super) fn decided_revisions(&self) -> impl Iterator<Item = NamespacedName> {
-        let named = |(app, it): (&NamespacedName, &AppRevision)| {
-            NamespacedName::new(app.namespace.clone(), &*it.name)
+        let named = |(app, revision): (&NamespacedName, &AppRevision)| {
+            NamespacedName::new(app.namespace.clone(), &*revision.name)
         };
-        let all = self.world.apps.iter();
+        let all = self.cluster.apps.iter();
         all.flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)))
-            .filter(|(_, it)| it.decision.is_some())
+            .filter(|(_, it)| it.scaling.decision.is_some())
             .map(named)
             .chain(self.pending_decisions.keys().cloned())
-            .chain(self.world.scaling.explanations.keys().cloned())
+            .chain(self.cluster.scaling.explanations.keys().cloned())
     }
 
     /// Stores the decision on a Revision. Returns the app as it was before, if the decision changes it.
     fn store_decision(
         &mut self,
-        of: &NamespacedName,
+        revision_name: &NamespacedName,
         decided: Option<CurrentDecision>,
     ) -> Option<(NamespacedName, Box<AppState>)> {
-        let Some(name) = self.world.app_of_revision(of) else {
+        let Some(name) = self.cluster.app_of_revision(revision_name) else {
             match decided {
-                Some(decided) => self.pending_decisions.insert(of.clone(), decided),
-                None => self.pending_decisions.remove(of),
+                Some(decided) => self.pending_decisions.insert(revision_name.clone(), decided),
+                None => self.pending_decisions.remove(revision_name),
             };
             return None;
         };
-        self.pending_decisions.remove(of);
-        let app = self.world.apps.get_mut(&name)?;
-        let at = app.revisions.iter().position(|it| *it.name == *of.name)?;
-        (app.revisions[at].decision != decided).then(|| {
-            let before = app.clone();
-            app.revisions[at].decision = decided;
-            (name, before)
+        self.pending_decisions.remove(revision_name);
+        let app = self.cluster.apps.get_mut(&name)?;
+        let at = app.revisions.iter().position(|it| *it.name == *revision_name.name)?;
+        (app.revisions[at].scaling.decision != decided).then(|| {
+            let previous = app.clone();
+            app.revisions[at].scaling.decision = decided;
+            (name, previous)
         })
     }
 }
@@ -153,39 +154,42 @@ fn decision_summary(line: &str) -> &str {
 
 /// Explains a decision with its inputs in one line. The line is written with the decision and not again while it holds,
 /// though the inputs go on changing: each change would be a write.
-fn explain_decision(it: &ScaleDecision) -> String {
-    let pods = match it.desired_scale {
+fn explain_decision(decision: &ScaleDecision) -> String {
+    let pods = match decision.requested_scale {
         Some(1) => "1 pod".to_owned(),
-        Some(wanted) => format!("{wanted} pods"),
+        Some(pods) => format!("{pods} pods"),
         None => "as many pods as there are".to_owned(),
     };
-    let path = match it.connection_path {
+    let path = match decision.connection_path {
         ConnectionPath::Direct => "straight to pods",
         ConnectionPath::Activator => "through activators",
     };
-    let panics = if it.is_panicking { ", in panic" } else { "" };
-    let reason = if it.reason.is_empty() { String::new() } else { format!("{}; ", it.reason) };
+    let panics = if decision.is_panicking { ", in panic" } else { "" };
+    let reason =
+        if decision.reason.is_empty() { String::new() } else { format!("{}; ", decision.reason) };
     format!(
         "{pods}, {path}: {reason}load {stable:.2} in the stable window, {panic:.2} in the panic window{panics}; \
          target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}{inputs}",
-        stable = it.stable_load,
-        panic = it.panic_load,
-        target = it.target_load,
-        ready = it.ready_pods,
-        capacity = it.excess_burst_capacity,
-        inputs = it.inputs.as_ref().map(explain_inputs).unwrap_or_default(),
+        stable = decision.stable_load,
+        panic = decision.panic_load,
+        target = decision.target_load,
+        ready = decision.ready_pods,
+        capacity = decision.excess_burst_capacity,
+        inputs = decision.inputs.as_ref().map(explain_inputs).unwrap_or_default(),
     )
 }
 
 /// Describes the inputs of a decision beside the averages, if its sender included them.
-fn explain_inputs(it: &ScaleDecisionInputs) -> String {
-    let by_load = match it.desired_by_load {
+fn explain_inputs(inputs: &ScaleDecisionInputs) -> String {
+    let by_load = match inputs.desired_by_load {
         Some(pods) => format!("load asks for {pods}"),
         None => "load is not known".to_owned(),
     };
-    let most = if it.max_scale == 0 { "no limit".to_owned() } else { it.max_scale.to_string() };
-    let bound = if it.applied_bound.is_empty() { "none" } else { it.applied_bound.as_str() };
-    let sight = match it.coverage {
+    let most =
+        if inputs.max_scale == 0 { "no limit".to_owned() } else { inputs.max_scale.to_string() };
+    let bound =
+        if inputs.applied_bound.is_empty() { "none" } else { inputs.applied_bound.as_str() };
+    let sight = match inputs.coverage {
         UsageCoverage::Complete => "all of it",
         UsageCoverage::Partial => "a part of it",
         UsageCoverage::Missing => "none of it",
@@ -193,11 +197,11 @@ fn explain_inputs(it: &ScaleDecisionInputs) -> String {
     format!(
         "; {} in flight, {} of them waiting; windows of {} s and {} s; {by_load}; from {} to {most}; bound that held: \
          {bound}; load that is seen: {sight}",
-        it.in_flight,
-        it.waiting,
-        it.stable_window.as_secs(),
-        it.panic_window.as_secs(),
-        it.min_scale,
+        inputs.in_flight,
+        inputs.waiting,
+        inputs.stable_window.as_secs(),
+        inputs.panic_window.as_secs(),
+        inputs.min_scale,
     )
 }
 
@@ -224,7 +228,7 @@ mod tests {
         };
         let decision = ScaleDecision {
             revision: NamespacedName::new("default", "hello-00001"),
-            desired_scale: Some(3),
+            requested_scale: Some(3),
             connection_path: ConnectionPath::Activator,
             activator_count: 2,
             activity: RevisionActivity::Active,

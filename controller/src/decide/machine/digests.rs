@@ -44,33 +44,34 @@ impl ControllerStateMachine {
     pub(super) fn request_digests(
         &mut self,
         app: &NamespacedName,
-        before: &AppState,
+        previous: &AppState,
         after: Option<&AppState>,
     ) {
-        if self.world.settings.platform != PlatformKind::Kubernetes || !self.world.is_leader {
+        if self.cluster.settings.platform != PlatformKind::Kubernetes || !self.cluster.is_leader {
             return;
         }
         let open = |it: &&AppRevision| it.digests.is_empty();
         let named = |it: &AppRevision| NamespacedName::new(app.namespace.clone(), &*it.name);
-        let wanted = after.iter().flat_map(|app| &app.revisions).filter(open);
-        let lost = |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
-        let lost = before.revisions.iter().filter(open).filter(lost);
-        self.effects.revisions_to_resolve.extend(wanted.chain(lost).map(named));
+        let unresolved = after.iter().flat_map(|app| &app.revisions).filter(open);
+        let is_removed =
+            |it: &&AppRevision| after.is_none_or(|app| app.revision(&it.name).is_none());
+        let removed = previous.revisions.iter().filter(open).filter(is_removed);
+        self.effects.revisions_to_resolve.extend(unresolved.chain(removed).map(named));
     }
 
     /// Returns the query for a Revision's digests; `None` if it has them already, or this replica is not the leader.
     pub fn digest_query(&self, name: &NamespacedName) -> Option<DigestRequest> {
-        let revision = self.world.revision(&name.namespace, &name.name)?;
-        if !revision.digests.is_empty() || !self.world.is_leader {
+        let revision = self.cluster.revision(&name.namespace, &name.name)?;
+        if !revision.digests.is_empty() || !self.cluster.is_leader {
             return None;
         }
-        let facts = TemplateFacts::of_revision(revision, &self.world);
+        let facts = TemplateFacts::of_revision(revision, &self.cluster);
         let pod = &facts.template.spec.pod;
         let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
-        let image = |it: &k8s_openapi::api::core::v1::Container| {
-            (it.name.clone(), it.image.clone().unwrap_or_default())
+        let image = |container: &k8s_openapi::api::core::v1::Container| {
+            (container.name.clone(), container.image.clone().unwrap_or_default())
         };
-        let config = &self.world.settings.config_maps.deployment;
+        let config = &self.cluster.settings.config_maps.deployment;
         let secrets = pod.image_pull_secrets.iter().flatten().map(|it| it.name.clone());
         Some(DigestRequest {
             account: PullAccount {
@@ -91,7 +92,7 @@ impl ControllerStateMachine {
         resolved: DigestResolution,
         now: UnixMillis,
     ) {
-        let Some(owner) = self.world.app_of_revision(name) else { return };
+        let Some(owner) = self.cluster.app_of_revision(name) else { return };
         self.change_app(owner, now, |app, _| {
             let mut all = app.revisions.iter_mut();
             let Some(revision) = all.find(|it| *it.name == *name.name) else { return };
@@ -103,8 +104,9 @@ impl ControllerStateMachine {
                     // Only the failure to resolve has ended; another one stays.
                     revision.failure = failure.filter(|it| it.reason != CONTAINER_MISSING);
                 }
-                Err(why) => {
-                    revision.failure = Some(Box::new(ConditionReason::new(CONTAINER_MISSING, why)))
+                Err(error) => {
+                    revision.failure =
+                        Some(Box::new(ConditionReason::new(CONTAINER_MISSING, error)))
                 }
             }
         });

@@ -21,20 +21,20 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let before = self.world.domains.mappings.remove(name);
-        if let Some(before) = &before {
-            if let Some(all) = self.world.domains.mappings_by_target.get_mut(&before.target) {
+        let previous = self.cluster.domains.mappings.remove(name);
+        if let Some(previous) = &previous {
+            if let Some(all) = self.cluster.domains.mappings_by_target.get_mut(&previous.target) {
                 all.remove(name);
             }
-            self.world.domains.mappings_by_target.retain(|_, all| !all.is_empty());
+            self.cluster.domains.mappings_by_target.retain(|_, all| !all.is_empty());
         }
-        let old = before.as_ref().map(|it| it.target.clone());
+        let old = previous.as_ref().map(|it| it.target.clone());
         let mut new = None;
         if let Some(object) = object {
             let mut mapping = observe::read_domain_mapping(object);
-            match before {
-                // The conditions in the world are newer than those that were written.
-                Some(before) => mapping.conditions = before.conditions,
+            match previous {
+                // The conditions in the cluster state are newer than those that were written.
+                Some(previous) => mapping.conditions = previous.conditions,
                 None => fields::read_conditions(
                     &mut mapping.conditions,
                     object,
@@ -42,10 +42,10 @@ impl ControllerStateMachine {
                 ),
             }
             let all =
-                self.world.domains.mappings_by_target.entry(mapping.target.clone()).or_default();
+                self.cluster.domains.mappings_by_target.entry(mapping.target.clone()).or_default();
             all.insert(name.clone());
             new = Some(mapping.target.clone());
-            self.world.domains.mappings.insert(name.clone(), mapping);
+            self.cluster.domains.mappings.insert(name.clone(), mapping);
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
         }
@@ -68,19 +68,20 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         match object.map(observe::read_domain_claim) {
-            Some(claim) => drop(self.world.domains.claims.insert(name.name.to_string(), claim)),
-            None => drop(self.world.domains.claims.remove(name.name.as_str())),
+            Some(claim) => drop(self.cluster.domains.claims.insert(name.name.to_string(), claim)),
+            None => drop(self.cluster.domains.claims.remove(name.name.as_str())),
         }
         // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
-        let same = |(it, _): &(&NamespacedName, &crate::model::world::DomainMappingState)| {
-            it.name == name.name
-        };
+        let is_same_domain =
+            |(mapping_name, _): &(&NamespacedName, &crate::model::world::DomainMappingState)| {
+                mapping_name.name == name.name
+            };
         let of: Vec<(NamespacedName, NamespacedName)> = self
-            .world
+            .cluster
             .domains
             .mappings
             .iter()
-            .filter(same)
+            .filter(is_same_domain)
             .map(|(name, it)| (name.clone(), it.target.clone()))
             .collect();
         for (mapping, target) in of {
@@ -96,7 +97,7 @@ impl ControllerStateMachine {
         target: Option<NamespacedName>,
         now: UnixMillis,
     ) {
-        if let Some(owner) = target.and_then(|it| self.world.app_of_route_name(&it)) {
+        if let Some(owner) = target.and_then(|it| self.cluster.app_of_route_name(&it)) {
             self.reconcile_app(&owner, None, false, now);
         }
     }
@@ -106,10 +107,10 @@ impl ControllerStateMachine {
         if self.is_loading {
             return;
         }
-        let Some(before) = self.world.domains.mappings.get(name).cloned() else { return };
-        let mut mapping = before.clone();
-        plan::domain_mappings::update_conditions(&self.world, name, &mut mapping, now);
-        if mapping != before {
+        let Some(previous) = self.cluster.domains.mappings.get(name).cloned() else { return };
+        let mut mapping = previous.clone();
+        plan::domain_mappings::update_conditions(&self.cluster, name, &mut mapping, now);
+        if mapping != previous {
             let ready = mapping.conditions.is_true(ConditionType::DomainReady);
             info!(
                 domain = name.name.as_str(),
@@ -117,7 +118,7 @@ impl ControllerStateMachine {
                 ready,
                 "domain mapping changed"
             );
-            self.world.domains.mappings.insert(name.clone(), mapping);
+            self.cluster.domains.mappings.insert(name.clone(), mapping);
         }
         self.effects.changed_keys.push(ObjectPartKey::new(
             ResourceKind::DomainMapping,
@@ -130,20 +131,20 @@ impl ControllerStateMachine {
     pub(super) fn reconcile_mappings_of_app(
         &mut self,
         app: &NamespacedName,
-        before: &AppState,
+        previous: &AppState,
         now: UnixMillis,
     ) {
-        if self.world.domains.mappings_by_target.is_empty() {
+        if self.cluster.domains.mappings_by_target.is_empty() {
             return;
         }
-        let after = self.world.apps.get(app).map(|it| &**it);
-        let held = after.into_iter().chain([before]).flat_map(AppState::allocations);
-        let names = held
+        let after = self.cluster.apps.get(app).map(|it| &**it);
+        let allocations = after.into_iter().chain([previous]).flat_map(AppState::allocations);
+        let names = allocations
             .map(|it| NamespacedName::new(&*app.namespace, plan::placeholder_name(it, &app.name)));
         let names: std::collections::BTreeSet<NamespacedName> =
             names.chain([app.clone()]).collect();
         let mapped =
-            names.iter().filter_map(|it| self.world.domains.mappings_by_target.get(it)).flatten();
+            names.iter().filter_map(|it| self.cluster.domains.mappings_by_target.get(it)).flatten();
         for mapping in mapped.cloned().collect::<Vec<_>>() {
             self.reconcile_mapping(&mapping, now);
         }
@@ -151,11 +152,11 @@ impl ControllerStateMachine {
 
     /// Plans all mappings, and checks all claims, also those whose mappings no longer exist.
     pub(super) fn reconcile_all_mappings(&mut self, now: UnixMillis) {
-        for name in self.world.domains.mappings.keys().cloned().collect::<Vec<_>>() {
+        for name in self.cluster.domains.mappings.keys().cloned().collect::<Vec<_>>() {
             self.effects.changed_keys.push(claim_key(&name.name));
             self.reconcile_mapping(&name, now);
         }
-        let claims = self.world.domains.claims.keys().map(|it| claim_key(it));
+        let claims = self.cluster.domains.claims.keys().map(|it| claim_key(it));
         self.effects.changed_keys.extend(claims);
     }
 }

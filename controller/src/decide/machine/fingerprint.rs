@@ -1,6 +1,6 @@
 //! Pure: fingerprints of sent subjects; the messages themselves are planned again when a stream asks for them.
 //!
-//! A stored message of each subject would be the third and largest copy of what the world holds.
+//! A stored message of each subject would be the third and largest copy of what the cluster state holds.
 
 use std::{
     collections::HashMap,
@@ -52,8 +52,8 @@ impl ControllerStateMachine {
             steps.extend(more.changes);
         }
         let (mut last, mut out) = (None, Vec::with_capacity(steps.len()));
-        for (key, said) in steps {
-            let state = said.and_then(|_| self.cached_route_message(&key, &mut last));
+        for (key, fingerprint) in steps {
+            let state = fingerprint.and_then(|_| self.cached_route_message(&key, &mut last));
             out.push((key, state));
         }
         OutboxBatch { version, changes: out }
@@ -72,24 +72,25 @@ impl ControllerStateMachine {
         last: &mut Option<(NamespacedName, HashMap<RouteKey, RouteChange>)>,
     ) -> Option<RouteChange> {
         let app = match key {
-            RouteKey::Service(name) => self.world.app_of_route_name(name)?,
-            RouteKey::Revision(name) => self.world.app_of_revision(name)?,
+            RouteKey::Service(name) => self.cluster.app_of_route_name(name)?,
+            RouteKey::Revision(name) => self.cluster.app_of_revision(name)?,
             RouteKey::Pod(uid) => self.pod_index.apps.get(uid)?.clone(),
             RouteKey::Replicas(part) => {
-                return self.world.replicas.get(part).cloned().map(RouteChange::Replicas);
+                return self.cluster.replicas.get(part).cloned().map(RouteChange::Replicas);
             }
             RouteKey::Settings => {
-                return self.world.settings.route_settings().map(RouteChange::Settings);
+                return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }
             RouteKey::Activator(name) => {
-                let mut fixed = self.world.settings.fixed_activators.iter();
-                let seen = self.world.activators.pods.get(name).map(|(activator, _)| activator);
-                let found = fixed.find(|it| it.name == *name).or(seen);
-                return found.cloned().map(RouteChange::Activator);
+                let mut fixed = self.cluster.settings.fixed_activators.iter();
+                let observed =
+                    self.cluster.activators.pods.get(name).map(|(activator, _)| activator);
+                let activator = fixed.find(|it| it.name == *name).or(observed);
+                return activator.cloned().map(RouteChange::Activator);
             }
         };
         if last.as_ref().is_none_or(|(name, _)| *name != app) {
-            let subjects = plan::route_subjects(&self.world, &app);
+            let subjects = plan::route_subjects(&self.cluster, &app);
             let named = subjects.into_iter().filter_map(|it| Some((it.key()?, it)));
             *last = Some((app, named.collect()));
         }

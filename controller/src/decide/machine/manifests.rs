@@ -21,10 +21,10 @@ impl ControllerStateMachine {
         mut manifest: ServiceManifest,
         now: UnixMillis,
     ) {
-        manifest.template = self.world.template_cache.intern(&manifest.template);
-        let before = self.world.apps.get(&name).map(|app| AppState::clone(app));
+        manifest.template = self.cluster.template_cache.intern(&manifest.template);
+        let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
         // An app that is being deleted is replaced by a new one, with UIDs of its own.
-        let staying = before.clone().filter(|app| !app.is_terminating());
+        let staying = previous.clone().filter(|app| !app.is_terminating());
         if let Some(revision) = staying.as_ref().and_then(|app| find_name_conflict(app, &manifest))
         {
             let why = format!(
@@ -36,24 +36,25 @@ impl ControllerStateMachine {
         if !apply_manifest_to_app(&mut app, manifest, &name) {
             return;
         }
-        allocate::allocate(&mut app, &name, &mut self.world);
-        if let Some(leaving) = before.as_ref().filter(|app| app.is_terminating()) {
+        allocate::allocate(&mut app, &name, &mut self.cluster);
+        if let Some(terminating) = previous.as_ref().filter(|app| app.is_terminating()) {
             // The autoscaler still counts the Revision of this name, and sends a decision only if it changes.
-            plan::revision::ensure_latest_revision(&mut app, &name, &self.world, now);
+            plan::revision::ensure_latest_revision(&mut app, &name, &self.cluster, now);
             for revision in &mut app.revisions {
-                revision.decision = leaving.revision(&revision.name).and_then(|it| it.decision);
+                revision.scaling.decision =
+                    terminating.revision(&revision.name).and_then(|it| it.scaling.decision);
             }
         }
-        self.update_owner_exceptions(&name, before.as_ref(), Some(&app));
-        self.world.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_app(&name, before.as_ref(), true, now);
+        self.update_owner_exceptions(&name, previous.as_ref(), Some(&app));
+        self.cluster.apps.insert(name.clone(), Box::new(app));
+        self.reconcile_app(&name, previous.as_ref(), true, now);
     }
 
     fn new_app(&mut self, name: &NamespacedName, now: UnixMillis) -> AppState {
         self.apps_created += 1;
         let born = self.apps_created.to_string();
         let meta = |kind: &str| ObjectMetaSummary {
-            uid: Uid::derive(self.world.uid_seed, &[kind, &name.namespace, &name.name, &born]),
+            uid: Uid::derive(self.cluster.uid_seed, &[kind, &name.namespace, &name.name, &born]),
             generation: 0,
             created: now,
         };
@@ -68,30 +69,30 @@ impl ControllerStateMachine {
         }
     }
 
-    pub(super) fn reject_manifest(&mut self, name: NamespacedName, why: &str, now: UnixMillis) {
-        let before = self.world.apps.get(&name).map(|app| AppState::clone(app));
-        let staying = before.clone().filter(|app| !app.is_terminating());
+    pub(super) fn reject_manifest(&mut self, name: NamespacedName, reason: &str, now: UnixMillis) {
+        let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
+        let staying = previous.clone().filter(|app| !app.is_terminating());
         let mut app = staying.unwrap_or_else(|| self.new_app(&name, now));
-        info!(service = %name, why, "manifest refused");
+        info!(service = %name, why = reason, "manifest refused");
         if let Some(service) = &mut app.service {
-            service.manifest_error = Some(why.into());
+            service.manifest_error = Some(reason.into());
         }
-        self.world.apps.insert(name.clone(), Box::new(app));
-        self.reconcile_app(&name, before.as_ref(), true, now);
+        self.cluster.apps.insert(name.clone(), Box::new(app));
+        self.reconcile_app(&name, previous.as_ref(), true, now);
     }
 
     pub(super) fn delete_app(&mut self, name: &NamespacedName, now: UnixMillis) {
-        let Some(app) = self.world.apps.get_mut(name).filter(|app| !app.is_terminating()) else {
+        let Some(app) = self.cluster.apps.get_mut(name).filter(|app| !app.is_terminating()) else {
             return;
         };
-        let before = AppState::clone(app);
+        let previous = AppState::clone(app);
         if let Some(service) = &mut app.service {
             service.is_terminating = true;
         }
         info!(service = %name, "service deleted");
         // After the plan: until it has removed the routes, no other app may get the addresses.
-        self.reconcile_app(name, Some(&before), true, now);
-        allocate::release_app(name, &before, &mut self.world);
+        self.reconcile_app(name, Some(&previous), true, now);
+        allocate::release_app(name, &previous, &mut self.cluster);
     }
 }
 

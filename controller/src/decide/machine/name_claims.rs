@@ -16,17 +16,21 @@ use crate::{
     },
 };
 
-/// Records the names that an app's Route claims. The Route is read from `app`, not from the world.
-pub(super) fn update_route_claims(app: &AppState, name: &NamespacedName, world: &mut ClusterState) {
-    let wish = route_claims(app, name, world);
-    world.names.registry.set_claims(&NameClaimant::Route(name.clone()), wish);
+/// Records the names that an app's Route claims. The Route is read from `app`, not from the cluster state.
+pub(super) fn update_route_claims(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &mut ClusterState,
+) {
+    let claims = route_claims(app, name, cluster);
+    cluster.names.registry.set_claims(&NameClaimant::Route(name.clone()), claims);
 }
 
-fn route_claims(app: &AppState, name: &NamespacedName, world: &ClusterState) -> ClaimantNames {
-    let mut wish = ClaimantNames::default();
+fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> ClaimantNames {
+    let mut claims = ClaimantNames::default();
     // On Kubernetes the name's Service exists until it is deleted, and no other app can have the name before.
-    let has_left = app.cascades_deletion(world.settings.platform);
-    let Some(route) = app.route.as_ref().filter(|_| !has_left) else { return wish };
+    let has_left = app.cascades_deletion(cluster.settings.platform);
+    let Some(route) = app.route.as_ref().filter(|_| !has_left) else { return claims };
     let mut tags: Vec<Option<&str>> = vec![None];
     for tag in route.traffic_spec.iter().filter_map(|it| it.tag.as_deref()) {
         if !tags.contains(&Some(tag)) {
@@ -42,22 +46,23 @@ fn route_claims(app: &AppState, name: &NamespacedName, world: &ClusterState) -> 
             uid: route.meta.uid,
             is_tag: tag.is_some(),
             // On the local platform the allocation decides; on Kubernetes the placeholder Service does.
-            holds_allocation: world.settings.platform == PlatformKind::Local && has_numbers(),
+            holds_allocation: cluster.settings.platform == PlatformKind::Local && has_numbers(),
         };
-        let target = plan::route_host(app, name, tag, world).filter(|it| !it.is_local);
-        wish.hosts.extend(target.map(|it| (it.host, bid.clone())));
-        wish.services.push(bid);
+        let target = plan::route_host(app, name, tag, cluster).filter(|it| !it.is_local);
+        claims.hosts.extend(target.map(|it| (it.host, bid.clone())));
+        claims.services.push(bid);
     }
-    wish
+    claims
 }
 
 impl ControllerStateMachine {
     /// Records a mapping's claim to its domain, if its namespace may use the domain.
     pub(super) fn update_mapping_claim(&mut self, name: &NamespacedName) {
-        let mut wish = ClaimantNames::default();
-        let claimed = self.world.domains.claims.get(name.name.as_str());
+        let mut claims = ClaimantNames::default();
+        let claimed = self.cluster.domains.claims.get(name.name.as_str());
         let is_claimed = claimed.is_some_and(|it| it.namespace == *name.namespace);
-        if let Some(DomainMappingState { meta, target, .. }) = self.world.domains.mappings.get(name)
+        if let Some(DomainMappingState { meta, target, .. }) =
+            self.cluster.domains.mappings.get(name)
             && is_claimed
         {
             let bid = NameClaim {
@@ -68,48 +73,48 @@ impl ControllerStateMachine {
                 is_tag: false,
                 holds_allocation: false,
             };
-            wish.hosts.push((name.name.to_ascii_lowercase(), bid));
+            claims.hosts.push((name.name.to_ascii_lowercase(), bid));
         }
-        self.world.names.registry.set_claims(&NameClaimant::Mapping(name.clone()), wish);
+        self.cluster.names.registry.set_claims(&NameClaimant::Mapping(name.clone()), claims);
     }
 
     /// Plans the apps and mappings whose names may have another owner now.
     pub(super) fn reconcile_claimants(&mut self, now: UnixMillis) {
         // A plan may move further names, whose claimants are planned in the next round.
         while !self.is_loading {
-            let touched = self.world.names.registry.take_changed_claimants();
-            if touched.is_empty() {
+            let changed_claimants = self.cluster.names.registry.take_changed_claimants();
+            if changed_claimants.is_empty() {
                 return;
             }
-            self.reconcile_changed_claimants(&touched, now);
+            self.reconcile_changed_claimants(&changed_claimants, now);
         }
     }
 
-    fn reconcile_changed_claimants(&mut self, touched: &BTreeSet<NameClaimant>, now: UnixMillis) {
-        let routes = touched.iter().filter_map(|it| match it {
+    fn reconcile_changed_claimants(&mut self, claimants: &BTreeSet<NameClaimant>, now: UnixMillis) {
+        let routes = claimants.iter().filter_map(|claimant| match claimant {
             NameClaimant::Route(app) => {
-                Some((app.clone(), AppState::clone(self.world.apps.get(app)?)))
+                Some((app.clone(), AppState::clone(self.cluster.apps.get(app)?)))
             }
             NameClaimant::Mapping(_) => None,
         });
         let routes: Vec<(NamespacedName, AppState)> = routes.collect();
         // Twice: an allocation that one app releases in the first round, another may get in the second.
         for (name, _) in routes.iter().chain(&routes) {
-            let Some(mut app) = self.world.apps.remove(name) else { continue };
-            allocate::allocate(&mut app, name, &mut self.world);
-            self.world.apps.insert(name.clone(), app);
+            let Some(mut app) = self.cluster.apps.remove(name) else { continue };
+            allocate::allocate(&mut app, name, &mut self.cluster);
+            self.cluster.apps.insert(name.clone(), app);
         }
-        for (name, before) in routes {
-            self.reconcile_app(&name, Some(&before), true, now);
-            let app = self.world.apps.get(&name);
+        for (name, previous) in routes {
+            self.reconcile_app(&name, Some(&previous), true, now);
+            let app = self.cluster.apps.get(&name);
             let keys = app
                 .map(|app| crate::decide::part_keys::route_name_keys(&name, app))
                 .unwrap_or_default();
             self.effects.changed_keys.extend(keys);
         }
-        for mapping in touched {
+        for mapping in claimants {
             let NameClaimant::Mapping(name) = mapping else { continue };
-            let target = self.world.domains.mappings.get(name).map(|it| it.target.clone());
+            let target = self.cluster.domains.mappings.get(name).map(|it| it.target.clone());
             self.reconcile_route_owner(target, now);
             self.reconcile_mapping(name, now);
         }

@@ -1,4 +1,4 @@
-//! Pure: objects of the API server → the world. Observations come in any order and more than once.
+//! Pure: objects of the API server → the cluster state. Observations come in any order and more than once.
 
 use std::collections::BTreeSet;
 
@@ -44,17 +44,17 @@ impl ControllerStateMachine {
             ResourceKind::Node => self.observe_node(&name.name, object, now),
             ResourceKind::ConfigMap => self.observe_config_map(&name, object, now),
             ResourceKind::NetworkPolicy => {
-                let touched = self.world.network_policies.set_policy(name, object);
-                self.reconcile_namespaces(&touched, now);
+                let changed_apps = self.cluster.network_policies.set_policy(name, object);
+                self.reconcile_namespaces(&changed_apps, now);
             }
             ResourceKind::Namespace => {
                 let is_going = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
                 match object.is_some_and(is_going) {
-                    true => self.world.terminating_namespaces.insert(name.name.clone()),
-                    false => self.world.terminating_namespaces.remove(&name.name),
+                    true => self.cluster.terminating_namespaces.insert(name.name.clone()),
+                    false => self.cluster.terminating_namespaces.remove(&name.name),
                 };
-                let touched = self.world.network_policies.set_namespace(&name.name, object);
-                self.reconcile_namespaces(&touched, now);
+                let changed_apps = self.cluster.network_policies.set_namespace(&name.name, object);
+                self.reconcile_namespaces(&changed_apps, now);
             }
             // Kinds that have a file of their own, or are only written.
             ResourceKind::EndpointSlice => self.observe_slice(&name, object),
@@ -77,36 +77,36 @@ impl ControllerStateMachine {
     ) -> bool {
         if self.is_loading {
             // Nothing is planned yet, so no copy is needed to compare: a service may have thousands of pods.
-            let mut app = self.world.apps.remove(&name).unwrap_or_default();
+            let mut app = self.cluster.apps.remove(&name).unwrap_or_default();
             let shape = |app: &AppState| {
                 let tags = app.route.as_ref().map_or(0, |it| it.tags().count());
                 (app.revisions.len(), app.route.is_some(), tags)
             };
-            let before = shape(&app);
-            change(&mut app, &mut self.world);
-            if shape(&app) != before {
+            let old_shape = shape(&app);
+            change(&mut app, &mut self.cluster);
+            if shape(&app) != old_shape {
                 self.update_owner_exceptions(&name, None, Some(&app));
             }
-            self.world.apps.insert(name, app);
+            self.cluster.apps.insert(name, app);
             return true;
         }
-        let before = self.world.apps.remove(&name).unwrap_or_default();
-        let mut app = before.clone();
-        change(&mut app, &mut self.world);
-        if app == before && app != Box::default() {
-            self.world.apps.insert(name, app);
+        let previous = self.cluster.apps.remove(&name).unwrap_or_default();
+        let mut app = previous.clone();
+        change(&mut app, &mut self.cluster);
+        if app == previous && app != Box::default() {
+            self.cluster.apps.insert(name, app);
             return false;
         }
-        self.update_owner_exceptions(&name, Some(&before), Some(&app));
-        self.world.apps.insert(name.clone(), app);
-        self.reconcile_app(&name, Some(&before), true, now);
+        self.update_owner_exceptions(&name, Some(&previous), Some(&app));
+        self.cluster.apps.insert(name.clone(), app);
+        self.reconcile_app(&name, Some(&previous), true, now);
         true
     }
 
     fn observe_service(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
-        self.change_app(name, now, |app, world| {
-            let config = &world.settings.scale_policy;
-            let seen = object.map(|it| observe::read_service(it, config, app.service.as_ref()));
+        self.change_app(name, now, |app, cluster| {
+            let config = &cluster.settings.scale_policy;
+            let observed = object.map(|it| observe::read_service(it, config, app.service.as_ref()));
             // After a restart, the conditions that an earlier leader wrote are the starting point.
             if let (None, Some(object)) = (&app.service, object) {
                 fields::read_conditions(
@@ -115,9 +115,9 @@ impl ControllerStateMachine {
                     &conditions::SERVICE_CONDITIONS,
                 );
             }
-            app.service = seen.map(|it| ServiceState {
-                manifest: with_interned_template(it.manifest, world),
-                ..it
+            app.service = observed.map(|service| ServiceState {
+                manifest: with_interned_template(service.manifest, cluster),
+                ..service
             });
         });
     }
@@ -128,7 +128,7 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        self.change_app(name, now, |app, world| {
+        self.change_app(name, now, |app, cluster| {
             if let (None, Some(object)) = (&app.configuration, object) {
                 fields::read_conditions(
                     &mut app.conditions,
@@ -136,13 +136,15 @@ impl ControllerStateMachine {
                     &conditions::CONFIGURATION_CONDITIONS,
                 );
             }
-            let before = app.configuration.take().filter(|it| it.meta.uid != Uid(0));
+            let previous = app.configuration.take().filter(|it| it.meta.uid != Uid(0));
             app.configuration =
-                object.map(observe::read_configuration).map(|it| ConfigurationState {
-                    template: world.template_cache.intern(&it.template),
-                    // The world's value is newer than the written one.
-                    latest_ready: before.and_then(|it| it.latest_ready).or(it.latest_ready),
-                    ..it
+                object.map(observe::read_configuration).map(|configuration| ConfigurationState {
+                    template: cluster.template_cache.intern(&configuration.template),
+                    // The cluster state's value is newer than the written one.
+                    latest_ready: previous
+                        .and_then(|it| it.latest_ready)
+                        .or(configuration.latest_ready),
+                    ..configuration
                 });
         });
     }
@@ -152,31 +154,35 @@ impl ControllerStateMachine {
         if let Some(object) = object {
             named.extend(self.add_route_references(&name, &observe::read_route(object)));
         }
-        let own = name.clone();
-        self.change_app(name, now, |app, world| {
-            let before = app.route.take();
-            if let (None, Some(object)) = (&before, object) {
+        let route_name = name.clone();
+        self.change_app(name, now, |app, cluster| {
+            let previous = app.route.take();
+            if let (None, Some(object)) = (&previous, object) {
                 fields::read_conditions(&mut app.conditions, object, &conditions::ROUTE_CONDITIONS);
             }
-            match (object.map(observe::read_route), before) {
-                (Some(seen), before) => {
+            match (object.map(observe::read_route), previous) {
+                (Some(observed), previous) => {
                     // After a restart, the shares that an earlier leader wrote are the starting point.
-                    let before = before.unwrap_or_else(|| seen.clone());
+                    let previous = previous.unwrap_or_else(|| observed.clone());
                     // The writer reports a write error only once, so the present one is kept.
                     let RouteState { allocations: allotted, blocked_reason: blocked, .. } =
-                        before.clone();
+                        previous.clone();
                     let route =
-                        RouteState { allocations: allotted, blocked_reason: blocked, ..seen };
+                        RouteState { allocations: allotted, blocked_reason: blocked, ..observed };
                     // The leader's values are newer than what it wrote; other replicas follow the object.
-                    app.route = Some(match world.is_leader {
-                        true => {
-                            RouteState { traffic: before.traffic, rollout: before.rollout, ..route }
-                        }
+                    app.route = Some(match cluster.is_leader {
+                        true => RouteState {
+                            traffic: previous.traffic,
+                            rollout: previous.rollout,
+                            ..route
+                        },
                         false => route,
                     });
-                    allocate::allocate(app, &own, world);
+                    allocate::allocate(app, &route_name, cluster);
                 }
-                (None, Some(before)) => allocate::release_allocations(&before.allocations, world),
+                (None, Some(previous)) => {
+                    allocate::release_allocations(&previous.allocations, cluster)
+                }
                 (None, None) => {}
             }
         });
@@ -195,11 +201,11 @@ impl ControllerStateMachine {
         for target in route.traffic_spec.iter() {
             let configuration = target.configuration_name.as_deref();
             let by_revision = target.revision_name.as_deref().and_then(|revision| {
-                self.world.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))
+                self.cluster.app_of_revision(&NamespacedName::new(name.namespace.clone(), revision))
             });
             let by_name = configuration.map(|it| NamespacedName::new(name.namespace.clone(), it));
             for other in by_revision.into_iter().chain(by_name).filter(|it| it != name) {
-                self.world
+                self.cluster
                     .names
                     .referring_apps
                     .entry(other.clone())
@@ -214,7 +220,7 @@ impl ControllerStateMachine {
     /// Forgets the references of a Route, and returns the apps that it named.
     fn remove_route_references(&mut self, name: &NamespacedName) -> BTreeSet<NamespacedName> {
         let mut named = BTreeSet::new();
-        self.world.names.referring_apps.retain(|other, from| {
+        self.cluster.names.referring_apps.retain(|other, from| {
             if from.remove(name) {
                 named.insert(other.clone());
             }
@@ -225,7 +231,7 @@ impl ControllerStateMachine {
 
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let owner =
-            object.and_then(observe::owning_app).or_else(|| self.world.app_of_revision(name));
+            object.and_then(observe::owning_app).or_else(|| self.cluster.app_of_revision(name));
         let Some(owner) = owner else { return };
         let Some(object) = object else {
             self.keep_decision(name);
@@ -235,35 +241,38 @@ impl ControllerStateMachine {
         };
         let early = self.pod_index.without_revision.remove(name).unwrap_or_default();
         let pods: Vec<Box<str>> = early.values().map(|pod| pod.uid.clone()).collect();
-        self.change_app(owner, now, |app, world| {
-            let mut seen = observe::read_revision(object);
-            seen.template = world.template_cache.intern(&seen.template);
-            let is_new = app.revision(&seen.name).is_none();
+        self.change_app(owner, now, |app, cluster| {
+            let mut observed = observe::read_revision(object);
+            observed.template = cluster.template_cache.intern(&observed.template);
+            let is_new = app.revision(&observed.name).is_none();
             if let Some(line) = observe::read_decision(object).filter(|_| is_new) {
-                world.scaling.explanations.entry(name.clone()).or_insert(line);
+                cluster.scaling.explanations.entry(name.clone()).or_insert(line);
             }
-            match app.revisions.iter_mut().find(|it| it.name == seen.name) {
-                // All other fields are the controller's own, and newer in the world.
-                Some(known) if [Uid(0), seen.meta.uid].contains(&known.meta.uid) => {
-                    if !world.is_leader {
-                        adopt_leader_facts(known, &seen);
+            match app.revisions.iter_mut().find(|it| it.name == observed.name) {
+                // All other fields are the controller's own, and newer in the cluster state.
+                Some(revision) if [Uid(0), observed.meta.uid].contains(&revision.meta.uid) => {
+                    if !cluster.is_leader {
+                        adopt_leader_facts(revision, &observed);
                     }
-                    (known.meta, known.template) = (seen.meta, seen.template);
-                    known.creator = seen.creator;
-                    (known.is_terminating, known.is_orphan) = (seen.is_terminating, seen.is_orphan);
+                    (revision.meta, revision.template) = (observed.meta, observed.template);
+                    revision.creator = observed.creator;
+                    (revision.is_terminating, revision.is_orphan) =
+                        (observed.is_terminating, observed.is_orphan);
                 }
                 // A new Revision of the name. Decisions go by the name, and pods of the old one finish their requests.
-                Some(known) => {
-                    known.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
-                    let (decided, pods) = (known.decision, std::mem::take(&mut known.pods));
-                    *known = AppRevision { decision: decided, pods, ..seen };
+                Some(revision) => {
+                    revision.pods.iter_mut().for_each(|pod| drain_pod(pod, now));
+                    let (decided, pods) =
+                        (revision.scaling.decision, std::mem::take(&mut revision.pods));
+                    *revision = AppRevision { pods, ..observed };
+                    revision.scaling.decision = decided;
                 }
-                None => app.revisions.push(seen),
+                None => app.revisions.push(observed),
             }
             app.revisions
                 .sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
             for pod in early.into_values() {
-                store_pod(app, &name.name, pod, world.is_leader, now);
+                store_pod(app, &name.name, pod, cluster.is_leader, now);
             }
             // A new leader must not scale down what runs before the autoscaler decides.
             let mut all = app.revisions.iter_mut();
@@ -283,27 +292,27 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let key = ObjectPartKey::new(ResourceKind::Deployment, Piece::Object, name.clone());
-        let Some((owner, made_for)) = part_keys::owner_revision_of(&self.world, &key) else {
+        let Some((owner, made_for)) = part_keys::owner_revision_of(&self.cluster, &key) else {
             return;
         };
         let blocked = object.and_then(observe::replica_failure);
-        // If Kubernetes scales the Revision, the Deployment's replicas are the desired number of pods.
-        let told = object.and_then(|it| it["spec"]["replicas"].as_u64());
-        let of = (owner.clone(), Some(made_for.clone()));
-        let blocked = self.set_blocking_cause(&of, BlockingCause::Deployment, blocked);
-        self.change_app(owner, now, |app, world| {
+        // If Kubernetes scales the Revision, the Deployment's replicas are the requested scale.
+        let replicas = object.and_then(|it| it["spec"]["replicas"].as_u64());
+        let blocked_object = (owner.clone(), Some(made_for.clone()));
+        let blocked = self.set_blocking_cause(&blocked_object, BlockingCause::Deployment, blocked);
+        self.change_app(owner, now, |app, cluster| {
             let key = NamespacedName::new(name.namespace.clone(), &*made_for);
             let mut all = app.revisions.iter_mut();
             let Some(revision) = all.find(|it| it.name == made_for) else { return };
             revision.blocked_reason = blocked;
-            match told.and_then(|it| u32::try_from(it).ok()) {
-                Some(told)
-                    if TemplateFacts::of_revision(revision, world).class
+            match replicas.and_then(|it| u32::try_from(it).ok()) {
+                Some(replicas)
+                    if TemplateFacts::of_revision(revision, cluster).class
                         != AutoscalerClass::Kpa =>
                 {
-                    world.scaling.external_scales.insert(key, told);
+                    cluster.scaling.external_scales.insert(key, replicas);
                 }
-                Some(_) | None => drop(world.scaling.external_scales.remove(&key)),
+                Some(_) | None => drop(cluster.scaling.external_scales.remove(&key)),
             }
         });
     }
@@ -312,11 +321,11 @@ impl ControllerStateMachine {
     fn observe_autoscaler(&mut self, name: NamespacedName, object: Option<&Value>) {
         let uid = object.filter(|it| observe::is_hpa_class(it));
         let Some(uid) = uid.and_then(|it| it["metadata"]["uid"].as_str()) else {
-            self.world.scaling.hpa_owner_uids.remove(&name);
+            self.cluster.scaling.hpa_owner_uids.remove(&name);
             return;
         };
-        if self.world.scaling.hpa_owner_uids.get(&name).is_none_or(|it| **it != *uid) {
-            self.world.scaling.hpa_owner_uids.insert(name.clone(), uid.into());
+        if self.cluster.scaling.hpa_owner_uids.get(&name).is_none_or(|it| **it != *uid) {
+            self.cluster.scaling.hpa_owner_uids.insert(name.clone(), uid.into());
             let key =
                 ObjectPartKey::new(ResourceKind::HorizontalPodAutoscaler, Piece::Object, name);
             self.effects.changed_keys.push(key);
@@ -329,20 +338,25 @@ impl ControllerStateMachine {
         }
         // A kubelet that refused the pod would refuse the next one too, so the node is avoided for a while.
         let refuser = object.and_then(observe::rejecting_node);
-        if let Some(node) = refuser.and_then(|it| self.world.nodes.states.get_mut(it)) {
+        if let Some(node) = refuser.and_then(|it| self.cluster.nodes.states.get_mut(it)) {
             node.record_rejection(now);
         }
-        match object.filter(|it| observe::revision_name_of(it).is_some()).and_then(|it| {
-            let owner = observe::owning_app(it)?;
-            Some((owner, observe::revision_name_of(it)?.to_owned(), observe::read_pod(it)?))
+        match object.filter(|it| observe::revision_name_of(it).is_some()).and_then(|pod_object| {
+            let owner = observe::owning_app(pod_object)?;
+            Some((
+                owner,
+                observe::revision_name_of(pod_object)?.to_owned(),
+                observe::read_pod(pod_object)?,
+            ))
         }) {
             Some((owner, revision, (pod, status))) => {
                 self.pod_index.apps.insert(pod.uid.to_string(), owner.clone());
                 self.pod_index.uids.insert(name.clone(), pod.uid.clone());
-                let same = self.world.pods.statuses.get(&*pod.uid) == Some(&status);
-                self.world.pods.statuses.insert(pod.uid.to_string(), status);
-                let known = self.world.apps.get(&owner).and_then(|app| app.revision(&revision));
-                if known.is_none() {
+                let is_same_status = self.cluster.pods.statuses.get(&*pod.uid) == Some(&status);
+                self.cluster.pods.statuses.insert(pod.uid.to_string(), status);
+                let revision_state =
+                    self.cluster.apps.get(&owner).and_then(|app| app.revision(&revision));
+                if revision_state.is_none() {
                     // Each kind has a watch of its own: the Revision will be observed soon.
                     let made_for = NamespacedName::new(name.namespace.clone(), revision);
                     self.pod_index
@@ -353,10 +367,10 @@ impl ControllerStateMachine {
                     return;
                 }
                 let uid = pod.uid.clone();
-                let planned = self.change_app(owner.clone(), now, |app, world| {
-                    store_pod(app, &revision, pod, world.is_leader, now);
+                let planned = self.change_app(owner.clone(), now, |app, cluster| {
+                    store_pod(app, &revision, pod, cluster.is_leader, now);
                 });
-                if !planned && !same {
+                if !planned && !is_same_status {
                     self.reconcile_app(&owner, None, false, now);
                 }
                 self.apply_unplaced_reports(&uid, now);
@@ -373,7 +387,7 @@ impl ControllerStateMachine {
         });
         let Some(owner) = self.pod_index.apps.get(&*uid).cloned() else { return };
         // The plan must see the pod as ended before its status is dropped.
-        if let Some(status) = self.world.pods.statuses.get_mut(&*uid) {
+        if let Some(status) = self.cluster.pods.statuses.get_mut(&*uid) {
             status.phase = LocalPodPhase::Removed;
         }
         self.change_app(owner, now, |app, _| {
@@ -381,7 +395,7 @@ impl ControllerStateMachine {
                 revision.pods.retain(|pod| pod.uid != uid);
             }
         });
-        self.world.pods.statuses.remove(&*uid);
+        self.cluster.pods.statuses.remove(&*uid);
         self.forget_reports(&uid);
         self.pod_index.apps.remove(&*uid);
     }
@@ -389,25 +403,25 @@ impl ControllerStateMachine {
     /// Handles a node. A lost node takes its pods away before each is reported, and gives them back when it returns.
     fn observe_node(&mut self, name: &str, object: Option<&Value>, now: UnixMillis) {
         match object.and_then(observe::node_zone) {
-            Some(zone) => drop(self.world.nodes.zones.insert(name.to_owned(), zone)),
-            None => drop(self.world.nodes.zones.remove(name)),
+            Some(zone) => drop(self.cluster.nodes.zones.insert(name.to_owned(), zone)),
+            None => drop(self.cluster.nodes.zones.remove(name)),
         }
-        let was_away = self.world.is_node_lost(name);
-        let before = self.world.nodes.states.remove(name);
+        let was_away = self.cluster.is_node_lost(name);
+        let previous = self.cluster.nodes.states.remove(name);
         let node = match object {
-            Some(object) => Some(NodeState::from_object(object, before.as_ref())),
+            Some(object) => Some(NodeState::from_object(object, previous.as_ref())),
             // Deleting a lost node does not bring back its pods, so it stays known as lost.
             None if was_away && !self.apps_on_node(name).is_empty() => Some(NodeState::default()),
             None => None,
         };
-        self.world.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
+        self.cluster.nodes.states.extend(node.map(|node| (name.to_owned(), node)));
         self.handle_node_change(name, was_away, now);
     }
 
     /// Plans the apps on a node if it became or is no longer [away](ClusterState::is_node_lost); `was_away` is the
     /// former state.
     pub(super) fn handle_node_change(&mut self, name: &str, was_away: bool, now: UnixMillis) {
-        if self.world.is_node_lost(name) == was_away {
+        if self.cluster.is_node_lost(name) == was_away {
             return;
         }
         for app in self.apps_on_node(name) {
@@ -420,9 +434,9 @@ impl ControllerStateMachine {
     fn apps_on_node(&self, node: &str) -> Vec<NamespacedName> {
         let is_on =
             |pod: &RevisionPod| pod.kube_status.as_ref().is_some_and(|it| *it.node == *node);
-        let apps = self.world.apps.iter();
-        let found = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
-        found.map(|(name, _)| name.clone()).collect()
+        let apps = self.cluster.apps.iter();
+        let affected = apps.filter(|(_, app)| app.pods().any(|(_, pod)| is_on(pod)));
+        affected.map(|(name, _)| name.clone()).collect()
     }
 
     fn observe_placeholder(
@@ -431,28 +445,28 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let hidden = |world: &ClusterState| {
-            world.names.placeholders.get(name).is_some_and(|it| it.is_cluster_local)
+        let hidden = |cluster: &ClusterState| {
+            cluster.names.placeholders.get(name).is_some_and(|it| it.is_cluster_local)
         };
-        let was_hidden = hidden(&self.world);
+        let was_hidden = hidden(&self.cluster);
         match object.and_then(observe::read_placeholder) {
-            Some(seen) => drop(self.world.names.placeholders.insert(name.clone(), seen)),
+            Some(observed) => drop(self.cluster.names.placeholders.insert(name.clone(), observed)),
             None => {
-                if self.world.names.placeholders.remove(name).is_none() {
+                if self.cluster.names.placeholders.remove(name).is_none() {
                     return;
                 }
             }
         }
-        self.world.names.registry.mark_service_changed(name);
-        let Some(owner) = self.world.app_of_route_name(name) else { return };
-        let own = owner.clone();
-        let planned =
-            self.change_app(owner, now, |app, world| allocate::allocate(app, &own, world));
-        if was_hidden != hidden(&self.world) {
+        self.cluster.names.registry.mark_service_changed(name);
+        let Some(owner) = self.cluster.app_of_route_name(name) else { return };
+        let owner_app = owner.clone();
+        let planned = self
+            .change_app(owner, now, |app, cluster| allocate::allocate(app, &owner_app, cluster));
+        if was_hidden != hidden(&self.cluster) {
             // The app has no field for it, but its routes and URLs depend on it.
-            self.effects.changed_keys.extend(part_keys::status_keys(&own));
+            self.effects.changed_keys.extend(part_keys::status_keys(&owner_app));
             if !planned {
-                self.reconcile_app(&own, None, false, now);
+                self.reconcile_app(&owner_app, None, false, now);
             }
         }
     }
@@ -462,7 +476,7 @@ impl ControllerStateMachine {
     /// The last plan may never have been written, and the new leader may plan otherwise. So exactly the pods that are
     /// annotated as draining drain, as on every other replica.
     fn adopt_drain_annotations(&mut self, now: UnixMillis) {
-        for name in self.world.apps.keys().cloned().collect::<Vec<_>>() {
+        for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
             self.change_app(name, now, |app, _| {
                 let revisions = app.revisions.iter_mut().filter(|it| !it.is_deleted);
                 let pods = revisions.flat_map(|it| &mut it.pods);
@@ -472,33 +486,33 @@ impl ControllerStateMachine {
     }
 
     /// Handles the gain or loss of the leadership.
-    pub(super) fn handle_leadership(&mut self, leads: bool, now: UnixMillis) {
-        self.world.is_leader = leads;
-        let own = self.world.settings.own_pod_name.clone();
+    pub(super) fn handle_leadership(&mut self, is_leader: bool, now: UnixMillis) {
+        self.cluster.is_leader = is_leader;
+        let own_pod_name = self.cluster.settings.own_pod_name.clone();
         self.set_chosen_replica(
             ServerComponent::Controller,
-            leads.then_some(own).filter(|it| !it.is_empty()),
+            is_leader.then_some(own_pod_name).filter(|it| !it.is_empty()),
         );
-        if !leads {
+        if !is_leader {
             return self.adopt_drain_annotations(now);
         }
-        info!(apps = self.world.apps.len(), "leads");
+        info!(apps = self.cluster.apps.len(), "leads");
         self.effects
             .config_map_events
             .extend(std::mem::take(&mut self.unrecorded_events).into_values().flatten());
-        let names: Vec<NamespacedName> = self.world.apps.keys().cloned().collect();
+        let names: Vec<NamespacedName> = self.cluster.apps.keys().cloned().collect();
         for name in names {
-            let own = name.clone();
-            let planned = self.change_app(name.clone(), now, |app, world| {
-                allocate::allocate(app, &own, world);
+            let app_name = name.clone();
+            let planned = self.change_app(name.clone(), now, |app, cluster| {
+                allocate::allocate(app, &app_name, cluster);
                 app.revisions.iter_mut().for_each(keep_running_scale);
             });
             if !planned {
                 self.reconcile_app(&name, None, false, now);
             }
             // Another leader may have left anything unwritten, so every object is checked.
-            if let Some(app) = self.world.apps.get(&name) {
-                let keys = part_keys::app_keys(&name, app, &self.world);
+            if let Some(app) = self.cluster.apps.get(&name) {
+                let keys = part_keys::app_keys(&name, app, &self.cluster);
                 self.effects.changed_keys.extend(keys);
                 self.effects.apps_to_check.push(name);
             }
@@ -509,15 +523,15 @@ impl ControllerStateMachine {
 
 fn with_interned_template(
     mut manifest: crate::model::world::ServiceManifest,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> crate::model::world::ServiceManifest {
-    manifest.template = world.template_cache.intern(&manifest.template);
+    manifest.template = cluster.template_cache.intern(&manifest.template);
     manifest
 }
 
 /// Keeps the running pods as the desired ones until the autoscaler decides.
 fn keep_running_scale(revision: &mut AppRevision) {
-    revision.desired_scale = revision.serving_pods();
+    revision.scaling.requested_scale = revision.serving_pods();
 }
 
 /// Marks a Revision as deleted. It stays until its pods have ended, since they finish their requests.
@@ -540,10 +554,10 @@ fn drain_pod(pod: &mut RevisionPod, now: UnixMillis) {
 }
 
 /// Copies the facts of a Revision that only a leader finds out, or that it may have observed earlier.
-fn adopt_leader_facts(known: &mut AppRevision, seen: &AppRevision) {
-    known.initial_scale_reached |= seen.initial_scale_reached;
-    if known.digests.is_empty() {
-        known.digests = seen.digests.clone();
+fn adopt_leader_facts(revision: &mut AppRevision, observed: &AppRevision) {
+    revision.scaling.initial_scale_reached |= observed.scaling.initial_scale_reached;
+    if revision.digests.is_empty() {
+        revision.digests = observed.digests.clone();
     }
 }
 
@@ -554,15 +568,15 @@ fn store_pod(
     app: &mut AppState,
     revision: &str,
     mut pod: RevisionPod,
-    leads: bool,
+    is_leader: bool,
     now: UnixMillis,
 ) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
-    let gone = revision.is_deleted;
-    let deleted = pod.is_terminating() || gone;
+    let is_deleted = revision.is_deleted;
+    let deleted = pod.is_terminating() || is_deleted;
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
-        Some(known) => {
-            let was = known.kube_status.as_ref().map(|it| it.kubelet_readiness);
+        Some(known_pod) => {
+            let was = known_pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
             // A readiness that was once reported and is gone is a lost one, not a first one that is awaited.
             if let (Some(placed), Some(KubeletReadiness::Ready | KubeletReadiness::NoLongerReady)) =
                 (&mut pod.kube_status, was)
@@ -570,11 +584,11 @@ fn store_pod(
             {
                 placed.kubelet_readiness = KubeletReadiness::NoLongerReady;
             }
-            known.kube_status = pod.kube_status;
-            if deleted && known.stage == PodStage::Serving {
-                known.stage = PodStage::Draining { since: now };
-            } else if !leads && !gone {
-                adopt_drain_annotation(known, now);
+            known_pod.kube_status = pod.kube_status;
+            if deleted && known_pod.stage == PodStage::Serving {
+                known_pod.stage = PodStage::Draining { since: now };
+            } else if !is_leader && !is_deleted {
+                adopt_drain_annotation(known_pod, now);
             }
         }
         None => {

@@ -24,27 +24,27 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) -> bool {
-        if name.namespace != self.world.settings.system_namespace {
+        if name.namespace != self.cluster.settings.system_namespace {
             // A user who may label pods in another namespace must not be able to pose as a component.
             return false;
         }
         match object.and_then(observe::read_component_pod) {
             Some(ComponentPod::Activator(activator, standing)) => {
-                let who = drain_acks::reporter_id(ComponentRole::Activator, &activator.name);
-                self.world.pods.drain_acks.expect_reporter(&who, &name.name);
+                let reporter = drain_acks::reporter_id(ComponentRole::Activator, &activator.name);
+                self.cluster.pods.drain_acks.expect_reporter(&reporter, &name.name);
                 self.observe_activator(activator, standing);
             }
             Some(ComponentPod::Agent { node }) => {
-                self.world.pods.drain_acks.expect_reporter(
+                self.cluster.pods.drain_acks.expect_reporter(
                     &drain_acks::reporter_id(ComponentRole::Agent, &node),
                     &name.name,
                 );
             }
             Some(ComponentPod::Replica(part, replica)) => {
-                self.update_replicas(part, |it| {
-                    match it.members.iter_mut().find(|have| have.name == replica.name) {
-                        Some(have) => *have = replica,
-                        None => it.members.push(replica),
+                self.update_replicas(part, |replicas| {
+                    match replicas.members.iter_mut().find(|member| member.name == replica.name) {
+                        Some(member) => *member = replica,
+                        None => replicas.members.push(replica),
                     }
                 });
             }
@@ -56,39 +56,47 @@ impl ControllerStateMachine {
     fn remove_component_pod(&mut self, name: &str, now: UnixMillis) -> bool {
         let mut was = false;
         // The pod may have been any component, and its deletion does not state which.
-        for who in self.world.pods.drain_acks.remove_reporter_pod(name) {
+        for reporter in self.cluster.pods.drain_acks.remove_reporter_pod(name) {
             was = true;
-            self.handle_reporter_lost(&who, now);
+            self.handle_reporter_lost(&reporter, now);
             self.reconcile_draining_apps(now);
         }
-        if self.world.activators.pods.contains_key(name) {
+        if self.cluster.activators.pods.contains_key(name) {
             was = true;
             self.remove_activator(name);
         }
         for part in [ServerComponent::Controller, ServerComponent::Autoscaler] {
-            let all = self.world.replicas.get(&part).map(|it| it.members.as_slice());
+            let all = self.cluster.replicas.get(&part).map(|it| it.members.as_slice());
             if all.unwrap_or_default().iter().any(|it| it.name == name) {
                 was = true;
-                self.update_replicas(part, |it| it.members.retain(|have| have.name != name));
+                self.update_replicas(part, |it| it.members.retain(|member| member.name != name));
             }
         }
         was
     }
 
     /// Sets the chosen replica of a component.
-    pub(super) fn set_chosen_replica(&mut self, part: ServerComponent, chosen: Option<String>) {
-        self.update_replicas(part, |it| it.active = chosen);
+    pub(super) fn set_chosen_replica(
+        &mut self,
+        component: ServerComponent,
+        chosen: Option<String>,
+    ) {
+        self.update_replicas(component, |it| it.active = chosen);
     }
 
     /// Changes the replicas of a component in the RouteTable. Without any, clients use the address that they are
     /// configured with.
-    fn update_replicas(&mut self, part: ServerComponent, change: impl FnOnce(&mut ServerReplicas)) {
-        let none = || ServerReplicas { component: part, members: Vec::new(), active: None };
-        let replicas = self.world.replicas.entry(part).or_insert_with(none);
+    fn update_replicas(
+        &mut self,
+        component: ServerComponent,
+        change: impl FnOnce(&mut ServerReplicas),
+    ) {
+        let none = || ServerReplicas { component, members: Vec::new(), active: None };
+        let replicas = self.cluster.replicas.entry(component).or_insert_with(none);
         change(replicas);
         // The order of observation must not show in the table, or replicas would send different tables.
         replicas.members.sort_by(|a, b| a.name.cmp(&b.name));
-        let key = RouteKey::Replicas(part);
+        let key = RouteKey::Replicas(component);
         if replicas.members.is_empty() {
             self.routes.remove(&key);
         } else {
@@ -98,14 +106,15 @@ impl ControllerStateMachine {
     }
 
     fn observe_activator(&mut self, mut activator: ActivatorEntry, standing: ActivatorReadiness) {
-        activator.zone = self.world.nodes.zones.get(&activator.node).cloned().unwrap_or_default();
-        let seen = (activator.clone(), standing);
-        let before = self.world.activators.pods.insert(activator.name.clone(), seen.clone());
-        if before.as_ref() == Some(&seen) {
+        activator.zone = self.cluster.nodes.zones.get(&activator.node).cloned().unwrap_or_default();
+        let observed = (activator.clone(), standing);
+        let previous =
+            self.cluster.activators.pods.insert(activator.name.clone(), observed.clone());
+        if previous.as_ref() == Some(&observed) {
             return;
         }
         info!(activator = activator.name, ?standing, "activator seen");
-        self.update_activator_route(&seen.0.name);
+        self.update_activator_route(&observed.0.name);
         self.request_slice_checks();
     }
 
@@ -113,13 +122,13 @@ impl ControllerStateMachine {
     /// for as long as the table names it.
     fn update_activator_route(&self, name: &str) {
         let key = RouteKey::Activator(name.to_owned());
-        match self.world.activator_readiness(name) {
+        match self.cluster.activator_readiness(name) {
             Some((it, ActivatorReadiness::Ready)) => {
                 self.routes
                     .set(key, RouteFingerprint::of_change(&RouteChange::Activator(it.clone())));
             }
             Some((it, ActivatorReadiness::Terminating))
-                if self.world.activators.slices.lists_activator(name) =>
+                if self.cluster.activators.slices.lists_activator(name) =>
             {
                 self.routes
                     .set(key, RouteFingerprint::of_change(&RouteChange::Activator(it.clone())));
@@ -132,7 +141,7 @@ impl ControllerStateMachine {
 
     /// Updates the activators of a node that became, or is no longer, away.
     pub(super) fn update_node_activators(&mut self, node: &str) {
-        let all = self.world.activators.pods.values().filter(|(it, _)| it.node == node);
+        let all = self.cluster.activators.pods.values().filter(|(it, _)| it.node == node);
         let names: Vec<String> = all.map(|(it, _)| it.name.clone()).collect();
         names.iter().for_each(|name| self.update_activator_route(name));
         if !names.is_empty() {
@@ -143,27 +152,27 @@ impl ControllerStateMachine {
     /// Handles an EndpointSlice; `None`: it was deleted.
     pub(super) fn observe_slice(&mut self, name: &NamespacedName, object: Option<&Value>) {
         let targets = object.map(observe::slice_target_names).unwrap_or_default();
-        for left in self.world.activators.slices.set_slice(name, &targets) {
+        for left in self.cluster.activators.slices.set_slice(name, &targets) {
             info!(activator = left, "no slice leads to the activator any more");
             self.update_activator_route(&left);
         }
     }
 
     fn remove_activator(&mut self, name: &str) {
-        self.world.activators.pods.remove(name);
+        self.cluster.activators.pods.remove(name);
         self.update_activator_route(name);
         self.request_slice_checks();
     }
 
     /// Has the slices of every name checked. The writer writes only those whose choice changed, at a limited rate.
     fn request_slice_checks(&mut self) {
-        let apps = || self.world.apps.iter();
+        let apps = || self.cluster.apps.iter();
         let names = apps().filter(|(_, app)| app.route.is_some());
         let keys = names.flat_map(|(name, app)| crate::decide::part_keys::slice_keys(name, app));
         let revisions =
             apps().flat_map(|(name, app)| app.revisions.iter().map(move |it| (name, it)));
-        let own = revisions
+        let revision_slices = revisions
             .flat_map(|(name, it)| crate::decide::part_keys::path_keys(&name.namespace, it));
-        self.effects.changed_keys.extend(keys.chain(own).collect::<Vec<_>>());
+        self.effects.changed_keys.extend(keys.chain(revision_slices).collect::<Vec<_>>());
     }
 }

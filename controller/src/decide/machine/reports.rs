@@ -41,15 +41,15 @@ enum PodPlacement {
 impl ControllerStateMachine {
     pub(super) fn handle_report_begin(
         &mut self,
-        who: &ComponentReplica,
+        reporter: &ComponentReplica,
         stream: u64,
         now: UnixMillis,
     ) {
-        let was_away = self.world.is_node_lost(&who.node);
-        self.world.pods.drain_acks.begin_stream(&reporter_key(who), stream);
-        self.handle_node_change(&who.node, was_away, now);
-        let report = self.pods_by_reporter.entry(reporter_key(who)).or_default();
-        report.node.clone_from(&who.node);
+        let was_away = self.cluster.is_node_lost(&reporter.node);
+        self.cluster.pods.drain_acks.begin_stream(&reporter_key(reporter), stream);
+        self.handle_node_change(&reporter.node, was_away, now);
+        let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
+        report.node.clone_from(&reporter.node);
         // Pods that the last stream did not name again before it ended are still to be named.
         let named = std::mem::take(&mut report.pods);
         report.unconfirmed_pods.get_or_insert_default().extend(named);
@@ -57,43 +57,45 @@ impl ControllerStateMachine {
 
     pub(super) fn handle_report_synced(
         &mut self,
-        who: &ComponentReplica,
+        reporter: &ComponentReplica,
         stream: u64,
         now: UnixMillis,
     ) {
-        self.world.pods.drain_acks.handle_synced(&reporter_key(who), stream);
-        let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(who)) else { return };
-        let Some(mut gone) = report.unconfirmed_pods.take() else { return };
-        gone.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
+        self.cluster.pods.drain_acks.handle_synced(&reporter_key(reporter), stream);
+        let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(reporter)) else { return };
+        let Some(mut unconfirmed_pods) = report.unconfirmed_pods.take() else { return };
+        unconfirmed_pods.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
         // Only the local node restores pods from disk. On Kubernetes, a hundred agents would each scan all pods.
-        if who.role == ComponentRole::Agent && self.world.settings.platform == PlatformKind::Local {
-            let remembered = self.world.apps.values().flat_map(|app| app.pods());
+        if reporter.role == ComponentRole::Agent
+            && self.cluster.settings.platform == PlatformKind::Local
+        {
+            let remembered = self.cluster.apps.values().flat_map(|app| app.pods());
             let remembered = remembered.filter(|(_, pod)| pod.restored_address.is_some());
             let silent = remembered.filter(|(_, pod)| !report.pods.contains(&*pod.uid));
-            gone.extend(silent.map(|(_, pod)| pod.uid.to_string()));
+            unconfirmed_pods.extend(silent.map(|(_, pod)| pod.uid.to_string()));
         }
-        for uid in gone {
+        for uid in unconfirmed_pods {
             self.remove_pod_report(&uid, now);
         }
     }
 
     pub(super) fn handle_report_end(
         &mut self,
-        who: &ComponentReplica,
+        reporter: &ComponentReplica,
         stream: u64,
         now: UnixMillis,
     ) {
-        let was_away = self.world.is_node_lost(&who.node);
-        self.world.pods.drain_acks.end_stream(&reporter_key(who), stream);
-        self.handle_node_change(&who.node, was_away, now);
+        let was_away = self.cluster.is_node_lost(&reporter.node);
+        self.cluster.pods.drain_acks.end_stream(&reporter_key(reporter), stream);
+        self.handle_node_change(&reporter.node, was_away, now);
         self.reconcile_draining_apps(now);
     }
 
     /// Handles the end of a reporter's pod. A pod that it reported as not ready may have become ready, which others
     /// report then. For a pod that it reported as ready, the kubelet reports the end of readiness.
-    pub(super) fn handle_reporter_lost(&mut self, who: &str, now: UnixMillis) {
-        let Some(report) = self.pods_by_reporter.get(who) else { return };
-        let waits = |uid: &&String| self.world.pods.reports.get(*uid).is_some_and(|it| !it.ready);
+    pub(super) fn handle_reporter_lost(&mut self, reporter: &str, now: UnixMillis) {
+        let Some(report) = self.pods_by_reporter.get(reporter) else { return };
+        let waits = |uid: &&String| self.cluster.pods.reports.get(*uid).is_some_and(|it| !it.ready);
         for uid in report.pods.iter().filter(waits).cloned().collect::<Vec<_>>() {
             self.remove_pod_report(&uid, now);
         }
@@ -102,17 +104,17 @@ impl ControllerStateMachine {
     /// Handles a drain acknowledgement, or its withdrawal.
     pub(super) fn handle_drain_ack(
         &mut self,
-        who: &ComponentReplica,
+        reporter: &ComponentReplica,
         stream: u64,
         uid: &str,
         avoids: bool,
         now: UnixMillis,
     ) {
-        let (followers, who) = (&mut self.world.pods.drain_acks, reporter_key(who));
+        let (drain_acks, reporter) = (&mut self.cluster.pods.drain_acks, reporter_key(reporter));
         if avoids {
-            followers.acknowledge(&who, stream, uid);
+            drain_acks.acknowledge(&reporter, stream, uid);
         } else {
-            followers.withdraw(&who, stream, uid);
+            drain_acks.withdraw(&reporter, stream, uid);
         }
         let Some(app) = self.pod_index.apps.get(uid).cloned() else { return };
         if self.draining_apps.contains(&app) {
@@ -121,52 +123,57 @@ impl ControllerStateMachine {
     }
 
     /// Records that the activator names each service that it routes to some Revision.
-    pub(super) fn begin_routed_services(&mut self, who: &ComponentReplica, stream: u64) {
-        self.world.pods.drain_acks.begin_routed_services(&reporter_key(who), stream);
+    pub(super) fn begin_routed_services(&mut self, reporter: &ComponentReplica, stream: u64) {
+        self.cluster.pods.drain_acks.begin_routed_services(&reporter_key(reporter), stream);
     }
 
     /// Records that the activator routes the service to some Revision, or no longer does.
     pub(super) fn handle_service_routed(
         &mut self,
-        who: &ComponentReplica,
+        reporter: &ComponentReplica,
         stream: u64,
         name: &NamespacedName,
-        leads: bool,
+        is_routed: bool,
         now: UnixMillis,
     ) {
-        self.world.pods.drain_acks.set_service_routed(&reporter_key(who), stream, name, leads);
-        let Some(app) = self.world.app_of_route_name(name) else { return };
+        self.cluster.pods.drain_acks.set_service_routed(
+            &reporter_key(reporter),
+            stream,
+            name,
+            is_routed,
+        );
+        let Some(app) = self.cluster.app_of_route_name(name) else { return };
         // A Route becomes ready only once every activator routes its names.
         let waits = |app: &AppState| !app.conditions.is_true(ConditionType::RouteIngress);
-        if leads && self.world.apps.get(&app).is_some_and(|it| waits(it)) {
+        if is_routed && self.cluster.apps.get(&app).is_some_and(|it| waits(it)) {
             self.reconcile_app(&app, None, false, now);
         }
     }
 
     pub(super) fn handle_pod_report(
         &mut self,
-        who: &ComponentReplica,
-        seen: PodObservation,
+        reporter: &ComponentReplica,
+        observation: PodObservation,
         now: UnixMillis,
     ) {
-        let place = self.pod_placement(&who.node, &seen.uid);
+        let placement = self.pod_placement(&reporter.node, &observation.uid);
         // Checked first: a compromised agent must not be able to speak for the pods of other nodes.
-        if let PodPlacement::OtherNode(node) = place {
-            return self.refuse_report(&who.node, &seen.uid, &node);
+        if let PodPlacement::OtherNode(node) = placement {
+            return self.refuse_report(&reporter.node, &observation.uid, &node);
         }
-        let report = self.pods_by_reporter.entry(reporter_key(who)).or_default();
-        report.node.clone_from(&who.node);
-        report.pods.insert(seen.uid.clone());
+        let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
+        report.node.clone_from(&reporter.node);
+        report.pods.insert(observation.uid.clone());
         if let Some(unnamed) = &mut report.unconfirmed_pods {
-            unnamed.remove(&seen.uid);
+            unnamed.remove(&observation.uid);
         }
-        match place {
+        match placement {
             PodPlacement::Unknown if report.unplaced_reports.len() < MAX_UNPLACED_REPORTS => {
-                report.unplaced_reports.insert(seen.uid.clone(), seen);
+                report.unplaced_reports.insert(observation.uid.clone(), observation);
             }
             // Beyond the bound, the report is dropped; the agent's next stream repeats it.
             PodPlacement::Unknown | PodPlacement::OtherNode(_) => {}
-            PodPlacement::ReporterNode => self.store_pod_report(seen, now),
+            PodPlacement::ReporterNode => self.store_pod_report(observation, now),
         }
     }
 
@@ -176,16 +183,16 @@ impl ControllerStateMachine {
         let nodes: Vec<String> =
             self.pods_by_reporter.values().filter(holds).map(|it| it.node.clone()).collect();
         for node in nodes {
-            let place = self.pod_placement(&node, uid);
+            let placement = self.pod_placement(&node, uid);
             let mut reports = self.pods_by_reporter.values_mut().filter(|it| it.node == node);
             let Some(report) = reports.find(|it| it.unplaced_reports.contains_key(uid)) else {
                 continue;
             };
-            match place {
+            match placement {
                 PodPlacement::Unknown => {}
                 PodPlacement::ReporterNode => {
-                    if let Some(seen) = report.unplaced_reports.remove(uid) {
-                        self.store_pod_report(seen, now);
+                    if let Some(observation) = report.unplaced_reports.remove(uid) {
+                        self.store_pod_report(observation, now);
                     }
                 }
                 PodPlacement::OtherNode(other) => {
@@ -199,41 +206,47 @@ impl ControllerStateMachine {
 
     /// Forgets all reports of a pod that has ended.
     pub(super) fn forget_reports(&mut self, uid: &str) {
-        self.world.pods.reports.remove(uid);
-        self.world.pods.drain_acks.forget_pod(uid);
+        self.cluster.pods.reports.remove(uid);
+        self.cluster.pods.drain_acks.forget_pod(uid);
         for report in self.pods_by_reporter.values_mut() {
             report.unplaced_reports.remove(uid);
             report.pods.remove(uid);
         }
     }
 
-    fn store_pod_report(&mut self, seen: PodObservation, now: UnixMillis) {
-        let Some(app) = self.pod_index.apps.get(&seen.uid).cloned() else { return };
-        let (uid, idle) = (seen.uid.clone(), seen.in_flight == 0);
-        let known = self.world.pods.reports.get(&uid);
-        let same = known
-            .is_some_and(|it| *it == PodObservation { in_flight: it.in_flight, ..seen.clone() });
+    fn store_pod_report(&mut self, observation: PodObservation, now: UnixMillis) {
+        let Some(app) = self.pod_index.apps.get(&observation.uid).cloned() else { return };
+        let (uid, idle) = (observation.uid.clone(), observation.in_flight == 0);
+        let last_report = self.cluster.pods.reports.get(&uid);
+        let is_same_readiness = last_report.is_some_and(|report| {
+            *report == PodObservation { in_flight: report.in_flight, ..observation.clone() }
+        });
         // Most reports change only counts, which need no plan.
-        let told = if same { None } else { plan::serving_addresses(&self.world, &app, &uid) };
-        self.world.pods.reports.insert(uid.clone(), seen);
+        let old_addresses = if is_same_readiness {
+            None
+        } else {
+            plan::serving_addresses(&self.cluster, &app, &uid)
+        };
+        self.cluster.pods.reports.insert(uid.clone(), observation);
         // After a restart, agents report every pod in a state that the kubelet has already reported.
-        let same =
-            same || told.is_some() && told == plan::serving_addresses(&self.world, &app, &uid);
-        if !same || (idle && self.draining_apps.contains(&app)) {
+        let is_same_readiness = is_same_readiness
+            || old_addresses.is_some()
+                && old_addresses == plan::serving_addresses(&self.cluster, &app, &uid);
+        if !is_same_readiness || (idle && self.draining_apps.contains(&app)) {
             self.reconcile_app(&app, None, false, now);
         }
     }
 
     pub(super) fn handle_report_withdrawn(
         &mut self,
-        who: &ComponentReplica,
+        reporter: &ComponentReplica,
         uid: &str,
         now: UnixMillis,
     ) {
-        if let PodPlacement::OtherNode(node) = self.pod_placement(&who.node, uid) {
-            return self.refuse_report(&who.node, uid, &node);
+        if let PodPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
+            return self.refuse_report(&reporter.node, uid, &node);
         }
-        if let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(who)) {
+        if let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(reporter)) {
             report.pods.remove(uid);
             report.unplaced_reports.remove(uid);
         }
@@ -242,20 +255,20 @@ impl ControllerStateMachine {
 
     /// Handles a pod that its agent does not see: it does not serve, even if it was restored as serving.
     fn remove_pod_report(&mut self, uid: &str, now: UnixMillis) {
-        let seen = self.world.pods.reports.remove(uid).is_some();
+        let was_reported = self.cluster.pods.reports.remove(uid).is_some();
         let Some(name) = self.pod_index.apps.get(uid).cloned() else { return };
-        let pods = self.world.apps.get_mut(&name).map(|app| &mut app.revisions);
+        let pods = self.cluster.apps.get_mut(&name).map(|app| &mut app.revisions);
         let mut pods = pods.into_iter().flatten().flat_map(|it| &mut it.pods);
         let remembered =
             pods.find(|pod| *pod.uid == *uid).and_then(|it| it.restored_address.take());
-        if seen || remembered.is_some() {
+        if was_reported || remembered.is_some() {
             self.reconcile_app(&name, None, false, now);
         }
     }
 
     /// Returns the place of a pod, according to the API server, relative to an agent on `node`.
     fn pod_placement(&self, node: &str, uid: &str) -> PodPlacement {
-        let app = self.pod_index.apps.get(uid).and_then(|app| self.world.apps.get(app));
+        let app = self.pod_index.apps.get(uid).and_then(|app| self.cluster.apps.get(app));
         let pod = app.and_then(|app| app.pods().find(|(_, pod)| *pod.uid == *uid));
         match pod.map(|(_, pod)| pod.kube_status.as_deref()) {
             None => PodPlacement::Unknown,
@@ -281,23 +294,23 @@ impl ControllerStateMachine {
 }
 
 /// Returns the key of a reporter: an agent and an activator may have the same name.
-pub(super) fn reporter_key(who: &ComponentReplica) -> String {
-    drain_acks::reporter_id(who.role, &who.name)
+pub(super) fn reporter_key(reporter: &ComponentReplica) -> String {
+    drain_acks::reporter_id(reporter.role, &reporter.name)
 }
 
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
 pub(super) fn forget_revived_pods(
-    world: &mut ClusterState,
-    before: &crate::model::world::AppState,
+    cluster: &mut ClusterState,
+    previous: &crate::model::world::AppState,
     after: Option<&crate::model::world::AppState>,
 ) {
     let drains = |pod: &crate::model::world::RevisionPod| {
         pod.stage != crate::model::world::PodStage::Serving
     };
-    for (_, pod) in before.pods().filter(|(_, pod)| drains(pod)) {
+    for (_, pod) in previous.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());
         if !left.any(|(_, it)| it.uid == pod.uid && drains(it)) {
-            world.pods.drain_acks.forget_pod(&pod.uid);
+            cluster.pods.drain_acks.forget_pod(&pod.uid);
         }
     }
 }

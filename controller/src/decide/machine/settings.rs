@@ -42,12 +42,12 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        if name.namespace != self.world.settings.system_namespace {
+        if name.namespace != self.cluster.settings.system_namespace {
             return;
         }
-        let mut settings = ControllerSettings::clone(&self.world.settings);
+        let mut settings = ControllerSettings::clone(&self.cluster.settings);
         let update = settings.config_maps.observe(&name.name, object);
-        let mut fresh = Vec::new();
+        let mut new_warnings = Vec::new();
         for event in update.events {
             let (reason, message) = (event.reason, event.message.as_str());
             if event.is_warning {
@@ -57,29 +57,30 @@ impl ControllerStateMachine {
             }
             let uid = object.and_then(|it| it["metadata"]["uid"].as_str());
             let uid = uid.unwrap_or_default().to_owned();
-            fresh.push(ConfigMapEventRecord { name: name.clone(), uid, event });
+            new_warnings.push(ConfigMapEventRecord { name: name.clone(), uid, event });
         }
-        if self.world.is_leader {
-            self.effects.config_map_events.extend(fresh);
+        if self.cluster.is_leader {
+            self.effects.config_map_events.extend(new_warnings);
         } else {
             // The leader records Events; this replica records its warnings if it becomes the leader.
-            fresh.retain(|it| it.event.is_warning);
-            self.unrecorded_events.insert(name.clone(), fresh);
+            new_warnings.retain(|it| it.event.is_warning);
+            self.unrecorded_events.insert(name.clone(), new_warnings);
         }
         settings.apply_config_maps();
-        self.world.settings = Arc::new(settings);
+        self.cluster.settings = Arc::new(settings);
         if update.is_changed {
             self.update_settings_route();
             // Templates were parsed with the old settings.
-            self.world.template_cache = TemplateCache::default();
-            let all: Vec<NamespacedName> = self.world.apps.keys().cloned().collect();
+            self.cluster.template_cache = TemplateCache::default();
+            let all: Vec<NamespacedName> = self.cluster.apps.keys().cloned().collect();
             for app in &all {
                 self.reconcile_app(app, None, false, now);
             }
             self.reconcile_all_mappings(now);
             // Objects reflect the settings at the time of their creation. A replica that becomes the leader names all
             // of them.
-            if self.world.is_leader && self.world.settings.platform == PlatformKind::Kubernetes {
+            if self.cluster.is_leader && self.cluster.settings.platform == PlatformKind::Kubernetes
+            {
                 self.apps_to_rewrite = all.into();
                 self.rewrite_next_apps(now);
             }
@@ -88,7 +89,7 @@ impl ControllerStateMachine {
 
     /// Updates the settings for all services in the RouteTable, or removes them if all are defaults.
     fn update_settings_route(&self) {
-        match self.world.settings.route_settings() {
+        match self.cluster.settings.route_settings() {
             Some(it) => {
                 self.routes.set(
                     RouteKey::Settings,
@@ -103,8 +104,8 @@ impl ControllerStateMachine {
     pub(super) fn rewrite_next_apps(&mut self, now: UnixMillis) {
         for _ in 0..REWRITE_BATCH {
             let Some(name) = self.apps_to_rewrite.pop_front() else { return };
-            if let Some(app) = self.world.apps.get(&name) {
-                self.effects.changed_keys.extend(part_keys::app_keys(&name, app, &self.world));
+            if let Some(app) = self.cluster.apps.get(&name) {
+                self.effects.changed_keys.extend(part_keys::app_keys(&name, app, &self.cluster));
             }
         }
         self.timers.add(REWRITE_TIMER_KEY, now.plus_ms(REWRITE_INTERVAL_MS));

@@ -36,9 +36,9 @@ pub(super) struct MachineSim {
 
 impl MachineSim {
     pub(super) fn new() -> Self {
-        let world = ClusterState { uid_seed: 7, ..ClusterState::default() };
+        let cluster = ClusterState { uid_seed: 7, ..ClusterState::default() };
         Self {
-            machine: ControllerStateMachine::new(world, Outbox::new()),
+            machine: ControllerStateMachine::new(cluster, Outbox::new()),
             now: UnixMillis(1_000_000),
             pods: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -69,8 +69,8 @@ impl MachineSim {
                 ManifestDocument::Service(name, manifest) => {
                     self.step(ControllerEvent::ManifestApplied(name, manifest))
                 }
-                ManifestDocument::Refused(name, why) => {
-                    self.step(ControllerEvent::ManifestRejected(name.expect("a name"), why));
+                ManifestDocument::Refused(name, reason) => {
+                    self.step(ControllerEvent::ManifestRejected(name.expect("a name"), reason));
                 }
             }
         }
@@ -82,7 +82,7 @@ impl MachineSim {
     }
 
     pub(super) fn app(&self) -> &AppState {
-        &self.machine.world.apps[&hello()]
+        &self.machine.cluster.apps[&hello()]
     }
 
     /// Returns the generations of Service, Configuration and Route.
@@ -113,8 +113,8 @@ impl MachineSim {
         table
     }
 
-    pub(super) fn decide(&mut self, wanted: u32) {
-        self.step(ControllerEvent::DecisionReceived(decision("hello-00001", wanted)));
+    pub(super) fn decide(&mut self, requested_scale: u32) {
+        self.step(ControllerEvent::DecisionReceived(decision("hello-00001", requested_scale)));
     }
 
     pub(super) fn pod_uids(&self) -> Vec<String> {
@@ -122,10 +122,10 @@ impl MachineSim {
     }
 
     pub(super) fn report_pod(&mut self, uid: &str, change: impl FnOnce(&mut PodObservation)) {
-        let mut seen =
-            self.machine.world.pods.reports.get(uid).cloned().unwrap_or_else(|| pod_seen(uid));
-        change(&mut seen);
-        self.step(ControllerEvent::PodReported(agent(), seen));
+        let mut observation =
+            self.machine.cluster.pods.reports.get(uid).cloned().unwrap_or_else(|| pod_seen(uid));
+        change(&mut observation);
+        self.step(ControllerEvent::PodReported(agent(), observation));
     }
 
     pub(super) fn report_all_ready(&mut self) {
@@ -140,18 +140,22 @@ impl MachineSim {
 
     pub(super) fn condition(&self, kind: ConditionType) -> String {
         let all = &self.app().conditions;
-        let truth = match all.get(kind) {
+        let status = match all.get(kind) {
             ConditionStatus::Unknown(None) => {
                 let revision = self.app().revisions.last();
                 revision.map_or(ConditionStatus::Unknown(None), |it| it.conditions.get(kind))
             }
-            truth => truth,
+            status => status,
         };
-        let say = |why: ConditionReason| format!(" {}: {}", why.reason, why.message);
-        match truth {
-            ConditionStatus::True(why) => format!("True{}", why.map(say).unwrap_or_default()),
-            ConditionStatus::Unknown(why) => format!("Unknown{}", why.map(say).unwrap_or_default()),
-            ConditionStatus::False(why) => format!("False{}", say(why)),
+        let describe = |reason: ConditionReason| format!(" {}: {}", reason.reason, reason.message);
+        match status {
+            ConditionStatus::True(reason) => {
+                format!("True{}", reason.map(describe).unwrap_or_default())
+            }
+            ConditionStatus::Unknown(reason) => {
+                format!("Unknown{}", reason.map(describe).unwrap_or_default())
+            }
+            ConditionStatus::False(reason) => format!("False{}", describe(reason)),
         }
     }
 
@@ -203,13 +207,17 @@ pub(crate) fn pod_seen(uid: &str) -> PodObservation {
     }
 }
 
-pub(super) fn decision(revision: &str, wanted: u32) -> ScaleDecision {
+pub(super) fn decision(revision: &str, requested_scale: u32) -> ScaleDecision {
     ScaleDecision {
         revision: NamespacedName::new("default", revision),
-        desired_scale: Some(wanted),
+        requested_scale: Some(requested_scale),
         connection_path: ConnectionPath::Direct,
         activator_count: 0,
-        activity: if wanted > 0 { RevisionActivity::Active } else { RevisionActivity::Inactive },
+        activity: if requested_scale > 0 {
+            RevisionActivity::Active
+        } else {
+            RevisionActivity::Inactive
+        },
         stable_load: 0.0,
         panic_load: 0.0,
         target_load: 70.0,
@@ -249,13 +257,13 @@ fn a_decision_becomes_an_order_and_a_listener_becomes_a_route_in_one_step_each()
     assert!(order.name.starts_with("hello-00001-deployment-") && order.name.len() == 28);
     let env = order.spec.containers[0].env.clone().unwrap_or_default();
     let env: Vec<_> = env.iter().map(|it| (it.name.as_str(), it.value.as_deref())).collect();
-    let want = [
+    let expected = [
         ("PORT", Some("8080")),
         ("K_REVISION", Some("hello-00001")),
         ("K_CONFIGURATION", Some("hello")),
         ("K_SERVICE", Some("hello")),
     ];
-    assert_eq!(env, want);
+    assert_eq!(env, expected);
     assert_eq!(sim.phases(), [RoutingPhase::Starting]);
     // The node has not reported any status yet.
     sim.report_pod(&uid, |_| ());
@@ -321,15 +329,15 @@ fn a_draining_pod_serves_again_when_it_is_wanted_again() {
     sim.decide(0);
     sim.decide(1);
     assert_eq!((sim.pods.len(), sim.phases()), (1, vec![RoutingPhase::Ready]));
-    assert_eq!(sim.app().revisions[0].pods_created, 1);
+    assert_eq!(sim.app().revisions[0].scaling.pods_created, 1);
 }
 
 #[test]
 fn earlier_drain_acks_do_not_stop_a_pod_that_served_again() {
     let (mut sim, uid) = one_pod_with_two_reporters();
     sim.decide(0);
-    for (who, stream) in [(agent(), 1), (activator(), 2)] {
-        sim.step(ControllerEvent::DrainAcked(who, stream, uid.clone()));
+    for (subscriber, stream) in [(agent(), 1), (activator(), 2)] {
+        sim.step(ControllerEvent::DrainAcked(subscriber, stream, uid.clone()));
     }
     sim.decide(1);
     sim.decide(0);
@@ -531,12 +539,12 @@ fn a_service_reports_why_its_first_pod_is_not_ready_even_after_the_deadline() {
         ConditionType::ServiceReady,
     ];
     for kind in all {
-        let why = "Unknown ContainerNotReady: port 8080 is open for IPv6 only";
-        assert_eq!(sim.condition(kind), why, "{kind:?}");
+        let reason = "Unknown ContainerNotReady: port 8080 is open for IPv6 only";
+        assert_eq!(sim.condition(kind), reason, "{kind:?}");
     }
     sim.advance_time(600_000);
-    let late = "False ProgressDeadlineExceeded: Initial scale was never achieved: port 8080 is open for IPv6 only";
-    assert_eq!(sim.condition(ConditionType::RevisionReady), late);
+    let deadline_reason = "False ProgressDeadlineExceeded: Initial scale was never achieved: port 8080 is open for IPv6 only";
+    assert_eq!(sim.condition(ConditionType::RevisionReady), deadline_reason);
     let service = sim.condition(ConditionType::ServiceReady);
     assert!(service.contains("open for IPv6 only"), "{service}");
 }
@@ -564,8 +572,8 @@ fn an_image_that_is_missing_is_still_named_after_the_deadline() {
     assert_eq!(sim.condition(ConditionType::RevisionReady), named);
     sim.advance_time(600_000);
     assert_eq!(sim.condition(ConditionType::RevisionReady), named);
-    let late = sim.condition(ConditionType::RevisionResources);
-    assert!(late.ends_with("never achieved: dev.local/hello:v1: not found"), "{late}");
+    let status = sim.condition(ConditionType::RevisionResources);
+    assert!(status.ends_with("never achieved: dev.local/hello:v1: not found"), "{status}");
 }
 
 #[test]
@@ -595,7 +603,7 @@ fn a_deleted_service_drains_and_then_is_gone() {
     sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
     sim.status(&uid, NodePhase::Removed, LocalContainerState::Running, 0);
-    assert!(sim.machine.world.apps.is_empty() && sim.machine.world.allocated.hosts.is_empty());
+    assert!(sim.machine.cluster.apps.is_empty() && sim.machine.cluster.allocated.hosts.is_empty());
     assert_eq!(sim.table(), RouteTable::default());
 }
 
@@ -604,13 +612,13 @@ fn a_service_applied_again_while_terminating_starts_again() {
     let mut sim = MachineSim::new();
     sim.apply(HELLO);
     let uid = |sim: &MachineSim| sim.app().service.as_ref().map(|it| it.meta.uid);
-    let before = uid(&sim);
+    let old_uid = uid(&sim);
     sim.decide(1);
     sim.report_all_ready();
     sim.step(ControllerEvent::ManifestDeleted(hello()));
     sim.now = sim.now.plus_ms(1);
     sim.apply(HELLO);
-    assert_ne!(uid(&sim), before);
+    assert_ne!(uid(&sim), old_uid);
     assert_eq!(sim.table().services.len(), 1);
     assert_eq!(sim.names.len(), 1);
 }
@@ -648,25 +656,25 @@ fn a_name_that_two_ask_for_is_the_firsts_until_that_goes() {
     let mut sim = MachineSim::new();
     let tagged = "\n  traffic:\n  - {latestRevision: true, percent: 100, tag: old}\n";
     sim.apply(&format!("{}{tagged}", HELLO.trim_end()));
-    let own = NamespacedName::new("default", "old-hello");
-    let before = (sim.table().services[&own].clone(), sim.names[&own].clone());
+    let first_name = NamespacedName::new("default", "old-hello");
+    let previous = (sim.table().services[&first_name].clone(), sim.names[&first_name].clone());
     sim.decide(1);
     sim.report_all_ready();
     sim.advance_time(1000);
     sim.apply(&HELLO.replace("{name: hello}", "{name: old-hello}"));
-    let now = (sim.table().services[&own].clone(), sim.names[&own].clone());
-    assert_eq!((now.0.addresses, now.1), (before.0.addresses.clone(), before.1.clone()));
-    assert_eq!(now.0.targets, before.0.targets);
-    let other = &sim.machine.world.apps[&own];
+    let now = (sim.table().services[&first_name].clone(), sim.names[&first_name].clone());
+    assert_eq!((now.0.addresses, now.1), (previous.0.addresses.clone(), previous.1.clone()));
+    assert_eq!(now.0.targets, previous.0.targets);
+    let other = &sim.machine.cluster.apps[&first_name];
     assert!(
-        matches!(other.conditions.get(ConditionType::RouteReady), ConditionStatus::False(why) if why.reason == "NotOwned")
+        matches!(other.conditions.get(ConditionType::RouteReady), ConditionStatus::False(reason) if reason.reason == "NotOwned")
     );
     sim.step(ControllerEvent::ManifestDeleted(hello()));
     sim.advance_time(600_000);
-    let now = sim.table().services[&own].clone();
+    let now = sim.table().services[&first_name].clone();
     assert_eq!(now.targets[0].revision.name, "old-hello-00001");
-    assert_eq!(sim.names[&own], now.addresses);
-    assert!(sim.machine.world.apps[&own].conditions.is_true(ConditionType::RouteReady));
+    assert_eq!(sim.names[&first_name], now.addresses);
+    assert!(sim.machine.cluster.apps[&first_name].conditions.is_true(ConditionType::RouteReady));
 }
 
 #[test]

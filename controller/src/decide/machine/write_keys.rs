@@ -10,7 +10,8 @@ use crate::{
     model::{
         object::{ObjectPartKey, ResourceKind, WriteError},
         world::{
-            AppRevision, AppState, ClusterState, ConditionReason, RouteState, Uid, UnixMillis,
+            AppRevision, AppState, ClusterState, ConditionReason, RevisionScaling, RouteState, Uid,
+            UnixMillis,
         },
     },
 };
@@ -32,41 +33,41 @@ pub(super) enum BlockingCause {
 /// Returns the parts of objects that may differ between two states of an app.
 pub(super) fn changed_keys(
     name: &NamespacedName,
-    before: &AppState,
+    previous: &AppState,
     after: Option<&AppState>,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Vec<ObjectPartKey> {
     let Some(after) = after else { return Vec::new() };
     let mut keys = Vec::new();
-    if before.service != after.service
-        || before.configuration != after.configuration
-        || before.route != after.route
+    if previous.service != after.service
+        || previous.configuration != after.configuration
+        || previous.route != after.route
     {
         keys.extend(part_keys::object_keys(name));
         keys.extend(part_keys::route_name_keys(name, after));
-        keys.extend(part_keys::route_name_keys(name, before));
+        keys.extend(part_keys::route_name_keys(name, previous));
         // An annotation of the Route may set the path of its Revisions.
         let ways = after.revisions.iter().flat_map(|it| part_keys::path_keys(&name.namespace, it));
         keys.extend(ways);
     }
     if keys.is_empty()
-        && before.conditions == after.conditions
-        && before.revisions == after.revisions
+        && previous.conditions == after.conditions
+        && previous.revisions == after.revisions
     {
         return keys;
     }
     keys.extend(part_keys::status_keys(name));
     // A scale that was decided while the owner was being deleted was not written, and nothing else would name it again.
-    let is_freed = |it: &AppRevision| {
-        part_keys::is_scaled(world, name, after, it)
-            && !part_keys::is_scaled(world, name, before, it)
+    let is_freed = |revision: &AppRevision| {
+        part_keys::is_scaled(cluster, name, after, revision)
+            && !part_keys::is_scaled(cluster, name, previous, revision)
     };
     for revision in &after.revisions {
-        let old = before.revision(&revision.name);
+        let old = previous.revision(&revision.name);
         if old.is_none_or(|old| child_inputs(old) != child_inputs(revision)) {
-            let containers = part_keys::container_names(revision, world);
+            let containers = part_keys::container_names(revision, cluster);
             keys.extend(part_keys::revision_keys(&name.namespace, revision, &containers));
-            keys.extend(part_keys::hpa_key(&name.namespace, revision, world));
+            keys.extend(part_keys::hpa_key(&name.namespace, revision, cluster));
         }
         if old != Some(revision) || is_freed(revision) {
             keys.extend(part_keys::scale_keys(&name.namespace, revision));
@@ -74,9 +75,9 @@ pub(super) fn changed_keys(
         }
     }
     // A Revision that the plan has dropped, such as an old one, is deleted on the API server as well.
-    let lost = before.revisions.iter().filter(|it| after.revision(&it.name).is_none());
-    keys.extend(lost.map(|it| {
-        let name = NamespacedName::new(name.namespace.clone(), &*it.name);
+    let removed = previous.revisions.iter().filter(|it| after.revision(&it.name).is_none());
+    keys.extend(removed.map(|revision| {
+        let name = NamespacedName::new(name.namespace.clone(), &*revision.name);
         ObjectPartKey::new(ResourceKind::Revision, crate::model::object::ObjectPart::Object, name)
     }));
     keys
@@ -89,7 +90,7 @@ fn child_inputs(revision: &AppRevision) -> impl PartialEq + '_ {
         template,
         routing_state: routing,
         digests,
-        initial_scale_reached: reached,
+        scaling: RevisionScaling { initial_scale_reached: reached, .. },
         ..
     } = revision;
     (meta, template, routing, digests, reached, revision.is_stuck())
@@ -100,7 +101,7 @@ impl ControllerStateMachine {
     pub(super) fn update_owner_exceptions(
         &mut self,
         name: &NamespacedName,
-        before: Option<&AppState>,
+        previous: Option<&AppState>,
         after: Option<&AppState>,
     ) {
         fn named(app: &AppState) -> (bool, Vec<&str>, Vec<&str>) {
@@ -109,15 +110,18 @@ impl ControllerStateMachine {
             (app.route.is_some(), revisions, tags)
         }
         // Nearly always no name has come or gone.
-        if before.map(named) == after.map(named) {
+        if previous.map(named) == after.map(named) {
             return;
         }
-        let odd = |app: &AppState| part_keys::owner_exceptions(name, app, &self.world);
-        let [old, new] = [before, after].map(|app| app.map(odd).unwrap_or_default());
-        for gone in old.into_iter().filter(|it| !new.contains(it)) {
-            self.world.names.owner_exceptions.remove(&(gone, name.clone()));
+        let exceptions_of = |app: &AppState| part_keys::owner_exceptions(name, app, &self.cluster);
+        let [old, new] = [previous, after].map(|app| app.map(exceptions_of).unwrap_or_default());
+        for removed in old.into_iter().filter(|it| !new.contains(it)) {
+            self.cluster.names.owner_exceptions.remove(&(removed, name.clone()));
         }
-        self.world.names.owner_exceptions.extend(new.into_iter().map(|own| (own, name.clone())));
+        self.cluster
+            .names
+            .owner_exceptions
+            .extend(new.into_iter().map(|object_name| (object_name, name.clone())));
     }
 
     /// Handles missing child objects: the condition goes to their owner, or to the Configuration that should have made
@@ -125,28 +129,28 @@ impl ControllerStateMachine {
     pub(super) fn handle_missing_children(
         &mut self,
         app: NamespacedName,
-        of: ResourceKind,
+        resource: ResourceKind,
         name: &NamespacedName,
-        trouble: Option<WriteError>,
+        error: Option<WriteError>,
         now: UnixMillis,
     ) {
-        let why = trouble.map(|it| ConditionReason::new(it.reason, it.message));
-        let hindered: Vec<Option<Box<str>>> = match (of, self.world.apps.get(&app)) {
+        let reason = error.map(|it| ConditionReason::new(it.reason, it.message));
+        let blocked: Vec<Option<Box<str>>> = match (resource, self.cluster.apps.get(&app)) {
             (_, None) => Vec::new(),
             (ResourceKind::Route, _) => vec![None],
             // A Configuration without its newest Revision is like one whose newest Revision fails.
-            (ResourceKind::Configuration, Some(known)) => {
-                let is_meant = |it: &&AppRevision| why.is_none() || it.meta.uid == Uid(0);
-                let revisions = known.revisions.iter().filter(is_meant);
+            (ResourceKind::Configuration, Some(app_state)) => {
+                let is_meant = |it: &&AppRevision| reason.is_none() || it.meta.uid == Uid(0);
+                let revisions = app_state.revisions.iter().filter(is_meant);
                 revisions.map(|it| Some(it.name.clone())).collect()
             }
             _ => vec![Some(name.name.as_str().into())],
         };
-        for it in hindered {
+        for revision in blocked {
             self.update_blocked_reason(
-                (app.clone(), it),
-                BlockingCause::ChildrenMissing(of),
-                why.clone(),
+                (app.clone(), revision),
+                BlockingCause::ChildrenMissing(resource),
+                reason.clone(),
                 now,
             );
         }
@@ -158,39 +162,42 @@ impl ControllerStateMachine {
     /// The first in a fixed order: otherwise several causes would replace each other in the condition forever.
     pub(super) fn set_blocking_cause(
         &mut self,
-        of: &BlockedObject,
-        by: BlockingCause,
-        why: Option<ConditionReason>,
+        blocked_object: &BlockedObject,
+        cause: BlockingCause,
+        reason: Option<ConditionReason>,
     ) -> Option<Box<ConditionReason>> {
-        match why {
-            Some(why) => {
-                self.blocking_causes.entry(of.clone()).or_default().insert(by, why);
+        match reason {
+            Some(reason) => {
+                self.blocking_causes
+                    .entry(blocked_object.clone())
+                    .or_default()
+                    .insert(cause, reason);
             }
             None => {
-                let all = self.blocking_causes.get_mut(of)?;
-                all.remove(&by);
+                let all = self.blocking_causes.get_mut(blocked_object)?;
+                all.remove(&cause);
                 if all.is_empty() {
-                    self.blocking_causes.remove(of);
+                    self.blocking_causes.remove(blocked_object);
                 }
             }
         }
-        self.blocking_causes.get(of)?.values().next().cloned().map(Box::new)
+        self.blocking_causes.get(blocked_object)?.values().next().cloned().map(Box::new)
     }
 
     fn update_blocked_reason(
         &mut self,
-        of: BlockedObject,
-        by: BlockingCause,
-        why: Option<ConditionReason>,
+        blocked_object: BlockedObject,
+        cause: BlockingCause,
+        reason: Option<ConditionReason>,
         now: UnixMillis,
     ) {
-        let first = self.set_blocking_cause(&of, by, why);
-        let (owner, revision) = of;
+        let first = self.set_blocking_cause(&blocked_object, cause, reason);
+        let (owner, revision) = blocked_object;
         self.change_app(owner, now, |app, _| match revision {
             None => app.route.iter_mut().for_each(|it| it.blocked_reason.clone_from(&first)),
             Some(name) => {
-                let own = app.revisions.iter_mut().filter(|it| it.name == name);
-                own.for_each(|it| it.blocked_reason.clone_from(&first));
+                let revisions = app.revisions.iter_mut().filter(|it| it.name == name);
+                revisions.for_each(|it| it.blocked_reason.clone_from(&first));
             }
         });
     }
@@ -205,19 +212,20 @@ impl ControllerStateMachine {
     pub(super) fn handle_write_error(
         &mut self,
         key: &ObjectPartKey,
-        trouble: Option<WriteError>,
+        error: Option<WriteError>,
         now: UnixMillis,
     ) {
-        let why = trouble.map(|it| ConditionReason::new(it.reason, it.message));
-        let of = match part_keys::owner_route_of(&self.world, key) {
+        let reason = error.map(|it| ConditionReason::new(it.reason, it.message));
+        let blocked_object = match part_keys::owner_route_of(&self.cluster, key) {
             Some(owner) => (owner, None),
             None => {
-                let Some((owner, it)) = part_keys::owner_revision_of(&self.world, key) else {
+                let Some((owner, it)) = part_keys::owner_revision_of(&self.cluster, key) else {
                     return;
                 };
                 (owner, Some(it))
             }
         };
-        self.update_blocked_reason(of, BlockingCause::WriteError(key.clone()), why, now);
+        let cause = BlockingCause::WriteError(key.clone());
+        self.update_blocked_reason(blocked_object, cause, reason, now);
     }
 }

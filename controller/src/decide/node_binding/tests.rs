@@ -18,13 +18,13 @@ fn node(images: &[&str]) -> Value {
     })
 }
 
-fn world(nodes: &[(&str, Value)]) -> ClusterState {
-    let mut world = ClusterState::default();
+fn cluster(nodes: &[(&str, Value)]) -> ClusterState {
+    let mut cluster = ClusterState::default();
     let nodes = nodes
         .iter()
         .map(|(name, object)| ((*name).to_owned(), NodeState::from_object(object, None)));
-    world.nodes.states = nodes.collect();
-    world
+    cluster.nodes.states = nodes.collect();
+    cluster
 }
 
 fn pod() -> Value {
@@ -42,23 +42,23 @@ fn pod() -> Value {
 
 #[test]
 fn binds_to_a_node_that_has_the_image() {
-    let world = world(&[("a", node(&["other:v1"])), ("b", node(&["app@sha256:1", "app:v1"]))]);
-    assert_eq!(choose_node(&world, &pod(), 7, NOW), Some("b"));
+    let cluster = cluster(&[("a", node(&["other:v1"])), ("b", node(&["app@sha256:1", "app:v1"]))]);
+    assert_eq!(choose_node(&cluster, &pod(), 7, NOW), Some("b"));
     let mut two = pod();
     two["spec"]["initContainers"] = json!([{"name": "first", "image": "missing:v1"}]);
-    assert_eq!(choose_node(&world, &two, 7, NOW), None, "every image must be there");
+    assert_eq!(choose_node(&cluster, &two, 7, NOW), None, "every image must be there");
 }
 
 #[test]
 fn chance_spreads_among_equals() {
-    let world = world(&[("a", node(&["app:v1"])), ("b", node(&["app:v1"]))]);
-    let places: Vec<_> = (0..4).map(|chance| choose_node(&world, &pod(), chance, NOW)).collect();
+    let cluster = cluster(&[("a", node(&["app:v1"])), ("b", node(&["app:v1"]))]);
+    let places: Vec<_> = (0..4).map(|chance| choose_node(&cluster, &pod(), chance, NOW)).collect();
     assert_eq!(places, [Some("a"), Some("b"), Some("a"), Some("b")]);
 }
 
 #[test]
 fn leaves_constrained_pods_to_the_scheduler() {
-    let world = world(&[("a", node(&["app:v1"]))]);
+    let cluster = cluster(&[("a", node(&["app:v1"]))]);
     let wishes = [
         ("/spec/nodeSelector", json!({"disk": "fast"})),
         ("/spec/nodeName", json!("b")),
@@ -75,12 +75,12 @@ fn leaves_constrained_pods_to_the_scheduler() {
         ("/spec/containers/0/ports", json!([{"containerPort": 1, "hostPort": 80}])),
         ("/spec/volumes", json!([{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}])),
     ];
-    assert_eq!(choose_node(&world, &pod(), 0, NOW), Some("a"));
-    for (path, wish) in wishes {
+    assert_eq!(choose_node(&cluster, &pod(), 0, NOW), Some("a"));
+    for (path, value) in wishes {
         let mut pod = pod();
         let (parent, field) = path.rsplit_once('/').unwrap();
-        pod.pointer_mut(parent).unwrap()[field] = wish.clone();
-        assert_eq!(choose_node(&world, &pod, 0, NOW), None, "{path} {wish}");
+        pod.pointer_mut(parent).unwrap()[field] = value.clone();
+        assert_eq!(choose_node(&cluster, &pod, 0, NOW), None, "{path} {value}");
     }
 }
 
@@ -100,16 +100,16 @@ fn no_pod_is_bound_to_a_node_that_takes_none() {
     for (path, value) in closed {
         let mut object = node(&["app:v1"]);
         *object.pointer_mut(path).unwrap() = value.clone();
-        assert_eq!(choose_node(&world(&[("a", object)]), &pod(), 0, NOW), None, "{value}");
+        assert_eq!(choose_node(&cluster(&[("a", object)]), &pod(), 0, NOW), None, "{value}");
     }
     let mut rather_not = node(&["app:v1"]);
     rather_not["spec"]["taints"] = json!([{"key": "x", "effect": "PreferNoSchedule"}]);
-    assert_eq!(choose_node(&world(&[("a", rather_not)]), &pod(), 0, NOW), Some("a"));
+    assert_eq!(choose_node(&cluster(&[("a", rather_not)]), &pod(), 0, NOW), Some("a"));
 }
 
 #[test]
 fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
-    let mut world = world(&[("a", node(&["app:v1"]))]);
+    let mut cluster = cluster(&[("a", node(&["app:v1"]))]);
     let failed =
         json!({"spec": {"nodeName": "a"}, "status": {"phase": "Failed", "reason": "OutOfpods"}});
     assert_eq!(rejecting_node(&failed), Some("a"));
@@ -117,14 +117,14 @@ fn a_node_that_rejected_a_pod_is_avoided_for_a_minute() {
         rejecting_node(&json!({"spec": {"nodeName": "a"}, "status": {"phase": "Running"}})),
         None
     );
-    world.nodes.states.get_mut("a").unwrap().record_rejection(NOW);
-    assert_eq!(choose_node(&world, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS - 1)), None);
-    let news = NodeState::from_object(&node(&["app:v1"]), world.nodes.states.get("a"));
-    world.nodes.states.insert("a".into(), news);
+    cluster.nodes.states.get_mut("a").unwrap().record_rejection(NOW);
+    assert_eq!(choose_node(&cluster, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS - 1)), None);
+    let node_state = NodeState::from_object(&node(&["app:v1"]), cluster.nodes.states.get("a"));
+    cluster.nodes.states.insert("a".into(), node_state);
     assert_eq!(
-        choose_node(&world, &pod(), 0, NOW.plus_ms(1)),
+        choose_node(&cluster, &pod(), 0, NOW.plus_ms(1)),
         None,
         "its heartbeat changes nothing"
     );
-    assert_eq!(choose_node(&world, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS)), Some("a"));
+    assert_eq!(choose_node(&cluster, &pod(), 0, NOW.plus_ms(REJECTION_BACKOFF_MS)), Some("a"));
 }

@@ -40,7 +40,7 @@ const DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
 
 /// Returns true while image digests are not resolved yet: until then no pod of the Revision starts.
 fn is_resolving_digests(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> bool {
-    view.world.settings.platform == PlatformKind::Kubernetes && revision.digests.is_empty()
+    view.cluster.settings.platform == PlatformKind::Kubernetes && revision.digests.is_empty()
 }
 
 /// Updates a Revision by the state of its pods and sets its conditions.
@@ -56,26 +56,26 @@ pub(super) fn update_revision(
         pod.was_ready |= scale::is_pod_ready(pod, view);
         scale::update_steady_since(pod, view);
     }
-    if revision.first_planned_at == UnixMillis::default() {
-        revision.first_planned_at = view.now;
+    if revision.scaling.first_planned_at == UnixMillis::default() {
+        revision.scaling.first_planned_at = view.now;
     }
     let ready = scale::count_ready_pods(revision, view);
     let proven = scale::count_proven_pods(revision, view, timer);
-    revision.actual_scale = ready;
+    revision.scaling.actual_scale = ready;
     let policy = &view.facts.policy;
-    let least =
+    let min_scale =
         if revision.routing_state.0 == RoutingState::Reserve { 0 } else { policy.min_scale };
     adopt_pod_digests(revision, view);
     // The kernel reports readiness earlier than the kubelet: the minimum must also hold for readers of Kubernetes'
     // objects.
-    let is_met = proven >= policy.initial_scale.max(least)
-        && count_kubelet_ready_pods(revision, view) >= least;
-    revision.initial_scale_reached |= !is_resolving_digests(revision, view) && is_met;
+    let is_met = proven >= policy.initial_scale.max(min_scale)
+        && count_kubelet_ready_pods(revision, view) >= min_scale;
+    revision.scaling.initial_scale_reached |= !is_resolving_digests(revision, view) && is_met;
     let failure = revision.pods.iter().find_map(|pod| pod_failure_reason(pod, view));
     // Only a proven pod clears the failure: a container that crashes again and again is ready in between.
     match failure {
         _ if proven > 0 => revision.failure = None,
-        Some(why) => revision.failure = Some(Box::new(why)),
+        Some(reason) => revision.failure = Some(Box::new(reason)),
         None => {}
     }
     let slow = (ready == 0).then(|| slow_start_reason(revision, view, timer)).flatten();
@@ -85,9 +85,9 @@ pub(super) fn update_revision(
     conditions.set(ConditionType::RevisionResources, resources, view.now);
     conditions.set(ConditionType::RevisionHealthy, healthy, view.now);
     // The container's own failure explains more than the exceeded deadline, so its condition comes first.
-    let whole =
+    let status =
         conditions.summarize(&[ConditionType::RevisionHealthy, ConditionType::RevisionResources]);
-    conditions.set(ConditionType::RevisionReady, whole, view.now);
+    conditions.set(ConditionType::RevisionReady, status, view.now);
     let active = match view.facts.class {
         AutoscalerClass::Kpa => active_status(revision, ready),
         // Such Revisions never scale to zero (knative/serving `pkg/reconciler/autoscaling/hpa/hpa.go`).
@@ -99,7 +99,7 @@ pub(super) fn update_revision(
 
 /// Sets the condition about annotations that are not in force. It is absent until some were refused once.
 fn update_annotations_condition(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
-    let truth = match &view.facts.ignored_annotations {
+    let status = match &view.facts.ignored_annotations {
         Some(dropped) => {
             let message =
                 format!("Not allowed by config-autoscaler, and without effect: {dropped}");
@@ -110,13 +110,13 @@ fn update_annotations_condition(revision: &mut AppRevision, view: &RevisionPlanC
         }
         None => return,
     };
-    revision.conditions.set(ConditionType::RevisionAnnotations, truth, view.now);
+    revision.conditions.set(ConditionType::RevisionAnnotations, status, view.now);
 }
 
 /// Counts the pods that are ready for readers of Kubernetes' objects, such as the Endpoints of `<revision>-private`:
 /// the kernel reports readiness earlier than the kubelet.
 fn count_kubelet_ready_pods(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> u32 {
-    if view.world.settings.platform == PlatformKind::Local {
+    if view.cluster.settings.platform == PlatformKind::Local {
         return u32::MAX;
     }
     let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
@@ -137,22 +137,23 @@ fn resources_status(
     view: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) -> ConditionStatus {
-    if revision.initial_scale_reached {
+    if revision.scaling.initial_scale_reached {
         return ConditionStatus::True(None);
     }
-    if let Some(why) = &revision.blocked_reason {
-        return ConditionStatus::False((**why).clone());
+    if let Some(reason) = &revision.blocked_reason {
+        return ConditionStatus::False((**reason).clone());
     }
-    if let Some(why) = unschedulable_reason(revision, view) {
-        return ConditionStatus::False(why);
+    if let Some(reason) = unschedulable_reason(revision, view) {
+        return ConditionStatus::False(reason);
     }
     let deadline = view.facts.policy.progress_deadline.as_millis().try_into().unwrap_or(u64::MAX);
-    let late = timer.is_due_or_schedule(revision.first_planned_at.plus_ms(deadline), view.now);
+    let is_overdue =
+        timer.is_due_or_schedule(revision.scaling.first_planned_at.plus_ms(deadline), view.now);
     // A restarted controller does not begin the wait again.
     let was_late = reported_deadline_reason(revision).is_some();
-    if late
+    if is_overdue
         || was_late
-        || revision.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut)
+        || revision.scaling.decision.is_some_and(|it| it.activity == RevisionActivity::TimedOut)
     {
         return ConditionStatus::False(deadline_exceeded_reason(revision, slow));
     }
@@ -165,7 +166,7 @@ fn unschedulable_reason(
     revision: &AppRevision,
     view: &RevisionPlanContext<'_>,
 ) -> Option<ConditionReason> {
-    let waits = view.world.settings.config_maps.deployment.always_schedulable;
+    let waits = view.cluster.settings.config_maps.deployment.always_schedulable;
     let placed = revision.pods.iter().filter_map(|pod| pod.kube_status.as_ref());
     placed.filter(|_| !waits).find_map(|it| it.unschedulable.clone())
 }
@@ -173,7 +174,7 @@ fn unschedulable_reason(
 /// Returns the reason of the present condition, if it is an exceeded deadline.
 fn reported_deadline_reason(revision: &AppRevision) -> Option<ConditionReason> {
     match revision.conditions.get(ConditionType::RevisionResources) {
-        ConditionStatus::False(why) if why.reason == DEADLINE_EXCEEDED => Some(why),
+        ConditionStatus::False(reason) if reason.reason == DEADLINE_EXCEEDED => Some(reason),
         ConditionStatus::False(_) | ConditionStatus::Unknown(_) | ConditionStatus::True(_) => None,
     }
 }
@@ -185,7 +186,9 @@ fn deadline_exceeded_reason(
 ) -> ConditionReason {
     const NEVER: &str = "Initial scale was never achieved";
     match revision.failure.as_deref().or(slow) {
-        Some(why) => ConditionReason::new(DEADLINE_EXCEEDED, format!("{NEVER}: {}", why.message)),
+        Some(reason) => {
+            ConditionReason::new(DEADLINE_EXCEEDED, format!("{NEVER}: {}", reason.message))
+        }
         // The pods may be gone by now, and with them the cause; the present condition may still hold it.
         None => reported_deadline_reason(revision)
             .unwrap_or_else(|| ConditionReason::new(DEADLINE_EXCEEDED, NEVER)),
@@ -197,15 +200,15 @@ fn health_status(
     slow: Option<ConditionReason>,
     view: &RevisionPlanContext<'_>,
 ) -> ConditionStatus {
-    if let Some(why) = &revision.failure {
-        return ConditionStatus::False((**why).clone());
+    if let Some(reason) = &revision.failure {
+        return ConditionStatus::False((**reason).clone());
     }
     if is_resolving_digests(revision, view) {
         return ConditionStatus::Unknown(Some(ConditionReason::new("ResolvingDigests", "")));
     }
     match slow {
-        Some(why) => ConditionStatus::Unknown(Some(why)),
-        None if revision.initial_scale_reached => ConditionStatus::True(None),
+        Some(reason) => ConditionStatus::Unknown(Some(reason)),
+        None if revision.scaling.initial_scale_reached => ConditionStatus::True(None),
         None => deploying_status(),
     }
 }
@@ -216,10 +219,9 @@ fn slow_start_reason(
     view: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) -> Option<ConditionReason> {
-    let said = revision.conditions.get(ConditionType::RevisionHealthy);
+    let health = revision.conditions.get(ConditionType::RevisionHealthy);
     // A restarted controller keeps a reason that its predecessor has reported.
-    let is_said =
-        matches!(said, ConditionStatus::Unknown(Some(why)) if why.reason == CONTAINER_NOT_READY);
+    let is_said = matches!(health, ConditionStatus::Unknown(Some(reason)) if reason.reason == CONTAINER_NOT_READY);
     let serving = revision.pods.iter().filter(|pod| pod.stage == PodStage::Serving);
     let mut slow = serving
         .filter(|it| is_said || timer.is_due_or_schedule(scale::slow_start_at(it), view.now));
@@ -228,16 +230,16 @@ fn slow_start_reason(
 
 /// Returns the reason why a slow pod is not ready.
 fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option<ConditionReason> {
-    let status = view.world.pods.statuses.get(&*pod.uid);
-    let seen = view.world.pods.reports.get(&*pod.uid);
+    let status = view.cluster.pods.statuses.get(&*pod.uid);
+    let report = view.cluster.pods.reports.get(&*pod.uid);
     // The agent's own reason is the most exact: it runs the probe.
-    if let Some(trouble) =
-        seen.map(|seen| &seen.not_ready_reason).filter(|trouble| !trouble.is_empty())
+    if let Some(reason) =
+        report.map(|report| &report.not_ready_reason).filter(|reason| !reason.is_empty())
     {
-        return Some(ConditionReason::new(CONTAINER_NOT_READY, trouble.clone()));
+        return Some(ConditionReason::new(CONTAINER_NOT_READY, reason.clone()));
     }
     let runs = status.is_some_and(|it| it.phase == LocalPodPhase::Running);
-    let listens = seen.is_some_and(|seen| seen.listening);
+    let listens = report.is_some_and(|report| report.listening);
     let message = match (runs, listens) {
         (true, false) => format!(
             "The container runs but nothing listens on port {port}: let it listen on $PORT ({port}) or set containerPort to the port it uses",
@@ -267,7 +269,7 @@ fn pod_failure_reason(
     view: &RevisionPlanContext<'_>,
 ) -> Option<ConditionReason> {
     let status =
-        view.world.pods.statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
+        view.cluster.pods.statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
     status.containers.iter().find_map(|container| match &container.state {
         LocalContainerState::Running => None,
         LocalContainerState::Terminated { code, message, .. } => {
@@ -305,7 +307,7 @@ pub(super) fn should_fail_fast(revision: &AppRevision, view: &RevisionPlanContex
         return false;
     }
     serving.all(|pod| {
-        let status = view.world.pods.statuses.get(&*pod.uid);
+        let status = view.cluster.pods.statuses.get(&*pod.uid);
         let containers = status.into_iter().flat_map(|status| &status.containers);
         containers.into_iter().any(|container| match &container.state {
             LocalContainerState::Waiting { reason, .. } => {
@@ -321,7 +323,7 @@ fn active_status(revision: &AppRevision, ready: u32) -> ConditionStatus {
     let idle = || ConditionStatus::False(ConditionReason::NO_TRAFFIC);
     let queued = "Requests to the target are being buffered as resources are provisioned.";
     let queued = || ConditionStatus::Unknown(Some(ConditionReason::new("Queued", queued)));
-    match revision.decision.map(|it| it.activity) {
+    match revision.scaling.decision.map(|it| it.activity) {
         Some(RevisionActivity::Active) => ConditionStatus::True(None),
         Some(RevisionActivity::Activating) => queued(),
         Some(RevisionActivity::Inactive) => idle(),
@@ -330,7 +332,7 @@ fn active_status(revision: &AppRevision, ready: u32) -> ConditionStatus {
             "The target could not be activated.",
         )),
         None if ready > 0 => ConditionStatus::True(None),
-        None if revision.initial_scale_reached => idle(),
+        None if revision.scaling.initial_scale_reached => idle(),
         None => deploying_status(),
     }
 }
@@ -339,17 +341,20 @@ fn adopt_pod_digests(revision: &mut AppRevision, view: &RevisionPlanContext<'_>)
     if !revision.digests.is_empty() {
         return;
     }
-    let statuses = revision.pods.iter().filter_map(|pod| view.world.pods.statuses.get(&*pod.uid));
+    let statuses = revision.pods.iter().filter_map(|pod| view.cluster.pods.statuses.get(&*pod.uid));
     // An image may be resolved for some containers only: digests count when all of a pod's are known.
-    let known = |status: &LocalPodStatus| {
+    let digests_of = |status: &LocalPodStatus| {
         let all = status.containers.iter();
-        let digests = all.map(|it| {
-            it.image_digest.as_ref().map(|digest| (it.name.as_str().into(), digest.as_str().into()))
+        let digests = all.map(|container| {
+            container
+                .image_digest
+                .as_ref()
+                .map(|digest| (container.name.as_str().into(), digest.as_str().into()))
         });
         digests.collect::<Option<Box<[_]>>>()
     };
-    if let Some(found) = statuses.filter_map(known).find(|found| !found.is_empty()) {
-        revision.digests = found;
+    if let Some(digests) = statuses.filter_map(digests_of).find(|digests| !digests.is_empty()) {
+        revision.digests = digests;
     }
 }
 
@@ -362,19 +367,19 @@ pub(super) fn update_configuration(app: &mut AppState, now: UnixMillis) {
         .latest_created()
         .map(|it| (it.name.clone(), it.conditions.get(ConditionType::RevisionReady)));
     let refused = app.service.as_ref().and_then(|it| it.manifest_error.as_deref());
-    let truth = match (ready, refused) {
+    let status = match (ready, refused) {
         (_, Some(refused)) => {
             ConditionStatus::False(ConditionReason::new("InvalidManifest", refused.to_owned()))
         }
         (None, None) => ConditionStatus::Unknown(None),
         (Some((_, ConditionStatus::True(_))), None) => ConditionStatus::True(None),
-        (Some((_, ConditionStatus::Unknown(why))), None) => ConditionStatus::Unknown(why),
-        (Some((name, ConditionStatus::False(why))), None) => {
-            let message = format!("Revision {name:?} failed with message: {}.", why.message);
+        (Some((_, ConditionStatus::Unknown(reason))), None) => ConditionStatus::Unknown(reason),
+        (Some((name, ConditionStatus::False(reason))), None) => {
+            let message = format!("Revision {name:?} failed with message: {}.", reason.message);
             ConditionStatus::False(ConditionReason::new("RevisionFailed", message))
         }
     };
-    app.conditions.set(ConditionType::ConfigurationReady, truth, now);
+    app.conditions.set(ConditionType::ConfigurationReady, status, now);
 }
 
 /// Sets the Route's conditions, except `AllTrafficAssigned`, which was set with its traffic. Only the leader allocates
@@ -382,19 +387,19 @@ pub(super) fn update_configuration(app: &mut AppState, now: UnixMillis) {
 pub(super) fn update_route(
     app: &mut AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) {
-    let not_owned = not_owned_reason(app, name, world);
+    let not_owned = not_owned_reason(app, name, cluster);
     let Some(route) = &app.route else { return };
-    let allots = world.is_leader;
+    let allots = cluster.is_leader;
     let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
     let unaddressed = |it: &RouteNameAllocation| matches!(&it.cluster_ips, ClusterIpSource::ApiServer(none) if none.is_empty());
-    let ingress = if let Some(why) = &route.blocked_reason {
-        ConditionStatus::False((**why).clone())
-    } else if let Some(why) = not_owned {
-        ConditionStatus::False(why)
+    let ingress = if let Some(reason) = &route.blocked_reason {
+        ConditionStatus::False((**reason).clone())
+    } else if let Some(reason) = not_owned {
+        ConditionStatus::False(reason)
     } else if route.traffic.is_empty()
         || route.allocations.iter().any(unaddressed)
         || (route.allocations.len() < names && !allots)
@@ -408,7 +413,8 @@ pub(super) fn update_route(
             "RolloutInProgress",
             "A gradual rollout of the latest revision(s) is in progress.",
         )))
-    } else if !app.conditions.is_true(ConditionType::RouteIngress) && !is_routed(app, name, world) {
+    } else if !app.conditions.is_true(ConditionType::RouteIngress) && !is_routed(app, name, cluster)
+    {
         // An activator's report triggers the next plan; the timer covers an activator that ends without one.
         let _ = timer.is_due_or_schedule(now.plus_ms(ROUTED_RECHECK_MS), now);
         ingress_not_configured()
@@ -421,9 +427,9 @@ pub(super) fn update_route(
         ConditionStatus::True(Some(ConditionReason::NO_TLS)),
         now,
     );
-    let on =
+    let dependents =
         [ConditionType::RouteTraffic, ConditionType::RouteIngress, ConditionType::RouteCertificate];
-    let ready = app.conditions.summarize(&on);
+    let ready = app.conditions.summarize(&dependents);
     app.conditions.set(ConditionType::RouteReady, ready, now);
 }
 
@@ -434,33 +440,34 @@ fn ingress_not_configured() -> ConditionStatus {
 
 /// Returns true if every activator routes requests for each of the Route's names to some Revision. A client may connect
 /// to any activator as soon as the Route is ready, and activators may follow another replica than the leader.
-fn is_routed(app: &AppState, name: &NamespacedName, world: &ClusterState) -> bool {
-    let own = |it: &RouteNameAllocation| {
-        NamespacedName::new(name.namespace.clone(), placeholder_name(it, &name.name))
+fn is_routed(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> bool {
+    let own = |allocation: &RouteNameAllocation| {
+        NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name))
     };
-    app.allocations().iter().all(|it| world.pods.drain_acks.is_routed_by_all(&own(it)))
+    app.allocations().iter().all(|it| cluster.pods.drain_acks.is_routed_by_all(&own(it)))
 }
 
 /// Returns the reason if one of the Route's names belongs to another owner.
 fn not_owned_reason(
     app: &AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Option<ConditionReason> {
-    let route = app.route.as_ref().filter(|_| !app.cascades_deletion(world.settings.platform))?;
+    let route = app.route.as_ref().filter(|_| !app.cascades_deletion(cluster.settings.platform))?;
     let tags = route.traffic_spec.iter().filter_map(|it| it.tag.as_deref()).map(Some);
     [None].into_iter().chain(tags).find_map(|tag| {
-        let own = NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name));
-        let owner = world.names.registry.service_owner(&own, &world.names.placeholders)?;
+        let placeholder = NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name));
+        let owner =
+            cluster.names.registry.service_owner(&placeholder, &cluster.names.placeholders)?;
         if owner.claimant != NameClaimant::Route(name.clone()) {
-            let what = format!("There is an existing placeholder Service {:?}", own.name);
+            let what = format!("There is an existing placeholder Service {:?}", placeholder.name);
             return Some(ConditionReason::new("NotOwned", format!("{what} that we do not own.")));
         }
-        let host = route_host(app, name, tag, world).filter(|it| !it.is_local)?.host;
+        let host = route_host(app, name, tag, cluster).filter(|it| !it.is_local)?.host;
         // A host has no owner yet while the placeholder of its tag does not exist.
-        let owner = world.names.registry.host_owner(&host, &world.names.placeholders)?;
+        let owner = cluster.names.registry.host_owner(&host, &cluster.names.placeholders)?;
         let message = || format!("The host {host:?} is already in use by {}.", owner.claimant);
-        (owner.service != own).then(|| ConditionReason::new("NotOwned", message()))
+        (owner.service != placeholder).then(|| ConditionReason::new("NotOwned", message()))
     })
 }
 
@@ -473,8 +480,9 @@ pub(super) fn update_service(app: &mut AppState, name: &NamespacedName, now: Uni
         foreign.then(|| ConditionStatus::False(ConditionReason::new("NotOwned", message)))
     };
     let refused = service.manifest_error.as_deref();
-    let refused = refused
-        .map(|why| ConditionStatus::False(ConditionReason::new("InvalidManifest", why.to_owned())));
+    let refused = refused.map(|reason| {
+        ConditionStatus::False(ConditionReason::new("InvalidManifest", reason.to_owned()))
+    });
     // Child objects may be of an older Service: their conditions must not count as those of the new one.
     let configuration = foreign("Configuration", app.configuration.as_ref().map(|it| it.owner))
         .or(refused)
@@ -504,35 +512,36 @@ pub(super) fn update_service(app: &mut AppState, name: &NamespacedName, now: Uni
 
 /// Returns the status of a Service while a child object still reflects an older manifest.
 fn out_of_date_status(kind: &str) -> ConditionStatus {
-    let why = format!("The {kind} is still working to reflect the latest desired specification.");
-    ConditionStatus::Unknown(Some(ConditionReason::new("OutOfDate", why)))
+    let message =
+        format!("The {kind} is still working to reflect the latest desired specification.");
+    ConditionStatus::Unknown(Some(ConditionReason::new("OutOfDate", message)))
 }
 
 /// Returns true if the observed Configuration was made of an older manifest of the Service.
 ///
 /// The hash of the applied object decides. Another webhook may add to the template, and that causes no write.
 fn configuration_is_behind(app: &AppState, service: &ServiceState, name: &NamespacedName) -> bool {
-    let Some(seen) = app.configuration.as_ref() else { return false };
-    seen.template != service.manifest.template
-        && seen.applied_hash.is_some_and(|it| {
-            it != applied_object_hash(KnativeObjectKind::Configuration, service, name)
+    let Some(observed) = app.configuration.as_ref() else { return false };
+    observed.template != service.manifest.template
+        && observed.applied_hash.is_some_and(|hash| {
+            hash != applied_object_hash(KnativeObjectKind::Configuration, service, name)
         })
 }
 
 /// Returns true if the observed Route was made of an older manifest of the Service.
 fn route_is_behind(app: &AppState, service: &ServiceState, name: &NamespacedName) -> bool {
-    let Some(seen) = app.route.as_ref() else { return false };
+    let Some(route) = app.route.as_ref() else { return false };
     let own = |it: &TrafficSpec| it.configuration_name.as_deref().is_none_or(|it| name.name == *it);
-    let same = |(seen, asked): (&TrafficSpec, &TrafficSpec)| {
-        (&seen.tag, &seen.revision_name, seen.percent)
-            == (&asked.tag, &asked.revision_name, asked.percent)
-            && own(seen)
+    let is_same_target = |(current, desired): (&TrafficSpec, &TrafficSpec)| {
+        (&current.tag, &current.revision_name, current.percent)
+            == (&desired.tag, &desired.revision_name, desired.percent)
+            && own(current)
     };
-    let asked = &service.manifest.traffic;
-    let is_same =
-        seen.traffic_spec.len() == asked.len() && seen.traffic_spec.iter().zip(&**asked).all(same);
+    let desired = &service.manifest.traffic;
+    let is_same = route.traffic_spec.len() == desired.len()
+        && route.traffic_spec.iter().zip(&**desired).all(is_same_target);
     !is_same
-        && seen
+        && route
             .applied_hash
             .is_some_and(|it| it != applied_object_hash(KnativeObjectKind::Route, service, name))
 }

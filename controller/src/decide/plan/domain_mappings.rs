@@ -1,5 +1,5 @@
 //! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
-//! `pkg/reconciler/domainmapping`; `knative.md` §1.7).
+//! `pkg/reconciler/domainmapping` at 98e5ef9).
 
 use common::wire::{MappedDomain, NamespacedName};
 
@@ -11,17 +11,17 @@ use crate::model::world::{
 };
 
 /// Returns the status of `DomainClaimed`: if the mapping's namespace may use the domain.
-fn claimed_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
-    match world.domains.claims.get(name.name.as_str()) {
+fn claimed_status(cluster: &ClusterState, name: &NamespacedName) -> ConditionStatus {
+    match cluster.domains.claims.get(name.name.as_str()) {
         Some(DomainClaimState { namespace, .. }) if *namespace == name.namespace => {
-            ownership_status(world, name)
+            ownership_status(cluster, name)
         }
         Some(_) => ConditionStatus::False(ConditionReason::new(
             "DomainAlreadyClaimed",
             "The domain name is already in use by another DomainMapping",
         )),
         // The controller creates the claim itself, and a watch will report it.
-        None if world.settings.config_maps.network.autocreate_claims => {
+        None if cluster.settings.config_maps.network.autocreate_claims => {
             ConditionStatus::Unknown(None)
         }
         None => ConditionStatus::False(ConditionReason::new(
@@ -32,11 +32,12 @@ fn claimed_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatu
 }
 
 /// Returns a false status if a Route had the host first, unless the mapping refers to that very Route.
-fn ownership_status(world: &ClusterState, name: &NamespacedName) -> ConditionStatus {
-    let own = world.domains.mappings.get(name).map(|it| &it.target);
-    match host_owner(world, name) {
+fn ownership_status(cluster: &ClusterState, name: &NamespacedName) -> ConditionStatus {
+    let own_target = cluster.domains.mappings.get(name).map(|it| &it.target);
+    match host_owner(cluster, name) {
         Some(bid)
-            if bid.claimant != NameClaimant::Mapping(name.clone()) && Some(&bid.service) != own =>
+            if bid.claimant != NameClaimant::Mapping(name.clone())
+                && Some(&bid.service) != own_target =>
         {
             let message = format!("The domain name is already in use by {}", bid.claimant);
             ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
@@ -45,13 +46,13 @@ fn ownership_status(world: &ClusterState, name: &NamespacedName) -> ConditionSta
     }
 }
 
-fn host_owner<'a>(world: &'a ClusterState, name: &NamespacedName) -> Option<&'a NameClaim> {
-    world.names.registry.host_owner(&name.name.to_ascii_lowercase(), &world.names.placeholders)
+fn host_owner<'a>(cluster: &'a ClusterState, name: &NamespacedName) -> Option<&'a NameClaim> {
+    cluster.names.registry.host_owner(&name.name.to_ascii_lowercase(), &cluster.names.placeholders)
 }
 
 /// Returns the app that the mapping refers to, or the reason why there is none.
 fn resolve_target<'a>(
-    world: &'a ClusterState,
+    cluster: &'a ClusterState,
     name: &NamespacedName,
     mapping: &DomainMappingState,
 ) -> Result<&'a AppState, ConditionReason> {
@@ -60,19 +61,19 @@ fn resolve_target<'a>(
     if target.namespace != name.namespace {
         return refused(format!("{kind} {target} must be in namespace {:?}", name.namespace));
     }
-    let owner = world.app_of_route_name(target).and_then(|it| world.apps.get(&it));
+    let owner = cluster.app_of_route_name(target).and_then(|it| cluster.apps.get(&it));
     let is_there = match (&**kind, owner) {
         (_, None) => false,
         ("services.serving.knative.dev", Some(app)) => {
-            app.service.is_some() && world.apps.contains_key(target)
+            app.service.is_some() && cluster.apps.contains_key(target)
         }
-        ("routes.serving.knative.dev", Some(_)) => world.apps.contains_key(target),
+        ("routes.serving.knative.dev", Some(_)) => cluster.apps.contains_key(target),
         // A Kubernetes Service that is the placeholder of a Route or a tag.
         ("services", Some(_)) => true,
         (_, Some(_)) => false,
     };
     match owner {
-        Some(app) if is_there && !app.cascades_deletion(world.settings.platform) => Ok(app),
+        Some(app) if is_there && !app.cascades_deletion(cluster.settings.platform) => Ok(app),
         _ if matches!(
             &**kind,
             "services.serving.knative.dev" | "routes.serving.knative.dev" | "services"
@@ -89,14 +90,14 @@ fn resolve_target<'a>(
 
 /// Sets all conditions of a mapping.
 pub fn update_conditions(
-    world: &ClusterState,
+    cluster: &ClusterState,
     name: &NamespacedName,
     mapping: &mut DomainMappingState,
     now: UnixMillis,
 ) {
-    let found = resolve_target(world, name, mapping);
-    let resolved = match &found {
-        Err(why) => ConditionStatus::False(why.clone()),
+    let target = resolve_target(cluster, name, mapping);
+    let resolved = match &target {
+        Err(reason) => ConditionStatus::False(reason.clone()),
         Ok(app) if app.traffic().is_empty() => ConditionStatus::False(ConditionReason::new(
             "ResolveFailed",
             format!("address not set for {} {:?}", mapping.target_resource, mapping.target.name),
@@ -112,7 +113,7 @@ pub fn update_conditions(
         }
     };
     let conditions = &mut mapping.conditions;
-    conditions.set(ConditionType::DomainClaimed, claimed_status(world, name), now);
+    conditions.set(ConditionType::DomainClaimed, claimed_status(cluster, name), now);
     conditions.set(ConditionType::DomainReference, resolved, now);
     let configured =
         conditions.summarize(&[ConditionType::DomainClaimed, ConditionType::DomainReference]);
@@ -124,31 +125,34 @@ pub fn update_conditions(
     };
     conditions.set(ConditionType::DomainIngress, ingress, now);
     conditions.set(ConditionType::DomainCertificate, certificate, now);
-    let on = [
+    let dependents = [
         ConditionType::DomainCertificate,
         ConditionType::DomainClaimed,
         ConditionType::DomainIngress,
         ConditionType::DomainReference,
     ];
-    let ready = conditions.summarize(&on);
+    let ready = conditions.summarize(&dependents);
     conditions.set(ConditionType::DomainReady, ready, now);
 }
 
 /// Returns the domains mapped to the service of this name, in order.
-pub(super) fn mapped_domains(world: &ClusterState, service: &NamespacedName) -> Vec<MappedDomain> {
-    let all = world.domains.mappings_by_target.get(service).into_iter().flatten();
+pub(super) fn mapped_domains(
+    cluster: &ClusterState,
+    service: &NamespacedName,
+) -> Vec<MappedDomain> {
+    let all = cluster.domains.mappings_by_target.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
         // The target's own host may equal the domain: the Route has it already, and needs no second entry.
-        host_owner(world, name)
+        host_owner(cluster, name)
             .is_some_and(|it| it.claimant == NameClaimant::Mapping((*name).clone()))
-            && matches!(claimed_status(world, name), ConditionStatus::True(_))
-            && resolve_target(world, name, mapping).is_ok()
+            && matches!(claimed_status(cluster, name), ConditionStatus::True(_))
+            && resolve_target(cluster, name, mapping).is_ok()
     };
-    let found = all.filter_map(|name| Some((name, world.domains.mappings.get(name)?)));
+    let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
     let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
         host: name.name.to_ascii_lowercase(),
         host_rewrite: None,
-        redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), world),
+        redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
     };
-    found.filter(in_force).map(domain).collect()
+    mappings.filter(in_force).map(domain).collect()
 }

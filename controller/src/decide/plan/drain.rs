@@ -31,11 +31,11 @@ fn can_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanT
     if timer.is_due_or_schedule(since.plus_ms(grace), view.now) {
         return true;
     }
-    let avoided = view.world.pods.drain_acks.is_acknowledged_by_all(&pod.uid)
+    let avoided = view.cluster.pods.drain_acks.is_acknowledged_by_all(&pod.uid)
         || timer.is_due_or_schedule(since.plus_ms(ACK_TIMEOUT_MS), view.now);
     // A pod whose listener has closed gets no new request, whatever its clients do.
-    let idle = |seen: &common::wire::PodObservation| {
-        seen.drained || (!seen.listening && seen.in_flight == 0)
+    let idle = |report: &common::wire::PodObservation| {
+        report.drained || (!report.listening && report.in_flight == 0)
     };
-    avoided && view.world.pods.reports.get(&*pod.uid).is_some_and(idle)
+    avoided && view.cluster.pods.reports.get(&*pod.uid).is_some_and(idle)
 }

@@ -23,30 +23,30 @@ pub(super) fn apply_rollout(
     app: &AppState,
     name: &NamespacedName,
     assigned: Vec<AssignedTraffic>,
-    world: &ClusterState,
+    cluster: &ClusterState,
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) -> (Vec<AssignedTraffic>, Option<Box<Rollout>>) {
-    let duration = rollout_duration(app, world);
+    let duration = rollout_duration(app, cluster);
     let Some(route) = app.route.as_ref().filter(|_| !duration.is_zero()) else {
         return (assigned, None);
     };
-    if !world.is_leader {
+    if !cluster.is_leader {
         // Only the leader takes steps; its status shows their result.
-        let held = if route.traffic.is_empty() { assigned } else { route.traffic.clone() };
-        return (held, route.rollout.clone());
+        let current = if route.traffic.is_empty() { assigned } else { route.traffic.clone() };
+        return (current, route.rollout.clone());
     }
     let state =
-        route.rollout.as_deref().cloned().unwrap_or_else(|| settled_rollout(app, name, world));
+        route.rollout.as_deref().cloned().unwrap_or_else(|| settled_rollout(app, name, cluster));
     let pairs = || route.traffic_spec.iter().zip(&assigned);
     let follows = pairs().filter(|(_, it)| it.is_latest && it.percent > 0);
-    let mut wanted = Rollout::default();
+    let mut desired = Rollout::default();
     for (target, it) in follows {
-        add_share(&mut wanted, target_configuration(target, name), &it.revision_name, it.percent);
+        add_share(&mut desired, target_configuration(target, name), &it.revision_name, it.percent);
     }
     // A rollout waits for its first 1 % while it has a start but no duration of a step yet.
-    let begun = |it: &Rollout| {
-        let waiting = it.configurations.iter().map(|it| &it.step_params);
+    let begun = |rollout: &Rollout| {
+        let waiting = rollout.configurations.iter().map(|it| &it.step_params);
         let waiting = waiting.filter(|it| it.step_duration == 0).map(|it| it.start_time);
         waiting
             .max()
@@ -54,7 +54,7 @@ pub(super) fn apply_rollout(
             .map(|start| to_unix_millis(start).plus_ms(IN_FORCE_MS))
     };
     let in_force = begun(&state).is_some_and(|at| at <= now);
-    let event = rollout::RolloutInput { goal: wanted, duration, in_force };
+    let event = rollout::RolloutInput { goal: desired, duration, in_force };
     let stepped = rollout::step(Some(state), to_unix_nanos(now), event);
     let due = stepped.next_step_at.map(to_unix_millis).into_iter().chain(begun(&stepped.state));
     for at in due {
@@ -64,12 +64,14 @@ pub(super) fn apply_rollout(
     (traffic, (!stepped.state.is_complete()).then(|| Box::new(stepped.state)))
 }
 
-fn rollout_duration(app: &AppState, world: &ClusterState) -> Duration {
-    if world.settings.platform == PlatformKind::Local {
+fn rollout_duration(app: &AppState, cluster: &ClusterState) -> Duration {
+    if cluster.settings.platform == PlatformKind::Local {
         return Duration::ZERO;
     }
-    let asked = key::ROLLOUT_DURATION.iter().find_map(|key| app.route_annotation(key));
-    asked.and_then(parse_go_duration).unwrap_or(world.settings.config_maps.network.rollout_duration)
+    let annotation = key::ROLLOUT_DURATION.iter().find_map(|key| app.route_annotation(key));
+    annotation
+        .and_then(parse_go_duration)
+        .unwrap_or(cluster.settings.config_maps.network.rollout_duration)
 }
 
 fn target_configuration<'a>(target: &'a TrafficSpec, name: &'a NamespacedName) -> &'a str {
@@ -86,14 +88,15 @@ fn to_unix_millis(at: UnixNanos) -> UnixMillis {
 }
 
 /// Returns the state at rest from which a new rollout begins.
-fn settled_rollout(app: &AppState, name: &NamespacedName, world: &ClusterState) -> Rollout {
+fn settled_rollout(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> Rollout {
     let mut state = Rollout::default();
     for it in app.traffic().iter().filter(|it| it.is_latest && it.percent > 0) {
-        let own = app.revision(&it.revision_name).is_some();
+        let is_own_revision = app.revision(&it.revision_name).is_some();
         let other = || {
-            world.app_of_revision(&NamespacedName::new(name.namespace.clone(), &*it.revision_name))
+            cluster
+                .app_of_revision(&NamespacedName::new(name.namespace.clone(), &*it.revision_name))
         };
-        let configuration = if own { Some(name.clone()) } else { other() };
+        let configuration = if is_own_revision { Some(name.clone()) } else { other() };
         if let Some(configuration) = configuration {
             add_share(&mut state, &configuration.name, &it.revision_name, it.percent);
         }
@@ -106,9 +109,9 @@ fn add_share(rollout: &mut Rollout, configuration: &str, revision: &str, percent
     let percent = i32::from(percent);
     let mut all = rollout.configurations.iter_mut();
     match all.find(|it| it.configuration_name == configuration) {
-        Some(have) => {
-            have.percent += percent;
-            have.revisions.iter_mut().take(1).for_each(|it| it.percent += percent);
+        Some(existing) => {
+            existing.percent += percent;
+            existing.revisions.iter_mut().take(1).for_each(|it| it.percent += percent);
         }
         None => rollout.add_settled_target("", configuration, revision, percent),
     }
@@ -125,19 +128,19 @@ fn divide_traffic<'a>(
     for (target, it) in pairs {
         let configuration = target_configuration(target, name);
         let mut all = left.configurations.iter_mut();
-        let shares = all.find(|have| have.configuration_name == configuration);
+        let shares = all.find(|target| target.configuration_name == configuration);
         let Some(shares) = shares.filter(|_| it.is_latest && it.percent > 0) else {
             out.push(it.clone());
             continue;
         };
         let mut missing = i32::from(it.percent);
-        for (place, share) in shares.revisions.iter_mut().rev().enumerate() {
+        for (index, share) in shares.revisions.iter_mut().rev().enumerate() {
             let taken = share.percent.min(missing);
             share.percent -= taken;
             missing -= taken;
             let percent = u8::try_from(taken).unwrap_or_default();
             // The newest Revision keeps the tag and its place even without a share, so that the target stays visible.
-            let newest = place == 0;
+            let newest = index == 0;
             if newest || taken > 0 {
                 out.push(AssignedTraffic {
                     tag: it.tag.clone().filter(|_| newest),

@@ -33,11 +33,12 @@ impl TemplateFacts {
         let pod = &self.template.spec.pod;
         let exec = |it: &UserProbe| it.exec.is_some();
         let mut inits = pod.init_containers.iter().flatten();
-        let beside = inits.any(|it| it.startup_probe.is_some() || it.readiness_probe.is_some());
-        beside
-            || pod.containers.iter().enumerate().any(|(index, it)| {
-                let readiness = it.readiness_probe.as_ref();
-                it.startup_probe.is_some()
+        let has_init_probes =
+            inits.any(|it| it.startup_probe.is_some() || it.readiness_probe.is_some());
+        has_init_probes
+            || pod.containers.iter().enumerate().any(|(index, container)| {
+                let readiness = container.readiness_probe.as_ref();
+                container.startup_probe.is_some()
                     || readiness.is_some_and(|it| index != self.serving_index || exec(it))
             })
     }
@@ -70,7 +71,7 @@ impl TemplateFacts {
             // A Revision of another class has no policy, so Rouse's autoscaler does not scale it.
             policy: (self.class == AutoscalerClass::Kpa).then(|| Arc::clone(&self.policy)),
             reachable: revision.routing_state.0 != RoutingState::Reserve && !revision.is_stuck(),
-            initial_scale_reached: revision.initial_scale_reached,
+            initial_scale_reached: revision.scaling.initial_scale_reached,
             allowed_sources: None,
         }
     }
@@ -164,18 +165,18 @@ fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
 fn convert_probe(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
     let aggressive = probe.period_seconds.unwrap_or(0) == 0;
     let number = |value: Option<i32>| value.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
-    let (how, at) = if let Some(http) = &probe.http_get {
+    let (kind, at) = if let Some(http) = &probe.http_get {
         let headers = http.http_headers.iter().flatten();
-        let how = ProbeHandler::Http {
+        let kind = ProbeHandler::Http {
             path: http.path.clone().unwrap_or_else(|| "/".into()),
             headers: headers.map(|it| (it.name.clone(), it.value.clone())).collect(),
             host: http.host.clone().unwrap_or_default(),
             https: http.scheme.as_deref().is_some_and(|it| it.eq_ignore_ascii_case("HTTPS")),
         };
-        (how, port_number(&http.port))
+        (kind, port_number(&http.port))
     } else if let Some(grpc) = &probe.grpc {
-        let how = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
-        (how, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
+        let kind = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
+        (kind, u16::try_from(grpc.port).ok().and_then(NonZeroU16::new))
     } else if let Some(at) = tcp_port(probe).filter(|it| *it != serving) {
         // The kernel's listen events are about the serving port; another container's port needs a real connect.
         (ProbeHandler::Tcp, Some(at))
@@ -185,7 +186,7 @@ fn convert_probe(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
         (ProbeHandler::Listen, None)
     };
     ReadinessProbe {
-        handler: how,
+        handler: kind,
         port: at,
         period: Duration::from_secs(number(probe.period_seconds).into()),
         timeout: Duration::from_secs(number(probe.timeout_seconds).into()),
@@ -198,13 +199,13 @@ fn convert_probe(probe: &UserProbe, serving: NonZeroU16) -> ReadinessProbe {
 pub(crate) fn ensure_latest_revision(
     app: &mut AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
     now: UnixMillis,
 ) {
     let Some(configuration) = &app.configuration else { return };
     let generation = configuration.meta.generation;
     let going =
-        configuration.is_terminating || world.terminating_namespaces.contains(&name.namespace);
+        configuration.is_terminating || cluster.terminating_namespaces.contains(&name.namespace);
     // A Configuration that is being deleted gets no Revision, which would only be collected again.
     if app.is_terminating() || going || generation == 0 || app.latest_created().is_some() {
         return;
@@ -212,15 +213,15 @@ pub(crate) fn ensure_latest_revision(
     let counted = || child_name(&name.name, &format!("-{generation:05}")).into_boxed_str();
     let revision = configuration.revision_name.clone().unwrap_or_else(counted);
     let maker = configuration.meta.uid.to_string();
-    let uid = match world.settings.platform {
+    let uid = match cluster.settings.platform {
         PlatformKind::Local => {
-            Uid::derive(world.uid_seed, &[&maker, &revision, &generation.to_string()])
+            Uid::derive(cluster.uid_seed, &[&maker, &revision, &generation.to_string()])
         }
         PlatformKind::Kubernetes => Uid::default(),
     };
     let template = Arc::clone(&configuration.template);
     let creator = configuration.last_modifier.clone();
-    let mut fresh = AppRevision {
+    let mut revision = AppRevision {
         meta: ObjectMetaSummary { uid, generation, created: now },
         template,
         creator,
@@ -229,13 +230,14 @@ pub(crate) fn ensure_latest_revision(
         ..AppRevision::default()
     };
     // A deleted Revision of this name may still have pods that answer their last requests: the new one takes them over.
-    if let Some(at) = app.revisions.iter().position(|it| it.is_deleted && it.name == fresh.name) {
+    if let Some(at) = app.revisions.iter().position(|it| it.is_deleted && it.name == revision.name)
+    {
         let old = app.revisions.remove(at);
-        (fresh.pods, fresh.decision) = (old.pods, old.decision);
+        (revision.pods, revision.scaling.decision) = (old.pods, old.scaling.decision);
     }
     // Most services have one Revision, and there are many services: `push` alone would reserve room for three more.
     app.revisions.reserve_exact(1);
-    app.revisions.push(fresh);
+    app.revisions.push(revision);
 }
 
 /// Deletes old Revisions that no Route names, by the rules of `config-gc`.
@@ -259,17 +261,17 @@ pub(super) fn collect_garbage(
     app.revisions.retain(|it| !delete.contains(&it.name));
 }
 
-fn gc_candidate<'a>(it: &'a AppRevision, ready: Option<&str>) -> GcCandidate<'a> {
+fn gc_candidate<'a>(revision: &'a AppRevision, ready: Option<&str>) -> GcCandidate<'a> {
     GcCandidate {
-        name: &it.name,
-        created: it.meta.created,
-        routing: it.routing_state.0,
-        routing_modified: Some(it.routing_state.1.max(it.meta.created)),
+        name: &revision.name,
+        created: revision.meta.created,
+        routing: revision.routing_state.0,
+        routing_modified: Some(revision.routing_state.1.max(revision.meta.created)),
         // A Revision with pods is kept until they have drained.
-        is_gc_exempt: it.is_deleted
-            || (it.routing_state.0 == RoutingState::Reserve
-                && (!it.pods.is_empty() || is_gc_protected(it))),
-        is_latest_ready: ready == Some(&*it.name),
+        is_gc_exempt: revision.is_deleted
+            || (revision.routing_state.0 == RoutingState::Reserve
+                && (!revision.pods.is_empty() || is_gc_protected(revision))),
+        is_latest_ready: ready == Some(&*revision.name),
     }
 }
 
@@ -293,14 +295,14 @@ mod tests {
 
     #[test]
     fn a_tcp_probe_asks_the_port_that_it_names() {
-        let asked = |port: Value| probe(json!({"tcpSocket": {"port": port}}));
-        let other = asked(json!(8081));
+        let probed_port = |port: Value| probe(json!({"tcpSocket": {"port": port}}));
+        let other = probed_port(json!(8081));
         assert_eq!((other.handler, other.port), (ProbeHandler::Tcp, NonZeroU16::new(8081)));
-        assert_eq!(asked(json!("8081")).port, NonZeroU16::new(8081));
+        assert_eq!(probed_port(json!("8081")).port, NonZeroU16::new(8081));
         // The kernel reports listeners on the serving port at once.
         for serving in [json!(0), json!(8080), json!("8080"), json!("http1")] {
-            let asked = asked(serving);
-            assert_eq!((asked.handler, asked.port), (ProbeHandler::Listen, None));
+            let probed_port = probed_port(serving);
+            assert_eq!((probed_port.handler, probed_port.port), (ProbeHandler::Listen, None));
         }
     }
 }

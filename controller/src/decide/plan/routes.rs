@@ -32,45 +32,46 @@ const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");
 pub(super) fn route_subjects(
     app: &AppState,
     name: &NamespacedName,
-    facts: &[Arc<TemplateFacts>],
-    world: &ClusterState,
+    template_facts: &[Arc<TemplateFacts>],
+    cluster: &ClusterState,
 ) -> Vec<RouteChange> {
     let mut out = Vec::new();
-    let ends = app.cascades_deletion(world.settings.platform);
-    let pairs = || app.revisions.iter().zip(facts);
+    let is_ending = app.cascades_deletion(cluster.settings.platform);
+    let pairs = || app.revisions.iter().zip(template_facts);
     // Hidden are Revisions in reserve without pods: no Route names them and nothing of them runs. One that has not
     // proven itself yet is shown, since the autoscaler must start it.
-    let shown = |it: &&(&AppRevision, &Arc<TemplateFacts>)| {
-        let starts = !it.0.initial_scale_reached && !ends;
-        let has_pods = !it.0.pods.is_empty();
-        has_pods || !it.0.is_deleted && (it.0.routing_state.0 != RoutingState::Reserve || starts)
+    let shown = |pair: &&(&AppRevision, &Arc<TemplateFacts>)| {
+        let starts = !pair.0.scaling.initial_scale_reached && !is_ending;
+        let has_pods = !pair.0.pods.is_empty();
+        has_pods
+            || !pair.0.is_deleted && (pair.0.routing_state.0 != RoutingState::Reserve || starts)
     };
-    for (revision, facts) in pairs().filter(|it| shown(&it)) {
-        let labels = || facts.pod_labels(name, revision);
-        let policies = &world.network_policies;
-        let sources = policies.admitted_sources(&name.namespace, labels, facts.port.get());
+    for (revision, template_facts) in pairs().filter(|it| shown(&it)) {
+        let labels = || template_facts.pod_labels(name, revision);
+        let policies = &cluster.network_policies;
+        let sources = policies.admitted_sources(&name.namespace, labels, template_facts.port.get());
         out.push(RouteChange::Revision(wire::RevisionEntry {
             allowed_sources: sources,
-            ..facts.to_wire(name, revision)
+            ..template_facts.to_wire(name, revision)
         }));
     }
-    for (revision, facts) in pairs() {
+    for (revision, template_facts) in pairs() {
         let view = RevisionPlanContext {
-            world,
+            cluster,
             namespace: &name.namespace,
-            facts,
+            facts: template_facts,
             now: UnixMillis::default(),
         };
         let pods = revision.pods.iter().filter_map(|it| pod_subject(it, revision, &view));
         out.extend(pods.map(|it| RouteChange::Pod(it.into())));
     }
     // A service that ends on the local node loses its routes at once, while its pods drain.
-    if ends {
+    if is_ending {
         return out;
     }
     for allotted in app.allocations() {
-        let own = service_subject(allotted, app, name, facts, world);
-        out.push(RouteChange::Service(own));
+        let own_subject = service_subject(allotted, app, name, template_facts, cluster);
+        out.push(RouteChange::Service(own_subject));
     }
     out
 }
@@ -96,7 +97,7 @@ fn pod_subject(
         node: pod
             .kube_status
             .as_ref()
-            .map_or_else(|| view.world.settings.node_name.clone(), |it| it.node.to_string()),
+            .map_or_else(|| view.cluster.settings.node_name.clone(), |it| it.node.to_string()),
         zone: view.zone(pod),
         phase,
         address,
@@ -115,24 +116,24 @@ pub(super) fn pod_addresses(
     pod: &world::RevisionPod,
     view: &RevisionPlanContext<'_>,
 ) -> ServingAddresses {
-    let seen = view.world.pods.reports.get(&*pod.uid);
-    let ip = view.world.pods.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
-    let address = seen
-        .and_then(|seen| seen.address)
+    let report = view.cluster.pods.reports.get(&*pod.uid);
+    let ip = view.cluster.pods.statuses.get(&*pod.uid).and_then(|it| it.addresses.first().copied());
+    let address = report
+        .and_then(|report| report.address)
         .or(pod.restored_address)
         .or_else(|| ip.map(|ip| SocketAddr::new(ip, view.facts.port.get())));
-    (address, seen.and_then(|seen| seen.other_family_address))
+    (address, report.and_then(|report| report.other_family_address))
 }
 
 fn service_subject(
     allotted: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
-    facts: &[Arc<TemplateFacts>],
-    world: &ClusterState,
+    template_facts: &[Arc<TemplateFacts>],
+    cluster: &ClusterState,
 ) -> ServiceEntry {
-    let settings = &world.settings;
-    let own = placeholder_name(allotted, &name.name);
+    let settings = &cluster.settings;
+    let service_name = placeholder_name(allotted, &name.name);
     let shares = match &allotted.tag {
         None => traffic::revision_shares(app.traffic()),
         Some(tag) => {
@@ -142,29 +143,31 @@ fn service_subject(
     };
     // The direct path exists only to a single Revision: the kernel cannot divide connections by percent.
     let only = match shares.as_slice() {
-        [(revision, _)] => find_revision(revision, app, name, facts, world),
+        [(revision, _)] => find_revision(revision, app, name, template_facts, cluster),
         _ => None,
     };
-    let view = |facts| RevisionPlanContext {
-        world,
+    let view = |template_facts| RevisionPlanContext {
+        cluster,
         namespace: &name.namespace,
-        facts,
+        facts: template_facts,
         now: UnixMillis::default(),
     };
-    let hopeless =
-        only.as_ref().is_some_and(|(it, facts)| conditions::should_fail_fast(it, &view(facts)));
+    let hopeless = only.as_ref().is_some_and(|(revision, template_facts)| {
+        conditions::should_fail_fast(revision, &view(template_facts))
+    });
     let target = |(revision, percent): &(&str, u8)| RouteTarget {
         revision: NamespacedName::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
-    let tagged = has_tag_header_routing(app, world);
-    let public = route_host(app, name, allotted.tag.as_deref(), world).filter(|it| {
-        let owner = world.names.registry.host_owner(&it.host, &world.names.placeholders);
-        !it.is_local
+    let tagged = has_tag_header_routing(app, cluster);
+    let public = route_host(app, name, allotted.tag.as_deref(), cluster).filter(|route_host| {
+        let owner =
+            cluster.names.registry.host_owner(&route_host.host, &cluster.names.placeholders);
+        !route_host.is_local
             && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
     });
     ServiceEntry {
-        name: NamespacedName::new(name.namespace.clone(), own.as_str()),
+        name: NamespacedName::new(name.namespace.clone(), service_name.as_str()),
         addresses: settings.cluster_ips(&allotted.cluster_ips),
         port: SERVICE_PORT,
         activator_port: NonZeroU16::new(allotted.activator_port).unwrap_or(SERVICE_PORT),
@@ -173,18 +176,19 @@ fn service_subject(
             .as_ref()
             // An activator must read the header.
             .filter(|_| !tagged)
-            .map_or(ConnectionPath::Activator, |(revision, facts)| {
-                connection_path(app, revision, &view(facts))
+            .map_or(ConnectionPath::Activator, |(revision, template_facts)| {
+                connection_path(app, revision, &view(template_facts))
             }),
         hosts: public.map(|it| it.host).into_iter().collect(),
-        gateway_rules: ingress_settings(allotted, app, name, &own, world),
+        gateway_rules: ingress_settings(allotted, app, name, &service_name, cluster),
     }
 }
 
 /// Returns true if the header `Knative-Serving-Tag` selects among the tags of this app's Route.
-fn has_tag_header_routing(app: &AppState, world: &ClusterState) -> bool {
-    let on = world.settings.config_maps.features.tag_header_based_routing == Flag::Enabled;
-    on && app.allocations().iter().any(|it| it.tag.is_some())
+fn has_tag_header_routing(app: &AppState, cluster: &ClusterState) -> bool {
+    let is_enabled =
+        cluster.settings.config_maps.features.tag_header_based_routing == Flag::Enabled;
+    is_enabled && app.allocations().iter().any(|it| it.tag.is_some())
 }
 
 /// Returns further duties of activators for a name: redirects, domains, and selection of tags.
@@ -193,12 +197,13 @@ fn ingress_settings(
     app: &AppState,
     name: &NamespacedName,
     own: &str,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Option<Box<GatewayRules>> {
     let http = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
-    let tag = |it: &RouteNameAllocation| {
-        let service = NamespacedName::new(name.namespace.clone(), placeholder_name(it, &name.name));
-        it.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
+    let tag = |allocation: &RouteNameAllocation| {
+        let service =
+            NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name));
+        allocation.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
     };
     let choice = || {
         let mut all: Vec<RouteTag> = app.allocations().iter().filter_map(tag).collect();
@@ -206,14 +211,14 @@ fn ingress_settings(
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     };
-    let tags = has_tag_header_routing(app, world).then(|| match &allotted.tag {
+    let tags = has_tag_header_routing(app, cluster).then(|| match &allotted.tag {
         None => TagRouting::ChooseTag(choice()),
         Some(tag) => TagRouting::ServeTag(tag.to_string()),
     });
     let ingress = GatewayRules {
-        redirects_to_https: is_http_redirected(http, world),
+        redirects_to_https: is_http_redirected(http, cluster),
         mapped_domains: domain_mappings::mapped_domains(
-            world,
+            cluster,
             &NamespacedName::new(name.namespace.clone(), own),
         ),
         tag_routing: tags,
@@ -223,10 +228,10 @@ fn ingress_settings(
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`
 /// (knative/serving `pkg/networking/ingress.go`, `GetHTTPOption`).
-pub(super) fn is_http_redirected(asked: Option<&str>, world: &ClusterState) -> bool {
-    match asked {
-        Some(asked) => asked.eq_ignore_ascii_case("redirected"),
-        None => world.settings.config_maps.network.http_protocol == HttpProtocol::Redirected,
+pub(super) fn is_http_redirected(annotation: Option<&str>, cluster: &ClusterState) -> bool {
+    match annotation {
+        Some(annotation) => annotation.eq_ignore_ascii_case("redirected"),
+        None => cluster.settings.config_maps.network.http_protocol == HttpProtocol::Redirected,
     }
 }
 
@@ -235,15 +240,15 @@ fn find_revision<'a>(
     revision: &str,
     app: &'a AppState,
     name: &NamespacedName,
-    facts: &[Arc<TemplateFacts>],
-    world: &'a ClusterState,
+    template_facts: &[Arc<TemplateFacts>],
+    cluster: &'a ClusterState,
 ) -> Option<(&'a AppRevision, Arc<TemplateFacts>)> {
-    let mut own = app.revisions.iter().zip(facts);
-    match own.find(|(it, _)| *it.name == *revision) {
-        Some((own, facts)) => Some((own, Arc::clone(facts))),
+    let mut revisions = app.revisions.iter().zip(template_facts);
+    match revisions.find(|(it, _)| *it.name == *revision) {
+        Some((revision, template_facts)) => Some((revision, Arc::clone(template_facts))),
         None => {
-            let other = world.revision(&name.namespace, revision)?;
-            Some((other, TemplateFacts::of_revision(other, world)))
+            let other = cluster.revision(&name.namespace, revision)?;
+            Some((other, TemplateFacts::of_revision(other, cluster)))
         }
     }
 }
@@ -254,9 +259,9 @@ pub(crate) fn route_host(
     app: &AppState,
     name: &NamespacedName,
     tag: Option<&str>,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Option<names::RouteHost> {
-    let settings = &world.settings;
+    let settings = &cluster.settings;
     let all = names::HostNameRules {
         network: &settings.config_maps.network,
         domain: &settings.config_maps.domain,
@@ -264,14 +269,16 @@ pub(crate) fn route_host(
         cluster_domain: &settings.cluster_domain,
     };
     let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
-    let (own, namespace) = (name.name.as_str(), name.namespace.as_str());
-    let route = names::RouteHostInputs { name: own, namespace, labels, annotations };
-    let hidden = |service: &str| {
-        let placeholder = world.names.placeholders.get(&NamespacedName::new(namespace, service));
+    let (route_name, namespace) = (name.name.as_str(), name.namespace.as_str());
+    let route = names::RouteHostInputs { name: route_name, namespace, labels, annotations };
+    let is_hidden = |service: &str| {
+        let placeholder = cluster.names.placeholders.get(&NamespacedName::new(namespace, service));
         placeholder.is_some_and(|it| it.is_cluster_local)
     };
-    let target = all.route_host(&route, tag, hidden);
-    target.inspect_err(|why| debug!(route = %name, %why, "route has no name outside")).ok()
+    let target = all.route_host(&route, tag, is_hidden);
+    target
+        .inspect_err(|error| debug!(route = %name, why = %error, "route has no name outside"))
+        .ok()
 }
 
 /// Returns the name of the Kubernetes Service: `<route>` or `<tag>-<route>`.
@@ -284,11 +291,11 @@ pub(crate) fn is_direct_path(
     app: &AppState,
     name: &NamespacedName,
     revision: &AppRevision,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> bool {
-    let facts = TemplateFacts::of_revision(revision, world);
+    let facts = TemplateFacts::of_revision(revision, cluster);
     let view = RevisionPlanContext {
-        world,
+        cluster,
         namespace: &name.namespace,
         facts: &facts,
         now: UnixMillis::default(),
@@ -296,7 +303,7 @@ pub(crate) fn is_direct_path(
     let shares = traffic::revision_shares(app.traffic());
     let is_split = shares.len() > 1 && shares.iter().any(|(shared, _)| **shared == *revision.name);
     !is_split
-        && !has_tag_header_routing(app, world)
+        && !has_tag_header_routing(app, cluster)
         && connection_path(app, revision, &view) == ConnectionPath::Direct
 }
 
@@ -310,10 +317,10 @@ fn connection_path(
     revision: &AppRevision,
     view: &RevisionPlanContext<'_>,
 ) -> ConnectionPath {
-    let asked = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
-    let configs = &view.world.settings.config_maps;
-    let asked = asked.or_else(|| {
-        configs.network.default_path.map(|it| match it {
+    let annotation = app.route_annotation(key::PATH).or_else(|| view.facts.annotation(key::PATH));
+    let configs = &view.cluster.settings.config_maps;
+    let annotation = annotation.or_else(|| {
+        configs.network.default_path.map(|path| match path {
             ConnectionPath::Direct => "direct",
             ConnectionPath::Activator => "activator",
         })
@@ -325,9 +332,9 @@ fn connection_path(
         .filter(|it| *it != 0 && *it != RESPONSE_START_TIMEOUT_S);
     let idle = spec.idle_timeout_seconds.filter(|it| *it != 0);
     let needs = view.facts.container_concurrency > 0 || start.is_some() || idle.is_some();
-    let h2c = view.facts.protocol == AppProtocol::H2c && asked != Some("direct");
+    let h2c = view.facts.protocol == AppProtocol::H2c && annotation != Some("direct");
     let logged = configs.observability.needs_activator();
-    if asked == Some("activator") || needs || h2c || logged {
+    if annotation == Some("activator") || needs || h2c || logged {
         return ConnectionPath::Activator;
     }
     scale::burst_path(revision, view)

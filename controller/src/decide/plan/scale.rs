@@ -28,80 +28,88 @@ pub(super) fn remove_ended_pods(
     let mut early = false;
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     revision.pods.retain(|pod| {
-        let status = view.world.pods.statuses.get(&*pod.uid);
-        let gone = status.is_some_and(|it| it.phase == local_node::LocalPodPhase::Removed);
+        let status = view.cluster.pods.statuses.get(&*pod.uid);
+        let is_removed = status.is_some_and(|it| it.phase == local_node::LocalPodPhase::Removed);
         let stopping = match pod.stage {
             PodStage::Stopping { since } if !is_undeleted_stopping_pod(pod) => {
                 timer.is_due_or_schedule(since.plus_ms(grace).plus_ms(STOP_TIMEOUT_MS), view.now)
             }
             PodStage::Serving | PodStage::Draining { .. } | PodStage::Stopping { .. } => false,
         };
-        early |= gone && pod.stage == PodStage::Serving && !pod.was_ready;
-        !gone && !stopping
+        early |= is_removed && pod.stage == PodStage::Serving && !pod.was_ready;
+        !is_removed && !stopping
     });
     if early {
-        revision.retry_at = view.now.plus_ms(RETRY_MS);
+        revision.scaling.retry_at = view.now.plus_ms(RETRY_MS);
     }
 }
 
-/// Returns the number of pods that a Revision should have.
-fn desired_scale(revision: &AppRevision, leaving: bool, view: &RevisionPlanContext<'_>) -> u32 {
+/// Returns the requested scale of a Revision: the number of pods that it should have.
+fn requested_scale(
+    revision: &AppRevision,
+    is_leaving: bool,
+    view: &RevisionPlanContext<'_>,
+) -> u32 {
     let policy = &view.facts.policy;
-    let reserve = revision.routing_state.0 == RoutingState::Reserve;
-    let least = if reserve { 0 } else { policy.min_scale };
-    // Kubernetes replaces pods by itself, and has more or fewer than desired meanwhile.
-    let kept = match view.world.settings.platform {
+    let is_reserve = revision.routing_state.0 == RoutingState::Reserve;
+    let min_scale = if is_reserve { 0 } else { policy.min_scale };
+    // Kubernetes replaces pods by itself, and has more or fewer than requested meanwhile.
+    let current = match view.cluster.settings.platform {
         PlatformKind::Local => revision.serving_pods(),
-        PlatformKind::Kubernetes => revision.desired_scale,
+        PlatformKind::Kubernetes => revision.scaling.requested_scale,
     };
-    let decided = revision.decision.and_then(|it| it.desired_scale);
-    let wanted = match decided {
-        _ if leaving => 0,
-        Some(wanted) => wanted,
+    let decided = revision.scaling.decision.and_then(|it| it.requested_scale);
+    let requested = match decided {
+        _ if is_leaving => 0,
+        Some(requested) => requested,
         // Also without a Route a Revision starts once: until it was ready its Configuration is not.
-        None if !revision.initial_scale_reached => policy.initial_scale.max(least),
-        None if reserve => 0,
-        None => kept.max(least),
+        None if !revision.scaling.initial_scale_reached => policy.initial_scale.max(min_scale),
+        None if is_reserve => 0,
+        None => current.max(min_scale),
     };
     // As in Knative, the minimum overrides the maximum; until it is reached the initial scale does so as well.
-    let first = if revision.initial_scale_reached { 0 } else { policy.initial_scale };
-    let most = policy.max_scale.max(least).max(first);
-    if policy.max_scale > 0 { wanted.min(most) } else { wanted }
+    let initial_scale =
+        if revision.scaling.initial_scale_reached { 0 } else { policy.initial_scale };
+    let max_scale = policy.max_scale.max(min_scale).max(initial_scale);
+    if policy.max_scale > 0 { requested.min(max_scale) } else { requested }
 }
 
 /// Returns the replicas that another autoscaler has set in the Revision's Deployment, or the number it begins with.
 /// That is at least one: a HorizontalPodAutoscaler never scales up from zero.
-fn external_scale(revision: &AppRevision, leaving: bool, view: &RevisionPlanContext<'_>) -> u32 {
+fn external_scale(revision: &AppRevision, is_leaving: bool, view: &RevisionPlanContext<'_>) -> u32 {
     let policy = &view.facts.policy;
     let first = policy.initial_scale.max(policy.min_scale).max(1);
-    let told = view.world.scaling.external_scales.get(&view.revision_key(revision)).copied();
-    if leaving { 0 } else { told.unwrap_or(first) }
+    let replicas = view.cluster.scaling.external_scales.get(&view.revision_key(revision)).copied();
+    if is_leaving { 0 } else { replicas.unwrap_or(first) }
 }
 
-/// Scales to the wanted number of pods: revives or adds pods at once, or drains the least busy ones.
+/// Scales to the requested number of pods: revives or adds pods at once, or drains the least busy ones.
 pub(super) fn scale_pods(
     revision: &mut AppRevision,
-    leaving: bool,
+    is_leaving: bool,
     view: &RevisionPlanContext<'_>,
     timer: &mut PlanTimer,
 ) {
-    let wanted = match view.facts.class {
-        AutoscalerClass::Kpa => desired_scale(revision, leaving, view),
+    let requested = match view.facts.class {
+        AutoscalerClass::Kpa => requested_scale(revision, is_leaving, view),
         // Another autoscaler sets the number, and Kubernetes picks the pods to stop: each finishes its last request.
         AutoscalerClass::Hpa | AutoscalerClass::Foreign => {
-            revision.desired_scale = external_scale(revision, leaving, view);
+            revision.scaling.requested_scale = external_scale(revision, is_leaving, view);
             return;
         }
     };
-    revision.desired_scale = wanted;
+    revision.scaling.requested_scale = requested;
     let [serving, target] =
-        [revision.serving_pods(), wanted].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        [revision.serving_pods(), requested].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
     if target > serving {
         let missing = target - serving;
         let revived = revive_pods(revision, missing, view);
-        // On Kubernetes the Deployment's controller adds pods, by the number that `desired_scale` sets.
-        let ours = view.world.settings.platform == PlatformKind::Local;
-        if ours && missing > revived && timer.is_due_or_schedule(revision.retry_at, view.now) {
+        // On Kubernetes the Deployment's controller adds pods, by the number that `requested_scale` sets.
+        let is_local = view.cluster.settings.platform == PlatformKind::Local;
+        if is_local
+            && missing > revived
+            && timer.is_due_or_schedule(revision.scaling.retry_at, view.now)
+        {
             (revived..missing).for_each(|_| add_pod(revision, view));
         }
     } else {
@@ -136,9 +144,9 @@ fn is_undeleted_stopping_pod(pod: &RevisionPod) -> bool {
 }
 
 fn add_pod(revision: &mut AppRevision, view: &RevisionPlanContext<'_>) {
-    revision.pods_created += 1;
-    let parts = [revision.meta.uid.to_string(), revision.pods_created.to_string()];
-    let uid = Uid::derive(view.world.uid_seed, &[&parts[0], &parts[1]]);
+    revision.scaling.pods_created += 1;
+    let parts = [revision.meta.uid.to_string(), revision.scaling.pods_created.to_string()];
+    let uid = Uid::derive(view.cluster.uid_seed, &[&parts[0], &parts[1]]);
     revision.pods.push(RevisionPod {
         name: format!("{}-deployment-{}", revision.name, pod_name_suffix(uid)).into(),
         uid: uid.to_string().into(),
@@ -163,7 +171,7 @@ fn pod_name_suffix(uid: Uid) -> String {
 }
 
 fn requests_in_flight(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> u64 {
-    view.world.pods.reports.get(&*pod.uid).map_or(0, |seen| seen.in_flight)
+    view.cluster.pods.reports.get(&*pod.uid).map_or(0, |report| report.in_flight)
 }
 
 /// Drains or stops `count` pods: those that never became ready first, then the least busy, then the newest.
@@ -192,16 +200,16 @@ fn remove_surplus_pods(revision: &mut AppRevision, count: usize, view: &Revision
 /// Pods of a node that is gone are not ready: Kubernetes reports only those lost that were ready before.
 pub(super) fn is_pod_ready(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> bool {
     let kubelet = pod.kube_status.as_ref().map(|it| it.kubelet_readiness);
-    let is_away = pod.kube_status.as_ref().is_some_and(|it| view.world.is_node_lost(&it.node));
-    let status = view.world.pods.statuses.get(&*pod.uid);
+    let is_away = pod.kube_status.as_ref().is_some_and(|it| view.cluster.is_node_lost(&it.node));
+    let status = view.cluster.pods.statuses.get(&*pod.uid);
     // The local node reports readiness in the pod's status.
-    let told = match kubelet {
+    let is_kubelet_ready = match kubelet {
         Some(kubelet) => kubelet == KubeletReadiness::Ready,
         None => status.map_or_else(|| pod.restored_address.is_some(), |it| it.ready),
     };
-    let ready = match view.world.pods.reports.get(&*pod.uid) {
+    let ready = match view.cluster.pods.reports.get(&*pod.uid) {
         _ if kubelet == Some(KubeletReadiness::NoLongerReady) || is_away => false,
-        Some(seen) => seen.ready && (told || !view.facts.needs_kubelet_probes()),
+        Some(report) => report.ready && (is_kubelet_ready || !view.facts.needs_kubelet_probes()),
         None => pod.restored_address.is_some() || kubelet == Some(KubeletReadiness::Ready),
     };
     // The kubelet's readiness covers all containers; a remembered pod had passed this check before the restart.
@@ -217,11 +225,11 @@ fn are_sidecars_running(
     view: &RevisionPlanContext<'_>,
 ) -> bool {
     let containers = view.facts.template.spec.pod.containers.iter().enumerate();
-    let mut others = containers.filter(|(index, _)| *index != view.facts.serving_index);
-    others.all(|(_, container)| {
-        let known = status.into_iter().flat_map(|status| &status.containers);
-        let mut known = known.filter(|it| it.name == container.name);
-        known.any(|it| it.state == LocalContainerState::Running)
+    let mut sidecars = containers.filter(|(index, _)| *index != view.facts.serving_index);
+    sidecars.all(|(_, container)| {
+        let containers_status = status.into_iter().flat_map(|status| &status.containers);
+        let mut containers_status = containers_status.filter(|it| it.name == container.name);
+        containers_status.any(|it| it.state == LocalContainerState::Running)
     })
 }
 
@@ -234,7 +242,7 @@ pub(super) fn update_steady_since(pod: &mut RevisionPod, view: &RevisionPlanCont
     if view.facts.template.spec.pod.containers.len() < 2 {
         return;
     }
-    let status = view.world.pods.statuses.get(&*pod.uid);
+    let status = view.cluster.pods.statuses.get(&*pod.uid);
     let restarts = status.map_or(0, |it| it.containers.iter().map(|it| it.restarts).sum());
     pod.steady_since = match pod.steady_since {
         _ if !is_pod_ready(pod, view) => None,
@@ -282,7 +290,7 @@ pub(super) fn count_ready_pods(revision: &AppRevision, view: &RevisionPlanContex
 
 /// Returns the direct path if burst capacity allows it, else the activator path.
 pub(super) fn burst_path(revision: &AppRevision, view: &RevisionPlanContext<'_>) -> ConnectionPath {
-    match revision.decision {
+    match revision.scaling.decision {
         // As in Knative: with another autoscaler, requests go directly to the pods that exist.
         _ if view.facts.class != AutoscalerClass::Kpa => ConnectionPath::Direct,
         Some(decided) => decided.path,

@@ -66,22 +66,26 @@ fn name(app: u8) -> NamespacedName {
     NamespacedName::new("default", ["a", "a-b", "c", "x-a"][usize::from(app)])
 }
 
-fn subscriber(which: u8) -> ComponentReplica {
-    let role = if which == 0 { ComponentRole::Agent } else { ComponentRole::Activator };
+fn subscriber(index: u8) -> ComponentReplica {
+    let role = if index == 0 { ComponentRole::Agent } else { ComponentRole::Activator };
     ComponentReplica { role, name: "n".into(), node: "n".into() }
 }
 
 fn manifest(app: u8, version: u8, split: u8, initial: u8) -> ControllerEvent {
-    let own = name(app).name;
+    let app_name = name(app).name;
     let traffic = match split {
         0 => "[]".into(),
         1 => "[{percent: 100, tag: now}]".into(),
-        2 => format!("[{{percent: 40}}, {{percent: 60, revisionName: {own}-00001, tag: old}}]"),
-        3 => format!("[{{percent: 100, revisionName: {own}-00002}}]"),
-        _ => format!("[{{percent: 30}}, {{percent: 70}}, {{revisionName: {own}-00001, tag: x}}]"),
+        2 => {
+            format!("[{{percent: 40}}, {{percent: 60, revisionName: {app_name}-00001, tag: old}}]")
+        }
+        3 => format!("[{{percent: 100, revisionName: {app_name}-00002}}]"),
+        _ => format!(
+            "[{{percent: 30}}, {{percent: 70}}, {{revisionName: {app_name}-00001, tag: x}}]"
+        ),
     };
     let text = format!(
-        r#"{{apiVersion: serving.knative.dev/v1, kind: Service, metadata: {{name: {own}}},
+        r#"{{apiVersion: serving.knative.dev/v1, kind: Service, metadata: {{name: {app_name}}},
         spec: {{traffic: {traffic}, template: {{
           metadata: {{annotations: {{autoscaling.knative.dev/initial-scale: "{initial}"}}}},
           spec: {{containers: [{{image: "hello:v{version}"}}]}}}}}}}}"#
@@ -90,22 +94,25 @@ fn manifest(app: u8, version: u8, split: u8, initial: u8) -> ControllerEvent {
         ManifestDocument::Service(name, manifest) => {
             ControllerEvent::ManifestApplied(name, manifest)
         }
-        ManifestDocument::Refused(_, why) => panic!("{why}"),
+        ManifestDocument::Refused(_, reason) => panic!("{reason}"),
     }
 }
 
-fn decide(app: u8, revision: u8, wanted: u8) -> ControllerEvent {
-    let own = name(app);
+fn decide(app: u8, revision: u8, requested_scale: u8) -> ControllerEvent {
+    let app_name = name(app);
     ControllerEvent::DecisionReceived(ScaleDecision {
-        revision: NamespacedName::new(own.namespace, format!("{}-0000{revision}", own.name)),
-        desired_scale: (wanted < 3).then_some(wanted.into()),
+        revision: NamespacedName::new(
+            app_name.namespace,
+            format!("{}-0000{revision}", app_name.name),
+        ),
+        requested_scale: (requested_scale < 3).then_some(requested_scale.into()),
         connection_path: ConnectionPath::Direct,
         activator_count: 0,
         activity: [
             RevisionActivity::Inactive,
             RevisionActivity::Activating,
             RevisionActivity::Active,
-        ][usize::from(wanted % 3)],
+        ][usize::from(requested_scale % 3)],
         stable_load: 0.0,
         panic_load: 0.0,
         target_load: 1.0,
@@ -118,16 +125,16 @@ fn decide(app: u8, revision: u8, wanted: u8) -> ControllerEvent {
 }
 
 /// Returns the event of an act, if there is a pod for it.
-fn event(act: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<ControllerEvent> {
+fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<ControllerEvent> {
     let pods = machine
-        .world()
+        .cluster()
         .apps
         .values()
         .flat_map(|app| app.pods())
         .map(|(_, pod)| pod.uid.to_string());
     let pods: Vec<String> = pods.collect();
     let pick = |pod: u8| pods.get(usize::from(pod)).cloned();
-    Some(match *act {
+    Some(match *action {
         PlanCaseAction::Apply { app, version, split, initial } => {
             manifest(app, version, split, initial)
         }
@@ -137,7 +144,7 @@ fn event(act: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Contr
         PlanCaseAction::Delete { app } => ControllerEvent::ManifestDeleted(name(app)),
         PlanCaseAction::Decide { app, revision, wanted } => decide(app, revision, wanted),
         PlanCaseAction::See { pod, ready, drained, load } => {
-            let seen = PodObservation {
+            let observation = PodObservation {
                 uid: pick(pod)?,
                 address: Some(([10, 0, 0, 1], 8080).into()),
                 other_family_address: None,
@@ -148,7 +155,7 @@ fn event(act: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Contr
                 listening_since_ns: 0,
                 not_ready_reason: String::new(),
             };
-            ControllerEvent::PodReported(subscriber(0), seen)
+            ControllerEvent::PodReported(subscriber(0), observation)
         }
         PlanCaseAction::Unsee { pod } => {
             ControllerEvent::PodReportWithdrawn(subscriber(0), pick(pod)?)
@@ -156,17 +163,26 @@ fn event(act: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Contr
         PlanCaseAction::Status { pod, state } => {
             ControllerEvent::LocalPodStatus(status(pick(pod)?, state))
         }
-        PlanCaseAction::Begin { who: which } => {
-            ControllerEvent::ReportStreamBegin(subscriber(which), which.into())
+        PlanCaseAction::Begin { who: subscriber_index } => ControllerEvent::ReportStreamBegin(
+            subscriber(subscriber_index),
+            subscriber_index.into(),
+        ),
+        PlanCaseAction::End { who: subscriber_index } => {
+            ControllerEvent::ReportStreamEnd(subscriber(subscriber_index), subscriber_index.into())
         }
-        PlanCaseAction::End { who: which } => {
-            ControllerEvent::ReportStreamEnd(subscriber(which), which.into())
+        PlanCaseAction::Avoid { who: subscriber_index, pod, ended: false } => {
+            ControllerEvent::DrainAcked(
+                subscriber(subscriber_index),
+                subscriber_index.into(),
+                pick(pod)?,
+            )
         }
-        PlanCaseAction::Avoid { who: which, pod, ended: false } => {
-            ControllerEvent::DrainAcked(subscriber(which), which.into(), pick(pod)?)
-        }
-        PlanCaseAction::Avoid { who: which, pod, ended: true } => {
-            ControllerEvent::DrainAckWithdrawn(subscriber(which), which.into(), pick(pod)?)
+        PlanCaseAction::Avoid { who: subscriber_index, pod, ended: true } => {
+            ControllerEvent::DrainAckWithdrawn(
+                subscriber(subscriber_index),
+                subscriber_index.into(),
+                pick(pod)?,
+            )
         }
         PlanCaseAction::Pass { .. } => ControllerEvent::Tick,
     })
@@ -193,11 +209,11 @@ fn status(uid: String, state: u8) -> LocalPodStatus {
 
 /// Compares the RouteTable's outbox with a plan of everything.
 fn compare(machine: &ControllerStateMachine, now: UnixMillis) -> Result<(), TestCaseError> {
-    let (mut routes, world) = (BTreeMap::<RouteKey, RouteChange>::new(), machine.world());
-    for (name, plan) in plan_all(world, now) {
+    let (mut routes, cluster) = (BTreeMap::<RouteKey, RouteChange>::new(), machine.cluster());
+    for (name, plan) in plan_all(cluster, now) {
         prop_assert_eq!(
             plan.app.as_ref(),
-            world.apps.get(&name).map(|app| &**app),
+            cluster.apps.get(&name).map(|app| &**app),
             "planning again changes nothing"
         );
         routes.extend(plan.routes.into_iter().filter_map(|it| it.key().map(|key| (key, it))));
@@ -209,17 +225,21 @@ fn compare(machine: &ControllerStateMachine, now: UnixMillis) -> Result<(), Test
     let planned =
         routes.iter().map(|(key, it)| (key.clone(), RouteFingerprint::of_change(it))).collect();
     prop_assert_eq!(hashes, planned, "what was said is what is planned");
-    let said = machine.route_messages(first, &mut cursor).changes;
-    let said: BTreeMap<_, _> =
-        said.into_iter().filter_map(|(key, it)| it.map(|it| (key, it))).collect();
-    prop_assert_eq!(&said, &routes);
-    for change in said.values() {
+    let messages = machine.route_messages(first, &mut cursor).changes;
+    let messages: BTreeMap<_, _> =
+        messages.into_iter().filter_map(|(key, it)| it.map(|it| (key, it))).collect();
+    prop_assert_eq!(&messages, &routes);
+    for change in messages.values() {
         if let RouteChange::Service(service) = change {
             let sum: u32 = service.targets.iter().map(|it| u32::from(it.percent)).sum();
             prop_assert!(service.targets.is_empty() || sum == 100, "{} percent", sum);
             for target in &service.targets {
                 let key = RouteKey::Revision(target.revision.clone());
-                prop_assert!(said.contains_key(&key), "{} is named but not said", key_text(&key));
+                prop_assert!(
+                    messages.contains_key(&key),
+                    "{} is named but not said",
+                    key_text(&key)
+                );
             }
         }
     }
@@ -232,17 +252,17 @@ fn key_text(key: &RouteKey) -> String {
 
 proptest! {
     #[test]
-    fn incremental_planning_equals_full_planning(acts in proptest::collection::vec(action(), 1..60)) {
+    fn incremental_planning_equals_full_planning(actions in proptest::collection::vec(action(), 1..60)) {
         let mut machine = ControllerStateMachine::new(ClusterState { uid_seed: 1, ..ClusterState::default() }, Outbox::new());
         let mut now = UnixMillis(1_000_000);
         let mut ordered = std::collections::BTreeSet::new();
-        for act in acts {
-            if let PlanCaseAction::Pass { seconds } = act {
+        for action in actions {
+            if let PlanCaseAction::Pass { seconds } = action {
                 now = now.plus_ms(u64::from(seconds) * 1000);
             }
             // The machine's timer must bring the passing of time to the plan.
             let due = machine.next_timer().is_some_and(|at| at <= now);
-            for event in due.then_some(ControllerEvent::Tick).into_iter().chain(event(&act, &machine)) {
+            for event in due.then_some(ControllerEvent::Tick).into_iter().chain(event(&action, &machine)) {
                 let effects = machine.step(now, event);
                 for pod in effects.pods_to_start {
                     prop_assert!(ordered.insert(pod.uid), "ordered once");

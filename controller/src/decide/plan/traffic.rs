@@ -15,13 +15,13 @@ pub(super) fn update_latest_ready(app: &mut AppState) {
     };
     let Some(configuration) = &app.configuration else { return };
     let created = app.latest_created().filter(is_ready);
-    let least = configuration.latest_ready.as_ref().and_then(|name| app.revision(name));
-    let least = least.map_or(0, |revision| revision.meta.generation);
-    let up_to = configuration.meta.generation;
+    let from = configuration.latest_ready.as_ref().and_then(|name| app.revision(name));
+    let from = from.map_or(0, |revision| revision.meta.generation);
+    let to = configuration.meta.generation;
     let newest = || {
         // From the present one's generation to the Configuration's, so that it never moves backwards.
         let all = app.revisions.iter().filter(is_ready);
-        let between = all.filter(|it| (least..=up_to).contains(&it.meta.generation));
+        let between = all.filter(|it| (from..=to).contains(&it.meta.generation));
         between.max_by_key(|it| it.meta.generation)
     };
     let newest = created.or_else(newest).map(|it| it.name.clone());
@@ -34,16 +34,17 @@ pub(super) fn update_latest_ready(app: &mut AppState) {
 pub(super) fn assign_traffic(
     app: &mut AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
     now: UnixMillis,
     timer: &mut PlanTimer,
 ) {
-    let leaving = app.cascades_deletion(world.settings.platform);
+    let is_leaving = app.cascades_deletion(cluster.settings.platform);
     let Some(route) = &app.route else { return };
-    let resolved = if leaving { Ok(Vec::new()) } else { resolve_targets(app, route, name, world) };
+    let resolved =
+        if is_leaving { Ok(Vec::new()) } else { resolve_targets(app, route, name, cluster) };
     let rolled = resolved
-        .map(|assigned| gradual_rollout::apply_rollout(app, name, assigned, world, now, timer));
-    let truth = match (rolled, &mut app.route) {
+        .map(|assigned| gradual_rollout::apply_rollout(app, name, assigned, cluster, now, timer));
+    let status = match (rolled, &mut app.route) {
         (Ok((mut assigned, rollout)), Some(route)) => {
             // Most Routes have one target, and there are many Routes: spare room would add up.
             assigned.shrink_to_fit();
@@ -52,10 +53,10 @@ pub(super) fn assign_traffic(
             ConditionStatus::True(None)
         }
         (Ok(_), None) => return,
-        (Err(truth), _) => truth,
+        (Err(status), _) => status,
     };
-    if !leaving {
-        app.conditions.set(ConditionType::RouteTraffic, truth, now);
+    if !is_leaving {
+        app.conditions.set(ConditionType::RouteTraffic, status, now);
     }
 }
 
@@ -63,12 +64,14 @@ fn resolve_targets(
     app: &AppState,
     route: &RouteState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Result<Vec<AssignedTraffic>, ConditionStatus> {
     let assigned = route.traffic_spec.iter().map(|target| {
         let revision = match &target.revision_name {
-            None => latest_ready_revision(target.configuration_name.as_deref(), app, name, world)?,
-            Some(wanted) => named_revision(wanted, app, name, world)?,
+            None => {
+                latest_ready_revision(target.configuration_name.as_deref(), app, name, cluster)?
+            }
+            Some(revision_name) => named_revision(revision_name, app, name, cluster)?,
         };
         Ok(AssignedTraffic {
             tag: target.tag.clone(),
@@ -82,14 +85,17 @@ fn resolve_targets(
 
 fn latest_ready_revision(
     configuration: Option<&str>,
-    own: &AppState,
+    own_app: &AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Result<Box<str>, ConditionStatus> {
     let configuration = configuration.unwrap_or(&name.name);
     let other = NamespacedName::new(name.namespace.clone(), configuration);
-    let app =
-        if configuration == name.name { Some(own) } else { world.apps.get(&other).map(|it| &**it) };
+    let app = if configuration == name.name {
+        Some(own_app)
+    } else {
+        cluster.apps.get(&other).map(|it| &**it)
+    };
     let waiting = || {
         let message =
             format!("Configuration {configuration:?} is waiting for a Revision to become ready.");
@@ -97,7 +103,7 @@ fn latest_ready_revision(
     };
     let Some(app) = app.filter(|it| it.configuration.is_some()) else {
         // The Service will make the Configuration: its Route may have been observed first.
-        if own.service.is_some() && configuration == name.name {
+        if own_app.service.is_some() && configuration == name.name {
             return Err(waiting());
         }
         let message = format!("Configuration {configuration:?} referenced in traffic not found.");
@@ -116,41 +122,43 @@ fn latest_ready_revision(
 }
 
 fn named_revision(
-    wanted: &str,
+    revision_name: &str,
     app: &AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Result<Box<str>, ConditionStatus> {
     let missing =
         |message| ConditionStatus::False(ConditionReason::new("RevisionMissing", message));
     let is_there = |it: &&AppRevision| !it.is_deleted;
-    let other = world.revision(&name.namespace, wanted).filter(is_there);
-    let revision = match (app.revision(wanted).filter(is_there), other) {
-        (Some(own), _) => own,
+    let other = cluster.revision(&name.namespace, revision_name).filter(is_there);
+    let revision = match (app.revision(revision_name).filter(is_there), other) {
+        (Some(own_revision), _) => own_revision,
         (None, Some(_)) if app.service.is_some() => {
             // A Route of a Service may name Revisions of that Service only.
             let message = format!(
-                "Revision {wanted:?} referenced in traffic does not belong to Service {:?}.",
+                "Revision {revision_name:?} referenced in traffic does not belong to Service {:?}.",
                 name.name
             );
             return Err(ConditionStatus::False(ConditionReason::new("RevisionNotOwned", message)));
         }
         (None, Some(other)) => other,
         (None, None) => {
-            return Err(missing(format!("Revision {wanted:?} referenced in traffic not found.")));
+            return Err(missing(format!(
+                "Revision {revision_name:?} referenced in traffic not found."
+            )));
         }
     };
     // A Revision that had traffic keeps it: its pods may recover, and no other Revision was named.
-    let had = app.traffic().iter().any(|it| *it.revision_name == *wanted);
+    let had = app.traffic().iter().any(|it| *it.revision_name == *revision_name);
     match revision.conditions.get(ConditionType::RevisionReady) {
         ConditionStatus::True(_) => Ok(revision.name.clone()),
         ConditionStatus::Unknown(_) | ConditionStatus::False(_) if had => Ok(revision.name.clone()),
         ConditionStatus::False(_) => {
-            Err(missing(format!("Revision {wanted:?} failed to become ready.")))
+            Err(missing(format!("Revision {revision_name:?} failed to become ready.")))
         }
         ConditionStatus::Unknown(_) => Err(ConditionStatus::Unknown(Some(ConditionReason::new(
             "RevisionMissing",
-            format!("Revision {wanted:?} is not yet ready."),
+            format!("Revision {revision_name:?} is not yet ready."),
         )))),
     }
 }
@@ -159,49 +167,49 @@ fn named_revision(
 pub(super) fn update_routing_states(
     app: &mut AppState,
     name: &NamespacedName,
-    world: &ClusterState,
+    cluster: &ClusterState,
     now: UnixMillis,
 ) {
     let mut active = Vec::new();
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
-        let leaving = app.cascades_deletion(world.settings.platform);
-        add_routed_revisions(route, name, leaving, name, created.as_deref(), &mut active);
+        let is_leaving = app.cascades_deletion(cluster.settings.platform);
+        add_routed_revisions(route, name, is_leaving, name, created.as_deref(), &mut active);
     }
-    for other in world.names.referring_apps.get(name).into_iter().flatten() {
-        if let Some(route) = world.apps.get(other).and_then(|it| it.route.as_ref()) {
+    for other in cluster.names.referring_apps.get(name).into_iter().flatten() {
+        if let Some(route) = cluster.apps.get(other).and_then(|it| it.route.as_ref()) {
             add_routed_revisions(route, other, false, name, created.as_deref(), &mut active);
         }
     }
     for revision in &mut app.revisions {
-        let is = match (active.contains(&revision.name), revision.routing_state.0) {
+        let new_state = match (active.contains(&revision.name), revision.routing_state.0) {
             (true, _) => RoutingState::Active,
             // Without a Route nothing was ever decided about the Revision, and it counts as reachable.
             (false, RoutingState::Pending) if app.route.is_none() => RoutingState::Pending,
             (false, _) => RoutingState::Reserve,
         };
-        if revision.routing_state.0 != is {
-            revision.routing_state = (is, now);
+        if revision.routing_state.0 != new_state {
+            revision.routing_state = (new_state, now);
         }
     }
 }
 
-/// Adds the Revisions of the app `of` that the Route `own` names now, or will name.
+/// Adds the Revisions of the app `app_name` that the Route `route_name` names now, or will name.
 fn add_routed_revisions(
     route: &RouteState,
-    own: &NamespacedName,
-    leaving: bool,
-    of: &NamespacedName,
+    route_name: &NamespacedName,
+    is_leaving: bool,
+    app_name: &NamespacedName,
     created: Option<&str>,
     active: &mut Vec<Box<str>>,
 ) {
     active.extend(route.traffic.iter().map(|it| it.revision_name.clone()));
-    for target in route.traffic_spec.iter().filter(|_| !leaving) {
-        let configuration = target.configuration_name.as_deref().unwrap_or(&own.name);
+    for target in route.traffic_spec.iter().filter(|_| !is_leaving) {
+        let configuration = target.configuration_name.as_deref().unwrap_or(&route_name.name);
         match &target.revision_name {
             Some(name) => active.push(name.clone()),
             // The newest Revision gets traffic as soon as it is ready, so it must not scale as one in reserve.
-            None if configuration == of.name => active.extend(created.map(Into::into)),
+            None if configuration == app_name.name => active.extend(created.map(Into::into)),
             None => {}
         }
     }

@@ -64,11 +64,11 @@ fn read_class(keys: &mut ConfigMapReader<'_>) {
 }
 
 /// Reads the targets of a pod: concurrency, rate, utilization, burst capacity.
-fn read_targets(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
-    let p = &mut it.policy;
+fn read_targets(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
+    let p = &mut config.policy;
     keys.read_float("container-concurrency-target-percentage", &mut p.target_utilization);
     keys.read_float("container-concurrency-target-default", &mut p.target_total);
-    keys.read_float("requests-per-second-target-default", &mut it.rps_target);
+    keys.read_float("requests-per-second-target-default", &mut config.rps_target);
     keys.read_float("target-burst-capacity", &mut p.target_burst_capacity);
     keys.read_float("activator-capacity", &mut p.activator_capacity);
     // Older releases wrote a share up to 1 instead of a percentage, and Knative still accepts it.
@@ -94,10 +94,10 @@ fn read_targets(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
             share * p.target_total
         ));
     }
-    if it.rps_target < TARGET_MIN {
+    if config.rps_target < TARGET_MIN {
         keys.add_error(format!(
             "requests-per-second-target-default must be at least {TARGET_MIN}, was: {}",
-            it.rps_target
+            config.rps_target
         ));
     }
     if p.activator_capacity < 1.0 {
@@ -115,8 +115,8 @@ fn read_targets(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
 }
 
 /// Reads the rates of scaling up and down, and the bounds of the panic window.
-fn read_rates(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
-    let p = &mut it.policy;
+fn read_rates(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
+    let p = &mut config.policy;
     for (key, rate) in [
         ("max-scale-up-rate", &mut p.max_scale_up_rate),
         ("max-scale-down-rate", &mut p.max_scale_down_rate),
@@ -134,8 +134,8 @@ fn read_rates(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     }
 }
 
-fn read_windows(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
-    let p = &mut it.policy;
+fn read_windows(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
+    let p = &mut config.policy;
     let precision = |key, span: GoDuration| {
         format!("{key} = {span}, must be specified with at most second precision")
     };
@@ -178,17 +178,17 @@ fn read_windows(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
     p.scale_to_zero_retention_period = retention.to_duration();
 }
 
-fn read_scales(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
-    let p = &mut it.policy;
+fn read_scales(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
+    let p = &mut config.policy;
     // The numbers stay signed while they are checked, so that a refusal shows what was written.
     let [mut initial, mut min, mut max] =
         [p.initial_scale, p.min_scale, p.max_scale].map(i64::from);
-    let mut limit = i64::from(it.max_scale_limit);
+    let mut limit = i64::from(config.max_scale_limit);
     keys.read_int32("initial-scale", &mut initial);
     keys.read_int32("min-scale", &mut min);
     keys.read_int32("max-scale", &mut max);
     keys.read_int32("max-scale-limit", &mut limit);
-    if initial < 0 || (initial == 0 && !it.allow_zero_initial_scale) {
+    if initial < 0 || (initial == 0 && !config.allow_zero_initial_scale) {
         keys.add_error(format!(
             "initial-scale = {initial}, must be at least 0 (or at least 1 when allow-zero-initial-scale is false)"
         ));
@@ -210,9 +210,9 @@ fn read_scales(keys: &mut ConfigMapReader<'_>, it: &mut ScalePolicyConfig) {
         keys.add_error(format!("min-scale ({min}) must be less than max-scale ({max})"));
     }
     // Negative numbers were refused above, and with them the whole ConfigMap.
-    let number = |it: i64| u32::try_from(it).unwrap_or(0);
+    let number = |config: i64| u32::try_from(config).unwrap_or(0);
     (p.initial_scale, p.min_scale, p.max_scale) = (number(initial), number(min), number(max));
-    it.max_scale_limit = number(limit);
+    config.max_scale_limit = number(limit);
 }
 
 #[cfg(test)]
@@ -256,17 +256,18 @@ mod tests {
             ("max-scale-limit", "10"),
             ("scale-down-delay", "15m"),
         ]);
-        let mut want = ScalePolicyConfig::default();
-        let p = &mut want.policy;
+        let mut expected = ScalePolicyConfig::default();
+        let p = &mut expected.policy;
         (p.target_utilization, p.target_total, p.target_burst_capacity) = (0.5, 10.5, -1.0);
-        (want.rps_target, want.max_scale_limit, want.allow_zero_initial_scale) = (12.0, 10, false);
+        (expected.rps_target, expected.max_scale_limit, expected.allow_zero_initial_scale) =
+            (12.0, 10, false);
         (p.stable_window, p.panic_window_percent) = (Duration::from_secs(120), 20.0);
         (p.panic_threshold_percent, p.activator_capacity) = (110.0, 95.0);
         (p.max_scale_up_rate, p.max_scale_down_rate, p.scale_to_zero) = (1.1, 3.0, false);
         p.scale_to_zero_retention_period = Duration::from_secs(61);
         (p.initial_scale, p.min_scale, p.max_scale) = (3, 2, 9);
         p.scale_down_delay = Duration::from_secs(900);
-        assert_eq!(read, Ok(want));
+        assert_eq!(read, Ok(expected));
     }
 
     /// Keys of the sample of Knative's first releases (`config/config-autoscaler.yaml`, 2018).
@@ -282,9 +283,9 @@ mod tests {
             let data = [(key.to_owned(), value.to_owned())].into();
             let read = read::<ScalePolicyConfig>(&data).unwrap();
             assert_eq!(read.value, ScalePolicyConfig::default(), "{key}");
-            let said =
+            let warnings =
                 format!("key {key:?} is of an older release and has no effect: use {successor:?}");
-            assert_eq!(read.warnings, [said]);
+            assert_eq!(read.warnings, [warnings]);
         }
     }
 
@@ -296,7 +297,7 @@ mod tests {
 
     #[test]
     fn every_bound_is_refused_in_knatives_words() {
-        for (pairs, said) in [
+        for (pairs, expected) in [
             (
                 &[("max-scale-up-rate", "not a float")][..],
                 "failed to parse data: failed to parse \"max-scale-up-rate\": strconv.ParseFloat: \
@@ -353,7 +354,7 @@ mod tests {
                 "min-scale (3) must be less than max-scale (2)",
             ),
         ] {
-            assert_eq!(map(pairs), Err(said.to_owned()), "{pairs:?}");
+            assert_eq!(map(pairs), Err(expected.to_owned()), "{pairs:?}");
         }
     }
 }

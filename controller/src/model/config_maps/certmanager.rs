@@ -22,8 +22,9 @@ impl ConfigMapSettings for CertManagerConfig {
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         for key in ["issuerRef", "clusterLocalIssuerRef", "systemInternalIssuerRef"] {
             // Knative refuses what is no mapping, so it is refused here, although nothing reads the issuer.
-            if let Some(Err(why)) = keys.get(key).map(serde_norway::from_str::<CertManagerIssuer>) {
-                keys.add_error(format!("failed to parse {key:?}: {why}"));
+            if let Some(Err(error)) = keys.get(key).map(serde_norway::from_str::<CertManagerIssuer>)
+            {
+                keys.add_error(format!("failed to parse {key:?}: {error}"));
             }
             keys.warn_unless_usual(key, &[], NO_TLS);
         }
@@ -43,8 +44,8 @@ mod tests {
     #[test]
     fn an_issuer_is_accepted_with_a_warning() {
         let read = read::<CertManagerConfig>(&issuer("kind: Issuer\nname: letsencrypt\n")).unwrap();
-        let want = "key \"issuerRef\" has no effect: services are served without TLS";
-        assert_eq!(read.warnings, [want]);
+        let expected = "key \"issuerRef\" has no effect: services are served without TLS";
+        assert_eq!(read.warnings, [expected]);
     }
 
     #[test]

@@ -105,11 +105,12 @@ impl RevisionDefaults {
             ("memory", &self.memory_limit),
             ("ephemeral-storage", &self.ephemeral_storage_limit),
         ];
-        for (to, from) in [(&mut resources.requests, requests), (&mut resources.limits, limits)] {
+        for (target, from) in [(&mut resources.requests, requests), (&mut resources.limits, limits)]
+        {
             for (name, quantity) in from {
                 if let Some(quantity) = quantity {
                     // A value of the user is never replaced.
-                    let all = to.get_or_insert_default();
+                    let all = target.get_or_insert_default();
                     all.entry(name.into()).or_insert_with(|| quantity.clone());
                 }
             }
@@ -208,18 +209,18 @@ fn read_optional_bool(
 fn read_name_template(
     keys: &mut ConfigMapReader<'_>,
     key: &'static str,
-    to: &mut Option<GoTemplate>,
+    target: &mut Option<GoTemplate>,
 ) {
     let Some(source) = keys.get(key) else { return };
     let read = GoTemplate::parse("container-template", source, &TemplateValues::METADATA_FIELDS);
     let read = read.and_then(|template| {
         // It runs once with empty metadata, so that a template that fails is refused now and not with the next Service.
         let tried = template.render(&TemplateValues::from_metadata(&ObjectMeta::default()));
-        tried.map(|_name| template).map_err(|why| format!("error executing template: {why}"))
+        tried.map(|_name| template).map_err(|error| format!("error executing template: {error}"))
     });
     match read {
-        Ok(template) => *to = Some(template),
-        Err(why) => keys.add_error(why),
+        Ok(template) => *target = Some(template),
+        Err(error) => keys.add_error(error),
     }
 }
 
@@ -248,7 +249,7 @@ mod tests {
     #[test]
     fn keys_are_read_with_knatives_defaults() {
         assert_eq!(map(&[]), Ok(RevisionDefaults::default()));
-        let want = RevisionDefaults {
+        let expected = RevisionDefaults {
             timeout_seconds: 123,
             response_start_timeout_seconds: 123,
             max_timeout_seconds: 456,
@@ -268,7 +269,7 @@ mod tests {
             ("revision-memory-limit", "500M"),
             ("automount-service-account-token", "false"),
         ]);
-        assert_eq!(read, Ok(want));
+        assert_eq!(read, Ok(expected));
     }
 
     #[test]
@@ -283,7 +284,7 @@ mod tests {
     #[test]
     fn every_refusal_is_in_knatives_words() {
         let greater = |a, b| Err::<RevisionDefaults, _>(format!("{a} cannot be greater than {b}"));
-        for (pairs, want) in [
+        for (pairs, expected) in [
             (
                 &[("revision-timeout-seconds", "asdf")][..],
                 Err("failed to parse \"revision-timeout-seconds\": strconv.ParseInt: parsing \
@@ -320,7 +321,7 @@ mod tests {
                     .into()),
             ),
         ] {
-            assert_eq!(map(pairs), want, "{pairs:?}");
+            assert_eq!(map(pairs), expected, "{pairs:?}");
         }
         assert!(map(&[("container-name-template", "{{animals")]).is_err());
     }
@@ -329,13 +330,13 @@ mod tests {
     fn only_resources_that_are_not_named_are_filled() {
         let defaults =
             map(&[("revision-cpu-request", "100m"), ("revision-cpu-limit", "1")]).unwrap();
-        let mut have = ResourceRequirements {
+        let mut resources = ResourceRequirements {
             requests: Some([("cpu".to_owned(), Quantity("2".into()))].into()),
             ..ResourceRequirements::default()
         };
-        let mut want = have.clone();
-        want.limits = Some([("cpu".to_owned(), Quantity("1".into()))].into());
-        defaults.fill_resources(&mut have);
-        assert_eq!(have, want);
+        let mut expected = resources.clone();
+        expected.limits = Some([("cpu".to_owned(), Quantity("1".into()))].into());
+        defaults.fill_resources(&mut resources);
+        assert_eq!(resources, expected);
     }
 }

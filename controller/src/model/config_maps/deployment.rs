@@ -86,12 +86,12 @@ pub(super) fn best_selector_match<'a>(
     all: impl Iterator<Item = (&'a str, &'a BTreeMap<String, String>)>,
     labels: &BTreeMap<String, String>,
 ) -> Option<&'a str> {
-    let matches = |it: &(&str, &BTreeMap<String, String>)| {
-        it.1.iter().all(|(label, value)| labels.get(label) == Some(value))
+    let matches = |class: &(&str, &BTreeMap<String, String>)| {
+        class.1.iter().all(|(label, value)| labels.get(label) == Some(value))
     };
-    let found = all.filter(matches);
+    let matching = all.filter(matches);
     // `max_by` returns the last of equal elements, so names compare in reverse.
-    let best = found.max_by(|a, b| a.1.len().cmp(&b.1.len()).then_with(|| b.0.cmp(a.0)));
+    let best = matching.max_by(|a, b| a.1.len().cmp(&b.1.len()).then_with(|| b.0.cmp(a.0)));
     best.map(|(name, _)| name).filter(|name| !name.is_empty())
 }
 
@@ -196,8 +196,8 @@ fn read_runtime_classes(keys: &mut ConfigMapReader<'_>) -> BTreeMap<String, Runt
     let classes: BTreeMap<String, Option<RuntimeClassSelector>> = match serde_norway::from_str(text)
     {
         Ok(classes) => classes,
-        Err(why) => {
-            keys.add_error(format!("{key} cannot be parsed, please check the format: {why}"));
+        Err(error) => {
+            keys.add_error(format!("{key} cannot be parsed, please check the format: {error}"));
             return BTreeMap::new();
         }
     };
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn every_key_is_followed() {
         assert_eq!(map(&[]).map(|it| it.value), Ok(DeploymentConfig::default()));
-        let want = DeploymentConfig {
+        let expected = DeploymentConfig {
             skipped_registries: ["a.b".to_owned(), "c".to_owned()].into(),
             digest_timeout: Duration::from_millis(60),
             progress_deadline: Duration::from_secs(444),
@@ -241,18 +241,18 @@ mod tests {
             ("pod-is-always-schedulable", "true"),
             ("bind-pods", "true"),
         ]);
-        assert_eq!(read, Ok(ParsedConfigMap { value: want, warnings: vec![] }));
+        assert_eq!(read, Ok(ParsedConfigMap { value: expected, warnings: vec![] }));
     }
 
     #[test]
     fn sidecar_keys_are_accepted_with_a_warning() {
         let read = map(&[("queue-sidecar-image", "x"), ("queueSidecarCPURequest", "25m")]).unwrap();
         assert_eq!(read.value, DeploymentConfig::default());
-        let want = [
+        let expected = [
             "key \"queue-sidecar-image\" has no effect: there is no sidecar",
             "key \"queueSidecarCPURequest\" has no effect: there is no sidecar",
         ];
-        assert_eq!(read.warnings, want);
+        assert_eq!(read.warnings, expected);
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn every_refusal_is_in_knatives_words() {
-        for (pair, said) in [
+        for (pair, expected) in [
             (
                 ("progress-deadline", "-1s"),
                 "progress-deadline cannot be a non-positive duration, was -1s",
@@ -292,7 +292,7 @@ mod tests {
                 "runtime-class-name ??? selector not valid DNSSubdomain",
             ),
         ] {
-            assert_eq!(map(&[pair]), Err(said.to_owned()), "{pair:?}");
+            assert_eq!(map(&[pair]), Err(expected.to_owned()), "{pair:?}");
         }
         let torn = map(&[("runtime-class-name", "a: [")]).unwrap_err();
         assert!(torn.starts_with("runtime-class-name cannot be parsed, please check the format: "));

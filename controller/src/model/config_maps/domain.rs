@@ -51,7 +51,7 @@ impl ConfigMapSettings for DomainConfig {
                     }
                     domains.insert(domain.to_owned(), choice.selector);
                 }
-                Err(why) => keys.add_error(format!("failed to parse {domain:?}: {why}")),
+                Err(error) => keys.add_error(format!("failed to parse {domain:?}: {error}")),
             }
             // Knative accepts any key, so this is only a warning.
             if !is_dns_subdomain(domain) {
@@ -89,13 +89,13 @@ mod tests {
             ("gold.com", "selector:\n  app: prod\n  tier: gold\n"),
             ("_example", "anything: goes"),
         ]);
-        for (have, want) in [
+        for (pairs, expected) in [
             (&[][..], "default.com"),
             (&[("app", "test")], "default.com"),
             (&[("app", "prod")], "prod.com"),
             (&[("app", "prod"), ("tier", "gold")], "gold.com"),
         ] {
-            assert_eq!(domains.domain_for(&labels(have)), Some(want), "{have:?}");
+            assert_eq!(domains.domain_for(&labels(pairs)), Some(expected), "{pairs:?}");
         }
     }
 
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn a_value_that_is_no_selector_is_refused() {
         let data = [("a.com".to_owned(), "selector: 5".to_owned())].into();
-        let said = read::<DomainConfig>(&data).unwrap_err();
-        assert!(said[0].to_string().starts_with("failed to parse \"a.com\": "), "{said:?}");
+        let error = read::<DomainConfig>(&data).unwrap_err();
+        assert!(error[0].to_string().starts_with("failed to parse \"a.com\": "), "{error:?}");
     }
 }

@@ -77,9 +77,9 @@ mod tests {
         assert_eq!(check(&shipped, &map(&[(EXAMPLE, "a: 1\n"), ("a", "2")])), Ok(()));
         assert_eq!(check(&shipped, &map(&[])), Ok(()));
         assert_eq!(check(&map(&[]), &map(&[(EXAMPLE, "a: 2")])), Ok(()));
-        let said = check(&shipped, &map(&[(EXAMPLE, "a: 2")])).unwrap_err();
+        let error = check(&shipped, &map(&[(EXAMPLE, "a: 2")])).unwrap_err();
         assert!(
-            said.starts_with("the update modifies a key in \"_example\" which is probably not")
+            error.starts_with("the update modifies a key in \"_example\" which is probably not")
         );
     }
 }

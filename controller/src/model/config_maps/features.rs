@@ -156,12 +156,12 @@ features! {
 fn flag<T: Copy>(
     keys: &mut ConfigMapReader<'_>,
     key: &'static str,
-    to: &mut T,
+    target: &mut T,
     parse: fn(&str) -> Option<T>,
 ) {
     let Some(text) = keys.get(key) else { return };
     match parse(text) {
-        Some(value) => *to = value,
+        Some(value) => *target = value,
         None => keys.add_warning(format!("{key} = {text:?} is no value of it; its default holds")),
     }
 }
@@ -177,12 +177,12 @@ fn removed(keys: &mut ConfigMapReader<'_>) {
 
 /// Accepts flags of features that do not exist here.
 fn idle(keys: &mut ConfigMapReader<'_>) {
-    for (key, why) in [
+    for (key, reason) in [
         ("autodetect-http2", "name the port of a pod that speaks HTTP/2 \"h2c\""),
         ("queueproxy.mount-podinfo", "there is no sidecar"),
         ("queueproxy.resource-defaults", "there is no sidecar"),
     ] {
-        keys.warn_unless_usual(key, &["disabled"], why);
+        keys.warn_unless_usual(key, &["disabled"], reason);
     }
 }
 
@@ -206,14 +206,14 @@ mod tests {
             ("secure-pod-defaults", "allowRootBounded"),
             ("_example", "tag-header-based-routing: enabled"),
         ]);
-        let want = Features {
+        let expected = Features {
             podspec_affinity: Flag::Enabled,
             podspec_fieldref: Flag::Allowed,
             multi_container: Flag::Disabled,
             secure_pod_defaults: SecureDefaults::AllowRootBounded,
             ..Features::default()
         };
-        assert_eq!(read, Ok(ParsedConfigMap { value: want, warnings: vec![] }));
+        assert_eq!(read, Ok(ParsedConfigMap { value: expected, warnings: vec![] }));
     }
 
     #[test]

@@ -75,27 +75,27 @@ impl ConfigMapSettings for GcConfig {
 }
 
 /// Reads a duration or `disabled`; an empty value keeps the default.
-fn read_duration(keys: &mut ConfigMapReader<'_>, key: &'static str, to: &mut Option<Duration>) {
+fn read_duration(keys: &mut ConfigMapReader<'_>, key: &'static str, target: &mut Option<Duration>) {
     // Trimmed, since Knative trims these values before it parses them.
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
         return;
     }
     if text.eq_ignore_ascii_case("disabled") {
-        *to = None;
+        *target = None;
         return;
     }
     match parse_duration(text) {
         Ok(GoDuration(nanos)) if nanos < 0 => {
             keys.add_error(format!("failed to parse {key}: must be non-negative"));
         }
-        Ok(span) => *to = Some(span.to_duration()),
-        Err(why) => keys.add_error(format!("failed to parse {key}: {why}")),
+        Ok(span) => *target = Some(span.to_duration()),
+        Err(error) => keys.add_error(format!("failed to parse {key}: {error}")),
     }
 }
 
 /// Reads a number or `disabled`; an empty value keeps the default.
-fn read_max_non_active(keys: &mut ConfigMapReader<'_>, to: &mut Option<u64>) {
+fn read_max_non_active(keys: &mut ConfigMapReader<'_>, target: &mut Option<u64>) {
     let key = "max-non-active-revisions";
     let text = keys.get(key).unwrap_or_default().trim();
     if text.is_empty() {
@@ -104,8 +104,8 @@ fn read_max_non_active(keys: &mut ConfigMapReader<'_>, to: &mut Option<u64>) {
     // Knative stores the number in an `int64`.
     let most = i64::MAX.unsigned_abs();
     match text.parse::<u64>() {
-        _ if text.eq_ignore_ascii_case("disabled") => *to = None,
-        Ok(max) if max <= most => *to = Some(max),
+        _ if text.eq_ignore_ascii_case("disabled") => *target = None,
+        Ok(max) if max <= most => *target = Some(max),
         Ok(_) => {
             keys.add_error(format!("failed to parse {key}: value should be lower than {most}"))
         }
@@ -166,15 +166,15 @@ mod tests {
                        use \"retain-since-create-time\"";
         let day =
             GcConfig { since_created: Some(Duration::from_secs(86_400)), ..GcConfig::default() };
-        let want = ParsedConfigMap { value: day, warnings: vec![warning.to_owned()] };
-        assert_eq!(map(&[older]), Ok(want));
+        let expected = ParsedConfigMap { value: day, warnings: vec![warning.to_owned()] };
+        assert_eq!(map(&[older]), Ok(expected));
         let both = map(&[older, ("retain-since-create-time", "1h")]).unwrap();
         assert_eq!(both.value.since_created, Some(Duration::from_secs(3600)));
     }
 
     #[test]
     fn every_refusal_is_in_knatives_words() {
-        for (pairs, said) in [
+        for (pairs, expected) in [
             (
                 &[("retain-since-create-time", "invalid")][..],
                 "failed to parse retain-since-create-time: time: invalid duration \"invalid\"",
@@ -196,7 +196,7 @@ mod tests {
                 "min-non-active-revisions(20) must be <= max-non-active-revisions(10)",
             ),
         ] {
-            assert_eq!(map(pairs), Err(said.to_owned()));
+            assert_eq!(map(pairs), Err(expected.to_owned()));
         }
     }
 }

@@ -51,15 +51,15 @@ fn go_index(args: &[Value]) -> Result<Value, TemplateError> {
     let (first, rest) = args.split_first().ok_or_else(|| {
         TemplateError::Exec("wrong number of args for index: want at least 1".into())
     })?;
-    let mut found = first.clone();
+    let mut value = first.clone();
     for key in rest {
-        found = match found {
+        value = match value {
             // A further key below a missing one is missing too, and no error.
             Value::Nil => Value::Nil,
-            found => found.index(key)?,
+            value => value.index(key)?,
         };
     }
-    Ok(if matches!(found, Value::Nil) { Value::String("".into()) } else { found })
+    Ok(if matches!(value, Value::Nil) { Value::String("".into()) } else { value })
 }
 
 impl fmt::Debug for GoTemplate {
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn common_templates_render_as_in_go() {
-        for (source, said) in [
+        for (source, expected) in [
             ("{{.Name}}.{{.Namespace}}.{{.Domain}}", "shop.team.example.com"),
             ("{{.Name}}-{{.Namespace}}.{{ .Domain }}", "shop-team.example.com"),
             (r#"{{index .Labels "tier"}}.{{.Domain}}"#, "gold.example.com"),
@@ -159,7 +159,7 @@ mod tests {
             ("plain", "plain"),
             ("", ""),
         ] {
-            assert_eq!(render(source).as_deref(), Ok(said), "{source}");
+            assert_eq!(render(source).as_deref(), Ok(expected), "{source}");
         }
     }
 
@@ -182,10 +182,11 @@ mod tests {
         let say = |source| GoTemplate::parse("t", source, &FIELDS).map(|_template| ()).unwrap_err();
         let untaken = say("{{if eq .Name \"\"}}{{lower .Name}}{{end}}");
         assert_eq!(untaken, r#"template: t: function "lower" not defined"#);
-        let have = ".Name, .Namespace, .Domain, .Labels, .Annotations";
+        let field_names = ".Name, .Namespace, .Domain, .Labels, .Annotations";
         for source in ["{{.Nmae}}", "{{if .Nmae}}{{end}}", "{{range .Labels}}{{$.Nmae}}{{end}}"] {
-            let want = format!("template: t: can't evaluate field Nmae: there are {have}");
-            assert_eq!(say(source), want);
+            let expected =
+                format!("template: t: can't evaluate field Nmae: there are {field_names}");
+            assert_eq!(say(source), expected);
         }
     }
 

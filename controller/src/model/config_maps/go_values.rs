@@ -31,8 +31,8 @@ impl GoDuration {
 }
 
 impl From<Duration> for GoDuration {
-    fn from(it: Duration) -> Self {
-        Self(i64::try_from(it.as_nanos()).unwrap_or(i64::MAX))
+    fn from(duration: Duration) -> Self {
+        Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
     }
 }
 
@@ -86,7 +86,7 @@ pub fn parse_bool(text: &str) -> Result<bool, String> {
 
 /// Parses a decimal integer as `strconv.ParseInt` does, for a type of `bits` bits.
 pub fn parse_int(text: &str, bits: u32) -> Result<i64, String> {
-    let wrong = |why| Err(format!("strconv.ParseInt: parsing {text:?}: {why}"));
+    let wrong = |reason| Err(format!("strconv.ParseInt: parsing {text:?}: {reason}"));
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|it| it.is_ascii_digit()) {
         return wrong("invalid syntax");
@@ -206,7 +206,7 @@ mod tests {
             let span = parse_duration(text).unwrap();
             assert_eq!((span.0, span.to_string()), (nanos, written.into()), "{text}");
         }
-        for (text, why) in [
+        for (text, error) in [
             ("", r#"time: invalid duration """#),
             ("abc", r#"time: invalid duration "abc""#),
             ("10", r#"time: missing unit in duration "10""#),
@@ -214,7 +214,7 @@ mod tests {
             ("1.2.3s", r#"time: invalid duration "1.2.3s""#),
             ("99999999999h", r#"time: invalid duration "99999999999h""#),
         ] {
-            assert_eq!(parse_duration(text), Err(why.to_owned()));
+            assert_eq!(parse_duration(text), Err(error.to_owned()));
         }
     }
 
@@ -238,8 +238,8 @@ mod tests {
         }
         assert_eq!(parse_quantity("1KM"), Err("unable to parse quantity's suffix".into()));
         for text in ["", "abc", "1 Gi", "1.2.3", "."] {
-            let why = parse_quantity(text).unwrap_err();
-            assert!(why.starts_with("quantities must match"), "{text}: {why}");
+            let error = parse_quantity(text).unwrap_err();
+            assert!(error.starts_with("quantities must match"), "{text}: {error}");
         }
     }
 }

@@ -64,19 +64,19 @@ impl<'a> ConfigMapReader<'a> {
 
     /// Accepts keys that have no effect here, each with the reason.
     pub fn accept_without_effect(&mut self, keys: &[(&'static str, &str)]) {
-        for &(key, why) in keys {
+        for &(key, reason) in keys {
             self.known_keys.insert(key);
             if self.data.contains_key(key) {
-                self.warnings.push(format!("key {key:?} has no effect: {why}"));
+                self.warnings.push(format!("key {key:?} has no effect: {reason}"));
             }
         }
     }
 
-    /// Accepts a key for something that does not exist here; warns unless its text is one of `usual`.
-    pub fn warn_unless_usual(&mut self, key: &'static str, usual: &[&str], why: &str) {
+    /// Accepts a key for something that does not exist here; warns unless its text is one of `usual_values`.
+    pub fn warn_unless_usual(&mut self, key: &'static str, usual_values: &[&str], reason: &str) {
         let text = self.get(key).unwrap_or_default().trim();
-        if !text.is_empty() && !usual.iter().any(|it| text.eq_ignore_ascii_case(it)) {
-            self.warnings.push(format!("key {key:?} has no effect: {why}"));
+        if !text.is_empty() && !usual_values.iter().any(|it| text.eq_ignore_ascii_case(it)) {
+            self.warnings.push(format!("key {key:?} has no effect: {reason}"));
         }
     }
 
@@ -96,18 +96,18 @@ impl<'a> ConfigMapReader<'a> {
     /// All keys that start with `prefix`, each with the rest of its name and its text.
     pub fn keys_with_prefix(&mut self, prefix: &str) -> Vec<(&'a str, &'a str)> {
         let named = self.data.iter().filter(|(key, _)| key.starts_with(prefix));
-        let mut found = Vec::new();
+        let mut values = Vec::new();
         for (key, text) in named {
             self.known_keys.insert(key);
-            found.extend(key.strip_prefix(prefix).map(|rest| (rest, text.as_str())));
+            values.extend(key.strip_prefix(prefix).map(|rest| (rest, text.as_str())));
         }
-        found
+        values
     }
 
     /// Accepts all keys that start with `prefix`, and warns that they have no effect.
-    pub fn ignore_prefix(&mut self, prefix: &str, why: &str) {
+    pub fn ignore_prefix(&mut self, prefix: &str, reason: &str) {
         for (rest, _) in self.keys_with_prefix(prefix) {
-            self.warnings.push(format!("key \"{prefix}{rest}\" has no effect: {why}"));
+            self.warnings.push(format!("key \"{prefix}{rest}\" has no effect: {reason}"));
         }
     }
 
@@ -134,57 +134,57 @@ impl<'a> ConfigMapReader<'a> {
     fn read_value<T>(
         &mut self,
         key: &'static str,
-        to: &mut T,
+        target: &mut T,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) {
         match self.get(key).map(parse) {
             None => {}
-            Some(Ok(value)) => *to = value,
-            Some(Err(why)) => {
+            Some(Ok(value)) => *target = value,
+            Some(Err(error)) => {
                 let prefix = self.error_prefix;
-                self.add_error(format!("{prefix}failed to parse {key:?}: {why}"));
+                self.add_error(format!("{prefix}failed to parse {key:?}: {error}"));
             }
         }
     }
 
     /// Reads text, without spaces around it.
-    pub fn read_text(&mut self, key: &'static str, to: &mut String) {
-        self.read_value(key, to, |text| Ok(text.trim().to_owned()));
+    pub fn read_text(&mut self, key: &'static str, target: &mut String) {
+        self.read_value(key, target, |text| Ok(text.trim().to_owned()));
     }
 
     /// Reads a boolean in Go's forms.
-    pub fn read_bool(&mut self, key: &'static str, to: &mut bool) {
-        self.read_value(key, to, go_values::parse_bool);
+    pub fn read_bool(&mut self, key: &'static str, target: &mut bool) {
+        self.read_value(key, target, go_values::parse_bool);
     }
 
     /// Reads an integer of 64 bits.
-    pub fn read_int64(&mut self, key: &'static str, to: &mut i64) {
-        self.read_value(key, to, |text| go_values::parse_int(text, 64));
+    pub fn read_int64(&mut self, key: &'static str, target: &mut i64) {
+        self.read_value(key, target, |text| go_values::parse_int(text, 64));
     }
 
     /// Reads an integer of 32 bits.
-    pub fn read_int32(&mut self, key: &'static str, to: &mut i64) {
-        self.read_value(key, to, |text| go_values::parse_int(text, 32));
+    pub fn read_int32(&mut self, key: &'static str, target: &mut i64) {
+        self.read_value(key, target, |text| go_values::parse_int(text, 32));
     }
 
     /// Reads a finite decimal number.
-    pub fn read_float(&mut self, key: &'static str, to: &mut f64) {
-        self.read_value(key, to, go_values::parse_float);
+    pub fn read_float(&mut self, key: &'static str, target: &mut f64) {
+        self.read_value(key, target, go_values::parse_float);
     }
 
     /// Reads a duration in Go's form.
-    pub fn read_duration(&mut self, key: &'static str, to: &mut GoDuration) {
-        self.read_value(key, to, go_values::parse_duration);
+    pub fn read_duration(&mut self, key: &'static str, target: &mut GoDuration) {
+        self.read_value(key, target, go_values::parse_duration);
     }
 
     /// Reads a quantity of a resource.
-    pub fn read_quantity(&mut self, key: &'static str, to: &mut Option<Quantity>) {
-        self.read_value(key, to, |text| go_values::parse_quantity(text).map(Some));
+    pub fn read_quantity(&mut self, key: &'static str, target: &mut Option<Quantity>) {
+        self.read_value(key, target, |text| go_values::parse_quantity(text).map(Some));
     }
 
     /// Reads names that are separated by commas.
-    pub fn read_names(&mut self, key: &'static str, to: &mut BTreeSet<String>) {
-        self.read_value(key, to, |text| {
+    pub fn read_names(&mut self, key: &'static str, target: &mut BTreeSet<String>) {
+        self.read_value(key, target, |text| {
             Ok(text.split(',').map(|it| it.trim().to_owned()).collect())
         });
     }

@@ -40,17 +40,17 @@ impl ConfigMapSettings for LeaderElectionConfig {
         ]);
         accept_buckets(keys);
         let mut it = Self::default();
-        for (key, to) in [
+        for (key, target) in [
             ("lease-duration", &mut it.lease_duration),
             ("renew-deadline", &mut it.renew_deadline),
             ("retry-period", &mut it.retry_period),
         ] {
-            let mut span = GoDuration::from(*to);
+            let mut span = GoDuration::from(*target);
             keys.read_duration(key, &mut span);
             if span.0 <= 0 {
                 keys.add_error(format!("{key} must be greater than zero, was {span}"));
             }
-            *to = span.to_duration();
+            *target = span.to_duration();
         }
         let [lease, renew, retry] =
             [it.lease_duration, it.renew_deadline, it.retry_period].map(GoDuration::from);
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn spans_are_followed_also_by_their_older_names() {
         let [lease, renew, retry] = [60, 40, 10].map(Duration::from_secs);
-        let want = LeaderElectionConfig {
+        let expected = LeaderElectionConfig {
             lease_duration: lease,
             renew_deadline: renew,
             retry_period: retry,
@@ -109,13 +109,13 @@ mod tests {
             ("map-lease-prefix.a.b", "c"),
         ]);
         let read = read.unwrap();
-        assert_eq!(read.value, want);
+        assert_eq!(read.value, expected);
         assert_eq!(read.warnings.len(), 2, "{:?}", read.warnings);
     }
 
     #[test]
     fn a_lease_that_could_not_be_held_is_refused() {
-        for (pair, said) in [
+        for (pair, expected) in [
             (("buckets", "11"), "buckets: value must be between 1 <= 11 <= 10"),
             (("retry-period", "0s"), "retry-period must be greater than zero, was 0s"),
             (
@@ -124,7 +124,7 @@ mod tests {
             ),
             (("retry-period", "3s"), "renew-deadline (3s) must be greater than retry-period (3s)"),
         ] {
-            assert_eq!(map(&[pair]), Err(said.to_owned()));
+            assert_eq!(map(&[pair]), Err(expected.to_owned()));
         }
     }
 }

@@ -66,7 +66,9 @@ impl ConfigMapSettings for LoggingConfig {
         if !zap.trim().is_empty() {
             match serde_json::from_str::<ZapLoggerConfig>(zap) {
                 Ok(zap) => it.level = read_zap_level(&zap, keys),
-                Err(why) => keys.add_error(format!("failed to parse \"zap-logger-config\": {why}")),
+                Err(error) => {
+                    keys.add_error(format!("failed to parse \"zap-logger-config\": {error}"))
+                }
             }
         }
         for (component, level) in keys.keys_with_prefix("loglevel.") {
@@ -140,12 +142,12 @@ mod tests {
         let zap = ("zap-logger-config", r#"{"development": true, "encoding": "console"}"#);
         let read = map(&[("loglevel.queueproxy", "debug"), zap]).unwrap();
         assert_eq!(read.value, LoggingConfig::default());
-        let want = [
+        let expected = [
             "development, encoding of \"zap-logger-config\" has no effect: only \"level\" has",
             "key \"loglevel.queueproxy\" has no effect: the parts are controller, agent, \
              activator, autoscaler",
         ];
-        assert_eq!(read.warnings, want);
+        assert_eq!(read.warnings, expected);
     }
 
     #[test]

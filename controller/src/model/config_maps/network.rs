@@ -156,8 +156,8 @@ fn accept_wildcard_selector(keys: &mut ConfigMapReader<'_>) {
     let key = "namespace-wildcard-cert-selector";
     let text = keys.get(key).unwrap_or_default();
     // The selector has no effect here, but Knative refuses one that it cannot parse.
-    if let Err(why) = serde_norway::from_str::<Option<LabelSelector>>(text) {
-        keys.add_error(format!("failed to parse {key:?}: {why}"));
+    if let Err(error) = serde_norway::from_str::<Option<LabelSelector>>(text) {
+        keys.add_error(format!("failed to parse {key:?}: {error}"));
     }
     keys.warn_unless_usual(key, &[], NO_TLS);
 }
@@ -208,7 +208,7 @@ fn accept_template(
     keys: &mut ConfigMapReader<'_>,
     tried: Result<GoTemplate, String>,
 ) -> Option<GoTemplate> {
-    tried.map_err(|why| keys.add_error(why)).ok()
+    tried.map_err(|error| keys.add_error(error)).ok()
 }
 
 /// Refuses a text that cannot be the host of a URL.
@@ -221,7 +221,7 @@ fn check_host(host: &str) -> Result<(), String> {
         return Err(format!("domain template has url path: {path}"));
     }
     match name.chars().find(|it| !it.is_ascii_alphanumeric() && !"-._".contains(*it)) {
-        Some(bad) => Err(format!("domain template gives {name:?}: {bad:?} in host name")),
+        Some(invalid) => Err(format!("domain template gives {name:?}: {invalid:?} in host name")),
         None => Ok(()),
     }
 }
@@ -249,8 +249,8 @@ fn read_http_protocol(keys: &mut ConfigMapReader<'_>) -> HttpProtocol {
 fn accept_encryption_key(keys: &mut ConfigMapReader<'_>, key: &'static str) {
     let text = keys.get(key).unwrap_or_default();
     if !["", "disabled", "enabled"].contains(&text.to_ascii_lowercase().as_str()) {
-        let why = format!("{key} with value: {text:?} in config-network ConfigMap");
-        keys.add_error(format!("{why} is not supported"));
+        let setting = format!("{key} with value: {text:?} in config-network ConfigMap");
+        keys.add_error(format!("{setting} is not supported"));
     }
     keys.warn_unless_usual(key, &["disabled"], NO_TLS);
 }
@@ -258,8 +258,8 @@ fn accept_encryption_key(keys: &mut ConfigMapReader<'_>, key: &'static str) {
 /// Accepts the key of releases before `system-internal-tls`.
 fn accept_internal_encryption(keys: &mut ConfigMapReader<'_>) {
     let key = "internal-encryption";
-    if let Some(Err(why)) = keys.get(key).map(parse_bool) {
-        keys.add_error(format!("failed to parse {key:?}: {why}"));
+    if let Some(Err(error)) = keys.get(key).map(parse_bool) {
+        keys.add_error(format!("failed to parse {key:?}: {error}"));
     }
     keys.accept_superseded(&[(key, "system-internal-tls")]);
 }

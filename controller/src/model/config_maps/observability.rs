@@ -149,8 +149,8 @@ fn check_profiling(keys: &mut ConfigMapReader<'_>) {
 }
 
 fn check_var_log(keys: &mut ConfigMapReader<'_>) {
-    let (key, mut wanted) = ("logging.enable-var-log-collection", false);
-    keys.read_bool(key, &mut wanted);
+    let (key, mut is_enabled) = ("logging.enable-var-log-collection", false);
+    keys.read_bool(key, &mut is_enabled);
     keys.warn_unless_usual(
         key,
         &FALSE_TEXTS,
@@ -163,14 +163,14 @@ fn read_request_log(keys: &mut ConfigMapReader<'_>) -> Option<RequestLogSettings
     const ENABLE: &str = "logging.enable-request-log";
     const TEMPLATE: &str = "logging.request-log-template";
     const PROBES: &str = "logging.enable-probe-request-log";
-    let (mut wanted, mut probes) = (false, false);
-    keys.read_bool(ENABLE, &mut wanted);
+    let (mut is_enabled, mut probes) = (false, false);
+    keys.read_bool(ENABLE, &mut is_enabled);
     keys.read_bool(PROBES, &mut probes);
-    if probes && !wanted {
+    if probes && !is_enabled {
         keys.add_warning(format!("{PROBES} has no effect: {ENABLE} is off"));
     }
     let source = keys.get(TEMPLATE).map_or(request_log::DEFAULT_TEMPLATE, str::trim);
-    if source.is_empty() && wanted {
+    if source.is_empty() && is_enabled {
         keys.add_error(format!("{ENABLE:?} was set to true, but no {TEMPLATE:?} was specified"));
     }
     match LogTemplate::parse(source) {
@@ -183,10 +183,10 @@ fn read_request_log(keys: &mut ConfigMapReader<'_>) -> Option<RequestLogSettings
                     "{TEMPLATE}: clients choose {field} freely: write it with js"
                 ));
             }
-            wanted.then_some(RequestLogSettings { template, logs_probes: probes })
+            is_enabled.then_some(RequestLogSettings { template, logs_probes: probes })
         }
-        Err(why) => {
-            keys.add_error(format!("{TEMPLATE}: {why}"));
+        Err(error) => {
+            keys.add_error(format!("{TEMPLATE}: {error}"));
             None
         }
     }
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn every_key_is_followed() {
         assert_eq!(map(&[]).map(|it| it.value), Ok(ObservabilityConfig::default()));
-        let want = ObservabilityConfig {
+        let expected = ObservabilityConfig {
             log_url_template: "http://log/${REVISION_UID}".into(),
             request_log: Some(RequestLogSettings {
                 template: LogTemplate::parse("{{.Request.Method}}").unwrap(),
@@ -243,9 +243,9 @@ mod tests {
             ("logging.enable-probe-request-log", "true"),
             ("logging.request-log-template", "{{.Request.Method}}"),
         ]);
-        assert_eq!(read, Ok(ParsedConfigMap { value: want.clone(), warnings: vec![] }));
-        assert_eq!(want.log_url("u-1").as_deref(), Some("http://log/u-1"));
-        assert!(want.needs_activator() && !ObservabilityConfig::default().needs_activator());
+        assert_eq!(read, Ok(ParsedConfigMap { value: expected.clone(), warnings: vec![] }));
+        assert_eq!(expected.log_url("u-1").as_deref(), Some("http://log/u-1"));
+        assert!(expected.needs_activator() && !ObservabilityConfig::default().needs_activator());
         assert_eq!(ObservabilityConfig::default().log_url("u-1"), None);
     }
 
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn every_refusal_is_in_knatives_words() {
-        for (pairs, said) in [
+        for (pairs, expected) in [
             (&[("metrics-protocol", "carbon")][..], "unsupported protocol \"carbon\""),
             (&[("metrics-protocol", "grpc")], "endpoint should be set when protocol is \"grpc\""),
             (
@@ -291,33 +291,33 @@ mod tests {
                  \"logging.request-log-template\" was specified",
             ),
         ] {
-            assert_eq!(map(pairs), Err(said.to_owned()), "{pairs:?}");
+            assert_eq!(map(pairs), Err(expected.to_owned()), "{pairs:?}");
         }
     }
 
     #[test]
     fn request_logs_have_knatives_line_or_one_that_can_be_carried_out() {
         const TEMPLATE: &str = "logging.request-log-template";
-        let on = ("logging.enable-request-log", "true");
+        let enabled = ("logging.enable-request-log", "true");
         let source = |pairs: &[(&str, &str)]| {
             let log = map(pairs).unwrap().value.request_log;
             log.map(|log| (log.template.source().to_owned(), log.logs_probes))
         };
-        assert_eq!(source(&[on]), Some((request_log::DEFAULT_TEMPLATE.to_owned(), false)));
+        assert_eq!(source(&[enabled]), Some((request_log::DEFAULT_TEMPLATE.to_owned(), false)));
         assert_eq!(
-            source(&[on, (TEMPLATE, " {{.TraceID}}\n")]),
+            source(&[enabled, (TEMPLATE, " {{.TraceID}}\n")]),
             Some(("{{.TraceID}}".into(), false))
         );
         assert_eq!(source(&[(TEMPLATE, "{{.TraceID}}")]), None);
         for pairs in [
             &[(TEMPLATE, "a\n{{if .TraceID}}b{{end}}")][..],
-            &[on, (TEMPLATE, "a\n{{if .TraceID}}b{{end}}")],
+            &[enabled, (TEMPLATE, "a\n{{if .TraceID}}b{{end}}")],
         ] {
-            let said = map(pairs).unwrap_err();
-            let want = "logging.request-log-template: template: requestLog:2:3: \"if\" is not supported; a template may have";
-            assert!(said.starts_with(want), "{said}");
+            let problems = map(pairs).unwrap_err();
+            let expected = "logging.request-log-template: template: requestLog:2:3: \"if\" is not supported; a template may have";
+            assert!(problems.starts_with(expected), "{problems}");
         }
-        let bare = map(&[on, (TEMPLATE, r#"{"a": "{{.Request.Host}}"}"#)]).unwrap().warnings;
+        let bare = map(&[enabled, (TEMPLATE, r#"{"a": "{{.Request.Host}}"}"#)]).unwrap().warnings;
         assert_eq!(
             bare,
             ["logging.request-log-template: clients choose .Request.Host freely: write it with js"]
@@ -327,11 +327,11 @@ mod tests {
     #[test]
     fn keys_of_the_opencensus_era_name_their_successors() {
         let read = map(&[("metrics.backend-destination", "prometheus")]).unwrap();
-        let want = "key \"metrics.backend-destination\" is of an older release and has no effect: \
+        let expected = "key \"metrics.backend-destination\" is of an older release and has no effect: \
                     use \"metrics-protocol\"";
         assert_eq!(
             (read.value, read.warnings),
-            (ObservabilityConfig::default(), vec![want.into()])
+            (ObservabilityConfig::default(), vec![expected.into()])
         );
     }
 }

@@ -15,26 +15,26 @@ fn reasons(update: &ConfigMapUpdate) -> Vec<&'static str> {
 #[test]
 fn an_invalid_value_keeps_the_last_valid_one_and_is_reported_once() {
     let mut configs = Configs::default();
-    let good = data(&[("retain-since-create-time", "1h")]);
-    let bad = data(&[("retain-since-create-time", "1hour")]);
+    let valid = data(&[("retain-since-create-time", "1h")]);
+    let invalid = data(&[("retain-since-create-time", "1hour")]);
     assert_eq!(
-        configs.update("config-gc", Some(&good)),
+        configs.update("config-gc", Some(&valid)),
         ConfigMapUpdate { is_changed: true, events: vec![] }
     );
-    let told = configs.update("config-gc", Some(&bad));
-    assert_eq!((told.is_changed, reasons(&told)), (false, vec!["ConfigRefused"]));
+    let events = configs.update("config-gc", Some(&invalid));
+    assert_eq!((events.is_changed, reasons(&events)), (false, vec!["ConfigRefused"]));
     assert_eq!(
-        told.events[0].message,
+        events.events[0].message,
         "config-gc: failed to parse retain-since-create-time: time: unknown unit \"hour\" in \
          duration \"1hour\". The settings before it hold"
     );
-    assert_eq!(configs.update("config-gc", Some(&bad)), ConfigMapUpdate::default());
+    assert_eq!(configs.update("config-gc", Some(&invalid)), ConfigMapUpdate::default());
     assert_eq!(configs.gc.since_created, Some(Duration::from_secs(3600)));
     assert_eq!(
         configs.refused_config_maps().map(|(name, _)| name).collect::<Vec<_>>(),
         ["config-gc"]
     );
-    let mended = configs.update("config-gc", Some(&good));
+    let mended = configs.update("config-gc", Some(&valid));
     assert_eq!((mended.is_changed, reasons(&mended)), (false, vec!["ConfigAccepted"]));
     assert_eq!(configs.refused_config_maps().count(), 0);
 }
@@ -44,8 +44,8 @@ fn a_config_map_that_is_gone_falls_back_to_its_defaults() {
     let mut configs = Configs::default();
     configs.update("config-defaults", Some(&data(&[("container-concurrency", "7")])));
     assert_eq!(configs.defaults.container_concurrency, 7);
-    let gone = configs.update("config-defaults", None);
-    assert_eq!((gone.is_changed, reasons(&gone)), (true, vec!["ConfigDeleted"]));
+    let events = configs.update("config-defaults", None);
+    assert_eq!((events.is_changed, reasons(&events)), (true, vec!["ConfigDeleted"]));
     assert_eq!(configs, Configs::default());
     assert_eq!(configs.update("config-defaults", None), ConfigMapUpdate::default());
 }
@@ -86,8 +86,9 @@ fn admission_refuses_invalid_config_maps() {
     let typo = admit("config-network", &none, &data(&[("domain-temlate", "x")]));
     let hint = "key \"domain-temlate\" is unknown and has no effect";
     assert_eq!(typo, Ok(vec![hint.to_owned()]));
-    let bad = admit("config-network", &none, &data(&[("rollout-duration", "-1")])).unwrap_err();
-    assert_eq!(problems_line(&bad), "rollout-duration must be a positive integer, but was -1");
+    let problems =
+        admit("config-network", &none, &data(&[("rollout-duration", "-1")])).unwrap_err();
+    assert_eq!(problems_line(&problems), "rollout-duration must be a positive integer, but was -1");
     let shipped = data(&[(example::CHECKSUM_ANNOTATION, "00000001")]);
     assert!(admit("config-network", &shipped, &data(&[("_example", "edited")])).is_err());
 }
@@ -163,12 +164,12 @@ proptest! {
     ) {
         let mut configs = Configs::default();
         for (name, data) in updates {
-            let before = configs.clone();
+            let previous = configs.clone();
             let update = configs.update(name, data.as_ref());
             let refused = configs.refused_config_maps().any(|(it, _)| it == name);
-            let mut same = configs.clone();
-            same.seen = before.seen.clone();
-            prop_assert_eq!(update.is_changed, same != before);
+            let mut updated = configs.clone();
+            updated.seen = previous.seen.clone();
+            prop_assert_eq!(update.is_changed, updated != previous);
             let Some(data) = data else {
                 prop_assert!(!refused);
                 continue;

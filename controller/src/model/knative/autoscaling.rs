@@ -1,4 +1,5 @@
-//! Pure: `autoscaling.internal.knative.dev/v1alpha1`: a Revision's scaling, for tools that read it (knative.md §1.8).
+//! Pure: `autoscaling.internal.knative.dev/v1alpha1`: a Revision's scaling, for tools that read it
+//! (knative/serving `pkg/apis/autoscaling/v1alpha1` at 98e5ef9).
 
 use std::collections::BTreeMap;
 

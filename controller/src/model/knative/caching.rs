@@ -1,4 +1,5 @@
-//! Pure: `caching.internal.knative.dev/v1alpha1` Image: images to have cached on nodes (knative.md §1.10).
+//! Pure: `caching.internal.knative.dev/v1alpha1` Image: images to have cached on nodes. Each container
+//! of a Revision has one, named `<revision>-cache-<container>`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

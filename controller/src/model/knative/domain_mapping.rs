@@ -1,4 +1,5 @@
-//! Pure: `serving.knative.dev/v1beta1` DomainMapping: a further host name of a service (knative.md §1.7).
+//! Pure: `serving.knative.dev/v1beta1` DomainMapping: a further host name of a service
+//! (knative/serving `pkg/apis/serving/v1beta1` at 98e5ef9).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

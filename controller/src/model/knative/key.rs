@@ -89,7 +89,7 @@ pub const ACTIVATOR_PORT_ANNOTATION: &str = "rouse.dev/activator-port";
 /// Returns true if the user set this label or annotation of a Revision, rather than the controller.
 pub fn is_set_by_user(name: &str) -> bool {
     let theirs = [PROGRESS_DEADLINE[0], PROGRESS_DEADLINE[1], NO_GC];
-    let ours = name.starts_with("serving.knative.dev/") || name == INITIAL_SCALE_REACHED;
+    let is_controllers = name.starts_with("serving.knative.dev/") || name == INITIAL_SCALE_REACHED;
     let written = name == APPLIED_ANNOTATION;
-    theirs.contains(&name) || !(ours || written)
+    theirs.contains(&name) || !(is_controllers || written)
 }

@@ -36,9 +36,9 @@ fn all() -> NetworkPolicies {
 }
 
 /// Last bytes of the addresses of pods that may connect to a service of `shop` at port 8080; `None`: all may.
-fn admitted_clients(it: &NetworkPolicies) -> Option<Vec<u8>> {
+fn admitted_clients(policies: &NetworkPolicies) -> Option<Vec<u8>> {
     let labels = || [("app".to_owned(), "hello".to_owned())].into();
-    let sources = it.admitted_sources(&SHOP.into(), labels, 8080)?;
+    let sources = policies.admitted_sources(&SHOP.into(), labels, 8080)?;
     let may = |last: &u8| sources.contains([10, 0, 0, *last].into());
     Some((1..=9).filter(may).collect())
 }
@@ -90,8 +90,8 @@ fn policies_decide_which_clients_may_wait() {
             Some(vec![2, 9]),
         ),
     ];
-    for (case, spec, want) in cases {
-        assert_eq!(under(spec), want, "{case}");
+    for (case, spec, expected) in cases {
+        assert_eq!(under(spec), expected, "{case}");
     }
 }
 
@@ -179,8 +179,8 @@ fn a_pod_without_an_address_of_its_own_is_no_client() {
 
 #[test]
 fn unreadable_rules_admit_no_client() {
-    let odd = json!({"podSelector": {}, "ingress": [{"from": [
+    let unreadable = json!({"podSelector": {}, "ingress": [{"from": [
         {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Likes", "values": ["b"]}]}},
         {"ipBlock": {"cidr": "everything"}}]}]});
-    assert_eq!(under(odd), Some(vec![]));
+    assert_eq!(under(unreadable), Some(vec![]));
 }

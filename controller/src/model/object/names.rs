@@ -17,8 +17,8 @@ pub fn child_name(parent: &str, suffix: &str) -> String {
     }
     // Most suffixes are short: then the suffix stays readable and only the parent is cut.
     if suffix.len() < MAX_PREFIX_BYTES {
-        let kept = truncate(parent, MAX_PREFIX_BYTES - suffix.len());
-        return trim_name_end(format!("{kept}{}{suffix}", md5_hex(parent)));
+        let prefix = truncate(parent, MAX_PREFIX_BYTES - suffix.len());
+        return trim_name_end(format!("{prefix}{}{suffix}", md5_hex(parent)));
     }
     // A suffix that leaves no room is cut too, so the sum covers both.
     let mut name =

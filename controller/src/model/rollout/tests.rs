@@ -12,8 +12,8 @@ fn wanted(targets: &[(&str, &str, &str, i32)]) -> Rollout {
     all
 }
 
-fn event(wanted: Rollout, seconds: u64, in_force: bool) -> RolloutInput {
-    RolloutInput { goal: wanted, duration: Duration::from_secs(seconds), in_force }
+fn event(desired: Rollout, seconds: u64, in_force: bool) -> RolloutInput {
+    RolloutInput { goal: desired, duration: Duration::from_secs(seconds), in_force }
 }
 
 fn of(state: &Rollout) -> Vec<(&str, i32)> {
@@ -53,8 +53,8 @@ fn shares_move_in_equal_steps() {
 fn a_step_planned_by_a_clock_that_was_ahead_waits_no_longer_than_any() {
     let goal = |revision| wanted(&[("", "cfg", revision, 100)]);
     let (ahead, now) = (100_000 * S, 10_000 * S);
-    let begun = step(Some(goal("a")), ahead, event(goal("b"), 5, false));
-    let planned = step(Some(begun.state), ahead + S, event(goal("b"), 5, true));
+    let started = step(Some(goal("a")), ahead, event(goal("b"), 5, false));
+    let planned = step(Some(started.state), ahead + S, event(goal("b"), 5, true));
     let after = step(Some(planned.state), now, event(goal("b"), 5, false));
     assert_eq!((of(&after.state), after.next_step_at), (vec![("a", 99), ("b", 1)], Some(now + S)));
     let later = step(Some(after.state), now + S, event(goal("b"), 5, false));
@@ -73,19 +73,19 @@ fn without_a_state_or_a_duration_everything_moves_at_once() {
 #[test]
 fn the_first_percent_waits_until_it_is_in_force() {
     let (a, b) = (wanted(&[("", "cfg", "a", 100)]), wanted(&[("", "cfg", "b", 100)]));
-    let begun = step(Some(a), 10 * S, event(b.clone(), 60, false));
-    assert_eq!((of(&begun.state), begun.next_step_at), (vec![("a", 99), ("b", 1)], None));
-    let still = step(Some(begun.state.clone()), 30 * S, event(b.clone(), 60, false));
-    assert_eq!(still, begun);
-    let planned = step(Some(begun.state), 12 * S, event(b, 60, true));
-    let want = RolloutParams {
+    let started = step(Some(a), 10 * S, event(b.clone(), 60, false));
+    assert_eq!((of(&started.state), started.next_step_at), (vec![("a", 99), ("b", 1)], None));
+    let still = step(Some(started.state.clone()), 30 * S, event(b.clone(), 60, false));
+    assert_eq!(still, started);
+    let planned = step(Some(started.state), 12 * S, event(b, 60, true));
+    let expected = RolloutParams {
         start_time: 10 * S,
         next_step_time: 12 * S + 2 * S,
         step_duration: 2 * S,
         step_size: 3,
     };
-    assert_eq!(planned.next_step_at, Some(want.next_step_time));
-    assert_eq!(planned.state.configurations[0].step_params, want);
+    assert_eq!(planned.next_step_at, Some(expected.next_step_time));
+    assert_eq!(planned.state.configurations[0].step_params, expected);
     assert_eq!(of(&planned.state), [("a", 99), ("b", 1)]);
 }
 
@@ -99,11 +99,11 @@ fn a_third_revision_begins_a_new_rollout_and_takes_from_the_newest_first() {
     ];
     state.configurations[0].step_params =
         RolloutParams { start_time: S, next_step_time: 9 * S, step_duration: S, step_size: 10 };
-    let begun = step(Some(state), 5 * S, event(goal("c"), 6, false));
-    assert_eq!(of(&begun.state), [("a", 70), ("b", 29), ("c", 1)]);
-    let fresh = RolloutParams { start_time: 5 * S, ..RolloutParams::default() };
-    assert_eq!(begun.state.configurations[0].step_params, fresh);
-    let planned = step(Some(begun.state), 6 * S, event(goal("c"), 6, true));
+    let started = step(Some(state), 5 * S, event(goal("c"), 6, false));
+    assert_eq!(of(&started.state), [("a", 70), ("b", 29), ("c", 1)]);
+    let new_params = RolloutParams { start_time: 5 * S, ..RolloutParams::default() };
+    assert_eq!(started.state.configurations[0].step_params, new_params);
+    let planned = step(Some(started.state), 6 * S, event(goal("c"), 6, true));
     let next = step(Some(planned.state), 7 * S, event(goal("c"), 6, false));
     assert_eq!(of(&next.state), [("a", 70), ("b", 9), ("c", 21)]);
     let next = step(Some(next.state), 8 * S, event(goal("c"), 6, false));
@@ -135,30 +135,30 @@ fn a_target_that_grows_gives_to_the_newest_and_one_that_shrinks_takes_from_the_o
 
 #[test]
 fn tags_and_configurations_roll_by_themselves() {
-    let before = wanted(&[("", "one", "a", 50), ("", "two", "x", 50), ("t", "one", "a", 100)]);
+    let previous = wanted(&[("", "one", "a", 50), ("", "two", "x", 50), ("t", "one", "a", 100)]);
     let goal = wanted(&[
         ("", "one", "b", 50),
         ("", "two", "x", 50),
         ("t", "one", "b", 100),
         ("new", "one", "b", 100),
     ]);
-    let begun = step(Some(before), S, event(goal, 60, false)).state;
+    let started = step(Some(previous), S, event(goal, 60, false)).state;
     let shares = |tag, configuration| {
-        let found = begun.revision_shares(tag, configuration).unwrap();
-        found.iter().map(|it| (it.revision_name.as_str(), it.percent)).collect::<Vec<_>>()
+        let shares = started.revision_shares(tag, configuration).unwrap();
+        shares.iter().map(|it| (it.revision_name.as_str(), it.percent)).collect::<Vec<_>>()
     };
     assert_eq!(shares("", "one"), [("a", 49), ("b", 1)]);
     assert_eq!(shares("", "two"), [("x", 50)]);
     assert_eq!(shares("t", "one"), [("a", 99), ("b", 1)]);
     assert_eq!(shares("new", "one"), [("b", 100)]);
-    assert_eq!(begun.revision_shares("none", "one"), None);
+    assert_eq!(started.revision_shares("none", "one"), None);
 }
 
 #[test]
 fn one_percent_and_nothing_are_not_rolled() {
-    let before = wanted(&[("", "one", "a", 1), ("", "two", "x", 99)]);
+    let previous = wanted(&[("", "one", "a", 1), ("", "two", "x", 99)]);
     let goal = wanted(&[("", "one", "b", 1), ("", "two", "x", 99)]);
-    assert_eq!(step(Some(before), S, event(goal.clone(), 60, false)).state, goal);
+    assert_eq!(step(Some(previous), S, event(goal.clone(), 60, false)).state, goal);
     let tagged = wanted(&[("", "two", "x", 100), ("", "one", "b", 0)]);
     let rolled = step(Some(goal), S, event(tagged, 60, false)).state;
     assert_eq!(rolled, wanted(&[("", "two", "x", 100)]));
@@ -196,7 +196,7 @@ proptest! {
         let goal = |revision: u8, percent| wanted(&[("", "cfg", &format!("r{revision}"), percent)]);
         let mut state = goal(revision, percent);
         for (new, share, later, resize, in_force) in events {
-            let before = (revision, percent, of(&state).last().map_or(0, |it| it.1));
+            let last_step = (revision, percent, of(&state).last().map_or(0, |it| it.1));
             revision = if new > 2 { new } else { revision };
             percent = if resize { share } else { percent };
             now += later * S;
@@ -208,8 +208,8 @@ proptest! {
             prop_assert!(shares.iter().all(|it| it.1 > 0), "{:?}", shares);
             let (name, newest) = *shares.last().unwrap();
             prop_assert_eq!(name, format!("r{revision}"));
-            if (revision, percent) == (before.0, before.1) {
-                prop_assert!(newest >= before.2, "{:?}", shares);
+            if (revision, percent) == (last_step.0, last_step.1) {
+                prop_assert!(newest >= last_step.2, "{:?}", shares);
             }
         }
         for _ in 0..110 {

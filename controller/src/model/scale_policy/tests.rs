@@ -12,7 +12,8 @@ fn policy(pairs: &[(&str, &str)], limit: u32) -> Result<ScalePolicy, String> {
     read.map_err(|problems| crate::model::problem::problems_line(&problems))
 }
 
-/// Annotations of knative.md §2.7 and their alternates in camel case.
+/// Every `autoscaling.knative.dev/*` annotation of a Revision and its alternate in camel case (knative/serving
+/// `pkg/apis/autoscaling/register.go` at 98e5ef9).
 #[test]
 fn annotations_and_their_alternates_mean_the_same() {
     for (kebab, camel, value) in [
@@ -34,7 +35,7 @@ fn annotations_and_their_alternates_mean_the_same() {
     }
 }
 
-/// Bounds and messages of knative.md §2.7.
+/// Bounds and messages of knative/serving `pkg/apis/autoscaling/annotation_validation.go` at 98e5ef9.
 #[test]
 fn annotations_out_of_bounds_are_refused_in_knatives_words() {
     let at = |name: &str| format!(": a.{AUTOSCALING_PREFIX}{name}");
@@ -82,7 +83,8 @@ fn annotations_of_other_classes_are_left_to_them() {
     assert!(policy(&nothing, 0).is_err());
 }
 
-/// Cases of knative.md §1.13, `max vs min scale`.
+/// Contradictions between minimum, maximum, initial and activation scale, with Knative's messages
+/// (knative/serving `pkg/apis/autoscaling/annotation_validation.go` at 98e5ef9).
 #[test]
 fn scales_that_contradict_each_other_are_refused() {
     for (pairs, message) in [
@@ -103,8 +105,9 @@ fn scales_that_contradict_each_other_are_refused() {
         ScalePolicyConfig { allow_zero_initial_scale: false, ..ScalePolicyConfig::default() };
     let refused = strict.strict_policy(&annotated(&[("initial-scale", "0")]), 0, "a");
     let refused = crate::model::problem::problems_line(&refused.expect_err("not allowed"));
-    let want = "invalid value: 0: a.autoscaling.knative.dev/initial-scale=0 not allowed by cluster";
-    assert_eq!(refused, want);
+    let expected =
+        "invalid value: 0: a.autoscaling.knative.dev/initial-scale=0 not allowed by cluster";
+    assert_eq!(refused, expected);
 }
 
 #[test]
@@ -157,14 +160,14 @@ fn what_a_config_map_forbids_is_dropped_alone() {
 fn requests_a_second_have_a_utilisation_of_their_own() {
     let mut config = ScalePolicyConfig::default();
     config.policy.target_utilization = 0.5;
-    let of = |pairs: &[(&str, &str)]| {
+    let target_of = |pairs: &[(&str, &str)]| {
         let read = config.strict_policy(&annotated(pairs), 0, "a").expect("valid");
         (read.target_total, read.target_utilization)
     };
-    assert_eq!(of(&[]), (100.0, 0.5));
-    assert_eq!(of(&[("metric", "rps"), ("target", "200")]), (200.0, 0.7));
+    assert_eq!(target_of(&[]), (100.0, 0.5));
+    assert_eq!(target_of(&[("metric", "rps"), ("target", "200")]), (200.0, 0.7));
     let share = ("target-utilization-percentage", "80");
-    assert_eq!(of(&[("metric", "rps"), share]), (200.0, 0.8));
+    assert_eq!(target_of(&[("metric", "rps"), share]), (200.0, 0.8));
 }
 
 /// Cases of knative/serving `pkg/reconciler/autoscaling/resources/target.go`.

@@ -44,10 +44,10 @@ impl AppState {
     pub fn latest_created(&self) -> Option<&AppRevision> {
         let configuration = self.configuration.as_ref()?;
         // A name identifies the template; without one the generation does, since each change makes a new Revision.
-        self.revisions.iter().filter(|it| !it.is_deleted).find(|it| {
+        self.revisions.iter().filter(|it| !it.is_deleted).find(|revision| {
             match &configuration.revision_name {
-                Some(name) => it.name == *name,
-                None => it.meta.generation == configuration.meta.generation,
+                Some(name) => revision.name == *name,
+                None => revision.meta.generation == configuration.meta.generation,
             }
         })
     }
@@ -79,26 +79,26 @@ impl AppState {
 
     /// Returns all labels of the Route, or of the Service that owns it.
     pub fn route_labels(&self) -> BTreeMap<String, String> {
-        let found = self.route_metadata(|manifest| &manifest.labels, |route| &route.labels);
-        found.map(CompactStringMap::to_btree_map).unwrap_or_default()
+        let labels = self.route_metadata(|manifest| &manifest.labels, |route| &route.labels);
+        labels.map(CompactStringMap::to_btree_map).unwrap_or_default()
     }
 
     /// Returns all annotations of the Route, or of the Service that owns it.
     pub fn route_annotations(&self) -> BTreeMap<String, String> {
-        let found =
+        let annotations =
             self.route_metadata(|manifest| &manifest.annotations, |route| &route.annotations);
-        found.map(CompactStringMap::to_btree_map).unwrap_or_default()
+        annotations.map(CompactStringMap::to_btree_map).unwrap_or_default()
     }
 
     fn route_metadata<'a>(
         &'a self,
-        service: impl FnOnce(&'a ServiceManifest) -> &'a CompactStringMap,
-        own: impl FnOnce(&'a RouteState) -> &'a CompactStringMap,
+        of_service: impl FnOnce(&'a ServiceManifest) -> &'a CompactStringMap,
+        of_route: impl FnOnce(&'a RouteState) -> &'a CompactStringMap,
     ) -> Option<&'a CompactStringMap> {
         match self.route.as_ref()?.owner {
             // An owned Route keeps no copy of its own: ten thousand copies of the Service's pairs would cost memory.
-            ObjectOwner::Service => self.service.as_ref().map(|it| service(&it.manifest)),
-            ObjectOwner::Unowned | ObjectOwner::Other => self.route.as_ref().map(own),
+            ObjectOwner::Service => self.service.as_ref().map(|it| of_service(&it.manifest)),
+            ObjectOwner::Unowned | ObjectOwner::Other => self.route.as_ref().map(of_route),
         }
     }
 
@@ -219,8 +219,8 @@ impl RouteState {
     /// Iterates over the Route's tags: wanted ones, and those that still hold an allocation.
     pub fn tags(&self) -> impl Iterator<Item = &str> {
         // A removed tag holds its name until its allocation is released.
-        let wanted = self.traffic_spec.iter().filter_map(|it| it.tag.as_deref());
-        wanted.chain(self.allocations.iter().filter_map(|it| it.tag.as_deref()))
+        let specified = self.traffic_spec.iter().filter_map(|it| it.tag.as_deref());
+        specified.chain(self.allocations.iter().filter_map(|it| it.tag.as_deref()))
     }
 }
 

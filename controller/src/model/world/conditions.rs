@@ -115,19 +115,19 @@ static SHARED_REASONS: LazyLock<[Arc<ConditionReason>; 2]> =
     LazyLock::new(|| [ConditionReason::NO_TRAFFIC, ConditionReason::NO_TLS].map(Arc::new));
 
 impl StoredCondition {
-    fn new(condition_type: ConditionType, truth: ConditionStatus, now: UnixMillis) -> Self {
-        let (status, why) = match truth {
-            ConditionStatus::True(why) => (StoredConditionStatus::True, why),
-            ConditionStatus::Unknown(why) => (StoredConditionStatus::Unknown, why),
-            ConditionStatus::False(why) => (StoredConditionStatus::False, Some(why)),
+    fn new(condition_type: ConditionType, status: ConditionStatus, now: UnixMillis) -> Self {
+        let (status, reason) = match status {
+            ConditionStatus::True(reason) => (StoredConditionStatus::True, reason),
+            ConditionStatus::Unknown(reason) => (StoredConditionStatus::Unknown, reason),
+            ConditionStatus::False(reason) => (StoredConditionStatus::False, Some(reason)),
         };
-        let share = |why: ConditionReason| {
-            let common = SHARED_REASONS.iter().find(|common| ***common == why);
-            common.cloned().unwrap_or_else(|| Arc::new(why))
+        let share = |reason: ConditionReason| {
+            let common = SHARED_REASONS.iter().find(|common| ***common == reason);
+            common.cloned().unwrap_or_else(|| Arc::new(reason))
         };
         // Objects show whole seconds, so more precision would only produce differences that no reader sees.
         let last_transition = u32::try_from(now.0 / 1000).unwrap_or(u32::MAX);
-        Self { reason: why.map(share), last_transition, condition_type, status }
+        Self { reason: reason.map(share), last_transition, condition_type, status }
     }
 
     fn last_transition(&self) -> UnixMillis {
@@ -135,13 +135,13 @@ impl StoredCondition {
     }
 
     fn condition_status(&self) -> ConditionStatus {
-        let why = self.reason.as_deref().cloned();
+        let reason = self.reason.as_deref().cloned();
         match self.status {
-            StoredConditionStatus::True => ConditionStatus::True(why),
-            StoredConditionStatus::Unknown => ConditionStatus::Unknown(why),
+            StoredConditionStatus::True => ConditionStatus::True(reason),
+            StoredConditionStatus::Unknown => ConditionStatus::Unknown(reason),
             // `new` stores a reason with every false status; the default is never reached.
             StoredConditionStatus::False => {
-                ConditionStatus::False(why.unwrap_or_else(|| ConditionReason::new("", "")))
+                ConditionStatus::False(reason.unwrap_or_else(|| ConditionReason::new("", "")))
             }
         }
     }
@@ -149,31 +149,32 @@ impl StoredCondition {
 
 impl ConditionSet {
     /// Sets a condition. The moment of its last change moves only if status or reason changed.
-    pub fn set(&mut self, kind: ConditionType, truth: ConditionStatus, now: UnixMillis) {
-        let held = StoredCondition::new(kind, truth, now);
-        match self.0.iter_mut().find(|have| have.condition_type == kind) {
+    pub fn set(&mut self, kind: ConditionType, status: ConditionStatus, now: UnixMillis) {
+        let condition = StoredCondition::new(kind, status, now);
+        match self.0.iter_mut().find(|stored| stored.condition_type == kind) {
             // Unchanged: `lastTransitionTime` stays.
-            Some(have) if (have.status, &have.reason) == (held.status, &held.reason) => {}
-            Some(slot) => *slot = held,
+            Some(stored)
+                if (stored.status, &stored.reason) == (condition.status, &condition.reason) => {}
+            Some(slot) => *slot = condition,
             None => {
                 // A Revision has four conditions, an app eight: growth by doubling would waste memory.
                 if self.0.len().is_multiple_of(4) {
                     self.0.reserve_exact(4);
                 }
-                self.0.push(held);
+                self.0.push(condition);
             }
         }
     }
 
     /// Returns the status of a condition; unknown if it was never set.
     pub fn get(&self, kind: ConditionType) -> ConditionStatus {
-        let found = self.0.iter().find(|have| have.condition_type == kind);
-        found.map_or(ConditionStatus::Unknown(None), StoredCondition::condition_status)
+        let condition = self.0.iter().find(|stored| stored.condition_type == kind);
+        condition.map_or(ConditionStatus::Unknown(None), StoredCondition::condition_status)
     }
 
     /// Returns true if the condition was ever set.
     pub fn is_set(&self, kind: ConditionType) -> bool {
-        self.0.iter().any(|have| have.condition_type == kind)
+        self.0.iter().any(|stored| stored.condition_type == kind)
     }
 
     /// Returns true if the condition's status is true.
@@ -183,22 +184,22 @@ impl ConditionSet {
 
     /// Iterates over all conditions, each with the moment of its last change.
     pub fn iter(&self) -> impl Iterator<Item = (ConditionType, UnixMillis, ConditionStatus)> {
-        self.0
-            .iter()
-            .map(|held| (held.condition_type, held.last_transition(), held.condition_status()))
+        self.0.iter().map(|condition| {
+            (condition.condition_type, condition.last_transition(), condition.condition_status())
+        })
     }
 
     /// Computes `Ready` of an object from the conditions it depends on, by Knative's rule: all true, else the first
     /// false one, else the first unknown one. An unknown one with a message goes before those without: else `Deploying`
     /// would hide that a container listens where no client can reach it.
-    pub fn summarize(&self, on: &[ConditionType]) -> ConditionStatus {
-        let all: Vec<ConditionStatus> = on.iter().map(|kind| self.get(*kind)).collect();
-        // The order of `on` decides among several false or unknown ones.
-        let worst = all.iter().find(|truth| matches!(truth, ConditionStatus::False(_)));
-        let says = |truth: &&ConditionStatus| matches!(truth, ConditionStatus::Unknown(Some(why)) if !why.message.is_empty());
-        let worst = worst.or_else(|| all.iter().find(says));
-        let worst =
-            worst.or_else(|| all.iter().find(|truth| matches!(truth, ConditionStatus::Unknown(_))));
+    pub fn summarize(&self, dependents: &[ConditionType]) -> ConditionStatus {
+        let all: Vec<ConditionStatus> = dependents.iter().map(|kind| self.get(*kind)).collect();
+        // The order of `dependents` decides among several false or unknown ones.
+        let worst = all.iter().find(|status| matches!(status, ConditionStatus::False(_)));
+        let has_message = |status: &&ConditionStatus| matches!(status, ConditionStatus::Unknown(Some(reason)) if !reason.message.is_empty());
+        let worst = worst.or_else(|| all.iter().find(has_message));
+        let worst = worst
+            .or_else(|| all.iter().find(|status| matches!(status, ConditionStatus::Unknown(_))));
         worst.cloned().unwrap_or(ConditionStatus::True(None))
     }
 }

@@ -87,33 +87,33 @@ pub struct NameRegistry {
 }
 
 impl NameRegistry {
-    /// Replaces all requests of a claimant by those in `wish`.
-    pub fn set_claims(&mut self, by: &NameClaimant, wish: ClaimantNames) {
+    /// Replaces all requests of a claimant by those in `names`.
+    pub fn set_claims(&mut self, claimant: &NameClaimant, names: ClaimantNames) {
         let services =
-            wish.services.into_iter().map(|it| (ClaimedName::Service(&it.service).hash_key(), it));
+            names.services.into_iter().map(|it| (ClaimedName::Service(&it.service).hash_key(), it));
         let hosts =
-            wish.hosts.into_iter().map(|(host, it)| (ClaimedName::Host(&host).hash_key(), it));
+            names.hosts.into_iter().map(|(host, it)| (ClaimedName::Host(&host).hash_key(), it));
         let bids: Vec<(u64, NameClaim)> =
             services.collect::<Vec<_>>().into_iter().chain(hosts).collect();
         let keys: Box<[u64]> = bids.iter().map(|(key, _)| *key).collect();
         // Claimants without requests have no entry, so that deleted apps leave nothing behind.
-        let before = if keys.is_empty() {
-            self.keys_by_claimant.remove(by)
+        let old_keys = if keys.is_empty() {
+            self.keys_by_claimant.remove(claimant)
         } else {
-            self.keys_by_claimant.insert(by.clone(), keys.clone())
+            self.keys_by_claimant.insert(claimant.clone(), keys.clone())
         };
-        let before = before.unwrap_or_default();
-        for key in before.iter().filter(|it| !keys.contains(it)) {
-            self.remove_claim(*key, by);
+        let old_keys = old_keys.unwrap_or_default();
+        for key in old_keys.iter().filter(|it| !keys.contains(it)) {
+            self.remove_claim(*key, claimant);
         }
         for (key, bid) in bids {
             self.insert_claim(key, bid);
         }
     }
 
-    fn remove_claim(&mut self, key: u64, by: &NameClaimant) {
+    fn remove_claim(&mut self, key: u64, claimant: &NameClaimant) {
         let Some(all) = self.claims.get_mut(&key) else { return };
-        all.retain(|it| it.claimant != *by);
+        all.retain(|it| it.claimant != *claimant);
         if all.is_empty() {
             self.claims.remove(&key);
         }
@@ -123,8 +123,8 @@ impl NameRegistry {
     fn insert_claim(&mut self, key: u64, bid: NameClaim) {
         let all = self.claims.entry(key).or_default();
         match all.iter_mut().find(|it| it.claimant == bid.claimant) {
-            Some(have) if *have == bid => return,
-            Some(have) => *have = bid,
+            Some(existing) if *existing == bid => return,
+            Some(existing) => *existing = bid,
             None => {
                 // Nearly every name has one bid.
                 all.reserve_exact(1);
@@ -168,9 +168,9 @@ impl NameRegistry {
     pub fn service_owner(
         &self,
         service: &NamespacedName,
-        seen: &BTreeMap<NamespacedName, PlaceholderState>,
+        placeholders: &BTreeMap<NamespacedName, PlaceholderState>,
     ) -> Option<&NameClaim> {
-        let owner = seen.get(service).map(|it| it.owner_uid);
+        let owner = placeholders.get(service).map(|it| it.owner_uid);
         // The placeholder's owner has the name already; on the local node the holder of its allocation.
         let has = |it: &NameClaim| Reverse((Some(it.uid) == owner, it.holds_allocation));
         let all = self.claims.get(&ClaimedName::Service(service).hash_key())?.iter();
@@ -182,18 +182,18 @@ impl NameRegistry {
     pub fn host_owner(
         &self,
         host: &str,
-        seen: &BTreeMap<NamespacedName, PlaceholderState>,
+        placeholders: &BTreeMap<NamespacedName, PlaceholderState>,
     ) -> Option<&NameClaim> {
-        let has_service = |it: &&NameClaim| match &it.claimant {
+        let has_service = |claim: &&NameClaim| match &claim.claimant {
             NameClaimant::Route(_) => self
-                .service_owner(&it.service, seen)
-                .is_some_and(|owner| owner.claimant == it.claimant),
+                .service_owner(&claim.service, placeholders)
+                .is_some_and(|owner| owner.claimant == claim.claimant),
             NameClaimant::Mapping(_) => true,
         };
         // A tag may be added to an old Route. Ranked by the Route's age it would take the host of a younger owner.
-        let since = |it: &NameClaim| match seen.get(&it.service) {
-            _ if !it.is_tag || it.holds_allocation => it.created,
-            Some(seen) if seen.owner_uid == it.uid => seen.created,
+        let since = |claim: &NameClaim| match placeholders.get(&claim.service) {
+            _ if !claim.is_tag || claim.holds_allocation => claim.created,
+            Some(placeholder) if placeholder.owner_uid == claim.uid => placeholder.created,
             Some(_) | None => UnixMillis(u64::MAX),
         };
         let all = self.claims.get(&ClaimedName::Host(host).hash_key())?.iter();

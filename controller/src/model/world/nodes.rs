@@ -22,8 +22,8 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Reads a Node object; `before` holds the earlier facts, of which the last rejection is kept.
-    pub fn from_object(object: &Value, before: Option<&Self>) -> Self {
+    /// Reads a Node object; `previous` holds the earlier facts, of which the last rejection is kept.
+    pub fn from_object(object: &Value, previous: Option<&Self>) -> Self {
         let status = &object["status"];
         let is = |kind: &str, wanted: &str| {
             array_items(&status["conditions"])
@@ -41,7 +41,7 @@ impl NodeState {
             is_ready,
             is_schedulable: is_ready && !closed && !pressed.iter().any(|it| is(it, "True")),
             image_hashes: images.into(),
-            last_rejection: before.and_then(|it| it.last_rejection),
+            last_rejection: previous.and_then(|it| it.last_rejection),
         }
     }
 

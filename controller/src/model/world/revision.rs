@@ -22,25 +22,12 @@ pub struct AppRevision {
     pub creator: Option<Box<str>>,
     /// Routing state, and the moment of its last change.
     pub routing_state: (RoutingState, UnixMillis),
-    /// True once the Revision has reached its initial scale.
-    pub initial_scale_reached: bool,
-    /// Start of the wait for the initial scale, by this controller's clock, since the API server's may differ; 0: not
-    /// yet.
-    pub first_planned_at: UnixMillis,
+    /// Scaling of the Revision: what was decided, and what the plans made of it.
+    pub scaling: RevisionScaling,
     /// Reason why the pods do not become ready; kept until one does.
     pub failure: Option<Box<ConditionReason>>,
     /// Reason why Kubernetes makes no pods for the Revision.
     pub blocked_reason: Option<Box<ConditionReason>>,
-    /// The scale decision in force, once there is one.
-    pub decision: Option<CurrentDecision>,
-    /// Pods wanted by the latest plan. Before a leader's first plan: the pods that ran when it became leader.
-    pub desired_scale: u32,
-    /// Number of pods ready at the latest plan.
-    pub actual_scale: u32,
-    /// Number of pods ever made for the Revision.
-    pub pods_created: u32,
-    /// Earliest moment for another pod, after the last one vanished at once.
-    pub retry_at: UnixMillis,
     /// Image digests by container name, once known.
     pub digests: Box<[(Box<str>, Box<str>)]>,
     /// Pods of the Revision, including those that drain.
@@ -54,6 +41,26 @@ pub struct AppRevision {
     /// True if no Configuration owns the Revision: a user deleted that with `--cascade=orphan`. The Revision still
     /// serves and scales.
     pub is_orphan: bool,
+}
+
+/// Scaling of one Revision.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RevisionScaling {
+    /// True once the Revision has reached its initial scale.
+    pub initial_scale_reached: bool,
+    /// Start of the wait for the initial scale, by this controller's clock, since the API server's may differ; 0: not
+    /// yet.
+    pub first_planned_at: UnixMillis,
+    /// The scale decision in force, once there is one.
+    pub decision: Option<CurrentDecision>,
+    /// Requested scale of the latest plan. Before a leader's first plan: the pods that ran when it became leader.
+    pub requested_scale: u32,
+    /// Number of pods ready at the latest plan.
+    pub actual_scale: u32,
+    /// Number of pods ever made for the Revision.
+    pub pods_created: u32,
+    /// Earliest moment for another pod, after the last one vanished at once.
+    pub retry_at: UnixMillis,
 }
 
 impl AppRevision {
@@ -70,8 +77,8 @@ impl AppRevision {
         let failed = |kind| matches!(self.conditions.get(kind), ConditionStatus::False(_));
         let has_failed =
             failed(ConditionType::RevisionResources) || failed(ConditionType::RevisionHealthy);
-        // Only facts that every replica has: the number of desired pods is known to the leader alone.
-        has_failed && self.actual_scale == 0 && self.serving_pods() > 0
+        // Only values that every replica has: the requested scale is known to the leader alone.
+        has_failed && self.scaling.actual_scale == 0 && self.serving_pods() > 0
     }
 }
 
@@ -90,8 +97,8 @@ pub enum RoutingState {
 /// The part of a [`ScaleDecision`](common::wire::ScaleDecision) that is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentDecision {
-    /// Pods requested; `None`: the present number is kept.
-    pub desired_scale: Option<u32>,
+    /// Requested scale; `None`: the present number of pods is kept.
+    pub requested_scale: Option<u32>,
     /// Path of new connections: direct, or by an activator.
     pub path: ConnectionPath,
     /// Activity of the Revision, shown in its `Active` condition.

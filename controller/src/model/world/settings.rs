@@ -64,9 +64,9 @@ impl Default for ControllerSettings {
 
 impl ControllerSettings {
     /// Returns the ClusterIPs of a name, IPv4 first.
-    pub fn cluster_ips(&self, of: &ClusterIpSource) -> Vec<IpAddr> {
+    pub fn cluster_ips(&self, source: &ClusterIpSource) -> Vec<IpAddr> {
         // Both families share the number, so one allocation reserves both addresses.
-        let host = match of {
+        let host = match source {
             ClusterIpSource::LocalRange(host) => *host,
             ClusterIpSource::ApiServer(addresses) => return addresses.to_vec(),
         };

@@ -30,8 +30,8 @@ impl TemplateCache {
 
     /// Returns the stored template of equal text, or the given one.
     pub fn intern(&self, template: &Arc<str>) -> Arc<str> {
-        let known = self.0.borrow();
-        Arc::clone(known.get_key_value(template).map_or(template, |(known, _)| known))
+        let cache = self.0.borrow();
+        Arc::clone(cache.get_key_value(template).map_or(template, |(stored, _)| stored))
     }
 
     /// Returns the facts of a template. The store is cleared when it holds as many templates as there are
@@ -43,16 +43,16 @@ impl TemplateCache {
         pods: usize,
         read: impl FnOnce() -> TemplateFacts,
     ) -> Arc<TemplateFacts> {
-        let mut known = self.0.borrow_mut();
-        if let Some(facts) = known.get(template) {
+        let mut cache = self.0.borrow_mut();
+        if let Some(facts) = cache.get(template) {
             return Arc::clone(facts);
         }
         // Clearing is rare, and costs less than the bookkeeping of a least-recently-used order.
-        if known.len() >= Self::MIN_CAPACITY.max(pods) {
-            known.clear();
+        if cache.len() >= Self::MIN_CAPACITY.max(pods) {
+            cache.clear();
         }
         let facts = Arc::new(read());
-        known.insert(Arc::clone(template), Arc::clone(&facts));
+        cache.insert(Arc::clone(template), Arc::clone(&facts));
         facts
     }
 }
@@ -82,19 +82,21 @@ pub struct TemplateFacts {
 
 impl TemplateFacts {
     /// Returns the facts of a Revision's template, which was checked when it was applied.
-    pub fn of_revision(revision: &AppRevision, world: &ClusterState) -> Arc<Self> {
-        let pods = world.pods.statuses.len();
-        world.template_cache.get_or_parse(&revision.template, pods, || Self::parse(revision, world))
+    pub fn of_revision(revision: &AppRevision, cluster: &ClusterState) -> Arc<Self> {
+        let pods = cluster.pods.statuses.len();
+        cluster
+            .template_cache
+            .get_or_parse(&revision.template, pods, || Self::parse(revision, cluster))
     }
 
-    fn parse(revision: &AppRevision, world: &ClusterState) -> Self {
+    fn parse(revision: &AppRevision, cluster: &ClusterState) -> Self {
         let template: RevisionTemplate =
             serde_json::from_str(&revision.template).unwrap_or_default();
         let limit = template.spec.container_concurrency.unwrap_or(0);
         let container_concurrency = u32::try_from(limit).unwrap_or(0);
         let none = BTreeMap::new();
         let annotations = template.metadata.annotations.as_ref().unwrap_or(&none);
-        let config = &world.settings.scale_policy;
+        let config = &cluster.settings.scale_policy;
         let (mut policy, problems) =
             config.lenient_policy(annotations, container_concurrency, "metadata.annotations");
         let ignored_annotations =

@@ -71,8 +71,8 @@ pub struct CompactStringMap(Box<[(Box<str>, Box<str>)]>);
 impl CompactStringMap {
     /// Returns the value of `key`, if it is set.
     pub fn get(&self, key: &str) -> Option<&str> {
-        let found = self.0.iter().find(|(have, _)| **have == *key);
-        found.map(|(_, value)| &**value)
+        let pair = self.0.iter().find(|(stored_key, _)| **stored_key == *key);
+        pair.map(|(_, value)| &**value)
     }
 
     /// Iterates over all pairs, in order of their keys.

@@ -1,7 +1,7 @@
 //! Pure: admission of objects for an API server: defaults (mutation) and validation.
 //!
-//! knative/serving `pkg/apis/serving/{v1,v1beta1}`, `pkg/apis/autoscaling/v1alpha1` and knative/networking
-//! `pkg/apis/networking/v1alpha1`; knative.md §1.12, §1.13.
+//! Sources: knative/serving `pkg/apis/serving/{v1,v1beta1}` and `pkg/apis/autoscaling/v1alpha1` at 98e5ef9,
+//! knative/networking `pkg/apis/networking/v1alpha1` at 17b28c6.
 
 use std::collections::BTreeMap;
 
@@ -96,21 +96,21 @@ pub struct AdmissionRequest<'a> {
 /// Returns the object with all defaults filled in, and the paths of unknown fields.
 ///
 /// Unknown fields are fields that no pod has. They are removed, as the API server does with fields outside a schema.
-pub fn apply_defaults(it: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
-    let mut object = it.object.clone();
-    let unknown = match it.kind.pod_spec_location() {
+pub fn apply_defaults(request: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
+    let mut object = request.object.clone();
+    let unknown = match request.kind.pod_spec_location() {
         Some((pointer, path)) => prune_pod(&mut object, pointer, path),
         None => Vec::new(),
     };
     let meta: ObjectMeta = parse_typed(object.get("metadata"), "", &mut Vec::new());
-    let created = it.old.is_none();
-    match it.kind {
+    let created = request.old.is_none();
+    match request.kind {
         AdmittedKind::Service | AdmittedKind::Configuration => {
-            match it.old.filter(|_| keeps_revision_name(it)) {
-                Some(old) => restore_template_defaults(&mut object, old, &meta, &it.rules),
-                None => fill_template(&mut object, &meta, created, &it.rules),
+            match request.old.filter(|_| keeps_revision_name(request)) {
+                Some(old) => restore_template_defaults(&mut object, old, &meta, &request.rules),
+                None => fill_template(&mut object, &meta, created, &request.rules),
             }
-            if it.kind == AdmittedKind::Service {
+            if request.kind == AdmittedKind::Service {
                 fill_traffic(&mut object, true);
             }
         }
@@ -118,7 +118,7 @@ pub fn apply_defaults(it: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
         // Revisions are immutable: defaults that appeared later must not reach an existing one.
         AdmittedKind::Revision if created => {
             if let Some(spec) = object.get_mut("spec") {
-                defaults::fill_revision_spec(spec, &meta, created, &it.rules);
+                defaults::fill_revision_spec(spec, &meta, created, &request.rules);
             }
         }
         AdmittedKind::DomainMapping => internal_kinds::fill_reference_namespace(&mut object, &meta),
@@ -128,30 +128,34 @@ pub fn apply_defaults(it: &AdmissionRequest<'_>) -> (Value, Vec<String>) {
         | AdmittedKind::ServerlessService
         | AdmittedKind::ClusterDomainClaim => {}
     }
-    record_user(&mut object, &meta, it);
+    record_user(&mut object, &meta, request);
     (object, unknown)
 }
 
 /// Checks an object against all rules, and collects warnings.
-pub fn validate(it: &AdmissionRequest<'_>) -> ValidationResult {
-    let mut verdict = ValidationResult::default();
-    let problems = &mut verdict.problems;
-    let meta: ObjectMeta = parse_typed(it.object.get("metadata"), "metadata", problems);
-    match it.kind {
+pub fn validate(request: &AdmissionRequest<'_>) -> ValidationResult {
+    let mut result = ValidationResult::default();
+    let problems = &mut result.problems;
+    let meta: ObjectMeta = parse_typed(request.object.get("metadata"), "metadata", problems);
+    match request.kind {
         AdmittedKind::Service | AdmittedKind::Configuration | AdmittedKind::Route => {
-            check_serving_kind(it, &meta, problems)
+            check_serving_kind(request, &meta, problems)
         }
-        AdmittedKind::Revision => check_revision(it, &meta, problems),
-        AdmittedKind::DomainMapping => internal_kinds::check_domain_mapping(it, &meta, problems),
-        AdmittedKind::PodAutoscaler => internal_kinds::check_pod_autoscaler(it, &meta, problems),
+        AdmittedKind::Revision => check_revision(request, &meta, problems),
+        AdmittedKind::DomainMapping => {
+            internal_kinds::check_domain_mapping(request, &meta, problems)
+        }
+        AdmittedKind::PodAutoscaler => {
+            internal_kinds::check_pod_autoscaler(request, &meta, problems)
+        }
         AdmittedKind::ServerlessService => {
-            internal_kinds::check_serverless_service(it, &meta, problems)
+            internal_kinds::check_serverless_service(request, &meta, problems)
         }
         AdmittedKind::Metric => metadata::check_name(&meta, problems),
-        AdmittedKind::ClusterDomainClaim => internal_kinds::check_domain_claim(it, problems),
+        AdmittedKind::ClusterDomainClaim => internal_kinds::check_domain_claim(request, problems),
     }
-    collect_warnings(it, &meta, &mut verdict.warnings);
-    verdict
+    collect_warnings(request, &meta, &mut result.warnings);
+    result
 }
 
 /// Result of validation: broken rules, and warnings.
@@ -181,13 +185,13 @@ fn prune_pod(object: &mut Value, pointer: &str, path: &str) -> Vec<String> {
 
 /// Returns true if the new template has the old one's explicit name. Such a template describes one Revision forever:
 /// changed defaults of the installation must not force the user to choose another name.
-fn keeps_revision_name(it: &AdmissionRequest<'_>) -> bool {
+fn keeps_revision_name(request: &AdmissionRequest<'_>) -> bool {
     let name = |object: &Value| {
         let name = object.pointer("/spec/template/metadata/name").and_then(Value::as_str);
         name.filter(|name| !name.is_empty()).map(str::to_owned)
     };
-    let new = name(it.object);
-    new.is_some() && new == it.old.and_then(name)
+    let new = name(request.object);
+    new.is_some() && new == request.old.and_then(name)
 }
 
 fn fill_template(object: &mut Value, meta: &ObjectMeta, created: bool, rules: &AdmissionRules<'_>) {
@@ -244,22 +248,22 @@ fn fill_traffic(object: &mut Value, is_service: bool) {
 }
 
 /// Records creator and last modifier in annotations. Child objects get none: their parent records both.
-fn record_user(object: &mut Value, meta: &ObjectMeta, it: &AdmissionRequest<'_>) {
-    let Some(user) = it.user else { return };
+fn record_user(object: &mut Value, meta: &ObjectMeta, request: &AdmissionRequest<'_>) {
+    let Some(user) = request.user else { return };
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
-    let noted = match it.kind {
+    let noted = match request.kind {
         AdmittedKind::Service | AdmittedKind::DomainMapping => true,
         AdmittedKind::Configuration | AdmittedKind::Route => !owned,
         _ => false,
     };
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
     // Only the spec counts: labels and annotations change without making anyone a modifier (Knative's `SetUserInfo`).
-    let changed = it.old.is_none_or(|old| !diff::is_equivalent(&spec(old), &spec(object)));
+    let changed = request.old.is_none_or(|old| !diff::is_equivalent(&spec(old), &spec(object)));
     if !noted || !changed {
         return;
     }
     let Some(annotations) = annotations_mut(object) else { return };
-    if it.old.is_none() {
+    if request.old.is_none() {
         annotations.insert(key::CREATOR.into(), user.into());
     }
     annotations.insert(key::LAST_MODIFIER.into(), user.into());
@@ -271,41 +275,45 @@ fn annotations_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
 }
 
 /// Checks a Service, Configuration or Route.
-fn check_serving_kind(it: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+fn check_serving_kind(
+    request: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    problems: &mut Vec<Problem>,
+) {
     let annotations = meta.annotations.clone().unwrap_or_default();
     metadata::check_name(meta, problems);
     metadata::refuse_autoscaling_annotations(&annotations, problems);
-    if it.kind != AdmittedKind::Configuration {
+    if request.kind != AdmittedKind::Configuration {
         metadata::check_route_annotations(&annotations, problems);
     }
-    if it.kind != AdmittedKind::Service {
+    if request.kind != AdmittedKind::Service {
         metadata::check_service_owner(meta, problems);
     }
-    let spec = it.object.get("spec").filter(|spec| !spec.is_null());
+    let spec = request.object.get("spec").filter(|spec| !spec.is_null());
     let Some(Value::Object(spec)) = spec else {
         problems.push(Problem::missing("spec"));
         return;
     };
-    if it.kind != AdmittedKind::Route {
-        check_template(spec, TemplateParent::from_metadata(meta), &it.rules, problems);
+    if request.kind != AdmittedKind::Route {
+        check_template(spec, TemplateParent::from_metadata(meta), &request.rules, problems);
     }
-    if it.kind != AdmittedKind::Configuration {
-        let before = problems.len();
+    if request.kind != AdmittedKind::Configuration {
+        let problem_count = problems.len();
         let targets: Vec<TrafficTarget> =
             parse_typed(spec.get("traffic"), "spec.traffic", problems);
         // An unreadable list is reported once, without the errors of an empty one.
-        if problems.len() == before {
-            traffic::check_targets(&targets, it.kind == AdmittedKind::Service, problems);
+        if problems.len() == problem_count {
+            traffic::check_targets(&targets, request.kind == AdmittedKind::Service, problems);
         }
     }
-    let Some(old) = it.old else { return };
+    let Some(old) = request.old else { return };
     // These annotations of child objects are not recorded here (see `user`), so there is nothing to protect.
     let owned = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
-    if it.kind == AdmittedKind::Service || !owned {
-        check_creator(old, it.object, &annotations, problems);
+    if request.kind == AdmittedKind::Service || !owned {
+        check_creator(old, request.object, &annotations, problems);
     }
-    if it.kind != AdmittedKind::Route {
-        check_name_change(old, it.object, problems);
+    if request.kind != AdmittedKind::Route {
+        check_name_change(old, request.object, problems);
     }
 }
 
@@ -362,34 +370,38 @@ fn check_creator(
     annotations: &BTreeMap<String, String>,
     problems: &mut Vec<Problem>,
 ) {
-    let before: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
-    let before = before.annotations.unwrap_or_default();
+    let old_annotations: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
+    let old_annotations = old_annotations.annotations.unwrap_or_default();
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
     metadata::check_creator(
-        &before,
+        &old_annotations,
         annotations,
         diff::is_equivalent(&spec(old), &spec(new)),
         problems,
     );
 }
 
-fn check_revision(it: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
+fn check_revision(request: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     metadata::check_name(meta, problems);
     metadata::check_revision_owner(meta, problems);
     // A spec was judged when it was created. Judged again by stricter settings it could not even get a label.
-    if let Some(old) = it.old {
+    if let Some(old) = request.old {
         let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
-        if let Some(diff) = diff::describe_changes(&spec(old), &spec(it.object)) {
+        if let Some(diff) = diff::describe_changes(&spec(old), &spec(request.object)) {
             let message = "Immutable fields changed (-old +new)";
             problems.push(Problem::new("spec", message).with_details(diff));
         }
         return;
     }
-    let spec =
-        revision_template::parse_revision_spec(it.object.get("spec"), "spec", &it.rules, problems);
+    let spec = revision_template::parse_revision_spec(
+        request.object.get("spec"),
+        "spec",
+        &request.rules,
+        problems,
+    );
     let annotations = meta.annotations.clone().unwrap_or_default();
     // Annotations were judged in the template, but the autoscaler reads the Revision's own, too.
-    if let Err(more) = it.rules.autoscaler.strict_policy(
+    if let Err(more) = request.rules.autoscaler.strict_policy(
         &annotations,
         concurrency_limit(&spec),
         "metadata.annotations",
@@ -402,31 +414,35 @@ fn concurrency_limit(spec: &RevisionSpec) -> u32 {
     spec.container_concurrency.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(0)
 }
 
-fn collect_warnings(it: &AdmissionRequest<'_>, meta: &ObjectMeta, warnings: &mut Vec<Problem>) {
-    let place = match it.kind {
+fn collect_warnings(
+    request: &AdmissionRequest<'_>,
+    meta: &ObjectMeta,
+    warnings: &mut Vec<Problem>,
+) {
+    let place = match request.kind {
         AdmittedKind::Service => MetadataPlace::Service,
         AdmittedKind::Configuration => MetadataPlace::Configuration,
         AdmittedKind::Route => MetadataPlace::Route,
         AdmittedKind::DomainMapping => MetadataPlace::DomainMapping,
         AdmittedKind::Revision => MetadataPlace::Revision,
         AdmittedKind::PodAutoscaler | AdmittedKind::Metric | AdmittedKind::ServerlessService => {
-            return internal_kinds::warn_without_effect(it, meta, warnings);
+            return internal_kinds::warn_without_effect(request, meta, warnings);
         }
         AdmittedKind::ClusterDomainClaim => return,
     };
     known_keys::warn_unused_keys(meta, place, "metadata", warnings);
-    if it.kind != AdmittedKind::Service && it.kind != AdmittedKind::Configuration {
+    if request.kind != AdmittedKind::Service && request.kind != AdmittedKind::Configuration {
         return;
     }
-    let (at, inner) = ("spec.template.metadata", it.object.pointer("/spec/template/metadata"));
+    let (at, inner) = ("spec.template.metadata", request.object.pointer("/spec/template/metadata"));
     known_keys::warn_template_metadata(inner, at, warnings);
     let inner: ObjectMeta = parse_typed(inner, at, &mut Vec::new());
     known_keys::warn_unused_keys(&inner, MetadataPlace::Template, at, warnings);
-    let pod: PodSpec = match it.object.pointer("/spec/template/spec") {
+    let pod: PodSpec = match request.object.pointer("/spec/template/spec") {
         Some(spec) => serde_json::from_value(spec.clone()).unwrap_or_default(),
         None => PodSpec::default(),
     };
-    match it.rules.platform {
+    match request.rules.platform {
         AdmissionPlatform::Local => local_warnings::warn_ignored_settings(meta, &pod, warnings),
         // Policies that a cluster may enforce later do not concern a single machine.
         AdmissionPlatform::Kubernetes => {

@@ -335,10 +335,11 @@ fn check_value(must: ValueRule, value: &Value, at: &str, problems: &mut Vec<Prob
 fn check_quantities(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     for (name, amount) in value.as_object().into_iter().flatten() {
         // Extended resources have a domain in their name, such as `nvidia.com/gpu`.
-        let known = is_standard_resource(name) || (name.contains('/') && is_qualified_name(name));
+        let is_known =
+            is_standard_resource(name) || (name.contains('/') && is_qualified_name(name));
         // Quantities may be written as numbers, too: `cpu: 1`.
         let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
-        if !known {
+        if !is_known {
             problems.push(Problem::invalid_key(format!("{at}.{name}"), name));
         } else if text.starts_with('-') || !metadata::is_quantity(&text) {
             problems.push(Problem::invalid(format!("{at}.{name}"), text));
@@ -361,7 +362,7 @@ fn check_labels(value: &Value, at: &str, problems: &mut Vec<Problem>) {
 fn check_toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     let text = |name: &str| value[name].as_str().unwrap_or_default();
     let (exists, is_timed) = (text("operator") == "Exists", !value["tolerationSeconds"].is_null());
-    for (fits, field, why) in [
+    for (fits, field, message) in [
         (
             exists || !text("key").is_empty(),
             "operator",
@@ -380,7 +381,7 @@ fn check_toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
     ] {
         if !fits {
             let problem = Problem::invalid(format!("{at}.{field}"), text(field));
-            problems.push(problem.with_details(why));
+            problems.push(problem.with_details(message));
         }
     }
 }
@@ -390,9 +391,10 @@ fn check_requests(resources: &Value, at: &str, problems: &mut Vec<Problem>) {
     let limits = &resources["limits"];
     for (name, request) in resources["requests"].as_object().into_iter().flatten() {
         // An unreadable quantity is reported on its own, and compares with nothing.
-        let [least, most] = [Some(request), limits.get(name)].map(|it| it.and_then(quantity_value));
-        if let (Some(least), Some(most)) = (least, most)
-            && least > most
+        let [request_value, limit_value] =
+            [Some(request), limits.get(name)].map(|it| it.and_then(quantity_value));
+        if let (Some(request_value), Some(limit_value)) = (request_value, limit_value)
+            && request_value > limit_value
         {
             let limit = limits[name].as_str().map_or_else(|| limits[name].to_string(), Into::into);
             let shown = request.as_str().map_or_else(|| request.to_string(), Into::into);
@@ -469,9 +471,9 @@ fn is_search_domain(text: &str) -> bool {
 
 /// Accepts a field of a pod that variables and files of its containers may refer to.
 fn is_field_of_pod(text: &str) -> bool {
-    let of = ["metadata.labels", "metadata.annotations"];
+    let metadata_fields = ["metadata.labels", "metadata.annotations"];
     // One label or annotation, as in `metadata.labels['app']`.
-    let key = |of: &str| text.strip_prefix(of)?.strip_prefix("['")?.strip_suffix("']");
+    let key = |field: &str| text.strip_prefix(field)?.strip_prefix("['")?.strip_suffix("']");
     const FIELDS: [&str; 9] = [
         "metadata.name",
         "metadata.namespace",
@@ -484,9 +486,9 @@ fn is_field_of_pod(text: &str) -> bool {
         "status.podIPs",
     ];
     FIELDS.contains(&text)
-        || of.contains(&text)
+        || metadata_fields.contains(&text)
         // The domain of an annotation's key may have capitals (Kubernetes' `ValidateAnnotations`).
-        || of.into_iter().filter_map(key).any(|it| is_qualified_name(&it.to_ascii_lowercase()))
+        || metadata_fields.into_iter().filter_map(key).any(|it| is_qualified_name(&it.to_ascii_lowercase()))
 }
 
 /// Accepts a container's limit or request that variables may refer to.
@@ -569,15 +571,15 @@ mod tests {
     fn samples(must: ValueRule) -> (Vec<Value>, Vec<Value>) {
         match must {
             OneOfOrEmpty(words) => {
-                let good = words.iter().chain(&[""]).map(|it| json!(it)).collect();
+                let valid = words.iter().chain(&[""]).map(|it| json!(it)).collect();
                 let small = words.iter().map(|it| it.to_ascii_lowercase());
                 let small = small.filter(|it| !words.contains(&it.as_str())).map(Value::from);
-                (good, small.chain([json!("x"), json!(" ")]).collect())
+                (valid, small.chain([json!("x"), json!(" ")]).collect())
             }
             OneOf(words) => {
                 let small = words.iter().map(|it| json!(it.to_ascii_lowercase()));
-                let good = words.iter().map(|it| json!(it)).collect();
-                (good, small.chain([json!("x"), json!("")]).collect())
+                let valid = words.iter().map(|it| json!(it)).collect();
+                (valid, small.chain([json!("x"), json!("")]).collect())
             }
             // The rows of the inner table are tested on their own.
             Fields(_) => (vec![json!({})], vec![]),
@@ -595,25 +597,25 @@ mod tests {
             TextOrEmpty(_) => (vec![json!("")], vec![]),
             Text(_) => (vec![], vec![json!("")]),
             Port => {
-                let good = [json!(0), json!(1), json!(65535), json!("http"), json!("")];
-                let bad =
+                let valid = [json!(0), json!(1), json!(65535), json!("http"), json!("")];
+                let invalid =
                     [json!(-1), json!(65536), json!("a--b"), json!("HTTP"), json!("-"), json!("1")];
-                (good.into(), bad.into())
+                (valid.into(), invalid.into())
             }
             Labels => {
-                let good = [json!({"a": "b", "x.io/a": ""}), json!({})];
-                let bad = [json!({"a b": "c"}), json!({"a": "b c"}), json!({"a": "b/c"})];
-                (good.into(), bad.into())
+                let valid = [json!({"a": "b", "x.io/a": ""}), json!({})];
+                let invalid = [json!({"a b": "c"}), json!({"a": "b c"}), json!({"a": "b/c"})];
+                (valid.into(), invalid.into())
             }
             Quantities => {
-                let good = [json!({"cpu": 1, "memory": "1Gi", "example.com/gpu": "1"}), json!({})];
-                let bad = [
+                let valid = [json!({"cpu": 1, "memory": "1Gi", "example.com/gpu": "1"}), json!({})];
+                let invalid = [
                     json!({"cpu": "-1"}),
                     json!({"cpu": "x"}),
                     json!({"gpu": 1}),
                     json!({"memory": "1 Gi"}),
                 ];
-                (good.into(), bad.into())
+                (valid.into(), invalid.into())
             }
         }
     }
@@ -688,11 +690,11 @@ mod tests {
     #[test]
     fn each_field_accepts_what_kubernetes_accepts_and_refuses_the_rest_by_path() {
         for (path, must) in all_rules() {
-            let (good, bad) = samples(must);
-            for value in good {
+            let (valid, invalid) = samples(must);
+            for value in valid {
                 assert_eq!(field_problems(&document_with(&path, &value)), [], "{path}: {value}");
             }
-            for value in bad {
+            for value in invalid {
                 let at = format!("spec.{}", path.replace("[]", "[0]"));
                 let problems = field_problems(&document_with(&path, &value));
                 let is_there = problems.len() == 1 && problems[0].path.starts_with(&at);
@@ -705,11 +707,11 @@ mod tests {
 
     #[test]
     fn names_and_paths_are_checked_as_in_kubernetes() {
-        for (fits, good, bad) in TEXT_RULE_SAMPLES {
-            for text in *good {
+        for (fits, valid, invalid) in TEXT_RULE_SAMPLES {
+            for text in *valid {
                 assert!(fits(text), "{text:?}");
             }
-            for text in *bad {
+            for text in *invalid {
                 assert!(!fits(text), "{text:?}");
             }
         }

@@ -1,4 +1,4 @@
-//! Pure: rules of containers (knative/serving `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
+//! Pure: rules of containers (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvFromSource, EnvVar};
 
@@ -64,9 +64,9 @@ fn check_image(
         problems.push(Problem::missing(at));
         return;
     }
-    if let Err(why) = check_image_reference(image, platform) {
+    if let Err(error) = check_image_reference(image, platform) {
         let problem = Problem::new(at, "Failed to parse image reference");
-        problems.push(problem.with_details(format!("image: {image:?}, error: {why}")));
+        problems.push(problem.with_details(format!("image: {image:?}, error: {error}")));
     }
 }
 
@@ -101,14 +101,14 @@ fn check_env_from(all: &[EnvFromSource], at: &str, problems: &mut Vec<Problem>) 
 /// Refuses variables from ConfigMaps and Secrets on the local node, which has neither: the container could not start.
 fn refuse_config_refs(container: &Container, at: &str, problems: &mut Vec<Problem>) {
     let from = container.env.iter().flatten().enumerate();
-    let from = from.filter(|(_, it)| {
-        let source = it.value_from.as_ref();
+    let from = from.filter(|(_, variable)| {
+        let source = variable.value_from.as_ref();
         source.is_some_and(|it| it.config_map_key_ref.is_some() || it.secret_key_ref.is_some())
     });
-    let own = from.map(|(index, _)| format!("{at}.env[{index}].valueFrom"));
-    let whole =
+    let single_refs = from.map(|(index, _)| format!("{at}.env[{index}].valueFrom"));
+    let whole_refs =
         (0..container.env_from.iter().flatten().count()).map(|it| format!("{at}.envFrom[{it}]"));
-    for path in own.chain(whole) {
+    for path in single_refs.chain(whole_refs) {
         let advice = "the local node has no ConfigMaps and no Secrets";
         problems.push(Problem::disallowed(path).with_advice(advice));
     }

@@ -1,5 +1,5 @@
-//! Pure: defaults for fields that an object leaves out (knative/serving `pkg/apis/serving/v1/*_defaults.go`,
-//! knative.md §1.12).
+//! Pure: defaults for fields that an object leaves out (knative/serving `pkg/apis/serving/v1/*_defaults.go`
+//! at 98e5ef9).
 //!
 //! Works on documents, not on types: unknown fields stay as they are, and fields that are not set do not appear in the
 //! patch. A field of a wrong type is left for validation to refuse.
@@ -127,13 +127,13 @@ fn container_names(spec: &JsonObject) -> BTreeSet<String> {
 /// Names containers without a name after `default`, with a number where that alone would not be unique.
 fn name_containers(all: &mut [Value], default: &str, taken: &BTreeSet<String>) {
     let numbered = all.len() > 1 || taken.contains(default);
-    let mut fresh = (0..).map(|number: usize| child_name(default, &format!("-{number}")));
+    let mut free_names = (0..).map(|number: usize| child_name(default, &format!("-{number}")));
     for container in all.iter_mut().filter_map(Value::as_object_mut) {
         if !text_field(container, "name").is_empty() {
             continue;
         }
         let name = match numbered {
-            true => fresh.find(|it| !taken.contains(it)).unwrap_or_default(),
+            true => free_names.find(|it| !taken.contains(it)).unwrap_or_default(),
             false => default.to_owned(),
         };
         set_field(container, "name", name);
@@ -160,18 +160,21 @@ fn fill_mounts(container: &mut JsonObject, writable: &[String]) {
 }
 
 fn fill_resources(container: &mut JsonObject, rules: &AdmissionRules<'_>) {
-    let have = container.get("resources").filter(|it| !it.is_null());
-    let read = have.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));
+    let current = container.get("resources").filter(|it| !it.is_null());
+    let read = current.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));
     // Values of a wrong type are left for validation; only added keys are written, so the user's notation stays.
-    let Ok(before) = read.unwrap_or_else(|| Ok(ResourceRequirements::default())) else { return };
-    let mut after = before.clone();
+    let Ok(old_resources) = read.unwrap_or_else(|| Ok(ResourceRequirements::default())) else {
+        return;
+    };
+    let mut after = old_resources.clone();
     rules.defaults.fill_resources(&mut after);
-    for (name, before, after) in
-        [("requests", before.requests, after.requests), ("limits", before.limits, after.limits)]
-    {
-        let before = before.unwrap_or_default();
+    for (name, old, after) in [
+        ("requests", old_resources.requests, after.requests),
+        ("limits", old_resources.limits, after.limits),
+    ] {
+        let old = old.unwrap_or_default();
         for (key, quantity) in after.unwrap_or_default() {
-            if !before.contains_key(&key)
+            if !old.contains_key(&key)
                 && let Some(resources) = object_field(container, "resources")
                 && let Some(all) = object_field(resources, name)
             {
@@ -226,18 +229,20 @@ fn fill_security_contexts(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
         return;
     }
     let pod = spec.get("securityContext").cloned().unwrap_or_default();
-    let said = |name: &str| pod.get(name).is_some_and(|it| !it.is_null());
-    let (seccomp, nonroot) = (has_seccomp(pod.as_object()), said("runAsNonRoot"));
+    let is_set = |name: &str| pod.get(name).is_some_and(|it| !it.is_null());
+    let (seccomp, nonroot) = (has_seccomp(pod.as_object()), is_set("runAsNonRoot"));
     for list in ["initContainers", "containers"] {
         let Some(Value::Array(all)) = spec.get_mut(list) else { continue };
         // Binding a port below 1024 needs a capability once the container no longer runs as root.
         for container in all.iter_mut().filter_map(Value::as_object_mut) {
             let low = has_low_port(container);
-            let Some(own) = object_field(container, "securityContext") else { continue };
-            set_if_unset(own, "allowPrivilegeEscalation", false);
+            let Some(container_context) = object_field(container, "securityContext") else {
+                continue;
+            };
+            set_if_unset(container_context, "allowPrivilegeEscalation", false);
             if !seccomp
-                && !has_seccomp(Some(own))
-                && let Some(profile) = object_field(own, "seccompProfile")
+                && !has_seccomp(Some(container_context))
+                && let Some(profile) = object_field(container_context, "seccompProfile")
             {
                 set_field(profile, "type", "RuntimeDefault");
             }
@@ -245,9 +250,9 @@ fn fill_security_contexts(spec: &mut JsonObject, rules: &AdmissionRules<'_>) {
                 true => json!({"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}),
                 false => json!({"drop": ["ALL"]}),
             };
-            set_if_unset(own, "capabilities", drop);
+            set_if_unset(container_context, "capabilities", drop);
             if level == SecureDefaults::Enabled && !nonroot {
-                set_if_unset(own, "runAsNonRoot", true);
+                set_if_unset(container_context, "runAsNonRoot", true);
             }
         }
     }

@@ -55,18 +55,18 @@ fn normalize(value: &Value) -> Value {
 fn compare_values(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>) {
     match (old, new) {
         _ if old == new => {}
-        (Value::Object(before), Value::Object(after)) => {
-            let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+        (Value::Object(old), Value::Object(new)) => {
+            let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
             for name in names {
                 let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
                 let get = |all: &Map<String, Value>| all.get(name).cloned().unwrap_or_default();
-                compare_values(&get(before), &get(after), &at, lines);
+                compare_values(&get(old), &get(new), &at, lines);
             }
         }
-        (Value::Array(before), Value::Array(after)) => {
-            for index in 0..before.len().max(after.len()) {
+        (Value::Array(old), Value::Array(new)) => {
+            for index in 0..old.len().max(new.len()) {
                 let get = |all: &[Value]| all.get(index).cloned().unwrap_or_default();
-                compare_values(&get(before), &get(after), &format!("{path}[{index}]"), lines);
+                compare_values(&get(old), &get(new), &format!("{path}[{index}]"), lines);
             }
         }
         _ => {
@@ -88,10 +88,10 @@ mod tests {
     #[test]
     fn only_changes_of_meaning_are_described() {
         let old = json!({"a": {"b": [1, 2], "c": null}, "volumes": [{"emptyDir": {}}], "x": {}});
-        let same = json!({"a": {"b": [1, 2]}, "volumes": [{"emptyDir": {}}], "y": []});
-        assert_eq!(describe_changes(&old, &same), None);
+        let equal = json!({"a": {"b": [1, 2]}, "volumes": [{"emptyDir": {}}], "y": []});
+        assert_eq!(describe_changes(&old, &equal), None);
         let new = json!({"a": {"b": [1, 3]}, "volumes": [{}]});
-        let want = "a.b[1]:\n\t-: 2\n\t+: 3\nvolumes[0].emptyDir:\n\t-: {}\n\t+: <unset>\n";
-        assert_eq!(describe_changes(&old, &new).as_deref(), Some(want));
+        let expected = "a.b[1]:\n\t-: 2\n\t+: 3\nvolumes[0].emptyDir:\n\t-: {}\n\t+: <unset>\n";
+        assert_eq!(describe_changes(&old, &new).as_deref(), Some(expected));
     }
 }

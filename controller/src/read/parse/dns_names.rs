@@ -51,7 +51,7 @@ pub(crate) fn qualified_name_errors(text: &str) -> Vec<String> {
         alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
         '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
     let mut out = match prefix.map(subdomain_errors) {
-        Some(all) => all.into_iter().map(|why| format!("prefix part {why}")).collect(),
+        Some(all) => all.into_iter().map(|error| format!("prefix part {error}")).collect(),
         None => Vec::new(),
     };
     out.extend(rule_errors(name, MAX_LABEL_BYTES, fits, rule));
@@ -89,8 +89,8 @@ mod tests {
     #[test]
     fn names_are_judged_as_kubernetes_does() {
         assert!(dns1035_errors("hello").is_empty() && dns1123_errors("1a").is_empty());
-        for bad in ["", "1a", "Hello", "a-", "-a", "a.b", "ä"] {
-            assert_eq!(dns1035_errors(bad).len(), 1, "{bad}");
+        for invalid in ["", "1a", "Hello", "a-", "-a", "a.b", "ä"] {
+            assert_eq!(dns1035_errors(invalid).len(), 1, "{invalid}");
         }
         assert_eq!(dns1035_errors(&"a".repeat(64)), ["must be no more than 63 characters"]);
         assert_eq!(dns1035_errors(&"A".repeat(64)).len(), 2);

@@ -1,4 +1,4 @@
-//! Pure: fields of a pod that users may write (knative/serving `pkg/apis/serving/fieldmask.go`, knative.md §1.13).
+//! Pure: fields of a pod that users may write (knative/serving `pkg/apis/serving/fieldmask.go` at 98e5ef9).
 //!
 //! One table for both uses: webhooks refuse fields outside it, and the schemas of the CRDs are cut to it.
 
@@ -85,9 +85,9 @@ pub(crate) static POD_MASK: FieldMask = FieldMask(&[
 
 const POD_SECURITY_FEATURE: Feature = Feature {
     key: "kubernetes.podspec-securitycontext",
-    on: |it| {
-        it.podspec_securitycontext != Flag::Disabled
-            || it.secure_pod_defaults != SecureDefaults::Disabled
+    on: |features| {
+        features.podspec_securitycontext != Flag::Disabled
+            || features.secure_pod_defaults != SecureDefaults::Disabled
     },
 };
 
@@ -204,7 +204,7 @@ static PROJECTION: FieldMask = FieldMask(&[
 
 impl FieldMask {
     pub(crate) fn rule_of(&self, name: &str) -> Option<FieldRule> {
-        self.0.iter().find(|(have, _)| *have == name).map(|(_, field)| *field)
+        self.0.iter().find(|(field_name, _)| *field_name == name).map(|(_, field)| *field)
     }
 
     /// Reports the fields of `value` that users may not write.

@@ -1,8 +1,8 @@
 //! Pure: labels and annotations of Knative's groups and of Rouse's: places where each has an effect, and warnings for
 //! all other places.
 //!
-//! knative/serving `pkg/apis/serving/register.go`, `pkg/apis/autoscaling/register.go`, knative/networking
-//! `pkg/apis/networking/register.go`; knative.md §1.1. Keys of other groups are their users' own.
+//! Sources: knative/serving `pkg/apis/{serving,autoscaling}/register.go` at 98e5ef9, knative/networking
+//! `pkg/apis/networking/register.go` at 17b28c6. Keys of other groups are their users' own.
 
 use std::collections::BTreeMap;
 
@@ -49,9 +49,9 @@ pub(crate) struct KnownKey {
 const fn known_key(
     names: &'static [&'static str],
     at: &'static [MetadataPlace],
-    why: &'static str,
+    reason: &'static str,
 ) -> KnownKey {
-    KnownKey { names, places: at, warning_elsewhere: why }
+    KnownKey { names, places: at, warning_elsewhere: reason }
 }
 
 /// Groups in which only the keys listed here have a meaning.
@@ -251,12 +251,12 @@ fn key_warning(
     if scales && REVISION_PLACES.contains(&place) && class == AutoscalerClass::Foreign {
         return None;
     }
-    let Some(known) = table.iter().find(|it| it.names.contains(&name)) else {
+    let Some(known_key) = table.iter().find(|it| it.names.contains(&name)) else {
         return has_none("nothing reads it");
     };
-    let newest = known.names.first()?;
-    if !known.places.contains(&place) {
-        return has_none(known.warning_elsewhere);
+    let newest = known_key.names.first()?;
+    if !known_key.places.contains(&place) {
+        return has_none(known_key.warning_elsewhere);
     }
     let word = newest.rsplit('/').next().unwrap_or_default();
     if scales && class == AutoscalerClass::Hpa && !HPA_KEYS.contains(&word) {

@@ -12,14 +12,14 @@ const NO_ACCOUNTS: &str = "no pod is given a token of an API server";
 
 /// Warns of settings that have no effect on the local node although they have one on Kubernetes.
 pub(super) fn warn_ignored_settings(meta: &ObjectMeta, pod: &PodSpec, warnings: &mut Vec<Problem>) {
-    let mut none = |at: &str, field: &str, why: &str| {
-        warnings.push(Problem::new(at, format!("{field} has no effect: {why}")));
+    let mut none = |at: &str, field: &str, reason: &str| {
+        warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
     };
     let annotations = meta.annotations.iter().flat_map(|it| it.keys());
     for name in annotations.filter(|it| key::ROLLOUT_DURATION.contains(&it.as_str())) {
         none(&format!("metadata.annotations.{name}"), name, "all traffic moves at once");
     }
-    for (field, is_set, why) in [
+    for (field, is_set, reason) in [
         (
             "automountServiceAccountToken",
             pod.automount_service_account_token.is_some(),
@@ -38,7 +38,7 @@ pub(super) fn warn_ignored_settings(meta: &ObjectMeta, pod: &PodSpec, warnings: 
         ),
     ] {
         if is_set {
-            none(&format!("{AT}.{field}"), field, why);
+            none(&format!("{AT}.{field}"), field, reason);
         }
     }
     for (index, it) in pod.volumes.iter().flatten().enumerate() {
@@ -54,27 +54,36 @@ fn warn_volume(volume: &Volume, at: &str, none: &mut impl FnMut(&str, &str, &str
     let medium = dir.medium.as_deref().is_some_and(|it| !it.is_empty());
     for (field, is_set) in [("medium", medium), ("sizeLimit", dir.size_limit.is_some())] {
         if is_set {
-            let why = "a volume is a folder on the disk, without a bound of its own";
-            none(&format!("{at}.emptyDir.{field}"), &format!("volumes[].emptyDir.{field}"), why);
+            let reason = "a volume is a folder on the disk, without a bound of its own";
+            none(&format!("{at}.emptyDir.{field}"), &format!("volumes[].emptyDir.{field}"), reason);
         }
     }
 }
 
-fn warn_container(it: &Container, at: &str, none: &mut impl FnMut(&str, &str, &str)) {
-    let mut say = |field: &str, why: &str| none(&format!("{at}.{field}"), field, why);
-    if it.security_context.as_ref().is_some_and(|it| it.seccomp_profile.is_some()) {
-        say("securityContext.seccompProfile", "no system call is filtered");
+fn warn_container(container: &Container, at: &str, none: &mut impl FnMut(&str, &str, &str)) {
+    let mut warn = |field: &str, reason: &str| none(&format!("{at}.{field}"), field, reason);
+    if container
+        .security_context
+        .as_ref()
+        .is_some_and(|container| container.seccomp_profile.is_some())
+    {
+        warn("securityContext.seccompProfile", "no system call is filtered");
     }
-    if it.termination_message_policy.as_deref() == Some("File") {
-        say("terminationMessagePolicy", "the end of the log is told where there is no message");
+    if container.termination_message_policy.as_deref() == Some("File") {
+        warn("terminationMessagePolicy", "the end of the log is told where there is no message");
     }
-    let resources = it.resources.clone().unwrap_or_default();
-    for name in resources.limits.iter().flat_map(|it| it.keys()) {
+    let resources = container.resources.clone().unwrap_or_default();
+    for name in resources.limits.iter().flat_map(|container| container.keys()) {
         if !matches!(name.as_str(), "cpu" | "memory") {
-            say(&format!("resources.limits.{name}"), "only cpu and memory are bounded");
+            warn(&format!("resources.limits.{name}"), "only cpu and memory are bounded");
         }
     }
-    for name in resources.requests.iter().flat_map(|it| it.keys()).filter(|it| *it != "cpu") {
-        say(&format!("resources.requests.{name}"), "there is no other node to choose");
+    for name in resources
+        .requests
+        .iter()
+        .flat_map(|container| container.keys())
+        .filter(|container| *container != "cpu")
+    {
+        warn(&format!("resources.requests.{name}"), "there is no other node to choose");
     }
 }

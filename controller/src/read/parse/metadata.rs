@@ -1,5 +1,5 @@
 //! Pure: rules of names, labels and annotations (knative/serving `pkg/apis/serving/metadata_validation.go` and
-//! `pkg/apis/serving/v1/*_validation.go`, knative.md §1.1 and §1.13).
+//! `pkg/apis/serving/v1/*_validation.go` at 98e5ef9).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -37,9 +37,9 @@ pub(super) fn check_name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
         let message = format!("not a DNS 1035 label prefix: {}", dns_names::go_list(&prefix));
         problems.push(Problem::new("metadata.generateName", message));
     } else if !parent.name.is_empty() {
-        let why = dns_names::dns1035_errors(parent.name);
-        if !why.is_empty() {
-            let message = format!("not a DNS 1035 label: {}", dns_names::go_list(&why));
+        let errors = dns_names::dns1035_errors(parent.name);
+        if !errors.is_empty() {
+            let message = format!("not a DNS 1035 label: {}", dns_names::go_list(&errors));
             problems.push(Problem::new("metadata.name", message));
         }
     } else if parent.generate_name.is_empty() {
@@ -69,9 +69,9 @@ pub(super) fn check_revision_name(
         return;
     }
     let at = format!("{AT}.name");
-    let why = dns_names::dns1035_errors(name);
-    if !why.is_empty() {
-        let value = format!("not a DNS 1035 label: {}", dns_names::go_list(&why));
+    let errors = dns_names::dns1035_errors(name);
+    if !errors.is_empty() {
+        let value = format!("not a DNS 1035 label: {}", dns_names::go_list(&errors));
         problems.push(Problem::invalid(at, value));
     } else if parent.name.is_empty() && !parent.generate_name.is_empty() {
         // The prefix must be the parent's name, which does not exist yet.
@@ -178,22 +178,22 @@ fn check_http_protocol(all: &AnnotationMap, problems: &mut Vec<Problem>) {
 }
 
 fn check_sidecar(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
-    let mut say = |problem: fn(String, &str) -> Problem, name: &str, value: &str| {
+    let mut add = |problem: fn(String, &str) -> Problem, name: &str, value: &str| {
         problems.push(problem(format!("{at}.[{SIDECAR}{name}]"), value));
     };
     for name in ["resource-percentage", "resourcePercentage"] {
         let Some(value) = all.get(&format!("{SIDECAR}{name}")) else { continue };
         match value.parse::<f64>() {
             Ok(percent) if (0.1..=100.0).contains(&percent) => {}
-            Ok(_) => say(|at, value| Problem::out_of_bounds(at, 0.1, value, 100), name, value),
-            Err(_) => say(|at, value| Problem::invalid(at, value), name, value),
+            Ok(_) => add(|at, value| Problem::out_of_bounds(at, 0.1, value, 100), name, value),
+            Err(_) => add(|at, value| Problem::invalid(at, value), name, value),
         }
     }
     for name in SIDECAR_RESOURCES.iter().flatten() {
         if let Some(value) = all.get(&format!("{SIDECAR}{name}"))
             && !is_quantity(value)
         {
-            say(|at, value| Problem::invalid(at, value), name, value);
+            add(|at, value| Problem::invalid(at, value), name, value);
         }
     }
 }
@@ -206,10 +206,10 @@ pub(super) fn is_quantity(text: &str) -> bool {
     let numeric = number.bytes().any(|it| it.is_ascii_digit())
         && number.bytes().filter(|it| *it == b'.').count() <= 1;
     let exponent = |rest: &str| rest.parse::<i32>().is_ok();
-    let known =
+    let suffixes =
         ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     numeric
-        && (known.contains(&unit) || unit.strip_prefix(['e', 'E']).is_some_and(exponent))
+        && (suffixes.contains(&unit) || unit.strip_prefix(['e', 'E']).is_some_and(exponent))
         && serde_json::from_value::<ResourceRequirements>(json!({"limits": {"cpu": text}})).is_ok()
 }
 

@@ -1,4 +1,4 @@
-//! Pure: rules of pods (knative/serving `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
+//! Pure: rules of pods (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 
 use std::collections::BTreeSet;
 
@@ -57,9 +57,9 @@ pub(super) fn check_pod(
         volume::check_mounts(pod, one, &path, rules.platform, problems);
     }
     if let Some(account) = pod.service_account_name.as_deref().filter(|name| !name.is_empty()) {
-        for why in dns_names::subdomain_errors(account) {
+        for error in dns_names::subdomain_errors(account) {
             let problem = Problem::invalid(format!("{at}.serviceAccountName"), account);
-            problems.push(problem.with_details(why));
+            problems.push(problem.with_details(error));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pure: rules of probes (knative/serving `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
+//! Pure: rules of probes (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 
 use k8s_openapi::{
     api::core::v1::{Container, Probe},
@@ -56,8 +56,8 @@ pub(super) fn check_probes(
 /// Warns that an initial delay has no effect: the agent probes a pod as soon as the kernel reports its listener.
 pub(super) fn warn_initial_delay(container: &Container, at: &str, warnings: &mut Vec<Problem>) {
     // The kubelet runs `exec` probes, and honours the delay.
-    let asked = container.readiness_probe.as_ref().filter(|it| it.exec.is_none());
-    if asked.and_then(|it| it.initial_delay_seconds).is_some_and(|it| it > 0) {
+    let probe = container.readiness_probe.as_ref().filter(|it| it.exec.is_none());
+    if probe.and_then(|it| it.initial_delay_seconds).is_some_and(|it| it > 0) {
         let field = "readinessProbe.initialDelaySeconds";
         let message = format!("{field} has no effect: a pod is asked as soon as it listens");
         warnings.push(Problem::new(format!("{at}.{field}"), message));
@@ -72,8 +72,8 @@ fn check_handlers(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
         ("grpc", probe.grpc.is_some()),
     ];
     let paths = |only_set: bool| -> Vec<String> {
-        let wanted = all.iter().filter(|(_, set)| *set || !only_set);
-        let mut paths: Vec<_> = wanted.map(|(name, _)| format!("{path}.{name}")).collect();
+        let handlers = all.iter().filter(|(_, set)| *set || !only_set);
+        let mut paths: Vec<_> = handlers.map(|(name, _)| format!("{path}.{name}")).collect();
         paths.sort();
         paths
     };
@@ -96,12 +96,12 @@ enum AllowedProbePort<'a> {
 
 fn check_probe_ports(
     probe: &Probe,
-    asked: AllowedProbePort<'_>,
+    allowed_port: AllowedProbePort<'_>,
     path: &str,
     problems: &mut Vec<Problem>,
 ) {
     let mut check = |name: &str, port: &IntOrString| {
-        let (fits, rule) = match (asked, port) {
+        let (fits, rule) = match (allowed_port, port) {
             (AllowedProbePort::Serving(serving), IntOrString::Int(port)) => {
                 (*port == 0 || *port == serving.number, "Probe port must match container port")
             }

@@ -1,5 +1,5 @@
 //! Pure: rules of a Revision's spec and annotations (knative/serving
-//! `pkg/apis/serving/v1/revision_validation.go`, knative.md §1.13).
+//! `pkg/apis/serving/v1/revision_validation.go` at 98e5ef9).
 
 use std::collections::BTreeMap;
 
@@ -28,19 +28,19 @@ pub(super) fn parse_revision_spec(
         problems.push(Problem::missing(format!("{at}.containers")));
         return RevisionSpec::default();
     };
-    let (mut own, mut pod) = (object.clone(), object.clone());
-    own.retain(|key, _| REVISION_LIMIT_FIELDS.contains(&key.as_str()));
+    let (mut revision_fields, mut pod) = (object.clone(), object.clone());
+    revision_fields.retain(|key, _| REVISION_LIMIT_FIELDS.contains(&key.as_str()));
     pod.retain(|key, _| !REVISION_LIMIT_FIELDS.contains(&key.as_str()));
     // Knative reports an empty list, not the missing field that typed parsing would report.
     pod.entry("containers").or_insert_with(|| Value::Array(Vec::new()));
-    let mut spec: RevisionSpec = parse_typed(Some(&Value::Object(own)), at, problems);
-    let before = problems.len();
+    let mut spec: RevisionSpec = parse_typed(Some(&Value::Object(revision_fields)), at, problems);
+    let problem_count = problems.len();
     let mut pod = Value::Object(pod);
     spec.pod = parse_typed(Some(&pod), at, problems);
     // Unknown fields were reported above; the mask would report them again as not allowed.
     remove_unknown_fields::<PodSpec>(&mut pod, at);
     // An unreadable spec was reported as such; without this check it would also count as one without containers.
-    if problems.len() == before || spec.pod != PodSpec::default() {
+    if problems.len() == problem_count || spec.pod != PodSpec::default() {
         pod::check_pod(&pod, &spec.pod, at, rules, problems);
     }
     check_limits(&spec, at, rules, problems);
@@ -58,11 +58,11 @@ fn check_limits(
             problems.push(Problem::out_of_bounds(format!("{at}.{name}"), low, value, high));
         }
     };
-    let it = rules.defaults;
-    let least = i64::from(!it.allow_container_concurrency_zero);
-    let most = it.container_concurrency_max_limit;
-    within("containerConcurrency", spec.container_concurrency, least, most);
-    within("timeoutSeconds", spec.timeout_seconds, 0, it.max_timeout_seconds);
+    let defaults = rules.defaults;
+    let min = i64::from(!defaults.allow_container_concurrency_zero);
+    let max = defaults.container_concurrency_max_limit;
+    within("containerConcurrency", spec.container_concurrency, min, max);
+    within("timeoutSeconds", spec.timeout_seconds, 0, defaults.max_timeout_seconds);
     // Knative does not check these two, but a negative timeout would mean no bound at all.
     let start = spec.response_start_timeout_seconds;
     within("responseStartTimeoutSeconds", start, 0, i64::from(u32::MAX));

@@ -1,5 +1,5 @@
 //! Pure: rules of security contexts, and warnings about insecure defaults (knative/serving
-//! `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
+//! `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 
 use k8s_openapi::api::core::v1::{Container, PodSecurityContext, PodSpec, SecurityContext};
 
@@ -92,15 +92,15 @@ pub(super) fn warn_insecure_defaults(pod: &PodSpec, at: &str, warnings: &mut Vec
     for (list, containers) in lists {
         for (index, container) in containers.iter().enumerate() {
             let at = format!("{at}.{list}[{index}].securityContext");
-            let own = container.security_context.clone().unwrap_or_default();
-            warn_insecure_context(&around, &own, &at, warnings);
+            let context = container.security_context.clone().unwrap_or_default();
+            warn_insecure_context(&around, &context, &at, warnings);
         }
     }
 }
 
 fn warn_insecure_context(
     pod: &PodSecurityContext,
-    own: &SecurityContext,
+    context: &SecurityContext,
     at: &str,
     warnings: &mut Vec<Problem>,
 ) {
@@ -108,19 +108,19 @@ fn warn_insecure_context(
         let message = "Kubernetes default value is insecure, Knative may default this to secure in a future release";
         warnings.push(Problem::new(format!("{at}.{name}"), message));
     };
-    if pod.run_as_non_root.is_none() && own.run_as_non_root.is_none() {
+    if pod.run_as_non_root.is_none() && context.run_as_non_root.is_none() {
         insecure("runAsNonRoot");
     }
-    if own.allow_privilege_escalation.is_none() {
+    if context.allow_privilege_escalation.is_none() {
         insecure("allowPrivilegeEscalation");
     }
-    let profiles = [pod.seccomp_profile.as_ref(), own.seccomp_profile.as_ref()];
+    let profiles = [pod.seccomp_profile.as_ref(), context.seccomp_profile.as_ref()];
     if profiles.iter().all(Option::is_none) {
         insecure("seccompProfile");
     } else if profiles.iter().flatten().all(|it| it.type_.is_empty()) {
         insecure("seccompProfile.type");
     }
-    match own.capabilities.as_ref().map(|it| it.drop.as_deref()) {
+    match context.capabilities.as_ref().map(|it| it.drop.as_deref()) {
         None => insecure("capabilities"),
         Some(None) => insecure("capabilities.drop"),
         Some(Some([first, ..])) if first == "all" => {

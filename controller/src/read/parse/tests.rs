@@ -32,13 +32,13 @@ fn traffic_problems(traffic: &str) -> String {
 fn document_problems(text: &str) -> String {
     match read_document(text) {
         ManifestDocument::Service(..) => "fine".into(),
-        ManifestDocument::Refused(_, why) => why,
+        ManifestDocument::Refused(_, problems) => problems,
     }
 }
 
 fn check_table(table: &[(String, &str)]) {
-    for (have, want) in table {
-        assert_eq!(have, want);
+    for (problems, expected) in table {
+        assert_eq!(problems, expected);
     }
 }
 
@@ -47,8 +47,8 @@ fn a_small_service_gets_knatives_defaults() {
     let ManifestDocument::Service(name, manifest) = read_document(HELLO) else { panic!("refused") };
     assert_eq!(name, NamespacedName::new("default", "hello"));
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
-    // Values of knative.md §1.12.
-    let want = serde_json::json!({
+    // Values of knative/serving `pkg/apis/serving/v1/*_defaults.go` at 98e5ef9.
+    let expected = serde_json::json!({
         "metadata": {},
         "spec": {
             "containerConcurrency": 0,
@@ -65,11 +65,11 @@ fn a_small_service_gets_knatives_defaults() {
             }],
         },
     });
-    assert_eq!(template, want);
+    assert_eq!(template, expected);
     assert_eq!(*manifest.traffic, [TrafficSpec { percent: 100, ..TrafficSpec::default() }]);
 }
 
-/// Rules of knative.md §1.12 for dependent defaults.
+/// Defaults that depend on other fields (knative/serving `pkg/apis/serving/v1/revision_defaults.go` at 98e5ef9).
 #[test]
 fn defaults_depend_on_each_other_as_in_knative() {
     let fill = |spec: &str| {
@@ -125,7 +125,7 @@ fn what_cannot_be_read_is_refused_with_its_path() {
     assert!(broken.starts_with("not readable as YAML: "), "{broken}");
 }
 
-/// Cases of knative.md §1.13: names.
+/// Names of Services and Revisions (knative/serving `pkg/apis/serving/metadata_validation.go` at 98e5ef9).
 #[test]
 fn names_follow_knatives_rules() {
     let named = |name: &str| {
@@ -149,7 +149,7 @@ fn names_follow_knatives_rules() {
     ]);
 }
 
-/// Cases of knative.md §1.13: containers.
+/// Containers, ports, environment and mounts (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn containers_follow_knatives_rules() {
     check_table(&[
@@ -211,7 +211,7 @@ fn containers_follow_knatives_rules() {
     ]);
 }
 
-/// Cases of knative.md §1.13: field mask.
+/// Fields outside the mask (knative/serving `pkg/apis/serving/fieldmask.go` at 98e5ef9).
 #[test]
 fn fields_outside_the_mask_must_not_be_set() {
     check_table(&[
@@ -238,7 +238,7 @@ fn fields_outside_the_mask_must_not_be_set() {
     ]);
 }
 
-/// Cases of knative.md §1.13: probes.
+/// Probes (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn probes_follow_knatives_rules() {
     const AT: &str = "spec.template.spec.containers[0].readinessProbe";
@@ -271,7 +271,7 @@ fn probes_follow_knatives_rules() {
     ]);
 }
 
-/// Cases of knative.md §1.13: bounds and annotations.
+/// Bounds of a Revision, and its annotations (knative/serving `pkg/apis/serving/v1/revision_validation.go` at 98e5ef9).
 #[test]
 fn limits_and_annotations_are_bounded() {
     let annotated = |pair: &str| {
@@ -305,7 +305,6 @@ fn limits_and_annotations_are_bounded() {
     ]);
 }
 
-/// Cases of knative.md §1.13: traffic.
 #[test]
 fn without_kubernetes_only_our_class_scales() {
     let class = |class: &str| {
@@ -360,8 +359,8 @@ fn the_local_node_reports_unsupported_and_ignored_fields() {
             "resources.requests.memory",
         ]
     );
-    let usual = "{image: a, terminationMessagePolicy: FallbackToLogsOnError}";
-    assert_eq!(warned(usual), [""; 0], "as it is anyway");
+    let container = "{image: a, terminationMessagePolicy: FallbackToLogsOnError}";
+    assert_eq!(warned(container), [""; 0], "as it is anyway");
 }
 
 #[test]
@@ -442,12 +441,13 @@ fn an_existing_service_is_read_whatever_the_settings_are_now() {
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
     assert_eq!(template["spec"]["timeoutSeconds"], 900);
     assert_eq!(template["spec"]["containers"][0].get("readinessProbe"), None, "filled in already");
-    let fresh = read(serde_json::json!({"template": {"spec": {"containers": [{"image": "x"}]}}}));
-    let (_, manifest) = fresh.expect("readable");
+    let new_service =
+        read(serde_json::json!({"template": {"spec": {"containers": [{"image": "x"}]}}}));
+    let (_, manifest) = new_service.expect("readable");
     let template: Value = serde_json::from_str(&manifest.template).expect("JSON");
     assert_eq!(template["spec"]["timeoutSeconds"], 300, "never saw admission");
     assert_eq!(*manifest.traffic, [TrafficSpec { percent: 100, ..TrafficSpec::default() }]);
     let broken = read(serde_json::json!({"template": {"spec": {"containers": [{"name": "x"}]}}}));
-    let why = problems_line(&broken.expect_err("no image"));
-    assert_eq!(why, "missing field(s): spec.template.spec.containers[0].image");
+    let problem = problems_line(&broken.expect_err("no image"));
+    assert_eq!(problem, "missing field(s): spec.template.spec.containers[0].image");
 }

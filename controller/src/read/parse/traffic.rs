@@ -1,4 +1,4 @@
-//! Pure: rules of traffic targets (knative/serving `pkg/apis/serving/v1/route_validation.go`, knative.md §1.13).
+//! Pure: rules of traffic targets (knative/serving `pkg/apis/serving/v1/route_validation.go` at 98e5ef9).
 
 use std::collections::BTreeMap;
 
@@ -63,10 +63,10 @@ fn check_names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mu
     let revision = text(&target.revision_name);
     let configuration = text(&target.configuration_name);
     let mut qualified = |field: &str, name: &str| {
-        let why = dns_names::qualified_name_errors(name);
-        if !why.is_empty() {
+        let errors = dns_names::qualified_name_errors(name);
+        if !errors.is_empty() {
             let problem = Problem::invalid_key(format!("{at}.{field}"), name);
-            problems.push(problem.with_details(why.join(", ")));
+            problems.push(problem.with_details(errors.join(", ")));
         }
     };
     match (revision.is_empty(), configuration.is_empty()) {
@@ -88,9 +88,9 @@ fn check_names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mu
 }
 
 fn check_tag(tag: &str, at: &str, problems: &mut Vec<Problem>) {
-    let why = dns_names::dns1035_errors(tag);
-    if !why.is_empty() {
-        let value = format!("not a DNS 1035 label: {}", dns_names::go_list(&why));
+    let errors = dns_names::dns1035_errors(tag);
+    if !errors.is_empty() {
+        let value = format!("not a DNS 1035 label: {}", dns_names::go_list(&errors));
         problems.push(Problem::invalid(format!("{at}.tag"), value));
     }
 }

@@ -79,11 +79,11 @@ impl FieldPath {
     /// Removes the field. Returns false if there was none.
     fn remove_from(&self, value: &mut Value) -> bool {
         let Some((FieldPathStep::Key(last), steps)) = self.0.split_last() else { return false };
-        let found = steps.iter().try_fold(value, |value, step| match step {
+        let parent = steps.iter().try_fold(value, |value, step| match step {
             FieldPathStep::Key(key) => value.get_mut(key),
             FieldPathStep::Index(index) => value.get_mut(index),
         });
-        found.and_then(Value::as_object_mut).is_some_and(|parent| parent.remove(last).is_some())
+        parent.and_then(Value::as_object_mut).is_some_and(|parent| parent.remove(last).is_some())
     }
 }
 

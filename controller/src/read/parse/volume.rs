@@ -1,4 +1,4 @@
-//! Pure: rules of volumes and of their mounts (knative/serving `pkg/apis/serving/k8s_validation.go`, knative.md §1.13).
+//! Pure: rules of volumes and of their mounts (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 
 use std::collections::BTreeSet;
 
@@ -107,14 +107,20 @@ fn check_kind(volume: &Volume, at: &str, features: &Features, problems: &mut Vec
     }
 }
 
-fn check_claim(name: &str, read_only: bool, at: &str, it: &Features, problems: &mut Vec<Problem>) {
-    if it.podspec_persistent_volume_claim == Flag::Disabled {
+fn check_claim(
+    name: &str,
+    read_only: bool,
+    at: &str,
+    features: &Features,
+    problems: &mut Vec<Problem>,
+) {
+    if features.podspec_persistent_volume_claim == Flag::Disabled {
         let message = format!(
             "Persistent volume claim support is disabled, but found persistent volume claim {name}"
         );
         problems.push(Problem::new(at, message));
     }
-    if !read_only && it.podspec_persistent_volume_write == Flag::Disabled {
+    if !read_only && features.podspec_persistent_volume_write == Flag::Disabled {
         let message = format!(
             "Persistent volume write support is disabled, but found persistent volume claim {name} that is not read-only"
         );

@@ -52,7 +52,7 @@ pub struct EventInbox {
 impl EventInbox {
     /// Records on its owner that an object was created; only for the kinds for which Knative does so.
     pub fn record_created(&self, key: &ObjectPartKey, body: &Value) {
-        let told = match key.resource {
+        let is_recorded = match key.resource {
             ResourceKind::Configuration | ResourceKind::Route | ResourceKind::Revision => true,
             // Only a Route's placeholder Services bear this annotation; a Revision's own Services are details.
             ResourceKind::Service => {
@@ -62,7 +62,7 @@ impl EventInbox {
         };
         let (kind, name) = (key.resource.kind(), &key.name.name);
         let message = format!("Created {kind} {name:?}");
-        if let Some(owner) = owner_event(key, body).filter(|_| told) {
+        if let Some(owner) = owner_event(key, body).filter(|_| is_recorded) {
             self.record(ObjectEvent {
                 is_warning: false,
                 reason: "Created".into(),
@@ -73,12 +73,12 @@ impl EventInbox {
     }
 
     /// Records a write error of an object, on its owner.
-    pub fn record_write_error(&self, key: &ObjectPartKey, body: &Value, trouble: &WriteError) {
+    pub fn record_write_error(&self, key: &ObjectPartKey, body: &Value, error: &WriteError) {
         if let Some(owner) = owner_event(key, body) {
-            let message = format!("{key}: {}", trouble.message);
+            let message = format!("{key}: {}", error.message);
             self.record(ObjectEvent {
                 is_warning: true,
-                reason: trouble.reason.into(),
+                reason: error.reason.into(),
                 message,
                 ..owner
             });
@@ -86,8 +86,8 @@ impl EventInbox {
     }
 
     /// Queues an Event, or drops and counts it if the inbox is full.
-    pub fn record(&self, news: ObjectEvent) {
-        if self.sender.try_send(news).is_err() {
+    pub fn record(&self, event: ObjectEvent) {
+        if self.sender.try_send(event).is_err() {
             self.metrics.count_lost_event();
         }
     }
@@ -98,10 +98,10 @@ fn owner_event(key: &ObjectPartKey, body: &Value) -> Option<ObjectEvent> {
     let owners = body["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?;
     let text = |field: &str| owner[field].as_str().unwrap_or_default().to_owned();
-    let of =
+    let is_owner_kind =
         |it: &ResourceKind| it.kind() == text("kind") && it.api_version() == text("apiVersion");
     Some(ObjectEvent {
-        resource: ResourceKind::ALL.into_iter().find(of)?,
+        resource: ResourceKind::ALL.into_iter().find(is_owner_kind)?,
         name: NamespacedName::new(key.name.namespace.as_str(), text("name")),
         uid: text("uid"),
         is_warning: false,
@@ -117,14 +117,14 @@ pub fn event_recorder(
     metrics: Arc<ApiServerMetrics>,
     shutdown: CancellationToken,
 ) -> (EventInbox, impl Future<Output = ()> + use<>) {
-    let (events, mut news) = event_inbox(metrics);
+    let (events, mut receiver) = event_inbox(metrics);
     let reporter =
         Reporter { controller: "rouse-controller".into(), instance: Some(instance.into()) };
     let recorder = Recorder::new(client, reporter);
     let work = async move {
         loop {
             let next = tokio::select! {
-                next = news.recv() => next,
+                next = receiver.recv() => next,
                 () = shutdown.cancelled() => None,
             };
             let Some(next) = next else { return };
@@ -139,25 +139,25 @@ pub fn event_recorder(
 }
 
 fn event_inbox(metrics: Arc<ApiServerMetrics>) -> (EventInbox, mpsc::Receiver<ObjectEvent>) {
-    let (inbox, news) = mpsc::channel(INBOX_CAPACITY);
-    (EventInbox { sender: inbox, metrics }, news)
+    let (inbox, receiver) = mpsc::channel(INBOX_CAPACITY);
+    (EventInbox { sender: inbox, metrics }, receiver)
 }
 
-fn to_kube_event(news: &ObjectEvent) -> (Event, ObjectReference) {
+fn to_kube_event(record: &ObjectEvent) -> (Event, ObjectReference) {
     let event = Event {
-        type_: if news.is_warning { EventType::Warning } else { EventType::Normal },
-        reason: news.reason.clone(),
+        type_: if record.is_warning { EventType::Warning } else { EventType::Normal },
+        reason: record.reason.clone(),
         // The API server refuses notes of more than 1 kB.
-        note: Some(news.message.chars().take(1000).collect()),
-        action: news.reason.clone(),
+        note: Some(record.message.chars().take(1000).collect()),
+        action: record.reason.clone(),
         secondary: None,
     };
     let about = ObjectReference {
-        api_version: Some(news.resource.api_version()),
-        kind: Some(news.resource.kind().into()),
-        namespace: Some(news.name.namespace.to_string()).filter(|it| !it.is_empty()),
-        name: Some(news.name.name.to_string()),
-        uid: Some(news.uid.clone()),
+        api_version: Some(record.resource.api_version()),
+        kind: Some(record.resource.kind().into()),
+        namespace: Some(record.name.namespace.to_string()).filter(|it| !it.is_empty()),
+        name: Some(record.name.name.to_string()),
+        uid: Some(record.uid.clone()),
         ..ObjectReference::default()
     };
     (event, about)
@@ -174,7 +174,7 @@ mod tests {
     fn of_more_events_than_may_wait_the_newest_are_left_out_and_counted() {
         let metrics = Arc::new(ApiServerMetrics::default());
         let (events, mut waiting) = event_inbox(metrics.clone());
-        let news = |number: u32| ObjectEvent {
+        let numbered_event = |number: u32| ObjectEvent {
             resource: ResourceKind::Revision,
             name: NamespacedName::new("default", "hello-00001"),
             uid: String::new(),
@@ -182,13 +182,13 @@ mod tests {
             reason: "Created".into(),
             message: number.to_string(),
         };
-        (0..1_027).for_each(|number| events.record(news(number)));
+        (0..1_027).for_each(|number| events.record(numbered_event(number)));
         let (mut registry, mut page) = (Registry::default(), String::new());
         metrics.register(&mut registry);
         encode(&mut page, &registry).expect("text");
         assert!(page.contains("rouse_controller_kube_events_lost_total 3\n"), "{page}");
-        let kept = std::iter::from_fn(|| waiting.try_recv().ok());
-        let kept: Vec<ObjectEvent> = kept.collect();
-        assert_eq!((kept.len(), kept.last()), (1_024, Some(&news(1_023))));
+        let events = std::iter::from_fn(|| waiting.try_recv().ok());
+        let events: Vec<ObjectEvent> = events.collect();
+        assert_eq!((events.len(), events.last()), (1_024, Some(&numbered_event(1_023))));
     }
 }

@@ -107,16 +107,16 @@ impl LeaderElector {
     pub async fn run(self, shutdown: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
         // The watch reports a release at once; without it, the next attempt would notice.
-        let news =
+        let changes =
             watcher(self.api.clone(), config).backoff(WatchBackoff::default()).touched_objects();
-        let mut news = std::pin::pin!(news.map_ok(|it| self.is_free(&it)).fuse());
+        let mut changes = std::pin::pin!(changes.map_ok(|it| self.is_free(&it)).fuse());
         loop {
             self.attempt_lease().await;
             let mut next = std::pin::pin!(sleep(self.timing.retry_period));
             loop {
                 tokio::select! {
                     () = &mut next => break,
-                    free = news.next() => if matches!(free, Some(Ok(true))) { break },
+                    free = changes.next() => if matches!(free, Some(Ok(true))) { break },
                     () = shutdown.cancelled() => return self.release().await,
                 }
             }
@@ -130,8 +130,8 @@ impl LeaderElector {
             && !self.with_lease(|it| it.may_write(self.started_at.elapsed()))
     }
 
-    fn with_lease<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
-        act(&mut self.lease.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with_lease<T>(&self, update: impl FnOnce(&mut LeaseState) -> T) -> T {
+        update(&mut self.lease.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn attempt_lease(&self) {
@@ -142,11 +142,11 @@ impl LeaderElector {
             Ok(Err(error)) => warn!(error = %error, "cannot use the lease"),
             Err(_elapsed) => warn!("the lease does not answer"),
         }
-        let leads = self.with_lease(|it| it.may_write(self.started_at.elapsed()));
+        let is_leader = self.with_lease(|it| it.may_write(self.started_at.elapsed()));
         // The permission is published even after an error: its end may have passed meanwhile.
         self.valid_until.send_replace(self.with_lease(|it| it.valid_until()));
-        if led != leads {
-            info!(lease = LEASE, holder = self.identity, leads, "leadership changed");
+        if led != is_leader {
+            info!(lease = LEASE, holder = self.identity, leads = is_leader, "leadership changed");
         }
     }
 
@@ -155,9 +155,9 @@ impl LeaderElector {
         let version = match self.with_lease(|it| it.held_version()) {
             Some(version) => Some(version),
             None => {
-                let found = self.api.get_opt(LEASE).await?;
+                let lease = self.api.get_opt(LEASE).await?;
                 let now = self.started_at.elapsed();
-                match self.with_lease(|it| it.handle_read(found.as_ref().map(to_lease_record), now))
+                match self.with_lease(|it| it.handle_read(lease.as_ref().map(to_lease_record), now))
                 {
                     LeaseAction::Wait => return Ok(()),
                     LeaseAction::Acquire(version) => {

@@ -31,11 +31,11 @@ impl Default for LeaseTiming {
 }
 
 impl From<&LeaderElectionConfig> for LeaseTiming {
-    fn from(it: &LeaderElectionConfig) -> Self {
+    fn from(config: &LeaderElectionConfig) -> Self {
         Self {
-            lease_duration: it.lease_duration,
-            renew_deadline: it.renew_deadline,
-            retry_period: it.retry_period,
+            lease_duration: config.lease_duration,
+            renew_deadline: config.renew_deadline,
+            retry_period: config.retry_period,
         }
     }
 }
@@ -43,8 +43,8 @@ impl From<&LeaderElectionConfig> for LeaseTiming {
 impl LeaseTiming {
     /// Returns the duration for the Lease's field: whole seconds, rounded up, at least 1.
     pub fn lease_duration_seconds(&self) -> i32 {
-        let begun = u64::from(self.lease_duration.subsec_nanos() > 0);
-        i32::try_from(self.lease_duration.as_secs().saturating_add(begun))
+        let partial_second = u64::from(self.lease_duration.subsec_nanos() > 0);
+        i32::try_from(self.lease_duration.as_secs().saturating_add(partial_second))
             .unwrap_or(i32::MAX)
             .max(1)
     }
@@ -98,11 +98,11 @@ impl LeaseState {
             self.renewed_at = None;
         }
         // The same version means no renewal since, so the time of its first sight still counts.
-        let same = self
+        let unchanged_since = self
             .latest_record
             .as_ref()
-            .filter(|(have, _)| have.resource_version == record.resource_version);
-        let since = same.map_or(now, |(_, since)| *since);
+            .filter(|(known_record, _)| known_record.resource_version == record.resource_version);
+        let since = unchanged_since.map_or(now, |(_, since)| *since);
         let patience = self.timing.lease_duration.max(record.lease_duration);
         let free = record.holder.is_empty() || now.saturating_sub(since) >= patience;
         let version = record.resource_version.clone();
@@ -183,8 +183,8 @@ mod tests {
     fn waits_for_a_holder_that_renews_and_replaces_one_that_does_not() {
         let mut lease = LeaseState::new("b", LeaseTiming::default());
         for second in 0..20_u64 {
-            let seen = record(&second.to_string(), "a");
-            assert_eq!(lease.handle_read(seen, at(second * 1000)), LeaseAction::Wait);
+            let renewed = record(&second.to_string(), "a");
+            assert_eq!(lease.handle_read(renewed, at(second * 1000)), LeaseAction::Wait);
         }
         assert_eq!(lease.handle_read(record("19", "a"), at(23_999)), LeaseAction::Wait);
         assert_eq!(lease.handle_read(record("19", "a"), at(24_000)), take("19"));
@@ -193,10 +193,10 @@ mod tests {
     #[test]
     fn waits_for_as_long_as_the_holder_wrote_where_that_is_longer() {
         let mut lease = LeaseState::new("b", LeaseTiming::default());
-        let seen = LeaseRecord { lease_duration: at(60_000), ..record("1", "a").unwrap() };
-        assert_eq!(lease.handle_read(Some(seen.clone()), at(0)), LeaseAction::Wait);
-        assert_eq!(lease.handle_read(Some(seen.clone()), at(59_999)), LeaseAction::Wait);
-        assert_eq!(lease.handle_read(Some(seen), at(60_000)), take("1"));
+        let renewed = LeaseRecord { lease_duration: at(60_000), ..record("1", "a").unwrap() };
+        assert_eq!(lease.handle_read(Some(renewed.clone()), at(0)), LeaseAction::Wait);
+        assert_eq!(lease.handle_read(Some(renewed.clone()), at(59_999)), LeaseAction::Wait);
+        assert_eq!(lease.handle_read(Some(renewed), at(60_000)), take("1"));
         let brief = LeaseRecord { lease_duration: at(1000), ..record("2", "a").unwrap() };
         assert_eq!(lease.handle_read(Some(brief.clone()), at(60_000)), LeaseAction::Wait);
         assert_eq!(
@@ -228,9 +228,9 @@ mod tests {
     #[test]
     fn stops_at_once_when_another_holds_it_or_it_is_gone() {
         let mut lease = LeaseState::new("a", LeaseTiming::default());
-        for news in [record("2", "b"), None] {
+        for record_now in [record("2", "b"), None] {
             lease.handle_written("1".into(), at(0), at(0));
-            lease.handle_read(news, at(10));
+            lease.handle_read(record_now, at(10));
             assert!(!lease.may_write(at(10)));
         }
         lease.handle_written("1".into(), at(0), at(0));
@@ -262,17 +262,21 @@ mod tests {
             events in prop::collection::vec((0_usize..2, 0_u64..2500, 0_u64..1500, 0_u8..4), 1..60),
             longer in 1_u32..12,
         ) {
-            let usual = LeaseTiming::default();
-            let long = LeaseTiming { lease_duration: usual.lease_duration * longer, renew_deadline: usual.renew_deadline * longer, ..usual };
-            let times = [usual, long];
-            let mut replicas = [LeaseState::new("a", usual), LeaseState::new("b", long)];
+            let timing = LeaseTiming::default();
+            let long = LeaseTiming {
+                lease_duration: timing.lease_duration * longer,
+                renew_deadline: timing.renew_deadline * longer,
+                ..timing
+            };
+            let times = [timing, long];
+            let mut replicas = [LeaseState::new("a", timing), LeaseState::new("b", long)];
             let (mut now, mut server, mut next) = (0, None::<LeaseRecord>, 1_u64);
-            for (who, pause, took, luck) in events {
+            for (candidate, pause, took, luck) in events {
                 now += pause;
                 let writing = replicas.iter().filter(|it| it.may_write(at(now))).count();
                 prop_assert!(writing <= 1, "both write at {now} ms");
                 let began = at(now);
-                let replica = &mut replicas[who];
+                let replica = &mut replicas[candidate];
                 let step = match replica.held_version() {
                     Some(version) => LeaseAction::Acquire(Some(version)),
                     // The read failed.
@@ -288,8 +292,8 @@ mod tests {
                     replica.handle_conflict();
                     continue;
                 }
-                let holder = ["a", "b"][who].to_owned();
-                let duration = times[who].lease_duration;
+                let holder = ["a", "b"][candidate].to_owned();
+                let duration = times[candidate].lease_duration;
                 server = Some(LeaseRecord { resource_version: next.to_string(), holder, lease_duration: duration });
                 next += 1;
                 // The response was late; with other values of `luck` it never arrived.

@@ -95,8 +95,8 @@ impl ApiServerMetrics {
     }
 
     /// Sets the gauge of leadership.
-    pub fn set_leader(&self, leads: bool) {
-        self.is_leader.set(leads.into());
+    pub fn set_leader(&self, is_leader: bool) {
+        self.is_leader.set(is_leader.into());
     }
 
     /// Counts an Event that was dropped because the inbox was full.
@@ -106,15 +106,15 @@ impl ApiServerMetrics {
 
     /// Registers all metrics under the prefix `rouse_controller_kube`.
     pub fn register(&self, registry: &mut Registry) {
-        let own = registry.sub_registry_with_prefix("rouse_controller_kube");
-        own.register("writes", "Writes to the API server", self.writes.clone());
+        let registry = registry.sub_registry_with_prefix("rouse_controller_kube");
+        registry.register("writes", "Writes to the API server", self.writes.clone());
         let help = "Time the API server took for a write";
-        own.register_with_unit("write", help, Unit::Seconds, self.write_seconds.clone());
-        own.register("watch_restarts", "Watches begun again", self.watch_restarts.clone());
-        own.register("watch_events", "Events of watches", self.watch_events.clone());
-        own.register("queue", "Objects to be written", self.queue_lengths.clone());
-        own.register("leader", "1 while this replica writes", self.is_leader.clone());
-        own.register(
+        registry.register_with_unit("write", help, Unit::Seconds, self.write_seconds.clone());
+        registry.register("watch_restarts", "Watches begun again", self.watch_restarts.clone());
+        registry.register("watch_events", "Events of watches", self.watch_events.clone());
+        registry.register("queue", "Objects to be written", self.queue_lengths.clone());
+        registry.register("leader", "1 while this replica writes", self.is_leader.clone());
+        registry.register(
             "events_lost",
             "Kubernetes Events dropped because their queue was full",
             self.lost_events.clone(),

@@ -96,20 +96,21 @@ impl ObjectCache {
         let all = self.objects.get(&scope.resource).into_iter().flat_map(HashMap::keys);
         let names = all.filter(|name| scope.covers(name)).cloned().collect();
         // The library may begin a list again before the last one ended.
-        self.unlisted.retain(|(have, _)| have != scope);
+        self.unlisted.retain(|(listed_scope, _)| listed_scope != scope);
         self.unlisted.push((scope.clone(), names));
     }
 
     /// Ends a full list. Returns the objects that the list did not name: they are deleted.
     pub fn end_list(&mut self, scope: &WatchScope) -> Vec<NamespacedName> {
-        let Some(at) = self.unlisted.iter().position(|(have, _)| have == scope) else {
+        let Some(at) = self.unlisted.iter().position(|(listed_scope, _)| listed_scope == scope)
+        else {
             return Vec::new();
         };
-        let (_, gone) = self.unlisted.swap_remove(at);
-        for name in &gone {
+        let (_, removed) = self.unlisted.swap_remove(at);
+        for name in &removed {
             self.remove(scope.resource, name);
         }
-        gone.into_iter().collect()
+        removed.into_iter().collect()
     }
 
     /// Stores an object from a watch. Returns true if anything is new: a watch may lag behind our own writes.
@@ -117,12 +118,12 @@ impl ObjectCache {
         &mut self,
         resource: ResourceKind,
         name: &NamespacedName,
-        seen: ObservedObject,
+        observed: ObservedObject,
     ) -> bool {
         for (_, names) in self.unlisted.iter_mut().filter(|(scope, _)| scope.resource == resource) {
             names.remove(name);
         }
-        self.insert(resource, name, seen, false)
+        self.insert(resource, name, observed, false)
     }
 
     /// Marks a request about the object of `key` as under way, until [`end_request`](Self::end_request).
@@ -130,16 +131,16 @@ impl ObjectCache {
         self.open_requests.insert(key.clone());
     }
 
-    /// Stores an object from a response; `ours` if the object is the result of our own apply. Returns true if the
-    /// response was accepted.
+    /// Stores an object from a response; `is_own_write` if the object is the result of our own apply. Returns true if
+    /// the response was accepted.
     ///
     /// A response is refused if the object was deleted since the request began. Otherwise the object would stay in the
     /// cache forever, since a watch reports a deletion only once.
     pub fn apply_response(
         &mut self,
         key: &ObjectPartKey,
-        seen: ObservedObject,
-        ours: bool,
+        observed: ObservedObject,
+        is_own_write: bool,
     ) -> bool {
         let ObjectPartKey { resource, name, .. } = key;
         if !self.open_requests.contains(key) {
@@ -153,7 +154,7 @@ impl ObjectCache {
                 names.insert(name.clone());
             }
         }
-        self.insert(*resource, name, seen, ours);
+        self.insert(*resource, name, observed, is_own_write);
         true
     }
 
@@ -171,18 +172,19 @@ impl ObjectCache {
         &mut self,
         resource: ResourceKind,
         name: &NamespacedName,
-        mut seen: ObservedObject,
-        ours: bool,
+        mut observed: ObservedObject,
+        is_own_write: bool,
     ) -> bool {
         let all = self.objects.entry(resource).or_default();
         // Versions are comparable only within one object: a new UID always wins.
-        let have = all.get(name).filter(|have| have.uid == seen.uid);
-        if have.is_some_and(|have| is_older(&seen, have)) {
+        let cached = all.get(name).filter(|cached| cached.uid == observed.uid);
+        if cached.is_some_and(|cached| is_older(&observed, cached)) {
             return false;
         }
-        seen.changed_by_others = !ours && have.is_some_and(|have| have.is_changed_by_others(&seen));
-        let is_news = have != Some(&seen);
-        all.insert(name.clone(), seen);
+        observed.changed_by_others =
+            !is_own_write && cached.is_some_and(|cached| cached.is_changed_by_others(&observed));
+        let is_news = cached != Some(&observed);
+        all.insert(name.clone(), observed);
         is_news
     }
 
@@ -195,13 +197,17 @@ impl ObjectCache {
         version: &str,
         replicas: i64,
     ) {
-        if let Some(known) = self.get(resource, name) {
+        if let Some(cached) = self.get(resource, name) {
             let (version, replicas) = (version.into(), Some(replicas));
             // The API server raises the generation only if the number differs.
-            let generation = known.generation + i64::from(known.replicas != replicas);
-            let seen =
-                ObservedObject { resource_version: version, generation, replicas, ..known.clone() };
-            self.insert(resource, name, seen, false);
+            let generation = cached.generation + i64::from(cached.replicas != replicas);
+            let observed = ObservedObject {
+                resource_version: version,
+                generation,
+                replicas,
+                ..cached.clone()
+            };
+            self.insert(resource, name, observed, false);
         }
     }
 
@@ -214,11 +220,11 @@ impl ObjectCache {
     }
 }
 
-/// Returns true if `new` is an older version than `have`. Kubernetes promises since 1.35 that versions of one kind
+/// Returns true if `new` is an older version than `cached`. Kubernetes promises since 1.35 that versions of one kind
 /// compare as numbers; before, they did without a promise. If a version is no number, the newest to arrive wins.
-fn is_older(new: &ObservedObject, have: &ObservedObject) -> bool {
-    let number = |seen: &ObservedObject| seen.resource_version.parse::<u128>().ok();
-    number(new).zip(number(have)).is_some_and(|(new, have)| new < have)
+fn is_older(new: &ObservedObject, cached: &ObservedObject) -> bool {
+    let number = |object: &ObservedObject| object.resource_version.parse::<u128>().ok();
+    number(new).zip(number(cached)).is_some_and(|(new, cached)| new < cached)
 }
 
 #[cfg(test)]
@@ -227,8 +233,8 @@ mod tests {
     use crate::model::object::ObjectPart;
     use serde_json::json;
 
-    fn name(own: &str) -> NamespacedName {
-        NamespacedName::new("default", own)
+    fn name(name: &str) -> NamespacedName {
+        NamespacedName::new("default", name)
     }
 
     fn seen(version: &str) -> ObservedObject {
@@ -280,35 +286,35 @@ mod tests {
     fn a_change_by_others_is_known_until_the_next_apply() {
         let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Deployment);
         let key = ObjectPartKey::new(kind, ObjectPart::Object, name("a"));
-        let touched =
+        let is_changed =
             |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.changed_by_others);
         cache.apply_watched(kind, &name("a"), deployment("1", 1, 0));
         cache.apply_watched(kind, &name("a"), deployment("2", 1, 0));
-        assert_eq!(touched(&cache), Some(false), "its status");
+        assert_eq!(is_changed(&cache), Some(false), "its status");
         cache.apply_watched(kind, &name("a"), deployment("3", 2, 0));
-        assert_eq!(touched(&cache), Some(true));
+        assert_eq!(is_changed(&cache), Some(true));
         assert!(!cache.apply_watched(kind, &name("a"), deployment("3", 2, 0)), "no news");
         cache.apply_watched(kind, &name("a"), deployment("4", 2, 0));
-        assert_eq!(touched(&cache), Some(true), "still");
+        assert_eq!(is_changed(&cache), Some(true), "still");
         cache.begin_request(&key);
         cache.apply_response(&key, deployment("5", 3, 0), false);
-        assert_eq!(touched(&cache), Some(true), "it was only read");
+        assert_eq!(is_changed(&cache), Some(true), "it was only read");
         cache.apply_response(&key, deployment("6", 4, 0), true);
         cache.apply_watched(kind, &name("a"), deployment("6", 4, 0));
-        assert_eq!(touched(&cache), Some(false));
+        assert_eq!(is_changed(&cache), Some(false));
         cache.apply_watched(
             kind,
             &name("a"),
             ObservedObject { applied_hash: Some(2), ..deployment("7", 5, 0) },
         );
-        assert_eq!(touched(&cache), Some(false), "we applied another, and the watch was first");
+        assert_eq!(is_changed(&cache), Some(false), "we applied another, and the watch was first");
         cache.apply_watched(kind, &name("a"), deployment("8", 6, 0));
         cache.apply_watched(
             kind,
             &name("a"),
             ObservedObject { uid: "v".into(), ..deployment("9", 1, 0) },
         );
-        assert_eq!(touched(&cache), Some(false), "another object");
+        assert_eq!(is_changed(&cache), Some(false), "another object");
         cache.apply_watched(
             kind,
             &name("b"),
@@ -328,17 +334,17 @@ mod tests {
     #[test]
     fn a_scaled_deployment_is_not_a_changed_one() {
         let (mut cache, kind) = (ObjectCache::default(), ResourceKind::Deployment);
-        let touched =
+        let is_changed =
             |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.changed_by_others);
         cache.apply_watched(kind, &name("a"), deployment("1", 1, 0));
         cache.apply_scale(kind, &name("a"), "2", 1);
         cache.apply_watched(kind, &name("a"), deployment("2", 2, 1));
-        assert_eq!(touched(&cache), Some(false), "the answer was first");
+        assert_eq!(is_changed(&cache), Some(false), "the answer was first");
         cache.apply_watched(kind, &name("a"), deployment("3", 3, 0));
         cache.apply_scale(kind, &name("a"), "3", 0);
-        assert_eq!(touched(&cache), Some(false), "the watch was first");
+        assert_eq!(is_changed(&cache), Some(false), "the watch was first");
         cache.apply_watched(kind, &name("a"), deployment("4", 5, 3));
-        assert_eq!(touched(&cache), Some(true), "scaled and changed");
+        assert_eq!(is_changed(&cache), Some(true), "scaled and changed");
     }
 
     #[test]
@@ -349,13 +355,13 @@ mod tests {
             let meta = json!({"uid": "u", "resourceVersion": version, "ownerReferences": owners});
             ObservedObject::from_object(&json!({"metadata": meta, "spec": {"port": port}}))
         };
-        let touched =
+        let is_changed =
             |cache: &ObjectCache| cache.get(kind, &name("a")).map(|it| it.changed_by_others);
         cache.apply_watched(kind, &name("a"), of("1", 80));
         cache.apply_watched(kind, &name("a"), of("2", 80));
-        assert_eq!(touched(&cache), Some(false));
+        assert_eq!(is_changed(&cache), Some(false));
         cache.apply_watched(kind, &name("a"), of("3", 81));
-        assert_eq!(touched(&cache), Some(true));
+        assert_eq!(is_changed(&cache), Some(true));
     }
 
     #[test]
@@ -375,8 +381,8 @@ mod tests {
         let scopes = crate::shell::api::watch_scope::watch_scopes("default-system");
         let scope = scopes.iter().find(pods).unwrap();
         cache.apply_watched(kind, &NamespacedName::new("default-system", "part"), seen("1"));
-        for own in ["a", "b"] {
-            cache.apply_watched(kind, &name(own), seen("1"));
+        for object_name in ["a", "b"] {
+            cache.apply_watched(kind, &name(object_name), seen("1"));
         }
         cache.begin_list(scope);
         cache.apply_watched(kind, &name("b"), seen("1"));
@@ -412,8 +418,8 @@ mod tests {
         let scope = scopes.iter().find(|it| it.resource == kind).unwrap();
         cache.apply_watched(kind, &name("old"), seen("1"));
         cache.begin_list(scope);
-        for own in ["old", "new", "named"] {
-            let key = ObjectPartKey::new(kind, ObjectPart::Object, name(own));
+        for object_name in ["old", "new", "named"] {
+            let key = ObjectPartKey::new(kind, ObjectPart::Object, name(object_name));
             cache.begin_request(&key);
             assert!(cache.apply_response(&key, seen("2"), true));
         }

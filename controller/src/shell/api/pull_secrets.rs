@@ -36,8 +36,8 @@ impl ClusterPullSecrets {
         let name = Some(account.service_account.as_str()).filter(|it| !it.is_empty());
         let api: Api<ServiceAccount> = Api::namespaced(self.0.clone(), &account.namespace);
         // If the service account does not exist, the kubelet reports that on the pod, better than an error here.
-        let found = api.get_opt(name.unwrap_or("default")).await?;
-        let all = found.and_then(|it| it.image_pull_secrets).unwrap_or_default();
+        let account = api.get_opt(name.unwrap_or("default")).await?;
+        let all = account.and_then(|it| it.image_pull_secrets).unwrap_or_default();
         Ok(all.into_iter().map(|it| it.name).collect())
     }
 
@@ -48,10 +48,10 @@ impl ClusterPullSecrets {
     ) -> Result<Option<PullSecret>, kube::Error> {
         let api: Api<Secret> = Api::namespaced(self.0.clone(), namespace);
         let secret = api.get_opt(name).await?;
-        Ok(secret.map(|it| {
-            let data = it.data.unwrap_or_default().into_iter().map(|(key, it)| (key, it.0));
+        Ok(secret.map(|secret| {
+            let data = secret.data.unwrap_or_default().into_iter().map(|(key, it)| (key, it.0));
             let data: BTreeMap<String, Vec<u8>> = data.collect();
-            PullSecret { name: name.to_owned(), kind: it.type_.unwrap_or_default(), data }
+            PullSecret { name: name.to_owned(), kind: secret.type_.unwrap_or_default(), data }
         }))
     }
 }

@@ -90,9 +90,9 @@ impl RepeatedWrites {
         now: UnixMillis,
     ) -> Option<(u64, EqualWrites)> {
         let at = key_hash(key);
-        let known = self.current.get(&at).or_else(|| self.previous.get(&at)).copied()?;
-        (known.body_hash == body && now < known.last_write.plus_ms(RESET_AFTER_MS))
-            .then_some((at, known))
+        let last_write = self.current.get(&at).or_else(|| self.previous.get(&at)).copied()?;
+        (last_write.body_hash == body && now < last_write.last_write.plus_ms(RESET_AFTER_MS))
+            .then_some((at, last_write))
     }
 
     /// Drops old entries, one generation at a time.
@@ -125,11 +125,11 @@ mod tests {
     use crate::model::object::{ObjectPart, ResourceKind};
     use common::wire::NamespacedName;
 
-    fn key(own: &str) -> ObjectPartKey {
+    fn key(name: &str) -> ObjectPartKey {
         ObjectPartKey::new(
             ResourceKind::Deployment,
             ObjectPart::Object,
-            NamespacedName::new("default", own),
+            NamespacedName::new("default", name),
         )
     }
 
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn objects_do_not_wait_for_each_other() {
         let mut repeats = RepeatedWrites::default();
-        for own in 0..1000 {
-            assert_eq!(write(&mut repeats, &key(&own.to_string()), 7, UnixMillis(1)), None);
+        for number in 0..1000 {
+            assert_eq!(write(&mut repeats, &key(&number.to_string()), 7, UnixMillis(1)), None);
         }
     }
 }

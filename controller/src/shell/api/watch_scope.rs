@@ -210,12 +210,12 @@ mod tests {
             "status": {"phase": "Running", "qosClass": "Burstable"},
         });
         trim_object(&WatchScope::all_of(ResourceKind::Pod), &mut pod);
-        let kept = json!({
+        let expected = json!({
             "metadata": {"name": "a", "annotations": {"a": "b"}},
             "spec": {"nodeName": "n"},
             "status": {"phase": "Running"},
         });
-        assert_eq!(pod, kept);
+        assert_eq!(pod, expected);
     }
 
     #[test]

@@ -112,9 +112,9 @@ impl FieldFilter {
     ) -> Result<Option<Value>, A::Error> {
         let part = match self {
             Self::Object(_) if name == "metadata" => Some(Self::Metadata),
-            Self::Object(kept) => {
-                let mut kept = kept.iter().filter(|(part, _)| *part == name);
-                kept.next().map(|(_, fields)| Self::Listed(fields))
+            Self::Object(fields) => {
+                let mut fields = fields.iter().filter(|(part, _)| *part == name);
+                fields.next().map(|(_, fields)| Self::Listed(fields))
             }
             Self::Metadata if name == "managedFields" => {
                 // `IgnoredAny` skips the value without building it; `managedFields` may be larger than the rest.
@@ -145,13 +145,13 @@ impl<'de> Visitor<'de> for FieldFilter {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Value, A::Error> {
-        let mut kept = Map::new();
+        let mut fields = Map::new();
         while let Some(name) = all.next_key::<String>()? {
             if let Some(value) = self.read_field(&name, &mut all)? {
-                kept.insert(name, value);
+                fields.insert(name, value);
             }
         }
-        Ok(Value::Object(kept))
+        Ok(Value::Object(fields))
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn everything_but_managed_fields_is_read() {
-        let whole = json!({
+        let object = json!({
             "kind": "Pod",
             "metadata": {
                 "name": "a", "namespace": "b", "resourceVersion": "7", "managedFields": [{"manager": "x"}],
@@ -212,10 +212,10 @@ mod tests {
             },
             "spec": {"metadata": {"managedFields": 1}},
         });
-        let read: WatchedObject<FullShape> = serde_json::from_str(&whole.to_string()).unwrap();
-        let mut kept = whole;
-        kept["metadata"].as_object_mut().unwrap().remove("managedFields");
-        assert_eq!(read.value, kept);
+        let read: WatchedObject<FullShape> = serde_json::from_str(&object.to_string()).unwrap();
+        let mut expected = object;
+        expected["metadata"].as_object_mut().unwrap().remove("managedFields");
+        assert_eq!(read.value, expected);
         assert_eq!(
             (read.name_any(), read.namespace(), read.resource_version()),
             ("a".into(), Some("b".into()), Some("7".into()))
@@ -224,18 +224,18 @@ mod tests {
 
     #[test]
     fn only_kept_fields_of_a_pod_are_read() {
-        let whole = json!({
+        let object = json!({
             "metadata": {"name": "a", "managedFields": [1]},
             "spec": {"nodeName": "n", "containers": [{"spec": 1}]},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}], "qosClass": "Burstable"},
         });
         let read =
-            serde_json::from_str::<WatchedObject<PodShape>>(&whole.to_string()).unwrap().value;
-        let kept = json!({
+            serde_json::from_str::<WatchedObject<PodShape>>(&object.to_string()).unwrap().value;
+        let expected = json!({
             "metadata": {"name": "a"}, "spec": {"nodeName": "n"},
             "status": {"phase": "Running", "podIPs": [{"ip": "10.0.0.1"}]},
         });
-        assert_eq!(read, kept);
+        assert_eq!(read, expected);
         let bare = r#"{"metadata": {}, "spec": null}"#;
         let read = serde_json::from_str::<WatchedObject<DeploymentShape>>(bare).unwrap().value;
         assert_eq!(read, json!({"metadata": {}, "spec": null}));

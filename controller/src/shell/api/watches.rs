@@ -92,25 +92,25 @@ struct PendingLists(Arc<tokio::sync::watch::Sender<Vec<usize>>>);
 impl PendingLists {
     fn new(scopes: &[WatchScope]) -> Self {
         let mut left = Vec::new();
-        for place in scopes.iter().filter_map(|it| watch_scope::list_position(it.resource)) {
-            left.resize(left.len().max(place + 1), 0);
-            left[place] += 1;
+        for position in scopes.iter().filter_map(|it| watch_scope::list_position(it.resource)) {
+            left.resize(left.len().max(position + 1), 0);
+            left[position] += 1;
         }
         Self(Arc::new(tokio::sync::watch::Sender::new(left)))
     }
 
     /// Waits until all kinds before this one are listed.
     async fn wait_for_turn(&self, resource: ResourceKind) {
-        let place = watch_scope::list_position(resource).unwrap_or(0);
+        let position = watch_scope::list_position(resource).unwrap_or(0);
         let mut left = self.0.subscribe();
         // It cannot fail: `self` holds the sender.
-        let _ = left.wait_for(|left| left.iter().take(place).all(|it| *it == 0)).await;
+        let _ = left.wait_for(|left| left.iter().take(position).all(|it| *it == 0)).await;
     }
 
     /// Counts a watch of this kind whose first list is complete.
     fn complete_list(&self, resource: ResourceKind) {
-        if let Some(place) = watch_scope::list_position(resource) {
-            self.0.send_modify(|left| left[place] -= 1);
+        if let Some(position) = watch_scope::list_position(resource) {
+            self.0.send_modify(|left| left[position] -= 1);
         }
     }
 }
@@ -271,7 +271,7 @@ mod tests {
         assert!(!comes(ResourceKind::Namespace).await);
         turns.complete_list(ResourceKind::Metric);
         assert!(!comes(ResourceKind::Namespace).await, "nothing depends on those");
-        let before = [
+        let earlier = [
             ResourceKind::ConfigMap,
             ResourceKind::Namespace,
             ResourceKind::NetworkPolicy,
@@ -282,7 +282,7 @@ mod tests {
             ResourceKind::Deployment,
             ResourceKind::EndpointSlice,
         ];
-        for resource in before {
+        for resource in earlier {
             assert!(!comes(ResourceKind::Pod).await, "{resource} is not there yet");
             turns.complete_list(resource);
         }

@@ -49,47 +49,49 @@ impl WriteAction {
     }
 }
 
-/// Returns the write that brings the part named by `key`, last observed as `seen`, to its desired state.
+/// Returns the write that brings the part named by `key`, last observed as `observed`, to its desired state.
 ///
 /// `wrote` is the hash of the status that was applied last, with the hash of the status that the API server stored.
 /// A field that the API server drops or adds must not cause a write each time.
 pub fn next_write(
     key: &ObjectPartKey,
-    want: DesiredState,
-    seen: Option<&ObservedObject>,
+    desired: DesiredState,
+    observed: Option<&ObservedObject>,
     wrote: Option<(u64, u64)>,
 ) -> WriteAction {
-    match (want, key.part) {
+    match (desired, key.part) {
         (DesiredState::Unmanaged, _) => WriteAction::None,
-        (DesiredState::Absent, ObjectPart::Object) => delete_action(key, seen),
+        (DesiredState::Absent, ObjectPart::Object) => delete_action(key, observed),
         (
             DesiredState::Scale {
                 min_replicas: replicas,
-                max_replicas: most,
-                pods_to_remove: leaving,
+                max_replicas,
+                pods_to_remove: leaving_pods,
             },
             ObjectPart::Scale,
-        ) => scale_action(replicas, most, leaving, seen),
+        ) => scale_action(replicas, max_replicas, leaving_pods, observed),
         // Only the object itself can be deleted, and a body and a scale fit only their own parts.
         (DesiredState::Absent | DesiredState::Scale { .. }, _)
         | (DesiredState::Body(_), ObjectPart::Scale) => WriteAction::None,
-        (DesiredState::Body(body), ObjectPart::Object) => object_action(key, body, seen),
+        (DesiredState::Body(body), ObjectPart::Object) => object_action(key, body, observed),
         (DesiredState::Body(mut status), ObjectPart::Status) => {
             // The API server deletes the status with the object; a write would only race with the deletion.
             let stays = |it: &&ObservedObject| key.resource.has_status() && !it.is_terminating;
-            let Some(seen) = seen.filter(stays) else {
+            let Some(observed) = observed.filter(stays) else {
                 return WriteAction::None;
             };
             // The renderer of the status may not know the generation of the object that was applied.
-            if status.get("observedGeneration").is_none() && seen.generation > 0 {
-                status["observedGeneration"] = json!(seen.generation);
+            if status.get("observedGeneration").is_none() && observed.generation > 0 {
+                status["observedGeneration"] = json!(observed.generation);
             }
-            let wanted = stable_json_hash(&status);
+            let desired_hash = stable_json_hash(&status);
             // The second comparison: the API server has already stored a different status for this one.
-            if seen.status_hash == wanted || wrote == Some((wanted, seen.status_hash)) {
+            if observed.status_hash == desired_hash
+                || wrote == Some((desired_hash, observed.status_hash))
+            {
                 return WriteAction::None;
             }
-            let mut body = object_identity(key, seen);
+            let mut body = object_identity(key, observed);
             body["status"] = status;
             WriteAction::Status(body)
         }
@@ -99,14 +101,15 @@ pub fn next_write(
 /// Deletes the object only if the controller applied it for an owner. A copy made by a user bears the annotation too,
 /// but has no owner. A ClusterDomainClaim has no owner either, since a cluster-wide object cannot be owned from a
 /// namespace.
-fn delete_action(key: &ObjectPartKey, seen: Option<&ObservedObject>) -> WriteAction {
+fn delete_action(key: &ObjectPartKey, observed: Option<&ObservedObject>) -> WriteAction {
     let owned = |it: &ObservedObject| it.controller_uid.is_some() || !key.resource.is_namespaced();
-    let ours = |it: &&ObservedObject| it.applied_hash.is_some() && owned(it) && !it.is_terminating;
-    seen.filter(ours).map_or(WriteAction::None, |it| WriteAction::Delete(it.uid.clone()))
+    let is_own =
+        |it: &&ObservedObject| it.applied_hash.is_some() && owned(it) && !it.is_terminating;
+    observed.filter(is_own).map_or(WriteAction::None, |it| WriteAction::Delete(it.uid.clone()))
 }
 
-fn object_identity(key: &ObjectPartKey, seen: &ObservedObject) -> Value {
-    let mut meta = json!({"name": key.name.name.as_str(), "uid": seen.uid});
+fn object_identity(key: &ObjectPartKey, observed: &ObservedObject) -> Value {
+    let mut meta = json!({"name": key.name.name.as_str(), "uid": observed.uid});
     if key.resource.is_namespaced() {
         meta["namespace"] = json!(key.name.namespace.as_str());
     }
@@ -116,11 +119,11 @@ fn object_identity(key: &ObjectPartKey, seen: &ObservedObject) -> Value {
 fn object_action(
     key: &ObjectPartKey,
     mut body: Value,
-    seen: Option<&ObservedObject>,
+    observed: Option<&ObservedObject>,
 ) -> WriteAction {
-    let wanted = body_hash(key.resource, &body);
-    body["metadata"]["annotations"][APPLIED_ANNOTATION] = json!(format!("{wanted:016x}"));
-    let Some(seen) = seen else {
+    let desired_hash = body_hash(key.resource, &body);
+    body["metadata"]["annotations"][APPLIED_ANNOTATION] = json!(format!("{desired_hash:016x}"));
+    let Some(observed) = observed else {
         // The controller never creates pods; it only annotates them.
         return if key.resource == ResourceKind::Pod {
             WriteAction::None
@@ -128,24 +131,24 @@ fn object_action(
             WriteAction::Create(body)
         };
     };
-    if let Some(trouble) = ownership_error(key, &body, seen) {
-        return WriteAction::NotOwned(trouble);
+    if let Some(error) = ownership_error(key, &body, observed) {
+        return WriteAction::NotOwned(error);
     }
     // The hash covers the last applied body only, so `changed_by_others` is needed to notice changes by others.
-    let stands = seen.applied_hash == Some(wanted) && !seen.changed_by_others;
+    let stands = observed.applied_hash == Some(desired_hash) && !observed.changed_by_others;
     // A deletion cannot be stopped; once it is done, the watch reports it and the object is created again.
-    if stands || seen.is_terminating {
+    if stands || observed.is_terminating {
         return WriteAction::None;
     }
     if key.resource == ResourceKind::Deployment {
         // Replicas follow the load. An apply must name them, or it would give up the ownership of the field. With the
         // version at which they were read, it cannot reset a scale that came in between.
-        body["spec"]["replicas"] = json!(seen.replicas);
-        body["metadata"]["resourceVersion"] = json!(seen.resource_version);
+        body["spec"]["replicas"] = json!(observed.replicas);
+        body["metadata"]["resourceVersion"] = json!(observed.resource_version);
     }
     // With the UID, the apply fails if the object was replaced by another one of the same name.
-    body["metadata"]["uid"] = json!(seen.uid);
-    if seen.changed_by_others { WriteAction::Restore(body) } else { WriteAction::Apply(body) }
+    body["metadata"]["uid"] = json!(observed.uid);
+    if observed.changed_by_others { WriteAction::Restore(body) } else { WriteAction::Apply(body) }
 }
 
 /// Returns the hash of a body, as the annotation on the object holds it; a Deployment's replicas do not count.
@@ -162,10 +165,14 @@ pub fn body_hash(resource: ResourceKind, body: &Value) -> u64 {
 
 /// Returns a write error if the object has another owner than the desired one. A body without an owner never conflicts:
 /// it holds only the few fields that the controller sets on a user's object.
-fn ownership_error(key: &ObjectPartKey, body: &Value, seen: &ObservedObject) -> Option<WriteError> {
+fn ownership_error(
+    key: &ObjectPartKey,
+    body: &Value,
+    observed: &ObservedObject,
+) -> Option<WriteError> {
     let owners = body["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?["uid"].as_str()?;
-    (seen.controller_uid.as_deref() != Some(owner)).then(|| not_owned_error(key))
+    (observed.controller_uid.as_deref() != Some(owner)).then(|| not_owned_error(key))
 }
 
 /// Returns Knative's write error for an object that has the name and another owner.
@@ -177,16 +184,16 @@ pub fn not_owned_error(key: &ObjectPartKey) -> WriteError {
 
 fn scale_action(
     fewest: i64,
-    most: i64,
-    leaving: Vec<NamespacedName>,
-    seen: Option<&ObservedObject>,
+    max_replicas: i64,
+    leaving_pods: Vec<NamespacedName>,
+    observed: Option<&ObservedObject>,
 ) -> WriteAction {
-    let Some(seen) = seen.filter(|it| !it.is_terminating) else { return WriteAction::None };
-    // A number between both bounds stays: the pods beyond the desired number are draining.
-    let replicas = seen.replicas.map_or(fewest, |it| it.min(most).max(fewest));
-    match seen.replicas == Some(replicas) {
+    let Some(observed) = observed.filter(|it| !it.is_terminating) else { return WriteAction::None };
+    // A number between both bounds stays: the pods beyond the requested scale are draining.
+    let replicas = observed.replicas.map_or(fewest, |it| it.min(max_replicas).max(fewest));
+    match observed.replicas == Some(replicas) {
         true => WriteAction::None,
-        false => WriteAction::Scale { replicas, pods_to_remove: leaving },
+        false => WriteAction::Scale { replicas, pods_to_remove: leaving_pods },
     }
 }
 
@@ -216,21 +223,21 @@ mod tests {
         }
     }
 
-    fn deployment(seen: Option<&ObservedObject>) -> WriteAction {
+    fn deployment(observed: Option<&ObservedObject>) -> WriteAction {
         next_write(
             &key(ResourceKind::Deployment, ObjectPart::Object),
             DesiredState::Body(body()),
-            seen,
+            observed,
             None,
         )
     }
 
     #[test]
     fn creates_what_is_missing_with_the_hash_of_its_body() {
-        let WriteAction::Create(made) = deployment(None) else { panic!("not created") };
+        let WriteAction::Create(created) = deployment(None) else { panic!("not created") };
         let hash = format!("{:016x}", body_hash(ResourceKind::Deployment, &body()));
-        assert_eq!(made["metadata"]["annotations"][APPLIED_ANNOTATION], json!(hash));
-        assert_eq!(made["spec"]["replicas"], 1);
+        assert_eq!(created["metadata"]["annotations"][APPLIED_ANNOTATION], json!(hash));
+        assert_eq!(created["spec"]["replicas"], 1);
     }
 
     #[test]
@@ -243,8 +250,8 @@ mod tests {
         assert_eq!(body["spec"], json!({"replicas": 5, "a": "b"}));
         assert_eq!(body["metadata"]["resourceVersion"], "7");
         assert_eq!(body["metadata"]["uid"], "u");
-        let touched = ObservedObject { changed_by_others: true, ..ours(Some(current)) };
-        assert!(matches!(deployment(Some(&touched)), WriteAction::Restore(_)), "changed by others");
+        let changed = ObservedObject { changed_by_others: true, ..ours(Some(current)) };
+        assert!(matches!(deployment(Some(&changed)), WriteAction::Restore(_)), "changed by others");
     }
 
     #[test]
@@ -262,27 +269,29 @@ mod tests {
     fn an_object_of_another_owner_is_reported_and_left_alone() {
         let key = key(ResourceKind::Service, ObjectPart::Object);
         let message = "There is an existing Service \"hello\" that we do not own.".to_owned();
-        let trouble = WriteError { reason: "NotOwned", message };
+        let error = WriteError { reason: "NotOwned", message };
         for controller in [None, Some("another".into())] {
-            let seen = ObservedObject { controller_uid: controller, ..ours(Some(1)) };
-            let action = next_write(&key, DesiredState::Body(body()), Some(&seen), None);
-            assert_eq!(action, WriteAction::NotOwned(trouble.clone()));
+            let observed = ObservedObject { controller_uid: controller, ..ours(Some(1)) };
+            let action = next_write(&key, DesiredState::Body(body()), Some(&observed), None);
+            assert_eq!(action, WriteAction::NotOwned(error.clone()));
         }
     }
 
     #[test]
     fn deletes_only_what_was_applied_and_only_that_object() {
         let key = key(ResourceKind::Service, ObjectPart::Object);
-        let gone = |seen: &ObservedObject| next_write(&key, DesiredState::Absent, Some(seen), None);
-        assert_eq!(gone(&ours(Some(1))), WriteAction::Delete("u".into()));
-        assert_eq!(gone(&ours(None)), WriteAction::None);
+        let action = |observed: &ObservedObject| {
+            next_write(&key, DesiredState::Absent, Some(observed), None)
+        };
+        assert_eq!(action(&ours(Some(1))), WriteAction::Delete("u".into()));
+        assert_eq!(action(&ours(None)), WriteAction::None);
         assert_eq!(
-            gone(&ObservedObject { controller_uid: None, ..ours(Some(1)) }),
+            action(&ObservedObject { controller_uid: None, ..ours(Some(1)) }),
             WriteAction::None,
             "a copy"
         );
         assert_eq!(
-            gone(&ObservedObject { is_terminating: true, ..ours(Some(1)) }),
+            action(&ObservedObject { is_terminating: true, ..ours(Some(1)) }),
             WriteAction::None
         );
         assert_eq!(next_write(&key, DesiredState::Absent, None, None), WriteAction::None);
@@ -300,11 +309,11 @@ mod tests {
     fn a_status_is_written_when_it_differs_and_not_again_when_the_server_made_it_another() {
         let key = key(ResourceKind::Revision, ObjectPart::Status);
         let status = json!({"ready": true});
-        let write = |seen: &ObservedObject, wrote| {
-            next_write(&key, DesiredState::Body(status.clone()), Some(seen), wrote)
+        let write = |observed: &ObservedObject, wrote| {
+            next_write(&key, DesiredState::Body(status.clone()), Some(observed), wrote)
         };
-        let same = ObservedObject { status_hash: stable_json_hash(&status), ..ours(None) };
-        assert_eq!(write(&same, None), WriteAction::None);
+        let unchanged = ObservedObject { status_hash: stable_json_hash(&status), ..ours(None) };
+        assert_eq!(write(&unchanged, None), WriteAction::None);
         let other = ObservedObject { status_hash: 3, ..ours(None) };
         let WriteAction::Status(body) = write(&other, None) else { panic!("not written") };
         let meta = json!({"name": "hello", "namespace": "default", "uid": "u"});
@@ -319,17 +328,18 @@ mod tests {
     #[test]
     fn nothing_is_written_to_a_terminating_object() {
         let going = ObservedObject { is_terminating: true, ..ours(Some(1)) };
-        let decide =
-            |part, want| next_write(&key(ResourceKind::Deployment, part), want, Some(&going), None);
+        let decide = |part, desired| {
+            next_write(&key(ResourceKind::Deployment, part), desired, Some(&going), None)
+        };
         let scale =
             DesiredState::Scale { min_replicas: 1, max_replicas: 1, pods_to_remove: Vec::new() };
-        for (part, want) in [
+        for (part, desired) in [
             (ObjectPart::Object, DesiredState::Body(body())),
             (ObjectPart::Object, DesiredState::Absent),
             (ObjectPart::Status, DesiredState::Body(json!({"ready": true}))),
             (ObjectPart::Scale, scale),
         ] {
-            assert_eq!(decide(part, want.clone()), WriteAction::None, "{want:?}");
+            assert_eq!(decide(part, desired.clone()), WriteAction::None, "{desired:?}");
         }
         let revision = key(ResourceKind::Revision, ObjectPart::Status);
         let status = DesiredState::Body(json!({"ready": true}));
@@ -339,18 +349,22 @@ mod tests {
     #[test]
     fn scales_only_to_another_number() {
         let key = key(ResourceKind::Deployment, ObjectPart::Scale);
-        let leaving = vec![NamespacedName::new("default", "pod")];
-        let scale = |replicas: i64, most: i64| {
-            let want = DesiredState::Scale {
+        let leaving_pods = vec![NamespacedName::new("default", "pod")];
+        let scale = |replicas: i64, max_replicas: i64| {
+            let desired = DesiredState::Scale {
                 min_replicas: replicas,
-                max_replicas: most,
-                pods_to_remove: leaving.clone(),
+                max_replicas,
+                pods_to_remove: leaving_pods.clone(),
             };
-            next_write(&key, want, Some(&ours(None)), None)
+            next_write(&key, desired, Some(&ours(None)), None)
         };
-        let to = |replicas| WriteAction::Scale { replicas, pods_to_remove: leaving.clone() };
+        let scale_to =
+            |replicas| WriteAction::Scale { replicas, pods_to_remove: leaving_pods.clone() };
         assert_eq!(scale(5, 5), WriteAction::None);
-        assert_eq!(scale(0, 0), to(0));
-        assert_eq!([scale(4, 7), scale(0, 3), scale(6, 7)], [WriteAction::None, to(3), to(6)]);
+        assert_eq!(scale(0, 0), scale_to(0));
+        assert_eq!(
+            [scale(4, 7), scale(0, 3), scale(6, 7)],
+            [WriteAction::None, scale_to(3), scale_to(6)]
+        );
     }
 }

@@ -55,25 +55,25 @@ pub struct ApiResponse<'a> {
 }
 
 /// Returns the outcome of a response that is not a success.
-pub fn classify_response(answer: ApiResponse<'_>) -> WriteOutcome {
-    let trouble = |reason| WriteError { reason, message: answer.message.to_owned() };
-    match answer.code {
+pub fn classify_response(response: ApiResponse<'_>) -> WriteOutcome {
+    let error = |reason| WriteError { reason, message: response.message.to_owned() };
+    match response.code {
         404 => WriteOutcome::NotFound,
         409 => WriteOutcome::Conflict,
         // The message is checked too, in case the details name no cause.
-        403 if answer.cause == "NamespaceTerminating"
-            || answer.message.contains("is being terminated") =>
+        403 if response.cause == "NamespaceTerminating"
+            || response.message.contains("is being terminated") =>
         {
             WriteOutcome::Abandoned
         }
         // A quota may be raised or become free at any time, so try again as after any other 403.
-        403 if answer.message.contains("exceeded quota") => {
-            WriteOutcome::Retry(Some(trouble("QuotaExceeded")))
+        403 if response.message.contains("exceeded quota") => {
+            WriteOutcome::Retry(Some(error("QuotaExceeded")))
         }
-        401 | 403 => WriteOutcome::Retry(Some(trouble("Forbidden"))),
-        429 => WriteOutcome::RetryAfter(answer.retry_after.max(1)),
-        400 | 413 | 415 | 422 => WriteOutcome::Refused(trouble("Invalid")),
-        500.. if answer.retry_after > 0 => WriteOutcome::RetryAfter(answer.retry_after),
+        401 | 403 => WriteOutcome::Retry(Some(error("Forbidden"))),
+        429 => WriteOutcome::RetryAfter(response.retry_after.max(1)),
+        400 | 413 | 415 | 422 => WriteOutcome::Refused(error("Invalid")),
+        500.. if response.retry_after > 0 => WriteOutcome::RetryAfter(response.retry_after),
         _ => WriteOutcome::Retry(None),
     }
 }
@@ -84,30 +84,30 @@ mod tests {
 
     #[test]
     fn every_response_has_its_outcome() {
-        let answer =
+        let outcome =
             |code, message| ApiResponse { code, reason: "", message, cause: "", retry_after: 0 };
-        let trouble = |reason, message: &str| WriteError { reason, message: message.to_owned() };
+        let error = |reason, message: &str| WriteError { reason, message: message.to_owned() };
         let quota = "pods \"a\" is forbidden: exceeded quota: small, requested: cpu=1";
-        let leaving = "namespace x because it is being terminated";
+        let message = "namespace x because it is being terminated";
         let table = [
-            (answer(404, ""), WriteOutcome::NotFound),
-            (answer(409, ""), WriteOutcome::Conflict),
-            (answer(403, quota), WriteOutcome::Retry(Some(trouble("QuotaExceeded", quota)))),
-            (answer(403, leaving), WriteOutcome::Abandoned),
+            (outcome(404, ""), WriteOutcome::NotFound),
+            (outcome(409, ""), WriteOutcome::Conflict),
+            (outcome(403, quota), WriteOutcome::Retry(Some(error("QuotaExceeded", quota)))),
+            (outcome(403, message), WriteOutcome::Abandoned),
             (
-                ApiResponse { cause: "NamespaceTerminating", ..answer(403, "no") },
+                ApiResponse { cause: "NamespaceTerminating", ..outcome(403, "no") },
                 WriteOutcome::Abandoned,
             ),
-            (answer(403, "no"), WriteOutcome::Retry(Some(trouble("Forbidden", "no")))),
-            (answer(422, "bad"), WriteOutcome::Refused(trouble("Invalid", "bad"))),
-            (ApiResponse { retry_after: 7, ..answer(429, "") }, WriteOutcome::RetryAfter(7)),
-            (answer(429, ""), WriteOutcome::RetryAfter(1)),
-            (answer(503, ""), WriteOutcome::Retry(None)),
-            (ApiResponse { retry_after: 2, ..answer(503, "") }, WriteOutcome::RetryAfter(2)),
-            (answer(0, "connection refused"), WriteOutcome::Retry(None)),
+            (outcome(403, "no"), WriteOutcome::Retry(Some(error("Forbidden", "no")))),
+            (outcome(422, "bad"), WriteOutcome::Refused(error("Invalid", "bad"))),
+            (ApiResponse { retry_after: 7, ..outcome(429, "") }, WriteOutcome::RetryAfter(7)),
+            (outcome(429, ""), WriteOutcome::RetryAfter(1)),
+            (outcome(503, ""), WriteOutcome::Retry(None)),
+            (ApiResponse { retry_after: 2, ..outcome(503, "") }, WriteOutcome::RetryAfter(2)),
+            (outcome(0, "connection refused"), WriteOutcome::Retry(None)),
         ];
-        for (answer, expected) in table {
-            assert_eq!(classify_response(answer), expected, "{answer:?}");
+        for (outcome, expected) in table {
+            assert_eq!(classify_response(outcome), expected, "{outcome:?}");
         }
     }
 }

@@ -95,8 +95,8 @@ impl WriteQueue {
 
     /// Adds a key, to be written as soon as the limits permit.
     pub fn add(&mut self, key: ObjectPartKey) {
-        if let Some(again) = self.in_progress.get_mut(&key) {
-            *again = true;
+        if let Some(is_repeated) = self.in_progress.get_mut(&key) {
+            *is_repeated = true;
             return;
         }
         self.cancel_delay(&key);
@@ -124,11 +124,11 @@ impl WriteQueue {
             (QueueLane::Other, room),
             (QueueLane::Slices, room && self.slices_paid_until <= now.plus_ms(SLICE_BURST_MS)),
         ];
-        let found = lanes.into_iter().find_map(|(lane, free)| {
+        let next_key = lanes.into_iter().find_map(|(lane, free)| {
             let key = if free { self.lane_queue(lane).pop_front() } else { None };
             key.map(|key| (lane, key))
         });
-        let (lane, key) = found?;
+        let (lane, key) = next_key?;
         if lane == QueueLane::Slices {
             // A virtual clock (GCRA): each slice moves it on by its cost, and it may be ahead by the burst.
             self.slices_paid_until = self.slices_paid_until.max(now).plus_ms(self.slice_cost());
@@ -152,7 +152,7 @@ impl WriteQueue {
 
     /// Ends the write of a key, and schedules the next attempt if `outcome` asks for one.
     pub fn finish(&mut self, key: &ObjectPartKey, outcome: &WriteOutcome, now: UnixMillis) {
-        let again = self.in_progress.remove(key).unwrap_or(false);
+        let is_repeated = self.in_progress.remove(key).unwrap_or(false);
         let wait = match outcome {
             WriteOutcome::Done | WriteOutcome::Abandoned => {
                 self.failures.remove(key);
@@ -167,7 +167,7 @@ impl WriteQueue {
         };
         // After a failure the delay holds even if the key was added again, or a busy object would be tried all the
         // time.
-        if again
+        if is_repeated
             && matches!(
                 outcome,
                 WriteOutcome::Done | WriteOutcome::Abandoned | WriteOutcome::Refused(_)
@@ -220,12 +220,12 @@ impl WriteQueue {
     /// depends on the key and the number of failures, so that keys that failed together do not come back together.
     fn retry_delay_ms(&mut self, key: &ObjectPartKey) -> u64 {
         let failures = self.failures.entry(key.clone()).or_default();
-        let whole =
+        let delay =
             FIRST_RETRY_DELAY_MS.saturating_mul(1 << (*failures).min(20)).min(MAX_RETRY_DELAY_MS);
         let mut hasher = DefaultHasher::new();
         (key, *failures).hash(&mut hasher);
         *failures += 1;
-        whole / 2 + hasher.finish() % (whole / 2 + 1)
+        delay / 2 + hasher.finish() % (delay / 2 + 1)
     }
 }
 
@@ -237,12 +237,12 @@ mod tests {
 
     const NOW: UnixMillis = UnixMillis(1_000_000);
 
-    fn key(own: &str, part: ObjectPart) -> ObjectPartKey {
-        ObjectPartKey::new(ResourceKind::Deployment, part, NamespacedName::new("default", own))
+    fn key(name: &str, part: ObjectPart) -> ObjectPartKey {
+        ObjectPartKey::new(ResourceKind::Deployment, part, NamespacedName::new("default", name))
     }
 
-    fn object(own: &str) -> ObjectPartKey {
-        key(own, ObjectPart::Object)
+    fn object(name: &str) -> ObjectPartKey {
+        key(name, ObjectPart::Object)
     }
 
     fn all(queue: &mut WriteQueue, now: UnixMillis) -> Vec<ObjectPartKey> {
@@ -285,17 +285,17 @@ mod tests {
     #[test]
     fn sixteen_scales_and_one_else_are_written_at_once_or_thirty_two_without_scale() {
         let mut queue = WriteQueue::new(WriteLimits::default());
-        (0..100).for_each(|own| queue.add(object(&own.to_string())));
+        (0..100).for_each(|number| queue.add(object(&number.to_string())));
         assert_eq!(all(&mut queue, NOW).len(), 32);
         let mut queue = WriteQueue::new(WriteLimits::default());
-        for own in 0..100 {
-            let own = own.to_string();
-            queue.add(object(&own));
-            queue.add(key(&own, ObjectPart::Scale));
+        for number in 0..100 {
+            let number = number.to_string();
+            queue.add(object(&number));
+            queue.add(key(&number, ObjectPart::Scale));
             queue.add(ObjectPartKey::new(
                 ResourceKind::EndpointSlice,
                 ObjectPart::Object,
-                NamespacedName::new("default", own),
+                NamespacedName::new("default", number),
             ));
         }
         let busy = all(&mut queue, NOW);
@@ -331,17 +331,17 @@ mod tests {
             queue.add(ObjectPartKey::new(ResourceKind::EndpointSlice, ObjectPart::Object, name));
         }
         queue.add(object("a"));
-        let (mut now, mut begun) = (NOW, Vec::new());
+        let (mut now, mut started) = (NOW, Vec::new());
         assert_eq!(queue.next(now), Some(object("a")), "others go first");
-        while begun.len() < 1000 {
-            begun.extend(all(&mut queue, now).iter().map(|_| now));
+        while started.len() < 1000 {
+            started.extend(all(&mut queue, now).iter().map(|_| now));
             now = queue.next_at(now).map_or(now, |at| at.max(now.plus_ms(1)));
         }
         let second = |from: u64| {
             let within = NOW.plus_ms(from)..NOW.plus_ms(from + 1000);
-            begun.iter().filter(|at| within.contains(at)).count()
+            started.iter().filter(|at| within.contains(at)).count()
         };
-        assert!(begun.iter().filter(|at| **at == NOW).count() > 90, "a few come at once");
+        assert!(started.iter().filter(|at| **at == NOW).count() > 90, "a few come at once");
         assert!((95..=105).contains(&second(2000)), "{} in the third second", second(2000));
     }
 
@@ -352,14 +352,14 @@ mod tests {
             slices_per_s: 10,
             ..WriteLimits::default()
         });
-        let slice = |own: usize| {
+        let slice = |number: usize| {
             ObjectPartKey::new(
                 ResourceKind::EndpointSlice,
                 ObjectPart::Object,
-                NamespacedName::new("default", own.to_string()),
+                NamespacedName::new("default", number.to_string()),
             )
         };
-        (0..1000).for_each(|own| queue.add(slice(own)));
+        (0..1000).for_each(|number| queue.add(slice(number)));
         let mut looked = 0;
         while let Some(key) = queue.next(UnixMillis(0)) {
             looked += 1;
@@ -426,10 +426,10 @@ mod tests {
     #[test]
     fn an_added_key_ends_its_delay_and_a_refusal_waits_for_a_change() {
         let mut queue = WriteQueue::new(WriteLimits::default());
-        let trouble = WriteError { reason: "Invalid", message: String::new() };
+        let error = WriteError { reason: "Invalid", message: String::new() };
         queue.add(object("a"));
         queue.next(NOW);
-        queue.finish(&object("a"), &WriteOutcome::Refused(trouble), NOW);
+        queue.finish(&object("a"), &WriteOutcome::Refused(error), NOW);
         assert_eq!(queue.next_at(NOW), Some(NOW.plus_ms(REFUSED_RETRY_DELAY_MS)));
         queue.add(object("a"));
         assert_eq!(queue.next(NOW), Some(object("a")));
@@ -452,8 +452,8 @@ mod tests {
     #[test]
     fn losing_the_lease_clears_the_queue() {
         let mut queue = WriteQueue::new(WriteLimits::default());
-        for own in ["a", "b"] {
-            queue.add(object(own));
+        for object_name in ["a", "b"] {
+            queue.add(object(object_name));
         }
         queue.next(NOW);
         queue.add(object("a"));

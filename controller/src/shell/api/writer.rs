@@ -111,9 +111,9 @@ impl ObjectWriter {
         }
     }
 
-    fn with_state<T>(&self, act: impl FnOnce(&mut WriterState) -> T) -> T {
+    fn with_state<T>(&self, update: impl FnOnce(&mut WriterState) -> T) -> T {
         // A panic cannot leave the state half changed, so a poisoned lock is safe to use.
-        act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        update(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn now(&self) -> UnixMillis {
@@ -123,9 +123,9 @@ impl ObjectWriter {
     /// Adds keys, to be written as soon as the limits permit.
     pub fn add(&self, keys: impl IntoIterator<Item = ObjectPartKey>) {
         let any = self.with_state(|state| {
-            let before = state.queue.lengths().0;
+            let old_length = state.queue.lengths().0;
             keys.into_iter().for_each(|key| state.queue.add(key));
-            before != state.queue.lengths().0
+            old_length != state.queue.lengths().0
         });
         if any {
             self.wake.notify_one();
@@ -167,13 +167,13 @@ impl ObjectWriter {
 
     /// Ends a full list. Returns the objects that the list did not name: they are deleted.
     pub fn end_list(&self, scope: &WatchScope) -> Vec<NamespacedName> {
-        let gone = self.with_state(|state| {
-            let gone = state.cache.end_list(scope);
-            gone.iter().for_each(|name| state.handle_deleted(scope.resource, name));
-            gone
+        let removed = self.with_state(|state| {
+            let removed = state.cache.end_list(scope);
+            removed.iter().for_each(|name| state.handle_deleted(scope.resource, name));
+            removed
         });
         self.wake.notify_one();
-        gone
+        removed
     }
 
     /// Stores an observed object. If the controller made it and it changed, its desired state is checked again.
@@ -181,9 +181,9 @@ impl ObjectWriter {
         &self,
         resource: ResourceKind,
         name: &NamespacedName,
-        seen: ObservedObject,
+        observed: ObservedObject,
     ) {
-        self.with_state(|state| state.handle_observed(resource, name, seen));
+        self.with_state(|state| state.handle_observed(resource, name, observed));
         self.wake.notify_one();
     }
 
@@ -196,49 +196,51 @@ impl ObjectWriter {
         self.wake.notify_one();
     }
 
-    /// Writes until `shutdown`, whenever `lead` permits it.
+    /// Writes until `shutdown`, whenever `leadership` permits it.
     pub async fn run(
         self: Arc<Self>,
         source: Arc<dyn DesiredStateSource>,
-        mut lead: Leadership,
+        mut leadership: Leadership,
         shutdown: CancellationToken,
     ) {
         let mut tasks: JoinSet<()> = JoinSet::new();
         let mut led = false;
         loop {
-            let leads = lead.may_write();
-            if led && !leads {
+            let is_leader = leadership.may_write();
+            if led && !is_leader {
                 // Requests under way are dropped: they might arrive after a write of the next leader.
                 tasks.shutdown().await;
                 self.with_state(WriterState::reset);
             }
-            if led != leads {
-                source.leadership_changed(leads);
+            if led != is_leader {
+                source.leadership_changed(is_leader);
             }
-            led = leads;
-            self.metrics.set_leader(leads);
+            led = is_leader;
+            self.metrics.set_leader(is_leader);
             // One time for all steps: a key that is due later than it sets the delay below.
             let now = self.now();
             let mut looks = 0;
-            while leads
+            while is_leader
                 && looks < KEYS_PER_TURN
                 && let Some(key) = self.with_state(|state| state.queue.next(now))
             {
                 looks += 1;
                 // Most often nothing differs, which needs no task.
                 let Some(action) = self.prepare_action(&key, &*source) else { continue };
-                let (writer, source, lead) = (Arc::clone(&self), Arc::clone(&source), lead.clone());
-                tasks.spawn(async move { writer.write(key, action, &*source, &lead).await });
+                let (writer, source, leadership) =
+                    (Arc::clone(&self), Arc::clone(&source), leadership.clone());
+                tasks.spawn(async move { writer.write(key, action, &*source, &leadership).await });
             }
             self.metrics.set_queue_lengths(self.with_state(|state| state.queue.lengths()));
-            let is_more = looks == KEYS_PER_TURN || (leads && self.report_missing(&*source, now));
-            let next = self.with_state(|state| state.next_at(now, leads));
+            let is_more =
+                looks == KEYS_PER_TURN || (is_leader && self.report_missing(&*source, now));
+            let next = self.with_state(|state| state.next_at(now, is_leader));
             // A key may have become due meanwhile; then the delay is zero.
             let wait = next.map(|at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
             tokio::select! {
                 () = self.wake.notified() => {}
                 Some(_) = tasks.join_next() => {}
-                () = lead.changed() => {}
+                () = leadership.changed() => {}
                 () = sleep_if_due(wait) => {}
                 () = tokio::task::yield_now(), if is_more => {}
                 () = shutdown.cancelled() => return,
@@ -253,12 +255,12 @@ impl ObjectWriter {
         source: &dyn DesiredStateSource,
     ) -> Option<WriteAction> {
         // The lock of the state is not held while the source takes its own.
-        let want = source.desired_state(key);
-        let (seen, wrote) = self.with_state(|state| {
-            let seen = state.cache.get(key.resource, &key.name).cloned();
-            (seen, state.applied_statuses.get(key).copied())
+        let desired = source.desired_state(key);
+        let (observed, wrote) = self.with_state(|state| {
+            let observed = state.cache.get(key.resource, &key.name).cloned();
+            (observed, state.applied_statuses.get(key).copied())
         });
-        let action = next_write(key, want, seen.as_ref(), wrote);
+        let action = next_write(key, desired, observed.as_ref(), wrote);
         if action == WriteAction::None {
             self.with_state(|state| state.queue.refund_slice(key));
             self.finish(key, &WriteOutcome::Done, source);
@@ -300,14 +302,14 @@ impl ObjectWriter {
             let Some(app) = self.with_state(|state| state.child_checks.next_due(now)) else {
                 return false;
             };
-            for owed in source.required_children(&app) {
-                let is_there = |it: &ObjectPartKey, state: &WriterState| {
-                    state.cache.get(it.resource, &it.name).is_some()
+            for children in source.required_children(&app) {
+                let is_there = |key: &ObjectPartKey, state: &WriterState| {
+                    state.cache.get(key.resource, &key.name).is_some()
                 };
                 let missing: Vec<ObjectPartKey> = self.with_state(|state| {
-                    owed.keys.iter().filter(|it| !is_there(it, state)).cloned().collect()
+                    children.keys.iter().filter(|it| !is_there(it, state)).cloned().collect()
                 });
-                source.children_missing(&app, &owed, &missing);
+                source.children_missing(&app, &children, &missing);
                 // Their write is tried once more, and the next check reports success or failure.
                 if !missing.is_empty() {
                     self.add(missing);
@@ -323,12 +325,12 @@ impl ObjectWriter {
         key: ObjectPartKey,
         action: WriteAction,
         source: &dyn DesiredStateSource,
-        lead: &Leadership,
+        leadership: &Leadership,
     ) {
         let began = Instant::now();
         let content = action.body().map(|body| applied_hash(body).unwrap_or_default());
         // The permission may have ended since the task was spawned.
-        let outcome = if lead.may_write() {
+        let outcome = if leadership.may_write() {
             let done = timeout(REQUEST_TIMEOUT, self.perform(&key, action, source)).await;
             done.unwrap_or(WriteOutcome::Retry(None))
         } else {
@@ -345,9 +347,9 @@ impl ObjectWriter {
     fn finish(&self, key: &ObjectPartKey, outcome: &WriteOutcome, source: &dyn DesiredStateSource) {
         match outcome {
             WriteOutcome::Done => source.write_result(key, None),
-            WriteOutcome::Retry(Some(trouble)) | WriteOutcome::Refused(trouble) => {
-                warn!(object = %key, reason = trouble.reason, message = trouble.message, "not written");
-                source.write_result(key, Some(trouble.clone()));
+            WriteOutcome::Retry(Some(error)) | WriteOutcome::Refused(error) => {
+                warn!(object = %key, reason = error.reason, message = error.message, "not written");
+                source.write_result(key, Some(error.clone()));
             }
             WriteOutcome::Conflict
             | WriteOutcome::NotFound
@@ -373,13 +375,13 @@ impl ObjectWriter {
     ) -> WriteOutcome {
         match action {
             WriteAction::None => WriteOutcome::Done,
-            WriteAction::NotOwned(trouble) => WriteOutcome::Refused(trouble),
+            WriteAction::NotOwned(error) => WriteOutcome::Refused(error),
             WriteAction::Create(body) => self.create(key, &body, source).await,
             WriteAction::Apply(body) => self.apply(key, &body).await,
             WriteAction::Restore(body) => self.restore(key, body).await,
             WriteAction::Status(body) => self.apply_status(key, body).await,
-            WriteAction::Scale { replicas, pods_to_remove: leaving } => {
-                self.scale(key, replicas, &leaving).await
+            WriteAction::Scale { replicas, pods_to_remove: leaving_pods } => {
+                self.scale(key, replicas, &leaving_pods).await
             }
             WriteAction::Delete(uid) => self.delete(key, &uid).await,
         }
@@ -453,12 +455,14 @@ impl ObjectWriter {
 
     async fn apply_status(&self, key: &ObjectPartKey, body: Value) -> WriteOutcome {
         let api = object_api(&self.client, key.resource, &key.name);
-        let asked = crate::model::object::hash::stable_json_hash(&body["status"]);
+        let sent_hash = crate::model::object::hash::stable_json_hash(&body["status"]);
         match api.patch_status(&key.name.name, &apply_params(), &Patch::Apply(&body)).await {
             Ok(object) => {
-                if let Some(seen) = self.store_response(key, object, false) {
+                if let Some(observed) = self.store_response(key, object, false) {
                     self.with_state(|state| {
-                        state.applied_statuses.insert(key.clone(), (asked, seen.status_hash))
+                        state
+                            .applied_statuses
+                            .insert(key.clone(), (sent_hash, observed.status_hash))
                     });
                 }
                 WriteOutcome::Done
@@ -471,10 +475,10 @@ impl ObjectWriter {
         &self,
         key: &ObjectPartKey,
         replicas: i64,
-        leaving: &[NamespacedName],
+        leaving_pods: &[NamespacedName],
     ) -> WriteOutcome {
         let cost = json!({"metadata": {"annotations": {DELETION_COST: self.deletion_cost()}}});
-        let marks = leaving.iter().map(|pod| self.annotate_pod(pod, &cost));
+        let marks = leaving_pods.iter().map(|pod| self.annotate_pod(pod, &cost));
         for marked in futures::future::join_all(marks).await {
             match marked {
                 // A pod that is already gone need not be chosen.
@@ -551,18 +555,19 @@ impl ObjectWriter {
     }
 
     /// Stores an object from a response, which is newer than the watch's, unless the object was deleted meanwhile;
-    /// `ours` if the object is the result of our own apply.
+    /// `is_own_write` if the object is the result of our own apply.
     fn store_response(
         &self,
         key: &ObjectPartKey,
         object: DynamicObject,
-        ours: bool,
+        is_own_write: bool,
     ) -> Option<ObservedObject> {
         let mut object = serde_json::to_value(object).ok()?;
         // Trimmed as the watch trims it, or the two would seem to differ.
         watch_scope::prune_fields(key.resource, &mut object);
-        let seen = ObservedObject::from_object(&object);
-        self.with_state(|state| state.cache.apply_response(key, seen.clone(), ours)).then_some(seen)
+        let observed = ObservedObject::from_object(&object);
+        self.with_state(|state| state.cache.apply_response(key, observed.clone(), is_own_write))
+            .then_some(observed)
     }
 
     /// Returns the outcome of a failed request. After a conflict the object is read, so that the next attempt has its
@@ -614,9 +619,9 @@ impl WriterState {
     }
 
     /// Returns the time at which there may be work by time alone.
-    fn next_at(&mut self, now: UnixMillis, leads: bool) -> Option<UnixMillis> {
+    fn next_at(&mut self, now: UnixMillis, is_leader: bool) -> Option<UnixMillis> {
         self.repeated_writes.expire(now);
-        let due = self.child_checks.next_at().filter(|_| leads);
+        let due = self.child_checks.next_at().filter(|_| is_leader);
         self.queue.next_at(now).into_iter().chain(due).min()
     }
 
@@ -624,10 +629,10 @@ impl WriterState {
         &mut self,
         resource: ResourceKind,
         name: &NamespacedName,
-        seen: ObservedObject,
+        observed: ObservedObject,
     ) {
-        let ours = seen.applied_hash.is_some();
-        if !self.cache.apply_watched(resource, name, seen) {
+        let ours = observed.applied_hash.is_some();
+        if !self.cache.apply_watched(resource, name, observed) {
             return;
         }
         if ours {
@@ -719,13 +724,13 @@ mod tests {
     }
 
     impl DesiredStateSource for FakeLeaderSource {
-        fn leadership_changed(&self, leads: bool) {
-            self.is_leader.store(leads, std::sync::atomic::Ordering::Relaxed);
+        fn leadership_changed(&self, is_leader: bool) {
+            self.is_leader.store(is_leader, std::sync::atomic::Ordering::Relaxed);
         }
 
         fn desired_state(&self, key: &ObjectPartKey) -> DesiredState {
-            let leads = self.is_leader.load(std::sync::atomic::Ordering::Relaxed);
-            assert!(leads, "{key} is not planned by who does not lead");
+            let is_leader = self.is_leader.load(std::sync::atomic::Ordering::Relaxed);
+            assert!(is_leader, "{key} is not planned by who does not lead");
             self.state_requested.notify_one();
             DesiredState::Unmanaged
         }
@@ -755,11 +760,12 @@ mod tests {
         let nowhere = kube::Config::new("http://127.0.0.1:1".parse().expect("a URL"));
         let client = Client::try_from(nowhere).expect("a client");
         let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
-        let ours = json!({crate::model::object::hash::APPLIED_ANNOTATION: "0000000000000001"});
+        let annotations =
+            json!({crate::model::object::hash::APPLIED_ANNOTATION: "0000000000000001"});
         writer.handle_observed(
             ResourceKind::Deployment,
             &NamespacedName::new("default", "a"),
-            seen(&ours, "7"),
+            seen(&annotations, "7"),
         );
         let source = Arc::new(FakeLeaderSource::default());
         let run = Arc::clone(&writer).run(
@@ -767,13 +773,13 @@ mod tests {
             Leadership::permanent(),
             CancellationToken::new(),
         );
-        let asked = async {
+        let checked = async {
             tokio::select! {
                 () = run => {}
                 () = source.state_requested.notified() => {}
             }
         };
-        timeout(Duration::from_secs(60), asked).await.expect("it is looked at");
+        timeout(Duration::from_secs(60), checked).await.expect("it is looked at");
     }
 
     /// Source that expects an object it does not want, and is told that the object is missing.
@@ -792,9 +798,9 @@ mod tests {
         fn write_result(&self, _key: &ObjectPartKey, _trouble: Option<WriteError>) {}
 
         fn required_children(&self, app: &NamespacedName) -> Vec<RequiredChildren> {
-            let of = (ResourceKind::Revision, app.clone(), Uid(1));
+            let owner = (ResourceKind::Revision, app.clone(), Uid(1));
             vec![RequiredChildren {
-                owner: of,
+                owner,
                 keys: vec![key(ResourceKind::Deployment, ObjectPart::Object)],
             }]
         }
@@ -802,10 +808,10 @@ mod tests {
         fn children_missing(
             &self,
             _app: &NamespacedName,
-            owed: &RequiredChildren,
+            required_children: &RequiredChildren,
             missing: &[ObjectPartKey],
         ) {
-            assert_eq!(missing, owed.keys);
+            assert_eq!(missing, required_children.keys);
             self.0.notify_one();
         }
 
@@ -824,13 +830,13 @@ mod tests {
             Leadership::permanent(),
             CancellationToken::new(),
         );
-        let told = async {
+        let reported = async {
             tokio::select! {
                 () = run => {}
                 () = source.0.notified() => {}
             }
         };
-        timeout(Duration::from_secs(10), told).await.expect("it is told");
+        timeout(Duration::from_secs(10), reported).await.expect("it is told");
         // The check is repeated while the object is missing.
         assert!(writer.with_state(|state| state.child_checks.next_at()).is_some());
     }
@@ -873,24 +879,24 @@ mod tests {
 
     /// Returns an API server whose responses the test sends.
     fn api_server() -> (Client, mpsc::Receiver<FakeApiCall>) {
-        let (sender, asked) = mpsc::channel::<FakeApiCall>(1);
+        let (sender, calls) = mpsc::channel::<FakeApiCall>(1);
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-            let (answer, answered) = oneshot::channel();
+            let (response, answered) = oneshot::channel();
             let (sender, method) = (sender.clone(), request.method().clone());
             async move {
-                sender.send((method, answer)).await.expect("the test goes on");
+                sender.send((method, response)).await.expect("the test goes on");
                 let (code, body) = answered.await.expect("an answer");
                 let body = kube::client::Body::from(body.to_string().into_bytes());
                 Response::builder().status(code).body(body)
             }
         });
-        (Client::new(service, "default"), asked)
+        (Client::new(service, "default"), calls)
     }
 
     /// Another client may delete an object before the response to its creation arrives.
     #[tokio::test(start_paused = true)]
     async fn an_object_deleted_before_its_creation_is_answered_is_created_again() {
-        let (client, mut asked) = api_server();
+        let (client, mut calls) = api_server();
         let writer = Arc::new(ObjectWriter::new(client, WriteLimits::default(), Arc::default()));
         let shutdown = CancellationToken::new();
         let run = Arc::clone(&writer).run(
@@ -900,28 +906,28 @@ mod tests {
         );
         let run = tokio::spawn(run);
         let mut next = async |method: Method| {
-            let (has, answer) =
-                timeout(Duration::from_secs(600), asked.recv()).await.unwrap().unwrap();
+            let (has, response) =
+                timeout(Duration::from_secs(600), calls.recv()).await.unwrap().unwrap();
             assert_eq!(has, method);
-            answer
+            response
         };
         let none =
             json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
         let key = key(ResourceKind::Service, ObjectPart::Object);
         writer.add([key.clone()]);
         next(Method::GET).await.send((404, none.clone())).unwrap();
-        let answer = next(Method::PATCH).await;
-        let made = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}});
+        let response = next(Method::PATCH).await;
+        let created = json!({"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}});
         writer.handle_observed(
             ResourceKind::Service,
             &key.name,
-            ObservedObject::from_object(&made),
+            ObservedObject::from_object(&created),
         );
         writer.handle_deleted(ResourceKind::Service, &key.name);
-        answer.send((200, made)).unwrap();
+        response.send((200, created)).unwrap();
         next(Method::GET).await.send((404, none)).unwrap();
-        let again = json!({"metadata": {"name": "a", "uid": "v", "resourceVersion": "3"}});
-        next(Method::PATCH).await.send((200, again)).unwrap();
+        let recreated = json!({"metadata": {"name": "a", "uid": "v", "resourceVersion": "3"}});
+        next(Method::PATCH).await.send((200, recreated)).unwrap();
         shutdown.cancel();
         run.await.unwrap();
     }
@@ -944,14 +950,15 @@ mod tests {
 
     #[test]
     fn a_changed_deployment_is_checked_with_its_scale() {
-        let ours = json!({crate::model::object::hash::APPLIED_ANNOTATION: "0000000000000001"});
+        let annotations =
+            json!({crate::model::object::hash::APPLIED_ANNOTATION: "0000000000000001"});
         let (mut state, name) = (state(), NamespacedName::new("default", "a"));
-        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "7"));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&annotations, "7"));
         let both =
             [ObjectPart::Scale, ObjectPart::Object].map(|part| key(ResourceKind::Deployment, part));
         assert_eq!(drain_queue(&mut state), both);
         both.iter().for_each(|key| state.queue.finish(key, &WriteOutcome::Done, UnixMillis(1)));
-        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "7"));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&annotations, "7"));
         assert_eq!(drain_queue(&mut state), [], "no news");
         state.handle_observed(ResourceKind::Deployment, &name, seen(&json!({}), "8"));
         assert_eq!(drain_queue(&mut state), [], "not ours any more");
@@ -960,20 +967,21 @@ mod tests {
     /// The response to a scale does not contain changes of other clients.
     #[test]
     fn a_watch_update_of_a_scaled_deployment_is_checked() {
-        let ours = json!({crate::model::object::hash::APPLIED_ANNOTATION: "0000000000000001"});
+        let annotations =
+            json!({crate::model::object::hash::APPLIED_ANNOTATION: "0000000000000001"});
         let (mut state, name) = (state(), NamespacedName::new("default", "a"));
         let both =
             [ObjectPart::Scale, ObjectPart::Object].map(|part| key(ResourceKind::Deployment, part));
-        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "7"));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&annotations, "7"));
         assert_eq!(drain_queue(&mut state), both);
         both.iter().for_each(|key| state.queue.finish(key, &WriteOutcome::Done, UnixMillis(1)));
         state.cache.apply_scale(ResourceKind::Deployment, &name, "9", 3);
         let replicas = |state: &WriterState| {
             state.cache.get(ResourceKind::Deployment, &name).and_then(|it| it.replicas)
         };
-        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "8"));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&annotations, "8"));
         assert_eq!((drain_queue(&mut state), replicas(&state)), (vec![], Some(3)), "it is older");
-        state.handle_observed(ResourceKind::Deployment, &name, seen(&ours, "9"));
+        state.handle_observed(ResourceKind::Deployment, &name, seen(&annotations, "9"));
         assert_eq!(drain_queue(&mut state), both);
     }
 }

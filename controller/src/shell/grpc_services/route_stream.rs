@@ -32,19 +32,19 @@ const MAX_SUBSCRIBER_BYTES: usize = 16 * 1024;
 /// Length-Prefixed-Message).
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// Encodes a batch for `role`: each change as `shape` limits it.
+/// Encodes a batch for `role`: each change as `encode` limits it.
 ///
-/// Where `shape` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless it knew
+/// Where `encode` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless it knew
 /// the subject before.
 pub fn encode_batch(
     batch: &RouteMessageBatch,
     role: ComponentRole,
-    shape: impl Fn(RouteChange, ComponentRole) -> Option<RouteChange>,
+    encode: impl Fn(RouteChange, ComponentRole) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
     let changes = batch.changes.iter().map(|(key, change)| {
-        let seen = change.clone().and_then(|change| shape(change, role));
-        seen.unwrap_or_else(|| RouteChange::Removed(key.clone()))
+        let limited = change.clone().and_then(|change| encode(change, role));
+        limited.unwrap_or_else(|| RouteChange::Removed(key.clone()))
     });
     for change in changes.chain([RouteChange::Synced]) {
         append_framed(
@@ -142,17 +142,17 @@ where
     if usize::try_from(bytes.get_u32()) != Ok(bytes.len()) {
         return Err(refuse("another length than it says".into()));
     }
-    let who = raw::Subscriber::decode(bytes).map_err(|error| refuse(error.to_string()))?;
-    Ok(Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, who))
+    let subscriber = raw::Subscriber::decode(bytes).map_err(|error| refuse(error.to_string()))?;
+    Ok(Request::from_parts(MetadataMap::from_headers(head.headers), head.extensions, subscriber))
 }
 
 /// Response that sends the items, and the trailer `grpc-status: 0` after them.
 fn route_response(items: impl Stream<Item = Bytes> + Send + 'static) -> http::Response<Body> {
     // gRPC reports the result in trailers; without them the stream would count as broken off.
-    let mut ends = http::HeaderMap::new();
-    ends.insert(Status::GRPC_STATUS, http::HeaderValue::from_static("0"));
-    let ends = stream::once(async { Frame::trailers(ends) });
-    let frames = items.map(Frame::data).chain(ends).map(Ok::<_, Status>);
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from_static("0"));
+    let trailers = stream::once(async { Frame::trailers(trailers) });
+    let frames = items.map(Frame::data).chain(trailers).map(Ok::<_, Status>);
     let mut response = http::Response::new(Body::new(StreamBody::new(frames)));
     response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     response
@@ -168,10 +168,10 @@ mod tests {
 
     #[test]
     fn pieces_are_whole_items_with_their_lengths() {
-        let gone = |at: usize| {
+        let removed = |at: usize| {
             (RouteKey::Service(NamespacedName::new("default", format!("a-{at}"))), None)
         };
-        let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(gone).collect() };
+        let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(removed).collect() };
         let pieces = encode_batch(&batch, ComponentRole::Agent, |change, _| Some(change));
         assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE_BYTES));
         let mut items = 0;
@@ -190,21 +190,22 @@ mod tests {
 
     #[tokio::test]
     async fn anything_but_one_message_is_refused() {
-        let who = raw::Subscriber { name: "n1".into(), ..raw::Subscriber::default() };
-        let message = who.encode_to_vec();
+        let subscriber = raw::Subscriber { name: "n1".into(), ..raw::Subscriber::default() };
+        let message = subscriber.encode_to_vec();
         let length = u32::try_from(message.len()).unwrap().to_be_bytes();
-        let good = [&[0][..], &length, &message].concat();
+        let valid = [&[0][..], &length, &message].concat();
         let asked =
             |body: Vec<u8>| read_subscriber(http::Request::new(Full::new(Bytes::from(body))));
-        assert_eq!(asked(good.clone()).await.expect("a subscriber").into_inner(), who);
-        let compressed = [&[1], &good[1..]].concat();
-        let twice = [&good[..], &good].concat();
+        assert_eq!(asked(valid.clone()).await.expect("a subscriber").into_inner(), subscriber);
+        let compressed = [&[1], &valid[1..]].concat();
+        let twice = [&valid[..], &valid].concat();
         let other = [&[0, 0, 0, 0, 2, 0xff, 0xff][..]].concat();
         let large = vec![0; MAX_SUBSCRIBER_BYTES + 1];
-        for bad in [vec![], good[..4].to_vec(), good[..6].to_vec(), compressed, twice, other, large]
+        for invalid in
+            [vec![], valid[..4].to_vec(), valid[..6].to_vec(), compressed, twice, other, large]
         {
-            let refused = asked(bad.clone()).await.expect_err("it is refused");
-            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{bad:?}");
+            let refused = asked(invalid.clone()).await.expect_err("it is refused");
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{invalid:?}");
         }
     }
 }

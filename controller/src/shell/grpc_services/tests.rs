@@ -51,28 +51,31 @@ fn new_link(
     role: ComponentRole,
     shutdown: &CancellationToken,
 ) -> Arc<ComponentLink> {
-    let who = ComponentReplica { role, name: "n1".into(), node: "n1".into() };
-    Arc::new(ComponentLink::new(endpoint, who, shutdown.clone()))
+    let subscriber = ComponentReplica { role, name: "n1".into(), node: "n1".into() };
+    Arc::new(ComponentLink::new(endpoint, subscriber, shutdown.clone()))
 }
 
 /// Watches the routes over `link`; the receiver gets the whole RouteTable after each batch.
 fn watch_route_table(link: Arc<ComponentLink>) -> watch::Receiver<common::wire::RouteView> {
-    let (tell, told) = watch::channel(common::wire::RouteView::default());
+    let (sender, receiver) = watch::channel(common::wire::RouteView::default());
     tokio::spawn(async move {
-        link.watch_routes(|view, _| drop(tell.send_replace(view.clone()))).await;
+        link.watch_routes(|view, _| drop(sender.send_replace(view.clone()))).await;
     });
-    told
+    receiver
 }
 
-async fn wait_until<T: Clone>(told: &mut watch::Receiver<T>, holds: impl FnMut(&T) -> bool) -> T {
-    let found = tokio::time::timeout(Duration::from_secs(10), told.wait_for(holds));
-    found.await.expect("in time").expect("still told").clone()
+async fn wait_until<T: Clone>(
+    receiver: &mut watch::Receiver<T>,
+    holds: impl FnMut(&T) -> bool,
+) -> T {
+    let value = tokio::time::timeout(Duration::from_secs(10), receiver.wait_for(holds));
+    value.await.expect("in time").expect("still told").clone()
 }
 
-fn hello_decision(wanted: u32) -> ScaleDecision {
+fn hello_decision(requested_scale: u32) -> ScaleDecision {
     ScaleDecision {
         revision: NamespacedName::new("default", "hello-00001"),
-        desired_scale: Some(wanted),
+        requested_scale: Some(requested_scale),
         connection_path: ConnectionPath::Direct,
         activator_count: 0,
         activity: common::wire::RevisionActivity::Active,
@@ -123,11 +126,11 @@ async fn a_decision_over_the_wire_becomes_an_order_and_a_report_becomes_a_route(
     assert!(view.table.services.is_empty());
 
     let (decisions, reports) = (Outbox::new(), Outbox::new());
-    let say = decisions.clone();
-    let (_heart, alive) = watch::channel(common::wire::AutoscalerHeartbeat::default());
-    tokio::spawn(async move { autoscaler.send_decisions(&say, &alive).await });
-    let say = reports.clone();
-    tokio::spawn(async move { agent.report_pods(&say).await });
+    let outbox = decisions.clone();
+    let (_heart, heartbeats) = watch::channel(common::wire::AutoscalerHeartbeat::default());
+    tokio::spawn(async move { autoscaler.send_decisions(&outbox, &heartbeats).await });
+    let outbox = reports.clone();
+    tokio::spawn(async move { agent.report_pods(&outbox).await });
     decisions.set(NamespacedName::new("default", "hello-00001"), hello_decision(1));
     let uid = wait_until(&mut ordered, |it| it.pods.len() == 1)
         .await
@@ -174,14 +177,14 @@ async fn a_reporter_that_disconnected_is_not_waited_for() {
     shared.release_orders();
     let (server, at, stop) = (Arc::clone(&shared), endpoint.clone(), shutdown.clone());
     let server = tokio::spawn(async move { serve(server, &at, stop).await });
-    let gone = CancellationToken::new();
-    let agent = new_link(&endpoint, ComponentRole::Agent, &gone);
+    let stopped = CancellationToken::new();
+    let agent = new_link(&endpoint, ComponentRole::Agent, &stopped);
     tokio::spawn(async move { agent.report_pods(&Outbox::new()).await });
-    while shared.with_machine(|machine| machine.world().pods.drain_acks.is_empty()) {
+    while shared.with_machine(|machine| machine.cluster().pods.drain_acks.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    gone.cancel();
-    while shared.with_machine(|machine| !machine.world().pods.drain_acks.is_empty()) {
+    stopped.cancel();
+    while shared.with_machine(|machine| !machine.cluster().pods.drain_acks.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(
@@ -197,24 +200,27 @@ fn each_component_gets_the_settings_that_concern_it() {
     let template = common::request_log::LogTemplate::parse("{{.TraceID}}").expect("a good one");
     let request_log = Some(wire::RequestLogSettings { template, logs_probes: false });
     let levels = wire::LogLevels { agent: wire::LogLevel::Debug, ..wire::LogLevels::default() };
-    let usual = wire::GlobalSettings::default();
+    let defaults = wire::GlobalSettings::default();
     let both = wire::GlobalSettings {
         request_log: request_log.clone(),
         log_levels: levels,
-        ..usual.clone()
+        ..defaults.clone()
     };
-    let said = |it: &wire::GlobalSettings, role| match limit_to_role(
+    let limited = |it: &wire::GlobalSettings, role| match limit_to_role(
         RouteChange::Settings(it.clone()),
         role,
     ) {
         Some(RouteChange::Settings(it)) => Some(it),
         _ => None,
     };
-    assert_eq!(said(&both, ComponentRole::Activator), Some(both.clone()));
-    let level = wire::GlobalSettings { log_levels: levels, ..usual.clone() };
-    assert_eq!(said(&both, ComponentRole::Agent), Some(level.clone()));
-    assert_eq!(said(&both, ComponentRole::Autoscaler), Some(level));
-    assert_eq!(said(&wire::GlobalSettings { request_log, ..usual }, ComponentRole::Agent), None);
+    assert_eq!(limited(&both, ComponentRole::Activator), Some(both.clone()));
+    let level = wire::GlobalSettings { log_levels: levels, ..defaults.clone() };
+    assert_eq!(limited(&both, ComponentRole::Agent), Some(level.clone()));
+    assert_eq!(limited(&both, ComponentRole::Autoscaler), Some(level));
+    assert_eq!(
+        limited(&wire::GlobalSettings { request_log, ..defaults }, ComponentRole::Agent),
+        None
+    );
 }
 
 #[tokio::test]
@@ -232,11 +238,11 @@ async fn streams_that_begin_together_share_a_snapshot_and_then_get_updates() {
     // No stream sends the snapshot any longer, so a new stream gets one of the present table.
     drop(second);
     shared.step(ControllerEvent::DecisionReceived(hello_decision(1)));
-    let news = |told: RouteTableUpdate| {
-        assert!(matches!(told, RouteTableUpdate::Changes(_)));
-        told.changes.clone()
+    let changes_of = |update: RouteTableUpdate| {
+        assert!(matches!(update, RouteTableUpdate::Changes(_)));
+        update.changes.clone()
     };
-    let (one, two) = (news(one.next().await), news(two.next().await));
+    let (one, two) = (changes_of(one.next().await), changes_of(two.next().await));
     assert!(!one.is_empty() && one == two);
     let third = begin().next().await;
     assert!(one.iter().all(|step| third.changes.contains(step)), "it has the news in it");

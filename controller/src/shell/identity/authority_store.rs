@@ -96,11 +96,11 @@ struct AuthorityManagerState {
 }
 
 impl AuthorityManager {
-    /// Creates a manager for the controller with the identity `own`.
-    pub fn new(store: Arc<dyn AuthorityStore>, own: CertificateIdentity) -> Arc<Self> {
+    /// Creates a manager for the controller with the identity `identity`.
+    pub fn new(store: Arc<dyn AuthorityStore>, identity: CertificateIdentity) -> Arc<Self> {
         Arc::new(Self {
             store,
-            own_identity: own,
+            own_identity: identity,
             credentials: TlsCredentials::new(),
             signing: watch::Sender::new(None),
             state: tokio::sync::Mutex::default(),
@@ -117,17 +117,17 @@ impl AuthorityManager {
         self.signing.borrow().clone()
     }
 
-    /// Runs a round at every interval until `shutdown`. `leads` returns true if this replica may write.
-    pub async fn run(&self, leads: impl Fn() -> bool + Send, shutdown: CancellationToken) {
-        let mut known = false;
+    /// Runs a round at every interval until `shutdown`. `is_leader` returns true if this replica may write.
+    pub async fn run(&self, is_leader: impl Fn() -> bool + Send, shutdown: CancellationToken) {
+        let mut is_loaded = false;
         loop {
-            match self.refresh(SystemTime::now(), leads()).await {
-                Ok(()) => known = true,
+            match self.refresh(SystemTime::now(), is_leader()).await {
+                Ok(()) => is_loaded = true,
                 // Other errors are often brief, so they leave the interval as it is.
-                Err(AuthorityError::NoAuthority) => known = false,
+                Err(AuthorityError::NoAuthority) => is_loaded = false,
                 Err(error) => warn!(error = %error_chain(&error), "authorities not looked after"),
             }
-            let wait = if known { REFRESH_INTERVALS.1 } else { REFRESH_INTERVALS.0 };
+            let wait = if is_loaded { REFRESH_INTERVALS.1 } else { REFRESH_INTERVALS.0 };
             let waited = shutdown.run_until_cancelled(tokio::time::sleep(wait)).await;
             if waited.is_none() {
                 return;
@@ -136,7 +136,7 @@ impl AuthorityManager {
     }
 
     /// Runs one round at `now`: creates or drops an authority if one is due, and renews this controller's certificate.
-    pub async fn refresh(&self, now: SystemTime, leads: bool) -> Result<(), AuthorityError> {
+    pub async fn refresh(&self, now: SystemTime, is_leader: bool) -> Result<(), AuthorityError> {
         let store = |what| move |source| AuthorityError::Store { what, source };
         let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let loaded = self.store.load().await.map_err(store("read the authorities"))?;
@@ -148,7 +148,7 @@ impl AuthorityManager {
             None => (CertificateAuthorities::default(), None),
         };
         // Only the leader makes changes; the other replicas read them in their next round.
-        let step = if leads { all.due_step(now_s) } else { RotationStep::None };
+        let step = if is_leader { all.due_step(now_s) } else { RotationStep::None };
         if step != RotationStep::None {
             all = match step {
                 RotationStep::Create => all.with_authority(signing::create_authority(now)?),
@@ -164,7 +164,7 @@ impl AuthorityManager {
         self.apply_authorities(&mut state, &all, now, now_s)?;
         // A new leader does not know the ConfigMap's content, so it publishes once.
         let bundle = all.pem_bundle();
-        if leads && state.published_bundle != bundle {
+        if is_leader && state.published_bundle != bundle {
             self.store.publish(&bundle).await.map_err(store("publish the authorities"))?;
             state.published_bundle = bundle;
         }
@@ -194,11 +194,12 @@ impl AuthorityManager {
             state.signer_created_s = signs.made_s;
         }
         // The second comparison fails after the clock was set back: an old certificate must not stay in use.
-        let fresh = state.renew_at.is_some_and(|at| now < at && at < now + CERTIFICATE_LIFETIME);
-        if changed || !fresh {
+        let is_fresh = state.renew_at.is_some_and(|at| now < at && at < now + CERTIFICATE_LIFETIME);
+        if changed || !is_fresh {
             let signing = self.signing().ok_or(AuthorityError::NoAuthority)?;
-            let own = signing.signer.issue_own(&self.own_identity, now)?;
-            self.credentials.set_certificate(vec![own.certificate], own.key)?;
+            let own_certificate = signing.signer.issue_own(&self.own_identity, now)?;
+            self.credentials
+                .set_certificate(vec![own_certificate.certificate], own_certificate.key)?;
             state.renew_at = Some(now + CERTIFICATE_LIFETIME / 2);
         }
         Ok(())

@@ -70,9 +70,9 @@ impl CertificateAuthorities {
     /// The authority that signs at `now_s`: the newest that all components have had time to trust.
     pub fn signing_authority(&self, now_s: u64) -> Option<&CertificateAuthority> {
         let valid = || self.0.iter().filter(|it| now_s < it.ends_s);
-        let known = valid().rfind(|it| it.made_s.saturating_add(OVERLAP_S) <= now_s);
+        let distributed = valid().rfind(|it| it.made_s.saturating_add(OVERLAP_S) <= now_s);
         // At the first start none is old enough, so the oldest valid one signs at once.
-        known.or_else(|| valid().next())
+        distributed.or_else(|| valid().next())
     }
 
     /// The action that is due at `now_s`.
@@ -159,10 +159,10 @@ mod tests {
 
     #[test]
     fn after_a_year_without_a_controller_a_new_one_signs_at_once() {
-        let late = AUTHORITY_LIFETIME_S + 5;
-        let all = advance(advance(CertificateAuthorities::default(), 0), late);
-        assert_eq!(all.signing_authority(late), Some(&made(late)));
-        assert_eq!(advance(all, late).all(), [made(late)]);
+        let now_s = AUTHORITY_LIFETIME_S + 5;
+        let all = advance(advance(CertificateAuthorities::default(), 0), now_s);
+        assert_eq!(all.signing_authority(now_s), Some(&made(now_s)));
+        assert_eq!(advance(all, now_s).all(), [made(now_s)]);
     }
 
     #[test]
@@ -188,8 +188,8 @@ mod tests {
                 let signer = all.signing_authority(now).expect("somebody signs").clone();
                 signed.push((now + CERTIFICATE_LIFETIME.as_secs(), signer));
                 signed.retain(|(until, _)| *until >= now);
-                for (_, by) in &signed {
-                    prop_assert!(all.all().contains(by));
+                for (_, authority) in &signed {
+                    prop_assert!(all.all().contains(authority));
                 }
             }
         }

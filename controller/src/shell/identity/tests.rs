@@ -48,14 +48,14 @@ struct FakeIdentityCluster {
 impl FakeIdentityCluster {
     fn add_token(&self, token: &str, account: &str, node: &str, pod: &str) {
         let extra = [("pod-name", pod), ("pod-uid", "0c7f"), ("node-name", node)];
-        let said = |(key, value): (&str, &str)| {
+        let extra_entry = |(key, value): (&str, &str)| {
             (format!("authentication.kubernetes.io/{key}"), vec![value.to_owned()])
         };
         let reviewed = TokenReviewResult {
             is_authentic: true,
             audiences: vec![token_review::AUDIENCE.into()],
             user: format!("system:serviceaccount:{account}"),
-            extra: extra.map(said).into(),
+            extra: extra.map(extra_entry).into(),
         };
         self.tokens.lock().expect("no panic").insert(token.into(), reviewed);
     }
@@ -107,7 +107,7 @@ fn authority_manager(cluster: &Arc<FakeIdentityCluster>, pod: &str) -> Arc<Autho
 /// A replica of the controller that serves over TLS.
 struct IdentityFixture {
     cluster: Arc<FakeIdentityCluster>,
-    keeper: Arc<AuthorityManager>,
+    manager: Arc<AuthorityManager>,
     address: SocketAddr,
     stop: CancellationToken,
 }
@@ -123,23 +123,23 @@ impl IdentityFixture {
         if let Some(foreign) = cluster.tokens.lock().expect("no panic").get_mut("foreign") {
             foreign.audiences = vec!["https://kubernetes".into()];
         }
-        let keeper = authority_manager(&cluster, "controller-1");
-        keeper.refresh(SystemTime::now(), true).await.expect("an authority");
+        let manager = authority_manager(&cluster, "controller-1");
+        manager.refresh(SystemTime::now(), true).await.expect("an authority");
         let reviewer = Arc::<FakeIdentityCluster>::clone(&cluster);
-        let issuer = CertificateIssuer::new(Arc::clone(&keeper), reviewer, "knative-serving");
+        let issuer = CertificateIssuer::new(Arc::clone(&manager), reviewer, "knative-serving");
         let machine = ControllerStateMachine::new(ClusterState::default(), Outbox::new());
         let shared =
             Arc::new(ControllerRuntime::new(machine, watch::channel(LocalNodeSpec::default()).0));
         let at = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
         let (at, stop) = (at.expect("an address"), CancellationToken::new());
-        let (to, ending) = (format!("https://{at}"), stop.clone());
+        let (url, ending) = (format!("https://{at}"), stop.clone());
         tokio::spawn(async move {
-            grpc_services::serve_with_issuer(shared, &to, Some(&issuer), ending).await
+            grpc_services::serve_with_issuer(shared, &url, Some(&issuer), ending).await
         });
         while tokio::net::TcpStream::connect(at).await.is_err() {
             tokio::task::yield_now().await;
         }
-        Self { cluster, keeper, address: at, stop }
+        Self { cluster, manager, address: at, stop }
     }
 
     fn replica_resolver(&self, credentials: &Arc<TlsCredentials>) -> Arc<ReplicaResolver> {
@@ -153,7 +153,7 @@ impl IdentityFixture {
     /// Credentials that trust the cluster's authorities and present no certificate.
     fn trust_only_credentials(&self) -> Arc<TlsCredentials> {
         let credentials = TlsCredentials::new();
-        let signing = self.keeper.signing().expect("an authority");
+        let signing = self.manager.signing().expect("an authority");
         credentials.set_authorities(&signing.authorities).expect("trusted");
         credentials
     }
@@ -166,9 +166,10 @@ impl IdentityFixture {
     }
 
     async fn issue(&self, token: &str, request: Vec<u8>) -> Result<IssueReply, Code> {
-        let asked = IssueRequest { token: token.into(), request };
-        let answer = IdentityClient::new(self.dial_without_certificate().await).issue(asked).await;
-        answer.map(tonic::Response::into_inner).map_err(|status| status.code())
+        let request = IssueRequest { token: token.into(), request };
+        let response =
+            IdentityClient::new(self.dial_without_certificate().await).issue(request).await;
+        response.map(tonic::Response::into_inner).map_err(|status| status.code())
     }
 
     /// Credentials of the component that has this token.
@@ -203,8 +204,8 @@ fn subscriber(role: ComponentRole, name: &str, node: &str) -> ComponentReplica {
     ComponentReplica { role, name: name.into(), node: node.into() }
 }
 
-async fn watch_error(channel: Channel, who: ComponentReplica) -> Option<Code> {
-    let watched = RoutesClient::new(channel).watch(raw::Subscriber::from(who)).await;
+async fn watch_error(channel: Channel, subscriber: ComponentReplica) -> Option<Code> {
+    let watched = RoutesClient::new(channel).watch(raw::Subscriber::from(subscriber)).await;
     watched.err().map(|status| status.code())
 }
 
@@ -214,107 +215,113 @@ async fn report_error(channel: Channel, items: Vec<PodReportItem>) -> Option<Cod
     reported.err().map(|status| status.code())
 }
 
-async fn decide_error(channel: Channel, who: ComponentReplica) -> Option<Code> {
-    let items = futures::stream::iter([raw::ScaleItem::from(ScaleItem::Sender(who))]);
+async fn decide_error(channel: Channel, subscriber: ComponentReplica) -> Option<Code> {
+    let items = futures::stream::iter([raw::ScaleItem::from(ScaleItem::Sender(subscriber))]);
     let decided = ScaleClient::new(channel).decide(items).await;
     decided.err().map(|status| status.code())
 }
 
 #[tokio::test]
 async fn each_component_may_do_its_own_work() {
-    let bed = IdentityFixture::new().await;
+    let fixture = IdentityFixture::new().await;
     let (agent, activator) = (
         subscriber(ComponentRole::Agent, "n1", "n1"),
         subscriber(ComponentRole::Activator, "activator-1", ""),
     );
-    let gone = PodReportItem::Removed("p".into());
-    let credentials = bed.component_credentials("agent-n1").await;
-    assert_eq!(watch_error(bed.dial(&credentials).await, agent.clone()).await, None);
-    let items = vec![PodReportItem::Sender(agent), gone];
-    assert_eq!(report_error(bed.dial(&credentials).await, items).await, None);
-    let credentials = bed.component_credentials("activator").await;
-    assert_eq!(watch_error(bed.dial(&credentials).await, activator.clone()).await, None);
+    let removed = PodReportItem::Removed("p".into());
+    let credentials = fixture.component_credentials("agent-n1").await;
+    assert_eq!(watch_error(fixture.dial(&credentials).await, agent.clone()).await, None);
+    let items = vec![PodReportItem::Sender(agent), removed];
+    assert_eq!(report_error(fixture.dial(&credentials).await, items).await, None);
+    let credentials = fixture.component_credentials("activator").await;
+    assert_eq!(watch_error(fixture.dial(&credentials).await, activator.clone()).await, None);
     let items = vec![PodReportItem::Sender(activator), PodReportItem::DrainAck("p".into())];
-    assert_eq!(report_error(bed.dial(&credentials).await, items).await, None);
-    let credentials = bed.component_credentials("autoscaler").await;
+    assert_eq!(report_error(fixture.dial(&credentials).await, items).await, None);
+    let credentials = fixture.component_credentials("autoscaler").await;
     let autoscaler = subscriber(ComponentRole::Autoscaler, "autoscaler-1", "");
-    assert_eq!(decide_error(bed.dial(&credentials).await, autoscaler).await, None);
+    assert_eq!(decide_error(fixture.dial(&credentials).await, autoscaler).await, None);
 }
 
 #[tokio::test]
 async fn no_component_may_do_anothers_work() {
-    let bed = IdentityFixture::new().await;
+    let fixture = IdentityFixture::new().await;
     let denied = Some(Code::PermissionDenied);
-    let credentials = bed.component_credentials("agent-n1").await;
+    let credentials = fixture.component_credentials("agent-n1").await;
     // An agent as that of another node; as an activator; as an autoscaler.
     assert_eq!(
-        watch_error(bed.dial(&credentials).await, subscriber(ComponentRole::Agent, "n2", "n2"))
+        watch_error(fixture.dial(&credentials).await, subscriber(ComponentRole::Agent, "n2", "n2"))
             .await,
         denied
     );
     let other = vec![PodReportItem::Sender(subscriber(ComponentRole::Agent, "n2", "n2"))];
-    assert_eq!(report_error(bed.dial(&credentials).await, other).await, denied);
+    assert_eq!(report_error(fixture.dial(&credentials).await, other).await, denied);
     let other = subscriber(ComponentRole::Activator, "activator-1", "n1");
-    assert_eq!(watch_error(bed.dial(&credentials).await, other).await, denied);
+    assert_eq!(watch_error(fixture.dial(&credentials).await, other).await, denied);
     assert_eq!(
-        decide_error(bed.dial(&credentials).await, subscriber(ComponentRole::Agent, "n1", "n1"))
-            .await,
+        decide_error(
+            fixture.dial(&credentials).await,
+            subscriber(ComponentRole::Agent, "n1", "n1")
+        )
+        .await,
         denied
     );
     let other = subscriber(ComponentRole::Autoscaler, "autoscaler-1", "");
-    assert_eq!(decide_error(bed.dial(&credentials).await, other).await, denied);
+    assert_eq!(decide_error(fixture.dial(&credentials).await, other).await, denied);
     // An activator that reports pods.
-    let credentials = bed.component_credentials("activator").await;
+    let credentials = fixture.component_credentials("activator").await;
     let sender = PodReportItem::Sender(subscriber(ComponentRole::Activator, "activator-1", "n1"));
     let items = vec![sender, PodReportItem::Removed("p".into())];
-    assert_eq!(report_error(bed.dial(&credentials).await, items).await, denied);
+    assert_eq!(report_error(fixture.dial(&credentials).await, items).await, denied);
     // An autoscaler that reports at all.
-    let credentials = bed.component_credentials("autoscaler").await;
+    let credentials = fixture.component_credentials("autoscaler").await;
     let items =
         vec![PodReportItem::Sender(subscriber(ComponentRole::Autoscaler, "autoscaler-1", ""))];
-    assert_eq!(report_error(bed.dial(&credentials).await, items).await, denied);
+    assert_eq!(report_error(fixture.dial(&credentials).await, items).await, denied);
 }
 
 #[tokio::test]
 async fn without_a_certificate_only_a_certificate_can_be_requested() {
-    let bed = IdentityFixture::new().await;
+    let fixture = IdentityFixture::new().await;
     let (agent, refused) =
         (subscriber(ComponentRole::Agent, "n1", "n1"), Some(Code::Unauthenticated));
-    assert_eq!(watch_error(bed.dial_without_certificate().await, agent.clone()).await, refused);
+    assert_eq!(watch_error(fixture.dial_without_certificate().await, agent.clone()).await, refused);
     let items = vec![PodReportItem::Sender(agent.clone())];
-    assert_eq!(report_error(bed.dial_without_certificate().await, items).await, refused);
-    assert_eq!(decide_error(bed.dial_without_certificate().await, agent).await, refused);
-    assert!(bed.issue("agent-n1", certificate_request().1).await.is_ok());
+    assert_eq!(report_error(fixture.dial_without_certificate().await, items).await, refused);
+    assert_eq!(decide_error(fixture.dial_without_certificate().await, agent).await, refused);
+    assert!(fixture.issue("agent-n1", certificate_request().1).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_foreign_token_gets_no_certificate() {
-    let bed = IdentityFixture::new().await;
+    let fixture = IdentityFixture::new().await;
     for token in ["", "unknown", "stranger", "foreign"] {
-        let refused = bed.issue(token, certificate_request().1).await.err();
+        let refused = fixture.issue(token, certificate_request().1).await.err();
         assert_eq!(refused, Some(Code::Unauthenticated), "{token:?}");
     }
-    assert_eq!(bed.issue("broken", certificate_request().1).await.err(), Some(Code::Unavailable));
-    // Without its pod the token is invalid, and no second certificate is issued for it.
-    assert!(bed.issue("agent-n1", certificate_request().1).await.is_ok());
-    bed.cluster.tokens.lock().expect("no panic").clear();
     assert_eq!(
-        bed.issue("agent-n1", certificate_request().1).await.err(),
+        fixture.issue("broken", certificate_request().1).await.err(),
+        Some(Code::Unavailable)
+    );
+    // Without its pod the token is invalid, and no second certificate is issued for it.
+    assert!(fixture.issue("agent-n1", certificate_request().1).await.is_ok());
+    fixture.cluster.tokens.lock().expect("no panic").clear();
+    assert_eq!(
+        fixture.issue("agent-n1", certificate_request().1).await.err(),
         Some(Code::Unauthenticated)
     );
 }
 
 #[tokio::test]
 async fn a_certificate_states_what_the_api_server_knows_and_nothing_requested() {
-    let bed = IdentityFixture::new().await;
+    let fixture = IdentityFixture::new().await;
     let key = KeyPair::generate().expect("a key");
     let mut params = CertificateParams::default();
-    let asked = controller_identity("controller-1").to_string().try_into().expect("ASCII");
-    params.subject_alt_names = vec![rcgen::SanType::URI(asked)];
+    let requested_name = controller_identity("controller-1").to_string().try_into().expect("ASCII");
+    params.subject_alt_names = vec![rcgen::SanType::URI(requested_name)];
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let request = params.serialize_request(&key).expect("a request").der().to_vec();
-    let reply = bed.issue("agent-n1", request).await.expect("a certificate");
-    let credentials = bed.trust_only_credentials();
+    let reply = fixture.issue("agent-n1", request).await.expect("a certificate");
+    let credentials = fixture.trust_only_credentials();
     let chain = reply.chain.into_iter().map(Into::into).collect();
     let identity = credentials.set_certificate(chain, key.serialize_der().into()).expect("shown");
     assert_eq!(identity.to_string(), "spiffe://rouse/agent/n1/rouse-agent-1/0c7f");
@@ -322,35 +329,38 @@ async fn a_certificate_states_what_the_api_server_knows_and_nothing_requested() 
 
 #[tokio::test]
 async fn oversized_or_invalid_requests_are_refused_before_review() {
-    let bed = IdentityFixture::new().await;
-    let before = bed.cluster.reviews.load(Ordering::Relaxed);
-    let large = bed.issue("agent-n1", vec![0; MAX_REQUEST_BYTES + 1]).await.err();
+    let fixture = IdentityFixture::new().await;
+    let reviews = fixture.cluster.reviews.load(Ordering::Relaxed);
+    let large = fixture.issue("agent-n1", vec![0; MAX_REQUEST_BYTES + 1]).await.err();
     assert_eq!(large, Some(Code::InvalidArgument));
-    let huge = bed.issue("agent-n1", vec![0; 1 << 20]).await.err();
+    let huge = fixture.issue("agent-n1", vec![0; 1 << 20]).await.err();
     assert!(huge.is_some(), "{huge:?}");
     let token = "x".repeat(MAX_TOKEN_BYTES + 1);
-    assert_eq!(bed.issue(&token, certificate_request().1).await.err(), Some(Code::InvalidArgument));
-    assert_eq!(bed.cluster.reviews.load(Ordering::Relaxed), before, "nobody was asked");
-    for bad in [vec![], vec![0; 300], certificate_request().1[..100].to_vec()] {
-        assert_eq!(bed.issue("agent-n1", bad).await.err(), Some(Code::InvalidArgument));
+    assert_eq!(
+        fixture.issue(&token, certificate_request().1).await.err(),
+        Some(Code::InvalidArgument)
+    );
+    assert_eq!(fixture.cluster.reviews.load(Ordering::Relaxed), reviews, "nobody was asked");
+    for invalid in [vec![], vec![0; 300], certificate_request().1[..100].to_vec()] {
+        assert_eq!(fixture.issue("agent-n1", invalid).await.err(), Some(Code::InvalidArgument));
     }
     // A request for a key that its sender does not have.
     let mut forged = certificate_request().1;
     let last = forged.len() - 1;
     forged[last] ^= 1;
-    assert_eq!(bed.issue("agent-n1", forged).await.err(), Some(Code::InvalidArgument));
+    assert_eq!(fixture.issue("agent-n1", forged).await.err(), Some(Code::InvalidArgument));
 }
 
 #[tokio::test]
 async fn an_agent_enrols_subscribes_and_reports() {
-    let bed = IdentityFixture::new().await;
+    let fixture = IdentityFixture::new().await;
     let folder = std::env::temp_dir().join(format!("rouse-identity-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     std::fs::write(folder.join("token"), "agent-n1").expect("written");
-    let bundle = bed.cluster.bundle.lock().expect("no panic").clone();
+    let bundle = fixture.cluster.bundle.lock().expect("no panic").clone();
     std::fs::write(folder.join("ca.pem"), bundle).expect("written");
-    let (credentials, stop) = (TlsCredentials::new(), bed.stop.clone());
-    let finder = bed.replica_resolver(&credentials);
+    let (credentials, stop) = (TlsCredentials::new(), fixture.stop.clone());
+    let finder = fixture.replica_resolver(&credentials);
     let files = enrollment::EnrollmentFiles::in_folder(&folder);
     tokio::spawn(enrollment::keep_enrolled(credentials, Arc::clone(&finder), files, stop.clone()));
     let link = ComponentLink::with_resolver(
@@ -389,24 +399,25 @@ async fn only_the_leader_makes_authorities_and_all_sign_with_them() {
     ));
     one.refresh(now, true).await.expect("made");
     two.refresh(now, false).await.expect("read");
-    let signing = |keeper: &AuthorityManager| keeper.signing().expect("signs").authorities.clone();
+    let signing =
+        |manager: &AuthorityManager| manager.signing().expect("signs").authorities.clone();
     assert_eq!(signing(&one), signing(&two));
     assert_eq!(two.credentials().identity().as_deref(), Some(&controller_identity("controller-2")));
     // Two that both believe to lead, one of them with an old view, do not overwrite each other.
-    let before = cluster.secret.lock().expect("no panic").clone();
+    let old_secret = cluster.secret.lock().expect("no panic").clone();
     two.refresh(now, true).await.expect("kept");
-    assert_eq!(*cluster.secret.lock().expect("no panic"), before);
+    assert_eq!(*cluster.secret.lock().expect("no panic"), old_secret);
 }
 
 #[tokio::test]
 async fn authorities_are_replaced_with_an_overlap() {
     let cluster = Arc::new(FakeIdentityCluster::default());
-    let keeper = authority_manager(&cluster, "controller-1");
+    let manager = authority_manager(&cluster, "controller-1");
     let (begin, day) = (SystemTime::now(), Duration::from_secs(86_400));
     let mut steps = Vec::new();
     for at in [begin, begin + day * 240, begin + day * 240 + day / 12, begin + day * 241] {
-        keeper.refresh(at, true).await.expect("looked after");
-        let trusted = keeper.signing().expect("signs").authorities.len();
+        manager.refresh(at, true).await.expect("looked after");
+        let trusted = manager.signing().expect("signs").authorities.len();
         let published = cluster.bundle.lock().expect("no panic").matches("BEGIN").count();
         assert_eq!(trusted, published);
         let text = cluster.secret.lock().expect("no panic").clone().expect("a Secret").0;
@@ -423,8 +434,8 @@ async fn authorities_are_replaced_with_an_overlap() {
 async fn a_secret_that_cannot_be_read_is_not_overwritten() {
     let cluster = Arc::new(FakeIdentityCluster::default());
     *cluster.secret.lock().expect("no panic") = Some(("not json".into(), 7));
-    let keeper = authority_manager(&cluster, "controller-1");
-    let refused = keeper.refresh(SystemTime::now(), true).await.expect_err("unreadable");
+    let manager = authority_manager(&cluster, "controller-1");
+    let refused = manager.refresh(SystemTime::now(), true).await.expect_err("unreadable");
     assert!(matches!(refused, authority_store::AuthorityError::InvalidSecret(_)), "{refused}");
     assert_eq!(cluster.secret.lock().expect("no panic").as_ref().map(|it| it.1), Some(7));
 }

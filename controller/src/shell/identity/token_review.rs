@@ -78,15 +78,15 @@ pub fn identity_of_token(
     let (its, name) = account.split_once(':').ok_or_else(stranger)?;
     let holder = SERVICE_ACCOUNTS.iter().find(|(account, _)| its == namespace && name == *account);
     let (_, holder) = holder.ok_or_else(stranger)?;
-    let said = |key: &str, what| match reviewed.extra.get(key).map(Vec::as_slice) {
+    let extra_value = |key: &str, what| match reviewed.extra.get(key).map(Vec::as_slice) {
         // Of several values none could be trusted.
         Some([one]) if !one.is_empty() => Ok(one.as_str()),
         _ => Err(CertificateRefusal::PodNotNamed { what }),
     };
     let (node, pod, uid) = (
-        said(NODE_NAME_KEY, "the node")?,
-        said(POD_NAME_KEY, "the pod")?,
-        said(POD_UID_KEY, "the uid")?,
+        extra_value(NODE_NAME_KEY, "the node")?,
+        extra_value(POD_NAME_KEY, "the pod")?,
+        extra_value(POD_UID_KEY, "the uid")?,
     );
     // A `/` in one of the names would change the parts of the identity's URI.
     CertificateIdentity::new(*holder, node, pod, uid).map_err(|_nothing| stranger())

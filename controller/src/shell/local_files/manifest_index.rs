@@ -68,8 +68,8 @@ impl ManifestIndex {
 
     /// Returns true if the file has not changed since it was read.
     pub(super) fn is_up_to_date(&self, path: &Path) -> bool {
-        let known = self.files.get(self.relative_path(path)).map(|(stamp, _)| *stamp);
-        known.is_some_and(|stamp| {
+        let known_stamp = self.files.get(self.relative_path(path)).map(|(stamp, _)| *stamp);
+        known_stamp.is_some_and(|stamp| {
             stamp != FileStamp::RACY && FileStamp::of_file(path) == Some(stamp)
         })
     }
@@ -81,22 +81,23 @@ impl ManifestIndex {
 
     /// Returns true if any file names the service.
     pub(super) fn names_service(&self, name: &NamespacedName) -> bool {
-        let own = self.files.get(Path::new(&default_file_name(name)));
-        own.is_some_and(|(_, others)| others.is_none()) || self.extra_names.contains_key(name)
+        let default_file = self.files.get(Path::new(&default_file_name(name)));
+        default_file.is_some_and(|(_, others)| others.is_none())
+            || self.extra_names.contains_key(name)
     }
 
     /// Records the names in a file that was read.
     pub(super) fn insert(&mut self, path: &Path, stamp: FileStamp, names: Vec<NamespacedName>) {
         let below: Box<Path> = self.relative_path(path).into();
-        let says =
+        let is_implied =
             matches!(names.as_slice(), [name] if Path::new(&default_file_name(name)) == &*below);
         // Most paths imply the one name in their file, which is then stored nowhere.
-        if !says {
+        if !is_implied {
             for name in &names {
                 *self.extra_names.entry(name.clone()).or_default() += 1;
             }
         }
-        self.files.insert(below, (stamp, (!says).then(|| names.into())));
+        self.files.insert(below, (stamp, (!is_implied).then(|| names.into())));
     }
 
     /// Removes a file, and returns the names it had.
@@ -139,18 +140,18 @@ mod tests {
 
     #[test]
     fn a_file_names_the_service_of_its_path_or_the_recorded_ones() {
-        let mut known = ManifestIndex::new(Path::new("/m"));
+        let mut index = ManifestIndex::new(Path::new("/m"));
         let (a, b) = (NamespacedName::new("default", "a"), NamespacedName::new("team", "b"));
-        let (own, other) = (Path::new("/m/default_a.yaml"), Path::new("/m/x/y.yaml"));
-        known.insert(own, FileStamp(1), vec![a.clone()]);
-        known.insert(other, FileStamp(1), vec![a.clone(), b.clone()]);
-        assert_eq!(known.extra_names.len(), 2, "the path of the first says it");
-        assert_eq!(known.paths().collect::<Vec<_>>(), [own, other]);
-        assert_eq!(known.remove(own), std::slice::from_ref(&a));
-        assert!(known.names_service(&a) && known.names_service(&b));
-        assert_eq!(known.remove(other), [a.clone(), b.clone()]);
+        let (default_file, other) = (Path::new("/m/default_a.yaml"), Path::new("/m/x/y.yaml"));
+        index.insert(default_file, FileStamp(1), vec![a.clone()]);
+        index.insert(other, FileStamp(1), vec![a.clone(), b.clone()]);
+        assert_eq!(index.extra_names.len(), 2, "the path of the first says it");
+        assert_eq!(index.paths().collect::<Vec<_>>(), [default_file, other]);
+        assert_eq!(index.remove(default_file), std::slice::from_ref(&a));
+        assert!(index.names_service(&a) && index.names_service(&b));
+        assert_eq!(index.remove(other), [a.clone(), b.clone()]);
         assert!(
-            !known.names_service(&a) && !known.names_service(&b) && known.extra_names.is_empty()
+            !index.names_service(&a) && !index.names_service(&b) && index.extra_names.is_empty()
         );
     }
 
@@ -164,9 +165,9 @@ mod tests {
 
     #[test]
     fn a_file_of_a_service_that_names_another_is_no_file_of_its_own() {
-        let mut known = ManifestIndex::new(Path::new("/m"));
+        let mut index = ManifestIndex::new(Path::new("/m"));
         let (a, b) = (NamespacedName::new("default", "a"), NamespacedName::new("default", "b"));
-        known.insert(Path::new("/m/default_a.yaml"), FileStamp(1), vec![b.clone()]);
-        assert!(known.names_service(&b) && !known.names_service(&a));
+        index.insert(Path::new("/m/default_a.yaml"), FileStamp(1), vec![b.clone()]);
+        assert!(index.names_service(&b) && !index.names_service(&a));
     }
 }

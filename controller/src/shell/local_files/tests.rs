@@ -59,13 +59,19 @@ impl Drop for StateFolderFixture {
     }
 }
 
-fn new_runtime(boot: &str, seed: u128) -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
-    let settings = ControllerSettings { boot_id: boot.into(), ..ControllerSettings::default() };
-    let world =
+fn new_runtime(
+    boot_id: &str,
+    seed: u128,
+) -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
+    let settings = ControllerSettings { boot_id: boot_id.into(), ..ControllerSettings::default() };
+    let cluster =
         ClusterState { settings: Arc::new(settings), uid_seed: seed, ..ClusterState::default() };
     let (orders, ordered) = watch::channel(LocalNodeSpec::default());
     (
-        Arc::new(ControllerRuntime::new(ControllerStateMachine::new(world, Outbox::new()), orders)),
+        Arc::new(ControllerRuntime::new(
+            ControllerStateMachine::new(cluster, Outbox::new()),
+            orders,
+        )),
         ordered,
     )
 }
@@ -82,7 +88,7 @@ async fn wait_until(mut holds: impl FnMut() -> bool) {
 fn decide_one_pod(shared: &ControllerRuntime) {
     shared.step(ControllerEvent::DecisionReceived(ScaleDecision {
         revision: NamespacedName::new("default", "hello-00001"),
-        desired_scale: Some(1),
+        requested_scale: Some(1),
         connection_path: Way::Direct,
         activator_count: 0,
         activity: RevisionActivity::Active,
@@ -98,8 +104,9 @@ fn decide_one_pod(shared: &ControllerRuntime) {
 }
 
 fn ready_pod_report(uid: &str) -> ControllerEvent {
-    let who = ComponentReplica { role: ComponentRole::Agent, name: "n".into(), node: "n".into() };
-    let seen = PodObservation {
+    let subscriber =
+        ComponentReplica { role: ComponentRole::Agent, name: "n".into(), node: "n".into() };
+    let observation = PodObservation {
         uid: uid.into(),
         address: Some(([10, 244, 0, 9], 8080).into()),
         other_family_address: None,
@@ -110,7 +117,7 @@ fn ready_pod_report(uid: &str) -> ControllerEvent {
         listening_since_ns: 1,
         not_ready_reason: String::new(),
     };
-    ControllerEvent::PodReported(who, seen)
+    ControllerEvent::PodReported(subscriber, observation)
 }
 
 #[tokio::test]
@@ -138,8 +145,9 @@ async fn a_manifest_becomes_objects_and_takes_them_with_it() {
     let conditions = service["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let types: Vec<_> =
         conditions.iter().map(|it| (it["type"].clone(), it["status"].clone())).collect();
-    let want = ["ConfigurationsReady", "Ready", "RoutesReady"].map(|it| (it.into(), "True".into()));
-    assert_eq!(types, want);
+    let expected =
+        ["ConfigurationsReady", "Ready", "RoutesReady"].map(|it| (it.into(), "True".into()));
+    assert_eq!(types, expected);
     let scaling = ["podautoscalers", "serverlessservices"];
     let scaling = scaling.map(|it| format!("{it}/default/hello-00001.yaml"));
     wait_until(|| scaling.iter().all(|path| temp.has(path))).await;
@@ -178,10 +186,10 @@ async fn a_manifest_becomes_objects_and_takes_them_with_it() {
 /// Opens the folders as a new run does, and returns the state after everything was written.
 async fn open_and_write(
     temp: &StateFolderFixture,
-    boot: &str,
+    boot_id: &str,
     seed: u128,
 ) -> (Arc<ControllerRuntime>, watch::Receiver<LocalNodeSpec>) {
-    let (shared, orders) = new_runtime(boot, seed);
+    let (shared, orders) = new_runtime(boot_id, seed);
     drop(LocalFiles::open(&temp.0, Arc::clone(&shared)).expect("folders"));
     write_all_objects(&temp.0, &shared).await;
     (shared, orders)
@@ -203,15 +211,16 @@ async fn a_restart_goes_on_with_the_same_objects_and_pods() {
     first.step(ready_pod_report(&uid));
     write_all_objects(&temp.0, &first).await;
     let name = NamespacedName::new("default", "hello");
-    let before = first.with_machine(|machine| machine.world().apps[&name].clone());
+    let old_app = first.with_machine(|machine| machine.cluster().apps[&name].clone());
 
     let (second, orders) = open_and_write(&temp, "b", 2).await;
-    let after = second.with_machine(|machine| machine.world().apps[&name].clone());
-    let told = |app: &AppState| app.service.as_ref().map(|it| (it.meta.uid, it.manifest.clone()));
-    assert_eq!(told(&after), told(&before));
-    assert_eq!(after.allocations(), before.allocations());
-    assert_eq!(after.revisions[0].meta.uid, before.revisions[0].meta.uid);
-    assert_eq!(after.revisions[0].template, before.revisions[0].template);
+    let after = second.with_machine(|machine| machine.cluster().apps[&name].clone());
+    let identity =
+        |app: &AppState| app.service.as_ref().map(|it| (it.meta.uid, it.manifest.clone()));
+    assert_eq!(identity(&after), identity(&old_app));
+    assert_eq!(after.allocations(), old_app.allocations());
+    assert_eq!(after.revisions[0].meta.uid, old_app.revisions[0].meta.uid);
+    assert_eq!(after.revisions[0].template, old_app.revisions[0].template);
     assert_eq!(after.revisions.len(), 1);
     assert_eq!(orders.borrow().pods.keys().collect::<Vec<_>>(), [&uid]);
     let pod = second
@@ -227,7 +236,7 @@ async fn no_order_is_sent_before_everything_is_restored() {
     let (first, _orders) = open_and_write(&temp, "b", 1).await;
     decide_one_pod(&first);
     let name = NamespacedName::new("default", "hello");
-    let app = first.with_machine(|machine| machine.world().apps[&name].clone());
+    let app = first.with_machine(|machine| machine.cluster().apps[&name].clone());
 
     let (second, orders) = new_runtime("b", 2);
     second.step(ControllerEvent::AppRestored(name, app));
@@ -252,7 +261,7 @@ async fn pods_of_another_boot_and_objects_without_manifest_are_forgotten() {
 
     fs::remove_file(temp.manifest()).expect("removed");
     let (third, _orders) = open_and_write(&temp, "c", 3).await;
-    assert!(third.with_machine(|machine| machine.world().apps.is_empty()));
+    assert!(third.with_machine(|machine| machine.cluster().apps.is_empty()));
     assert!(
         !temp.has("services/default/hello.yaml") && !temp.has("revisions/default/hello-00001.yaml")
     );
@@ -265,9 +274,9 @@ async fn a_file_without_a_name_is_refused_under_its_own() {
     let (shared, _orders) = open_and_write(&temp, "b", 1).await;
     let name = NamespacedName::new("default", "broken");
     let refused = shared.with_machine(|machine| {
-        machine.world().apps[&name].service.clone().and_then(|it| it.manifest_error)
+        machine.cluster().apps[&name].service.clone().and_then(|it| it.manifest_error)
     });
-    assert!(refused.is_some_and(|why| why.starts_with("not readable as YAML")));
+    assert!(refused.is_some_and(|reason| reason.starts_with("not readable as YAML")));
     assert!(temp.has("services/default/broken.yaml"));
 }
 
@@ -288,7 +297,7 @@ async fn a_rescan_reads_only_files_that_changed() {
     let changed = files.changed_files();
     assert_eq!(changed, [file(3), file(7), file(99)].into());
     changed.iter().for_each(|path| files.read_manifest_file(path));
-    let apps = |machine: &ControllerStateMachine| machine.world().apps.len();
+    let apps = |machine: &ControllerStateMachine| machine.cluster().apps.len();
     assert_eq!((files.files_read, shared.with_machine(apps)), (23, 20));
 }
 

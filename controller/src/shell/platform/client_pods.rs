@@ -45,7 +45,7 @@ pub(super) async fn watch_client_pods(
         watcher(api, Config::default().fields(LIVING_PODS)).backoff(WatchBackoff::default())
     );
     // Pods deleted during a lost watch are found by comparing the new list with the known pods.
-    let (mut known, mut named) = (BTreeSet::new(), BTreeSet::new());
+    let (mut known_pods, mut named) = (BTreeSet::new(), BTreeSet::new());
     let tell = |name: NamespacedName, client| {
         shared.step(ControllerEvent::ClientPodObserved(name, client))
     };
@@ -55,19 +55,19 @@ pub(super) async fn watch_client_pods(
             Ok(Seen::Apply(pod) | Seen::InitApply(pod)) => {
                 let name = pod_name(&pod);
                 named.insert(name.clone());
-                known.insert(name.clone());
+                known_pods.insert(name.clone());
                 let client =
                     serde_json::to_value(pod).ok().as_ref().and_then(PolicyClientPod::from_pod);
                 tell(name, client);
             }
             Ok(Seen::Delete(pod)) => {
                 let name = pod_name(&pod);
-                known.remove(&name);
+                known_pods.remove(&name);
                 tell(name, None);
             }
             Ok(Seen::InitDone) => {
-                let gone: Vec<NamespacedName> = known.difference(&named).cloned().collect();
-                known.retain(|it| named.contains(it));
+                let gone: Vec<NamespacedName> = known_pods.difference(&named).cloned().collect();
+                known_pods.retain(|it| named.contains(it));
                 gone.into_iter().for_each(|name| tell(name, None));
             }
             Err(error) => {

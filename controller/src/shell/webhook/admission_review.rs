@@ -146,8 +146,8 @@ pub fn answer_review(
 ) -> Result<Vec<u8>, ReviewDecodeError> {
     let review: AdmissionReviewBody = serde_json::from_slice(body)?;
     let request = review.request.ok_or(ReviewDecodeError::Empty)?;
-    let answer = evaluate_request(hook, &request, settings)?;
-    encode_response(&request, answer)
+    let review_answer = evaluate_request(hook, &request, settings)?;
+    encode_response(&request, review_answer)
 }
 
 /// Answers a review about a new pod: with the node that `bind` returns, the pod is stored as bound.
@@ -168,11 +168,11 @@ pub fn answer_binding_review(
 
 fn encode_response(
     request: &ReviewRequest,
-    answer: ReviewAnswer,
+    review_answer: ReviewAnswer,
 ) -> Result<Vec<u8>, ReviewDecodeError> {
     // The API server accepts an answer only with the UID of its request.
-    let mut response = json!({"uid": request.uid, "allowed": answer.refusal.is_none()});
-    if let Some(message) = answer.refusal {
+    let mut response = json!({"uid": request.uid, "allowed": review_answer.refusal.is_none()});
+    if let Some(message) = review_answer.refusal {
         response["status"] = json!({
             "status": "Failure",
             "message": message,
@@ -180,19 +180,19 @@ fn encode_response(
             "code": 400,
         });
     }
-    if !answer.warnings.is_empty() {
-        response["warnings"] = answer.warnings.into();
+    if !review_answer.warnings.is_empty() {
+        response["warnings"] = review_answer.warnings.into();
     }
-    if let Some(patch) = answer.patch {
+    if let Some(patch) = review_answer.patch {
         response["patchType"] = "JSONPatch".into();
         response["patch"] = serde_json::to_value(ByteString(patch))?;
     }
-    let whole = json!({
+    let review = json!({
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
         "response": response,
     });
-    Ok(serde_json::to_vec(&whole)?)
+    Ok(serde_json::to_vec(&review)?)
 }
 
 fn evaluate_request(
@@ -202,8 +202,8 @@ fn evaluate_request(
 ) -> Result<ReviewAnswer, ReviewDecodeError> {
     // The controller writes statuses, and an object that is being deleted is not checked any more.
     let sub = request.sub_resource.as_deref().unwrap_or_default();
-    let asked = matches!(request.operation.as_str(), "CREATE" | "UPDATE") && sub.is_empty();
-    let Some(object) = request.object.as_ref().filter(|it| asked && !it.is_null()) else {
+    let is_checked = matches!(request.operation.as_str(), "CREATE" | "UPDATE") && sub.is_empty();
+    let Some(object) = request.object.as_ref().filter(|it| is_checked && !it.is_null()) else {
         return Ok(ReviewAnswer::default());
     };
     // A ConfigMap is no kind of Knative's, so it is handled before the kind is looked up.
@@ -222,23 +222,26 @@ fn evaluate_request(
     let old = request.old_object.as_ref().filter(|it| !it.is_null());
     let user = Some(request.user_info.username.as_str()).filter(|name| !name.is_empty());
     let rules = settings.admission_rules();
-    let question = AdmissionRequest { kind, object, old, user, rules };
+    let admission_request = AdmissionRequest { kind, object, old, user, rules };
     match hook {
-        AdmissionHook::Defaulting => default_object(&question, request),
-        AdmissionHook::Validation | AdmissionHook::Config => Ok(validate_object(&question)),
+        AdmissionHook::Defaulting => default_object(&admission_request, request),
+        AdmissionHook::Validation | AdmissionHook::Config => {
+            Ok(validate_object(&admission_request))
+        }
     }
 }
 
 /// Returns the patch that fills in defaults. The client's `fieldValidation` decides about unknown fields.
 fn default_object(
-    question: &AdmissionRequest<'_>,
+    admission_request: &AdmissionRequest<'_>,
     request: &ReviewRequest,
 ) -> Result<ReviewAnswer, ReviewDecodeError> {
-    let (object, unknown) = admission::apply_defaults(question);
+    let (object, unknown) = admission::apply_defaults(admission_request);
     let unknown: Vec<String> =
         unknown.iter().map(|field| format!("unknown field {field:?}")).collect();
-    let said = request.options.as_ref().and_then(|options| options.field_validation.as_deref());
-    let warnings = match said {
+    let field_validation =
+        request.options.as_ref().and_then(|options| options.field_validation.as_deref());
+    let warnings = match field_validation {
         // The text is the API server's own for strict decoding of built-in kinds.
         Some("Strict") if !unknown.is_empty() => {
             let refusal = format!("strict decoding error: {}", unknown.join(", "));
@@ -248,22 +251,22 @@ fn default_object(
         // `Warn` is Kubernetes' default.
         _ => unknown,
     };
-    let patch = json_patch::diff(question.object, &object);
+    let patch = json_patch::diff(admission_request.object, &object);
     let patch = (!patch.is_empty()).then(|| serde_json::to_vec(&patch)).transpose()?;
     Ok(ReviewAnswer { refusal: None, warnings, patch })
 }
 
-fn validate_object(question: &AdmissionRequest<'_>) -> ReviewAnswer {
-    let verdict = admission::validate(question);
-    let refusal = refusal_message(&verdict.problems);
+fn validate_object(request: &AdmissionRequest<'_>) -> ReviewAnswer {
+    let result = admission::validate(request);
+    let refusal = refusal_message(&result.problems);
     // A refused object needs no warnings: they would hide the error.
-    let warnings = if refusal.is_some() { Vec::new() } else { format_warnings(&verdict.warnings) };
+    let warnings = if refusal.is_some() { Vec::new() } else { format_warnings(&result.warnings) };
     ReviewAnswer { refusal, warnings, patch: None }
 }
 
 fn refusal_message(problems: &[Problem]) -> Option<String> {
-    let said = || format!("validation failed: {}", problem::knative_message(problems));
-    (!problems.is_empty()).then(said)
+    let message = || format!("validation failed: {}", problem::knative_message(problems));
+    (!problems.is_empty()).then(message)
 }
 
 /// Formats warnings: equal messages share a line, and none contains a line break, since warnings are HTTP headers.
@@ -272,8 +275,9 @@ fn format_warnings(all: &[Problem]) -> Vec<String> {
     messages.sort_unstable();
     messages.dedup();
     let of = |message: &str| {
-        let same: Vec<Problem> = all.iter().filter(|it| it.message == message).cloned().collect();
-        problem::knative_message(&same).replace('\n', "; ")
+        let equal_problems: Vec<Problem> =
+            all.iter().filter(|it| it.message == message).cloned().collect();
+        problem::knative_message(&equal_problems).replace('\n', "; ")
     };
     messages.into_iter().map(of).collect()
 }

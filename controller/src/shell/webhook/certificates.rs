@@ -82,30 +82,34 @@ impl std::fmt::Debug for WebhookCertBundle {
 }
 
 impl WebhookCertBundle {
-    /// Makes a certificate for `names`, under the authority of `before` while that is in use.
+    /// Makes a certificate for `names`, under the authority of `previous` while that is in use.
     pub fn create(
         names: &[String],
-        before: Option<&Self>,
+        previous: Option<&Self>,
         now: SystemTime,
     ) -> Result<Self, WebhookCertError> {
         let holds = |it: &&Self| !is_due(it.renew_authority_after, AUTHORITY_RENEWAL_AGE, now);
         // Clients trust the authority, so it outlives its certificates wherever possible.
-        let kept = before.filter(holds);
-        let own = match kept {
+        let previous_certificate = previous.filter(holds);
+        let kept_issuer = match previous_certificate {
             Some(it) => Self::issuer(&it.authority, &it.authority_key).ok(),
             None => None,
         };
-        let (authority, authority_key, issuer, renew_authority_after) = match (own, kept) {
-            (Some(issuer), Some(it)) => {
-                (it.authority.clone(), it.authority_key.clone(), issuer, it.renew_authority_after)
-            }
-            // No authority, one that is due, or one that cannot be read: all are replaced.
-            _ => {
-                let (pem, key) = create_authority(now)?;
-                let issuer = Self::issuer(&pem, &key)?;
-                (pem, key, issuer, unix_seconds(now + AUTHORITY_RENEWAL_AGE))
-            }
-        };
+        let (authority, authority_key, issuer, renew_authority_after) =
+            match (kept_issuer, previous_certificate) {
+                (Some(issuer), Some(it)) => (
+                    it.authority.clone(),
+                    it.authority_key.clone(),
+                    issuer,
+                    it.renew_authority_after,
+                ),
+                // No authority, one that is due, or one that cannot be read: all are replaced.
+                _ => {
+                    let (pem, key) = create_authority(now)?;
+                    let issuer = Self::issuer(&pem, &key)?;
+                    (pem, key, issuer, unix_seconds(now + AUTHORITY_RENEWAL_AGE))
+                }
+            };
         let key = KeyPair::generate()?;
         let certificate = certificate_params(names, now)?.signed_by(&key, &issuer)?.pem();
         Ok(Self {
@@ -220,8 +224,8 @@ impl ResolvesServerCert for WebhookCertResolver {
 /// Returns true if a certificate should be replaced that is in use for `used` until `renew_after`. This includes one
 /// made while the clock was ahead: the API server would refuse it until the clock has caught up.
 fn is_due(renew_after: u64, used: Duration, now: SystemTime) -> bool {
-    let made = renew_after.saturating_sub(used.as_secs());
-    unix_seconds(now) >= renew_after || unix_seconds(now + CLOCK_SKEW) < made
+    let made_at_s = renew_after.saturating_sub(used.as_secs());
+    unix_seconds(now) >= renew_after || unix_seconds(now + CLOCK_SKEW) < made_at_s
 }
 
 fn create_authority(now: SystemTime) -> Result<(String, String), rcgen::Error> {
@@ -248,14 +252,14 @@ fn certificate_params(
     Ok(params)
 }
 
-fn set_validity(params: &mut CertificateParams, now: SystemTime, life: Duration) {
+fn set_validity(params: &mut CertificateParams, now: SystemTime, validity: Duration) {
     let at =
         |moment: SystemTime| date_time_ymd(1970, 1, 1) + Duration::from_secs(unix_seconds(moment));
     // Machines whose clocks are behind must accept the certificate at once.
     params.not_before = at(now - CLOCK_SKEW);
-    params.not_after = at(now + life);
+    params.not_after = at(now + validity);
 }
 
-fn unix_seconds(moment: SystemTime) -> u64 {
-    moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

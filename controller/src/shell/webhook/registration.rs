@@ -143,7 +143,7 @@ pub enum WebhookRegistrationError {
 /// Keeps certificate and registration up to date until `shutdown`.
 pub async fn keep_registered(
     client: Client,
-    place: WebhookAddress,
+    address: WebhookAddress,
     certificates: Arc<WebhookCertResolver>,
     settings: WebhookSettingsSource,
     mut leadership: Leadership,
@@ -151,9 +151,9 @@ pub async fn keep_registered(
 ) {
     let mut registered = None;
     loop {
-        let leads = leadership.may_write();
+        let is_leader = leadership.may_write();
         let binds = settings().bind_pods;
-        let once = check_once(&client, &place, &certificates, leads, binds, &mut registered);
+        let once = check_once(&client, &address, &certificates, is_leader, binds, &mut registered);
         let wait = match once.await {
             Ok(true) => CHECK_INTERVAL,
             // The leader is about to make the certificate, and the API server may call this replica as soon as it
@@ -167,15 +167,15 @@ pub async fn keep_registered(
         };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = leadership_changed(&mut leadership, leads) => {}
+            () = leadership_changed(&mut leadership, is_leader) => {}
             () = shutdown.cancelled() => return,
         }
     }
 }
 
 /// Waits until the lease was won or lost; renewals do not count.
-async fn leadership_changed(leadership: &mut Leadership, leads: bool) {
-    while leadership.may_write() == leads {
+async fn leadership_changed(leadership: &mut Leadership, is_leader: bool) {
+    while leadership.may_write() == is_leader {
         leadership.changed().await;
     }
 }
@@ -183,27 +183,27 @@ async fn leadership_changed(leadership: &mut Leadership, leads: bool) {
 /// Checks once. Returns true if there is a certificate.
 async fn check_once(
     client: &Client,
-    place: &WebhookAddress,
+    address: &WebhookAddress,
     certificates: &Arc<WebhookCertResolver>,
-    leads: bool,
+    is_leader: bool,
     binds: bool,
     registered: &mut Option<WebhookCertBundle>,
 ) -> Result<bool, WebhookRegistrationError> {
-    let bundle = load_or_renew_bundle(client, place, leads, SystemTime::now()).await?;
+    let bundle = load_or_renew_bundle(client, address, is_leader, SystemTime::now()).await?;
     let Some(bundle) = bundle else { return Ok(false) };
     if certificates.set(&bundle)? {
-        info!(secret = place.secret, "webhook certificate loaded");
+        info!(secret = address.secret, "webhook certificate loaded");
     }
     // Another leader may register another certificate meanwhile: this replica's next registration is news again.
-    if !leads {
+    if !is_leader {
         *registered = None;
         return Ok(true);
     }
     // This order matters: a registered webhook that does not answer blocks all writes (`failurePolicy: Fail`).
-    check_self_call(place, &bundle).await?;
-    apply_registrations(client, place, &bundle, binds).await?;
+    check_self_call(address, &bundle).await?;
+    apply_registrations(client, address, &bundle, binds).await?;
     if registered.as_ref() != Some(&bundle) {
-        info!(service = place.service, "webhook registered");
+        info!(service = address.service, "webhook registered");
         *registered = Some(bundle);
     }
     Ok(true)
@@ -212,58 +212,60 @@ async fn check_once(
 /// Returns the content of the Secret. The leader renews it if it is missing, invalid or due.
 async fn load_or_renew_bundle(
     client: &Client,
-    place: &WebhookAddress,
-    leads: bool,
+    address: &WebhookAddress,
+    is_leader: bool,
     now: SystemTime,
 ) -> Result<Option<WebhookCertBundle>, WebhookRegistrationError> {
     let failed = |source: ::kube::Error| WebhookRegistrationError::Secret {
-        name: place.secret.clone(),
+        name: address.secret.clone(),
         source: Box::new(source),
     };
-    let api: Api<Secret> = Api::namespaced(client.clone(), &place.namespace);
-    let have = api.get_opt(&place.secret).await.map_err(failed)?;
-    let held = have.as_ref().and_then(|it| WebhookCertBundle::from_secret_data(it.data.as_ref()?));
-    if !leads || held.as_ref().is_some_and(|bundle| !bundle.is_due(now)) {
-        return Ok(held);
+    let api: Api<Secret> = Api::namespaced(client.clone(), &address.namespace);
+    let secret = api.get_opt(&address.secret).await.map_err(failed)?;
+    let old_bundle =
+        secret.as_ref().and_then(|it| WebhookCertBundle::from_secret_data(it.data.as_ref()?));
+    if !is_leader || old_bundle.as_ref().is_some_and(|bundle| !bundle.is_due(now)) {
+        return Ok(old_bundle);
     }
-    let made = WebhookCertBundle::create(&place.host_names(), held.as_ref(), now)?;
+    let new_bundle = WebhookCertBundle::create(&address.host_names(), old_bundle.as_ref(), now)?;
     let params =
         PostParams { field_manager: Some(WEBHOOK_FIELD_MANAGER.into()), ..PostParams::default() };
     // The write carries the version that was read: it fails if another leader has written meanwhile.
-    let written = match have {
+    let written = match secret {
         Some(mut secret) => {
-            secret.data = Some(made.to_secret_data());
-            api.replace(&place.secret, &params, &secret).await
+            secret.data = Some(new_bundle.to_secret_data());
+            api.replace(&address.secret, &params, &secret).await
         }
         None => {
-            let mut secret = Secret { data: Some(made.to_secret_data()), ..Secret::default() };
-            secret.metadata.name = Some(place.secret.clone());
+            let mut secret =
+                Secret { data: Some(new_bundle.to_secret_data()), ..Secret::default() };
+            secret.metadata.name = Some(address.secret.clone());
             api.create(&params, &secret).await
         }
     };
     written.map_err(failed)?;
-    info!(secret = place.secret, "webhook certificate made");
-    Ok(Some(made))
+    info!(secret = address.secret, "webhook certificate made");
+    Ok(Some(new_bundle))
 }
 
 /// Calls this replica as the API server would.
 pub(super) async fn check_self_call(
-    place: &WebhookAddress,
+    address: &WebhookAddress,
     bundle: &WebhookCertBundle,
 ) -> Result<(), WebhookRegistrationError> {
-    let asked = tokio::time::timeout(Duration::from_secs(5), call_self(place, bundle)).await;
-    let why = match asked {
+    let response = tokio::time::timeout(Duration::from_secs(5), call_self(address, bundle)).await;
+    let error = match response {
         Ok(Ok(())) => return Ok(()),
-        Ok(Err(why)) => why.to_string(),
+        Ok(Err(error)) => error.to_string(),
         Err(_) => "no answer within 5 s".to_owned(),
     };
-    Err(WebhookRegistrationError::SelfCall { port: place.port, why })
+    Err(WebhookRegistrationError::SelfCall { port: address.port, why: error })
 }
 
 type SelfCallError = Box<dyn std::error::Error + Send + Sync>;
 
 async fn call_self(
-    place: &WebhookAddress,
+    address: &WebhookAddress,
     bundle: &WebhookCertBundle,
 ) -> Result<(), SelfCallError> {
     let mut roots = RootCertStore::empty();
@@ -275,8 +277,8 @@ async fn call_self(
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let name = format!("{}.{}.svc", place.service, place.namespace);
-    let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, place.port))).await?;
+    let name = format!("{}.{}.svc", address.service, address.namespace);
+    let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, address.port))).await?;
     let connector = TlsConnector::from(Arc::new(config));
     let stream = connector.connect(ServerName::try_from(name.clone())?, stream).await?;
     let (mut sender, connection) =
@@ -300,11 +302,11 @@ async fn call_self(
 
 async fn apply_registrations(
     client: &Client,
-    place: &WebhookAddress,
+    address: &WebhookAddress,
     bundle: &WebhookCertBundle,
     binds: bool,
 ) -> Result<(), WebhookRegistrationError> {
-    let (mutating, validating) = webhook_configurations(place, &bundle.authority, binds);
+    let (mutating, validating) = webhook_configurations(address, &bundle.authority, binds);
     apply_configuration::<MutatingWebhookConfiguration>(client, DEFAULTING_WEBHOOK, &mutating)
         .await?;
     apply_configuration::<ValidatingWebhookConfiguration>(

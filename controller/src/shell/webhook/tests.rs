@@ -11,9 +11,13 @@ use crate::model::config_maps::Configs;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-fn make_bundle(before: Option<&WebhookCertBundle>, now: SystemTime) -> WebhookCertBundle {
-    WebhookCertBundle::create(&WebhookAddress::new("knative-serving", 0).host_names(), before, now)
-        .expect("made")
+fn make_bundle(previous: Option<&WebhookCertBundle>, now: SystemTime) -> WebhookCertBundle {
+    WebhookCertBundle::create(
+        &WebhookAddress::new("knative-serving", 0).host_names(),
+        previous,
+        now,
+    )
+    .expect("made")
 }
 
 #[test]
@@ -33,14 +37,14 @@ fn a_certificate_made_while_the_clock_was_ahead_is_replaced() {
     let now = SystemTime::now();
     let ahead = make_bundle(None, now + DAY);
     assert!(ahead.is_due(now), "the API server would refuse it for a day");
-    let made = make_bundle(Some(&ahead), now);
-    assert_ne!(made.authority, ahead.authority, "it looks at both");
-    assert!(!made.is_due(now));
-    let of_old = make_bundle(Some(&made), now + DAY * 2);
-    assert_eq!(of_old.authority, made.authority);
+    let renewed = make_bundle(Some(&ahead), now);
+    assert_ne!(renewed.authority, ahead.authority, "it looks at both");
+    assert!(!renewed.is_due(now));
+    let of_old = make_bundle(Some(&renewed), now + DAY * 2);
+    assert_eq!(of_old.authority, renewed.authority);
     assert!(of_old.is_due(now), "the authority holds, what it signed does not");
-    assert_eq!(make_bundle(Some(&of_old), now).authority, made.authority);
-    assert!(!made.is_due(now - Duration::from_secs(3_500)), "clocks of machines differ");
+    assert_eq!(make_bundle(Some(&of_old), now).authority, renewed.authority);
+    assert!(!renewed.is_due(now - Duration::from_secs(3_500)), "clocks of machines differ");
 }
 
 #[test]
@@ -90,33 +94,33 @@ async fn start_server() -> WebhookServerFixture {
 
 #[tokio::test]
 async fn questions_are_answered_over_tls_and_another_certificate_takes_over() {
-    let bed = start_server().await;
+    let server = start_server().await;
     let first = make_bundle(None, SystemTime::now());
-    assert!(check_self_call(&bed.address, &first).await.is_err(), "no certificate yet");
-    assert!(bed.certificates.set(&first).expect("usable"));
-    assert!(!bed.certificates.set(&first).expect("usable"), "the same again");
-    check_self_call(&bed.address, &first).await.expect("answered");
+    assert!(check_self_call(&server.address, &first).await.is_err(), "no certificate yet");
+    assert!(server.certificates.set(&first).expect("usable"));
+    assert!(!server.certificates.set(&first).expect("usable"), "the same again");
+    check_self_call(&server.address, &first).await.expect("answered");
     let other = make_bundle(None, SystemTime::now());
-    let error = check_self_call(&bed.address, &other).await.expect_err("another authority");
+    let error = check_self_call(&server.address, &other).await.expect_err("another authority");
     assert!(error.to_string().contains("does not answer"), "{error}");
-    bed.certificates.set(&other).expect("usable");
-    check_self_call(&bed.address, &other).await.expect("answered");
-    bed.stop.cancel();
-    bed.server_task.await.expect("no panic").expect("served");
+    server.certificates.set(&other).expect("usable");
+    check_self_call(&server.address, &other).await.expect("answered");
+    server.stop.cancel();
+    server.server_task.await.expect("no panic").expect("served");
 }
 
 #[tokio::test]
 async fn rubbish_ends_its_own_connection_only() {
-    let bed = start_server().await;
+    let server = start_server().await;
     let bundle = make_bundle(None, SystemTime::now());
-    bed.certificates.set(&bundle).expect("usable");
-    let mut rubbish = TcpStream::connect(("127.0.0.1", bed.address.port)).await.expect("open");
+    server.certificates.set(&bundle).expect("usable");
+    let mut rubbish = TcpStream::connect(("127.0.0.1", server.address.port)).await.expect("open");
     rubbish.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sent");
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     // The server sends an alert or a reset; neither is a response.
-    let _ = rubbish.read_to_end(&mut answer).await;
-    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
-    check_self_call(&bed.address, &bundle).await.expect("answered");
+    let _ = rubbish.read_to_end(&mut response).await;
+    assert!(!response.starts_with(b"HTTP"), "{response:?}");
+    check_self_call(&server.address, &bundle).await.expect("answered");
 }
 
 #[test]

@@ -56,8 +56,8 @@ pub fn deployment(
 
 /// Deadline of the Deployment in seconds: the Revision's annotation, or else the operator's setting.
 fn progress_deadline(revision: &RevisionView<'_>, config: &DeploymentSettings) -> i32 {
-    let own = key::PROGRESS_DEADLINE.iter().find_map(|name| revision.annotations.get(*name));
-    let seconds = own.and_then(|text| parse_go_duration(text)).map(|it| it.as_secs());
+    let annotation = key::PROGRESS_DEADLINE.iter().find_map(|name| revision.annotations.get(*name));
+    let seconds = annotation.and_then(|text| parse_go_duration(text)).map(|it| it.as_secs());
     let seconds = seconds.and_then(|it| i32::try_from(it).ok()).filter(|it| *it > 0);
     seconds.unwrap_or(config.progress_deadline_seconds)
 }

@@ -66,7 +66,7 @@ fn autoscaling_annotation<'a>(revision: &RevisionView<'a>, name: &str) -> Option
 /// Metric with its target value. Without a target, Kubernetes uses its default: 80 % of the requested CPU.
 fn metric_spec(revision: &RevisionView<'_>) -> Option<Value> {
     let target: f64 = autoscaling_annotation(revision, "target")?.parse().ok()?;
-    let whole = truncate_to_i64(target);
+    let average_value = truncate_to_i64(target);
     Some(match autoscaling_annotation(revision, "metric").unwrap_or("cpu") {
         // Knative rounds only the utilization up; the other targets lose their decimals.
         "cpu" => json!({"type": "Resource", "resource": {
@@ -75,11 +75,11 @@ fn metric_spec(revision: &RevisionView<'_>) -> Option<Value> {
         }}),
         "memory" => json!({"type": "Resource", "resource": {
             "name": "memory",
-            "target": {"type": "AverageValue", "averageValue": mebibytes(whole)},
+            "target": {"type": "AverageValue", "averageValue": mebibytes(average_value)},
         }}),
         name => json!({"type": "Pods", "pods": {
             "metric": {"name": name},
-            "target": {"type": "AverageValue", "averageValue": thousands(whole)},
+            "target": {"type": "AverageValue", "averageValue": thousands(average_value)},
         }}),
     })
 }

@@ -11,8 +11,8 @@ pub fn image_objects(revision: &RevisionView<'_>) -> Vec<ChildObject> {
     let pod = &revision.spec.pod;
     let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
     let one = |container: &k8s_openapi::api::core::v1::Container| {
-        let known = revision.resolved_image(&container.name);
-        let image = known.or(container.image.as_deref()).unwrap_or_default();
+        let image = revision.resolved_image(&container.name);
+        let image = image.or(container.image.as_deref()).unwrap_or_default();
         let mut spec = json!({ "image": image });
         let account = pod.service_account_name.as_deref().filter(|it| !it.is_empty());
         if let Some(account) = account {

@@ -51,8 +51,8 @@ pub fn pod_spec(revision: &RevisionView<'_>, config: &DeploymentSettings) -> Pod
     let port = serving_port(pod.containers.get(serving));
     for (index, container) in pod.containers.iter_mut().enumerate() {
         complete_user_container(container, revision);
-        let own = (index == serving).then_some(port);
-        set_ports_and_probes(container, own, config);
+        let serving_port = (index == serving).then_some(port);
+        set_ports_and_probes(container, serving_port, config);
         container.lifecycle = drains.then(pre_stop_hook);
     }
     for container in pod.init_containers.iter_mut().flatten() {
@@ -154,11 +154,11 @@ fn select_runtime_class(
     classes: &BTreeMap<String, BTreeMap<String, String>>,
     labels: &BTreeMap<String, String>,
 ) -> Option<String> {
-    let fits = |wanted: &BTreeMap<String, String>| {
-        wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
+    let fits = |selector: &BTreeMap<String, String>| {
+        selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     };
-    let fitting = classes.iter().filter(|(_, wanted)| fits(wanted));
+    let fitting = classes.iter().filter(|(_, selector)| fits(selector));
     // `max_by_key` returns the last of equal elements, so the order is reversed to get the first name.
-    let best = fitting.rev().max_by_key(|(_, wanted)| wanted.len());
+    let best = fitting.rev().max_by_key(|(_, selector)| selector.len());
     best.map(|(name, _)| name.clone())
 }

@@ -97,10 +97,10 @@ mod tests {
         let all = activators(20);
         let (mut moved, mut used) = (0, 0);
         for name in (0..1000).map(|it| format!("default/service-{it}")) {
-            let before = chosen(&all, 3, &name);
+            let old_choice = chosen(&all, 3, &name);
             let after = chosen(&all[1..], 3, &name);
-            used += usize::from(before.contains(all[0].as_str()));
-            moved += after.difference(&before).count();
+            used += usize::from(old_choice.contains(all[0].as_str()));
+            moved += after.difference(&old_choice).count();
         }
         assert!(used > 0 && moved <= used + used / 3, "{moved} moved, {used} used it");
     }

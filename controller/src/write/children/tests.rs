@@ -197,10 +197,13 @@ fn only_the_container_with_ports_serves() {
         let env = at(pod(&body), path).as_array().unwrap();
         env.iter().filter_map(|it| it["name"].as_str()).collect()
     };
-    let own = ["K_REVISION", "K_CONFIGURATION", "K_SERVICE"];
-    assert_eq!(names("/initContainers/0/env"), own);
-    assert_eq!(names("/containers/0/env"), own);
-    assert_eq!(names("/containers/1/env"), ["A", own[0], own[1], own[2], "PORT"]);
+    let service_variables = ["K_REVISION", "K_CONFIGURATION", "K_SERVICE"];
+    assert_eq!(names("/initContainers/0/env"), service_variables);
+    assert_eq!(names("/containers/0/env"), service_variables);
+    assert_eq!(
+        names("/containers/1/env"),
+        ["A", service_variables[0], service_variables[1], service_variables[2], "PORT"]
+    );
     let (side, main) = (&pod(&body)["containers"][0], &pod(&body)["containers"][1]);
     assert_eq!(side["ports"], Value::Null);
     assert_eq!(side["readinessProbe"], json!({"exec": {"command": ["true"]}, "periodSeconds": 7}));
@@ -219,13 +222,13 @@ fn only_the_container_with_ports_serves() {
 #[test]
 fn probes_that_name_the_serving_port_get_its_number() {
     // Knative treats the name "http" as a port without a name. In both cases the pod's port has another name.
-    for (name, asked) in [(json!({"name": "http1"}), "http1"), (json!({}), "http")] {
+    for (name, port_name) in [(json!({"name": "http1"}), "http1"), (json!({}), "http")] {
         let mut port = name;
         port["containerPort"] = json!(9000);
-        let http = json!({"httpGet": {"path": "/", "port": asked}});
+        let http = json!({"httpGet": {"path": "/", "port": port_name}});
         let fixture = ChildrenFixture::new(json!({"containers": [{
             "name": "main", "image": "main", "ports": [port], "startupProbe": http,
-            "readinessProbe": {"tcpSocket": {"port": asked}}, "livenessProbe": http,
+            "readinessProbe": {"tcpSocket": {"port": port_name}}, "livenessProbe": http,
         }]}));
         // With multi-container-probing a liveness probe may name any port.
         let config = DeploymentSettings { probe_any_port: true, ..DeploymentSettings::default() };
@@ -240,16 +243,16 @@ fn probes_that_name_the_serving_port_get_its_number() {
 /// Knative's sidecar accepts schemes in any case, and the API server refuses lower case in the pod.
 #[test]
 fn the_scheme_of_a_readiness_probe_is_written_in_large_letters() {
-    for (written, asked) in [("http", "HTTP"), ("Https", "HTTPS"), ("HTTP", "HTTP")] {
+    for (written, scheme) in [("http", "HTTP"), ("Https", "HTTPS"), ("HTTP", "HTTP")] {
         let probe = json!({"httpGet": {"path": "/", "port": 9000, "scheme": written}});
-        let beside = json!({"name": "beside", "image": "beside", "readinessProbe": probe});
+        let sidecar = json!({"name": "beside", "image": "beside", "readinessProbe": probe});
         let fixture = ChildrenFixture::new(json!({"containers": [
             {"name": "main", "image": "main", "ports": [{"containerPort": 9000}], "readinessProbe": probe},
-            beside,
+            sidecar,
         ]}));
         let body = fixture.deployment(&DeploymentSettings::default());
         for container in at(pod(&body), "/containers").as_array().expect("containers") {
-            assert_eq!(at(container, "/readinessProbe/httpGet/scheme"), asked, "{written}");
+            assert_eq!(at(container, "/readinessProbe/httpGet/scheme"), scheme, "{written}");
         }
     }
 }
@@ -373,11 +376,12 @@ fn a_service_with_one_revision_costs_at_most_fifteen_objects() {
     let of_revision =
         revision_children(&fixture.revision(), &DeploymentSettings::default(), &parts);
     let of_route =
-        |of: &[&str]| 1 + slices::route_name_slices(&ROUTE, &[activator(1, of)], 2).len();
+        |names: &[&str]| 1 + slices::route_name_slices(&ROUTE, &[activator(1, names)], 2).len();
     // Service, Configuration, Route, Revision; Kubernetes' own ReplicaSet and EndpointSlice; the slice of the
     // Revision's own Service.
     let (knative, kubernetes, own_slice) = (4, 2, 1);
-    let all = |of: &[&str]| knative + kubernetes + own_slice + of_revision.len() + of_route(of);
+    let all =
+        |names: &[&str]| knative + kubernetes + own_slice + of_revision.len() + of_route(names);
     assert_eq!((all(&["10.0.0.1"]), all(&["10.0.0.1", "fd00::1"])), (15, 16));
 }
 
@@ -481,18 +485,18 @@ fn horizontal(pairs: &[(&str, &str)], min: u32, max: u32) -> Value {
 /// Expected values are those of knative/serving `pkg/reconciler/autoscaling/hpa/resources/hpa_test.go`.
 #[test]
 fn kubernetes_scales_by_what_knative_would_tell_it() {
-    let whole = horizontal(&[("class", "hpa.autoscaling.knative.dev")], 0, 0);
-    assert_eq!(whole["apiVersion"], "autoscaling/v2");
-    assert_eq!(whole["kind"], "HorizontalPodAutoscaler");
-    let owner = &whole["metadata"]["ownerReferences"][0];
+    let object = horizontal(&[("class", "hpa.autoscaling.knative.dev")], 0, 0);
+    assert_eq!(object["apiVersion"], "autoscaling/v2");
+    assert_eq!(object["kind"], "HorizontalPodAutoscaler");
+    let owner = &object["metadata"]["ownerReferences"][0];
     assert_eq!(
         (&owner["kind"], &owner["name"], &owner["uid"], &owner["controller"]),
-        (&json!("PodAutoscaler"), &whole["metadata"]["name"], &json!("pa-uid"), &json!(true))
+        (&json!("PodAutoscaler"), &object["metadata"]["name"], &json!("pa-uid"), &json!(true))
     );
-    assert_eq!(whole["spec"]["scaleTargetRef"]["kind"], "Deployment");
+    assert_eq!(object["spec"]["scaleTargetRef"]["kind"], "Deployment");
     let bare = |spec: &Value| (spec["minReplicas"].clone(), spec["maxReplicas"].clone());
-    assert_eq!(bare(&whole["spec"]), (Value::Null, json!(i32::MAX)));
-    assert_eq!(whole["spec"].get("metrics"), None, "Kubernetes has a default of its own");
+    assert_eq!(bare(&object["spec"]), (Value::Null, json!(i32::MAX)));
+    assert_eq!(object["spec"].get("metrics"), None, "Kubernetes has a default of its own");
     let spec = horizontal(&[("target", "50.5"), ("metric", "cpu"), ("window", "1m30s")], 2, 5);
     let spec = &spec["spec"];
     assert_eq!(bare(spec), (json!(2), json!(5)));
@@ -506,7 +510,7 @@ fn kubernetes_scales_by_what_knative_would_tell_it() {
 
 #[test]
 fn memory_and_metrics_of_others_are_quantities() {
-    let of = |metric: &str, target: &str| {
+    let target_of = |metric: &str, target: &str| {
         horizontal(&[("metric", metric), ("target", target)], 0, 0)["spec"]["metrics"][0].clone()
     };
     for (target, quantity) in
@@ -515,13 +519,13 @@ fn memory_and_metrics_of_others_are_quantities() {
         let memory = json!({"type": "Resource", "resource": {
             "name": "memory", "target": {"type": "AverageValue", "averageValue": quantity},
         }});
-        assert_eq!(of("memory", target), memory);
+        assert_eq!(target_of("memory", target), memory);
     }
     for (target, quantity) in [("5", "5"), ("2000", "2k"), ("1500", "1500")] {
         let pods = json!({"type": "Pods", "pods": {
             "metric": {"name": "queue_length"},
             "target": {"type": "AverageValue", "averageValue": quantity},
         }});
-        assert_eq!(of("queue_length", target), pods);
+        assert_eq!(target_of("queue_length", target), pods);
     }
 }

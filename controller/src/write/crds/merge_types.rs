@@ -86,28 +86,28 @@ fn mark_projected_volumes(pod: &mut Value) {
 }
 
 /// Schema of the field at a dotted path; lists on the path are passed through to their items.
-fn field_schema<'a>(mut it: &'a mut Value, path: &str) -> Option<&'a mut Value> {
+fn field_schema<'a>(mut value: &'a mut Value, path: &str) -> Option<&'a mut Value> {
     for name in path.split('.') {
-        if it.get("items").is_some() {
-            it = it.get_mut("items")?;
+        if value.get("items").is_some() {
+            value = value.get_mut("items")?;
         }
-        it = it.get_mut("properties")?.get_mut(name)?;
+        value = value.get_mut("properties")?.get_mut(name)?;
     }
-    Some(it)
+    Some(value)
 }
 
 /// Marks the field at a path, or its part `inner`, as atomic.
-fn mark_atomic(it: &mut Value, path: &str, inner: &str, mark: &str) {
-    let Some(mut it) = field_schema(it, path) else { return };
+fn mark_atomic(value: &mut Value, path: &str, inner: &str, mark: &str) {
+    let Some(mut value) = field_schema(value, path) else { return };
     if !inner.is_empty() {
-        it = &mut it[inner];
+        value = &mut value[inner];
     }
-    it[mark] = "atomic".into();
+    value[mark] = "atomic".into();
 }
 
 /// Marks a list as a map with this key. apiextensions wants map keys required and not nullable.
-fn mark_map_list(it: &mut Value, list: &str, key: &str) {
-    let Some(list) = field_schema(it, list) else { return };
+fn mark_map_list(value: &mut Value, list: &str, key: &str) {
+    let Some(list) = field_schema(value, list) else { return };
     list["x-kubernetes-list-type"] = "map".into();
     list["x-kubernetes-list-map-keys"] = json!([key]);
     let items = &mut list["items"];

@@ -178,43 +178,43 @@ impl SchemaConverter {
         Some(it)
     }
 
-    /// Adds the keywords of `other` that `it` does not have.
-    fn merge_missing(&self, it: &mut SchemaObject, other: &Value) {
+    /// Adds the keywords of `other` that `schema` does not have.
+    fn merge_missing(&self, schema: &mut SchemaObject, other: &Value) {
         for (key, value) in self.resolve_reference(other).unwrap_or_default() {
-            it.entry(key).or_insert(value);
+            schema.entry(key).or_insert(value);
         }
     }
 }
 
 /// Merges an enum whose variants have descriptions of their own.
-fn merge_enum_variants(it: &mut SchemaObject, all: &mut Vec<&Value>) {
+fn merge_enum_variants(schema: &mut SchemaObject, all: &mut Vec<&Value>) {
     let mut values = Vec::new();
     for one in all.drain(..) {
         values.extend(one.get("const").cloned());
         values.extend(one.get("enum").and_then(Value::as_array).into_iter().flatten().cloned());
     }
-    it.insert("type".into(), "string".into());
-    it.insert("enum".into(), values.into());
+    schema.insert("type".into(), "string".into());
+    schema.insert("enum".into(), values.into());
 }
 
 /// Replaces the type list `[X, "null"]` by `X` and `nullable`.
-fn simplify_null_type(it: &mut SchemaObject) {
-    let Some(Value::Array(types)) = it.get("type") else { return };
+fn simplify_null_type(schema: &mut SchemaObject) {
+    let Some(Value::Array(types)) = schema.get("type") else { return };
     let kept: Vec<Value> = types.iter().filter(|one| *one != "null").cloned().collect();
     if kept.len() < types.len() {
-        it.insert("nullable".into(), true.into());
+        schema.insert("nullable".into(), true.into());
     }
     if let [only] = &kept[..] {
         let only = only.clone();
-        it.insert("type".into(), only);
+        schema.insert("type".into(), only);
     }
 }
 
 /// Drops number formats that Kubernetes does not have: only two sizes of signed integers exist.
-fn drop_unknown_format(it: &mut SchemaObject) {
-    let format = it.get("format").and_then(Value::as_str).unwrap_or_default();
+fn drop_unknown_format(schema: &mut SchemaObject) {
+    let format = schema.get("format").and_then(Value::as_str).unwrap_or_default();
     if !matches!(format, "" | "int32" | "int64" | "double" | "date-time" | "byte") {
-        it.remove("format");
+        schema.remove("format");
     }
 }
 

@@ -13,24 +13,24 @@ fn find_definition(name: &str) -> Value {
     all_definitions().into_iter().find(|it| it["metadata"]["name"] == name).expect("such a kind")
 }
 
-fn openapi_schema(it: &Value) -> &Value {
-    &it["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+fn openapi_schema(value: &Value) -> &Value {
+    &value["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 }
 
-/// Calls `visit` with the path and schema of every node in `it`.
-fn visit_schemas(it: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
-    visit(path, it);
-    for (name, inner) in it["properties"].as_object().into_iter().flatten() {
+/// Calls `visit` with the path and schema of every node in `value`.
+fn visit_schemas(value: &Value, path: &str, visit: &mut impl FnMut(&str, &Value)) {
+    visit(path, value);
+    for (name, inner) in value["properties"].as_object().into_iter().flatten() {
         visit_schemas(inner, &format!("{path}.{name}"), visit);
     }
     for name in ["items", "additionalProperties"] {
-        if it[name].is_object() {
-            visit_schemas(&it[name], &format!("{path}[]"), visit);
+        if value[name].is_object() {
+            visit_schemas(&value[name], &format!("{path}[]"), visit);
         }
     }
 }
 
-/// Expected names: knative.md §1.3 to §1.9.
+/// Expected names: Knative's own CRDs (knative/serving `config/core/300-resources` at 98e5ef9).
 #[test]
 fn kinds_are_named_as_in_knative() {
     let names: Vec<_> = typed_definitions()
@@ -88,14 +88,15 @@ fn every_schema_is_structural() {
                 assert!(node.get(key).is_none(), "{at} has {key}");
             }
             for required in node["required"].as_array().into_iter().flatten() {
-                let known = node["properties"].get(required.as_str().unwrap()).is_some();
-                assert!(known, "{at} requires {required}");
+                let is_known = node["properties"].get(required.as_str().unwrap()).is_some();
+                assert!(is_known, "{at} requires {required}");
             }
         });
     }
 }
 
-/// Fields of knative.md §1.13: those that a user may write, and none of the platform's.
+/// Fields that a user may write (knative/serving `pkg/apis/serving/fieldmask.go` at 98e5ef9), and none of the
+/// platform's.
 #[test]
 fn a_template_has_the_fields_that_users_may_write() {
     let service = find_definition("services.serving.knative.dev");
@@ -194,17 +195,17 @@ fn lists_merge_as_in_knative() {
         ("revisions", ".spec"),
     ] {
         let it = find_definition(&format!("{kind}.serving.knative.dev"));
-        let mut found = BTreeSet::new();
+        let mut merge_types = BTreeSet::new();
         visit_schemas(openapi_schema(&it), "", &mut |path, node| {
             let keys = node["x-kubernetes-list-map-keys"].as_array().into_iter().flatten();
             let keys: Vec<&str> = keys.filter_map(Value::as_str).collect();
-            for which in ["list", "map"] {
-                let Some(of) = node[format!("x-kubernetes-{which}-type")].as_str() else {
+            for kind in ["list", "map"] {
+                let Some(merge_type) = node[format!("x-kubernetes-{kind}-type")].as_str() else {
                     continue;
                 };
                 let path = path.strip_prefix(&format!("{pod}.")).expect("in the pod");
-                let line = format!("{path} {which} {of} {}", keys.join(","));
-                found.insert(line.trim_end().to_owned());
+                let line = format!("{path} {kind} {merge_type} {}", keys.join(","));
+                merge_types.insert(line.trim_end().to_owned());
             }
             // apiextensions: a map key is required or has a default, and is never null.
             for key in keys {
@@ -215,7 +216,7 @@ fn lists_merge_as_in_knative() {
                 assert!(field["type"].is_string() && field["nullable"].is_null(), "{path}: {key}");
             }
         });
-        found.retain(|it| !it.starts_with("initContainers"));
-        assert_eq!(found, MERGED.map(str::to_owned).into(), "{kind}");
+        merge_types.retain(|it| !it.starts_with("initContainers"));
+        assert_eq!(merge_types, MERGED.map(str::to_owned).into(), "{kind}");
     }
 }

@@ -100,9 +100,9 @@ fn add_name_prefix_rule(root: &mut Value) {
         name.insert("maxLength".into(), 253.into());
     }
     let name = "self.spec.template.metadata.name";
-    let said = "has(self.spec) && has(self.spec.template) && has(self.spec.template.metadata) && has(self.spec.template.metadata.name)";
+    let has_name = "has(self.spec) && has(self.spec.template) && has(self.spec.template.metadata) && has(self.spec.template.metadata.name)";
     root["x-kubernetes-validations"] = json!([{
-        "rule": format!("!({said}) || {name} == '' || {name}.startsWith(self.metadata.name + '-')"),
+        "rule": format!("!({has_name}) || {name} == '' || {name}.startsWith(self.metadata.name + '-')"),
         "message": "must have the object's name and a dash as its prefix",
         "messageExpression": format!("'\"' + {name} + '\" must have prefix \"' + self.metadata.name + '-\"'"),
         "fieldPath": ".spec.template.metadata.name",

@@ -19,14 +19,19 @@ use crate::{
 const MIN_ACTIVATORS: i32 = 2;
 
 /// Returns one condition; with `info` it has the severity of mere information.
-fn render_condition(name: &str, truth: &ConditionStatus, since: UnixMillis, info: bool) -> Value {
-    let (status, why) = match truth {
-        ConditionStatus::True(why) => ("True", why.clone()),
-        ConditionStatus::Unknown(why) => ("Unknown", why.clone()),
-        ConditionStatus::False(why) => ("False", Some(why.clone())),
+fn render_condition(
+    name: &str,
+    condition: &ConditionStatus,
+    since: UnixMillis,
+    info: bool,
+) -> Value {
+    let (status, reason) = match condition {
+        ConditionStatus::True(reason) => ("True", reason.clone()),
+        ConditionStatus::Unknown(reason) => ("Unknown", reason.clone()),
+        ConditionStatus::False(reason) => ("False", Some(reason.clone())),
     };
     let mut out = json!({"type": name, "status": status, "lastTransitionTime": since.rfc3339()});
-    if let Some(ConditionReason { reason, message }) = why {
+    if let Some(ConditionReason { reason, message }) = reason {
         for (field, text) in [("reason", reason), ("message", message)] {
             if !text.is_empty() {
                 out[field] = json!(text);
@@ -40,9 +45,9 @@ fn render_condition(name: &str, truth: &ConditionStatus, since: UnixMillis, info
 }
 
 fn last_transition(revision: &AppRevision, kind: ConditionType) -> (UnixMillis, ConditionStatus) {
-    let found = revision.conditions.iter().find(|(have, _, _)| *have == kind);
-    found.map_or((revision.meta.created, ConditionStatus::Unknown(None)), |(_, at, truth)| {
-        (at, truth)
+    let condition = revision.conditions.iter().find(|(kind_of, _, _)| *kind_of == kind);
+    condition.map_or((revision.meta.created, ConditionStatus::Unknown(None)), |(_, at, status)| {
+        (at, status)
     })
 }
 
@@ -50,10 +55,10 @@ fn last_transition(revision: &AppRevision, kind: ConditionType) -> (UnixMillis, 
 pub(super) fn pod_autoscaler_status(
     revision: &AppRevision,
     namespace: &str,
-    world: &ClusterState,
+    cluster: &ClusterState,
 ) -> Value {
     let (at, active) = last_transition(revision, ConditionType::RevisionActive);
-    let initialized = match revision.initial_scale_reached {
+    let initialized = match revision.scaling.initial_scale_reached {
         true => ConditionStatus::True(None),
         false => ConditionStatus::Unknown(None),
     };
@@ -64,12 +69,12 @@ pub(super) fn pod_autoscaler_status(
     let worst = worst.or_else(|| ready.iter().find(|it| matches!(it, ConditionStatus::Unknown(_))));
     let ready = worst.map_or(ConditionStatus::True(None), |it| (**it).clone());
     let decision =
-        render::decision_annotation(world, &NamespacedName::new(namespace, &*revision.name));
+        render::decision_annotation(cluster, &NamespacedName::new(namespace, &*revision.name));
     let mut status = json!({
         "serviceName": &*revision.name,
         "metricsServiceName": names::private_service_name(&revision.name),
-        "desiredScale": revision.desired_scale,
-        "actualScale": revision.actual_scale,
+        "desiredScale": revision.scaling.requested_scale,
+        "actualScale": revision.scaling.actual_scale,
         "conditions": [
             render_condition("Active", &active, at, false),
             render_condition("Ready", &ready, at, false),
@@ -94,9 +99,9 @@ pub(super) fn serverless_service_mode(
         // Direct to the pods; without pods through all activators.
         return (ServerlessServiceMode::Serve, 0);
     }
-    let direct =
-        revision.decision.map_or(ConnectionPath::Activator, |it| it.path) == ConnectionPath::Direct;
-    let serves = direct && may_serve && revision.actual_scale > 0;
+    let direct = revision.scaling.decision.map_or(ConnectionPath::Activator, |it| it.path)
+        == ConnectionPath::Direct;
+    let serves = direct && may_serve && revision.scaling.actual_scale > 0;
     (
         if serves { ServerlessServiceMode::Serve } else { ServerlessServiceMode::Proxy },
         MIN_ACTIVATORS,
@@ -108,7 +113,7 @@ fn endpoints_populated(revision: &AppRevision) -> (UnixMillis, ConditionStatus) 
     let none = || ConditionReason::new("NoHealthyBackends", "SKS has no healthy backends");
     (
         at,
-        if revision.actual_scale > 0 {
+        if revision.scaling.actual_scale > 0 {
             ConditionStatus::True(None)
         } else {
             ConditionStatus::Unknown(Some(none()))

@@ -10,16 +10,16 @@ use crate::model::{
 };
 
 /// Returns the annotation of a draining pod, which other replicas of the controller read.
-pub(super) fn drain_annotation(world: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+pub(super) fn drain_annotation(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let likely = key.name.name.rsplit_once("-deployment-");
-    let likely = likely.and_then(|(revision, _)| world.revision(&key.name.namespace, revision));
+    let likely = likely.and_then(|(revision, _)| cluster.revision(&key.name.namespace, revision));
     // Kubernetes cuts the pod's name if the Deployment's is long: then all Revisions of the namespace are searched.
-    let from = world.apps.range(NamespacedName::new(key.name.namespace.clone(), "")..);
-    let here = from.take_while(|(name, _)| name.namespace == key.name.namespace);
-    let all = here.flat_map(|(_, app)| &app.revisions);
-    let own = |it: &&RevisionPod| *it.name == *key.name.name;
-    let found = likely.into_iter().chain(all).find_map(|it| it.pods.iter().find(own));
-    let Some(pod) = found else { return DesiredState::Unmanaged };
+    let from = cluster.apps.range(NamespacedName::new(key.name.namespace.clone(), "")..);
+    let apps = from.take_while(|(name, _)| name.namespace == key.name.namespace);
+    let all = apps.flat_map(|(_, app)| &app.revisions);
+    let is_named = |it: &&RevisionPod| *it.name == *key.name.name;
+    let pod = likely.into_iter().chain(all).find_map(|it| it.pods.iter().find(is_named));
+    let Some(pod) = pod else { return DesiredState::Unmanaged };
     let Some(placed) = pod.kube_status.as_ref().filter(|it| !it.is_terminating) else {
         return DesiredState::Unmanaged;
     };

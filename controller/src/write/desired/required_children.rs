@@ -21,58 +21,58 @@ pub struct RequiredChildren {
 }
 
 /// Returns the objects that must exist for the app of this name.
-pub fn required_children(world: &ClusterState, name: &NamespacedName) -> Vec<RequiredChildren> {
-    let Some(app) = world.apps.get(name).filter(|app| is_maintained(world, name, app)) else {
+pub fn required_children(cluster: &ClusterState, name: &NamespacedName) -> Vec<RequiredChildren> {
+    let Some(app) = cluster.apps.get(name).filter(|app| is_maintained(cluster, name, app)) else {
         return Vec::new();
     };
     let Some(configuration) = app.configuration.as_ref().filter(|it| !it.is_terminating) else {
-        return required_by_route(world, name, app).into_iter().collect();
+        return required_by_route(cluster, name, app).into_iter().collect();
     };
     let full = |it: &AppRevision| NamespacedName::new(name.namespace.clone(), &*it.name);
     let revisions = app.revisions.iter().filter(|it| !it.is_terminating && !it.is_deleted);
-    let (planned, there): (Vec<_>, Vec<_>) = revisions.partition(|it| it.meta.uid == Uid(0));
+    let (planned, existing): (Vec<_>, Vec<_>) = revisions.partition(|it| it.meta.uid == Uid(0));
     let keys = planned
         .into_iter()
         .map(|it| ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, full(it)));
     // Also without missing objects: the Configuration may carry an earlier error, which this clears.
-    let of = (ResourceKind::Configuration, name.clone(), configuration.meta.uid);
-    let first = RequiredChildren { owner: of, keys: keys.collect() };
-    let of = there.into_iter().filter_map(|revision| {
-        let of = (ResourceKind::Revision, full(revision), revision.meta.uid);
+    let owner = (ResourceKind::Configuration, name.clone(), configuration.meta.uid);
+    let first = RequiredChildren { owner, keys: keys.collect() };
+    let of_revisions = existing.into_iter().filter_map(|revision| {
+        let owner = (ResourceKind::Revision, full(revision), revision.meta.uid);
         // No objects are made before tags are resolved to digests.
-        let keys =
-            (!revision.digests.is_empty()).then(|| required_by_revision(world, name, revision))?;
-        Some(RequiredChildren { owner: of, keys })
+        let keys = (!revision.digests.is_empty())
+            .then(|| required_by_revision(cluster, name, revision))?;
+        Some(RequiredChildren { owner, keys })
     });
-    [first].into_iter().chain(of).chain(required_by_route(world, name, app)).collect()
+    [first].into_iter().chain(of_revisions).chain(required_by_route(cluster, name, app)).collect()
 }
 
 fn required_by_revision(
-    world: &ClusterState,
+    cluster: &ClusterState,
     name: &NamespacedName,
     revision: &AppRevision,
 ) -> Vec<ObjectPartKey> {
-    let mut keys = revision_keys(&name.namespace, revision, &container_names(revision, world));
+    let mut keys = revision_keys(&name.namespace, revision, &container_names(revision, cluster));
     // The ServerlessService waits for a decision of the autoscaler.
     keys.retain(|key| key.resource != ResourceKind::ServerlessService);
     keys
 }
 
 fn required_by_route(
-    world: &ClusterState,
+    cluster: &ClusterState,
     name: &NamespacedName,
     app: &AppState,
 ) -> Option<RequiredChildren> {
     let route = app.route.as_ref().filter(|it| it.meta.uid != Uid(0) && !it.is_terminating)?;
-    let named = |it: &String| {
-        world.activator_readiness(it).is_some_and(|(_, it)| it == ActivatorReadiness::Ready)
+    let named = |pod: &String| {
+        cluster.activator_readiness(pod).is_some_and(|(_, it)| it == ActivatorReadiness::Ready)
     };
-    let leads = world.activators.pods.keys().any(named);
+    let has_activator = cluster.activators.pods.keys().any(named);
     let mut keys = route_name_keys(name, app);
     keys.retain(|key| match key.resource {
         // There is one slice for each IP family of the activators; the IPv4 one stands for both.
         ResourceKind::EndpointSlice => {
-            leads && !key.name.name.ends_with(crate::model::object::names::V6_SUFFIX)
+            has_activator && !key.name.name.ends_with(crate::model::object::names::V6_SUFFIX)
         }
         _ => true,
     });

@@ -38,15 +38,15 @@ impl<'a> ReferenceReader<'a> {
     }
 
     /// Records an unusual form; returns an error if the server refuses it.
-    fn record_form(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
-        self.unusual_forms.push(odd);
-        if self.server.accepts(odd) { Ok(()) } else { Err(ReferenceStop::Refused) }
+    fn record_form(&mut self, form: UnusualForm) -> Result<(), ReferenceStop> {
+        self.unusual_forms.push(form);
+        if self.server.accepts(form) { Ok(()) } else { Err(ReferenceStop::Refused) }
     }
 
     /// Records an unusual form that a server detects before the end of the line.
-    fn record_early_form(&mut self, odd: UnusualForm) -> Result<(), ReferenceStop> {
+    fn record_early_form(&mut self, form: UnusualForm) -> Result<(), ReferenceStop> {
         self.at += 1;
-        self.record_form(odd)?;
+        self.record_form(form)?;
         self.at -= 1;
         Ok(())
     }
@@ -109,9 +109,9 @@ impl<'a> ReferenceReader<'a> {
                 // §5.2: the line break of a folded line counts as a blank.
                 Some(last) if is_blank(&line[0]) => {
                     self.record_form(UnusualForm::Fold)?;
-                    let before = last.to_ascii_lowercase();
-                    let says_close =
-                        before.starts_with(b"connection:") && trimmed(&before).ends_with(b"close");
+                    let last_coding = last.to_ascii_lowercase();
+                    let says_close = last_coding.starts_with(b"connection:")
+                        && trimmed(&last_coding).ends_with(b"close");
                     if says_close && trimmed(line).first().is_some_and(|byte| *byte != b',') {
                         self.record_form(UnusualForm::FoldedClose)?;
                     }
@@ -224,13 +224,13 @@ impl<'a> ReferenceReader<'a> {
             b"content-length" => fields.lengths.push(value.to_vec()),
             b"transfer-encoding" => fields.codings.push(value.to_vec()),
             b"connection" => {
-                let says = |wanted: &[u8]| {
+                let has_token = |token: &[u8]| {
                     value
                         .split(|byte| *byte == b',')
-                        .any(|it| trimmed(it).eq_ignore_ascii_case(wanted))
+                        .any(|it| trimmed(it).eq_ignore_ascii_case(token))
                 };
-                fields.closes |= says(b"close");
-                fields.keeps |= says(b"keep-alive");
+                fields.closes |= has_token(b"close");
+                fields.keeps |= has_token(b"keep-alive");
             }
             _ => {}
         }

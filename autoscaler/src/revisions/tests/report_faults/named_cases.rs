@@ -12,15 +12,15 @@ fn quiet_that_is_known_lowers() {
 /// Reports stall while most requests end: the remaining requests keep their pods, and the service is never at zero.
 #[test]
 fn a_late_report_is_spread_over_the_time_it_covers() {
-    for harm in [ReportFault::Late, ReportFault::Lost] {
+    for fault in [ReportFault::Late, ReportFault::Lost] {
         let series = [constant_load(20, 100), constant_load(70, 10)].concat();
-        let late = |sender| TimedFault { sender, fault: harm, from: 20, long: 9 };
-        let harms = FaultCase { faults: vec![late(0), late(1)], ..FaultCase::default() };
-        let pods = requested_pods(&small_policy(), &series, &harms);
+        let late = |sender| TimedFault { sender, fault, from: 20, long: 9 };
+        let faults = FaultCase { faults: vec![late(0), late(1)], ..FaultCase::default() };
+        let pods = requested_pods(&small_policy(), &series, &faults);
         assert_eq!(
             (min_requested(&pods, 20), pods.last()),
             (9, Some(&9)),
-            "{harm:?}: 60 at 7 a pod"
+            "{fault:?}: 60 at 7 a pod"
         );
     }
 }
@@ -30,17 +30,17 @@ fn a_late_report_is_spread_over_the_time_it_covers() {
 fn a_stall_does_not_multiply_what_began_in_it() {
     let series = [constant_load(30, 0), constant_load(30, 10)].concat();
     let late = |sender| TimedFault { sender, fault: ReportFault::Lost, from: 30, long: 9 };
-    let harms = FaultCase { faults: vec![late(0), late(1)], ..FaultCase::default() };
-    let pods = requested_pods(&small_policy(), &series, &harms);
+    let faults = FaultCase { faults: vec![late(0), late(1)], ..FaultCase::default() };
+    let pods = requested_pods(&small_policy(), &series, &faults);
     assert_eq!(pods.iter().skip(4 * 30).max(), Some(&9), "60 at 7 a pod");
 }
 
 #[test]
 fn pods_of_an_agent_that_is_gone_are_kept() {
     // All load is on the absent agent's node, where it ends or continues.
-    let one = [0, 100, 0, 100, 0, 100, 0];
-    for after in [constant_load(60, 0), vec![one; 60]] {
-        let series = [vec![one; 30], after].concat();
+    let one_node = [0, 100, 0, 100, 0, 100, 0];
+    for after in [constant_load(60, 0), vec![one_node; 60]] {
+        let series = [vec![one_node; 30], after].concat();
         let pods = requested_pods(
             &small_policy(),
             &series,
@@ -48,19 +48,20 @@ fn pods_of_an_agent_that_is_gone_are_kept() {
         );
         assert_eq!(min_requested(&pods, 30), 43, "300 at 7 a pod");
     }
-    let all = |sender| TimedFault { sender, fault: ReportFault::StreamClosed, from: 40, long: 80 };
-    let harms = FaultCase { faults: vec![all(0), all(1)], ..FaultCase::default() };
+    let closed =
+        |sender| TimedFault { sender, fault: ReportFault::StreamClosed, from: 40, long: 80 };
+    let faults = FaultCase { faults: vec![closed(0), closed(1)], ..FaultCase::default() };
     // The last report was quiet, but the averages were still falling.
     let series = [constant_load(39, 10), constant_load(81, 0)].concat();
-    let pods = requested_pods(&small_policy(), &series, &harms);
+    let pods = requested_pods(&small_policy(), &series, &faults);
     assert_eq!((pods[4 * 40], min_requested(&pods, 40)), (8, 8), "nothing is known of the load");
 }
 
 /// Load rises on another node: the last reported load of the absent agent's node still counts.
 #[test]
 fn the_last_report_of_an_absent_agent_still_counts() {
-    let (one, both) = ([20, 0, 20, 0, 20, 0, 0], [20, 20, 20, 20, 20, 20, 0]);
-    let series = [vec![one; 30], vec![both; 30]].concat();
+    let (one_node, both_nodes) = ([20, 0, 20, 0, 20, 0, 0], [20, 20, 20, 20, 20, 20, 0]);
+    let series = [vec![one_node; 30], vec![both_nodes; 30]].concat();
     let pods = requested_pods(
         &small_policy(),
         &series,
@@ -74,10 +75,10 @@ fn the_last_report_of_an_absent_agent_still_counts() {
 fn a_stalled_agent_is_late_though_all_its_reported_pods_are_gone() {
     let (before, after) = ([20, 0, 20, 0, 20, 0, 0], [0, 0, 0, 30, 0, 30, 0]);
     let load = [vec![before; 48], vec![after; 30]].concat();
-    let lives =
+    let ready_spans =
         [0..NEVER_ENDS, 0..47, 0..NEVER_ENDS, 48..NEVER_ENDS, 0..NEVER_ENDS, 48..NEVER_ENDS];
-    let story = LoadCase { policy: small_policy(), load, ready_spans: lives };
-    let pods = run_load_case(&story, &single_fault(1, ReportFault::Late, 46, 40)).pods;
+    let load_case = LoadCase { policy: small_policy(), load, ready_spans };
+    let pods = run_load_case(&load_case, &single_fault(1, ReportFault::Late, 46, 40)).pods;
     assert_eq!(min_requested(&pods, 20), 9, "60 at 7 a pod");
 }
 
@@ -86,11 +87,11 @@ fn a_stalled_agent_is_late_though_all_its_reported_pods_are_gone() {
 fn a_second_without_an_activator_report_is_not_quiet() {
     let series = [constant_load(36, 10), constant_load(40, 0)].concat();
     let lowered =
-        |harms| requested_pods(&small_policy(), &series, &harms).iter().rposition(|&it| it == 9);
-    let [whole, lost] =
+        |faults| requested_pods(&small_policy(), &series, &faults).iter().rposition(|&it| it == 9);
+    let [complete, lost] =
         [FaultCase::default(), single_fault(ACTIVATOR, ReportFault::Lost, 36, 1)].map(lowered);
     // At the next tick, or at the first one after a stable window, a panic window and a tick.
-    assert_eq!((whole, lost), (Some(4 * 38 - 1), Some(4 * 48 - 1)), "60 at 7 a pod");
+    assert_eq!((complete, lost), (Some(4 * 38 - 1), Some(4 * 48 - 1)), "60 at 7 a pod");
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn an_activator_that_falls_silent_after_its_first_report_is_missed() {
     let one_waits = [0, 0, 0, 0, 0, 0, 1];
     let series =
         [constant_load(QUIET_START_S + 11, 0), vec![one_waits], constant_load(20, 0)].concat();
-    let never = TimedFault {
+    let closed = TimedFault {
         sender: ACTIVATOR,
         fault: ReportFault::StreamClosed,
         from: 0,
@@ -140,11 +141,11 @@ fn an_activator_that_falls_silent_after_its_first_report_is_missed() {
     };
     let silent =
         TimedFault { sender: ACTIVATOR, fault: ReportFault::Late, from: QUIET_START_S, long: 16 };
-    let harms = FaultCase { faults: vec![never, silent], ..FaultCase::default() };
-    let told = requested_pods(&small_policy(), &series, &FaultCase::default());
-    let harmed = requested_pods(&small_policy(), &series, &harms);
+    let faults = FaultCase { faults: vec![closed, silent], ..FaultCase::default() };
+    let expected = requested_pods(&small_policy(), &series, &FaultCase::default());
+    let faulty = requested_pods(&small_policy(), &series, &faults);
     let ends = 4 * (QUIET_START_S + 16);
-    assert_eq!((told[ends], harmed[ends]), (1, 6), "nothing is known of what waits");
+    assert_eq!((expected[ends], faulty[ends]), (1, 6), "nothing is known of what waits");
 }
 
 /// Load falls at a tick and rises to a multiple before the next one: the burst is decided at once.
@@ -162,14 +163,14 @@ fn a_burst_between_two_ticks_lowers_nothing() {
 #[test]
 fn a_new_autoscaler_asks_for_pods_in_place_of_those_that_have_gone() {
     // One pod is decided, and five more start until a moment after the takeover.
-    let mut lives = [const { QUIET_START_S + 6..QUIET_START_S + 6 }; BASE_PODS];
-    lives[0] = 0..NEVER_ENDS;
+    let mut ready_spans = [const { QUIET_START_S + 6..QUIET_START_S + 6 }; BASE_PODS];
+    ready_spans[0] = 0..NEVER_ENDS;
     let waiting = |level| [0, 0, 0, 0, 0, 0, level];
     let load =
         [vec![waiting(0); QUIET_START_S], vec![waiting(1); 10], vec![waiting(20); 20]].concat();
-    let story = LoadCase { policy: small_policy(), load, ready_spans: lives };
+    let load_case = LoadCase { policy: small_policy(), load, ready_spans };
     let pods = run_load_case(
-        &story,
+        &load_case,
         &FaultCase { replaced_at: Some(QUIET_START_S + 4), ..FaultCase::default() },
     )
     .pods;
@@ -192,14 +193,14 @@ fn pods_beyond_the_decided_number_carry_no_load() {
         vec![waiting(0); QUIET_END_S],
     ]
     .concat();
-    let spans = [const { 0..NEVER_ENDS }; BASE_PODS];
-    let load_case = LoadCase { policy: small_policy(), load, ready_spans: spans };
-    let late = single_fault(0, ReportFault::Late, QUIET_START_S, 6);
-    let told = run_load_case(&load_case, &FaultCase::default()).pods;
-    let harmed = run_load_case(&load_case, &late).pods;
+    let ready_spans = [const { 0..NEVER_ENDS }; BASE_PODS];
+    let load_case = LoadCase { policy: small_policy(), load, ready_spans };
+    let late_faults = single_fault(0, ReportFault::Late, QUIET_START_S, 6);
+    let expected = run_load_case(&load_case, &FaultCase::default()).pods;
+    let faulty = run_load_case(&load_case, &late_faults).pods;
     let reported = 4 * (QUIET_START_S + 17) + 2;
-    assert_eq!((told[reported - 1], harmed[reported - 1]), (0, 1), "zero, and held up");
-    assert_eq!((told[reported], harmed[reported]), (3, 3), "20 at 7 a pod");
+    assert_eq!((expected[reported - 1], faulty[reported - 1]), (0, 1), "zero, and held up");
+    assert_eq!((expected[reported], faulty[reported]), (3, 3), "20 at 7 a pod");
 }
 
 /// A new autoscaler has named no number, because its pods carry the load that began between two ticks. Then most of
@@ -216,14 +217,14 @@ fn a_new_autoscaler_remembers_load_between_two_ticks() {
         vec![quiet; QUIET_END_S],
     ]
     .concat();
-    let mut spans = [const { 0..QUIET_START_S + 7 }; BASE_PODS];
-    spans[0] = 0..NEVER_ENDS;
-    let load_case = LoadCase { policy: small_policy(), load, ready_spans: spans };
+    let mut ready_spans = [const { 0..QUIET_START_S + 7 }; BASE_PODS];
+    ready_spans[0] = 0..NEVER_ENDS;
+    let load_case = LoadCase { policy: small_policy(), load, ready_spans };
     let replaced = FaultCase { replaced_at: Some(QUIET_START_S), ..FaultCase::default() };
-    let told = run_load_case(&load_case, &FaultCase::default()).pods;
+    let expected = run_load_case(&load_case, &FaultCase::default()).pods;
     let kept = run_load_case(&load_case, &replaced).kept;
     let drained = 4 * (QUIET_START_S + 7);
-    assert_eq!((told[drained], kept[drained - 1]), (6, 6), "40 at 7 a pod");
+    assert_eq!((expected[drained], kept[drained - 1]), (6, 6), "40 at 7 a pod");
     assert_eq!(kept[drained], 6);
 }
 
@@ -237,10 +238,10 @@ fn load_of_a_pod_that_leaves_unreported_stays_unknown() {
         vec![[3, 0, 0, 0, 0, 0, 0]; QUIET_END_S],
     ]
     .concat();
-    let mut spans = [const { 0..NEVER_ENDS }; BASE_PODS];
-    (spans[1], spans[3], spans[5]) = (0..5, 0..5, 0..QUIET_START_S + 8);
+    let mut ready_spans = [const { 0..NEVER_ENDS }; BASE_PODS];
+    (ready_spans[1], ready_spans[3], ready_spans[5]) = (0..5, 0..5, 0..QUIET_START_S + 8);
     let policy = ScalePolicy { metric: ScaleMetric::Rps, ..small_policy() };
-    let load_case = LoadCase { policy, load, ready_spans: spans };
+    let load_case = LoadCase { policy, load, ready_spans };
     let closed_at = QUIET_START_S + 6;
     let absent = single_fault(1, ReportFault::StreamClosed, closed_at, 5);
     let pods = run_load_case(&load_case, &absent).pods;
@@ -249,8 +250,8 @@ fn load_of_a_pod_that_leaves_unreported_stays_unknown() {
     assert_eq!(lowered, Some(4 * (closed_at + 2 + 10)), "{pods:?}");
 }
 
-/// Constant waiting requests, of which each report arrives a second late. The estimate of its time allows for a drift of
-/// the clock, which must not take load from a second: 21 asks for 4 pods only while the average is not below it.
+/// Constant waiting requests, of which each report arrives a second late. The estimate of its time allows for a drift
+/// of the clock, which must not take load from a second: 21 asks for 4 pods only while the average is not below it.
 #[test]
 fn the_drift_of_a_clock_lowers_no_load() {
     let [before, after] = [[0, 0, 8, 0, 10, 7, 0], [0, 0, 0, 0, 0, 11, 10]];
@@ -267,10 +268,10 @@ fn the_drift_of_a_clock_lowers_no_load() {
         ..small_policy()
     };
     let repeated = single_fault(ACTIVATOR, ReportFault::Repeated, QUIET_START_S + 4, 13);
-    let [told, harmed] =
+    let [expected, faulty] =
         [FaultCase::default(), repeated].map(|faults| requested_pods(&policy, &load, &faults));
     let at = 4 * (QUIET_START_S + 20);
-    assert_eq!((told[at], harmed[at]), (4, 4), "the average is just above 21, at 7 a pod");
+    assert_eq!((expected[at], faulty[at]), (4, 4), "the average is just above 21, at 7 a pod");
 }
 
 /// A new autoscaler keeps the pods for its windows, and meanwhile the load ends and returns. The last pod stays for a
@@ -292,8 +293,8 @@ fn a_takeover_does_not_shorten_the_stable_window() {
         ..small_policy()
     };
     let replaced = FaultCase { replaced_at: Some(QUIET_START_S + 8), ..FaultCase::default() };
-    let [told, kept] = [FaultCase::default(), replaced]
+    let [expected, kept] = [FaultCase::default(), replaced]
         .map(|faults| requested_pods(&policy, &load, &faults))
         .map(|pods| pods.iter().rposition(|&it| it > 0));
-    assert_eq!((told, kept), (Some(4 * 74 - 1), Some(4 * 74 - 1)), "last moment with a pod");
+    assert_eq!((expected, kept), (Some(4 * 74 - 1), Some(4 * 74 - 1)), "last moment with a pod");
 }

@@ -150,10 +150,15 @@ impl SimElectionHosts {
                 it.active = it.announced_active.clone();
             }
             if now % 2 == u64::try_from(at % 2).expect("0 or 1") {
-                let alive = it.heartbeat(now);
+                let heartbeat = it.heartbeat(now);
                 for (to, controller) in self.controllers.iter_mut().enumerate() {
-                    let late = (now + u64::try_from(at + to).expect("small")) % 2;
-                    controller.messages.push((now + late, at, it.name.clone(), alive.clone()));
+                    let delay_ticks = (now + u64::try_from(at + to).expect("small")) % 2;
+                    controller.messages.push((
+                        now + delay_ticks,
+                        at,
+                        it.name.clone(),
+                        heartbeat.clone(),
+                    ));
                 }
             }
         }
@@ -199,14 +204,15 @@ impl SimElectionController {
             return;
         }
         let mail = std::mem::take(&mut self.messages);
-        for (at, from, name, alive) in mail {
+        for (at, from, name, heartbeat) in mail {
             if at > now {
-                self.messages.push((at, from, name, alive));
+                self.messages.push((at, from, name, heartbeat));
                 continue;
             }
-            let known = self.streams.get(&from).filter(|(_, known)| *known == name);
-            if let Some((stream, _)) = known {
-                self.deciders.handle_heartbeat(*stream, alive);
+            let stream_name =
+                self.streams.get(&from).filter(|(_, stream_name)| *stream_name == name);
+            if let Some((stream, _)) = stream_name {
+                self.deciders.handle_heartbeat(*stream, heartbeat);
                 continue;
             }
             *streams += 1;
@@ -214,7 +220,7 @@ impl SimElectionController {
                 self.deciders.end_stream(old);
             }
             self.deciders.begin_stream(*streams, &name);
-            self.deciders.handle_heartbeat(*streams, alive);
+            self.deciders.handle_heartbeat(*streams, heartbeat);
             self.deciders.handle_synced(*streams);
         }
         self.deciders.tick();
@@ -229,16 +235,16 @@ impl SimElectionController {
 fn check(
     hosts: &SimElectionHosts,
     controller: &SimElectionController,
-    before: Option<&str>,
+    previous: Option<&str>,
 ) -> Result<(), TestCaseError> {
     let now = hosts.now - 1;
     if now < controller.runs_since + 20 {
         return Ok(());
     }
-    let of = |name: &str| hosts.autoscalers.iter().find(|it| it.name == name);
+    let autoscaler = |name: &str| hosts.autoscalers.iter().find(|it| it.name == name);
     let chosen = controller.deciders.active_name();
     let others = || hosts.autoscalers.iter().filter(|it| Some(it.name.as_str()) != chosen);
-    if let (Some(old), Some(new)) = (before.and_then(of), chosen.and_then(of))
+    if let (Some(old), Some(new)) = (previous.and_then(autoscaler), chosen.and_then(autoscaler))
         && old.name != new.name
         && old.runs_for(now, 15)
     {
@@ -248,7 +254,7 @@ fn check(
         );
         prop_assert!(is_full || is_older, "{} took over from {} at {now}", new.name, old.name);
     }
-    if let Some(it) = chosen.and_then(of) {
+    if let Some(it) = chosen.and_then(autoscaler) {
         let frozen_for = if now < it.frozen_until { now - it.frozen_since } else { 0 };
         let another = others().any(|it| it.runs_for(now, 20));
         prop_assert!(frozen_for < 10 || !another, "{} is frozen at {now}", it.name);

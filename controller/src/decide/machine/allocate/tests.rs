@@ -20,7 +20,7 @@ fn crowded(free: usize) -> MachineSim {
     let [first, last] = abi::ACTIVATOR_PORTS;
     assert_eq!((first..=last).count(), 10_000, "as docs/operations.md says");
     let mut sim = MachineSim::new();
-    sim.machine.world.allocated.ports.extend((first..=last).skip(free));
+    sim.machine.cluster.allocated.ports.extend((first..=last).skip(free));
     sim
 }
 
@@ -30,9 +30,11 @@ fn apply(sim: &mut MachineSim, name: &str) {
 
 /// Returns the reason for which the Route of this name gets no requests; empty: it gets them.
 fn route_error(sim: &MachineSim, name: &str) -> String {
-    match sim.machine.world.apps[&named(name)].conditions.get(ConditionType::RouteIngress) {
+    match sim.machine.cluster.apps[&named(name)].conditions.get(ConditionType::RouteIngress) {
         ConditionStatus::True(_) => String::new(),
-        ConditionStatus::False(why) | ConditionStatus::Unknown(Some(why)) => why.reason.to_string(),
+        ConditionStatus::False(reason) | ConditionStatus::Unknown(Some(reason)) => {
+            reason.reason.to_string()
+        }
         ConditionStatus::Unknown(None) => "unknown".to_owned(),
     }
 }
@@ -58,7 +60,7 @@ fn without_a_free_port_a_route_reports_it_and_waits_for_one() {
     sim.report_pod(&uid, |it| it.drained = true);
     apply(&mut sim, "third");
     assert_eq!(route_error(&sim, "third"), "NoAddressLeft", "a port is given back once");
-    assert_eq!(sim.machine.world.allocated.ports.len(), 10_000);
+    assert_eq!(sim.machine.cluster.allocated.ports.len(), 10_000);
 }
 
 #[test]

@@ -75,22 +75,22 @@ fn skipped_digests(
     machine: &ControllerStateMachine,
     revision: &NamespacedName,
 ) -> Option<ControllerEvent> {
-    let wanted = machine.digest_query(revision)?;
-    let digests = wanted.images.into_iter().map(|(name, _)| (name, String::new())).collect();
+    let query = machine.digest_query(revision)?;
+    let digests = query.images.into_iter().map(|(name, _)| (name, String::new())).collect();
     Some(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)))
 }
 
 fn machine() -> ControllerStateMachine {
     let settings =
         ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
-    let world =
+    let cluster =
         ClusterState { settings: Arc::new(settings), is_leader: false, ..ClusterState::default() };
-    ControllerStateMachine::new(world, Outbox::new())
+    ControllerStateMachine::new(cluster, Outbox::new())
 }
 
 impl FakeApiServer {
     fn new() -> Self {
-        let mut cluster = Self {
+        let mut api_server = Self {
             machine: machine(),
             other_replica: Some(machine()),
             now: UnixMillis(1_000_000_000),
@@ -107,15 +107,15 @@ impl FakeApiServer {
             "spec": {"nodeName": "n1"},
             "status": {"podIP": "10.1.0.9", "conditions": [{"type": "Ready", "status": "True"}]},
         });
-        let own = NamespacedName::new("knative-serving", "activator-1");
-        cluster.objects.insert((ResourceKind::Pod, own.clone()), activator.clone());
-        cluster.step(ControllerEvent::LeadershipChanged(true));
-        cluster.step(ControllerEvent::ObjectObserved(
+        let activator_name = NamespacedName::new("knative-serving", "activator-1");
+        api_server.objects.insert((ResourceKind::Pod, activator_name.clone()), activator.clone());
+        api_server.step(ControllerEvent::LeadershipChanged(true));
+        api_server.step(ControllerEvent::ObjectObserved(
             ResourceKind::Pod,
-            own,
+            activator_name,
             Some(Box::new(activator)),
         ));
-        cluster
+        api_server
     }
 
     /// Handles an event, and all events that follow from the resulting writes.
@@ -146,23 +146,23 @@ impl FakeApiServer {
         }
         assert_eq!(named_twice(&self.table()), [""; 0], "a host leads to one service");
         if let Some(follower) =
-            self.other_replica.as_ref().filter(|_| self.machine.world().is_leader)
+            self.other_replica.as_ref().filter(|_| self.machine.cluster().is_leader)
         {
             assert_eq!(differences(&table(follower), &self.table()), [""; 0]);
         }
     }
 
     fn write(&mut self, key: &ObjectPartKey) -> Vec<ControllerEvent> {
-        if !self.machine.world().is_leader {
+        if !self.machine.cluster().is_leader {
             return Vec::new();
         }
-        let seen =
+        let observed =
             self.objects.get(&(key.resource, key.name.clone())).map(ObservedObject::from_object);
-        match next_write(key, desired_state(self.machine.world(), key), seen.as_ref(), None) {
+        match next_write(key, desired_state(self.machine.cluster(), key), observed.as_ref(), None) {
             WriteAction::None => Vec::new(),
-            WriteAction::NotOwned(trouble) => {
+            WriteAction::NotOwned(error) => {
                 self.failed_writes.insert(key.clone());
-                vec![ControllerEvent::WriteErrorChanged(key.clone(), Some(trouble))]
+                vec![ControllerEvent::WriteErrorChanged(key.clone(), Some(error))]
             }
             WriteAction::Create(body) | WriteAction::Apply(body) | WriteAction::Restore(body) => {
                 let mut events = self.apply(key.resource, &key.name, body);
@@ -174,8 +174,8 @@ impl FakeApiServer {
                 events
             }
             WriteAction::Status(body) => self.put_status(key, body["status"].clone()),
-            WriteAction::Scale { replicas, pods_to_remove: leaving } => {
-                self.scale(&key.name, replicas, &leaving)
+            WriteAction::Scale { replicas, pods_to_remove: leaving_pods } => {
+                self.scale(&key.name, replicas, &leaving_pods)
             }
             WriteAction::Delete(_) => self.delete(key.resource, &key.name),
         }
@@ -193,20 +193,20 @@ impl FakeApiServer {
         }
     }
 
-    fn map(&mut self, domain: &str, kind: &str, to: &str) {
-        let of = if kind == "Service" { "serving.knative.dev/v1" } else { "v1" };
+    fn map(&mut self, domain: &str, kind: &str, target: &str) {
+        let api_version = if kind == "Service" { "serving.knative.dev/v1" } else { "v1" };
         let kind = kind.trim_start_matches("Core");
-        let spec = json!({"ref": {"apiVersion": of, "kind": kind, "name": to}});
+        let spec = json!({"ref": {"apiVersion": api_version, "kind": kind, "name": target}});
         self.user(ResourceKind::DomainMapping, domain, spec);
     }
 
     fn config(&mut self, name: &str, data: Value) {
-        let own = NamespacedName::new("knative-serving", name);
+        let config_name = NamespacedName::new("knative-serving", name);
         let object = json!({"data": data});
-        self.objects.insert((ResourceKind::ConfigMap, own.clone()), object.clone());
+        self.objects.insert((ResourceKind::ConfigMap, config_name.clone()), object.clone());
         self.step(ControllerEvent::ObjectObserved(
             ResourceKind::ConfigMap,
-            own,
+            config_name,
             Some(Box::new(object)),
         ));
     }
@@ -321,7 +321,7 @@ impl FakeApiServer {
         &mut self,
         name: &NamespacedName,
         replicas: i64,
-        leaving: &[NamespacedName],
+        leaving_pods: &[NamespacedName],
     ) -> Vec<ControllerEvent> {
         let Some(object) = self.objects.get_mut(&(ResourceKind::Deployment, name.clone())) else {
             return Vec::new();
@@ -337,7 +337,7 @@ impl FakeApiServer {
             name.clone(),
             Some(Box::new(object)),
         )];
-        events.extend(self.pods(name, leaving));
+        events.extend(self.pods(name, leaving_pods));
         events
     }
 
@@ -345,23 +345,23 @@ impl FakeApiServer {
     fn pods(
         &mut self,
         deployment: &NamespacedName,
-        leaving: &[NamespacedName],
+        leaving_pods: &[NamespacedName],
     ) -> Vec<ControllerEvent> {
         let object = self.objects[&(ResourceKind::Deployment, deployment.clone())].clone();
-        let wanted =
+        let replicas =
             usize::try_from(object["spec"]["replicas"].as_i64().unwrap_or(1)).expect("a count");
         let prefix = format!("{}-", deployment.name);
-        let own = |(resource, it): &&(ResourceKind, NamespacedName)| {
+        let is_of_deployment = |(resource, it): &&(ResourceKind, NamespacedName)| {
             *resource == ResourceKind::Pod && it.name.starts_with(&prefix)
         };
-        let mut have: Vec<NamespacedName> =
-            self.objects.keys().filter(own).map(|(_, it)| it.clone()).collect();
-        have.sort_by_key(|it| leaving.contains(it));
+        let mut present: Vec<NamespacedName> =
+            self.objects.keys().filter(is_of_deployment).map(|(_, it)| it.clone()).collect();
+        present.sort_by_key(|it| leaving_pods.contains(it));
         let mut events = Vec::new();
-        for gone in have.iter().skip(wanted) {
-            events.extend(self.delete(ResourceKind::Pod, gone));
+        for surplus in present.iter().skip(replicas) {
+            events.extend(self.delete(ResourceKind::Pod, surplus));
         }
-        for _ in have.len()..wanted {
+        for _ in present.len()..replicas {
             self.objects_created += 1;
             let name = NamespacedName::new(
                 &*deployment.namespace,
@@ -389,10 +389,12 @@ impl FakeApiServer {
 
     /// Deletes an object and, as the garbage collector does, all objects that it owns.
     fn delete(&mut self, resource: ResourceKind, name: &NamespacedName) -> Vec<ControllerEvent> {
-        let Some(gone) = self.objects.remove(&(resource, name.clone())) else { return Vec::new() };
+        let Some(removed) = self.objects.remove(&(resource, name.clone())) else {
+            return Vec::new();
+        };
         self.writes += 1;
         let mut events = vec![ControllerEvent::ObjectObserved(resource, name.clone(), None)];
-        let uid = gone["metadata"]["uid"].clone();
+        let uid = removed["metadata"]["uid"].clone();
         let owned = |(_, it): &(&(ResourceKind, NamespacedName), &Value)| {
             it["metadata"]["ownerReferences"][0]["uid"] == uid
         };
@@ -424,28 +426,28 @@ impl FakeApiServer {
     }
 
     /// Applies an object as `kubectl apply` of a user does.
-    fn user(&mut self, resource: ResourceKind, own: &str, spec: Value) {
+    fn user(&mut self, resource: ResourceKind, object_name: &str, spec: Value) {
         let body = json!({
             "apiVersion": resource.api_version(), "kind": resource.kind(),
-            "metadata": {"name": own, "namespace": SPACE}, "spec": spec,
+            "metadata": {"name": object_name, "namespace": SPACE}, "spec": spec,
         });
-        for event in self.apply(resource, &name(own), body) {
+        for event in self.apply(resource, &name(object_name), body) {
             self.step(event);
         }
     }
 
-    fn remove(&mut self, resource: ResourceKind, own: &str) {
-        for event in self.delete(resource, &name(own)) {
+    fn remove(&mut self, resource: ResourceKind, object_name: &str) {
+        for event in self.delete(resource, &name(object_name)) {
             self.step(event);
         }
     }
 
-    fn service(&mut self, own: &str, image: &str, initial: u32, traffic: Value) {
+    fn service(&mut self, name: &str, image: &str, initial: u32, traffic: Value) {
         let mut spec = json!({"template": template(image, initial)});
         if traffic.is_array() {
             spec["traffic"] = traffic;
         }
-        self.user(ResourceKind::KnativeService, own, spec);
+        self.user(ResourceKind::KnativeService, name, spec);
     }
 
     /// Reports every pod as ready, as its agent does.
@@ -455,7 +457,7 @@ impl FakeApiServer {
                 continue;
             }
             let pod = &self.objects[&(resource, it)];
-            let seen = PodObservation {
+            let observation = PodObservation {
                 uid: pod["metadata"]["uid"].as_str().expect("a uid").into(),
                 address: format!("{}:8080", pod["status"]["podIP"].as_str().expect("an address"))
                     .parse()
@@ -466,32 +468,32 @@ impl FakeApiServer {
                 in_flight: 0,
                 listening_since_ns: 1,
                 not_ready_reason: String::new(),
-                ..seen()
+                ..ready_observation()
             };
             let agent = ComponentReplica {
                 role: ComponentRole::Agent,
                 name: "n1".into(),
                 node: "n1".into(),
             };
-            self.step(ControllerEvent::PodReported(agent, seen));
+            self.step(ControllerEvent::PodReported(agent, observation));
         }
     }
 
-    fn decide(&mut self, revision: &str, wanted: u32) {
-        self.step(ControllerEvent::DecisionReceived(decision(revision, wanted)));
+    fn decide(&mut self, revision: &str, requested_scale: u32) {
+        self.step(ControllerEvent::DecisionReceived(decision(revision, requested_scale)));
     }
 
-    fn object(&self, resource: ResourceKind, own: &str) -> &Value {
-        &self.objects[&(resource, name(own))]
+    fn object(&self, resource: ResourceKind, object_name: &str) -> &Value {
+        &self.objects[&(resource, name(object_name))]
     }
 
     /// Returns a condition as `status reason: message`.
-    fn condition(&self, resource: ResourceKind, own: &str, which: &str) -> String {
-        let all = self.object(resource, own)["status"]["conditions"]
+    fn condition(&self, resource: ResourceKind, name: &str, condition_type: &str) -> String {
+        let all = self.object(resource, name)["status"]["conditions"]
             .as_array()
             .cloned()
             .unwrap_or_default();
-        let it = all.into_iter().find(|it| it["type"] == which).unwrap_or_default();
+        let it = all.into_iter().find(|it| it["type"] == condition_type).unwrap_or_default();
         let word = |field: &str| it[field].as_str().unwrap_or_default().to_owned();
         format!("{} {}: {}", word("status"), word("reason"), word("message"))
     }
@@ -501,13 +503,17 @@ impl FakeApiServer {
     }
 }
 
-fn decision(revision: &str, wanted: u32) -> ScaleDecision {
+fn decision(revision: &str, requested_scale: u32) -> ScaleDecision {
     ScaleDecision {
         revision: name(revision),
-        desired_scale: Some(wanted),
+        requested_scale: Some(requested_scale),
         connection_path: ConnectionPath::Direct,
         activator_count: 2,
-        activity: if wanted == 0 { RevisionActivity::Inactive } else { RevisionActivity::Active },
+        activity: if requested_scale == 0 {
+            RevisionActivity::Inactive
+        } else {
+            RevisionActivity::Active
+        },
         stable_load: 0.0,
         panic_load: 0.0,
         target_load: 70.0,
@@ -519,7 +525,7 @@ fn decision(revision: &str, wanted: u32) -> ScaleDecision {
     }
 }
 
-fn seen() -> PodObservation {
+fn ready_observation() -> PodObservation {
     crate::decide::machine::tests::pod_seen("")
 }
 
@@ -574,78 +580,78 @@ fn template(image: &str, initial: u32) -> Value {
     })
 }
 
-fn pods_wanted(cluster: &FakeApiServer) -> &Value {
-    &cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"]
+fn pods_wanted(api_server: &FakeApiServer) -> &Value {
+    &api_server.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"]
 }
 
 /// An autoscaler may follow another replica, which observed the Revision sooner, and sends each decision once.
 #[test]
 fn a_wake_that_was_decided_before_the_revision_was_known_is_carried_out() {
-    let mut cluster = FakeApiServer::new();
-    cluster.decide("hello-00001", 1);
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(pods_wanted(&cluster), 1);
-    cluster.step(ControllerEvent::DecisionWithdrawn(name("hello-00001")));
-    assert_eq!(cluster.machine.decided_revisions().count(), 0);
+    let mut api_server = FakeApiServer::new();
+    api_server.decide("hello-00001", 1);
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(pods_wanted(&api_server), 1);
+    api_server.step(ControllerEvent::DecisionWithdrawn(name("hello-00001")));
+    assert_eq!(api_server.machine.decided_revisions().count(), 0);
 }
 
 #[test]
 fn what_was_decided_before_the_revision_was_known_can_be_taken_back() {
-    let mut cluster = FakeApiServer::new();
-    cluster.decide("hello-00001", 1);
-    cluster.step(ControllerEvent::DecisionStreamBegin);
-    cluster.step(ControllerEvent::DecisionStreamSynced);
-    cluster.decide("hello-00002", 1);
-    cluster.step(ControllerEvent::DecisionWithdrawn(name("hello-00002")));
-    assert_eq!(cluster.machine.decided_revisions().count(), 0);
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(pods_wanted(&cluster), 0);
+    let mut api_server = FakeApiServer::new();
+    api_server.decide("hello-00001", 1);
+    api_server.step(ControllerEvent::DecisionStreamBegin);
+    api_server.step(ControllerEvent::DecisionStreamSynced);
+    api_server.decide("hello-00002", 1);
+    api_server.step(ControllerEvent::DecisionWithdrawn(name("hello-00002")));
+    assert_eq!(api_server.machine.decided_revisions().count(), 0);
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(pods_wanted(&api_server), 0);
 }
 
 /// Deletion of a Revision may be observed after the decision on a new Revision of the same name.
 #[test]
 fn a_wake_of_a_name_that_comes_back_is_not_lost_with_the_old_one() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    cluster.remove(ResourceKind::KnativeService, "hello");
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(pods_wanted(&cluster), 1);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    api_server.remove(ResourceKind::KnativeService, "hello");
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(pods_wanted(&api_server), 1);
 }
 
 /// Allocation is the leader's: on other replicas, a name without numbers does not mean that none are free.
 #[test]
 fn a_non_leader_waits_for_the_allocation_of_a_name() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
     let mut follower = machine();
     for resource in [ResourceKind::Configuration, ResourceKind::Revision, ResourceKind::Route] {
-        let (own, object) =
-            cluster.objects.iter().find(|((it, _), _)| *it == resource).expect("one");
+        let (service_name, object) =
+            api_server.objects.iter().find(|((it, _), _)| *it == resource).expect("one");
         let event = ControllerEvent::ObjectObserved(
             resource,
-            own.1.clone(),
+            service_name.1.clone(),
             Some(Box::new(object.clone())),
         );
-        follower.step(cluster.now, event);
+        follower.step(api_server.now, event);
     }
-    let app = &follower.world().apps[&name("hello")];
-    let why = app.conditions.get(crate::model::world::ConditionType::RouteIngress);
+    let app = &follower.cluster().apps[&name("hello")];
+    let ingress = app.conditions.get(crate::model::world::ConditionType::RouteIngress);
     assert!(app.route.as_ref().is_some_and(|it| it.allocations.is_empty()));
-    assert!(matches!(why, crate::model::world::ConditionStatus::Unknown(_)), "{why:?}");
+    assert!(matches!(ingress, crate::model::world::ConditionStatus::Unknown(_)), "{ingress:?}");
 }
 
 #[test]
 fn a_service_becomes_everything_that_knative_makes_of_it() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    let made: BTreeSet<String> = cluster
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    let made: BTreeSet<String> = api_server
         .objects
         .keys()
         .filter(|(_, it)| it.namespace == SPACE)
         .map(|(resource, it)| format!("{resource}/{}", it.name))
         .collect();
-    let wanted = [
+    let expected = [
         "configurations.serving.knative.dev/hello",
         "deployments.apps/hello-00001-deployment",
         "endpointslices.discovery.k8s.io/hello",
@@ -660,150 +666,163 @@ fn a_service_becomes_everything_that_knative_makes_of_it() {
         "services/hello-00001",
         "services/hello-00001-private",
     ];
-    assert_eq!(made, wanted.map(str::to_owned).into());
-    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
-    let status = &cluster.object(ResourceKind::KnativeService, "hello")["status"];
+    assert_eq!(made, expected.map(str::to_owned).into());
+    assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
+    let status = &api_server.object(ResourceKind::KnativeService, "hello")["status"];
     assert_eq!(status["latestReadyRevisionName"], "hello-00001");
     assert_eq!(status["address"]["url"], "http://hello.default.svc.cluster.local");
     assert_eq!(
-        cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"],
+        api_server.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"],
         0
     );
-    let service = &cluster.table().services[&name("hello")];
+    let service = &api_server.table().services[&name("hello")];
     assert_eq!(service.addresses.len(), 2, "of both families");
-    let slice = cluster.object(ResourceKind::EndpointSlice, "hello");
+    let slice = api_server.object(ResourceKind::EndpointSlice, "hello");
     assert_eq!(slice["ports"][0]["port"], service.activator_port.get());
     assert_eq!(slice["endpoints"][0]["addresses"][0], "10.1.0.9");
 }
 
 #[test]
 fn a_decision_scales_the_deployment_and_a_listener_makes_a_route() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 2);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 2);
     assert_eq!(
-        cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"],
+        api_server.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["replicas"],
         2
     );
-    cluster.ready();
-    let pods: Vec<_> = cluster.table().pods.into_values().map(|it| (it.phase, it.node)).collect();
+    api_server.ready();
+    let pods: Vec<_> =
+        api_server.table().pods.into_values().map(|it| (it.phase, it.node)).collect();
     assert_eq!(pods, vec![(common::wire::RoutingPhase::Ready, "n1".to_owned()); 2]);
     assert_eq!(
-        cluster.object(ResourceKind::ServerlessService, "hello-00001")["spec"]["mode"],
+        api_server.object(ResourceKind::ServerlessService, "hello-00001")["spec"]["mode"],
         "Serve"
     );
-    let status = &cluster.object(ResourceKind::PodAutoscaler, "hello-00001")["status"];
+    let status = &api_server.object(ResourceKind::PodAutoscaler, "hello-00001")["status"];
     assert_eq!((&status["desiredScale"], &status["actualScale"]), (&json!(2), &json!(2)));
-    cluster.decide("hello-00001", 0);
-    let left = |cluster: &FakeApiServer| {
-        cluster.names(ResourceKind::Pod).iter().filter(|it| it.namespace == SPACE).count()
+    api_server.decide("hello-00001", 0);
+    let left = |api_server: &FakeApiServer| {
+        api_server.names(ResourceKind::Pod).iter().filter(|it| it.namespace == SPACE).count()
     };
-    assert_eq!(left(&cluster), 2, "they drain first");
-    cluster.now = cluster.now.plus_ms(301_000);
-    cluster.step(ControllerEvent::Tick);
-    assert_eq!(left(&cluster), 0);
-    assert_eq!(cluster.condition(ResourceKind::Revision, "hello-00001", "Ready"), "True : ");
+    assert_eq!(left(&api_server), 2, "they drain first");
+    api_server.now = api_server.now.plus_ms(301_000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(left(&api_server), 0);
+    assert_eq!(api_server.condition(ResourceKind::Revision, "hello-00001", "Ready"), "True : ");
     assert!(
-        cluster
+        api_server
             .condition(ResourceKind::Revision, "hello-00001", "Active")
             .starts_with("False NoTraffic")
     );
     assert_eq!(
-        cluster.object(ResourceKind::ServerlessService, "hello-00001")["spec"]["mode"],
+        api_server.object(ResourceKind::ServerlessService, "hello-00001")["spec"]["mode"],
         "Proxy"
     );
 }
 
 #[test]
 fn traffic_moves_when_the_new_revision_is_ready() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 1, Value::Null);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 1, Value::Null);
     assert!(
-        cluster.condition(ResourceKind::KnativeService, "hello", "Ready").starts_with("Unknown")
+        api_server.condition(ResourceKind::KnativeService, "hello", "Ready").starts_with("Unknown")
     );
-    cluster.ready();
-    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
-    cluster.service("hello", "hello:v2", 1, Value::Null);
-    let target = |cluster: &FakeApiServer| {
-        cluster.table().services[&name("hello")].targets[0].revision.name.clone()
+    api_server.ready();
+    assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
+    api_server.service("hello", "hello:v2", 1, Value::Null);
+    let target = |api_server: &FakeApiServer| {
+        api_server.table().services[&name("hello")].targets[0].revision.name.clone()
     };
-    assert_eq!(target(&cluster), "hello-00001");
-    assert_eq!(cluster.object(ResourceKind::Configuration, "hello")["metadata"]["generation"], 2);
-    cluster.ready();
-    assert_eq!(target(&cluster), "hello-00002");
-    let state = |cluster: &FakeApiServer, it: &str| {
-        cluster.object(ResourceKind::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
+    assert_eq!(target(&api_server), "hello-00001");
+    assert_eq!(
+        api_server.object(ResourceKind::Configuration, "hello")["metadata"]["generation"],
+        2
+    );
+    api_server.ready();
+    assert_eq!(target(&api_server), "hello-00002");
+    let state = |api_server: &FakeApiServer, it: &str| {
+        api_server.object(ResourceKind::Revision, it)["metadata"]["labels"][key::ROUTING_STATE]
+            .clone()
     };
     assert_eq!(
-        [state(&cluster, "hello-00001"), state(&cluster, "hello-00002")],
+        [state(&api_server, "hello-00001"), state(&api_server, "hello-00002")],
         ["reserve", "active"]
     );
     assert_eq!(
-        cluster.object(ResourceKind::PodAutoscaler, "hello-00001")["spec"]["reachability"],
+        api_server.object(ResourceKind::PodAutoscaler, "hello-00001")["spec"]["reachability"],
         "Unreachable"
     );
 }
 
 #[test]
 fn a_configuration_and_a_route_stand_by_themselves() {
-    let mut cluster = FakeApiServer::new();
-    cluster.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v1", 1)}));
-    cluster.ready();
-    assert_eq!(cluster.condition(ResourceKind::Configuration, "code", "Ready"), "True : ");
+    let mut api_server = FakeApiServer::new();
+    api_server.user(
+        ResourceKind::Configuration,
+        "code",
+        json!({"template": template("hello:v1", 1)}),
+    );
+    api_server.ready();
+    assert_eq!(api_server.condition(ResourceKind::Configuration, "code", "Ready"), "True : ");
     assert_eq!(
-        cluster.object(ResourceKind::Revision, "code-00001")["metadata"]["labels"]
+        api_server.object(ResourceKind::Revision, "code-00001")["metadata"]["labels"]
             [key::ROUTING_STATE],
         "pending"
     );
-    cluster.user(
+    api_server.user(
         ResourceKind::Route,
         "way",
         json!({"traffic": [{"configurationName": "code", "percent": 100}]}),
     );
-    assert_eq!(cluster.condition(ResourceKind::Route, "way", "Ready"), "True : ");
+    assert_eq!(api_server.condition(ResourceKind::Route, "way", "Ready"), "True : ");
     assert_eq!(
-        cluster.object(ResourceKind::Revision, "code-00001")["metadata"]["labels"]
+        api_server.object(ResourceKind::Revision, "code-00001")["metadata"]["labels"]
             [key::ROUTING_STATE],
         "active"
     );
-    let targets = &cluster.table().services[&name("way")].targets;
+    let targets = &api_server.table().services[&name("way")].targets;
     assert_eq!(targets[0].revision, name("code-00001"));
-    cluster.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v2", 1)}));
-    cluster.ready();
-    let targets = &cluster.table().services[&name("way")].targets;
+    api_server.user(
+        ResourceKind::Configuration,
+        "code",
+        json!({"template": template("hello:v2", 1)}),
+    );
+    api_server.ready();
+    let targets = &api_server.table().services[&name("way")].targets;
     assert_eq!(
         targets[0].revision,
         name("code-00002"),
         "a route follows the configuration it names"
     );
-    cluster.remove(ResourceKind::Route, "way");
-    assert!(cluster.table().services.is_empty());
-    cluster.user(
+    api_server.remove(ResourceKind::Route, "way");
+    assert!(api_server.table().services.is_empty());
+    api_server.user(
         ResourceKind::Route,
         "lost",
         json!({"traffic": [{"configurationName": "none", "percent": 100}]}),
     );
     assert_eq!(
-        cluster.condition(ResourceKind::Route, "lost", "AllTrafficAssigned"),
+        api_server.condition(ResourceKind::Route, "lost", "AllTrafficAssigned"),
         "False ConfigurationMissing: Configuration \"none\" referenced in traffic not found."
     );
 }
 
 #[test]
 fn what_a_service_does_not_own_it_does_not_touch() {
-    let mut cluster = FakeApiServer::new();
-    cluster.user(
+    let mut api_server = FakeApiServer::new();
+    api_server.user(
         ResourceKind::Configuration,
         "hello",
         json!({"template": template("other:v1", 0)}),
     );
-    cluster.service("hello", "hello:v1", 0, Value::Null);
+    api_server.service("hello", "hello:v1", 0, Value::Null);
     assert_eq!(
-        cluster.condition(ResourceKind::KnativeService, "hello", "ConfigurationsReady"),
+        api_server.condition(ResourceKind::KnativeService, "hello", "ConfigurationsReady"),
         "False NotOwned: There is an existing Configuration \"hello\" that we do not own."
     );
-    let image = &cluster.object(ResourceKind::Configuration, "hello")["spec"]["template"]["spec"]["containers"]
-        [0]["image"];
+    let image = &api_server.object(ResourceKind::Configuration, "hello")["spec"]["template"]["spec"]
+        ["containers"][0]["image"];
     assert_eq!(image, "other:v1");
 }
 
@@ -811,14 +830,15 @@ fn what_a_service_does_not_own_it_does_not_touch() {
 #[test]
 fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
     let traffic = |tag: &str| json!([{"latestRevision": true, "percent": 100, "tag": tag}]);
-    let now = |cluster: &FakeApiServer, which: &str| {
+    let now = |api_server: &FakeApiServer, condition_type: &str| {
         let key =
             ObjectPartKey::new(ResourceKind::KnativeService, ObjectPart::Status, name("hello"));
-        let DesiredState::Body(status) = desired_state(cluster.machine.world(), &key) else {
+        let DesiredState::Body(status) = desired_state(api_server.machine.cluster(), &key) else {
             panic!("it has a status")
         };
         let all = status["conditions"].as_array().cloned().unwrap_or_default();
-        let it = all.into_iter().find(|it| it["type"] == which).expect("it has the condition");
+        let it =
+            all.into_iter().find(|it| it["type"] == condition_type).expect("it has the condition");
         format!("{} {} {}", status["observedGeneration"], it["status"], it["reason"])
     };
     for (behind, spec) in [
@@ -828,20 +848,24 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
         ),
         ("RoutesReady", json!({"template": template("hello:v1", 0), "traffic": traffic("b")})),
     ] {
-        let mut cluster = FakeApiServer::new();
-        cluster.service("hello", "hello:v1", 0, traffic("a"));
-        assert_eq!(now(&cluster, "Ready"), r#"1 "True" null"#);
-        let mut service = cluster.object(ResourceKind::KnativeService, "hello").clone();
+        let mut api_server = FakeApiServer::new();
+        api_server.service("hello", "hello:v1", 0, traffic("a"));
+        assert_eq!(now(&api_server, "Ready"), r#"1 "True" null"#);
+        let mut service = api_server.object(ResourceKind::KnativeService, "hello").clone();
         service["metadata"]["generation"] = json!(2);
         service["spec"] = spec;
         // The machine has observed the new spec, and nothing has been written yet.
-        let seen = Some(Box::new(service));
-        cluster.machine.step(
-            cluster.now,
-            ControllerEvent::ObjectObserved(ResourceKind::KnativeService, name("hello"), seen),
+        let observed = Some(Box::new(service));
+        api_server.machine.step(
+            api_server.now,
+            ControllerEvent::ObjectObserved(ResourceKind::KnativeService, name("hello"), observed),
         );
-        for which in [behind, "Ready"] {
-            assert_eq!(now(&cluster, which), r#"2 "Unknown" "OutOfDate""#, "{behind}: {which}");
+        for condition_type in [behind, "Ready"] {
+            assert_eq!(
+                now(&api_server, condition_type),
+                r#"2 "Unknown" "OutOfDate""#,
+                "{behind}: {condition_type}"
+            );
         }
     }
 }
@@ -849,19 +873,22 @@ fn a_service_is_not_ready_before_what_was_made_for_it_follows_it() {
 /// Objects of different kinds are observed in any order.
 #[test]
 fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
-    let mut whole = FakeApiServer::new();
-    whole.service("hello", "hello:v1", 0, Value::Null);
-    let mut cluster = FakeApiServer::new();
+    let mut complete = FakeApiServer::new();
+    complete.service("hello", "hello:v1", 0, Value::Null);
+    let mut api_server = FakeApiServer::new();
     for resource in [ResourceKind::KnativeService, ResourceKind::Route] {
-        let mut object = whole.object(resource, "hello").clone();
+        let mut object = complete.object(resource, "hello").clone();
         object["status"] = Value::Null;
-        cluster.objects.insert((resource, name("hello")), object.clone());
-        let seen = ControllerEvent::ObjectObserved(resource, name("hello"), Some(Box::new(object)));
-        cluster.machine.step(cluster.now, seen);
+        api_server.objects.insert((resource, name("hello")), object.clone());
+        let observed =
+            ControllerEvent::ObjectObserved(resource, name("hello"), Some(Box::new(object)));
+        api_server.machine.step(api_server.now, observed);
     }
-    let world = cluster.machine.world();
+    let cluster = api_server.machine.cluster();
     let key = ObjectPartKey::new(ResourceKind::Route, ObjectPart::Status, name("hello"));
-    let DesiredState::Body(status) = desired_state(world, &key) else { panic!("it has a status") };
+    let DesiredState::Body(status) = desired_state(cluster, &key) else {
+        panic!("it has a status")
+    };
     let all = status["conditions"].as_array().cloned().unwrap_or_default();
     let assigned = all.iter().find(|it| it["type"] == "AllTrafficAssigned").expect("a condition");
     assert_eq!(
@@ -873,32 +900,32 @@ fn a_route_that_is_seen_before_its_services_configuration_waits_for_it() {
 /// An addition of another client, such as a policy engine, does not make the Configuration an old one.
 #[test]
 fn a_service_is_ready_although_another_webhook_adds_to_its_configuration() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    let mut object = cluster.object(ResourceKind::Configuration, "hello").clone();
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    let mut object = api_server.object(ResourceKind::Configuration, "hello").clone();
     object["spec"]["template"]["metadata"]["annotations"]["policy.example/checked"] = json!("yes");
     object["metadata"]["generation"] = json!(2);
-    cluster.objects.insert((ResourceKind::Configuration, name("hello")), object.clone());
-    cluster.step(ControllerEvent::ObjectObserved(
+    api_server.objects.insert((ResourceKind::Configuration, name("hello")), object.clone());
+    api_server.step(ControllerEvent::ObjectObserved(
         ResourceKind::Configuration,
         name("hello"),
         Some(Box::new(object)),
     ));
-    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
+    assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
 }
 
 #[test]
 fn a_route_of_a_service_names_that_services_revisions_only() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("one", "hello:v1", 0, Value::Null);
-    cluster.service(
+    let mut api_server = FakeApiServer::new();
+    api_server.service("one", "hello:v1", 0, Value::Null);
+    api_server.service(
         "two",
         "hello:v1",
         0,
         json!([{"revisionName": "one-00001", "percent": 100, "latestRevision": false}]),
     );
     assert!(
-        cluster
+        api_server
             .condition(ResourceKind::Route, "two", "AllTrafficAssigned")
             .starts_with("False RevisionNotOwned")
     );
@@ -906,65 +933,71 @@ fn a_route_of_a_service_names_that_services_revisions_only() {
 
 #[test]
 fn tags_have_names_of_their_own_as_long_as_they_are_wanted() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
-    cluster.service("hello", "hello:v1", 0, traffic);
-    assert_eq!(cluster.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
-    assert!(cluster.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
-    assert!(cluster.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
-    cluster.service("hello", "hello:v1", 0, json!([{"latestRevision": true, "percent": 100}]));
-    assert!(!cluster.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
-    assert!(!cluster.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
-    assert_eq!(cluster.table().services.len(), 1);
+    api_server.service("hello", "hello:v1", 0, traffic);
+    assert_eq!(api_server.condition(ResourceKind::KnativeService, "hello", "Ready"), "True : ");
+    assert!(api_server.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
+    assert!(api_server.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
+    api_server.service("hello", "hello:v1", 0, json!([{"latestRevision": true, "percent": 100}]));
+    assert!(!api_server.objects.contains_key(&(ResourceKind::Service, name("now-hello"))));
+    assert!(!api_server.objects.contains_key(&(ResourceKind::EndpointSlice, name("now-hello"))));
+    assert_eq!(api_server.table().services.len(), 1);
 }
 
 /// Both replicas have one name more than there are ports.
 #[test]
 fn a_route_without_a_port_reports_it_and_gets_the_first_free_one() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let [first, last] = abi::ACTIVATOR_PORTS;
     for machine in
-        [Some(&mut cluster.machine), cluster.other_replica.as_mut()].into_iter().flatten()
+        [Some(&mut api_server.machine), api_server.other_replica.as_mut()].into_iter().flatten()
     {
-        machine.world.allocated.ports.extend(first + 1..=last);
+        machine.cluster.allocated.ports.extend(first + 1..=last);
     }
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.service("after", "hello:v1", 0, Value::Null);
-    let ingress =
-        |cluster: &FakeApiServer| cluster.condition(ResourceKind::Route, "after", "IngressReady");
-    assert!(ingress(&cluster).starts_with("False NoAddressLeft"), "{}", ingress(&cluster));
-    cluster.remove(ResourceKind::KnativeService, "hello");
-    assert_eq!(ingress(&cluster), "True : ");
-    assert_eq!(cluster.table().services[&name("after")].activator_port.get(), first);
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.service("after", "hello:v1", 0, Value::Null);
+    let ingress = |api_server: &FakeApiServer| {
+        api_server.condition(ResourceKind::Route, "after", "IngressReady")
+    };
+    assert!(ingress(&api_server).starts_with("False NoAddressLeft"), "{}", ingress(&api_server));
+    api_server.remove(ResourceKind::KnativeService, "hello");
+    assert_eq!(ingress(&api_server), "True : ");
+    assert_eq!(api_server.table().services[&name("after")].activator_port.get(), first);
 }
 
 #[test]
 fn nothing_is_left_of_a_deleted_service() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 1, Value::Null);
-    cluster.ready();
-    cluster.remove(ResourceKind::KnativeService, "hello");
-    assert_eq!(cluster.objects.len(), 1, "the activator");
-    let world = cluster.machine.world();
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 1, Value::Null);
+    api_server.ready();
+    api_server.remove(ResourceKind::KnativeService, "hello");
+    assert_eq!(api_server.objects.len(), 1, "the activator");
+    let cluster = api_server.machine.cluster();
     assert!(
-        world.apps.is_empty() && world.allocated.ports.is_empty() && world.pods.statuses.is_empty(),
+        cluster.apps.is_empty()
+            && cluster.allocated.ports.is_empty()
+            && cluster.pods.statuses.is_empty(),
         "{:?}",
-        world.apps
+        cluster.apps
     );
-    assert_eq!((cluster.table().services.len(), cluster.table().pods.len()), (0, 0));
+    assert_eq!((api_server.table().services.len(), api_server.table().pods.len()), (0, 0));
 }
 
 /// Reports the only pod, as an agent on `node` does; returns the number of refused reports.
-fn sees(cluster: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
+fn sees(api_server: &mut FakeApiServer, node: &str, uid: &str) -> u64 {
     let agent =
         ComponentReplica { role: ComponentRole::Agent, name: node.into(), node: node.into() };
-    let seen = PodObservation { uid: uid.into(), ..seen() };
-    cluster.other_replica = None;
-    cluster.machine.step(cluster.now, ControllerEvent::PodReported(agent, seen)).refused_reports
+    let observation = PodObservation { uid: uid.into(), ..ready_observation() };
+    api_server.other_replica = None;
+    api_server
+        .machine
+        .step(api_server.now, ControllerEvent::PodReported(agent, observation))
+        .refused_reports
 }
 
-fn pods(cluster: &FakeApiServer) -> Vec<(NamespacedName, String)> {
-    let all = cluster
+fn pods(api_server: &FakeApiServer) -> Vec<(NamespacedName, String)> {
+    let all = api_server
         .objects
         .iter()
         .filter(|((resource, it), _)| *resource == ResourceKind::Pod && it.namespace == SPACE);
@@ -972,39 +1005,39 @@ fn pods(cluster: &FakeApiServer) -> Vec<(NamespacedName, String)> {
     all.map(|((_, name), it)| (name.clone(), uid(it))).collect()
 }
 
-fn phases(cluster: &FakeApiServer) -> Vec<common::wire::RoutingPhase> {
-    cluster.table().pods.into_values().map(|it| it.phase).collect()
+fn phases(api_server: &FakeApiServer) -> Vec<common::wire::RoutingPhase> {
+    api_server.table().pods.into_values().map(|it| it.phase).collect()
 }
 
 use common::wire::RoutingPhase::{Draining, Ready, Starting};
 
 #[test]
 fn an_agent_speaks_only_of_pods_that_were_put_on_its_node() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    let (_, uid) = pods(&cluster).remove(0);
-    assert_eq!(sees(&mut cluster, "n2", &uid), 1, "it would draw its requests");
-    assert_eq!(phases(&cluster), [Starting]);
-    assert_eq!(sees(&mut cluster, "n1", &uid), 0);
-    assert_eq!(phases(&cluster), [Ready]);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    let (_, uid) = pods(&api_server).remove(0);
+    assert_eq!(sees(&mut api_server, "n2", &uid), 1, "it would draw its requests");
+    assert_eq!(phases(&api_server), [Starting]);
+    assert_eq!(sees(&mut api_server, "n1", &uid), 0);
+    assert_eq!(phases(&api_server), [Ready]);
     let attacker =
         ComponentReplica { role: ComponentRole::Agent, name: "n2".into(), node: "n2".into() };
-    let now = cluster.now;
-    let gone = ControllerEvent::PodReportWithdrawn(attacker.clone(), uid);
-    assert_eq!(cluster.machine.step(now, gone).refused_reports, 1, "it would starve it");
-    cluster.step(ControllerEvent::ReportStreamBegin(attacker.clone(), 9));
-    cluster.step(ControllerEvent::ReportStreamSynced(attacker, 9));
-    assert_eq!(phases(&cluster), [Ready]);
+    let now = api_server.now;
+    let withdrawal = ControllerEvent::PodReportWithdrawn(attacker.clone(), uid);
+    assert_eq!(api_server.machine.step(now, withdrawal).refused_reports, 1, "it would starve it");
+    api_server.step(ControllerEvent::ReportStreamBegin(attacker.clone(), 9));
+    api_server.step(ControllerEvent::ReportStreamSynced(attacker, 9));
+    assert_eq!(phases(&api_server), [Ready]);
 }
 
 #[test]
 fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    let (name, uid) = pods(&cluster).remove(0);
-    let object = cluster.objects[&(ResourceKind::Pod, name.clone())].clone();
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    let (name, uid) = pods(&api_server).remove(0);
+    let object = api_server.objects[&(ResourceKind::Pod, name.clone())].clone();
     let observe = |object: &Value| {
         ControllerEvent::ObjectObserved(
             ResourceKind::Pod,
@@ -1014,18 +1047,22 @@ fn what_is_seen_before_the_api_server_has_named_the_pod_counts_once_it_has() {
     };
     let mut unbound = object.clone();
     unbound["spec"] = json!({});
-    cluster.step(observe(&unbound));
-    assert_eq!(sees(&mut cluster, "n1", &uid), 0);
-    assert_eq!(sees(&mut cluster, "n2", &uid), 0, "nobody knows yet");
-    assert_eq!(phases(&cluster), [Starting]);
-    let now = cluster.now;
-    assert_eq!(cluster.machine.step(now, observe(&object)).refused_reports, 1, "one of them lied");
-    assert_eq!(phases(&cluster), [Ready]);
+    api_server.step(observe(&unbound));
+    assert_eq!(sees(&mut api_server, "n1", &uid), 0);
+    assert_eq!(sees(&mut api_server, "n2", &uid), 0, "nobody knows yet");
+    assert_eq!(phases(&api_server), [Starting]);
+    let now = api_server.now;
+    assert_eq!(
+        api_server.machine.step(now, observe(&object)).refused_reports,
+        1,
+        "one of them lied"
+    );
+    assert_eq!(phases(&api_server), [Ready]);
 }
 
 #[test]
 fn only_pods_of_the_system_namespace_are_parts() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let pod = |part: &str, at: &str| {
         json!({
             "metadata": {"name": part, "namespace": at, "uid": part, "labels": {"app": part}},
@@ -1035,12 +1072,12 @@ fn only_pods_of_the_system_namespace_are_parts() {
     };
     let mut step = |part: &str, at: &str, there: bool| {
         let object = there.then(|| Box::new(pod(part, at)));
-        cluster.step(ControllerEvent::ObjectObserved(
+        api_server.step(ControllerEvent::ObjectObserved(
             ResourceKind::Pod,
             NamespacedName::new(at, part),
             object,
         ));
-        let table = cluster.table();
+        let table = api_server.table();
         let replicas = table.replicas.values().map(|it| it.members[0].address.to_string());
         (table.activators.len(), replicas.collect::<Vec<_>>())
     };
@@ -1054,415 +1091,440 @@ fn only_pods_of_the_system_namespace_are_parts() {
 
 #[test]
 fn a_non_leader_learns_from_the_annotation_that_a_pod_drains() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    cluster.ready();
-    let other = |cluster: &FakeApiServer| {
-        table(&cluster.other()).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    api_server.ready();
+    let other = |api_server: &FakeApiServer| {
+        table(&api_server.other()).pods.into_values().map(|it| it.phase).collect::<Vec<_>>()
     };
-    cluster.decide("hello-00001", 0);
-    assert_eq!((phases(&cluster), other(&cluster)), (vec![Draining], vec![Draining]));
-    cluster.decide("hello-00001", 1);
-    assert_eq!((phases(&cluster), other(&cluster)), (vec![Ready], vec![Starting]));
+    api_server.decide("hello-00001", 0);
+    assert_eq!((phases(&api_server), other(&api_server)), (vec![Draining], vec![Draining]));
+    api_server.decide("hello-00001", 1);
+    assert_eq!((phases(&api_server), other(&api_server)), (vec![Ready], vec![Starting]));
 }
 
 #[test]
 fn a_new_leader_gives_the_last_requests_time_whatever_clock_noted_the_draining() {
     for apart in [-86_400_000, 86_400_000] {
-        let mut cluster = FakeApiServer::new();
-        cluster.service("hello", "hello:v1", 0, Value::Null);
-        cluster.decide("hello-00001", 1);
-        cluster.ready();
-        cluster.decide("hello-00001", 0);
-        cluster.now = UnixMillis(cluster.now.0.checked_add_signed(apart).expect("a time"));
-        cluster.machine = cluster.other();
-        cluster.step(ControllerEvent::LeadershipChanged(true));
-        assert_eq!(phases(&cluster), [Draining], "{apart}");
-        cluster.now = cluster.now.plus_ms(301_000);
-        cluster.step(ControllerEvent::Tick);
-        assert_eq!(phases(&cluster), [], "{apart}");
+        let mut api_server = FakeApiServer::new();
+        api_server.service("hello", "hello:v1", 0, Value::Null);
+        api_server.decide("hello-00001", 1);
+        api_server.ready();
+        api_server.decide("hello-00001", 0);
+        api_server.now = UnixMillis(api_server.now.0.checked_add_signed(apart).expect("a time"));
+        api_server.machine = api_server.other();
+        api_server.step(ControllerEvent::LeadershipChanged(true));
+        assert_eq!(phases(&api_server), [Draining], "{apart}");
+        api_server.now = api_server.now.plus_ms(301_000);
+        api_server.step(ControllerEvent::Tick);
+        assert_eq!(phases(&api_server), [], "{apart}");
     }
 }
 
 #[test]
 fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
     let ready = |it: &FakeApiServer| it.condition(ResourceKind::Revision, "hello-00001", "Ready");
-    let begun = FakeApiServer::new().now.0;
-    for stamps in [0, begun, begun + 86_400_000] {
-        let mut cluster =
+    let start_ms = FakeApiServer::new().now.0;
+    for stamps in [0, start_ms, start_ms + 86_400_000] {
+        let mut api_server =
             FakeApiServer { api_server_clock: Some(UnixMillis(stamps)), ..FakeApiServer::new() };
-        cluster.service("hello", "hello:v1", 1, Value::Null);
-        assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
-        cluster.now = cluster.now.plus_ms(4999);
-        cluster.step(ControllerEvent::Tick);
-        assert!(ready(&cluster).starts_with("Unknown Deploying"), "{stamps} {}", ready(&cluster));
-        cluster.now = cluster.now.plus_ms(1);
-        cluster.step(ControllerEvent::Tick);
+        api_server.service("hello", "hello:v1", 1, Value::Null);
+        assert!(
+            ready(&api_server).starts_with("Unknown Deploying"),
+            "{stamps} {}",
+            ready(&api_server)
+        );
+        api_server.now = api_server.now.plus_ms(4999);
+        api_server.step(ControllerEvent::Tick);
+        assert!(
+            ready(&api_server).starts_with("Unknown Deploying"),
+            "{stamps} {}",
+            ready(&api_server)
+        );
+        api_server.now = api_server.now.plus_ms(1);
+        api_server.step(ControllerEvent::Tick);
         let slow = "Unknown ContainerNotReady: The container runs but nothing listens on port 8080";
-        assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
-        cluster.machine = cluster.other();
-        cluster.step(ControllerEvent::LeadershipChanged(true));
-        assert!(ready(&cluster).starts_with(slow), "{stamps} {}", ready(&cluster));
-        cluster.now = cluster.now.plus_ms(600_000);
-        cluster.step(ControllerEvent::Tick);
-        let late = "False ProgressDeadlineExceeded: Initial scale was never achieved: The container runs but nothing \
+        assert!(ready(&api_server).starts_with(slow), "{stamps} {}", ready(&api_server));
+        api_server.machine = api_server.other();
+        api_server.step(ControllerEvent::LeadershipChanged(true));
+        assert!(ready(&api_server).starts_with(slow), "{stamps} {}", ready(&api_server));
+        api_server.now = api_server.now.plus_ms(600_000);
+        api_server.step(ControllerEvent::Tick);
+        let overdue = "False ProgressDeadlineExceeded: Initial scale was never achieved: The container runs but nothing \
                     listens on port 8080: let it listen on $PORT (8080) or set containerPort to the port it uses";
-        assert_eq!(ready(&cluster), late, "{stamps}");
-        cluster.machine = cluster.other();
-        cluster.step(ControllerEvent::LeadershipChanged(true));
-        assert_eq!(ready(&cluster), late, "{stamps}");
+        assert_eq!(ready(&api_server), overdue, "{stamps}");
+        api_server.machine = api_server.other();
+        api_server.step(ControllerEvent::LeadershipChanged(true));
+        assert_eq!(ready(&api_server), overdue, "{stamps}");
     }
 }
 
 #[test]
 fn a_pod_that_a_user_deletes_drains_until_it_is_gone() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    cluster.ready();
-    let (name, _) = pods(&cluster).remove(0);
-    let mut object = cluster.objects[&(ResourceKind::Pod, name.clone())].clone();
-    let confirmed =
-        |cluster: &FakeApiServer| cluster.table().pods.into_values().any(|it| it.kubelet_ready);
-    assert!(!confirmed(&cluster), "the kubelet has not said so");
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    api_server.ready();
+    let (name, _) = pods(&api_server).remove(0);
+    let mut object = api_server.objects[&(ResourceKind::Pod, name.clone())].clone();
+    let confirmed = |api_server: &FakeApiServer| {
+        api_server.table().pods.into_values().any(|it| it.kubelet_ready)
+    };
+    assert!(!confirmed(&api_server), "the kubelet has not said so");
     object["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
-    cluster.step(ControllerEvent::ObjectObserved(
+    api_server.step(ControllerEvent::ObjectObserved(
         ResourceKind::Pod,
         name.clone(),
         Some(Box::new(object.clone())),
     ));
-    assert!(confirmed(&cluster));
-    object["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
-    cluster.step(ControllerEvent::ObjectObserved(
+    assert!(confirmed(&api_server));
+    object["metadata"]["deletionTimestamp"] = json!(api_server.now.rfc3339());
+    api_server.step(ControllerEvent::ObjectObserved(
         ResourceKind::Pod,
         name.clone(),
         Some(Box::new(object)),
     ));
-    assert_eq!(phases(&cluster), [Draining]);
-    cluster.now = cluster.now.plus_ms(400_000);
-    cluster.step(ControllerEvent::Tick);
-    assert_eq!(phases(&cluster), [Draining], "its end is the kubelet's to say");
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, name, None));
-    assert_eq!(phases(&cluster), []);
+    assert_eq!(phases(&api_server), [Draining]);
+    api_server.now = api_server.now.plus_ms(400_000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(phases(&api_server), [Draining], "its end is the kubelet's to say");
+    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, name, None));
+    assert_eq!(phases(&api_server), []);
 }
 
 #[test]
 fn a_pod_whose_node_is_lost_before_its_kubelet_called_it_ready_gets_no_traffic() {
-    let mut cluster = FakeApiServer::new();
-    let node = |cluster: &mut FakeApiServer, ready: &str| {
+    let mut api_server = FakeApiServer::new();
+    let node = |api_server: &mut FakeApiServer, ready: &str| {
         let object = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
-        cluster.step(ControllerEvent::ObjectObserved(
+        api_server.step(ControllerEvent::ObjectObserved(
             ResourceKind::Node,
             NamespacedName::new("", "n1"),
             Some(Box::new(object)),
         ));
     };
-    node(&mut cluster, "True");
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    cluster.ready();
-    assert_eq!(phases(&cluster), [Ready]);
-    node(&mut cluster, "Unknown");
-    assert_eq!(phases(&cluster), [Starting]);
-    node(&mut cluster, "True");
-    assert_eq!(phases(&cluster), [Ready], "its agent's word is as good as before");
+    node(&mut api_server, "True");
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    api_server.ready();
+    assert_eq!(phases(&api_server), [Ready]);
+    node(&mut api_server, "Unknown");
+    assert_eq!(phases(&api_server), [Starting]);
+    node(&mut api_server, "True");
+    assert_eq!(phases(&api_server), [Ready], "its agent's word is as good as before");
 }
 
 #[test]
 fn a_pod_that_replaces_one_that_kubernetes_ends_serves_in_its_place() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    cluster.ready();
-    let (old, _) = pods(&cluster).remove(0);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    api_server.ready();
+    let (old, _) = pods(&api_server).remove(0);
     // As at a rollout, or after the Deployment was deleted and made again: first there is one pod more than desired.
-    let deployment = cluster.objects[&(ResourceKind::Pod, old.clone())].clone();
-    let own = NamespacedName::new(SPACE, format!("{}-new", old.name));
+    let deployment = api_server.objects[&(ResourceKind::Pod, old.clone())].clone();
+    let new_pod = NamespacedName::new(SPACE, format!("{}-new", old.name));
     let mut new = deployment.clone();
-    new["metadata"]["name"] = json!(own.name.as_str());
+    new["metadata"]["name"] = json!(new_pod.name.as_str());
     new["metadata"]["uid"] = json!("00000000-0000-4000-9000-00000000ffff");
     new["status"]["podIP"] = json!("10.1.1.251");
-    cluster.objects.insert((ResourceKind::Pod, own.clone()), new.clone());
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, own, Some(Box::new(new))));
+    api_server.objects.insert((ResourceKind::Pod, new_pod.clone()), new.clone());
+    api_server.step(ControllerEvent::ObjectObserved(
+        ResourceKind::Pod,
+        new_pod,
+        Some(Box::new(new)),
+    ));
     let mut ended = deployment;
-    ended["metadata"]["deletionTimestamp"] = json!(cluster.now.rfc3339());
-    cluster.step(ControllerEvent::ObjectObserved(
+    ended["metadata"]["deletionTimestamp"] = json!(api_server.now.rfc3339());
+    api_server.step(ControllerEvent::ObjectObserved(
         ResourceKind::Pod,
         old.clone(),
         Some(Box::new(ended)),
     ));
-    assert_eq!(phases(&cluster), [Draining, Starting]);
-    cluster.ready();
-    cluster.objects.remove(&(ResourceKind::Pod, old.clone()));
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, None));
-    assert_eq!(phases(&cluster), [Ready]);
+    assert_eq!(phases(&api_server), [Draining, Starting]);
+    api_server.ready();
+    api_server.objects.remove(&(ResourceKind::Pod, old.clone()));
+    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, None));
+    assert_eq!(phases(&api_server), [Ready]);
 }
 
 #[test]
 fn a_pod_that_is_one_too_many_is_not_forgotten_while_kubernetes_keeps_it() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    let (old, uid) = pods(&cluster).remove(0);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    let (old, uid) = pods(&api_server).remove(0);
     // Its Deployment's controller is slow here, and the pod has lost its annotations.
-    cluster.other_replica = None;
-    let kept = cluster.objects[&(ResourceKind::Pod, old.clone())].clone();
-    cluster.decide("hello-00001", 0);
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, Some(Box::new(kept))));
-    cluster.now = cluster.now.plus_ms(400_000);
-    cluster.step(ControllerEvent::Tick);
-    assert!(cluster.table().pods.contains_key(&uid));
+    api_server.other_replica = None;
+    let kept = api_server.objects[&(ResourceKind::Pod, old.clone())].clone();
+    api_server.decide("hello-00001", 0);
+    api_server.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, old, Some(Box::new(kept))));
+    api_server.now = api_server.now.plus_ms(400_000);
+    api_server.step(ControllerEvent::Tick);
+    assert!(api_server.table().pods.contains_key(&uid));
 }
 
 #[test]
 fn what_is_deleted_under_a_living_owner_comes_back() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 1, Value::Null);
-    cluster.ready();
-    let have = |cluster: &FakeApiServer| {
-        let kept = cluster.objects.keys().filter(|(resource, _)| *resource != ResourceKind::Pod);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 1, Value::Null);
+    api_server.ready();
+    let have = |api_server: &FakeApiServer| {
+        let kept = api_server.objects.keys().filter(|(resource, _)| *resource != ResourceKind::Pod);
         kept.cloned().collect::<Vec<_>>()
     };
-    let before = have(&cluster);
-    for (resource, own) in [
+    let before = have(&api_server);
+    for (resource, object_name) in [
         (ResourceKind::Service, "hello-00001-private"),
         (ResourceKind::Service, "hello"),
         (ResourceKind::Configuration, "hello"),
     ] {
-        cluster.remove(resource, own);
+        api_server.remove(resource, object_name);
         // The writer checks each deleted object.
-        for event in cluster.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(own))) {
-            cluster.step(event);
+        for event in
+            api_server.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(object_name)))
+        {
+            api_server.step(event);
         }
-        assert_eq!(have(&cluster), before, "{own}");
+        assert_eq!(have(&api_server), before, "{object_name}");
     }
 }
 
 #[test]
 fn nothing_is_made_for_what_has_lost_its_owner() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 1, Value::Null);
-    cluster.ready();
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 1, Value::Null);
+    api_server.ready();
     // The garbage collector deletes owners first, then the objects they own.
-    for (resource, own) in [
+    for (resource, object_name) in [
         (ResourceKind::KnativeService, "hello"),
         (ResourceKind::Image, "hello-00001-cache-user-container"),
         (ResourceKind::Deployment, "hello-00001-deployment"),
         (ResourceKind::Service, "hello"),
         (ResourceKind::Configuration, "hello"),
     ] {
-        cluster.objects.remove(&(resource, name(own)));
-        cluster.step(ControllerEvent::ObjectObserved(resource, name(own), None));
-        let made = cluster.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(own)));
-        assert_eq!(made, [], "{own}");
+        api_server.objects.remove(&(resource, name(object_name)));
+        api_server.step(ControllerEvent::ObjectObserved(resource, name(object_name), None));
+        let written =
+            api_server.write(&ObjectPartKey::new(resource, ObjectPart::Object, name(object_name)));
+        assert_eq!(written, [], "{object_name}");
     }
 }
 
 #[test]
 fn a_domain_leads_to_a_service_once_it_is_its_namespaces_to_use() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let at = "www.shop.test";
-    let domains = |cluster: &FakeApiServer, own: &str| {
-        let ingress =
-            cluster.table().services[&name(own)].gateway_rules.clone().unwrap_or_default();
+    let domains = |api_server: &FakeApiServer, object_name: &str| {
+        let ingress = api_server.table().services[&name(object_name)]
+            .gateway_rules
+            .clone()
+            .unwrap_or_default();
         ingress.mapped_domains.into_iter().map(|it| it.host).collect::<Vec<_>>()
     };
-    let is = |cluster: &FakeApiServer, which: &str| {
-        cluster.condition(ResourceKind::DomainMapping, at, which)
+    let condition = |api_server: &FakeApiServer, condition_type: &str| {
+        api_server.condition(ResourceKind::DomainMapping, at, condition_type)
     };
-    cluster.map(at, "Service", "hello");
+    api_server.map(at, "Service", "hello");
     assert_eq!(
-        is(&cluster, "ReferenceResolved"),
+        condition(&api_server, "ReferenceResolved"),
         "False ResolveFailed: services.serving.knative.dev \"hello\" not found"
     );
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(is(&cluster, "ReferenceResolved"), "True : ", "it follows the service");
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(condition(&api_server, "ReferenceResolved"), "True : ", "it follows the service");
     assert_eq!(
-        is(&cluster, "DomainClaimed"),
+        condition(&api_server, "DomainClaimed"),
         "False DomainClaimFailed: no ClusterDomainClaim found for domain \"www.shop.test\""
     );
-    assert_eq!(domains(&cluster, "hello"), [""; 0]);
-    cluster.claim(at, "somebody");
-    assert!(is(&cluster, "Ready").starts_with("False DomainAlreadyClaimed"));
-    assert_eq!(domains(&cluster, "hello"), [""; 0]);
-    cluster.claim(at, SPACE);
+    assert_eq!(domains(&api_server, "hello"), [""; 0]);
+    api_server.claim(at, "somebody");
+    assert!(condition(&api_server, "Ready").starts_with("False DomainAlreadyClaimed"));
+    assert_eq!(domains(&api_server, "hello"), [""; 0]);
+    api_server.claim(at, SPACE);
     assert_eq!(
-        (is(&cluster, "Ready"), domains(&cluster, "hello")),
+        (condition(&api_server, "Ready"), domains(&api_server, "hello")),
         ("True : ".into(), vec![at.into()])
     );
-    let status = &cluster.object(ResourceKind::DomainMapping, at)["status"];
+    let status = &api_server.object(ResourceKind::DomainMapping, at)["status"];
     assert_eq!(
         (&status["url"], &status["address"]["url"]),
         (&json!("http://www.shop.test"), &json!("http://www.shop.test"))
     );
     // The target is now the Service of a tag.
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
-    cluster.service("hello", "hello:v1", 0, traffic);
-    cluster.map(at, "CoreService", "now-hello");
+    api_server.service("hello", "hello:v1", 0, traffic);
+    api_server.map(at, "CoreService", "now-hello");
     assert_eq!(
-        (domains(&cluster, "hello"), domains(&cluster, "now-hello")),
+        (domains(&api_server, "hello"), domains(&api_server, "now-hello")),
         (vec![], vec![at.into()])
     );
-    cluster.remove(ResourceKind::KnativeService, "hello");
-    assert!(is(&cluster, "Ready").starts_with("False ResolveFailed"));
-    cluster.remove(ResourceKind::DomainMapping, at);
+    api_server.remove(ResourceKind::KnativeService, "hello");
+    assert!(condition(&api_server, "Ready").starts_with("False ResolveFailed"));
+    api_server.remove(ResourceKind::DomainMapping, at);
     assert!(
-        cluster
+        api_server
             .objects
             .contains_key(&(ResourceKind::ClusterDomainClaim, NamespacedName::new("", at)))
     );
-    let world = cluster.machine.world();
-    assert!(world.domains.mappings.is_empty() && world.domains.mappings_by_target.is_empty());
+    let cluster = api_server.machine.cluster();
+    assert!(cluster.domains.mappings.is_empty() && cluster.domains.mappings_by_target.is_empty());
 }
 
 #[test]
 fn claims_that_we_make_come_and_go_with_their_mappings() {
-    let mut cluster = FakeApiServer::new();
-    cluster.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
-    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let mut api_server = FakeApiServer::new();
+    api_server.config("config-network", json!({"autocreate-cluster-domain-claims": "true"}));
+    api_server.service("hello", "hello:v1", 0, Value::Null);
     let at = "www.shop.test";
-    let claim = |cluster: &FakeApiServer| {
-        let own = (ResourceKind::ClusterDomainClaim, NamespacedName::new("", at));
-        cluster.objects.get(&own).map(|it| it["spec"]["namespace"].clone())
+    let claim = |api_server: &FakeApiServer| {
+        let claim_key = (ResourceKind::ClusterDomainClaim, NamespacedName::new("", at));
+        api_server.objects.get(&claim_key).map(|it| it["spec"]["namespace"].clone())
     };
-    cluster.map(at, "Service", "hello");
-    assert_eq!(claim(&cluster), Some(json!(SPACE)));
-    assert_eq!(cluster.condition(ResourceKind::DomainMapping, at, "Ready"), "True : ");
-    cluster.remove(ResourceKind::DomainMapping, at);
-    assert_eq!(claim(&cluster), None);
+    api_server.map(at, "Service", "hello");
+    assert_eq!(claim(&api_server), Some(json!(SPACE)));
+    assert_eq!(api_server.condition(ResourceKind::DomainMapping, at, "Ready"), "True : ");
+    api_server.remove(ResourceKind::DomainMapping, at);
+    assert_eq!(claim(&api_server), None);
 }
 
 #[test]
 fn a_header_chooses_among_tags_where_the_feature_is_on() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let traffic = json!([
         {"latestRevision": true, "percent": 100, "tag": "now"}, {"latestRevision": true, "percent": 0, "tag": "next"},
     ]);
-    cluster.service("hello", "hello:v1", 0, traffic);
-    assert_eq!(cluster.table().services[&name("hello")].gateway_rules, None);
-    cluster.config("config-features", json!({"tag-header-based-routing": "enabled"}));
-    let tags = |cluster: &FakeApiServer, own: &str| {
-        let service = cluster.table().services[&name(own)].clone();
+    api_server.service("hello", "hello:v1", 0, traffic);
+    assert_eq!(api_server.table().services[&name("hello")].gateway_rules, None);
+    api_server.config("config-features", json!({"tag-header-based-routing": "enabled"}));
+    let tags = |api_server: &FakeApiServer, object_name: &str| {
+        let service = api_server.table().services[&name(object_name)].clone();
         assert_eq!(service.connection_path, ConnectionPath::Activator, "somebody must read it");
         service.gateway_rules.and_then(|it| it.tag_routing)
     };
     let all = ["next", "now"]
         .map(|it| RouteTag { name: it.into(), service: name(&format!("{it}-hello")) });
-    assert_eq!(tags(&cluster, "hello"), Some(TagRouting::ChooseTag(all.into())));
-    assert_eq!(tags(&cluster, "next-hello"), Some(TagRouting::ServeTag("next".into())));
+    assert_eq!(tags(&api_server, "hello"), Some(TagRouting::ChooseTag(all.into())));
+    assert_eq!(tags(&api_server, "next-hello"), Some(TagRouting::ServeTag("next".into())));
 }
 
 #[test]
 fn a_label_on_the_service_of_a_tag_keeps_that_tag_inside() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
-    cluster.service("hello", "hello:v1", 0, traffic);
-    let hosts =
-        |cluster: &FakeApiServer, own: &str| cluster.table().services[&name(own)].hosts.clone();
-    assert_eq!(hosts(&cluster, "now-hello"), ["now-hello.default.localhost"]);
-    let mut object = cluster.object(ResourceKind::Service, "now-hello").clone();
+    api_server.service("hello", "hello:v1", 0, traffic);
+    let hosts = |api_server: &FakeApiServer, object_name: &str| {
+        api_server.table().services[&name(object_name)].hosts.clone()
+    };
+    assert_eq!(hosts(&api_server, "now-hello"), ["now-hello.default.localhost"]);
+    let mut object = api_server.object(ResourceKind::Service, "now-hello").clone();
     object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
-    let own = (ResourceKind::Service, name("now-hello"));
-    cluster.objects.insert(own.clone(), object.clone());
-    cluster.step(ControllerEvent::ObjectObserved(own.0, own.1, Some(Box::new(object))));
-    assert_eq!(hosts(&cluster, "now-hello"), [""; 0]);
-    assert_eq!(hosts(&cluster, "hello"), ["hello.default.localhost"]);
-    let url = &cluster.object(ResourceKind::Route, "hello")["status"]["traffic"][0]["url"];
+    let object_name = (ResourceKind::Service, name("now-hello"));
+    api_server.objects.insert(object_name.clone(), object.clone());
+    api_server.step(ControllerEvent::ObjectObserved(
+        object_name.0,
+        object_name.1,
+        Some(Box::new(object)),
+    ));
+    assert_eq!(hosts(&api_server, "now-hello"), [""; 0]);
+    assert_eq!(hosts(&api_server, "hello"), ["hello.default.localhost"]);
+    let url = &api_server.object(ResourceKind::Route, "hello")["status"]["traffic"][0]["url"];
     assert_eq!(url, "http://now-hello.default.svc.cluster.local");
 }
 
 #[test]
 fn a_network_policy_decides_whose_requests_may_wait() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    let sources = |cluster: &FakeApiServer| {
-        let sources = cluster.table().revisions[&name("hello-00001")].allowed_sources.clone();
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    let sources = |api_server: &FakeApiServer| {
+        let sources = api_server.table().revisions[&name("hello-00001")].allowed_sources.clone();
         sources.map(|it| it.addresses.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
-    assert_eq!(sources(&cluster), None, "everybody");
+    assert_eq!(sources(&api_server), None, "everybody");
     let policy = json!({"spec": {
         "podSelector": {"matchLabels": {"serving.knative.dev/service": "hello"}},
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
     }});
     let observed =
         |it| ControllerEvent::ObjectObserved(ResourceKind::NetworkPolicy, name("web"), it);
-    cluster.step(observed(Some(Box::new(policy))));
-    assert_eq!(sources(&cluster), Some(vec![]), "nobody is known to be let in");
+    api_server.step(observed(Some(Box::new(policy))));
+    assert_eq!(sources(&api_server), Some(vec![]), "nobody is known to be let in");
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "status": {"podIPs": [{"ip": "10.244.0.9"}, {"ip": "fd00::9"}]},
     });
-    cluster
+    api_server
         .step(ControllerEvent::ClientPodObserved(name("web-1"), PolicyClientPod::from_pod(&pod)));
-    assert_eq!(sources(&cluster), Some(vec!["10.244.0.9".into(), "fd00::9".into()]));
-    cluster.step(ControllerEvent::ClientPodObserved(name("web-1"), None));
-    assert_eq!(sources(&cluster), Some(vec![]));
-    cluster.step(observed(None));
-    assert_eq!(sources(&cluster), None);
+    assert_eq!(sources(&api_server), Some(vec!["10.244.0.9".into(), "fd00::9".into()]));
+    api_server.step(ControllerEvent::ClientPodObserved(name("web-1"), None));
+    assert_eq!(sources(&api_server), Some(vec![]));
+    api_server.step(observed(None));
+    assert_eq!(sources(&api_server), None);
 }
 
 #[test]
 fn a_new_revision_gets_its_share_step_by_step_under_any_leader() {
-    let mut cluster = FakeApiServer::new();
-    cluster.config("config-network", json!({"rollout-duration": "10"}));
-    cluster.service("hello", "hello:v1", 1, Value::Null);
-    cluster.ready();
+    let mut api_server = FakeApiServer::new();
+    api_server.config("config-network", json!({"rollout-duration": "10"}));
+    api_server.service("hello", "hello:v1", 1, Value::Null);
+    api_server.ready();
     let shares = |machine: &ControllerStateMachine| {
         let targets = table(machine).services[&name("hello")].targets.clone();
         targets.into_iter().map(|it| (it.revision.name, it.percent)).collect::<BTreeMap<_, _>>()
     };
-    let newest = |cluster: &FakeApiServer| shares(&cluster.machine).get("hello-00002").copied();
-    assert_eq!(shares(&cluster.machine), [("hello-00001".into(), 100)].into());
-    cluster.service("hello", "hello:v2", 1, Value::Null);
-    assert_eq!(newest(&cluster), None, "it is not ready yet");
-    cluster.ready();
-    assert_eq!(newest(&cluster), Some(1));
+    let newest =
+        |api_server: &FakeApiServer| shares(&api_server.machine).get("hello-00002").copied();
+    assert_eq!(shares(&api_server.machine), [("hello-00001".into(), 100)].into());
+    api_server.service("hello", "hello:v2", 1, Value::Null);
+    assert_eq!(newest(&api_server), None, "it is not ready yet");
+    api_server.ready();
+    assert_eq!(newest(&api_server), Some(1));
     let ingress = |it: &FakeApiServer| it.condition(ResourceKind::Route, "hello", "IngressReady");
-    assert!(ingress(&cluster).starts_with("Unknown RolloutInProgress"));
-    let mut seen = Vec::new();
+    assert!(ingress(&api_server).starts_with("Unknown RolloutInProgress"));
+    let mut shares_seen = Vec::new();
     for second in 1..=10 {
-        cluster.now = cluster.now.plus_ms(1000);
-        cluster.step(ControllerEvent::Tick);
-        seen.extend(newest(&cluster));
+        api_server.now = api_server.now.plus_ms(1000);
+        api_server.step(ControllerEvent::Tick);
+        shares_seen.extend(newest(&api_server));
         if second == 4 {
             // Another replica has the same shares without any step of its own, and continues as leader.
             let mut other = machine().loading();
             let network = json!({"data": {"rollout-duration": "10"}});
-            let own = NamespacedName::new("knative-serving", "config-network");
+            let config_name = NamespacedName::new("knative-serving", "config-network");
             other.step(
-                cluster.now,
+                api_server.now,
                 ControllerEvent::ObjectObserved(
                     ResourceKind::ConfigMap,
-                    own,
+                    config_name,
                     Some(Box::new(network)),
                 ),
             );
-            for event in shown(&cluster.objects, &[]) {
-                other.step(cluster.now, event);
+            for event in shown(&api_server.objects, &[]) {
+                other.step(api_server.now, event);
             }
-            other.step(cluster.now, ControllerEvent::InitialListSynced);
-            assert_eq!(shares(&other), shares(&cluster.machine));
-            (cluster.machine, cluster.other_replica) = (other, None);
-            cluster.step(ControllerEvent::LeadershipChanged(true));
-            cluster.ready();
+            other.step(api_server.now, ControllerEvent::InitialListSynced);
+            assert_eq!(shares(&other), shares(&api_server.machine));
+            (api_server.machine, api_server.other_replica) = (other, None);
+            api_server.step(ControllerEvent::LeadershipChanged(true));
+            api_server.ready();
         }
     }
-    assert_eq!(seen, [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]);
-    assert_eq!(ingress(&cluster), "True : ");
+    assert_eq!(shares_seen, [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]);
+    assert_eq!(ingress(&api_server), "True : ");
     let state = |it: &str| {
-        cluster.object(ResourceKind::Revision, it)["metadata"]["labels"][key::ROUTING_STATE].clone()
+        api_server.object(ResourceKind::Revision, it)["metadata"]["labels"][key::ROUTING_STATE]
+            .clone()
     };
     assert_eq!(state("hello-00001"), "reserve");
-    assert!(cluster.object(ResourceKind::Route, "hello")["status"].get("annotations").is_none());
+    assert!(api_server.object(ResourceKind::Route, "hello")["status"].get("annotations").is_none());
 }
 
 #[test]
 fn plain_http_is_sent_to_https_where_asked() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.config("config-network", json!({"http-protocol": "Redirected"}));
-    let ingress = cluster.table().services[&name("hello")].gateway_rules.clone();
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.config("config-network", json!({"http-protocol": "Redirected"}));
+    let ingress = api_server.table().services[&name("hello")].gateway_rules.clone();
     assert_eq!(
         ingress,
         Some(Box::new(GatewayRules { redirects_to_https: true, ..GatewayRules::default() }))
@@ -1471,65 +1533,68 @@ fn plain_http_is_sent_to_https_where_asked() {
 
 #[test]
 fn nothing_is_started_before_its_images_are_resolved() {
-    let mut cluster = FakeApiServer::new();
-    cluster.resolves_digests = false;
-    cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
-    let made = |cluster: &FakeApiServer| {
+    let mut api_server = FakeApiServer::new();
+    api_server.resolves_digests = false;
+    api_server.service("hello", "registry.test/hello:v1", 1, Value::Null);
+    let made = |api_server: &FakeApiServer| {
         let name = name("hello-00001-deployment");
-        cluster.objects.get(&(ResourceKind::Deployment, name)).cloned()
+        api_server.objects.get(&(ResourceKind::Deployment, name)).cloned()
     };
     let healthy = |it: &FakeApiServer| {
         it.condition(ResourceKind::Revision, "hello-00001", "ContainerHealthy")
     };
-    assert_eq!((made(&cluster), healthy(&cluster)), (None, "Unknown ResolvingDigests: ".into()));
-    let revision = name("hello-00001");
-    let wanted = cluster.machine.digest_query(&revision).expect("a question");
-    assert_eq!(wanted.images, [("user-container".into(), "registry.test/hello:v1".into())]);
-    let why = "Unable to fetch image \"registry.test/hello:v1\": it is not there";
-    cluster.step(ControllerEvent::DigestsResolved(revision.clone(), Err(why.into())));
     assert_eq!(
-        (made(&cluster), healthy(&cluster)),
-        (None, format!("False ContainerMissing: {why}"))
+        (made(&api_server), healthy(&api_server)),
+        (None, "Unknown ResolvingDigests: ".into())
+    );
+    let revision = name("hello-00001");
+    let query = api_server.machine.digest_query(&revision).expect("a question");
+    assert_eq!(query.images, [("user-container".into(), "registry.test/hello:v1".into())]);
+    let error = "Unable to fetch image \"registry.test/hello:v1\": it is not there";
+    api_server.step(ControllerEvent::DigestsResolved(revision.clone(), Err(error.into())));
+    assert_eq!(
+        (made(&api_server), healthy(&api_server)),
+        (None, format!("False ContainerMissing: {error}"))
     );
     assert!(
-        cluster
+        api_server
             .condition(ResourceKind::KnativeService, "hello", "Ready")
             .starts_with("False RevisionFailed")
     );
     let digest = "registry.test/hello@sha256:abc";
     let digests = vec![("user-container".to_owned(), digest.to_owned())];
-    cluster.step(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)));
-    let deployment = made(&cluster).expect("made");
+    api_server.step(ControllerEvent::DigestsResolved(revision.clone(), Ok(digests)));
+    let deployment = made(&api_server).expect("made");
     assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], digest);
-    assert_eq!(healthy(&cluster), "Unknown Deploying: ");
-    let status = &cluster.object(ResourceKind::Revision, "hello-00001")["status"];
+    assert_eq!(healthy(&api_server), "Unknown Deploying: ");
+    let status = &api_server.object(ResourceKind::Revision, "hello-00001")["status"];
     let named = json!([{"name": "user-container", "imageDigest": digest}]);
     assert_eq!(status["containerStatuses"], named);
-    assert_eq!(cluster.machine.digest_query(&revision), None, "once is enough");
+    assert_eq!(api_server.machine.digest_query(&revision), None, "once is enough");
     // A tag that now points to another image is not resolved again.
     let mut other = machine().loading();
-    for event in shown(&cluster.objects, &[]) {
-        other.step(cluster.now, event);
+    for event in shown(&api_server.objects, &[]) {
+        other.step(api_server.now, event);
     }
-    other.step(cluster.now, ControllerEvent::InitialListSynced);
+    other.step(api_server.now, ControllerEvent::InitialListSynced);
     assert_eq!(
-        other.step(cluster.now, ControllerEvent::LeadershipChanged(true)).revisions_to_resolve,
+        other.step(api_server.now, ControllerEvent::LeadershipChanged(true)).revisions_to_resolve,
         []
     );
 }
 
 #[test]
 fn digests_of_deleted_revisions_are_no_longer_requested() {
-    let mut cluster = FakeApiServer::new();
-    cluster.resolves_digests = false;
-    cluster.service("hello", "registry.test/hello:v1", 1, Value::Null);
-    let events = cluster.delete(ResourceKind::KnativeService, &name("hello"));
+    let mut api_server = FakeApiServer::new();
+    api_server.resolves_digests = false;
+    api_server.service("hello", "registry.test/hello:v1", 1, Value::Null);
+    let events = api_server.delete(ResourceKind::KnativeService, &name("hello"));
     let mut named = Vec::new();
     for event in events {
-        named.extend(cluster.machine.step(cluster.now, event).revisions_to_resolve);
+        named.extend(api_server.machine.step(api_server.now, event).revisions_to_resolve);
     }
     assert!(named.contains(&name("hello-00001")));
-    assert_eq!(cluster.machine.digest_query(&name("hello-00001")), None);
+    assert_eq!(api_server.machine.digest_query(&name("hello-00001")), None);
 }
 
 fn activator(name: &str, leaves: bool) -> ControllerEvent {
@@ -1552,86 +1617,92 @@ fn activator(name: &str, leaves: bool) -> ControllerEvent {
 
 #[test]
 fn an_activator_that_leaves_is_named_until_no_slice_leads_to_it() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.service("other", "hello:v1", 0, Value::Null);
-    cluster.step(activator("activator-22", false));
-    cluster.step(activator("activator-333", false));
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.service("other", "hello:v1", 0, Value::Null);
+    api_server.step(activator("activator-22", false));
+    api_server.step(activator("activator-333", false));
     let named =
-        |cluster: &FakeApiServer| cluster.table().activators.into_keys().collect::<Vec<_>>();
-    let targets = |cluster: &FakeApiServer, own: &str| {
-        let slice = cluster.object(ResourceKind::EndpointSlice, own);
+        |api_server: &FakeApiServer| api_server.table().activators.into_keys().collect::<Vec<_>>();
+    let targets = |api_server: &FakeApiServer, object_name: &str| {
+        let slice = api_server.object(ResourceKind::EndpointSlice, object_name);
         crate::read::observe::slice_target_names(slice)
             .iter()
             .map(|it| (*it).to_owned())
             .collect::<Vec<_>>()
     };
-    let leaving = targets(&cluster, "hello").remove(0);
-    let now = cluster.now;
-    let keys = cluster.machine.step(now, activator(&leaving, true)).changed_keys;
-    assert_eq!(named(&cluster).len(), 3, "clients without an agent still come");
+    let leaving = targets(&api_server, "hello").remove(0);
+    let now = api_server.now;
+    let keys = api_server.machine.step(now, activator(&leaving, true)).changed_keys;
+    assert_eq!(named(&api_server).len(), 3, "clients without an agent still come");
     for (turn, key) in keys.into_iter().enumerate() {
-        let own = ["hello", "other", "hello-00001", "other-00001"];
-        let leads = own.iter().any(|it| targets(&cluster, it).contains(&leaving));
-        assert_eq!(named(&cluster).contains(&leaving), leads, "after {turn}");
-        for event in cluster.write(&key) {
-            cluster.step(event);
+        let object_name = ["hello", "other", "hello-00001", "other-00001"];
+        let leads = object_name.iter().any(|it| targets(&api_server, it).contains(&leaving));
+        assert_eq!(named(&api_server).contains(&leaving), leads, "after {turn}");
+        for event in api_server.write(&key) {
+            api_server.step(event);
         }
     }
-    assert!(!named(&cluster).contains(&leaving));
-    assert_eq!(targets(&cluster, "hello").len(), 2);
+    assert!(!named(&api_server).contains(&leaving));
+    assert_eq!(targets(&api_server, "hello").len(), 2);
     // If the last activator drains, it stays in the slices, since no other one can replace it.
-    let rest = named(&cluster);
+    let rest = named(&api_server);
     for it in &rest {
-        cluster.step(activator(it, true));
+        api_server.step(activator(it, true));
     }
-    assert!(!targets(&cluster, "hello").is_empty());
+    assert!(!targets(&api_server, "hello").is_empty());
 }
 
 /// Activators of a removed installation may still have requests; they follow no controller of this one.
 #[test]
 fn slices_never_list_an_activator_that_ended_before_the_name_existed() {
-    let mut cluster = FakeApiServer::new();
-    for it in cluster.table().activators.into_keys() {
-        cluster.step(activator(&it, true));
+    let mut api_server = FakeApiServer::new();
+    for it in api_server.table().activators.into_keys() {
+        api_server.step(activator(&it, true));
     }
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    let slices = |cluster: &FakeApiServer| {
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    let slices = |api_server: &FakeApiServer| {
         let all =
-            cluster.objects.iter().filter(|((kind, _), _)| *kind == ResourceKind::EndpointSlice);
+            api_server.objects.iter().filter(|((kind, _), _)| *kind == ResourceKind::EndpointSlice);
         let all = all.flat_map(|(_, it)| {
             crate::read::observe::slice_target_names(it).into_iter().map(str::to_owned)
         });
         all.collect::<BTreeSet<String>>()
     };
-    assert_eq!(slices(&cluster), BTreeSet::new());
-    assert!(cluster.table().activators.is_empty(), "nor do agents lead there");
-    cluster.step(activator("activator-22", false));
-    assert_eq!(slices(&cluster), ["activator-22".to_owned()].into());
+    assert_eq!(slices(&api_server), BTreeSet::new());
+    assert!(api_server.table().activators.is_empty(), "nor do agents lead there");
+    api_server.step(activator("activator-22", false));
+    assert_eq!(slices(&api_server), ["activator-22".to_owned()].into());
 }
 
 #[test]
 fn an_agent_that_runs_but_does_not_report_is_waited_for_one_second() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let agent = json!({
         "metadata": {"name": "agent-x", "namespace": "knative-serving", "uid": "x", "labels": {"app": "rouse-agent"}},
         "spec": {"nodeName": "n2"}, "status": {"podIP": "10.0.0.2"},
     });
-    let own = NamespacedName::new("knative-serving", "agent-x");
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, own, Some(Box::new(agent))));
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.decide("hello-00001", 1);
-    cluster.ready();
-    let (_, uid) = pods(&cluster).remove(0);
-    cluster.decide("hello-00001", 0);
+    let agent_name = NamespacedName::new("knative-serving", "agent-x");
+    api_server.step(ControllerEvent::ObjectObserved(
+        ResourceKind::Pod,
+        agent_name,
+        Some(Box::new(agent)),
+    ));
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.decide("hello-00001", 1);
+    api_server.ready();
+    let (_, uid) = pods(&api_server).remove(0);
+    api_server.decide("hello-00001", 0);
     let on_n1 =
         ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
-    cluster
-        .step(ControllerEvent::PodReported(on_n1, PodObservation { uid, drained: true, ..seen() }));
-    assert_eq!(pods(&cluster).len(), 1);
-    cluster.now = cluster.now.plus_ms(1000);
-    cluster.step(ControllerEvent::Tick);
-    assert_eq!(pods(&cluster).len(), 0);
+    api_server.step(ControllerEvent::PodReported(
+        on_n1,
+        PodObservation { uid, drained: true, ..ready_observation() },
+    ));
+    assert_eq!(pods(&api_server).len(), 1);
+    api_server.now = api_server.now.plus_ms(1000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(pods(&api_server).len(), 0);
 }
 
 fn shown(
@@ -1662,40 +1733,40 @@ proptest! {
         order in proptest::collection::vec(any::<usize>(), 0..40), split in any::<bool>(), scale in 0..3u32,
         late in any::<bool>(),
     ) {
-        let mut cluster = FakeApiServer::new();
-        cluster.service("hello", "hello:v1", 1, Value::Null);
-        cluster.ready();
-        cluster.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v1", 0)}));
-        cluster.user(ResourceKind::Route, "way", json!({"traffic": [{"configurationName": "code", "percent": 100}]}));
+        let mut api_server = FakeApiServer::new();
+        api_server.service("hello", "hello:v1", 1, Value::Null);
+        api_server.ready();
+        api_server.user(ResourceKind::Configuration, "code", json!({"template": template("hello:v1", 0)}));
+        api_server.user(ResourceKind::Route, "way", json!({"traffic": [{"configurationName": "code", "percent": 100}]}));
         if split {
             let traffic = json!([
                 {"revisionName": "hello-00001", "latestRevision": false, "percent": 40, "tag": "old"},
                 {"latestRevision": true, "percent": 60},
             ]);
-            cluster.service("hello", "hello:v2", 1, traffic);
-            cluster.ready();
+            api_server.service("hello", "hello:v2", 1, traffic);
+            api_server.ready();
         }
-        cluster.decide("hello-00001", scale);
-        cluster.ready();
-        let (before, table) = (cluster.objects.clone(), cluster.table());
+        api_server.decide("hello-00001", scale);
+        api_server.ready();
+        let (before, table) = (api_server.objects.clone(), api_server.table());
 
-        cluster.machine = machine().loading();
+        api_server.machine = machine().loading();
         for event in shown(&before, &order) {
-            cluster.step(event);
+            api_server.step(event);
         }
-        cluster.step(ControllerEvent::InitialListSynced);
-        cluster.ready();
-        cluster.writes = 0;
+        api_server.step(ControllerEvent::InitialListSynced);
+        api_server.ready();
+        api_server.writes = 0;
         if late {
             // A leader that has no decisions yet leaves the scale as it is.
-            cluster.step(ControllerEvent::LeadershipChanged(true));
-            prop_assert_eq!(cluster.writes, 0, "nothing is known that would have to be written");
+            api_server.step(ControllerEvent::LeadershipChanged(true));
+            prop_assert_eq!(api_server.writes, 0, "nothing is known that would have to be written");
         }
-        cluster.decide("hello-00001", scale);
+        api_server.decide("hello-00001", scale);
         // Draining is annotated on the pods, so that every replica has the same table.
-        prop_assert_eq!(&cluster.table(), &table, "what it says");
-        cluster.step(ControllerEvent::LeadershipChanged(true));
-        let changed: Vec<_> = cluster.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();
-        prop_assert!(cluster.writes == 0, "{:#?}", changed);
+        prop_assert_eq!(&api_server.table(), &table, "what it says");
+        api_server.step(ControllerEvent::LeadershipChanged(true));
+        let changed: Vec<_> = api_server.objects.iter().filter(|(at, it)| before.get(at) != Some(it)).collect();
+        prop_assert!(api_server.writes == 0, "{:#?}", changed);
     }
 }

@@ -31,55 +31,64 @@ fn observe(
 }
 
 fn own(machine: &ControllerStateMachine) -> String {
-    machine.world().settings.system_namespace.clone()
+    machine.cluster().settings.system_namespace.clone()
 }
 
 #[test]
 fn a_config_map_changes_what_is_in_force_and_its_end_gives_the_defaults_back() {
     let mut machine = machine();
-    let (ours, before) = (own(&machine), ControllerSettings::clone(&machine.world().settings));
+    let (namespace, old_settings) =
+        (own(&machine), ControllerSettings::clone(&machine.cluster().settings));
     let data = json!({ "progress-deadline": "30s", "default-affinity-type": "none" });
-    observe(&mut machine, &ours, "config-deployment", Some(data));
-    let settings = &machine.world().settings;
+    observe(&mut machine, &namespace, "config-deployment", Some(data));
+    let settings = &machine.cluster().settings;
     assert_eq!(settings.scale_policy.policy.progress_deadline.as_secs(), 30);
     assert_eq!(settings.deployment.progress_deadline_seconds, 30);
     assert!(!settings.deployment.spread_over_nodes);
-    let gone = observe(&mut machine, &ours, "config-deployment", None);
-    assert_eq!(gone.config_map_events.len(), 1);
-    let after = &machine.world().settings;
+    let events = observe(&mut machine, &namespace, "config-deployment", None);
+    assert_eq!(events.config_map_events.len(), 1);
+    let after = &machine.cluster().settings;
     assert_eq!(
         (&after.scale_policy, &after.deployment),
-        (&before.scale_policy, &before.deployment)
+        (&old_settings.scale_policy, &old_settings.deployment)
     );
 }
 
 #[test]
 fn a_bad_config_map_is_reported_and_changes_nothing() {
     let mut machine = machine();
-    let ours = own(&machine);
-    let good = json!({ "stable-window": "30s" });
-    observe(&mut machine, &ours, "config-autoscaler", Some(good));
-    let bad = json!({ "stable-window": "3s" });
-    let told = observe(&mut machine, &ours, "config-autoscaler", Some(bad));
-    let [ConfigMapEventRecord { name, event, .. }] = told.config_map_events.as_slice() else {
-        panic!("{:?}", told.config_map_events)
+    let namespace = own(&machine);
+    let valid = json!({ "stable-window": "30s" });
+    observe(&mut machine, &namespace, "config-autoscaler", Some(valid));
+    let invalid = json!({ "stable-window": "3s" });
+    let events = observe(&mut machine, &namespace, "config-autoscaler", Some(invalid));
+    let [ConfigMapEventRecord { name, event, .. }] = events.config_map_events.as_slice() else {
+        panic!("{:?}", events.config_map_events)
     };
     assert_eq!((name.name.as_str(), event.reason), ("config-autoscaler", "ConfigRefused"));
-    assert_eq!(machine.world().settings.scale_policy.policy.stable_window.as_secs(), 30);
+    assert_eq!(machine.cluster().settings.scale_policy.policy.stable_window.as_secs(), 30);
 }
 
 #[test]
 fn only_the_leader_records_events_and_a_new_leader_records_present_warnings() {
     let mut machine = machine();
-    let ours = own(&machine);
+    let namespace = own(&machine);
     machine.step(NOW, ControllerEvent::LeadershipChanged(false));
-    let bad = || Some(json!({ "stable-window": "3s" }));
-    assert_eq!(observe(&mut machine, &ours, "config-autoscaler", bad()).config_map_events, []);
-    observe(&mut machine, &ours, "config-deployment", Some(json!({ "progress-deadline": "x" })));
-    observe(&mut machine, &ours, "config-deployment", Some(json!({})));
-    let told = machine.step(NOW, ControllerEvent::LeadershipChanged(true)).config_map_events;
-    let told: Vec<_> = told.iter().map(|it| (it.name.name.as_str(), it.event.reason)).collect();
-    assert_eq!(told, [("config-autoscaler", "ConfigRefused")]);
+    let invalid = || Some(json!({ "stable-window": "3s" }));
+    assert_eq!(
+        observe(&mut machine, &namespace, "config-autoscaler", invalid()).config_map_events,
+        []
+    );
+    observe(
+        &mut machine,
+        &namespace,
+        "config-deployment",
+        Some(json!({ "progress-deadline": "x" })),
+    );
+    observe(&mut machine, &namespace, "config-deployment", Some(json!({})));
+    let events = machine.step(NOW, ControllerEvent::LeadershipChanged(true)).config_map_events;
+    let events: Vec<_> = events.iter().map(|it| (it.name.name.as_str(), it.event.reason)).collect();
+    assert_eq!(events, [("config-autoscaler", "ConfigRefused")]);
     assert_eq!(
         machine.step(NOW, ControllerEvent::LeadershipChanged(true)).config_map_events,
         [],
@@ -91,9 +100,9 @@ fn only_the_leader_records_events_and_a_new_leader_records_present_warnings() {
 fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
     let settings =
         ControllerSettings { platform: PlatformKind::Kubernetes, ..ControllerSettings::default() };
-    let world = ClusterState { settings: Arc::new(settings), ..ClusterState::default() };
-    let mut machine = ControllerStateMachine::new(world, Outbox::new());
-    let ours = own(&machine);
+    let cluster = ClusterState { settings: Arc::new(settings), ..ClusterState::default() };
+    let mut machine = ControllerStateMachine::new(cluster, Outbox::new());
+    let namespace = own(&machine);
     for app in 0..25 {
         let name = NamespacedName::new("default", format!("hello-{app}"));
         let spec = json!({"template": {"spec": {"containers": [{"image": "hello:v1"}]}}});
@@ -116,7 +125,8 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
         deployments.map(|it| it.name.clone()).collect::<std::collections::BTreeSet<_>>().len()
     };
     let data = json!({ "default-affinity-type": "none" });
-    let mut counts = vec![named(&observe(&mut machine, &ours, "config-deployment", Some(data)))];
+    let mut counts =
+        vec![named(&observe(&mut machine, &namespace, "config-deployment", Some(data)))];
     for turn in 1..=3 {
         assert_eq!(named(&machine.step(NOW.plus_ms(turn * 100 - 1), ControllerEvent::Tick)), 0);
         counts.push(named(&machine.step(NOW.plus_ms(turn * 100), ControllerEvent::Tick)));
@@ -127,11 +137,11 @@ fn a_change_of_settings_is_brought_to_all_objects_a_few_apps_at_a_time() {
 #[test]
 fn config_maps_of_other_namespaces_set_nothing() {
     let mut machine = machine();
-    let before = Arc::clone(&machine.world().settings);
+    let old_settings = Arc::clone(&machine.cluster().settings);
     let data = json!({ "stable-window": "30s" });
-    let told = observe(&mut machine, "somebody", "config-autoscaler", Some(data));
-    assert_eq!(told.config_map_events, []);
-    assert!(Arc::ptr_eq(&before, &machine.world().settings));
+    let events = observe(&mut machine, "somebody", "config-autoscaler", Some(data));
+    assert_eq!(events.config_map_events, []);
+    assert!(Arc::ptr_eq(&old_settings, &machine.cluster().settings));
 }
 
 #[test]
@@ -145,13 +155,13 @@ fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
         }
     }
     let mut machine = machine();
-    let ours = own(&machine);
+    let namespace = own(&machine);
     let mut cursor = machine.routes().subscribe();
     cursor.try_next();
     let mut set = |machine: &mut ControllerStateMachine, data: Option<Value>| {
-        observe(machine, &ours, "config-observability", data);
-        let news = cursor.try_next().map(|batch| batch.changes).unwrap_or_default();
-        news.iter().any(|(key, _)| *key == RouteKey::Settings)
+        observe(machine, &namespace, "config-observability", data);
+        let changes = cursor.try_next().map(|batch| batch.changes).unwrap_or_default();
+        changes.iter().any(|(key, _)| *key == RouteKey::Settings)
     };
     let log = |template: &str| {
         Some(json!({
@@ -174,20 +184,21 @@ fn the_table_has_one_request_log_template_and_keeps_the_last_valid_one() {
 #[test]
 fn the_table_has_the_trusted_proxies_of_gateways() {
     let mut machine = machine();
-    let ours = own(&machine);
+    let namespace = own(&machine);
     let edge = |machine: &ControllerStateMachine| match machine.route_message(&RouteKey::Settings) {
         Some(RouteChange::Settings(it)) => it.edge,
         other => panic!("{other:?}"),
     };
     let data = json!({"rouse.dev.trusted-proxies": "10.0.0.0/8"});
-    observe(&mut machine, &ours, "config-network", Some(data));
-    let said = edge(&machine);
+    observe(&mut machine, &namespace, "config-network", Some(data));
+    let settings = edge(&machine);
     assert!(
-        said.is_trusted_proxy([10, 1, 2, 3].into()) && !said.is_trusted_proxy([11, 1, 2, 3].into())
+        settings.is_trusted_proxy([10, 1, 2, 3].into())
+            && !settings.is_trusted_proxy([11, 1, 2, 3].into())
     );
-    let bad = json!({"rouse.dev.trusted-proxies": "everybody"});
-    observe(&mut machine, &ours, "config-network", Some(bad));
-    assert_eq!(edge(&machine), said, "the last good word holds");
-    observe(&mut machine, &ours, "config-network", None);
+    let invalid = json!({"rouse.dev.trusted-proxies": "everybody"});
+    observe(&mut machine, &namespace, "config-network", Some(invalid));
+    assert_eq!(edge(&machine), settings, "the last good word holds");
+    observe(&mut machine, &namespace, "config-network", None);
     assert_eq!(machine.route_message(&RouteKey::Settings), None);
 }

@@ -17,8 +17,8 @@ const FUNCTIONS: [&str; 19] = [
 
 /// Refuses what Go refuses. `fields` are the fields that dot has at the start.
 pub(super) fn check_template(name: &str, source: &str, fields: &[&str]) -> Result<(), String> {
-    let whole = format!("{source}{END}");
-    let parser = Parser::with_name(Some(name), &whole, "{{", "}}");
+    let wrapped = format!("{source}{END}");
+    let parser = Parser::with_name(Some(name), &wrapped, "{{", "}}");
     let parsed = parser.and_then(Parser::parse).map_err(|wrong| wrong.to_string())?;
     let (body, defines) = parsed;
     // gotmpl stops at a surplus `{{end}}` and drops the rest; then the marker is not the last text.
@@ -100,8 +100,8 @@ impl TemplateChecker<'_> {
 
     fn check_field(&self, field: Option<&str>) -> Result<(), String> {
         let Some(field) = field.filter(|it| !self.fields.contains(it)) else { return Ok(()) };
-        let have: Vec<String> = self.fields.iter().map(|it| format!(".{it}")).collect();
-        let (name, have) = (self.name, have.join(", "));
-        Err(format!("template: {name}: can't evaluate field {field}: there are {have}"))
+        let field_names: Vec<String> = self.fields.iter().map(|it| format!(".{it}")).collect();
+        let (name, field_names) = (self.name, field_names.join(", "));
+        Err(format!("template: {name}: can't evaluate field {field}: there are {field_names}"))
     }
 }

@@ -13,7 +13,7 @@ fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<NetworkConfig>, String>
 fn every_key_is_followed() {
     assert_eq!(map(&[]), Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] }));
     let source = "{{.Name}}.{{.Domain}}";
-    let want = NetworkConfig {
+    let expected = NetworkConfig {
         domain_template: Some(
             GoTemplate::parse("domain-template", source, &DOMAIN_FIELDS).unwrap(),
         ),
@@ -47,7 +47,7 @@ fn every_key_is_followed() {
         ("default-external-scheme", "https"),
         ("rouse.dev.path", "activator"),
     ]);
-    assert_eq!(read, Ok(ParsedConfigMap { value: want, warnings: vec![] }));
+    assert_eq!(read, Ok(ParsedConfigMap { value: expected, warnings: vec![] }));
 }
 
 #[test]
@@ -59,23 +59,23 @@ fn keys_of_older_releases_name_their_successors() {
         ("dataplane-trust", "mutual"),
     ]);
     let read = read.unwrap();
-    let want =
+    let expected =
         NetworkConfig { http_protocol: HttpProtocol::Redirected, ..NetworkConfig::default() };
-    assert_eq!(read.value, want);
+    assert_eq!(read.value, expected);
     for (old, new) in [
         ("autoTLS", "external-domain-tls"),
         ("httpProtocol", "http-protocol"),
         ("internal-encryption", "system-internal-tls"),
         ("dataplane-trust", "system-internal-tls"),
     ] {
-        let told = |it: &String| it.contains(old) && it.contains(new);
-        assert!(read.warnings.iter().any(told), "{old}: {:?}", read.warnings);
+        let is_named = |it: &String| it.contains(old) && it.contains(new);
+        assert!(read.warnings.iter().any(is_named), "{old}: {:?}", read.warnings);
     }
 }
 
 #[test]
 fn every_refusal_names_key_and_value() {
-    for (pair, said) in [
+    for (pair, expected) in [
         (("rollout-duration", "-1"), "rollout-duration must be a positive integer, but was -1"),
         (
             ("rollout-duration", "5s"),
@@ -117,7 +117,7 @@ fn every_refusal_names_key_and_value() {
             "rouse.dev.upgrades has \"h2c\", must be protocols to switch to, and never HTTP",
         ),
     ] {
-        assert_eq!(map(&[pair]), Err(said.to_owned()), "{pair:?}");
+        assert_eq!(map(&[pair]), Err(expected.to_owned()), "{pair:?}");
     }
 }
 

@@ -43,8 +43,8 @@ pub(super) fn check_domain_mapping(
         problems.push(Problem::disallowed("metadata.generateName"));
     }
     let at = "metadata.name";
-    if let Some(why) = qualified_name_error(name) {
-        problems.push(Problem::new(at, format!("invalid name {name:?}: {why}")));
+    if let Some(error) = qualified_name_error(name) {
+        problems.push(Problem::new(at, format!("invalid name {name:?}: {error}")));
     }
     let domain = it.rules.cluster_domain;
     // Names below the cluster's domain belong to Kubernetes Services.
@@ -72,12 +72,12 @@ fn qualified_name_error(name: &str) -> Option<String> {
     if bare.is_empty() {
         return Some("name: Required value".into());
     }
-    if let Some(why) = dns_names::subdomain_errors(bare).first() {
-        return Some(format!("name: Invalid value: {name:?}: {why}"));
+    if let Some(error) = dns_names::subdomain_errors(bare).first() {
+        return Some(format!("name: Invalid value: {name:?}: {error}"));
     }
     if !bare.contains('.') {
-        let why = "should be a domain with at least two segments separated by dots";
-        return Some(format!("name: Invalid value: {name:?}: {why}"));
+        let error = "should be a domain with at least two segments separated by dots";
+        return Some(format!("name: Invalid value: {name:?}: {error}"));
     }
     let long = bare.split('.').find(|label| label.len() > 63)?;
     Some(format!("name: Invalid value: {long:?}: must be no more than 63 characters"))
@@ -90,14 +90,14 @@ fn check_reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: 
             problems.push(Problem::missing(format!("spec.ref.{name}")));
         }
     }
-    let (there, here) = (
+    let (actual, expected) = (
         defaults::text_field(reference, "namespace"),
         meta.namespace.as_deref().unwrap_or_default(),
     );
     // A mapping must not publish a service of another namespace.
-    if !there.is_empty() && !here.is_empty() && there != here {
+    if !actual.is_empty() && !expected.is_empty() && actual != expected {
         let problem = Problem::new("spec.ref.namespace", "mismatched namespaces");
-        let details = format!("parent namespace: {here:?} does not match ref: {there:?}");
+        let details = format!("parent namespace: {expected:?} does not match ref: {actual:?}");
         problems.push(problem.with_details(details));
     }
 }
@@ -121,10 +121,10 @@ pub(super) fn check_pod_autoscaler(
     {
         problems.extend(more);
     }
-    let most = it.rules.defaults.container_concurrency_max_limit;
-    let least = i64::from(!it.rules.defaults.allow_container_concurrency_zero);
-    if !(least..=most).contains(&limit) {
-        problems.push(Problem::out_of_bounds("spec.containerConcurrency", least, limit, most));
+    let max = it.rules.defaults.container_concurrency_max_limit;
+    let min = i64::from(!it.rules.defaults.allow_container_concurrency_zero);
+    if !(min..=max).contains(&limit) {
+        problems.push(Problem::out_of_bounds("spec.containerConcurrency", min, limit, max));
     }
     check_object_reference(spec.get("scaleTargetRef"), "spec.scaleTargetRef", problems);
 }
@@ -139,11 +139,11 @@ pub(super) fn check_serverless_service(
         problems.push(Problem::missing("spec"));
         return;
     };
-    for (name, known) in [("mode", ["Serve", "Proxy"]), ("protocolType", ["http1", "h2c"])] {
+    for (name, values) in [("mode", ["Serve", "Proxy"]), ("protocolType", ["http1", "h2c"])] {
         let value = defaults::text_field(spec, name);
         if value.is_empty() {
             problems.push(Problem::missing(format!("spec.{name}")));
-        } else if !known.contains(&value.as_str()) {
+        } else if !values.contains(&value.as_str()) {
             problems.push(Problem::invalid(format!("spec.{name}"), value));
         }
     }
@@ -156,13 +156,13 @@ pub(super) fn warn_without_effect(
     meta: &ObjectMeta,
     warnings: &mut Vec<Problem>,
 ) {
-    let made = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
+    let has_owner = meta.owner_references.as_ref().is_some_and(|all| !all.is_empty());
     let what = format!("{:?}", it.kind);
     let message = match it.kind {
         AdmittedKind::Metric => {
             format!("a {what} has no effect: the kernel counts, and nothing is scraped")
         }
-        _ if !made => {
+        _ if !has_owner => {
             format!("a {what} has no effect unless it is made for a Revision: nothing acts on it")
         }
         // The controller's own writes pass here, too; it ignores warnings.
@@ -174,8 +174,8 @@ pub(super) fn warn_without_effect(
     warnings.push(Problem::new("spec", message));
 }
 
-pub(super) fn check_domain_claim(it: &AdmissionRequest<'_>, problems: &mut Vec<Problem>) {
-    let namespace = it.object.pointer("/spec/namespace").and_then(Value::as_str);
+pub(super) fn check_domain_claim(request: &AdmissionRequest<'_>, problems: &mut Vec<Problem>) {
+    let namespace = request.object.pointer("/spec/namespace").and_then(Value::as_str);
     if namespace.unwrap_or_default().is_empty() {
         problems.push(Problem::missing("spec.namespace"));
     }
@@ -202,9 +202,9 @@ fn check_object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Pr
             problems.push(Problem::missing(path));
             continue;
         }
-        let why = rule(&value);
-        if !why.is_empty() {
-            problems.push(Problem::invalid(path, why.join(", ")));
+        let error = rule(&value);
+        if !error.is_empty() {
+            problems.push(Problem::invalid(path, error.join(", ")));
         }
     }
 }

@@ -68,15 +68,15 @@ fn problems(kind: AdmittedKind, object: &Value) -> String {
 /// Returns problems and warnings of a change from `old` to `new`.
 fn update_problems(kind: AdmittedKind, old: &Value, new: &Value) -> String {
     let (old, _) = apply_defaults(&create_request(kind, old, &FEATURES));
-    let question =
+    let request =
         |object| AdmissionRequest { old: Some(&old), ..create_request(kind, object, &FEATURES) };
-    let (new, _) = apply_defaults(&question(new));
-    problem::knative_message(&validate(&question(&new)).problems)
+    let (new, _) = apply_defaults(&request(new));
+    problem::knative_message(&validate(&request(&new)).problems)
 }
 
 fn check_table(kind: AdmittedKind, table: &[(Value, &str)]) {
-    for (object, want) in table {
-        assert_eq!(problems(kind, object), *want, "{object}");
+    for (object, expected) in table {
+        assert_eq!(problems(kind, object), *expected, "{object}");
     }
 }
 
@@ -106,7 +106,8 @@ fn valid_services_are_admitted() {
     );
 }
 
-/// Cases of knative.md §1.13: names and parents.
+/// Names, and owners of Configurations and Routes (knative/serving `pkg/apis/serving/metadata_validation.go` at
+/// 98e5ef9).
 #[test]
 fn names_are_judged_in_knatives_words() {
     const LABEL: &str = "[a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')]";
@@ -115,7 +116,7 @@ fn names_are_judged_in_knatives_words() {
             "{{metadata: {meta}, spec: {{template: {{spec: {{containers: [{{image: a}}]}}}}}}}}"
         ))
     };
-    let own = |meta: &str, parent: &str| {
+    let problems_of = |meta: &str, parent: &str| {
         yaml(&format!(
             "{{metadata: {parent}, spec: {{template: {{metadata: {meta}, spec: {{containers: [{{image: a}}]}}}}}}}}"
         ))
@@ -131,29 +132,29 @@ fn names_are_judged_in_knatives_words() {
             (named("{}"), "name or generateName is required: metadata.name"),
             (named("{generateName: a-}"), ""),
             (
-                own("{name: b-1}", "{name: a}"),
+                problems_of("{name: b-1}", "{name: a}"),
                 "invalid value: \"b-1\" must have prefix \"a-\": spec.template.metadata.name",
             ),
-            (own("{name: a-1}", "{name: a}"), ""),
+            (problems_of("{name: a-1}", "{name: a}"), ""),
             (
-                own("{name: a-1}", "{generateName: a-}"),
+                problems_of("{name: a-1}", "{generateName: a-}"),
                 "must not set the field(s): spec.template.metadata.name",
             ),
-            (own("{name: a_1}", "{name: a}"), &bad_own),
+            (problems_of("{name: a_1}", "{name: a}"), &bad_own),
         ],
     );
     let long = format!("{{name: {}}}", "a".repeat(64));
-    let want = "not a DNS 1035 label: [must be no more than 63 characters]: metadata.name";
-    assert_eq!(problems(AdmittedKind::Service, &named(&long)), want);
+    let expected = "not a DNS 1035 label: [must be no more than 63 characters]: metadata.name";
+    assert_eq!(problems(AdmittedKind::Service, &named(&long)), expected);
     let fits = format!("{{name: {}}}", "a".repeat(63));
     assert_eq!(problems(AdmittedKind::Service, &named(&fits)), "");
 }
 
-/// Cases of knative.md §1.13: containers.
+/// Containers, ports and environment (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn containers_are_judged_in_knatives_words() {
     let at = |rest: &str| format!("{AT}{rest}");
-    for (text, want) in [
+    for (text, expected) in [
         ("{name: a}", format!("missing field(s): {AT}.image")),
         ("{image: a, name: queue-proxy}", format!("\"queue-proxy\" is a reserved container name: {AT}.name")),
         ("{image: a, env: [{name: K_SERVICE, value: x}]}", format!("\"K_SERVICE\" is a reserved environment variable: {AT}.env[0].name")),
@@ -176,17 +177,17 @@ fn containers_are_judged_in_knatives_words() {
         ("{image: a, securityContext: {capabilities: {add: [X]}}}", format!("must not set the field(s): {AT}.securityContext.capabilities.add")),
         ("{image: a, volumeMounts: [{name: v, mountPath: /v}]}", format!("volumeMount has no matching volume: {AT}.volumeMounts[0].name")),
     ] {
-        assert_eq!(problems(AdmittedKind::Service, &container(text)), want, "{text}");
+        assert_eq!(problems(AdmittedKind::Service, &container(text)), expected, "{text}");
     }
     let image = problems(AdmittedKind::Service, &container("{image: 'A b'}"));
-    let want = format!(
+    let expected = format!(
         "Failed to parse image reference: {}\nimage: \"A b\", error: could not parse reference: A b",
         at(".image")
     );
-    assert!(image.starts_with(&want), "{image}");
+    assert!(image.starts_with(&expected), "{image}");
 }
 
-/// Cases of knative.md §1.13: several containers.
+/// Pods with several containers (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn several_containers_are_judged_in_knatives_words() {
     let features = Features { multi_container: Flag::Disabled, ..Features::default() };
@@ -225,7 +226,7 @@ fn several_containers_are_judged_in_knatives_words() {
     );
 }
 
-/// Cases of knative.md §1.13: init containers.
+/// Init containers (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn init_containers_are_judged_in_knatives_words() {
     let with =
@@ -233,22 +234,31 @@ fn init_containers_are_judged_in_knatives_words() {
     let off = "pod spec support for init-containers is off, but found 1 init containers: spec.template.spec.initContainers";
     assert_eq!(problems(AdmittedKind::Service, &with("{image: b}")), off);
     let features = Features { podspec_init_containers: Flag::Enabled, ..Features::default() };
-    let said = |init: &str| problems_with(AdmittedKind::Service, &with(init), &features);
-    assert_eq!(said("{image: b}"), "");
+    let problems_of = |init: &str| problems_with(AdmittedKind::Service, &with(init), &features);
+    assert_eq!(problems_of("{image: b}"), "");
     let at = "spec.template.spec.initContainers[0]";
     let not = |field: &str| format!("field not allowed in an init container: {at}.{field}");
-    assert_eq!(said("{image: b, ports: [{containerPort: 80}]}"), not("ports"));
-    assert_eq!(said("{image: b, readinessProbe: {tcpSocket: {port: 1}}}"), not("readinessProbe"));
-    assert_eq!(said("{image: b, startupProbe: {tcpSocket: {port: 1}}}"), not("startupProbe"));
-    assert_eq!(said("{image: b, livenessProbe: {tcpSocket: {port: 1}}}"), not("livenessProbe"));
-    assert_eq!(said("{image: b, env: [{name: PORT, value: '1'}]}"), "");
+    assert_eq!(problems_of("{image: b, ports: [{containerPort: 80}]}"), not("ports"));
+    assert_eq!(
+        problems_of("{image: b, readinessProbe: {tcpSocket: {port: 1}}}"),
+        not("readinessProbe")
+    );
+    assert_eq!(
+        problems_of("{image: b, startupProbe: {tcpSocket: {port: 1}}}"),
+        not("startupProbe")
+    );
+    assert_eq!(
+        problems_of("{image: b, livenessProbe: {tcpSocket: {port: 1}}}"),
+        not("livenessProbe")
+    );
+    assert_eq!(problems_of("{image: b, env: [{name: PORT, value: '1'}]}"), "");
 }
 
-/// Cases of knative.md §1.13: probes.
+/// Probes (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn probes_are_judged_in_knatives_words() {
     let at = format!("{AT}.readinessProbe");
-    for (text, want) in [
+    for (text, expected) in [
         ("{httpGet: {path: /, port: http}}", String::new()),
         ("{httpGet: {path: /}, periodSeconds: 3}", String::new()),
         ("{grpc: {port: 8080}}", String::new()),
@@ -285,14 +295,14 @@ fn probes_are_judged_in_knatives_words() {
         ),
     ] {
         let object = container(&format!("{{image: a, readinessProbe: {text}}}"));
-        assert_eq!(problems(AdmittedKind::Service, &object), want, "{text}");
+        assert_eq!(problems(AdmittedKind::Service, &object), expected, "{text}");
     }
     let none = container("{image: a, livenessProbe: {periodSeconds: 1}}");
     let at = format!("{AT}.livenessProbe");
-    let want = format!(
+    let expected = format!(
         "expected exactly one, got neither: {at}.exec, {at}.grpc, {at}.httpGet, {at}.tcpSocket"
     );
-    assert_eq!(problems(AdmittedKind::Service, &none), want);
+    assert_eq!(problems(AdmittedKind::Service, &none), expected);
 }
 
 const MOUNT: &str = "spec.template.spec.containers[0].volumeMounts[0]";
@@ -305,11 +315,11 @@ fn mounted(volumes: &str, path: &str) -> Value {
     ))
 }
 
-/// Cases of knative.md §1.13: mounts.
+/// Mounts of volumes (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn mounts_are_judged_in_knatives_words() {
     let reserved = |path: &str| format!("mountPath {path:?} is a reserved path: {MOUNT}.mountPath");
-    for (path, want) in [
+    for (path, expected) in [
         ("/data/", String::new()),
         ("/", reserved("/")),
         ("/dev/../dev/log", reserved("/dev/log")),
@@ -317,24 +327,25 @@ fn mounts_are_judged_in_knatives_words() {
         ("", format!("missing field(s): {MOUNT}.mountPath")),
     ] {
         let object = mounted("{name: v, emptyDir: {}}", path);
-        assert_eq!(problems(AdmittedKind::Service, &object), want, "{path}");
+        assert_eq!(problems(AdmittedKind::Service, &object), expected, "{path}");
     }
     let twice = template(
         "{containers: [{image: a, volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /v/}]}], volumes: [{name: v, emptyDir: {}}]}",
     );
-    let want = format!("invalid value: \"/v/\" must be unique: {AT}.volumeMounts[1].mountPath");
-    assert_eq!(problems(AdmittedKind::Service, &twice), want);
+    let expected = format!("invalid value: \"/v/\" must be unique: {AT}.volumeMounts[1].mountPath");
+    assert_eq!(problems(AdmittedKind::Service, &twice), expected);
     let secret = mounted("{name: v, secret: {secretName: s}}", "/v");
     let (mut written, _) =
         apply_defaults(&create_request(AdmittedKind::Service, &secret, &FEATURES));
     let mount = &mut written["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0];
     mount["readOnly"] = false.into();
-    let verdict = validate(&create_request(AdmittedKind::Service, &written, &FEATURES));
-    let want = format!("volume mount should be readOnly for this type of volume: {MOUNT}.readOnly");
-    assert_eq!(problem::knative_message(&verdict.problems), want);
+    let result = validate(&create_request(AdmittedKind::Service, &written, &FEATURES));
+    let expected =
+        format!("volume mount should be readOnly for this type of volume: {MOUNT}.readOnly");
+    assert_eq!(problem::knative_message(&result.problems), expected);
 }
 
-/// Cases of knative.md §1.13: kinds of volumes.
+/// Kinds of volumes, with their features off and on (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn kinds_of_volumes_are_judged_in_knatives_words() {
     let none = format!(
@@ -348,7 +359,7 @@ fn kinds_of_volumes_are_judged_in_knatives_words() {
     let claim = format!(
         "Persistent volume claim support is disabled, but found persistent volume claim c: {VOLUME}\nPersistent volume write support is disabled, but found persistent volume claim c that is not read-only: {VOLUME}\nmust not set the field(s): {VOLUME}.persistentVolumeClaim"
     );
-    for (volume, want) in [
+    for (volume, expected) in [
         ("configMap: {name: c}", String::new()),
         ("secret: {secretName: s}", String::new()),
         ("projected: {sources: [{secret: {name: s}}]}", String::new()),
@@ -362,17 +373,17 @@ fn kinds_of_volumes_are_judged_in_knatives_words() {
         ("nfs: {path: /, server: s}", format!("{none}\nmust not set the field(s): {VOLUME}.nfs")),
     ] {
         let object = mounted(&format!("{{name: v, {volume}}}"), "/v");
-        assert_eq!(problems(AdmittedKind::Service, &object), want, "{volume}");
+        assert_eq!(problems(AdmittedKind::Service, &object), expected, "{volume}");
     }
     assert_eq!(problems(AdmittedKind::Service, &mounted("{name: v}", "/v")), none);
 }
 
-/// Cases of knative.md §1.13: contents of volumes.
+/// Contents of volumes (knative/serving `pkg/apis/serving/k8s_validation.go` at 98e5ef9).
 #[test]
 fn contents_of_volumes_are_judged_in_knatives_words() {
     let source = format!("{VOLUME}.projected.sources[0]");
     let second = "spec.template.spec.volumes[1].name";
-    for (volumes, want) in [
+    for (volumes, expected) in [
         (
             "{name: v, emptyDir: {medium: Disk}}",
             format!("invalid value: Disk: {VOLUME}.emptyDir.medium"),
@@ -400,11 +411,12 @@ fn contents_of_volumes_are_judged_in_knatives_words() {
             format!("duplicate volume name \"v\": {second}"),
         ),
     ] {
-        assert_eq!(problems(AdmittedKind::Service, &mounted(volumes, "/v")), want, "{volumes}");
+        assert_eq!(problems(AdmittedKind::Service, &mounted(volumes, "/v")), expected, "{volumes}");
     }
 }
 
-/// Cases of knative.md §1.13, field mask: each guarded field, with its feature off and on.
+/// Each field behind a feature, with the feature off and on (knative/serving `pkg/apis/serving/fieldmask.go` at
+/// 98e5ef9).
 #[test]
 fn fields_behind_features_follow_them() {
     type Turn = fn(&mut Features);
@@ -430,24 +442,24 @@ fn fields_behind_features_follow_them() {
         ("hostIPC", "true", |it| it.podspec_hostipc = Flag::Enabled),
         ("hostNetwork", "true", |it| it.podspec_hostnetwork = Flag::Enabled),
     ];
-    for (field, value, turn) in table {
+    for (field, value, switch) in table {
         let object = template(&format!("{{{field}: {value}, containers: [{{image: a}}]}}"));
         let off = problems(AdmittedKind::Service, &object);
-        let want = format!("must not set the field(s): spec.template.spec.{field}");
-        assert!(off.contains(&want), "{field}: {off}");
+        let expected = format!("must not set the field(s): spec.template.spec.{field}");
+        assert!(off.contains(&expected), "{field}: {off}");
         let mut features = Features::default();
-        turn(&mut features);
+        switch(&mut features);
         assert_eq!(problems_with(AdmittedKind::Service, &object, &features), "", "{field}");
     }
     for field in ["nodeName", "restartPolicy", "terminationGracePeriodSeconds", "subdomain"] {
         let value = if field.ends_with("Seconds") { "1" } else { "a" };
         let object = template(&format!("{{{field}: {value}, containers: [{{image: a}}]}}"));
-        let want = format!("must not set the field(s): spec.template.spec.{field}");
-        assert_eq!(problems(AdmittedKind::Service, &object), want);
+        let expected = format!("must not set the field(s): spec.template.spec.{field}");
+        assert_eq!(problems(AdmittedKind::Service, &object), expected);
     }
 }
 
-/// Cases of knative.md §1.13: bounds, traffic and annotations.
+/// Bounds, traffic and annotations (knative/serving `pkg/apis/serving/v1/*_validation.go` at 98e5ef9).
 #[test]
 fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
     let traffic = |targets: &str| {
@@ -463,7 +475,7 @@ fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
     let at = "spec.template.metadata.annotations";
     let scale = format!("{at}.autoscaling.knative.dev");
     let side = "queue.sidecar.serving.knative.dev";
-    for (object, want) in [
+    for (object, expected) in [
         (template("{timeoutSeconds: 601, containers: [{image: a}]}"), "expected 0 <= 601 <= 600: spec.template.spec.timeoutSeconds".to_owned()),
         (template("{timeoutSeconds: -1, containers: [{image: a}]}"), "expected 0 <= -1 <= 600: spec.template.spec.timeoutSeconds".into()),
         (template("{containerConcurrency: 1001, containers: [{image: a}]}"), "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency".into()),
@@ -482,16 +494,16 @@ fn limits_traffic_and_annotations_are_judged_in_knatives_words() {
         (annotated(&format!("{side}/cpu-resource-request"), "100m"), String::new()),
         (annotated("networking.knative.dev/x", "y"), format!("invalid key name \"networking.knative.dev/x\": {at}")),
     ] {
-        assert_eq!(problems(AdmittedKind::Service, &object), want, "{object}");
+        assert_eq!(problems(AdmittedKind::Service, &object), expected, "{object}");
     }
     let misplaced = yaml(
         "{metadata: {name: a, annotations: {autoscaling.knative.dev/max-scale: '1', serving.knative.dev/rollout-duration: 1.5s}}, spec: {template: {spec: {containers: [{image: a}]}}}}",
     );
-    let want = "invalid key name \"autoscaling.knative.dev/max-scale\": metadata.annotations\nautoscaling annotations must be put under \"spec.template.metadata.annotations\" to work\nrollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration";
-    assert_eq!(problems(AdmittedKind::Service, &misplaced), want);
+    let expected = "invalid key name \"autoscaling.knative.dev/max-scale\": metadata.annotations\nautoscaling annotations must be put under \"spec.template.metadata.annotations\" to work\nrollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration";
+    assert_eq!(problems(AdmittedKind::Service, &misplaced), expected);
 }
 
-/// Rule of knative.md §1.6 and §1.13: a bare Route must name the targets of its requests.
+/// A Route without a Service gets no default target: it must name the targets of its requests.
 #[test]
 fn routes_name_their_targets() {
     let route =
@@ -525,7 +537,7 @@ fn routes_name_their_targets() {
     );
 }
 
-/// Rule of knative.md §1.13: the spec of a Revision is immutable.
+/// The spec of a Revision is immutable (knative/serving `pkg/apis/serving/v1/revision_validation.go` at 98e5ef9).
 #[test]
 fn a_revision_never_changes() {
     let revision = |image: &str| {
@@ -551,16 +563,17 @@ fn a_revision_never_changes() {
             new
         },
     );
-    let want = "Immutable fields changed (-old +new): spec\ncontainers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
-    assert_eq!(changed, want);
-    let bad = problems(
+    let expected = "Immutable fields changed (-old +new): spec\ncontainers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
+    assert_eq!(changed, expected);
+    let problem = problems(
         AdmittedKind::Revision,
         &yaml("{metadata: {name: a-1}, spec: {containers: [{image: a, stdin: true}]}}"),
     );
-    assert_eq!(bad, "must not set the field(s): spec.containers[0].stdin");
+    assert_eq!(problem, "must not set the field(s): spec.containers[0].stdin");
 }
 
-/// Rule of knative.md §1.13: bring-your-own names of Revisions.
+/// A template that names its Revision changes only together with that name
+/// (knative/serving `pkg/apis/serving/v1/revision_validation.go` at 98e5ef9).
 #[test]
 fn a_named_template_changes_only_with_its_name() {
     let named = |name: &str, image: &str| {
@@ -572,24 +585,24 @@ fn a_named_template_changes_only_with_its_name() {
         apply_defaults(&create_request(AdmittedKind::Service, &named("a-1", "x"), &FEATURES));
     let mut new = old.clone();
     new["spec"]["template"]["spec"]["containers"][0]["image"] = "y".into();
-    let want = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\nspec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
-    assert_eq!(update_problems(AdmittedKind::Service, &old, &new), want);
+    let expected = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\nspec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n";
+    assert_eq!(update_problems(AdmittedKind::Service, &old, &new), expected);
     new["spec"]["template"]["metadata"]["name"] = "a-2".into();
     assert_eq!(update_problems(AdmittedKind::Service, &old, &new), "");
     assert_eq!(update_problems(AdmittedKind::Service, &old, &old), "");
 }
 
-/// Rule of knative.md §1.12: a new default must not require a new name.
+/// A new default of the operator must not require a new name of the Revision.
 #[test]
 fn a_named_template_is_not_filled_in_again() {
     let old = yaml(
         "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {timeoutSeconds: 7, containers: [{image: x}]}}}}",
     );
-    let question = AdmissionRequest {
+    let request = AdmissionRequest {
         old: Some(&old),
         ..create_request(AdmittedKind::Service, &old, &FEATURES)
     };
-    let (new, _) = apply_defaults(&question);
+    let (new, _) = apply_defaults(&request);
     assert_eq!(new["spec"]["template"], old["spec"]["template"]);
     assert_eq!(new["spec"]["traffic"][0]["percent"], 100);
 }
@@ -599,32 +612,32 @@ fn a_named_template_may_be_applied_again_as_it_was_written() {
     let written = yaml(
         "{metadata: {name: a}, spec: {template: {metadata: {name: a-1}, spec: {containers: [{image: x, ports: [{containerPort: 7}]}]}}}}",
     );
-    let (made, _) = apply_defaults(&create_request(AdmittedKind::Service, &written, &FEATURES));
-    let again = |old: &Value, new: &Value| {
-        let question = AdmissionRequest {
+    let (filled, _) = apply_defaults(&create_request(AdmittedKind::Service, &written, &FEATURES));
+    let reapply = |old: &Value, new: &Value| {
+        let request = AdmissionRequest {
             old: Some(old),
             ..create_request(AdmittedKind::Service, new, &FEATURES)
         };
-        update_problems(AdmittedKind::Service, old, &apply_defaults(&question).0)
+        update_problems(AdmittedKind::Service, old, &apply_defaults(&request).0)
     };
-    assert_eq!(again(&made, &written), "");
-    let said = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\n";
+    assert_eq!(reapply(&filled, &written), "");
+    let prefix = "Saw the following changes without a name change (-old +new): spec.template.metadata.name\n";
     let mut other = written.clone();
     other["spec"]["template"]["spec"]["containers"][0]["image"] = json!("y");
-    let want = format!("{said}spec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n");
-    assert_eq!(again(&made, &other), want, "and nothing but what was written");
+    let expected = format!("{prefix}spec.containers[0].image:\n\t-: \"x\"\n\t+: \"y\"\n");
+    assert_eq!(reapply(&filled, &other), expected, "and nothing but what was written");
     let mut longer = written.clone();
     longer["spec"]["template"]["spec"]["timeoutSeconds"] = json!(77);
     let (longer, _) = apply_defaults(&create_request(AdmittedKind::Service, &longer, &FEATURES));
-    let want = format!("{said}spec.timeoutSeconds:\n\t-: 77\n\t+: <unset>\n");
-    assert_eq!(again(&longer, &written), want, "what was taken away is not kept in silence");
+    let expected = format!("{prefix}spec.timeoutSeconds:\n\t-: 77\n\t+: <unset>\n");
+    assert_eq!(reapply(&longer, &written), expected, "what was taken away is not kept in silence");
 }
 
-/// Rule of knative.md §1.12: annotations with creator and last modifier.
+/// Annotations with creator and last modifier: the first never changes, the second changes only with the spec.
 #[test]
 fn creators_are_recorded_and_not_rewritten() {
     let object = container("{image: a}");
-    let by = |user, old, object| {
+    let apply_as = |user, old, object| {
         apply_defaults(&AdmissionRequest {
             user: Some(user),
             old,
@@ -632,25 +645,26 @@ fn creators_are_recorded_and_not_rewritten() {
         })
         .0
     };
-    let made = by("ann", None, &object);
+    let filled = apply_as("ann", None, &object);
     let notes = |object: &Value| {
         let all = &object["metadata"]["annotations"];
         (all[key::CREATOR].clone(), all[key::LAST_MODIFIER].clone())
     };
-    assert_eq!(notes(&made), (json!("ann"), json!("ann")));
-    let same = by("bob", Some(&made), &made);
-    assert_eq!(notes(&same), (json!("ann"), json!("ann")), "nothing of the spec changed");
-    let mut changed = made.clone();
+    assert_eq!(notes(&filled), (json!("ann"), json!("ann")));
+    let reapplied = apply_as("bob", Some(&filled), &filled);
+    assert_eq!(notes(&reapplied), (json!("ann"), json!("ann")), "nothing of the spec changed");
+    let mut changed = filled.clone();
     changed["spec"]["template"]["spec"]["containers"][0]["image"] = "b".into();
-    assert_eq!(notes(&by("bob", Some(&made), &changed)), (json!("ann"), json!("bob")));
-    let mut forged = made.clone();
+    assert_eq!(notes(&apply_as("bob", Some(&filled), &changed)), (json!("ann"), json!("bob")));
+    let mut forged = filled.clone();
     forged["metadata"]["annotations"][key::CREATOR] = "eve".into();
-    let want = "annotation value is immutable: metadata.annotations.serving.knative.dev/creator";
-    assert_eq!(update_problems(AdmittedKind::Service, &made, &forged), want);
-    let mut forged = made.clone();
+    let expected =
+        "annotation value is immutable: metadata.annotations.serving.knative.dev/creator";
+    assert_eq!(update_problems(AdmittedKind::Service, &filled, &forged), expected);
+    let mut forged = filled.clone();
     forged["metadata"]["annotations"][key::LAST_MODIFIER] = "eve".into();
-    let want = "invalid value: eve: metadata.annotations.serving.knative.dev/lastModifier";
-    assert_eq!(update_problems(AdmittedKind::Service, &made, &forged), want);
+    let expected = "invalid value: eve: metadata.annotations.serving.knative.dev/lastModifier";
+    assert_eq!(update_problems(AdmittedKind::Service, &filled, &forged), expected);
     let owned = yaml(
         "{metadata: {name: a, ownerReferences: [{apiVersion: v, kind: Service, name: a, uid: u}]}, spec: {traffic: [{configurationName: a, percent: 100}]}}",
     );
@@ -662,34 +676,34 @@ fn creators_are_recorded_and_not_rewritten() {
     assert_eq!(child["metadata"]["annotations"], Value::Null);
 }
 
-/// Cases of knative.md §1.7 and §1.13.
+/// Names and references of DomainMappings (knative/serving `pkg/apis/serving/v1beta1` at 98e5ef9).
 #[test]
 fn domain_mappings_are_judged_in_knatives_words() {
     let mapping = |name: &str, spec: &str| {
         yaml(&format!("{{metadata: {{name: {name}, namespace: n}}, spec: {spec}}}"))
     };
-    let good = "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: s}}";
+    let valid = "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: s}}";
     let (filled, _) = apply_defaults(&create_request(
         AdmittedKind::DomainMapping,
-        &mapping("a.example.com", good),
+        &mapping("a.example.com", valid),
         &FEATURES,
     ));
     assert_eq!(filled["spec"]["ref"]["namespace"], "n");
     check_table(
         AdmittedKind::DomainMapping,
         &[
-            (mapping("a.example.com", good), ""),
+            (mapping("a.example.com", valid), ""),
             (
                 mapping("a.example.com", "{ref: {kind: Service, name: s}}"),
                 "missing field(s): spec.ref.apiVersion",
             ),
             (mapping("a.example.com", "{}"), "missing field(s): spec.ref"),
             (
-                mapping("a", good),
+                mapping("a", valid),
                 "invalid name \"a\": name: Invalid value: \"a\": should be a domain with at least two segments separated by dots: metadata.name",
             ),
             (
-                mapping("s.n.svc.cluster.local", good),
+                mapping("s.n.svc.cluster.local", valid),
                 "invalid name \"s.n.svc.cluster.local\": must not be a subdomain of cluster local domain \"cluster.local\": metadata.name",
             ),
             (
@@ -701,7 +715,7 @@ fn domain_mappings_are_judged_in_knatives_words() {
             ),
             (
                 yaml(&format!(
-                    "{{metadata: {{name: a.b, namespace: n, generateName: a}}, spec: {good}}}"
+                    "{{metadata: {{name: a.b, namespace: n, generateName: a}}, spec: {valid}}}"
                 )),
                 "must not set the field(s): metadata.generateName",
             ),
@@ -709,20 +723,21 @@ fn domain_mappings_are_judged_in_knatives_words() {
     );
 }
 
-/// Cases of knative.md §1.8 and §1.9.
+/// Objects of Knative's internal groups (knative/serving `pkg/apis/autoscaling/v1alpha1` at 98e5ef9, knative/networking
+/// `pkg/apis/networking/v1alpha1` at 17b28c6).
 #[test]
 fn internal_kinds_are_filled_in_and_judged() {
     let pa = |spec: &str| yaml(&format!("{{metadata: {{name: a-1}}, spec: {spec}}}"));
-    let good = "{scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a-1-deployment}, protocolType: http1}";
+    let valid = "{scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a-1-deployment}, protocolType: http1}";
     let (filled, _) =
-        apply_defaults(&create_request(AdmittedKind::PodAutoscaler, &pa(good), &FEATURES));
+        apply_defaults(&create_request(AdmittedKind::PodAutoscaler, &pa(valid), &FEATURES));
     let annotations = &filled["metadata"]["annotations"];
     assert_eq!(annotations["autoscaling.knative.dev/class"], "kpa.autoscaling.knative.dev");
     assert_eq!(annotations["autoscaling.knative.dev/metric"], "concurrency");
     check_table(
         AdmittedKind::PodAutoscaler,
         &[
-            (pa(good), ""),
+            (pa(valid), ""),
             (pa("{}"), "missing field(s): spec"),
             (
                 pa(
@@ -754,7 +769,7 @@ fn internal_kinds_are_filled_in_and_judged() {
     );
 }
 
-/// Defaults of knative.md §1.12, one by one.
+/// Each default of a template (knative/serving `pkg/apis/serving/v1/revision_defaults.go` at 98e5ef9).
 #[test]
 fn defaults_are_knatives() {
     let (filled, _) = apply_defaults(&create_request(
@@ -762,7 +777,7 @@ fn defaults_are_knatives() {
         &template("{timeoutSeconds: 301, containers: [{image: a}]}"),
         &FEATURES,
     ));
-    let want = json!({
+    let expected = json!({
         "template": {"spec": {
             "containerConcurrency": 0,
             "timeoutSeconds": 301,
@@ -776,67 +791,71 @@ fn defaults_are_knatives() {
         }},
         "traffic": [{"latestRevision": true, "percent": 100}],
     });
-    assert_eq!(filled["spec"], want);
+    assert_eq!(filled["spec"], expected);
 }
 
-/// Defaults of knative.md §1.12 with `secure-pod-defaults`.
+/// Defaults with the feature `secure-pod-defaults` (knative/serving `pkg/apis/serving/v1/revision_defaults.go` at
+/// 98e5ef9).
 #[test]
 fn secure_defaults_fill_unset_fields() {
     let object = container("{image: a, ports: [{containerPort: 80}]}");
-    let with = |secure_pod_defaults| {
+    let context_with = |secure_pod_defaults| {
         let features = Features { secure_pod_defaults, ..Features::default() };
         let (filled, _) =
             apply_defaults(&create_request(AdmittedKind::Service, &object, &features));
         assert_eq!(problems_with(AdmittedKind::Service, &filled, &features), "");
         filled["spec"]["template"]["spec"]["containers"][0]["securityContext"].clone()
     };
-    assert_eq!(with(SecureDefaults::Disabled), Value::Null);
+    assert_eq!(context_with(SecureDefaults::Disabled), Value::Null);
     let bounded = json!({
         "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     });
-    assert_eq!(with(SecureDefaults::AllowRootBounded), bounded);
-    let mut whole = bounded;
-    whole["runAsNonRoot"] = true.into();
-    assert_eq!(with(SecureDefaults::Enabled), whole);
+    assert_eq!(context_with(SecureDefaults::AllowRootBounded), bounded);
+    let mut enabled = bounded;
+    enabled["runAsNonRoot"] = true.into();
+    assert_eq!(context_with(SecureDefaults::Enabled), enabled);
 }
 
-/// Warnings of knative.md §1.13, and retired spellings that are still read.
+/// Warnings about insecure defaults, and retired spellings that are still read.
 #[test]
 fn warnings_name_what_is_not_safe_and_what_is_old() {
     let object = yaml(
         "{metadata: {name: a, annotations: {serving.knative.dev/rolloutDuration: 10s}}, spec: {template: {metadata: {annotations: {autoscaling.knative.dev/minScale: '1'}}, spec: {containers: [{image: a, securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false, seccompProfile: {type: RuntimeDefault}}}]}}}}",
     );
-    let verdict = validate(&create_request(
+    let result = validate(&create_request(
         AdmittedKind::Service,
         &apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES)).0,
         &FEATURES,
     ));
-    assert_eq!(verdict.problems, []);
-    let want = "Kubernetes default value is insecure, Knative may default this to secure in a future release: spec.template.spec.containers[0].securityContext.capabilities\nautoscaling.knative.dev/minScale is an older spelling, use autoscaling.knative.dev/min-scale: spec.template.metadata.annotations.autoscaling.knative.dev/minScale\nserving.knative.dev/rolloutDuration is an older spelling, use serving.knative.dev/rollout-duration: metadata.annotations.serving.knative.dev/rolloutDuration";
-    assert_eq!(problem::knative_message(&verdict.warnings), want);
+    assert_eq!(result.problems, []);
+    let expected = "Kubernetes default value is insecure, Knative may default this to secure in a future release: spec.template.spec.containers[0].securityContext.capabilities\nautoscaling.knative.dev/minScale is an older spelling, use autoscaling.knative.dev/min-scale: spec.template.metadata.annotations.autoscaling.knative.dev/minScale\nserving.knative.dev/rolloutDuration is an older spelling, use serving.knative.dev/rollout-duration: metadata.annotations.serving.knative.dev/rolloutDuration";
+    assert_eq!(problem::knative_message(&result.warnings), expected);
 }
 
 /// Kinds that the controller writes may also be written by users, without any effect.
 #[test]
 fn kinds_that_only_the_controller_writes_get_a_warning() {
-    let said = |kind: AdmittedKind, owners: &str, old: bool| {
+    let warnings_of = |kind: AdmittedKind, owners: &str, old: bool| {
         let meta = format!("{{name: a, namespace: n, ownerReferences: {owners}}}");
         let object = yaml(&format!("{{metadata: {meta}, spec: {{}}}}"));
         let old = old.then_some(&object);
-        let verdict =
+        let result =
             validate(&AdmissionRequest { old, ..create_request(kind, &object, &FEATURES) });
-        verdict.warnings.iter().any(|it| it.message.contains("has no effect"))
+        result.warnings.iter().any(|it| it.message.contains("has no effect"))
     };
     let owned = "[{apiVersion: v1, kind: Revision, name: a, uid: u, controller: true}]";
     for kind in [AdmittedKind::PodAutoscaler, AdmittedKind::ServerlessService] {
-        assert!(said(kind, "[]", false) && said(kind, "[]", true), "{kind:?} without a Revision");
-        assert!(said(kind, owned, true), "{kind:?} that is changed");
-        assert!(!said(kind, owned, false), "{kind:?} as the controller makes it");
+        assert!(
+            warnings_of(kind, "[]", false) && warnings_of(kind, "[]", true),
+            "{kind:?} without a Revision"
+        );
+        assert!(warnings_of(kind, owned, true), "{kind:?} that is changed");
+        assert!(!warnings_of(kind, owned, false), "{kind:?} as the controller makes it");
     }
-    assert!(said(AdmittedKind::Metric, owned, false));
-    assert!(!said(AdmittedKind::ClusterDomainClaim, "[]", false), "an administrator's own");
+    assert!(warnings_of(AdmittedKind::Metric, owned, false));
+    assert!(!warnings_of(AdmittedKind::ClusterDomainClaim, "[]", false), "an administrator's own");
 }
 
 #[test]
@@ -848,12 +867,12 @@ fn unknown_pod_fields_are_removed_and_reported() {
         apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
     unknown.sort();
     let at = "spec.template.spec";
-    let want = [
+    let expected = [
         format!("{at}.containers[0].imagge"),
         format!("{at}.containers[0].ports[0].colour"),
         format!("{at}.speed"),
     ];
-    assert_eq!(unknown, want);
+    assert_eq!(unknown, expected);
     assert_eq!(filled["spec"]["template"]["spec"]["timeoutSeconds"], 5);
     assert_eq!(problems(AdmittedKind::Service, &object), "");
 }
@@ -988,9 +1007,9 @@ proptest! {
     #[test]
     fn no_document_stops_admission(kind in kinds(), object in documents(), old in documents(), update: bool) {
         let old = update.then_some(&old);
-        let question = AdmissionRequest { old, user: Some("ann"), ..create_request(kind, &object, &FEATURES) };
-        let (filled, _) = apply_defaults(&question);
-        let _ = validate(&AdmissionRequest { object: &filled, ..question });
+        let request = AdmissionRequest { old, user: Some("ann"), ..create_request(kind, &object, &FEATURES) };
+        let (filled, _) = apply_defaults(&request);
+        let _ = validate(&AdmissionRequest { object: &filled, ..request });
     }
 
     /// Defaulting is idempotent, since the API server may call again after another webhook.
@@ -1007,10 +1026,14 @@ proptest! {
     fn an_admitted_object_stays_admitted(object in services()) {
         let (filled, _) = apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
         prop_assume!(validate(&create_request(AdmittedKind::Service, &filled, &FEATURES)).problems.is_empty());
-        let again = AdmissionRequest { old: Some(&filled), user: Some("bob"), ..create_request(AdmittedKind::Service, &filled, &FEATURES) };
-        let (after, _) = apply_defaults(&again);
+        let request = AdmissionRequest {
+            old: Some(&filled),
+            user: Some("bob"),
+            ..create_request(AdmittedKind::Service, &filled, &FEATURES)
+        };
+        let (after, _) = apply_defaults(&request);
         prop_assert_eq!(&after, &filled);
-        prop_assert_eq!(validate(&AdmissionRequest { object: &after, ..again }).problems, vec![]);
+        prop_assert_eq!(validate(&AdmissionRequest { object: &after, ..request }).problems, vec![]);
     }
 }
 
@@ -1045,18 +1068,18 @@ fn pod_defaults() -> Vec<DefaultedField> {
         table.push((pod(text), "responseStartTimeoutSeconds".into(), start));
         table.push((pod(text), "idleTimeoutSeconds".into(), Value::Null));
     }
-    for (text, want) in [
+    for (text, expected) in [
         ("", 0),
         ("containerConcurrency: null", 0),
         ("containerConcurrency: 0", 0),
         ("containerConcurrency: 7", 7),
     ] {
-        table.push((pod(text), "containerConcurrency".into(), json!(want)));
+        table.push((pod(text), "containerConcurrency".into(), json!(expected)));
     }
-    for (text, want) in
+    for (text, expected) in
         [("", false), ("enableServiceLinks: null", false), ("enableServiceLinks: true", true)]
     {
-        table.push((pod(text), "enableServiceLinks".into(), json!(want)));
+        table.push((pod(text), "enableServiceLinks".into(), json!(expected)));
     }
     table
 }
@@ -1072,7 +1095,7 @@ fn container_defaults() -> Vec<DefaultedField> {
         (two("name: user-container-0", ""), "containers/1/name".into(), json!("user-container-1")),
     ]);
     let number = |port: &str| (one(&format!("ports: [{port}]")), first("ports/0/containerPort"));
-    for (port, want) in [
+    for (port, expected) in [
         ("{name: h2c}", 8080),
         ("{name: h2c, containerPort: 0}", 8080),
         ("{name: h2c, containerPort: null}", 8080),
@@ -1080,7 +1103,7 @@ fn container_defaults() -> Vec<DefaultedField> {
         ("{containerPort: 81}", 81),
     ] {
         let (spec, at) = number(port);
-        table.push((spec, at, json!(want)));
+        table.push((spec, at, json!(expected)));
     }
     table.push((one("ports: []"), first("ports"), json!([])));
     table
@@ -1134,11 +1157,11 @@ fn probe_defaults() -> Vec<DefaultedField> {
 #[test]
 fn defaults_of_what_is_absent_null_zero_or_empty_are_knatives() {
     let table = [pod_defaults(), container_defaults(), probe_defaults()];
-    for (spec, at, want) in table.into_iter().flatten() {
+    for (spec, at, expected) in table.into_iter().flatten() {
         let (filled, _) =
             apply_defaults(&create_request(AdmittedKind::Service, &template(&spec), &FEATURES));
         let at = format!("/spec/template/spec/{at}");
-        assert_eq!(filled.pointer(&at).unwrap_or(&Value::Null), &want, "{spec}: {at}");
+        assert_eq!(filled.pointer(&at).unwrap_or(&Value::Null), &expected, "{spec}: {at}");
     }
 }
 
@@ -1151,7 +1174,7 @@ fn defaults_of_traffic_are_knatives() {
             apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
         assert_eq!(filled["spec"]["traffic"], json!([{"latestRevision": true, "percent": 100}]));
     }
-    for (target, want) in [
+    for (target, expected) in [
         ("{}", json!({"latestRevision": true, "percent": 0})),
         ("{revisionName: ''}", json!({"revisionName": "", "latestRevision": true, "percent": 0})),
         (
@@ -1164,6 +1187,6 @@ fn defaults_of_traffic_are_knatives() {
         ));
         let (filled, _) =
             apply_defaults(&create_request(AdmittedKind::Service, &object, &FEATURES));
-        assert_eq!(filled["spec"]["traffic"][0], want, "{target}");
+        assert_eq!(filled["spec"]["traffic"][0], expected, "{target}");
     }
 }

@@ -3,9 +3,9 @@ use super::*;
 fn send_review(hook: AdmissionHook, request: Value) -> Value {
     let body =
         json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request});
-    let answer = answer_review(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
+    let response = answer_review(hook, body.to_string().as_bytes(), &AdmissionSettings::default())
         .expect("an answer");
-    serde_json::from_slice(&answer).expect("JSON")
+    serde_json::from_slice(&response).expect("JSON")
 }
 
 fn service(image: &str) -> Value {
@@ -29,20 +29,20 @@ fn request(object: &Value) -> Value {
     })
 }
 
-fn patch(answer: &Value) -> Vec<Value> {
+fn patch(response: &Value) -> Vec<Value> {
     let bytes: ByteString =
-        serde_json::from_value(answer["response"]["patch"].clone()).expect("a patch");
+        serde_json::from_value(response["response"]["patch"].clone()).expect("a patch");
     serde_json::from_slice(&bytes.0).expect("JSON")
 }
 
 #[test]
 fn filling_in_is_answered_by_the_smallest_patch() {
-    let answer = send_review(AdmissionHook::Defaulting, request(&service("a")));
-    assert_eq!(answer["kind"], "AdmissionReview");
-    assert_eq!(answer["response"]["uid"], "u");
-    assert_eq!(answer["response"]["allowed"], true);
-    assert_eq!(answer["response"]["patchType"], "JSONPatch");
-    let mut paths: Vec<_> = patch(&answer)
+    let response = send_review(AdmissionHook::Defaulting, request(&service("a")));
+    assert_eq!(response["kind"], "AdmissionReview");
+    assert_eq!(response["response"]["uid"], "u");
+    assert_eq!(response["response"]["allowed"], true);
+    assert_eq!(response["response"]["patchType"], "JSONPatch");
+    let mut paths: Vec<_> = patch(&response)
         .iter()
         .map(|it| {
             assert_eq!(it["op"], "add", "{it}");
@@ -51,7 +51,7 @@ fn filling_in_is_answered_by_the_smallest_patch() {
         .collect();
     paths.sort();
     let spec = "/spec/template/spec";
-    let want = [
+    let expected = [
         "/metadata/annotations".to_owned(),
         format!("{spec}/containerConcurrency"),
         format!("{spec}/containers/0/name"),
@@ -60,27 +60,27 @@ fn filling_in_is_answered_by_the_smallest_patch() {
         format!("{spec}/timeoutSeconds"),
         "/spec/traffic".to_owned(),
     ];
-    assert_eq!(paths, want);
+    assert_eq!(paths, expected);
 }
 
 #[test]
 fn a_full_object_gets_no_patch() {
     let filled = {
         let mut object = service("a");
-        let answer = send_review(AdmissionHook::Defaulting, request(&object));
+        let response = send_review(AdmissionHook::Defaulting, request(&object));
         let patch: json_patch::Patch =
-            serde_json::from_value(patch(&answer).into()).expect("a patch");
+            serde_json::from_value(patch(&response).into()).expect("a patch");
         json_patch::patch(&mut object, &patch).expect("applies");
         object
     };
-    let answer = send_review(AdmissionHook::Defaulting, request(&filled));
-    assert_eq!(answer["response"], json!({"uid": "u", "allowed": true}));
+    let response = send_review(AdmissionHook::Defaulting, request(&filled));
+    assert_eq!(response["response"], json!({"uid": "u", "allowed": true}));
 }
 
 #[test]
 fn a_refusal_is_a_status_in_knatives_words() {
-    let answer = send_review(AdmissionHook::Validation, request(&service("")));
-    let response = &answer["response"];
+    let response = send_review(AdmissionHook::Validation, request(&service("")));
+    let response = &response["response"];
     assert_eq!(response["allowed"], false);
     let message = response["status"]["message"].as_str().expect("a message");
     assert!(message.starts_with("validation failed: "), "{message}");
@@ -96,16 +96,16 @@ fn a_refusal_is_a_status_in_knatives_words() {
 fn unknown_fields_go_as_the_client_asked() {
     let mut object = service("a");
     object["spec"]["template"]["spec"]["containers"][0]["imagge"] = "b".into();
-    let with = |said: Option<&str>| {
+    let with = |field_validation: Option<&str>| {
         let mut request = request(&object);
-        if let Some(said) = said {
-            request["options"]["fieldValidation"] = said.into();
+        if let Some(field_validation) = field_validation {
+            request["options"]["fieldValidation"] = field_validation.into();
         }
         send_review(AdmissionHook::Defaulting, request)["response"].clone()
     };
     let warning = "unknown field \"spec.template.spec.containers[0].imagge\"";
-    for said in [None, Some("Warn")] {
-        let response = with(said);
+    for field_validation in [None, Some("Warn")] {
+        let response = with(field_validation);
         assert_eq!(response["allowed"], true);
         assert_eq!(response["warnings"], json!([warning]));
     }
@@ -124,18 +124,18 @@ fn a_warning_is_one_line() {
         user: None,
         rules: AdmissionSettings::default().admission_rules(),
     });
-    let answer = send_review(AdmissionHook::Validation, request(&filled));
-    assert_eq!(answer["response"]["allowed"], true);
-    let warnings = answer["response"]["warnings"].as_array().expect("warnings").clone();
+    let response = send_review(AdmissionHook::Validation, request(&filled));
+    assert_eq!(response["response"]["allowed"], true);
+    let warnings = response["response"]["warnings"].as_array().expect("warnings").clone();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(!warnings[0].as_str().expect("text").contains('\n'));
 }
 
 #[test]
 fn requests_outside_the_rules_are_admitted() {
-    let bad = service("");
+    let invalid = service("");
     for (key, value) in [("operation", json!("DELETE")), ("subResource", json!("status"))] {
-        let mut request = request(&bad);
+        let mut request = request(&invalid);
         request[key] = value;
         assert_eq!(
             send_review(AdmissionHook::Validation, request)["response"]["allowed"],
@@ -143,10 +143,10 @@ fn requests_outside_the_rules_are_admitted() {
             "{key}"
         );
     }
-    let mut leaving = bad;
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    let mut terminating = invalid;
+    terminating["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     assert_eq!(
-        send_review(AdmissionHook::Validation, request(&leaving))["response"]["allowed"],
+        send_review(AdmissionHook::Validation, request(&terminating))["response"]["allowed"],
         true
     );
 }
@@ -179,11 +179,11 @@ fn config_maps_are_validated_before_they_apply() {
         });
         send_review(AdmissionHook::Config, request(&object))["response"].clone()
     };
-    let good = map(json!({"revision-timeout-seconds": "100"}), json!({}));
-    assert_eq!(good["allowed"], true);
-    let bad = map(json!({"revision-timeout-seconds": "601"}), json!({}));
-    let want = "validation failed: revision-timeout-seconds (601) cannot be greater than max-revision-timeout-seconds (600)";
-    assert_eq!(bad["status"]["message"], want);
+    let valid = map(json!({"revision-timeout-seconds": "100"}), json!({}));
+    assert_eq!(valid["allowed"], true);
+    let invalid = map(json!({"revision-timeout-seconds": "601"}), json!({}));
+    let expected = "validation failed: revision-timeout-seconds (601) cannot be greater than max-revision-timeout-seconds (600)";
+    assert_eq!(invalid["status"]["message"], expected);
     let edited =
         map(json!({"_example": "a: b"}), json!({"knative.dev/example-checksum": "00000000"}));
     let message = edited["status"]["message"].as_str().expect("a message");

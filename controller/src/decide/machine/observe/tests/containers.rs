@@ -3,22 +3,22 @@
 use super::*;
 
 /// Applies a service with a serving container and a sidecar.
-fn pair(cluster: &mut FakeApiServer, own: &str) {
+fn pair(api_server: &mut FakeApiServer, name: &str) {
     let mut template = template("hello:v2", 1);
     let serves = &mut template["spec"]["containers"][0];
     serves["ports"] = json!([{"containerPort": 8080, "name": "", "protocol": "TCP"}]);
     let helps = json!({"name": "helps", "image": "help:v1"});
     template["spec"]["containers"].as_array_mut().expect("a list").push(helps);
-    cluster.user(ResourceKind::KnativeService, own, json!({"template": template}));
+    api_server.user(ResourceKind::KnativeService, name, json!({"template": template}));
 }
 
 /// Reports the containers of a Revision's only pod, as the kubelet does.
-fn says(cluster: &mut FakeApiServer, revision: &str, serves: &Value, helps: &Value) {
+fn says(api_server: &mut FakeApiServer, revision: &str, serves: &Value, helps: &Value) {
     let prefix = format!("{revision}-deployment-");
-    let pods = cluster.names(ResourceKind::Pod);
+    let pods = api_server.names(ResourceKind::Pod);
     let pod = pods.into_iter().find(|it| it.name.starts_with(&prefix)).expect("a pod");
     let at = (ResourceKind::Pod, pod.clone());
-    let mut object = cluster.objects[&at].clone();
+    let mut object = api_server.objects[&at].clone();
     let of = |name: &str, it: &Value| {
         let mut it = it.clone();
         it["name"] = json!(name);
@@ -26,157 +26,173 @@ fn says(cluster: &mut FakeApiServer, revision: &str, serves: &Value, helps: &Val
     };
     object["status"]["containerStatuses"] =
         json!([of("user-container", serves), of("helps", helps)]);
-    cluster.objects.insert(at, object.clone());
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, pod, Some(Box::new(object))));
+    api_server.objects.insert(at, object.clone());
+    api_server.step(ControllerEvent::ObjectObserved(
+        ResourceKind::Pod,
+        pod,
+        Some(Box::new(object)),
+    ));
 }
 
 fn running(restarts: u32) -> Value {
     json!({"state": {"running": {}}, "restartCount": restarts})
 }
 
-fn pass(cluster: &mut FakeApiServer, ms: u64) {
-    cluster.now = cluster.now.plus_ms(ms);
-    cluster.step(ControllerEvent::Tick);
+fn pass(api_server: &mut FakeApiServer, ms: u64) {
+    api_server.now = api_server.now.plus_ms(ms);
+    api_server.step(ControllerEvent::Tick);
 }
 
-fn targets(cluster: &FakeApiServer, own: &str) -> Vec<String> {
-    let targets = &cluster.table().services[&name(own)].targets;
+fn targets(api_server: &FakeApiServer, object_name: &str) -> Vec<String> {
+    let targets = &api_server.table().services[&name(object_name)].targets;
     targets.iter().map(|it| it.revision.name.to_string()).collect()
 }
 
-fn is(cluster: &FakeApiServer, revision: &str) -> String {
-    cluster.condition(ResourceKind::Revision, revision, "Ready")
+fn is(api_server: &FakeApiServer, revision: &str) -> String {
+    api_server.condition(ResourceKind::Revision, revision, "Ready")
 }
 
 #[test]
 fn a_pod_is_ready_once_all_of_its_containers_run() {
-    let mut cluster = FakeApiServer::new();
-    pair(&mut cluster, "pair");
-    cluster.ready();
+    let mut api_server = FakeApiServer::new();
+    pair(&mut api_server, "pair");
+    api_server.ready();
     let starting = [common::wire::RoutingPhase::Starting];
-    assert_eq!(phases(&cluster), starting, "that something listens tells nothing of the other");
+    assert_eq!(phases(&api_server), starting, "that something listens tells nothing of the other");
     let creating = json!({"state": {"waiting": {"reason": "ContainerCreating"}}});
     for helps in [&json!({}), &creating, &json!({"state": {}})] {
-        says(&mut cluster, "pair-00001", &running(0), helps);
-        assert_eq!(phases(&cluster), starting, "{helps}");
+        says(&mut api_server, "pair-00001", &running(0), helps);
+        assert_eq!(phases(&api_server), starting, "{helps}");
     }
     // For the serving container, the listener suffices.
-    says(&mut cluster, "pair-00001", &creating, &running(0));
-    assert_eq!(phases(&cluster), [common::wire::RoutingPhase::Ready]);
+    says(&mut api_server, "pair-00001", &creating, &running(0));
+    assert_eq!(phases(&api_server), [common::wire::RoutingPhase::Ready]);
 }
 
 #[test]
 fn a_revision_of_several_containers_is_ready_once_they_stay() {
-    let mut cluster = FakeApiServer::new();
-    pair(&mut cluster, "pair");
-    cluster.ready();
-    says(&mut cluster, "pair-00001", &running(0), &running(0));
-    assert_eq!(is(&cluster, "pair-00001"), "Unknown Deploying: ");
-    pass(&mut cluster, 4999);
-    assert_eq!(is(&cluster, "pair-00001"), "Unknown Deploying: ");
-    pass(&mut cluster, 1);
-    assert_eq!(is(&cluster, "pair-00001"), "True : ");
+    let mut api_server = FakeApiServer::new();
+    pair(&mut api_server, "pair");
+    api_server.ready();
+    says(&mut api_server, "pair-00001", &running(0), &running(0));
+    assert_eq!(is(&api_server, "pair-00001"), "Unknown Deploying: ");
+    pass(&mut api_server, 4999);
+    assert_eq!(is(&api_server, "pair-00001"), "Unknown Deploying: ");
+    pass(&mut api_server, 1);
+    assert_eq!(is(&api_server, "pair-00001"), "True : ");
     // Later pods serve at once.
-    cluster.decide("pair-00001", 0);
-    pass(&mut cluster, 1_000_000);
-    cluster.decide("pair-00001", 1);
-    cluster.ready();
-    assert_eq!(is(&cluster, "pair-00001"), "True : ");
+    api_server.decide("pair-00001", 0);
+    pass(&mut api_server, 1_000_000);
+    api_server.decide("pair-00001", 1);
+    api_server.ready();
+    assert_eq!(is(&api_server, "pair-00001"), "True : ");
 }
 
 #[test]
 fn a_container_that_ends_soon_after_each_start_takes_no_traffic_from_a_revision_that_works() {
     for code in [0, 7] {
-        let mut cluster = FakeApiServer::new();
-        cluster.service("pair", "hello:v1", 1, Value::Null);
-        cluster.ready();
-        assert_eq!(targets(&cluster, "pair"), ["pair-00001"]);
-        pair(&mut cluster, "pair");
+        let mut api_server = FakeApiServer::new();
+        api_server.service("pair", "hello:v1", 1, Value::Null);
+        api_server.ready();
+        assert_eq!(targets(&api_server, "pair"), ["pair-00001"]);
+        pair(&mut api_server, "pair");
         let ended = json!({"terminated": {"exitCode": code, "message": "out of luck"}});
-        let why = format!("False ExitCode{code}: Container failed with: out of luck");
+        let exit_reason = format!("False ExitCode{code}: Container failed with: out of luck");
         for round in 0..20 {
             let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
             let waits = json!({"state": waits, "lastState": ended, "restartCount": round});
-            let seen = |cluster: &FakeApiServer| {
-                assert_eq!(targets(cluster, "pair"), ["pair-00001"], "round {round}");
-                is(cluster, "pair-00002")
+            let conditions = |api_server: &FakeApiServer| {
+                assert_eq!(targets(api_server, "pair"), ["pair-00001"], "round {round}");
+                is(api_server, "pair-00002")
             };
-            says(&mut cluster, "pair-00002", &running(0), &running(round));
-            cluster.ready();
+            says(&mut api_server, "pair-00002", &running(0), &running(round));
+            api_server.ready();
             for _ in 0..3 {
-                pass(&mut cluster, 1000);
-                let said = seen(&cluster);
-                assert!(round == 0 || said == why, "round {round}: {said}");
+                pass(&mut api_server, 1000);
+                let condition_texts = conditions(&api_server);
+                assert!(
+                    round == 0 || condition_texts == exit_reason,
+                    "round {round}: {condition_texts}"
+                );
             }
             for state in [&json!({"state": ended, "restartCount": round}), &waits] {
-                says(&mut cluster, "pair-00002", &running(0), state);
-                assert_eq!(seen(&cluster), why);
+                says(&mut api_server, "pair-00002", &running(0), state);
+                assert_eq!(conditions(&api_server), exit_reason);
             }
-            pass(&mut cluster, 10_000);
-            assert_eq!(seen(&cluster), why);
+            pass(&mut api_server, 10_000);
+            assert_eq!(conditions(&api_server), exit_reason);
         }
         // A new leader has not observed the crash.
-        cluster.other_replica = None;
-        cluster.machine = machine().loading();
-        for event in shown(&cluster.objects, &[]) {
-            cluster.step(event);
+        api_server.other_replica = None;
+        api_server.machine = machine().loading();
+        for event in shown(&api_server.objects, &[]) {
+            api_server.step(event);
         }
-        cluster.step(ControllerEvent::InitialListSynced);
-        cluster.ready();
-        cluster.step(ControllerEvent::LeadershipChanged(true));
-        says(&mut cluster, "pair-00002", &running(0), &running(20));
-        assert_eq!(is(&cluster, "pair-00002"), why);
+        api_server.step(ControllerEvent::InitialListSynced);
+        api_server.ready();
+        api_server.step(ControllerEvent::LeadershipChanged(true));
+        says(&mut api_server, "pair-00002", &running(0), &running(20));
+        assert_eq!(is(&api_server, "pair-00002"), exit_reason);
         // This time the container stays.
-        pass(&mut cluster, 5000);
-        assert_eq!(is(&cluster, "pair-00002"), "True : ");
-        assert_eq!(targets(&cluster, "pair"), ["pair-00002"]);
+        pass(&mut api_server, 5000);
+        assert_eq!(is(&api_server, "pair-00002"), "True : ");
+        assert_eq!(targets(&api_server, "pair"), ["pair-00002"]);
     }
 }
 
 /// Returns the only pod of a Revision.
-fn only(cluster: &FakeApiServer) -> NamespacedName {
-    let mut pods = cluster.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
+fn only(api_server: &FakeApiServer) -> NamespacedName {
+    let mut pods =
+        api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
     pods.next().expect("a pod")
 }
 
 /// Reports the only pod as ready or not, as the kubelet does for all of its probes.
-fn passes(cluster: &mut FakeApiServer, ready: bool) {
-    let pod = only(cluster);
+fn passes(api_server: &mut FakeApiServer, ready: bool) {
+    let pod = only(api_server);
     let at = (ResourceKind::Pod, pod.clone());
-    let mut object = cluster.objects[&at].clone();
+    let mut object = api_server.objects[&at].clone();
     let status = if ready { "True" } else { "False" };
     object["status"]["conditions"] = json!([{"type": "Ready", "status": status}]);
-    cluster.objects.insert(at, object.clone());
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Pod, pod, Some(Box::new(object))));
+    api_server.objects.insert(at, object.clone());
+    api_server.step(ControllerEvent::ObjectObserved(
+        ResourceKind::Pod,
+        pod,
+        Some(Box::new(object)),
+    ));
 }
 
 #[test]
 fn a_command_that_passes_and_a_listener_make_a_pod_ready_together() {
     for kubelet_first in [true, false] {
-        let mut cluster = FakeApiServer::new();
+        let mut api_server = FakeApiServer::new();
         let mut template = template("hello:v1", 1);
         template["spec"]["containers"][0]["readinessProbe"] =
             json!({"exec": {"command": ["true"]}});
-        cluster.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
+        api_server.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
         let steps: [fn(&mut FakeApiServer); 2] = if kubelet_first {
             [|it| passes(it, true), FakeApiServer::ready]
         } else {
             [FakeApiServer::ready, |it| passes(it, true)]
         };
         // The agent sees the pod, which does not listen yet.
-        let uid = cluster.objects[&(ResourceKind::Pod, only(&cluster))]["metadata"]["uid"].clone();
+        let uid =
+            api_server.objects[&(ResourceKind::Pod, only(&api_server))]["metadata"]["uid"].clone();
         let agent =
             ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
-        let waits =
-            PodObservation { uid: uid.as_str().expect("a uid").into(), ready: false, ..seen() };
-        cluster.step(ControllerEvent::PodReported(agent, waits));
+        let waits = PodObservation {
+            uid: uid.as_str().expect("a uid").into(),
+            ready: false,
+            ..ready_observation()
+        };
+        api_server.step(ControllerEvent::PodReported(agent, waits));
         let starting = [common::wire::RoutingPhase::Starting];
-        assert_eq!(phases(&cluster), starting);
-        steps[0](&mut cluster);
-        assert_eq!(phases(&cluster), starting, "kubelet first: {kubelet_first}");
-        steps[1](&mut cluster);
-        assert_eq!(phases(&cluster), [common::wire::RoutingPhase::Ready]);
-        passes(&mut cluster, false);
-        assert_ne!(phases(&cluster), [common::wire::RoutingPhase::Ready], "the command fails");
+        assert_eq!(phases(&api_server), starting);
+        steps[0](&mut api_server);
+        assert_eq!(phases(&api_server), starting, "kubelet first: {kubelet_first}");
+        steps[1](&mut api_server);
+        assert_eq!(phases(&api_server), [common::wire::RoutingPhase::Ready]);
+        passes(&mut api_server, false);
+        assert_ne!(phases(&api_server), [common::wire::RoutingPhase::Ready], "the command fails");
     }
 }

@@ -7,38 +7,42 @@ const ALL: [&str; 1] = ["hello-00001"];
 
 /// Returns a cluster with a running service, or with a Configuration and a Route of their own.
 fn running(by_itself: bool) -> FakeApiServer {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     if by_itself {
-        cluster.user(
+        api_server.user(
             ResourceKind::Configuration,
             "hello",
             json!({"template": template("hello:v1", 1)}),
         );
         let traffic =
             json!([{"configurationName": "hello", "latestRevision": true, "percent": 100}]);
-        cluster.user(ResourceKind::Route, "hello", json!({"traffic": traffic}));
+        api_server.user(ResourceKind::Route, "hello", json!({"traffic": traffic}));
     } else {
-        cluster.service("hello", "hello:v1", 1, Value::Null);
+        api_server.service("hello", "hello:v1", 1, Value::Null);
     }
-    cluster.ready();
-    cluster
+    api_server.ready();
+    api_server
 }
 
 /// Deletes an object, as a user does, that stays until its finalizers or the objects it owns are gone.
-fn delete(cluster: &mut FakeApiServer, resource: ResourceKind, own: &NamespacedName) {
-    let at = (resource, own.clone());
-    let stamp = cluster.now.rfc3339();
-    let object = cluster.objects.get_mut(&at).expect("an object");
+fn delete(api_server: &mut FakeApiServer, resource: ResourceKind, name: &NamespacedName) {
+    let at = (resource, name.clone());
+    let stamp = api_server.now.rfc3339();
+    let object = api_server.objects.get_mut(&at).expect("an object");
     object["metadata"]["deletionTimestamp"] = json!(stamp);
     let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
     object["metadata"]["generation"] = json!(generation + 1);
     object["metadata"]["finalizers"] = json!(["foregroundDeletion"]);
     let object = object.clone();
-    cluster.step(ControllerEvent::ObjectObserved(resource, own.clone(), Some(Box::new(object))));
+    api_server.step(ControllerEvent::ObjectObserved(
+        resource,
+        name.clone(),
+        Some(Box::new(object)),
+    ));
 }
 
 /// Returns all objects made for a service, owners first.
-fn made(cluster: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
+fn made(api_server: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
     let order = |resource: &ResourceKind| match resource {
         ResourceKind::KnativeService => 0,
         ResourceKind::Configuration | ResourceKind::Route => 1,
@@ -46,22 +50,22 @@ fn made(cluster: &FakeApiServer) -> Vec<(ResourceKind, NamespacedName)> {
         ResourceKind::Pod => 4,
         _ => 3,
     };
-    let own = cluster.objects.keys().filter(|(_, it)| it.namespace == SPACE);
-    let mut all: Vec<_> = own.cloned().collect();
+    let object_name = api_server.objects.keys().filter(|(_, it)| it.namespace == SPACE);
+    let mut all: Vec<_> = object_name.cloned().collect();
     all.sort_by_key(|(resource, _)| order(resource));
     all
 }
 
 /// Returns an object and all objects below it in the tree of owners.
 fn below(
-    cluster: &FakeApiServer,
-    of: &(ResourceKind, NamespacedName),
+    api_server: &FakeApiServer,
+    owner: &(ResourceKind, NamespacedName),
 ) -> Vec<(ResourceKind, NamespacedName)> {
-    let mut all = vec![of.clone()];
+    let mut all = vec![owner.clone()];
     let mut at = 0;
     while let Some(owner) = all.get(at).cloned() {
         at += 1;
-        let uid = cluster.objects[&owner]["metadata"]["uid"].clone();
+        let uid = api_server.objects[&owner]["metadata"]["uid"].clone();
         let is_owned = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"] == uid;
         let of_deployment = |(resource, it): &(ResourceKind, NamespacedName)| {
             let prefix = format!("{}-", owner.1.name);
@@ -69,18 +73,19 @@ fn below(
                 && *resource == ResourceKind::Pod
                 && it.name.starts_with(&prefix)
         };
-        let owned = cluster.objects.iter().filter(|(key, it)| is_owned(it) || of_deployment(key));
+        let owned =
+            api_server.objects.iter().filter(|(key, it)| is_owned(it) || of_deployment(key));
         all.extend(owned.map(|(key, _)| key.clone()));
     }
     all
 }
 
 /// Has the writer check every part of these objects, as any event could.
-fn look_at_all(cluster: &mut FakeApiServer, of: &[(ResourceKind, NamespacedName)]) {
-    for (resource, name) in of {
+fn look_at_all(api_server: &mut FakeApiServer, keys: &[(ResourceKind, NamespacedName)]) {
+    for (resource, name) in keys {
         for part in [ObjectPart::Object, ObjectPart::Status, ObjectPart::Scale] {
-            for event in cluster.write(&ObjectPartKey::new(*resource, part, name.clone())) {
-                cluster.step(event);
+            for event in api_server.write(&ObjectPartKey::new(*resource, part, name.clone())) {
+                api_server.step(event);
             }
         }
     }
@@ -90,23 +95,23 @@ fn look_at_all(cluster: &mut FakeApiServer, of: &[(ResourceKind, NamespacedName)
 fn foreground_deletion_of_any_owner_ends_without_a_write() {
     for by_itself in [false, true] {
         for owner in made(&running(by_itself)) {
-            let mut cluster = running(by_itself);
-            let all = below(&cluster, &owner);
-            delete(&mut cluster, owner.0, &owner.1);
+            let mut api_server = running(by_itself);
+            let all = below(&api_server, &owner);
+            delete(&mut api_server, owner.0, &owner.1);
             // The garbage collector marks the objects below, then deletes them from the leaves up.
             for (resource, name) in all.iter().skip(1) {
-                delete(&mut cluster, *resource, name);
+                delete(&mut api_server, *resource, name);
             }
-            cluster.decide(ALL[0], 3);
-            let before = cluster.objects.clone();
+            api_server.decide(ALL[0], 3);
+            let before = api_server.objects.clone();
             for (resource, name) in all.iter().skip(1).rev() {
-                cluster.objects.remove(&(*resource, name.clone()));
-                cluster.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
-                look_at_all(&mut cluster, &all);
+                api_server.objects.remove(&(*resource, name.clone()));
+                api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+                look_at_all(&mut api_server, &all);
             }
             let spec = |objects: &BTreeMap<_, Value>| objects[&owner]["spec"].clone();
-            assert_eq!(spec(&cluster.objects), spec(&before), "{owner:?}");
-            assert_eq!(below(&cluster, &owner), [owner], "nothing below it was made again");
+            assert_eq!(spec(&api_server.objects), spec(&before), "{owner:?}");
+            assert_eq!(below(&api_server, &owner), [owner], "nothing below it was made again");
         }
     }
 }
@@ -115,18 +120,18 @@ fn foreground_deletion_of_any_owner_ends_without_a_write() {
 fn nothing_is_made_under_what_others_keep() {
     // One object waits for a finalizer of another controller; the objects below it are deleted by hand.
     for owner in made(&running(false)) {
-        let mut cluster = running(false);
-        let all = below(&cluster, &owner);
-        delete(&mut cluster, owner.0, &owner.1);
+        let mut api_server = running(false);
+        let all = below(&api_server, &owner);
+        delete(&mut api_server, owner.0, &owner.1);
         for (resource, name) in all.iter().skip(1).rev() {
-            cluster.objects.remove(&(*resource, name.clone()));
-            cluster.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+            api_server.objects.remove(&(*resource, name.clone()));
+            api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
         }
-        look_at_all(&mut cluster, &all);
-        cluster.now = cluster.now.plus_ms(60_000);
-        cluster.step(ControllerEvent::Tick);
-        look_at_all(&mut cluster, &all);
-        assert_eq!(below(&cluster, &owner), [owner]);
+        look_at_all(&mut api_server, &all);
+        api_server.now = api_server.now.plus_ms(60_000);
+        api_server.step(ControllerEvent::Tick);
+        look_at_all(&mut api_server, &all);
+        assert_eq!(below(&api_server, &owner), [owner]);
     }
 }
 
@@ -134,19 +139,20 @@ fn nothing_is_made_under_what_others_keep() {
 #[test]
 fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
     for owner in [ResourceKind::KnativeService, ResourceKind::Configuration] {
-        let mut cluster = running(owner == ResourceKind::Configuration);
-        let (all, of) = (made(&cluster), (owner, name("hello")));
-        let uids = |cluster: &FakeApiServer| -> Vec<Option<Value>> {
-            let rest = all.iter().filter(|at| **at != of);
-            rest.map(|at| cluster.objects.get(at).map(|it| it["metadata"]["uid"].clone())).collect()
+        let mut api_server = running(owner == ResourceKind::Configuration);
+        let (all, owner_key) = (made(&api_server), (owner, name("hello")));
+        let uids = |api_server: &FakeApiServer| -> Vec<Option<Value>> {
+            let rest = all.iter().filter(|at| **at != owner_key);
+            rest.map(|at| api_server.objects.get(at).map(|it| it["metadata"]["uid"].clone()))
+                .collect()
         };
-        let (before, served) = (uids(&cluster), serves(&cluster));
-        delete(&mut cluster, of.0, &of.1);
-        assert_eq!(serves(&cluster), served, "{owner:?}: what it owns is not told to go");
+        let (before, served) = (uids(&api_server), serves(&api_server));
+        delete(&mut api_server, owner_key.0, &owner_key.1);
+        assert_eq!(serves(&api_server), served, "{owner:?}: what it owns is not told to go");
         let owned: Vec<_> = {
-            let uid = &cluster.objects[&of]["metadata"]["uid"];
+            let uid = &api_server.objects[&owner_key]["metadata"]["uid"];
             let is_owned = |it: &Value| it["metadata"]["ownerReferences"][0]["uid"] == *uid;
-            cluster
+            api_server
                 .objects
                 .iter()
                 .filter(|(_, it)| is_owned(it))
@@ -154,54 +160,62 @@ fn what_a_deleted_owner_leaves_behind_stands_by_itself() {
                 .collect()
         };
         assert!(!owned.is_empty(), "{owner:?}");
-        let by_itself = |cluster: &FakeApiServer, at: &(ResourceKind, NamespacedName)| {
-            cluster.objects[at]["metadata"].get("ownerReferences").is_none()
+        let by_itself = |api_server: &FakeApiServer, at: &(ResourceKind, NamespacedName)| {
+            api_server.objects[at]["metadata"].get("ownerReferences").is_none()
         };
         for at in &owned {
-            orphan(&mut cluster, at);
-            look_at_all(&mut cluster, &all);
-            assert!(by_itself(&cluster, at), "{at:?} is not taken back");
-            assert_eq!(serves(&cluster), served, "{owner:?}: {at:?} stands by itself");
+            orphan(&mut api_server, at);
+            look_at_all(&mut api_server, &all);
+            assert!(by_itself(&api_server, at), "{at:?} is not taken back");
+            assert_eq!(serves(&api_server), served, "{owner:?}: {at:?} stands by itself");
         }
-        cluster.objects.remove(&of);
-        cluster.step(ControllerEvent::ObjectObserved(of.0, of.1.clone(), None));
-        look_at_all(&mut cluster, &all);
-        assert_eq!(uids(&cluster), before, "{owner:?}: all is there, and nothing was made again");
-        assert!(owned.iter().all(|at| by_itself(&cluster, at)), "{owner:?}");
-        assert_eq!(serves(&cluster), served, "{owner:?}");
-        cluster.decide(ALL[0], 1);
-        assert_eq!(serves(&cluster), served, "{owner:?}");
+        api_server.objects.remove(&owner_key);
+        api_server.step(ControllerEvent::ObjectObserved(owner_key.0, owner_key.1.clone(), None));
+        look_at_all(&mut api_server, &all);
+        assert_eq!(
+            uids(&api_server),
+            before,
+            "{owner:?}: all is there, and nothing was made again"
+        );
+        assert!(owned.iter().all(|at| by_itself(&api_server, at)), "{owner:?}");
+        assert_eq!(serves(&api_server), served, "{owner:?}");
+        api_server.decide(ALL[0], 1);
+        assert_eq!(serves(&api_server), served, "{owner:?}");
     }
 }
 
 /// Removes the owner reference from an object, as the garbage collector does.
-fn orphan(cluster: &mut FakeApiServer, at: &(ResourceKind, NamespacedName)) {
-    let mut object = cluster.objects[at].clone();
+fn orphan(api_server: &mut FakeApiServer, at: &(ResourceKind, NamespacedName)) {
+    let mut object = api_server.objects[at].clone();
     object["metadata"].as_object_mut().expect("a map").remove("ownerReferences");
-    cluster.objects.insert(at.clone(), object.clone());
-    cluster.step(ControllerEvent::ObjectObserved(at.0, at.1.clone(), Some(Box::new(object))));
+    api_server.objects.insert(at.clone(), object.clone());
+    api_server.step(ControllerEvent::ObjectObserved(at.0, at.1.clone(), Some(Box::new(object))));
 }
 
 /// Returns the targets of the service's requests, and the phases of its pods.
-fn serves(cluster: &FakeApiServer) -> (Vec<NamespacedName>, Vec<common::wire::RoutingPhase>) {
-    let table = cluster.table();
+fn serves(api_server: &FakeApiServer) -> (Vec<NamespacedName>, Vec<common::wire::RoutingPhase>) {
+    let table = api_server.table();
     let targets = table.services.get(&name("hello")).map(|it| it.targets.iter());
-    (targets.into_iter().flatten().map(|it| it.revision.clone()).collect(), phases(cluster))
+    (targets.into_iter().flatten().map(|it| it.revision.clone()).collect(), phases(api_server))
 }
 
 /// A decision made while a Service is being deleted is written once its children have become orphans.
 #[test]
 fn what_an_orphaned_service_leaves_behind_is_scaled() {
-    let mut cluster = running(false);
-    let own = name("hello");
-    delete(&mut cluster, ResourceKind::KnativeService, &own);
+    let mut api_server = running(false);
+    let object_name = name("hello");
+    delete(&mut api_server, ResourceKind::KnativeService, &object_name);
     for resource in [ResourceKind::Configuration, ResourceKind::Route] {
-        orphan(&mut cluster, &(resource, own.clone()));
+        orphan(&mut api_server, &(resource, object_name.clone()));
     }
-    cluster.decide(ALL[0], 3);
-    cluster.objects.remove(&(ResourceKind::KnativeService, own.clone()));
-    cluster.step(ControllerEvent::ObjectObserved(ResourceKind::KnativeService, own, None));
-    let deployment = cluster.object(ResourceKind::Deployment, "hello-00001-deployment");
+    api_server.decide(ALL[0], 3);
+    api_server.objects.remove(&(ResourceKind::KnativeService, object_name.clone()));
+    api_server.step(ControllerEvent::ObjectObserved(
+        ResourceKind::KnativeService,
+        object_name,
+        None,
+    ));
+    let deployment = api_server.object(ResourceKind::Deployment, "hello-00001-deployment");
     assert_eq!(deployment["spec"]["replicas"], 3);
 }
 
@@ -209,16 +223,20 @@ fn what_an_orphaned_service_leaves_behind_is_scaled() {
 #[test]
 fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
     for (is_orphaned, replicas) in [(true, 3), (false, 1)] {
-        let mut cluster = running(true);
-        let own = name("hello");
-        delete(&mut cluster, ResourceKind::Configuration, &own);
+        let mut api_server = running(true);
+        let object_name = name("hello");
+        delete(&mut api_server, ResourceKind::Configuration, &object_name);
         if is_orphaned {
-            ALL.iter().for_each(|it| orphan(&mut cluster, &(ResourceKind::Revision, name(it))));
+            ALL.iter().for_each(|it| orphan(&mut api_server, &(ResourceKind::Revision, name(it))));
         }
-        cluster.objects.remove(&(ResourceKind::Configuration, own.clone()));
-        cluster.step(ControllerEvent::ObjectObserved(ResourceKind::Configuration, own, None));
-        cluster.decide(ALL[0], 3);
-        let deployment = cluster.object(ResourceKind::Deployment, "hello-00001-deployment");
+        api_server.objects.remove(&(ResourceKind::Configuration, object_name.clone()));
+        api_server.step(ControllerEvent::ObjectObserved(
+            ResourceKind::Configuration,
+            object_name,
+            None,
+        ));
+        api_server.decide(ALL[0], 3);
+        let deployment = api_server.object(ResourceKind::Deployment, "hello-00001-deployment");
         assert_eq!(deployment["spec"]["replicas"], replicas, "orphaned: {is_orphaned}");
     }
 }
@@ -226,32 +244,32 @@ fn what_an_orphaned_configuration_leaves_behind_is_scaled() {
 /// Finalizers of other controllers may keep a Service for any time, and nothing below it is deleted meanwhile.
 #[test]
 fn children_of_a_service_with_foreign_finalizers_serve_until_deleted() {
-    let mut cluster = running(false);
-    let served = serves(&cluster);
+    let mut api_server = running(false);
+    let served = serves(&api_server);
     assert_eq!(served, (ALL.map(name).to_vec(), vec![common::wire::RoutingPhase::Ready]));
-    delete(&mut cluster, ResourceKind::KnativeService, &name("hello"));
-    cluster.now = cluster.now.plus_ms(60_000);
-    cluster.step(ControllerEvent::Tick);
-    assert_eq!(serves(&cluster), served);
-    delete(&mut cluster, ResourceKind::Revision, &name(ALL[0]));
-    assert_eq!(draining(&cluster), (true, 1));
+    delete(&mut api_server, ResourceKind::KnativeService, &name("hello"));
+    api_server.now = api_server.now.plus_ms(60_000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(serves(&api_server), served);
+    delete(&mut api_server, ResourceKind::Revision, &name(ALL[0]));
+    assert_eq!(draining(&api_server), (true, 1));
 }
 
 #[test]
 fn a_configuration_that_goes_makes_no_revision_of_its_new_generation() {
-    let mut cluster = running(true);
-    delete(&mut cluster, ResourceKind::Configuration, &name("hello"));
-    assert_eq!(cluster.names(ResourceKind::Revision), ALL.map(name));
+    let mut api_server = running(true);
+    delete(&mut api_server, ResourceKind::Configuration, &name("hello"));
+    assert_eq!(api_server.names(ResourceKind::Revision), ALL.map(name));
     // A controller that starts now observes the new generation only.
-    cluster.other_replica = None;
-    cluster.machine = cluster.other();
-    cluster.step(ControllerEvent::LeadershipChanged(true));
-    assert_eq!(cluster.names(ResourceKind::Revision), ALL.map(name));
+    api_server.other_replica = None;
+    api_server.machine = api_server.other();
+    api_server.step(ControllerEvent::LeadershipChanged(true));
+    assert_eq!(api_server.names(ResourceKind::Revision), ALL.map(name));
 }
 
 #[test]
 fn nothing_is_written_in_a_namespace_that_goes() {
-    let mut cluster = running(false);
+    let mut api_server = running(false);
     let space = |going: bool| {
         let mut meta = json!({"name": SPACE});
         if going {
@@ -264,28 +282,28 @@ fn nothing_is_written_in_a_namespace_that_goes() {
             Some(Box::new(object)),
         )
     };
-    cluster.step(space(true));
-    let (all, before) = (made(&cluster), cluster.writes);
+    api_server.step(space(true));
+    let (all, before) = (made(&api_server), api_server.writes);
     for (resource, name) in all.iter().rev().filter(|(it, _)| *it != ResourceKind::KnativeService) {
-        cluster.objects.remove(&(*resource, name.clone()));
-        cluster.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
-        look_at_all(&mut cluster, &all);
+        api_server.objects.remove(&(*resource, name.clone()));
+        api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+        look_at_all(&mut api_server, &all);
     }
-    assert_eq!(cluster.writes, before);
+    assert_eq!(api_server.writes, before);
     // A service of the same name is created afterwards.
-    cluster.step(ControllerEvent::ObjectObserved(
+    api_server.step(ControllerEvent::ObjectObserved(
         ResourceKind::Namespace,
         NamespacedName::new("", SPACE),
         None,
     ));
-    cluster.step(space(false));
-    cluster.service("hello", "hello:v2", 1, Value::Null);
-    assert!(cluster.objects.contains_key(&(ResourceKind::Configuration, name("hello"))));
+    api_server.step(space(false));
+    api_server.service("hello", "hello:v2", 1, Value::Null);
+    assert!(api_server.objects.contains_key(&(ResourceKind::Configuration, name("hello"))));
 }
 
 /// Returns true if every pod is draining in the table, and the number of pods.
-fn draining(cluster: &FakeApiServer) -> (bool, usize) {
-    let phases = phases(cluster);
+fn draining(api_server: &FakeApiServer) -> (bool, usize) {
+    let phases = phases(api_server);
     (phases.iter().all(|it| *it == common::wire::RoutingPhase::Draining), phases.len())
 }
 
@@ -296,38 +314,38 @@ fn pods_of_what_is_gone_drain_until_they_end() {
             [ResourceKind::KnativeService, ResourceKind::Configuration, ResourceKind::Revision];
         let owners = made(&running(by_itself));
         for owner in owners.iter().filter(|it| owns_revisions.contains(&it.0)) {
-            let mut cluster = running(by_itself);
-            let all = below(&cluster, owner);
+            let mut api_server = running(by_itself);
+            let all = below(&api_server, owner);
             // Owners first, as in a background deletion; the pods take longer to end.
             for (resource, name) in all.iter().filter(|it| it.0 != ResourceKind::Pod) {
-                cluster.objects.remove(&(*resource, name.clone()));
-                cluster.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+                api_server.objects.remove(&(*resource, name.clone()));
+                api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
             }
-            assert_eq!(draining(&cluster), (true, 1), "{owner:?}");
+            assert_eq!(draining(&api_server), (true, 1), "{owner:?}");
             for (resource, name) in all.iter().filter(|it| it.0 == ResourceKind::Pod) {
-                delete(&mut cluster, *resource, name);
-                assert_eq!(draining(&cluster), (true, 1), "{owner:?}");
-                cluster.objects.remove(&(*resource, name.clone()));
-                cluster.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
+                delete(&mut api_server, *resource, name);
+                assert_eq!(draining(&api_server), (true, 1), "{owner:?}");
+                api_server.objects.remove(&(*resource, name.clone()));
+                api_server.step(ControllerEvent::ObjectObserved(*resource, name.clone(), None));
             }
-            assert_eq!(cluster.table().pods.len(), 0, "{owner:?}");
+            assert_eq!(api_server.table().pods.len(), 0, "{owner:?}");
         }
     }
 }
 
 #[test]
 fn a_revision_that_comes_back_under_its_name_leaves_the_old_pods_their_last_requests() {
-    let mut cluster = running(false);
-    let (old, _) = pods(&cluster).remove(0);
+    let mut api_server = running(false);
+    let (old, _) = pods(&api_server).remove(0);
     let revision = (ResourceKind::Revision, name(ALL[0]));
-    cluster.objects.remove(&revision);
+    api_server.objects.remove(&revision);
     // It is its Configuration's newest Revision, so it is created again at once.
-    cluster.step(ControllerEvent::ObjectObserved(revision.0, revision.1.clone(), None));
-    assert!(cluster.objects.contains_key(&revision));
+    api_server.step(ControllerEvent::ObjectObserved(revision.0, revision.1.clone(), None));
+    assert!(api_server.objects.contains_key(&revision));
     let is_old = |(key, _): &(&(ResourceKind, NamespacedName), &Value)| key.1 == old;
-    let uid = cluster.objects.iter().find(is_old).map(|(_, it)| it["metadata"]["uid"].clone());
+    let uid = api_server.objects.iter().find(is_old).map(|(_, it)| it["metadata"]["uid"].clone());
     let uid = uid.expect("the old pod");
     let uid = uid.as_str().expect("a uid");
-    let phase = cluster.table().pods.get(uid).map(|it| it.phase);
+    let phase = api_server.table().pods.get(uid).map(|it| it.phase);
     assert_eq!(phase, Some(common::wire::RoutingPhase::Draining));
 }

@@ -53,7 +53,8 @@ fn rows_of(line: &str) -> Vec<FieldRow> {
     let row = |field: &str| FieldRow {
         on: on.into(),
         field: quoted(field).unwrap_or_else(|| panic!("{field} of {on} is not quoted")).into(),
-        value: serde_json::from_str(value).unwrap_or_else(|why| panic!("{value} of {on}: {why}")),
+        value: serde_json::from_str(value)
+            .unwrap_or_else(|error| panic!("{value} of {on}: {error}")),
         effect: effect.into(),
     };
     fields.split(", ").flat_map(|it| all_of(row(it))).collect()
@@ -163,8 +164,8 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
     let ask = AdmissionRequest { kind, object, old: None, user: None, rules };
     let (filled, unknown) = apply_defaults(&ask);
     assert_eq!(unknown, [""; 0]);
-    let verdict = validate(&AdmissionRequest { object: &filled, ..ask });
-    (filled, verdict)
+    let result = validate(&AdmissionRequest { object: &filled, ..ask });
+    (filled, result)
 }
 
 /// Returns everything that follows from an object, but for fields that are only copied without an effect.
@@ -172,23 +173,23 @@ fn outcome(kind: AdmittedKind, object: &Value) -> String {
     if kind != AdmittedKind::Service {
         return told(&other_objects::alone(kind, object));
     }
-    let mut cluster = FakeApiServer::new();
-    cluster.other_replica = None;
-    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), object.clone()) {
-        cluster.step(event);
+    let mut api_server = FakeApiServer::new();
+    api_server.other_replica = None;
+    for event in api_server.apply(ResourceKind::KnativeService, &name("hello"), object.clone()) {
+        api_server.step(event);
     }
-    cluster.ready();
-    told(&cluster)
+    api_server.ready();
+    told(&api_server)
 }
 
-fn told(cluster: &FakeApiServer) -> String {
-    let specs = cluster.objects.iter().filter_map(|((resource, name), it)| match resource {
+fn told(api_server: &FakeApiServer) -> String {
+    let specs = api_server.objects.iter().filter_map(|((resource, name), it)| match resource {
         ResourceKind::Deployment => Some(format!("{name} {}", bare(it))),
         ResourceKind::HorizontalPodAutoscaler => Some(format!("{name} {}", it["spec"])),
         _ => None,
     });
     let specs: Vec<String> = specs.collect();
-    let table = cluster.table();
+    let table = api_server.table();
     let services = table.services.values().map(|it| {
         format!(
             "{} {:?} {:?} {:?} {:?}",
@@ -212,33 +213,33 @@ fn bare(deployment: &Value) -> Value {
 }
 
 /// Returns the value at the end of a path such as `env[].valueFrom.secretKeyRef`.
-fn follow<'a>(mut it: &'a Value, path: &str) -> &'a Value {
+fn follow<'a>(mut value: &'a Value, path: &str) -> &'a Value {
     for name in path.split('.') {
-        it = &it[name.trim_end_matches("[]")];
+        value = &value[name.trim_end_matches("[]")];
         if name.ends_with("[]") {
             // Entries that the platform adds come after the user's.
-            it = &it[0];
+            value = &value[0];
         }
     }
-    it
+    value
 }
 
 /// Returns true if the pod has the row's field as it was written.
 fn pod_has(row: &FieldRow, filled: &Value) -> bool {
-    let mut cluster = FakeApiServer::new();
-    cluster.other_replica = None;
-    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), filled.clone()) {
-        cluster.step(event);
+    let mut api_server = FakeApiServer::new();
+    api_server.other_replica = None;
+    for event in api_server.apply(ResourceKind::KnativeService, &name("hello"), filled.clone()) {
+        api_server.step(event);
     }
-    let pod = &cluster.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["template"]
+    let pod = &api_server.object(ResourceKind::Deployment, "hello-00001-deployment")["spec"]["template"]
         ["spec"];
     let of = |spec: &Value| {
         let at = if row.on == "container" { &spec["containers"][0] } else { spec };
         follow(at, &row.field).clone()
     };
-    let wanted = of(&filled["spec"]["template"]["spec"]);
-    assert!(!wanted.is_null(), "{} {}: its value does not hold it", row.on, row.field);
-    wanted == of(pod)
+    let expected = of(&filled["spec"]["template"]["spec"]);
+    assert!(!expected.is_null(), "{} {}: its value does not hold it", row.on, row.field);
+    expected == of(pod)
 }
 
 /// Returns true if the row's field makes any difference.
@@ -263,8 +264,8 @@ fn word(effect: &str) -> (&str, &str) {
 
 /// Returns true if a warning states that the row's field has no effect.
 fn is_warned(row: &FieldRow, warnings: &[Problem]) -> bool {
-    let says = |it: &str| it.contains("has no effect") && it.contains(&row.field);
-    warnings.iter().any(|it| says(&it.to_string()))
+    let is_warning = |it: &str| it.contains("has no effect") && it.contains(&row.field);
+    warnings.iter().any(|it| is_warning(&it.to_string()))
 }
 
 /// Returns the rows that fail, so that a failed test shows all of them and not only the first.
@@ -277,32 +278,32 @@ fn at_fault(
 }
 
 fn try_row(row: &FieldRow) {
-    let said = format!("{} {}", row.on, row.field);
+    let context = format!("{} {}", row.on, row.field);
     let (word, rest) = word(&row.effect);
     if word == "see" {
         let test = rest.split('`').nth(1).expect("a test");
-        return assert!(is_test(test), "{said}: there is no test {test}");
+        return assert!(is_test(test), "{context}: there is no test {test}");
     }
     if row.on.starts_with("config-") {
         return config_map_keys::try_row(row, word, rest);
     }
     let Some((kind, object)) = with(row) else { return other_objects::try_made(row) };
     let feature = rest.strip_prefix("with `").and_then(|it| it.split('`').next());
-    let (filled, verdict) = admit(kind, &object, feature);
-    let warned = is_warned(row, &verdict.warnings);
-    let refused = !verdict.problems.is_empty();
-    assert_eq!(refused, word == "refused", "{said}: {:?}", verdict.problems);
-    assert_eq!(warned, word == "warned", "{said}: {:?}", verdict.warnings);
+    let (filled, result) = admit(kind, &object, feature);
+    let warned = is_warned(row, &result.warnings);
+    let refused = !result.problems.is_empty();
+    assert_eq!(refused, word == "refused", "{context}: {:?}", result.problems);
+    assert_eq!(warned, word == "warned", "{context}: {:?}", result.warnings);
     match word {
         "works" => {
             if feature.is_some() {
                 let (_, without) = admit(kind, &object, None);
-                assert!(!without.problems.is_empty(), "{said} without its feature");
+                assert!(!without.problems.is_empty(), "{context} without its feature");
             }
-            assert!(works(row, kind, &filled), "{said} changes nothing");
+            assert!(works(row, kind, &filled), "{context} changes nothing");
         }
         "refused" | "warned" | "written" => {}
-        other => panic!("{said}: what does {other:?} mean?"),
+        other => panic!("{context}: what does {other:?} mean?"),
     }
 }
 
@@ -414,13 +415,13 @@ fn the_page_has_every_key_wherever_it_stands() {
 
 #[test]
 fn a_domain_says_that_its_certificate_is_not_used() {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let at = "www.shop.test";
     let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let spec = json!({"ref": to, "tls": {"secretName": "own"}});
-    cluster.user(ResourceKind::DomainMapping, at, spec);
+    api_server.user(ResourceKind::DomainMapping, at, spec);
     assert_eq!(
-        cluster.condition(ResourceKind::DomainMapping, at, "CertificateProvisioned"),
+        api_server.condition(ResourceKind::DomainMapping, at, "CertificateProvisioned"),
         "False CertificateNotReady: The gateway serves no TLS: Secret \"own\" is not used"
     );
 }

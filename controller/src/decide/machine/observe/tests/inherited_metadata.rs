@@ -4,17 +4,17 @@ use super::*;
 
 /// Returns the labels or annotations of an object.
 fn of(
-    cluster: &FakeApiServer,
+    api_server: &FakeApiServer,
     resource: ResourceKind,
-    own: &str,
+    name: &str,
     field: &str,
 ) -> BTreeMap<String, String> {
-    let object = &cluster.object(resource, own)["metadata"][field];
+    let object = &api_server.object(resource, name)["metadata"][field];
     serde_json::from_value(object.clone()).unwrap_or_default()
 }
 
 /// Applies a Service with these labels and annotations, on itself and on its template.
-fn apply(cluster: &mut FakeApiServer, own: &Value, inner: &Value, image: &str) {
+fn apply(api_server: &mut FakeApiServer, own: &Value, inner: &Value, image: &str) {
     let mut template = template(image, 0);
     template["metadata"]["labels"] = inner["labels"].clone();
     for (key, value) in inner["annotations"].as_object().into_iter().flatten() {
@@ -29,16 +29,16 @@ fn apply(cluster: &mut FakeApiServer, own: &Value, inner: &Value, image: &str) {
         },
         "spec": {"template": template, "traffic": traffic},
     });
-    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), body) {
-        cluster.step(event);
+    for event in api_server.apply(ResourceKind::KnativeService, &name("hello"), body) {
+        api_server.step(event);
     }
 }
 
-fn passed(cluster: &FakeApiServer, field: &str, key: &str) -> Vec<String> {
-    let all = cluster.objects.keys().filter(|(resource, it)| {
+fn passed(api_server: &FakeApiServer, field: &str, key: &str) -> Vec<String> {
+    let all = api_server.objects.keys().filter(|(resource, it)| {
         it.namespace == SPACE
             && *resource != ResourceKind::KnativeService
-            && of(cluster, *resource, &it.name, field).contains_key(key)
+            && of(api_server, *resource, &it.name, field).contains_key(key)
     });
     all.map(|(resource, it)| format!("{}/{}", resource.kind(), it.name)).collect()
 }
@@ -53,7 +53,7 @@ fn inner() -> Value {
 
 /// Returns a service that has some of each.
 fn labelled() -> FakeApiServer {
-    let mut cluster = FakeApiServer::new();
+    let mut api_server = FakeApiServer::new();
     let own = json!({
         "labels": {"team": "a", "networking.knative.dev/visibility": "cluster-local"},
         "annotations": {
@@ -61,13 +61,13 @@ fn labelled() -> FakeApiServer {
             (key::ROLLOUT_DURATION[0]): "10s",
         },
     });
-    apply(&mut cluster, &own, &inner(), "hello:v1");
-    cluster
+    apply(&mut api_server, &own, &inner(), "hello:v1");
+    api_server
 }
 
 #[test]
 fn each_pair_of_kinds_passes_on_what_knative_does() {
-    let cluster = labelled();
+    let api_server = labelled();
     let rollout = key::ROLLOUT_DURATION[0];
     let of_service = ["Configuration/hello", "Route/hello", "Service/hello", "Service/now-hello"];
     let with_slices = |rest: &[&str]| -> BTreeSet<String> {
@@ -77,8 +77,8 @@ fn each_pair_of_kinds_passes_on_what_knative_does() {
             .collect()
     };
     let all = |it: &[&str]| -> BTreeSet<String> { it.iter().map(|it| (*it).to_owned()).collect() };
-    let set = |cluster: &FakeApiServer, field: &str, key: &str| -> BTreeSet<String> {
-        passed(cluster, field, key).into_iter().collect()
+    let set = |api_server: &FakeApiServer, field: &str, key: &str| -> BTreeSet<String> {
+        passed(api_server, field, key).into_iter().collect()
     };
     let (deployment, image) =
         ("Deployment/hello-00001-deployment", "Image/hello-00001-cache-user-container");
@@ -87,86 +87,87 @@ fn each_pair_of_kinds_passes_on_what_knative_does() {
     let revision = "Revision/hello-00001";
     let slice = "EndpointSlice/hello-00001";
     let below = [&[revision, deployment, image, slice][..], &services, &scaled].concat();
-    assert_eq!(set(&cluster, "labels", "team"), with_slices(&of_service));
+    assert_eq!(set(&api_server, "labels", "team"), with_slices(&of_service));
     assert_eq!(
-        set(&cluster, "labels", key::VISIBILITY),
+        set(&api_server, "labels", key::VISIBILITY),
         all(&of_service[..2]),
         "a Service's is its user's"
     );
-    assert_eq!(set(&cluster, "annotations", "note"), all(&of_service));
-    assert_eq!(set(&cluster, "annotations", key::LAST_MODIFIER), all(&of_service));
+    assert_eq!(set(&api_server, "annotations", "note"), all(&of_service));
+    assert_eq!(set(&api_server, "annotations", key::LAST_MODIFIER), all(&of_service));
     assert_eq!(
-        set(&cluster, "annotations", key::CREATOR),
+        set(&api_server, "annotations", key::CREATOR),
         all(&[&of_service[..], &below].concat())
     );
     assert_eq!(
-        of(&cluster, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
+        of(&api_server, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
         "changer"
     );
-    assert_eq!(set(&cluster, "annotations", rollout), all(&of_service[1..]));
-    assert_eq!(set(&cluster, "labels", "inner"), all(&below));
-    assert_eq!(set(&cluster, "annotations", "inner-note"), all(&below));
+    assert_eq!(set(&api_server, "annotations", rollout), all(&of_service[1..]));
+    assert_eq!(set(&api_server, "labels", "inner"), all(&below));
+    assert_eq!(set(&api_server, "annotations", "inner-note"), all(&below));
     let served = [&services[..], &["ServerlessService/hello-00001"]].concat();
     let window = [&[revision, "PodAutoscaler/hello-00001"][..], &served].concat();
-    assert_eq!(set(&cluster, "annotations", "autoscaling.knative.dev/window"), all(&window));
+    assert_eq!(set(&api_server, "annotations", "autoscaling.knative.dev/window"), all(&window));
     assert_eq!(
-        set(&cluster, "annotations", "autoscaling.knative.dev/metric"),
+        set(&api_server, "annotations", "autoscaling.knative.dev/metric"),
         all(&[revision, "PodAutoscaler/hello-00001"])
     );
 }
 
 #[test]
 fn what_is_passed_on_follows_a_change_and_leaves() {
-    let mut cluster = labelled();
+    let mut api_server = labelled();
     let other = json!({
         "labels": {"team": "z"},
         "annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another", "note": "y"},
     });
-    apply(&mut cluster, &other, &inner(), "hello:v1");
-    let labels = of(&cluster, ResourceKind::Service, "now-hello", "labels");
-    let annotations = of(&cluster, ResourceKind::Service, "now-hello", "annotations");
+    apply(&mut api_server, &other, &inner(), "hello:v1");
+    let labels = of(&api_server, ResourceKind::Service, "now-hello", "labels");
+    let annotations = of(&api_server, ResourceKind::Service, "now-hello", "annotations");
     assert_eq!((labels["team"].as_str(), annotations["note"].as_str()), ("z", "y"));
     assert_eq!(
-        of(&cluster, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
+        of(&api_server, ResourceKind::Revision, "hello-00001", "annotations")[key::CREATOR],
         "changer"
     );
     let none = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "another"}});
-    apply(&mut cluster, &none, &inner(), "hello:v1");
-    assert!(passed(&cluster, "labels", "team").is_empty());
-    assert!(passed(&cluster, "annotations", "note").is_empty());
-    assert_eq!(cluster.names(ResourceKind::Revision), [name("hello-00001")]);
+    apply(&mut api_server, &none, &inner(), "hello:v1");
+    assert!(passed(&api_server, "labels", "team").is_empty());
+    assert!(passed(&api_server, "annotations", "note").is_empty());
+    assert_eq!(api_server.names(ResourceKind::Revision), [name("hello-00001")]);
 }
 
 /// The label on a Kubernetes Service is the user's, so it stays when the Knative Service becomes public.
 #[test]
 fn a_tag_that_is_hidden_by_itself_stays_so_when_its_service_becomes_public() {
-    let hosts =
-        |cluster: &FakeApiServer, own: &str| cluster.table().services[&name(own)].hosts.clone();
+    let hosts = |api_server: &FakeApiServer, own: &str| {
+        api_server.table().services[&name(own)].hosts.clone()
+    };
     let none = Vec::<String>::new();
     for (by_itself, of_tag) in
         [(true, none.clone()), (false, vec!["now-hello.default.localhost".to_owned()])]
     {
-        let mut cluster = labelled();
+        let mut api_server = labelled();
         let own = (ResourceKind::Service, name("now-hello"));
         if by_itself {
-            let mut object = cluster.objects[&own].clone();
+            let mut object = api_server.objects[&own].clone();
             object["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
-            cluster.objects.insert(own.clone(), object.clone());
-            cluster.step(ControllerEvent::ObjectObserved(
+            api_server.objects.insert(own.clone(), object.clone());
+            api_server.step(ControllerEvent::ObjectObserved(
                 own.0,
                 own.1.clone(),
                 Some(Box::new(object)),
             ));
         }
         assert_eq!(
-            [hosts(&cluster, "hello"), hosts(&cluster, "now-hello")],
+            [hosts(&api_server, "hello"), hosts(&api_server, "now-hello")],
             [none.clone(), none.clone()]
         );
         let public = json!({"annotations": {key::CREATOR: "maker", key::LAST_MODIFIER: "changer"}});
-        apply(&mut cluster, &public, &inner(), "hello:v1");
-        assert_eq!(hosts(&cluster, "hello"), ["hello.default.localhost"]);
-        assert_eq!(hosts(&cluster, "now-hello"), of_tag);
-        let labels = of(&cluster, own.0, "now-hello", "labels");
+        apply(&mut api_server, &public, &inner(), "hello:v1");
+        assert_eq!(hosts(&api_server, "hello"), ["hello.default.localhost"]);
+        assert_eq!(hosts(&api_server, "now-hello"), of_tag);
+        let labels = of(&api_server, own.0, "now-hello", "labels");
         assert_eq!(labels.contains_key(key::VISIBILITY), by_itself);
     }
 }

@@ -3,12 +3,12 @@
 use super::*;
 
 /// Returns the mode of the ServerlessService, and the addresses of the slice with their port.
-fn way(cluster: &FakeApiServer, revision: &str) -> (String, Vec<String>) {
-    let mode = cluster.object(ResourceKind::ServerlessService, revision)["spec"]["mode"].clone();
-    let Some(slice) = cluster.objects.get(&(ResourceKind::EndpointSlice, name(revision))) else {
+fn way(api_server: &FakeApiServer, revision: &str) -> (String, Vec<String>) {
+    let mode = api_server.object(ResourceKind::ServerlessService, revision)["spec"]["mode"].clone();
+    let Some(slice) = api_server.objects.get(&(ResourceKind::EndpointSlice, name(revision))) else {
         return (mode.as_str().unwrap_or_default().into(), Vec::new());
     };
-    let service = cluster.object(ResourceKind::Service, revision);
+    let service = api_server.object(ResourceKind::Service, revision);
     assert_eq!(slice["ports"][0]["name"], service["spec"]["ports"][0]["name"]);
     let meta = &slice["metadata"];
     assert_eq!(meta["labels"]["kubernetes.io/service-name"], revision);
@@ -29,28 +29,29 @@ fn proxied() -> (String, Vec<String>) {
 
 #[test]
 fn the_service_of_a_revision_leads_to_its_pods_or_to_activators() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    assert_eq!(way(&cluster, "hello-00001"), proxied(), "asleep");
-    cluster.decide("hello-00001", 2);
-    assert_eq!(way(&cluster, "hello-00001"), proxied(), "no pod is ready yet");
-    cluster.ready();
-    let (mode, addresses) = way(&cluster, "hello-00001");
-    let pods = cluster.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
-    let of =
-        |it: NamespacedName| cluster.objects[&(ResourceKind::Pod, it)]["status"]["podIP"].clone();
-    let mut wanted: Vec<_> = pods.map(of).collect();
-    wanted.sort_by_key(ToString::to_string);
-    let mut wanted: Vec<String> =
-        wanted.iter().map(|it| format!("{}:8080", it.as_str().unwrap_or_default())).collect();
-    wanted.sort();
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    assert_eq!(way(&api_server, "hello-00001"), proxied(), "asleep");
+    api_server.decide("hello-00001", 2);
+    assert_eq!(way(&api_server, "hello-00001"), proxied(), "no pod is ready yet");
+    api_server.ready();
+    let (mode, addresses) = way(&api_server, "hello-00001");
+    let pods = api_server.names(ResourceKind::Pod).into_iter().filter(|it| it.namespace == SPACE);
+    let of = |it: NamespacedName| {
+        api_server.objects[&(ResourceKind::Pod, it)]["status"]["podIP"].clone()
+    };
+    let mut expected: Vec<_> = pods.map(of).collect();
+    expected.sort_by_key(ToString::to_string);
+    let mut expected: Vec<String> =
+        expected.iter().map(|it| format!("{}:8080", it.as_str().unwrap_or_default())).collect();
+    expected.sort();
     let mut addresses = addresses;
     addresses.sort();
-    assert_eq!((mode.as_str(), addresses), ("Serve", wanted));
-    cluster.decide("hello-00001", 0);
-    cluster.now = cluster.now.plus_ms(1_000_000);
-    cluster.step(ControllerEvent::Tick);
-    assert_eq!(way(&cluster, "hello-00001"), proxied(), "asleep again");
+    assert_eq!((mode.as_str(), addresses), ("Serve", expected));
+    api_server.decide("hello-00001", 0);
+    api_server.now = api_server.now.plus_ms(1_000_000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(way(&api_server, "hello-00001"), proxied(), "asleep again");
 }
 
 #[test]
@@ -66,54 +67,54 @@ fn it_leads_to_activators_wherever_requests_go_by_them() {
     };
     let kinds: [(&str, ObjectMutation); 4] =
         [("limit", limited), ("path", asked), ("timeout", timed), ("h2c", h2c)];
-    for (why, change) in kinds {
-        let mut cluster = FakeApiServer::new();
+    for (case, change) in kinds {
+        let mut api_server = FakeApiServer::new();
         let mut template = template("hello:v1", 1);
         change(&mut template);
-        cluster.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
-        cluster.ready();
-        cluster.decide("hello-00001", 1);
+        api_server.user(ResourceKind::KnativeService, "hello", json!({"template": template}));
+        api_server.ready();
+        api_server.decide("hello-00001", 1);
         assert_eq!(
-            cluster.table().services[&name("hello")].connection_path,
+            api_server.table().services[&name("hello")].connection_path,
             ConnectionPath::Activator,
-            "{why}"
+            "{case}"
         );
-        assert_eq!(way(&cluster, "hello-00001"), proxied(), "{why}");
+        assert_eq!(way(&api_server, "hello-00001"), proxied(), "{case}");
     }
 }
 
 #[test]
 fn it_follows_a_split_and_its_end() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 1, Value::Null);
-    cluster.ready();
-    cluster.decide("hello-00001", 1);
-    assert_eq!(way(&cluster, "hello-00001").0, "Serve");
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 1, Value::Null);
+    api_server.ready();
+    api_server.decide("hello-00001", 1);
+    assert_eq!(way(&api_server, "hello-00001").0, "Serve");
     let half = json!([
         {"revisionName": "hello-00001", "latestRevision": false, "percent": 50},
         {"latestRevision": true, "percent": 50},
     ]);
-    cluster.service("hello", "hello:v2", 1, half);
-    cluster.ready();
-    cluster.decide("hello-00002", 1);
-    assert_eq!(way(&cluster, "hello-00001"), proxied());
-    assert_eq!(way(&cluster, "hello-00002"), proxied());
-    cluster.service("hello", "hello:v2", 1, json!([{"latestRevision": true, "percent": 100}]));
-    assert_eq!(way(&cluster, "hello-00002").0, "Serve");
+    api_server.service("hello", "hello:v2", 1, half);
+    api_server.ready();
+    api_server.decide("hello-00002", 1);
+    assert_eq!(way(&api_server, "hello-00001"), proxied());
+    assert_eq!(way(&api_server, "hello-00002"), proxied());
+    api_server.service("hello", "hello:v2", 1, json!([{"latestRevision": true, "percent": 100}]));
+    assert_eq!(way(&api_server, "hello-00002").0, "Serve");
     // A Revision without a Route serves for as long as it has pods.
-    cluster.decide("hello-00001", 0);
-    cluster.now = cluster.now.plus_ms(1_000_000);
-    cluster.step(ControllerEvent::Tick);
-    assert_eq!(way(&cluster, "hello-00001"), ("Proxy".into(), vec![]));
+    api_server.decide("hello-00001", 0);
+    api_server.now = api_server.now.plus_ms(1_000_000);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(way(&api_server, "hello-00001"), ("Proxy".into(), vec![]));
 }
 
 #[test]
 fn it_follows_the_activators() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    cluster.step(activator("activator-2", false));
-    cluster.step(activator("activator-1", true));
-    let slice = cluster.object(ResourceKind::EndpointSlice, "hello-00001");
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    api_server.step(activator("activator-2", false));
+    api_server.step(activator("activator-1", true));
+    let slice = api_server.object(ResourceKind::EndpointSlice, "hello-00001");
     assert_eq!(slice["endpoints"][0]["targetRef"]["name"], "activator-2");
     assert_eq!(slice["endpoints"].as_array().map(Vec::len), Some(1));
 }

@@ -10,72 +10,72 @@ fn write_error(message: &str) -> Option<WriteError> {
 }
 
 fn revision_message(machine: &ControllerStateMachine) -> Option<String> {
-    let app = &machine.world().apps[&name("hello")];
-    app.revisions[0].blocked_reason.as_ref().map(|why| why.message.to_string())
+    let app = &machine.cluster().apps[&name("hello")];
+    app.revisions[0].blocked_reason.as_ref().map(|reason| reason.message.to_string())
 }
 
 #[test]
 fn one_of_several_write_errors_is_reported_until_it_ends() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
     let of = |resource| ObjectPartKey::new(resource, ObjectPart::Object, name(REVISION));
     let [first, second] = [ResourceKind::PodAutoscaler, ResourceKind::ServerlessService].map(of);
-    cluster.step(ControllerEvent::WriteErrorChanged(second.clone(), write_error("second")));
-    assert_eq!(revision_message(&cluster.machine).as_deref(), Some("second"));
-    cluster.step(ControllerEvent::WriteErrorChanged(first.clone(), write_error("first")));
-    let one = revision_message(&cluster.machine);
+    api_server.step(ControllerEvent::WriteErrorChanged(second.clone(), write_error("second")));
+    assert_eq!(revision_message(&api_server.machine).as_deref(), Some("second"));
+    api_server.step(ControllerEvent::WriteErrorChanged(first.clone(), write_error("first")));
+    let one = revision_message(&api_server.machine);
     // The writer reports both again after each attempt.
     for _ in 0..3 {
-        cluster.step(ControllerEvent::WriteErrorChanged(second.clone(), write_error("second")));
-        assert_eq!(revision_message(&cluster.machine), one);
-        cluster.step(ControllerEvent::WriteErrorChanged(first.clone(), write_error("first")));
-        assert_eq!(revision_message(&cluster.machine), one);
+        api_server.step(ControllerEvent::WriteErrorChanged(second.clone(), write_error("second")));
+        assert_eq!(revision_message(&api_server.machine), one);
+        api_server.step(ControllerEvent::WriteErrorChanged(first.clone(), write_error("first")));
+        assert_eq!(revision_message(&api_server.machine), one);
     }
     // A working Deployment clears only the error that a Deployment had reported.
     let deployment = name("hello-00001-deployment");
-    let object = cluster.object(ResourceKind::Deployment, &deployment.name).clone();
-    cluster.step(ControllerEvent::ObjectObserved(
+    let object = api_server.object(ResourceKind::Deployment, &deployment.name).clone();
+    api_server.step(ControllerEvent::ObjectObserved(
         ResourceKind::Deployment,
         deployment,
         Some(Box::new(object)),
     ));
-    assert_eq!(revision_message(&cluster.machine), one);
-    cluster.step(ControllerEvent::WriteErrorChanged(first, None));
-    assert_eq!(revision_message(&cluster.machine).as_deref(), Some("second"));
-    cluster.step(ControllerEvent::WriteErrorChanged(second, None));
-    assert_eq!(revision_message(&cluster.machine), None);
+    assert_eq!(revision_message(&api_server.machine), one);
+    api_server.step(ControllerEvent::WriteErrorChanged(first, None));
+    assert_eq!(revision_message(&api_server.machine).as_deref(), Some("second"));
+    api_server.step(ControllerEvent::WriteErrorChanged(second, None));
+    assert_eq!(revision_message(&api_server.machine), None);
 }
 
 #[test]
 fn write_errors_end_with_their_revision() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
     let key = ObjectPartKey::new(ResourceKind::Metric, ObjectPart::Object, name(REVISION));
-    cluster.step(ControllerEvent::WriteErrorChanged(key, write_error("first")));
-    cluster.remove(ResourceKind::KnativeService, "hello");
-    cluster.service("hello", "hello:v1", 0, Value::Null);
+    api_server.step(ControllerEvent::WriteErrorChanged(key, write_error("first")));
+    api_server.remove(ResourceKind::KnativeService, "hello");
+    api_server.service("hello", "hello:v1", 0, Value::Null);
     let deployment = name("hello-00001-deployment");
-    let object = cluster.object(ResourceKind::Deployment, &deployment.name).clone();
-    cluster.step(ControllerEvent::ObjectObserved(
+    let object = api_server.object(ResourceKind::Deployment, &deployment.name).clone();
+    api_server.step(ControllerEvent::ObjectObserved(
         ResourceKind::Deployment,
         deployment,
         Some(Box::new(object)),
     ));
-    assert_eq!(revision_message(&cluster.machine), None);
+    assert_eq!(revision_message(&api_server.machine), None);
 }
 
 #[test]
 fn a_revision_created_late_is_no_longer_missing() {
-    let mut cluster = FakeApiServer::new();
-    cluster.service("hello", "hello:v1", 0, Value::Null);
-    let seen = |resource, own: &str| {
-        let object = cluster.object(resource, own).clone();
-        ControllerEvent::ObjectObserved(resource, name(own), Some(Box::new(object)))
+    let mut api_server = FakeApiServer::new();
+    api_server.service("hello", "hello:v1", 0, Value::Null);
+    let observed = |resource, object_name: &str| {
+        let object = api_server.object(resource, object_name).clone();
+        ControllerEvent::ObjectObserved(resource, name(object_name), Some(Box::new(object)))
     };
-    let mut late = machine();
-    late.step(cluster.now, ControllerEvent::LeadershipChanged(true));
-    late.step(cluster.now, seen(ResourceKind::KnativeService, "hello"));
-    late.step(cluster.now, seen(ResourceKind::Configuration, "hello"));
+    let mut late_machine = machine();
+    late_machine.step(api_server.now, ControllerEvent::LeadershipChanged(true));
+    late_machine.step(api_server.now, observed(ResourceKind::KnativeService, "hello"));
+    late_machine.step(api_server.now, observed(ResourceKind::Configuration, "hello"));
     let unmade = |it| {
         ControllerEvent::ChildrenMissing(
             name("hello"),
@@ -84,16 +84,21 @@ fn a_revision_created_late_is_no_longer_missing() {
             it,
         )
     };
-    let owed = crate::write::desired::required_children(late.world(), &name("hello"));
+    let required_children =
+        crate::write::desired::required_children(late_machine.cluster(), &name("hello"));
     assert_eq!(
-        owed[0].keys,
+        required_children[0].keys,
         [ObjectPartKey::new(ResourceKind::Revision, ObjectPart::Object, name(REVISION))]
     );
-    late.step(cluster.now, unmade(write_error("missing")));
-    assert_eq!(revision_message(&late).as_deref(), Some("missing"));
-    late.step(cluster.now, seen(ResourceKind::Revision, REVISION));
-    let owed = crate::write::desired::required_children(late.world(), &name("hello"));
-    assert_eq!((owed[0].owner.0, owed[0].keys.len()), (ResourceKind::Configuration, 0));
-    late.step(cluster.now, unmade(None));
-    assert_eq!(revision_message(&late), None);
+    late_machine.step(api_server.now, unmade(write_error("missing")));
+    assert_eq!(revision_message(&late_machine).as_deref(), Some("missing"));
+    late_machine.step(api_server.now, observed(ResourceKind::Revision, REVISION));
+    let required_children =
+        crate::write::desired::required_children(late_machine.cluster(), &name("hello"));
+    assert_eq!(
+        (required_children[0].owner.0, required_children[0].keys.len()),
+        (ResourceKind::Configuration, 0)
+    );
+    late_machine.step(api_server.now, unmade(None));
+    assert_eq!(revision_message(&late_machine), None);
 }

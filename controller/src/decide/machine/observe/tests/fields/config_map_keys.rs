@@ -86,38 +86,38 @@ fn differs(with: &ConfigMapData<'_>, without: &ConfigMapData<'_>) -> bool {
 }
 
 fn under(maps: &ConfigMapData<'_>) -> FakeApiServer {
-    let mut cluster = FakeApiServer::new();
-    cluster.other_replica = None;
+    let mut api_server = FakeApiServer::new();
+    api_server.other_replica = None;
     for (name, data) in maps {
-        cluster.config(name, (*data).clone());
+        api_server.config(name, (*data).clone());
     }
-    cluster
+    api_server
 }
 
 /// Returns the result of a service and of a second Revision of it, or the refusal.
 fn becomes(sample: &Value, maps: &ConfigMapData<'_>) -> String {
-    let mut cluster = under(maps);
+    let mut api_server = under(maps);
     let mut newer = sample.clone();
     newer["spec"]["template"]["spec"]["containers"][0]["image"] = "hello:v2".into();
     let mut said = Vec::new();
     for object in [sample.clone(), newer] {
-        said.push(try_to_make(&mut cluster, object));
-        cluster.ready();
+        said.push(try_to_make(&mut api_server, object));
+        api_server.ready();
     }
     let others =
-        cluster.objects.iter().filter(|((resource, _), _)| *resource != ResourceKind::ConfigMap);
+        api_server.objects.iter().filter(|((resource, _), _)| *resource != ResourceKind::ConfigMap);
     let others: Vec<String> = others.map(|(at, it)| format!("{at:?} {it}")).collect();
-    format!("{said:?}\n{others:?}\n{:?}", cluster.table())
+    format!("{said:?}\n{others:?}\n{:?}", api_server.table())
 }
 
 /// Returns the verdicts on fields that need a feature, and the queries to registries.
 fn judged(maps: &ConfigMapData<'_>) -> String {
-    let mut cluster = under(maps);
-    let configs = cluster.machine.world().settings.config_maps.clone();
+    let mut api_server = under(maps);
+    let configs = api_server.machine.cluster().settings.config_maps.clone();
     let said: Vec<String> = GUARDED.iter().map(|it| judge(it.clone(), &configs).1).collect();
-    cluster.resolves_digests = false;
-    try_to_make(&mut cluster, service());
-    format!("{said:?}\n{:?}", cluster.machine.digest_query(&name("hello-00001")))
+    api_server.resolves_digests = false;
+    try_to_make(&mut api_server, service());
+    format!("{said:?}\n{:?}", api_server.machine.digest_query(&name("hello-00001")))
 }
 
 /// Returns a defaulted object and its verdict.
@@ -137,20 +137,20 @@ fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
         rules,
     };
     let (filled, _) = apply_defaults(&ask);
-    let verdict = validate(&AdmissionRequest { object: &filled, ..ask });
-    (filled, crate::model::problem::problems_line(&verdict.problems))
+    let result = validate(&AdmissionRequest { object: &filled, ..ask });
+    (filled, crate::model::problem::problems_line(&result.problems))
 }
 
-fn try_to_make(cluster: &mut FakeApiServer, object: Value) -> String {
-    let configs = cluster.machine.world().settings.config_maps.clone();
-    let (filled, why) = judge(object, &configs);
-    if why.is_empty() {
-        let own = name(filled["metadata"]["name"].as_str().expect("a name"));
-        for event in cluster.apply(ResourceKind::KnativeService, &own, filled) {
-            cluster.step(event);
+fn try_to_make(api_server: &mut FakeApiServer, object: Value) -> String {
+    let configs = api_server.machine.cluster().settings.config_maps.clone();
+    let (filled, problems) = judge(object, &configs);
+    if problems.is_empty() {
+        let service_name = name(filled["metadata"]["name"].as_str().expect("a name"));
+        for event in api_server.apply(ResourceKind::KnativeService, &service_name, filled) {
+            api_server.step(event);
         }
     }
-    why
+    problems
 }
 
 /// Returns two data maps: one with a row's key and any key that it depends on, one without the row's key.
@@ -166,18 +166,18 @@ fn data(row: &FieldRow, rest: &str) -> (Value, Value) {
 }
 
 pub(super) fn try_row(row: &FieldRow, word: &str, rest: &str) {
-    let said = format!("{} {} {}", row.on, row.field, row.value);
+    let context = format!("{} {} {}", row.on, row.field, row.value);
     let (without, with) = data(row, rest);
     let texts = |it: &Value| serde_json::from_value(it.clone()).expect("texts");
     let admitted = config_maps::admit(&row.on, &BTreeMap::new(), &texts(&with));
-    let warnings = admitted.unwrap_or_else(|why| panic!("{said}: {why:?}"));
+    let warnings = admitted.unwrap_or_else(|problems| panic!("{context}: {problems:?}"));
     // An older name is read as the newer one, and the warning names the newer one.
     let older = format!("key {:?} is of an older release: use ", row.field);
     let newer = warnings.iter().find_map(|it| it.strip_prefix(&older));
     let field = newer.map_or(row.field.as_str(), |it| it.trim_matches('"'));
-    let told = |it: &String| it.contains("has no effect") && it.contains(field);
-    assert_eq!(warnings.iter().any(told), word == "warned", "{said}: {warnings:?}");
-    assert!(!warnings.iter().any(|it| it.contains("is unknown")), "{said}: {warnings:?}");
+    let is_warning = |it: &String| it.contains("has no effect") && it.contains(field);
+    assert_eq!(warnings.iter().any(is_warning), word == "warned", "{context}: {warnings:?}");
+    assert!(!warnings.iter().any(|it| it.contains("is unknown")), "{context}: {warnings:?}");
     // Only the row's own feature is on, but for rows about init containers, which need theirs.
     let init = json!({"kubernetes.podspec-init-containers": "enabled"});
     let about_init = row.field.starts_with("init-container");
@@ -187,10 +187,10 @@ pub(super) fn try_row(row: &FieldRow, word: &str, rest: &str) {
     match word {
         "works" => {
             let (with, without) = ([more, &[with]].concat(), [more, without].concat());
-            assert!(differs(&with, &without), "{said} changes nothing");
+            assert!(differs(&with, &without), "{context} changes nothing");
         }
         "warned" => {}
-        other => panic!("{said}: what does {other:?} mean?"),
+        other => panic!("{context}: what does {other:?} mean?"),
     }
 }
 
@@ -211,17 +211,17 @@ fn the_page_has_every_key_of_every_config_map() {
 
 /// Returns how many of six Revisions, made an hour apart, are left ten hours later.
 fn survivors(data: Value) -> usize {
-    let mut cluster = FakeApiServer::new();
-    cluster.other_replica = None;
-    cluster.config("config-gc", data);
+    let mut api_server = FakeApiServer::new();
+    api_server.other_replica = None;
+    api_server.config("config-gc", data);
     for version in 1..=6 {
-        cluster.service("hello", &format!("hello:v{version}"), 0, Value::Null);
-        cluster.now = cluster.now.plus_ms(3_600_000);
-        cluster.step(ControllerEvent::Tick);
+        api_server.service("hello", &format!("hello:v{version}"), 0, Value::Null);
+        api_server.now = api_server.now.plus_ms(3_600_000);
+        api_server.step(ControllerEvent::Tick);
     }
-    cluster.now = cluster.now.plus_ms(36_000_000);
-    cluster.step(ControllerEvent::Tick);
-    cluster.names(ResourceKind::Revision).len()
+    api_server.now = api_server.now.plus_ms(36_000_000);
+    api_server.step(ControllerEvent::Tick);
+    api_server.names(ResourceKind::Revision).len()
 }
 
 #[test]
@@ -244,23 +244,23 @@ fn old_revisions_go_as_config_gc_says() {
 #[test]
 fn a_pod_that_finds_no_node_is_waited_for_where_a_cluster_grows() {
     let said = |data: Value| {
-        let mut cluster = FakeApiServer::new();
-        cluster.config("config-deployment", data);
-        cluster.service("hello", "hello:v1", 1, Value::Null);
-        let pod = cluster.names(ResourceKind::Pod).into_iter().find(|it| it.namespace == SPACE);
+        let mut api_server = FakeApiServer::new();
+        api_server.config("config-deployment", data);
+        api_server.service("hello", "hello:v1", 1, Value::Null);
+        let pod = api_server.names(ResourceKind::Pod).into_iter().find(|it| it.namespace == SPACE);
         let pod = pod.expect("a pod");
-        let mut object = cluster.objects[&(ResourceKind::Pod, pod.clone())].clone();
+        let mut object = api_server.objects[&(ResourceKind::Pod, pod.clone())].clone();
         object["status"] = json!({"phase": "Pending", "conditions": [{
             "type": "PodScheduled", "status": "False",
             "reason": "Unschedulable", "message": "0/3 nodes are available",
         }]});
-        cluster.objects.insert((ResourceKind::Pod, pod.clone()), object.clone());
-        cluster.step(ControllerEvent::ObjectObserved(
+        api_server.objects.insert((ResourceKind::Pod, pod.clone()), object.clone());
+        api_server.step(ControllerEvent::ObjectObserved(
             ResourceKind::Pod,
             pod,
             Some(Box::new(object)),
         ));
-        cluster.condition(ResourceKind::Revision, "hello-00001", "ResourcesAvailable")
+        api_server.condition(ResourceKind::Revision, "hello-00001", "ResourcesAvailable")
     };
     assert_eq!(said(json!({})), "False Unschedulable: 0/3 nodes are available");
     assert_eq!(said(json!({"pod-is-always-schedulable": "true"})), "Unknown Deploying: ");

@@ -56,8 +56,9 @@ fn outcome(object: &Value) -> String {
     let agent =
         ComponentReplica { role: ComponentRole::Agent, name: "n1".into(), node: "n1".into() };
     for order in &orders {
-        let seen = PodObservation { uid: order.uid.clone(), ..seen() };
-        machine.step(UnixMillis(1_000_100), ControllerEvent::PodReported(agent.clone(), seen));
+        let observation = PodObservation { uid: order.uid.clone(), ..ready_observation() };
+        machine
+            .step(UnixMillis(1_000_100), ControllerEvent::PodReported(agent.clone(), observation));
     }
     let RouteTable { services, revisions, .. } = table(&machine);
     format!("{orders:?}\n{services:?}\n{revisions:?}\n{:?}", machine.next_timer())
@@ -83,7 +84,7 @@ fn works(row: &FieldRow, object: &Value) -> bool {
 fn is_kept(row: &FieldRow, object: &Value) -> bool {
     let (machine, _) = applied(object);
     let key = KnativeObjectKey { kind: KnativeObjectKind::Revision, name: name("hello-00001") };
-    let revision = desired::local_object(machine.world(), &key).expect("a Revision");
+    let revision = desired::local_object(machine.cluster(), &key).expect("a Revision");
     let annotations = &revision["metadata"]["annotations"];
     let is_own = |(key, value): (&String, &Value)| annotations[key] == *value;
     match row.value.as_object() {
@@ -99,18 +100,18 @@ fn try_locally(row: &FieldRow, exceptions: &[Vec<FieldRow>]) {
     if kind != AdmittedKind::Service {
         return assert!(read.is_err(), "only Services are applied there");
     }
-    let said = format!("{} {}", row.on, row.field);
+    let context = format!("{} {}", row.on, row.field);
     let (word, _) = word(effect(row, exceptions));
-    assert_eq!(read.is_err(), word == "refused", "{said}: {:?}", read.err());
+    assert_eq!(read.is_err(), word == "refused", "{context}: {:?}", read.err());
     if read.is_ok() {
         let warnings = parse::service_warnings(&object, &config);
-        assert_eq!(is_warned(row, &warnings), word == "warned", "{said}: {warnings:?}");
+        assert_eq!(is_warned(row, &warnings), word == "warned", "{context}: {warnings:?}");
     }
     match word {
-        "works" => assert!(works(row, &object), "{said} changes nothing"),
-        "kept" => assert!(is_kept(row, &object) && !works(row, &object), "{said}"),
+        "works" => assert!(works(row, &object), "{context} changes nothing"),
+        "kept" => assert!(is_kept(row, &object) && !works(row, &object), "{context}"),
         "refused" | "warned" | "written" | "see" => {}
-        other => panic!("{said}: what does {other:?} mean?"),
+        other => panic!("{context}: what does {other:?} mean?"),
     }
 }
 
@@ -129,8 +130,8 @@ fn the_page_names_only_what_differs_on_the_local_node() {
     assert!(exceptions.len() > 20, "the section could not be read: {}", exceptions.len());
     for group in &exceptions {
         let differs = |it: &FieldRow| {
-            let mut same = rows.iter().filter(|row| row.on == it.on && row.field == it.field);
-            same.any(|row| word(effect(row, &[])).0 != word(&it.effect).0)
+            let mut matching = rows.iter().filter(|row| row.on == it.on && row.field == it.field);
+            matching.any(|row| word(effect(row, &[])).0 != word(&it.effect).0)
         };
         assert!(group.iter().any(differs), "{group:?}");
     }

@@ -34,9 +34,9 @@ pub(super) fn base(kind: AdmittedKind) -> Value {
 /// Applies a Configuration, a Route and a DomainMapping of their own, one of which is this object. A Revision's
 /// annotations go to the Revision that was made.
 pub(super) fn alone(kind: AdmittedKind, object: &Value) -> FakeApiServer {
-    let mut cluster = FakeApiServer::new();
-    cluster.other_replica = None;
-    cluster.claim(DOMAIN, SPACE);
+    let mut api_server = FakeApiServer::new();
+    api_server.other_replica = None;
+    api_server.claim(DOMAIN, SPACE);
     for (which, resource) in [
         (AdmittedKind::Configuration, ResourceKind::Configuration),
         (AdmittedKind::Route, ResourceKind::Route),
@@ -44,35 +44,35 @@ pub(super) fn alone(kind: AdmittedKind, object: &Value) -> FakeApiServer {
     ] {
         let own = if which == kind { object.clone() } else { admit(which, &base(which), None).0 };
         let at = name(own["metadata"]["name"].as_str().expect("a name"));
-        for event in cluster.apply(resource, &at, own) {
-            cluster.step(event);
+        for event in api_server.apply(resource, &at, own) {
+            api_server.step(event);
         }
     }
-    cluster.ready();
+    api_server.ready();
     if kind == AdmittedKind::Revision {
-        annotate(&mut cluster, &object["metadata"]["annotations"]);
+        annotate(&mut api_server, &object["metadata"]["annotations"]);
     }
-    cluster
+    api_server
 }
 
-fn annotate(cluster: &mut FakeApiServer, with: &Value) {
-    let own = (ResourceKind::Revision, name("hello-00001"));
-    let mut there = cluster.objects[&own].clone();
-    for (key, value) in with.as_object().into_iter().flatten() {
-        there["metadata"]["annotations"][key] = value.clone();
+fn annotate(api_server: &mut FakeApiServer, annotations: &Value) {
+    let key = (ResourceKind::Revision, name("hello-00001"));
+    let mut object = api_server.objects[&key].clone();
+    for (key, value) in annotations.as_object().into_iter().flatten() {
+        object["metadata"]["annotations"][key] = value.clone();
     }
-    cluster.objects.insert(own.clone(), there.clone());
-    cluster.step(ControllerEvent::ObjectObserved(own.0, own.1, Some(Box::new(there))));
+    api_server.objects.insert(key.clone(), object.clone());
+    api_server.step(ControllerEvent::ObjectObserved(key.0, key.1, Some(Box::new(object))));
 }
 
 /// Checks a row of an object that Rouse makes: a field that Rouse sets is restored after a change.
 pub(super) fn try_made(row: &FieldRow) {
-    let said = format!("{} {}", row.on, row.field);
+    let context = format!("{} {}", row.on, row.field);
     let made = made(&row.on).unwrap_or_else(|| panic!("no such place: {}", row.on));
     let is_set = !follow(&made, &row.field).is_null();
     let word = row.effect.split(':').next();
-    assert!(matches!(word, Some("put right" | "kept")), "{said}: what does {word:?} mean?");
-    assert_eq!(is_set, word == Some("put right"), "{said}: {made}");
+    assert!(matches!(word, Some("put right" | "kept")), "{context}: what does {word:?} mean?");
+    assert_eq!(is_set, word == Some("put right"), "{context}: {made}");
 }
 
 /// Returns the spec of an object as it is applied. `shell/api/object_cache.rs` and, on an API server,
@@ -82,9 +82,9 @@ fn made(on: &str) -> Option<Value> {
     let spec = &mut object["spec"]["template"]["spec"];
     spec["serviceAccountName"] = "own".into();
     spec["imagePullSecrets"] = json!([{"name": "pull"}]);
-    let mut cluster = FakeApiServer::new();
-    for event in cluster.apply(ResourceKind::KnativeService, &name("hello"), object) {
-        cluster.step(event);
+    let mut api_server = FakeApiServer::new();
+    for event in api_server.apply(ResourceKind::KnativeService, &name("hello"), object) {
+        api_server.step(event);
     }
     let (resource, own) = match on {
         "PodAutoscaler" => (ResourceKind::PodAutoscaler, "hello-00001".to_owned()),
@@ -97,7 +97,7 @@ fn made(on: &str) -> Option<Value> {
         }
         _ => return None,
     };
-    let mut spec = cluster.object(resource, &own)["spec"].clone();
+    let mut spec = api_server.object(resource, &own)["spec"].clone();
     // The API server allocates ClusterIPs, in the model too.
     spec.as_object_mut().expect("a spec").remove("clusterIPs");
     Some(spec)
@@ -106,8 +106,8 @@ fn made(on: &str) -> Option<Value> {
 /// Returns the schema of a kind's spec.
 pub(super) fn spec_of(kind: &str) -> Value {
     let all = crds::all_definitions();
-    let found = all.iter().find(|it| it["spec"]["names"]["kind"] == kind).expect("such a kind");
-    let schema = &found["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let crd = all.iter().find(|it| it["spec"]["names"]["kind"] == kind).expect("such a kind");
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     schema["properties"]["spec"].clone()
 }
 
@@ -182,7 +182,7 @@ fn the_page_has_every_field_of_the_services_of_kubernetes() {
 #[test]
 fn a_rollout_may_be_asked_for_by_its_older_name() {
     let shares = |on: AdmittedKind| {
-        let mut cluster = FakeApiServer::new();
+        let mut api_server = FakeApiServer::new();
         let mut write = |kind: AdmittedKind, resource: ResourceKind, version: &str| {
             let mut it = base(kind);
             if let Some(image) = it.pointer_mut("/spec/template/spec/containers/0/image") {
@@ -193,10 +193,10 @@ fn a_rollout_may_be_asked_for_by_its_older_name() {
                     "100s".into();
             }
             let at = name(it["metadata"]["name"].as_str().expect("a name"));
-            for event in cluster.apply(resource, &at, admit(kind, &it, None).0) {
-                cluster.step(event);
+            for event in api_server.apply(resource, &at, admit(kind, &it, None).0) {
+                api_server.step(event);
             }
-            cluster.ready();
+            api_server.ready();
         };
         let (code, resource, way) = match on {
             AdmittedKind::Service => (AdmittedKind::Service, ResourceKind::KnativeService, "hello"),
@@ -207,7 +207,7 @@ fn a_rollout_may_be_asked_for_by_its_older_name() {
             write(AdmittedKind::Route, ResourceKind::Route, "");
         }
         write(code, resource, "hello:v2");
-        cluster.table().services[&name(way)].targets.len()
+        api_server.table().services[&name(way)].targets.len()
     };
     assert_eq!((shares(AdmittedKind::Service), shares(AdmittedKind::Route)), (2, 2));
     assert_eq!(shares(AdmittedKind::Configuration), 1, "where it has no effect");
