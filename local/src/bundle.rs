@@ -110,11 +110,11 @@ pub fn build_spec(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    around: &BundleContext<'_>,
+    bundle_context: &BundleContext<'_>,
 ) -> Result<Spec, BundleError> {
-    let env = build_environment(container, image, around)?;
+    let env = build_environment(container, image, bundle_context)?;
     let args = build_command(container, image, &env)?;
-    let user = resolve_user(pod, container, image, around)?;
+    let user = resolve_user(pod, container, image, bundle_context)?;
     let context = container.security_context.clone().unwrap_or_default();
     // No device cgroup and no user namespace separate a container from the machine here, so root must stay bounded.
     if context.privileged == Some(true) {
@@ -127,20 +127,20 @@ pub fn build_spec(
     let env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let value = json!({
         "ociVersion": "1.0.2",
-        "hostname": hostname(around.pod),
-        "root": { "path": around.rootfs, "readonly": context.read_only_root_filesystem.unwrap_or(false) },
+        "hostname": hostname(bundle_context.pod),
+        "root": { "path": bundle_context.rootfs, "readonly": context.read_only_root_filesystem.unwrap_or(false) },
         "process": {
             "terminal": false, "args": args, "env": env, "cwd": cwd,
             "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
             "noNewPrivileges": context.allow_privilege_escalation == Some(false),
             "capabilities": capabilities,
         },
-        "mounts": build_mounts(container, around)?,
+        "mounts": build_mounts(container, bundle_context)?,
         "linux": {
-            "cgroupsPath": Path::new("/").join(around.cgroup),
+            "cgroupsPath": Path::new("/").join(bundle_context.cgroup),
             "namespaces": [
                 { "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" },
-                { "type": "network", "path": around.network },
+                { "type": "network", "path": bundle_context.network },
             ],
             "maskedPaths": MASKED_PATHS, "readonlyPaths": READ_ONLY_PATHS,
         },
@@ -151,19 +151,19 @@ pub fn build_spec(
 /// Reads the limits of a container: `limits` as hard limits, the CPU request as its weight.
 pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleError> {
     let resources = container.resources.clone().unwrap_or_default();
-    let of = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
-        let found: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantity> =
+    let parse = |map: &Option<BTreeMap<String, _>>, key: &str, read: fn(&str) -> Option<u64>| {
+        let quantity: Option<&k8s_openapi::apimachinery::pkg::api::resource::Quantity> =
             map.as_ref().and_then(|map| map.get(key));
-        found
+        quantity
             .map(|text| read(&text.0).ok_or_else(|| BundleError::InvalidQuantity(text.0.clone())))
             .transpose()
     };
-    let shares =
-        of(&resources.requests, "cpu", quantity::parse_milli)?.map(|milli| milli * 1024 / 1000);
+    let cpu_shares =
+        parse(&resources.requests, "cpu", quantity::parse_milli)?.map(|milli| milli * 1024 / 1000);
     Ok(ContainerLimits {
-        memory: of(&resources.limits, "memory", quantity::parse_units)?,
-        cpu_milli: of(&resources.limits, "cpu", quantity::parse_milli)?,
-        cpu_shares: shares,
+        memory: parse(&resources.limits, "memory", quantity::parse_units)?,
+        cpu_milli: parse(&resources.limits, "cpu", quantity::parse_milli)?,
+        cpu_shares,
     })
 }
 
@@ -175,23 +175,23 @@ pub fn hostname(pod: &str) -> &str {
 
 /// Returns the text of the pod's /etc/hosts.
 pub fn hosts_file(pod: &str, addresses: &[IpAddr]) -> String {
-    let own = addresses.iter().map(|ip| format!("{ip}\t{}\n", hostname(pod)));
+    let lines = addresses.iter().map(|ip| format!("{ip}\t{}\n", hostname(pod)));
     let fixed = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
-    std::iter::once(fixed.to_owned()).chain(own).collect()
+    std::iter::once(fixed.to_owned()).chain(lines).collect()
 }
 
 /// Returns the environment of a container: defaults, then the image's, then `env`; later values replace earlier ones.
 fn build_environment(
     container: &Container,
     image: Option<&ImageConfig>,
-    around: &BundleContext<'_>,
+    context: &BundleContext<'_>,
 ) -> Result<Vec<(String, String)>, BundleError> {
     let mut env = vec![("PATH".to_owned(), DEFAULT_PATH.to_owned())];
-    let mut set = |key: &str, value: String| match env.iter_mut().find(|(have, _)| have == key) {
+    let mut set = |key: &str, value: String| match env.iter_mut().find(|(name, _)| name == key) {
         Some((_, old)) => *old = value,
         None => env.push((key.to_owned(), value)),
     };
-    set("HOSTNAME", hostname(around.pod).to_owned());
+    set("HOSTNAME", hostname(context.pod).to_owned());
     for text in image.and_then(|image| image.env().as_ref()).into_iter().flatten() {
         let (key, value) = text.split_once('=').unwrap_or((text, ""));
         set(key, value.to_owned());
@@ -201,56 +201,56 @@ fn build_environment(
         return Err(BundleError::Unsupported(format!("envFrom {kind}")));
     }
     // As in Kubernetes, `$(NAME)` sees only variables of `env` that stand before it, not those of the image.
-    let mut known: HashMap<String, String> = HashMap::new();
+    let mut variables: HashMap<String, String> = HashMap::new();
     for variable in container.env.iter().flatten() {
         let value = match (&variable.value, &variable.value_from) {
-            (Some(text), _) => expand_variables(text, &known),
+            (Some(text), _) => expand_variables(text, &variables),
             (None, None) => String::new(),
             (None, Some(source)) => {
                 let path = source.field_ref.as_ref().map(|field| field.field_path.as_str());
-                let value = path.and_then(|path| downward_field(path, around));
+                let value = path.and_then(|path| downward_field(path, context));
                 value.ok_or_else(|| {
                     BundleError::Unsupported(format!("valueFrom of {}", variable.name))
                 })?
             }
         };
-        known.insert(variable.name.clone(), value.clone());
+        variables.insert(variable.name.clone(), value.clone());
         set(&variable.name, value);
     }
     Ok(env)
 }
 
 /// Returns a field of the downward API; `None` if the local node does not have it.
-fn downward_field(path: &str, around: &BundleContext<'_>) -> Option<String> {
+fn downward_field(path: &str, context: &BundleContext<'_>) -> Option<String> {
     let quoted = |prefix: &str| path.strip_prefix(prefix)?.strip_suffix("']");
     match path {
-        "metadata.name" => Some(around.pod.to_owned()),
-        "metadata.namespace" => Some(around.namespace.to_owned()),
-        "metadata.uid" => Some(around.uid.to_owned()),
+        "metadata.name" => Some(context.pod.to_owned()),
+        "metadata.namespace" => Some(context.namespace.to_owned()),
+        "metadata.uid" => Some(context.uid.to_owned()),
         "spec.nodeName" => Some("local".to_owned()),
-        "status.podIP" => around.addresses.first().map(ToString::to_string),
+        "status.podIP" => context.addresses.first().map(ToString::to_string),
         "status.podIPs" => {
-            Some(around.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+            Some(context.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
         }
         "status.hostIP" => Some(crate::layout::GATEWAY_V4.to_string()),
         _ => quoted("metadata.labels['")
-            .map(|key| around.labels.get(key).cloned().unwrap_or_default()),
+            .map(|key| context.labels.get(key).cloned().unwrap_or_default()),
     }
 }
 
 /// Replaces `$(NAME)`; `$$` becomes a dollar; an unknown name stays as written, as in Kubernetes.
-fn expand_variables(text: &str, known: &HashMap<String, String>) -> String {
+fn expand_variables(text: &str, variables: &HashMap<String, String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
-        rest = &rest[at..];
+    while let Some(dollar) = rest.find('$') {
+        out.push_str(&rest[..dollar]);
+        rest = &rest[dollar..];
         let name = rest.strip_prefix("$(").and_then(|inner| inner.split_once(')'));
         if let Some(after) = rest.strip_prefix("$$") {
             out.push('$');
             rest = after;
         } else if let Some((name, after)) = name {
-            match known.get(name) {
+            match variables.get(name) {
                 Some(value) => out.push_str(value),
                 None => out.push_str(&format!("$({name})")),
             }
@@ -269,19 +269,23 @@ fn build_command(
     image: Option<&ImageConfig>,
     env: &[(String, String)],
 ) -> Result<Vec<String>, BundleError> {
-    let known: HashMap<String, String> = env.iter().cloned().collect();
+    let variables: HashMap<String, String> = env.iter().cloned().collect();
     let written = |list: &Option<Vec<String>>| -> Option<Vec<String>> {
         let list = list.as_ref().filter(|list| !list.is_empty())?;
-        Some(list.iter().map(|text| expand_variables(text, &known)).collect())
+        Some(list.iter().map(|text| expand_variables(text, &variables)).collect())
     };
     let entrypoint = image.and_then(|image| image.entrypoint().clone()).unwrap_or_default();
     let cmd = image.and_then(|image| image.cmd().clone()).unwrap_or_default();
-    let all = match (written(&container.command), written(&container.args)) {
+    let command = match (written(&container.command), written(&container.args)) {
         (Some(command), args) => [command, args.unwrap_or_default()].concat(),
         (None, Some(args)) => [entrypoint, args].concat(),
         (None, None) => [entrypoint, cmd].concat(),
     };
-    if all.first().is_none_or(String::is_empty) { Err(BundleError::NoCommand) } else { Ok(all) }
+    if command.first().is_none_or(String::is_empty) {
+        Err(BundleError::NoCommand)
+    } else {
+        Ok(command)
+    }
 }
 
 /// User, group and supplementary groups of a process.
@@ -297,15 +301,15 @@ fn resolve_user(
     pod: &PodSpec,
     container: &Container,
     image: Option<&ImageConfig>,
-    around: &BundleContext<'_>,
+    bundle_context: &BundleContext<'_>,
 ) -> Result<ProcessUser, BundleError> {
     let context = container.security_context.clone().unwrap_or_default();
     let outer = pod.security_context.clone().unwrap_or_default();
     let text = image.and_then(|image| image.user().clone()).unwrap_or_default();
-    let mut user = parse_user(&text, around)?;
+    let mut user = parse_user(&text, bundle_context)?;
     if let Some(uid) = context.run_as_user.or(outer.run_as_user) {
         // As a text of its own: the number's entry in /etc/passwd gives its group.
-        user = parse_user(&uid.to_string(), around)?;
+        user = parse_user(&uid.to_string(), bundle_context)?;
     }
     if let Some(gid) = context.run_as_group.or(outer.run_as_group) {
         user.gid =
@@ -320,12 +324,12 @@ fn resolve_user(
 }
 
 /// Parses `USER[:GROUP]`, each a name or a number, with the image's passwd and group files.
-fn parse_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, BundleError> {
+fn parse_user(text: &str, context: &BundleContext<'_>) -> Result<ProcessUser, BundleError> {
     let (name, group) =
         text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
     let name = if name.is_empty() { "0" } else { name };
     let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
-    let entry = around
+    let entry = context
         .passwd
         .lines()
         .map(fields)
@@ -333,53 +337,54 @@ fn parse_user(text: &str, around: &BundleContext<'_>) -> Result<ProcessUser, Bun
     // A number needs no entry in /etc/passwd; its group is then 0.
     let uid = name.parse().ok().or_else(|| entry.as_ref()?[2].parse().ok());
     let uid = uid.ok_or_else(|| BundleError::UnknownUser(name.to_owned()))?;
-    let own = entry.as_ref().and_then(|entry| entry[3].parse().ok()).unwrap_or(0);
+    let gid = entry.as_ref().and_then(|entry| entry[3].parse().ok()).unwrap_or(0);
     let login = entry.map(|entry| entry[0].clone()).unwrap_or_default();
     let groups =
-        around.group.lines().map(fields).filter(|entry| entry.len() > 3).collect::<Vec<_>>();
+        context.group.lines().map(fields).filter(|entry| entry.len() > 3).collect::<Vec<_>>();
     let gid = match group {
-        None => own,
+        None => gid,
         Some(group) => {
             let named = || groups.iter().find(|entry| entry[0] == group)?[2].parse().ok();
             let gid = group.parse().ok().or_else(named);
             gid.ok_or_else(|| BundleError::UnknownUser(group.to_owned()))?
         }
     };
-    let member =
-        |entry: &&Vec<String>| !login.is_empty() && entry[3].split(',').any(|one| one == login);
+    let member = |entry: &&Vec<String>| {
+        !login.is_empty() && entry[3].split(',').any(|member| member == login)
+    };
     let groups = groups.iter().filter(member).filter_map(|entry| entry[2].parse().ok()).collect();
     Ok(ProcessUser { uid, gid, groups })
 }
 
 /// Returns the capability sets of a process.
 fn capability_sets(container: &Container, uid: u32) -> Value {
-    let wish =
+    let requested =
         container.security_context.clone().unwrap_or_default().capabilities.unwrap_or_default();
     let plain = |name: &String| name.trim_start_matches("CAP_").to_ascii_uppercase();
-    let drop: Vec<String> = wish.drop.iter().flatten().map(plain).collect();
-    let mut have: Vec<String> = DEFAULT_CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
-    have.retain(|name| !drop.contains(name) && !drop.iter().any(|name| name == "ALL"));
-    let add = wish.add.iter().flatten().map(plain).filter(|name| name != "ALL");
+    let drop: Vec<String> = requested.drop.iter().flatten().map(plain).collect();
+    let mut names: Vec<String> = DEFAULT_CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
+    names.retain(|name| !drop.contains(name) && !drop.iter().any(|name| name == "ALL"));
+    let add = requested.add.iter().flatten().map(plain).filter(|name| name != "ALL");
     for name in add {
-        if !have.contains(&name) {
-            have.push(name);
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
-    let all: Vec<String> = have.iter().map(|name| format!("CAP_{name}")).collect();
+    let capabilities: Vec<String> = names.iter().map(|name| format!("CAP_{name}")).collect();
     // Only root holds them. Another user gains them by a file's capabilities, within the bounding set.
-    let held = if uid == 0 { all.clone() } else { Vec::new() };
-    json!({ "bounding": all, "effective": held, "permitted": held })
+    let active = if uid == 0 { capabilities.clone() } else { Vec::new() };
+    json!({ "bounding": capabilities, "effective": active, "permitted": active })
 }
 
 /// Returns the mounts of a container: the runtime's usual ones, the pod's files, and its volumes.
 fn build_mounts(
     container: &Container,
-    around: &BundleContext<'_>,
+    context: &BundleContext<'_>,
 ) -> Result<Vec<Value>, BundleError> {
-    let mount = |to: &str, kind: &str, options: &[&str]| json!({ "destination": to, "type": kind, "source": kind, "options": options });
-    let bind = |to: &str, from: &Path, options: &[&str]| {
+    let mount = |destination: &str, kind: &str, options: &[&str]| json!({ "destination": destination, "type": kind, "source": kind, "options": options });
+    let bind = |destination: &str, source: &Path, options: &[&str]| {
         let options = [&["rbind"], options].concat();
-        json!({ "destination": to, "type": "bind", "source": from, "options": options })
+        json!({ "destination": destination, "type": "bind", "source": source, "options": options })
     };
     let shm = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
     let pts = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"];
@@ -392,12 +397,12 @@ fn build_mounts(
         mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
     for file in ["hosts", "resolv.conf", "hostname"] {
-        mounts.push(bind(&format!("/etc/{file}"), &around.etc.join(file), &["rw"]));
+        mounts.push(bind(&format!("/etc/{file}"), &context.etc.join(file), &["rw"]));
     }
     let message = container.termination_message_path.as_deref().unwrap_or("/dev/termination-log");
-    mounts.push(bind(message, around.termination_log, &["rw"]));
+    mounts.push(bind(message, context.termination_log, &["rw"]));
     for volume in container.volume_mounts.iter().flatten() {
-        let source = around.volumes.get(&volume.name);
+        let source = context.volumes.get(&volume.name);
         let source = source.ok_or_else(|| BundleError::UnknownVolume(volume.name.clone()))?;
         let inner = volume.sub_path.as_deref().unwrap_or_default();
         // The join would otherwise leave the volume.

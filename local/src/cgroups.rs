@@ -88,14 +88,14 @@ impl CgroupMounts {
         let mut v1 = BTreeMap::new();
         for line in text.lines() {
             // Fields before the separator: ID, parent, device, root, mount point. After it: type, source, options.
-            let Some((left, right)) = line.split_once(" - ") else { continue };
-            let Some(path) = left.split(' ').nth(4) else { continue };
-            let mut right = right.split(' ');
-            match (right.next(), right.nth(1)) {
+            let Some((fields, filesystem_fields)) = line.split_once(" - ") else { continue };
+            let Some(path) = fields.split(' ').nth(4) else { continue };
+            let mut filesystem_fields = filesystem_fields.split(' ');
+            match (filesystem_fields.next(), filesystem_fields.nth(1)) {
                 (Some("cgroup2"), _) => v2 = v2.or_else(|| Some(PathBuf::from(path))),
                 (Some("cgroup"), Some(options)) => {
-                    let known = options.split(',').filter(|name| CONTROLLERS.contains(name));
-                    v1.extend(known.map(|name| (name.to_owned(), PathBuf::from(path))));
+                    let controllers = options.split(',').filter(|name| CONTROLLERS.contains(name));
+                    v1.extend(controllers.map(|name| (name.to_owned(), PathBuf::from(path))));
                 }
                 _ => {}
             }
@@ -116,10 +116,10 @@ impl CgroupMounts {
 
     /// Enables the controllers that `path` has for its children.
     fn enable_controllers(&self, path: &Path) -> Result<(), CgroupError> {
-        let have = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
-        let wanted =
-            CONTROLLERS.iter().filter(|name| have.split_whitespace().any(|one| one == **name));
-        wanted.into_iter().try_for_each(|name| {
+        let available = fs::read_to_string(path.join("cgroup.controllers")).unwrap_or_default();
+        let controllers =
+            CONTROLLERS.iter().filter(|name| available.split_whitespace().any(|one| one == **name));
+        controllers.into_iter().try_for_each(|name| {
             write_file(&path.join("cgroup.subtree_control"), &format!("+{name}"))
         })
     }
@@ -211,10 +211,10 @@ impl CgroupMounts {
     pub fn remove_node_cgroups(&self, layout: &NodeLayout) -> Result<(), CgroupError> {
         kill_tree(&layout.cgroup(&self.v2));
         wait_until_empty(&layout.cgroup(&self.v2), NODE_EMPTY_TIMEOUT);
-        for root in self.node_cgroups(layout) {
-            if root.exists() && !remove_tree(&root) {
+        for path in self.node_cgroups(layout) {
+            if path.exists() && !remove_tree(&path) {
                 let source = io::Error::from(io::ErrorKind::ResourceBusy);
-                return Err(CgroupError::Write { path: root, source });
+                return Err(CgroupError::Write { path, source });
             }
         }
         Ok(())
@@ -300,13 +300,13 @@ fn wait_until_empty(path: &Path, limit: Duration) {
     loop {
         let mut text = String::new();
         let read = events.rewind().and_then(|()| events.read_to_string(&mut text));
-        let left = deadline.saturating_duration_since(Instant::now());
-        if read.is_err() || text.contains("populated 0") || left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if read.is_err() || text.contains("populated 0") || remaining.is_zero() {
             return;
         }
         let mut fds = [PollFd::new(events.as_fd(), PollFlags::POLLPRI)];
         // A signal only makes the loop check once more.
-        let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+        let _ = poll(&mut fds, PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX));
     }
 }
 

@@ -100,14 +100,14 @@ impl RequestHandler for DnsHandler {
     ) -> ResponseInfo {
         let mut metadata = Metadata::response_from_request(&request.metadata);
         metadata.authoritative = true;
-        let (code, answers) = self.resolve_query(request);
+        let (code, records) = self.resolve_query(request);
         metadata.response_code = code;
         // Every answer without records carries the SOA: without one, resolvers may not cache it (RFC 2308, section 5).
-        let refusal: Vec<Record> = answers.is_empty().then(soa_record).into_iter().collect();
+        let refusal: Vec<Record> = records.is_empty().then(soa_record).into_iter().collect();
         let none: &[Record] = &[];
         let response = MessageResponseBuilder::from_message_request(request).build(
             metadata,
-            answers.iter(),
+            records.iter(),
             none,
             refusal.iter(),
             none,
@@ -135,8 +135,8 @@ impl DnsHandler {
         let orders = self.orders.borrow();
         let question = DnsName::from(info.query.name());
         match lookup_name(&orders.dns_names, &question.to_ascii()) {
-            DnsLookup::Addresses(all) => {
-                (ResponseCode::NoError, records(&question, info.query.query_type(), all))
+            DnsLookup::Addresses(addresses) => {
+                (ResponseCode::NoError, records(&question, info.query.query_type(), addresses))
             }
             // NXDOMAIN would state that no name below exists either (RFC 8020), so an inner name is an empty answer.
             DnsLookup::EmptyNonTerminal => (ResponseCode::NoError, Vec::new()),
@@ -147,14 +147,14 @@ impl DnsHandler {
 
 /// Returns records for the addresses of the family that was asked for.
 fn records(name: &DnsName, kind: RecordType, addresses: &[IpAddr]) -> Vec<Record> {
-    let wanted = |address: &&IpAddr| match kind {
+    let is_wanted = |address: &&IpAddr| match kind {
         RecordType::A => address.is_ipv4(),
         RecordType::AAAA => address.is_ipv6(),
         RecordType::ANY => true,
         _ => false,
     };
     let record = |address: &IpAddr| Record::from_rdata(name.clone(), TTL, RData::from(*address));
-    addresses.iter().filter(wanted).map(record).collect()
+    addresses.iter().filter(is_wanted).map(record).collect()
 }
 
 /// Returns the SOA record of negative answers: resolvers cache them for [`TTL`], as long as other answers.
@@ -237,8 +237,8 @@ mod tests {
         assert_eq!(addresses(&other_family), [] as [IpAddr; 0]);
 
         orders.send_modify(|orders| orders.dns_names.clear());
-        let gone = query_udp(server, hello, RecordType::A).await;
-        assert_eq!(gone.metadata.response_code, ResponseCode::NXDomain);
+        let response = query_udp(server, hello, RecordType::A).await;
+        assert_eq!(response.metadata.response_code, ResponseCode::NXDomain);
     }
 
     #[tokio::test]

@@ -89,10 +89,10 @@ pub(crate) struct LocalKubelet {
 
 impl LocalKubelet {
     /// Takes over the pods that an earlier node process left.
-    pub(crate) fn adopt_pods(shared: Arc<KubeletResources>, saved: Vec<SavedPod>) -> Self {
+    pub(crate) fn adopt_pods(resources: Arc<KubeletResources>, saved: Vec<SavedPod>) -> Self {
         let (reports, inbox) = mpsc::channel(1024);
         let mut kubelet = Self {
-            shared,
+            shared: resources,
             pods: BTreeMap::new(),
             reports,
             inbox,
@@ -110,28 +110,40 @@ impl LocalKubelet {
     /// Restores one pod: its network if published, and each container whose process still runs.
     fn adopt_pod(&mut self, saved: SavedPod) {
         let uid = saved.order.uid.clone();
-        let mut held = ManagedPod::new(saved.order);
+        let mut managed_pod = ManagedPod::new(saved.order);
         let network = self.shared.layout.pod_namespace(&uid);
         if let Some(address) = saved.address.filter(|_| net::is_published(&network)) {
-            held.address = Some(address);
-            held.pod.adopt_network(address.both().to_vec());
+            managed_pod.address = Some(address);
+            managed_pod.pod.adopt_network(address.both().to_vec());
         }
-        for (at, container) in held.prepared.containers.iter().enumerate() {
-            let kept = saved.containers.get(at).cloned().unwrap_or_default();
+        for (index, container) in managed_pod.prepared.containers.iter().enumerate() {
+            let saved_container = saved.containers.get(index).cloned().unwrap_or_default();
             let process = exits::find_process(&self.shared, &uid, &container.name);
-            let shown = ProbeResults { started: kept.started, ready: kept.ready };
-            held.pod.adopt_container(at, kept.restarts, shown, None, process.is_some());
+            let results =
+                ProbeResults { started: saved_container.started, ready: saved_container.ready };
+            managed_pod.pod.adopt_container(
+                index,
+                saved_container.restarts,
+                results,
+                None,
+                process.is_some(),
+            );
             match process {
                 Some(fd) => {
-                    let fd = Arc::new(fd);
-                    held.processes[at] = Some(Arc::clone(&fd));
-                    self.watch_exit(&uid, &container.name, at, Arc::clone(&fd));
-                    let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.prepared));
-                    let addresses = held.pod.addresses().to_vec();
-                    let attempt = kept.restarts;
-                    let run =
-                        prober::ContainerRun { at, attempt, pidfd: fd, addresses, results: shown };
-                    tokio::spawn(prober::probe_container(shared, work, self.reports.clone(), run));
+                    let pidfd = Arc::new(fd);
+                    managed_pod.processes[index] = Some(Arc::clone(&pidfd));
+                    self.watch_exit(&uid, &container.name, index, Arc::clone(&pidfd));
+                    let (resources, prepared) =
+                        (Arc::clone(&self.shared), Arc::clone(&managed_pod.prepared));
+                    let addresses = managed_pod.pod.addresses().to_vec();
+                    let attempt = saved_container.restarts;
+                    let run = prober::ContainerRun { index, attempt, pidfd, addresses, results };
+                    tokio::spawn(prober::probe_container(
+                        resources,
+                        prepared,
+                        self.reports.clone(),
+                        run,
+                    ));
                 }
                 // A start that was interrupted must not meet the next one in the same cgroup.
                 None => {
@@ -139,9 +151,9 @@ impl LocalKubelet {
                 }
             }
         }
-        let running = held.processes.iter().flatten().count();
-        info!(pod = held.prepared.order.name, uid, running, "pod adopted");
-        self.pods.insert(uid.clone(), held);
+        let running = managed_pod.processes.iter().flatten().count();
+        info!(pod = managed_pod.prepared.order.name, uid, running, "pod adopted");
+        self.pods.insert(uid.clone(), managed_pod);
         self.step_pod(&uid, PodEvent::Begin, EventResource::None);
     }
 
@@ -162,7 +174,7 @@ impl LocalKubelet {
             let due = self.due_ticks.first_due();
             let wake = async {
                 match due {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    Some(instant) => tokio::time::sleep_until(instant.into()).await,
                     None => std::future::pending().await,
                 }
             };
@@ -170,8 +182,8 @@ impl LocalKubelet {
                 () = shutdown.cancelled() => return,
                 changed = orders.changed() => match changed {
                     Ok(()) => {
-                        let (gone, new) = self.diff_orders(&orders.borrow_and_update());
-                        self.apply_orders(gone, new);
+                        let (removed, new) = self.diff_orders(&orders.borrow_and_update());
+                        self.apply_orders(removed, new);
                     }
                     // The controller in this process has ended; pods keep running for the next process.
                     Err(_) => return shutdown.cancelled().await,
@@ -191,12 +203,12 @@ impl LocalKubelet {
     /// Starts the regular work: bounded logs, pruned folders, reaped helpers.
     fn run_maintenance(&mut self) {
         // Copying a log takes long, and pods must not wait for it.
-        let shared = Arc::clone(&self.shared);
-        let alive = std::mem::take(&mut self.has_removed_pods).then(|| self.log_folders());
+        let resources = Arc::clone(&self.shared);
+        let existing_logs = std::mem::take(&mut self.has_removed_pods).then(|| self.log_folders());
         tokio::task::spawn_blocking(move || {
-            logs::rotate_logs(&shared.layout);
-            if let Some(alive) = alive {
-                logs::prune_folders(&shared.layout, &alive);
+            logs::rotate_logs(&resources.layout);
+            if let Some(existing_logs) = existing_logs {
+                logs::prune_folders(&resources.layout, &existing_logs);
             }
         });
         exits::reap_helpers(&self.shared);
@@ -204,7 +216,7 @@ impl LocalKubelet {
 
     /// Returns the log folders of all pods there are.
     fn log_folders(&self) -> BTreeSet<PathBuf> {
-        let orders = self.pods.values().map(|held| &held.prepared.order);
+        let orders = self.pods.values().map(|managed_pod| &managed_pod.prepared.order);
         let folder = |order: &LocalPodSpec| {
             self.shared.layout.pod_logs(&order.revision.namespace, &order.name)
         };
@@ -221,19 +233,21 @@ impl LocalKubelet {
     }
 
     /// Compares orders with pods: returns pods to stop and pods to begin. Names in the orders are for the DNS server.
-    fn diff_orders(&self, wanted: &LocalNodeSpec) -> (Vec<String>, Vec<LocalPodSpec>) {
-        let (gone, new) = work_queue::key_difference(&self.pods, &wanted.pods);
+    fn diff_orders(&self, orders: &LocalNodeSpec) -> (Vec<String>, Vec<LocalPodSpec>) {
+        let (removed, new) = work_queue::key_difference(&self.pods, &orders.pods);
         // A pod that stops already needs no second event at each change of the orders.
-        let stands = |uid: &&String| {
-            self.pods.get(*uid).is_some_and(|held| held.pod.phase() != LocalPodPhase::Terminating)
+        let is_active = |uid: &&String| {
+            self.pods
+                .get(*uid)
+                .is_some_and(|managed_pod| managed_pod.pod.phase() != LocalPodPhase::Terminating)
         };
-        let gone = gone.into_iter().filter(stands).cloned();
-        (gone.collect(), new.into_iter().cloned().collect())
+        let removed = removed.into_iter().filter(is_active).cloned();
+        (removed.collect(), new.into_iter().cloned().collect())
     }
 
     /// Begins pods that are newly ordered, and stops those that are no longer ordered.
-    fn apply_orders(&mut self, gone: Vec<String>, new: Vec<LocalPodSpec>) {
-        for uid in gone {
+    fn apply_orders(&mut self, removed: Vec<String>, new: Vec<LocalPodSpec>) {
+        for uid in removed {
             self.step_pod(&uid, PodEvent::Stop, EventResource::None);
         }
         for order in new {
@@ -242,44 +256,45 @@ impl LocalKubelet {
             if let Err(error) = lifecycle::create_folders(&self.shared, &order) {
                 warn!(uid, error = &error as &dyn std::error::Error, "no room made for the pod");
             }
-            let held = ManagedPod::new(order);
+            let managed_pod = ManagedPod::new(order);
             // Written before anything is started: a crash afterwards leaves a pod that can be adopted.
-            saved_state::save_pod(&self.shared.layout, &held.to_saved());
-            self.pods.insert(uid.clone(), held);
+            saved_state::save_pod(&self.shared.layout, &managed_pod.to_saved());
+            self.pods.insert(uid.clone(), managed_pod);
             self.step_pod(&uid, PodEvent::Begin, EventResource::None);
         }
     }
 
     /// Passes an event to a pod's state machine and carries out the actions it returns.
     fn step_pod(&mut self, uid: &str, event: PodEvent, extra: EventResource) {
-        let Some(held) = self.pods.get_mut(uid) else { return };
-        held.store_resource(&event, extra);
-        let restarts = held.restart_counts();
-        let is_news = matches!(event, PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. });
+        let Some(managed_pod) = self.pods.get_mut(uid) else { return };
+        managed_pod.store_resource(&event, extra);
+        let restarts = managed_pod.restart_counts();
+        let must_be_saved =
+            matches!(event, PodEvent::NetworkReady(_) | PodEvent::ProbesChanged { .. });
         self.may_have_helpers |=
             matches!(event, PodEvent::Started { .. } | PodEvent::StartFailed { .. });
         let now = Instant::now();
-        let actions = held.pod.step(now, event);
+        let actions = managed_pod.pod.step(now, event);
         // Before the actions: after a crash, a start must not count under the number of the run before it.
-        if is_news || restarts != held.restart_counts() {
-            saved_state::save_pod(&self.shared.layout, &held.to_saved());
+        if must_be_saved || restarts != managed_pod.restart_counts() {
+            saved_state::save_pod(&self.shared.layout, &managed_pod.to_saved());
         }
-        self.due_ticks.set(&held.prepared.order.uid, now, held.pod.next_tick_at());
-        let status = held.status();
-        if held.reported_status.as_ref() != Some(&status) {
-            held.reported_status = Some(status.clone());
-            log_status(&held.prepared.order, &status);
+        self.due_ticks.set(&managed_pod.prepared.order.uid, now, managed_pod.pod.next_tick_at());
+        let status = managed_pod.status();
+        if managed_pod.reported_status.as_ref() != Some(&status) {
+            managed_pod.reported_status = Some(status.clone());
+            log_status(&managed_pod.prepared.order, &status);
             self.outbox.push(status.uid.clone(), status);
         }
-        let gone = held.pod.phase() == LocalPodPhase::Removed;
+        let removed = managed_pod.pod.phase() == LocalPodPhase::Removed;
         // One round reaps the helpers of all containers that started since the round before.
-        if gone && std::mem::take(&mut self.may_have_helpers) {
+        if removed && std::mem::take(&mut self.may_have_helpers) {
             exits::reap_helpers(&self.shared);
         }
         for action in actions {
             self.carry_out(uid, action);
         }
-        if gone {
+        if removed {
             self.pods.remove(uid);
             self.has_removed_pods = true;
         }
@@ -287,47 +302,48 @@ impl LocalKubelet {
 
     /// Carries out one action of a pod, in a task of its own where it takes time.
     fn carry_out(&self, uid: &str, action: PodAction) {
-        let Some(held) = self.pods.get(uid) else { return };
-        let (shared, work) = (Arc::clone(&self.shared), Arc::clone(&held.prepared));
+        let Some(managed_pod) = self.pods.get(uid) else { return };
+        let (resources, prepared) = (Arc::clone(&self.shared), Arc::clone(&managed_pod.prepared));
         match action {
             PodAction::CreateNetwork => {
-                self.spawn_task(uid, lifecycle::create_network(shared, uid.to_owned()))
+                self.spawn_task(uid, lifecycle::create_network(resources, uid.to_owned()))
             }
-            PodAction::Pull(at) => self.spawn_task(uid, pull_image(shared, work, at)),
-            PodAction::Start(at) => {
-                let Some(image) = held.images[at].clone() else {
+            PodAction::Pull(index) => self.spawn_task(uid, pull_image(resources, prepared, index)),
+            PodAction::Start(index) => {
+                let Some(image) = managed_pod.images[index].clone() else {
                     // An adopted container may be known by its digest only; then the image is looked up first.
-                    return self.spawn_task(uid, pull_image(shared, work, at));
+                    return self.spawn_task(uid, pull_image(resources, prepared, index));
                 };
-                let asked = lifecycle::ContainerStartRequest {
-                    at,
-                    attempt: held.pod.restarts(at),
-                    addresses: held.pod.addresses().to_vec(),
+                let request = lifecycle::ContainerStartRequest {
+                    index,
+                    attempt: managed_pod.pod.restarts(index),
+                    addresses: managed_pod.pod.addresses().to_vec(),
                     image,
-                    ordered_at: held.ordered_at,
+                    ordered_at: managed_pod.ordered_at,
                 };
-                self.spawn_container(uid.to_owned(), work, asked);
+                self.spawn_container(uid.to_owned(), prepared, request);
             }
-            PodAction::Terminate(at) => {
-                let signal = held.stop_signal(at);
-                if let Some(fd) = &held.processes[at] {
+            PodAction::Terminate(index) => {
+                let signal = managed_pod.stop_signal(index);
+                if let Some(fd) = &managed_pod.processes[index] {
                     // An error means that the process has ended; its exit is reported by its own task.
                     let _ = sys::pidfd_signal(fd.as_fd(), signal);
                 }
             }
-            PodAction::Kill(at) => {
-                let name = &work.containers[at].name;
+            PodAction::Kill(index) => {
+                let name = &prepared.containers[index].name;
                 warn!(
-                    pod = work.order.name,
+                    pod = prepared.order.name,
                     uid,
                     container = name,
                     "killed after its grace period"
                 );
-                shared.mounts.kill_container(&shared.layout, uid, name);
+                resources.mounts.kill_container(&resources.layout, uid, name);
             }
-            PodAction::Remove => {
-                self.spawn_task(uid, lifecycle::remove_pod(shared, uid.to_owned(), held.address))
-            }
+            PodAction::Remove => self.spawn_task(
+                uid,
+                lifecycle::remove_pod(resources, uid.to_owned(), managed_pod.address),
+            ),
         }
     }
 
@@ -335,15 +351,17 @@ impl LocalKubelet {
     fn spawn_container(
         &self,
         uid: String,
-        work: Arc<PreparedOrder>,
-        asked: lifecycle::ContainerStartRequest,
+        prepared: Arc<PreparedOrder>,
+        request: lifecycle::ContainerStartRequest,
     ) {
-        let (shared, reports) = (Arc::clone(&self.shared), self.reports.clone());
-        let (at, addresses, attempt) = (asked.at, asked.addresses.clone(), asked.attempt);
+        let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
+        let (index, addresses, attempt) =
+            (request.index, request.addresses.clone(), request.attempt);
         tokio::spawn(async move {
-            let name = work.containers[at].name.clone();
+            let name = prepared.containers[index].name.clone();
             let id = lifecycle::container_id(&uid, &name, attempt);
-            let (event, resource) = lifecycle::start_container(&shared, &work, asked).await;
+            let (event, resource) =
+                lifecycle::start_container(&resources, &prepared, request).await;
             let process = match &resource {
                 EventResource::Process(fd) => Some(Arc::clone(fd)),
                 _ => None,
@@ -353,9 +371,14 @@ impl LocalKubelet {
             let Some(fd) = process else { return };
             let results = ProbeResults::default();
             let pidfd = Arc::clone(&fd);
-            let run = prober::ContainerRun { at, attempt, pidfd, addresses, results };
-            tokio::spawn(prober::probe_container(Arc::clone(&shared), work, reports.clone(), run));
-            exits::report_exit(shared, reports, uid, name, at, fd, Some(id)).await;
+            let run = prober::ContainerRun { index, attempt, pidfd, addresses, results };
+            tokio::spawn(prober::probe_container(
+                Arc::clone(&resources),
+                prepared,
+                reports.clone(),
+                run,
+            ));
+            exits::report_exit(resources, reports, uid, name, index, fd, Some(id)).await;
         });
     }
 
@@ -363,25 +386,25 @@ impl LocalKubelet {
     fn spawn_task(
         &self,
         uid: &str,
-        work: impl Future<Output = (PodEvent, EventResource)> + Send + 'static,
+        future: impl Future<Output = (PodEvent, EventResource)> + Send + 'static,
     ) {
         let (reports, uid) = (self.reports.clone(), uid.to_owned());
         tokio::spawn(async move {
-            let (event, extra) = work.await;
+            let (event, resource) = future.await;
             // The channel is closed once the kubelet has ended; the report is not needed then.
-            let _ = reports.send(PodEventReport { uid, event, resource: extra }).await;
+            let _ = reports.send(PodEventReport { uid, event, resource }).await;
         });
     }
 
     /// Waits in a task for the exit of an adopted container.
-    fn watch_exit(&self, uid: &str, name: &str, at: usize, fd: Arc<OwnedFd>) {
-        let (shared, reports) = (Arc::clone(&self.shared), self.reports.clone());
+    fn watch_exit(&self, uid: &str, name: &str, index: usize, fd: Arc<OwnedFd>) {
+        let (resources, reports) = (Arc::clone(&self.shared), self.reports.clone());
         tokio::spawn(exits::report_exit(
-            shared,
+            resources,
             reports,
             uid.to_owned(),
             name.to_owned(),
-            at,
+            index,
             fd,
             None,
         ));
@@ -390,40 +413,44 @@ impl LocalKubelet {
 
 /// Pulls or finds the image of a container.
 async fn pull_image(
-    shared: Arc<KubeletResources>,
-    work: Arc<PreparedOrder>,
-    at: usize,
+    resources: Arc<KubeletResources>,
+    prepared: Arc<PreparedOrder>,
+    index: usize,
 ) -> (PodEvent, EventResource) {
-    let container = &work.containers[at];
+    let container = &prepared.containers[index];
     let name = container.image.clone().unwrap_or_default();
     let policy = ImagePullPolicy::from_spec(container.image_pull_policy.as_deref(), &name);
     let image = name.clone();
-    let got = tokio::task::spawn_blocking(move || shared.images.get(&image, policy)).await;
-    let refused = |reason: &str, message: String| {
-        (PodEvent::ImageFailed { at, reason: reason.to_owned(), message }, EventResource::None)
+    let result = tokio::task::spawn_blocking(move || resources.images.get(&image, policy)).await;
+    let image_failed = |reason: &str, message: String| {
+        (PodEvent::ImageFailed { index, reason: reason.to_owned(), message }, EventResource::None)
     };
-    match got {
-        Ok(Ok(image)) => {
-            (PodEvent::ImageReady { at, digest: image.digest.clone() }, EventResource::Image(image))
-        }
+    match result {
+        Ok(Ok(image)) => (
+            PodEvent::ImageReady { index, digest: image.digest.clone() },
+            EventResource::Image(image),
+        ),
         Ok(Err(error)) => {
             let message = lifecycle::error_chain(&error);
             // Kubernetes shows the back-off, not the failed attempt, while a container waits for its next pull.
             match error.reason() {
                 "ErrImagePull" => {
-                    refused("ImagePullBackOff", format!("Back-off pulling: {message}"))
+                    image_failed("ImagePullBackOff", format!("Back-off pulling: {message}"))
                 }
-                reason => refused(reason, message),
+                reason => image_failed(reason, message),
             }
         }
-        Err(_) => refused("ImagePullBackOff", format!("unpacking image {name} panicked")),
+        Err(_) => image_failed("ImagePullBackOff", format!("unpacking image {name} panicked")),
     }
 }
 
 /// Logs a pod's new status, one line per change.
 fn log_status(order: &LocalPodSpec, status: &LocalPodStatus) {
-    let states: Vec<String> =
-        status.containers.iter().map(|one| format!("{}: {:?}", one.name, one.state)).collect();
+    let states: Vec<String> = status
+        .containers
+        .iter()
+        .map(|container| format!("{}: {:?}", container.name, container.state))
+        .collect();
     info!(
         pod = order.name,
         uid = order.uid,

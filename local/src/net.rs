@@ -100,17 +100,17 @@ pub fn enter_namespace(fd: BorrowedFd<'_>) -> Result<(), NetError> {
         .map_err(namespace_error("enter", "of the node"))
 }
 
-/// Creates a network namespace; the calling thread stays in `home`.
-fn create_namespace(home: BorrowedFd<'_>) -> Result<OwnedFd, NetError> {
-    let made = unshare(CloneFlags::CLONE_NEWNET)
+/// Creates a network namespace; the calling thread stays in `own_namespace`.
+fn create_namespace(own_namespace: BorrowedFd<'_>) -> Result<OwnedFd, NetError> {
+    let result = unshare(CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
         .map_err(namespace_error("make", ""));
-    let made = made.and_then(|()| current_namespace());
+    let namespace = result.and_then(|()| current_namespace());
     // As containerd does it: a process without privileges may serve on port 80.
     let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
     // Also after an error: this thread must not stay in a namespace of its own.
-    enter_namespace(home)?;
-    made
+    enter_namespace(own_namespace)?;
+    namespace
 }
 
 /// Gives a namespace a name in the file system, by a bind mount.
@@ -168,17 +168,17 @@ fn connect_netlink() -> Result<Handle, NetError> {
 
 /// Creates the node's and the clients' namespaces with bridge, addresses and routes; existing ones stay.
 pub fn create_node_namespaces(node: &Path, client: &Path) -> Result<(), NetError> {
-    let home = current_namespace()?;
+    let own_namespace = current_namespace()?;
     thread::scope(|scope| {
-        let made = scope.spawn(|| -> Result<(), NetError> {
+        let result = scope.spawn(|| -> Result<(), NetError> {
             if !is_published(node) {
-                let fd = create_namespace(home.as_fd())?;
+                let fd = create_namespace(own_namespace.as_fd())?;
                 run_in_namespace(fd.as_fd(), set_up_node)?;
                 // Published last: a namespace with a name is complete, also after a crash half-way.
                 publish(fd.as_fd(), node)?;
             }
             if !is_published(client) {
-                let fd = create_namespace(home.as_fd())?;
+                let fd = create_namespace(own_namespace.as_fd())?;
                 let addresses = crate::layout::CLIENT_ADDRESSES;
                 run_in_namespace(open_namespace(node)?.as_fd(), async |handle| {
                     veth::connect_namespace(&handle, "client", fd.as_fd(), addresses).await
@@ -187,7 +187,7 @@ pub fn create_node_namespaces(node: &Path, client: &Path) -> Result<(), NetError
             }
             Ok(())
         });
-        made.join().unwrap_or(Err(NetError::Ended))
+        result.join().unwrap_or(Err(NetError::Ended))
     })
 }
 
@@ -276,16 +276,17 @@ pub struct PodNetworkPool {
 }
 
 impl PodNetworkPool {
-    /// Starts the thread in the calling thread's namespace, which must be the node's. `taken` are addresses in use.
-    pub fn start(taken: impl IntoIterator<Item = PodAddress>) -> Result<Self, NetError> {
+    /// Starts the thread in the calling thread's namespace, which must be the node's. `taken_addresses` are in use.
+    pub fn start(taken_addresses: impl IntoIterator<Item = PodAddress>) -> Result<Self, NetError> {
         let (jobs, inbox) = mpsc::channel(256);
         let mut addresses = crate::addresses::PodAddressPool::default();
-        taken.into_iter().for_each(|address| addresses.reserve(address));
-        let home = current_namespace()?;
+        taken_addresses.into_iter().for_each(|address| addresses.reserve(address));
+        let own_namespace = current_namespace()?;
         let serve = move || -> Result<(), NetError> {
             thread_runtime()?.block_on(async {
                 let handle = connect_netlink()?;
-                let maker = PodNetworkBuilder { handle, home, addresses, ready: Vec::new() };
+                let maker =
+                    PodNetworkBuilder { handle, home: own_namespace, addresses, ready: Vec::new() };
                 maker.serve(inbox).await;
                 Ok(())
             })
@@ -297,10 +298,10 @@ impl PodNetworkPool {
 
     /// Returns a network for one pod, made ahead if one is ready.
     pub async fn acquire(&self) -> Result<PodNetwork, NetError> {
-        let (reply, answer) = oneshot::channel();
+        let (reply_tx, reply_rx) = oneshot::channel();
         // If the thread is gone, the reply channel closes, and the next line reports it.
-        let _ = self.jobs.send(NetworkJob::Acquire(reply)).await;
-        answer.await.unwrap_or(Err(NetError::Ended))
+        let _ = self.jobs.send(NetworkJob::Acquire(reply_tx)).await;
+        reply_rx.await.unwrap_or(Err(NetError::Ended))
     }
 
     /// Releases an address; its namespace must be unpublished.
@@ -363,17 +364,17 @@ impl PodNetworkBuilder {
 
     /// Allocates an address and makes a network with it.
     async fn build_network(&mut self) -> Result<PodNetwork, NetError> {
-        let full = || io::Error::other("all pod addresses are in use");
+        let exhausted_error = || io::Error::other("all pod addresses are in use");
         let address = self
             .addresses
             .allocate()
-            .ok_or_else(full)
+            .ok_or_else(exhausted_error)
             .map_err(namespace_error("number", "a pod"))?;
-        let made = self.connect_network(address).await;
-        if made.is_err() {
+        let network = self.connect_network(address).await;
+        if network.is_err() {
             self.addresses.release(address);
         }
-        made
+        network
     }
 
     /// Makes a namespace and connects it to the bridge.

@@ -135,26 +135,27 @@ impl NodeManager {
     /// Records this process as component `part` of the node, so that `destroy` ends it; fails while another runs it.
     pub fn register_component(layout: &NodeLayout, part: &str) -> Result<(), NodeError> {
         let path = layout.processes().join(part);
-        let own = ProcessId::current();
+        let process = ProcessId::current();
         let other = process::recorded_process(&path)
-            .filter(|other| Some(*other) != own && other.is_alive());
+            .filter(|other| Some(*other) != process && other.is_alive());
         if let Some(other) = other {
             let (name, part) = (layout.name().to_owned(), part.to_owned());
             return Err(NodeError::Running { name, part, pid: other.pid });
         }
-        let own = own.ok_or_else(|| io::Error::other("/proc is not mounted"));
-        own.and_then(|own| process::record_process(&path, own))
+        let process = process.ok_or_else(|| io::Error::other("/proc is not mounted"));
+        process
+            .and_then(|process| process::record_process(&path, process))
             .map_err(file_error("record the process in", &path))
     }
 
     /// Returns the components recorded by [`NodeManager::register_component`] that still run.
     pub fn running_components(layout: &NodeLayout) -> Vec<(String, ProcessId)> {
         let Ok(entries) = fs::read_dir(layout.processes()) else { return Vec::new() };
-        let parts = entries.flatten().filter_map(|entry| {
+        let components = entries.flatten().filter_map(|entry| {
             let process = process::recorded_process(&entry.path())?;
             process.is_alive().then(|| (entry.file_name().to_string_lossy().into_owned(), process))
         });
-        parts.collect()
+        components.collect()
     }
 
     /// Ends the node's other processes, kills pods and clients, and removes everything but manifests, images and logs.
@@ -188,8 +189,8 @@ impl NodeManager {
         Self::destroy(layout)?;
         remove_folder(&layout.data_folder())?;
         // Succeeds only when this was the last node.
-        if let Some(all) = layout.data_folder().parent() {
-            let _ = fs::remove_dir(all);
+        if let Some(folders) = layout.data_folder().parent() {
+            let _ = fs::remove_dir(folders);
         }
         Ok(())
     }
@@ -201,7 +202,7 @@ impl NodeManager {
 /// cannot be mounted.
 fn write_resolv_conf(path: &Path) -> Result<(), NodeError> {
     let names = dns::resolv_conf(layout::DNS_ADDRESS.into(), "default");
-    if fs::read_to_string(path).is_ok_and(|there| there == names) {
+    if fs::read_to_string(path).is_ok_and(|existing| existing == names) {
         return Ok(());
     }
     fs::write(path, names).map_err(file_error("write", path))
@@ -226,10 +227,10 @@ fn lock_folder(path: &Path) -> Result<Option<NodeLock>, NodeError> {
         };
         let locked = Flock::lock(folder, FlockArg::LockExclusive);
         let lock = locked.map_err(|(_, error)| file_error("lock folder", path)(error.into()))?;
-        let own = lock.metadata().map(|own| (own.dev(), own.ino())).ok();
+        let metadata = lock.metadata().map(|metadata| (metadata.dev(), metadata.ino())).ok();
         let now = fs::metadata(path).map(|now| (now.dev(), now.ino())).ok();
         // A folder that was removed and made again during the wait is another inode.
-        if own == now {
+        if metadata == now {
             return Ok(Some(NodeLock(lock)));
         }
     }
@@ -281,10 +282,10 @@ fn unmount_below(path: &Path) {
 
 /// Ends all other components of the node: SIGTERM to all, then SIGKILL to each that is late.
 fn end_components(layout: &NodeLayout) {
-    let own = ProcessId::current();
+    let own_process = ProcessId::current();
     let others = NodeManager::running_components(layout)
         .into_iter()
-        .filter(|(_, process)| Some(*process) != own);
+        .filter(|(_, process)| Some(*process) != own_process);
     let others: Vec<_> =
         others.filter_map(|(part, process)| Some((part, process.open()?))).collect();
     for (part, fd) in &others {
@@ -317,18 +318,18 @@ mod tests {
     fn a_node_is_made_by_one_process_at_a_time() {
         let path = folder("one");
         let first = lock_folder(&path).unwrap().unwrap();
-        let (say, said) = mpsc::channel();
+        let (event_tx, events) = mpsc::channel();
         thread::scope(|scope| {
-            let (second, path) = (say.clone(), &path);
+            let (second_tx, path) = (event_tx.clone(), &path);
             scope.spawn(move || {
                 let lock = lock_folder(path).unwrap();
-                second.send("second").unwrap();
+                second_tx.send("second").unwrap();
                 drop(lock);
             });
-            say.send("first").unwrap();
+            event_tx.send("first").unwrap();
             drop(first);
         });
-        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["first", "second"]);
+        assert_eq!(events.try_iter().collect::<Vec<_>>(), ["first", "second"]);
         fs::remove_dir(&path).unwrap();
     }
 

@@ -121,13 +121,13 @@ impl PodStateMachine {
     /// Restores a container from before the node's restart: its restarts, probe results and process.
     pub fn adopt_container(
         &mut self,
-        at: usize,
+        index: usize,
         restarts: u32,
         probed: ProbeResults,
         digest: Option<String>,
         running: bool,
     ) {
-        let Some(container) = self.containers.get_mut(at) else { return };
+        let Some(container) = self.containers.get_mut(index) else { return };
         container.restarts = restarts;
         if let Some(digest) = digest {
             container.image = ImageState::Ready(digest);
@@ -147,32 +147,32 @@ impl PodStateMachine {
             PodEvent::NetworkFailed(message) => {
                 self.network = PodNetworkState::Failed { until: now + NETWORK_RETRY, message };
             }
-            PodEvent::ImageReady { at, digest } => self.update_container(at, |container| {
+            PodEvent::ImageReady { index, digest } => self.update_container(index, |container| {
                 container.image = ImageState::Ready(digest);
                 container.pull_backoff = Backoff::default();
             }),
-            PodEvent::ImageFailed { at, reason, message } => {
-                self.update_container(at, |container| {
+            PodEvent::ImageFailed { index, reason, message } => {
+                self.update_container(index, |container| {
                     container.pull_backoff.delay_first_failure();
                     let until = now + container.pull_backoff.record_failure(now);
                     container.image = ImageState::Failed { until, reason, message };
                 })
             }
-            PodEvent::Started { at } => {
-                self.update_container(at, |container| container.stage = ContainerStage::Running)
+            PodEvent::Started { index } => {
+                self.update_container(index, |container| container.stage = ContainerStage::Running)
             }
-            PodEvent::StartFailed { at, reason, message } => {
-                self.handle_start_failure(now, at, reason, message)
+            PodEvent::StartFailed { index, reason, message } => {
+                self.handle_start_failure(now, index, reason, message)
             }
             // A probe may answer after its container was restarted: results of an earlier run do not count.
-            PodEvent::ProbesChanged { at, attempt, results: shown } => {
-                self.update_container(at, |container| {
+            PodEvent::ProbesChanged { index, attempt, results } => {
+                self.update_container(index, |container| {
                     if container.restarts == attempt {
-                        container.probe_results = shown;
+                        container.probe_results = results;
                     }
                 })
             }
-            PodEvent::Exited { at, exit } => self.handle_exit(now, at, exit),
+            PodEvent::Exited { index, exit } => self.handle_exit(now, index, exit),
             PodEvent::Stop => self.begin_stop(now),
             PodEvent::Removed => self.lifecycle = PodLifecycle::Gone,
         }
@@ -228,25 +228,26 @@ impl PodStateMachine {
     }
 
     /// Returns the number of times that a container was started again.
-    pub fn restarts(&self, at: usize) -> u32 {
-        self.containers.get(at).map_or(0, |container| container.restarts)
+    pub fn restarts(&self, index: usize) -> u32 {
+        self.containers.get(index).map_or(0, |container| container.restarts)
     }
 
     /// Returns the probe results of a container's present run.
-    pub fn probe_results(&self, at: usize) -> ProbeResults {
-        self.containers.get(at).map(|container| container.probe_results).unwrap_or_default()
+    pub fn probe_results(&self, index: usize) -> ProbeResults {
+        self.containers.get(index).map(|container| container.probe_results).unwrap_or_default()
     }
 
     /// Returns true if all containers but init containers run and have passed their probes.
     pub fn is_ready(&self) -> bool {
-        let mut stay = self.containers.iter().filter(|one| one.plan.role != ContainerRole::Init);
+        let mut stay =
+            self.containers.iter().filter(|container| container.plan.role != ContainerRole::Init);
         self.lifecycle == PodLifecycle::Ordered
-            && stay.all(|one| one.satisfies_probes(|probed| probed.ready))
+            && stay.all(|container| container.satisfies_probes(|probed| probed.ready))
     }
 
     /// Returns the digest of a container's image, once the image is unpacked.
-    pub fn image_digest(&self, at: usize) -> Option<&str> {
-        match &self.containers.get(at)?.image {
+    pub fn image_digest(&self, index: usize) -> Option<&str> {
+        match &self.containers.get(index)?.image {
             ImageState::Ready(digest) => Some(digest),
             ImageState::Wanted | ImageState::Pulling | ImageState::Failed { .. } => None,
         }
@@ -256,26 +257,26 @@ impl PodStateMachine {
     ///
     /// Init containers are not listed. While one blocks the start, containers behind it show its reason for waiting.
     pub fn container_statuses(&self) -> Vec<LocalContainerStatus> {
-        let stuck = self
-            .containers
-            .iter()
-            .find(|one| one.plan.role == ContainerRole::Init && !one.has_passed());
-        let shown = self.containers.iter().filter(|one| one.plan.role == ContainerRole::Main);
-        let status = |one: &PodContainer| LocalContainerStatus {
-            name: one.plan.name.clone(),
-            state: self.container_state(one, stuck),
-            restarts: one.restarts,
-            image_digest: match &one.image {
+        let stuck = self.containers.iter().find(|container| {
+            container.plan.role == ContainerRole::Init && !container.has_passed()
+        });
+        let main_containers =
+            self.containers.iter().filter(|container| container.plan.role == ContainerRole::Main);
+        let status = |container: &PodContainer| LocalContainerStatus {
+            name: container.plan.name.clone(),
+            state: self.container_state(container, stuck),
+            restarts: container.restarts,
+            image_digest: match &container.image {
                 ImageState::Ready(digest) => Some(digest.clone()),
                 ImageState::Wanted | ImageState::Pulling | ImageState::Failed { .. } => None,
             },
         };
-        shown.map(status).collect()
+        main_containers.map(status).collect()
     }
 
     fn container_state(
         &self,
-        one: &PodContainer,
+        container: &PodContainer,
         stuck: Option<&PodContainer>,
     ) -> LocalContainerState {
         let waiting = |reason: &str, message: String, last_exit| LocalContainerState::Waiting {
@@ -285,11 +286,11 @@ impl PodStateMachine {
         };
         // Without a network no container can start, whatever the state of its image.
         if let (PodNetworkState::Failed { message, .. }, ContainerStage::Idle) =
-            (&self.network, &one.stage)
+            (&self.network, &container.stage)
         {
             return waiting("FailedCreatePodSandBox", message.clone(), None);
         }
-        match (&one.stage, &one.image) {
+        match (&container.stage, &container.image) {
             (ContainerStage::Running, _) => LocalContainerState::Running,
             (ContainerStage::Ended(exit), _) => LocalContainerState::Terminated {
                 code: exit.code,
@@ -297,10 +298,10 @@ impl PodStateMachine {
                 message: exit.message.clone(),
             },
             (ContainerStage::Waiting { reason, message, .. }, _) => {
-                waiting(reason, message.clone(), one.last_exit)
+                waiting(reason, message.clone(), container.last_exit)
             }
             (_, ImageState::Failed { reason, message, .. }) => {
-                waiting(reason, message.clone(), one.last_exit)
+                waiting(reason, message.clone(), container.last_exit)
             }
             // The init container that blocks this one is shown, with its name: it is the cause of the wait.
             (ContainerStage::Idle, _) if stuck.is_some() => {
@@ -315,22 +316,30 @@ impl PodStateMachine {
                     _ => waiting("PodInitializing", String::new(), None),
                 }
             }
-            (ContainerStage::Idle | ContainerStage::Starting, _) => {
-                waiting("ContainerCreating", one.last_exit_message.clone(), one.last_exit)
-            }
+            (ContainerStage::Idle | ContainerStage::Starting, _) => waiting(
+                "ContainerCreating",
+                container.last_exit_message.clone(),
+                container.last_exit,
+            ),
         }
     }
 
-    fn update_container(&mut self, at: usize, change: impl FnOnce(&mut PodContainer)) {
-        if let Some(container) = self.containers.get_mut(at) {
+    fn update_container(&mut self, index: usize, change: impl FnOnce(&mut PodContainer)) {
+        if let Some(container) = self.containers.get_mut(index) {
             change(container);
         }
     }
 
-    fn handle_start_failure(&mut self, now: Instant, at: usize, reason: String, message: String) {
+    fn handle_start_failure(
+        &mut self,
+        now: Instant,
+        index: usize,
+        reason: String,
+        message: String,
+    ) {
         let stopping = self.lifecycle != PodLifecycle::Ordered;
         let never = self.restart == RestartPolicy::Never;
-        self.update_container(at, |container| {
+        self.update_container(index, |container| {
             container.last_exit = Some(128);
             container.stage = if stopping || never {
                 ContainerStage::Ended(ContainerExit { code: 128, reason, message })
@@ -346,13 +355,13 @@ impl PodStateMachine {
         });
     }
 
-    fn handle_exit(&mut self, now: Instant, at: usize, exit: ContainerExit) {
+    fn handle_exit(&mut self, now: Instant, index: usize, exit: ContainerExit) {
         let ordered = self.lifecycle == PodLifecycle::Ordered;
         let restart = self.restart;
-        self.update_container(at, |container| {
+        self.update_container(index, |container| {
             container.last_exit = Some(exit.code);
             // Kubernetes' rules: sidecars restart under every policy; init containers that succeed never do.
-            let again = match (container.plan.role, restart) {
+            let restarts = match (container.plan.role, restart) {
                 (ContainerRole::Sidecar, _) | (ContainerRole::Main, RestartPolicy::Always) => true,
                 (ContainerRole::Init, RestartPolicy::Never)
                 | (ContainerRole::Main, RestartPolicy::Never) => false,
@@ -361,7 +370,7 @@ impl PodStateMachine {
                 }
             };
             // A pod that stops starts nothing again.
-            if !(ordered && again) {
+            if !(ordered && restarts) {
                 container.stage = ContainerStage::Ended(exit);
                 return;
             }
@@ -388,11 +397,11 @@ impl PodStateMachine {
             actions.push(PodAction::CreateNetwork);
         }
         // Images do not need the network of the pod, so pulls run while it is still being made.
-        for (at, container) in self.containers.iter_mut().enumerate() {
+        for (index, container) in self.containers.iter_mut().enumerate() {
             let due = matches!(container.image, ImageState::Failed { until, .. } if until <= now);
             if due || container.image == ImageState::Wanted {
                 container.image = ImageState::Pulling;
-                actions.push(PodAction::Pull(at));
+                actions.push(PodAction::Pull(index));
             }
         }
         if !matches!(self.network, PodNetworkState::Ready(_)) {
@@ -400,21 +409,23 @@ impl PodStateMachine {
         }
         // Init containers start one after another, main containers together: a container may start once
         // each init container before it has ended with 0, and each sidecar before it has started.
-        let mut turn = true;
-        for (at, container) in self.containers.iter_mut().enumerate() {
-            if turn && container.can_start(now) {
-                let again = matches!(container.stage, ContainerStage::Waiting { .. })
+        let mut is_next = true;
+        for (index, container) in self.containers.iter_mut().enumerate() {
+            if is_next && container.can_start(now) {
+                let is_restart = matches!(container.stage, ContainerStage::Waiting { .. })
                     || container.last_exit.is_some();
-                container.restarts += u32::from(again);
+                container.restarts += u32::from(is_restart);
                 container.stage = ContainerStage::Starting;
                 container.probe_results = ProbeResults::default();
-                actions.push(PodAction::Start(at));
+                actions.push(PodAction::Start(index));
             }
-            turn &= container.has_passed() || container.plan.role == ContainerRole::Main;
+            is_next &= container.has_passed() || container.plan.role == ContainerRole::Main;
         }
-        let mut mains = self.containers.iter().filter(|one| one.plan.role == ContainerRole::Main);
-        self.has_started |= mains
-            .all(|one| matches!(one.stage, ContainerStage::Running | ContainerStage::Ended(_)));
+        let mut mains =
+            self.containers.iter().filter(|container| container.plan.role == ContainerRole::Main);
+        self.has_started |= mains.all(|container| {
+            matches!(container.stage, ContainerStage::Running | ContainerStage::Ended(_))
+        });
         actions
     }
 
@@ -425,30 +436,33 @@ impl PodStateMachine {
             || self.containers.iter().any(PodContainer::is_busy)
         {
             // Work under way ends first, so that nothing appears after the removal.
-            if !self.containers.iter().any(|one| one.stage == ContainerStage::Running) {
+            if !self.containers.iter().any(|container| container.stage == ContainerStage::Running) {
                 return Vec::new();
             }
-        } else if self.containers.iter().all(|one| one.stage != ContainerStage::Running) {
+        } else if self.containers.iter().all(|container| container.stage != ContainerStage::Running)
+        {
             self.lifecycle = PodLifecycle::Removing;
             return vec![PodAction::Remove];
         }
-        let running = |one: &PodContainer| one.stage == ContainerStage::Running;
+        let running = |container: &PodContainer| container.stage == ContainerStage::Running;
         if deadline <= now {
             self.lifecycle = PodLifecycle::Stopping { deadline, killed: true };
-            let all = self.containers.iter().enumerate().filter(|(_, one)| running(one));
-            return all.map(|(at, _)| PodAction::Kill(at)).collect();
+            let running =
+                self.containers.iter().enumerate().filter(|(_, container)| running(container));
+            return running.map(|(index, _)| PodAction::Kill(index)).collect();
         }
         // Sidecars serve the main containers to their end, so they are asked last.
         let mains = self
             .containers
             .iter()
-            .any(|one| one.plan.role != ContainerRole::Sidecar && running(one));
+            .any(|container| container.plan.role != ContainerRole::Sidecar && running(container));
         let mut actions = Vec::new();
-        for (at, one) in self.containers.iter_mut().enumerate() {
-            let turn = one.plan.role != ContainerRole::Sidecar || !mains;
-            if turn && one.stage == ContainerStage::Running && !one.termination_sent {
-                one.termination_sent = true;
-                actions.push(PodAction::Terminate(at));
+        for (index, container) in self.containers.iter_mut().enumerate() {
+            let may_stop = container.plan.role != ContainerRole::Sidecar || !mains;
+            if may_stop && container.stage == ContainerStage::Running && !container.termination_sent
+            {
+                container.termination_sent = true;
+                actions.push(PodAction::Terminate(index));
             }
         }
         actions
@@ -457,12 +471,12 @@ impl PodStateMachine {
 
 impl PodContainer {
     fn can_start(&self, now: Instant) -> bool {
-        let free = match self.stage {
+        let may_start = match self.stage {
             ContainerStage::Idle => true,
             ContainerStage::Waiting { until, .. } => until <= now,
             ContainerStage::Starting | ContainerStage::Running | ContainerStage::Ended(_) => false,
         };
-        free && matches!(self.image, ImageState::Ready(_))
+        may_start && matches!(self.image, ImageState::Ready(_))
     }
 
     /// Returns true if the containers after this init container may start.
@@ -476,9 +490,10 @@ impl PodContainer {
         }
     }
 
-    /// Returns true if the container runs and its probes, if it has any, satisfy `what`.
-    fn satisfies_probes(&self, what: impl Fn(ProbeResults) -> bool) -> bool {
-        self.stage == ContainerStage::Running && (!self.plan.is_probed || what(self.probe_results))
+    /// Returns true if the container runs and its probes, if it has any, satisfy `is_satisfied`.
+    fn satisfies_probes(&self, is_satisfied: impl Fn(ProbeResults) -> bool) -> bool {
+        self.stage == ContainerStage::Running
+            && (!self.plan.is_probed || is_satisfied(self.probe_results))
     }
 
     /// Returns true if a start or pull of the container is still to report its result.
@@ -491,11 +506,11 @@ impl PodContainer {
 fn crash_message(exit: &ContainerExit, wait: Duration) -> String {
     let last = exit.message.lines().rev().find(|line| !line.trim().is_empty());
     let last = last.map(|line| format!(": {}", line.trim())).unwrap_or_default();
-    let again = match wait.as_secs() {
+    let restart_text = match wait.as_secs() {
         0 => "started again at once".to_owned(),
         seconds => format!("started again after {seconds} s"),
     };
-    format!("{} with code {}{last}; {again}", exit.reason, exit.code)
+    format!("{} with code {}{last}; {restart_text}", exit.reason, exit.code)
 }
 
 #[cfg(test)]

@@ -24,11 +24,11 @@ pub fn parse_milli(text: &str) -> Option<u64> {
             (1000 * 10u128.checked_pow(exponent.min(15))?, 1)
         }
     };
-    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let (integer, part) = number.split_once('.').unwrap_or((number, ""));
     // Decimals below one billionth, Kubernetes' finest unit (`n`), are dropped.
     let part = &part[..part.len().min(9)];
     let scale = 10u128.pow(part.len() as u32);
-    let digits: u128 = format!("{whole}{part}").parse().ok()?;
+    let digits: u128 = format!("{integer}{part}").parse().ok()?;
     let value = digits.checked_mul(numerator)?.div_ceil(scale * denominator);
     u64::try_from(value).ok()
 }
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn quantities_are_read_as_kubernetes_reads_them() {
-        for (text, want) in [
+        for (text, expected) in [
             ("500m", Some(500)),
             ("1.5", Some(1500)),
             ("0.1", Some(100)),
@@ -56,7 +56,7 @@ mod tests {
             ("", None),
             ("1X", None),
         ] {
-            assert_eq!(parse_milli(text), want, "{text}");
+            assert_eq!(parse_milli(text), expected, "{text}");
         }
         assert_eq!(parse_units("1.5Ki"), Some(1536));
     }

@@ -140,16 +140,16 @@ impl PendingUnmounts {
 
     /// Returns also the loop that unmounts, for a thread that sees the mounts; it ends when all clones are gone.
     fn new() -> (Self, impl FnOnce() + Send + 'static) {
-        let (more, unmounts) = mpsc::channel();
-        let left = Arc::<Mutex<Vec<PathBuf>>>::default();
-        let roots = Self { roots: Arc::clone(&left), wakeups: more };
+        let (wakeups, unmounts) = mpsc::channel();
+        let remaining = Arc::<Mutex<Vec<PathBuf>>>::default();
+        let roots = Self { roots: Arc::clone(&remaining), wakeups };
         #[allow(clippy::disallowed_methods, reason = "a thread of its own, without a runtime")]
         let unmounting = move || {
             while unmounts.recv().is_ok() {
                 thread::sleep(Self::UNMOUNT_DELAY);
                 // One pass serves all wake-ups that came during the delay.
                 while unmounts.try_recv().is_ok() {}
-                while Self::unmount_one(&left) {}
+                while Self::unmount_one(&remaining) {}
             }
         };
         (roots, unmounting)
@@ -158,9 +158,9 @@ impl PendingUnmounts {
     /// Unmounts one root; returns false if there was none.
     ///
     /// The lock is held for one unmount only, so that a start waits for one at most.
-    fn unmount_one(left: &Mutex<Vec<PathBuf>>) -> bool {
-        let mut left = lock_roots(left);
-        let root = left.pop();
+    fn unmount_one(roots: &Mutex<Vec<PathBuf>>) -> bool {
+        let mut roots = lock_roots(roots);
+        let root = roots.pop();
         root.inspect(|root| unmount_root(root)).is_some()
     }
 
@@ -173,16 +173,16 @@ impl PendingUnmounts {
 
     /// Unmounts `root` now if it is still queued: a container that starts again mounts it again.
     fn unmount_queued(&self, root: &Path) {
-        let mut left = lock_roots(&self.roots);
-        if let Some(at) = left.iter().position(|it| it == root) {
-            unmount_root(&left.swap_remove(at));
+        let mut roots = lock_roots(&self.roots);
+        if let Some(index) = roots.iter().position(|it| it == root) {
+            unmount_root(&roots.swap_remove(index));
         }
     }
 }
 
 /// Locks the queue of roots. The lock is held during an unmount: a start that mounts the same root waits.
-fn lock_roots(left: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
-    left.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_roots(roots: &Mutex<Vec<PathBuf>>) -> MutexGuard<'_, Vec<PathBuf>> {
+    roots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn unmount_root(root: &Path) {
@@ -193,20 +193,20 @@ fn unmount_root(root: &Path) {
 impl OciRuntime {
     /// Finds the runtime (`wanted`, or crun before runc) and starts its threads.
     ///
-    /// `state` is the runtime's state folder (`--root`). `birth` is the cgroup for runtime processes that move their
-    /// container themselves (runc), and for those without a container to move (`delete`).
+    /// `state_folder` is the runtime's state folder (`--root`). `birth` is the cgroup for runtime processes that move
+    /// their container themselves (runc), and for those without a container to move (`delete`).
     pub fn start(
         wanted: Option<OciRuntimeKind>,
-        state: PathBuf,
+        state_folder: PathBuf,
         birth: OwnedFd,
     ) -> Result<Self, OciRuntimeError> {
         let kinds = [(OciRuntimeKind::Crun, "crun"), (OciRuntimeKind::Runc, "runc")];
         let fitting = kinds.iter().filter(|(kind, _)| wanted.is_none_or(|wanted| wanted == *kind));
-        let found = fitting.filter_map(|(kind, name)| Some((*kind, find_program(name)?))).next();
-        let (kind, program) = found.ok_or(OciRuntimeError::NotInstalled)?;
+        let runtime = fitting.filter_map(|(kind, name)| Some((*kind, find_program(name)?))).next();
+        let (kind, program) = runtime.ok_or(OciRuntimeError::NotInstalled)?;
         let (jobs, inbox) = mpsc::channel::<RuntimeJob>();
         let (ready, started) = mpsc::channel();
-        let (roots, unmounting) = PendingUnmounts::new();
+        let (pending_unmounts, unmounting) = PendingUnmounts::new();
         let first = move || {
             let entered = enter_private_mounts();
             let usable = entered.is_ok();
@@ -221,14 +221,14 @@ impl OciRuntime {
         let spawned = thread::Builder::new().name("runtime".to_owned()).spawn(first);
         spawned.map_err(file_error("start a thread for", &program))?;
         started.recv().ok().ok_or(OciRuntimeError::ThreadsEnded)??;
-        let (birth, executing) = (Arc::new(birth), RunningExecs::default());
+        let (runtime_cgroup, running_execs) = (Arc::new(birth), RunningExecs::default());
         Ok(Self {
             kind,
             program,
-            state_folder: state,
-            runtime_cgroup: birth,
-            pending_unmounts: roots,
-            running_execs: executing,
+            state_folder,
+            runtime_cgroup,
+            pending_unmounts,
+            running_execs,
             jobs,
         })
     }
@@ -246,15 +246,15 @@ impl OciRuntime {
         &self,
         job: impl FnOnce() -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
-        let (reply, answer) = oneshot::channel();
+        let (reply_tx, reply_rx) = oneshot::channel();
         let job = Box::new(move || {
             // The caller's task is gone, so the result is not needed; the node may be removed by now, too.
-            if !reply.is_closed() {
-                drop(reply.send(job()));
+            if !reply_tx.is_closed() {
+                drop(reply_tx.send(job()));
             }
         });
         self.jobs.send(job).ok().ok_or(OciRuntimeError::ThreadsEnded)?;
-        answer.await.ok().ok_or(OciRuntimeError::ThreadsEnded)?
+        reply_rx.await.ok().ok_or(OciRuntimeError::ThreadsEnded)?
     }
 
     /// Prepares and starts a container on one of the threads; returns once its process runs the user's program.
@@ -324,8 +324,8 @@ impl OciRuntime {
             text.trim().parse().map_err(io::Error::other).map_err(file_error("read", &pid_file))?;
         let pidfd = sys::pidfd_open(Pid::from_raw(pid)).map_err(file_error("watch", &pid_file))?;
         // The process may have ended by now; without its start time a reused pid could not be told from it.
-        let gone = || file_error("watch", &pid_file)(io::Error::from(io::ErrorKind::NotFound));
-        Ok((ProcessId::from_pid(pid).ok_or_else(gone)?, pidfd))
+        let not_found = || file_error("watch", &pid_file)(io::Error::from(io::ErrorKind::NotFound));
+        Ok((ProcessId::from_pid(pid).ok_or_else(not_found)?, pidfd))
     }
 
     /// Starts the runtime in the cgroup that its container needs.
@@ -348,10 +348,10 @@ impl OciRuntime {
     pub async fn delete(&self, id: String) -> Result<(), OciRuntimeError> {
         let runtime = self.clone();
         self.run_on_thread(move || {
-            let done = runtime.run_delete(&id);
+            let result = runtime.run_delete(&id);
             // Also after an error: the next container of this name must find no state.
             let _ = fs::remove_dir_all(runtime.state_folder.join(&id));
-            done
+            result
         })
         .await
     }

@@ -230,8 +230,8 @@ pub fn pidfd_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
 pub fn pidfd_exit_code(pidfd: BorrowedFd<'_>) -> Option<i32> {
     let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
     // SAFETY: the kernel writes at most the 64 bytes the request number states.
-    let done = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &mut info) };
-    if done < 0 || info.mask & PIDFD_INFO_EXIT == 0 {
+    let result = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &mut info) };
+    if result < 0 || info.mask & PIDFD_INFO_EXIT == 0 {
         return None;
     }
     let status = info.exit_code;
@@ -246,10 +246,10 @@ pub fn signal_number(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=64).contains(&number).then_some(number);
     }
-    let full = if name.starts_with("SIG") { name.to_owned() } else { format!("SIG{name}") };
-    if let Some(offset) = full.strip_prefix("SIGRTMIN") {
+    let full_name = if name.starts_with("SIG") { name.to_owned() } else { format!("SIG{name}") };
+    if let Some(offset) = full_name.strip_prefix("SIGRTMIN") {
         let offset = offset.strip_prefix('+').unwrap_or("0").parse::<i32>().ok()?;
         return Some(libc::SIGRTMIN() + offset);
     }
-    full.parse::<Signal>().ok().map(|signal| signal as i32)
+    full_name.parse::<Signal>().ok().map(|signal| signal as i32)
 }

@@ -35,11 +35,11 @@ pub(crate) fn apply(store: &NodeStore, args: &ApplyArgs) -> Result<ExitCode, Com
     for file in &args.files {
         for (source, text) in read_sources(file, args.recursive)? {
             for result in parse_services(&source, &text, args.namespace.as_deref()) {
-                let done = result.and_then(|(name, it)| {
-                    Ok((store_manifest(&mut manifests, &name, &it)?, name, it))
+                let result = result.and_then(|(name, object)| {
+                    Ok((store_manifest(&mut manifests, &name, &object)?, name, object))
                 });
-                match done {
-                    Ok((outcome, name, it)) => report_outcome(outcome, &name, &it)?,
+                match result {
+                    Ok((outcome, name, object)) => report_outcome(outcome, &name, &object)?,
                     Err(failure) => {
                         stdout::print_error(&failure.to_string());
                         code = ExitCode::FAILURE;
@@ -67,8 +67,8 @@ pub(crate) fn read_sources(
         false => vec![file.to_owned()],
     };
     if paths.is_empty() {
-        let why = "holds no .yaml, .yml or .json file".to_owned();
-        return Err(CommandError::Manifest { file: file.display().to_string(), why });
+        let reason = "holds no .yaml, .yml or .json file".to_owned();
+        return Err(CommandError::Manifest { file: file.display().to_string(), reason });
     }
     let read = |path: std::path::PathBuf| {
         let text =
@@ -84,20 +84,24 @@ pub(crate) fn parse_services(
     text: &str,
     namespace: Option<&str>,
 ) -> Vec<Result<(NamespacedName, Value), CommandError>> {
-    let bad = |why: String| CommandError::Manifest { file: source.to_owned(), why };
+    let to_error = |reason: String| CommandError::Manifest { file: source.to_owned(), reason };
     match documents::parse_documents(text) {
-        Err(why) => vec![Err(bad(format!("not readable as YAML: {why}")))],
-        Ok(all) if all.is_empty() => vec![Err(bad("no objects passed to apply".to_owned()))],
-        Ok(all) => all.into_iter().map(|it| check_manifest(it, namespace).map_err(bad)).collect(),
+        Err(reason) => vec![Err(to_error(format!("not readable as YAML: {reason}")))],
+        Ok(objects) if objects.is_empty() => {
+            vec![Err(to_error("no objects passed to apply".to_owned()))]
+        }
+        Ok(objects) => {
+            objects.into_iter().map(|it| check_manifest(it, namespace).map_err(to_error)).collect()
+        }
     }
 }
 
 /// Checks what is needed to store an object; the controller checks the rest and reports it on the object.
 fn check_manifest(
-    mut it: Value,
+    mut object: Value,
     namespace: Option<&str>,
 ) -> Result<(NamespacedName, Value), String> {
-    let field = |at: &str| it.pointer(at).and_then(Value::as_str).map(str::to_owned);
+    let field = |at: &str| object.pointer(at).and_then(Value::as_str).map(str::to_owned);
     let version = field("/apiVersion").unwrap_or_default();
     let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
     // Only Services are stored: the local node derives all other kinds from them.
@@ -116,46 +120,46 @@ fn check_manifest(
         ));
     }
     // As in kubectl, a contradiction is an error: the user may have meant either namespace.
-    let own = field("/metadata/namespace");
-    if let (Some(own), Some(asked)) = (&own, namespace)
-        && own != asked
+    let own_namespace = field("/metadata/namespace");
+    if let (Some(own_namespace), Some(requested)) = (&own_namespace, namespace)
+        && own_namespace != requested
     {
         return Err(format!(
-            "the namespace from the provided object {own:?} does not match the namespace {asked:?}: pass \
-             '--namespace={own}'"
+            "the namespace from the provided object {own_namespace:?} does not match the namespace {requested:?}: pass \
+             '--namespace={own_namespace}'"
         ));
     }
-    let namespace = own.unwrap_or_else(|| namespace.unwrap_or("default").to_owned());
+    let namespace = own_namespace.unwrap_or_else(|| namespace.unwrap_or("default").to_owned());
     if !is_dns_label(&namespace) {
         return Err(format!(
             "metadata.namespace {namespace:?} is not a name: use a-z, 0-9 and inner '-'"
         ));
     }
     // Written into the manifest, since its file alone must identify the service.
-    it["metadata"]["namespace"] = json!(namespace);
-    Ok((NamespacedName::new(namespace, name), it))
+    object["metadata"]["namespace"] = json!(namespace);
+    Ok((NamespacedName::new(namespace, name), object))
 }
 
 /// Stores the manifest of a service, in place of an earlier one.
 pub(crate) fn store_manifest(
     manifests: &mut ManifestFolder,
     name: &NamespacedName,
-    it: &Value,
+    object: &Value,
 ) -> Result<ApplyOutcome, CommandError> {
-    let kept = manifests.find(name)?;
-    let outcome = match kept.as_ref().map(ManifestLocation::manifest) {
+    let stored = manifests.find(name)?;
+    let outcome = match stored.as_ref().map(ManifestLocation::manifest) {
         None => ApplyOutcome::Created,
-        Some(old) if old == it => return Ok(ApplyOutcome::Unchanged),
+        Some(old) if old == object => return Ok(ApplyOutcome::Unchanged),
         Some(_) => ApplyOutcome::Configured,
     };
-    manifests.write(name, it, kept)?;
+    manifests.write(name, object, stored)?;
     Ok(outcome)
 }
 
 fn report_outcome(
     outcome: ApplyOutcome,
     name: &NamespacedName,
-    it: &Value,
+    object: &Value,
 ) -> Result<(), CommandError> {
     let did = match outcome {
         ApplyOutcome::Created => "created",
@@ -168,18 +172,18 @@ fn report_outcome(
         name.name
     ))?;
     // The controller reports the same as a condition; the warning saves the user a `rouse get`.
-    warnings(name, it).iter().for_each(|it| stdout::print_error(&format!("Warning: {it}")));
+    warnings(name, object).iter().for_each(|it| stdout::print_error(&format!("Warning: {it}")));
     Ok(())
 }
 
 /// Warnings on a stored object: the reason why it will not become ready, or else its fields without effect.
-fn warnings(name: &NamespacedName, it: &Value) -> Vec<String> {
+fn warnings(name: &NamespacedName, object: &Value) -> Vec<String> {
     let config = ScalePolicyConfig::default();
-    match parse::service_manifest(it, &config) {
+    match parse::service_manifest(object, &config) {
         Err(problems) => {
             vec![format!("{name} will not become ready: {}", problem::problems_line(&problems))]
         }
-        Ok(_) => parse::service_warnings(it, &config).iter().map(ToString::to_string).collect(),
+        Ok(_) => parse::service_warnings(object, &config).iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -197,26 +201,26 @@ metadata: {name: hello}
 spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
 ";
 
-    fn why(text: &str, namespace: Option<&str>) -> String {
-        let mut all = parse_services("x.yaml", text, namespace);
-        assert_eq!(all.len(), 1);
-        all.remove(0).unwrap_err().to_string()
+    fn parse_error(text: &str, namespace: Option<&str>) -> String {
+        let mut result = parse_services("x.yaml", text, namespace);
+        assert_eq!(result.len(), 1);
+        result.remove(0).unwrap_err().to_string()
     }
 
     #[test]
     fn an_object_is_created_then_unchanged_then_configured() {
         let (temp, store) = NodeStoreFixture::new("apply");
         let apply = |text: &str| {
-            let (name, it) = parse_services("x.yaml", text, None).remove(0).unwrap();
-            store_manifest(&mut store.manifests(), &name, &it).unwrap()
+            let (name, object) = parse_services("x.yaml", text, None).remove(0).unwrap();
+            store_manifest(&mut store.manifests(), &name, &object).unwrap()
         };
         assert_eq!(apply(HELLO), ApplyOutcome::Created);
         assert_eq!(apply(HELLO), ApplyOutcome::Unchanged);
         assert_eq!(apply(&HELLO.replace("v1}", "v2}")), ApplyOutcome::Configured);
         assert_eq!(temp.manifest_file_names(), ["default_hello.yaml"]);
-        let kept =
+        let stored =
             store.manifests().find(&NamespacedName::new("default", "hello")).unwrap().unwrap();
-        let image = kept.manifest().pointer("/spec/template/spec/containers/0/image").unwrap();
+        let image = stored.manifest().pointer("/spec/template/spec/containers/0/image").unwrap();
         assert_eq!(image, "dev.local/hello:v2");
     }
 
@@ -225,53 +229,68 @@ spec: {template: {spec: {containers: [{image: dev.local/hello:v1}]}}}
         let (temp, store) = NodeStoreFixture::new("several");
         let text = format!("{HELLO}---\n{}", HELLO.replace("hello}", "other, namespace: demo}"));
         for result in parse_services("x.yaml", &text, None) {
-            let (name, it) = result.unwrap();
-            store_manifest(&mut store.manifests(), &name, &it).unwrap();
+            let (name, object) = result.unwrap();
+            store_manifest(&mut store.manifests(), &name, &object).unwrap();
         }
         assert_eq!(temp.manifest_file_names(), ["default_hello.yaml", "demo_other.yaml"]);
     }
 
     #[test]
     fn a_bad_shape_is_refused_in_one_line_that_says_what_to_do() {
-        let refused = why("kind: Deployment\napiVersion: apps/v1\nmetadata: {name: x}\n", None);
-        assert!(refused.starts_with(
+        let error =
+            parse_error("kind: Deployment\napiVersion: apps/v1\nmetadata: {name: x}\n", None);
+        assert!(error.starts_with(
             "error: x.yaml: no matches for kind \"Deployment\" in version \"apps/v1\""
         ));
-        assert!(why("a: [", None).contains("not readable as YAML"));
-        assert!(why("", None).contains("no objects passed to apply"));
-        assert!(why(&HELLO.replace("{name: hello}", "{}"), None).contains("set metadata.name"));
-        assert!(why(&HELLO.replace("hello}", "Hello_World}"), None).contains("\"Hello_World\""));
-        let other = HELLO.replace("hello}", "hello, namespace: a}");
-        assert!(why(&other, Some("b")).contains("pass '--namespace=a'"));
+        assert!(parse_error("a: [", None).contains("not readable as YAML"));
+        assert!(parse_error("", None).contains("no objects passed to apply"));
         assert!(
-            [why(&other, Some("b")), why("a: [", None)].iter().all(|text| !text.contains('\n'))
+            parse_error(&HELLO.replace("{name: hello}", "{}"), None).contains("set metadata.name")
+        );
+        assert!(
+            parse_error(&HELLO.replace("hello}", "Hello_World}"), None).contains("\"Hello_World\"")
+        );
+        let other = HELLO.replace("hello}", "hello, namespace: a}");
+        assert!(parse_error(&other, Some("b")).contains("pass '--namespace=a'"));
+        assert!(
+            [parse_error(&other, Some("b")), parse_error("a: [", None)]
+                .iter()
+                .all(|text| !text.contains('\n'))
         );
     }
 
     #[test]
     fn fields_without_effect_are_warned_of() {
-        let said = |text: &str| {
-            let (name, it) = parse_services("x.yaml", text, None).remove(0).unwrap();
-            warnings(&name, &it)
+        let warnings_of = |text: &str| {
+            let (name, object) = parse_services("x.yaml", text, None).remove(0).unwrap();
+            warnings(&name, &object)
         };
-        assert!(said(HELLO).is_empty(), "{:?}", said(HELLO));
+        assert!(warnings_of(HELLO).is_empty(), "{:?}", warnings_of(HELLO));
         let idle = HELLO.replace("hello}", "hello, annotations: {rouse.dev/paht: activator}}");
-        assert_eq!(said(&idle).len(), 1);
-        assert!(said(&idle)[0].contains("rouse.dev/paht has no effect"), "{:?}", said(&idle));
+        assert_eq!(warnings_of(&idle).len(), 1);
+        assert!(
+            warnings_of(&idle)[0].contains("rouse.dev/paht has no effect"),
+            "{:?}",
+            warnings_of(&idle)
+        );
         let old = HELLO.replace(
             "{template: {",
             "{template: {metadata: {annotations: {autoscaling.knative.dev/minScale: '1'}}, ",
         );
-        assert!(said(&old)[0].contains("older spelling"), "{:?}", said(&old));
-        let refused = HELLO.replace("image:", "imagePullPolicy: Sometimes, image:");
-        assert!(said(&refused)[0].contains("will not become ready"), "{:?}", said(&refused));
+        assert!(warnings_of(&old)[0].contains("older spelling"), "{:?}", warnings_of(&old));
+        let error = HELLO.replace("image:", "imagePullPolicy: Sometimes, image:");
+        assert!(
+            warnings_of(&error)[0].contains("will not become ready"),
+            "{:?}",
+            warnings_of(&error)
+        );
     }
 
     #[test]
     fn the_flag_names_the_namespace_of_objects_without_one() {
-        let (name, it) = parse_services("x.yaml", HELLO, Some("demo")).remove(0).unwrap();
+        let (name, object) = parse_services("x.yaml", HELLO, Some("demo")).remove(0).unwrap();
         assert_eq!(
-            (name.to_string().as_str(), &it["metadata"]["namespace"]),
+            (name.to_string().as_str(), &object["metadata"]["namespace"]),
             ("demo/hello", &json!("demo"))
         );
     }

@@ -83,25 +83,25 @@ impl RouseCli {
                 init_logging();
                 up::run(&layout, &args)?;
             }
-            RouseCommand::Down(down) => {
+            RouseCommand::Down(down_args) => {
                 up::require_root()?;
                 init_logging();
-                if down.purge {
+                if down_args.purge {
                     NodeManager::purge(&layout)?
                 } else {
                     NodeManager::destroy(&layout)?
                 }
                 stdout::print_line(&format!("node {} is down", layout.name()))?;
             }
-            RouseCommand::Run(it) => return Ok(run::exec_in_node(&layout, &it.command)?),
-            RouseCommand::Apply(it) => return Ok(apply::apply(&store, &it)?),
-            RouseCommand::Get(it) => get::get(&store, &it)?,
-            RouseCommand::Describe(it) => describe::describe(&store, &it)?,
-            RouseCommand::Logs(it) => logs::logs(&layout, &store, &it)?,
-            RouseCommand::Top(it) => top::top(&layout, &store, &it)?,
-            RouseCommand::Delete(it) => return Ok(delete::delete(&layout, &store, &it)?),
-            RouseCommand::Install(it) => install::install(&it)?,
-            RouseCommand::Uninstall(it) => install::uninstall(&it)?,
+            RouseCommand::Run(args) => return Ok(run::exec_in_node(&layout, &args.command)?),
+            RouseCommand::Apply(args) => return Ok(apply::apply(&store, &args)?),
+            RouseCommand::Get(args) => get::get(&store, &args)?,
+            RouseCommand::Describe(args) => describe::describe(&store, &args)?,
+            RouseCommand::Logs(args) => logs::logs(&layout, &store, &args)?,
+            RouseCommand::Top(args) => top::top(&layout, &store, &args)?,
+            RouseCommand::Delete(args) => return Ok(delete::delete(&layout, &store, &args)?),
+            RouseCommand::Install(args) => install::install(&args)?,
+            RouseCommand::Uninstall(args) => install::uninstall(&args)?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -20,12 +20,12 @@ pub(crate) enum CommandError {
     #[error("error: {0}")]
     Usage(String),
     /// A manifest is invalid.
-    #[error("error: {file}: {why}")]
+    #[error("error: {file}: {reason}")]
     Manifest {
         /// Path of the file, as given.
         file: String,
         /// Problem, and the way to fix it.
-        why: String,
+        reason: String,
     },
     /// A file operation failed.
     #[error("error: cannot {attempt} {path}")]

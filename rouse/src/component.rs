@@ -96,28 +96,28 @@ impl ComponentCommand {
         args: impl Iterator<Item = OsString>,
         shutdown: CancellationToken,
     ) -> ComponentFuture {
-        let words = std::iter::once(OsString::from("rouse")).chain(args);
+        let args = std::iter::once(OsString::from("rouse")).chain(args);
         match self {
             Self::Agent => {
-                let config = agent::config::AgentConfig::parse_from(words);
+                let config = agent::config::AgentConfig::parse_from(args);
                 Box::pin(async { agent::run(config, shutdown).await.context("agent failed") })
             }
             Self::Activator => {
-                let config = activator::ActivatorConfig::parse_from(words);
+                let config = activator::ActivatorConfig::parse_from(args);
                 raise_file_limit();
                 Box::pin(async {
                     activator::run(config, shutdown).await.context("activator failed")
                 })
             }
             Self::Autoscaler => {
-                let config = AutoscalerCli::parse_from(words).config;
+                let config = AutoscalerCli::parse_from(args).config;
                 Box::pin(async {
                     autoscaler::run(config, shutdown).await.context("autoscaler failed")
                 })
             }
             Self::AgentRemove => {
                 // Missing pins are no error: the init container may run again after a restart of its pod.
-                let pins = agent::config::AgentConfig::parse_from(words).pins();
+                let pins = agent::config::AgentConfig::parse_from(args).pins();
                 Box::pin(async move {
                     match std::fs::remove_dir_all(&pins) {
                         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -132,7 +132,7 @@ impl ComponentCommand {
                 Ok(())
             }),
             Self::Controller => {
-                let ControllerCli { config, cluster } = ControllerCli::parse_from(words);
+                let ControllerCli { config, cluster } = ControllerCli::parse_from(args);
                 Box::pin(async {
                     let run = controller::run_on_kubernetes(config, cluster, shutdown);
                     run.await.context("controller failed")
@@ -146,7 +146,7 @@ impl ComponentCommand {
 /// would bound the connections.
 fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+        .and_then(|(_, hard_limit)| setrlimit(Resource::RLIMIT_NOFILE, hard_limit, hard_limit));
     if let Err(error) = raised {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }

@@ -20,17 +20,17 @@ pub(crate) fn delete(
     args: &DeleteArgs,
 ) -> Result<ExitCode, CommandError> {
     let mut code = ExitCode::SUCCESS;
-    let (mut leaving, mut manifests) = (Vec::new(), store.manifests());
+    let (mut removed, mut manifests) = (Vec::new(), store.manifests());
     for name in service_names(store, args)? {
         match manifests.find(&name)? {
-            Some(kept) => {
-                manifests.remove(kept)?;
+            Some(stored) => {
+                manifests.remove(stored)?;
                 stdout::print_line(&format!(
                     "{} {:?} deleted",
                     kinds::singular(KnativeObjectKind::Service),
                     name.name
                 ))?;
-                leaving.push(name);
+                removed.push(name);
             }
             None if args.ignore_not_found => {}
             None => {
@@ -44,7 +44,7 @@ pub(crate) fn delete(
     }
     // Without a controller nothing removes the objects; it will miss the manifest when it starts.
     if !args.no_wait && layout.controller_socket().exists() {
-        leaving.iter().try_for_each(|name| wait_until_deleted(layout, store, name))?;
+        removed.iter().try_for_each(|name| wait_until_deleted(layout, store, name))?;
     }
     Ok(code)
 }
@@ -77,17 +77,20 @@ fn service_names(
             Some(name) => out.push(NamespacedName::new(namespace, name)),
             // Only `--all` deletes without names, as in kubectl: a forgotten name must not delete everything.
             None if args.all => {
-                let all = store.objects(KnativeObjectKind::Service, Some(namespace))?;
+                let services = store.objects(KnativeObjectKind::Service, Some(namespace))?;
                 let name =
                     |it: &serde_json::Value| it["metadata"]["name"].as_str().map(str::to_owned);
                 out.extend(
-                    all.iter().filter_map(name).map(|name| NamespacedName::new(namespace, name)),
+                    services
+                        .iter()
+                        .filter_map(name)
+                        .map(|name| NamespacedName::new(namespace, name)),
                 );
             }
             None => {
-                let why =
+                let reason =
                     "resource(s) were provided, but no name was specified: name them or say --all";
-                return Err(CommandError::Usage(why.to_owned()));
+                return Err(CommandError::Usage(reason.to_owned()));
             }
         }
     }
@@ -118,9 +121,9 @@ mod tests {
     use super::*;
     use crate::{args::NamespaceArgs, store::tests::NodeStoreFixture};
 
-    fn args(what: &[&str]) -> DeleteArgs {
+    fn args(names: &[&str]) -> DeleteArgs {
         DeleteArgs {
-            what: what.iter().map(|&word| word.to_owned()).collect(),
+            what: names.iter().map(|&word| word.to_owned()).collect(),
             files: vec![],
             scope: NamespaceArgs { namespace: "default".into() },
             all: false,
@@ -134,12 +137,12 @@ mod tests {
         let (temp, store) = NodeStoreFixture::new("delete");
         let layout = NodeLayout::new("delete-test").unwrap();
         let name = NamespacedName::new("default", "hello");
-        let it = json!({"metadata": {"name": "hello", "namespace": "default"}});
-        apply::store_manifest(&mut store.manifests(), &name, &it).unwrap();
+        let object = json!({"metadata": {"name": "hello", "namespace": "default"}});
+        apply::store_manifest(&mut store.manifests(), &name, &object).unwrap();
         let code = delete(&layout, &store, &args(&["ksvc", "hello"])).unwrap();
         assert_eq!((code, temp.manifest_file_names().len()), (ExitCode::SUCCESS, 0));
-        let again = delete(&layout, &store, &args(&["ksvc/hello"])).unwrap();
-        assert_eq!(again, ExitCode::FAILURE);
+        let second = delete(&layout, &store, &args(&["ksvc/hello"])).unwrap();
+        assert_eq!(second, ExitCode::FAILURE);
         let forgiven = DeleteArgs { ignore_not_found: true, ..args(&["ksvc/hello"]) };
         assert_eq!(delete(&layout, &store, &forgiven).unwrap(), ExitCode::SUCCESS);
     }
@@ -148,8 +151,8 @@ mod tests {
     fn what_follows_from_a_service_cannot_be_deleted_alone() {
         let (_temp, store) = NodeStoreFixture::new("delete-pod");
         let layout = NodeLayout::new("delete-test").unwrap();
-        let refused = delete(&layout, &store, &args(&["pod", "x"])).unwrap_err().to_string();
-        assert_eq!(refused, "error: pod objects follow from their Service: delete or change that");
+        let error = delete(&layout, &store, &args(&["pod", "x"])).unwrap_err().to_string();
+        assert_eq!(error, "error: pod objects follow from their Service: delete or change that");
         let nameless = delete(&layout, &store, &args(&["ksvc"])).unwrap_err().to_string();
         assert!(nameless.contains("no name was specified"));
     }

@@ -27,17 +27,17 @@ pub(crate) fn describe(store: &NodeStore, args: &DescribeArgs) -> Result<(), Com
 }
 
 /// Formats an object as kubectl does a kind it does not know: titles, indented by depth.
-fn describe_text(it: &Value) -> String {
+fn describe_text(object: &Value) -> String {
     let mut text = String::new();
-    let meta = &it["metadata"];
+    let meta = &object["metadata"];
     let empty = Value::Null;
     let head = [
         ("Name", &meta["name"]),
         ("Namespace", &meta["namespace"]),
         ("Labels", &meta["labels"]),
         ("Annotations", &meta["annotations"]),
-        ("API Version", &it["apiVersion"]),
-        ("Kind", &it["kind"]),
+        ("API Version", &object["apiVersion"]),
+        ("Kind", &object["kind"]),
     ];
     for (title, value) in head {
         let pairs = value.as_object().into_iter().flatten();
@@ -52,7 +52,7 @@ fn describe_text(it: &Value) -> String {
         text += &format!("{:14}{value}\n", format!("{title}:"));
     }
     for part in ["metadata", "spec", "status"] {
-        let mut value = it.get(part).unwrap_or(&empty).clone();
+        let mut value = object.get(part).unwrap_or(&empty).clone();
         if let (Some(fields), "metadata") = (value.as_object_mut(), part) {
             // These four are in the head already.
             fields.retain(|key, _| {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn an_object_is_described_by_titles() {
-        let it = json!({
+        let object = json!({
             "apiVersion": "serving.knative.dev/v1", "kind": "Service",
             "metadata": {"name": "hello", "namespace": "default", "labels": {"a": "b", "c": "d"}, "generation": 2},
             "spec": {"traffic": [{"percent": 100, "latestRevision": true}]},
@@ -146,6 +146,6 @@ Spec:
 Status:
   Url:  http://hello
 ";
-        assert_eq!(describe_text(&it), expected);
+        assert_eq!(describe_text(&object), expected);
     }
 }

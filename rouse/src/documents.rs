@@ -29,8 +29,8 @@ pub(crate) fn parse_documents(text: &str) -> Result<Vec<Value>, String> {
 }
 
 /// Name and namespace of a document; the default namespace if it names none.
-pub(crate) fn object_name(it: &Value) -> Option<NamespacedName> {
-    let meta = it.get("metadata")?;
+pub(crate) fn object_name(object: &Value) -> Option<NamespacedName> {
+    let meta = object.get("metadata")?;
     let namespace = meta.get("namespace").and_then(Value::as_str).unwrap_or("default");
     Some(NamespacedName::new(namespace, meta.get("name")?.as_str()?))
 }
@@ -84,17 +84,18 @@ pub(crate) fn read_object(path: &Path) -> Result<Option<Value>, CommandError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         read => read.map_err(CommandError::file_error("read", path))?,
     };
-    let bad = |error| CommandError::file_error("understand", path)(std::io::Error::other(error));
+    let to_error =
+        |error| CommandError::file_error("understand", path)(std::io::Error::other(error));
     // The controller writes JSON, which is YAML too; the JSON parser is many times faster.
     let json = serde_json::from_str(&text);
-    json.or_else(|_| serde_norway::from_str(&text)).map(Some).map_err(bad)
+    json.or_else(|_| serde_norway::from_str(&text)).map(Some).map_err(to_error)
 }
 
 /// Replaces a file atomically: readers see either the old or the new documents.
 pub(crate) fn replace_file(path: &Path, documents: &[Value]) -> Result<(), CommandError> {
-    let bad = |error| CommandError::file_error("write", path)(std::io::Error::other(error));
+    let to_error = |error| CommandError::file_error("write", path)(std::io::Error::other(error));
     let texts = documents.iter().map(serde_norway::to_string).collect::<Result<Vec<_>, _>>();
-    let text = texts.map_err(bad)?.join("---\n");
+    let text = texts.map_err(to_error)?.join("---\n");
     // The extension keeps the draft out of `is_manifest`; the rename is atomic within one folder.
     let draft = path.with_extension("new");
     fs::write(&draft, text).map_err(CommandError::file_error("write", &draft))?;

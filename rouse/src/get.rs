@@ -26,17 +26,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Prints the objects that the arguments name, and with `--watch` their changes.
 pub(crate) fn get(store: &NodeStore, args: &GetArgs) -> Result<(), CommandError> {
     let targets = kinds::parse_selections(&args.what)?;
-    let found = find_objects(store, args, &targets)?;
-    stdout::print_text(&format_objects(args, &targets, &found)?)?;
+    let objects = find_objects(store, args, &targets)?;
+    stdout::print_text(&format_objects(args, &targets, &objects)?)?;
     // To standard error and only with tables, so that scripts read valid YAML, JSON or names.
-    if found.is_empty() && args.output.is_none_or(|format| format == OutputFormat::Wide) {
-        let place = match args.all_namespaces {
+    if objects.is_empty() && args.output.is_none_or(|format| format == OutputFormat::Wide) {
+        let message = match args.all_namespaces {
             true => "No resources found".to_owned(),
             false => format!("No resources found in {} namespace.", args.scope.namespace),
         };
-        stdout::print_error(&place);
+        stdout::print_error(&message);
     }
-    if args.watch { watch_changes(store, args, &targets, found) } else { Ok(()) }
+    if args.watch { watch_changes(store, args, &targets, objects) } else { Ok(()) }
 }
 
 /// Objects that the targets name, in the order of the targets.
@@ -46,27 +46,28 @@ pub(crate) fn find_objects(
     targets: &[ObjectSelection],
 ) -> Result<Vec<(KnativeObjectKind, Value)>, CommandError> {
     let namespace = args.scope.namespace.as_str();
-    let mut found = Vec::new();
+    let mut objects = Vec::new();
     for target in targets {
         match &target.name {
             None => {
-                let place = (!args.all_namespaces).then_some(namespace);
-                let all = store.objects(target.kind, place)?.into_iter();
-                found.extend(
-                    all.filter(|it| matches_selector(it, &args.selector))
+                let namespace = (!args.all_namespaces).then_some(namespace);
+                let candidates = store.objects(target.kind, namespace)?.into_iter();
+                objects.extend(
+                    candidates
+                        .filter(|it| matches_selector(it, &args.selector))
                         .map(|it| (target.kind, it)),
                 );
             }
             Some(_) if args.all_namespaces => {
-                let why = "a resource cannot be retrieved by name across all namespaces";
-                return Err(CommandError::Usage(why.to_owned()));
+                let reason = "a resource cannot be retrieved by name across all namespaces";
+                return Err(CommandError::Usage(reason.to_owned()));
             }
             Some(name) => {
-                found.push((target.kind, get_object(store, target.kind, namespace, name)?))
+                objects.push((target.kind, get_object(store, target.kind, namespace, name)?))
             }
         }
     }
-    Ok(found)
+    Ok(objects)
 }
 
 /// Returns one object, or `NotFound`.
@@ -82,33 +83,35 @@ pub(crate) fn get_object(
 }
 
 /// Returns true if an object's labels match a selector: `key=value`, `key==value`, `key!=value`, `key`, `!key`.
-fn matches_selector(it: &Value, selector: &str) -> bool {
-    let label = |key: &str| it["metadata"]["labels"][key.trim()].as_str();
-    selector.split(',').map(str::trim).filter(|one| !one.is_empty()).all(|one| {
-        // Tested before `=`, which `!=` and `==` contain too.
-        if let Some((key, value)) = one.split_once("!=") {
-            label(key) != Some(value.trim())
-        } else if let Some((key, value)) = one.split_once('=') {
-            label(key) == Some(value.trim_start_matches('=').trim())
-        } else if let Some(key) = one.strip_prefix('!') {
-            label(key).is_none()
-        } else {
-            label(one).is_some()
-        }
-    })
+fn matches_selector(object: &Value, selector: &str) -> bool {
+    let label = |key: &str| object["metadata"]["labels"][key.trim()].as_str();
+    selector.split(',').map(str::trim).filter(|requirement| !requirement.is_empty()).all(
+        |requirement| {
+            // Tested before `=`, which `!=` and `==` contain too.
+            if let Some((key, value)) = requirement.split_once("!=") {
+                label(key) != Some(value.trim())
+            } else if let Some((key, value)) = requirement.split_once('=') {
+                label(key) == Some(value.trim_start_matches('=').trim())
+            } else if let Some(key) = requirement.strip_prefix('!') {
+                label(key).is_none()
+            } else {
+                label(requirement).is_some()
+            }
+        },
+    )
 }
 
 fn format_objects(
     args: &GetArgs,
     targets: &[ObjectSelection],
-    found: &[(KnativeObjectKind, Value)],
+    objects: &[(KnativeObjectKind, Value)],
 ) -> Result<String, CommandError> {
-    let one = matches!(targets, [ObjectSelection { name: Some(_), .. }]);
-    let whole = || match found {
+    let is_single = matches!(targets, [ObjectSelection { name: Some(_), .. }]);
+    let to_document = || match objects {
         // As in kubectl: an object requested by name is printed alone, anything else as a List.
-        [(_, it)] if one => it.clone(),
-        all => {
-            let items: Vec<&Value> = all.iter().map(|(_, it)| it).collect();
+        [(_, object)] if is_single => object.clone(),
+        objects => {
+            let items: Vec<&Value> = objects.iter().map(|(_, it)| it).collect();
             json!({"apiVersion": "v1", "items": items, "kind": "List", "metadata": {"resourceVersion": ""}})
         }
     };
@@ -116,24 +119,24 @@ fn format_objects(
         |error: String| CommandError::Usage(format!("an object cannot be printed: {error}"));
     match args.output {
         Some(OutputFormat::Yaml) => {
-            serde_norway::to_string(&whole()).map_err(|error| failed(error.to_string()))
+            serde_norway::to_string(&to_document()).map_err(|error| failed(error.to_string()))
         }
         Some(OutputFormat::Json) => {
-            let text = serde_json::to_string_pretty(&whole());
+            let text = serde_json::to_string_pretty(&to_document());
             text.map(|text| text + "\n").map_err(|error| failed(error.to_string()))
         }
         Some(OutputFormat::Name) => {
-            let line = |(kind, it): &(KnativeObjectKind, Value)| {
+            let line = |(kind, object): &(KnativeObjectKind, Value)| {
                 format!(
                     "{}/{}\n",
                     kinds::singular(*kind),
-                    view::scalar_text(&it["metadata"]["name"])
+                    view::scalar_text(&object["metadata"]["name"])
                 )
             };
-            Ok(found.iter().map(line).collect())
+            Ok(objects.iter().map(line).collect())
         }
         Some(OutputFormat::Wide) | None => {
-            Ok(format_tables(args, found, !args.no_headers, current_time()))
+            Ok(format_tables(args, objects, !args.no_headers, current_time()))
         }
     }
 }
@@ -148,34 +151,38 @@ fn current_time() -> Timestamp {
 /// Formats one table per kind, with an empty line between two tables.
 fn format_tables(
     args: &GetArgs,
-    found: &[(KnativeObjectKind, Value)],
+    objects: &[(KnativeObjectKind, Value)],
     heads: bool,
     now: Timestamp,
 ) -> String {
-    let wide = args.output == Some(OutputFormat::Wide);
+    let is_wide = args.output == Some(OutputFormat::Wide);
     let mut kinds: Vec<KnativeObjectKind> = Vec::new();
-    for (kind, _) in found {
+    for (kind, _) in objects {
         if !kinds.contains(kind) {
             kinds.push(*kind);
         }
     }
-    let several = kinds.len() > 1;
+    let has_several_kinds = kinds.len() > 1;
     let table = |kind: &KnativeObjectKind| {
-        let row = |it: &Value| {
-            let mut cells = view::row_cells(*kind, it, wide, now);
+        let row = |object: &Value| {
+            let mut cells = view::row_cells(*kind, object, is_wide, now);
             // As in kubectl, names carry their kind where several kinds are printed.
-            if several {
+            if has_several_kinds {
                 cells[0] = format!("{}/{}", crate::kinds::singular(*kind), cells[0]);
             }
-            let place =
-                args.all_namespaces.then(|| view::scalar_text(&it["metadata"]["namespace"]));
-            place.into_iter().chain(cells).collect()
+            let namespace =
+                args.all_namespaces.then(|| view::scalar_text(&object["metadata"]["namespace"]));
+            namespace.into_iter().chain(cells).collect()
         };
-        let place = args.all_namespaces.then_some("NAMESPACE");
-        let head = place.into_iter().chain(view::column_names(*kind, wide)).map(str::to_owned);
-        let head = if heads { head.collect() } else { Vec::new() };
-        let rows = found.iter().filter(|(of, _)| of == kind).map(|(_, it)| row(it)).collect();
-        TextTable { header: head, rows }.to_text()
+        let heading = args.all_namespaces.then_some("NAMESPACE");
+        let head = heading.into_iter().chain(view::column_names(*kind, is_wide)).map(str::to_owned);
+        let header = if heads { head.collect() } else { Vec::new() };
+        let rows = objects
+            .iter()
+            .filter(|(kind_of_object, _)| kind_of_object == kind)
+            .map(|(_, it)| row(it))
+            .collect();
+        TextTable { header, rows }.to_text()
     };
     kinds.iter().map(table).collect::<Vec<_>>().join("\n")
 }
@@ -185,13 +192,13 @@ fn watch_changes(
     store: &NodeStore,
     args: &GetArgs,
     targets: &[ObjectSelection],
-    found: Vec<(KnativeObjectKind, Value)>,
+    objects: Vec<(KnativeObjectKind, Value)>,
 ) -> Result<(), CommandError> {
-    let key = |(kind, it): &(KnativeObjectKind, Value)| {
-        let meta = &it["metadata"];
+    let key = |(kind, object): &(KnativeObjectKind, Value)| {
+        let meta = &object["metadata"];
         (*kind, view::scalar_text(&meta["namespace"]), view::scalar_text(&meta["name"]))
     };
-    let mut known: BTreeMap<_, _> = found.iter().map(|it| (key(it), it.1.clone())).collect();
+    let mut previous: BTreeMap<_, _> = objects.iter().map(|it| (key(it), it.1.clone())).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
         loop {
@@ -199,27 +206,27 @@ fn watch_changes(
             let now = match find_objects(store, args, targets) {
                 // An object watched by name may be created later, or again.
                 Err(CommandError::NotFound { .. }) => Vec::new(),
-                found => found?,
+                objects => objects?,
             };
-            let fresh: Vec<_> =
-                now.iter().filter(|it| known.get(&key(it)) != Some(&it.1)).cloned().collect();
-            for one in &fresh {
-                let one = std::slice::from_ref(one);
+            let changed: Vec<_> =
+                now.iter().filter(|it| previous.get(&key(it)) != Some(&it.1)).cloned().collect();
+            for object in &changed {
+                let object = std::slice::from_ref(object);
                 let text = match args.output {
                     Some(OutputFormat::Wide) | None => {
-                        format_tables(args, one, false, current_time())
+                        format_tables(args, object, false, current_time())
                     }
                     Some(OutputFormat::Yaml) => {
-                        format!("---\n{}", format_objects(args, targets, one)?)
+                        format!("---\n{}", format_objects(args, targets, object)?)
                     }
                     Some(OutputFormat::Json | OutputFormat::Name) => {
-                        format_objects(args, targets, one)?
+                        format_objects(args, targets, object)?
                     }
                 };
                 stdout::print_text(&text)?;
             }
             // Rebuilt, not extended: a deleted object that is created again must be printed.
-            known = now.iter().map(|it| (key(it), it.1.clone())).collect();
+            previous = now.iter().map(|it| (key(it), it.1.clone())).collect();
         }
     })
 }
@@ -268,8 +275,11 @@ mod tests {
         assert!(
             run(&store, "get ksvc a --no-headers").unwrap().starts_with("a   http://a.default")
         );
-        let all = run(&store, "get ksvc -A").unwrap();
-        assert!(all.starts_with("NAMESPACE   NAME") && all.contains("demo        b"), "{all}");
+        let output = run(&store, "get ksvc -A").unwrap();
+        assert!(
+            output.starts_with("NAMESPACE   NAME") && output.contains("demo        b"),
+            "{output}"
+        );
         assert_eq!(run(&store, "get ksvc/a -o name").unwrap(), "service.serving.knative.dev/a\n");
         assert!(
             run(&store, "get ksvc a -o yaml")
@@ -286,9 +296,9 @@ mod tests {
         let (temp, store) = NodeStoreFixture::new("get-all");
         temp.put_object(KnativeObjectKind::Service, &service("default", "a"));
         temp.put_object(KnativeObjectKind::Route, &service("default", "a"));
-        let all = run(&store, "get all --no-headers").unwrap();
-        assert!(all.starts_with("service.serving.knative.dev/a "), "{all}");
-        assert!(all.contains("\n\nroute.serving.knative.dev/a "), "{all}");
+        let output = run(&store, "get all --no-headers").unwrap();
+        assert!(output.starts_with("service.serving.knative.dev/a "), "{output}");
+        assert!(output.contains("\n\nroute.serving.knative.dev/a "), "{output}");
     }
 
     #[test]
@@ -303,7 +313,7 @@ mod tests {
 
     #[test]
     fn labels_select() {
-        let it = service("default", "a");
+        let object = service("default", "a");
         for (selector, expected) in [
             ("", true),
             ("team=a", true),
@@ -311,7 +321,7 @@ mod tests {
             ("team!=a", false),
             ("!x,team=b", false),
         ] {
-            assert_eq!(matches_selector(&it, selector), expected, "{selector}");
+            assert_eq!(matches_selector(&object, selector), expected, "{selector}");
         }
     }
 }

@@ -146,16 +146,17 @@ pub(crate) fn install(args: &InstallArgs) -> Result<()> {
 
 /// Runs `rouse uninstall`, if Knative's own controllers are not in the namespace.
 pub(crate) fn uninstall(args: &UninstallArgs) -> Result<()> {
-    let usual = InstallSettings::default();
+    let default_settings = InstallSettings::default();
     let settings = InstallSettings {
         namespace: args.namespace.clone(),
-        image: args.image.clone().unwrap_or_else(|| usual.image.clone()),
-        ..usual
+        image: args.image.clone().unwrap_or_else(|| default_settings.image.clone()),
+        ..default_settings
     };
     build_runtime()?.block_on(async {
         let cluster = ClusterClient::connect(&args.kubeconfig).await?;
-        let there = cluster.list("apps/v1", "Deployment", Some(&settings.namespace), "").await?;
-        knative_conflict::check_no_knative(&settings.namespace, &there)?;
+        let deployments =
+            cluster.list("apps/v1", "Deployment", Some(&settings.namespace), "").await?;
+        knative_conflict::check_no_knative(&settings.namespace, &deployments)?;
         uninstall::run(&cluster, &settings, args.crds).await
     })
 }
@@ -184,8 +185,8 @@ async fn apply_objects(
 ) -> Result<()> {
     let namespace = &settings.namespace;
     // Checked before the first write, so that a refused installation changes nothing.
-    let there = cluster.list("apps/v1", "Deployment", Some(namespace), "").await?;
-    knative_conflict::check_no_knative(namespace, &there)?;
+    let deployments = cluster.list("apps/v1", "Deployment", Some(namespace), "").await?;
+    knative_conflict::check_no_knative(namespace, &deployments)?;
     let mut kinds = BTreeSet::new();
     for object in objects {
         let mut object = object.clone();
@@ -222,8 +223,8 @@ async fn remove_obsolete(
     let namespace = settings.namespace.as_str();
     for (api_version, kind, everywhere) in obsolete::checked_kinds(objects) {
         let namespace = (!everywhere).then_some(namespace);
-        let there = cluster.list(api_version, kind, namespace, &installation_selector()).await?;
-        for object in obsolete::obsolete_objects(&there, objects, cluster::FIELD_MANAGER) {
+        let existing = cluster.list(api_version, kind, namespace, &installation_selector()).await?;
+        for object in obsolete::obsolete_objects(&existing, objects, cluster::FIELD_MANAGER) {
             cluster.delete(object).await?;
             stdout::print_line(&format!(
                 "removed {}, which this version does not have",
@@ -260,8 +261,8 @@ const REPLACED_KINDS: [&str; 2] = ["Service", "HorizontalPodAutoscaler"];
 
 /// Number of activators to apply: the present one, at least two. Later the HorizontalPodAutoscaler decides on it.
 async fn activator_replicas(cluster: &ClusterClient, activator: &Value) -> Result<u64> {
-    let there = cluster.get(activator).await?.unwrap_or_default();
-    Ok(there["spec"]["replicas"].as_u64().unwrap_or(0).max(2))
+    let existing = cluster.get(activator).await?.unwrap_or_default();
+    Ok(existing["spec"]["replicas"].as_u64().unwrap_or(0).max(2))
 }
 
 /// Waits until every component is ready and admission is in force.
@@ -271,7 +272,7 @@ async fn wait_until_ready(
     limit: Duration,
 ) -> Result<()> {
     let started = Instant::now();
-    let mut said = String::new();
+    let mut last_printed = String::new();
     loop {
         let missing = missing_conditions(cluster, settings).await?;
         if missing.is_empty() {
@@ -279,13 +280,13 @@ async fn wait_until_ready(
         }
         // Printed only when it changes: a wait of minutes should not fill the terminal.
         let text = missing.join("; ");
-        if text != said {
+        if text != last_printed {
             stdout::print_line(&format!("{:>3} s  {text}", started.elapsed().as_secs()))?;
-            said = text;
+            last_printed = text;
         }
         if started.elapsed() > limit {
-            let why = unready_reasons(cluster, settings).await?.join("\n  ");
-            bail!("not ready after {} s: {said}\n  {why}", limit.as_secs());
+            let reason = unready_reasons(cluster, settings).await?.join("\n  ");
+            bail!("not ready after {} s: {last_printed}\n  {reason}", limit.as_secs());
         }
         cluster::wait_poll_interval().await;
     }
@@ -300,11 +301,11 @@ async fn missing_conditions(
     let mut missing = Vec::new();
     for (kind, name) in workloads::WORKLOADS {
         let object = objects::namespaced_object("apps/v1", kind, name, "", settings);
-        let there = cluster.get(&object).await?;
-        let why = there
+        let existing = cluster.get(&object).await?;
+        let reason = existing
             .as_ref()
             .map_or_else(|| Some(format!("{kind}/{name}: not there")), readiness::unready_reason);
-        missing.extend(why);
+        missing.extend(reason);
     }
     for (kind, name) in WEBHOOKS {
         if cluster.get(&webhook_object(kind, name)).await?.is_none() {
@@ -313,8 +314,8 @@ async fn missing_conditions(
     }
     if missing.is_empty() {
         // The API server does not know new kinds, nor call new webhooks, at once; a dry run tests both.
-        let refused = cluster.dry_run_error(&sample_service(settings)).await?;
-        missing.extend(refused.map(|why| format!("services are not taken yet: {why}")));
+        let error = cluster.dry_run_error(&sample_service(settings)).await?;
+        missing.extend(error.map(|reason| format!("services are not taken yet: {reason}")));
     }
     Ok(missing)
 }

@@ -97,15 +97,15 @@ pub(crate) fn parse_selections(words: &[String]) -> Result<Vec<ObjectSelection>,
     if names.is_empty() {
         return Ok(kinds.into_iter().map(|kind| ObjectSelection { kind, name: None }).collect());
     }
-    let of =
+    let selections_of =
         |kind| names.iter().map(move |name| ObjectSelection { kind, name: Some(name.clone()) });
-    Ok(kinds.into_iter().flat_map(of).collect())
+    Ok(kinds.into_iter().flat_map(selections_of).collect())
 }
 
 fn parse_selection(word: &str) -> Result<ObjectSelection, CommandError> {
     match word.split_once('/') {
-        Some((of, name)) if !name.is_empty() && !name.contains('/') => {
-            Ok(ObjectSelection { kind: parse_kind(of)?, name: Some(name.to_owned()) })
+        Some((kind_name, name)) if !name.is_empty() && !name.contains('/') => {
+            Ok(ObjectSelection { kind: parse_kind(kind_name)?, name: Some(name.to_owned()) })
         }
         _ => Err(CommandError::Usage(format!(
             "there is no need to mix TYPE NAME and TYPE/NAME: {word:?} must be TYPE/NAME"

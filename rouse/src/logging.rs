@@ -46,13 +46,13 @@ mod tests {
 
     #[test]
     fn only_our_own_crates_are_debugged() {
-        for (level, said) in [
+        for (level, filter) in [
             (LogLevel::Debug, "info,common=debug,agent=debug"),
             (LogLevel::Info, "info"),
             (LogLevel::Warn, "warn"),
             (LogLevel::Error, "error"),
         ] {
-            assert_eq!(filter_directives("agent", level), said);
+            assert_eq!(filter_directives("agent", level), filter);
             assert!(EnvFilter::try_new(filter_directives("agent", level)).is_ok());
         }
     }

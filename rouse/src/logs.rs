@@ -59,10 +59,10 @@ pub(crate) fn logs(
 /// Predicate on pod names: true for the pods whose logs are printed.
 type PodFilter = Box<dyn Fn(&str) -> bool>;
 
-/// Returns the predicate for `of`: a pod's name, or `KIND/NAME`.
-fn pod_filter(of: &str) -> Result<PodFilter, CommandError> {
-    let Some((kind, name)) = of.split_once('/') else {
-        let name = of.to_owned();
+/// Returns the predicate for `selector`: a pod's name, or `KIND/NAME`.
+fn pod_filter(selector: &str) -> Result<PodFilter, CommandError> {
+    let Some((kind, name)) = selector.split_once('/') else {
+        let name = selector.to_owned();
         return Ok(Box::new(move |pod| pod == name));
     };
     let name = name.to_owned();
@@ -101,7 +101,7 @@ fn find_new_logs(
     let is_meant = pod_filter(&args.of)?;
     let prefix = format!("{}_", args.scope.namespace);
     // Folders are named NAMESPACE_POD, and an underscore cannot be in either name.
-    let mut found = Vec::new();
+    let mut new_logs = Vec::new();
     for folder in fs::read_dir(layout.logs()).into_iter().flatten().flatten() {
         let name = folder.file_name().to_string_lossy().into_owned();
         let Some(pod) = name.strip_prefix(&prefix).filter(|pod| is_meant(pod)) else { continue };
@@ -112,16 +112,17 @@ fn find_new_logs(
             if let Some(container) = container
                 && args.container.as_ref().is_none_or(|wanted| *wanted == container)
             {
-                found.push((file, format!("[pod/{pod}/{container}] ")));
+                new_logs.push((file, format!("[pod/{pod}/{container}] ")));
             }
         }
     }
-    found.sort();
+    new_logs.sort();
     // A pod named by its own name is the only source, so its lines need no prefix.
-    let several = found.len() + logs.len() > 1;
-    for (path, prefix) in found {
+    let has_several_logs = new_logs.len() + logs.len() > 1;
+    for (path, prefix) in new_logs {
         if !logs.iter().any(|log| log.path == path) {
-            let prefix = if several && args.of.contains('/') { prefix } else { String::new() };
+            let prefix =
+                if has_several_logs && args.of.contains('/') { prefix } else { String::new() };
             logs.push(ContainerLog { path, prefix, printed: 0 });
         }
     }
@@ -138,9 +139,9 @@ fn no_logs_error(
         Some((kind, name)) => (kinds::parse_kind(kind)?, name),
         None => (KnativeObjectKind::Pod, args.of.as_str()),
     };
-    let known = store
+    let exists = store
         .object(kind, &common::wire::NamespacedName::new(args.scope.namespace.as_str(), name))?;
-    if known.is_none() {
+    if exists.is_none() {
         return Ok(CommandError::NotFound { resource: kinds::plural(kind), name: name.to_owned() });
     }
     let folder = layout.logs();
@@ -197,8 +198,8 @@ mod tests {
     fn a_service_means_the_pods_of_its_revisions() {
         let meant = |of: &str, pod: &str| pod_filter(of).unwrap()(pod);
         let pod = "hello-00001-deployment-abc12";
-        for of in [pod, "pod/hello-00001-deployment-abc12", "rev/hello-00001", "ksvc/hello"] {
-            assert!(meant(of, pod), "{of}");
+        for selector in [pod, "pod/hello-00001-deployment-abc12", "rev/hello-00001", "ksvc/hello"] {
+            assert!(meant(selector, pod), "{selector}");
         }
         assert!(!meant("ksvc/hello", "hello-world-00001-deployment-abc12"));
         assert!(!meant("ksvc/hell", pod));
@@ -223,8 +224,8 @@ mod tests {
         let mut log = ContainerLog { path: path.clone(), prefix: "[p] ".into(), printed: 0 };
         assert_eq!(log.read_new().unwrap(), "one\n");
         fs::write(&path, "one\ntwo\n").unwrap();
-        let more = log.read_new().unwrap();
-        assert_eq!(log.prefixed(&more), "[p] two\n");
+        let text = log.read_new().unwrap();
+        assert_eq!(log.prefixed(&text), "[p] two\n");
         fs::write(&path, "new\n").unwrap();
         assert_eq!(log.read_new().unwrap(), "new\n");
         fs::remove_file(path).unwrap();

@@ -43,11 +43,11 @@ fn main() -> ExitCode {
 
 /// Runs a component if the first word names one, and otherwise the user's subcommand.
 fn dispatch() -> anyhow::Result<ExitCode> {
-    let mut words = std::env::args_os();
+    let mut args = std::env::args_os();
     // Looked at before clap: a component has flags and variables of its own, which may clash with those of the user.
-    let part = words.nth(1).and_then(|word| component::ComponentCommand::from_word(word.to_str()?));
+    let part = args.nth(1).and_then(|word| component::ComponentCommand::from_word(word.to_str()?));
     match part {
-        Some(part) => part.run(words).map(|()| ExitCode::SUCCESS),
+        Some(part) => part.run(args).map(|()| ExitCode::SUCCESS),
         None => cli::RouseCli::parse().dispatch(),
     }
 }

@@ -53,8 +53,8 @@ impl ManifestFolder {
         name: &NamespacedName,
     ) -> Result<Option<ManifestLocation>, CommandError> {
         // The usual case reads one file, however many services there are.
-        if let Some(kept) = self.find_in_file(self.own_file_path(name), name) {
-            return Ok(Some(kept));
+        if let Some(location) = self.find_in_file(self.own_file_path(name), name) {
+            return Ok(Some(location));
         }
         let path = self.index()?.get(name).cloned();
         Ok(path.and_then(|path| self.find_in_file(path, name)))
@@ -67,18 +67,18 @@ impl ManifestFolder {
         Ok(self.index()?.keys())
     }
 
-    /// Writes the manifest of a service in place of `kept`, or to a file of its own.
+    /// Writes the manifest of a service in place of the one at `location`, or to a file of its own.
     pub(crate) fn write(
         &mut self,
         name: &NamespacedName,
-        it: &Value,
-        kept: Option<ManifestLocation>,
+        object: &Value,
+        location: Option<ManifestLocation>,
     ) -> Result<(), CommandError> {
-        let (path, documents) = match kept {
-            None => (self.own_file_path(name), vec![it.clone()]),
-            Some(mut kept) => {
-                kept.documents[kept.index] = it.clone();
-                (kept.path, kept.documents)
+        let (path, documents) = match location {
+            None => (self.own_file_path(name), vec![object.clone()]),
+            Some(mut location) => {
+                location.documents[location.index] = object.clone();
+                (location.path, location.documents)
             }
         };
         fs::create_dir_all(&self.folder)
@@ -87,14 +87,14 @@ impl ManifestFolder {
     }
 
     /// Removes a manifest; other documents of its file stay.
-    pub(crate) fn remove(&mut self, mut kept: ManifestLocation) -> Result<(), CommandError> {
-        kept.documents.remove(kept.index);
+    pub(crate) fn remove(&mut self, mut location: ManifestLocation) -> Result<(), CommandError> {
+        location.documents.remove(location.index);
         // An empty file would stay as a manifest that names nothing.
-        if kept.documents.is_empty() {
-            return fs::remove_file(&kept.path)
-                .map_err(CommandError::file_error("remove", &kept.path));
+        if location.documents.is_empty() {
+            return fs::remove_file(&location.path)
+                .map_err(CommandError::file_error("remove", &location.path));
         }
-        replace_file(&kept.path, &kept.documents)
+        replace_file(&location.path, &location.documents)
     }
 
     /// Path of the file in which `apply` stores a service. An underscore cannot be in a name, so paths are unique.
@@ -104,8 +104,8 @@ impl ManifestFolder {
 
     fn find_in_file(&mut self, path: PathBuf, name: &NamespacedName) -> Option<ManifestLocation> {
         let documents = self.read_documents(&path);
-        let at = documents.iter().position(|it| object_name(it).as_ref() == Some(name));
-        at.map(|at| ManifestLocation { path, documents, index: at })
+        let index = documents.iter().position(|it| object_name(it).as_ref() == Some(name));
+        index.map(|index| ManifestLocation { path, documents, index })
     }
 
     /// Reads the documents of a file. An unreadable file has none; the controller reports the error itself.
@@ -163,9 +163,9 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         replace_file(&folder.join("both.yaml"), &[service("a"), service("b")]).unwrap();
         let mut manifests = store.manifests();
-        let kept = manifests.find(&name("b")).unwrap().unwrap();
-        assert_eq!(kept.manifest(), &service("b"));
-        manifests.remove(kept).unwrap();
+        let location = manifests.find(&name("b")).unwrap().unwrap();
+        assert_eq!(location.manifest(), &service("b"));
+        manifests.remove(location).unwrap();
         assert!(manifests.find(&name("b")).unwrap().is_none());
         let a = manifests.find(&name("a")).unwrap().unwrap();
         manifests.remove(a).unwrap();
@@ -179,18 +179,18 @@ mod tests {
         replace_file(&foreign, &[service("x"), service("y")]).unwrap();
         let mut manifests = store.manifests();
         let services: Vec<_> = (0..20).map(|at| format!("new-{at}")).collect();
-        for one in &services {
-            let kept = manifests.find(&name(one)).unwrap();
-            assert!(kept.is_none());
-            manifests.write(&name(one), &service(one), kept).unwrap();
+        for service_name in &services {
+            let location = manifests.find(&name(service_name)).unwrap();
+            assert!(location.is_none());
+            manifests.write(&name(service_name), &service(service_name), location).unwrap();
         }
         assert_eq!(manifests.reads, 1, "the folder, when the first was missing");
-        for one in &services {
-            assert!(manifests.find(&name(one)).unwrap().is_some());
+        for service in &services {
+            assert!(manifests.find(&name(service)).unwrap().is_some());
         }
         assert_eq!(manifests.reads, 1 + services.len(), "each file of its own");
-        let kept = manifests.find(&name("y")).unwrap();
-        manifests.write(&name("y"), &json!({"new": 1}), kept).unwrap();
+        let location = manifests.find(&name("y")).unwrap();
+        manifests.write(&name("y"), &json!({"new": 1}), location).unwrap();
         assert_eq!(
             parse_documents(&fs::read_to_string(foreign).unwrap()).unwrap()[0],
             service("x"),

@@ -44,8 +44,8 @@ pub(crate) fn exec_in_node(
 
 /// Moves this process into the node. The process has one thread, so all of it moves.
 fn enter_node(layout: &NodeLayout) -> Result<(), CommandError> {
-    let namespace = layout.client_namespace();
-    if !net::is_published(&namespace) {
+    let path = layout.client_namespace();
+    if !net::is_published(&path) {
         let hint = ", or name another with --node";
         return Err(CommandError::NodeDown { node: layout.name().to_owned(), hint });
     }
@@ -55,10 +55,10 @@ fn enter_node(layout: &NodeLayout) -> Result<(), CommandError> {
     fs::write(&cgroup, "0").map_err(CommandError::file_error("join the node through", &cgroup))?;
     mount_resolv_conf(&layout.resolv_conf())
         .map_err(CommandError::file_error("put the node's names into", RESOLV_CONF))?;
-    let entered = net::open_namespace(&namespace).and_then(|fd| net::enter_namespace(fd.as_fd()));
+    let entered = net::open_namespace(&path).and_then(|fd| net::enter_namespace(fd.as_fd()));
     entered.map_err(|error| {
         let source = io::Error::other(common::link::error_chain(&error));
-        CommandError::File { attempt: "enter", path: namespace, source }
+        CommandError::File { attempt: "enter", path, source }
     })
 }
 
@@ -78,9 +78,9 @@ mod tests {
     #[test]
     fn a_node_that_is_down_is_named_with_what_to_do() {
         let layout = NodeLayout::new("cli-no-such-node").unwrap();
-        let refused = exec_in_node(&layout, &["true".to_owned()]).unwrap_err().to_string();
+        let error = exec_in_node(&layout, &["true".to_owned()]).unwrap_err().to_string();
         assert_eq!(
-            refused,
+            error,
             "error: node \"cli-no-such-node\" is not running: start it with `rouse up`, or name another with --node"
         );
     }

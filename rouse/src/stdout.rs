@@ -7,7 +7,7 @@ pub(crate) fn print_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
-        done => done,
+        result => result,
     }
 }
 

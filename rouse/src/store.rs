@@ -36,13 +36,13 @@ impl NodeStore {
         let folder = self.objects.join(kind.plural()).join(&name.namespace);
         match read_object(&folder.join(format!("{}.yaml", name.name)))? {
             None if kind == KnativeObjectKind::Service => self.read_manifest(name),
-            found => Ok(found),
+            object => Ok(object),
         }
     }
 
     /// Reads the manifest of a service, as an API server shows an object before a controller has seen it.
     fn read_manifest(&self, name: &NamespacedName) -> Result<Option<Value>, CommandError> {
-        Ok(self.manifests().find(name)?.map(|kept| kept.manifest().clone()))
+        Ok(self.manifests().find(name)?.map(|stored| stored.manifest().clone()))
     }
 
     /// Reads the objects of a kind in a namespace, or (`None`) in all namespaces, sorted by name.
@@ -76,12 +76,13 @@ impl NodeStore {
     ) -> Result<(), CommandError> {
         let mut manifests = self.manifests();
         // The controller's object wins: it has the status, and the manifest may be newer for a moment only.
-        let known: BTreeSet<NamespacedName> = out.iter().filter_map(object_name).collect();
-        let wanted = |name: &NamespacedName| namespace.is_none_or(|it| *name.namespace == *it);
+        let known_names: BTreeSet<NamespacedName> = out.iter().filter_map(object_name).collect();
+        let is_in_namespace =
+            |name: &NamespacedName| namespace.is_none_or(|it| *name.namespace == *it);
         let unread: Vec<NamespacedName> =
-            manifests.service_names()?.filter(|it| wanted(it)).cloned().collect();
-        for name in unread.into_iter().filter(|it| !known.contains(it)) {
-            out.extend(manifests.find(&name)?.map(|kept| kept.manifest().clone()));
+            manifests.service_names()?.filter(|it| is_in_namespace(it)).cloned().collect();
+        for name in unread.into_iter().filter(|it| !known_names.contains(it)) {
+            out.extend(manifests.find(&name)?.map(|stored| stored.manifest().clone()));
         }
         out.sort_by_key(object_name);
         Ok(())
@@ -117,17 +118,18 @@ pub(crate) mod tests {
             &self.0
         }
 
-        pub(crate) fn put_object(&self, kind: KnativeObjectKind, it: &Value) {
-            let name = object_name(it).unwrap();
+        pub(crate) fn put_object(&self, kind: KnativeObjectKind, object: &Value) {
+            let name = object_name(object).unwrap();
             let folder = self.0.join("objects").join(kind.plural()).join(&name.namespace);
             fs::create_dir_all(&folder).unwrap();
-            replace_file(&folder.join(format!("{}.yaml", name.name)), std::slice::from_ref(it))
+            replace_file(&folder.join(format!("{}.yaml", name.name)), std::slice::from_ref(object))
                 .unwrap();
         }
 
         pub(crate) fn manifest_file_names(&self) -> Vec<String> {
-            let all = sorted_entries(&self.0.join("manifests")).unwrap();
-            all.iter()
+            let entries = sorted_entries(&self.0.join("manifests")).unwrap();
+            entries
+                .iter()
                 .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
                 .collect()
         }
@@ -147,16 +149,16 @@ pub(crate) mod tests {
         for name in ["b", "a"] {
             manifests.write(&NamespacedName::new("default", name), &service(name), None).unwrap();
         }
-        let found =
+        let object =
             store.object(KnativeObjectKind::Service, &NamespacedName::new("default", "a")).unwrap();
-        assert_eq!(found, Some(service("a")));
+        assert_eq!(object, Some(service("a")));
         assert_eq!(
             store.object(KnativeObjectKind::Route, &NamespacedName::new("default", "a")).unwrap(),
             None
         );
         let names = |namespace| -> Vec<Value> {
-            let all = store.objects(KnativeObjectKind::Service, namespace).unwrap();
-            all.iter().map(|it| it["metadata"]["name"].clone()).collect()
+            let services = store.objects(KnativeObjectKind::Service, namespace).unwrap();
+            services.iter().map(|it| it["metadata"]["name"].clone()).collect()
         };
         assert_eq!(names(None), ["a", "b"]);
         assert_eq!(names(Some("default")), ["a", "b"]);
@@ -167,13 +169,16 @@ pub(crate) mod tests {
     fn what_the_controller_wrote_comes_before_the_manifest() {
         let (temp, store) = NodeStoreFixture::new("written");
         let name = NamespacedName::new("default", "a");
-        let it = serde_json::json!({"kind": "Service", "metadata": {"name": "a", "namespace": "default"}});
-        store.manifests().write(&name, &it, None).unwrap();
-        let mut known = it;
-        known["status"] = serde_json::json!({"url": "http://a"});
-        temp.put_object(KnativeObjectKind::Service, &known);
-        assert_eq!(store.object(KnativeObjectKind::Service, &name).unwrap(), Some(known.clone()));
-        assert_eq!(store.objects(KnativeObjectKind::Service, None).unwrap(), [known]);
+        let object = serde_json::json!({"kind": "Service", "metadata": {"name": "a", "namespace": "default"}});
+        store.manifests().write(&name, &object, None).unwrap();
+        let mut known_object = object;
+        known_object["status"] = serde_json::json!({"url": "http://a"});
+        temp.put_object(KnativeObjectKind::Service, &known_object);
+        assert_eq!(
+            store.object(KnativeObjectKind::Service, &name).unwrap(),
+            Some(known_object.clone())
+        );
+        assert_eq!(store.objects(KnativeObjectKind::Service, None).unwrap(), [known_object]);
     }
 
     #[test]

@@ -23,8 +23,8 @@ impl TextTable {
         };
         let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or_default()).collect();
         let line = |cells: &&Vec<String>| {
-            let cell = |(at, cell): (usize, &String)| match widths.get(at) {
-                Some(width) if at + 1 < columns => format!("{cell:<0$}", width + COLUMN_GAP),
+            let cell = |(column, cell): (usize, &String)| match widths.get(column) {
+                Some(width) if column + 1 < columns => format!("{cell:<0$}", width + COLUMN_GAP),
                 _ => cell.clone(),
             };
             let line: String = cells.iter().enumerate().map(cell).collect();

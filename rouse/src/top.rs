@@ -48,14 +48,14 @@ pub(crate) fn top(
     // Without a terminal the output is a table for a pipe, like that of `rouse get`.
     if args.once || !io::stdout().is_terminal() {
         let rows = before.services.iter().map(|it| it.cells().to_vec()).collect();
-        let head = snapshot::COLUMNS.map(str::to_owned).to_vec();
-        return Ok(stdout::print_text(&TextTable { header: head, rows }.to_text())?);
+        let header = snapshot::COLUMNS.map(str::to_owned).to_vec();
+        return Ok(stdout::print_text(&TextTable { header, rows }.to_text())?);
     }
     let mut terminal = ratatui::init();
-    let done = run_view(&mut terminal, layout, store, &mut before);
+    let result = run_view(&mut terminal, layout, store, &mut before);
     // Also after an error: the terminal would otherwise stay in raw mode.
     ratatui::restore();
-    done
+    result
 }
 
 fn run_view(
@@ -92,9 +92,9 @@ fn take_snapshot(
     let pods = store.objects(KnativeObjectKind::Pod, None)?;
     let metrics = fetch_metrics(AUTOSCALER_ADMIN);
     // Without the autoscaler the objects are still shown, and the error in the last line.
-    let trouble = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
+    let error = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));
     let metrics = metrics.unwrap_or_default();
-    Ok(TopSnapshot::new(Instant::now(), &services, &pods, &metrics, trouble, before))
+    Ok(TopSnapshot::new(Instant::now(), &services, &pods, &metrics, error, before))
 }
 
 /// Reads `GET /metrics` from a component, without its response head.
@@ -113,9 +113,9 @@ fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
     let [head, body, foot] =
         Areas::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
             .areas(frame.area());
-    let awake = now.services.iter().filter(|it| it.pods > 0).count();
+    let awake_count = now.services.iter().filter(|it| it.pods > 0).count();
     let title = format!(
-        "node {node}: {} services, {awake} awake, {} pods, {:.0} requests/s",
+        "node {node}: {} services, {awake_count} awake, {} pods, {:.0} requests/s",
         now.services.len(),
         now.services.iter().map(|it| it.pods).sum::<usize>(),
         now.services.iter().filter_map(|it| it.rate).sum::<f64>(),

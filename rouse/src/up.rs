@@ -102,18 +102,19 @@ impl NodeComponent {
 /// Runs the node until SIGINT or SIGTERM, then removes it. A single component leaves the rest of the node alone.
 pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     require_root()?;
-    let parts = args.part.map_or_else(|| NodeComponent::ALL.to_vec(), |part| vec![part]);
+    let components =
+        args.part.map_or_else(|| NodeComponent::ALL.to_vec(), |component| vec![component]);
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
     check_not_running(layout, args.part)?;
-    let made = create_node(layout, args.part);
+    let result = create_node(layout, args.part);
     drop(lock);
-    let ran = made.and_then(|()| enter_and_run(layout, args, &parts));
+    let result = result.and_then(|()| enter_and_run(layout, args, &components));
     if args.part.is_none() {
         NodeManager::destroy(layout)
             .context("the node is left half removed; `rouse down` tries again")?;
     }
-    ran
+    result
 }
 
 /// Returns an error without root rights, before half of the work is done.
@@ -125,31 +126,35 @@ pub(crate) fn require_root() -> Result<()> {
 }
 
 /// Creates the missing pieces of the node and registers this process as one of its components.
-fn create_node(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
+fn create_node(layout: &NodeLayout, component: Option<NodeComponent>) -> Result<()> {
     NodeManager::create(layout)?;
-    Ok(NodeManager::register_component(layout, part.map_or("node", NodeComponent::name))?)
+    Ok(NodeManager::register_component(layout, component.map_or("node", NodeComponent::name))?)
 }
 
 /// Returns an error if a requested component, or the whole node, runs already.
-fn check_not_running(layout: &NodeLayout, part: Option<NodeComponent>) -> Result<()> {
+fn check_not_running(layout: &NodeLayout, component: Option<NodeComponent>) -> Result<()> {
     // Components of one node may run in several processes, but the whole node excludes all of them.
     let others = NodeManager::running_components(layout);
-    let clashes = |name: &str| match part {
+    let clashes = |name: &str| match component {
         Some(part) => name == part.name() || name == "node",
         None => true,
     };
     if let Some((name, process)) = others.iter().find(|(name, _)| clashes(name)) {
         let (node, pid) = (layout.name(), process.pid);
-        let what = if name == "node" { String::new() } else { format!("{name} of ") };
-        bail!("{what}node {node} runs already (pid {pid}); `rouse --node {node} down` ends it");
+        let prefix = if name == "node" { String::new() } else { format!("{name} of ") };
+        bail!("{prefix}node {node} runs already (pid {pid}); `rouse --node {node} down` ends it");
     }
     Ok(())
 }
 
-fn enter_and_run(layout: &NodeLayout, args: &NodeUpArgs, parts: &[NodeComponent]) -> Result<()> {
+fn enter_and_run(
+    layout: &NodeLayout,
+    args: &NodeUpArgs,
+    components: &[NodeComponent],
+) -> Result<()> {
     // Sockets and the namespace of the host are opened before this process leaves the host's network.
     let host = net::current_namespace()?;
-    let gateway = parts
+    let gateway = components
         .contains(&NodeComponent::Activator)
         .then(|| bind_gateway(args.gateway))
         .transpose()?;
@@ -158,7 +163,7 @@ fn enter_and_run(layout: &NodeLayout, args: &NodeUpArgs, parts: &[NodeComponent]
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outside = HostHandles { host_namespace: Some(host), gateway };
     runtime.block_on(async {
-        let running = RunningComponents::start(layout, args, outside, parts)?;
+        let running = RunningComponents::start(layout, args, outside, components)?;
         running.run_until_stopped(layout, args.ready_file.as_deref()).await
     })
 }
@@ -189,15 +194,15 @@ impl RunningComponents {
         layout: &NodeLayout,
         args: &NodeUpArgs,
         mut outside: HostHandles,
-        parts: &[NodeComponent],
+        components: &[NodeComponent],
     ) -> Result<Self> {
         let mut running = Self {
-            components: parts.to_vec(),
+            components: components.to_vec(),
             tasks: JoinSet::new(),
             shutdown: CancellationToken::new(),
         };
-        for part in parts {
-            match part {
+        for component in components {
+            match component {
                 NodeComponent::Controller => {
                     running.start_controller(layout, args, &mut outside)?
                 }
@@ -217,8 +222,8 @@ impl RunningComponents {
         outside: &mut HostHandles,
     ) -> Result<()> {
         // Only the latest orders matter, so a watch channel may skip older ones; each status counts.
-        let (orders_in, orders) = watch::channel(LocalNodeSpec::default());
-        let (statuses, statuses_out) = mpsc::channel(STATUS_CHANNEL_CAPACITY);
+        let (orders_tx, orders_rx) = watch::channel(LocalNodeSpec::default());
+        let (statuses_tx, statuses_rx) = mpsc::channel(STATUS_CHANNEL_CAPACITY);
         let config = controller::ControllerConfig {
             node: layout.name().to_owned(),
             state: layout.data_folder(),
@@ -227,8 +232,8 @@ impl RunningComponents {
             ..controller::ControllerConfig::default()
         };
         let node = controller::shell::local_node::LocalNodeChannels {
-            orders: orders_in,
-            statuses: statuses_out,
+            orders: orders_tx,
+            statuses: statuses_rx,
         };
         let shutdown = self.shutdown.clone();
         self.spawn_component("controller", async {
@@ -247,7 +252,7 @@ impl RunningComponents {
         };
         let shutdown = self.shutdown.clone();
         self.spawn_component("pods", async {
-            Ok(local::run(config, orders, statuses, shutdown).await?)
+            Ok(local::run(config, orders_rx, statuses_tx, shutdown).await?)
         });
         Ok(())
     }
@@ -361,15 +366,15 @@ async fn run_on_own_threads(
         _ => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().thread_name(name).build()?;
-    let (ended, end) = oneshot::channel();
+    let (end_tx, end_rx) = oneshot::channel();
     let body = move || {
         // Spawned, because tasks would otherwise move between the runtime's workers and this thread.
         let part = runtime.block_on(runtime.spawn(part)).context("it panicked");
         // The receiver is gone only when the whole process ends.
-        let _ = ended.send(part.flatten());
+        let _ = end_tx.send(part.flatten());
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
-    end.await.context("it panicked")?
+    end_rx.await.context("it panicked")?
 }
 
 /// Runtime with half of the processors; pods need the others. A thread that is woken when no processor is free only
@@ -399,11 +404,11 @@ fn unix_endpoint(socket: &Path) -> String {
 /// Prints once that all components are ready, and writes the ready file.
 async fn announce_ready(
     node: String,
-    parts: Vec<NodeComponent>,
+    components: Vec<NodeComponent>,
     ready_file: Option<&Path>,
 ) -> Result<()> {
-    for part in parts {
-        while !is_component_ready(part.admin_address()).await {
+    for component in components {
+        while !is_component_ready(component.admin_address()).await {
             tokio::time::sleep(READY_POLL).await;
         }
     }
@@ -417,14 +422,14 @@ async fn announce_ready(
 
 /// Requests `/readyz` over TCP like any client; any error means not ready.
 async fn is_component_ready(admin: SocketAddr) -> bool {
-    let ask = async {
+    let request = async {
         let mut stream = TcpStream::connect(admin).await?;
         stream
             .write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             .await?;
-        let mut answer = [0; 12];
-        stream.read_exact(&mut answer).await?;
-        std::io::Result::Ok(answer.ends_with(b" 200"))
+        let mut response = [0; 12];
+        stream.read_exact(&mut response).await?;
+        std::io::Result::Ok(response.ends_with(b" 200"))
     };
-    ask.await.unwrap_or(false)
+    request.await.unwrap_or(false)
 }

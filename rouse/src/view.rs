@@ -4,8 +4,8 @@ use controller::model::object::KnativeObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-/// Column names of a kind, with kubectl's additional ones if `wide`.
-pub(crate) fn column_names(kind: KnativeObjectKind, wide: bool) -> Vec<&'static str> {
+/// Column names of a kind, with kubectl's additional ones if `is_wide`.
+pub(crate) fn column_names(kind: KnativeObjectKind, is_wide: bool) -> Vec<&'static str> {
     match kind {
         KnativeObjectKind::Service => {
             vec!["NAME", "URL", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
@@ -30,7 +30,7 @@ pub(crate) fn column_names(kind: KnativeObjectKind, wide: bool) -> Vec<&'static 
             let services = ["SERVICENAME", "PRIVATESERVICENAME"];
             [&["NAME", "MODE", "ACTIVATORS"], &services[..], &["READY", "REASON"]].concat()
         }
-        KnativeObjectKind::Pod if wide => {
+        KnativeObjectKind::Pod if is_wide => {
             vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"]
         }
         KnativeObjectKind::Pod => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"],
@@ -40,19 +40,20 @@ pub(crate) fn column_names(kind: KnativeObjectKind, wide: bool) -> Vec<&'static 
 /// Cells of one object's row, in the order of [`column_names`].
 pub(crate) fn row_cells(
     kind: KnativeObjectKind,
-    it: &Value,
-    wide: bool,
+    object: &Value,
+    is_wide: bool,
     now: Timestamp,
 ) -> Vec<String> {
-    let status = &it["status"];
+    let status = &object["status"];
     let latest = || {
         [
             scalar_text(&status["latestCreatedRevisionName"]),
             scalar_text(&status["latestReadyRevisionName"]),
         ]
     };
-    let ready = || [condition_field(it, "Ready", "status"), condition_field(it, "Ready", "reason")];
-    let name = [scalar_text(&it["metadata"]["name"])];
+    let ready =
+        || [condition_field(object, "Ready", "status"), condition_field(object, "Ready", "reason")];
+    let name = [scalar_text(&object["metadata"]["name"])];
     let rest = match kind {
         KnativeObjectKind::Service => {
             [vec![scalar_text(&status["url"])], latest().into(), ready().into()].concat()
@@ -61,21 +62,23 @@ pub(crate) fn row_cells(
         KnativeObjectKind::Route => [vec![scalar_text(&status["url"])], ready().into()].concat(),
         KnativeObjectKind::Revision => {
             let label = |key: &str| {
-                scalar_text(&it["metadata"]["labels"][format!("serving.knative.dev/{key}")])
+                scalar_text(&object["metadata"]["labels"][format!("serving.knative.dev/{key}")])
             };
             let replicas =
                 [scalar_text(&status["actualReplicas"]), scalar_text(&status["desiredReplicas"])];
             let whose = vec![label("configuration"), label("configurationGeneration")];
             [whose, ready().into(), replicas.into()].concat()
         }
-        KnativeObjectKind::Pod => pod_cells(it, wide, now),
+        KnativeObjectKind::Pod => pod_cells(object, is_wide, now),
         KnativeObjectKind::PodAutoscaler => {
             let scale = [scalar_text(&status["desiredScale"]), scalar_text(&status["actualScale"])];
             [scale, ready()].concat()
         }
         KnativeObjectKind::ServerlessService => {
-            let mode =
-                [scalar_text(&it["spec"]["mode"]), scalar_text(&it["spec"]["numActivators"])];
+            let mode = [
+                scalar_text(&object["spec"]["mode"]),
+                scalar_text(&object["spec"]["numActivators"]),
+            ];
             let services =
                 [scalar_text(&status["serviceName"]), scalar_text(&status["privateServiceName"])];
             [mode, services, ready()].concat()
@@ -84,46 +87,52 @@ pub(crate) fn row_cells(
     name.into_iter().chain(rest).collect()
 }
 
-fn pod_cells(it: &Value, wide: bool, now: Timestamp) -> Vec<String> {
+fn pod_cells(pod: &Value, is_wide: bool, now: Timestamp) -> Vec<String> {
     let containers =
-        it["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let ready = containers.iter().filter(|one| one["ready"] == true).count();
-    let all = it["spec"]["containers"].as_array().map_or(containers.len(), Vec::len);
-    let restarts: i64 = containers.iter().filter_map(|one| one["restartCount"].as_i64()).sum();
+        pod["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let ready = containers.iter().filter(|container| container["ready"] == true).count();
+    let total = pod["spec"]["containers"].as_array().map_or(containers.len(), Vec::len);
+    let restarts: i64 =
+        containers.iter().filter_map(|container| container["restartCount"].as_i64()).sum();
     let mut cells = vec![
-        format!("{ready}/{all}"),
-        pod_status(it, containers),
+        format!("{ready}/{total}"),
+        pod_status(pod, containers),
         restarts.to_string(),
-        format_age(&it["metadata"]["creationTimestamp"], now),
+        format_age(&pod["metadata"]["creationTimestamp"], now),
     ];
-    if wide {
-        let known = |value: &Value| Some(scalar_text(value)).filter(|text| !text.is_empty());
-        let or_none = |value: &Value| known(value).unwrap_or_else(|| "<none>".to_owned());
-        cells.push(or_none(&it["status"]["podIP"]));
-        cells.push(or_none(&it["spec"]["nodeName"]));
+    if is_wide {
+        let non_empty = |value: &Value| Some(scalar_text(value)).filter(|text| !text.is_empty());
+        let or_none = |value: &Value| non_empty(value).unwrap_or_else(|| "<none>".to_owned());
+        cells.push(or_none(&pod["status"]["podIP"]));
+        cells.push(or_none(&pod["spec"]["nodeName"]));
     }
     cells
 }
 
 /// STATUS of a pod as kubectl shows it.
-fn pod_status(it: &Value, containers: &[Value]) -> String {
+fn pod_status(pod: &Value, containers: &[Value]) -> String {
     // Deletion is no phase, but kubectl shows it before any other state.
-    if it["metadata"]["deletionTimestamp"].is_string() {
+    if pod["metadata"]["deletionTimestamp"].is_string() {
         return "Terminating".to_owned();
     }
     // A container's reason (CrashLoopBackOff) tells more than the phase, which stays Running or Pending.
-    let reason = |one: &Value| {
-        let state = &one["state"];
+    let reason = |container: &Value| {
+        let state = &container["state"];
         let reason = |of: &str| state[of]["reason"].as_str().map(str::to_owned);
         reason("waiting").or_else(|| reason("terminated"))
     };
-    containers.iter().find_map(reason).unwrap_or_else(|| scalar_text(&it["status"]["phase"]))
+    containers.iter().find_map(reason).unwrap_or_else(|| scalar_text(&pod["status"]["phase"]))
 }
 
 /// Field of a condition; empty if the object lacks the condition.
-pub(crate) fn condition_field(it: &Value, of: &str, field: &str) -> String {
-    let all = it["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    all.iter().find(|one| one["type"] == of).map(|one| scalar_text(&one[field])).unwrap_or_default()
+pub(crate) fn condition_field(object: &Value, condition: &str, field: &str) -> String {
+    let conditions =
+        object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    conditions
+        .iter()
+        .find(|one| one["type"] == condition)
+        .map(|condition| scalar_text(&condition[field]))
+        .unwrap_or_default()
 }
 
 /// Text of a scalar: strings unquoted, numbers in digits; empty for any other value.
@@ -189,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_service_shows_its_address_and_readiness() {
-        let it = json!({
+        let object = json!({
             "metadata": {"name": "hello"},
             "status": {
                 "url": "http://hello.default.localhost",
@@ -201,7 +210,7 @@ mod tests {
                 ],
             },
         });
-        let cells = row_cells(KnativeObjectKind::Service, &it, false, Timestamp::UNIX_EPOCH);
+        let cells = row_cells(KnativeObjectKind::Service, &object, false, Timestamp::UNIX_EPOCH);
         let expected = [
             "hello",
             "http://hello.default.localhost",
@@ -215,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_pod_shows_why_it_is_not_running() {
-        let mut it = json!({
+        let mut object = json!({
             "metadata": {"name": "p", "creationTimestamp": "2026-11-21T11:59:50Z"},
             "spec": {"containers": [{}, {}], "nodeName": "rouse"},
             "status": {"phase": "Running", "podIP": "10.244.1.2", "containerStatuses": [
@@ -224,10 +233,13 @@ mod tests {
             ]},
         });
         let now = at("2026-11-21T12:00:00Z");
-        let row = |it: &Value| row_cells(KnativeObjectKind::Pod, it, true, now);
-        assert_eq!(row(&it), ["p", "1/2", "CrashLoopBackOff", "3", "10s", "10.244.1.2", "rouse"]);
-        it["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
-        assert_eq!(row(&it)[2], "Terminating");
+        let row = |object: &Value| row_cells(KnativeObjectKind::Pod, object, true, now);
+        assert_eq!(
+            row(&object),
+            ["p", "1/2", "CrashLoopBackOff", "3", "10s", "10.244.1.2", "rouse"]
+        );
+        object["metadata"]["deletionTimestamp"] = json!("2026-11-21T12:00:00Z");
+        assert_eq!(row(&object)[2], "Terminating");
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use std::process::Command;
 
 /// Runs the program; returns its exit code, standard output and standard error.
-fn rouse(words: &[&str]) -> (Option<i32>, String, String) {
-    let done = Command::new(env!("CARGO_BIN_EXE_rouse")).args(words).output().expect("it starts");
+fn rouse(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_rouse")).args(args).output().expect("it starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
-    (done.status.code(), text(done.stdout), text(done.stderr))
+    (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
 #[test]

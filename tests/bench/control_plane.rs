@@ -36,12 +36,12 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 #[tokio::main]
 async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("rouse-control-plane-{}", std::process::id()));
-    let (shutdown, parts) = (CancellationToken::new(), TaskTracker::new());
-    let measured = timeout(WAIT_TIMEOUT * 2, measure(&folder, &shutdown, &parts)).await;
+    let (shutdown, tasks) = (CancellationToken::new(), TaskTracker::new());
+    let measured = timeout(WAIT_TIMEOUT * 2, measure(&folder, &shutdown, &tasks)).await;
     // Cleaned up in any case: the controller writes to the directory until it has ended.
     shutdown.cancel();
-    parts.close();
-    let _ = timeout(WAIT_TIMEOUT, parts.wait()).await;
+    tasks.close();
+    let _ = timeout(WAIT_TIMEOUT, tasks.wait()).await;
     let _ = fs::remove_dir_all(&folder);
     let rounds = measured.context("the whole took too long")??;
     println!("{}", serde_json::json!({ "per_s": rounds, "n": WAKES }));
@@ -51,7 +51,7 @@ async fn main() -> Result<()> {
 async fn measure(
     folder: &Path,
     shutdown: &CancellationToken,
-    parts: &TaskTracker,
+    tasks: &TaskTracker,
 ) -> Result<Vec<f64>> {
     write_manifests(&folder.join("manifests"))?;
     let (orders, mut ordered) = watch::channel(LocalNodeSpec::default());
@@ -59,29 +59,32 @@ async fn measure(
     let node = controller::shell::local_node::LocalNodeChannels { orders, statuses };
     let routes = endpoint(folder, "controller.sock");
     let usage = endpoint(folder, "autoscaler.sock");
-    parts.spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
-    parts.spawn(autoscaler::run(autoscaler_config(&routes, &usage), shutdown.clone()));
+    tasks.spawn(controller::run(controller_config(folder, &routes), node, shutdown.clone()));
+    tasks.spawn(autoscaler::run(autoscaler_config(&routes, &usage), shutdown.clone()));
 
-    let who = ComponentReplica {
+    let activator = ComponentReplica {
         role: ComponentRole::Activator,
         name: "bench".into(),
         node: "bench".into(),
     };
-    let revisions = revisions(ComponentLink::new(&routes, who.clone(), shutdown.clone())).await?;
+    let revisions =
+        revisions(ComponentLink::new(&routes, activator.clone(), shutdown.clone())).await?;
     let outbox = Outbox::new();
     let (link, report) =
-        (Arc::new(ComponentLink::new(&usage, who, shutdown.clone())), outbox.clone());
+        (Arc::new(ComponentLink::new(&usage, activator, shutdown.clone())), outbox.clone());
     tokio::spawn(async move { link.report_usage(&report).await });
 
     let clock = Instant::now();
     let mut rates = Vec::new();
     for (round, revisions) in revisions.chunks(WAKES).enumerate() {
-        let (started, want) = (Instant::now(), (round + 1) * WAKES);
+        let (started, expected) = (Instant::now(), (round + 1) * WAKES);
         for revision in revisions {
             outbox.set(usage_key(revision), waiting_request_report(revision, clock));
         }
-        let all = ordered.wait_for(|orders| orders.pods.len() >= want);
-        timeout(WAIT_TIMEOUT, all).await.with_context(|| format!("round {round} got stuck"))??;
+        let all_ordered = ordered.wait_for(|orders| orders.pods.len() >= expected);
+        timeout(WAIT_TIMEOUT, all_ordered)
+            .await
+            .with_context(|| format!("round {round} got stuck"))??;
         rates.push(WAKES as f64 / started.elapsed().as_secs_f64());
     }
     Ok(rates.split_off(1))
@@ -89,15 +92,15 @@ async fn measure(
 
 /// Waits until all revisions are in the RouteTable, and returns their names.
 async fn revisions(link: ComponentLink) -> Result<Vec<NamespacedName>> {
-    let (found, complete) = oneshot::channel();
-    let mut found = Some(found);
+    let (found_tx, complete) = oneshot::channel();
+    let mut found_tx = Some(found_tx);
     tokio::spawn(async move {
         link.watch_routes(|view, _| {
             if view.table.revisions.len() == ROUNDS * WAKES
-                && let Some(found) = found.take()
+                && let Some(found_tx) = found_tx.take()
             {
                 // The receiver is gone only when the bench has given up.
-                let _ = found.send(view.table.revisions.keys().cloned().collect());
+                let _ = found_tx.send(view.table.revisions.keys().cloned().collect());
             }
         })
         .await;
@@ -114,12 +117,12 @@ fn usage_key(revision: &NamespacedName) -> UsageKey {
 
 /// Usage report of one request that has been waiting since now.
 fn waiting_request_report(revision: &NamespacedName, clock: Instant) -> UsageSample {
-    let at_ns = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let read_at_ns = u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let mut totals = RequestTotals::default();
-    totals.record_start(at_ns);
+    totals.record_start(read_at_ns);
     UsageSample {
         key: usage_key(revision),
-        read_at_ns: at_ns,
+        read_at_ns,
         totals,
         status: Vec::new(),
         latency: Vec::new(),

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use tests::features::EnabledFeatures;
-use tests::installed::RouseCluster;
+use tests::knative_features::EnabledFeatures;
+use tests::rouse_cluster::RouseCluster;
 
 /// Examples with requests to their services: file, service, path, and a part of the response's body.
 const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 12] = [
@@ -32,14 +32,14 @@ fn examples(namespace: &str) -> Vec<(String, String)> {
         let name = file.file_stem().expect("a file has a name").to_string_lossy().into_owned();
         (name, text.replace("namespace: default", &format!("namespace: {namespace}")))
     };
-    let mut all: Vec<_> = yaml.map(read).collect();
-    all.sort();
-    all
+    let mut examples: Vec<_> = yaml.map(read).collect();
+    examples.sort();
+    examples
 }
 
 /// Applies all examples. `split-2` changes the service of `split`, so it is applied once that one is Ready.
-fn apply_all(rouse: &RouseCluster, namespace: &str, all: &[(String, String)]) {
-    for (name, yaml) in all {
+fn apply_all(rouse: &RouseCluster, namespace: &str, manifests: &[(String, String)]) {
+    for (name, yaml) in manifests {
         if name.starts_with("split-2") {
             rouse.wait_ready(namespace, "ksvc", "split");
         }
@@ -47,8 +47,8 @@ fn apply_all(rouse: &RouseCluster, namespace: &str, all: &[(String, String)]) {
             match rouse.apply(namespace, yaml) {
                 Ok(()) => Some(()),
                 // A setting takes effect soon, but not on all replicas at the same moment.
-                Err(said) if said.contains("support for init-containers is off") => None,
-                Err(said) => panic!("{name}: {said}"),
+                Err(error) if error.contains("support for init-containers is off") => None,
+                Err(error) => panic!("{name}: {error}"),
             }
         });
     }
@@ -60,12 +60,12 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     let features = EnabledFeatures::enable(&rouse.cluster, &["kubernetes.podspec-init-containers"]);
     let namespace = rouse.namespace("examples");
     let name = &namespace.name;
-    let all = examples(name);
-    for (file, _) in &all {
-        let is_known = EXPECTED_RESPONSES.iter().any(|(known, ..)| file.starts_with(known));
+    let manifests = examples(name);
+    for (file, _) in &manifests {
+        let is_known = EXPECTED_RESPONSES.iter().any(|(name, ..)| file.starts_with(name));
         assert!(is_known, "no test says what {file}.yaml answers");
     }
-    apply_all(&rouse, name, &all);
+    apply_all(&rouse, name, &manifests);
     let mut services: Vec<&str> =
         EXPECTED_RESPONSES.iter().map(|(_, service, ..)| *service).collect();
     services.dedup();
@@ -76,35 +76,35 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
         rouse.wait_asleep(name, service);
     }
     assert_eq!(rouse.pods(name, "scale").len(), 1, "min-scale holds one pod");
-    for (file, service, path, want) in EXPECTED_RESPONSES {
-        let answer = rouse.client_on("node1").get(&(rouse.service_url(name, service) + path));
-        assert!(answer.status == 200 && answer.body.contains(want), "{file}: {answer}");
+    for (file, service, path, expected) in EXPECTED_RESPONSES {
+        let response = rouse.client_on("node1").get(&(rouse.service_url(name, service) + path));
+        assert!(response.status == 200 && response.body.contains(expected), "{file}: {response}");
     }
     check_hosts(&rouse, name);
     check_hard_limit(&rouse, name);
 
-    for (file, yaml) in all.iter().filter(|(file, _)| !file.starts_with("split-2")) {
-        rouse.delete(name, yaml).unwrap_or_else(|said| panic!("{file}: {said}"));
+    for (file, yaml) in manifests.iter().filter(|(file, _)| !file.starts_with("split-2")) {
+        rouse.delete(name, yaml).unwrap_or_else(|error| panic!("{file}: {error}"));
     }
     drop(features);
     rouse.cluster.wait("everything of the examples to be gone", || {
         let kinds = "configurations,revisions,routes,deployments,services,endpointslices,pods";
-        let words = ["get", kinds, "--namespace", name, "--output", "name"];
-        rouse.cluster.kubectl(&words).ok().filter(|left| left.trim().is_empty())
+        let args = ["get", kinds, "--namespace", name, "--output", "name"];
+        rouse.cluster.kubectl(&args).ok().filter(|remaining| remaining.trim().is_empty())
     });
 }
 
 /// Checks the hosts of the examples, from outside of the cluster.
 fn check_hosts(rouse: &RouseCluster, namespace: &str) {
-    let answer = rouse.get_through_gateway("hello.example.org", "/", &[]);
-    assert!(answer.pod().starts_with("named-00001-deployment-"), "{answer}");
-    for (host, want) in [("current-split", "split-blue"), ("candidate-split", "split-green")] {
-        let answer =
+    let response = rouse.get_through_gateway("hello.example.org", "/", &[]);
+    assert!(response.pod().starts_with("named-00001-deployment-"), "{response}");
+    for (host, expected) in [("current-split", "split-blue"), ("candidate-split", "split-green")] {
+        let response =
             rouse.get_through_gateway(&format!("{host}.{namespace}.example.com"), "/", &[]);
-        assert!(answer.pod().starts_with(want), "{answer}");
+        assert!(response.pod().starts_with(expected), "{response}");
     }
-    let answer = rouse.get_through_gateway(&format!("private.{namespace}.example.com"), "/", &[]);
-    assert_eq!(answer.status, 404, "{answer}");
+    let response = rouse.get_through_gateway(&format!("private.{namespace}.example.com"), "/", &[]);
+    assert_eq!(response.status, 404, "{response}");
     let service = rouse.cluster.get(&["ksvc", "--namespace", namespace, "private"]);
     let url = format!("http://private.{namespace}.svc.cluster.local");
     assert_eq!(service["status"]["url"], url);
@@ -115,7 +115,7 @@ fn check_hard_limit(rouse: &RouseCluster, namespace: &str) {
     let address = rouse.service_address(namespace, "concurrency");
     let args = ["--stages", "6x60s", "--requests", "40", "--path", "/?sleep=300"];
     let requests = rouse.client_on("node2").start_load(&address, "concurrency", &args).finish();
-    tests::requests::assert_none_lost(&requests, 40);
+    tests::load_process::assert_none_lost(&requests, 40);
     // Some of the pods have ended by now, or end while they are queried.
     let counts = rouse.pods(namespace, "concurrency").into_iter().filter_map(|pod| {
         let ip = pod["status"]["podIP"].as_str()?.to_owned();

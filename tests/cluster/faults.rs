@@ -10,11 +10,11 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::cluster::TestCluster;
-use tests::installed::{
+use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost, counts_by_second};
+use tests::rouse_cluster::{
     ClientPod, HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
 };
-use tests::requests::{LoadProcess, LoadRequest, assert_none_lost, counts_by_second};
+use tests::test_cluster::TestCluster;
 
 /// A fault, reversed on drop, also when the test fails.
 struct InjectedFault<'a> {
@@ -32,7 +32,7 @@ impl<'a> InjectedFault<'a> {
     ) -> Self {
         cluster
             .fault(action, component)
-            .unwrap_or_else(|said| panic!("{action} {component}: {said}"));
+            .unwrap_or_else(|error| panic!("{action} {component}: {error}"));
         Self { cluster, component, reversal }
     }
 }
@@ -43,10 +43,10 @@ impl Drop for InjectedFault<'_> {
     }
 }
 
-fn service_with_min_scale(name: &str, least: u32) -> String {
+fn service_with_min_scale(name: &str, min_scale: u32) -> String {
     service_manifest(
         name,
-        &format!(", autoscaling.knative.dev/min-scale: \"{least}\""),
+        &format!(", autoscaling.knative.dev/min-scale: \"{min_scale}\""),
         HELLO_CONTAINER,
     )
 }
@@ -92,23 +92,23 @@ fn create_later_service(rouse: &RouseCluster, namespace: &str) {
 #[test]
 fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("no-api");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("no-api");
+    let namespace = &namespace.name;
     create_services(&rouse, namespace);
-    let asleep = rouse.service_address(namespace, "asleep");
-    let awake = start_traffic(&rouse, namespace, "awake", 70);
+    let asleep_address = rouse.service_address(namespace, "asleep");
+    let traffic = start_traffic(&rouse, namespace, "awake", 70);
     let fault = InjectedFault::inject(&rouse.cluster, "stop", "kube-apiserver", "resume");
     pause(50);
     // No pod can start now, so the request waits.
-    let wakes = start_wake(&rouse, &asleep);
+    let wake = start_wake(&rouse, &asleep_address);
     pause(10);
     drop(fault);
-    assert_none_lost(&awake.finish(), 500);
-    let woken = wakes.finish();
-    assert_none_lost(&woken, 1);
+    assert_none_lost(&traffic.finish(), 500);
+    let wake_requests = wake.finish();
+    assert_none_lost(&wake_requests, 1);
     println!(
         "a request that came without an API server was answered after {} ms",
-        slowest_us(&woken)
+        slowest_us(&wake_requests)
     );
     create_later_service(&rouse, namespace);
 }
@@ -116,18 +116,18 @@ fn an_api_server_that_is_gone_for_a_minute_stops_no_traffic() {
 #[test]
 fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("no-etcd");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("no-etcd");
+    let namespace = &namespace.name;
     create_services(&rouse, namespace);
-    let awake = start_traffic(&rouse, namespace, "awake", 20);
-    let asleep = rouse.service_address(namespace, "asleep");
+    let traffic = start_traffic(&rouse, namespace, "awake", 20);
+    let asleep_address = rouse.service_address(namespace, "asleep");
     let fault = InjectedFault::inject(&rouse.cluster, "stop", "etcd", "resume");
-    let wakes = start_wake(&rouse, &asleep);
+    let wake = start_wake(&rouse, &asleep_address);
     pause(8);
     drop(fault);
-    let sleeps = wakes.finish();
+    let sleeps = wake.finish();
     assert_none_lost(&sleeps, 1);
-    assert_none_lost(&awake.finish(), 100);
+    assert_none_lost(&traffic.finish(), 100);
     println!(
         "a request that came while etcd stood still was answered after {} ms",
         slowest_us(&sleeps)
@@ -138,14 +138,14 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
 #[ignore = "takes minutes: --long"]
 fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("slow-etcd");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("slow-etcd");
+    let namespace = &namespace.name;
     let sleepers = ["w0", "w1", "w2", "w3"];
     let annotations = ", autoscaling.knative.dev/min-scale: \"1\", \
                        autoscaling.knative.dev/target: \"1\"";
-    let mut all = vec![service_manifest("grows", annotations, HELLO_CONTAINER)];
-    all.extend(sleepers.map(|name| service_with_min_scale(name, 0)));
-    rouse.apply_until_ready(namespace, &all.join("---\n"));
+    let mut manifests = vec![service_manifest("grows", annotations, HELLO_CONTAINER)];
+    manifests.extend(sleepers.map(|name| service_with_min_scale(name, 0)));
+    rouse.apply_until_ready(namespace, &manifests.join("---\n"));
     sleepers.iter().for_each(|name| rouse.wait_asleep(namespace, name));
     let addresses = sleepers.map(|name| rouse.service_address(namespace, name));
     let first = leader(&rouse, "");
@@ -158,9 +158,10 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
             pause(8);
             start_wake(&rouse, address)
         });
-        let woken: Vec<LoadRequest> = waking.into_iter().flat_map(LoadProcess::finish).collect();
-        assert_none_lost(&woken, sleepers.len());
-        println!("slowest wake while etcd was slow: {} ms", slowest_us(&woken));
+        let wake_requests: Vec<LoadRequest> =
+            waking.into_iter().flat_map(LoadProcess::finish).collect();
+        assert_none_lost(&wake_requests, sleepers.len());
+        println!("slowest wake while etcd was slow: {} ms", slowest_us(&wake_requests));
         slow.join().expect("no panic").expect("etcd is there");
         grows
     });
@@ -175,19 +176,19 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     sleepers.iter().for_each(|name| rouse.wait_asleep(namespace, name));
     rouse.cluster.wait("all revisions to be ready", || {
         let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
-        let all = list["items"].as_array()?;
+        let pods = list["items"].as_array()?;
         let is_ready = |it| find_condition(it, "Ready")["status"] == "True";
-        (all.len() == sleepers.len() + 2 && all.iter().all(is_ready)).then_some(())
+        (pods.len() == sleepers.len() + 2 && pods.iter().all(is_ready)).then_some(())
     });
 }
 
 #[test]
 fn watches_that_break_are_taken_up_again() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("watches");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("watches");
+    let namespace = &namespace.name;
     create_services(&rouse, namespace);
-    let awake = start_traffic(&rouse, namespace, "awake", 15);
+    let traffic = start_traffic(&rouse, namespace, "awake", 15);
     for _ in 0..2 {
         drop(InjectedFault::inject(&rouse.cluster, "kill", "kube-apiserver", "start"));
         // Like any supervisor of a control plane: a server that ends while it starts is started again.
@@ -197,10 +198,10 @@ fn watches_that_break_are_taken_up_again() {
         });
     }
     // Changes during the fault and after it are observed.
-    let woken = start_wake(&rouse, &rouse.service_address(namespace, "asleep")).finish();
-    assert_none_lost(&woken, 1);
+    let wake_requests = start_wake(&rouse, &rouse.service_address(namespace, "asleep")).finish();
+    assert_none_lost(&wake_requests, 1);
     create_later_service(&rouse, namespace);
-    assert_none_lost(&awake.finish(), 100);
+    assert_none_lost(&traffic.finish(), 100);
 }
 
 /// Name of the pod that holds the lease, once it is another one than `before`.
@@ -219,26 +220,29 @@ struct LeaseWatch(Child);
 
 impl LeaseWatch {
     fn start(rouse: &RouseCluster) -> Self {
-        let words =
+        let args =
             ["lease", "rouse-controller", "--namespace", SYSTEM_NAMESPACE, "--watch", "-o", "json"];
-        let words = [&["kubectl", "get"], &words[..]].concat();
-        let mut command = rouse.cluster.command(&words).expect("a cluster of xtask's");
+        let args = [&["kubectl", "get"], &args[..]].concat();
+        let mut command = rouse.cluster.command(&args).expect("a cluster of xtask's");
         Self(command.stdout(Stdio::piped()).spawn().expect("it starts"))
     }
 
     /// Time from the lease's release until another replica acquired it.
     fn handover_time(mut self) -> Duration {
         let _ended = self.0.kill();
-        let mut said = Vec::new();
-        self.0.stdout.take().expect("piped").read_to_end(&mut said).expect("it has ended");
-        let all = serde_json::Deserializer::from_slice(&said).into_iter::<Lease>();
-        let all: Vec<LeaseSpec> = all.map_while(Result::ok).filter_map(|it| it.spec).collect();
+        let mut times = Vec::new();
+        self.0.stdout.take().expect("piped").read_to_end(&mut times).expect("it has ended");
+        let leases = serde_json::Deserializer::from_slice(&times).into_iter::<Lease>();
+        let specs: Vec<LeaseSpec> = leases.map_while(Result::ok).filter_map(|it| it.spec).collect();
         let is_free = |it: &LeaseSpec| it.holder_identity.as_deref().unwrap_or_default().is_empty();
-        let taken = all.windows(2).find(|two| is_free(&two[0]) && !is_free(&two[1]));
-        let [free, held] = taken.expect("it is let go and taken") else { unreachable!("two") };
-        let (from, to) = (free.renew_time.as_ref(), held.acquire_time.as_ref());
-        let (from, to) = (from.expect("when it was let go"), to.expect("when it was taken"));
-        to.0.duration_since(from.0).unsigned_abs()
+        let handover = specs.windows(2).find(|pair| is_free(&pair[0]) && !is_free(&pair[1]));
+        let [free, handover] = handover.expect("it is let go and taken") else {
+            unreachable!("two")
+        };
+        let (from, acquired_at) = (free.renew_time.as_ref(), handover.acquire_time.as_ref());
+        let (from, acquired_at) =
+            (from.expect("when it was let go"), acquired_at.expect("when it was taken"));
+        acquired_at.0.duration_since(from.0).unsigned_abs()
     }
 }
 
@@ -256,30 +260,30 @@ fn pod_pid(rouse: &RouseCluster, pod: &str) -> Pid {
     Pid::from_raw(id.expect("a process has a number"))
 }
 
-/// Wakes `count` sleeping services, ten a second, and runs `harm` after half of them.
+/// Wakes `count` sleeping services, ten a second, and runs `inject_fault` after half of them.
 fn wake_during(
     rouse: &RouseCluster,
     namespace: &str,
     count: usize,
-    harm: impl FnOnce(),
+    inject_fault: impl FnOnce(),
 ) -> Vec<LoadRequest> {
     let names: Vec<String> = (0..count).map(|number| format!("w{number}")).collect();
-    let all: Vec<String> = names.iter().map(|name| service_with_min_scale(name, 0)).collect();
-    rouse.apply_until_ready(namespace, &all.join("---\n"));
+    let manifests: Vec<String> = names.iter().map(|name| service_with_min_scale(name, 0)).collect();
+    rouse.apply_until_ready(namespace, &manifests.join("---\n"));
     names.iter().for_each(|name| rouse.wait_asleep(namespace, name));
     let addresses: Vec<String> =
         names.iter().map(|name| rouse.service_address(namespace, name)).collect();
-    let place = rouse.client_on("node1");
-    let mut harm = Some(harm);
+    let client = rouse.client_on("node1");
+    let mut inject_fault = Some(inject_fault);
     let mut loads = Vec::new();
     for (number, address) in addresses.iter().enumerate() {
         if number == count / 2
-            && let Some(harm) = harm.take()
+            && let Some(inject_fault) = inject_fault.take()
         {
-            harm();
+            inject_fault();
         }
         let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "120"];
-        loads.push(place.start_load(address, "any", &args));
+        loads.push(client.start_load(address, "any", &args));
         #[allow(clippy::disallowed_methods, reason = "ten a second")]
         thread::sleep(Duration::from_millis(100));
     }
@@ -289,8 +293,8 @@ fn wake_during(
 #[test]
 fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("leader");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("leader");
+    let namespace = &namespace.name;
     // Baseline without a fault, to compare the times below with.
     let requests = wake_during(&rouse, namespace, 10, || {});
     assert_none_lost(&requests, 10);
@@ -310,8 +314,8 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     let second = leader(&rouse, "");
     let leases = LeaseWatch::start(&rouse);
     let requests = wake_during(&rouse, namespace, 10, || {
-        let words = ["delete", "pod", "--namespace", SYSTEM_NAMESPACE, &second, "--wait=false"];
-        rouse.cluster.kubectl(&words).expect("it may be deleted");
+        let args = ["delete", "pod", "--namespace", SYSTEM_NAMESPACE, &second, "--wait=false"];
+        rouse.cluster.kubectl(&args).expect("it may be deleted");
     });
     assert_none_lost(&requests, 10);
     println!("handed over: slowest wake {} ms", slowest_us(&requests));
@@ -331,10 +335,10 @@ impl Drop for SuspendedProcess {
 #[test]
 fn two_controllers_that_both_think_they_lead_do_no_harm() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("two");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("two");
+    let namespace = &namespace.name;
     create_services(&rouse, namespace);
-    let awake = start_traffic(&rouse, namespace, "awake", 25);
+    let traffic = start_traffic(&rouse, namespace, "awake", 25);
     let first = leader(&rouse, "");
     let stopped = SuspendedProcess(pod_pid(&rouse, &first));
     kill(stopped.0, Signal::SIGSTOP).expect("it runs");
@@ -347,7 +351,7 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     drop(stopped);
     assert_none_lost(&start_wake(&rouse, &rouse.service_address(namespace, "asleep")).finish(), 1);
     rouse.wait_ready(namespace, "ksvc", "awake");
-    assert_none_lost(&awake.finish(), 100);
+    assert_none_lost(&traffic.finish(), 100);
     assert_eq!(leader(&rouse, ""), second, "who lost the lease does not lead");
     let list = rouse.cluster.get(&["revisions", "--namespace", namespace]);
     assert_eq!(list["items"].as_array().map(Vec::len), Some(3), "awake has two, asleep one");
@@ -358,8 +362,8 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
 #[test]
 fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("frozen");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("frozen");
+    let namespace = &namespace.name;
     let names = ["asleep", "asleep-too"];
     let yaml = [
         service_with_min_scale("awake", 1),
@@ -368,24 +372,24 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
     ];
     rouse.apply_until_ready(namespace, &yaml.join("---\n"));
     names.iter().for_each(|name| rouse.wait_asleep(namespace, name));
-    let words = ["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", "app=autoscaler"];
-    let pods = rouse.cluster.get(&words);
+    let args = ["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", "app=autoscaler"];
+    let pods = rouse.cluster.get(&args);
     let pods = pods["items"].as_array().expect("a list").iter();
     let pods: Vec<String> = pods
         .filter(|it| it["metadata"]["deletionTimestamp"].is_null())
         .filter_map(|it| it["metadata"]["name"].as_str().map(str::to_owned))
         .collect();
     assert_eq!(pods.len(), 2, "{pods:?}");
-    let awake = start_traffic(&rouse, namespace, "awake", 15);
+    let traffic = start_traffic(&rouse, namespace, "awake", 15);
     // Both in turn, because either may be the active one.
     for (pod, name) in pods.iter().zip(names) {
         let stopped = SuspendedProcess(pod_pid(&rouse, pod));
         kill(stopped.0, Signal::SIGSTOP).expect("it runs");
-        let woken = start_wake(&rouse, &rouse.service_address(namespace, name)).finish();
-        assert_none_lost(&woken, 1);
-        println!("{pod} is frozen: the wake takes {} ms", slowest_us(&woken));
+        let wake_requests = start_wake(&rouse, &rouse.service_address(namespace, name)).finish();
+        assert_none_lost(&wake_requests, 1);
+        println!("{pod} is frozen: the wake takes {} ms", slowest_us(&wake_requests));
     }
-    assert_none_lost(&awake.finish(), 100);
+    assert_none_lost(&traffic.finish(), 100);
 }
 
 /// All processes of a node are suspended, but its kernel runs: connections to it are established, and never read. The
@@ -394,15 +398,16 @@ fn an_autoscaler_that_freezes_is_replaced_and_wakes_go_on() {
 #[test]
 fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("frozen-node");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("frozen-node");
+    let namespace = &namespace.name;
     let nodes = [("node1", "node2", "asleep"), ("node2", "node1", "asleep-too")];
     rouse.apply_until_ready(
         namespace,
         &nodes.map(|(.., name)| service_with_min_scale(name, 0)).join("---\n"),
     );
-    for (frozen, other, name) in nodes {
-        let (to, client) = (rouse.service_address(namespace, name), rouse.client_on(other));
+    for (frozen, other_node, name) in nodes {
+        let (address, client) =
+            (rouse.service_address(namespace, name), rouse.client_on(other_node));
         let cordon = rouse.cordon(frozen);
         // With another active autoscaler, a decision may still hold a pod that had just ended. That pod would then be
         // frozen with the next node, and Kubernetes replaces it only after minutes.
@@ -413,7 +418,7 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
         let mut tries = 0;
         let answered = rouse.cluster.wait("an answer while the node stands still", || {
             tries += 1;
-            let requests = client.start_load(&to, name, &args).finish();
+            let requests = client.start_load(&address, name, &args).finish();
             requests.into_iter().find(LoadRequest::is_answered)
         });
         drop((fault, cordon));
@@ -421,49 +426,50 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
             "{frozen} stood still: try {tries} was answered after {} ms",
             answered.took_us / 1000
         );
-        assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &to);
+        assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &address);
     }
 }
 
 #[test]
 fn a_node_that_disappears_takes_no_more_traffic_and_comes_back() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("lost-node");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("lost-node");
+    let namespace = &namespace.name;
     create_spread_service(&rouse, namespace);
-    let to = rouse.service_address(namespace, "spread");
+    let address = rouse.service_address(namespace, "spread");
     let args =
         ["--stages", "2x75s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
-    let load = rouse.client_on("node1").start_load(&to, "spread", &args);
+    let load = rouse.client_on("node1").start_load(&address, "spread", &args);
     let fault = InjectedFault::inject(&rouse.cluster, "cut", "node2", "join");
     let requests = load.finish();
     assert_only_first_lost(&requests);
     drop(fault);
-    assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &to);
+    assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &address);
 }
 
 #[test]
 #[ignore = "takes minutes: --long"]
 fn a_node_that_boots_again_serves_as_before() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("boot");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("boot");
+    let namespace = &namespace.name;
     create_spread_service(&rouse, namespace);
     rouse.apply_until_ready(namespace, &service_with_min_scale("asleep", 0));
     rouse.wait_asleep(namespace, "asleep");
-    let to = rouse.service_address(namespace, "spread");
+    let address = rouse.service_address(namespace, "spread");
     let args =
         ["--stages", "2x90s", "--path", "/?sleep=50", "--timeout-s", "5", "--fresh-pct", "100"];
-    let load = rouse.client_on("node1").start_load(&to, "spread", &args);
+    let load = rouse.client_on("node1").start_load(&address, "spread", &args);
     // The node's mounts end with it, and with them all pinned programs and maps.
     drop(InjectedFault::inject(&rouse.cluster, "kill", "node2", "start"));
     assert_only_first_lost(&load.finish());
     // The client pod on that node ended with the node.
-    let there = ClientPod::new(&rouse.cluster, namespace, "node2");
-    assert_both_answer(&rouse, [rouse.client_on("node1"), &there], &to);
-    let asleep = rouse.service_address(namespace, "asleep");
-    let woken = there.start_load(&asleep, "asleep", &["--stages", "2x3s"]).finish();
-    assert_none_lost(&woken, 10);
+    let client = ClientPod::new(&rouse.cluster, namespace, "node2");
+    assert_both_answer(&rouse, [rouse.client_on("node1"), &client], &address);
+    let asleep_address = rouse.service_address(namespace, "asleep");
+    let wake_requests =
+        client.start_load(&asleep_address, "asleep", &["--stages", "2x3s"]).finish();
+    assert_none_lost(&wake_requests, 10);
     // All requests must be counted on the node again, or the service would never scale to zero, or too early.
     rouse.wait_asleep(namespace, "asleep");
 }
@@ -473,8 +479,8 @@ fn create_spread_service(rouse: &RouseCluster, namespace: &str) {
     rouse.apply_until_ready(namespace, &service_with_min_scale("spread", 2));
     rouse.cluster.wait("a pod on each node", || {
         let pods = rouse.pods(namespace, "spread");
-        let on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
-        (pods.len() == 2 && on("node1") && on("node2")).then_some(())
+        let has_pod_on = |node: &str| pods.iter().any(|pod| pod["spec"]["nodeName"] == node);
+        (pods.len() == 2 && has_pod_on("node1") && has_pod_on("node2")).then_some(())
     });
 }
 
@@ -489,8 +495,8 @@ fn assert_only_first_lost(requests: &[LoadRequest]) {
     assert_none_lost(&last, 20);
 }
 
-fn assert_both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], to: &str) {
+fn assert_both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], address: &str) {
     rouse.cluster.wait("both nodes to answer again", || {
-        from.iter().all(|it| it.get(&format!("http://{to}")).status == 200).then_some(())
+        from.iter().all(|it| it.get(&format!("http://{address}")).status == 200).then_some(())
     });
 }

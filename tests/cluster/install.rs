@@ -1,8 +1,8 @@
 //! Installation from an empty cluster to a response, as in the README: install, apply, request; asleep and awake
 //! again; uninstall.
 
-use tests::cluster::{TestCluster, TestNamespace};
-use tests::installed::{RouseCluster, SYSTEM_NAMESPACE};
+use tests::rouse_cluster::{RouseCluster, SYSTEM_NAMESPACE};
+use tests::test_cluster::{TestCluster, TestNamespace};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");
 
@@ -13,8 +13,8 @@ fn hello() -> String {
 
 /// Cells of the first row of `kubectl get KIND`, without empty cells.
 fn table_row(cluster: &TestCluster, namespace: &str, kind: &str) -> Vec<String> {
-    let words = ["get", kind, "--no-headers", "--namespace", namespace];
-    let text = cluster.kubectl(&words).expect("the kind is known");
+    let args = ["get", kind, "--no-headers", "--namespace", namespace];
+    let text = cluster.kubectl(&args).expect("the kind is known");
     let line = text.lines().next().unwrap_or_default();
     line.split_whitespace().map(str::to_owned).collect()
 }
@@ -36,9 +36,9 @@ fn check_columns(cluster: &TestCluster, namespace: &str) {
 
 /// Wakes the service from a pod on `node`. Returns the node of the pod that answered.
 fn wake_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) -> String {
-    let answer = rouse.client_on(node).get(&rouse.service_url(&namespace.name, "hello"));
-    let pod = answer.pod().to_owned();
-    assert!(answer.body.starts_with(&format!("Hello from {pod} to ")), "{answer}");
+    let response = rouse.client_on(node).get(&rouse.service_url(&namespace.name, "hello"));
+    let pod = response.pod().to_owned();
+    assert!(response.body.starts_with(&format!("Hello from {pod} to ")), "{response}");
     let object = rouse.cluster.get(&["pod", "--namespace", &namespace.name, &pod]);
     object["spec"]["nodeName"].as_str().expect("the pod that answered is there").to_owned()
 }
@@ -54,29 +54,29 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     // One request from a pod on each node, so that one of them crosses nodes.
     let url = rouse.service_url(&namespace.name, "hello");
     for node in ["node1", "node2"] {
-        let at = wake_from(&rouse, &namespace, node);
-        println!("woken from {node}, answered from {at}");
-        let other = if at == "node1" { "node2" } else { "node1" };
+        let pod = wake_from(&rouse, &namespace, node);
+        println!("woken from {node}, answered from {pod}");
+        let other = if pod == "node1" { "node2" } else { "node1" };
         assert_eq!(rouse.client_on(other).get(&url).status, 200, "warm, from the other node");
         rouse.wait_asleep(&namespace.name, "hello");
     }
 
     let host = format!("hello.{}.example.com", namespace.name);
-    let answer = rouse.get_through_gateway(&host, "/", &[]);
-    assert!(answer.pod().starts_with("hello-00001-deployment-"), "{answer}");
+    let response = rouse.get_through_gateway(&host, "/", &[]);
+    assert!(response.pod().starts_with("hello-00001-deployment-"), "{response}");
     let inside = format!("hello.{}.svc.cluster.local", namespace.name);
-    let answer = rouse.get_through_gateway(&inside, "/", &[]);
-    assert_eq!(answer.status, 404, "a name for inside only: {answer}");
+    let response = rouse.get_through_gateway(&inside, "/", &[]);
+    assert_eq!(response.status, 404, "a name for inside only: {response}");
 }
 
-/// Applies a Service with the labels of Rouse's own objects, as the field manager `who`.
-fn apply_labelled_service(rouse: &RouseCluster, who: &str, name: &str) {
+/// Applies a Service with the labels of Rouse's own objects, as the field manager `user`.
+fn apply_labelled_service(rouse: &RouseCluster, user: &str, name: &str) {
     let yaml = format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: {SYSTEM_NAMESPACE}, \
          labels: {{app.kubernetes.io/part-of: rouse}}}}, spec: {{ports: [{{port: 1}}]}}}}"
     );
-    let words = ["apply", "--server-side", "--field-manager", who];
-    rouse.cluster.kubectl_with_manifest(&words, &yaml).expect("a Service may be made");
+    let args = ["apply", "--server-side", "--field-manager", user];
+    rouse.cluster.kubectl_with_manifest(&args, &yaml).expect("a Service may be made");
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lack
     apply_labelled_service(&rouse, "somebody", "of-somebody-else");
     let config = ["configmap", "--namespace", SYSTEM_NAMESPACE, "config-autoscaler"];
     let set = |patch: &str| {
-        let words = [&["patch"][..], &config, &["--patch", patch]].concat();
-        rouse.cluster.kubectl(&words).expect("a good value is taken");
+        let args = [&["patch"][..], &config, &["--patch", patch]].concat();
+        rouse.cluster.kubectl(&args).expect("a good value is taken");
     };
     set(r#"{"data":{"stable-window":"30s"}}"#);
     rouse.install();

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tests::installed::{ClientPod, CurlResponse, RouseCluster};
+use tests::rouse_cluster::{ClientPod, CurlResponse, RouseCluster};
 
 /// Knative's client `kn` in one namespace.
 struct KnClient<'a> {
@@ -13,28 +13,29 @@ struct KnClient<'a> {
 }
 
 impl KnClient<'_> {
-    fn run(&self, words: &[&str]) -> Result<String, String> {
-        let words = [&["kn"][..], words, &["--namespace", self.namespace]].concat();
-        self.rouse.cluster.run(&words)
+    fn run(&self, args: &[&str]) -> Result<String, String> {
+        let args = [&["kn"][..], args, &["--namespace", self.namespace]].concat();
+        self.rouse.cluster.run(&args)
     }
 
     /// Output of a command that must succeed.
-    fn output(&self, words: &[&str]) -> String {
-        self.run(words).unwrap_or_else(|error| panic!("kn {words:?}: {error}"))
+    fn output(&self, args: &[&str]) -> String {
+        self.run(args).unwrap_or_else(|error| panic!("kn {args:?}: {error}"))
     }
 
     /// Output of a command in JSON.
-    fn json(&self, words: &[&str]) -> Value {
-        let said = self.output(&[words, &["--output", "json"]].concat());
-        serde_json::from_str(&said).unwrap_or_else(|error| panic!("kn {words:?}: {error}: {said}"))
+    fn json(&self, args: &[&str]) -> Value {
+        let output = self.output(&[args, &["--output", "json"]].concat());
+        serde_json::from_str(&output)
+            .unwrap_or_else(|error| panic!("kn {args:?}: {error}: {output}"))
     }
 
     /// Line of a list for `name`, with single spaces between words.
-    fn list_row(&self, words: &[&str], name: &str) -> String {
-        let said = self.output(words);
-        let line = said.lines().find(|line| line.split_whitespace().next() == Some(name));
-        let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
-        words.join(" ")
+    fn list_row(&self, args: &[&str], name: &str) -> String {
+        let output = self.output(args);
+        let line = output.lines().find(|line| line.split_whitespace().next() == Some(name));
+        let cells: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+        cells.join(" ")
     }
 
     fn client(&self) -> &ClientPod {
@@ -47,9 +48,9 @@ impl KnClient<'_> {
     }
 
     /// Creates the service `hello` from the sample application.
-    fn create(&self, more: &[&str]) -> String {
+    fn create(&self, extra_words: &[&str]) -> String {
         let image = ["service", "create", "hello", "--image", "dev.local/hello:v1"];
-        self.output(&[&image[..], &["--scale-window", "6s"], more].concat())
+        self.output(&[&image[..], &["--scale-window", "6s"], extra_words].concat())
     }
 }
 
@@ -69,30 +70,31 @@ fn assert_contains_all(text: &str, parts: &[&str]) {
 #[test]
 fn kn_creates_updates_and_deletes_a_service() {
     with_kn("kn-life", |kn| {
-        let said = kn.create(&["--env", "VERSION=v1"]);
+        let output = kn.create(&["--env", "VERSION=v1"]);
         let host = format!("hello.{}.example.com", kn.namespace);
         let url = format!("http://{host}");
-        let made = "Service 'hello' created to latest revision 'hello-00001' is available at URL:";
-        assert_contains_all(&said, &["Ready to serve.", made, &url]);
+        let expected =
+            "Service 'hello' created to latest revision 'hello-00001' is available at URL:";
+        assert_contains_all(&output, &["Ready to serve.", expected, &url]);
         assert!(kn.get_route("hello").pod().starts_with("hello-00001-deployment-"));
 
         let row = kn.list_row(&["service", "list"], "hello");
         assert!(row.starts_with(&format!("hello {url} hello-00001")), "{row}");
         assert!(row.ends_with("3 OK / 3 True"), "{row}");
-        let said = kn.output(&["service", "describe", "hello"]);
+        let output = kn.output(&["service", "describe", "hello"]);
         let conditions = ["++ Ready", "++ ConfigurationsReady", "++ RoutesReady"];
         assert_contains_all(
-            &said,
+            &output,
             &["100%  @latest (hello-00001) [1]", "dev.local/hello:v1", &url],
         );
-        assert_contains_all(&said, &conditions);
+        assert_contains_all(&output, &conditions);
         assert_eq!(kn.output(&["service", "describe", "hello", "--output", "url"]).trim(), url);
 
         let limits = ["--concurrency-limit", "5", "--scale-max", "3", "--label", "team=blue"];
         let update = ["service", "update", "hello", "--env", "VERSION=v2"];
-        let said = kn.output(&[&update[..], &limits].concat());
+        let output = kn.output(&[&update[..], &limits].concat());
         assert_contains_all(
-            &said,
+            &output,
             &["Service 'hello' updated to latest revision 'hello-00002'", &url],
         );
         let spec = &kn.json(&["revision", "describe", "hello-00002"])["spec"];
@@ -101,8 +103,8 @@ fn kn_creates_updates_and_deletes_a_service() {
         let gateway = kn.rouse.get_through_gateway(&host, "/", &[]);
         assert!(gateway.pod().starts_with("hello-00002-deployment-"), "{gateway}");
 
-        let said = kn.output(&["service", "delete", "hello", "--wait"]);
-        assert_contains_all(&said, &["Service 'hello' successfully deleted in namespace"]);
+        let output = kn.output(&["service", "delete", "hello", "--wait"]);
+        assert_contains_all(&output, &["Service 'hello' successfully deleted in namespace"]);
         assert_eq!(kn.rouse.get_through_gateway(&host, "/", &[]).status, 404);
         let error = kn.run(&["service", "describe", "hello"]).expect_err("it is gone");
         assert_contains_all(&error, &["services.serving.knative.dev \"hello\" not found"]);
@@ -120,12 +122,12 @@ fn kn_splits_traffic_and_tags_revisions() {
         for (name, revision) in
             [("hello", "hello-00001"), ("old-hello", "hello-00001"), ("new-hello", "hello-00002")]
         {
-            let answer = kn.get_route(name);
-            assert!(answer.pod().starts_with(revision), "{name}: {answer}");
+            let response = kn.get_route(name);
+            assert!(response.pod().starts_with(revision), "{name}: {response}");
         }
-        let said = kn.output(&["service", "describe", "hello"]);
+        let output = kn.output(&["service", "describe", "hello"]);
         assert_contains_all(
-            &said,
+            &output,
             &["100%  hello-00001 #old [1]", "@latest (hello-00002) #new [2]"],
         );
         let row = kn.list_row(&["revision", "list"], "hello-00001");
@@ -138,11 +140,11 @@ fn kn_splits_traffic_and_tags_revisions() {
             &[&url, "++ AllTrafficAssigned"],
         );
 
-        let half = ["--traffic", "hello-00001=50", "--traffic", "hello-00002=50"];
-        kn.output(&[&["service", "update", "hello", "--untag", "old"][..], &half].concat());
-        let said = kn.output(&["service", "describe", "hello"]);
+        let half_each = ["--traffic", "hello-00001=50", "--traffic", "hello-00002=50"];
+        kn.output(&[&["service", "update", "hello", "--untag", "old"][..], &half_each].concat());
+        let output = kn.output(&["service", "describe", "hello"]);
         assert_contains_all(
-            &said,
+            &output,
             &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"],
         );
         kn.rouse.cluster.wait("the tag's name to be nobody's", || {
@@ -179,12 +181,12 @@ spec: {{namespace: {}}}
             kn.namespace
         );
         kn.rouse.cluster.apply(&claim).expect("a claim is taken");
-        let said = kn.output(&["domain", "create", &domain, "--ref", "hello"]);
-        assert_contains_all(&said, &[&format!("Domain mapping '{domain}' created in namespace")]);
+        let output = kn.output(&["domain", "create", &domain, "--ref", "hello"]);
+        assert_contains_all(&output, &[&format!("Domain mapping '{domain}' created in namespace")]);
         let answered_by = |service: &str| {
             kn.rouse.cluster.wait(&format!("{domain} to be {service}"), || {
-                let answer = kn.rouse.get_through_gateway(&domain, "/", &[]);
-                (answer.status == 200 && answer.pod().starts_with(service)).then_some(())
+                let response = kn.rouse.get_through_gateway(&domain, "/", &[]);
+                (response.status == 200 && response.pod().starts_with(service)).then_some(())
             });
         };
         answered_by("hello-");
@@ -201,8 +203,8 @@ spec: {{namespace: {}}}
         kn.rouse.cluster.wait("the domain to be nobody's", || {
             (kn.rouse.get_through_gateway(&domain, "/", &[]).status == 404).then_some(())
         });
-        let words = ["delete", "clusterdomainclaim", &domain];
-        kn.rouse.cluster.kubectl(&words).expect("the claim is still there, and may go");
+        let args = ["delete", "clusterdomainclaim", &domain];
+        kn.rouse.cluster.kubectl(&args).expect("the claim is still there, and may go");
     });
 }
 
@@ -216,25 +218,28 @@ fn what_kn_exports_it_applies_and_imports_again() {
         let percents = ["--traffic", "hello-first=30", "--traffic", "hello-second=70"];
         kn.output(&[&["service", "update", "hello"][..], &percents].concat());
         let folder = tempfile::tempdir().expect("a folder");
-        let exported = |name: &str, words: &[&str]| {
-            let words = [&["service", "export", "hello", "--output", "json"][..], words].concat();
+        let exported = |name: &str, args: &[&str]| {
+            let args = [&["service", "export", "hello", "--output", "json"][..], args].concat();
             let file = folder.path().join(name);
-            std::fs::write(&file, kn.output(&words)).expect("it is written");
+            std::fs::write(&file, kn.output(&args)).expect("it is written");
             file
         };
         let plain = exported("service.json", &[]);
-        let whole = exported("export.json", &["--with-revisions", "--mode", "export"]);
+        let export_path = exported("export.json", &["--with-revisions", "--mode", "export"]);
         let replay = exported("replay.json", &["--with-revisions", "--mode", "replay"]);
         // The export has only the fields that the user set.
         let service: Value = read(&plain);
         assert!(service.get("status").is_none_or(Value::is_null), "{service}");
 
         kn.output(&["service", "delete", "hello", "--wait"]);
-        let said = kn.output(&["service", "import", &whole.to_string_lossy()]);
-        assert_contains_all(&said, &["Service 'hello' imported to latest revision 'hello-second'"]);
+        let output = kn.output(&["service", "import", &export_path.to_string_lossy()]);
+        assert_contains_all(
+            &output,
+            &["Service 'hello' imported to latest revision 'hello-second'"],
+        );
         kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
-        let said = kn.output(&["service", "describe", "hello"]);
-        assert_contains_all(&said, &["30%  hello-first", "70%  hello-second"]);
+        let output = kn.output(&["service", "describe", "hello"]);
+        assert_contains_all(&output, &["30%  hello-first", "70%  hello-second"]);
 
         // Imported again step by step, in the order of the original changes.
         kn.output(&["service", "delete", "hello", "--wait"]);
@@ -242,12 +247,12 @@ fn what_kn_exports_it_applies_and_imports_again() {
             kn.rouse.apply(kn.namespace, &step.to_string()).expect("each step is taken");
             kn.rouse.wait_ready(kn.namespace, "ksvc", "hello");
         }
-        let said = kn.output(&["service", "describe", "hello"]);
-        assert_contains_all(&said, &["30%  hello-first", "70%  hello-second"]);
+        let output = kn.output(&["service", "describe", "hello"]);
+        assert_contains_all(&output, &["30%  hello-first", "70%  hello-second"]);
 
         let new = ["service", "apply", "hello", "--image", "dev.local/hello:v1"];
-        let said = kn.output(&[&new[..], &["--env", "VERSION=v3"]].concat());
-        assert_contains_all(&said, &["Service 'hello' applied to latest revision 'hello-00003'"]);
+        let output = kn.output(&[&new[..], &["--env", "VERSION=v3"]].concat());
+        assert_contains_all(&output, &["Service 'hello' applied to latest revision 'hello-00003'"]);
     });
 }
 
@@ -261,23 +266,23 @@ fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
     with_kn("kn-refused", |kn| {
         let create = ["service", "create", "hello"];
         let image = ["--image", "dev.local/hello:v1"];
-        let refused = |words: &[&str], why: &str| {
-            let error = kn.run(&[&create[..], words].concat()).expect_err("it is refused");
-            assert_contains_all(&error, &[why]);
+        let assert_refused = |args: &[&str], expected_error: &str| {
+            let error = kn.run(&[&create[..], args].concat()).expect_err("it is refused");
+            assert_contains_all(&error, &[expected_error]);
         };
         let bad = [&image[..], &["--concurrency-limit", "1001"]].concat();
-        refused(&bad, "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency");
+        assert_refused(&bad, "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency");
         let bad =
             [&image[..], &["--annotation-service", "serving.knative.dev/rollout-duration=1.5s"]];
-        refused(
+        assert_refused(
             &bad.concat(),
             "rollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration",
         );
-        refused(&["--image", "dev.invalid/nobody/has:this"], "Unable to fetch image");
+        assert_refused(&["--image", "dev.invalid/nobody/has:this"], "Unable to fetch image");
         // With `--force` and an image that exists, the service is replaced.
-        let again = [&create[..], &image, &["--force"]].concat();
+        let create_again = [&create[..], &image, &["--force"]].concat();
         assert_contains_all(
-            &kn.output(&again),
+            &kn.output(&create_again),
             &["Service 'hello' replaced to latest revision 'hello-00002'"],
         );
         assert_eq!(kn.get_route("hello").status, 200);

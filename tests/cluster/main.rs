@@ -1,28 +1,28 @@
 //! The cluster tier: tests on a real Kubernetes. Needs root; run by `cargo xtask test --tier cluster`.
 //!
-//! Tests in `plain` run on any cluster, those in `kn` need Knative's client, and all others need a cluster that xtask
-//! made.
+//! Tests in `baseline` run on any cluster, those in `kn` need Knative's client, and all others need a cluster that
+//! xtask made.
 
-mod again;
-mod binding;
-mod collected;
-mod contract;
-mod deleted;
+mod baseline;
+mod concurrency_limit;
+mod deletion;
+mod error_conditions;
 mod examples;
-mod families;
 mod faults;
-mod flooded;
 mod install;
+mod installation_rounds;
+mod ip_families;
 mod kn;
-mod limits;
+mod mixed_load;
+mod network_paths;
 mod network_policies;
-mod ours;
-mod paths;
-mod plain;
+mod pod_binding;
+mod pod_termination;
 mod probes;
-mod shapes;
+mod revision_gc;
+mod runtime_contract;
+mod service_lifecycle;
 mod sidecars;
-mod stopping;
-mod story;
-mod trouble;
+mod third_party_manifests;
 mod upgrade;
+mod xtask_cluster;

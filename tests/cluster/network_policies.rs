@@ -1,6 +1,6 @@
 //! Requests that a NetworkPolicy denies to a service's pods neither wait for a pod nor wake the service.
 
-use tests::installed::{ClientPod, RouseCluster, SYSTEM_NAMESPACE};
+use tests::rouse_cluster::{ClientPod, RouseCluster, SYSTEM_NAMESPACE};
 
 const SERVICE: &str = "apiVersion: serving.knative.dev/v1
 kind: Service
@@ -34,30 +34,30 @@ fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("policy");
     let apply = |yaml: &str| rouse.apply(&namespace.name, yaml).expect("it is well formed");
-    let friend = ClientPod::new(&rouse.cluster, &namespace.name, "node1");
-    let stranger = rouse.client_on("node2");
+    let allowed_client = ClientPod::new(&rouse.cluster, &namespace.name, "node1");
+    let denied_client = rouse.client_on("node2");
     apply(&policy("client", &namespace.name));
     rouse.apply_until_ready(&namespace.name, SERVICE);
     rouse.wait_asleep(&namespace.name, "guarded");
     let url = rouse.service_url(&namespace.name, "guarded");
 
     // The policy is in force before the service existed.
-    let answer = stranger.get(&url);
-    assert_eq!(answer.status, 403, "{answer}");
-    assert!(answer.body.contains("NetworkPolicy"), "{answer}");
+    let response = denied_client.get(&url);
+    assert_eq!(response.status, 403, "{response}");
+    assert!(response.body.contains("NetworkPolicy"), "{response}");
     let by_name = format!("Host: guarded.{}.svc.cluster.local", namespace.name);
     let activators = rouse.service_url(SYSTEM_NAMESPACE, "activator-service");
-    let answer = stranger.get_with_headers(&activators, &[&by_name]);
-    assert_eq!(answer.status, 403, "nor by its name: {answer}");
+    let response = denied_client.get_with_headers(&activators, &[&by_name]);
+    assert_eq!(response.status, 403, "nor by its name: {response}");
     assert_eq!(rouse.pods(&namespace.name, "guarded").len(), 0, "nothing was woken for it");
-    assert_eq!(friend.get(&url).status, 200, "who is let in wakes it");
+    assert_eq!(allowed_client.get(&url).status, 200, "who is let in wakes it");
 
     // A changed policy takes effect, in both directions.
-    apply(&policy("client", &stranger.namespace));
-    rouse
-        .cluster
-        .wait("the other client to be let in", || (stranger.get(&url).status == 200).then_some(()));
+    apply(&policy("client", &denied_client.namespace));
+    rouse.cluster.wait("the other client to be let in", || {
+        (denied_client.get(&url).status == 200).then_some(())
+    });
     rouse.wait_asleep(&namespace.name, "guarded");
-    assert_eq!(friend.get(&url).status, 403);
+    assert_eq!(allowed_client.get(&url).status, 403);
     assert_eq!(rouse.pods(&namespace.name, "guarded").len(), 0);
 }

@@ -1,34 +1,34 @@
 //! Probes of the kubelet are no requests of the service, regardless of protocol and User-Agent.
 
-use tests::installed::{HELLO_CONTAINER, RouseCluster, service_manifest};
+use tests::rouse_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
 
 #[test]
 fn a_service_falls_asleep_whatever_probes_it_has() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("probes");
-    let namespace = &space.name;
+    let namespace = rouse.namespace("probes");
+    let namespace = &namespace.name;
     let port = "ports: [{name: h2c, containerPort: 8080}]";
     let grpc = "{periodSeconds: 1, grpc: {port: 8080}}";
     let agent = "httpHeaders: [{name: User-Agent, value: uptime-check/1}]";
-    let all = [
+    let services = [
         ("plain", "livenessProbe: {periodSeconds: 1, httpGet: {path: /}}".to_owned()),
         ("agent", format!("livenessProbe: {{periodSeconds: 1, httpGet: {{path: /, {agent}}}}}")),
         ("grpc", format!("{port}, readinessProbe: {grpc}, livenessProbe: {grpc}")),
     ];
-    let yaml = all
+    let yaml = services
         .each_ref()
         .map(|(name, probe)| service_manifest(name, "", &format!("{HELLO_CONTAINER}, {probe}")));
     rouse.apply_until_ready(namespace, &yaml.join("---\n"));
-    for (name, _) in &all {
+    for (name, _) in &services {
         rouse.wait_asleep(namespace, name);
         let url = rouse.service_url(namespace, name);
-        let mut words = vec!["curl", "--silent", "--max-time", "30", &url];
-        words.extend((*name == "grpc").then_some("--http2-prior-knowledge"));
-        let said = rouse.client_on("node1").command(&words).output().expect("curl is there");
-        let said = String::from_utf8_lossy(&said.stdout);
-        assert!(said.starts_with("Hello from"), "{name}: {said}");
+        let mut args = vec!["curl", "--silent", "--max-time", "30", &url];
+        args.extend((*name == "grpc").then_some("--http2-prior-knowledge"));
+        let output = rouse.client_on("node1").command(&args).output().expect("curl is there");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(stdout.starts_with("Hello from"), "{name}: {stdout}");
     }
-    all.iter().for_each(|(name, _)| rouse.wait_asleep(namespace, name));
+    services.iter().for_each(|(name, _)| rouse.wait_asleep(namespace, name));
 }
 
 /// Container whose liveness probe fails from about fourteen seconds after its start, indefinitely.
@@ -40,24 +40,24 @@ const HUNG: &str = "image: \"dev.local/hello:v1\",
 #[test]
 fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
     let rouse = RouseCluster::shared();
-    let space = rouse.namespace("hung");
-    let namespace = &space.name;
-    let one =
+    let namespace = rouse.namespace("hung");
+    let namespace = &namespace.name;
+    let max_scale =
         ", autoscaling.knative.dev/min-scale: \"1\", autoscaling.knative.dev/max-scale: \"1\"";
-    rouse.apply_until_ready(namespace, &service_manifest("hung", one, HUNG));
+    rouse.apply_until_ready(namespace, &service_manifest("hung", max_scale, HUNG));
     let url = rouse.service_url(namespace, "hung");
-    let place = rouse.client_on("node1");
+    let client = rouse.client_on("node1");
     let long = format!("{url}/?sleep=110000");
-    let words = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}"];
-    let words = [&words[..], &["--max-time", "200", &long]].concat();
-    let mut long = place.command(&words);
+    let args = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}"];
+    let args = [&args[..], &["--max-time", "200", &long]].concat();
+    let mut long = client.command(&args);
     let long = long.stdout(std::process::Stdio::piped()).spawn().expect("curl is there");
     rouse.cluster.wait("the container to be started again", || {
         let pods = rouse.pods(namespace, "hung");
-        let of = |pod: &serde_json::Value| {
+        let restart_count = |pod: &serde_json::Value| {
             pod["status"]["containerStatuses"][0]["restartCount"].as_u64()
         };
-        pods.iter().filter_map(of).any(|it| it > 0).then_some(())
+        pods.iter().filter_map(restart_count).any(|it| it > 0).then_some(())
     });
     let long = long.wait_with_output().expect("it ends");
     let code = String::from_utf8_lossy(&long.stdout);

@@ -1,7 +1,7 @@
 //! A request that wakes a service is answered once the whole pod is ready, and not only its serving container.
 
-use tests::features::EnabledFeatures;
-use tests::installed::RouseCluster;
+use tests::knative_features::EnabledFeatures;
+use tests::rouse_cluster::RouseCluster;
 
 /// Feature that allows probes of sidecars and of other ports; off by default.
 const PROBES: [&str; 1] = ["multi-container-probing"];
@@ -35,14 +35,14 @@ spec:
 fn sidecar_status_after_wake(test: &str, yaml: &str) -> u16 {
     let rouse = RouseCluster::shared();
     let features = EnabledFeatures::enable(&rouse.cluster, &PROBES);
-    let space = rouse.namespace(test);
-    let namespace = &space.name;
+    let namespace = rouse.namespace(test);
+    let namespace = &namespace.name;
     features.apply(&rouse, namespace, yaml);
     rouse.wait_ready(namespace, "ksvc", "pair");
     assert!(rouse.pods(namespace, "pair").is_empty(), "the request is to wake it");
     let url = rouse.service_url(namespace, "pair");
-    let answer = rouse.client_on("node1").get(&url);
-    let pod = rouse.cluster.get(&["pod", "--namespace", namespace, answer.pod()]);
+    let response = rouse.client_on("node1").get(&url);
+    let pod = rouse.cluster.get(&["pod", "--namespace", namespace, response.pod()]);
     let ip = pod["status"]["podIP"].as_str().expect("it has answered");
     rouse.client_on("node1").get(&format!("http://{ip}:8081/ready")).status
 }

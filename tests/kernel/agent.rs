@@ -59,7 +59,7 @@ fn role() {
         Ok("agent") => run_agent(),
         Ok("pod") => run_pod(),
         Ok("client") => run_client(),
-        Ok("server") => server::run(),
+        Ok("server") => http_server::run(),
         _ => {}
     }
 }
@@ -82,7 +82,7 @@ fn run_client() {
     loop {
         match stream.read(&mut bytes).map_err(|error| error.kind()) {
             Ok(read @ 1..) => println!("read: {}", bytes[..read].escape_ascii()),
-            end => return println!("ended: {end:?}"),
+            result => return println!("ended: {result:?}"),
         }
     }
 }
@@ -99,8 +99,8 @@ fn run_pod() {
         std::process::exit(0);
     });
     let (mut listener, mut status) = (None, "200 OK");
-    let (mut keep, mut kept) = (false, Vec::<TcpStream>::new());
-    let mut said = String::new();
+    let (mut keep, mut connections) = (false, Vec::<TcpStream>::new());
+    let mut order = String::new();
     loop {
         match lines.try_recv().as_deref() {
             Ok("listen") => {
@@ -111,23 +111,23 @@ fn run_pod() {
             Ok("close") => listener = None,
             Ok("good") => status = "200 OK",
             Ok("keep") => keep = true,
-            Ok("drop") => kept.clear(),
+            Ok("drop") => connections.clear(),
             Ok(line) if line.starts_with("say ") => {
-                said = line["say ".len()..].replace("\\r\\n", "\r\n");
+                order = line["say ".len()..].replace("\\r\\n", "\r\n");
             }
             Ok("bad") => status = "503 Service Unavailable",
             _ => {}
         }
         match listener.as_ref().map(TcpListener::accept) {
-            Some(Ok((stream, _))) if keep => kept.push(stream),
+            Some(Ok((stream, _))) if keep => connections.push(stream),
             Some(Ok((stream, _))) => respond(stream, status),
             Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
             Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),
         }
         // Text is written once there is a connection to write it to.
-        if !kept.is_empty() {
-            let text = std::mem::take(&mut said);
-            kept.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
+        if !connections.is_empty() {
+            let text = std::mem::take(&mut order);
+            connections.iter_mut().for_each(|stream| drop(stream.write_all(text.as_bytes())));
         }
     }
 }
@@ -218,13 +218,13 @@ impl AgentFixture {
     }
 
     /// Puts the pod into the RouteTable.
-    fn set_pod(&self, phase: RoutingPhase, how: ProbeHandler) {
-        self.set_probed_pod(phase, how, Duration::ZERO);
+    fn set_pod(&self, phase: RoutingPhase, probe: ProbeHandler) {
+        self.set_probed_pod(phase, probe, Duration::ZERO);
     }
 
     /// Puts the pod into the RouteTable, with a probe every `period` that goes on while it is ready.
-    fn set_probed_pod(&self, phase: RoutingPhase, how: ProbeHandler, period: Duration) {
-        self.set_pod_route(phase, how, period, "n1", false);
+    fn set_probed_pod(&self, phase: RoutingPhase, probe: ProbeHandler, period: Duration) {
+        self.set_pod_route(phase, probe, period, "n1", false);
     }
 
     fn set_pod_on_node(&self, node: &str, phase: RoutingPhase, confirmed: bool) {
@@ -234,10 +234,10 @@ impl AgentFixture {
     fn set_pod_route(
         &self,
         phase: RoutingPhase,
-        how: ProbeHandler,
+        handler: ProbeHandler,
         period: Duration,
         node: &str,
-        confirmed: bool,
+        kubelet_ready: bool,
     ) {
         let name = NamespacedName::new("default", "hello-00001");
         let revision =
@@ -248,9 +248,9 @@ impl AgentFixture {
             name: "hello-1".into(),
             node: node.into(),
             address,
-            kubelet_ready: confirmed,
+            kubelet_ready,
             port: NonZeroU16::new(8080).expect("not zero"),
-            probe: ReadinessProbe { handler: how, period, ..ReadinessProbe::listener_probe() },
+            probe: ReadinessProbe { handler, period, ..ReadinessProbe::listener_probe() },
             ..fixtures::pod("uid-1", &name, phase)
         };
         self.routes.set(RouteKey::Revision(name), RouteChange::Revision(revision));
@@ -272,33 +272,33 @@ impl AgentFixture {
         // On kernels without cookies in sock_ops (before 5.15), sockets that listen before the programs are not
         // counted.
         let pin = self.folder.join(format!("bpf/v{}/links/connect6", abi::ABI_VERSION));
-        let end = Instant::now() + WAIT_TIMEOUT;
-        while !pin.exists() && matches!(agent.try_wait(), Ok(None)) && Instant::now() < end {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while !pin.exists() && matches!(agent.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// Starts the agent as a DaemonSet does: in a pod's cgroup, and without settings of cgroups.
     fn start_agent_in_a_pod(&mut self) {
-        let own = self.cgroup.join(self.pods_cgroup).join("podagent/main");
-        fs::create_dir_all(&own).expect("a cgroup");
+        let agent_cgroup = self.cgroup.join(self.pods_cgroup).join("podagent/main");
+        fs::create_dir_all(&agent_cgroup).expect("a cgroup");
         let entering = self.role_command("agent", "n");
-        let words: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
-        let procs = own.join("cgroup.procs");
-        let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), words.join(" "));
+        let args: Vec<_> = entering.get_args().filter_map(|word| word.to_str()).collect();
+        let procs = agent_cgroup.join("cgroup.procs");
+        let script = format!("echo $$ > {} && exec nsenter {}", procs.display(), args.join(" "));
         let mut command = Command::new("sh");
         command.args(["-c", &script]).env(ROLE, "agent").envs(self.agent_environment());
         self.agent = Some(command.spawn().expect("sh"));
     }
 
     fn agent_environment(&self) -> [(&'static str, String); 6] {
-        let at = |name: &str| self.folder.join(name).display().to_string();
+        let path = |name: &str| self.folder.join(name).display().to_string();
         [
             ("ROUSE_NODE", "n1".into()),
             ("ROUSE_ADMIN", "127.0.0.1:7104".into()),
-            ("ROUSE_CONTROLLER", format!("unix:{}", at("c"))),
-            ("ROUSE_AUTOSCALER", format!("unix:{}", at("a"))),
-            ("ROUSE_PINS", at("bpf")),
+            ("ROUSE_CONTROLLER", format!("unix:{}", path("c"))),
+            ("ROUSE_AUTOSCALER", format!("unix:{}", path("a"))),
+            ("ROUSE_PINS", path("bpf")),
             ("ROUSE_TUNNEL_DRAIN_MS", "1000".into()),
         ]
     }
@@ -322,13 +322,13 @@ impl AgentFixture {
 
     fn process_command(&self, role: &str, cgroup: &str) -> Command {
         let entering = self.role_command(role, "p");
-        let words = entering
+        let args = entering
             .get_args()
             .map(|word| word.to_str().expect("text"))
             .collect::<Vec<_>>()
             .join(" ");
         let procs = self.cgroup.join(cgroup).join("cgroup.procs");
-        let script = format!("echo $$ > {} && exec nsenter {words}", procs.display());
+        let script = format!("echo $$ > {} && exec nsenter {args}", procs.display());
         // The starting namespace matters: a process in a pod's cgroup and in a foreign namespace would be taken for
         // the pod, with the listeners of that namespace.
         let mut command = Command::new("nsenter");
@@ -344,11 +344,11 @@ impl AgentFixture {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}-{namespace}", self.name));
         if role == "agent" {
-            let least =
+            let capabilities =
                 env::var("ROUSE_TEST_CAPS").unwrap_or_else(|_unset| required_capabilities());
             // The agent is killed together with its test.
             command.args(["setpriv", "--pdeathsig", "KILL"]);
-            command.args(["--no-new-privs", "--bounding-set", &least]);
+            command.args(["--no-new-privs", "--bounding-set", &capabilities]);
         }
         command.arg(env::current_exe().expect("this program"));
         command.args(["agent::role", "--exact", "--ignored", "--nocapture"]).env(ROLE, role);
@@ -360,36 +360,44 @@ impl AgentFixture {
         writeln!(stdin, "{line}").expect("it reads");
     }
 
-    /// Receives pod reports until `done` returns true.
-    fn wait_pod(&mut self, what: &str, done: impl Fn(&PodObservation) -> bool) -> PodObservation {
-        let end = Instant::now() + WAIT_TIMEOUT;
+    /// Receives pod reports until `is_done` returns true.
+    fn wait_pod(
+        &mut self,
+        description: &str,
+        is_done: impl Fn(&PodObservation) -> bool,
+    ) -> PodObservation {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
-            if let Some(seen) = self.pods.get("uid-1").filter(|seen| done(seen)) {
-                return seen.clone();
+            if let Some(pod) = self.pods.get("uid-1").filter(|pod| is_done(pod)) {
+                return pod.clone();
             }
-            let left = end.saturating_duration_since(Instant::now());
-            match self.reports.recv_timeout(left) {
-                Ok(PodReportItem::Observed(seen)) => drop(self.pods.insert(seen.uid.clone(), seen)),
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            match self.reports.recv_timeout(remaining) {
+                Ok(PodReportItem::Observed(pod)) => drop(self.pods.insert(pod.uid.clone(), pod)),
                 Ok(_) => {}
-                Err(_) => panic!("{what}: never, but {:?}", self.pods),
+                Err(_) => panic!("{description}: never, but {:?}", self.pods),
             }
         }
     }
 
-    /// Receives usage reports until `done` returns true for the pod's totals.
-    fn wait_usage(&mut self, what: &str, done: impl Fn(&UsageSample) -> bool) -> UsageSample {
-        let end = Instant::now() + WAIT_TIMEOUT;
+    /// Receives usage reports until `is_done` returns true for the pod's totals.
+    fn wait_usage(
+        &mut self,
+        description: &str,
+        is_done: impl Fn(&UsageSample) -> bool,
+    ) -> UsageSample {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
-            if let Some(seen) = self.totals.get("uid-1").filter(|seen| done(seen)) {
-                return seen.clone();
+            if let Some(sample) = self.totals.get("uid-1").filter(|sample| is_done(sample)) {
+                return sample.clone();
             }
-            let left = end.saturating_duration_since(Instant::now());
-            match self.usages.recv_timeout(left) {
-                Ok(UsageItem::Sample(seen)) => {
-                    self.totals.insert(seen.key.pod.clone().unwrap_or_default(), seen);
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            match self.usages.recv_timeout(remaining) {
+                Ok(UsageItem::Sample(sample)) => {
+                    self.totals.insert(sample.key.pod.clone().unwrap_or_default(), sample);
                 }
                 Ok(_) => {}
-                Err(_) => panic!("{what}: never, but {:?}", self.totals),
+                Err(_) => panic!("{description}: never, but {:?}", self.totals),
             }
         }
     }
@@ -410,8 +418,8 @@ impl AgentFixture {
     }
 
     /// Gets a [`page`] in a namespace of this node.
-    fn get_page(&self, namespace: &str, at: &str, path: &str) -> String {
-        http_get(&format!("{}-{namespace}", self.name), at, path)
+    fn get_page(&self, namespace: &str, address: &str, path: &str) -> String {
+        http_get(&format!("{}-{namespace}", self.name), address, path)
     }
 
     /// Waits until at least `count` probes have passed.
@@ -421,7 +429,7 @@ impl AgentFixture {
 
     /// Waits until the metric that begins with `line` is at least `count`.
     fn wait_metric(&self, line: &str, count: u64) {
-        let end = Instant::now() + WAIT_TIMEOUT;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             let page = self.get_page("n", "127.0.0.1:7104", "/metrics");
             let counted = page.lines().find_map(|it| it.strip_prefix(line));
@@ -429,7 +437,7 @@ impl AgentFixture {
             {
                 return;
             }
-            assert!(Instant::now() < end, "{line} never came to {count}: {page}");
+            assert!(Instant::now() < deadline, "{line} never came to {count}: {page}");
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -457,9 +465,9 @@ impl Drop for AgentFixture {
 
 /// Removes the nodes of tests that were killed.
 fn remove_stale() {
-    let all = tests::left::entry_names(&[env::temp_dir()]);
-    let ours = all.into_iter().filter(|name| name.starts_with(PREFIX));
-    tests::left::of_ended_processes(ours).iter().for_each(|name| remove_node(name));
+    let names = tests::leftovers::entry_names(&[env::temp_dir()]);
+    let stale = names.into_iter().filter(|name| name.starts_with(PREFIX));
+    tests::leftovers::of_ended_processes(stale).iter().for_each(|name| remove_node(name));
 }
 
 /// Removes all objects of a test's node except for its processes.
@@ -475,10 +483,10 @@ fn remove_node(name: &str) {
 }
 
 /// Gets a page of a port over a new connection, in a network namespace; empty if no socket listens.
-fn http_get(namespace: &str, at: &str, path: &str) -> String {
+fn http_get(namespace: &str, address: &str, path: &str) -> String {
     let namespace = NetworkNamespace::open(Path::new("/run/netns").join(namespace));
     let exchange = || {
-        let mut stream = TcpStream::connect(at)?;
+        let mut stream = TcpStream::connect(address)?;
         write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text).map(|_| text)
@@ -581,120 +589,120 @@ fn http_probe() -> ProbeHandler {
 
 #[test]
 fn a_pod_is_ready_when_it_listens_and_gone_when_it_closes() {
-    let mut world = AgentFixture::new("listen");
-    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    world.start_agent();
-    world.start_pod();
-    let found = world.wait_pod("found", |seen| seen.address.is_some());
+    let mut fixture = AgentFixture::new("listen");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    fixture.start_agent();
+    fixture.start_pod();
+    let found = fixture.wait_pod("found", |pod| pod.address.is_some());
     assert!(!found.ready);
-    world.send_to_pod("listen");
-    let ready = world.wait_pod("ready", |seen| seen.ready);
+    fixture.send_to_pod("listen");
+    let ready = fixture.wait_pod("ready", |pod| pod.ready);
     assert_eq!(ready.address, Some(ADDRESS.parse().expect("an address")));
     assert!(ready.listening_since_ns > 0);
-    world.send_to_pod("close");
-    world.wait_pod("unready", |seen| !seen.ready && !seen.listening);
+    fixture.send_to_pod("close");
+    fixture.wait_pod("unready", |pod| !pod.ready && !pod.listening);
 }
 
 #[test]
 fn a_listener_from_before_the_agent_is_found_and_followed() {
-    let mut world = AgentFixture::new("before");
-    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    world.start_pod();
-    world.send_to_pod("listen");
-    while world.request_fails() {}
-    world.start_agent();
-    world.wait_pod("ready", |seen| seen.ready);
-    world.send_to_pod("close");
-    world.wait_pod("unready", |seen| !seen.ready);
+    let mut fixture = AgentFixture::new("before");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    while fixture.request_fails() {}
+    fixture.start_agent();
+    fixture.wait_pod("ready", |pod| pod.ready);
+    fixture.send_to_pod("close");
+    fixture.wait_pod("unready", |pod| !pod.ready);
 }
 
 #[test]
 fn slots_and_counts_outlive_the_agent_and_a_listener_opened_meanwhile_is_found() {
-    let mut world = AgentFixture::new("restart");
-    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    world.start_agent();
-    world.start_pod();
-    world.send_to_pod("listen");
-    world.wait_pod("ready", |seen| seen.ready);
+    let mut fixture = AgentFixture::new("restart");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    fixture.start_agent();
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.wait_pod("ready", |pod| pod.ready);
     for _ in 0..3 {
-        assert_eq!(world.get_status_line(), "HTTP/1.1 200 OK");
+        assert_eq!(fixture.get_status_line(), "HTTP/1.1 200 OK");
     }
-    world.wait_usage("three requests", |usage| usage.totals.finished == 3);
-    let slots = world.slots();
-    world.send_to_pod("close");
-    world.wait_pod("unready", |seen| !seen.ready);
+    fixture.wait_usage("three requests", |usage| usage.totals.finished == 3);
+    let slots = fixture.slots();
+    fixture.send_to_pod("close");
+    fixture.wait_pod("unready", |pod| !pod.ready);
 
-    world.kill_agent();
-    world.send_to_pod("listen");
-    while world.request_fails() {}
-    world.pods.clear();
-    world.totals.clear();
-    world.start_agent();
-    world.wait_pod("ready again", |seen| seen.ready);
-    assert_eq!(world.slots(), slots);
+    fixture.kill_agent();
+    fixture.send_to_pod("listen");
+    while fixture.request_fails() {}
+    fixture.pods.clear();
+    fixture.totals.clear();
+    fixture.start_agent();
+    fixture.wait_pod("ready again", |pod| pod.ready);
+    assert_eq!(fixture.slots(), slots);
     // One of them is the request that showed that the pod listens again.
-    let usage = world.wait_usage("all requests", |usage| usage.totals.finished >= 4);
+    let usage = fixture.wait_usage("all requests", |usage| usage.totals.finished >= 4);
     assert_eq!((usage.totals.started, usage.totals.finished), (4, 4));
 }
 
 #[test]
 fn an_http_probe_decides_after_the_listener() {
-    let mut world = AgentFixture::new("probe");
-    world.set_pod(RoutingPhase::Starting, http_probe());
-    world.start_agent();
-    world.start_pod();
-    world.send_to_pod("bad");
-    world.send_to_pod("listen");
+    let mut fixture = AgentFixture::new("probe");
+    fixture.set_pod(RoutingPhase::Starting, http_probe());
+    fixture.start_agent();
+    fixture.start_pod();
+    fixture.send_to_pod("bad");
+    fixture.send_to_pod("listen");
     let failing =
-        world.wait_pod("failing", |seen| !seen.not_ready_reason.is_empty() && seen.listening);
+        fixture.wait_pod("failing", |pod| !pod.not_ready_reason.is_empty() && pod.listening);
     assert_eq!(failing.not_ready_reason, "readiness probe failed: GET /ready answered 503");
     assert!(!failing.ready);
-    world.send_to_pod("good");
-    world.wait_pod("ready", |seen| seen.ready);
+    fixture.send_to_pod("good");
+    fixture.wait_pod("ready", |pod| pod.ready);
 }
 
 #[test]
 fn a_tcp_probe_connects_to_the_pod() {
-    let mut world = AgentFixture::new("tcp");
-    world.set_pod(RoutingPhase::Starting, ProbeHandler::Tcp);
-    world.start_agent();
-    world.start_pod();
-    world.send_to_pod("listen");
-    world.wait_pod("ready", |seen| seen.ready);
+    let mut fixture = AgentFixture::new("tcp");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Tcp);
+    fixture.start_agent();
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.wait_pod("ready", |pod| pod.ready);
 }
 
 #[test]
 fn probes_that_go_on_are_no_requests() {
-    for (test, how) in [("http-on", http_probe()), ("tcp-on", ProbeHandler::Tcp)] {
-        let mut world = AgentFixture::new(test);
-        world.set_probed_pod(RoutingPhase::Starting, how, Duration::from_millis(1));
-        world.start_agent();
-        world.start_pod();
-        world.send_to_pod("listen");
-        world.wait_pod("ready", |seen| seen.ready);
-        world.wait_probes(50);
+    for (test, probe) in [("http-on", http_probe()), ("tcp-on", ProbeHandler::Tcp)] {
+        let mut fixture = AgentFixture::new(test);
+        fixture.set_probed_pod(RoutingPhase::Starting, probe, Duration::from_millis(1));
+        fixture.start_agent();
+        fixture.start_pod();
+        fixture.send_to_pod("listen");
+        fixture.wait_pod("ready", |pod| pod.ready);
+        fixture.wait_probes(50);
         for _ in 0..3 {
-            assert_eq!(world.get_status_line(), "HTTP/1.1 200 OK");
+            assert_eq!(fixture.get_status_line(), "HTTP/1.1 200 OK");
         }
-        world.wait_probes(100);
-        let usage = world.wait_usage("three requests", |usage| usage.totals.finished >= 3);
+        fixture.wait_probes(100);
+        let usage = fixture.wait_usage("three requests", |usage| usage.totals.finished >= 3);
         assert_eq!((usage.totals.started, usage.totals.finished), (3, 3));
-        let pins = world.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-        let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(world.slot());
+        let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+        let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(fixture.slot());
         assert_eq!((state.connections, state.awaiting_first_request), (0, 0), "{state:?}");
     }
 }
 
 #[test]
 fn a_draining_pod_is_called_drained_once_it_is_quiet() {
-    let mut world = AgentFixture::new("drain");
-    world.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
-    world.start_agent();
-    world.start_pod();
-    world.send_to_pod("listen");
-    world.wait_pod("ready", |seen| seen.ready);
-    world.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-    let drained = world.wait_pod("drained", |seen| seen.drained);
+    let mut fixture = AgentFixture::new("drain");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    fixture.start_agent();
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    fixture.wait_pod("ready", |pod| pod.ready);
+    fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
+    let drained = fixture.wait_pod("drained", |pod| pod.drained);
     assert_eq!(drained.in_flight, 0);
 }
 
@@ -729,11 +737,11 @@ impl AgentFixture {
 const POD_SERVER_ADDRESS: &str = "10.77.0.2:8022";
 const WAIT_FOR_DRAIN_PATH: &str = "/wait-for-drain";
 
-mod audit;
-mod deadlines;
-mod growth;
-mod kept;
+mod full_maps;
+mod gauge_audit;
+mod growth_reports;
+mod http_server;
 mod kubelet;
-mod listeners;
-mod revisions;
-mod server;
+mod overdue_requests;
+mod revision_metrics;
+mod stale_connections;

@@ -1,15 +1,15 @@
 //! The kernel tier: real programs in the running kernel, in namespaces and cgroups of their own. Needs root.
 
-mod actor;
 mod agent;
-mod bed;
-mod clients;
-mod count;
-mod ends;
-mod listen;
-mod lookup;
+mod connect_records;
+mod fixture;
+mod listening_sockets;
+mod locked_close;
 mod redirect;
-mod robust;
+mod request_counts;
+mod robustness;
+mod scripted_process;
 mod servers;
+mod sk_lookup;
 mod sys;
 mod verifier;

@@ -10,262 +10,262 @@
     reason = "a test panics and waits on plain threads"
 )]
 
-mod calls;
-mod own;
-mod play;
+mod client_commands;
+mod count_comparison;
+mod direct_path;
 mod proxies;
-mod stage;
-mod straight;
-mod table;
+mod results_table;
+mod server_counts;
+mod server_fixture;
 
-use self::{calls::ClientCase, stage::ServerFixture};
+use self::{client_commands::ClientCase, server_fixture::ServerFixture};
 
 /// Ports behind a proxy: of the application, and of the gRPC server.
 const BACKEND_PORTS: [u16; 2] = [9080, 9081];
 
 #[test]
 fn nginx_agrees() {
-    let mut stage = ServerFixture::new("nginx");
-    let nginx = proxies::nginx(&stage, "deferred reuseport");
-    stage.start_backends();
-    stage.start(&nginx);
-    stage.http1(8);
-    stage.websockets();
-    stage.java_websockets();
-    stage.finish();
+    let mut fixture = ServerFixture::new("nginx");
+    let nginx = proxies::nginx(&fixture, "deferred reuseport");
+    fixture.start_backends();
+    fixture.start(&nginx);
+    fixture.http1(8);
+    fixture.websockets();
+    fixture.java_websockets();
+    fixture.finish();
 }
 
 #[test]
 fn nginx_agrees_over_http2() {
-    let mut stage = ServerFixture::new("nginx (h2)");
-    let nginx = proxies::nginx(&stage, "http2");
-    stage.start_backends();
-    stage.start(&nginx);
-    stage.http2(8);
-    stage.grpc();
-    stage.finish();
+    let mut fixture = ServerFixture::new("nginx (h2)");
+    let nginx = proxies::nginx(&fixture, "http2");
+    fixture.start_backends();
+    fixture.start(&nginx);
+    fixture.http2(8);
+    fixture.grpc();
+    fixture.finish();
 }
 
 #[test]
 fn haproxy_agrees() {
-    let mut stage = ServerFixture::new("haproxy");
-    let haproxy = proxies::haproxy(&stage);
-    stage.start_backends();
-    stage.start(&haproxy);
-    stage.http1(8);
-    stage.websockets();
-    stage.finish();
+    let mut fixture = ServerFixture::new("haproxy");
+    let haproxy = proxies::haproxy(&fixture);
+    fixture.start_backends();
+    fixture.start(&haproxy);
+    fixture.http1(8);
+    fixture.websockets();
+    fixture.finish();
 }
 
 #[test]
 fn haproxy_agrees_over_http2() {
-    let mut stage = ServerFixture::new("haproxy (h2)");
-    let haproxy = proxies::haproxy(&stage);
-    stage.start_backends();
-    stage.start(&haproxy);
-    stage.http2(8);
+    let mut fixture = ServerFixture::new("haproxy (h2)");
+    let haproxy = proxies::haproxy(&fixture);
+    fixture.start_backends();
+    fixture.start(&haproxy);
+    fixture.http2(8);
     // Not "cut": haproxy ends tunnels in order as long as it can send to a client that has gone.
-    stage.tunnels(&["reset"]);
-    stage.grpc();
-    stage.finish();
+    fixture.tunnels(&["reset"]);
+    fixture.grpc();
+    fixture.finish();
 }
 
 #[test]
 fn apache_agrees() {
-    let mut stage = ServerFixture::new("Apache");
-    let apache = proxies::apache(&stage);
-    stage.start_backends();
-    stage.start(&apache);
-    stage.http1(8);
-    stage.websockets();
-    stage.finish();
+    let mut fixture = ServerFixture::new("Apache");
+    let apache = proxies::apache(&fixture);
+    fixture.start_backends();
+    fixture.start(&apache);
+    fixture.http1(8);
+    fixture.websockets();
+    fixture.finish();
 }
 
 #[test]
 fn apache_agrees_over_http2() {
-    let mut stage = ServerFixture::new("Apache (h2)");
-    let apache = proxies::apache(&stage);
-    stage.start_backends();
-    stage.start(&apache);
+    let mut fixture = ServerFixture::new("Apache (h2)");
+    let apache = proxies::apache(&fixture);
+    fixture.start_backends();
+    fixture.start(&apache);
     // Apache works on only this many streams of a connection at once while none of them is complete.
-    stage.http2(6);
-    stage.upgraded(8);
-    stage.finish();
+    fixture.http2(6);
+    fixture.upgraded(8);
+    fixture.finish();
 }
 
 #[test]
 fn go_agrees() {
-    let mut stage = ServerFixture::new("Go net/http");
-    let go = stage.go("http");
-    stage.start(&go);
-    stage.http1(8);
-    stage.early_hints();
-    stage.websockets();
-    stage.finish();
+    let mut fixture = ServerFixture::new("Go net/http");
+    let recipe = fixture.go("http");
+    fixture.start(&recipe);
+    fixture.http1(8);
+    fixture.early_hints();
+    fixture.websockets();
+    fixture.finish();
 }
 
 #[test]
 fn go_agrees_over_http2() {
-    let mut stage = ServerFixture::new("Go net/http (h2)");
-    let go = stage.go("http");
-    stage.start(&go);
-    stage.http2(8);
-    stage.finish();
+    let mut fixture = ServerFixture::new("Go net/http (h2)");
+    let recipe = fixture.go("http");
+    fixture.start(&recipe);
+    fixture.http2(8);
+    fixture.finish();
 }
 
 #[test]
 fn go_agrees_over_http2_by_upgrade() {
-    let mut stage = ServerFixture::new("Go x/net/http2/h2c");
-    let go = stage.go("h2c");
-    stage.start(&go);
-    stage.upgraded(8);
-    stage.nghttp_upgraded();
-    stage.java_upgraded(8);
-    stage.finish();
+    let mut fixture = ServerFixture::new("Go x/net/http2/h2c");
+    let recipe = fixture.go("h2c");
+    fixture.start(&recipe);
+    fixture.upgraded(8);
+    fixture.nghttp_upgraded();
+    fixture.java_upgraded(8);
+    fixture.finish();
 }
 
 #[test]
 fn grpc_go_agrees() {
-    let mut stage = ServerFixture::new("grpc-go");
-    let go = stage.go("grpc");
-    stage.start(&go);
-    stage.grpc();
-    stage.finish();
+    let mut fixture = ServerFixture::new("grpc-go");
+    let recipe = fixture.go("grpc");
+    fixture.start(&recipe);
+    fixture.grpc();
+    fixture.finish();
 }
 
 #[test]
 fn hyper_agrees() {
-    let mut stage = ServerFixture::new("hyper");
-    let hyper = stage.rust("http");
-    stage.start(&hyper);
-    stage.http1(8);
-    stage.websockets();
-    stage.finish();
+    let mut fixture = ServerFixture::new("hyper");
+    let hyper = fixture.rust("http");
+    fixture.start(&hyper);
+    fixture.http1(8);
+    fixture.websockets();
+    fixture.finish();
 }
 
 #[test]
 fn hyper_agrees_over_http2() {
-    let mut stage = ServerFixture::new("hyper (h2)");
-    let hyper = stage.rust("http");
-    stage.start(&hyper);
-    stage.http2(8);
-    stage.finish();
+    let mut fixture = ServerFixture::new("hyper (h2)");
+    let hyper = fixture.rust("http");
+    fixture.start(&hyper);
+    fixture.http2(8);
+    fixture.finish();
 }
 
 #[test]
 fn tonic_agrees() {
-    let mut stage = ServerFixture::new("tonic");
-    let tonic = stage.rust("grpc");
-    stage.start(&tonic);
-    stage.grpc();
-    stage.finish();
+    let mut fixture = ServerFixture::new("tonic");
+    let tonic = fixture.rust("grpc");
+    fixture.start(&tonic);
+    fixture.grpc();
+    fixture.finish();
 }
 
 #[test]
 fn node_agrees() {
-    let mut stage = ServerFixture::new("Node http");
-    let node = stage.node("http");
-    stage.start(&node);
-    stage.http1(8);
-    stage.early_hints();
-    stage.websockets();
-    stage.java_websockets();
-    stage.finish();
+    let mut fixture = ServerFixture::new("Node http");
+    let node = fixture.node("http");
+    fixture.start(&node);
+    fixture.http1(8);
+    fixture.early_hints();
+    fixture.websockets();
+    fixture.java_websockets();
+    fixture.finish();
 }
 
 #[test]
 fn node_agrees_over_http2() {
-    let mut stage = ServerFixture::new("Node http2");
-    let node = stage.node("h2");
-    stage.start(&node);
-    stage.http2(8);
-    stage.tunnels(&["reset", "refused", "cut"]);
-    stage.finish();
+    let mut fixture = ServerFixture::new("Node http2");
+    let node = fixture.node("h2");
+    fixture.start(&node);
+    fixture.http2(8);
+    fixture.tunnels(&["reset", "refused", "cut"]);
+    fixture.finish();
 }
 
 #[test]
 fn uvicorn_agrees() {
-    let mut stage = ServerFixture::new("uvicorn");
+    let mut fixture = ServerFixture::new("uvicorn");
     let uvicorn =
-        stage.python(&["/usr/bin/uvicorn", "--host", "0.0.0.0", "--port", "8080", "app:asgi"]);
-    stage.start(&uvicorn);
-    stage.http1(8);
-    stage.websockets();
-    stage.finish();
+        fixture.python(&["/usr/bin/uvicorn", "--host", "0.0.0.0", "--port", "8080", "app:asgi"]);
+    fixture.start(&uvicorn);
+    fixture.http1(8);
+    fixture.websockets();
+    fixture.finish();
 }
 
 #[test]
 fn gunicorn_agrees() {
-    let mut stage = ServerFixture::new("gunicorn (sync)");
-    let words = ["/usr/bin/gunicorn", "--bind", "0.0.0.0:8080", "--workers", "4", "app:wsgi"];
-    let gunicorn = stage.python(&words);
-    stage.start(&gunicorn);
+    let mut fixture = ServerFixture::new("gunicorn (sync)");
+    let args = ["/usr/bin/gunicorn", "--bind", "0.0.0.0:8080", "--workers", "4", "app:wsgi"];
+    let gunicorn = fixture.python(&args);
+    fixture.start(&gunicorn);
     // A worker has one request at a time, and closes the connection after each.
-    stage.http1(4);
-    stage.finish();
+    fixture.http1(4);
+    fixture.finish();
 }
 
 #[test]
 fn gunicorn_with_threads_agrees() {
-    let mut stage = ServerFixture::new("gunicorn (gthread)");
-    let words =
+    let mut fixture = ServerFixture::new("gunicorn (gthread)");
+    let args =
         "/usr/bin/gunicorn --bind 0.0.0.0:8080 --workers 2 --threads 16 --keep-alive 5 app:wsgi";
-    let gunicorn = stage.python(&words.split(' ').collect::<Vec<_>>());
-    stage.start(&gunicorn);
-    stage.http1(8);
-    stage.finish();
+    let gunicorn = fixture.python(&args.split(' ').collect::<Vec<_>>());
+    fixture.start(&gunicorn);
+    fixture.http1(8);
+    fixture.finish();
 }
 
 #[test]
 fn hypercorn_agrees_over_http2() {
-    let mut stage = ServerFixture::new("hypercorn (h2)");
-    let hypercorn = stage.python(&["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"]);
-    stage.start(&hypercorn);
-    stage.http2(8);
-    stage.upgraded(8);
-    stage.nghttp_upgraded();
-    stage.java_upgraded(8);
+    let mut fixture = ServerFixture::new("hypercorn (h2)");
+    let hypercorn = fixture.python(&["/usr/bin/hypercorn", "--bind", "0.0.0.0:8080", "app:asgi"]);
+    fixture.start(&hypercorn);
+    fixture.http2(8);
+    fixture.upgraded(8);
+    fixture.nghttp_upgraded();
+    fixture.java_upgraded(8);
     // hypercorn closes the connection, and leaves streams open that the client has ended.
-    stage.tunnels_left_open();
-    stage.finish();
+    fixture.tunnels_left_open();
+    fixture.finish();
 }
 
 #[test]
 fn grpc_python_agrees() {
-    let mut stage = ServerFixture::new("grpcio (Python)");
-    let grpc = stage.python(&["/usr/bin/python3", "app.py", "grpc"]);
-    stage.start(&grpc);
-    stage.grpc();
-    stage.finish();
+    let mut fixture = ServerFixture::new("grpcio (Python)");
+    let grpc = fixture.python(&["/usr/bin/python3", "app.py", "grpc"]);
+    fixture.start(&grpc);
+    fixture.grpc();
+    fixture.finish();
 }
 
 #[test]
 fn the_jdks_server_agrees() {
-    let mut stage = ServerFixture::new("JDK HttpServer");
-    let jdk = stage.java("jdk");
-    stage.start(&jdk);
-    stage.http1(8);
-    stage.finish();
+    let mut fixture = ServerFixture::new("JDK HttpServer");
+    let jdk = fixture.java("jdk");
+    fixture.start(&jdk);
+    fixture.http1(8);
+    fixture.finish();
 }
 
 #[test]
 fn jetty_agrees() {
-    let mut stage = ServerFixture::new("Jetty");
-    let jetty = stage.java("jetty");
-    stage.start(&jetty);
-    stage.http1(8);
-    stage.finish();
+    let mut fixture = ServerFixture::new("Jetty");
+    let jetty = fixture.java("jetty");
+    fixture.start(&jetty);
+    fixture.http1(8);
+    fixture.finish();
 }
 
 #[test]
 fn jetty_agrees_over_http2() {
-    let mut stage = ServerFixture::new("Jetty (h2)");
-    let jetty = stage.java("jetty");
-    stage.start(&jetty);
-    stage.http2(8);
-    stage.upgraded(8);
-    stage.java_upgraded(8);
-    stage.finish();
+    let mut fixture = ServerFixture::new("Jetty (h2)");
+    let jetty = fixture.java("jetty");
+    fixture.start(&jetty);
+    fixture.http2(8);
+    fixture.upgraded(8);
+    fixture.java_upgraded(8);
+    fixture.finish();
 }
 
 /// Cases by protocol. A server can process `width` requests at once.

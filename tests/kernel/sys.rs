@@ -35,16 +35,16 @@ pub(crate) fn open_tun(name: &str) -> io::Result<File> {
     request.name[..name.len()].copy_from_slice(name.as_bytes());
     let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
     // SAFETY: `request` is a live `struct ifreq`, as this ioctl takes it.
-    let done = unsafe {
+    let result = unsafe {
         libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, std::ptr::from_mut(&mut request))
     };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(file) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(file) }
 }
 
 /// Sets a socket option with an integer value.
 pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the pointer is to a live number of the size given.
-    let done = unsafe {
+    let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
             level,
@@ -53,21 +53,21 @@ pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -
             size_of::<i32>() as libc::socklen_t,
         )
     };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Disconnects a socket, by connecting it to an address of family AF_UNSPEC.
 pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
     let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
     // SAFETY: the pointer is to a live address of the size given.
-    let done = unsafe {
+    let result = unsafe {
         libc::connect(
             socket.as_fd().as_raw_fd(),
             std::ptr::from_ref(&none),
             size_of::<libc::sockaddr>() as libc::socklen_t,
         )
     };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Registers a function to run at the regular end of the process, after all tests. Only the first one is registered.
@@ -86,9 +86,9 @@ pub(crate) fn at_exit(job: fn()) {
 }
 
 /// Takes ownership of a descriptor that another process has just sent.
-pub(crate) fn take_descriptor(given: RawFd) -> OwnedFd {
+pub(crate) fn take_descriptor(descriptor: RawFd) -> OwnedFd {
     // SAFETY: the kernel has created the descriptor for this process, and no other code has its number.
-    unsafe { OwnedFd::from_raw_fd(given) }
+    unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
 /// An io_uring for one operation at a time: each call waits for its completions, so borrowed buffers live as long as
@@ -170,21 +170,23 @@ impl SyncIoUring {
         &mut self,
         from: impl AsFd,
         to: impl AsFd,
-        most: usize,
+        max_bytes: usize,
     ) -> io::Result<usize> {
-        self.run(&[Splice::new(fd(&from), -1, fd(&to), -1, most as u32).build()])
+        self.run(&[Splice::new(fd(&from), -1, fd(&to), -1, max_bytes as u32).build()])
     }
 
     /// Submits entries and waits until all are complete. Returns the result of the last one.
     fn run(&mut self, entries: &[Entry]) -> io::Result<usize> {
-        let (mut left, mut last) = (entries.len(), Ok(0));
+        let (mut remaining, mut last) = (entries.len(), Ok(0));
         let numbered = entries.iter().enumerate();
-        let all: Vec<_> = numbered.map(|(at, it)| it.clone().user_data(at as u64)).collect();
+        let entries_by_number: Vec<_> =
+            numbered.map(|(at, it)| it.clone().user_data(at as u64)).collect();
         // All entries become visible at once. A kernel thread that saw only the first of a chain would pass it to a
         // worker, and execute the second before it. SAFETY: the caller borrows the buffers of all entries, and this
         // function returns only after all are complete.
-        unsafe { self.0.submission().push_multiple(&all) }.map_err(io::Error::other)?;
-        while left > 0 {
+        unsafe { self.0.submission().push_multiple(&entries_by_number) }
+            .map_err(io::Error::other)?;
+        while remaining > 0 {
             match self.0.submit_and_wait(1) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                     // The kernel may still use the submitted buffers, so returning an error would be unsound.
@@ -192,11 +194,13 @@ impl SyncIoUring {
                 }
                 _ => {}
             }
-            for done in self.0.completion() {
+            for completion in self.0.completion() {
                 // A zero-copy send has a second completion, after which its buffer is no longer used.
-                left -= usize::from(!cqueue::more(done.flags()));
-                if !cqueue::notif(done.flags()) && done.user_data() + 1 == entries.len() as u64 {
-                    last = match done.result() {
+                remaining -= usize::from(!cqueue::more(completion.flags()));
+                if !cqueue::notif(completion.flags())
+                    && completion.user_data() + 1 == entries.len() as u64
+                {
+                    last = match completion.result() {
                         error @ ..0 => Err(io::Error::from_raw_os_error(-error)),
                         result => Ok(result as usize),
                     };
@@ -207,6 +211,6 @@ impl SyncIoUring {
     }
 }
 
-fn fd(of: &impl AsFd) -> Fd {
-    Fd(of.as_fd().as_raw_fd())
+fn fd(socket: &impl AsFd) -> Fd {
+    Fd(socket.as_fd().as_raw_fd())
 }

@@ -17,7 +17,7 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
 };
 
-use crate::bed::{KernelFixture, create_cgroups};
+use crate::fixture::{KernelFixture, create_cgroups};
 
 /// Half of the verifier's limit: a change of the verifier, or of a program, needs room.
 const MAX_INSTRUCTIONS: u32 = 500_000;
@@ -35,13 +35,13 @@ type WalkedInstructions = Result<u32, String>;
 /// Each program is loaded by itself, so that a refused one hides no other.
 #[test]
 fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
-    let (places, _guard) = create_cgroups();
-    let open = |log| open_object(&places, log);
+    let (paths, _guard) = create_cgroups();
+    let open = |log| open_object(&paths, log);
     let mut programs = open(VerifierLogLevel::default());
     let mut for_counts = open(VerifierLogLevel::STATS);
     let has_end =
         KernelVersion::current().expect("it has a version") >= KernelVersion::new(6, 5, 0);
-    let mut bad = Vec::new();
+    let mut failures = Vec::new();
     for (name, program) in programs.programs_mut() {
         if name == LOCKED_CLOSE_PROGRAM && !has_end {
             println!("verifier: {name} is for later kernels");
@@ -52,55 +52,55 @@ fn no_program_takes_more_than_half_of_what_the_verifier_walks() {
             Ok(count) => {
                 println!("verifier: {name} {count}");
                 if count > MAX_INSTRUCTIONS {
-                    bad.push(format!("{name} takes {count} instructions"));
+                    failures.push(format!("{name} takes {count} instructions"));
                 }
             }
-            Err(why) => {
+            Err(reason) => {
                 println!("verifier: {name} refused");
-                bad.push(format!("{name} is refused: {why}"));
+                failures.push(format!("{name} is refused: {reason}"));
             }
         }
     }
-    assert!(bad.is_empty(), "{}", bad.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// Compares both sources of the count, on kernels that have both.
 #[test]
 fn the_log_tells_the_same_count_as_the_kernel() {
-    let (places, _guard) = create_cgroups();
-    let open = || open_object(&places, VerifierLogLevel::STATS);
-    let (mut one, mut other) = (open(), open());
+    let (paths, _guard) = create_cgroups();
+    let open = || open_object(&paths, VerifierLogLevel::STATS);
+    let (mut first, mut other) = (open(), open());
     let name = "getpeername4";
-    let program = one.program_mut(name).expect("it is part of the object");
+    let program = first.program_mut(name).expect("it is part of the object");
     load_program(program).expect("it is accepted");
     let by_log = walked_by_log(other.program_mut(name).expect("the same object"));
     let by_log = by_log.expect("it is accepted");
     assert_ne!(by_log, 0);
-    if let Some(told) = program.info().expect("it is loaded").verified_instruction_count() {
-        assert_eq!(by_log, told);
+    if let Some(count) = program.info().expect("it is loaded").verified_instruction_count() {
+        assert_eq!(by_log, count);
     }
 }
 
 #[test]
 fn all_programs_are_in_force_side_by_side() {
-    let mut bed = KernelFixture::new();
-    let programs = bed.programs.as_ref().expect("loaded with the bed");
-    programs.verify_by_canary(&mut bed.maps).expect("it is seen");
+    let mut fixture = KernelFixture::new();
+    let programs = fixture.programs.as_ref().expect("loaded with the bed");
+    programs.verify_by_canary(&mut fixture.maps).expect("it is seen");
     println!("verifier: {} programs loaded together", programs.verified_instructions().len());
 }
 
 /// Opens the object with its maps, without loading a program.
-fn open_object(places: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
+fn open_object(paths: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
     let loaded = match env::var_os(OBJECT_VARIABLE) {
-        None => open_unloaded(embedded_object(), places, log),
+        None => open_unloaded(embedded_object(), paths, log),
         Some(file) => {
             let object = fs::read(&file).expect("the object can be read");
             // The ELF parser needs aligned memory.
-            let mut room = vec![0; object.len() + 8];
-            let begin = room.as_ptr().align_offset(8);
-            let aligned = &mut room[begin..][..object.len()];
+            let mut buffer = vec![0; object.len() + 8];
+            let begin = buffer.as_ptr().align_offset(8);
+            let aligned = &mut buffer[begin..][..object.len()];
             aligned.copy_from_slice(&object);
-            open_unloaded(aligned, places, log)
+            open_unloaded(aligned, paths, log)
         }
     };
     loaded.expect("the maps can be made")

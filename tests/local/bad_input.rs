@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::thread;
 
-use tests::client::get;
+use tests::http_client::get;
 use tests::node_load::{LoadPlan, lost_requests, with_load};
-use tests::rouse::RouseNode;
+use tests::rouse_node::RouseNode;
 use tests::wait::wait_for;
 
 /// Manifest of a sleeping service whose requests wait at most 4 s; `containers` is a list in YAML's short form.
@@ -24,14 +24,14 @@ spec:
 }
 
 /// Container of the sample with additional fields.
-fn hello_container(more: &str) -> String {
-    format!("{{ image: \"dev.local/hello:v1\"{more} }}")
+fn hello_container(extra_yaml: &str) -> String {
+    format!("{{ image: \"dev.local/hello:v1\"{extra_yaml} }}")
 }
 
 /// Asserts that a message is one line, contains each of `says`, and is visible to users.
 fn check_message(node: &RouseNode, service: &str, message: &str, says: &[&str]) {
-    for part in says {
-        assert!(message.contains(part), "{service}: {part:?} in {message:?}");
+    for text_part in says {
+        assert!(message.contains(text_part), "{service}: {text_part:?} in {message:?}");
     }
     assert!(!message.trim().contains('\n'), "{service}: one line: {message:?}");
     let described = node.run_rouse(&["describe", "ksvc", service]);
@@ -57,8 +57,11 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
     ];
     for (service, containers, says) in &cases {
         let (_, printed) = node.apply(&manifest(service, &format!("[{containers}]")));
-        for part in *says {
-            assert!(printed.contains(part), "{service}: {part:?} in what apply said: {printed:?}");
+        for text_part in *says {
+            assert!(
+                printed.contains(text_part),
+                "{service}: {text_part:?} in what apply said: {printed:?}"
+            );
         }
         let refused = wait_for("a condition", || {
             let ready = node.condition("ksvc", service, "Ready");
@@ -73,9 +76,9 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
     assert!(!first.contains("missing"), "nothing is missing where a type is wrong: {first:?}");
     for (service, ..) in &cases {
         assert!(node.apply(&manifest(service, &format!("[{}]", hello_container("")))).0);
-        let to = node.wait_ready(service);
-        let answer = node.in_client_netns(|| get(to, service, "/")).expect("an answer");
-        assert_eq!(answer.status, 200, "{service}: {answer:?}");
+        let address = node.wait_ready(service);
+        let response = node.in_client_netns(|| get(address, service, "/")).expect("an answer");
+        assert_eq!(response.status, 200, "{service}: {response:?}");
     }
 }
 
@@ -151,47 +154,51 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
         })
         .collect();
     let ended = std::sync::Mutex::new(Vec::new());
-    let ask = |service: &'static str, to, path: &str| {
-        let answer = node.in_client_netns(|| get(to, service, path)).expect(service);
+    let send_request = |service: &'static str, to, path: &str| {
+        let response = node.in_client_netns(|| get(to, service, path)).expect(service);
         ended.lock().expect("no panic").push(service);
-        answer
+        response
     };
     thread::scope(|scope| {
-        let ask = &ask;
+        let send_request = &send_request;
         // The deadline of this request is far: requests that end before it have not waited for long.
-        let slow = scope.spawn(move || ask("slow", slow, "/?sleep=15000"));
-        let asked: Vec<_> = cases
+        let slow = scope.spawn(move || send_request("slow", slow, "/?sleep=15000"));
+        let threads: Vec<_> = cases
             .iter()
             .zip(addresses)
-            .map(|(case, to)| (case, scope.spawn(move || ask(case.service, to, "/"))))
+            .map(|(case, to)| (case, scope.spawn(move || send_request(case.service, to, "/"))))
             .collect();
-        for (case, thread) in asked {
-            let answer = thread.join().expect("an answer");
-            assert!(case.allowed_statuses.contains(&answer.status), "{}: {answer:?}", case.service);
+        for (case, thread) in threads {
+            let response = thread.join().expect("an answer");
+            assert!(
+                case.allowed_statuses.contains(&response.status),
+                "{}: {response:?}",
+                case.service
+            );
         }
         assert_eq!(slow.join().expect("an answer").status, 200);
     });
     assert_eq!(ended.lock().expect("no panic").last(), Some(&"slow"), "the others end before it");
     for case in &cases {
         // A new request wakes the service again if its pod has been given up meanwhile.
-        let to = node.cluster_ip(case.service);
+        let target = node.cluster_ip(case.service);
         let (host, path) = (case.service.into(), "/".into());
-        let plan = LoadPlan { target: to, host, path, clients: 1, keep_alive: false };
-        let (sent, condition) = with_load(&node, &plan, |_| {
+        let plan = LoadPlan { target, host, path, clients: 1, keep_alive: false };
+        let (requests, condition) = with_load(&node, &plan, |_| {
             wait_for(&format!("{}'s condition", case.service), || {
                 let revision = format!("{}-00001", case.service);
                 let healthy = node.condition("revision", &revision, "ContainerHealthy");
                 let ready = node.condition("ksvc", case.service, "Ready");
-                let same =
+                let is_same =
                     ready.status == healthy.status && ready.message.contains(&healthy.message);
-                (healthy.reason == case.reason && same).then_some(ready)
+                (healthy.reason == case.reason && is_same).then_some(ready)
             })
         });
         assert_ne!(condition.status, "True", "{}", case.service);
         check_message(&node, case.service, &condition.message, case.message_parts);
         assert_eq!(
-            lost_requests(&sent).len(),
-            sent.len(),
+            lost_requests(&requests).len(),
+            requests.len(),
             "{}: nothing was there to answer",
             case.service
         );
@@ -207,14 +214,9 @@ fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_answer
     // Without a port of its own, the second container listens on the sample's default port.
     let both = format!("[{late}, {}]", hello_container(", name: side"));
     assert!(node.apply(&manifest("twice", &both)).0);
-    let to = node.wait_ready("twice");
-    let plan = LoadPlan {
-        target: to,
-        host: "twice".into(),
-        path: "/".into(),
-        clients: 1,
-        keep_alive: false,
-    };
+    let target = node.wait_ready("twice");
+    let plan =
+        LoadPlan { target, host: "twice".into(), path: "/".into(), clients: 1, keep_alive: false };
     let (_, condition) = with_load(&node, &plan, |_| {
         wait_for("a condition", || {
             let ready = node.condition("ksvc", "twice", "Ready");

@@ -37,9 +37,9 @@ impl DigestRegistryFixture {
         let folder = format!("rouse-test-digests-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).expect("a folder");
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free.local_addr().expect("bound").port();
-        drop(free);
+        let free_port_listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = free_port_listener.local_addr().expect("bound").port();
+        drop(free_port_listener);
         let mut config = json!({
             "version": "0.1",
             "storage": { "filesystem": { "rootdirectory": folder.join("data") } },
@@ -81,10 +81,10 @@ impl DigestRegistryFixture {
             INDEX.len()
         );
         stream.write_all(request.as_bytes()).expect("sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("answered");
-        assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
-        let digest = answer.lines().find_map(|line| {
+        let mut response = String::new();
+        stream.read_to_string(&mut response).expect("answered");
+        assert!(response.starts_with("HTTP/1.1 201"), "{response}");
+        let digest = response.lines().find_map(|line| {
             let (name, value) = line.split_once(':')?;
             name.eq_ignore_ascii_case("docker-content-digest").then(|| value.trim().to_owned())
         });
@@ -112,26 +112,26 @@ impl Drop for DigestRegistryFixture {
 
 /// Resolves the images of one Revision, in a namespace with these secrets.
 async fn resolve_images(images: &[&str], secrets: Vec<PullSecret>) -> DigestStatus {
-    let (changed, mut heard) = mpsc::channel(8);
+    let (changed, mut digests_rx) = mpsc::channel(8);
     let secrets = std::collections::BTreeMap::from([("team".to_owned(), secrets)]);
     let resolver = DigestResolver::new(secrets, RegistryClient::new(&[]), changed);
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(std::sync::Arc::clone(&resolver).run(shutdown.clone()));
     let revision = NamespacedName::new("team", "r-00001");
-    let wanted = DigestRequest {
+    let request = DigestRequest {
         account: PullAccount { namespace: "team".into(), ..PullAccount::default() },
         images: images.iter().map(|it| ((*it).to_owned(), (*it).to_owned())).collect(),
         timeout: Duration::from_secs(60),
         ..DigestRequest::default()
     };
-    let mut answer = resolver.request_digests(&revision, wanted.clone());
-    while answer == DigestStatus::Pending {
-        assert_eq!(heard.recv().await, Some(revision.clone()));
-        answer = resolver.request_digests(&revision, wanted.clone());
+    let mut result = resolver.request_digests(&revision, request.clone());
+    while result == DigestStatus::Pending {
+        assert_eq!(digests_rx.recv().await, Some(revision.clone()));
+        result = resolver.request_digests(&revision, request.clone());
     }
     shutdown.cancel();
     running.await.expect("the resolver ends");
-    answer
+    result
 }
 
 #[tokio::test]
@@ -141,8 +141,11 @@ async fn a_tag_is_resolved_without_credentials_where_none_are_wanted() {
     let image = registry.image("team/app:v1");
     let resolved = format!("{}@{digest}", registry.image("team/app"));
     let pinned = resolved.clone();
-    let want = vec![(image.clone(), resolved.clone()), (pinned.clone(), resolved)];
-    assert_eq!(resolve_images(&[&image, &pinned], Vec::new()).await, DigestStatus::Resolved(want));
+    let expected = vec![(image.clone(), resolved.clone()), (pinned.clone(), resolved)];
+    assert_eq!(
+        resolve_images(&[&image, &pinned], Vec::new()).await,
+        DigestStatus::Resolved(expected)
+    );
 }
 
 #[tokio::test]
@@ -150,16 +153,16 @@ async fn credentials_of_the_account_are_used_where_they_are_wanted() {
     let registry = DigestRegistryFixture::start("login", true);
     let digest = registry.push("team/app", "v1");
     let image = registry.image("team/app:v1");
-    let want = vec![(image.clone(), format!("{}@{digest}", registry.image("team/app")))];
+    let expected = vec![(image.clone(), format!("{}@{digest}", registry.image("team/app")))];
     assert_eq!(
         resolve_images(&[&image], vec![registry.secret()]).await,
-        DigestStatus::Resolved(want)
+        DigestStatus::Resolved(expected)
     );
-    let DigestStatus::Failed(why) = resolve_images(&[&image], Vec::new()).await else {
+    let DigestStatus::Failed(error) = resolve_images(&[&image], Vec::new()).await else {
         panic!("resolved")
     };
     let begin = format!("Unable to fetch image {image:?}: failed to resolve image to digest: ");
-    assert!(why.starts_with(&begin) && why.contains("wants credentials"), "{why}");
+    assert!(error.starts_with(&begin) && error.contains("wants credentials"), "{error}");
 }
 
 #[tokio::test]
@@ -167,8 +170,8 @@ async fn a_missing_tag_is_reported() {
     let registry = DigestRegistryFixture::start("missing", false);
     registry.push("team/app", "v1");
     let image = registry.image("team/app:v2");
-    let DigestStatus::Failed(why) = resolve_images(&[&image], Vec::new()).await else {
+    let DigestStatus::Failed(reason) = resolve_images(&[&image], Vec::new()).await else {
         panic!("resolved")
     };
-    assert!(why.contains("does not have it: check its name and tag"), "{why}");
+    assert!(reason.contains("does not have it: check its name and tag"), "{reason}");
 }

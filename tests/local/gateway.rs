@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use tests::rouse::RouseNode;
+use tests::rouse_node::RouseNode;
 
 const HOST: &str = "hello.default.localhost";
 
@@ -34,6 +34,6 @@ fn curl_and_h2load_speak_http2_with_a_service_that_slept() {
     assert_eq!(run_ok(curl().args(unknown)), "404 2");
     let mut h2load = Command::new("h2load");
     h2load.args(["-n", "2000", "-c", "4", "-m", "16", "--connect-to", &format!("{ip}:{port}")]);
-    let said = run_ok(h2load.arg(&url));
-    assert!(said.contains("2000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
+    let output = run_ok(h2load.arg(&url));
+    assert!(output.contains("2000 succeeded, 0 failed, 0 errored, 0 timeout"), "{output}");
 }

@@ -1,13 +1,13 @@
 //! The local tier: a node of the test's own. Needs root; run by `cargo xtask test local`.
 
 mod bad_input;
-mod bad_input_http;
-mod clock;
+mod clock_changes;
+mod component_restarts;
+mod container_logs;
 mod digests;
 mod gateway;
-mod images;
-mod logs;
-mod node;
+mod image_layers;
+mod misbehaving_clients;
+mod pods;
 mod registry;
-mod restarts;
-mod story;
+mod service_lifecycle;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::local_node::{LocalContainerState, LocalPodPhase};
 use serde_json::json;
-use tests::node::{TestNode, pod_order, test_images};
+use tests::test_node::{TestNode, pod_order, test_images};
 
 /// Credentials `rouse:secret` in the format of htpasswd.
 const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
@@ -26,9 +26,9 @@ impl ImageRegistryFixture {
         let folder =
             std::env::temp_dir().join(format!("rouse-test-registry-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free.local_addr().expect("bound").port();
-        drop(free);
+        let free_port_listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = free_port_listener.local_addr().expect("bound").port();
+        drop(free_port_listener);
         fs::write(folder.join("htpasswd"), HTPASSWD).expect("written");
         let config = json!({
             "version": "0.1",
@@ -79,9 +79,9 @@ impl Drop for ImageRegistryFixture {
     }
 }
 
-fn is_waiting_with(state: &LocalContainerState, part: &str) -> bool {
+fn is_waiting_with(state: &LocalContainerState, text_part: &str) -> bool {
     matches!(state, LocalContainerState::Waiting { reason, message, .. }
-        if reason == "ImagePullBackOff" && message.contains(part) && !message.contains('\n'))
+        if reason == "ImagePullBackOff" && message.contains(text_part) && !message.contains('\n'))
 }
 
 #[test]
@@ -89,15 +89,20 @@ fn an_image_is_pulled_with_credentials_and_kept() {
     let registry = ImageRegistryFixture::start();
     let image = registry.push(&test_images().join("dev.local/app"), "team/app:v1");
     let mut node = TestNode::with_runtime("pull", None, vec![registry.credentials()]);
-    let of = |image: &str| json!({ "container": { "image": image } });
+    let container = |image: &str| json!({ "container": { "image": image } });
     let missing = format!("127.0.0.1:{}/team/none:v1", registry.port);
-    node.order([pod_order("a", &["wait"], of(&image)), pod_order("b", &[], of(&missing))]);
+    node.order([
+        pod_order("a", &["wait"], container(&image)),
+        pod_order("b", &[], container(&missing)),
+    ]);
     node.wait_pod("a pulled image", "a", |pod| pod.phase == LocalPodPhase::Running);
     node.wait_pod("a missing image", "b", |pod| {
-        pod.containers.iter().any(|one| is_waiting_with(&one.state, "check its name and tag"))
+        pod.containers
+            .iter()
+            .any(|container| is_waiting_with(&container.state, "check its name and tag"))
     });
     drop(registry);
-    node.order([pod_order("c", &["wait"], of(&image))]);
+    node.order([pod_order("c", &["wait"], container(&image))]);
     node.wait_pod("the image kept", "c", |pod| pod.phase == LocalPodPhase::Running);
 }
 
@@ -108,6 +113,6 @@ fn without_credentials_the_message_says_to_log_in() {
     let mut node = TestNode::with_runtime("nologin", None, Vec::new());
     node.order([pod_order("a", &["wait"], json!({ "container": { "image": image } }))]);
     node.wait_pod("a refusal", "a", |pod| {
-        pod.containers.iter().any(|one| is_waiting_with(&one.state, "skopeo login"))
+        pod.containers.iter().any(|container| is_waiting_with(&container.state, "skopeo login"))
     });
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{ClientResponse, PlainHttpClient};
+use crate::http_client::{ClientResponse, PlainHttpClient};
 
 /// Time between two progress lines of the program.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -62,8 +62,8 @@ pub enum ConnectionUse {
 
 impl FloodKind {
     fn parse(text: &str) -> Option<Self> {
-        let (way, method) = text.split_once('-')?;
-        let way = match way {
+        let (connection_use, method) = text.split_once('-')?;
+        let connection_use = match connection_use {
             "new" => ConnectionUse::New,
             "idle" => ConnectionUse::Idle,
             "busy" => ConnectionUse::Busy,
@@ -72,7 +72,7 @@ impl FloodKind {
             "long" => ConnectionUse::Long,
             _ => return None,
         };
-        Some(Self { has_body: method == "post", connection_use: way })
+        Some(Self { has_body: method == "post", connection_use })
     }
 }
 
@@ -94,11 +94,11 @@ struct FloodState {
 
 /// Runs the program `flood ADDRESS HOST BASE KIND=WORKERS…` until its input ends. The last line has all results.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let [to, host, base, kinds @ ..] = args else {
+    let [address, host, base, kinds @ ..] = args else {
         return Err("usage: flood ADDRESS HOST BASE KIND=WORKERS…".into());
     };
-    let shared = FloodState {
-        to: to.parse().map_err(|error| format!("{to}: {error}"))?,
+    let state = FloodState {
+        to: address.parse().map_err(|error| format!("{address}: {error}"))?,
         host: host.clone(),
         base: base.parse::<u64>().map_err(|error| format!("{base}: {error}"))? << ID_BITS,
         long_s: long_request_seconds()?,
@@ -119,21 +119,21 @@ pub fn main(args: &[String]) -> Result<(), String> {
     }
     thread::scope(|scope| {
         for (seed, (kind, name)) in (1..).zip(&workers) {
-            let shared = &shared;
-            scope.spawn(move || shared.run_worker(*kind, name, seed));
+            let state = &state;
+            scope.spawn(move || state.run_worker(*kind, name, seed));
         }
-        scope.spawn(|| shared.print_progress());
+        scope.spawn(|| state.print_progress());
         let _end = io::stdin().read_to_end(&mut Vec::new());
-        shared.stop.store(true, Ordering::Relaxed);
+        state.stop.store(true, Ordering::Relaxed);
     });
-    println!("{}", shared.results());
+    println!("{}", state.results());
     Ok(())
 }
 
 fn long_request_seconds() -> Result<u64, String> {
-    let said = std::env::var(LONG_VARIABLE).ok();
-    said.map_or(Ok(LONG_S), |it| {
-        it.parse().map_err(|error| format!("{LONG_VARIABLE}={it}: {error}"))
+    let value = std::env::var(LONG_VARIABLE).ok();
+    value.map_or(Ok(LONG_S), |text| {
+        text.parse().map_err(|error| format!("{LONG_VARIABLE}={text}: {error}"))
     })
 }
 
@@ -161,15 +161,15 @@ impl FloodState {
     }
 
     fn run_worker(&self, kind: FloodKind, name: &str, seed: u64) {
-        let mut kept = None;
+        let mut pooled = None;
         let mut chance = seed;
         while !self.is_stopped() {
             // Knuth's generator: any distribution of the pauses suffices.
             chance = chance
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let within = |(least, most): (u64, u64)| {
-                sleep(Duration::from_millis(least + (chance >> 33) % (most - least)));
+            let within = |(min_ms, max_ms): (u64, u64)| {
+                sleep(Duration::from_millis(min_ms + (chance >> 33) % (max_ms - min_ms)));
             };
             match kind.connection_use {
                 ConnectionUse::New => sleep(NEW_CONNECTION_PAUSE),
@@ -178,16 +178,16 @@ impl FloodState {
                 ConnectionUse::BackToBack => {}
             }
             let id = self.base + self.next.fetch_add(1, Ordering::Relaxed);
-            let (sent_ms, was_kept) = (self.started.elapsed().as_millis(), kept.is_some());
-            match self.send_request(kind, id, kept.take()) {
+            let (sent_ms, was_kept) = (self.started.elapsed().as_millis(), pooled.is_some());
+            match self.send_request(kind, id, pooled.take()) {
                 Ok(client) => {
                     self.answered.fetch_add(1, Ordering::Relaxed);
-                    kept = client;
+                    pooled = client;
                 }
-                Err(why) => {
+                Err(error) => {
                     let lost_ms = self.started.elapsed().as_millis();
                     let lost = json!({
-                        "kind": name, "id": id, "kept": was_kept, "why": why,
+                        "kind": name, "id": id, "kept": was_kept, "why": error,
                         "sent_ms": u64::try_from(sent_ms).unwrap_or(u64::MAX),
                         "lost_ms": u64::try_from(lost_ms).unwrap_or(u64::MAX),
                     });
@@ -203,7 +203,7 @@ impl FloodState {
         &self,
         kind: FloodKind,
         id: u64,
-        kept: Option<PlainHttpClient>,
+        client: Option<PlainHttpClient>,
     ) -> Result<Option<PlainHttpClient>, String> {
         let path = match kind.connection_use {
             ConnectionUse::Slow => format!("/echo?id={id}&sleep={SLOW_MS}"),
@@ -213,19 +213,19 @@ impl FloodState {
         let body = kind.has_body.then(|| format!("body of {id}"));
         let close = kind.connection_use == ConnectionUse::New;
         let bytes = encode_request(&self.host, &path, body.as_deref(), close);
-        let mut client = match kept.filter(|it| !it.is_closed()).map(|it| try_reuse(it, &bytes)) {
+        let mut client = match client.filter(|it| !it.is_closed()).map(|it| try_reuse(it, &bytes)) {
             Some(Some(client)) => client,
             // The connection was closed, and it accepted no byte of the request: any pool would use another one.
             Some(None) => self.send_on_new_connection(&bytes, true)?,
             None => self.send_on_new_connection(&bytes, false)?,
         };
-        let answer =
+        let response =
             client.read_response().map_err(|error| format!("{error} ({})", client.addresses()))?;
-        self.check_response(&answer, body.as_deref().unwrap_or_default())?;
-        if answer.header("x-peer") == client.local_ip() {
+        self.check_response(&response, body.as_deref().unwrap_or_default())?;
+        if response.header("x-peer") == client.local_ip() {
             self.direct.fetch_add(1, Ordering::Relaxed);
         }
-        let keeps = !close && !answer.header("connection").eq_ignore_ascii_case("close");
+        let keeps = !close && !response.header("connection").eq_ignore_ascii_case("close");
         Ok(Some(client).filter(|_| keeps))
     }
 
@@ -237,11 +237,11 @@ impl FloodState {
         Ok(client)
     }
 
-    fn check_response(&self, answer: &ClientResponse, body: &str) -> Result<(), String> {
-        match answer.status {
-            200 if answer.body == body => Ok(()),
-            200 => Err(format!("another's answer: {}", answer.body)),
-            status => Err(format!("{status}: {}", answer.body)),
+    fn check_response(&self, response: &ClientResponse, body: &str) -> Result<(), String> {
+        match response.status {
+            200 if response.body == body => Ok(()),
+            200 => Err(format!("another's answer: {}", response.body)),
+            status => Err(format!("{status}: {}", response.body)),
         }
     }
 }
@@ -296,12 +296,12 @@ impl FloodProcess {
     /// Starts the program by this command, which ends with the program's path; `base` makes its request ids unique.
     pub fn start(
         mut command: Command,
-        to: SocketAddr,
+        address: SocketAddr,
         host: &str,
         base: u64,
         kinds: &[&str],
     ) -> Self {
-        command.args([&to.to_string(), host, &base.to_string()]).args(kinds);
+        command.args([&address.to_string(), host, &base.to_string()]).args(kinds);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
@@ -313,10 +313,10 @@ impl FloodProcess {
             let mut last = Vec::new();
             for line in lines.lines().map_while(Result::ok) {
                 let now: Value = serde_json::from_str(&line).unwrap_or_default();
-                let all = now["lost"].as_array();
-                let lost = all.map_or(0, Vec::len);
+                let losses = now["lost"].as_array();
+                let lost = losses.map_or(0, Vec::len);
                 *told_last.lock().unwrap_or_else(PoisonError::into_inner) =
-                    all.and_then(|all| Some(all.last()?.to_string()));
+                    losses.and_then(|all| Some(all.last()?.to_string()));
                 counts[0].store(now["answered"].as_u64().unwrap_or_default(), Ordering::Relaxed);
                 counts[1].store(u64::try_from(lost).unwrap_or(u64::MAX), Ordering::Relaxed);
                 last = vec![line];
@@ -364,8 +364,8 @@ impl FloodProcess {
 pub fn not_served_once(outcome: &FloodOutcome, served: &str) -> BTreeMap<u64, u32> {
     let mut counts = vec![0_u32; usize::try_from(outcome.issued).unwrap_or(0)];
     for id in served.lines().filter_map(|line| line.parse::<u64>().ok()) {
-        let at = id.checked_sub(outcome.first_id).and_then(|at| usize::try_from(at).ok());
-        if let Some(count) = at.and_then(|at| counts.get_mut(at)) {
+        let index = id.checked_sub(outcome.first_id).and_then(|index| usize::try_from(index).ok());
+        if let Some(count) = index.and_then(|at| counts.get_mut(at)) {
             *count += 1;
         }
     }

@@ -1,19 +1,19 @@
 //! Helpers that the test tiers share: clients, load, clusters, local nodes and images.
 
-pub mod client;
-pub mod clock;
-pub mod cluster;
-pub mod exchange;
-pub mod features;
+pub mod fake_clock;
 pub mod flood;
-pub mod folder;
-pub mod installed;
-pub mod left;
-pub mod mounted;
-pub mod node;
+pub mod http_client;
+pub mod knative_features;
+pub mod leftovers;
+pub mod load_process;
+pub mod mounted_app;
+pub mod multi_process_node;
 pub mod node_load;
-pub mod parts;
-pub mod requests;
-pub mod rouse;
+pub mod rouse_cluster;
+pub mod rouse_node;
+pub mod shared_folder;
+pub mod streaming_exchange;
+pub mod test_cluster;
+pub mod test_node;
 pub mod tunnel;
 pub mod wait;

@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::client::PlainHttpClient;
-use crate::rouse::RouseNode;
+use crate::http_client::PlainHttpClient;
+use crate::rouse_node::RouseNode;
 use crate::wait::sleep;
 
 /// Load of one test: target, request and number of clients.
@@ -27,42 +27,43 @@ pub struct LoadPlan {
 }
 
 impl LoadPlan {
-    /// Sends one request, over `kept` if it is still open. Returns the connection if it can carry another request.
+    /// Sends one request, over `pooled` if it is still open. Returns the connection if it can carry another request.
     pub fn send_request(
         &self,
-        kept: Option<PlainHttpClient>,
+        pooled: Option<PlainHttpClient>,
     ) -> (SentRequest, Option<PlainHttpClient>) {
-        let kept = kept.filter(|client| !client.is_closed());
-        let fresh = kept.is_none();
-        let lost = |why: io::Error| {
+        let pooled = pooled.filter(|client| !client.is_closed());
+        let on_new_connection = pooled.is_none();
+        let lost = |error: io::Error| {
             (
                 SentRequest {
-                    on_new_connection: fresh,
+                    on_new_connection,
                     direct: false,
                     pod: String::new(),
-                    lost: Some(why.to_string()),
+                    lost: Some(error.to_string()),
                 },
                 None,
             )
         };
-        let mut client = match kept.map_or_else(|| PlainHttpClient::connect(self.target), Ok) {
+        let mut client = match pooled.map_or_else(|| PlainHttpClient::connect(self.target), Ok) {
             Ok(client) => client,
-            Err(why) => return lost(why),
+            Err(error) => return lost(error),
         };
-        let answer = match client.get(&self.host, &self.path) {
-            Ok(answer) => answer,
-            Err(why) => return lost(why),
+        let response = match client.get(&self.host, &self.path) {
+            Ok(response) => response,
+            Err(error) => return lost(error),
         };
-        let code = (answer.status != 200).then(|| format!("{}: {}", answer.status, answer.body));
-        let direct = answer.header("x-peer") == client.local_ip();
-        let sent = SentRequest {
-            on_new_connection: fresh,
+        let lost =
+            (response.status != 200).then(|| format!("{}: {}", response.status, response.body));
+        let direct = response.header("x-peer") == client.local_ip();
+        let requests = SentRequest {
+            on_new_connection,
             direct,
-            pod: answer.header("x-pod").to_owned(),
-            lost: code,
+            pod: response.header("x-pod").to_owned(),
+            lost,
         };
-        let keeps = !answer.header("connection").eq_ignore_ascii_case("close");
-        (sent, Some(client).filter(|_| keeps))
+        let keeps = !response.header("connection").eq_ignore_ascii_case("close");
+        (requests, Some(client).filter(|_| keeps))
     }
 }
 
@@ -104,34 +105,34 @@ pub fn with_load<T>(
     plan: &LoadPlan,
     meanwhile: impl FnOnce(&RunningLoad<'_>) -> T,
 ) -> (Vec<SentRequest>, T) {
-    let (stop, sent) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-    let done = thread::scope(|scope| {
+    let (stop, requests) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let result = thread::scope(|scope| {
         for _ in 0..plan.clients {
-            scope.spawn(|| run_client(node, plan, &stop, &sent));
+            scope.spawn(|| run_client(node, plan, &stop, &requests));
         }
-        let load = RunningLoad { stop: &stop, sent: &sent };
+        let load = RunningLoad { stop: &stop, sent: &requests };
         // A panic must not leave the clients running, because the scope would wait for them.
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| meanwhile(&load)));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| meanwhile(&load)));
         load.stop();
-        done
+        result
     });
-    let sent = sent.into_inner().unwrap_or_else(PoisonError::into_inner);
-    (sent, done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    let requests = requests.into_inner().unwrap_or_else(PoisonError::into_inner);
+    (requests, result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
 fn run_client(
     node: &RouseNode,
     plan: &LoadPlan,
     stop: &AtomicBool,
-    sent: &Mutex<Vec<SentRequest>>,
+    requests: &Mutex<Vec<SentRequest>>,
 ) {
     node.enter_client_netns();
-    let mut kept = None;
+    let mut pooled = None;
     while !stop.load(Ordering::Relaxed) {
-        let (one, client) = plan.send_request(kept.take());
-        kept = client.filter(|_| plan.keep_alive);
-        let failed = one.lost.is_some();
-        sent.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        let (request, client) = plan.send_request(pooled.take());
+        pooled = client.filter(|_| plan.keep_alive);
+        let failed = request.lost.is_some();
+        requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
         if failed {
             // Immediate refusals must not cause a busy loop.
             sleep(Duration::from_millis(50));
@@ -139,7 +140,7 @@ fn run_client(
     }
 }
 
-/// Requests of `sent` that were lost.
-pub fn lost_requests(sent: &[SentRequest]) -> Vec<&SentRequest> {
-    sent.iter().filter(|one| one.lost.is_some()).collect()
+/// Requests of `requests` that were lost.
+pub fn lost_requests(requests: &[SentRequest]) -> Vec<&SentRequest> {
+    requests.iter().filter(|request| request.lost.is_some()).collect()
 }

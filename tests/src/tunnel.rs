@@ -1,7 +1,7 @@
 //! A client of upgraded connections: it requests one, sends its input there, and prints the received data.
 //!
-//! The executable `tunnel` runs this inside a client's pod; [`StreamingExchange`](crate::exchange::StreamingExchange)
-//! is the test's side.
+//! The executable `tunnel` runs this inside a client's pod; the test's side is
+//! [`StreamingExchange`](crate::streaming_exchange::StreamingExchange).
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,10 +10,10 @@ use std::thread;
 /// Runs the program `tunnel ADDRESS HOST PATH`. At the end of its input it shuts down its sending side; it ends with
 /// the connection. Its output begins with the head of the response.
 pub fn main(args: &[String]) -> Result<(), String> {
-    let [to, host, path] = args else {
+    let [address, host, path] = args else {
         return Err("usage: tunnel ADDRESS HOST PATH".into());
     };
-    passed(to, &head(host, path)).map_err(|error| format!("{to}: {error}"))
+    passed(address, &head(host, path)).map_err(|error| format!("{address}: {error}"))
 }
 
 /// Request of a WebSocket client, with the key of RFC 6455 §1.3, because the response's key is not checked.
@@ -24,8 +24,8 @@ fn head(host: &str, path: &str) -> String {
     )
 }
 
-fn passed(to: &str, head: &str) -> io::Result<()> {
-    let mut back = TcpStream::connect(to)?;
+fn passed(address: &str, head: &str) -> io::Result<()> {
+    let mut back = TcpStream::connect(address)?;
     back.set_nodelay(true)?;
     back.write_all(head.as_bytes())?;
     let mut forth = back.try_clone()?;

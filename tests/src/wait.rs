@@ -10,13 +10,13 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Calls `look` until it returns a value; panics after [`WAIT_TIMEOUT`].
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(description: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
-        if let Some(seen) = look() {
-            return seen;
+        if let Some(value) = look() {
+            return value;
         }
-        assert!(started.elapsed() < WAIT_TIMEOUT, "waited for {what}");
+        assert!(started.elapsed() < WAIT_TIMEOUT, "waited for {description}");
         sleep(POLL_INTERVAL);
     }
 }

@@ -1,25 +1,25 @@
 //! Shell: measurements of Rouse beside its controls, in interleaved rounds, written to BENCHMARKS.md.
 
-mod bpf;
 mod cluster_burst;
+mod cluster_context;
 mod cluster_wake;
+mod cold_start_stages;
 mod connect;
 mod control_plane;
 mod count;
+mod ebpf_run_time;
 mod footprint;
 mod grow;
 mod idle;
-mod peer;
+mod node_context;
+mod object_watch;
+mod plain_deployment;
 mod report;
 mod resync;
 mod scale_in;
-mod scene;
-mod site;
-mod stages;
 mod stats;
 mod wake;
 mod warm;
-mod watched;
 
 use std::{
     fs,
@@ -30,9 +30,9 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use self::{
+    cluster_context::ClusterBenchContext,
+    node_context::NodeBenchContext,
     report::{BenchReport, BenchRow},
-    scene::NodeBenchContext,
-    site::ClusterBenchContext,
     stats::RoundValues,
 };
 use crate::{
@@ -127,19 +127,19 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let on_node = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Node(_)));
     let on_cluster = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Cluster(_)));
     // Only the environments that the chosen benches need are built: a cluster takes minutes.
-    let scene = on_node.then(|| build_node_context(args, &workspace, &folder)).transpose()?;
-    let clusters =
+    let context = on_node.then(|| build_node_context(args, &workspace, &folder)).transpose()?;
+    let cluster_context =
         on_cluster.then(|| build_cluster_context(args, &workspace, &folder)).transpose()?;
     let on_half = benches.iter().any(|(_, body)| matches!(body, BenchRunner::Kernel(_)));
-    let half = on_half.then(|| build_ebpf_context(args, &workspace)).transpose()?;
+    let ebpf = on_half.then(|| build_ebpf_context(args, &workspace)).transpose()?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {
         println!("\n== {name} ==");
-        let measured = match (body, &scene, &clusters, &half) {
-            (BenchRunner::Node(run), Some(scene), _, _) => run(scene),
-            (BenchRunner::Cluster(run), _, Some(clusters), _) => run(clusters),
-            (BenchRunner::Kernel(run), _, _, Some(half)) => run(half),
+        let measured = match (body, &context, &cluster_context, &ebpf) {
+            (BenchRunner::Node(run), Some(context), _, _) => run(context),
+            (BenchRunner::Cluster(run), _, Some(cluster_context), _) => run(cluster_context),
+            (BenchRunner::Kernel(run), _, _, Some(ebpf)) => run(ebpf),
             (BenchRunner::Standalone(run), _, _, _) => run(),
             (BenchRunner::Node(_), None, _, _)
             | (BenchRunner::Cluster(_), _, None, _)
@@ -253,9 +253,9 @@ fn select_benches(names: &[String]) -> Result<Vec<NamedBench>> {
         return Ok(BENCHES.to_vec());
     }
     let find = |name: &String| {
-        BENCHES.iter().find(|(known, _)| known == name).copied().with_context(|| {
-            let known: Vec<&str> = BENCHES.iter().map(|(name, _)| *name).collect();
-            format!("there is no bench `{name}`; there are {}", known.join(", "))
+        BENCHES.iter().find(|(known_name, _)| known_name == name).copied().with_context(|| {
+            let names: Vec<&str> = BENCHES.iter().map(|(name, _)| *name).collect();
+            format!("there is no bench `{name}`; there are {}", names.join(", "))
         })
     };
     names.iter().map(find).collect()
@@ -298,8 +298,8 @@ fn interleave(
     let mut values = RoundValues::new();
     for round in 0..=rounds as usize {
         // Rotation keeps a drift within rounds, such as a warming processor, from favouring one subject.
-        for place in 0..subjects.len() {
-            let subject = subjects[(place + round) % subjects.len()];
+        for offset in 0..subjects.len() {
+            let subject = subjects[(offset + round) % subjects.len()];
             let value = measure(subject).with_context(|| format!("subject {subject}"))?;
             if round > 0 {
                 values.entry(subject).or_default().push(value);
@@ -323,8 +323,8 @@ mod tests {
             Ok(next)
         });
         assert_eq!(order, ["a", "b", "b", "a", "a", "b"]);
-        let want = RoundValues::from([("a", vec![4.0, 5.0]), ("b", vec![3.0, 6.0])]);
-        assert_eq!(rounds.unwrap(), want);
+        let expected = RoundValues::from([("a", vec![4.0, 5.0]), ("b", vec![3.0, 6.0])]);
+        assert_eq!(rounds.unwrap(), expected);
     }
 
     #[test]

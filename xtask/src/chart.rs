@@ -128,10 +128,10 @@ fn check_values(chart: &HelmChart) -> Result<()> {
         for profile in PROFILES {
             // Namespaces vary together with gateways, to cover odd ones without a third loop.
             let choices = [("gateway", "--gateway", gateway), ("profile", "--profile", profile)];
-            let all = choices.iter().chain(&STRING_VALUES);
+            let values = choices.iter().chain(&STRING_VALUES);
             let set: Vec<String> =
-                all.clone().map(|(value, _, it)| format!("{value}={it}")).collect();
-            let flags = all.flat_map(|(_, flag, it)| [*flag, *it]);
+                values.clone().map(|(value, _, it)| format!("{value}={it}")).collect();
+            let flags = values.flat_map(|(_, flag, it)| [*flag, *it]);
             let mut install = Command::new(&chart.rouse);
             install.args(["install", "--namespace", namespace]).args(flags);
             let installed = parse_objects(&sh::capture(&mut install)?)?;
@@ -146,11 +146,11 @@ fn check_invalid_values(chart: &HelmChart) -> Result<()> {
     for value in INVALID_VALUES {
         let mut command = chart.helm_command(&["template", "rouse", CHART, "--set-string", value]);
         let output = command.stdout(Stdio::null()).output().context("cannot start helm")?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         let name = value.split('=').next().unwrap_or_default();
         // An error in the template itself also fails, but is no refusal by the schema.
-        if output.status.success() || !said.contains("schema") || !said.contains(name) {
-            bail!("{value} was not refused as it should: {said}");
+        if output.status.success() || !stderr.contains("schema") || !stderr.contains(name) {
+            bail!("{value} was not refused as it should: {stderr}");
         }
     }
     Ok(())
@@ -172,7 +172,7 @@ fn check_package(chart: &HelmChart) -> Result<()> {
 
 /// Parses objects from YAML. Namespaces are left out: Helm creates them by a flag of its own.
 fn parse_objects(yaml: &str) -> Result<RenderedObjects> {
-    let mut all = RenderedObjects::new();
+    let mut objects = RenderedObjects::new();
     for document in serde_norway::Deserializer::from_str(yaml) {
         let object = Value::deserialize(document).context("no YAML")?;
         let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -184,31 +184,36 @@ fn parse_objects(yaml: &str) -> Result<RenderedObjects> {
             bail!("no object: {object}");
         };
         let name = text(&meta["name"]).with_context(|| format!("{kind} has no name"))?;
-        let place = text(&meta["namespace"]).unwrap_or_default();
-        if kind != "Namespace" && all.insert(format!("{kind} {place}/{name}"), object).is_some() {
-            bail!("{kind} {place}/{name} is there twice");
+        let namespace = text(&meta["namespace"]).unwrap_or_default();
+        if kind != "Namespace"
+            && objects.insert(format!("{kind} {namespace}/{name}"), object).is_some()
+        {
+            bail!("{kind} {namespace}/{name} is there twice");
         }
     }
-    Ok(all)
+    Ok(objects)
 }
 
 /// Fails unless both hold equal objects, and lists the differences.
-fn compare_objects(made: &RenderedObjects, wanted: &RenderedObjects) -> Result<()> {
-    let names: std::collections::BTreeSet<&String> = made.keys().chain(wanted.keys()).collect();
+fn compare_objects(rendered: &RenderedObjects, expected: &RenderedObjects) -> Result<()> {
+    let names: std::collections::BTreeSet<&String> =
+        rendered.keys().chain(expected.keys()).collect();
     // Compared by value: order of keys and layout of the YAML do not matter.
-    let differs = names.into_iter().filter(|name| made.get(*name) != wanted.get(*name));
-    let said: Vec<String> = differs
-        .map(|name| match (made.get(name), wanted.get(name)) {
+    let differs = names.into_iter().filter(|name| rendered.get(*name) != expected.get(*name));
+    let differences: Vec<String> = differs
+        .map(|name| match (rendered.get(name), expected.get(name)) {
             (Some(_), None) => format!("{name}: only the chart has it"),
             (None, _) => format!("{name}: the chart lacks it"),
-            (Some(made), Some(wanted)) => format!("{name} is {made}\n  and should be {wanted}"),
+            (Some(rendered), Some(expected)) => {
+                format!("{name} is {rendered}\n  and should be {expected}")
+            }
         })
         .collect();
-    if !said.is_empty() {
-        bail!("{} objects differ:\n{}", said.len(), said.join("\n"));
+    if !differences.is_empty() {
+        bail!("{} objects differ:\n{}", differences.len(), differences.join("\n"));
     }
     // Two empty sets would be equal: without this check, a wrong path would pass.
-    if wanted.is_empty() {
+    if expected.is_empty() {
         bail!("there is nothing to compare");
     }
     Ok(())
@@ -222,12 +227,12 @@ mod tests {
     fn objects_are_told_apart_by_kind_and_place_and_compared_whole() {
         let yaml = "# Source: a\n---\nkind: A\nmetadata: {name: n, namespace: s}\nx: 1\n---\n\
                     kind: Namespace\nmetadata: {name: s}\n---\nkind: B\nmetadata: {name: n}\n";
-        let all = parse_objects(yaml).expect("objects");
-        assert_eq!(all.keys().collect::<Vec<_>>(), ["A s/n", "B /n"]);
-        assert!(compare_objects(&all, &all).is_ok());
+        let objects = parse_objects(yaml).expect("objects");
+        assert_eq!(objects.keys().collect::<Vec<_>>(), ["A s/n", "B /n"]);
+        assert!(compare_objects(&objects, &objects).is_ok());
         let other = parse_objects(&yaml.replace("x: 1", "x: 2")).expect("objects");
-        let said = compare_objects(&all, &other).expect_err("one differs").to_string();
-        assert!(said.starts_with("1 objects differ:\nA s/n is {"), "{said}");
+        let message = compare_objects(&objects, &other).expect_err("one differs").to_string();
+        assert!(message.starts_with("1 objects differ:\nA s/n is {"), "{message}");
         assert!(compare_objects(&RenderedObjects::new(), &RenderedObjects::new()).is_err());
         assert!(
             parse_objects("kind: A\nmetadata: {name: n}\n---\nkind: A\nmetadata: {name: n}")

@@ -1,20 +1,20 @@
 //! Shell: `cargo xtask cluster …`: a real Kubernetes cluster on this machine, in namespaces of its own.
 
 mod addresses;
-mod carry;
+mod build_recipes;
 mod cgroups;
 mod config;
 mod down;
 mod fault;
-pub(crate) mod golang;
+pub(crate) mod go_toolchain;
 mod images;
 mod kubectl;
 mod network;
 mod pki;
 mod plan;
+mod port_forward;
 mod process;
 mod programs;
-mod recipes;
 mod start;
 mod state;
 mod up;
@@ -91,8 +91,8 @@ pub(crate) enum ClusterCommand {
 pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
     let state = ClusterPaths::new(&args.name)?;
     match &args.task {
-        ClusterCommand::Up(up) => up::run(&state, up),
-        ClusterCommand::Build(up) => up::prepare(&state, up).map(drop),
+        ClusterCommand::Up(up_args) => up::run(&state, up_args),
+        ClusterCommand::Build(up_args) => up::prepare(&state, up_args).map(drop),
         ClusterCommand::Down => as_root(|| down::run(&state)),
         ClusterCommand::Kubeconfig => {
             state.require_record()?;
@@ -105,24 +105,26 @@ pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
         ClusterCommand::Load { packages, prepared } => {
             up::load_images(&state, packages, prepared.as_deref())
         }
-        ClusterCommand::Fault { action, part } => as_root(|| fault::run(&state, *action, *part)),
-        ClusterCommand::Carry { to } => carry::run(*to),
+        ClusterCommand::Fault { action, part: process } => {
+            as_root(|| fault::run(&state, *action, *process))
+        }
+        ClusterCommand::Carry { to } => port_forward::run(*to),
     }
 }
 
 /// Returns Prometheus' `promtool`, found or built once like the cluster's programs.
 pub(crate) fn promtool() -> Result<PathBuf> {
-    programs::find_or_build(&recipes::BuildRecipe::promtool())
+    programs::find_or_build(&build_recipes::BuildRecipe::promtool())
 }
 
 /// Returns Helm, found or built once like the cluster's programs.
 pub(crate) fn helm() -> Result<PathBuf> {
-    programs::find_or_build(&recipes::BuildRecipe::helm())
+    programs::find_or_build(&build_recipes::BuildRecipe::helm())
 }
 
 /// Returns true if [`helm`] need not build Helm first, which takes minutes.
 pub(crate) fn has_helm() -> Result<bool> {
-    programs::is_available(&recipes::BuildRecipe::helm())
+    programs::is_available(&build_recipes::BuildRecipe::helm())
 }
 
 /// Returns true if xtask has created a cluster `name`.
@@ -145,14 +147,14 @@ fn as_root(work: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// Calls `work` with the state of an existing cluster.
 fn with_existing_cluster<T>(
-    state: &ClusterPaths,
+    paths: &ClusterPaths,
     work: impl FnOnce(&ClusterStarter<'_>) -> Result<T>,
 ) -> Result<T> {
     // The programs of the version that the cluster runs, which may not be the default version.
-    let mark = state.require_record()?;
-    let version: KubernetesVersion = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
-    let programs = ClusterPrograms::find(version, mark.assets.as_deref())?;
-    work(&ClusterStarter { paths: state, record: &mark, programs: &programs })
+    let record = paths.require_record()?;
+    let version: KubernetesVersion = record.kubernetes.parse().map_err(anyhow::Error::msg)?;
+    let programs = ClusterPrograms::find(version, record.assets.as_deref())?;
+    work(&ClusterStarter { paths, record: &record, programs: &programs })
 }
 
 fn print_status(state: &ClusterPaths) -> Result<()> {
@@ -163,14 +165,14 @@ fn print_status(state: &ClusterPaths) -> Result<()> {
 }
 
 /// Listens on the host, then replaces this process by `cluster carry` inside the cluster's network namespace.
-fn forward_port(state: &ClusterPaths, to: SocketAddr, port: u16) -> Result<()> {
+fn forward_port(state: &ClusterPaths, address: SocketAddr, port: u16) -> Result<()> {
     state.require_record()?;
     let listener = std::net::TcpListener::bind(("127.0.0.1", port))
         .with_context(|| format!("cannot listen on port {port} of 127.0.0.1"))?;
-    println!("http://{} leads to {to}", listener.local_addr()?);
-    // The socket stays in the host's namespace although the process enters another: see `carry`.
+    println!("http://{} leads to {address}", listener.local_addr()?);
+    // The socket stays in the host's namespace although the process enters another: see `port_forward`.
     let netns = format!("--net={}", state.netns(None).display());
-    let carry = ["cluster".to_owned(), "carry".to_owned(), to.to_string()];
+    let carry = ["cluster".to_owned(), "carry".to_owned(), address.to_string()];
     let error = Command::new("nsenter")
         .arg(netns)
         .arg(std::env::current_exe()?)

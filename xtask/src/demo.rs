@@ -1,9 +1,9 @@
 //! Shell: a demonstration on this machine: asleep, woken, scaled out, direct path, asleep again.
 
 mod chart;
-mod screen;
-mod story;
-mod tally;
+mod demo_runner;
+mod observations;
+mod terminal;
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use self::tally::{DemoFigures, DemoRun};
+use self::observations::{DemoFigures, DemoRun};
 use crate::{
     build, image,
-    node::LocalNode,
+    local_node::LocalNode,
     setup::{self, SetupPurpose},
     workspace::CargoWorkspace,
 };
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
         &folder.join("rouse.log"),
         args.keep,
     )?;
-    let run = story::run(&node, &workspace.root.join("examples/hello.yaml"));
+    let run = demo_runner::run(&node, &workspace.root.join("examples/hello.yaml"));
     // The log is read before the node stops, because stopping adds lines to it.
     let log = node.log();
     let run = match run {

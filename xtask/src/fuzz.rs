@@ -27,11 +27,11 @@ pub(crate) struct FuzzArgs {
 pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     let folder = workspace.root.join("fuzz");
-    let all = targets(&folder)?;
+    let targets = targets(&folder)?;
     let chosen = match &args.target {
-        None => all,
-        Some(target) if all.contains(target) => vec![target.clone()],
-        Some(target) => bail!("there is no target {target}; there are {}", all.join(", ")),
+        None => targets,
+        Some(target) if targets.contains(target) => vec![target.clone()],
+        Some(target) => bail!("there is no target {target}; there are {}", targets.join(", ")),
     };
     let cargo_fuzz = cargo_fuzz()?;
     for target in chosen {
@@ -62,9 +62,9 @@ fn run_target(
     cargo_fuzz: &Path,
 ) -> Result<()> {
     // New inputs of the fuzzer stay in the target directory; only selected ones are added to the corpus by hand.
-    let found = out.join("fuzz/corpus").join(target);
-    fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
-    let ran = sh::run(
+    let corpus = out.join("fuzz/corpus").join(target);
+    fs::create_dir_all(&corpus).with_context(|| format!("cannot make {}", corpus.display()))?;
+    let result = sh::run(
         nightly_command(cargo_fuzz)
             // The fuzzed code is safe Rust, so an address sanitizer could find nothing.
             .args(["fuzz", "run", "--release", "--sanitizer", "none", "--fuzz-dir"])
@@ -72,13 +72,13 @@ fn run_target(
             .arg("--target-dir")
             .arg(out.join("fuzz"))
             .arg(target)
-            .arg(&found)
+            .arg(&corpus)
             .arg(folder.join("corpus").join(target))
             .arg("--")
             .arg(format!("-max_total_time={seconds}"))
             .args(["-max_len=16384", "-timeout=10", "-print_final_stats=1"]),
     );
-    ran.with_context(|| {
+    result.with_context(|| {
         let artifacts = folder.join("artifacts").join(target);
         format!(
             "{target} failed: its input lies in {}; once it is understood it belongs into {}",
@@ -105,8 +105,8 @@ fn cargo_fuzz() -> Result<PathBuf> {
         bail!("fuzzing needs a nightly compiler: install rustup (https://rustup.rs)");
     }
     // Any installed version will do; the pinned one is only for machines without it.
-    if let Some(found) = sh::which("cargo-fuzz") {
-        return Ok(found);
+    if let Some(path) = sh::which("cargo-fuzz") {
+        return Ok(path);
     }
     let folder = toolchain::cache_directory()?.join(format!("cargo-fuzz-{CARGO_FUZZ_VERSION}"));
     let program = folder.join("bin/cargo-fuzz");

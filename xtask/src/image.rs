@@ -1,6 +1,6 @@
 //! Shell: builds of static programs, written as container images.
 
-pub(crate) mod layout;
+pub(crate) mod oci_layout;
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use self::layout::ProgramImage;
+use self::oci_layout::ProgramImage;
 use crate::{build_ebpf, lock, sh, workspace::CargoWorkspace};
 
 /// Packages that become images: name of package and program, and name of the image.
@@ -40,12 +40,12 @@ pub(crate) struct ImageArgs {
 /// Runs `cargo xtask image`: builds the named images, or all.
 pub(crate) fn run(args: &ImageArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
-    let wanted: Vec<&str> = match args.packages.is_empty() {
+    let packages: Vec<&str> = match args.packages.is_empty() {
         true => IMAGES.iter().map(|(package, _)| *package).collect(),
         false => args.packages.iter().map(String::as_str).collect(),
     };
     let to = args.to.clone().unwrap_or_else(|| workspace.target.join("images"));
-    write_layouts(&workspace, &wanted, &to)
+    write_layouts(&workspace, &packages, &to)
 }
 
 /// Builds `packages` and writes each as the OCI layout `to/PACKAGE`.
@@ -57,9 +57,9 @@ pub(crate) fn write_layouts(
     // Tests and clusters may build the same images at the same time.
     let _lock = lock::acquire(&to.with_extension("lock"))?;
     for package in packages {
-        let Some((_, name)) = IMAGES.iter().find(|(known, _)| known == package) else {
-            let known: Vec<&str> = IMAGES.iter().map(|(package, _)| *package).collect();
-            bail!("no image is made of `{package}`; there are {}", known.join(", "));
+        let Some((_, name)) = IMAGES.iter().find(|(name, _)| name == package) else {
+            let names: Vec<&str> = IMAGES.iter().map(|(package, _)| *package).collect();
+            bail!("no image is made of `{package}`; there are {}", names.join(", "));
         };
         let folder = to.join(package);
         let digest = match given(package) {
@@ -89,7 +89,7 @@ fn write_static(
     let program = build_static(workspace, package)?;
     let bytes = fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
     let image = ProgramImage { name, program: package, bytes: &bytes, libraries: &[] };
-    let digest = layout::write(&image, folder)?;
+    let digest = oci_layout::write(&image, folder)?;
     // A copy on a short path, for users.
     let short = workspace.target.join("bin");
     fs::create_dir_all(&short)
@@ -99,7 +99,7 @@ fn write_static(
 }
 
 /// Writes an image of `program`, without its symbols and with the shared libraries that the dynamic linker finds here.
-fn write_dynamic(name: &str, package: &str, program: &Path, folder: &Path) -> Result<String> {
+fn write_dynamic(name: &str, program_name: &str, program: &Path, folder: &Path) -> Result<String> {
     fs::create_dir_all(folder)?;
     let stripped = folder.with_extension("stripped");
     sh::run(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;
@@ -111,8 +111,8 @@ fn write_dynamic(name: &str, package: &str, program: &Path, folder: &Path) -> Re
         Ok((path.trim_start_matches('/').to_owned(), bytes))
     });
     let libraries: Vec<_> = libraries.collect::<Result<_>>()?;
-    layout::write(
-        &ProgramImage { name, program: package, bytes: &bytes, libraries: &libraries },
+    oci_layout::write(
+        &ProgramImage { name, program: program_name, bytes: &bytes, libraries: &libraries },
         folder,
     )
 }
@@ -167,7 +167,7 @@ mod tests {
     fn libraries_are_read_from_ldd() {
         let listed = "\tlinux-vdso.so.1 (0x00007f18)\n\tlibm.so.6 => /lib/libm.so.6 (0x00007f18)\n\
                       \t/lib64/ld-linux-x86-64.so.2 (0x00007f18)\n";
-        let found: Vec<&str> = listed.lines().filter_map(library).collect();
-        assert_eq!(found, ["/lib/libm.so.6", "/lib64/ld-linux-x86-64.so.2"]);
+        let libraries: Vec<&str> = listed.lines().filter_map(library).collect();
+        assert_eq!(libraries, ["/lib/libm.so.6", "/lib64/ld-linux-x86-64.so.2"]);
     }
 }

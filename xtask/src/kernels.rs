@@ -109,22 +109,23 @@ fn run_kernels(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
         accel: args.accel.unwrap_or_else(VmAccelerator::find),
         mirrors: DebianMirrors::find(args.mirror.as_deref())?,
     };
-    let asked = if args.kernel.is_empty() { KERNELS.iter().collect() } else { args.kernel.clone() };
-    let on = |kernel: &'static SupportedKernel| {
+    let kernels =
+        if args.kernel.is_empty() { KERNELS.iter().collect() } else { args.kernel.clone() };
+    let run_on_kernel = |kernel: &'static SupportedKernel| {
         // A kernel that cannot run is a result of its own, so that the others still run.
         let went = runs.run_on(kernel);
         went.unwrap_or_else(|error| KernelOutcome::not_run(kernel.name, format!("{error:#}")))
     };
-    Ok(asked.into_iter().map(on).collect())
+    Ok(kernels.into_iter().map(run_on_kernel).collect())
 }
 
 /// Names of the tests to run on kernels that support them, without the verifier's.
 fn select_tests(args: &KernelsArgs, program: &Path) -> Result<Vec<String>> {
     let mut names = test::test_names(program)?;
     supported::check_table(&names).map_err(anyhow::Error::msg)?;
-    let wanted =
+    let is_selected =
         |test: &str| args.names.is_empty() || args.names.iter().any(|name| test.contains(name));
-    names.retain(|test| !args.only_load && !test.starts_with(VERIFIER_TESTS) && wanted(test));
+    names.retain(|test| !args.only_load && !test.starts_with(VERIFIER_TESTS) && is_selected(test));
     if names.is_empty() && !args.only_load {
         bail!("no test is named so: {}", args.names.join(", "));
     }
@@ -159,7 +160,7 @@ impl KernelRunner<'_> {
         let job = self.job_script(&run)?;
         fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
-        let file = |what: &str| self.folder.join(format!("{}.{what}", kernel.name));
+        let file = |run_name: &str| self.folder.join(format!("{}.{run_name}", kernel.name));
         let initramfs = file("initramfs");
         fs::write(&initramfs, initramfs::build(&fetched, &self.program, &job)?)
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
@@ -171,20 +172,20 @@ impl KernelRunner<'_> {
             timeout: if self.args.only_load { LOAD_TIMEOUT } else { TESTS_TIMEOUT },
         };
         println!("Linux {} by {}: {} tests to run", fetched.release, self.accel.name(), run.len());
-        let (started, mut heard) = (Instant::now(), ConsoleResults::default());
+        let (started, mut results) = (Instant::now(), ConsoleResults::default());
         machine.run(|line| {
             println!("{:>6} | {}", kernel.name, line.trim_end());
-            heard.parse_line(line);
+            results.parse_line(line);
         })?;
-        let done = KernelRunOutput {
+        let run_output = KernelRunOutput {
             version: &fetched.version,
-            results: heard,
+            results,
             requested_tests: run.len(),
             left_out,
             console_tail: machine.console_tail()?,
             seconds: started.elapsed().as_secs(),
         };
-        Ok(KernelOutcome::from_run(kernel.name, done))
+        Ok(KernelOutcome::from_run(kernel.name, run_output))
     }
 
     /// Shell script with the machine's work, which the init script runs.
@@ -241,9 +242,9 @@ fn report_outcomes(outcomes: &[KernelOutcome], json: Option<&Path>) -> Result<()
         }
         println!("{}: {}", outcome.kernel, outcome.wrong.join("\n"));
     }
-    let bad: Vec<_> = outcomes.iter().filter(|it| !it.wrong.is_empty()).collect();
-    if !bad.is_empty() {
-        let names: Vec<_> = bad.iter().map(|it| it.kernel).collect();
+    let failed: Vec<_> = outcomes.iter().filter(|it| !it.wrong.is_empty()).collect();
+    if !failed.is_empty() {
+        let names: Vec<_> = failed.iter().map(|it| it.kernel).collect();
         bail!("not all is well on Linux {}", names.join(", "));
     }
     Ok(())

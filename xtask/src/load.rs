@@ -1,6 +1,6 @@
 //! Shell: a load generator, which runs in the node's client namespace and prints one JSON line a request.
 
-mod stages;
+mod load_stages;
 mod worker;
 
 use std::{
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::LocalSet};
 
-use self::stages::LoadStages;
+use self::load_stages::LoadStages;
 pub(crate) use self::worker::unix_us;
 
 /// Requests to send: destination, number and rate.
@@ -89,27 +89,27 @@ pub(crate) fn run(args: &LoadArgs) -> Result<()> {
 
 async fn send_all(args: &LoadArgs) -> Result<()> {
     let started = Instant::now();
-    let (records, mut printed) = mpsc::channel::<LoadRecord>(4096);
-    let shared = Rc::new(worker::LoadWorkerState::new(args, started));
+    let (records_tx, mut records_rx) = mpsc::channel::<LoadRecord>(4096);
+    let state = Rc::new(worker::LoadWorkerState::new(args, started));
     if args.open {
-        tokio::task::spawn_local(worker::run_open_loop(shared, records));
+        tokio::task::spawn_local(worker::run_open_loop(state, records_tx));
     } else {
         for index in 0..args.stages.max_level() {
             tokio::task::spawn_local(worker::run_closed_loop(
-                shared.clone(),
+                state.clone(),
                 index,
-                records.clone(),
+                records_tx.clone(),
             ));
         }
         // Only the workers hold senders now, so the loop below ends with the last of them.
-        drop(records);
+        drop(records_tx);
     }
     let mut out = std::io::stdout().lock();
-    while let Some(record) = printed.recv().await {
+    while let Some(record) = records_rx.recv().await {
         serde_json::to_writer(&mut out, &record).context("cannot write a result")?;
         out.write_all(b"\n")?;
         // Demo and benches read the records live, but under load a flush a line would cost a system call each.
-        if printed.is_empty() {
+        if records_rx.is_empty() {
             out.flush()?;
         }
     }
@@ -117,11 +117,11 @@ async fn send_all(args: &LoadArgs) -> Result<()> {
 }
 
 fn resolve(text: &str) -> Result<SocketAddr, String> {
-    let found =
+    let addresses =
         text.to_socket_addrs().map_err(|error| format!("cannot resolve {text}: {error}"))?;
-    let found: Vec<SocketAddr> = found.collect();
-    let ipv4 = found.iter().find(|address| address.is_ipv4());
-    ipv4.or_else(|| found.first()).copied().ok_or_else(|| format!("{text} has no address"))
+    let addresses: Vec<SocketAddr> = addresses.collect();
+    let ipv4 = addresses.iter().find(|address| address.is_ipv4());
+    ipv4.or_else(|| addresses.first()).copied().ok_or_else(|| format!("{text} has no address"))
 }
 
 impl LoadArgs {

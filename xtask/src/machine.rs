@@ -45,10 +45,10 @@ pub(crate) fn kernel() -> Option<(u32, u32)> {
 pub(crate) fn cgroup2() -> Option<PathBuf> {
     let mounts = read("/proc/self/mountinfo");
     mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
+        let (fields, filesystem_fields) = line.split_once(" - ")?;
         // proc_pid_mountinfo(5): after ` - ` comes the type; field 5 before it is the mount point.
-        (right.split(' ').next() == Some("cgroup2"))
-            .then(|| left.split(' ').nth(4).map(PathBuf::from))?
+        (filesystem_fields.split(' ').next() == Some("cgroup2"))
+            .then(|| fields.split(' ').nth(4).map(PathBuf::from))?
     })
 }
 
@@ -68,8 +68,8 @@ fn commit() -> String {
         sh::capture(&mut command).unwrap_or_default().trim().to_owned()
     };
     // Without git both outputs are empty, and so is the commit.
-    let mark = if git(&["status", "--porcelain"]).is_empty() { "" } else { "+" };
-    git(&["rev-parse", "--short=12", "HEAD"]) + mark
+    let suffix = if git(&["status", "--porcelain"]).is_empty() { "" } else { "+" };
+    git(&["rev-parse", "--short=12", "HEAD"]) + suffix
 }
 
 fn read(path: &str) -> String {

@@ -97,10 +97,10 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<()> {
             let time = Duration::from_millis(*millis);
             LocalSet::new().block_on(&runtime, measure_warm(*addr, *connections, time))?
         }
-        MeasureCommand::Burst { all, timeout_s } => {
+        MeasureCommand::Burst { all: addresses, timeout_s } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let all = measure_burst(all, Duration::from_secs(*timeout_s));
-            println!("{}", serde_json::to_string(&LocalSet::new().block_on(&runtime, all)?)?);
+            let times = measure_burst(addresses, Duration::from_secs(*timeout_s));
+            println!("{}", serde_json::to_string(&LocalSet::new().block_on(&runtime, times)?)?);
             return Ok(());
         }
         MeasureCommand::First { addr, timeout_s } => {
@@ -138,21 +138,22 @@ fn measure_connects(addr: SocketAddr, count: usize) -> Result<MeasuredTimes> {
 }
 
 /// Sends all requests at once. A request without a response counts with the whole time of waiting.
-async fn measure_burst(all: &[String], patience: Duration) -> Result<BurstTimes> {
+async fn measure_burst(addresses: &[String], timeout: Duration) -> Result<BurstTimes> {
     let at_us = unix_us();
     let mut tasks = JoinSet::new();
-    for one in all {
-        let (addr, host) = one.split_once('=').with_context(|| format!("`{one}` has no Host"))?;
+    for address in addresses {
+        let (addr, host) =
+            address.split_once('=').with_context(|| format!("`{address}` has no Host"))?;
         let (addr, host): (SocketAddr, String) = (addr.parse()?, host.to_owned());
         tasks.spawn_local(async move {
             let begin = Instant::now();
-            let answered = tokio::time::timeout(patience, read_first_bytes(addr, &host)).await;
+            let answered = tokio::time::timeout(timeout, read_first_bytes(addr, &host)).await;
             (begin.elapsed().as_secs_f64() * 1e3, matches!(answered, Ok(Ok(()))))
         });
     }
-    let done = tasks.join_all().await;
-    let lost = done.iter().filter(|(_, answered)| !answered).count();
-    Ok(BurstTimes { at_us, ms: done.into_iter().map(|(ms, _)| ms).collect(), lost })
+    let results = tasks.join_all().await;
+    let lost = results.iter().filter(|(_, answered)| !answered).count();
+    Ok(BurstTimes { at_us, ms: results.into_iter().map(|(ms, _)| ms).collect(), lost })
 }
 
 /// Sends one request on a new connection, and reads the first bytes of the response.
@@ -169,9 +170,9 @@ async fn read_first_bytes(addr: SocketAddr, host: &str) -> Result<()> {
 }
 
 /// Sends requests until one is answered, at most a few hundred a second.
-fn measure_first_response(addr: SocketAddr, patience: Duration) -> Result<LoadRecord> {
+fn measure_first_response(addr: SocketAddr, timeout: Duration) -> Result<LoadRecord> {
     let (started, at_us) = (Instant::now(), unix_us());
-    while started.elapsed() < patience {
+    while started.elapsed() < timeout {
         // Refused connects and timeouts are expected while no pod is ready.
         if let Ok((head, first_byte)) = try_request(addr, started) {
             let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
@@ -191,7 +192,7 @@ fn measure_first_response(addr: SocketAddr, patience: Duration) -> Result<LoadRe
         }
         sh::sleep(Duration::from_millis(2));
     }
-    bail!("no answer from {addr} within {} s", patience.as_secs())
+    bail!("no answer from {addr} within {} s", timeout.as_secs())
 }
 
 /// Longest time for a connect to a pod of the same machine.
@@ -243,8 +244,8 @@ async fn measure_warm(
         });
     }
     let mut times = Vec::new();
-    while let Some(done) = tasks.join_next().await {
-        times.extend(done.context("a client ended early")??);
+    while let Some(result) = tasks.join_next().await {
+        times.extend(result.context("a client ended early")??);
     }
     Ok(MeasuredTimes::from_times(times, started.elapsed(), cpu_us() - cpu))
 }
@@ -252,14 +253,14 @@ async fn measure_warm(
 /// Sends one small GET. Without an HTTP library, so that the client's own CPU time does not hide the server's.
 async fn send_get(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()> {
     stream.write_all(b"GET / HTTP/1.1\r\nHost: hello\r\n\r\n").await?;
-    let mut have = 0;
+    let mut length = 0;
     loop {
-        let read = stream.read(&mut buffer[have..]).await?;
+        let read = stream.read(&mut buffer[length..]).await?;
         if read == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        have += read;
-        if is_complete(&buffer[..have])? {
+        length += read;
+        if is_complete(&buffer[..length])? {
             return Ok(());
         }
     }
@@ -267,28 +268,30 @@ async fn send_get(stream: &mut TcpStream, buffer: &mut [u8; 4096]) -> Result<()>
 
 /// Returns true if `bytes` hold a whole response with a content-length.
 fn is_complete(bytes: &[u8]) -> Result<bool> {
-    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(false) };
-    let head = std::str::from_utf8(&bytes[..end])?;
+    let Some(head_end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else {
+        return Ok(false);
+    };
+    let head = std::str::from_utf8(&bytes[..head_end])?;
     if !head.starts_with("HTTP/1.1 200") {
         bail!("answered {}", head.lines().next().unwrap_or_default());
     }
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
     let length: usize = length.context("an answer without content-length")?.parse()?;
-    Ok(bytes.len() >= end + 4 + length)
+    Ok(bytes.len() >= head_end + 4 + length)
 }
 
 impl MeasuredTimes {
     fn from_times(mut times: Vec<Duration>, elapsed: Duration, cpu_us: f64) -> Self {
         times.sort_unstable();
-        let at = |share: f64| {
+        let value_at = |share: f64| {
             let rank = (times.len() as f64 * share) as usize;
             times.get(rank).map_or(f64::NAN, |time| time.as_secs_f64() * 1e6)
         };
         Self {
             count: times.len(),
             elapsed_us: elapsed.as_secs_f64() * 1e6,
-            p50_us: at(0.5),
-            p99_us: at(0.99),
+            p50_us: value_at(0.5),
+            p99_us: value_at(0.99),
             cpu_us,
         }
     }

@@ -27,14 +27,14 @@ pub(crate) fn run() -> Result<()> {
     tool(&["check", "rules", "--lint=all", "--lint-fatal", PROMETHEUS_RULES])?;
     tool(&["test", "rules", RULE_TESTS])?;
     // promtool reads no dashboards, so each query is checked as the expression of a rule.
-    let asked = read_queries(&workspace.root.join(GRAFANA_DASHBOARD))?;
-    for DashboardQuery { panel, expression } in &asked {
+    let queries = read_queries(&workspace.root.join(GRAFANA_DASHBOARD))?;
+    for DashboardQuery { panel, expression } in &queries {
         check_expression(&promtool, expression)
             .with_context(|| format!("{GRAFANA_DASHBOARD}: panel {panel:?}"))?;
     }
     println!(
         "monitoring: rules, their tests and {} queries of the dashboard are sound",
-        asked.len()
+        queries.len()
     );
     Ok(())
 }
@@ -49,25 +49,25 @@ struct DashboardQuery {
 fn read_queries(dashboard: &Path) -> Result<Vec<DashboardQuery>> {
     let unreadable = || format!("cannot read {}", dashboard.display());
     let text = fs::read_to_string(dashboard).with_context(unreadable)?;
-    let asked = panel_queries(&serde_json::from_str(&text).with_context(unreadable)?);
-    if asked.is_empty() {
+    let queries = panel_queries(&serde_json::from_str(&text).with_context(unreadable)?);
+    if queries.is_empty() {
         bail!("{} asks for nothing", dashboard.display());
     }
-    Ok(asked)
+    Ok(queries)
 }
 
 fn panel_queries(dashboard: &Value) -> Vec<DashboardQuery> {
-    let list = |of: &Value, field: &str| of[field].as_array().cloned().unwrap_or_default();
-    let asked = list(dashboard, "panels").into_iter().flat_map(|panel| {
+    let list = |object: &Value, field: &str| object[field].as_array().cloned().unwrap_or_default();
+    let targets = list(dashboard, "panels").into_iter().flat_map(|panel| {
         // Rows of the dashboard have no targets, so they add no queries.
         let title = panel["title"].as_str().unwrap_or_default().to_owned();
-        let all = list(&panel, "targets").into_iter();
-        all.map(move |target| DashboardQuery {
+        let targets = list(&panel, "targets").into_iter();
+        targets.map(move |target| DashboardQuery {
             panel: title.clone(),
             expression: target["expr"].as_str().unwrap_or_default().to_owned(),
         })
     });
-    asked.collect()
+    targets.collect()
 }
 
 /// Checks one expression as a rule. Grafana's variables are within strings only, so promtool can parse it unchanged.

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use crate::{cluster::golang::GoToolchain, sh, toolchain, workspace::CargoWorkspace};
+use crate::{cluster::go_toolchain::GoToolchain, sh, toolchain, workspace::CargoWorkspace};
 
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
@@ -97,25 +97,27 @@ fn digest(sources: &Path) -> Result<String> {
 
 /// Builds all servers aside and renames the directory: an interrupted build must not look complete.
 fn build_all(sources: &Path, folder: &Path) -> Result<()> {
-    let aside = folder.with_extension(format!("new-{}", std::process::id()));
-    fs::create_dir_all(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
-    let built = build_go(sources, &aside)
-        .and_then(|()| build_java(sources, &aside.join("java")))
+    let temporary = folder.with_extension(format!("new-{}", std::process::id()));
+    fs::create_dir_all(&temporary)
+        .with_context(|| format!("cannot make {}", temporary.display()))?;
+    let built = build_go(sources, &temporary)
+        .and_then(|()| build_java(sources, &temporary.join("java")))
         .and_then(|()| {
-            fs::rename(&aside, folder).with_context(|| format!("cannot make {}", folder.display()))
+            fs::rename(&temporary, folder)
+                .with_context(|| format!("cannot make {}", folder.display()))
         });
     if built.is_err() {
-        let _absent = fs::remove_dir_all(&aside);
+        let _absent = fs::remove_dir_all(&temporary);
     }
     built
 }
 
 fn build_go(sources: &Path, into: &Path) -> Result<()> {
-    let go = GoToolchain::find()?;
+    let toolchain = GoToolchain::find()?;
     // Both programs in one call, with exactly the versions in go.mod and go.sum.
     let into = format!("{}/", into.display());
     let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL];
-    sh::run(&mut go.command(&sources.join("go"), &args.map(str::to_owned)))
+    sh::run(&mut toolchain.command(&sources.join("go"), &args.map(str::to_owned)))
 }
 
 fn build_java(sources: &Path, into: &Path) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Shell: checks the abilities of this machine, and installs missing packages after asking.
 
-mod kernel_half;
-mod needs;
+mod ebpf_toolchain;
+mod requirements;
 
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-pub(crate) use self::needs::SetupPurpose;
-use self::needs::{MachineProperties, RequiredPackage};
+pub(crate) use self::requirements::SetupPurpose;
+use self::requirements::{MachineProperties, RequiredPackage};
 use crate::{machine, sh};
 
 /// Arguments of the command `cargo xtask setup`.
@@ -34,12 +34,12 @@ pub(crate) fn prepare(purposes: &[SetupPurpose], yes: bool) -> Result<()> {
     if purposes.iter().any(|purpose| purpose.needs_kernel()) {
         check_kernel()?;
     }
-    let missing = needs::missing_packages(purposes, is_installed);
+    let missing = requirements::missing_packages(purposes, is_installed);
     if !missing.is_empty() {
         install(&missing, yes)?;
     }
     match purposes.iter().any(|purpose| purpose.needs_ebpf_toolchain()) {
-        true => kernel_half::prepare(yes),
+        true => ebpf_toolchain::prepare(yes),
         false => Ok(()),
     }
 }
@@ -51,14 +51,14 @@ fn is_installed(name: &str) -> bool {
 }
 
 fn check_kernel() -> Result<()> {
-    let facts = MachineProperties {
+    let machine = MachineProperties {
         kernel: machine::kernel(),
         has_cgroup2: machine::cgroup2().is_some(),
         capabilities: machine::capabilities(),
         is_root: sh::is_root(),
         has_sudo: sh::which("sudo").is_some(),
     };
-    let lacking = needs::unmet_requirements(&facts);
+    let lacking = requirements::unmet_requirements(&machine);
     if lacking.is_empty() {
         return Ok(());
     }
@@ -67,15 +67,15 @@ fn check_kernel() -> Result<()> {
 
 fn install(missing: &[&RequiredPackage], yes: bool) -> Result<()> {
     let packages: Vec<(&str, &str)> =
-        missing.iter().map(|need| (need.package, need.reason)).collect();
+        missing.iter().map(|package| (package.package, package.reason)).collect();
     install_packages(&packages, yes)
 }
 
 /// Installs packages, after listing each with its reason and asking.
 fn install_packages(packages: &[(&str, &str)], yes: bool) -> Result<()> {
     println!("Missing on this machine:");
-    for (package, why) in packages {
-        println!("  {package:<22} {why}");
+    for (package, reason) in packages {
+        println!("  {package:<22} {reason}");
     }
     let names: Vec<&str> = packages.iter().map(|(package, _)| *package).collect();
     let by_hand = format!("apt-get install --no-install-recommends {}", names.join(" "));
@@ -87,16 +87,16 @@ fn install_packages(packages: &[(&str, &str)], yes: bool) -> Result<()> {
         bail!("install them with `sudo {by_hand}`, or pass --yes");
     }
     sh::run(apt_command(&["update", "-qq"]).stdin(std::process::Stdio::null()))?;
-    let mut words = vec!["install", "-qq", "-y", "--no-install-recommends"];
-    words.extend(&names);
-    sh::run(apt_command(&words).stdin(std::process::Stdio::null()))
+    let mut args = vec!["install", "-qq", "-y", "--no-install-recommends"];
+    args.extend(&names);
+    sh::run(apt_command(&args).stdin(std::process::Stdio::null()))
         .with_context(|| format!("cannot install {}", names.join(", ")))
 }
 
-fn apt_command(words: &[&str]) -> std::process::Command {
+fn apt_command(args: &[&str]) -> std::process::Command {
     let mut command =
         sh::root_command_with("apt-get", &[("DEBIAN_FRONTEND", "noninteractive".as_ref())]);
-    command.args(words);
+    command.args(args);
     command
 }
 

@@ -29,8 +29,8 @@ pub(crate) fn cargo() -> Command {
     let mut cargo =
         Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
     for (name, _) in std::env::vars_os() {
-        let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
-        if name.to_str().is_some_and(|name| told.iter().any(|it| name.starts_with(it))) {
+        let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name.to_str().is_some_and(|name| prefixes.iter().any(|it| name.starts_with(it))) {
             cargo.env_remove(name);
         }
     }
@@ -58,8 +58,8 @@ pub(crate) fn root_command_with(program: impl AsRef<OsStr>, vars: &[(&str, &OsSt
     // sudo's own PATH would hide rustup's toolchain and programs in the user's home.
     command.arg("env");
     // `env` sets the variables behind sudo, whose policy may refuse to pass them.
-    let kept = PRESERVED_VARIABLES.iter().chain(&["PATH", "HOME"]);
-    for name in kept {
+    let variables = PRESERVED_VARIABLES.iter().chain(&["PATH", "HOME"]);
+    for name in variables {
         if let Some(value) = std::env::var_os(name) {
             command.arg(env_pair(name, &value));
         }

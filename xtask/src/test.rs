@@ -1,11 +1,11 @@
 //! Shell: builds and runs the tests, tier by tier, and prints a table of results.
 
-mod ahead;
 mod build;
 mod cluster;
-mod lane;
-mod sort;
-mod tally;
+mod image_prebuild;
+mod source_tier;
+mod test_counts;
+mod tier_lane;
 mod unprivileged;
 
 use std::{
@@ -20,8 +20,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
-pub(crate) use self::tally::TestCounts;
-use self::{ahead::ImagePrebuild, build::TestBuilder, lane::TierLane};
+pub(crate) use self::test_counts::TestCounts;
+use self::{build::TestBuilder, image_prebuild::ImagePrebuild, tier_lane::TierLane};
 use crate::{
     build_ebpf, image, servers,
     setup::{self, SetupPurpose},
@@ -121,7 +121,7 @@ impl TierOutcome {
     /// Number of tests that ran.
     fn test_count(&self) -> u64 {
         match self {
-            Self::Ran { counts: tally, .. } => tally.passed + tally.failed,
+            Self::Ran { counts, .. } => counts.passed + counts.failed,
             Self::CannotRun(_) => 0,
         }
     }
@@ -131,13 +131,13 @@ impl TierOutcome {
         match (self, next) {
             (
                 Self::Ran { counts: first, ok, skipped: left_out },
-                Self::Ran { counts: second, ok: next_ok, skipped: more },
+                Self::Ran { counts: second, ok: next_ok, skipped: next_skipped },
             ) => Self::Ran {
                 counts: first.combine(second),
                 ok: ok && next_ok,
-                skipped: left_out + &more,
+                skipped: left_out + &next_skipped,
             },
-            (Self::CannotRun(why), _) | (_, Self::CannotRun(why)) => Self::CannotRun(why),
+            (Self::CannotRun(reason), _) | (_, Self::CannotRun(reason)) => Self::CannotRun(reason),
         }
     }
 }
@@ -148,9 +148,9 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     if let Some(file) = &args.build_only {
         return build_only(&args.tier, file, workspace);
     }
-    let asked = if args.tier.is_empty() { TestTier::ALL.to_vec() } else { args.tier.clone() };
+    let requested = if args.tier.is_empty() { TestTier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of their requirements: a wrong formula shows before a cluster is built.
-    let tiers: Vec<_> = TestTier::ALL.into_iter().filter(|tier| asked.contains(tier)).collect();
+    let tiers: Vec<_> = TestTier::ALL.into_iter().filter(|tier| requested.contains(tier)).collect();
     let lanes = lanes(&tiers);
     // With a single tier, the tier itself prepares what it needs.
     if !lanes.is_empty() {
@@ -192,9 +192,9 @@ fn lanes(tiers: &[TestTier]) -> Vec<Vec<TestTier>> {
         return Vec::new();
     }
     // The cluster tier takes longest, so it begins first.
-    let all = [vec![TestTier::Cluster], vec![TestTier::Kernel, TestTier::Local]];
-    let wanted = all.map(|lane| lane.into_iter().filter(|tier| tiers.contains(tier)).collect());
-    wanted.into_iter().filter(|lane: &Vec<_>| !lane.is_empty()).collect()
+    let lanes = [vec![TestTier::Cluster], vec![TestTier::Kernel, TestTier::Local]];
+    let lanes = lanes.map(|lane| lane.into_iter().filter(|tier| tiers.contains(tier)).collect());
+    lanes.into_iter().filter(|lane: &Vec<_>| !lane.is_empty()).collect()
 }
 
 /// Returns true if images should be built ahead: the cluster tier is one of several, and runs all tests on a new
@@ -210,15 +210,15 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 /// other, so that process would wait for all later builds as well.
 fn start_lane(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
     let programs = lane.iter().flat_map(|tier| tier.test_programs());
-    let words: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
-    let built = builder.build_tests(&words)?;
+    let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
+    let built = builder.build_tests(&target_args)?;
     TierLane::start(lane, args, &builder.workspace, &built)
 }
 
 /// Lowers the priority of this process and its children, so that the lanes, which take longest, never wait.
 fn lower_priority() -> Result<()> {
-    let own = std::process::id().to_string();
-    sh::capture(Command::new("renice").args(["-n", "5", "-p", &own])).map(drop)
+    let pid = std::process::id().to_string();
+    sh::capture(Command::new("renice").args(["-n", "5", "-p", &pid])).map(drop)
 }
 
 /// Builder of the test programs of all tiers.
@@ -291,8 +291,8 @@ fn run_as_root(
     target: &str,
     args: &TestArgs,
     builder: &TestBuilder,
-    more: &[(&str, &OsStr)],
-    words: &[&str],
+    extra_vars: &[(&str, &OsStr)],
+    libtest_args: &[&str],
     at_once: u8,
 ) -> Result<TierOutcome> {
     let (workspace, object) = (&builder.workspace, builder.object()?);
@@ -303,12 +303,12 @@ fn run_as_root(
         ("ROUSE_IMAGES", images.as_os_str()),
         (build_ebpf::OBJECT_VARIABLE, object.as_os_str()),
     ];
-    vars.extend(more);
+    vars.extend(extra_vars);
     let mut command = sh::root_command_with(&executable, &vars);
     // Mostly one at a time: tests share the machine's processors, and some compare counts under load.
     command
         .args(&args.names)
-        .args(words)
+        .args(libtest_args)
         .arg(format!("--test-threads={at_once}"))
         .current_dir(workspace.root.join("tests"));
     run_and_count(&mut command)
@@ -323,9 +323,9 @@ pub(crate) fn build_kernel_tier() -> Result<PathBuf> {
 
 /// Names of the tests of a built program, without the ignored ones, which tests run as their subprocesses.
 pub(crate) fn test_names(program: &Path) -> Result<Vec<String>> {
-    let list = |more: &[&str]| -> Result<Vec<String>> {
+    let list = |extra_args: &[&str]| -> Result<Vec<String>> {
         let mut command = Command::new(program);
-        let listed = sh::capture(command.args(["--list", "--format", "terse"]).args(more))?;
+        let listed = sh::capture(command.args(["--list", "--format", "terse"]).args(extra_args))?;
         let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
         Ok(names.map(str::to_owned).collect())
     };
@@ -354,17 +354,17 @@ fn build_only(tiers: &[TestTier], file: &Path, workspace: CargoWorkspace) -> Res
 fn run_and_count(command: &mut Command) -> Result<TierOutcome> {
     // Parallel tests report in the order of their ends, so the time between two lines is not the time of a test.
     let in_turn = command.get_args().any(|it| it == "--test-threads=1");
-    let mut tally = TestCounts::default();
+    let mut counts = TestCounts::default();
     let mut last = Instant::now();
     let ok = sh::run_with_lines(command, |line| {
         println!("{line}");
-        tally.parse_line(line);
+        counts.parse_line(line);
         if in_turn {
-            tally.record_seconds(line, last.elapsed().as_secs_f64());
+            counts.record_seconds(line, last.elapsed().as_secs_f64());
             last = Instant::now();
         }
     })?;
-    Ok(TierOutcome::Ran { counts: tally, ok, skipped: String::new() })
+    Ok(TierOutcome::Ran { counts, ok, skipped: String::new() })
 }
 
 /// Result and duration of one tier.
@@ -378,12 +378,12 @@ struct TierRow {
 impl fmt::Display for TierRow {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (word, detail) = match &self.outcome {
-            TierOutcome::Ran { counts: tally, ok, skipped: left_out } => (
+            TierOutcome::Ran { counts, ok, skipped: left_out } => (
                 if *ok { "passed" } else { "FAILED" },
                 // Never silent: tests that did not run must not look as if they had passed.
-                format!("{} passed, {} failed{left_out}", tally.passed, tally.failed),
+                format!("{} passed, {} failed{left_out}", counts.passed, counts.failed),
             ),
-            TierOutcome::CannotRun(why) => ("FAILED", format!("cannot run: {why}")),
+            TierOutcome::CannotRun(reason) => ("FAILED", format!("cannot run: {reason}")),
         };
         write!(out, "{:<8} {word:<8} {:>6.1} s  {detail}", self.tier.name(), self.seconds)
     }
@@ -393,26 +393,26 @@ impl fmt::Display for TierRow {
 fn print_results(rows: &[TierRow]) -> Result<()> {
     println!("\ntier     result     time");
     let mut total = TestCounts::default();
-    let mut bad = Vec::new();
+    let mut failed_tiers = Vec::new();
     for row in rows {
         println!("{row}");
         print_slowest(row);
         match &row.outcome {
-            TierOutcome::Ran { counts: tally, ok, .. } => {
-                total = total.combine(tally.clone());
+            TierOutcome::Ran { counts, ok, .. } => {
+                total = total.combine(counts.clone());
                 if !ok {
-                    bad.push(row.tier.name());
+                    failed_tiers.push(row.tier.name());
                 }
             }
-            TierOutcome::CannotRun(_) => bad.push(row.tier.name()),
+            TierOutcome::CannotRun(_) => failed_tiers.push(row.tier.name()),
         }
     }
     for failure in &total.failures {
         println!("\n{}", failure.join("\n  "));
     }
     println!("\ntotal: {} passed, {} failed", total.passed, total.failed);
-    if !bad.is_empty() {
-        bail!("not every tier passed: {}", bad.join(", "));
+    if !failed_tiers.is_empty() {
+        bail!("not every tier passed: {}", failed_tiers.join(", "));
     }
     // A misspelt name selects no test, and must not look like success.
     if total.passed == 0 {
@@ -423,8 +423,8 @@ fn print_results(rows: &[TierRow]) -> Result<()> {
 
 /// Prints the slowest tests, if their times are known.
 fn print_slowest(row: &TierRow) {
-    if let TierOutcome::Ran { counts: tally, .. } = &row.outcome {
-        for (name, seconds) in tally.slowest() {
+    if let TierOutcome::Ran { counts, .. } = &row.outcome {
+        for (name, seconds) in counts.slowest() {
             println!("{:<18}{seconds:>6.1} s  {name}", "");
         }
     }
@@ -436,14 +436,14 @@ mod tests {
 
     #[test]
     fn a_run_without_a_test_is_no_success() {
-        let mut tally = TestCounts::default();
-        tally.parse_line("test result: ok. 1 passed; 0 failed; 0 ignored");
-        let ran = TierRow {
+        let mut counts = TestCounts::default();
+        counts.parse_line("test result: ok. 1 passed; 0 failed; 0 ignored");
+        let row = TierRow {
             tier: TestTier::Pure,
-            outcome: TierOutcome::Ran { counts: tally, ok: true, skipped: String::new() },
+            outcome: TierOutcome::Ran { counts, ok: true, skipped: String::new() },
             seconds: 0.0,
         };
-        assert!(print_results(&[ran]).is_ok());
+        assert!(print_results(&[row]).is_ok());
         assert!(print_results(&[]).is_err());
     }
 

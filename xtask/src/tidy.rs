@@ -1,10 +1,10 @@
 //! Shell: reads the source tree and prints violations of the layout rules.
 
+mod commit_subjects;
 mod floors;
 mod glossary;
 mod metrics;
 mod rules;
-mod subjects;
 mod words;
 
 use std::{
@@ -94,8 +94,9 @@ pub(crate) fn check_commit_subjects() -> Result<()> {
     // A clone without history has the last commit only.
     let lines = log(&format!("{LAST_UNCHECKED_COMMIT}..HEAD")).or_else(|_| log("-1"))?;
     let commits = lines.lines().filter_map(|line| line.split_once(' '));
-    let findings: Vec<TidyFinding> =
-        commits.filter_map(|(hash, subject)| subjects::check(hash, subject, &crates)).collect();
+    let findings: Vec<TidyFinding> = commits
+        .filter_map(|(hash, subject)| commit_subjects::check(hash, subject, &crates))
+        .collect();
     findings.iter().for_each(|finding| println!("{finding}"));
     if !findings.is_empty() {
         bail!("{} commits have a subject that breaks the rule", findings.len());
@@ -118,8 +119,9 @@ fn check_metric_names(root: &Path, exported: &ExportedMetrics) -> Result<Vec<Tid
 fn check_crate_imports(workspace: &CargoWorkspace) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
     for package in &workspace.packages {
-        let ours = package.dependencies.iter().filter(|dependency| dependency.path.is_some());
-        for dependency in ours {
+        let workspace_dependencies =
+            package.dependencies.iter().filter(|dependency| dependency.path.is_some());
+        for dependency in workspace_dependencies {
             findings.extend(rules::check_import(&package.name, &dependency.name));
         }
     }

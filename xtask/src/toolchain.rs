@@ -94,8 +94,8 @@ pub(crate) fn missing_tool() -> Option<MissingTool> {
 /// Finds a compiler that can build `core`, and the major version of its LLVM.
 fn find_compiler() -> Result<(EbpfCompiler, u32)> {
     // The system's first: its packages include the LLVM that the linker needs, while nightly may be ahead of them.
-    if let Some(found) = find_system().or_else(find_nightly) {
-        return Ok(found);
+    if let Some(compiler) = find_system().or_else(find_nightly) {
+        return Ok(compiler);
     }
     if sh::which("rustup").is_some() {
         bail!(
@@ -146,8 +146,8 @@ fn has_sources(library: &Path) -> bool {
 
 /// Returns true if a stable compiler of this release accepts the eBPF programs.
 pub(crate) fn is_recent(release: &str) -> bool {
-    let mut parts = release.split(['.', '-']).map(str::parse::<u32>);
-    match (parts.next(), parts.next()) {
+    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= OLDEST_STABLE,
         _ => false,
     }
@@ -163,8 +163,8 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 /// Output of a program; `None` if it cannot run or fails.
 fn output(command: &mut Command) -> Option<String> {
-    let done = command.env_remove("RUSTUP_TOOLCHAIN").stderr(Stdio::null()).output().ok()?;
-    done.status.success().then(|| String::from_utf8_lossy(&done.stdout).into_owned())
+    let output = command.env_remove("RUSTUP_TOOLCHAIN").stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn is_our_linker(path: &Path) -> bool {
@@ -195,22 +195,22 @@ fn cached_linker(llvm: u32) -> Result<PathBuf> {
         folder.display()
     );
     // Built aside and renamed: an interrupted build must not look complete.
-    let aside = folder.with_extension(format!("new-{}", std::process::id()));
+    let temporary = folder.with_extension(format!("new-{}", std::process::id()));
     let feature = format!("llvm-{llvm}");
     let built = sh::run(
         sh::cargo()
             .args(["install", "bpf-linker", "--locked", "--no-default-features"])
             .args(["--version", LINKER_VERSION, "--features", &feature, "--root"])
-            .arg(&aside)
+            .arg(&temporary)
             .env_remove("CARGO_TARGET_DIR")
             .env("LLVM_PREFIX", &prefix),
     );
     let moved = built.and_then(|()| {
         let _absent_or_broken = fs::remove_dir_all(&folder);
-        fs::rename(&aside, &folder).with_context(|| format!("cannot make {}", folder.display()))
+        fs::rename(&temporary, &folder).with_context(|| format!("cannot make {}", folder.display()))
     });
     if moved.is_err() {
-        let _absent = fs::remove_dir_all(&aside);
+        let _absent = fs::remove_dir_all(&temporary);
     }
     moved.map(|()| linker)
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{config::HelloConfig, count::HelloCounts, ids::RequestIdFile};
+use crate::{config::HelloConfig, request_counts::HelloCounts, request_ids::RequestIdFile};
 
 /// State shared by all connections.
 #[derive(Debug)]

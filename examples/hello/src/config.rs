@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn an_empty_environment_gives_a_well_behaved_server() {
-        let want = HelloConfig {
+        let expected = HelloConfig {
             pod: "hello".into(),
             port: 8080,
             listen: ListenAddress::Any,
@@ -150,7 +150,7 @@ mod tests {
             exit_on_term: false,
             ids: None,
         };
-        assert_eq!(config(&[]), Ok(want));
+        assert_eq!(config(&[]), Ok(expected));
     }
 
     #[test]

@@ -6,19 +6,19 @@
 //!
 //! | place | behaviour |
 //! |---|---|
-//! | query of any path | see [`answer::RequestedResponse`] |
+//! | query of any path | see [`requested_response::RequestedResponse`] |
 //! | `/counts`, `/headers`, `/env`, `/echo`, `/protocol`, `/files/NAME`, `/upgrade`, `/ready` | see [`answer`] |
 //! | environment | see [`config::HelloConfig`] |
 #![allow(clippy::print_stdout, reason = "a container's log is its standard output")]
 #![forbid(unsafe_code)]
 
-mod answer;
 mod app;
 mod config;
-mod count;
-mod ids;
+mod request_counts;
+mod request_ids;
+mod requested_response;
 mod respond;
-mod serve;
+mod server;
 
 use std::process::ExitCode;
 
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     let _ = std::is_x86_feature_detected!("avx2");
     // One thread: a sample must start at once, and its request count then needs no atomics.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    match runtime.and_then(|runtime| runtime.block_on(serve::run(config))) {
+    match runtime.and_then(|runtime| runtime.block_on(server::run(config))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("hello: {error}");

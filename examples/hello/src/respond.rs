@@ -18,10 +18,10 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 
 use crate::{
-    answer::{HelloPage, RequestedResponse},
     app::{HelloApp, sleep},
     config::HelloConfig,
-    count::InFlightGuard,
+    request_counts::InFlightGuard,
+    requested_response::{HelloPage, RequestedResponse},
 };
 
 /// Body of any type; the server has one thread, so it need not be `Send`.
@@ -37,33 +37,33 @@ pub(crate) async fn respond(
     app: Rc<HelloApp>,
 ) -> io::Result<Response<HelloBody>> {
     let guard = app.counts.begin_request();
-    let wish = match RequestedResponse::parse(request.uri().path(), request.uri().query()) {
-        Ok(wish) => wish,
+    let requested = match RequestedResponse::parse(request.uri().path(), request.uri().query()) {
+        Ok(requested) => requested,
         Err(reason) => {
             return Ok(text_response(StatusCode::BAD_REQUEST, format!("{reason}\n"), guard));
         }
     };
     // Before the sleep: a test counts a request as arrived even if the process is killed meanwhile.
-    wish.id.map_or(Ok(()), |id| app.ids.append(id))?;
-    sleep(wish.sleep).await;
-    if let Some(code) = wish.exit {
+    requested.id.map_or(Ok(()), |id| app.ids.append(id))?;
+    sleep(requested.sleep).await;
+    if let Some(code) = requested.exit {
         println!("hello: a request asked for exit code {code}");
         std::process::exit(code.into());
     }
-    if wish.abort {
+    if requested.abort {
         return Err(io::Error::other("the request asked for an abort"));
     }
-    let mut response = match (wish.chunks, wish.bytes) {
+    let mut response = match (requested.chunks, requested.bytes) {
         (Some(chunks), _) => guarded_response(GeneratedBody::in_chunks(chunks), guard),
         (None, Some(bytes)) => guarded_response(GeneratedBody::with_length(bytes), guard),
-        (None, None) => page_response(request, &wish, peer, &app, guard),
+        (None, None) => page_response(request, &requested, peer, &app, guard),
     };
     // A page's own error or 101 must not be overwritten by the query's status.
     if response.status() == StatusCode::OK {
-        *response.status_mut() = StatusCode::from_u16(wish.status).unwrap_or(StatusCode::OK);
+        *response.status_mut() = StatusCode::from_u16(requested.status).unwrap_or(StatusCode::OK);
     }
     add_identity_headers(response.headers_mut(), peer, &app);
-    if wish.close {
+    if requested.close {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
@@ -85,12 +85,12 @@ fn add_identity_headers(headers: &mut HeaderMap, peer: SocketAddr, app: &HelloAp
 
 fn page_response(
     request: Request<Incoming>,
-    wish: &RequestedResponse,
+    requested: &RequestedResponse,
     peer: SocketAddr,
     app: &HelloApp,
     guard: InFlightGuard,
 ) -> Response<HelloBody> {
-    match wish.page {
+    match requested.page {
         HelloPage::Hello => {
             let peer = peer.ip().to_canonical();
             text_response(
@@ -243,8 +243,8 @@ struct GeneratedBody {
 }
 
 impl GeneratedBody {
-    fn with_length(bytes: u64) -> Self {
-        Self { bytes_left: bytes, has_length: true, trailer: false }
+    fn with_length(bytes_left: u64) -> Self {
+        Self { bytes_left, has_length: true, trailer: false }
     }
 
     fn in_chunks(chunks: u64) -> Self {

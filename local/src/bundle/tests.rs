@@ -42,41 +42,45 @@ impl BundleFixture {
     }
 }
 
-fn spec_json(one: Value, from: Value) -> Result<Value, BundleError> {
-    let place = BundleFixture::new();
-    let spec =
-        build_spec(&PodSpec::default(), &container(one), Some(&image(from)), &place.context())?;
+fn spec_json(container_json: Value, from: Value) -> Result<Value, BundleError> {
+    let fixture = BundleFixture::new();
+    let spec = build_spec(
+        &PodSpec::default(),
+        &container(container_json),
+        Some(&image(from)),
+        &fixture.context(),
+    )?;
     Ok(serde_json::to_value(spec).unwrap())
 }
 
 #[test]
 fn command_and_args_replace_the_image_s_as_in_kubernetes() {
-    for (command, args, want) in [
+    for (command, args, expected) in [
         (json!(null), json!(null), json!(["/ep", "cmd"])),
         (json!(null), json!(["a"]), json!(["/ep", "a"])),
         (json!(["/c"]), json!(null), json!(["/c"])),
         (json!(["/c"]), json!(["$(A)", "$$(A)", "$(NONE)"]), json!(["/c", "1", "$(A)", "$(NONE)"])),
     ] {
-        let one = json!({
+        let container = json!({
             "name": "web", "command": command, "args": args, "env": [{ "name": "A", "value": "1" }],
         });
-        let spec = spec_json(one, json!({ "Entrypoint": ["/ep"], "Cmd": ["cmd"] })).unwrap();
-        assert_eq!(spec["process"]["args"], want);
+        let spec = spec_json(container, json!({ "Entrypoint": ["/ep"], "Cmd": ["cmd"] })).unwrap();
+        assert_eq!(spec["process"]["args"], expected);
     }
     assert_eq!(spec_json(json!({ "name": "web" }), json!({})), Err(BundleError::NoCommand));
 }
 
 #[test]
 fn the_order_s_environment_wins_over_the_image_s() {
-    let one = json!({ "name": "web", "command": ["/c"], "env": [
+    let container = json!({ "name": "web", "command": ["/c"], "env": [
         { "name": "PORT", "value": "8080" },
         { "name": "URL", "value": "http://$(IP):$(PORT)" },
         { "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.podIP" } } },
         { "name": "APP", "valueFrom": { "fieldRef": { "fieldPath": "metadata.labels['app']" } } },
         { "name": "AT", "value": "$(IP):$(PORT)" },
     ] });
-    let spec = spec_json(one, json!({ "Env": ["PATH=/image", "PORT=1", "LANG=C"] })).unwrap();
-    let want = json!([
+    let spec = spec_json(container, json!({ "Env": ["PATH=/image", "PORT=1", "LANG=C"] })).unwrap();
+    let expected = json!([
         "PATH=/image",
         "HOSTNAME=hello-00001-deployment-1",
         "PORT=8080",
@@ -86,7 +90,7 @@ fn the_order_s_environment_wins_over_the_image_s() {
         "APP=shop",
         "AT=10.244.1.0:8080",
     ]);
-    assert_eq!(spec["process"]["env"], want);
+    assert_eq!(spec["process"]["env"], expected);
 }
 
 #[test]
@@ -101,43 +105,44 @@ fn users_are_found_by_name_or_number() {
         let spec = spec_json(json!({ "name": "web", "command": ["/c"] }), from.clone()).unwrap();
         let user = &spec["process"]["user"];
         assert_eq!((user["uid"].as_u64(), user["gid"].as_u64()), (Some(uid), Some(gid)), "{from}");
-        let have = user.get("additionalGids").cloned().unwrap_or(json!([]));
-        assert_eq!(have, groups, "{from}");
+        let gids = user.get("additionalGids").cloned().unwrap_or(json!([]));
+        assert_eq!(gids, groups, "{from}");
     }
     let unknown =
         spec_json(json!({ "name": "web", "command": ["/c"] }), json!({ "User": "nobody" }));
     assert_eq!(unknown, Err(BundleError::UnknownUser("nobody".to_owned())));
-    let one =
+    let container =
         json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsNonRoot": true } });
-    assert_eq!(spec_json(one, json!({})), Err(BundleError::RunsAsRoot));
+    assert_eq!(spec_json(container, json!({})), Err(BundleError::RunsAsRoot));
 }
 
 #[test]
 fn capabilities_are_held_by_root_only() {
     let context = json!({ "capabilities": { "drop": ["ALL"], "add": ["NET_BIND_SERVICE"] } });
-    let one = json!({ "name": "web", "command": ["/c"], "securityContext": context });
-    let spec = spec_json(one, json!({})).unwrap();
+    let container = json!({ "name": "web", "command": ["/c"], "securityContext": context });
+    let spec = spec_json(container, json!({})).unwrap();
     let capabilities = &spec["process"]["capabilities"];
     assert_eq!(capabilities["effective"], json!(["CAP_NET_BIND_SERVICE"]));
-    let one = json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsUser": 1 } });
-    let spec = spec_json(one, json!({})).unwrap();
+    let container =
+        json!({ "name": "web", "command": ["/c"], "securityContext": { "runAsUser": 1 } });
+    let spec = spec_json(container, json!({})).unwrap();
     assert_eq!(spec["process"]["capabilities"]["effective"], json!([]));
 }
 
 #[test]
 fn volumes_are_mounted_where_asked() {
     let mount = json!({ "name": "data", "mountPath": "/data", "readOnly": true, "subPath": "x" });
-    let one = json!({ "name": "web", "command": ["/c"], "volumeMounts": [mount] });
-    let spec = spec_json(one, json!({})).unwrap();
+    let container = json!({ "name": "web", "command": ["/c"], "volumeMounts": [mount] });
+    let spec = spec_json(container, json!({})).unwrap();
     let last = spec["mounts"].as_array().unwrap().last().unwrap().clone();
-    let want = json!({
+    let expected = json!({
         "destination": "/data", "type": "bind", "source": "/v/data/x", "options": ["rbind", "ro"],
     });
-    assert_eq!(last, want);
-    let one = json!({
+    assert_eq!(last, expected);
+    let container = json!({
         "name": "web", "command": ["/c"], "volumeMounts": [{ "name": "none", "mountPath": "/x" }],
     });
-    assert_eq!(spec_json(one, json!({})), Err(BundleError::UnknownVolume("none".to_owned())));
+    assert_eq!(spec_json(container, json!({})), Err(BundleError::UnknownVolume("none".to_owned())));
 }
 
 #[test]
@@ -146,16 +151,16 @@ fn limits_are_read_from_resources() {
         "limits": { "cpu": "500m", "memory": "64Mi" }, "requests": { "cpu": "250m" },
     } });
     let limits = parse_limits(&container(one)).unwrap();
-    let want =
+    let expected =
         ContainerLimits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(256) };
-    assert_eq!(limits, want);
+    assert_eq!(limits, expected);
 }
 
 #[test]
 fn what_the_node_does_not_have_is_refused_in_one_line() {
     let source = json!({ "secretKeyRef": { "name": "s", "key": "k" } });
-    let one =
+    let container =
         json!({ "name": "web", "command": ["/c"], "env": [{ "name": "S", "valueFrom": source }] });
-    let refused = spec_json(one, json!({})).unwrap_err();
+    let refused = spec_json(container, json!({})).unwrap_err();
     assert_eq!(refused.to_string(), "valueFrom of S is not available on the local node");
 }

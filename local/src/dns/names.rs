@@ -67,9 +67,9 @@ mod tests {
     fn a_service_is_found_in_any_case_with_or_without_the_final_dot() {
         let names = names();
         for question in ["hello.default.svc.cluster.local", "Hello.Default.SVC.cluster.LOCAL."] {
-            let found = lookup_name(&names, question);
+            let result = lookup_name(&names, question);
             assert_eq!(
-                found,
+                result,
                 DnsLookup::Addresses(&names[&NamespacedName::new("default", "hello")]),
                 "{question}"
             );

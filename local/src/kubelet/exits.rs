@@ -19,15 +19,15 @@ const REPARENT_RETRY_MS: [u64; 8] = [1, 2, 5, 10, 20, 50, 100, 200];
 
 /// Opens the process of a container that an earlier node process started, if it still runs in the container's cgroup.
 pub(super) fn find_process(
-    shared: &KubeletResources,
+    resources: &KubeletResources,
     uid: &str,
     container: &str,
 ) -> Option<OwnedFd> {
-    let file = shared.layout.bundle(uid, container).join("pid");
+    let file = resources.layout.bundle(uid, container).join("pid");
     let pid: i32 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     let fd = open_process(pid)?;
     // A process that got this pid later is not in this cgroup.
-    let path = shared.layout.container_cgroup(&shared.mounts.v2, uid, container);
+    let path = resources.layout.container_cgroup(&resources.mounts.v2, uid, container);
     let procs = fs::read_to_string(path.join("cgroup.procs")).ok()?;
     procs.lines().any(|line| line == pid.to_string()).then_some(fd)
 }
@@ -39,8 +39,8 @@ pub(super) fn find_process(
 ///
 /// Only children in a pod's cgroup are reaped, except a container's own process. That process is the first in its pid
 /// namespace, and its exit code belongs to the task that waits for it.
-pub(super) fn reap_helpers(shared: &KubeletResources) {
-    let pods = shared.layout.pods_cgroup(Path::new("/"));
+pub(super) fn reap_helpers(resources: &KubeletResources) {
+    let pods = resources.layout.pods_cgroup(Path::new("/"));
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
     for thread in threads.flatten() {
         let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
@@ -51,7 +51,7 @@ pub(super) fn reap_helpers(shared: &KubeletResources) {
             // runs is found by the next round.
             let runs =
                 matches!(waitid(child(), look | WaitPidFlag::WNOWAIT), Ok(WaitStatus::StillAlive));
-            if !runs && !shared.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
+            if !runs && !resources.runtime.is_exec_process(pid) && is_helper(pid, &pods) {
                 let _ = waitid(child(), look);
             }
         }
@@ -61,43 +61,43 @@ pub(super) fn reap_helpers(shared: &KubeletResources) {
 /// Returns true for a process in a pod's cgroup that is not the first in its pid namespace.
 fn is_helper(pid: i32, pods: &Path) -> bool {
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let own = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
+    let cgroup = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let is_first = |pids: &str| pids.split_whitespace().skip(1).last() == Some("1");
-    own.is_some_and(|own| Path::new(own).starts_with(pods))
+    cgroup.is_some_and(|path| Path::new(path).starts_with(pods))
         && pids.is_some_and(|pids| !is_first(pids))
 }
 
 /// Waits for a container's exit and reports it with code, reason and message.
 pub(super) async fn report_exit(
-    shared: Arc<KubeletResources>,
+    resources: Arc<KubeletResources>,
     reports: mpsc::Sender<PodEventReport>,
     uid: String,
     name: String,
-    at: usize,
+    index: usize,
     fd: Arc<OwnedFd>,
     id: Option<String>,
 ) {
     let code = wait_exit_code(&fd).await.unwrap_or(-1);
     // 137 alone is any SIGKILL; only with a kill counted in the cgroup was it the kernel, for lack of memory.
-    let oom = code == 137 && shared.mounts.oom_kills(&shared.layout, &uid, &name) > 0;
+    let oom = code == 137 && resources.mounts.oom_kills(&resources.layout, &uid, &name) > 0;
     let reason = match code {
         _ if oom => "OOMKilled",
         0 => "Completed",
         _ => "Error",
     };
-    let message = logs::exit_message(&shared.layout, &uid, &name);
+    let message = logs::exit_message(&resources.layout, &uid, &name);
     // Without this file no later node process takes another process with the same pid for the container.
-    let _ = fs::remove_file(shared.layout.bundle(&uid, &name).join("pid"));
+    let _ = fs::remove_file(resources.layout.bundle(&uid, &name).join("pid"));
     if let Some(id) = id {
-        let _ = shared.runtime.delete(id).await;
+        let _ = resources.runtime.delete(id).await;
     }
     let exit = ContainerExit { code, reason: reason.to_owned(), message };
     let _ = reports
         .send(PodEventReport {
             uid,
-            event: PodEvent::Exited { at, exit },
+            event: PodEvent::Exited { index, exit },
             resource: EventResource::None,
         })
         .await;

@@ -68,7 +68,7 @@ pub(super) fn error_chain(error: &dyn Error) -> String {
 /// Parameters of one start, in addition to the order.
 #[derive(Debug)]
 pub(super) struct ContainerStartRequest {
-    pub(super) at: usize,
+    pub(super) index: usize,
     pub(super) attempt: u32,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) image: UnpackedImage,
@@ -81,28 +81,28 @@ pub(super) fn container_id(uid: &str, container: &str, attempt: u32) -> String {
 }
 
 /// Creates a pod's folders and its cgroup; the agent watches for the cgroup.
-pub(super) fn create_folders(shared: &KubeletResources, order: &LocalPodSpec) -> io::Result<()> {
-    let layout = &shared.layout;
-    fs::create_dir_all(layout.pod_cgroup(&shared.mounts.v2, &order.uid))?;
+pub(super) fn create_folders(resources: &KubeletResources, order: &LocalPodSpec) -> io::Result<()> {
+    let layout = &resources.layout;
+    fs::create_dir_all(layout.pod_cgroup(&resources.mounts.v2, &order.uid))?;
     fs::create_dir_all(layout.pod(&order.uid))?;
     fs::create_dir_all(layout.pod_logs(&order.revision.namespace, &order.name))
 }
 
 /// Takes a network made ahead and publishes its namespace for the pod.
 pub(super) async fn create_network(
-    shared: Arc<KubeletResources>,
+    resources: Arc<KubeletResources>,
     uid: String,
 ) -> (PodEvent, EventResource) {
     let begin = Instant::now();
-    let path = shared.layout.pod_namespace(&uid);
-    let network = match shared.networks.acquire().await {
+    let path = resources.layout.pod_namespace(&uid);
+    let network = match resources.networks.acquire().await {
         Ok(network) => network,
         Err(error) => return (PodEvent::NetworkFailed(error_chain(&error)), EventResource::None),
     };
     // An attempt that failed, or a crash, may have left a mount at this path.
     net::unpublish(&path);
     if let Err(error) = net::publish(network.namespace.as_fd(), &path) {
-        shared.networks.release(network.address).await;
+        resources.networks.release(network.address).await;
         return (PodEvent::NetworkFailed(error_chain(&error)), EventResource::None);
     }
     let took_us = begin.elapsed().as_micros() as u64;
@@ -115,48 +115,48 @@ pub(super) async fn create_network(
 
 /// Starts one container and reports the result as an event.
 pub(super) async fn start_container(
-    shared: &Arc<KubeletResources>,
-    work: &Arc<PreparedOrder>,
-    asked: ContainerStartRequest,
+    resources: &Arc<KubeletResources>,
+    prepared: &Arc<PreparedOrder>,
+    request: ContainerStartRequest,
 ) -> (PodEvent, EventResource) {
-    let (at, ordered) = (asked.at, asked.ordered_at);
+    let (index, ordered) = (request.index, request.ordered_at);
     let begin = Instant::now();
     // Here, not on the runtime's threads: they see another /sys/fs/cgroup, and not the mount of the pod's namespace.
-    let born = create_cgroup(shared, work, at).and_then(|cgroup| {
-        let network = net::open_namespace(&shared.layout.pod_namespace(&work.order.uid))?;
+    let created = create_cgroup(resources, prepared, index).and_then(|cgroup| {
+        let network = net::open_namespace(&resources.layout.pod_namespace(&prepared.order.uid))?;
         Ok((cgroup, network))
     });
     let prepare = {
-        let (shared, work) = (Arc::clone(shared), Arc::clone(work));
-        move || prepare_bundle(&shared, &work, &asked, born?)
+        let (resources, prepared) = (Arc::clone(resources), Arc::clone(prepared));
+        move || prepare_bundle(&resources, &prepared, &request, created?)
     };
-    match shared.runtime.run_container(prepare).await {
+    match resources.runtime.run_container(prepare).await {
         Ok(launched) => {
-            log_start(shared, work, at, &launched, ordered, begin);
-            (PodEvent::Started { at }, EventResource::Process(Arc::new(launched.pidfd)))
+            log_start(resources, prepared, index, &launched, ordered, begin);
+            (PodEvent::Started { index }, EventResource::Process(Arc::new(launched.pidfd)))
         }
         Err(error) => {
             let (reason, message) = (error.reason().to_owned(), error_chain(&error));
-            (PodEvent::StartFailed { at, reason, message }, EventResource::None)
+            (PodEvent::StartFailed { index, reason, message }, EventResource::None)
         }
     }
 }
 
 fn log_start(
-    shared: &KubeletResources,
-    work: &PreparedOrder,
-    at: usize,
+    resources: &KubeletResources,
+    prepared: &PreparedOrder,
+    index: usize,
     launched: &LaunchedContainer,
     ordered: Instant,
     begin: Instant,
 ) {
     let micros = |duration: Duration| duration.as_micros() as u64;
     info!(
-        pod = work.order.name,
-        uid = work.order.uid,
-        container = work.containers[at].name,
+        pod = prepared.order.name,
+        uid = prepared.order.uid,
+        container = prepared.containers[index].name,
         pid = launched.process.pid,
-        runtime = shared.runtime.name(),
+        runtime = resources.runtime.name(),
         mount_us = micros(launched.mount_time),
         runtime_us = micros(launched.runtime_time),
         start_us = micros(begin.elapsed()),
@@ -167,31 +167,35 @@ fn log_start(
 
 /// Creates a container's cgroup with its limits.
 fn create_cgroup(
-    shared: &KubeletResources,
-    work: &PreparedOrder,
-    at: usize,
+    resources: &KubeletResources,
+    prepared: &PreparedOrder,
+    index: usize,
 ) -> Result<ContainerCgroup, ContainerStartError> {
-    let container = &work.containers[at];
+    let container = &prepared.containers[index];
     let limits = bundle::parse_limits(container)?;
-    let made =
-        shared.mounts.create_container(&shared.layout, &work.order.uid, &container.name, limits);
-    Ok(made?)
+    let result = resources.mounts.create_container(
+        &resources.layout,
+        &prepared.order.uid,
+        &container.name,
+        limits,
+    );
+    Ok(result?)
 }
 
 /// Writes all files that a container needs; runs on a thread of the runtime.
 fn prepare_bundle(
-    shared: &KubeletResources,
-    work: &PreparedOrder,
-    asked: &ContainerStartRequest,
-    (born, joined): (ContainerCgroup, OwnedFd),
+    resources: &KubeletResources,
+    prepared: &PreparedOrder,
+    request: &ContainerStartRequest,
+    (container_cgroup, network_namespace): (ContainerCgroup, OwnedFd),
 ) -> Result<ContainerLaunch, ContainerStartError> {
-    let (order, container) = (&work.order, &work.containers[asked.at]);
-    let (layout, uid) = (&shared.layout, order.uid.as_str());
+    let (order, container) = (&prepared.order, &prepared.containers[request.index]);
+    let (layout, uid) = (&resources.layout, order.uid.as_str());
     let bundle = layout.bundle(uid, &container.name);
     let etc = layout.pod(uid);
     fs::create_dir_all(&bundle).map_err(file_error(&bundle))?;
     let namespace = &order.revision.namespace;
-    write_file(&etc.join("hosts"), &bundle::hosts_file(&order.name, &asked.addresses))?;
+    write_file(&etc.join("hosts"), &bundle::hosts_file(&order.name, &request.addresses))?;
     write_file(&etc.join("resolv.conf"), &crate::dns::resolv_conf(DNS_ADDRESS.into(), namespace))?;
     write_file(&etc.join("hostname"), &format!("{}\n", bundle::hostname(&order.name)))?;
     let termination_log = bundle.join("termination-log");
@@ -199,19 +203,19 @@ fn prepare_bundle(
     // The container may run as any user, and the kubelet too lets each of them write the message.
     let anyone = fs::Permissions::from_mode(0o666);
     fs::set_permissions(&termination_log, anyone).map_err(file_error(&termination_log))?;
-    let volumes = volume_folders(shared, order)?;
-    let read = |name: &str| fs::read_to_string(asked.image.rootfs.join(name)).unwrap_or_default();
+    let volumes = volume_folders(resources, order)?;
+    let read = |name: &str| fs::read_to_string(request.image.rootfs.join(name)).unwrap_or_default();
     let (passwd, group) = (read("etc/passwd"), read("etc/group"));
     let cgroup = layout.container_cgroup(Path::new(""), uid, &container.name);
     // The runtime's mount namespace lacks the pod's mount point, so it opens this process's descriptor.
-    let network = format!("/proc/{}/fd/{}", std::process::id(), joined.as_raw_fd());
+    let network = format!("/proc/{}/fd/{}", std::process::id(), network_namespace.as_raw_fd());
     let network = PathBuf::from(network);
-    let around = BundleContext {
+    let context = BundleContext {
         uid,
         pod: &order.name,
         namespace,
         labels: &order.labels,
-        addresses: &asked.addresses,
+        addresses: &request.addresses,
         network: &network,
         rootfs: &bundle.join("rootfs"),
         etc: &etc,
@@ -221,8 +225,8 @@ fn prepare_bundle(
         passwd: &passwd,
         group: &group,
     };
-    let config = asked.image.config.config().as_ref();
-    let spec = bundle::build_spec(&order.spec, container, config, &around)?;
+    let config = request.image.config.config().as_ref();
+    let spec = bundle::build_spec(&order.spec, container, config, &context)?;
     let text =
         serde_json::to_string(&spec).map_err(|error| BundleError::Spec(error.to_string()))?;
     write_file(&bundle.join("config.json"), &text)?;
@@ -230,14 +234,14 @@ fn prepare_bundle(
     record_log_start(&bundle, &log)?;
     let user = spec.process().as_ref().map_or(0, |process| process.user().uid());
     Ok(ContainerLaunch {
-        id: container_id(uid, &container.name, asked.attempt),
-        image: asked.image.rootfs.clone(),
+        id: container_id(uid, &container.name, request.attempt),
+        image: request.image.rootfs.clone(),
         writable_layer: layout.pod_data(uid).join("layers").join(&container.name),
         bundle,
         log,
         user,
-        cgroup: born,
-        network: joined,
+        cgroup: container_cgroup,
+        network: network_namespace,
     })
 }
 
@@ -257,17 +261,17 @@ fn record_log_start(bundle: &Path, log: &Path) -> Result<(), ContainerStartError
 
 /// Returns the folders behind a pod's volumes, and creates those of `emptyDir`.
 fn volume_folders(
-    shared: &KubeletResources,
+    resources: &KubeletResources,
     order: &LocalPodSpec,
 ) -> Result<std::collections::BTreeMap<String, PathBuf>, ContainerStartError> {
-    let folder = shared.layout.pod_data(&order.uid).join("volumes");
+    let folder = resources.layout.pod_data(&order.uid).join("volumes");
     let source = |volume: &Volume| -> Result<(String, PathBuf), ContainerStartError> {
         if let Some(host) = &volume.host_path {
             return Ok((volume.name.clone(), PathBuf::from(&host.path)));
         }
         if volume.empty_dir.is_none() {
-            let what = format!("the kind of volume {}", volume.name);
-            return Err(BundleError::Unsupported(what).into());
+            let description = format!("the kind of volume {}", volume.name);
+            return Err(BundleError::Unsupported(description).into());
         }
         let path = folder.join(&volume.name);
         fs::create_dir_all(&path).map_err(file_error(&path))?;
@@ -284,13 +288,13 @@ fn write_file(path: &Path, text: &str) -> Result<(), ContainerStartError> {
 
 /// Removes everything of a pod but its logs.
 pub(super) async fn remove_pod(
-    shared: Arc<KubeletResources>,
+    resources: Arc<KubeletResources>,
     uid: String,
     address: Option<PodAddress>,
 ) -> (PodEvent, EventResource) {
-    let worker = Arc::clone(&shared);
+    let worker = Arc::clone(&resources);
     let pod = uid.clone();
-    let done = tokio::task::spawn_blocking(move || {
+    let result = tokio::task::spawn_blocking(move || {
         let layout = &worker.layout;
         net::unpublish(&layout.pod_namespace(&pod));
         worker.mounts.remove_pod(layout, &pod);
@@ -304,10 +308,10 @@ pub(super) async fn remove_pod(
         }
     });
     // A panic leaves files behind, but the pod must still end and its address be released.
-    let _ = done.await;
+    let _ = result.await;
     // Only now: while the namespace is published, its address is in use.
     if let Some(address) = address {
-        shared.networks.release(address).await;
+        resources.networks.release(address).await;
     }
     (PodEvent::Removed, EventResource::None)
 }

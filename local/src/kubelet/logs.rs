@@ -42,8 +42,8 @@ fn rotate_log(log: &Path) -> std::io::Result<()> {
     // A container may have written many times the limit since the last check; only the end is kept.
     let begin = file.metadata()?.len().saturating_sub(MAX_LOG_BYTES);
     file.seek(SeekFrom::Start(begin))?;
-    let mut kept = File::create(log.with_extension("log.1"))?;
-    let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MAX_LOG_BYTES), &mut kept);
+    let mut rotated = File::create(log.with_extension("log.1"))?;
+    let copied = std::io::copy(&mut Read::by_ref(&mut file).take(MAX_LOG_BYTES), &mut rotated);
     // Truncated even if the copy fails for lack of room: the log must not grow forever.
     file.set_len(0)?;
     copied.map(drop)

@@ -41,17 +41,21 @@ impl ManagedPod {
             Some("Always") => ContainerRole::Sidecar,
             _ => ContainerRole::Init,
         };
-        let inits = spec.init_containers.iter().flatten().map(|one| (one, init(one)));
-        let all = inits.chain(spec.containers.iter().map(|one| (one, ContainerRole::Main)));
+        let inits =
+            spec.init_containers.iter().flatten().map(|container| (container, init(container)));
+        let containers =
+            inits.chain(spec.containers.iter().map(|container| (container, ContainerRole::Main)));
         let readiness = order.kubelet_probes;
-        let plans = all.clone().map(|(one, role)| ContainerPlan {
-            name: one.name.clone(),
-            image: one.image.clone().unwrap_or_default(),
+        let plans = containers.clone().map(|(container, role)| ContainerPlan {
+            name: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
             role,
-            is_probed: one.startup_probe.is_some() || (readiness && one.readiness_probe.is_some()),
+            is_probed: container.startup_probe.is_some()
+                || (readiness && container.readiness_probe.is_some()),
         });
         let pod = PodStateMachine::new(restart, grace, plans.collect());
-        let containers: Vec<Container> = all.map(|(one, _)| one.clone()).collect();
+        let containers: Vec<Container> =
+            containers.map(|(container, _)| container.clone()).collect();
         let count = containers.len();
         let prepared = Arc::new(PreparedOrder { order, containers });
         Self {
@@ -69,29 +73,29 @@ impl ManagedPod {
     pub(super) fn store_resource(&mut self, event: &PodEvent, extra: EventResource) {
         match (event, extra) {
             (_, EventResource::Address(address)) => self.address = Some(address),
-            (PodEvent::ImageReady { at, .. }, EventResource::Image(image)) => {
-                self.images[*at] = Some(image)
+            (PodEvent::ImageReady { index, .. }, EventResource::Image(image)) => {
+                self.images[*index] = Some(image)
             }
-            (PodEvent::Started { at }, EventResource::Process(fd)) => {
-                self.processes[*at] = Some(fd)
+            (PodEvent::Started { index }, EventResource::Process(fd)) => {
+                self.processes[*index] = Some(fd)
             }
-            (PodEvent::Exited { at, .. }, _) => self.processes[*at] = None,
+            (PodEvent::Exited { index, .. }, _) => self.processes[*index] = None,
             _ => {}
         }
     }
 
     /// Returns the restarts of all containers, init containers first.
     pub(super) fn restart_counts(&self) -> Vec<u32> {
-        (0..self.prepared.containers.len()).map(|at| self.pod.restarts(at)).collect()
+        (0..self.prepared.containers.len()).map(|index| self.pod.restarts(index)).collect()
     }
 
     /// Returns the state to be written to disk.
     pub(super) fn to_saved(&self) -> SavedPod {
-        let kept = |at| {
-            let ProbeResults { started, ready } = self.pod.probe_results(at);
-            saved_state::SavedContainer { restarts: self.pod.restarts(at), started, ready }
+        let save_container = |index| {
+            let ProbeResults { started, ready } = self.pod.probe_results(index);
+            saved_state::SavedContainer { restarts: self.pod.restarts(index), started, ready }
         };
-        let containers = (0..self.prepared.containers.len()).map(kept);
+        let containers = (0..self.prepared.containers.len()).map(save_container);
         SavedPod {
             order: self.prepared.order.clone(),
             address: self.address,
@@ -111,8 +115,8 @@ impl ManagedPod {
     }
 
     /// Returns the signal that asks a container to end: the image's `STOPSIGNAL`, else SIGTERM.
-    pub(super) fn stop_signal(&self, at: usize) -> i32 {
-        let config = self.images[at].as_ref().and_then(|image| image.config.config().as_ref());
+    pub(super) fn stop_signal(&self, index: usize) -> i32 {
+        let config = self.images[index].as_ref().and_then(|image| image.config.config().as_ref());
         let name = config.and_then(|config| config.stop_signal().as_deref());
         name.and_then(sys::signal_number).unwrap_or(libc::SIGTERM)
     }

@@ -12,7 +12,7 @@ pub(super) enum ProbeAction {
     /// Run a command inside the container; it passes when it exits with 0.
     Exec(Vec<String>),
     /// Send a request to the pod's own address, at this port.
-    Network { how: ProbeHandler, port: u16 },
+    Network { handler: ProbeHandler, port: u16 },
 }
 
 /// A probe with Kubernetes' defaults filled in.
@@ -51,7 +51,7 @@ impl ContainerProbes {
     ) -> Result<Self, String> {
         let spec = |kind: &str, probe: Option<&Probe>| {
             let spec = probe.map(|probe| ProbeSpec::from_probe(probe, container));
-            spec.transpose().map_err(|trouble| format!("{kind} probe: {trouble}"))
+            spec.transpose().map_err(|error| format!("{kind} probe: {error}"))
         };
         let readiness = container.readiness_probe.as_ref().filter(|_| tells_readiness);
         Ok(Self {
@@ -65,10 +65,10 @@ impl ContainerProbes {
 impl ProbeSpec {
     /// Fills in the defaults of Kubernetes' API (`pkg/apis/core/v1/defaults.go`, `SetDefaults_Probe`).
     fn from_probe(probe: &Probe, container: &Container) -> Result<Self, String> {
-        let positive = |value: Option<i32>, usual: u32| {
-            value.and_then(|it| u32::try_from(it).ok()).filter(|it| *it > 0).unwrap_or(usual)
+        let positive = |value: Option<i32>, default: u32| {
+            value.and_then(|it| u32::try_from(it).ok()).filter(|it| *it > 0).unwrap_or(default)
         };
-        let seconds = |value, usual| Duration::from_secs(positive(value, usual).into());
+        let seconds = |value, default| Duration::from_secs(positive(value, default).into());
         Ok(Self {
             action: parse_action(probe, container)?,
             initial_delay: seconds(probe.initial_delay_seconds, 0),
@@ -105,24 +105,24 @@ fn parse_action(probe: &Probe, container: &Container) -> Result<ProbeAction, Str
     if let Some(exec) = &probe.exec {
         return Ok(ProbeAction::Exec(exec.command.clone().unwrap_or_default()));
     }
-    let (how, port) = if let Some(http) = &probe.http_get {
+    let (handler, port) = if let Some(http) = &probe.http_get {
         (parse_http(http), resolve_port(&http.port, container)?)
     } else if let Some(tcp) = &probe.tcp_socket {
         (ProbeHandler::Tcp, resolve_port(&tcp.port, container)?)
     } else if let Some(grpc) = &probe.grpc {
-        let how = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
-        (how, resolve_port(&IntOrString::Int(grpc.port), container)?)
+        let handler = ProbeHandler::Grpc { service: grpc.service.clone().unwrap_or_default() };
+        (handler, resolve_port(&IntOrString::Int(grpc.port), container)?)
     } else {
         return Err("it asks nothing".to_owned());
     };
-    Ok(ProbeAction::Network { how, port })
+    Ok(ProbeAction::Network { handler, port })
 }
 
 fn parse_http(http: &HTTPGetAction) -> ProbeHandler {
     let headers = http.http_headers.iter().flatten();
     ProbeHandler::Http {
         path: http.path.clone().unwrap_or_default(),
-        headers: headers.map(|one| (one.name.clone(), one.value.clone())).collect(),
+        headers: headers.map(|header| (header.name.clone(), header.value.clone())).collect(),
         host: http.host.clone().unwrap_or_default(),
         https: http.scheme.as_deref().is_some_and(|it| it.eq_ignore_ascii_case("https")),
     }
@@ -132,7 +132,7 @@ fn parse_http(http: &HTTPGetAction) -> ProbeHandler {
 fn resolve_port(written: &IntOrString, container: &Container) -> Result<u16, String> {
     let mut ports = container.ports.iter().flatten();
     let number = |port: &ContainerPort| port.container_port;
-    let found = match written {
+    let port = match written {
         IntOrString::Int(0) => ports.next().map(number),
         IntOrString::Int(number) => Some(*number),
         IntOrString::String(name) => {
@@ -141,8 +141,8 @@ fn resolve_port(written: &IntOrString, container: &Container) -> Result<u16, Str
             named.or_else(|| name.parse().ok())
         }
     };
-    let found = found.and_then(|port| u16::try_from(port).ok());
-    found.ok_or_else(|| format!("container {} has no port {written:?}", container.name))
+    let port = port.and_then(|port| u16::try_from(port).ok());
+    port.ok_or_else(|| format!("container {} has no port {written:?}", container.name))
 }
 
 #[cfg(test)]
@@ -167,16 +167,18 @@ mod tests {
     fn every_kind_of_probe_is_asked() {
         let command = |it: &str| ProbeAction::Exec(vec![it.to_owned()]);
         assert_eq!(action_of(r#"{"exec": {"command": ["/bin/true"]}}"#), command("/bin/true"));
-        let tcp = ProbeAction::Network { how: ProbeHandler::Tcp, port: 9090 };
+        let tcp = ProbeAction::Network { handler: ProbeHandler::Tcp, port: 9090 };
         assert_eq!(action_of(r#"{"tcpSocket": {"port": 9090}}"#), tcp);
-        let how = ProbeHandler::Grpc { service: "main".to_owned() };
-        let grpc = ProbeAction::Network { how, port: 8080 };
+        let handler = ProbeHandler::Grpc { service: "main".to_owned() };
+        let grpc = ProbeAction::Network { handler, port: 8080 };
         assert_eq!(action_of(r#"{"grpc": {"port": 0, "service": "main"}}"#), grpc);
-        let ProbeAction::Network { how: ProbeHandler::Http { path, https, headers, host }, port } =
-            action_of(
-                r#"{"httpGet": {"port": 1, "path": "/a", "scheme": "https", "host": "h",
+        let ProbeAction::Network {
+            handler: ProbeHandler::Http { path, https, headers, host },
+            port,
+        } = action_of(
+            r#"{"httpGet": {"port": 1, "path": "/a", "scheme": "https", "host": "h",
                 "httpHeaders": [{"name": "a", "value": "b"}]}}"#,
-            )
+        )
         else {
             panic!("not asked in HTTP")
         };
@@ -193,29 +195,29 @@ mod tests {
                 other => panic!("{other:?}"),
             })
         };
-        for (written, want) in
+        for (written, expected) in
             [("0", 8080), ("9090", 9090), (r#""http1""#, 8080), (r#""9091""#, 9091)]
         {
-            assert_eq!(port(written), Ok(want), "{written}");
+            assert_eq!(port(written), Ok(expected), "{written}");
         }
-        let trouble = port(r#""no""#).expect_err("there is no such port");
-        assert!(trouble.starts_with("liveness probe: container web has no port"), "{trouble}");
+        let error = port(r#""no""#).expect_err("there is no such port");
+        assert!(error.starts_with("liveness probe: container web has no port"), "{error}");
     }
 
     #[test]
     fn readiness_is_probed_only_where_the_node_reports_it() {
         let text = r#"{"name": "web", "readinessProbe": {"tcpSocket": {"port": 1}}}"#;
-        let asked = |tells| {
+        let is_readiness_probed = |tells| {
             ContainerProbes::from_container(&container(text), tells).expect("it can be asked")
         };
-        assert!(asked(true).readiness.is_some());
-        assert_eq!(asked(false), ContainerProbes::default());
+        assert!(is_readiness_probed(true).readiness.is_some());
+        assert_eq!(is_readiness_probed(false), ContainerProbes::default());
     }
 
     #[test]
     fn absent_and_zero_mean_kubernetes_defaults() {
-        let want = ProbeSpec {
-            action: ProbeAction::Network { how: ProbeHandler::Tcp, port: 1 },
+        let expected = ProbeSpec {
+            action: ProbeAction::Network { handler: ProbeHandler::Tcp, port: 1 },
             initial_delay: Duration::ZERO,
             period: Duration::from_secs(10),
             timeout: Duration::from_secs(1),
@@ -226,8 +228,8 @@ mod tests {
         let absent = r#"{"tcpSocket": {"port": 1}}"#;
         let zero = r#"{"tcpSocket": {"port": 1}, "periodSeconds": 0, "timeoutSeconds": 0,
             "successThreshold": 0, "failureThreshold": 0, "initialDelaySeconds": 0}"#;
-        assert_eq!(liveness(absent), Ok(Some(want.clone())));
-        assert_eq!(liveness(zero), Ok(Some(want)));
+        assert_eq!(liveness(absent), Ok(Some(expected.clone())));
+        assert_eq!(liveness(zero), Ok(Some(expected)));
     }
 
     #[test]
@@ -236,8 +238,8 @@ mod tests {
         let spec = liveness(text).expect("it can be asked").expect("there is one");
         let mut row = ProbeStreak::default();
         let results = [true, false, true, true, true, false, false];
-        let seen = results.map(|passed| row.record(&spec, passed));
+        let outcomes = results.map(|passed| row.record(&spec, passed));
         let (no, yes, failed) = (None, Some(true), Some(false));
-        assert_eq!(seen, [no, no, no, yes, yes, no, failed]);
+        assert_eq!(outcomes, [no, no, no, yes, yes, no, failed]);
     }
 }

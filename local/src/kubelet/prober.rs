@@ -32,7 +32,7 @@ const DEFAULT_GRACE_PERIOD_S: i64 = 30;
 
 /// One run of a container, from its start to its exit.
 pub(super) struct ContainerRun {
-    pub(super) at: usize,
+    pub(super) index: usize,
     /// Number of restarts before this run.
     pub(super) attempt: u32,
     pub(super) pidfd: Arc<OwnedFd>,
@@ -43,35 +43,37 @@ pub(super) struct ContainerRun {
 
 /// Probes one run of a container until its process has ended; stops it when startup or liveness probe fails.
 pub(super) async fn probe_container(
-    shared: Arc<KubeletResources>,
-    work: Arc<PreparedOrder>,
+    resources: Arc<KubeletResources>,
+    prepared: Arc<PreparedOrder>,
     reports: mpsc::Sender<PodEventReport>,
     run: ContainerRun,
 ) {
-    let began = Instant::now();
-    let (pod, container) = (&work.order.name, &work.containers[run.at]);
-    let probes = match ContainerProbes::from_container(container, work.order.kubelet_probes) {
+    let started_at = Instant::now();
+    let (pod, container) = (&prepared.order.name, &prepared.containers[run.index]);
+    let probes = match ContainerProbes::from_container(container, prepared.order.kubelet_probes) {
         Ok(probes) => probes,
         // As on Kubernetes, such a container counts as not started or not ready, and is never stopped for it.
-        Err(trouble) => return warn!(pod, container = container.name, trouble, "cannot probe"),
+        Err(error) => {
+            return warn!(pod, container = container.name, trouble = error, "cannot probe");
+        }
     };
     if probes == ContainerProbes::default() {
         return;
     }
     let Some(ip) = run.addresses.iter().copied().find(IpAddr::is_ipv4) else { return };
     // tokio registers a descriptor only once, and the task that reports the exit has registered this one.
-    let watched = run.pidfd.try_clone().and_then(|own| sys::watch_readable(Arc::new(own)));
+    let watched = run.pidfd.try_clone().and_then(|pidfd| sys::watch_readable(Arc::new(pidfd)));
     let watched = match watched {
         Ok(watched) => watched,
         Err(error) => return warn!(pod, %error, "container not probed"),
     };
     let prober = ContainerProber {
-        shared: &shared,
-        prepared: &work,
+        shared: &resources,
+        prepared: &prepared,
         reports,
         run: &run,
         ip,
-        started_at: began,
+        started_at,
     };
     let failed = tokio::select! {
         _ended = watched.readable() => return,
@@ -81,9 +83,9 @@ pub(super) async fn probe_container(
     prober.report_results(ProbeResults::default()).await;
     let grace = prober.terminate_container(&failed);
     if timeout(grace, watched.readable()).await.is_err() {
-        let (uid, container) = (&work.order.uid, &container.name);
+        let (uid, container) = (&prepared.order.uid, &container.name);
         warn!(pod, uid, container, "killed after its grace period");
-        shared.mounts.kill_container(&shared.layout, uid, container);
+        resources.mounts.kill_container(&resources.layout, uid, container);
     }
 }
 
@@ -107,18 +109,19 @@ struct ContainerProber<'a> {
 impl ContainerProber<'_> {
     /// Runs the probes until the startup or the liveness probe has failed.
     async fn run_probes<'a>(&self, probes: &'a ContainerProbes) -> ProbeFailure<'a> {
-        let mut shown = self.run.results;
+        let mut results = self.run.results;
         // A startup probe that an earlier node process saw pass is not run again.
-        if let Some(spec) = probes.startup.as_ref().filter(|_| !shown.started)
-            && let Err(trouble) = ProbeWorker::new(self, spec).next_outcome().await
+        if let Some(spec) = probes.startup.as_ref().filter(|_| !results.started)
+            && let Err(error) = ProbeWorker::new(self, spec).next_outcome().await
         {
-            return ProbeFailure { kind: "startup", spec, error: trouble };
+            return ProbeFailure { kind: "startup", spec, error };
         }
-        shown = ProbeResults { started: true, ready: shown.ready || probes.readiness.is_none() };
-        self.report_results(shown).await;
+        results =
+            ProbeResults { started: true, ready: results.ready || probes.readiness.is_none() };
+        self.report_results(results).await;
         tokio::select! {
             failed = self.watch_liveness(probes.liveness.as_ref()) => failed,
-            never = self.watch_readiness(probes.readiness.as_ref(), shown) => match never {},
+            never = self.watch_readiness(probes.readiness.as_ref(), results) => match never {},
         }
     }
 
@@ -127,8 +130,8 @@ impl ContainerProber<'_> {
         let Some(spec) = spec else { return pending().await };
         let mut series = ProbeWorker::new(self, spec);
         loop {
-            if let Err(trouble) = series.next_outcome().await {
-                return ProbeFailure { kind: "liveness", spec, error: trouble };
+            if let Err(error) = series.next_outcome().await {
+                return ProbeFailure { kind: "liveness", spec, error };
             }
         }
     }
@@ -137,32 +140,32 @@ impl ContainerProber<'_> {
     async fn watch_readiness(
         &self,
         spec: Option<&ProbeSpec>,
-        mut shown: ProbeResults,
+        mut results: ProbeResults,
     ) -> Infallible {
         let Some(spec) = spec else { return pending().await };
         let mut series = ProbeWorker::new(self, spec);
         loop {
-            let verdict = series.next_outcome().await;
-            if verdict.is_ok() == shown.ready {
+            let outcome = series.next_outcome().await;
+            if outcome.is_ok() == results.ready {
                 continue;
             }
-            shown.ready = verdict.is_ok();
-            let trouble = verdict.err().unwrap_or_default();
+            results.ready = outcome.is_ok();
+            let error = outcome.err().unwrap_or_default();
             let (pod, container) = (&self.prepared.order.name, self.container_name());
-            info!(pod, container, ready = shown.ready, trouble, "readiness probed");
-            self.report_results(shown).await;
+            info!(pod, container, ready = results.ready, trouble = error, "readiness probed");
+            self.report_results(results).await;
         }
     }
 
     fn container_name(&self) -> &str {
-        &self.prepared.containers[self.run.at].name
+        &self.prepared.containers[self.run.index].name
     }
 
     /// Reports probe results to the kubelet.
-    async fn report_results(&self, shown: ProbeResults) {
+    async fn report_results(&self, results: ProbeResults) {
         let uid = self.prepared.order.uid.clone();
         let event =
-            PodEvent::ProbesChanged { at: self.run.at, attempt: self.run.attempt, results: shown };
+            PodEvent::ProbesChanged { index: self.run.index, attempt: self.run.attempt, results };
         // The channel is closed once the kubelet has ended; the report is not needed then.
         let _ =
             self.reports.send(PodEventReport { uid, event, resource: EventResource::None }).await;
@@ -170,13 +173,13 @@ impl ContainerProber<'_> {
 
     /// Sends SIGTERM to the container and returns the time that it has to end.
     fn terminate_container(&self, failed: &ProbeFailure<'_>) -> Duration {
-        let ProbeFailure { kind, spec, error: trouble } = failed;
+        let ProbeFailure { kind, spec, error } = failed;
         let (pod, uid, name) =
             (&self.prepared.order.name, &self.prepared.order.uid, self.container_name());
-        info!(pod, uid, container = name, kind, trouble, "container restarted");
-        let words = self.shared.layout.bundle(uid, name).join("termination-log");
+        info!(pod, uid, container = name, kind, trouble = error, "container restarted");
+        let message_file = self.shared.layout.bundle(uid, name).join("termination-log");
         // The status shows this file as the termination message; without it, only the detail is missing.
-        let _ = std::fs::write(words, format!("{kind} probe failed: {trouble}"));
+        let _ = std::fs::write(message_file, format!("{kind} probe failed: {error}"));
         let _gone = sys::pidfd_signal(self.run.pidfd.as_fd(), libc::SIGTERM);
         let pods = self.prepared.order.spec.termination_grace_period_seconds;
         let grace = spec.grace_period_s.or(pods).unwrap_or(DEFAULT_GRACE_PERIOD_S);
@@ -187,16 +190,22 @@ impl ContainerProber<'_> {
     async fn run_attempt(&self, spec: &ProbeSpec) -> Result<(), String> {
         match &spec.action {
             ProbeAction::Exec(command) => self.run_exec_probe(command, spec.timeout).await,
-            ProbeAction::Network { how, port } => {
+            ProbeAction::Network { handler, port } => {
                 let namespace = self.shared.layout.pod_namespace(&self.prepared.order.uid);
-                let at = SocketAddr::new(self.ip, *port);
-                probe::run_probe(how, at, spec.timeout, &PodNamespaceConnector { namespace }).await
+                let address = SocketAddr::new(self.ip, *port);
+                probe::run_probe(
+                    handler,
+                    address,
+                    spec.timeout,
+                    &PodNamespaceConnector { namespace },
+                )
+                .await
             }
         }
     }
 
     /// Runs a probe's command inside the container.
-    async fn run_exec_probe(&self, command: &[String], patience: Duration) -> Result<(), String> {
+    async fn run_exec_probe(&self, command: &[String], timeout: Duration) -> Result<(), String> {
         let (layout, uid) = (&self.shared.layout, &self.prepared.order.uid);
         let cgroup = self.shared.mounts.open_container(layout, uid, self.container_name());
         let exec = ExecRequest {
@@ -205,22 +214,22 @@ impl ContainerProber<'_> {
             command: command.to_vec(),
             cgroup: cgroup.map_err(|error| lifecycle::error_chain(&error))?,
         };
-        let shared = Arc::clone(self.shared);
+        let resources = Arc::clone(self.shared);
         // A task of its own: processes that a command leaves behind are reaped even if this future is dropped.
-        let done = tokio::spawn(async move {
-            let done = shared.runtime.exec(exec, patience).await;
-            if !matches!(&done, Ok(done) if done.code == Some(0)) {
-                super::exits::reap_helpers(&shared);
+        let result = tokio::spawn(async move {
+            let result = resources.runtime.exec(exec, timeout).await;
+            if !matches!(&result, Ok(result) if result.code == Some(0)) {
+                super::exits::reap_helpers(&resources);
             }
-            done
+            result
         });
-        let done = done.await.map_err(|_ended| "the node stops".to_owned())?;
-        let done = done.map_err(|error| lifecycle::error_chain(&error))?;
+        let result = result.await.map_err(|_ended| "the node stops".to_owned())?;
+        let result = result.map_err(|error| lifecycle::error_chain(&error))?;
         let command = command.join(" ");
-        match done.code {
+        match result.code {
             Some(0) => Ok(()),
-            Some(code) => Err(format!("{command:?} exited with {code}: {}", done.output.trim())),
-            None => Err(format!("{command:?} did not end within {patience:?}")),
+            Some(code) => Err(format!("{command:?} exited with {code}: {}", result.output.trim())),
+            None => Err(format!("{command:?} did not end within {timeout:?}")),
         }
     }
 }
@@ -260,13 +269,13 @@ struct PodNamespaceConnector {
 }
 
 impl ProbeConnector for PodNamespaceConnector {
-    async fn connect(&self, at: SocketAddr, _: Duration) -> io::Result<TcpStream> {
+    async fn connect(&self, address: SocketAddr, _: Duration) -> io::Result<TcpStream> {
         let make = || {
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-            let made = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
-            let own = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
-            bind(made.as_raw_fd(), &own)?;
-            Ok::<_, nix::Error>(made)
+            let fd = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+            let local_address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
+            bind(fd.as_raw_fd(), &local_address)?;
+            Ok::<_, nix::Error>(fd)
         };
         let namespace = net::open_namespace(&self.namespace).map_err(io::Error::other)?;
         let inside = move || {
@@ -274,9 +283,9 @@ impl ProbeConnector for PodNamespaceConnector {
             make().map_err(io::Error::from)
         };
         // A thread of its own: it ends with the job, so no other work runs in the pod's namespace.
-        let made = tokio::task::spawn_blocking(|| std::thread::spawn(inside).join()).await;
+        let result = tokio::task::spawn_blocking(|| std::thread::spawn(inside).join()).await;
         let panicked = || io::Error::other("the probe panicked");
-        let made = made.map_err(io::Error::other)?.ok().ok_or_else(panicked)??;
-        TcpSocket::from_std_stream(StdStream::from(made)).connect(at).await
+        let fd = result.map_err(io::Error::other)?.ok().ok_or_else(panicked)??;
+        TcpSocket::from_std_stream(StdStream::from(fd)).connect(address).await
     }
 }

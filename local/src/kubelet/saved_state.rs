@@ -63,10 +63,11 @@ pub(crate) fn save_pod(layout: &NodeLayout, saved: &SavedPod) {
         kubelet_probes: order.kubelet_probes,
         spec: order.spec,
     };
-    let half = path.with_extension("half");
+    let temporary = path.with_extension("half");
     let written = serde_json::to_vec(&text).map_err(std::io::Error::from);
-    let written =
-        written.and_then(|bytes| fs::write(&half, bytes)).and_then(|()| fs::rename(&half, &path));
+    let written = written
+        .and_then(|bytes| fs::write(&temporary, bytes))
+        .and_then(|()| fs::rename(&temporary, &path));
     if let Err(error) = written {
         warn!(path = %path.display(), %error, "pod state not saved");
     }

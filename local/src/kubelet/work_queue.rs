@@ -6,22 +6,22 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// Both maps are walked once, side by side. An order with a pod costs one comparison; its content is not compared.
 pub(super) fn key_difference<'a, K: Ord, H, W>(
-    have: &'a BTreeMap<K, H>,
-    wanted: &'a BTreeMap<K, W>,
+    current: &'a BTreeMap<K, H>,
+    desired: &'a BTreeMap<K, W>,
 ) -> (Vec<&'a K>, Vec<&'a W>) {
-    let (mut have, mut wanted) = (have.keys().peekable(), wanted.iter().peekable());
-    let (mut gone, mut new) = (Vec::new(), Vec::new());
+    let (mut current, mut desired) = (current.keys().peekable(), desired.iter().peekable());
+    let (mut removed, mut new) = (Vec::new(), Vec::new());
     loop {
-        match (have.peek(), wanted.peek()) {
-            (None, None) => return (gone, new),
-            (Some(_), None) => gone.extend(have.next()),
-            (None, Some(_)) => new.extend(wanted.next().map(|(_, order)| order)),
-            (Some(held), Some((uid, _))) => match held.cmp(uid) {
-                std::cmp::Ordering::Less => gone.extend(have.next()),
-                std::cmp::Ordering::Greater => new.extend(wanted.next().map(|(_, order)| order)),
+        match (current.peek(), desired.peek()) {
+            (None, None) => return (removed, new),
+            (Some(_), None) => removed.extend(current.next()),
+            (None, Some(_)) => new.extend(desired.next().map(|(_, order)| order)),
+            (Some(managed_pod), Some((uid, _))) => match managed_pod.cmp(uid) {
+                std::cmp::Ordering::Less => removed.extend(current.next()),
+                std::cmp::Ordering::Greater => new.extend(desired.next().map(|(_, order)| order)),
                 std::cmp::Ordering::Equal => {
-                    have.next();
-                    wanted.next();
+                    current.next();
+                    desired.next();
                 }
             },
         }
@@ -142,69 +142,75 @@ mod tests {
 
     #[test]
     fn what_differs_is_found_in_one_walk() {
-        let have: BTreeMap<_, ()> = (0..1_000).map(|at| (CountedKey(at), ())).collect();
-        let wanted: BTreeMap<_, _> = (2..1_001).map(|at| (CountedKey(at), at)).collect();
+        let current: BTreeMap<_, ()> = (0..1_000).map(|at| (CountedKey(at), ())).collect();
+        let desired: BTreeMap<_, _> =
+            (2..1_001).map(|number| (CountedKey(number), number)).collect();
         let walk = count_comparisons(|| {
-            let (gone, new) = key_difference(&have, &wanted);
-            assert_eq!((gone, new), (vec![&CountedKey(0), &CountedKey(1)], vec![&1_000]));
+            let (removed, new) = key_difference(&current, &desired);
+            assert_eq!((removed, new), (vec![&CountedKey(0), &CountedKey(1)], vec![&1_000]));
         });
         assert!(walk <= 1_000, "{walk}");
         let none = BTreeMap::<CountedKey, u32>::new();
-        assert_eq!(key_difference(&have, &none).0.len(), 1_000);
-        assert_eq!(key_difference(&none, &wanted).1.len(), 999);
-        assert_eq!(key_difference(&have, &have), (vec![], vec![]));
+        assert_eq!(key_difference(&current, &none).0.len(), 1_000);
+        assert_eq!(key_difference(&none, &desired).1.len(), 999);
+        assert_eq!(key_difference(&current, &current), (vec![], vec![]));
     }
 
     #[test]
     fn the_earliest_is_due_first_and_a_new_time_replaces_the_old() {
-        let mut dues = DueQueue::new();
+        let mut due_queue = DueQueue::new();
         for (key, due) in
             [("a", Some(5)), ("b", Some(3)), ("c", Some(4)), ("a", Some(1)), ("b", None)]
         {
-            dues.set(&key, 0, due);
+            due_queue.set(&key, 0, due);
         }
-        assert_eq!(dues.first_due(), Some(1));
+        assert_eq!(due_queue.first_due(), Some(1));
         assert_eq!(
-            (dues.pop_due(0), dues.pop_due(9), dues.pop_due(9), dues.pop_due(9)),
+            (
+                due_queue.pop_due(0),
+                due_queue.pop_due(9),
+                due_queue.pop_due(9),
+                due_queue.pop_due(9)
+            ),
             (None, Some("a"), Some("c"), None)
         );
-        assert!(dues.by_key.is_empty());
+        assert!(due_queue.by_key.is_empty());
     }
 
     #[test]
     fn what_waits_for_something_else_than_time_is_not_due() {
-        let mut dues = DueQueue::new();
-        dues.set(&"stuck", 0, Some(5));
-        assert_eq!(dues.pop_due(5), Some("stuck"));
-        dues.set(&"stuck", 5, Some(5));
-        assert_eq!((dues.first_due(), dues.pop_due(9)), (None, None));
+        let mut due_queue = DueQueue::new();
+        due_queue.set(&"stuck", 0, Some(5));
+        assert_eq!(due_queue.pop_due(5), Some("stuck"));
+        due_queue.set(&"stuck", 5, Some(5));
+        assert_eq!((due_queue.first_due(), due_queue.pop_due(9)), (None, None));
     }
 
     #[test]
     fn the_latest_value_of_a_key_is_sent_once_and_last() {
-        let mut news = CoalescingQueue::new();
+        let mut queue = CoalescingQueue::new();
         for (key, value) in [("a", 1), ("b", 2), ("a", 3), ("c", 4)] {
-            news.push(key, value);
+            queue.push(key, value);
         }
-        let said: Vec<_> = std::iter::from_fn(|| news.pop()).collect();
-        assert_eq!(said, [2, 3, 4]);
-        assert!(news.is_empty() && news.sequence_of.is_empty());
+        let sent: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(sent, [2, 3, 4]);
+        assert!(queue.is_empty() && queue.sequence_of.is_empty());
     }
 
     #[test]
     fn the_cost_of_a_step_barely_grows_with_the_pods() {
         let cost = |pods: u32| {
-            let (mut dues, mut news) = (DueQueue::new(), CoalescingQueue::new());
-            for at in 0..pods {
-                dues.set(&CountedKey(at), 0, Some(at + 1));
-                news.push(CountedKey(at), at);
+            let (mut due_queue, mut queue) = (DueQueue::new(), CoalescingQueue::new());
+            for index in 0..pods {
+                due_queue.set(&CountedKey(index), 0, Some(index + 1));
+                queue.push(CountedKey(index), index);
             }
             let middle = CountedKey(pods / 2);
             count_comparisons(|| {
-                dues.set(&middle, 0, Some(pods + 1));
-                dues.pop_due(1);
-                news.push(middle.clone(), 7);
-                news.pop();
+                due_queue.set(&middle, 0, Some(pods + 1));
+                due_queue.pop_due(1);
+                queue.push(middle.clone(), 7);
+                queue.pop();
             })
         };
         // A tree with a hundred times as many entries is about two levels deeper.

@@ -48,10 +48,10 @@ pub(super) async fn connect_namespace(
         .up();
     handle.link().add(veth.build()).execute().await.map_err(link_error("make the cable", name))?;
     // A netlink socket belongs to the namespace in which it is opened. The thread returns before `?` can leave.
-    let home = current_namespace()?;
+    let own_namespace = current_namespace()?;
     enter_namespace(fd)?;
     let inside = connect_netlink();
-    enter_namespace(home.as_fd())?;
+    enter_namespace(own_namespace.as_fd())?;
     set_up_inside(&inside?, name, addresses).await?;
     set_up_bridge_port(handle, name, mac).await?;
     add_neighbour(handle, addresses.0.into(), mac).await?;
@@ -85,8 +85,8 @@ async fn set_up_inside_v6(inside: &Handle, name: &str, v6: Ipv6Addr) -> Result<(
 /// Configures the end at the bridge: frames for `mac` go there, and the bridge answers ARP requests from there.
 async fn set_up_bridge_port(handle: &Handle, name: &str, mac: [u8; 6]) -> Result<(), NetError> {
     let find = link_error("find the cable", name);
-    let mut found = handle.link().get().match_name(name).execute();
-    let Some(port) = found.try_next().await.map_err(find)? else { return Ok(()) };
+    let mut links = handle.link().get().match_name(name).execute();
+    let Some(port) = links.try_next().await.map_err(find)? else { return Ok(()) };
     let index = port.header.index;
     // With `ProxyARPWifi` the bridge answers in place of this port, and then does not forward the request to it.
     // `ProxyARP` would withhold every broadcast and multicast from the port, answered or not: IPv6's neighbour
@@ -95,9 +95,9 @@ async fn set_up_bridge_port(handle: &Handle, name: &str, mac: [u8; 6]) -> Result
     let set = handle.link().set_port(quiet.build()).execute().await;
     set.map_err(link_error("answer for the neighbours", name))?;
     // In a bridge's table "permanent" means an address of the bridge itself, so the state is NOARP.
-    let known = handle.neighbours().add_bridge(index, &mac).state(NeighbourState::Noarp);
-    let known = known.flags(NeighbourFlags::Controller).replace();
-    known.execute().await.map_err(link_error("set the hardware address", name))
+    let neighbour = handle.neighbours().add_bridge(index, &mac).state(NeighbourState::Noarp);
+    let neighbour = neighbour.flags(NeighbourFlags::Controller).replace();
+    neighbour.execute().await.map_err(link_error("set the hardware address", name))
 }
 
 /// Adds a neighbour entry. The index is [`ETH0_INDEX`] both for the bridge in the node and for `eth0` in a namespace.

@@ -21,10 +21,10 @@ fn running(now: Instant) -> PodStateMachine {
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
     assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::CreateNetwork, PodAction::Pull(0)]);
-    assert_eq!(pod.step(now, PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() }), []);
+    assert_eq!(pod.step(now, PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() }), []);
     assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
     assert_eq!(pod.phase(), LocalPodPhase::Pending);
-    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), []);
+    assert_eq!(pod.step(now, PodEvent::Started { index: 0 }), []);
     assert_eq!(pod.phase(), LocalPodPhase::Running);
     pod
 }
@@ -34,7 +34,7 @@ fn restarts_back_off_from_at_once_to_five_minutes_and_forget_after_ten() {
     let mut now = Instant::now();
     let mut pod = running(now);
     for wait in [0, 10, 20, 40, 80, 160, 300, 300] {
-        let actions = pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) });
+        let actions = pod.step(now, PodEvent::Exited { index: 0, exit: exit(1) });
         if wait > 0 {
             assert_eq!(actions, []);
             assert_eq!(pod.next_tick_at(), Some(now + seconds(wait)));
@@ -44,18 +44,18 @@ fn restarts_back_off_from_at_once_to_five_minutes_and_forget_after_ten() {
         } else {
             assert_eq!(actions, [PodAction::Start(0)]);
         }
-        pod.step(now, PodEvent::Started { at: 0 });
+        pod.step(now, PodEvent::Started { index: 0 });
     }
     assert_eq!(pod.restarts(0), 8);
     now += seconds(601);
-    assert_eq!(pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) }), [PodAction::Start(0)]);
+    assert_eq!(pod.step(now, PodEvent::Exited { index: 0, exit: exit(1) }), [PodAction::Start(0)]);
 }
 
 #[test]
 fn a_crashing_container_says_why_it_waits() {
     let now = Instant::now();
     let mut pod = running(now);
-    pod.step(now, PodEvent::Exited { at: 0, exit: exit(3) });
+    pod.step(now, PodEvent::Exited { index: 0, exit: exit(3) });
     let state = LocalContainerState::Waiting {
         reason: "ContainerCreating".to_owned(),
         message: "Error with code 3: no config; started again at once".to_owned(),
@@ -66,8 +66,8 @@ fn a_crashing_container_says_why_it_waits() {
         state,
         "the reason is known while it starts again"
     );
-    pod.step(now, PodEvent::Started { at: 0 });
-    pod.step(now, PodEvent::Exited { at: 0, exit: exit(3) });
+    pod.step(now, PodEvent::Started { index: 0 });
+    pod.step(now, PodEvent::Exited { index: 0, exit: exit(3) });
     let state = LocalContainerState::Waiting {
         reason: "CrashLoopBackOff".to_owned(),
         message: "Error with code 3: no config; started again after 10 s".to_owned(),
@@ -85,7 +85,7 @@ fn a_missing_image_is_asked_for_again_later() {
     pod.step(now, PodEvent::Begin);
     pod.step(now, PodEvent::NetworkReady(Vec::new()));
     let failed = || PodEvent::ImageFailed {
-        at: 0,
+        index: 0,
         reason: "ImagePullBackOff".to_owned(),
         message: "not found".to_owned(),
     };
@@ -94,7 +94,7 @@ fn a_missing_image_is_asked_for_again_later() {
     assert_eq!(pod.step(now + seconds(10), PodEvent::Tick), [PodAction::Pull(0)]);
     pod.step(now + seconds(10), failed());
     assert_eq!(pod.next_tick_at(), Some(now + seconds(30)));
-    let ready = PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() };
+    let ready = PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() };
     assert_eq!(pod.step(now + seconds(30), ready), [PodAction::Start(0)]);
     assert_eq!(pod.restarts(0), 0);
 }
@@ -112,8 +112,8 @@ fn a_stopped_pod_is_asked_then_killed_then_removed() {
     assert_eq!(pod.step(now + seconds(29), PodEvent::Tick), []);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Tick), [PodAction::Kill(0)]);
     assert_eq!(pod.next_tick_at(), None);
-    let gone = PodEvent::Exited { at: 0, exit: exit(137) };
-    assert_eq!(pod.step(now + seconds(30), gone), [PodAction::Remove]);
+    let exited = PodEvent::Exited { index: 0, exit: exit(137) };
+    assert_eq!(pod.step(now + seconds(30), exited), [PodAction::Remove]);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Removed), []);
     assert_eq!(pod.phase(), LocalPodPhase::Removed);
 }
@@ -126,16 +126,16 @@ fn a_pod_stopped_while_it_starts_leaves_nothing_behind() {
     pod.step(now, PodEvent::Begin);
     assert_eq!(pod.step(now, PodEvent::Stop), []);
     assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), []);
-    let image = PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() };
+    let image = PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() };
     assert_eq!(pod.step(now, image), [PodAction::Remove]);
 
     let mut pod =
         PodStateMachine::new(RestartPolicy::Always, None, vec![plan("web", ContainerRole::Main)]);
     pod.step(now, PodEvent::Begin);
     pod.step(now, PodEvent::NetworkReady(Vec::new()));
-    pod.step(now, PodEvent::ImageReady { at: 0, digest: "sha256:1".to_owned() });
+    pod.step(now, PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() });
     assert_eq!(pod.step(now, PodEvent::Stop), []);
-    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), [PodAction::Terminate(0)]);
+    assert_eq!(pod.step(now, PodEvent::Started { index: 0 }), [PodAction::Terminate(0)]);
 }
 
 #[test]
@@ -148,24 +148,27 @@ fn init_containers_run_one_after_another_and_sidecars_stay() {
     ];
     let mut pod = PodStateMachine::new(RestartPolicy::Always, None, plans);
     pod.step(now, PodEvent::Begin);
-    for at in 0..3 {
-        pod.step(now, PodEvent::ImageReady { at, digest: "sha256:1".to_owned() });
+    for index in 0..3 {
+        pod.step(now, PodEvent::ImageReady { index, digest: "sha256:1".to_owned() });
     }
     assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
-    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), []);
-    assert_eq!(pod.step(now, PodEvent::Exited { at: 0, exit: exit(0) }), [PodAction::Start(1)]);
-    assert_eq!(pod.step(now, PodEvent::Started { at: 1 }), [PodAction::Start(2)]);
-    pod.step(now, PodEvent::Started { at: 2 });
+    assert_eq!(pod.step(now, PodEvent::Started { index: 0 }), []);
+    assert_eq!(pod.step(now, PodEvent::Exited { index: 0, exit: exit(0) }), [PodAction::Start(1)]);
+    assert_eq!(pod.step(now, PodEvent::Started { index: 1 }), [PodAction::Start(2)]);
+    pod.step(now, PodEvent::Started { index: 2 });
     assert_eq!(pod.phase(), LocalPodPhase::Running);
     assert_eq!(pod.step(now, PodEvent::Stop), [PodAction::Terminate(2)]);
-    assert_eq!(pod.step(now, PodEvent::Exited { at: 2, exit: exit(0) }), [PodAction::Terminate(1)]);
-    assert_eq!(pod.step(now, PodEvent::Exited { at: 1, exit: exit(0) }), [PodAction::Remove]);
+    assert_eq!(
+        pod.step(now, PodEvent::Exited { index: 2, exit: exit(0) }),
+        [PodAction::Terminate(1)]
+    );
+    assert_eq!(pod.step(now, PodEvent::Exited { index: 1, exit: exit(0) }), [PodAction::Remove]);
 }
 
 #[test]
 fn a_container_that_need_not_run_again_has_ended() {
     let now = Instant::now();
-    for (restart, code, again) in [
+    for (restart, code, restarts) in [
         (RestartPolicy::Always, 0, true),
         (RestartPolicy::OnFailure, 0, false),
         (RestartPolicy::OnFailure, 1, true),
@@ -173,8 +176,8 @@ fn a_container_that_need_not_run_again_has_ended() {
     ] {
         let mut pod = running(now);
         pod.restart = restart;
-        let actions = pod.step(now, PodEvent::Exited { at: 0, exit: exit(code) });
-        assert_eq!(!actions.is_empty(), again, "{restart:?} {code}");
+        let actions = pod.step(now, PodEvent::Exited { index: 0, exit: exit(code) });
+        assert_eq!(!actions.is_empty(), restarts, "{restart:?} {code}");
     }
 }
 
@@ -190,7 +193,7 @@ fn an_adopted_container_is_not_started_twice() {
 }
 
 fn probed(attempt: u32, started: bool, ready: bool) -> PodEvent {
-    PodEvent::ProbesChanged { at: 0, attempt, results: ProbeResults { started, ready } }
+    PodEvent::ProbesChanged { index: 0, attempt, results: ProbeResults { started, ready } }
 }
 
 /// Returns a pod of a probed sidecar and a main container; images and network are ready.
@@ -202,8 +205,8 @@ fn beside_a_probed_sidecar(now: Instant) -> PodStateMachine {
         vec![sidecar, plan("web", ContainerRole::Main)],
     );
     pod.step(now, PodEvent::Begin);
-    for at in [0, 1] {
-        pod.step(now, PodEvent::ImageReady { at, digest: "sha256:1".to_owned() });
+    for index in [0, 1] {
+        pod.step(now, PodEvent::ImageReady { index, digest: "sha256:1".to_owned() });
     }
     assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
     pod
@@ -214,7 +217,7 @@ fn a_pod_without_probes_is_ready_with_its_processes() {
     let now = Instant::now();
     let mut pod = running(now);
     assert!(pod.is_ready());
-    pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) });
+    pod.step(now, PodEvent::Exited { index: 0, exit: exit(1) });
     assert!(!pod.is_ready());
 }
 
@@ -222,9 +225,9 @@ fn a_pod_without_probes_is_ready_with_its_processes() {
 fn what_comes_after_a_sidecar_waits_for_its_startup_probe_and_the_pod_for_its_readiness() {
     let now = Instant::now();
     let mut pod = beside_a_probed_sidecar(now);
-    assert_eq!(pod.step(now, PodEvent::Started { at: 0 }), [], "it may not have started yet");
+    assert_eq!(pod.step(now, PodEvent::Started { index: 0 }), [], "it may not have started yet");
     assert_eq!(pod.step(now, probed(0, true, false)), [PodAction::Start(1)]);
-    pod.step(now, PodEvent::Started { at: 1 });
+    pod.step(now, PodEvent::Started { index: 1 });
     assert!(!pod.is_ready());
     pod.step(now, probed(0, true, true));
     assert!(pod.is_ready());
@@ -237,11 +240,11 @@ fn what_comes_after_a_sidecar_waits_for_its_startup_probe_and_the_pod_for_its_re
 fn what_an_earlier_run_has_shown_counts_for_nothing() {
     let now = Instant::now();
     let mut pod = beside_a_probed_sidecar(now);
-    pod.step(now, PodEvent::Started { at: 0 });
+    pod.step(now, PodEvent::Started { index: 0 });
     pod.step(now, probed(0, true, true));
-    pod.step(now, PodEvent::Started { at: 1 });
-    assert_eq!(pod.step(now, PodEvent::Exited { at: 0, exit: exit(1) }), [PodAction::Start(0)]);
-    pod.step(now, PodEvent::Started { at: 0 });
+    pod.step(now, PodEvent::Started { index: 1 });
+    assert_eq!(pod.step(now, PodEvent::Exited { index: 0, exit: exit(1) }), [PodAction::Start(0)]);
+    pod.step(now, PodEvent::Started { index: 0 });
     pod.step(now, probed(0, true, true));
     assert!(!pod.is_ready(), "told by the run before");
     pod.step(now, probed(1, true, true));

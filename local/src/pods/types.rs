@@ -57,7 +57,7 @@ pub struct ContainerExit {
     pub message: String,
 }
 
-/// Event for a pod's state machine. `at` is the index of a container, init containers first.
+/// Event for a pod's state machine. `index` is that of a container, init containers first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodEvent {
     /// The pod was ordered, or found again after a restart of the node.
@@ -69,14 +69,14 @@ pub enum PodEvent {
     /// An image is unpacked on this node.
     ImageReady {
         /// Index of the container that needs it.
-        at: usize,
+        index: usize,
         /// Digest of the image, `sha256:…`.
         digest: String,
     },
     /// An image is not available for now; the pull is tried again.
     ImageFailed {
         /// Index of the container that needs it.
-        at: usize,
+        index: usize,
         /// Reason as in Kubernetes: `ImagePullBackOff`, `ErrImageNeverPull`, ….
         reason: String,
         /// Cause as text for the container's status.
@@ -85,12 +85,12 @@ pub enum PodEvent {
     /// The process of a container runs.
     Started {
         /// Index of the container that runs.
-        at: usize,
+        index: usize,
     },
     /// A container could not be started.
     StartFailed {
         /// Index of the container concerned.
-        at: usize,
+        index: usize,
         /// Reason as in Kubernetes: `CreateContainerError`, `RunContainerError`, ….
         reason: String,
         /// Cause as text for the container's status.
@@ -99,7 +99,7 @@ pub enum PodEvent {
     /// The probe results of a container have changed.
     ProbesChanged {
         /// Index of the container that was probed.
-        at: usize,
+        index: usize,
         /// Number of [`restarts`](super::PodStateMachine::restarts) when that run began; results of an earlier run are
         /// ignored.
         attempt: u32,
@@ -109,7 +109,7 @@ pub enum PodEvent {
     /// The process of a container ended.
     Exited {
         /// Index of the container that ended.
-        at: usize,
+        index: usize,
         /// Exit code, reason and message.
         exit: ContainerExit,
     },

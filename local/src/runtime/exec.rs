@@ -90,18 +90,18 @@ impl OciRuntime {
         self.running_execs.contains(pid)
     }
 
-    /// Runs a command inside a container, and kills it after `patience`.
+    /// Runs a command inside a container, and kills it after `time_limit`.
     pub async fn exec(
         &self,
         exec: ExecRequest,
-        patience: Duration,
+        time_limit: Duration,
     ) -> Result<ExecResult, OciRuntimeError> {
         let runtime = self.clone();
         let started =
             self.run_on_thread::<_, OciRuntimeError>(move || runtime.start_exec(&exec)).await?;
         let runtime = self.clone();
         // A task of its own: it reaps the runtime even if the caller's task is dropped.
-        let finished = tokio::spawn(async move { runtime.finish_exec(started, patience).await });
+        let finished = tokio::spawn(async move { runtime.finish_exec(started, time_limit).await });
         finished.await.ok().ok_or(OciRuntimeError::ThreadsEnded)?
     }
 
@@ -128,11 +128,11 @@ impl OciRuntime {
         Ok(StartedExec { child, output, pid_file })
     }
 
-    /// Waits for a command, kills it after `patience`, and collects its exit code and output.
+    /// Waits for a command, kills it after `time_limit`, and collects its exit code and output.
     async fn finish_exec(
         &self,
         started: StartedExec,
-        patience: Duration,
+        time_limit: Duration,
     ) -> Result<ExecResult, OciRuntimeError> {
         let StartedExec { child, mut output, pid_file } = started;
         let watched = sys::watch_readable(Arc::clone(&child.pidfd)).map_err(|error| {
@@ -140,7 +140,7 @@ impl OciRuntime {
             self.running_execs.remove(&child);
             file_error("watch", &self.program)(error)
         })?;
-        let in_time = timeout(patience, watched.readable()).await.is_ok();
+        let in_time = timeout(time_limit, watched.readable()).await.is_ok();
         if !in_time {
             // The command is killed first: its runtime then reaps it and ends by itself.
             kill_command(&pid_file);

@@ -56,9 +56,9 @@ impl ClusterClient {
     /// Reads the present state of an object.
     pub(super) async fn get(&self, object: &Value) -> Result<Option<Value>> {
         let short = object["metadata"]["name"].as_str().unwrap_or_default();
-        let got = self.api_of(object).get_opt(short).await;
-        let got = got.with_context(|| format!("cannot read {}", kind_and_name(object)))?;
-        got.map(serde_json::to_value).transpose().context("an object is JSON")
+        let result = self.api_of(object).get_opt(short).await;
+        let found = result.with_context(|| format!("cannot read {}", kind_and_name(object)))?;
+        found.map(serde_json::to_value).transpose().context("an object is JSON")
     }
 
     /// Lists all objects of a kind with these labels in a namespace; without a namespace, in the whole cluster.
@@ -71,16 +71,16 @@ impl ClusterClient {
     ) -> Result<Vec<Value>> {
         let list = self.dynamic_api(api_version, kind, namespace);
         let list = list.list(&ListParams::default().labels(labels)).await;
-        let of = namespace.unwrap_or("the cluster");
-        let list = list.with_context(|| format!("cannot list {kind}s of {of}"))?;
-        let whole = |it: &DynamicObject| {
-            let mut object = serde_json::to_value(it).context("an object is JSON")?;
+        let location = namespace.unwrap_or("the cluster");
+        let list = list.with_context(|| format!("cannot list {kind}s of {location}"))?;
+        let to_whole_object = |object: &DynamicObject| {
+            let mut object = serde_json::to_value(object).context("an object is JSON")?;
             // Items of a list omit both fields, which only the list itself has.
             object["apiVersion"] = api_version.into();
             object["kind"] = kind.into();
             Ok(object)
         };
-        list.items.iter().map(whole).collect()
+        list.items.iter().map(to_whole_object).collect()
     }
 
     /// Applies an object. One that belongs to the operator is only created where it is missing.
@@ -96,7 +96,7 @@ impl ClusterClient {
             match tried {
                 // Server errors are retried; client errors are final, since the object itself is wrong.
                 Err(kube::Error::Api(status)) if status.code >= 500 && !is_late => {}
-                Ok(there) if !is_terminating(&there) => return Ok(()),
+                Ok(existing) if !is_terminating(&existing) => return Ok(()),
                 Ok(_) if is_late => bail!(
                     "{} is being deleted and does not go: see what finalizers it has",
                     kind_and_name(object)
@@ -120,8 +120,8 @@ impl ClusterClient {
             let params = PatchParams::apply(FIELD_MANAGER).force();
             return api.patch(short, &params, &Patch::Apply(object)).await;
         }
-        if let Some(there) = api.get_opt(short).await? {
-            return Ok(there);
+        if let Some(existing) = api.get_opt(short).await? {
+            return Ok(existing);
         }
         let body = serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
         let params =
@@ -129,7 +129,7 @@ impl ClusterClient {
         match api.create(&params, &body).await {
             // Another client created it between the two calls.
             Err(kube::Error::Api(status)) if status.code == 409 => api.get(short).await,
-            made => made,
+            result => result,
         }
     }
 
@@ -138,7 +138,7 @@ impl ClusterClient {
         let body = serde_json::from_value(object.clone()).context("an object is JSON")?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let tried = self.api_of(object).create(&params, &body).await;
-        Ok(tried.err().map(|why| why.to_string()))
+        Ok(tried.err().map(|reason| reason.to_string()))
     }
 
     /// Deletes all objects of a kind in all namespaces, each after its dependents. Returns the names of those still
@@ -149,25 +149,25 @@ impl ClusterClient {
         kind: &str,
     ) -> Result<Vec<String>> {
         let failed = || format!("cannot delete {kind}s of {api_version}");
-        let all = match self.dynamic_api(api_version, kind, None).list(&ListParams::default()).await
-        {
-            // The kind does not exist, so there are no objects.
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
-            all => all.with_context(failed)?,
-        };
-        let mut left = Vec::new();
-        for object in &all.items {
+        let objects =
+            match self.dynamic_api(api_version, kind, None).list(&ListParams::default()).await {
+                // The kind does not exist, so there are no objects.
+                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),
+                objects => objects.with_context(failed)?,
+            };
+        let mut remaining = Vec::new();
+        for object in &objects.items {
             let namespace = object.metadata.namespace.as_deref();
             let api = self.dynamic_api(api_version, kind, namespace);
             let name = object.metadata.name.as_deref().unwrap_or_default();
-            left.push(format!("{}/{name}", namespace.unwrap_or_default()));
+            remaining.push(format!("{}/{name}", namespace.unwrap_or_default()));
             // Foreground deletion keeps the owner until its dependents are gone, so the caller can wait for the pods.
             match api.delete(name, &DeleteParams::foreground()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
-                done => done.map(drop).with_context(failed)?,
+                result => result.map(drop).with_context(failed)?,
             }
         }
-        Ok(left)
+        Ok(remaining)
     }
 
     /// Deletes all objects of a kind with these labels in a namespace.

@@ -141,9 +141,9 @@ fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
             data["automount-service-account-token"] = "false".into();
         }
         "network" if !settings.trusted_proxies.is_empty() => {
-            let all: Vec<String> =
+            let proxies: Vec<String> =
                 settings.trusted_proxies.iter().map(ToString::to_string).collect();
-            data["rouse.dev.trusted-proxies"] = all.join(",").into();
+            data["rouse.dev.trusted-proxies"] = proxies.join(",").into();
             if settings.proxy_protocol {
                 data["rouse.dev.proxy-protocol"] = "true".into();
             }

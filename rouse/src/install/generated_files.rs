@@ -98,7 +98,7 @@ fn values_schema() -> Result<String, serde_json::Error> {
 fn chart_template() -> Result<String, serde_norway::Error> {
     let of = |gateway, profile| {
         let [namespace, image, domain, cluster_domain] =
-            CHART_PLACEHOLDERS.map(|(here, _)| here.to_owned());
+            CHART_PLACEHOLDERS.map(|(placeholder, _)| placeholder.to_owned());
         let settings = InstallSettings {
             namespace,
             image,
@@ -109,8 +109,8 @@ fn chart_template() -> Result<String, serde_norway::Error> {
             // An operator with a proxy before the gateway sets it in `config-network`.
             ..InstallSettings::default()
         };
-        let all = objects::all(&settings).into_iter();
-        all.filter(|it| !is_crd(it) && it["kind"] != "Namespace").collect::<Vec<_>>()
+        let objects = objects::all(&settings).into_iter();
+        objects.filter(|it| !is_crd(it) && it["kind"] != "Namespace").collect::<Vec<_>>()
     };
     // Each choice changes objects in place, so objects of the same index are compared.
     let plain = of(GatewayExposure::Loadbalancer, InstallProfile::Standard);
@@ -120,11 +120,11 @@ fn chart_template() -> Result<String, serde_norway::Error> {
         ("profile", "fast", of(GatewayExposure::Loadbalancer, InstallProfile::Fast)),
     ];
     let mut text = String::new();
-    for (at, object) in plain.iter().enumerate() {
+    for (index, object) in plain.iter().enumerate() {
         // An object that depends on a choice is written once for each value.
         let mut word = "if";
-        for (name, choice, all) in &others {
-            let Some(other) = all.get(at).filter(|other| *other != object) else { continue };
+        for (name, choice, objects) in &others {
+            let Some(other) = objects.get(index).filter(|other| *other != object) else { continue };
             let _ = writeln!(text, "{{{{- {word} eq .Values.{name} {choice:?} }}}}");
             text.push_str(&template_document(other)?);
             word = "else if";
@@ -145,12 +145,12 @@ fn template_document(object: &Value) -> Result<String, serde_norway::Error> {
     let text = objects::to_yaml(std::slice::from_ref(object))?;
     // Braces in the object itself (name templates of config-network) must not be evaluated by Helm.
     let mut text = text.replace("{{", "\u{1}").replace('\u{1}', "{{ \"{{\" }}");
-    for (here, there) in CHART_PLACEHOLDERS {
+    for (placeholder, value) in CHART_PLACEHOLDERS {
         // A value that is the whole text is quoted: a namespace called 42 would otherwise be a number.
-        let quoted = format!("{{{{ {there} | quote }}}}");
-        text = text.replace(&format!(": {here}\n"), &format!(": {quoted}\n"));
-        text = text.replace(&format!(" {here}: "), &format!(" {quoted}: "));
-        text = text.replace(here, &format!("{{{{ {there} }}}}"));
+        let quoted = format!("{{{{ {value} | quote }}}}");
+        text = text.replace(&format!(": {placeholder}\n"), &format!(": {quoted}\n"));
+        text = text.replace(&format!(" {placeholder}: "), &format!(" {quoted}: "));
+        text = text.replace(placeholder, &format!("{{{{ {value} }}}}"));
     }
     Ok(text)
 }
@@ -165,8 +165,8 @@ mod tests {
     fn what_stands_in_the_tree_is_what_is_installed() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
         for (path, text) in all().expect("objects are YAML") {
-            let have = fs::read_to_string(root.join(path)).unwrap_or_default();
-            assert!(have == text, "{path} is out of date: run `cargo xtask manifests`");
+            let current = fs::read_to_string(root.join(path)).unwrap_or_default();
+            assert!(current == text, "{path} is out of date: run `cargo xtask manifests`");
         }
     }
 
@@ -181,24 +181,24 @@ mod tests {
         let settings = InstallSettings::default();
         let values =
             [&settings.namespace, &settings.image, &settings.domain, &settings.cluster_domain];
-        for ((_, there), value) in CHART_PLACEHOLDERS.iter().zip(values) {
-            text = text.replace(&format!("{{{{ {there} | quote }}}}"), value);
-            text = text.replace(&format!("{{{{ {there} }}}}"), value);
+        for ((_, placeholder), value) in CHART_PLACEHOLDERS.iter().zip(values) {
+            text = text.replace(&format!("{{{{ {placeholder} | quote }}}}"), value);
+            text = text.replace(&format!("{{{{ {placeholder} }}}}"), value);
         }
         text = text.replace("{{ \"{{\" }}", "{{");
         let documents = text.split("---\n").filter(|it| it.contains("kind:"));
-        let found: Vec<Value> = documents
+        let objects: Vec<Value> = documents
             .map(|it| serde_norway::from_str(it).unwrap_or_else(|error| panic!("{error}\n{it}")))
             .collect();
         for object in objects::all(&settings) {
             let elsewhere = is_crd(&object) || object["kind"] == "Namespace";
             assert!(
-                elsewhere || found.contains(&object),
+                elsewhere || objects.contains(&object),
                 "{} differs",
                 objects::kind_and_name(&object)
             );
         }
-        let twice = found.iter().filter(|it| it["metadata"]["name"] == "rouse-gateway").count();
+        let twice = objects.iter().filter(|it| it["metadata"]["name"] == "rouse-gateway").count();
         assert_eq!(twice, 3, "one a gateway");
     }
 }

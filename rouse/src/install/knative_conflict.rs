@@ -33,7 +33,7 @@ pub(crate) fn check_no_knative(
     namespace: &str,
     deployments: &[Value],
 ) -> Result<(), KnativeConflictError> {
-    let name = |it: &Value| it["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let others = deployments.iter().filter(|it| !is_rouse_object(it)).map(name);
     let names: Vec<String> =
         others.filter(|name| KNATIVE_DEPLOYMENTS.contains(&name.as_str())).collect();
@@ -52,15 +52,24 @@ mod tests {
 
     #[test]
     fn knatives_controllers_are_named_with_what_to_do() {
-        let of = |name: &str, labels: Value| json!({"metadata": {"name": name, "labels": labels}});
+        let deployment =
+            |name: &str, labels: Value| json!({"metadata": {"name": name, "labels": labels}});
         let knative = json!({"app.kubernetes.io/name": "knative-serving"});
-        let ours = json!({"app.kubernetes.io/part-of": "rouse"});
-        let all =
-            [of("controller", knative.clone()), of("webhook", knative), of("activator", ours)];
-        let refused = check_no_knative("knative-serving", &all).expect_err("Knative's").to_string();
-        assert!(refused.contains("Deployments controller, webhook."), "{refused}");
-        assert!(refused.contains("--namespace knative-serving controller webhook`"), "{refused}");
-        assert_eq!(check_no_knative("knative-serving", &all[2..]), Ok(()));
-        assert_eq!(check_no_knative("x", &[of("shop", json!({}))]), Ok(()), "no business of ours");
+        let labels = json!({"app.kubernetes.io/part-of": "rouse"});
+        let objects = [
+            deployment("controller", knative.clone()),
+            deployment("webhook", knative),
+            deployment("activator", labels),
+        ];
+        let error =
+            check_no_knative("knative-serving", &objects).expect_err("Knative's").to_string();
+        assert!(error.contains("Deployments controller, webhook."), "{error}");
+        assert!(error.contains("--namespace knative-serving controller webhook`"), "{error}");
+        assert_eq!(check_no_knative("knative-serving", &objects[2..]), Ok(()));
+        assert_eq!(
+            check_no_knative("x", &[deployment("shop", json!({}))]),
+            Ok(()),
+            "no business of ours"
+        );
     }
 }

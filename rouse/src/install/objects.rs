@@ -11,14 +11,14 @@ use super::{
 
 /// All objects of an installation.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
-    let mut all = vec![namespace_object(settings)];
-    all.extend(crds::all_definitions());
-    all.extend(configs::all(settings));
-    all.extend(rbac::all(settings));
-    all.extend(services::all(settings));
-    all.extend(policies::all(settings));
-    all.extend(workloads::all(settings));
-    all
+    let mut objects = vec![namespace_object(settings)];
+    objects.extend(crds::all_definitions());
+    objects.extend(configs::all(settings));
+    objects.extend(rbac::all(settings));
+    objects.extend(services::all(settings));
+    objects.extend(policies::all(settings));
+    objects.extend(workloads::all(settings));
+    objects
 }
 
 /// Labels of every object of an installation; `part` names a component, or is empty.
@@ -50,10 +50,10 @@ pub(crate) fn cluster_object(api: &str, kind: &str, name: &str) -> Value {
     json!({"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": labels("")}})
 }
 
-/// Adds the fields of `more` to an object.
-pub(crate) fn merge_fields(mut object: Value, more: Value) -> Value {
-    if let (Value::Object(fields), Value::Object(more)) = (&mut object, more) {
-        fields.extend(more);
+/// Adds the fields of `extra` to an object.
+pub(crate) fn merge_fields(mut object: Value, extra: Value) -> Value {
+    if let (Value::Object(fields), Value::Object(extra)) = (&mut object, extra) {
+        fields.extend(extra);
     }
     object
 }

@@ -42,17 +42,17 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     ]
 }
 
-/// Policy of one component: its public ports, its metrics, and `more` if it has a further rule.
+/// Policy of one component: its public ports, its metrics, and `extra` if it has a further rule.
 fn component_policy(
     app: &str,
     open: Value,
-    more: Option<Value>,
+    extra: Option<Value>,
     settings: &InstallSettings,
 ) -> Value {
     let monitoring = json!({"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}});
     let metrics =
         json!({"from": [monitoring], "ports": [{"port": admin_port(app), "protocol": "TCP"}]});
-    let rules: Vec<Value> = [json!({"ports": open}), metrics].into_iter().chain(more).collect();
+    let rules: Vec<Value> = [json!({"ports": open}), metrics].into_iter().chain(extra).collect();
     let spec = json!({
         "podSelector": {"matchLabels": {"app": app}},
         "policyTypes": ["Ingress"],

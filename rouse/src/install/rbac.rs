@@ -288,18 +288,19 @@ pub(crate) const ACCOUNTS: [&str; 4] = ["controller", "autoscaler", "activator",
 
 /// Service accounts, roles and their bindings.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
-    let mut all: Vec<Value> = ACCOUNTS.iter().map(|name| service_account(name, settings)).collect();
+    let mut objects: Vec<Value> =
+        ACCOUNTS.iter().map(|name| service_account(name, settings)).collect();
     let rules: Vec<Value> = CLUSTER_RULES.iter().chain(&ADMISSION_RULES).map(rule_json).collect();
-    all.push(merge_fields(
+    objects.push(merge_fields(
         cluster_object(RBAC_API_VERSION, "ClusterRole", "rouse-controller"),
         json!({"rules": rules}),
     ));
     let subject =
         json!({"kind": "ServiceAccount", "name": "controller", "namespace": settings.namespace});
-    let of =
+    let role_ref =
         |kind: &str| json!({"apiGroup": RBAC_API_GROUP, "kind": kind, "name": "rouse-controller"});
-    let binding = json!({"roleRef": of("ClusterRole"), "subjects": [subject]});
-    all.push(merge_fields(
+    let binding = json!({"roleRef": role_ref("ClusterRole"), "subjects": [subject]});
+    objects.push(merge_fields(
         cluster_object(RBAC_API_VERSION, "ClusterRoleBinding", "rouse-controller"),
         binding,
     ));
@@ -307,7 +308,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let rules: Vec<Value> = NAMESPACE_RULES.iter().map(rule_json).collect();
     let role =
         namespaced_object(RBAC_API_VERSION, "Role", "rouse-controller", "controller", settings);
-    all.push(merge_fields(role, json!({"rules": rules})));
+    objects.push(merge_fields(role, json!({"rules": rules})));
     let role = namespaced_object(
         RBAC_API_VERSION,
         "RoleBinding",
@@ -315,9 +316,9 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
         "controller",
         settings,
     );
-    all.push(merge_fields(role, json!({"roleRef": of("Role"), "subjects": [subject]})));
-    all.extend(user_roles());
-    all
+    objects.push(merge_fields(role, json!({"roleRef": role_ref("Role"), "subjects": [subject]})));
+    objects.extend(user_roles());
+    objects
 }
 
 fn service_account(name: &str, settings: &InstallSettings) -> Value {
@@ -333,12 +334,12 @@ fn service_account(name: &str, settings: &InstallSettings) -> Value {
 }
 
 fn rule_json(rule: &RbacRule) -> Value {
-    let mut it =
+    let mut json =
         json!({"apiGroups": rule.groups, "resources": rule.resources, "verbs": rule.verbs});
     if !rule.names.is_empty() {
-        it["resourceNames"] = json!(rule.names);
+        json["resourceNames"] = json!(rule.names);
     }
-    it
+    json
 }
 
 /// ClusterRoles that extend Kubernetes' default user roles to Rouse's kinds. The names are Knative's, because users may
@@ -363,10 +364,10 @@ fn user_roles() -> Vec<Value> {
         merge_fields(role, json!({"rules": rules}))
     };
     // The aggregation labels add these rules to Kubernetes' own roles, so no binding of users changes.
-    let all: Vec<&str> = read.iter().chain(&change).copied().collect();
+    let verbs: Vec<&str> = read.iter().chain(&change).copied().collect();
     vec![
-        role("knative-serving-namespaced-admin", "admin", json!([serving(&all), internal])),
-        role("knative-serving-namespaced-edit", "edit", json!([serving(&all), internal])),
+        role("knative-serving-namespaced-admin", "admin", json!([serving(&verbs), internal])),
+        role("knative-serving-namespaced-edit", "edit", json!([serving(&verbs), internal])),
         role("knative-serving-namespaced-view", "view", json!([serving(&read), internal])),
     ]
 }

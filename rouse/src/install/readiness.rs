@@ -11,34 +11,36 @@ pub(crate) fn unready_reason(object: &Value) -> Option<String> {
     if number(&status["observedGeneration"]) < number(&object["metadata"]["generation"]) {
         return Some(format!("{name}: not looked at yet"));
     }
-    let (want, updated, ready) = if object["kind"] == "DaemonSet" {
-        let want = number(&status["desiredNumberScheduled"]);
-        (want, number(&status["updatedNumberScheduled"]), number(&status["numberReady"]))
+    let (desired, updated, ready) = if object["kind"] == "DaemonSet" {
+        let desired = number(&status["desiredNumberScheduled"]);
+        (desired, number(&status["updatedNumberScheduled"]), number(&status["numberReady"]))
     } else {
-        let want = object["spec"]["replicas"].as_u64().unwrap_or(1);
-        (want, number(&status["updatedReplicas"]), number(&status["availableReplicas"]))
+        let desired = object["spec"]["replicas"].as_u64().unwrap_or(1);
+        (desired, number(&status["updatedReplicas"]), number(&status["availableReplicas"]))
     };
     // Pods of the old template must be gone too: a rollout that has not ended is no success.
     let old = number(&status["replicas"]).saturating_sub(updated);
-    let is_ready = want > 0 && updated >= want && ready >= want && old == 0;
-    (!is_ready).then(|| format!("{name}: {} of {want} ready", ready.min(updated)))
+    let is_ready = desired > 0 && updated >= desired && ready >= desired && old == 0;
+    (!is_ready).then(|| format!("{name}: {} of {desired} ready", ready.min(updated)))
 }
 
 /// First reason that a pod's status gives for not being ready.
 pub(crate) fn pod_unready_reason(pod: &Value) -> Option<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let status = &pod["status"];
-    let all = status["containerStatuses"].as_array().into_iter().flatten();
-    let waiting = all.map(|it| &it["state"]["waiting"]).find(|it| it.is_object());
+    let statuses = status["containerStatuses"].as_array().into_iter().flatten();
+    let waiting = statuses.map(|it| &it["state"]["waiting"]).find(|it| it.is_object());
     let conditions = status["conditions"].as_array().into_iter().flatten();
     let unscheduled =
         conditions.clone().find(|it| it["type"] == "PodScheduled" && it["status"] == "False");
     let unready = conditions.clone().find(|it| it["type"] == "Ready" && it["status"] == "False");
     // The earlier cause comes first: a pod that is not scheduled has no containers, and both make it unready.
-    let why = unscheduled.or(waiting).or(unready)?;
+    let reason = unscheduled.or(waiting).or(unready)?;
     let name = text(&pod["metadata"]["name"]);
     Some(
-        format!("pod {name}: {} {}", text(&why["reason"]), text(&why["message"])).trim().to_owned(),
+        format!("pod {name}: {} {}", text(&reason["reason"]), text(&reason["message"]))
+            .trim()
+            .to_owned(),
     )
 }
 
@@ -50,32 +52,35 @@ mod tests {
 
     #[test]
     fn a_deployment_is_ready_when_all_its_pods_are_new_and_ready() {
-        let of = |status: Value| {
+        let deployment = |status: Value| {
             let meta = json!({"name": "controller", "generation": 2});
             json!({"kind": "Deployment", "metadata": meta, "spec": {"replicas": 2}, "status": status})
         };
-        let whole = json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2});
-        assert_eq!(unready_reason(&of(whole.clone())), None);
-        for (field, value, why) in [
+        let ready_status = json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2});
+        assert_eq!(unready_reason(&deployment(ready_status.clone())), None);
+        for (field, value, reason) in [
             ("observedGeneration", 1, "Deployment/controller: not looked at yet"),
             ("availableReplicas", 1, "Deployment/controller: 1 of 2 ready"),
             ("updatedReplicas", 1, "Deployment/controller: 1 of 2 ready"),
             ("replicas", 3, "Deployment/controller: 2 of 2 ready"),
         ] {
-            let mut status = whole.clone();
+            let mut status = ready_status.clone();
             status[field] = value.into();
-            assert_eq!(unready_reason(&of(status)).as_deref(), Some(why), "{field}");
+            assert_eq!(unready_reason(&deployment(status)).as_deref(), Some(reason), "{field}");
         }
     }
 
     #[test]
     fn agents_are_ready_when_one_is_on_each_node() {
-        let of = |ready: u64| {
+        let daemon_set = |ready: u64| {
             let status = json!({"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberReady": ready});
             json!({"kind": "DaemonSet", "metadata": {"name": "rouse-agent"}, "status": status})
         };
-        assert_eq!(unready_reason(&of(1)).as_deref(), Some("DaemonSet/rouse-agent: 1 of 2 ready"));
-        assert_eq!(unready_reason(&of(2)), None);
+        assert_eq!(
+            unready_reason(&daemon_set(1)).as_deref(),
+            Some("DaemonSet/rouse-agent: 1 of 2 ready")
+        );
+        assert_eq!(unready_reason(&daemon_set(2)), None);
     }
 
     #[test]

@@ -72,9 +72,9 @@ fn names_are_unique_and_everything_is_known_as_ours() {
     let mut names = BTreeSet::new();
     for object in all() {
         assert!(workloads::is_rouse_object(&object), "{}", objects::kind_and_name(&object));
-        let place = object["metadata"]["namespace"].as_str().map(str::to_owned);
+        let namespace = object["metadata"]["namespace"].as_str().map(str::to_owned);
         assert!(
-            names.insert((place, objects::kind_and_name(&object))),
+            names.insert((namespace, objects::kind_and_name(&object))),
             "{}",
             objects::kind_and_name(&object)
         );
@@ -84,12 +84,12 @@ fn names_are_unique_and_everything_is_known_as_ours() {
 #[test]
 fn everything_follows_the_namespace() {
     let settings = InstallSettings { namespace: "elsewhere".into(), ..InstallSettings::default() };
-    let left: Vec<String> = objects::all(&settings)
+    let hard_coded: Vec<String> = objects::all(&settings)
         .iter()
         .filter(|it| it.to_string().contains("\"knative-serving\""))
         .map(objects::kind_and_name)
         .collect();
-    assert!(left.is_empty(), "{left:?}");
+    assert!(hard_coded.is_empty(), "{hard_coded:?}");
 }
 
 #[test]
@@ -101,28 +101,28 @@ fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
         let annotations = serde_json::from_value(map["metadata"]["annotations"].clone()).unwrap();
         let data = serde_json::from_value(map["data"].clone()).unwrap();
         for data in [data, example] {
-            let said = controller::model::config_maps::admit(name, &annotations, &data);
-            assert_eq!(said, Ok(Vec::new()), "{name}");
+            let problems = controller::model::config_maps::admit(name, &annotations, &data);
+            assert_eq!(problems, Ok(Vec::new()), "{name}");
         }
     }
 }
 
 #[test]
 fn examples_show_what_holds_where_nothing_is_set() {
-    let mut told = Configs::default();
+    let mut configs = Configs::default();
     for map in of("ConfigMap") {
         let name = map["metadata"]["name"].as_str().unwrap();
         let example = serde_norway::from_str(map["data"]["_example"].as_str().unwrap());
-        told.update(name, Some(&example.unwrap_or_default()));
+        configs.update(name, Some(&example.unwrap_or_default()));
     }
     let unset = Configs::default();
-    assert_eq!(told.autoscaler, unset.autoscaler);
+    assert_eq!(configs.autoscaler, unset.autoscaler);
     // Without the setting, Kubernetes mounts the token.
     let mut defaults = RevisionDefaults::default();
     defaults.automount_service_account_token = Some(true);
-    assert_eq!(*told.defaults, defaults);
-    assert_eq!(told.deployment, unset.deployment);
-    assert_eq!(told.gc, unset.gc);
+    assert_eq!(*configs.defaults, defaults);
+    assert_eq!(configs.deployment, unset.deployment);
+    assert_eq!(configs.gc, unset.gc);
 }
 
 #[test]
@@ -143,8 +143,8 @@ fn only_the_agent_has_rights_on_its_node() {
     let added: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
     assert_eq!(container["capabilities"]["add"], serde_json::json!(added));
     for (name, _) in agent::CAPABILITIES {
-        let said = agent["metadata"]["annotations"]["rouse.dev/needs"].as_str().unwrap();
-        assert!(said.contains(name), "{name} is given without a reason");
+        let capabilities = agent["metadata"]["annotations"]["rouse.dev/needs"].as_str().unwrap();
+        assert!(capabilities.contains(name), "{name} is given without a reason");
     }
 }
 
@@ -153,13 +153,14 @@ fn only_the_controller_gets_a_token_for_the_api_server() {
     for account in of("ServiceAccount") {
         assert_eq!(account["automountServiceAccountToken"], false);
     }
-    let with_token =
-        |it: &&Value| it["spec"]["template"]["spec"]["automountServiceAccountToken"] == true;
+    let with_token = |object: &&Value| {
+        object["spec"]["template"]["spec"]["automountServiceAccountToken"] == true
+    };
     let deployments = of("Deployment");
     let names: Vec<String> =
         deployments.iter().filter(with_token).map(objects::kind_and_name).collect();
     assert_eq!(names, ["Deployment/controller"]);
-    let subjects = |it: &Value| it["subjects"][0]["name"].clone();
+    let subjects = |object: &Value| object["subjects"][0]["name"].clone();
     assert!(
         of("ClusterRoleBinding")
             .iter()
@@ -187,9 +188,10 @@ fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
 #[test]
 fn the_gateway_opens_what_was_asked_for() {
     let with = |gateway| {
-        let all = objects::all(&InstallSettings { gateway, ..InstallSettings::default() });
-        let find =
-            |name: &str| all.iter().find(|it| objects::kind_and_name(it) == name).cloned().unwrap();
+        let objects = objects::all(&InstallSettings { gateway, ..InstallSettings::default() });
+        let find = |name: &str| {
+            objects.iter().find(|it| objects::kind_and_name(it) == name).cloned().unwrap()
+        };
         let port =
             find("Deployment/activator")["spec"]["template"]["spec"]["containers"][0]["ports"][0]
                 .clone();
@@ -203,10 +205,11 @@ fn the_gateway_opens_what_was_asked_for() {
 #[test]
 fn the_fast_profile_leaves_the_token_out_and_binds_pods() {
     let settings = InstallSettings { profile: InstallProfile::Fast, ..InstallSettings::default() };
-    let all = configs::all(&settings);
-    let defaults = all.iter().find(|it| it["metadata"]["name"] == "config-defaults").unwrap();
+    let objects = configs::all(&settings);
+    let defaults = objects.iter().find(|it| it["metadata"]["name"] == "config-defaults").unwrap();
     assert_eq!(defaults["data"]["automount-service-account-token"], "false");
-    let deployment = all.iter().find(|it| it["metadata"]["name"] == "config-deployment").unwrap();
+    let deployment =
+        objects.iter().find(|it| it["metadata"]["name"] == "config-deployment").unwrap();
     assert_eq!(deployment["data"]["bind-pods"], "true");
 }
 
@@ -219,8 +222,8 @@ fn trusted_proxies_stand_in_config_network_as_the_controller_takes_them() {
     let map =
         objects.iter().find(|it| objects::kind_and_name(it) == "ConfigMap/config-network").unwrap();
     let data = serde_json::from_value(map["data"].clone()).unwrap();
-    let mut told = Configs::default();
-    told.update("config-network", Some(&data));
-    assert_eq!(told.network.edge.trusted_proxies, settings.trusted_proxies);
-    assert!(told.network.edge.requires_proxy_protocol);
+    let mut configs = Configs::default();
+    configs.update("config-network", Some(&data));
+    assert_eq!(configs.network.edge.trusted_proxies, settings.trusted_proxies);
+    assert!(configs.network.edge.requires_proxy_protocol);
 }

@@ -50,19 +50,19 @@ pub(super) async fn run(
     // Only now: with the controller gone nothing writes the EndpointSlices again.
     remove_endpoint_slices(cluster).await?;
     remove_agent_pins(cluster, settings).await?;
-    let mut all = objects::all(settings);
+    let mut objects = objects::all(settings);
     // In reverse order of creation, so that no object loses another that it depends on.
-    all.reverse();
-    for it in &all {
-        let stays = configs::is_operator_owned(it)
-            || it["kind"] == "Namespace"
-            || (it["kind"] == "CustomResourceDefinition" && !crds);
-        if !stays {
-            remove_object(cluster, it).await?;
+    objects.reverse();
+    for object in &objects {
+        let is_kept = configs::is_operator_owned(object)
+            || object["kind"] == "Namespace"
+            || (object["kind"] == "CustomResourceDefinition" && !crds);
+        if !is_kept {
+            remove_object(cluster, object).await?;
         }
     }
     if crds {
-        wait_for_crds_gone(cluster, &all).await?;
+        wait_for_crds_gone(cluster, &objects).await?;
     }
     // Last: the components' certificates depend on these secrets.
     for (api, kind, name) in CONTROLLER_OBJECTS {
@@ -103,13 +103,13 @@ async fn remove_user_objects(cluster: &ClusterClient) -> Result<()> {
     let started = Instant::now();
     for (api_version, kind) in kinds {
         loop {
-            let left = cluster.delete_everywhere(api_version, kind).await?;
-            let Some(one) = left.first() else { break };
+            let remaining = cluster.delete_everywhere(api_version, kind).await?;
+            let Some(first) = remaining.first() else { break };
             if started.elapsed() > DELETE_TIMEOUT {
                 bail!(
-                    "{} of kind {kind} ({api_version}) do not go, {one} among them: see what finalizers they have, \
+                    "{} of kind {kind} ({api_version}) do not go, {first} among them: see what finalizers they have, \
                      and whether their pods end",
-                    left.len()
+                    remaining.len()
                 );
             }
             cluster::wait_poll_interval().await;
@@ -142,12 +142,12 @@ async fn remove_agent_pins(cluster: &ClusterClient, settings: &InstallSettings) 
     cluster.apply(&workloads::agent_removal_daemon_set(settings)).await?;
     let started = Instant::now();
     loop {
-        let there = cluster.get(&agent).await?.unwrap_or_default();
-        let Some(why) = readiness::unready_reason(&there) else { break };
+        let existing = cluster.get(&agent).await?.unwrap_or_default();
+        let Some(reason) = readiness::unready_reason(&existing) else { break };
         if started.elapsed() > WAIT_TIMEOUT {
             // A node that is permanently away must not block the rest.
             stdout::print_line(&format!(
-                "{why} to remove the programs of its node: what is pinned there stays"
+                "{reason} to remove the programs of its node: what is pinned there stays"
             ))?;
             break;
         }
@@ -159,9 +159,9 @@ async fn remove_agent_pins(cluster: &ClusterClient, settings: &InstallSettings) 
 
 /// Waits until the CRDs are gone. Deletion continues after the API server has accepted it, and would delete objects of
 /// a new installation too.
-async fn wait_for_crds_gone(cluster: &ClusterClient, all: &[Value]) -> Result<()> {
+async fn wait_for_crds_gone(cluster: &ClusterClient, objects: &[Value]) -> Result<()> {
     let started = Instant::now();
-    for kind in all.iter().filter(|it| it["kind"] == "CustomResourceDefinition") {
+    for kind in objects.iter().filter(|it| it["kind"] == "CustomResourceDefinition") {
         while cluster.get(kind).await?.is_some() {
             if started.elapsed() > WAIT_TIMEOUT {
                 bail!("{} does not go: see what finalizers it has", objects::kind_and_name(kind));

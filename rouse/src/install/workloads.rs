@@ -50,17 +50,17 @@ pub(crate) fn admin_port(app: &str) -> u16 {
 /// All workloads of an installation, with their disruption budgets and the activators' autoscaler.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     // The controller first: all other components wait for its authorities.
-    let mut all = vec![
+    let mut objects = vec![
         controller_deployment(settings),
         autoscaler_deployment(settings),
         activator_deployment(settings),
     ];
-    all.push(agent_daemon_set(settings));
-    all.extend(
+    objects.push(agent_daemon_set(settings));
+    objects.extend(
         ["controller", "autoscaler", "activator"].map(|app| disruption_budget(app, settings)),
     );
-    all.push(activator_autoscaler(settings));
-    all
+    objects.push(activator_autoscaler(settings));
+    objects
 }
 
 fn env_var(name: &str, value: &str) -> Value {
@@ -73,9 +73,9 @@ fn field_env_var(name: &str, path: &str) -> Value {
 
 /// Address of the replicas of a component: the name of its headless Service. After the first contact they name each
 /// other.
-fn discovery_address(of: &str, port: u16, settings: &InstallSettings) -> String {
+fn discovery_address(app: &str, port: u16, settings: &InstallSettings) -> String {
     let InstallSettings { namespace, cluster_domain, .. } = settings;
-    format!("dns:rouse-{of}.{namespace}.svc.{cluster_domain}:{port}")
+    format!("dns:rouse-{app}.{namespace}.svc.{cluster_domain}:{port}")
 }
 
 /// Environment variables of a component that authenticates to the controller.
@@ -105,16 +105,16 @@ fn identity_volume() -> Value {
 fn component_container(
     app: &str,
     env: Vec<Value>,
-    more: Value,
+    extra: Value,
     settings: &InstallSettings,
 ) -> Value {
     let mut probe =
         json!({"httpGet": {"path": "/readyz", "port": admin_port(app)}, "periodSeconds": 2});
     // Readiness changes within seconds; only a minute without an answer restarts a component.
     probe["failureThreshold"] = 3.into();
-    let mut live =
+    let mut liveness_probe =
         json!({"httpGet": {"path": "/healthz", "port": admin_port(app)}, "periodSeconds": 10});
-    live["failureThreshold"] = 6.into();
+    liveness_probe["failureThreshold"] = 6.into();
     let container = json!({
         "name": app.trim_start_matches("rouse-"),
         "image": settings.image,
@@ -122,7 +122,7 @@ fn component_container(
         "args": [app.trim_start_matches("rouse-")],
         "env": env,
         "readinessProbe": probe,
-        "livenessProbe": live,
+        "livenessProbe": liveness_probe,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": false,
@@ -130,7 +130,7 @@ fn component_container(
             "readOnlyRootFilesystem": true,
         },
     });
-    merge_fields(container, more)
+    merge_fields(container, extra)
 }
 
 fn container_port(name: &str, number: u16) -> Value {
@@ -171,7 +171,7 @@ fn deployment_object(
         },
         "topologySpreadConstraints": [apart],
     });
-    let body = json!({
+    let spec = json!({
         "replicas": 2,
         "selector": {"matchLabels": selector},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -179,7 +179,7 @@ fn deployment_object(
     });
     merge_fields(
         namespaced_object("apps/v1", "Deployment", app, app, settings),
-        json!({"spec": body}),
+        json!({"spec": spec}),
     )
 }
 
@@ -197,13 +197,13 @@ fn controller_deployment(settings: &InstallSettings) -> Value {
         env_var("ROUSE_CONTROLLER_WEBHOOK", &format!("[::]:{WEBHOOK_PORT}")),
         env_var("ROUSE_CONTROLLER_ADMIN", &format!("[::]:{}", admin_port(app))),
     ];
-    let more = json!({
+    let extra = json!({
         "ports": [container_port("grpc", CONTROLLER_PORT), container_port("https-webhook", WEBHOOK_PORT), container_port("metrics", admin_port(app))],
         "resources": resource_requests("100m", "64Mi"),
     });
     // The controller is the only component that talks to the API server.
     let spec = json!({"automountServiceAccountToken": true});
-    deployment_object(app, component_container(app, env, more, settings), spec, settings)
+    deployment_object(app, component_container(app, env, extra, settings), spec, settings)
 }
 
 fn autoscaler_deployment(settings: &InstallSettings) -> Value {
@@ -215,13 +215,13 @@ fn autoscaler_deployment(settings: &InstallSettings) -> Value {
         env_var("ROUSE_USAGE", &format!("https://[::]:{USAGE_PORT}")),
         env_var("ROUSE_AUTOSCALER_ADMIN", &format!("[::]:{}", admin_port(app))),
     ]);
-    let more = json!({
+    let extra = json!({
         "ports": [container_port("grpc", USAGE_PORT), container_port("metrics", admin_port(app))],
         "resources": resource_requests("50m", "32Mi"),
         "volumeMounts": [identity_mount()],
     });
     let spec = json!({"volumes": [identity_volume()]});
-    deployment_object(app, component_container(app, vars, more, settings), spec, settings)
+    deployment_object(app, component_container(app, vars, extra, settings), spec, settings)
 }
 
 fn activator_deployment(settings: &InstallSettings) -> Value {
@@ -245,7 +245,7 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
     }
     let mut resources = resource_requests("200m", "64Mi");
     resources["limits"] = json!({"memory": format!("{ACTIVATOR_MIB}Mi")});
-    let more = json!({
+    let extra = json!({
         "ports": [
             gateway,
             container_port("http-inside", INTERNAL_PORT),
@@ -259,17 +259,17 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
         "terminationGracePeriodSeconds": ACTIVATOR_GRACE_S,
         "volumes": [identity_volume()],
     });
-    let mut whole =
-        deployment_object(app, component_container(app, vars, more, settings), spec, settings);
+    let mut object =
+        deployment_object(app, component_container(app, vars, extra, settings), spec, settings);
     // The HorizontalPodAutoscaler sets the replicas; a number here would reset them at each upgrade.
-    if let Some(Value::Object(spec)) = whole.get_mut("spec") {
+    if let Some(Value::Object(spec)) = object.get_mut("spec") {
         spec.remove("replicas");
     }
     if settings.gateway == GatewayExposure::Hostport {
         // A node has one port 80, so the old pod must end before the new one starts.
-        whole["spec"]["strategy"]["rollingUpdate"] = json!({"maxUnavailable": 1, "maxSurge": 0});
+        object["spec"]["strategy"]["rollingUpdate"] = json!({"maxUnavailable": 1, "maxSurge": 0});
     }
-    whole
+    object
 }
 
 fn agent_daemon_set(settings: &InstallSettings) -> Value {
@@ -285,7 +285,7 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         // Mounts that the host adds later must be visible in the pod too.
         json!({"name": name, "mountPath": path, "mountPropagation": "HostToContainer"})
     };
-    let more = json!({
+    let extra = json!({
         "ports": [container_port("metrics", admin_port(app))],
         "resources": resource_requests("50m", "32Mi"),
         "securityContext": {
@@ -308,28 +308,28 @@ fn agent_daemon_set(settings: &InstallSettings) -> Value {
         "priorityClassName": "system-node-critical",
         "tolerations": [{"operator": "Exists"}],
         "terminationGracePeriodSeconds": AGENT_GRACE_S,
-        "containers": [component_container(app, vars, more, settings)],
+        "containers": [component_container(app, vars, extra, settings)],
         "volumes": [identity_volume(), host("bpf", "/sys/fs/bpf"), host("cgroup", "/sys/fs/cgroup")],
     });
-    let mut whole = namespaced_object("apps/v1", "DaemonSet", app, "agent", settings);
-    let reasons = agent::CAPABILITIES.iter().map(|(name, why)| format!("{name}: {why}"));
+    let mut object = namespaced_object("apps/v1", "DaemonSet", app, "agent", settings);
+    let reasons = agent::CAPABILITIES.iter().map(|(name, reason)| format!("{name}: {reason}"));
     let mut reasons: Vec<String> = reasons.collect();
-    reasons.extend(HOST_ACCESS.iter().map(|(name, why)| format!("{name}: {why}")));
-    whole["metadata"]["annotations"] = json!({"rouse.dev/needs": reasons.join("\n")});
+    reasons.extend(HOST_ACCESS.iter().map(|(name, reason)| format!("{name}: {reason}")));
+    object["metadata"]["annotations"] = json!({"rouse.dev/needs": reasons.join("\n")});
     let spec = json!({
         "selector": {"matchLabels": {"app": app}},
         // Pinned programs and maps stay in force between two agents.
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
         "template": pod_template(app, pod),
     });
-    merge_fields(whole, json!({"spec": spec}))
+    merge_fields(object, json!({"spec": spec}))
 }
 
 /// DaemonSet that replaces the agents' to uninstall: it removes their pins once, and then idles to show that it is
 /// done.
 pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
-    let mut whole = agent_daemon_set(settings);
-    let pod = &mut whole["spec"]["template"]["spec"];
+    let mut object = agent_daemon_set(settings);
+    let pod = &mut object["spec"]["template"]["spec"];
     let mut container = pod["containers"][0].take();
     container["args"] = json!(["agent-remove"]);
     if let Value::Object(fields) = &mut container {
@@ -341,14 +341,14 @@ pub(crate) fn agent_removal_daemon_set(settings: &InstallSettings) -> Value {
     }
     container["volumeMounts"] =
         json!([{"name": "bpf", "mountPath": "/sys/fs/bpf", "mountPropagation": "HostToContainer"}]);
-    let mut stays = container.clone();
-    stays["args"] = json!(["agent-removed"]);
+    let mut idle_container = container.clone();
+    idle_container["args"] = json!(["agent-removed"]);
     container["name"] = "remove".into();
     pod["initContainers"] = json!([container]);
-    pod["containers"] = json!([stays]);
+    pod["containers"] = json!([idle_container]);
     // No agent serves any more, so all nodes can be cleaned at once.
-    whole["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = "100%".into();
-    whole
+    object["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"] = "100%".into();
+    object
 }
 
 /// Access to the host that the agent has, and the reason for each.

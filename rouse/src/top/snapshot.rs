@@ -42,7 +42,7 @@ pub(super) struct ServiceStats {
 impl TopSnapshot {
     /// Combines services, pods and the autoscaler's metrics; `before` gives the rates.
     pub(super) fn new(
-        at: Instant,
+        taken_at: Instant,
         services: &[Value],
         pods: &[Value],
         metrics: &str,
@@ -54,7 +54,7 @@ impl TopSnapshot {
             services.iter().map(|it| ServiceStats::new(it, pods, &figures)).collect();
         services.sort_by(|one, two| one.name.cmp(&two.name));
         if let Some(before) = before {
-            let seconds = at.saturating_duration_since(before.at).as_secs_f64();
+            let seconds = taken_at.saturating_duration_since(before.at).as_secs_f64();
             for service in &mut services {
                 let old = before.services.iter().find(|it| it.name == service.name);
                 service.rate = old.filter(|_| seconds > 0.0).map(|old| {
@@ -64,26 +64,26 @@ impl TopSnapshot {
                 });
             }
         }
-        Self { at, services, error }
+        Self { at: taken_at, services, error }
     }
 }
 
 impl ServiceStats {
-    fn new(it: &Value, pods: &[Value], figures: &ServiceMetricSums) -> Self {
-        let meta = &it["metadata"];
+    fn new(service: &Value, pods: &[Value], figures: &ServiceMetricSums) -> Self {
+        let meta = &service["metadata"];
         let (namespace, name) =
             (view::scalar_text(&meta["namespace"]), view::scalar_text(&meta["name"]));
-        let own = |pod: &&Value| {
+        let is_of_revision = |pod: &&Value| {
             let labels = &pod["metadata"]["labels"];
             pod["metadata"]["namespace"] == namespace.as_str()
                 && labels["serving.knative.dev/service"] == name.as_str()
         };
         let key = (namespace.clone(), name.clone());
         let sum = |metric: &str| {
-            let of = figures.get(metric).and_then(|by| by.get(&key));
-            of.copied().unwrap_or_default()
+            let value_of = figures.get(metric).and_then(|by| by.get(&key));
+            value_of.copied().unwrap_or_default()
         };
-        let pods = pods.iter().filter(own).count();
+        let pods = pods.iter().filter(is_of_revision).count();
         // Without pods no path is in use, whatever the last decision was.
         let path = match (pods, sum("rouse_revision_direct") > 0.0) {
             (0, _) => "asleep",
@@ -91,7 +91,7 @@ impl ServiceStats {
             (_, false) => "activator",
         };
         Self {
-            ready: view::condition_field(it, "Ready", "status"),
+            ready: view::condition_field(service, "Ready", "status"),
             name: format!("{namespace}/{name}"),
             pods,
             wanted: to_count(sum("kn_revision_pods_requested")),
@@ -157,16 +157,16 @@ mod tests {
 
     use super::*;
 
-    fn metrics(begun: u32) -> String {
-        let of = |revision: &str| {
+    fn metrics(requests_started: u32) -> String {
+        let labels_of = |revision: &str| {
             format!(
                 "k8s_namespace_name=\"default\",kn_service_name=\"hello\",kn_revision_name=\"{revision}\""
             )
         };
-        let (one, two) = (of("hello-00001"), of("hello-00002"));
+        let (one, two) = (labels_of("hello-00001"), labels_of("hello-00002"));
         format!(
             "# TYPE rouse_revision_requests counter\n\
-             rouse_revision_requests_total{{{one}}} {begun}\n\
+             rouse_revision_requests_total{{{one}}} {requests_started}\n\
              rouse_revision_requests_total{{{two}}} 5\n\
              rouse_revision_in_flight_requests{{{one}}} 3.0\n\
              kn_revision_pods_requested{{{one}}} 2.0\n\
@@ -182,12 +182,12 @@ mod tests {
         });
         let labels = json!({"serving.knative.dev/service": "hello"});
         let pod = json!({"metadata": {"namespace": "default", "labels": labels}});
-        let look = |at, pods: &[Value], begun, before| {
+        let look = |at, pods: &[Value], requests_started, before| {
             TopSnapshot::new(
                 at,
                 std::slice::from_ref(&service),
                 pods,
-                &metrics(begun),
+                &metrics(requests_started),
                 None,
                 before,
             )

@@ -14,19 +14,19 @@
 #![allow(clippy::print_stderr, reason = "people read the profile from standard error")]
 
 // Modules of the kernel tier's tests, not all of which are used here.
+mod cases;
+mod count_fixture;
+mod cpu_usage;
+mod empty_programs;
 #[allow(dead_code, reason = "the kernel tier uses the rest")]
-#[path = "../../kernel/actor.rs"]
-mod actor;
-#[allow(dead_code, reason = "the kernel tier uses the rest")]
-#[path = "../../kernel/bed.rs"]
-mod bed;
-mod cost;
-mod empty;
-mod load;
+#[path = "../../kernel/fixture.rs"]
+mod fixture;
+mod load_generators;
 mod nginx;
-mod profile;
-mod scene;
-mod subject;
+mod program_costs;
+#[allow(dead_code, reason = "the kernel tier uses the rest")]
+#[path = "../../kernel/scripted_process.rs"]
+mod scripted_process;
 #[allow(dead_code, reason = "the kernel tier uses the rest")]
 #[path = "../../kernel/sys.rs"]
 mod sys;
@@ -38,9 +38,9 @@ use clap::{Parser as _, ValueEnum};
 use serde_json::{Value, json};
 
 use self::{
-    profile::{ProfileSample, ProgramCost},
-    scene::CountBenchFixture,
-    subject::{CountBenchCase, CountBenchSubject, UncountedSocket},
+    cases::{CountBenchCase, CountBenchSubject, UncountedSocket},
+    count_fixture::CountBenchFixture,
+    program_costs::{ProfileSample, ProgramCost},
 };
 
 /// Number of rounds with statistics on: times in programs vary less than rates.
@@ -96,31 +96,31 @@ impl CountBenchSelection {
 
 fn main() -> Result<()> {
     let args = CountBenchArgs::parse();
-    let all = CountBenchSelection::value_variants();
-    let chosen = if args.only.is_empty() { all } else { &args.only };
+    let cases = CountBenchSelection::value_variants();
+    let chosen = if args.only.is_empty() { cases } else { &args.only };
     let core = match args.core {
         Some(core) => core,
-        None => cost::core_count()?.checked_sub(1).context("a machine has a core")?,
+        None => cpu_usage::core_count()?.checked_sub(1).context("a machine has a core")?,
     };
-    let mut scene = CountBenchFixture::new(core, args.seconds, args.object.as_deref())?;
+    let mut fixture = CountBenchFixture::new(core, args.seconds, args.object.as_deref())?;
     let (mut rates, mut profiles) = (BTreeMap::new(), BTreeMap::new());
-    for case in chosen.iter().filter_map(|what| what.to_case()) {
+    for case in chosen.iter().filter_map(|selection| selection.to_case()) {
         if !args.profile {
-            rates.insert(case.name(), compare(&mut scene, case, args.rounds)?);
+            rates.insert(case.name(), compare(&mut fixture, case, args.rounds)?);
         }
-        profiles.insert(case.name(), profile(&mut scene, case, args.rounds.min(PROFILE_ROUNDS))?);
+        profiles.insert(case.name(), profile(&mut fixture, case, args.rounds.min(PROFILE_ROUNDS))?);
     }
-    let empty = stats_overhead(&mut scene, args.rounds.min(PROFILE_ROUNDS))?;
+    let empty = stats_overhead(&mut fixture, args.rounds.min(PROFILE_ROUNDS))?;
     let mut packets = BTreeMap::new();
     if chosen.contains(&CountBenchSelection::Uncounted) {
-        for way in UncountedSocket::ALL {
+        for socket in UncountedSocket::ALL {
             packets.insert(
-                way.name(),
-                profile_uncounted(&mut scene, way, args.rounds.min(PROFILE_ROUNDS))?,
+                socket.name(),
+                profile_uncounted(&mut fixture, socket, args.rounds.min(PROFILE_ROUNDS))?,
             );
         }
     }
-    drop(scene);
+    drop(fixture);
     println!(
         "{}",
         json!({
@@ -132,13 +132,13 @@ fn main() -> Result<()> {
 }
 
 /// Measures every subject once in a round, rotating which comes first; the first round is dropped.
-fn compare(scene: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> Result<Value> {
+fn compare(fixture: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> Result<Value> {
     let subjects = case.subjects();
-    let mut found = BTreeMap::<&str, BTreeMap<&str, Vec<f64>>>::new();
+    let mut values = BTreeMap::<&str, BTreeMap<&str, Vec<f64>>>::new();
     for round in 0..=rounds as usize {
-        for place in 0..subjects.len() {
-            let subject = subjects[(place + round) % subjects.len()];
-            let run = scene
+        for offset in 0..subjects.len() {
+            let subject = subjects[(offset + round) % subjects.len()];
+            let run = fixture
                 .measure(case, subject)
                 .with_context(|| format!("{}, {}", case.name(), subject.name()))?;
             if round == 0 {
@@ -152,61 +152,64 @@ fn compare(scene: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> 
                 run.cpu_us,
                 run.per_s * run.cpu_us / 1e4
             );
-            let kept = found.entry(subject.name()).or_default();
-            kept.entry("req_s").or_default().push(run.per_s);
-            kept.entry("cpu_us").or_default().push(run.cpu_us);
-            kept.entry("machine_us").or_default().push(run.machine_us);
+            let measurements = values.entry(subject.name()).or_default();
+            measurements.entry("req_s").or_default().push(run.per_s);
+            measurements.entry("cpu_us").or_default().push(run.cpu_us);
+            measurements.entry("machine_us").or_default().push(run.machine_us);
             if let Some(cycles) = run.cycles {
-                kept.entry("cycles").or_default().push(cycles);
+                measurements.entry("cycles").or_default().push(cycles);
             }
         }
     }
-    Ok(serde_json::to_value(found)?)
+    Ok(serde_json::to_value(values)?)
 }
 
 /// Time in each program a request, with the programs attached.
-fn profile(scene: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> Result<Value> {
-    scene.measure(case, CountBenchSubject::Rouse)?;
+fn profile(fixture: &mut CountBenchFixture, case: CountBenchCase, rounds: u32) -> Result<Value> {
+    fixture.measure(case, CountBenchSubject::Rouse)?;
     let mut samples = Vec::new();
     for _ in 0..rounds {
-        let (run, spent) = scene.profile(case)?;
-        samples.push(ProfileSample { requests: run.requests, costs: spent });
+        let (run, costs) = fixture.profile(case)?;
+        samples.push(ProfileSample { requests: run.requests, costs });
     }
-    eprint!("{}", profile::to_table(case.name(), &samples));
-    Ok(profile::to_json(&samples))
+    eprint!("{}", program_costs::to_table(case.name(), &samples));
+    Ok(program_costs::to_json(&samples))
 }
 
 /// Time that the statistics record for an empty program, in ns a run, for each round.
-fn stats_overhead(scene: &mut CountBenchFixture, rounds: u32) -> Result<Vec<f64>> {
-    let mut found = Vec::new();
+fn stats_overhead(fixture: &mut CountBenchFixture, rounds: u32) -> Result<Vec<f64>> {
+    let mut overheads = Vec::new();
     for _ in 0..rounds {
-        let spent = scene.profile_empty()?;
-        found
-            .push(spent.iter().fold(ProgramCost::default(), |all, one| all.plus(one)).ns_per_run());
+        let costs = fixture.profile_empty()?;
+        overheads.push(
+            costs.iter().fold(ProgramCost::default(), |all, cost| all.plus(cost)).ns_per_run(),
+        );
     }
-    eprintln!("\nempty program, as recorded: {found:.1?} ns a run");
-    Ok(found)
+    eprintln!("\nempty program, as recorded: {overheads:.1?} ns a run");
+    Ok(overheads)
 }
 
 /// Time in programs a packet of sockets that are not counted, in and out, for each round.
 fn profile_uncounted(
-    scene: &mut CountBenchFixture,
-    way: UncountedSocket,
+    fixture: &mut CountBenchFixture,
+    socket: UncountedSocket,
     rounds: u32,
 ) -> Result<Value> {
-    let mut found = BTreeMap::<&str, Vec<f64>>::new();
+    let mut values = BTreeMap::<&str, Vec<f64>>::new();
     for _ in 0..rounds {
-        let (packets, spent) = scene.profile_uncounted(way)?;
-        let both = spent.iter().filter(|one| profile::is_packet_program(&one.name));
-        let both = both.fold(ProgramCost::default(), |all, one| all.plus(one));
-        found.entry("ns").or_default().push(both.ns as f64 / packets as f64);
-        found.entry("runs").or_default().push(both.runs as f64 / packets as f64);
-        for one in spent.iter().filter(|one| one.runs > 0 && profile::is_packet_program(&one.name))
+        let (packets, costs) = fixture.profile_uncounted(socket)?;
+        let packet_costs = costs.iter().filter(|cost| program_costs::is_packet_program(&cost.name));
+        let total_cost = packet_costs.fold(ProgramCost::default(), |all, cost| all.plus(cost));
+        values.entry("ns").or_default().push(total_cost.ns as f64 / packets as f64);
+        values.entry("runs").or_default().push(total_cost.runs as f64 / packets as f64);
+        for cost in costs
+            .iter()
+            .filter(|cost| cost.runs > 0 && program_costs::is_packet_program(&cost.name))
         {
-            let name = if one.name == "ingress" { "ingress_ns" } else { "egress_ns" };
-            found.entry(name).or_default().push(one.ns_per_run());
+            let name = if cost.name == "ingress" { "ingress_ns" } else { "egress_ns" };
+            values.entry(name).or_default().push(cost.ns_per_run());
         }
     }
-    eprintln!("{}: {found:.1?}", way.name());
-    Ok(serde_json::to_value(found)?)
+    eprintln!("{}: {values:.1?}", socket.name());
+    Ok(serde_json::to_value(values)?)
 }

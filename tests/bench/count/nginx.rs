@@ -15,8 +15,8 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CloneFlags, setns};
 
 use crate::{
-    bed::{NetnsFixture, SERVING_PORT},
-    load::netns_command,
+    fixture::{NetnsFixture, SERVING_PORT},
+    load_generators::netns_command,
 };
 
 /// Port of the server beside the pod's serving port.
@@ -129,12 +129,12 @@ impl BenchNginx {
     }
 
     pub(crate) fn status(&self) -> Result<NginxStatus> {
-        let said = get_status_page(&self.netns)?;
+        let page = get_status_page(&self.netns)?;
         self.status_requests.set(self.status_requests.get() + 1);
-        let numbers: Vec<u64> = said.split_whitespace().flat_map(str::parse).collect();
+        let numbers: Vec<u64> = page.split_whitespace().flat_map(str::parse).collect();
         // Open connections; accepted, handled, requests; reading, writing, waiting.
         let [open, _, _, requests, ..] = numbers[..] else {
-            anyhow::bail!("nginx said `{said}`");
+            anyhow::bail!("nginx said `{page}`");
         };
         Ok(NginxStatus { requests: requests - self.status_requests.get(), open: open - 1 })
     }
@@ -168,9 +168,9 @@ fn get_status_page(netns: &str) -> Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", STATUS_PORT))?;
         stream.set_read_timeout(Some(WAIT_TIMEOUT))?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-        let mut said = String::new();
-        stream.read_to_string(&mut said)?;
-        let (_, body) = said.split_once("\r\n\r\n").context("an answer has a head")?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        let (_, body) = response.split_once("\r\n\r\n").context("an answer has a head")?;
         Ok(body.to_owned())
     });
     inside.join().map_err(|_panic| anyhow::anyhow!("the asker died"))?

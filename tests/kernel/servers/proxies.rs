@@ -5,32 +5,32 @@ use std::fs;
 
 use super::{
     BACKEND_PORTS,
-    own::ServerCountSource,
-    stage::{ServerFixture, ServerRecipe},
+    server_counts::ServerCountSource,
+    server_fixture::{ServerFixture, ServerRecipe},
 };
-use crate::bed::SERVING_PORT;
+use crate::fixture::SERVING_PORT;
 
 /// Recipe of nginx with these options of `listen`. It answers some requests itself, and passes others to an
 /// application.
-pub(super) fn nginx(stage: &ServerFixture, listen: &str) -> ServerRecipe {
-    let folder = stage.path("nginx");
+pub(super) fn nginx(fixture: &ServerFixture, listen: &str) -> ServerRecipe {
+    let folder = fixture.path("nginx");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("big"), vec![b'x'; 1 << 20]).unwrap();
-    let at = folder.display();
+    let path = folder.display();
     let [http, grpc] = BACKEND_PORTS;
     let config = format!(
-        "daemon off; user root; worker_processes 2; pid {at}/pid; error_log stderr error;
+        "daemon off; user root; worker_processes 2; pid {path}/pid; error_log stderr error;
         events {{ worker_connections 512; }}
         http {{
-          access_log {at}/log; keepalive_requests 1000000; client_max_body_size 8m; sendfile on;
-          client_body_temp_path {at}; proxy_temp_path {at}; fastcgi_temp_path {at}; uwsgi_temp_path {at};
-          scgi_temp_path {at};
+          access_log {path}/log; keepalive_requests 1000000; client_max_body_size 8m; sendfile on;
+          client_body_temp_path {path}; proxy_temp_path {path}; fastcgi_temp_path {path}; uwsgi_temp_path {path};
+          scgi_temp_path {path};
           upstream app {{ server 127.0.0.1:{http}; keepalive 16; }}
           map $http_upgrade $connection_upgrade {{ default upgrade; '' ''; }}
           server {{
             listen {SERVING_PORT} {listen};
             location = /hello {{ return 200 hello; }}
-            location = /big {{ root {at}; }}
+            location = /big {{ root {path}; }}
             location = /early {{ client_max_body_size 1k; proxy_pass http://app; }}
             location / {{
               proxy_pass http://app; proxy_http_version 1.1; proxy_read_timeout 1h;
@@ -38,14 +38,14 @@ pub(super) fn nginx(stage: &ServerFixture, listen: &str) -> ServerRecipe {
             }}
             location /servers.Echo/ {{ grpc_pass grpc://127.0.0.1:{grpc}; }}
           }}
-          server {{ listen unix:{at}/status; access_log off; location / {{ stub_status; }} }}
+          server {{ listen unix:{path}/status; access_log off; location / {{ stub_status; }} }}
         }}"
     );
     let file = folder.join("conf");
     fs::write(&file, config).unwrap();
-    let words = ["nginx", "-c", &file.display().to_string()].map(str::to_owned).to_vec();
+    let args = ["nginx", "-c", &file.display().to_string()].map(str::to_owned).to_vec();
     ServerRecipe {
-        words,
+        words: args,
         count_source: ServerCountSource::Nginx {
             log: folder.join("log"),
             status: folder.join("status"),
@@ -53,8 +53,8 @@ pub(super) fn nginx(stage: &ServerFixture, listen: &str) -> ServerRecipe {
     }
 }
 
-pub(super) fn haproxy(stage: &ServerFixture) -> ServerRecipe {
-    let (file, stats) = (stage.path("haproxy.cfg"), stage.path("haproxy.stats"));
+pub(super) fn haproxy(fixture: &ServerFixture) -> ServerRecipe {
+    let (file, stats) = (fixture.path("haproxy.cfg"), fixture.path("haproxy.stats"));
     let [http, grpc] = BACKEND_PORTS;
     // With one thread: of two lines written at the same time, haproxy would omit one.
     let config = format!(
@@ -85,18 +85,18 @@ backend grpc
         stats.display()
     );
     fs::write(&file, config).unwrap();
-    let words = ["haproxy", "-db", "-f", &file.display().to_string()].map(str::to_owned).to_vec();
+    let args = ["haproxy", "-db", "-f", &file.display().to_string()].map(str::to_owned).to_vec();
     ServerRecipe {
-        words,
-        count_source: ServerCountSource::Haproxy { log: stage.path("server.out"), stats },
+        words: args,
+        count_source: ServerCountSource::Haproxy { log: fixture.path("server.out"), stats },
     }
 }
 
 /// Recipe of Apache's httpd, whose listener defers accepts by default.
-pub(super) fn apache(stage: &ServerFixture) -> ServerRecipe {
-    let folder = stage.path("apache");
+pub(super) fn apache(fixture: &ServerFixture) -> ServerRecipe {
+    let folder = fixture.path("apache");
     fs::create_dir(&folder).unwrap();
-    let at = folder.display();
+    let path = folder.display();
     let [http, _] = BACKEND_PORTS;
     let modules = ["mpm_event", "authz_core", "http2", "proxy", "proxy_http"];
     let modules: String = modules
@@ -105,10 +105,10 @@ pub(super) fn apache(stage: &ServerFixture) -> ServerRecipe {
         .collect();
     let config = format!(
         "{modules}
-ServerRoot {at}
+ServerRoot {path}
 ServerName pod
-PidFile {at}/pid
-DefaultRuntimeDir {at}
+PidFile {path}/pid
+DefaultRuntimeDir {path}
 User nobody
 Group nogroup
 Listen {SERVING_PORT}
@@ -116,7 +116,7 @@ Protocols h2c http/1.1
 H2MinWorkers 32
 ErrorLog /dev/stderr
 # The 101 of an Upgrade to HTTP/2 is no answer: the same request has another line.
-CustomLog {at}/log %>s \"expr=!(%{{REQUEST_STATUS}} -eq 101 && %{{HTTP:Upgrade}} == 'h2c')\"
+CustomLog {path}/log %>s \"expr=!(%{{REQUEST_STATUS}} -eq 101 && %{{HTTP:Upgrade}} == 'h2c')\"
 Timeout 3600
 MaxKeepAliveRequests 0
 ProxyPass / http://127.0.0.1:{http}/ upgrade=websocket
@@ -128,12 +128,12 @@ ProxyPass / http://127.0.0.1:{http}/ upgrade=websocket
     let file = folder.join("conf");
     fs::write(&file, config).unwrap();
     let file = file.display().to_string();
-    let words = ["apache2", "-D", "FOREGROUND", "-f", &file].map(str::to_owned).to_vec();
+    let args = ["apache2", "-D", "FOREGROUND", "-f", &file].map(str::to_owned).to_vec();
     ServerRecipe {
-        words,
+        words: args,
         count_source: ServerCountSource::Apache {
             log: folder.join("log"),
-            backend: stage.path("book"),
+            backend: fixture.path("book"),
         },
     }
 }

@@ -7,8 +7,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match tests::flood::main(&args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("flood: {why}");
+        Err(error) => {
+            eprintln!("flood: {error}");
             ExitCode::FAILURE
         }
     }

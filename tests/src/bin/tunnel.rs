@@ -7,8 +7,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match tests::tunnel::main(&args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("tunnel: {why}");
+        Err(error) => {
+            eprintln!("tunnel: {error}");
             ExitCode::FAILURE
         }
     }

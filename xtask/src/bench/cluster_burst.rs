@@ -6,12 +6,12 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{
-    peer,
+    cluster_context::{BenchClientPod, BenchCluster, ClusterBenchContext},
+    cold_start_stages::container_started_at,
+    object_watch::ObjectWatch,
+    plain_deployment,
     report::{BenchGoal, BenchRow, case_row},
-    site::{BenchClientPod, BenchCluster, ClusterBenchContext},
-    stages::container_started_at,
     stats::{quantile, sorted},
-    watched::ObjectWatch,
 };
 use crate::{load::unix_us, measure::BurstTimes, sh};
 
@@ -32,37 +32,47 @@ struct ColdStartBurst {
 
 /// Measures all cases. `rouse`: from the request to its first byte, and until the pod exists. `kubernetes`: from the
 /// patch until the container runs, which is the earliest moment for any response. Neither mounts a token.
-pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.create_cluster(2, "iptables")?;
-    site.install("fast")?;
-    let places = site.create_client_pods()?;
-    let most = CASES.iter().map(|(count, ..)| *count).max().unwrap_or(0);
+pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
+    let cluster = cluster_context.create_cluster(2, "iptables")?;
+    cluster.install("fast")?;
+    let clients = cluster.create_client_pods()?;
+    let max_count = CASES.iter().map(|(count, ..)| *count).max().unwrap_or(0);
     let names =
-        |prefix: &str| (0..most).map(|index| format!("{prefix}{index}")).collect::<Vec<_>>();
+        |prefix: &str| (0..max_count).map(|index| format!("{prefix}{index}")).collect::<Vec<_>>();
     let (services, peers) = (names("burst"), names("plain"));
-    site.create_sleeping_services(&services)?;
-    site.create(&peers.iter().map(|name| peer::manifest(name, false)).collect::<String>())?;
+    cluster.create_sleeping_services(&services)?;
+    cluster.create(
+        &peers.iter().map(|name| plain_deployment::manifest(name, false)).collect::<String>(),
+    )?;
     let addresses =
-        services.iter().map(|name| site.cluster_ip(name)).collect::<Result<Vec<_>>>()?;
+        services.iter().map(|name| cluster.cluster_ip(name)).collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
     for (count, rounds, case) in CASES {
-        let (mut ours, mut created, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rouse_times, mut created, mut deployment_times) =
+            (Vec::new(), Vec::new(), Vec::new());
         for round in 0..=rounds {
-            let place = &places[round % places.len()];
-            let woken = wake_all(&site, place, &services[..count], &addresses[..count])?;
-            wait_until_asleep(&site, "serving.knative.dev/service")?;
-            let started = start_deployments(&site, &peers[..count])?;
-            wait_until_asleep(&site, "app")?;
+            let client = &clients[round % clients.len()];
+            let wake_times = wake_all(&cluster, client, &services[..count], &addresses[..count])?;
+            wait_until_asleep(&cluster, "serving.knative.dev/service")?;
+            let started = start_deployments(&cluster, &peers[..count])?;
+            wait_until_asleep(&cluster, "app")?;
             // The first round finds caches cold.
             if round > 0 {
-                ours.extend(woken.first_byte);
-                created.extend(woken.created);
-                theirs.extend(started);
+                rouse_times.extend(wake_times.first_byte);
+                created.extend(wake_times.created);
+                deployment_times.extend(started);
             }
         }
-        let most = quantile(&sorted(&theirs), 0.99) * MAX_P99_RATIO;
-        rows.push(case_row(case, "rouse", "ms", &ours, None, BenchGoal::P99AtMost(most.round())));
-        rows.push(case_row(case, "kubernetes", "ms", &theirs, None, BenchGoal::None));
+        let max_ms = quantile(&sorted(&deployment_times), 0.99) * MAX_P99_RATIO;
+        rows.push(case_row(
+            case,
+            "rouse",
+            "ms",
+            &rouse_times,
+            None,
+            BenchGoal::P99AtMost(max_ms.round()),
+        ));
+        rows.push(case_row(case, "kubernetes", "ms", &deployment_times, None, BenchGoal::None));
         let case = format!("{case}_pod_created");
         rows.push(case_row(&case, "rouse", "ms", &created, None, BenchGoal::None));
     }
@@ -71,66 +81,73 @@ pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
 
 /// Sends a request to each of the services at the same moment.
 fn wake_all(
-    site: &BenchCluster,
-    place: &BenchClientPod,
+    cluster: &BenchCluster,
+    client: &BenchClientPod,
     names: &[String],
     addresses: &[String],
 ) -> Result<ColdStartBurst> {
-    let watched = ObjectWatch::watch_pods(site)?;
-    let to = names.iter().zip(addresses);
-    let to: Vec<String> = to
+    let watched = ObjectWatch::watch_pods(cluster)?;
+    let targets = names.iter().zip(addresses);
+    let targets: Vec<String> = targets
         .map(|(name, address)| format!("{address}:80={name}.default.svc.cluster.local"))
         .collect();
     // All requests leave one client process, so that they start within a few milliseconds.
-    let text = site.run_in_pod(place, &["measure", "burst", "--to", &to.join(",")])?;
+    let text = cluster.run_in_pod(client, &["measure", "burst", "--to", &targets.join(",")])?;
     let burst: BurstTimes = serde_json::from_str(text.trim()).context("a burst printed no JSON")?;
     if burst.lost > 0 {
         bail!("{} of {} requests were not answered", burst.lost, names.len());
     }
     // The watch also has pods of earlier rounds: only those created after this burst count.
-    let seen = watched.observations();
+    let observations = watched.observations();
     let first = |name: &String| {
-        let begins = format!("{name}-00001-deployment-");
+        let prefix = format!("{name}-00001-deployment-");
         let mut its =
-            seen.iter().filter(|it| it.at_us >= burst.at_us && it.pod.starts_with(&begins));
+            observations.iter().filter(|it| it.at_us >= burst.at_us && it.pod.starts_with(&prefix));
         its.next().map(|it| (it.at_us - burst.at_us) as f64 / 1e3)
     };
     Ok(ColdStartBurst { created: names.iter().filter_map(first).collect(), first_byte: burst.ms })
 }
 
 /// Scales all Deployments at the same moment. Returns the time until the container of each started, in ms.
-fn start_deployments(site: &BenchCluster, names: &[String]) -> Result<Vec<f64>> {
-    let watched = ObjectWatch::watch_pods(site)?;
-    let patched_us = scale_deployments(site, names, 1)?;
-    let begins = |pod: &str| names.iter().any(|name| pod.starts_with(&format!("{name}-")));
-    site.wait("the Deployments' pods to be ready", || {
-        let seen = watched.observations();
-        let mut ready: Vec<&str> =
-            seen.iter().filter(|it| it.is_ready && begins(&it.pod)).map(|it| &*it.pod).collect();
+fn start_deployments(cluster: &BenchCluster, names: &[String]) -> Result<Vec<f64>> {
+    let watched = ObjectWatch::watch_pods(cluster)?;
+    let patched_us = scale_deployments(cluster, names, 1)?;
+    let is_of_deployment =
+        |pod: &str| names.iter().any(|name| pod.starts_with(&format!("{name}-")));
+    cluster.wait("the Deployments' pods to be ready", || {
+        let observations = watched.observations();
+        let mut ready: Vec<&str> = observations
+            .iter()
+            .filter(|it| it.is_ready && is_of_deployment(&it.pod))
+            .map(|it| &*it.pod)
+            .collect();
         // A watch reports each pod many times, so names are counted once.
         ready.sort_unstable();
         ready.dedup();
         Ok((ready.len() >= names.len()).then_some(()))
     })?;
     // containerd logs the start of a container in µs; a pod's status has seconds only.
-    let logs = site.nodes().into_iter().map(|node| site.process_log(&format!("{node}-containerd")));
+    let logs =
+        cluster.nodes().into_iter().map(|node| cluster.process_log(&format!("{node}-containerd")));
     let containerd = logs.collect::<Result<Vec<String>>>()?.concat();
-    let seen = watched.observations();
-    let recent = seen.iter().filter(|it| it.is_ready && it.at_us > patched_us && begins(&it.pod));
+    let observations = watched.observations();
+    let recent = observations
+        .iter()
+        .filter(|it| it.is_ready && it.at_us > patched_us && is_of_deployment(&it.pod));
     let mut pods: Vec<&str> = recent.map(|it| &*it.pod).collect();
     pods.sort_unstable();
     pods.dedup();
     let times = pods.into_iter().filter_map(|pod| container_started_at(pod, &containerd));
     let times: Vec<f64> = times.map(|at| at.saturating_sub(patched_us) as f64 / 1e3).collect();
-    scale_deployments(site, names, 0)?;
+    scale_deployments(cluster, names, 0)?;
     Ok(times)
 }
 
 /// Patches the scale of all Deployments. Returns the moment when the first request was sent, Unix time in µs.
-fn scale_deployments(site: &BenchCluster, names: &[String], replicas: u32) -> Result<u64> {
+fn scale_deployments(cluster: &BenchCluster, names: &[String], replicas: u32) -> Result<u64> {
     let path = |name: &String| format!("/apis/apps/v1/namespaces/default/deployments/{name}/scale");
-    let mut curl = site.api_command(&path(&names[0]));
-    curl.args(names[1..].iter().map(|name| site.url(&path(name))));
+    let mut curl = cluster.api_command(&path(&names[0]));
+    curl.args(names[1..].iter().map(|name| cluster.url(&path(name))));
     curl.args(["-X", "PATCH", "-H", "Content-Type: application/merge-patch+json"]);
     curl.args(["--data", &format!("{{\"spec\":{{\"replicas\":{replicas}}}}}")]);
     curl.args([
@@ -141,30 +158,31 @@ fn scale_deployments(site: &BenchCluster, names: &[String], replicas: u32) -> Re
         "\npretransfer %{time_pretransfer}\n",
     ]);
     // The time that curl takes to start and to connect does not belong to the patch.
-    let begun = unix_us();
+    let started_us = unix_us();
     let text = sh::capture(&mut curl)?;
     let before = text.lines().filter_map(|line| line.strip_prefix("pretransfer "));
     let before = before.filter_map(|word| word.trim().parse::<f64>().ok()).fold(f64::MAX, f64::min);
     if before == f64::MAX {
         bail!("curl said nothing of its times");
     }
-    Ok(begun + (before * 1e6) as u64)
+    Ok(started_us + (before * 1e6) as u64)
 }
 
 /// Waits until no pod has the label and the cluster's own controllers have no writes left. They may send 30 requests
 /// at once and 20 a second after that; the next case would wait for those.
-fn wait_until_asleep(site: &BenchCluster, label: &str) -> Result<()> {
-    site.wait("all pods to be gone", || {
-        Ok(site.list(&["pods", "--selector", label])?.is_empty().then_some(()))
+fn wait_until_asleep(cluster: &BenchCluster, label: &str) -> Result<()> {
+    cluster.wait("all pods to be gone", || {
+        Ok(cluster.list(&["pods", "--selector", label])?.is_empty().then_some(()))
     })?;
-    site.wait("all Deployments to say that they have none", || {
-        let all = site.list(&["deployments.apps"])?;
-        let rests = |it: &Value| {
+    cluster.wait("all Deployments to say that they have none", || {
+        let deployments = cluster.list(&["deployments.apps"])?;
+        let rests = |object: &Value| {
             // A status counts only if the controller has seen the latest scale.
-            let generation = &it["metadata"]["generation"];
-            it["status"]["observedGeneration"] == *generation && it["status"]["replicas"].is_null()
+            let generation = &object["metadata"]["generation"];
+            object["status"]["observedGeneration"] == *generation
+                && object["status"]["replicas"].is_null()
         };
-        Ok(all.iter().all(rests).then_some(()))
+        Ok(deployments.iter().all(rests).then_some(()))
     })?;
     sh::sleep(API_BUDGET_REFILL);
     Ok(())

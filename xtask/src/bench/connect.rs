@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use anyhow::Result;
 
 use super::{
-    bpf, interleave,
+    ebpf_run_time, interleave,
+    node_context::{NodeBenchContext, service_addresses},
     report::{BenchGoal, BenchRow, case_row, case_rows},
-    scene::{NodeBenchContext, service_addresses},
     stats::median,
 };
 use crate::measure::MeasuredTimes;
@@ -20,16 +20,16 @@ const CONNECTS_PER_ROUND: usize = 2_000;
 
 /// Measures all cases. `bare`: address of a server without programs; `direct`: the pod's address, with programs
 /// attached; `rouse`: the service's address.
-pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.start_node()?;
-    let bare = scene.start_bare_server(&node)?;
-    scene.apply(&node, "awake", 1, 1)?;
+pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
+    let node = context.start_node()?;
+    let bare = context.start_bare_server(&node)?;
+    context.apply(&node, "awake", 1, 1)?;
     let (pod, service) = service_addresses(&node, "awake0")?;
     // Services accumulate: each case adds to those of the cases before, and all of them sleep but one.
-    let mut all = Vec::new();
+    let mut rows = Vec::new();
     for (index, (services, case)) in CASES.into_iter().enumerate() {
         if services > 1 {
-            scene.apply(
+            context.apply(
                 &node,
                 &format!("asleep{index}x"),
                 services - services_applied_before(index),
@@ -42,22 +42,22 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
                     .map(str::to_owned)
             };
             match subject {
-                "bare" => scene.measure_bare(&node, &args(bare.address())),
-                "direct" => scene.measure(&node, &args(pod)),
-                _ => scene.measure(&node, &args(service)),
+                "bare" => context.measure_bare(&node, &args(bare.address())),
+                "direct" => context.measure(&node, &args(pod)),
+                _ => context.measure(&node, &args(service)),
             }
         };
-        let rounds = interleave(scene.rounds, &["bare", "direct", "rouse"], |subject| {
+        let rounds = interleave(context.rounds, &["bare", "direct", "rouse"], |subject| {
             Ok(measure(subject)?.p50_us)
         })?;
-        all.extend(case_rows(case, "us", &rounds, BenchGoal::RatioAtMost(1.05)));
+        rows.extend(case_rows(case, "us", &rounds, BenchGoal::RatioAtMost(1.05)));
         // Time in programs is measured apart, because the statistics would slow the compared connects.
         let bare = median(rounds.get("bare").map_or(&[], Vec::as_slice)).value;
-        all.extend(program_share_rows(case, bare, scene.rounds, || measure("rouse"))?);
+        rows.extend(program_share_rows(case, bare, context.rounds, || measure("rouse"))?);
     }
     drop(bare);
     node.stop()?;
-    Ok(all)
+    Ok(rows)
 }
 
 /// Share that the programs take of a bare connect, by the kernel's own clock: programs in the client's calls alone
@@ -70,12 +70,12 @@ fn program_share_rows(
 ) -> Result<[BenchRow; 2]> {
     let (mut connect, mut every) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let (measured, spent) = bpf::measure_run_time(&measure)?;
+        let (measured, run_time) = ebpf_run_time::measure_run_time(&measure)?;
         let share = |us: f64| us / measured.count as f64 / bare_us;
-        connect.push(share(spent.connect_us));
-        every.push(share(spent.all_us));
+        connect.push(share(run_time.connect_us));
+        every.push(share(run_time.all_us));
     }
-    let name = |what: &str| format!("{case}_{what}");
+    let name = |subject: &str| format!("{case}_{subject}");
     Ok([
         case_row(
             &name("connect_programs"),

@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::{
+    cluster_context::{BenchCluster, ClusterBenchContext, SYSTEM_NAMESPACE},
+    object_watch::ObjectWatch,
     report::{BenchGoal, BenchRow, case_row},
-    site::{BenchCluster, ClusterBenchContext, SYSTEM_NAMESPACE},
-    watched::ObjectWatch,
 };
 use crate::{load::unix_us, sh};
 
@@ -29,8 +29,8 @@ struct ControlPlaneBenchOutput {
     per_s: Vec<f64>,
 }
 
-pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let mut rows = measure_with_api_server(clusters)?;
+pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
+    let mut rows = measure_with_api_server(cluster_context)?;
     rows.insert(0, measure_without_api_server()?);
     Ok(rows)
 }
@@ -45,25 +45,25 @@ fn measure_without_api_server() -> Result<BenchRow> {
             .env("RUST_LOG", "warn"),
     )?;
     let line = text.lines().last().context("the bench printed nothing")?;
-    let printed: ControlPlaneBenchOutput =
+    let output: ControlPlaneBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    Ok(case_row("wakes_local", "rouse", "per_s", &printed.per_s, None, BenchGoal::AtLeast(1_000.0)))
+    Ok(case_row("wakes_local", "rouse", "per_s", &output.per_s, None, BenchGoal::AtLeast(1_000.0)))
 }
 
 /// Runs activator, autoscaler and controller as shipped, beside an API server without nodes. Requests arrive at the
 /// gateway; a cold start is complete when the API server's watch shows the Deployment with one replica.
-fn measure_with_api_server(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.create_cluster(0, "iptables")?;
-    site.apply_install()?;
-    let _parts = start_components(&site)?;
-    let all: Vec<String> = (0..WAKES * ROUNDS).map(|index| format!("row{index}")).collect();
-    site.create_sleeping_services(&all)?;
-    let watched = ObjectWatch::watch_deployments(&site)?;
+fn measure_with_api_server(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
+    let cluster = cluster_context.create_cluster(0, "iptables")?;
+    cluster.apply_install()?;
+    let _parts = start_components(&cluster)?;
+    let names: Vec<String> = (0..WAKES * ROUNDS).map(|index| format!("row{index}")).collect();
+    cluster.create_sleeping_services(&names)?;
+    let watched = ObjectWatch::watch_deployments(&cluster)?;
     let (mut rates, mut times) = (Vec::new(), Vec::new());
-    for (round, names) in all.chunks(WAKES).enumerate() {
+    for (round, names) in names.chunks(WAKES).enumerate() {
         // Writes of the wakes before this round are complete by then.
         sh::sleep(Duration::from_secs(8));
-        let acknowledged = wake_all(&site, &watched, names)?;
+        let acknowledged = wake_all(&cluster, &watched, names)?;
         if round > 0 {
             // The rate counts until the last Deployment: a mean would hide a queue.
             let last = acknowledged.iter().copied().fold(0.0, f64::max);
@@ -79,22 +79,22 @@ fn measure_with_api_server(clusters: &ClusterBenchContext) -> Result<Vec<BenchRo
 }
 
 /// Sends all requests at once. Returns the time until each Deployment was scaled, in ms.
-fn wake_all(site: &BenchCluster, watched: &ObjectWatch, names: &[String]) -> Result<Vec<f64>> {
-    let to =
+fn wake_all(cluster: &BenchCluster, watched: &ObjectWatch, names: &[String]) -> Result<Vec<f64>> {
+    let address =
         names.iter().map(|name| format!("{CONTROL_PLANE_ADDRESS}:8080={name}.default.example.com"));
-    let to: Vec<String> = to.collect();
+    let to: Vec<String> = address.collect();
     let asked_us = unix_us();
     // No pod ever answers: the requests wait until this client is killed.
-    let mut asking = site.start_client(&["measure", "burst", "--to", &to.join(",")])?;
-    let scaled = site.wait("all Deployments to be scaled", || {
-        let seen = watched.observations();
-        let at = |name: &String| {
+    let mut client = cluster.start_client(&["measure", "burst", "--to", &to.join(",")])?;
+    let scaled = cluster.wait("all Deployments to be scaled", || {
+        let observations = watched.observations();
+        let time_of = |name: &String| {
             let deployment = format!("{name}-00001-deployment");
-            seen.iter().find(|it| it.pod == deployment && it.is_ready).map(|it| it.at_us)
+            observations.iter().find(|it| it.pod == deployment && it.is_ready).map(|it| it.at_us)
         };
-        Ok(names.iter().map(at).collect::<Option<Vec<u64>>>())
+        Ok(names.iter().map(time_of).collect::<Option<Vec<u64>>>())
     });
-    asking.kill().and_then(|()| asking.wait().map(drop)).context("cannot end the client")?;
+    client.kill().and_then(|()| client.wait().map(drop)).context("cannot end the client")?;
     Ok(scaled?.into_iter().map(|at| at.saturating_sub(asked_us) as f64 / 1e3).collect())
 }
 
@@ -111,27 +111,27 @@ impl Drop for ComponentProcesses {
     }
 }
 
-fn start_components(site: &BenchCluster) -> Result<ComponentProcesses> {
-    create_activator_pod(site)?;
+fn start_components(cluster: &BenchCluster) -> Result<ComponentProcesses> {
+    create_activator_pod(cluster)?;
     let (controller, autoscaler) = ("http://127.0.0.1:7100", "http://127.0.0.1:7110");
     let outside = format!("{CONTROL_PLANE_ADDRESS}:8080");
-    let part = |words: &[&str], vars: &[(&str, &str)]| -> Result<Child> {
-        let mut command: Command = site.rouse_command(words);
+    let component = |args: &[&str], vars: &[(&str, &str)]| -> Result<Child> {
+        let mut command: Command = cluster.rouse_command(args);
         command.envs(vars.iter().copied()).env("RUST_LOG", "warn").stdin(Stdio::null());
         command.spawn().context("cannot start a part")
     };
-    let kubeconfig = site.kubeconfig();
-    let mut parts = ComponentProcesses(Vec::new());
+    let kubeconfig = cluster.kubeconfig();
+    let mut processes = ComponentProcesses(Vec::new());
     // The later ones connect to the earlier ones.
-    parts.0.push(part(
+    processes.0.push(component(
         &["controller", "--kubeconfig", kubeconfig, "--webhook-url", "https://127.0.0.1:8443"],
         &[("ROUSE_CONTROLLER_LISTEN", controller), ("POD_NAME", "controller")],
     )?);
-    parts.0.push(part(
+    processes.0.push(component(
         &["autoscaler"],
         &[("ROUSE_USAGE", autoscaler), ("ROUSE_CONTROLLER", controller)],
     )?);
-    parts.0.push(part(
+    processes.0.push(component(
         &["activator"],
         &[
             ("ROUSE_CONTROLLER", controller),
@@ -143,16 +143,16 @@ fn start_components(site: &BenchCluster) -> Result<ComponentProcesses> {
     )?);
     // A component with wrong arguments or an address in use ends within this time.
     sh::sleep(Duration::from_secs(5));
-    if parts.0.iter_mut().any(|child| child.try_wait().ok().flatten().is_some()) {
+    if processes.0.iter_mut().any(|child| child.try_wait().ok().flatten().is_some()) {
         bail!("a part ended at once");
     }
-    Ok(parts)
+    Ok(processes)
 }
 
 /// Creates the activator's pod object. The controller knows activators by their pods, and no Route is ready without
 /// one.
-fn create_activator_pod(site: &BenchCluster) -> Result<()> {
-    site.create(
+fn create_activator_pod(cluster: &BenchCluster) -> Result<()> {
+    cluster.create(
         "apiVersion: v1
 kind: Pod
 metadata: { name: activator, namespace: knative-serving, labels: { app: activator } }
@@ -170,5 +170,5 @@ spec:
     );
     let patch =
         ["patch", "pod", "activator", "-n", SYSTEM_NAMESPACE, "--subresource=status", "--patch"];
-    site.kubectl(&[&patch[..], &[&status]].concat()).map(drop)
+    cluster.kubectl(&[&patch[..], &[&status]].concat()).map(drop)
 }

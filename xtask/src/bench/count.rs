@@ -62,7 +62,7 @@ struct PacketProfile {
 
 /// Runs the bench. It imports the agent, which xtask must not, so it is a program of its own. The program itself does
 /// no expensive work, so it is built with the profile of the tests.
-pub(super) fn run(half: &EbpfBenchContext) -> Result<Vec<BenchRow>> {
+pub(super) fn run(ebpf: &EbpfBenchContext) -> Result<Vec<BenchRow>> {
     let text = sh::capture(
         sh::cargo()
             .args([
@@ -75,55 +75,71 @@ pub(super) fn run(half: &EbpfBenchContext) -> Result<Vec<BenchRow>> {
                 "--bench",
                 "count",
             ])
-            .args(["--", "--rounds", &half.rounds.to_string()])
+            .args(["--", "--rounds", &ebpf.rounds.to_string()])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .env(build_ebpf::OBJECT_VARIABLE, &half.object)
+            .env(build_ebpf::OBJECT_VARIABLE, &ebpf.object)
             .env("RUST_LOG", "warn"),
     )?;
     // Cargo and the bench print progress first; the JSON is the last line.
     let line = text.lines().last().context("the bench printed nothing")?;
-    let printed: CountBenchOutput =
+    let output: CountBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    result_rows(&printed)
+    result_rows(&output)
 }
 
 /// Rows: time in programs, as recorded and without the recorder's share; then rates and processor time.
-fn result_rows(printed: &CountBenchOutput) -> Result<Vec<BenchRow>> {
-    ensure!(!printed.empty_program.is_empty(), "nothing was recorded of an empty program");
-    let recorder = median(&printed.empty_program).value;
-    let mut all = Vec::new();
-    for (case, profile) in &printed.profiles {
-        all.extend(program_time_rows(case, profile, recorder));
+fn result_rows(output: &CountBenchOutput) -> Result<Vec<BenchRow>> {
+    ensure!(!output.empty_program.is_empty(), "nothing was recorded of an empty program");
+    let recorder = median(&output.empty_program).value;
+    let mut rows = Vec::new();
+    for (case, profile) in &output.profiles {
+        rows.extend(program_time_rows(case, profile, recorder));
     }
     let none = BenchGoal::None;
-    all.push(case_row("empty_program", "empty", "ns", &printed.empty_program, None, none));
-    all.extend(packet_rows(&printed.packets, recorder));
-    for (case, subjects) in &printed.rates {
-        let of = |pick: fn(&CountBenchRates) -> &Vec<f64>| -> RoundValues {
-            let known = SUBJECTS.into_iter();
-            known.filter_map(|it| Some((it, pick(subjects.get(it)?).clone()))).collect()
+    rows.push(case_row("empty_program", "empty", "ns", &output.empty_program, None, none));
+    rows.extend(packet_rows(&output.packets, recorder));
+    for (case, subjects) in &output.rates {
+        let values = |pick: fn(&CountBenchRates) -> &Vec<f64>| -> RoundValues {
+            let known_subjects = SUBJECTS.into_iter();
+            known_subjects.filter_map(|it| Some((it, pick(subjects.get(it)?).clone()))).collect()
         };
         // Goals of bulk responses are stricter: where bytes dominate, counting adds less.
-        let (fewer, more) = if case == "bulk" { (0.99, 1.01) } else { (0.97, 1.03) };
-        let (fewer, more) = (BenchGoal::RatioAtLeast(fewer), BenchGoal::RatioAtMost(more));
-        all.extend(case_rows(&format!("req_s_{case}"), "req/s", &of(|it| &it.req_s), fewer));
-        all.extend(case_rows(&format!("cpu_{case}"), "us", &of(|it| &it.cpu_us), more));
-        let whole = BenchGoal::AtLeast(MIN_CORE_SHARE_PERCENT);
-        all.push(case_row(
+        let (min_ratio, max_ratio) = if case == "bulk" { (0.99, 1.01) } else { (0.97, 1.03) };
+        let (min_goal, max_goal) =
+            (BenchGoal::RatioAtLeast(min_ratio), BenchGoal::RatioAtMost(max_ratio));
+        rows.extend(case_rows(
+            &format!("req_s_{case}"),
+            "req/s",
+            &values(|it| &it.req_s),
+            min_goal,
+        ));
+        rows.extend(case_rows(&format!("cpu_{case}"), "us", &values(|it| &it.cpu_us), max_goal));
+        let core_share_goal = BenchGoal::AtLeast(MIN_CORE_SHARE_PERCENT);
+        rows.push(case_row(
             &format!("core_{case}"),
             "all",
             "percent",
             &core_shares(subjects),
             None,
-            whole,
+            core_share_goal,
         ));
         if subjects.values().all(|it| !it.cycles.is_empty()) {
-            all.extend(case_rows(&format!("cycles_{case}"), "cycles", &of(|it| &it.cycles), none));
+            rows.extend(case_rows(
+                &format!("cycles_{case}"),
+                "cycles",
+                &values(|it| &it.cycles),
+                none,
+            ));
         } else {
-            all.extend(case_rows(&format!("machine_{case}"), "us", &of(|it| &it.machine_us), none));
+            rows.extend(case_rows(
+                &format!("machine_{case}"),
+                "us",
+                &values(|it| &it.machine_us),
+                none,
+            ));
         }
     }
-    Ok(all)
+    Ok(rows)
 }
 
 /// Least share of the core for the measured processes, in percent. With less, other processes ran there as well:
@@ -148,38 +164,43 @@ fn program_time_rows(case: &str, profile: &CountBenchProfile, recorder: f64) -> 
         "h2" => BenchGoal::AtMost(700.0),
         _ => BenchGoal::None,
     };
-    let one =
+    let row =
         |case: &str, unit, values: &[f64], goal| case_row(case, "rouse", unit, values, None, goal);
     // Goals apply to both figures, with and without the recorder's share.
     let net = without_stats_overhead(&profile.ns, &profile.runs, recorder);
-    let mut all =
-        vec![one(case, "ns", &profile.ns, goal), one(&format!("{case}_net"), "ns", &net, goal)];
-    for it in profile.programs.iter().filter(|it| median(&it.runs).value >= MIN_RUNS_PER_REQUEST) {
-        let name = format!("{case}_{}", it.name);
-        all.push(one(&name, "ns", &it.ns, BenchGoal::None));
-        all.push(one(&format!("{name}_runs"), "runs", &it.runs, BenchGoal::None));
+    let mut rows =
+        vec![row(case, "ns", &profile.ns, goal), row(&format!("{case}_net"), "ns", &net, goal)];
+    for program in profile
+        .programs
+        .iter()
+        .filter(|program| median(&program.runs).value >= MIN_RUNS_PER_REQUEST)
+    {
+        let name = format!("{case}_{}", program.name);
+        rows.push(row(&name, "ns", &program.ns, BenchGoal::None));
+        rows.push(row(&format!("{name}_runs"), "runs", &program.runs, BenchGoal::None));
     }
-    all
+    rows
 }
 
 /// Rows of uncounted packets. `uncounted_packet` is the most expensive reason; pods without programs are apart.
-fn packet_rows(found: &BTreeMap<String, PacketProfile>, recorder: f64) -> Vec<BenchRow> {
-    let one = |case: &str, values: &[f64], goal| case_row(case, "rouse", "ns", values, None, goal);
-    let ours = || found.iter().filter(|(name, _)| *name != "foreign");
-    let middle = |it: &PacketProfile| median(&it.ns).value;
+fn packet_rows(packets: &BTreeMap<String, PacketProfile>, recorder: f64) -> Vec<BenchRow> {
+    let row = |case: &str, values: &[f64], goal| case_row(case, "rouse", "ns", values, None, goal);
+    let packets_of_rouse = || packets.iter().filter(|(name, _)| *name != "foreign");
+    let median_ns = |it: &PacketProfile| median(&it.ns).value;
     // Goals are for the worst reason not to count a packet.
-    let most = ours().max_by(|(_, one), (_, other)| middle(one).total_cmp(&middle(other)));
-    let mut all = Vec::new();
-    if let Some((_, most)) = most {
-        let net = without_stats_overhead(&most.ns, &most.runs, recorder);
-        all.push(one("uncounted_packet", &most.ns, BenchGoal::AtMost(60.0)));
-        all.push(one("uncounted_packet_net", &net, BenchGoal::AtMost(60.0)));
+    let slowest = packets_of_rouse()
+        .max_by(|(_, one), (_, other)| median_ns(one).total_cmp(&median_ns(other)));
+    let mut rows = Vec::new();
+    if let Some((_, slowest)) = slowest {
+        let net = without_stats_overhead(&slowest.ns, &slowest.runs, recorder);
+        rows.push(row("uncounted_packet", &slowest.ns, BenchGoal::AtMost(60.0)));
+        rows.push(row("uncounted_packet_net", &net, BenchGoal::AtMost(60.0)));
     }
-    all.extend(ours().map(|(name, it)| one(name, &it.ns, BenchGoal::None)));
-    if let Some(foreign) = found.get("foreign") {
-        all.push(one("foreign_packet", &foreign.ns, BenchGoal::AtMost(0.0)));
+    rows.extend(packets_of_rouse().map(|(name, it)| row(name, &it.ns, BenchGoal::None)));
+    if let Some(foreign) = packets.get("foreign") {
+        rows.push(row("foreign_packet", &foreign.ns, BenchGoal::AtMost(0.0)));
     }
-    all
+    rows
 }
 
 /// Time of the programs without the time that the kernel's statistics add to each run.
@@ -214,7 +235,7 @@ mod tests {
         let rows = result_rows(&serde_json::from_str(PRINTED).unwrap()).unwrap();
         let figures: Vec<_> =
             rows.iter().map(|row| (row.case.as_str(), row.p50, row.reached)).collect();
-        let want = [
+        let expected = [
             ("h1", 420.0, Some(false)),
             ("h1_net", 280.0, Some(true)),
             ("h1_ingress", 420.0, None),
@@ -233,6 +254,6 @@ mod tests {
             ("machine_bulk", 999.0, None),
             ("machine_bulk", 1002.0, None),
         ];
-        assert_eq!(figures, want);
+        assert_eq!(figures, expected);
     }
 }

@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, fs, time::Duration};
 use anyhow::{Context as _, Result};
 
 use super::{
+    cluster_context::{BenchCluster, ClusterBenchContext},
     report::{BenchGoal, BenchRow, case_row},
-    site::{BenchCluster, ClusterBenchContext},
 };
 use crate::sh;
 
@@ -43,19 +43,19 @@ struct ClusterFootprint {
     watch_kib: f64,
 }
 
-pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.create_cluster(1, "iptables")?;
-    site.install("standard")?;
+pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
+    let cluster = cluster_context.create_cluster(1, "iptables")?;
+    cluster.install("standard")?;
     let (mut rows, mut before, mut had) = (Vec::new(), None::<ClusterFootprint>, 0);
     for (count, case) in CASES {
         let names: Vec<String> = (had..count).map(|index| format!("foot{index}")).collect();
         for batch in names.chunks(BATCH) {
-            site.create_sleeping_services(batch)?;
+            cluster.create_sleeping_services(batch)?;
         }
         // Statuses and slices are still written for a while after a service is ready.
         sh::sleep(SETTLE_TIME);
-        rows.extend(daemon_rows(&site, case)?);
-        let now = read_footprint(&site)?;
+        rows.extend(daemon_rows(&cluster, case)?);
+        let now = read_footprint(&cluster)?;
         if let Some(before) = before {
             rows.extend(per_service_rows(case, count - had, before, now));
         }
@@ -71,50 +71,50 @@ fn per_service_rows(
     before: ClusterFootprint,
     now: ClusterFootprint,
 ) -> [BenchRow; 3] {
-    let of = |name: &str, unit: &str, value: f64, goal| {
+    let row = |name: &str, unit: &str, value: f64, goal| {
         case_row(&format!("{case}_{name}"), "rouse", unit, &[value / services as f64], None, goal)
     };
     [
-        of("objects_each", "objects", now.objects - before.objects, BenchGoal::AtMost(15.0)),
-        of("etcd_each", "KiB", now.etcd_kib - before.etcd_kib, BenchGoal::None),
-        of("watch_each", "KiB", now.watch_kib - before.watch_kib, BenchGoal::None),
+        row("objects_each", "objects", now.objects - before.objects, BenchGoal::AtMost(15.0)),
+        row("etcd_each", "KiB", now.etcd_kib - before.etcd_kib, BenchGoal::None),
+        row("watch_each", "KiB", now.watch_kib - before.watch_kib, BenchGoal::None),
     ]
 }
 
 /// Memory and CPU of each daemon, and memory of all daemons together.
-fn daemon_rows(site: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
-    let processes = site.component_processes()?;
+fn daemon_rows(cluster: &BenchCluster, case: &str) -> Result<Vec<BenchRow>> {
+    let processes = cluster.component_processes()?;
     let memory = sum_by_component(&processes, pss_mib);
     let before = sum_by_component(&processes, cpu_ticks);
     sh::sleep(CPU_SAMPLE_TIME);
     let after = sum_by_component(&processes, cpu_ticks);
-    let maps = site.maps_mib()?;
+    let maps = cluster.maps_mib()?;
     let mut rows: Vec<BenchRow> = memory
         .iter()
-        .map(|(part, mib)| case_row(case, part, "MiB", &[*mib], None, BenchGoal::None))
+        .map(|(component, mib)| case_row(case, component, "MiB", &[*mib], None, BenchGoal::None))
         .collect();
     rows.push(case_row(case, "kernel maps", "MiB", &[maps], None, BenchGoal::None));
-    let all = memory.values().sum::<f64>() + maps;
+    let total = memory.values().sum::<f64>() + maps;
     // The goal is stated for one hundred services; the other cases show the growth.
     let goal = if case == "services_100" { BenchGoal::AtMost(100.0) } else { BenchGoal::None };
-    rows.push(case_row(case, "rouse", "MiB", &[all], None, goal));
+    rows.push(case_row(case, "rouse", "MiB", &[total], None, goal));
     let cpu = format!("{case}_cpu");
-    for (part, ticks) in &after {
+    for (component, ticks) in &after {
         // A tick is 10 ms: so many a second are so many percent of one processor.
-        let spent = ticks - before.get(part).copied().unwrap_or(0.0);
-        let percent = spent / CPU_SAMPLE_TIME.as_secs_f64();
-        rows.push(case_row(&cpu, part, "percent", &[percent], None, BenchGoal::None));
+        let used_ticks = ticks - before.get(component).copied().unwrap_or(0.0);
+        let percent = used_ticks / CPU_SAMPLE_TIME.as_secs_f64();
+        rows.push(case_row(&cpu, component, "percent", &[percent], None, BenchGoal::None));
     }
     Ok(rows)
 }
 
 fn sum_by_component(
     processes: &[(String, u32)],
-    of: fn(u32) -> Result<f64>,
+    read: fn(u32) -> Result<f64>,
 ) -> BTreeMap<&str, f64> {
     let mut sums = BTreeMap::new();
-    for (part, id) in processes {
-        *sums.entry(part.as_str()).or_default() += of(*id).unwrap_or(0.0);
+    for (component, id) in processes {
+        *sums.entry(component.as_str()).or_default() += read(*id).unwrap_or(0.0);
     }
     sums
 }
@@ -139,8 +139,8 @@ fn cpu_ticks(id: u32) -> Result<f64> {
     Ok(fields.get(11).unwrap_or(&0.0) + fields.get(12).unwrap_or(&0.0))
 }
 
-fn read_footprint(site: &BenchCluster) -> Result<ClusterFootprint> {
-    let objects = site.kubectl(&[
+fn read_footprint(cluster: &BenchCluster) -> Result<ClusterFootprint> {
+    let objects = cluster.kubectl(&[
         "get",
         &KINDS.join(","),
         "--namespace",
@@ -150,8 +150,8 @@ fn read_footprint(site: &BenchCluster) -> Result<ClusterFootprint> {
         "name",
     ])?;
     // etcd listens on the control plane's loopback only.
-    let etcd = site.run_inside(&["curl", "--silent", "http://127.0.0.1:2379/metrics"])?;
-    let server = site.kubectl(&["get", "--raw", "/metrics"])?;
+    let etcd = cluster.run_inside(&["curl", "--silent", "http://127.0.0.1:2379/metrics"])?;
+    let server = cluster.kubectl(&["get", "--raw", "/metrics"])?;
     Ok(ClusterFootprint {
         objects: objects.lines().filter(|line| !line.is_empty()).count() as f64,
         etcd_kib: sum_metric(&etcd, "etcd_mvcc_db_total_size_in_use_in_bytes") / 1024.0,

@@ -3,10 +3,10 @@
 use anyhow::{Context as _, Result, bail};
 
 use super::{
+    node_context::{NodeBenchContext, run_load},
     report::{BenchGoal, BenchRow, case_row},
-    scene::{NodeBenchContext, run_load},
 };
-use crate::coldstart;
+use crate::cold_start;
 
 /// Number of services with one pod each. Each grows once: an added pod would stay until the end of its window.
 const SERVICES: usize = 10;
@@ -25,13 +25,13 @@ const STAGES: &str = "1x1500ms,50x200ms";
 /// Path with slow responses: the first request is still in flight when the last one arrives.
 const PATH: &str = "/?sleep=3000";
 
-pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.start_node()?;
-    scene.apply_scaled(&node, "grow", SERVICES, &SCALING)?;
-    let mut asked = Vec::new();
+pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
+    let node = context.start_node()?;
+    context.apply_scaled(&node, "grow", SERVICES, &SCALING)?;
+    let mut requests = Vec::new();
     for index in 0..SERVICES {
         let host = format!("grow{index}.default.svc.cluster.local");
-        let mut load = node.client_command(&scene.client);
+        let mut load = node.client_command(&context.client);
         load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
         let sent = run_load(load.args(["--stages", STAGES, "--path", PATH]))?;
         if sent.len() != REQUESTS || !sent.iter().all(|it| it.is_answered()) {
@@ -41,13 +41,14 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
         let last_us = sent.iter().map(|it| it.at_us).max().unwrap_or(0);
         let revision = format!("grow{index}-00001");
         let log = node.log();
-        let all = coldstart::decisions(&log)
+        let requested_at = cold_start::decisions(&log)
             .filter(|it| it.revision == revision && it.wanted >= PODS)
             .find(|it| it.at_us >= last_us);
-        let all = all.with_context(|| format!("{PODS} pods of {revision} were not asked for"))?;
-        asked.push((all.at_us - last_us) as f64 / 1e3);
+        let requested_at = requested_at
+            .with_context(|| format!("{PODS} pods of {revision} were not asked for"))?;
+        requests.push((requested_at.at_us - last_us) as f64 / 1e3);
     }
     node.stop()?;
     let goal = BenchGoal::P50P99AtMost(50.0, 50.0);
-    Ok(vec![case_row("1_to_50_in_flight_to_decision", "rouse", "ms", &asked, None, goal)])
+    Ok(vec![case_row("1_to_50_in_flight_to_decision", "rouse", "ms", &requests, None, goal)])
 }

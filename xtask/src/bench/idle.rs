@@ -5,8 +5,8 @@ use std::{fs, time::Duration};
 use anyhow::{Context as _, Result};
 
 use super::{
+    node_context::NodeBenchContext,
     report::{BenchGoal, BenchRow, case_row},
-    scene::NodeBenchContext,
 };
 use crate::sh;
 
@@ -18,21 +18,23 @@ const SETTLE_TIME: Duration = Duration::from_secs(10);
 
 /// Measures memory of all daemons and maps together, for each service: the growth of the node, plus all maps, which
 /// get their whole memory at the start.
-pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.start_node()?;
+pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
+    let node = context.start_node()?;
     sh::sleep(SETTLE_TIME);
     let empty = resident_kib(node.pid())?;
-    scene.apply(&node, "idle", SERVICES, 0)?;
+    context.apply(&node, "idle", SERVICES, 0)?;
     sh::sleep(SETTLE_TIME);
     // Maps have fixed sizes and are not part of the resident size, so they are added apart.
-    let full = resident_kib(node.pid())?;
+    let resident_with_services = resident_kib(node.pid())?;
     let maps = maps_kib(node.pid())?;
     let before = cpu_ticks(node.pid())?;
     sh::sleep(CPU_SAMPLE_TIME);
     let ticks = cpu_ticks(node.pid())? - before;
     node.stop()?;
-    println!("idle: resident {empty} KiB empty, {full} KiB full; maps {maps} KiB");
-    let a_service = (full - empty + maps) / SERVICES as f64;
+    println!(
+        "idle: resident {empty} KiB empty, {resident_with_services} KiB full; maps {maps} KiB"
+    );
+    let a_service = (resident_with_services - empty + maps) / SERVICES as f64;
     let percent = ticks / CPU_SAMPLE_TIME.as_secs_f64();
     Ok(vec![
         case_row("memory_per_service", "rouse", "KiB", &[a_service], None, BenchGoal::AtMost(5.0)),

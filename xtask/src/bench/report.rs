@@ -102,19 +102,19 @@ pub(super) fn case_row(
 ) -> BenchRow {
     let sorted = sorted(values);
     let p99 = quantile(&sorted, 0.99);
-    let middle = median(values).value;
+    let p50 = median(values).value;
     let (against, control) =
         ratio.map_or((f64::NAN, CONTROLS[0]), |it| (it.ratio.value, it.control));
     // A missing ratio is NaN, with which every comparison fails: such a goal is not reached.
     let (goal, reached) = match goal {
-        BenchGoal::RatioAtMost(most) => (format!("≤ {most} × {control}"), against <= most),
-        BenchGoal::RatioAtLeast(least) => (format!("≥ {least} × {control}"), against >= least),
-        BenchGoal::AtMost(most) => (format!("≤ {most} {unit}"), middle <= most),
-        BenchGoal::AtLeast(least) => (format!("≥ {least} {unit}"), middle >= least),
-        BenchGoal::P50P99AtMost(half, most) => {
-            (format!("p50 ≤ {half}, p99 ≤ {most} {unit}"), middle <= half && p99 <= most)
+        BenchGoal::RatioAtMost(max) => (format!("≤ {max} × {control}"), against <= max),
+        BenchGoal::RatioAtLeast(min) => (format!("≥ {min} × {control}"), against >= min),
+        BenchGoal::AtMost(max) => (format!("≤ {max} {unit}"), p50 <= max),
+        BenchGoal::AtLeast(min) => (format!("≥ {min} {unit}"), p50 >= min),
+        BenchGoal::P50P99AtMost(max_p50, max_p99) => {
+            (format!("p50 ≤ {max_p50}, p99 ≤ {max_p99} {unit}"), p50 <= max_p50 && p99 <= max_p99)
         }
-        BenchGoal::P99AtMost(most) => (format!("p99 ≤ {most} {unit}"), p99 <= most),
+        BenchGoal::P99AtMost(max) => (format!("p99 ≤ {max} {unit}"), p99 <= max),
         BenchGoal::None => (String::new(), true),
     };
     let has_goal = !goal.is_empty();
@@ -122,7 +122,7 @@ pub(super) fn case_row(
         case: case.to_owned(),
         subject: subject.to_owned(),
         unit: unit.to_owned(),
-        p50: middle,
+        p50,
         p90: quantile(&sorted, 0.9),
         p99,
         n: values.len(),
@@ -185,15 +185,15 @@ fn format_significant(value: f64) -> String {
 /// Returns `document` with the section `name` replaced, or appended if there is none.
 pub(super) fn replace_section(document: &str, name: &str, section: &str) -> String {
     // Sections begin at headings of the second level; the first part is the introduction.
-    let mut parts: Vec<&str> = document.split("\n## ").collect();
+    let mut sections: Vec<&str> = document.split("\n## ").collect();
     let heading = format!("{name}\n");
     let body = section.trim_start_matches("## ").trim_end();
-    match parts.iter_mut().skip(1).find(|part| part.starts_with(&heading)) {
+    match sections.iter_mut().skip(1).find(|part| part.starts_with(&heading)) {
         Some(part) => *part = body,
-        None => parts.push(body),
+        None => sections.push(body),
     }
-    let parts: Vec<&str> = parts.into_iter().map(str::trim_end).collect();
-    parts.join("\n\n## ") + "\n"
+    let sections: Vec<&str> = sections.into_iter().map(str::trim_end).collect();
+    sections.join("\n\n## ") + "\n"
 }
 
 #[cfg(test)]

@@ -34,17 +34,17 @@ pub(super) fn run() -> Result<Vec<BenchRow>> {
             .current_dir(env!("CARGO_MANIFEST_DIR")),
     )?;
     let line = text.lines().last().context("the bench printed nothing")?;
-    let it: ResyncBenchOutput =
+    let output: ResyncBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
     // Times of an incomplete run would look good.
-    ensure!(it.is_complete, "the controller came to no rest: {line}");
-    let one = |case, unit, value: f64, goal| case_row(case, "rouse", unit, &[value], None, goal);
+    ensure!(output.is_complete, "the controller came to no rest: {line}");
+    let row = |case, unit, value: f64, goal| case_row(case, "rouse", unit, &[value], None, goal);
     Ok(vec![
-        one("known", "s", it.known_s, BenchGoal::None),
-        one("whole_table", "s", it.whole_s, BenchGoal::None),
-        one("rest", "s", it.rest_s, BenchGoal::AtMost(10.0)),
-        one("cpu", "s", it.cpu_s, BenchGoal::None),
-        one("memory", "MiB", it.peak_mib, BenchGoal::None),
-        one("writes", "count", it.writes, BenchGoal::AtMost(0.0)),
+        row("known", "s", output.known_s, BenchGoal::None),
+        row("whole_table", "s", output.whole_s, BenchGoal::None),
+        row("rest", "s", output.rest_s, BenchGoal::AtMost(10.0)),
+        row("cpu", "s", output.cpu_s, BenchGoal::None),
+        row("memory", "MiB", output.peak_mib, BenchGoal::None),
+        row("writes", "count", output.writes, BenchGoal::AtMost(0.0)),
     ])
 }

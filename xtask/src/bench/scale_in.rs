@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use super::{
+    cluster_context::{BenchClientPod, BenchCluster, ClusterBenchContext},
     is_condition_true,
-    peer::PlainDeployment,
+    plain_deployment::PlainDeployment,
     report::{BenchGoal, BenchRow, case_row},
     service_manifest,
-    site::{BenchClientPod, BenchCluster, ClusterBenchContext},
 };
 use crate::{load::LoadRecord, sh};
 
@@ -38,62 +38,63 @@ const PULSE_ARGS: [&str; 4] = ["--stages", "25x10s", "--path", "/?sleep=100"];
 /// Time without changes after each new number of pods.
 const PAUSE_AFTER_SCALING: Duration = Duration::from_secs(3);
 
-pub(super) fn run(clusters: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
-    let site = clusters.create_cluster(2, "iptables")?;
-    site.install("standard")?;
-    let places = site.create_client_pods()?;
-    site.create_services(&service_manifest(NAME, &SCALING), &[NAME.to_owned()])?;
-    let address = site.cluster_ip(NAME)?;
-    let ours = SteadyLoad::start(clusters, &site, &places[0], &address, "rouse")?;
+pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
+    let cluster = cluster_context.create_cluster(2, "iptables")?;
+    cluster.install("standard")?;
+    let clients = cluster.create_client_pods()?;
+    cluster.create_services(&service_manifest(NAME, &SCALING), &[NAME.to_owned()])?;
+    let address = cluster.cluster_ip(NAME)?;
+    let rouse_load = SteadyLoad::start(cluster_context, &cluster, &clients[0], &address, "rouse")?;
     for _ in 0..SCALING_CYCLES {
-        scale_out_and_in(&site, &places[1], &address)?;
+        scale_out_and_in(&cluster, &clients[1], &address)?;
     }
-    let mut rows = ours.rows("rouse", BenchGoal::AtMost(0.0))?;
+    let mut rows = rouse_load.rows("rouse", BenchGoal::AtMost(0.0))?;
     // The peer runs after Rouse, with the same load, so that both have the machine to themselves.
-    let peer = PlainDeployment::new(&site, &places[0], NAME, true)?;
-    peer.measure_start(&site, &places[0])?;
-    let theirs = SteadyLoad::start(clusters, &site, &places[0], peer.address(), "kube-proxy")?;
+    let peer = PlainDeployment::new(&cluster, &clients[0], NAME, true)?;
+    peer.measure_start(&cluster, &clients[0])?;
+    let peer_load =
+        SteadyLoad::start(cluster_context, &cluster, &clients[0], peer.address(), "kube-proxy")?;
     // Nothing scales the peer by load, so the bench sets its scale.
     for pods in [3, 1].repeat(SCALING_CYCLES as usize) {
-        peer.scale(&site, pods)?;
-        wait_for_pods(&site, peer.selector(), pods as usize)?;
+        peer.scale(&cluster, pods)?;
+        wait_for_pods(&cluster, peer.selector(), pods as usize)?;
     }
-    rows.extend(theirs.rows("kube-proxy-iptables", BenchGoal::None)?);
+    rows.extend(peer_load.rows("kube-proxy-iptables", BenchGoal::None)?);
     Ok(rows)
 }
 
 /// Adds load until there are three pods, and removes it until there is one.
-fn scale_out_and_in(site: &BenchCluster, place: &BenchClientPod, address: &str) -> Result<()> {
+fn scale_out_and_in(cluster: &BenchCluster, client: &BenchClientPod, address: &str) -> Result<()> {
     let selector = format!("serving.knative.dev/service={NAME}");
-    let mut pulse = load_command(site, place, address, &PULSE_ARGS);
+    let mut pulse = load_command(cluster, client, address, &PULSE_ARGS);
     let mut pulse = pulse.stdout(Stdio::null()).spawn().context("cannot start a load")?;
-    wait_for_pods(site, selector.clone(), 3)?;
+    wait_for_pods(cluster, selector.clone(), 3)?;
     if !pulse.wait()?.success() {
         bail!("a load that needs three pods failed");
     }
-    wait_for_pods(site, selector, 1)
+    wait_for_pods(cluster, selector, 1)
 }
 
 /// Waits for exactly `pods` pods, all ready, and for [`PAUSE_AFTER_SCALING`] after that.
-fn wait_for_pods(site: &BenchCluster, selector: String, pods: usize) -> Result<()> {
-    site.wait(&format!("{pods} pods"), || {
-        let all = site.list(&["pods", "--selector", &selector])?;
+fn wait_for_pods(cluster: &BenchCluster, selector: String, pods: usize) -> Result<()> {
+    cluster.wait(&format!("{pods} pods"), || {
+        let list = cluster.list(&["pods", "--selector", &selector])?;
         let ready = |pod: &Value| is_condition_true(pod, "Ready");
-        Ok((all.len() == pods && all.iter().all(ready)).then_some(()))
+        Ok((list.len() == pods && list.iter().all(ready)).then_some(()))
     })?;
     sh::sleep(PAUSE_AFTER_SCALING);
     Ok(())
 }
 
 fn load_command(
-    site: &BenchCluster,
-    place: &BenchClientPod,
+    cluster: &BenchCluster,
+    client: &BenchClientPod,
     address: &str,
-    more: &[&str],
+    extra_args: &[&str],
 ) -> Command {
-    let to = format!("{address}:80");
-    let words = ["load", "--addr", &to, "--host", NAME];
-    site.pod_command(place, &[&words[..], more].concat())
+    let address = format!("{address}:80");
+    let args = ["load", "--addr", &address, "--host", NAME];
+    cluster.pod_command(client, &[&args[..], extra_args].concat())
 }
 
 /// Steady load in which no request may be lost.
@@ -104,16 +105,17 @@ struct SteadyLoad {
 
 impl SteadyLoad {
     fn start(
-        clusters: &ClusterBenchContext,
-        site: &BenchCluster,
-        place: &BenchClientPod,
+        cluster_context: &ClusterBenchContext,
+        cluster: &BenchCluster,
+        client: &BenchClientPod,
         address: &str,
         subject: &str,
     ) -> Result<Self> {
-        let records = clusters.folder.join(format!("scale-in-{subject}.jsonl"));
+        let records = cluster_context.folder.join(format!("scale-in-{subject}.jsonl"));
         let out = File::create(&records)
             .with_context(|| format!("cannot write {}", records.display()))?;
-        let mut load = load_command(site, place, address, &["--open", "--stages", STEADY_STAGES]);
+        let mut load =
+            load_command(cluster, client, address, &["--open", "--stages", STEADY_STAGES]);
         let child = load.stdout(out).spawn().context("cannot start a load")?;
         Ok(Self { child, records })
     }

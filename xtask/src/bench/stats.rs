@@ -33,14 +33,14 @@ pub(super) fn sorted(values: &[f64]) -> Vec<f64> {
 pub(super) fn median(values: &[f64]) -> MedianInterval {
     let sorted = sorted(values);
     let count = sorted.len();
-    let middle = match count % 2 {
+    let value = match count % 2 {
         0 if count > 0 => f64::midpoint(sorted[count / 2 - 1], sorted[count / 2]),
         _ => sorted.get(count / 2).copied().unwrap_or(f64::NAN),
     };
     let rank = interval_rank(count);
     let low = sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN);
     let high = sorted.get(count.saturating_sub(rank.max(1))).copied().unwrap_or(f64::NAN);
-    MedianInterval { value: middle, low, high }
+    MedianInterval { value, low, high }
 }
 
 /// Largest k with P(fewer than k of `count` fair coins show heads) ≤ 2.5 %; 0 when there are too few values.

@@ -3,22 +3,22 @@
 use anyhow::{Context as _, Result, bail};
 
 use super::{
+    node_context::{NodeBenchContext, run_load},
     report::{BenchGoal, BenchRow, case_row},
-    scene::{NodeBenchContext, run_load},
 };
-use crate::coldstart::NodeColdStart;
+use crate::cold_start::NodeColdStart;
 
 /// Number of sleeping services. Each gets one cold start: a second one would have to wait for the window.
 const WAKES: usize = 200;
 
 /// Measures one cold start after the other, each of another service.
-pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.start_node()?;
-    scene.apply(&node, "wake", WAKES, 0)?;
-    let mut woken = Vec::new();
+pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
+    let node = context.start_node()?;
+    context.apply(&node, "wake", WAKES, 0)?;
+    let mut cold_starts = Vec::new();
     for index in 0..WAKES {
         let host = format!("wake{index}.default.svc.cluster.local");
-        let mut load = node.client_command(&scene.client);
+        let mut load = node.client_command(&context.client);
         load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
         load.args(["--stages", "1x60s", "--requests", "1"]);
         let record =
@@ -26,22 +26,22 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
         if !record.is_answered() {
             bail!("wake {index} was not answered: status {} {}", record.status, record.error);
         }
-        woken.push(record);
+        cold_starts.push(record);
     }
     let log = node.log();
     node.stop()?;
     let starts: Vec<NodeColdStart> =
-        woken.iter().map(|record| NodeColdStart::from_record(record, &log)).collect();
+        cold_starts.iter().map(|record| NodeColdStart::from_record(record, &log)).collect();
     // The time of a decision is in the log only, which may lack one; other times come from the client's record.
     let decide: Vec<f64> = starts.iter().filter_map(|start| start.decide).collect();
     if decide.len() < starts.len() {
         println!("wake: {} decisions were not found in the log", starts.len() - decide.len());
     }
-    let of = |value: fn(&NodeColdStart) -> f64| starts.iter().map(value).collect::<Vec<f64>>();
-    let listen = of(|start| start.listen_to_first_byte);
+    let values = |value: fn(&NodeColdStart) -> f64| starts.iter().map(value).collect::<Vec<f64>>();
+    let listen = values(|start| start.listen_to_first_byte);
     Ok(vec![
         case_row("decide", "rouse", "ms", &decide, None, BenchGoal::AtMost(1.0)),
-        case_row("start", "rouse", "ms", &of(|start| start.start), None, BenchGoal::None),
+        case_row("start", "rouse", "ms", &values(|start| start.start), None, BenchGoal::None),
         case_row(
             "listen_to_first_byte",
             "rouse",
@@ -50,6 +50,6 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
             None,
             BenchGoal::P50P99AtMost(1.0, 5.0),
         ),
-        case_row("total", "rouse", "ms", &of(|start| start.total), None, BenchGoal::None),
+        case_row("total", "rouse", "ms", &values(|start| start.total), None, BenchGoal::None),
     ])
 }

@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use super::{
-    bpf, interleave,
+    ebpf_run_time, interleave,
+    node_context::{NodeBenchContext, service_addresses},
     report::{BenchGoal, BenchRow, case_row, case_rows},
-    scene::{NodeBenchContext, service_addresses},
     stats::RoundValues,
 };
 use crate::measure::MeasuredTimes;
@@ -15,10 +15,10 @@ const CASES: [(usize, &str); 3] = [(1, "c1"), (16, "c16"), (64, "c64")];
 const MILLIS: u64 = 2_000;
 
 /// Measures all cases, with the subjects of the bench `connect`.
-pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
-    let node = scene.start_node()?;
-    let bare = scene.start_bare_server(&node)?;
-    scene.apply(&node, "awake", 1, 1)?;
+pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
+    let node = context.start_node()?;
+    let bare = context.start_bare_server(&node)?;
+    context.apply(&node, "awake", 1, 1)?;
     let (pod, service) = service_addresses(&node, "awake0")?;
     let measure = |subject: &str, connections: usize| -> Result<MeasuredTimes> {
         let args = |addr: String| {
@@ -27,32 +27,32 @@ pub(super) fn run(scene: &NodeBenchContext) -> Result<Vec<BenchRow>> {
                 .map(str::to_owned)
         };
         match subject {
-            "bare" => scene.measure_bare(&node, &args(bare.address().to_string())),
-            "direct" => scene.measure(&node, &args(pod.to_string())),
-            _ => scene.measure(&node, &args(service.to_string())),
+            "bare" => context.measure_bare(&node, &args(bare.address().to_string())),
+            "direct" => context.measure(&node, &args(pod.to_string())),
+            _ => context.measure(&node, &args(service.to_string())),
         }
     };
     let subjects = ["bare", "direct", "rouse"];
-    let mut all = Vec::new();
+    let mut rows = Vec::new();
     let mut cpu = RoundValues::new();
     for (connections, case) in CASES {
         let mut costs: Vec<(&'static str, f64)> = Vec::new();
-        let rounds = interleave(scene.rounds, &subjects, |subject| {
+        let rounds = interleave(context.rounds, &subjects, |subject| {
             let measured = measure(subject, connections)?;
             costs.push((subject, measured.cpu_us / measured.count as f64));
             Ok(measured.count as f64 / measured.elapsed_us * 1e6)
         })?;
-        all.extend(case_rows(case, "req/s", &rounds, BenchGoal::RatioAtLeast(0.97)));
+        rows.extend(case_rows(case, "req/s", &rounds, BenchGoal::RatioAtLeast(0.97)));
         // The first value of each subject is from the warming round, which `interleave` drops.
         for (subject, cost) in costs.into_iter().skip(subjects.len()) {
             cpu.entry(subject).or_default().push(cost);
         }
     }
-    all.extend(cpu_added(&cpu));
-    all.push(bpf_time(|| measure("rouse", 16))?);
+    rows.extend(cpu_added(&cpu));
+    rows.push(bpf_time(|| measure("rouse", 16))?);
     drop(bare);
     node.stop()?;
-    Ok(all)
+    Ok(rows)
 }
 
 /// CPU time of the whole machine a request, in µs, above the bare server's of the same round.
@@ -72,8 +72,8 @@ fn cpu_added(cpu: &RoundValues) -> Vec<BenchRow> {
 fn bpf_time(measure: impl Fn() -> Result<MeasuredTimes>) -> Result<BenchRow> {
     // Few rounds suffice: the kernel sums up the time of every run exactly.
     let values = (0..5).map(|_| {
-        let (measured, spent) = bpf::measure_run_time(&measure)?;
-        Ok(spent.all_us / measured.count as f64)
+        let (measured, run_time) = ebpf_run_time::measure_run_time(&measure)?;
+        Ok(run_time.all_us / measured.count as f64)
     });
     let values: Vec<f64> = values.collect::<Result<_>>()?;
     Ok(case_row("cpu_added_bpf", "rouse", "us", &values, None, BenchGoal::AtMost(0.5)))

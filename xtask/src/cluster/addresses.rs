@@ -28,12 +28,12 @@ mod tests {
 
     #[test]
     fn no_two_nodes_share_an_address() {
-        let all: Vec<String> = (1..=MAX_NODES)
+        let addresses: Vec<String> = (1..=MAX_NODES)
             .flat_map(|node| node_addresses(node).into_iter().chain(pod_ranges(node)))
             .collect();
-        let mut once = all.clone();
+        let mut once = addresses.clone();
         once.sort();
         once.dedup();
-        assert_eq!(once.len(), all.len());
+        assert_eq!(once.len(), addresses.len());
     }
 }

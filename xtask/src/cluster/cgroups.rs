@@ -32,24 +32,25 @@ pub(crate) fn hierarchies() -> Result<Vec<CgroupHierarchy>> {
 }
 
 fn parse_mountinfo(mountinfo: &str) -> Vec<CgroupHierarchy> {
-    let mut found: Vec<CgroupHierarchy> = Vec::new();
+    let mut hierarchies: Vec<CgroupHierarchy> = Vec::new();
     for line in mountinfo.lines() {
-        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let Some((fields, filesystem_fields)) = line.split_once(" - ") else { continue };
         // proc_pid_mountinfo(5): field 5 is the mount point; after ` - ` come type, source and options.
-        let Some(mount) = left.split(' ').nth(4).filter(|at| at.starts_with("/sys/fs/cgroup"))
+        let Some(mount) = fields.split(' ').nth(4).filter(|at| at.starts_with("/sys/fs/cgroup"))
         else {
             continue;
         };
-        let mut right = right.split(' ');
-        let (kind, options) = (right.next(), right.nth(1).unwrap_or_default());
+        let mut filesystem_fields = filesystem_fields.split(' ');
+        let (kind, options) =
+            (filesystem_fields.next(), filesystem_fields.nth(1).unwrap_or_default());
         let v1 = match kind {
             Some("cgroup") => Some(controllers(options)),
             Some("cgroup2") => None,
             _ => continue,
         };
-        found.push(CgroupHierarchy { mount: mount.into(), v1 });
+        hierarchies.push(CgroupHierarchy { mount: mount.into(), v1 });
     }
-    found
+    hierarchies
 }
 
 /// Mount options that name a v1 hierarchy: `rw,cpu,cpuacct` → `cpu,cpuacct`, `rw,name=systemd` → `none,name=systemd`.
@@ -67,17 +68,18 @@ fn controllers(options: &str) -> String {
 
 /// Creates `path` (below every mount) in each hierarchy, ready to hold processes.
 pub(crate) fn create(path: &str) -> Result<()> {
-    let all = hierarchies()?;
+    let hierarchies = hierarchies()?;
     // Beside v1 the kubelet uses v1 controllers only, so v2 needs no delegation.
-    let is_v2_alone = all.iter().all(|one| one.v1.is_none());
-    for hierarchy in all {
-        let mut at = hierarchy.mount.clone();
+    let is_v2_alone = hierarchies.iter().all(|hierarchy| hierarchy.v1.is_none());
+    for hierarchy in hierarchies {
+        let mut directory = hierarchy.mount.clone();
         for part in path.split('/') {
-            let parent = at.clone();
-            at.push(part);
-            fs::create_dir_all(&at).with_context(|| format!("cannot make {}", at.display()))?;
+            let parent = directory.clone();
+            directory.push(part);
+            fs::create_dir_all(&directory)
+                .with_context(|| format!("cannot make {}", directory.display()))?;
             if hierarchy.has_cpuset() {
-                inherit_cpuset(&parent, &at)?;
+                inherit_cpuset(&parent, &directory)?;
             }
             if is_v2_alone {
                 delegate_controllers(&parent);
@@ -91,10 +93,10 @@ pub(crate) fn create(path: &str) -> Result<()> {
 pub(crate) fn create_leaf(path: &str, leaf: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let parent = hierarchy.mount.join(path);
-        let at = parent.join(leaf);
-        fs::create_dir_all(&at).with_context(|| format!("cannot make {}", at.display()))?;
+        let path = parent.join(leaf);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         if hierarchy.has_cpuset() {
-            inherit_cpuset(&parent, &at)?;
+            inherit_cpuset(&parent, &path)?;
         }
     }
     Ok(())
@@ -103,8 +105,8 @@ pub(crate) fn create_leaf(path: &str, leaf: &str) -> Result<()> {
 /// Copies the parent's cpuset to a new one: a v1 cpuset starts empty, and an empty one refuses processes.
 fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let have = fs::read_to_string(child.join(file)).unwrap_or_default();
-        if have.trim().is_empty() {
+        let inherited = fs::read_to_string(child.join(file)).unwrap_or_default();
+        if inherited.trim().is_empty() {
             let value = fs::read_to_string(parent.join(file))?;
             fs::write(child.join(file), value.trim())
                 .with_context(|| format!("cannot set {file} of {}", child.display()))?;
@@ -114,8 +116,8 @@ fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
 }
 
 fn delegate_controllers(parent: &Path) {
-    let all = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
-    for controller in all.split_whitespace() {
+    let controllers = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
+    for controller in controllers.split_whitespace() {
         // The kernel refuses controllers one by one, for example `cpu` with realtime threads: the others still help.
         let _refused = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
     }
@@ -123,14 +125,17 @@ fn delegate_controllers(parent: &Path) {
 
 /// Files to which a process writes its id to enter `path` in each hierarchy.
 pub(crate) fn procs_files(path: &str) -> Result<Vec<PathBuf>> {
-    let all = hierarchies()?;
-    Ok(all.iter().map(|one| one.mount.join(path).join("cgroup.procs")).collect())
+    let hierarchies = hierarchies()?;
+    Ok(hierarchies
+        .iter()
+        .map(|hierarchy| hierarchy.mount.join(path).join("cgroup.procs"))
+        .collect())
 }
 
 /// Directory of `path` in the v2 hierarchy.
 pub(crate) fn v2_directory(path: &str) -> Result<PathBuf> {
-    let all = hierarchies()?;
-    let v2 = all.into_iter().find(|one| one.v1.is_none());
+    let hierarchies = hierarchies()?;
+    let v2 = hierarchies.into_iter().find(|hierarchy| hierarchy.v1.is_none());
     Ok(v2.context("cgroup v2 is not mounted below /sys/fs/cgroup")?.mount.join(path))
 }
 
@@ -142,15 +147,15 @@ pub(crate) fn kill_processes(path: &str) -> Result<()> {
     let _not_frozen = fs::write(v2.join("cgroup.freeze"), "0");
     loop {
         let _gone = fs::write(v2.join("cgroup.kill"), "1");
-        let left = processes(path)?;
-        if left.is_empty() {
+        let remaining = processes(path)?;
+        if remaining.is_empty() {
             return Ok(());
         }
         // New children may appear while the others are killed, so the list is read again each time.
         if started.elapsed() > Duration::from_secs(20) {
-            bail!("processes of the cgroup {path} do not end: {left:?}");
+            bail!("processes of the cgroup {path} do not end: {remaining:?}");
         }
-        for pid in left {
+        for pid in remaining {
             // `cgroup.kill` does not reach processes that only a v1 hierarchy has.
             let pid = nix::unistd::Pid::from_raw(pid);
             let _gone = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
@@ -204,16 +209,16 @@ fn remove_one(folder: &Path) -> Result<()> {
 
 /// `root` and all directories below it, the deepest first.
 fn directories_deepest_first(root: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut directories = Vec::new();
     // Parents are pushed before their children, so the reverse order has children first.
-    let mut left: Vec<PathBuf> = root.is_dir().then(|| root.to_owned()).into_iter().collect();
-    while let Some(folder) = left.pop() {
+    let mut pending: Vec<PathBuf> = root.is_dir().then(|| root.to_owned()).into_iter().collect();
+    while let Some(folder) = pending.pop() {
         let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-        left.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
-        found.push(folder);
+        pending.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
+        directories.push(folder);
     }
-    found.reverse();
-    found
+    directories.reverse();
+    directories
 }
 
 #[cfg(test)]

@@ -33,14 +33,18 @@ pub(crate) enum FaultAction {
     Join,
 }
 
-/// Applies `action` to `part` of a cluster that has xtask's record.
-pub(crate) fn run(state: &ClusterPaths, action: FaultAction, part: ClusterProcess) -> Result<()> {
-    let mark = state.require_record()?;
+/// Applies `action` to `process` of a cluster that has xtask's record.
+pub(crate) fn run(
+    state: &ClusterPaths,
+    action: FaultAction,
+    process: ClusterProcess,
+) -> Result<()> {
+    let record = state.require_record()?;
     // A fault in a node that does not exist would be silently without effect.
-    if part.node().is_some_and(|node| node > mark.nodes) {
-        bail!("{part} is not there: the cluster has {} nodes", mark.nodes);
+    if process.node().is_some_and(|node| node > record.nodes) {
+        bail!("{process} is not there: the cluster has {} nodes", record.nodes);
     }
-    match (action, part) {
+    match (action, process) {
         (FaultAction::Stop, ClusterProcess::Node(node)) => freeze(state, node, true),
         (FaultAction::Resume, ClusterProcess::Node(node)) => freeze(state, node, false),
         (FaultAction::Kill, ClusterProcess::Node(node)) => {
@@ -56,21 +60,21 @@ pub(crate) fn run(state: &ClusterPaths, action: FaultAction, part: ClusterProces
             network::set_disconnected(state, node, false)
         }
         (FaultAction::Cut | FaultAction::Join, _) => {
-            bail!("only a node can be cut off; {part} is none")
+            bail!("only a node can be cut off; {process} is none")
         }
         (FaultAction::Slow, ClusterProcess::Node(_)) => {
-            bail!("only a process can be slow; {part} is a node")
+            bail!("only a process can be slow; {process} is a node")
         }
-        (FaultAction::Slow, _) => slow_down(state, part),
-        (FaultAction::Stop, _) => process::signal(state, part, Signal::SIGSTOP),
-        (FaultAction::Resume, _) => process::signal(state, part, Signal::SIGCONT),
+        (FaultAction::Slow, _) => slow_down(state, process),
+        (FaultAction::Stop, _) => process::signal(state, process, Signal::SIGSTOP),
+        (FaultAction::Resume, _) => process::signal(state, process, Signal::SIGCONT),
         (FaultAction::Kill, _) => {
-            process::signal(state, part, Signal::SIGKILL)?;
+            process::signal(state, process, Signal::SIGKILL)?;
             // Waits until the process is gone, so that a following `start` does not find it.
-            process::terminate(state, part)
+            process::terminate(state, process)
         }
-        (FaultAction::Start, _) if process::pid_of(state, part).is_some() => Ok(()),
-        (FaultAction::Start, _) => with_existing_cluster(state, |starter| starter.start(part)),
+        (FaultAction::Start, _) if process::pid_of(state, process).is_some() => Ok(()),
+        (FaultAction::Start, _) => with_existing_cluster(state, |starter| starter.start(process)),
     }
 }
 
@@ -83,13 +87,13 @@ fn node_cgroup(state: &ClusterPaths, node: u8) -> String {
 const SLOWDOWN: (Duration, Duration, Duration) =
     (Duration::from_secs(60), Duration::from_millis(400), Duration::from_millis(100));
 
-fn slow_down(state: &ClusterPaths, part: ClusterProcess) -> Result<()> {
-    let (whole, still, runs) = SLOWDOWN;
+fn slow_down(state: &ClusterPaths, process: ClusterProcess) -> Result<()> {
+    let (slowdown, still, runs) = SLOWDOWN;
     let started = Instant::now();
-    while started.elapsed() < whole {
-        process::signal(state, part, Signal::SIGSTOP)?;
+    while started.elapsed() < slowdown {
+        process::signal(state, process, Signal::SIGSTOP)?;
         sh::sleep(still);
-        process::signal(state, part, Signal::SIGCONT)?;
+        process::signal(state, process, Signal::SIGCONT)?;
         sh::sleep(runs);
     }
     Ok(())
@@ -104,12 +108,12 @@ pub(crate) fn freeze(state: &ClusterPaths, node: u8, is_frozen: bool) -> Result<
 
 /// Starts the processes of the node that do not run.
 fn start_node(starter: &ClusterStarter<'_>, node: u8) -> Result<()> {
-    for part in ClusterProcess::node_processes(node) {
-        if process::pid_of(starter.paths, part).is_none() {
-            starter.start(part)?;
+    for process in ClusterProcess::node_processes(node) {
+        if process::pid_of(starter.paths, process).is_none() {
+            starter.start(process)?;
         }
         // A new namespace has no routes yet, and the kubelet needs the API server from its start.
-        if part == ClusterProcess::Node(node) {
+        if process == ClusterProcess::Node(node) {
             up::set_routes(starter)?;
         }
     }

@@ -14,7 +14,7 @@ use super::{
     state::ClusterPaths,
 };
 use crate::{
-    image::{self, layout},
+    image::{self, oci_layout},
     lock, sh,
     workspace::CargoWorkspace,
 };
@@ -26,33 +26,36 @@ pub(crate) const COREDNS: &str = "dev.local/coredns:v1";
 /// Images as archives to import, by name: path of the tar file, and digest of the manifest.
 pub(crate) type ImageArchives = BTreeMap<String, (PathBuf, String)>;
 
-/// Builds the images of `packages` (all if empty) and those that every node needs, as tar files in `to`.
+/// Builds the images of `packages` (all if empty) and those that every node needs, as tar files in `destination`.
 pub(crate) fn build_archives(
     workspace: &CargoWorkspace,
     programs: &ClusterPrograms,
     packages: &[String],
-    to: &Path,
+    destination: &Path,
 ) -> Result<ImageArchives> {
     check_examples(workspace)?;
     // The lock covers building and packing, so that two clusters do not write the same files.
-    let _lock = lock::acquire(&to.with_extension("lock"))?;
-    let known: Vec<(&str, &str)> = image::image_names().collect();
-    let wanted: Vec<&str> = match packages.is_empty() {
-        true => known.iter().map(|(package, _)| *package).collect(),
+    let _lock = lock::acquire(&destination.with_extension("lock"))?;
+    let packages_and_names: Vec<(&str, &str)> = image::image_names().collect();
+    let requested: Vec<&str> = match packages.is_empty() {
+        true => packages_and_names.iter().map(|(package, _)| *package).collect(),
         false => packages.iter().map(String::as_str).collect(),
     };
     let layouts = workspace.target.join("images");
-    image::write_layouts(workspace, &wanted, &layouts)?;
-    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    image::write_layouts(workspace, &requested, &layouts)?;
+    fs::create_dir_all(destination)
+        .with_context(|| format!("cannot make {}", destination.display()))?;
     let mut images = ImageArchives::new();
-    for (package, name) in known.iter().filter(|(package, _)| wanted.contains(package)) {
-        images.insert((*name).to_owned(), pack_archive(&layouts.join(package), name, to)?);
+    for (package, name) in
+        packages_and_names.iter().filter(|(package, _)| requested.contains(package))
+    {
+        images.insert((*name).to_owned(), pack_archive(&layouts.join(package), name, destination)?);
     }
-    let pause = build_pause(to)?;
-    images.insert(PAUSE_IMAGE.to_owned(), build_single("pause", PAUSE_IMAGE, &pause, to)?);
+    let pause = build_pause(destination)?;
+    images.insert(PAUSE_IMAGE.to_owned(), build_single("pause", PAUSE_IMAGE, &pause, destination)?);
     images.insert(
         COREDNS.to_owned(),
-        build_single("coredns", COREDNS, programs.file("coredns")?, to)?,
+        build_single("coredns", COREDNS, programs.file("coredns")?, destination)?,
     );
     Ok(images)
 }
@@ -67,7 +70,7 @@ fn check_examples(workspace: &CargoWorkspace) -> Result<()> {
         }
         for line in fs::read_to_string(&file)?.lines() {
             let Some(name) = parse_image_name(line) else { continue };
-            if !image::image_names().any(|(_, known)| known == name) {
+            if !image::image_names().any(|(_, existing)| existing == name) {
                 bail!("{} names the image {name}, which xtask does not make", file.display());
             }
         }
@@ -82,11 +85,11 @@ fn parse_image_name(line: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-fn build_pause(to: &Path) -> Result<PathBuf> {
-    let (source, program) = (to.join("pause.c"), to.join("pause"));
+fn build_pause(destination: &Path) -> Result<PathBuf> {
+    let (source, program) = (destination.join("pause.c"), destination.join("pause"));
     // The source is kept beside the program, to compile it again only after a change.
-    let same = fs::read_to_string(&source).is_ok_and(|text| text == PAUSE_SOURCE);
-    if !same || !program.exists() {
+    let is_same = fs::read_to_string(&source).is_ok_and(|text| text == PAUSE_SOURCE);
+    if !is_same || !program.exists() {
         fs::write(&source, PAUSE_SOURCE)?;
         let mut cc = Command::new("cc");
         sh::capture(cc.args(["-static", "-Os", "-s", "-o"]).arg(&program).arg(&source))?;
@@ -94,16 +97,21 @@ fn build_pause(to: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-fn build_single(short: &str, name: &str, program: &Path, to: &Path) -> Result<(PathBuf, String)> {
+fn build_single(
+    short: &str,
+    name: &str,
+    program: &Path,
+    destination: &Path,
+) -> Result<(PathBuf, String)> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
-    let folder = to.join(format!("{short}.layout"));
-    let image = layout::ProgramImage { name, program: short, bytes: &bytes, libraries: &[] };
-    layout::write(&image, &folder)?;
-    pack_archive(&folder, name, to)
+    let folder = destination.join(format!("{short}.layout"));
+    let image = oci_layout::ProgramImage { name, program: short, bytes: &bytes, libraries: &[] };
+    oci_layout::write(&image, &folder)?;
+    pack_archive(&folder, name, destination)
 }
 
 /// Packs an OCI layout into a tar file that containerd imports under the full name.
-fn pack_archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String)> {
+fn pack_archive(layout: &Path, name: &str, destination: &Path) -> Result<(PathBuf, String)> {
     let index = layout.join("index.json");
     let text = fs::read_to_string(&index).with_context(|| format!("no {}", index.display()))?;
     let mut index: serde_json::Value = serde_json::from_str(&text)?;
@@ -112,7 +120,7 @@ fn pack_archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String
     // Without this annotation containerd would import the image without a name.
     manifest["annotations"]["io.containerd.image.name"] = name.into();
     let short = layout.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let file = to.join(format!("{short}.tar"));
+    let file = destination.join(format!("{short}.tar"));
     let mut tar = tar::Builder::new(fs::File::create(&file)?);
     tar.append_dir_all("blobs", layout.join("blobs"))?;
     tar.append_path_with_name(layout.join("oci-layout"), "oci-layout")?;
@@ -128,30 +136,30 @@ fn pack_archive(layout: &Path, name: &str, to: &Path) -> Result<(PathBuf, String
 
 /// Returns true if `node` has all `images` in their present version.
 pub(crate) fn is_loaded(state: &ClusterPaths, node: u8, images: &ImageArchives) -> bool {
-    let have = loaded_digests(state, node);
-    images.iter().all(|(name, (_, digest))| have.get(name) == Some(digest))
+    let digests = loaded_digests(state, node);
+    images.iter().all(|(name, (_, digest))| digests.get(name) == Some(digest))
 }
 
 /// Imports the images that `node` lacks, or has in another version.
 pub(crate) fn import(starter: &ClusterStarter<'_>, node: u8, images: &ImageArchives) -> Result<()> {
-    let mut have = loaded_digests(starter.paths, node);
+    let mut digests = loaded_digests(starter.paths, node);
     for (name, (file, digest)) in images {
-        if have.get(name) == Some(digest) {
+        if digests.get(name) == Some(digest) {
             continue;
         }
         // The node does not see the repository's directories, so the tar file is passed through a pipe.
         let tar =
             fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
         let mut ctr = starter.ctr(node, &["images", "import", "-"])?;
-        let done = ctr.stdin(tar).output().context("cannot start ctr")?;
-        if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            bail!("{} does not take {name}: {said}", ClusterProcess::Containerd(node));
+        let output = ctr.stdin(tar).output().context("cannot start ctr")?;
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            bail!("{} does not take {name}: {stderr}", ClusterProcess::Containerd(node));
         }
-        have.insert(name.clone(), digest.clone());
+        digests.insert(name.clone(), digest.clone());
         // Noted after each image, so that an interrupted load continues with the next one.
         let note = starter.paths.node(node).join("images.json");
-        fs::write(note, serde_json::to_string(&have)?)?;
+        fs::write(note, serde_json::to_string(&digests)?)?;
     }
     Ok(())
 }

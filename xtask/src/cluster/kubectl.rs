@@ -37,26 +37,26 @@ impl ClusterStarter<'_> {
     fn try_kubectl(&self, args: &[&str]) -> Result<Option<String>> {
         let mut kubectl = self.kubectl(args)?;
         // An API server without etcd would take a minute to report the error.
-        let done = kubectl
+        let output = kubectl
             .arg("--request-timeout=5s")
             .stderr(Stdio::null())
             .output()
             .context("cannot start kubectl")?;
-        let text = || String::from_utf8_lossy(&done.stdout).into_owned();
-        Ok(done.status.success().then(text))
+        let text = || String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(output.status.success().then(text))
     }
 
     /// Writes the user's kubeconfig with embedded certificates, so that the file can be copied.
     pub(crate) fn write_kubeconfig(&self) -> Result<()> {
         let file = self.paths.kubeconfig();
         let server = format!("https://127.0.0.1:{}", self.record.port);
-        let whole = config::kubeconfig(&self.paths.pki(), "admin", &server).to_string();
-        let aside = file.with_extension("files");
-        write_file(&aside, &whole)?;
+        let kubeconfig = config::kubeconfig(&self.paths.pki(), "admin", &server).to_string();
+        let temporary = file.with_extension("files");
+        write_file(&temporary, &kubeconfig)?;
         let mut kubectl = Command::new(self.programs.file("kubectl")?);
-        kubectl.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&aside);
+        kubectl.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&temporary);
         let flat = sh::capture(kubectl.args(["config", "view", "--flatten", "--raw"]))?;
-        std::fs::remove_file(&aside)?;
+        std::fs::remove_file(&temporary)?;
         write_file(&file, &flat)?;
         // On a node, a loopback address means the node itself, so nodes get a kubeconfig of their own.
         self.write_kubeconfig_for(&self.paths.kubeconfig_inside(), "admin")?;
@@ -75,7 +75,7 @@ impl ClusterStarter<'_> {
 
     pub(crate) fn has_addons(&self) -> bool {
         let args = ["get", "--namespace", "kube-system", "service/kube-dns", "deployment/coredns"];
-        self.try_kubectl(&args).is_ok_and(|answer| answer.is_some())
+        self.try_kubectl(&args).is_ok_and(|output| output.is_some())
     }
 
     pub(crate) fn apply_addons(&self) -> Result<()> {
@@ -97,13 +97,14 @@ impl ClusterStarter<'_> {
     /// A restarted kubelet must have sent a new heartbeat: the one in `before` is from its predecessor.
     pub(crate) fn wait_until_ready(&self, before: &[RegisteredNode]) -> Result<()> {
         let started = Instant::now();
-        let is_news = |node: &RegisteredNode| {
+        let has_new_heartbeat = |node: &RegisteredNode| {
             before.iter().all(|old| old.name != node.name || old.heartbeat != node.heartbeat)
         };
         loop {
             let nodes = self.nodes()?;
             // Nodes whose kubelet was not restarted are absent from `before` and count at once.
-            let ready = nodes.iter().filter(|node| node.is_ready && is_news(node)).count();
+            let ready =
+                nodes.iter().filter(|node| node.is_ready && has_new_heartbeat(node)).count();
             if ready == usize::from(self.record.nodes) && self.has_cluster_dns()? {
                 break;
             }
@@ -160,7 +161,7 @@ impl RegisteredNode {
     fn from_json(object: &serde_json::Value) -> Self {
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let ready = conditions.iter().find(|one| one["type"] == "Ready");
+        let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
         let ready = ready.cloned().unwrap_or_default();
         Self {
             name: text(&object["metadata"]["name"]),
@@ -188,7 +189,7 @@ pub(crate) fn describe_cluster(
     starter: &ClusterStarter<'_>,
     state: &ClusterPaths,
 ) -> Result<serde_json::Value> {
-    let mark = starter.record;
+    let record = starter.record;
     let nodes: Vec<serde_json::Value> = starter
         .nodes()?
         .iter()
@@ -206,9 +207,9 @@ pub(crate) fn describe_cluster(
         })
         .collect();
     Ok(serde_json::json!({
-        "name": state.name, "kubernetes": mark.kubernetes, "proxy": mark.proxy, "dns": DNS,
+        "name": state.name, "kubernetes": record.kubernetes, "proxy": record.proxy, "dns": DNS,
         "kubeconfig": state.kubeconfig(), "netns": state.netns(None),
-        "server": format!("https://127.0.0.1:{}", mark.port),
+        "server": format!("https://127.0.0.1:{}", record.port),
         "kubectl": starter.programs.file("kubectl")?, "logs": state.folder().join("log"),
         "kn": starter.programs.file("kn").ok(), "nodes": nodes,
     }))

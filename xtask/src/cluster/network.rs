@@ -50,8 +50,8 @@ pub(crate) fn create_namespace(state: &ClusterPaths, node: Option<u8>) -> Result
     fs::create_dir_all(netns.parent().context("namespaces have a folder")?)?;
     fs::write(&netns, "").with_context(|| format!("cannot make {}", netns.display()))?;
     // `unshare` binds the new namespace to the file, where it outlives the process.
-    let kept = format!("--net={}", netns.display());
-    sh::capture(Command::new("unshare").arg(kept).arg("true"))?;
+    let argument = format!("--net={}", netns.display());
+    sh::capture(Command::new("unshare").arg(argument).arg("true"))?;
     // Some settings exist only with a kernel module loaded, and are then not needed.
     for (name, value) in SYSCTLS {
         let script =
@@ -122,13 +122,15 @@ pub(crate) fn set_routes(state: &ClusterPaths, nodes: u8) -> Result<()> {
         let mut lines = Vec::new();
         // A node's own pods are behind its bridge already.
         for to in (1..=nodes).filter(|&to| Some(to) != from) {
-            let ways = pod_ranges(to).into_iter().zip(node_addresses(to));
-            lines.extend(ways.map(|(pods, via)| format!("route replace {pods} via {via}")));
+            let pod_routes = pod_ranges(to).into_iter().zip(node_addresses(to));
+            lines.extend(pod_routes.map(|(pods, via)| format!("route replace {pods} via {via}")));
         }
         if from.is_none() {
             // For kubectl and tools only: the API server itself connects to endpoints.
-            let ways = SERVICES.iter().zip(node_addresses(1));
-            lines.extend(ways.map(|(services, via)| format!("route replace {services} via {via}")));
+            let service_routes = SERVICES.iter().zip(node_addresses(1));
+            lines.extend(
+                service_routes.map(|(services, via)| format!("route replace {services} via {via}")),
+            );
         }
         run_ip_batch(&state.netns(from), &lines)?;
     }

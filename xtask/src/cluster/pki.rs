@@ -52,7 +52,7 @@ fn subjects() -> Vec<CertificateSubject<'static>> {
     let names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"];
     let names =
         names.into_iter().chain(["kubernetes.default.svc.cluster.local", "127.0.0.1", "::1"]);
-    let mut all = vec![
+    let mut subjects = vec![
         user("admin", "admin", "system:masters"),
         user("kube-controller-manager", "system:kube-controller-manager", ""),
         user("kube-scheduler", "system:kube-scheduler", ""),
@@ -68,12 +68,12 @@ fn subjects() -> Vec<CertificateSubject<'static>> {
     for node in 1..=MAX_NODES {
         let name = format!("system:node:node{node}");
         // The API server's Node authorizer requires exactly this name and group.
-        all.push(user(&format!("node{node}"), &name, "system:nodes"));
-        let serves = node_addresses(node).into_iter().chain([format!("node{node}")]).collect();
+        subjects.push(user(&format!("node{node}"), &name, "system:nodes"));
+        let alt_names = node_addresses(node).into_iter().chain([format!("node{node}")]).collect();
         let file = format!("node{node}-serving");
-        all.push(CertificateSubject { alt_names: serves, ..user(&file, &name, "system:nodes") });
+        subjects.push(CertificateSubject { alt_names, ..user(&file, &name, "system:nodes") });
     }
-    all
+    subjects
 }
 
 fn sign(

@@ -62,7 +62,7 @@ impl FromStr for ClusterProcess {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = match text {
+        let process = match text {
             "etcd" => Some(Self::Etcd),
             "kube-apiserver" | "apiserver" => Some(Self::ApiServer),
             "kube-controller-manager" => Some(Self::ControllerManager),
@@ -70,7 +70,7 @@ impl FromStr for ClusterProcess {
             "forward" => Some(Self::Forward),
             _ => parse_node_process(text),
         };
-        found.ok_or_else(|| {
+        process.ok_or_else(|| {
             format!(
                 "`{text}` is no part of a cluster: write etcd, kube-apiserver, kube-controller-manager, \
                  kube-scheduler, forward, node1, node1/containerd, node1/kubelet or node1/kube-proxy"
@@ -147,16 +147,16 @@ impl fmt::Display for ClusterUpStep {
     }
 }
 
-/// Lists the steps from `have` to a cluster of `nodes` nodes, in order.
+/// Lists the steps from `observed` to a cluster of `nodes` nodes, in order.
 ///
 /// A node without its namespaces has lost all processes in them, so all of them start again. Without nodes, the
 /// cluster is an API server without other writers: no controllers, no scheduler, no addons.
-pub(crate) fn plan(have: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> {
+pub(crate) fn plan(observed: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> {
     let mut steps = Vec::new();
-    if !have.has_base {
+    if !observed.has_base {
         steps.push(ClusterUpStep::CreateBase);
     }
-    let dead = |process: &ClusterProcess| !have.running.contains(process);
+    let dead = |process: &ClusterProcess| !observed.running.contains(process);
     for &process in control_plane_processes(nodes) {
         if dead(&process) {
             steps.push(ClusterUpStep::StartProcess(process));
@@ -173,9 +173,9 @@ pub(crate) fn plan(have: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> {
         return steps;
     }
     for node in 1..=nodes {
-        steps.extend(node_steps(have, node));
+        steps.extend(node_steps(observed, node));
     }
-    if !have.has_addons {
+    if !observed.has_addons {
         steps.push(ClusterUpStep::ApplyAddons);
     }
     steps.push(ClusterUpStep::WaitUntilReady);
@@ -195,18 +195,18 @@ fn control_plane_processes(nodes: u8) -> &'static [ClusterProcess] {
     }
 }
 
-fn node_steps(have: &ObservedCluster, node: u8) -> Vec<ClusterUpStep> {
-    let all = ClusterProcess::node_processes(node);
-    let is_gone = !have.running.contains(&ClusterProcess::Node(node));
+fn node_steps(observed: &ObservedCluster, node: u8) -> Vec<ClusterUpStep> {
+    let processes = ClusterProcess::node_processes(node);
+    let is_gone = !observed.running.contains(&ClusterProcess::Node(node));
     let mut steps = Vec::new();
-    for process in all {
+    for process in processes {
         // Processes of a lost namespace may still be alive, but cannot reach the new one.
-        if is_gone || !have.running.contains(&process) {
+        if is_gone || !observed.running.contains(&process) {
             steps.push(ClusterUpStep::StartProcess(process));
         }
         // Images come before the kubelet, which would otherwise try to pull them from a registry.
         if matches!(process, ClusterProcess::Containerd(_))
-            && !have.nodes_with_images.contains(&node)
+            && !observed.nodes_with_images.contains(&node)
         {
             steps.push(ClusterUpStep::ImportImages(node));
         }
@@ -244,10 +244,10 @@ mod tests {
 
     #[test]
     fn a_node_without_namespaces_is_started_from_its_beginning() {
-        let mut have = whole(2);
-        have.running.remove(&ClusterProcess::Node(2));
+        let mut observed = whole(2);
+        observed.running.remove(&ClusterProcess::Node(2));
         assert_eq!(
-            plan(&have, 2),
+            plan(&observed, 2),
             [
                 ClusterUpStep::StartProcess(ClusterProcess::Node(2)),
                 ClusterUpStep::StartProcess(ClusterProcess::Containerd(2)),
@@ -260,10 +260,10 @@ mod tests {
 
     #[test]
     fn a_new_etcd_is_waited_for_through_the_api_server() {
-        let mut have = whole(1);
-        have.running.remove(&ClusterProcess::Etcd);
+        let mut observed = whole(1);
+        observed.running.remove(&ClusterProcess::Etcd);
         assert_eq!(
-            plan(&have, 1),
+            plan(&observed, 1),
             [
                 ClusterUpStep::StartProcess(ClusterProcess::Etcd),
                 ClusterUpStep::WaitForApiServer,
@@ -275,14 +275,14 @@ mod tests {
     #[test]
     fn images_are_there_before_the_kubelet() {
         let steps = plan(&whole(1), 2);
-        let at = |step| steps.iter().position(|&found| found == step).unwrap();
+        let position = |step| steps.iter().position(|&other| other == step).unwrap();
         assert!(
-            at(ClusterUpStep::ImportImages(2))
-                < at(ClusterUpStep::StartProcess(ClusterProcess::Kubelet(2)))
+            position(ClusterUpStep::ImportImages(2))
+                < position(ClusterUpStep::StartProcess(ClusterProcess::Kubelet(2)))
         );
         assert!(
-            at(ClusterUpStep::ImportImages(2))
-                > at(ClusterUpStep::StartProcess(ClusterProcess::Containerd(2)))
+            position(ClusterUpStep::ImportImages(2))
+                > position(ClusterUpStep::StartProcess(ClusterProcess::Containerd(2)))
         );
     }
 
@@ -290,14 +290,14 @@ mod tests {
     fn from_nothing_the_api_server_answers_before_anyone_asks_it() {
         let steps = plan(&ObservedCluster::default(), 1);
         assert_eq!(steps.first(), Some(&ClusterUpStep::CreateBase));
-        let at = |step| steps.iter().position(|&found| found == step).unwrap();
+        let position = |step| steps.iter().position(|&other| other == step).unwrap();
         assert!(
-            at(ClusterUpStep::WaitForApiServer)
-                < at(ClusterUpStep::StartProcess(ClusterProcess::ControllerManager))
+            position(ClusterUpStep::WaitForApiServer)
+                < position(ClusterUpStep::StartProcess(ClusterProcess::ControllerManager))
         );
         assert!(
-            at(ClusterUpStep::WaitForApiServer)
-                < at(ClusterUpStep::StartProcess(ClusterProcess::Kubelet(1)))
+            position(ClusterUpStep::WaitForApiServer)
+                < position(ClusterUpStep::StartProcess(ClusterProcess::Kubelet(1)))
         );
     }
 

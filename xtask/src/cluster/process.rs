@@ -58,16 +58,16 @@ pub(crate) fn start(
     let child = command.spawn().with_context(|| format!("cannot start {process}"))?;
     let id = child.id();
     // `setsid` executes the shell and then the program, all with the same process id.
-    let born = start_time(id)
+    let start_ticks = start_time(id)
         .with_context(|| format!("{process} ended at once: see {}", log.display()))?;
-    fs::write(state.pid_file(process), format!("{id} {born}"))
+    fs::write(state.pid_file(process), format!("{id} {start_ticks}"))
         .with_context(|| format!("cannot note the process of {process}"))
 }
 
 fn search_path(first: &[PathBuf]) -> Result<OsString> {
     let system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
-    let all = first.iter().cloned().chain(system.map(PathBuf::from));
-    std::env::join_paths(all).context("a folder of programs has a colon in its name")
+    let folders = first.iter().cloned().chain(system.map(PathBuf::from));
+    std::env::join_paths(folders).context("a folder of programs has a colon in its name")
 }
 
 /// Start time of a process in ticks since boot; `None` if it does not exist or is a zombie.
@@ -87,10 +87,10 @@ fn stat_fields(id: u32) -> Option<Vec<String>> {
 /// Process id of `process`; `None` if it does not run.
 pub(crate) fn pid_of(state: &ClusterPaths, process: ClusterProcess) -> Option<u32> {
     let text = fs::read_to_string(state.pid_file(process)).ok()?;
-    let (id, born) = text.split_once(' ')?;
+    let (id, start_ticks) = text.split_once(' ')?;
     let id = id.parse().ok()?;
     // The kernel reuses process ids, but not with the same start time.
-    (start_time(id)? == born.parse::<u64>().ok()?).then_some(id)
+    (start_time(id)? == start_ticks.parse::<u64>().ok()?).then_some(id)
 }
 
 /// Returns true if the process is suspended (SIGSTOP).
@@ -110,13 +110,13 @@ pub(crate) fn terminate(state: &ClusterPaths, process: ClusterProcess) -> Result
     if pid_of(state, process).is_none() {
         return Ok(());
     }
-    for (word, patience) in [(Signal::SIGTERM, 5), (Signal::SIGKILL, 10)] {
+    for (word, timeout) in [(Signal::SIGTERM, 5), (Signal::SIGKILL, 10)] {
         // A process that ends between the check and the signal is no error.
         let _gone = signal(state, process, word);
         // A suspended process handles SIGTERM only after SIGCONT.
         let _gone = signal(state, process, Signal::SIGCONT);
         let started = Instant::now();
-        while started.elapsed() < Duration::from_secs(patience) {
+        while started.elapsed() < Duration::from_secs(timeout) {
             if pid_of(state, process).is_none() {
                 return Ok(());
             }

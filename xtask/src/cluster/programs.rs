@@ -12,8 +12,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    golang::GoToolchain,
-    recipes::BuildRecipe,
+    build_recipes::BuildRecipe,
+    go_toolchain::GoToolchain,
     versions::{KubernetesVersion, NEWEST},
 };
 use crate::{sh, toolchain};
@@ -77,10 +77,10 @@ pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
     let Some(assets) = std::env::var_os(ASSETS_VARIABLE).map(PathBuf::from) else {
         return Ok(None);
     };
-    let held = api_server_version(&assets)?;
-    if held.minor != version.minor {
+    let asset_version = api_server_version(&assets)?;
+    if asset_version.minor != version.minor {
         bail!(
-            "{ASSETS_VARIABLE} holds {held}, but {version} is wanted: unset it, or leave out --kubernetes"
+            "{ASSETS_VARIABLE} holds {asset_version}, but {version} is wanted: unset it, or leave out --kubernetes"
         );
     }
     Ok(Some(assets))
@@ -107,19 +107,19 @@ fn api_server_version(assets: &Path) -> Result<KubernetesVersion> {
 
 /// Recipes of all programs that `assets` does not supply.
 fn recipes(version: KubernetesVersion, assets: Option<&Path>) -> Vec<BuildRecipe> {
-    let mut all = BuildRecipe::version_independent().to_vec();
+    let mut recipes = BuildRecipe::version_independent().to_vec();
     // The API server and kubectl are needed before the others, so Kubernetes comes right after etcd.
-    all.insert(1, BuildRecipe::kubernetes(version));
+    recipes.insert(1, BuildRecipe::kubernetes(version));
     let is_supplied = |program: &str| {
         assets.is_some_and(|assets| {
             SUPPLIED_PROGRAMS.contains(&program) && assets.join(program).is_file()
         })
     };
-    for recipe in &mut all {
+    for recipe in &mut recipes {
         recipe.programs.retain(|(_, program)| !is_supplied(program));
     }
-    all.retain(|recipe| !recipe.programs.is_empty());
-    all
+    recipes.retain(|recipe| !recipe.programs.is_empty());
+    recipes
 }
 
 /// Recipes whose programs are not in the cache.
@@ -170,39 +170,40 @@ pub(crate) fn is_available(recipe: &BuildRecipe) -> Result<bool> {
 fn locate(recipe: &BuildRecipe) -> Result<(&'static str, PathBuf)> {
     let (_, program) = recipe.programs.first().context("a recipe has a program")?;
     let file = match sh::which(program) {
-        Some(own) => own,
+        Some(path) => path,
         None => folder(recipe)?.join(program),
     };
     Ok((program, file))
 }
 
 /// Builds `recipe` into the cache. Failure of an optional recipe is reported, noted, and no error.
-pub(crate) fn build(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
-    match build_all(recipe, go) {
+pub(crate) fn build(recipe: &BuildRecipe, toolchain: &GoToolchain) -> Result<()> {
+    match build_all(recipe, toolchain) {
         Err(error) if recipe.is_optional => {
             let note = failure_note(recipe)?;
             println!("    {} is left out, see {}", recipe.name, note.display());
             fs::write(&note, format!("{error:#}\n")).context("cannot write to the cache")
         }
-        done => done,
+        result => result,
     }
 }
 
-fn build_all(recipe: &BuildRecipe, go: &GoToolchain) -> Result<()> {
+fn build_all(recipe: &BuildRecipe, toolchain: &GoToolchain) -> Result<()> {
     let folder = folder(recipe)?;
     let base = folder.parent().context("the cache has folders")?;
     // A killed build cannot remove its own directory.
     remove_build_leftovers(base, recipe);
     // Built aside and renamed: an interrupted build must not look complete.
     let name = format!("{}.new-{}", recipe.folder(std::env::consts::ARCH), std::process::id());
-    let aside = base.join(name);
-    fs::create_dir_all(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
-    let built = build_into(recipe, go, &aside).and_then(|()| {
+    let temporary = base.join(name);
+    fs::create_dir_all(&temporary)
+        .with_context(|| format!("cannot make {}", temporary.display()))?;
+    let built = build_into(recipe, toolchain, &temporary).and_then(|()| {
         let _absent_or_broken = fs::remove_dir_all(&folder);
-        fs::rename(&aside, &folder).with_context(|| format!("cannot fill {}", base.display()))
+        fs::rename(&temporary, &folder).with_context(|| format!("cannot fill {}", base.display()))
     });
     if built.is_err() {
-        let _absent = fs::remove_dir_all(&aside);
+        let _absent = fs::remove_dir_all(&temporary);
     }
     built
 }
@@ -220,29 +221,33 @@ fn remove_build_leftovers(base: &Path, recipe: &BuildRecipe) {
     }
 }
 
-fn build_into(recipe: &BuildRecipe, go: &GoToolchain, folder: &Path) -> Result<()> {
-    let published = published_go_mod(recipe, go, folder)?;
+fn build_into(recipe: &BuildRecipe, toolchain: &GoToolchain, folder: &Path) -> Result<()> {
+    let published = published_go_mod(recipe, toolchain, folder)?;
     fs::write(folder.join("go.mod"), recipe.go_mod(&published))?;
     if let Some(main) = recipe.main {
         fs::write(folder.join("main.go"), main)?;
     }
     for (package, program) in &recipe.programs {
         let file = folder.join(program).display().to_string();
-        let mut command = go.command(folder, &recipe.build_args(package, &file));
+        let mut command = toolchain.command(folder, &recipe.build_args(package, &file));
         run_build(&mut command, program)?;
     }
     Ok(())
 }
 
 /// Content of the module's published `go.mod`.
-fn published_go_mod(recipe: &BuildRecipe, go: &GoToolchain, folder: &Path) -> Result<String> {
+fn published_go_mod(
+    recipe: &BuildRecipe,
+    toolchain: &GoToolchain,
+    folder: &Path,
+) -> Result<String> {
     let module = format!("{}@{}", recipe.module, recipe.version);
     let args = ["mod", "download", "-json", &module].map(str::to_owned);
     // Run outside of any module, so that only this module is fetched.
-    let told = sh::capture(&mut go.command(folder, &args))
+    let output = sh::capture(&mut toolchain.command(folder, &args))
         .with_context(|| format!("cannot fetch the Go module {module}"))?;
-    let told: serde_json::Value = serde_json::from_str(&told)?;
-    let file = told["GoMod"].as_str().with_context(|| format!("{module} has no go.mod"))?;
+    let info: serde_json::Value = serde_json::from_str(&output)?;
+    let file = info["GoMod"].as_str().with_context(|| format!("{module} has no go.mod"))?;
     fs::read_to_string(file).with_context(|| format!("cannot read {file}"))
 }
 
@@ -252,7 +257,7 @@ fn run_build(command: &mut Command, program: &str) -> Result<()> {
     let stderr = child.stderr.take().context("the child's output was piped")?;
     let started = Instant::now();
     let is_terminal = std::io::stdout().is_terminal();
-    let (mut packages, mut said, mut last) = (0_u32, 0, Vec::new());
+    let (mut packages, mut lines, mut last) = (0_u32, 0, Vec::new());
     for line in BufReader::new(stderr).lines() {
         let line = line?;
         packages += u32::from(!line.contains(' '));
@@ -262,8 +267,8 @@ fn run_build(command: &mut Command, program: &str) -> Result<()> {
         }
         // A terminal gets a line that is redrawn each second; a log file gets one every 20 seconds.
         let seconds = started.elapsed().as_secs();
-        if seconds >= said + if is_terminal { 1 } else { 20 } {
-            said = seconds;
+        if seconds >= lines + if is_terminal { 1 } else { 20 } {
+            lines = seconds;
             let end = if is_terminal { '\r' } else { '\n' };
             print!("    {program}: {packages} packages compiled in {seconds} s{end}");
             std::io::stdout().flush()?;

@@ -101,9 +101,9 @@ impl ClusterStarter<'_> {
         stdin: Option<std::os::fd::OwnedFd>,
     ) -> Result<()> {
         // Daemons are in a leaf below the node's cgroup, beside the pods' cgroups.
-        let place =
+        let cgroup =
             process.node().map_or_else(|| "hub".to_owned(), |node| format!("node{node}/daemons"));
-        let path = format!("{}/{place}", self.paths.cgroup());
+        let path = format!("{}/{cgroup}", self.paths.cgroup());
         cgroups::create(&path)?;
         let cgroups = cgroups::procs_files(&path)?;
         let launch = ProcessLaunch { cgroups, argv, stdin, path: self.programs.folders() };
@@ -213,7 +213,7 @@ impl ClusterStarter<'_> {
         self.start_on_node(ClusterProcess::Containerd(node), node, "containerd", args)?;
         // The kubelet would start without containerd as well, but then retries at long intervals.
         let started = Instant::now();
-        while !self.ctr(node, &["version"])?.output().is_ok_and(|done| done.status.success()) {
+        while !self.ctr(node, &["version"])?.output().is_ok_and(|output| output.status.success()) {
             self.check_running(ClusterProcess::Containerd(node), started, Duration::from_secs(60))?;
             sh::sleep(Duration::from_millis(100));
         }
@@ -264,33 +264,33 @@ impl ClusterStarter<'_> {
         Ok(())
     }
 
-    /// Fails if `process` has ended or `patience` is over, with the last lines of its log.
+    /// Fails if `process` has ended or `timeout` is over, with the last lines of its log.
     pub(crate) fn check_running(
         &self,
         process: ClusterProcess,
         since: Instant,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<()> {
         let log = self.paths.log(process);
-        let what = match process::pid_of(self.paths, process) {
+        let state = match process::pid_of(self.paths, process) {
             None => "ended",
-            Some(_) if since.elapsed() > patience => "is not ready",
+            Some(_) if since.elapsed() > timeout => "is not ready",
             Some(_) => return Ok(()),
         };
-        bail!("{process} {what}; {} ends with:\n{}", log.display(), process::last_lines(&log))
+        bail!("{process} {state}; {} ends with:\n{}", log.display(), process::last_lines(&log))
     }
 }
 
 /// Cgroup mounts of a node as pairs for `node.sh`, with a mount point before the mounts below it.
 fn node_mounts() -> Result<Vec<String>> {
-    let all = cgroups::hierarchies()?;
+    let hierarchies = cgroups::hierarchies()?;
     let mut pairs = Vec::new();
-    if all.iter().any(|one| one.mount != Path::new("/sys/fs/cgroup")) {
+    if hierarchies.iter().any(|hierarchy| hierarchy.mount != Path::new("/sys/fs/cgroup")) {
         pairs.extend(["tmpfs".to_owned(), String::new()]);
     }
-    for one in all {
-        pairs.push(one.mount.display().to_string());
-        pairs.push(one.v1.unwrap_or_else(|| "v2".to_owned()));
+    for hierarchy in hierarchies {
+        pairs.push(hierarchy.mount.display().to_string());
+        pairs.push(hierarchy.v1.unwrap_or_else(|| "v2".to_owned()));
     }
     Ok(pairs)
 }

@@ -114,26 +114,27 @@ impl ClusterPaths {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read.with_context(|| format!("cannot read {}", file.display()))?,
         };
-        let mark: ClusterRecord = serde_json::from_str(&text).with_context(|| {
+        let record: ClusterRecord = serde_json::from_str(&text).with_context(|| {
             format!("{} is damaged: run `cargo xtask cluster down`", file.display())
         })?;
-        if mark.made_by != CREATOR {
+        if record.made_by != CREATOR {
             bail!("{} was not made by {CREATOR}", self.folder().display());
         }
-        Ok(Some(mark))
+        Ok(Some(record))
     }
 
     /// Writes the record, atomically by a rename.
-    pub(crate) fn write_record(&self, mark: &ClusterRecord) -> Result<()> {
+    pub(crate) fn write_record(&self, record: &ClusterRecord) -> Result<()> {
         let folder = self.folder();
         for name in ["log", "pid", "pki"] {
             fs::create_dir_all(folder.join(name))
                 .with_context(|| format!("cannot make {}", folder.display()))?;
         }
         // A record is complete or absent, because `down` trusts its content.
-        let aside = folder.join("cluster.json.new");
-        fs::write(&aside, serde_json::to_string_pretty(mark)?)?;
-        fs::rename(&aside, folder.join("cluster.json")).context("cannot write the cluster's mark")
+        let temporary = folder.join("cluster.json.new");
+        fs::write(&temporary, serde_json::to_string_pretty(record)?)?;
+        fs::rename(&temporary, folder.join("cluster.json"))
+            .context("cannot write the cluster's mark")
     }
 
     /// Reads the record of a cluster that must exist.

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 use super::{
     ClusterPaths, KubeProxyMode, KubernetesVersion, cgroups, fault,
-    golang::GoToolchain,
+    go_toolchain::GoToolchain,
     images::{self, ImageArchives},
     kubectl, network, pki,
     plan::{self, ClusterProcess, ClusterUpStep, MAX_NODES, ObservedCluster},
@@ -87,27 +87,32 @@ pub(crate) fn load_images(
     packages: &[String],
     prepared: Option<&Path>,
 ) -> Result<()> {
-    let mark = state.require_record()?;
-    let version: KubernetesVersion = mark.kubernetes.parse().map_err(anyhow::Error::msg)?;
+    let record = state.require_record()?;
+    let version: KubernetesVersion = record.kubernetes.parse().map_err(anyhow::Error::msg)?;
     let images = match prepared {
         Some(file) => read_images(file)?,
-        None => build_images(&ClusterPrograms::find(version, mark.assets.as_deref())?, packages)?,
+        None => build_images(&ClusterPrograms::find(version, record.assets.as_deref())?, packages)?,
     };
     if !sh::is_root() {
         return rerun_as_root(&images);
     }
     with_existing_cluster(state, |starter| {
-        for node in 1..=mark.nodes {
+        for node in 1..=record.nodes {
             images::import(starter, node, &images)?;
         }
-        println!("cluster {}: {} images in each of {} nodes", state.name, images.len(), mark.nodes);
+        println!(
+            "cluster {}: {} images in each of {} nodes",
+            state.name,
+            images.len(),
+            record.nodes
+        );
         Ok(())
     })
 }
 
 /// Version to run: the named one, else the existing cluster's, else the default.
 fn requested_version(state: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersion> {
-    let running = state.read_record()?.map(|mark| mark.kubernetes.parse::<KubernetesVersion>());
+    let running = state.read_record()?.map(|record| record.kubernetes.parse::<KubernetesVersion>());
     match (args.kubernetes, running) {
         (Some(version), _) => Ok(version),
         (None, Some(running)) => running.map_err(anyhow::Error::msg),
@@ -121,18 +126,18 @@ fn build_programs(version: KubernetesVersion, assets: Option<&Path>) -> Result<(
     if missing.is_empty() {
         return Ok(());
     }
-    let go = GoToolchain::find()?;
+    let toolchain = GoToolchain::find()?;
     println!("The cluster's programs are built once, from their Go modules:");
-    let mut left: u32 = missing.iter().map(|recipe| recipe.seconds).sum();
+    let mut seconds: u32 = missing.iter().map(|recipe| recipe.seconds).sum();
     for (number, recipe) in missing.iter().enumerate() {
         let (at, all) = (number + 1, missing.len());
         let (name, version) = (recipe.name, &recipe.version);
-        println!("[{at}/{all}] build {name} {version} (about {} min left)", left.div_ceil(60));
-        programs::build(recipe, &go)?;
-        left -= recipe.seconds;
+        println!("[{at}/{all}] build {name} {version} (about {} min left)", seconds.div_ceil(60));
+        programs::build(recipe, &toolchain)?;
+        seconds -= recipe.seconds;
     }
     // The programs are in the cache; the compiled packages are no longer needed.
-    go.delete_build_cache();
+    toolchain.delete_build_cache();
     Ok(())
 }
 
@@ -163,30 +168,30 @@ fn rerun_as_root(images: &ImageArchives) -> Result<()> {
 
 /// Starts everything that needs root.
 fn start_cluster(
-    state: &ClusterPaths,
+    paths: &ClusterPaths,
     args: &ClusterUpArgs,
     version: KubernetesVersion,
     images: &ImageArchives,
 ) -> Result<()> {
-    let mark = updated_record(state, args, version)?;
-    state.write_record(&mark)?;
+    let record = updated_record(paths, args, version)?;
+    paths.write_record(&record)?;
     // Only now: the lock file is in the cluster's directory, which `write_record` creates.
-    let _lock = lock::acquire(&state.folder().join("lock"))?;
-    let programs = ClusterPrograms::find(version, mark.assets.as_deref())?;
-    let starter = ClusterStarter { paths: state, record: &mark, programs: &programs };
-    undo_faults(state, &mark);
-    let steps = plan::plan(&observe_cluster(&starter, images), mark.nodes);
+    let _lock = lock::acquire(&paths.folder().join("lock"))?;
+    let programs = ClusterPrograms::find(version, record.assets.as_deref())?;
+    let starter = ClusterStarter { paths, record: &record, programs: &programs };
+    undo_faults(paths, &record);
+    let steps = plan::plan(&observe_cluster(&starter, images), record.nodes);
     // Read before any start: afterwards a heartbeat of the old kubelet would look like one of the new kubelet.
     let mut stale = starter.nodes().unwrap_or_default();
     stale.retain(|node| steps.iter().any(|step| starts_kubelet(*step, &node.name)));
     let started = Instant::now();
-    let mut left: u32 = steps.iter().map(|step| step.expected_seconds()).sum();
+    let mut seconds: u32 = steps.iter().map(|step| step.expected_seconds()).sum();
     for (number, step) in steps.iter().enumerate() {
-        println!("[{:>2}/{}] {step} (about {left} s left)", number + 1, steps.len());
+        println!("[{:>2}/{}] {step} (about {seconds} s left)", number + 1, steps.len());
         run_step(*step, &starter, images, &stale)?;
-        left -= step.expected_seconds();
+        seconds -= step.expected_seconds();
     }
-    println!("cluster {}: up after {} s\n", state.name, started.elapsed().as_secs());
+    println!("cluster {}: up after {} s\n", paths.name, started.elapsed().as_secs());
     print_summary(&starter, args.json.as_deref())
 }
 
@@ -200,8 +205,8 @@ fn updated_record(
         // A port that is free now. Another program may take it before the forwarder starts, which then reports it.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let proxy = args.proxy.unwrap_or(KubeProxyMode::Iptables);
-        let mark = ClusterRecord::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port);
-        return Ok(mark.with_assets(programs::assets(version)?));
+        let record = ClusterRecord::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port);
+        return Ok(record.with_assets(programs::assets(version)?));
     };
     let name = &state.name;
     if old.kubernetes != version.to_string() {
@@ -221,15 +226,15 @@ fn updated_record(
 }
 
 /// Continues suspended processes, and connects nodes that were cut off.
-fn undo_faults(state: &ClusterPaths, mark: &ClusterRecord) {
-    for node in 1..=mark.nodes {
+fn undo_faults(state: &ClusterPaths, record: &ClusterRecord) {
+    for node in 1..=record.nodes {
         let _not_there = fault::freeze(state, node, false);
         if state.netns(Some(node)).exists() {
             let _not_there = network::set_disconnected(state, node, false);
         }
     }
     // A suspended process counts as alive for the plan, and nothing would continue it.
-    for process in all_processes(mark.nodes) {
+    for process in all_processes(record.nodes) {
         if process::pid_of(state, process).is_some_and(process::is_stopped) {
             let _gone = process::signal(state, process, Signal::SIGCONT);
         }
@@ -249,15 +254,15 @@ fn all_processes(nodes: u8) -> impl Iterator<Item = ClusterProcess> {
 
 fn observe_cluster(starter: &ClusterStarter<'_>, images: &ImageArchives) -> ObservedCluster {
     let state = starter.paths;
-    let alive: BTreeSet<ClusterProcess> = all_processes(starter.record.nodes)
-        .filter(|&one| process::pid_of(state, one).is_some())
+    let running: BTreeSet<ClusterProcess> = all_processes(starter.record.nodes)
+        .filter(|&running_process| process::pid_of(state, running_process).is_some())
         .collect();
     let nodes = 1..=starter.record.nodes;
     ObservedCluster {
         nodes_with_images: nodes.filter(|&node| images::is_loaded(state, node, images)).collect(),
         has_base: state.folder().join("laid").exists() && network::exists(state),
-        has_addons: alive.contains(&ClusterProcess::ApiServer) && starter.has_addons(),
-        running: alive,
+        has_addons: running.contains(&ClusterProcess::ApiServer) && starter.has_addons(),
+        running,
     }
 }
 
@@ -304,8 +309,8 @@ fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
 /// Sets routes between the nodes that have a namespace by now.
 pub(crate) fn set_routes(starter: &ClusterStarter<'_>) -> Result<()> {
     let state = starter.paths;
-    let there = (1..=starter.record.nodes).take_while(|&node| state.netns(Some(node)).exists());
-    network::set_routes(state, there.last().unwrap_or(0))
+    let nodes = (1..=starter.record.nodes).take_while(|&node| state.netns(Some(node)).exists());
+    network::set_routes(state, nodes.last().unwrap_or(0))
 }
 
 /// Prints the nodes and the commands that users may need next.

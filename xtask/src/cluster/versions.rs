@@ -66,8 +66,8 @@ pub(crate) struct GoVersion {
 
 impl GoVersion {
     /// Parses the output of `go version`: `go version go1.26.8 linux/amd64`.
-    pub(crate) fn parse(printed: &str) -> Option<Self> {
-        let word = printed.split_whitespace().find_map(|word| word.strip_prefix("go1."))?;
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let word = text.split_whitespace().find_map(|word| word.strip_prefix("go1."))?;
         let mut numbers = word.split(|letter: char| !letter.is_ascii_digit());
         let minor = numbers.next()?.parse().ok()?;
         let patch = numbers.next().and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -108,9 +108,9 @@ mod tests {
 
     #[test]
     fn go_says_which_it_is() {
-        let go = GoVersion::parse("go version go1.26.8 linux/amd64").unwrap();
-        assert!(go.is_sufficient());
-        assert_eq!(go.to_string(), "go1.26.8");
+        let version = GoVersion::parse("go version go1.26.8 linux/amd64").unwrap();
+        assert!(version.is_sufficient());
+        assert_eq!(version.to_string(), "go1.26.8");
         assert!(!GoVersion::parse("go version go1.19.8 linux/amd64").unwrap().is_sufficient());
         assert!(GoVersion::parse("go version go1.27rc1 linux/amd64").unwrap().is_sufficient());
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::tally::{DemoRun, RequestPurpose};
+use super::observations::{DemoRun, RequestPurpose};
 use crate::load::LoadRecord;
 
 /// Size of the chart and of the frame around its two plots, in SVG's units.
@@ -28,37 +28,37 @@ pub(super) fn svg(run: &DemoRun) -> String {
     let last_look = run.samples.last().map_or(first, |sample| sample.at_us);
     let steps = (last_look.saturating_sub(first) / STEP_US + 1) as usize;
     let bars = bars(&records, first, steps);
-    let most = bars.iter().map(|bar| bar.direct + bar.activator).fold(1.0, f64::max);
+    let max_requests = bars.iter().map(|bar| bar.direct + bar.activator).fold(1.0, f64::max);
     let x = |step: f64| LEFT + (RIGHT - LEFT) * step / steps as f64;
 
     let mut out = svg_head();
-    draw_axis(&mut out, "requests in flight", most, REQUESTS_PLOT);
+    draw_axis(&mut out, "requests in flight", max_requests, REQUESTS_PLOT);
     for (step, bar) in bars.iter().enumerate() {
         // Stacked bars: the direct path below, the activator path on top of it.
         let mut bottom = REQUESTS_PLOT.1;
         for (level, color) in [(bar.direct, DIRECT_COLOR), (bar.activator, ACTIVATOR_COLOR)] {
-            let height = (REQUESTS_PLOT.1 - REQUESTS_PLOT.0) * level / most;
+            let height = (REQUESTS_PLOT.1 - REQUESTS_PLOT.0) * level / max_requests;
             bottom -= height;
             if level > 0.0 {
-                let (left, width) = (x(step as f64), x(1.0) - x(0.0));
+                let (bar_x, width) = (x(step as f64), x(1.0) - x(0.0));
                 // Writing to a string cannot fail.
                 let _ = writeln!(
                     out,
-                    r#"<rect x="{left:.2}" y="{bottom:.2}" width="{width:.2}" height="{height:.2}" fill="{color}"/>"#
+                    r#"<rect x="{bar_x:.2}" y="{bottom:.2}" width="{width:.2}" height="{height:.2}" fill="{color}"/>"#
                 );
             }
         }
     }
     for (_, wake) in run.records.iter().filter(|(phase, _)| *phase == RequestPurpose::Wake) {
         // As above: writing to a string cannot fail.
-        let at = x((wake.at_us - first) as f64 / STEP_US as f64);
+        let wake_x = x((wake.at_us - first) as f64 / STEP_US as f64);
         let _ = writeln!(
             out,
-            r#"<line x1="{at:.2}" y1="{}" x2="{at:.2}" y2="{}" stroke="{ACTIVATOR_COLOR}" stroke-dasharray="4 3"/>
+            r#"<line x1="{wake_x:.2}" y1="{}" x2="{wake_x:.2}" y2="{}" stroke="{ACTIVATOR_COLOR}" stroke-dasharray="4 3"/>
 <text x="{:.2}" y="{}">a request wakes it</text>"#,
             REQUESTS_PLOT.0,
             PODS_PLOT.1,
-            at + 4.0,
+            wake_x + 4.0,
             REQUESTS_PLOT.0 + 16.0
         );
     }
@@ -89,51 +89,51 @@ fn bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
         // A request that ends exactly at a step's border does not touch the next step.
         let spanned = (start / STEP_US) as usize..=((end - 1) / STEP_US) as usize;
         for step in spanned.take_while(|step| *step < steps) {
-            let left = (step as u64 * STEP_US).max(start);
-            let right = ((step as u64 + 1) * STEP_US).min(end);
-            let share = (right - left) as f64 / STEP_US as f64;
+            let overlap_start = (step as u64 * STEP_US).max(start);
+            let overlap_end = ((step as u64 + 1) * STEP_US).min(end);
+            let share = (overlap_end - overlap_start) as f64 / STEP_US as f64;
             let bar = &mut bars[step];
-            let level = if record.direct { &mut bar.direct } else { &mut bar.activator };
-            *level += share;
+            let count = if record.direct { &mut bar.direct } else { &mut bar.activator };
+            *count += share;
         }
     }
     bars
 }
 
-fn draw_pods(run: &DemoRun, first: u64, most: f64, x: impl Fn(u64) -> f64) -> String {
+fn draw_pods(run: &DemoRun, first: u64, max_pods: f64, x: impl Fn(u64) -> f64) -> String {
     let mut line = String::new();
     let mut last = PODS_PLOT.1;
     for sample in &run.samples {
-        let at = x(sample.at_us.saturating_sub(first));
-        let y = PODS_PLOT.1 - (PODS_PLOT.1 - PODS_PLOT.0) * sample.ready as f64 / most;
+        let sample_x = x(sample.at_us.saturating_sub(first));
+        let y = PODS_PLOT.1 - (PODS_PLOT.1 - PODS_PLOT.0) * sample.ready as f64 / max_pods;
         let start = if line.is_empty() { 'M' } else { 'L' };
         // A vertical step, not a slope: the number of pods is whole.
-        let _ = write!(line, "{start}{at:.2} {last:.2} L{at:.2} {y:.2} ");
+        let _ = write!(line, "{start}{sample_x:.2} {last:.2} L{sample_x:.2} {y:.2} ");
         last = y;
     }
     line
 }
 
 fn svg_head() -> String {
-    let (middle, title) = (WIDTH / 2.0, "From zero to many pods and back: examples/hello.yaml");
+    let (center, title) = (WIDTH / 2.0, "From zero to many pods and back: examples/hello.yaml");
     format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" shape-rendering="crispEdges" font-family="sans-serif" font-size="13">
 <rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
-<text x="{middle}" y="24" text-anchor="middle" font-size="16">{title}</text>
+<text x="{center}" y="24" text-anchor="middle" font-size="16">{title}</text>
 <rect x="600" y="36" width="12" height="12" fill="{DIRECT_COLOR}"/><text x="618" y="47">straight to a pod</text>
 <rect x="760" y="36" width="12" height="12" fill="{ACTIVATOR_COLOR}"/><text x="778" y="47">through the activator</text>
 "##
     )
 }
 
-fn draw_axis(out: &mut String, title: &str, most: f64, (top, bottom): (f64, f64)) {
+fn draw_axis(out: &mut String, title: &str, max_value: f64, (top, bottom): (f64, f64)) {
     let above = top - 8.0;
     let _ = writeln!(
         out,
         r#"<text x="{LEFT}" y="{above}">{title}</text>
 <line x1="{LEFT}" y1="{top}" x2="{RIGHT}" y2="{top}" stroke="{GRID_COLOR}"/>
 <line x1="{LEFT}" y1="{bottom}" x2="{RIGHT}" y2="{bottom}" stroke="{GRID_COLOR}"/>
-<text x="{}" y="{}" text-anchor="end">{most:.0}</text>
+<text x="{}" y="{}" text-anchor="end">{max_value:.0}</text>
 <text x="{}" y="{bottom}" text-anchor="end">0</text>"#,
         LEFT - 8.0,
         top + 5.0,
@@ -158,11 +158,11 @@ fn draw_time_labels(out: &mut String, steps: usize, x: impl Fn(f64) -> f64) {
 mod tests {
     use super::*;
 
-    fn record(at_us: u64, took_us: u64, direct: bool) -> LoadRecord {
+    fn record(at_us: u64, first_byte_us: u64, direct: bool) -> LoadRecord {
         LoadRecord {
             at_us,
-            took_us,
-            first_byte_us: took_us,
+            took_us: first_byte_us,
+            first_byte_us,
             status: 200,
             fresh: true,
             pod: String::new(),

@@ -53,24 +53,24 @@ impl ConsoleResults {
     /// Parses one more line of the serial output.
     pub(crate) fn parse_line(&mut self, line: &str) {
         let line = line.trim_end();
-        if let Some(said) = line.strip_prefix(JOB_PREFIX) {
-            return self.parse_job_line(said);
+        if let Some(message) = line.strip_prefix(JOB_PREFIX) {
+            return self.parse_job_line(message);
         }
         // The first output of a test is on the same line as the test's name.
-        if let Some((_, said)) = line.split_once(VERIFIER_PREFIX) {
-            self.parse_verifier_line(said);
+        if let Some((_, message)) = line.split_once(VERIFIER_PREFIX) {
+            self.parse_verifier_line(message);
         }
-        if let Some((run, tally)) = &mut self.current_run {
-            tally.parse_line(line);
+        if let Some((run, counts)) = &mut self.current_run {
+            counts.parse_line(line);
             // Only the last summary is the run's own: subprocesses of tests are test programs too and may print one.
             if line.starts_with(SUMMARY_PREFIX) {
-                self.test_counts.insert(run.clone(), std::mem::take(tally));
+                self.test_counts.insert(run.clone(), std::mem::take(counts));
             }
         }
     }
 
-    fn parse_job_line(&mut self, said: &str) {
-        let mut words = said.split(' ');
+    fn parse_job_line(&mut self, message: &str) {
+        let mut words = message.split(' ');
         match (words.next(), words.next(), words.next().map(str::parse)) {
             (Some("begin"), Some(run), None) => {
                 self.current_run = Some((run.to_owned(), TestCounts::default()));
@@ -84,9 +84,9 @@ impl ConsoleResults {
         }
     }
 
-    fn parse_verifier_line(&mut self, said: &str) {
-        let Some((name, said)) = said.split_once(' ') else { return };
-        let verdict = match said {
+    fn parse_verifier_line(&mut self, message: &str) {
+        let Some((name, message)) = message.split_once(' ') else { return };
+        let verdict = match message {
             "refused" => VerifierVerdict::Refused,
             "is for later kernels" => VerifierVerdict::Later,
             count => match count.parse() {
@@ -102,15 +102,15 @@ impl ConsoleResults {
 mod tests {
     use super::*;
 
-    fn heard(lines: &[&str]) -> ConsoleResults {
-        let mut heard = ConsoleResults::default();
-        lines.iter().for_each(|line| heard.parse_line(line));
-        heard
+    fn parse_lines(lines: &[&str]) -> ConsoleResults {
+        let mut results = ConsoleResults::default();
+        lines.iter().for_each(|line| results.parse_line(line));
+        results
     }
 
     #[test]
     fn verdicts_are_read_wherever_they_stand() {
-        let heard = heard(&[
+        let results = parse_lines(&[
             "rouse: begin load\r",
             "test verifier::x ... verifier: bind6 122\r",
             "verifier: egress refused\r",
@@ -120,7 +120,7 @@ mod tests {
             "rouse: end load 101\r",
         ]);
         let programs: Vec<_> =
-            heard.programs.iter().map(|(name, it)| (name.as_str(), *it)).collect();
+            results.programs.iter().map(|(name, it)| (name.as_str(), *it)).collect();
         assert_eq!(
             programs,
             [
@@ -129,26 +129,26 @@ mod tests {
                 ("end", VerifierVerdict::Later)
             ]
         );
-        assert_eq!(heard.exit_codes, [("load".to_owned(), 101)].into());
-        assert_eq!(heard.test_counts["load"].failed, 1);
+        assert_eq!(results.exit_codes, [("load".to_owned(), 101)].into());
+        assert_eq!(results.test_counts["load"].failed, 1);
     }
 
     #[test]
     fn a_run_that_was_cut_off_has_not_ended() {
-        let heard = heard(&["rouse: begin tests", "test listen::x ... ok"]);
-        assert!(heard.exit_codes.is_empty());
+        let results = parse_lines(&["rouse: begin tests", "test listening_sockets::x ... ok"]);
+        assert!(results.exit_codes.is_empty());
     }
 
     #[test]
     fn only_the_last_result_of_a_run_is_its_own() {
-        let heard = heard(&[
+        let results = parse_lines(&[
             "rouse: begin tests",
             "---- agent::role stdout ----",
             "test result: FAILED. 0 passed; 1 failed; 0 ignored",
             "test result: ok. 3 passed; 0 failed; 0 ignored",
             "rouse: end tests 0",
         ]);
-        let tally = &heard.test_counts["tests"];
-        assert_eq!((tally.passed, tally.failed, tally.failures.len()), (3, 0, 0));
+        let counts = &results.test_counts["tests"];
+        assert_eq!((counts.passed, counts.failed, counts.failures.len()), (3, 0, 0));
     }
 }

@@ -44,14 +44,14 @@ pub(crate) struct DebianMirrors {
 }
 
 impl DebianMirrors {
-    /// Returns `given` as the only mirror, or else the mirrors in this machine's apt sources.
-    pub(crate) fn find(given: Option<&str>) -> Result<Self> {
-        if let Some(given) = given {
-            return Ok(Self { archive: given.trim_end_matches('/').to_owned(), security: None });
+    /// Returns `mirror` as the only mirror, or else the mirrors in this machine's apt sources.
+    pub(crate) fn find(mirror: Option<&str>) -> Result<Self> {
+        if let Some(mirror) = mirror {
+            return Ok(Self { archive: mirror.trim_end_matches('/').to_owned(), security: None });
         }
-        let mut ask = Command::new("apt-get");
-        ask.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
-        let (archive, security) = packages::parse_mirrors(&sh::capture(&mut ask)?);
+        let mut apt_get = Command::new("apt-get");
+        apt_get.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);
+        let (archive, security) = packages::parse_mirrors(&sh::capture(&mut apt_get)?);
         let archive = archive.context(
             "apt's sources name no mirror of Debian to take kernels from: name one with --mirror",
         )?;
@@ -72,12 +72,13 @@ pub(crate) fn fetch(kernel: &SupportedKernel, mirrors: &DebianMirrors) -> Result
     if !folder.exists() {
         println!("kernels: Debian's Linux {version} goes into {} (once)", folder.display());
         // Filled aside and renamed: an interrupted download must not look complete.
-        let aside = cache.join(format!("new-{}", std::process::id()));
-        let filled = download_packages(&apt, &version, &aside).and_then(|()| {
-            fs::rename(&aside, &folder).with_context(|| format!("cannot make {}", folder.display()))
+        let temporary = cache.join(format!("new-{}", std::process::id()));
+        let filled = download_packages(&apt, &version, &temporary).and_then(|()| {
+            fs::rename(&temporary, &folder)
+                .with_context(|| format!("cannot make {}", folder.display()))
         });
         if filled.is_err() {
-            let _absent = fs::remove_dir_all(&aside);
+            let _absent = fs::remove_dir_all(&temporary);
         }
         filled?;
     }
@@ -98,10 +99,10 @@ fn describe_cached(version: String, folder: &Path) -> Result<CachedKernel> {
 fn download_packages(apt: &AptInstance, version: &str, folder: &Path) -> Result<()> {
     let debs = folder.join("debs");
     fs::create_dir_all(&debs).with_context(|| format!("cannot make {}", debs.display()))?;
-    let parts = apt.kernel_packages(version)?;
+    let debian_packages = apt.kernel_packages(version)?;
     // Exact versions, because apt would otherwise choose by its own priorities.
-    let words = parts.iter().map(|part| format!("{}={}", part.name, part.version));
-    sh::capture(apt.command("apt-get").args(["-qq", "download"]).args(words).current_dir(&debs))?;
+    let args = debian_packages.iter().map(|part| format!("{}={}", part.name, part.version));
+    sh::capture(apt.command("apt-get").args(["-qq", "download"]).args(args).current_dir(&debs))?;
     for deb in fs::read_dir(&debs)?.flatten() {
         unpack(&deb.path(), folder)
             .with_context(|| format!("cannot unpack {}", deb.path().display()))?;
@@ -162,16 +163,16 @@ struct AptInstance {
 impl AptInstance {
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        let at = self.folder.display();
+        let path = self.folder.display();
         let options = [
-            format!("Dir::Etc::sourcelist={at}/sources.list"),
+            format!("Dir::Etc::sourcelist={path}/sources.list"),
             "Dir::Etc::sourceparts=/dev/null".to_owned(),
             "Dir::Etc::preferencesparts=/dev/null".to_owned(),
             "Dir::Etc::preferences=/dev/null".to_owned(),
-            format!("Dir::State={at}"),
+            format!("Dir::State={path}"),
             // An empty status file: no package counts as installed.
-            format!("Dir::State::status={at}/status"),
-            format!("Dir::Cache={at}"),
+            format!("Dir::State::status={path}/status"),
+            format!("Dir::Cache={path}"),
             "APT::Architecture=amd64".to_owned(),
             // apt's sandbox user could not write to this directory.
             "APT::Sandbox::User=root".to_owned(),
@@ -196,11 +197,12 @@ impl AptInstance {
         for (mirror, suite) in suites.chain(security) {
             sources += &format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
         }
-        let (list, done) = (self.folder.join("sources.list"), self.folder.join("updated"));
+        let (list, updated) = (self.folder.join("sources.list"), self.folder.join("updated"));
         // Other sources make the lists useless, however young they are.
-        let same = fs::read_to_string(&list).is_ok_and(|text| text == sources);
-        let age = done.metadata().and_then(|found| found.modified()).map(|at| at.elapsed());
-        if same && age.is_ok_and(|age| age.is_ok_and(|age| age < LISTS_MAX_AGE)) {
+        let is_same = fs::read_to_string(&list).is_ok_and(|text| text == sources);
+        let age =
+            updated.metadata().and_then(|metadata| metadata.modified()).map(|at| at.elapsed());
+        if is_same && age.is_ok_and(|age| age.is_ok_and(|age| age < LISTS_MAX_AGE)) {
             return Ok(());
         }
         for folder in ["lists/partial", "archives/partial"] {
@@ -211,9 +213,9 @@ impl AptInstance {
         fs::write(&list, sources)?;
         fs::write(self.folder.join("status"), "")?;
         match sh::capture(self.command("apt-get").args(["-qq", "update"])) {
-            Ok(_) => Ok(fs::write(done, "")?),
+            Ok(_) => Ok(fs::write(updated, "")?),
             // The newest kernel of the last update is better than none.
-            Err(error) if same && done.exists() => {
+            Err(error) if is_same && updated.exists() => {
                 println!("kernels: older lists of packages are taken: {error:#}");
                 Ok(())
             }
@@ -223,20 +225,20 @@ impl AptInstance {
 
     /// All packages of the kernel with this version.
     fn kernel_packages(&self, version: &str) -> Result<Vec<DebianPackage>> {
-        let mut parts =
+        let mut debian_packages =
             vec![DebianPackage { name: META_PACKAGE.to_owned(), version: version.to_owned() }];
         // The list grows while it is read: each package may depend on more packages.
         let mut next = 0;
-        while let Some(part) = parts.get(next) {
+        while let Some(part) = debian_packages.get(next) {
             let name = format!("{}={}", part.name, part.version);
             let show = sh::capture(self.command("apt-cache").args(["show", &name]))?;
-            let more: Vec<_> = packages::exact_dependencies(&show)
+            let dependencies: Vec<_> = packages::exact_dependencies(&show)
                 .into_iter()
-                .filter(|it| !parts.contains(it))
+                .filter(|it| !debian_packages.contains(it))
                 .collect();
-            parts.extend(more);
+            debian_packages.extend(dependencies);
             next += 1;
         }
-        Ok(parts)
+        Ok(debian_packages)
     }
 }

@@ -48,8 +48,8 @@ fn busybox() -> Result<Vec<u8>> {
 fn has_interpreter(program: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, bytes: usize| {
-        let found = program.get(at..at + bytes).unwrap_or_default();
-        found.iter().rev().fold(0, |sum: usize, &byte| sum << 8 | usize::from(byte))
+        let name = program.get(at..at + bytes).unwrap_or_default();
+        name.iter().rev().fold(0, |sum: usize, &byte| sum << 8 | usize::from(byte))
     };
     // Offset of the program headers, size of one header, and their number.
     let (at, size, count) = (number(32, 8), number(54, 2), number(56, 2));
@@ -61,7 +61,7 @@ fn boot_modules(kernel: &CachedKernel) -> Result<Vec<String>> {
         Ok(String::from_utf8_lossy(&read(&kernel.modules.join(name))?).into_owned())
     };
     modules::resolve(&list("modules.dep")?, &list("modules.builtin")?, &MODULES)
-        .map_err(|why| anyhow::anyhow!("Linux {} cannot start here: {why}", kernel.release))
+        .map_err(|error| anyhow::anyhow!("Linux {} cannot start here: {error}", kernel.release))
 }
 
 fn read_module(file: &Path) -> Result<Vec<u8>> {

@@ -9,8 +9,8 @@ pub(crate) fn resolve(dep: &str, builtin: &str, names: &[&str]) -> Result<Vec<St
             continue;
         }
         let lines = dep.lines().filter_map(|line| line.split_once(':'));
-        let mut found = lines.filter(|(file, _)| is_module(file, name));
-        let (file, needs) = found.next().ok_or_else(|| format!("no module {name}"))?;
+        let mut matching = lines.filter(|(file, _)| is_module(file, name));
+        let (file, needs) = matching.next().ok_or_else(|| format!("no module {name}"))?;
         // A line lists all dependencies, transitive ones last, so in reverse each comes after those that it needs.
         for needed in needs.split_whitespace().rev().chain([file]) {
             if !files.iter().any(|it| it == needed) {
@@ -86,9 +86,9 @@ mod tests {
 
     #[test]
     fn drivers_of_real_machines_are_left_behind() {
-        let wanted =
+        let paths =
             ["modules.builtin", "kernel/net/sched/sch_netem.ko", "kernel/drivers/net/veth.ko"];
-        assert!(wanted.into_iter().all(is_wanted));
+        assert!(paths.into_iter().all(is_wanted));
         let unwanted =
             ["kernel/drivers/net/ethernet/e1000.ko", "kernel/drivers/gpu/x.ko", "vmlinuz"];
         assert!(!unwanted.into_iter().any(is_wanted));

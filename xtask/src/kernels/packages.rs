@@ -31,11 +31,11 @@ fn parse_exact_dependency(depend: &str) -> Option<DebianPackage> {
 /// URIs of two mirrors in apt's sources: of the archive, and of security fixes. Debian always keeps these in
 /// directories of the same names.
 pub(crate) fn parse_mirrors(targets: &str) -> (Option<String>, Option<String>) {
-    let of = |folder: &str| {
+    let mirror_of = |folder: &str| {
         let mut uris = targets.lines().map(|line| line.trim().trim_end_matches('/'));
         uris.find(|uri| uri.ends_with(folder)).map(str::to_owned)
     };
-    (of("/debian"), of("/debian-security"))
+    (mirror_of("/debian"), mirror_of("/debian-security"))
 }
 
 #[cfg(test)]

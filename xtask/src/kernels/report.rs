@@ -50,7 +50,7 @@ pub(crate) const TESTS_RUN: &str = "tests";
 
 impl KernelOutcome {
     /// Result of a kernel on which nothing could run.
-    pub(crate) fn not_run(kernel: &'static str, why: String) -> Self {
+    pub(crate) fn not_run(kernel: &'static str, reason: String) -> Self {
         Self {
             kernel,
             version: String::new(),
@@ -58,24 +58,25 @@ impl KernelOutcome {
             tally: TestCounts::default(),
             left_out: vec![],
             seconds: 0,
-            wrong: vec![format!("cannot run: {why}")],
+            wrong: vec![format!("cannot run: {reason}")],
         }
     }
 
     /// Result of a machine that has ended.
-    pub(crate) fn from_run(kernel: &'static str, done: KernelRunOutput<'_>) -> Self {
-        let ConsoleResults { programs, exit_codes: ended, test_counts: tallies, .. } = done.results;
+    pub(crate) fn from_run(kernel: &'static str, run_output: KernelRunOutput<'_>) -> Self {
+        let ConsoleResults { programs, exit_codes: ended, test_counts: tallies, .. } =
+            run_output.results;
         let mut wrong = Vec::new();
-        for (run, asked) in [(LOAD_RUN, 1), (TESTS_RUN, done.requested_tests)] {
-            let counted = tallies.get(run).map_or(0, |tally| tally.passed + tally.failed);
+        for (run, requested) in [(LOAD_RUN, 1), (TESTS_RUN, run_output.requested_tests)] {
+            let counted =
+                tallies.get(run).map_or(0, |test_counts| test_counts.passed + test_counts.failed);
             match ended.get(run) {
-                _ if asked == 0 => {}
-                None => {
-                    wrong.push(format!("its {run} did not end; it said:\n{}", done.console_tail))
-                }
+                _ if requested == 0 => {}
+                None => wrong
+                    .push(format!("its {run} did not end; it said:\n{}", run_output.console_tail)),
                 // A run may end early for any reason: tests that did not run must not look as if they had passed.
-                Some(0) if counted < asked as u64 => {
-                    wrong.push(format!("{counted} of {asked} {run} ran"));
+                Some(0) if counted < requested as u64 => {
+                    wrong.push(format!("{counted} of {requested} {run} ran"));
                 }
                 Some(0) => {}
                 Some(code) => wrong.push(format!("its {run} failed ({code})")),
@@ -97,12 +98,12 @@ impl KernelOutcome {
         }
         Self {
             kernel,
-            version: done.version.to_owned(),
+            version: run_output.version.to_owned(),
             programs,
             // The verifier's tests count together with the others.
             tally: tallies.into_values().fold(TestCounts::default(), TestCounts::combine),
-            left_out: done.left_out,
-            seconds: done.seconds,
+            left_out: run_output.left_out,
+            seconds: run_output.seconds,
             wrong,
         }
     }
@@ -150,8 +151,8 @@ impl KernelTables<'_> {
     fn left_out(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for outcome in self.0.iter().filter(|it| !it.left_out.is_empty()) {
             writeln!(out, "left out on {}:", outcome.kernel)?;
-            for (name, why) in &outcome.left_out {
-                writeln!(out, "  {name}: {why}")?;
+            for (name, reason) in &outcome.left_out {
+                writeln!(out, "  {name}: {reason}")?;
             }
         }
         Ok(())
@@ -171,22 +172,22 @@ impl KernelTables<'_> {
             "left out",
             "time"
         )?;
-        for it in self.0 {
+        for outcome in self.0 {
             // The largest program shows how close the kernel is to the limit.
-            let most = it.accepted().max();
-            let most =
-                most.map_or_else(|| "-".to_owned(), |(count, name)| format!("{count} {name}"));
+            let longest = outcome.accepted().max();
+            let longest =
+                longest.map_or_else(|| "-".to_owned(), |(count, name)| format!("{count} {name}"));
             writeln!(
                 out,
-                "{:<8} {:<18} {:<7} {:>8}  {most:<24} {:>6} {:>6} {:>8}  {:>4} s",
-                it.kernel,
-                it.version,
-                if it.wrong.is_empty() { "passed" } else { "FAILED" },
-                it.accepted().count(),
-                it.tally.passed,
-                it.tally.failed,
-                it.left_out.len(),
-                it.seconds
+                "{:<8} {:<18} {:<7} {:>8}  {longest:<24} {:>6} {:>6} {:>8}  {:>4} s",
+                outcome.kernel,
+                outcome.version,
+                if outcome.wrong.is_empty() { "passed" } else { "FAILED" },
+                outcome.accepted().count(),
+                outcome.tally.passed,
+                outcome.tally.failed,
+                outcome.left_out.len(),
+                outcome.seconds
             )?;
         }
         Ok(())
@@ -197,18 +198,18 @@ impl KernelTables<'_> {
 mod tests {
     use super::*;
 
-    fn outcome(lines: &[&str], asked: usize) -> KernelOutcome {
-        let mut heard = ConsoleResults::default();
-        lines.iter().for_each(|line| heard.parse_line(line));
-        let last_words = "panic".to_owned();
+    fn outcome(lines: &[&str], requested_tests: usize) -> KernelOutcome {
+        let mut results = ConsoleResults::default();
+        lines.iter().for_each(|line| results.parse_line(line));
+        let console_tail = "panic".to_owned();
         KernelOutcome::from_run(
             "6.1",
             KernelRunOutput {
                 version: "6.1-1",
-                results: heard,
-                requested_tests: asked,
+                results,
+                requested_tests,
                 left_out: vec![],
-                console_tail: last_words,
+                console_tail,
                 seconds: 9,
             },
         )

@@ -43,16 +43,16 @@ const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
     UnsupportedTests {
         since: (5, 15),
         reason: "no cookies in sock_ops (5.15): what listens from before the programs is not counted",
-        tests: &["count::an_upgrade_to_another_abi_loses_no_connection_and_no_count"],
+        tests: &["request_counts::an_upgrade_to_another_abi_loses_no_connection_and_no_count"],
     },
     UnsupportedTests {
         since: (6, 5),
         reason: "no bpf_sock_destroy (6.5): connections are ended without their locks",
         tests: &[
-            "ends::a_walk_stays_in_the_namespace_it_began_in",
-            "ends::connections_of_both_families_are_ended_and_others_left_alone",
-            "ends::no_request_that_was_written_is_lost_by_an_end",
-            "ends::only_a_connection_that_is_as_it_was_listed_is_ended",
+            "locked_close::a_walk_stays_in_the_namespace_it_began_in",
+            "locked_close::connections_of_both_families_are_ended_and_others_left_alone",
+            "locked_close::no_request_that_was_written_is_lost_by_an_end",
+            "locked_close::only_a_connection_that_is_as_it_was_listed_is_ended",
         ],
     },
 ];
@@ -68,11 +68,13 @@ pub(crate) struct TestSelection {
 
 /// Fails if the table names a test that is not in `tests`, the list of all tests.
 pub(crate) fn check_table(tests: &[String]) -> Result<(), String> {
-    let known = UNSUPPORTED_TESTS.iter().flat_map(|entry| entry.tests);
-    let gone: Vec<_> = known.filter(|name| !tests.iter().any(|test| test == *name)).collect();
-    match gone.is_empty() {
+    let listed = UNSUPPORTED_TESTS.iter().flat_map(|entry| entry.tests);
+    let missing: Vec<_> = listed.filter(|name| !tests.iter().any(|test| test == *name)).collect();
+    match missing.is_empty() {
         true => Ok(()),
-        false => Err(format!("the table of tests to leave out names some that are gone: {gone:?}")),
+        false => {
+            Err(format!("the table of tests to leave out names some that are gone: {missing:?}"))
+        }
     }
 }
 
@@ -81,7 +83,7 @@ pub(crate) fn select_tests(tests: &[String], kernel: KernelSeries) -> TestSelect
     let mut choice = TestSelection::default();
     for test in tests {
         match unsupported_reason(test, kernel) {
-            Some(why) => choice.unsupported.push((test.clone(), why)),
+            Some(reason) => choice.unsupported.push((test.clone(), reason)),
             None => choice.supported.push(test.clone()),
         }
     }
@@ -89,8 +91,8 @@ pub(crate) fn select_tests(tests: &[String], kernel: KernelSeries) -> TestSelect
 }
 
 fn unsupported_reason(test: &str, kernel: KernelSeries) -> Option<&'static str> {
-    let found = UNSUPPORTED_TESTS.iter().find(|entry| entry.tests.contains(&test))?;
-    (kernel < found.since).then_some(found.reason)
+    let entry = UNSUPPORTED_TESTS.iter().find(|entry| entry.tests.contains(&test))?;
+    (kernel < entry.since).then_some(entry.reason)
 }
 
 /// Parses the series of a release: `6.1.0-50-amd64` → 6.1.
@@ -104,8 +106,8 @@ mod tests {
     use super::*;
 
     fn tests() -> Vec<String> {
-        let known = UNSUPPORTED_TESTS.iter().flat_map(|entry| entry.tests);
-        known.map(|&test| test.to_owned()).chain(["listen::x".to_owned()]).collect()
+        let listed = UNSUPPORTED_TESTS.iter().flat_map(|entry| entry.tests);
+        listed.map(|&test| test.to_owned()).chain(["listening_sockets::x".to_owned()]).collect()
     }
 
     #[test]
@@ -116,7 +118,7 @@ mod tests {
         };
         assert_eq!([counts((5, 10)), counts((6, 1)), counts((6, 5))], [(1, 5), (2, 4), (6, 0)]);
         let oldest = select_tests(&tests(), (5, 10));
-        assert_eq!(oldest.supported, ["listen::x"]);
+        assert_eq!(oldest.supported, ["listening_sockets::x"]);
         assert!(
             oldest.unsupported[0].1.contains("5.15") && oldest.unsupported[4].1.contains("6.5")
         );
@@ -125,7 +127,11 @@ mod tests {
     #[test]
     fn a_table_that_names_a_test_that_is_gone_is_refused() {
         assert_eq!(check_table(&tests()), Ok(()));
-        assert!(check_table(&["listen::x".to_owned()]).unwrap_err().contains("ends::"));
+        assert!(
+            check_table(&["listening_sockets::x".to_owned()])
+                .unwrap_err()
+                .contains("locked_close::")
+        );
     }
 
     #[test]

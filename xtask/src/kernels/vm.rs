@@ -92,10 +92,10 @@ impl VirtualMachine<'_> {
     /// Last lines of the kernel's console.
     pub(crate) fn console_tail(&self) -> Result<String> {
         const LINES: usize = 12;
-        let said = fs::read(&self.console)
+        let console = fs::read(&self.console)
             .with_context(|| format!("cannot read {}", self.console.display()))?;
-        let said = String::from_utf8_lossy(&said);
-        let lines: Vec<&str> = said.lines().map(str::trim_end).collect();
+        let console = String::from_utf8_lossy(&console);
+        let lines: Vec<&str> = console.lines().map(str::trim_end).collect();
         Ok(lines[lines.len().saturating_sub(LINES)..].join("\n"))
     }
 }

@@ -48,7 +48,7 @@ impl LoadWorkerState {
     /// Claims the next request, and returns its number; `None` if all are sent.
     fn claim_next(&self) -> Option<u64> {
         let sent = self.sent.get();
-        if self.args.requests.is_some_and(|most| sent >= most) {
+        if self.args.requests.is_some_and(|max| sent >= max) {
             return None;
         }
         self.sent.set(sent + 1);
@@ -64,23 +64,23 @@ impl LoadWorkerState {
 
 /// One client of the closed loop: it sends a request when the previous one is complete.
 pub(super) async fn run_closed_loop(
-    shared: Rc<LoadWorkerState>,
+    state: Rc<LoadWorkerState>,
     index: u32,
     records: mpsc::Sender<LoadRecord>,
 ) {
-    let mut kept = None;
+    let mut pooled = None;
     // Each client is of one kind: by default half of them keep their connection, as pools do.
-    let keeps = !shared.is_fresh(index.into());
-    while let Some(wait) = shared.args.stages.until_above(index, shared.started.elapsed()) {
+    let keeps = !state.is_fresh(index.into());
+    while let Some(wait) = state.args.stages.until_above(index, state.started.elapsed()) {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        if shared.claim_next().is_none() {
+        if state.claim_next().is_none() {
             return;
         }
-        let (record, connection) = send(&shared, kept.take()).await;
+        let (record, connection) = send(&state, pooled.take()).await;
         let failed = !record.error.is_empty();
-        kept = connection.filter(|_| keeps);
+        pooled = connection.filter(|_| keeps);
         if records.send(record).await.is_err() {
             return;
         }
@@ -91,33 +91,33 @@ pub(super) async fn run_closed_loop(
 }
 
 /// Sends requests at the stage's rate. Each request is a task, so a slow response does not delay others.
-pub(super) async fn run_open_loop(shared: Rc<LoadWorkerState>, records: mpsc::Sender<LoadRecord>) {
+pub(super) async fn run_open_loop(state: Rc<LoadWorkerState>, records: mpsc::Sender<LoadRecord>) {
     let mut due = Duration::ZERO;
-    while let Some(rate) = shared.args.stages.level_at(due) {
-        tokio::time::sleep_until((shared.started + due).into()).await;
+    while let Some(rate) = state.args.stages.level_at(due) {
+        tokio::time::sleep_until((state.started + due).into()).await;
         // Due times are absolute: a late wake-up does not lower the rate. A rate of 0 advances by one second.
         due += Duration::from_secs(1) / rate.max(1);
         if rate == 0 {
             continue;
         }
-        let Some(number) = shared.claim_next() else { return };
-        tokio::task::spawn_local(send_in_open_loop(shared.clone(), number, records.clone()));
+        let Some(number) = state.claim_next() else { return };
+        tokio::task::spawn_local(send_in_open_loop(state.clone(), number, records.clone()));
     }
 }
 
 async fn send_in_open_loop(
-    shared: Rc<LoadWorkerState>,
+    state: Rc<LoadWorkerState>,
     number: u64,
     records: mpsc::Sender<LoadRecord>,
 ) {
-    let kept = match shared.is_fresh(number) {
+    let connection = match state.is_fresh(number) {
         true => None,
-        false => shared.idle.borrow_mut().pop(),
+        false => state.idle.borrow_mut().pop(),
     };
-    let (record, connection) = send(&shared, kept).await;
+    let (record, connection) = send(&state, connection).await;
     // Only requests that take idle connections return theirs, so that the pool does not grow.
-    if !shared.is_fresh(number) {
-        shared.idle.borrow_mut().extend(connection);
+    if !state.is_fresh(number) {
+        state.idle.borrow_mut().extend(connection);
     }
     // The receiver is gone only when the whole run was given up.
     let _ = records.send(record).await;
@@ -125,10 +125,10 @@ async fn send_in_open_loop(
 
 /// Sends one request. Returns the record, and the connection if it can carry another request.
 async fn send(
-    shared: &LoadWorkerState,
-    kept: Option<LoadConnection>,
+    state: &LoadWorkerState,
+    pooled: Option<LoadConnection>,
 ) -> (LoadRecord, Option<LoadConnection>) {
-    let at = Instant::now();
+    let started = Instant::now();
     let mut record = LoadRecord {
         at_us: unix_us(),
         took_us: 0,
@@ -140,15 +140,15 @@ async fn send(
         listening_us: 0,
         error: String::new(),
     };
-    let exchange = send_with_retry(&shared.args, kept, at, &mut record);
+    let exchange = send_with_retry(&state.args, pooled, started, &mut record);
     // On a timeout the exchange is dropped with its connection, which may be in the middle of a response.
-    let outcome = tokio::time::timeout(shared.args.timeout(), exchange).await;
-    record.took_us = micros(at.elapsed());
+    let outcome = tokio::time::timeout(state.args.timeout(), exchange).await;
+    record.took_us = micros(started.elapsed());
     match outcome {
         Ok(Ok(connection)) => (record, connection),
         Ok(Err(error)) => (LoadRecord { error, ..record }, None),
         Err(_) => {
-            let error = format!("no answer within {} s", shared.args.timeout_s);
+            let error = format!("no answer within {} s", state.args.timeout_s);
             (LoadRecord { error, ..record }, None)
         }
     }
@@ -156,15 +156,15 @@ async fn send(
 
 async fn send_with_retry(
     args: &LoadArgs,
-    kept: Option<LoadConnection>,
-    at: Instant,
+    pooled: Option<LoadConnection>,
+    started: Instant,
     record: &mut LoadRecord,
 ) -> Result<Option<LoadConnection>, String> {
-    if let Some(mut connection) = kept {
+    if let Some(mut connection) = pooled {
         record.fresh = false;
         // Like any connection pool: a connection that the server closed while it was idle is not used.
         if connection.sender.ready().await.is_ok() {
-            match send_and_read(args, &mut connection, at, record).await {
+            match send_and_read(args, &mut connection, started, record).await {
                 // No byte of the request was sent, so sending it again on a new connection is safe.
                 Err(LoadFailure::NotSent) => {}
                 Err(LoadFailure::Lost(error)) => return Err(error),
@@ -174,7 +174,7 @@ async fn send_with_retry(
         record.fresh = true;
     }
     let mut connection = connect(args.addr).await?;
-    match send_and_read(args, &mut connection, at, record).await {
+    match send_and_read(args, &mut connection, started, record).await {
         Ok(keep) => Ok(keep.then_some(connection)),
         Err(LoadFailure::NotSent) => Err("the connection ended before the request was sent".into()),
         Err(LoadFailure::Lost(error)) => Err(error),
@@ -194,9 +194,9 @@ async fn connect(addr: SocketAddr) -> Result<LoadConnection, String> {
     let stream = TcpStream::connect(addr).await.map_err(|error| format!("connect: {error}"))?;
     // Small requests on a persistent connection must not wait for the previous acknowledgement (Nagle's algorithm).
     let _ = stream.set_nodelay(true);
-    let local = stream.local_addr().map_err(|error| format!("connect: {error}"))?;
-    let written = Rc::new(Cell::new(0));
-    let count = written.clone();
+    let local_address = stream.local_addr().map_err(|error| format!("connect: {error}"))?;
+    let written_bytes = Rc::new(Cell::new(0));
+    let count = written_bytes.clone();
     let stream =
         InspectWriter::new(stream, move |bytes: &[u8]| count.set(count.get() + bytes.len()));
     let (sender, driver) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
@@ -206,14 +206,14 @@ async fn connect(addr: SocketAddr) -> Result<LoadConnection, String> {
         // The same error reaches the request, which reports it.
         let _ = driver.await;
     });
-    Ok(LoadConnection { sender, local_address: local, written_bytes: written })
+    Ok(LoadConnection { sender, local_address, written_bytes })
 }
 
 /// Sends one request and reads the whole response. Returns true if the connection can carry another request.
 async fn send_and_read(
     args: &LoadArgs,
     connection: &mut LoadConnection,
-    at: Instant,
+    started: Instant,
     record: &mut LoadRecord,
 ) -> Result<bool, LoadFailure> {
     let request = Request::get(&args.path)
@@ -227,7 +227,7 @@ async fn send_and_read(
         if unsent { LoadFailure::NotSent } else { LoadFailure::Lost(error_chain(&error)) }
     })?;
     // hyper returns the response when its head is complete; the heads here fit into one packet.
-    record.first_byte_us = micros(at.elapsed());
+    record.first_byte_us = micros(started.elapsed());
     record.status = response.status().as_u16();
     read_signature(response.headers(), connection.local_address, record);
     response.into_body().collect().await.map_err(|error| LoadFailure::Lost(error_chain(&error)))?;
@@ -282,15 +282,15 @@ mod tests {
     }
 
     /// Answers the first request on each of two connections, and resets the first connection when `reset` fires.
-    fn serve(listener: &TcpListener, reset: &mpsc::Receiver<()>, done: &mpsc::Sender<()>) {
+    fn serve(listener: &TcpListener, reset: &mpsc::Receiver<()>, done_tx: &mpsc::Sender<()>) {
         let accept = || listener.accept().expect("a connection").0;
-        let answer = |stream: &mut std::net::TcpStream| {
+        let serve_one = |stream: &mut std::net::TcpStream| {
             let read = stream.read(&mut [0; 1024]).expect("a request");
             assert!(read > 0, "a connection without a request");
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").expect("written");
         };
         let mut first = accept();
-        answer(&mut first);
+        serve_one(&mut first);
         reset.recv().expect("the client says when");
         nix::sys::socket::setsockopt(
             &first,
@@ -299,8 +299,8 @@ mod tests {
         )
         .expect("an option of TCP's");
         drop(first);
-        done.send(()).expect("the client waits");
-        answer(&mut accept());
+        done_tx.send(()).expect("the client waits");
+        serve_one(&mut accept());
     }
 
     /// Go's and curl's connection pools behave the same: they know if any byte was written.
@@ -309,18 +309,18 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("an address");
         let address = listener.local_addr().expect("an address").to_string();
         let (resets, reset) = mpsc::channel();
-        let (done, is_done) = mpsc::channel();
-        let server = std::thread::spawn(move || serve(&listener, &reset, &done));
-        let words = ["load", "--addr", &address, "--host", "it", "--stages", "1x1s"];
-        let shared = LoadWorkerState::new(&LoadTestCli::parse_from(words).args, Instant::now());
+        let (result, is_done) = mpsc::channel();
+        let server = std::thread::spawn(move || serve(&listener, &reset, &result));
+        let args = ["load", "--addr", &address, "--host", "it", "--stages", "1x1s"];
+        let state = LoadWorkerState::new(&LoadTestCli::parse_from(args).args, Instant::now());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         LocalSet::new().block_on(&runtime.expect("a runtime"), async {
-            let (first, kept) = send(&shared, None).await;
-            assert!(first.is_answered() && kept.is_some(), "{first:?}");
+            let (first, connection) = send(&state, None).await;
+            assert!(first.is_answered() && connection.is_some(), "{first:?}");
             // This thread blocks, so the client's driver cannot notice the reset meanwhile.
             resets.send(()).expect("the server waits");
             is_done.recv().expect("it resets");
-            let (second, _) = send(&shared, kept).await;
+            let (second, _) = send(&state, connection).await;
             assert!(second.is_answered() && second.fresh, "{second:?}");
         });
         server.join().expect("it served both");

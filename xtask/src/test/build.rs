@@ -58,27 +58,27 @@ impl TestBuilder {
 
     /// Path of the eBPF object. Fails with the reason if there is none.
     pub(super) fn object(&self) -> Result<&Path> {
-        self.object.as_deref().map_err(|why| anyhow!("there are no eBPF programs: {why}"))
+        self.object.as_deref().map_err(|error| anyhow!("there are no eBPF programs: {error}"))
     }
 
     /// Command `cargo test WORDS`, for all packages but the eBPF programs.
-    pub(super) fn cargo_test(&self, words: &[&str]) -> Command {
+    pub(super) fn cargo_test(&self, args: &[&str]) -> Command {
         let mut command = sh::cargo();
-        command.args(["test", "--quiet", "--workspace", "--exclude", "ebpf"]).args(words);
+        command.args(["test", "--quiet", "--workspace", "--exclude", "ebpf"]).args(args);
         command.envs(self.object.iter().map(|object| (build_ebpf::OBJECT_VARIABLE, object)));
         command.current_dir(&self.workspace.root);
         command
     }
 
-    /// Builds the tests that `words` choose, or all tests, with the programs that they start.
-    pub(super) fn build_tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
+    /// Builds the tests that `args` choose, or all tests, with the programs that they start.
+    pub(super) fn build_tests(&self, args: &[&str]) -> Result<Vec<TestProgram>> {
         if let Some(built) = &self.prebuilt {
-            let wanted = built.iter().filter(|it| words.contains(&it.name.as_str()));
-            return Ok(wanted.cloned().collect());
+            let requested = built.iter().filter(|it| args.contains(&it.name.as_str()));
+            return Ok(requested.cloned().collect());
         }
         let mut built = Vec::new();
         let mut command = self.cargo_test(&["--no-run"]);
-        command.args(words).arg("--message-format=json-render-diagnostics");
+        command.args(args).arg("--message-format=json-render-diagnostics");
         let ok = sh::run_with_lines(&mut command, |line| {
             let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
             let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
@@ -112,7 +112,7 @@ impl TestBuilder {
         // Cargo reports several programs, so the wanted one is found by its source.
         let source = format!("tests/{target}/main.rs");
         let built = self.build_tests(&["--test", target])?;
-        let found = built.into_iter().find(|it| it.source.ends_with(&source));
-        found.map(|it| it.executable).with_context(|| format!("cargo built no test of {source}"))
+        let program = built.into_iter().find(|it| it.source.ends_with(&source));
+        program.map(|it| it.executable).with_context(|| format!("cargo built no test of {source}"))
     }
 }

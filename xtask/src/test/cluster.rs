@@ -8,7 +8,7 @@ use super::{
     TestArgs, TierOutcome,
     build::{TestBuilder, TestProgram},
     run_and_count, run_as_root,
-    tally::TestCounts,
+    test_counts::TestCounts,
 };
 use crate::{
     chart::{CHECKS, HelmChart},
@@ -27,20 +27,20 @@ pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhoo
 /// Modules and tests that use namespaces or clusters of their own, and inject no faults into the shared cluster:
 /// several of them run at once.
 const PARALLEL_TESTS: [&str; 14] = [
-    "contract::",
-    "deleted::",
+    "runtime_contract::",
+    "deletion::",
     "examples::",
-    "families::",
+    "ip_families::",
     "install::a_service_wakes",
     "kn::",
-    "limits::a_pod",
+    "concurrency_limit::a_pod",
     "network_policies::",
-    "ours::down_leaves_nothing",
+    "xtask_cluster::down_leaves_nothing",
     "probes::",
-    "shapes::",
+    "third_party_manifests::",
     "sidecars::",
-    "story::",
-    "trouble::",
+    "service_lifecycle::",
+    "error_conditions::",
 ];
 /// Number of them that run at once. They wait for pods and windows, on two processors as on many.
 const PARALLELISM: u8 = 3;
@@ -55,48 +55,49 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
         return Ok(chart.combine(run_on_existing_cluster(file, args, builder)?));
     }
     let xtask = std::env::current_exe()?;
-    let alone = run_on_api_server(&xtask, args, builder)?;
-    let whole = run_on_cluster(&xtask, args, builder)?;
-    Ok(chart.combine(alone).combine(whole))
+    let api_server_outcome = run_on_api_server(&xtask, args, builder)?;
+    let cluster_outcome = run_on_cluster(&xtask, args, builder)?;
+    Ok(chart.combine(api_server_outcome).combine(cluster_outcome))
 }
 
 /// Checks the chart if Helm is available. Building Helm, as `cargo xtask chart` does, would double the build time.
 fn check_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    let wanted =
+    let is_selected =
         |name: &str| args.names.is_empty() || args.names.iter().any(|it| name.contains(it));
-    let checks: Vec<_> = CHECKS.into_iter().filter(|(name, _)| wanted(name)).collect();
+    let checks: Vec<_> = CHECKS.into_iter().filter(|(name, _)| is_selected(name)).collect();
     if checks.is_empty() {
         return Ok(TierOutcome::empty());
     }
     if !cluster::has_helm()? {
-        let left_out = "; left out chart:: (no helm is here; `cargo xtask chart` builds it)".into();
-        return Ok(TierOutcome::Ran { counts: TestCounts::default(), ok: true, skipped: left_out });
+        let skipped = "; left out chart:: (no helm is here; `cargo xtask chart` builds it)".into();
+        return Ok(TierOutcome::Ran { counts: TestCounts::default(), ok: true, skipped });
     }
     let chart = HelmChart::find(&builder.workspace, builder.build_rouse()?)?;
-    let mut tally = TestCounts::default();
+    let mut counts = TestCounts::default();
     for (name, check) in checks {
         match check(&chart) {
             Ok(()) => {
                 println!("test {name} ... ok");
-                tally.passed += 1;
+                counts.passed += 1;
             }
             Err(error) => {
                 println!("test {name} ... FAILED: {error:#}");
-                tally.failed += 1;
-                tally.failures.push(vec![name.to_owned(), format!("{error:#}")]);
+                counts.failed += 1;
+                counts.failures.push(vec![name.to_owned(), format!("{error:#}")]);
             }
         }
     }
-    Ok(TierOutcome::Ran { ok: tally.failed == 0, counts: tally, skipped: String::new() })
+    Ok(TierOutcome::Ran { ok: counts.failed == 0, counts, skipped: String::new() })
 }
 
 /// Runs the controller's tests against an API server without nodes, which is removed afterwards.
 fn run_on_api_server(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    let words: Vec<&str> = API_SERVER_TESTS.iter().flat_map(|name| ["--test", *name]).collect();
-    let programs = builder.build_tests(&words)?;
-    let mut up = cluster_command(xtask, API_SERVER_CLUSTER);
-    up.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
-    let outcome = sh::run(&mut up).and_then(|()| run_sequentially(xtask, args, &programs));
+    let target_args: Vec<&str> =
+        API_SERVER_TESTS.iter().flat_map(|name| ["--test", *name]).collect();
+    let programs = builder.build_tests(&target_args)?;
+    let mut up_command = cluster_command(xtask, API_SERVER_CLUSTER);
+    up_command.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
+    let outcome = sh::run(&mut up_command).and_then(|()| run_sequentially(xtask, args, &programs));
     // Removed after failures as well: the next run must start with an empty API server.
     sh::run(cluster_command(xtask, API_SERVER_CLUSTER).arg("down"))?;
     outcome
@@ -130,17 +131,17 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 /// Runs the tests of the whole system against a cluster with nodes.
 fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let was_there = cluster::exists(SHARED_CLUSTER)?;
-    let mut up = cluster_command(xtask, SHARED_CLUSTER);
+    let mut up_command = cluster_command(xtask, SHARED_CLUSTER);
     // Both images are built here as the user; tests that start clusters of their own find them built.
-    up.args(["up", "--image", "hello", "--image", "rouse"]);
+    up_command.args(["up", "--image", "hello", "--image", "rouse"]);
     let rouse = builder.build_rouse()?;
-    up.env(image::PROGRAM, &rouse);
+    up_command.env(image::PROGRAM, &rouse);
     // Two nodes: several tests need a pod and a client on different nodes.
     if !was_there {
-        up.args(["--nodes", "2"]);
+        up_command.args(["--nodes", "2"]);
     }
     if args.yes {
-        up.arg("--yes");
+        up_command.arg("--yes");
     }
     let mut left_out = Vec::new();
     if !cluster::has_kn()? {
@@ -152,7 +153,8 @@ fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Resul
         // Clusters that tests start get the same image.
         (image::PROGRAM, rouse.as_os_str()),
     ];
-    let outcome = sh::run(&mut up).and_then(|()| run_tests(args, builder, &vars, &left_out));
+    let outcome =
+        sh::run(&mut up_command).and_then(|()| run_tests(args, builder, &vars, &left_out));
     if !was_there {
         sh::run(cluster_command(xtask, SHARED_CLUSTER).arg("down"))?;
     }
@@ -166,25 +168,26 @@ fn run_tests(
     vars: &[(&str, &OsStr)],
     left_out: &[(&str, &str)],
 ) -> Result<TierOutcome> {
-    let mut words: Vec<&str> = left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
-    let all = args.long || !args.names.is_empty();
-    words.extend(all.then_some("--include-ignored"));
+    let mut libtest_args: Vec<&str> =
+        left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
+    let include_ignored = args.long || !args.names.is_empty();
+    libtest_args.extend(include_ignored.then_some("--include-ignored"));
     let mut outcome = if args.names.is_empty() {
         // Two runs: first the modules that tolerate others, several at once; then all others alone.
-        let together = [&words[..], &PARALLEL_TESTS].concat();
-        let alone = PARALLEL_TESTS.iter().flat_map(|module| ["--skip", module]);
-        let alone: Vec<&str> = words.iter().copied().chain(alone).collect();
-        let together = run_as_root("cluster", args, builder, vars, &together, PARALLELISM)?;
-        together.combine(run_as_root("cluster", args, builder, vars, &alone, 1)?)
+        let parallel = [&libtest_args[..], &PARALLEL_TESTS].concat();
+        let skip_parallel = PARALLEL_TESTS.iter().flat_map(|module| ["--skip", module]);
+        let sequential: Vec<&str> = libtest_args.iter().copied().chain(skip_parallel).collect();
+        let together = run_as_root("cluster", args, builder, vars, &parallel, PARALLELISM)?;
+        together.combine(run_as_root("cluster", args, builder, vars, &sequential, 1)?)
     } else {
-        run_as_root("cluster", args, builder, vars, &words, 1)?
+        run_as_root("cluster", args, builder, vars, &libtest_args, 1)?
     };
-    if let TierOutcome::Ran { skipped: said, counts: tally, .. } = &mut outcome {
-        for (module, why) in left_out {
-            said.push_str(&format!("; left out {module} ({why})"));
+    if let TierOutcome::Ran { skipped, counts, .. } = &mut outcome {
+        for (module, reason) in left_out {
+            skipped.push_str(&format!("; left out {module} ({reason})"));
         }
-        if tally.ignored > 0 {
-            said.push_str(&format!("; left out {} that take minutes (--long)", tally.ignored));
+        if counts.ignored > 0 {
+            skipped.push_str(&format!("; left out {} that take minutes (--long)", counts.ignored));
         }
     }
     Ok(outcome)
@@ -201,31 +204,31 @@ fn run_on_existing_cluster(
     }
     let file = file.canonicalize()?;
     let vars = [("ROUSE_KUBECONFIG", file.as_os_str())];
-    let why = "xtask did not make this cluster";
+    let reason = "xtask did not make this cluster";
     run_tests(
         args,
         builder,
         &vars,
         &[
-            ("again::", why),
-            ("contract::", why),
-            ("deleted::", why),
-            ("examples::", why),
-            ("families::", why),
-            ("faults::", why),
-            ("install::", why),
-            ("limits::", why),
-            ("network_policies::", why),
-            ("ours::", why),
-            ("probes::", why),
-            ("shapes::", why),
-            ("sidecars::", why),
-            ("stopping::", why),
-            ("story::", why),
-            ("trouble::", why),
-            ("upgrade::", why),
-            ("kn::", why),
-            ("paths::", "its nodes cannot be entered"),
+            ("installation_rounds::", reason),
+            ("runtime_contract::", reason),
+            ("deletion::", reason),
+            ("examples::", reason),
+            ("ip_families::", reason),
+            ("faults::", reason),
+            ("install::", reason),
+            ("concurrency_limit::", reason),
+            ("network_policies::", reason),
+            ("xtask_cluster::", reason),
+            ("probes::", reason),
+            ("third_party_manifests::", reason),
+            ("sidecars::", reason),
+            ("pod_termination::", reason),
+            ("service_lifecycle::", reason),
+            ("error_conditions::", reason),
+            ("upgrade::", reason),
+            ("kn::", reason),
+            ("network_paths::", "its nodes cannot be entered"),
         ],
     )
 }

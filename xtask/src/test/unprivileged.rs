@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use super::{
     TestArgs, TestCounts, TestTier, TierOutcome,
     build::{TestBuilder, TestProgram},
-    sort, test_names,
+    source_tier, test_names,
 };
 
 /// Environment variable that lets repeating tests run as often as a release requires, for up to an hour.
@@ -42,7 +42,7 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     let names = &args.names;
     let workspace = &builder.workspace;
     let of_root = workspace.root.join("tests").display().to_string();
-    let mut all = Vec::new();
+    let mut commands = Vec::new();
     for built in builder.build_tests(&[])?.into_iter().filter(|it| it.folder != of_root) {
         let tests = tests_in_tier(&built, tier, names)?;
         if tests.is_empty() {
@@ -55,22 +55,22 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
         if args.long {
             command.env(LONG_VARIABLE, "1");
         }
-        all.push(TestCommand { source, command });
+        commands.push(TestCommand { source, command });
     }
     // Examples in documentation comments are small and pure.
     if tier == TestTier::Pure && names.is_empty() {
         let command = builder.cargo_test(&["--doc"]);
-        all.push(TestCommand { source: "examples in documents".to_owned(), command });
+        commands.push(TestCommand { source: "examples in documents".to_owned(), command });
     }
-    let place = |it: &TestCommand| LONGEST_PROGRAMS.iter().position(|source| *source == it.source);
-    all.sort_by_key(|it| place(it).unwrap_or(LONGEST_PROGRAMS.len()));
-    run_parallel(all)
+    let rank = |it: &TestCommand| LONGEST_PROGRAMS.iter().position(|source| *source == it.source);
+    commands.sort_by_key(|it| rank(it).unwrap_or(LONGEST_PROGRAMS.len()));
+    run_parallel(commands)
 }
 
 /// Runs programs in parallel. The output of each is printed as a whole when it has ended.
-fn run_parallel(all: Vec<TestCommand>) -> Result<TierOutcome> {
+fn run_parallel(commands: Vec<TestCommand>) -> Result<TierOutcome> {
     // Threads take the next program when they are free, in the order of the list.
-    let queue = Mutex::new(all.into_iter());
+    let queue = Mutex::new(commands.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
         let (send, ended) = mpsc::channel();
@@ -86,13 +86,13 @@ fn run_parallel(all: Vec<TestCommand>) -> Result<TierOutcome> {
         }
         drop(send);
         let mut outcome = TierOutcome::empty();
-        for (source, ran) in ended {
-            let (text, ok) = ran.with_context(|| format!("cannot run the tests of {source}"))?;
+        for (source, program_outcome) in ended {
+            let (text, ok) =
+                program_outcome.with_context(|| format!("cannot run the tests of {source}"))?;
             println!("{source}\n{text}");
-            let mut tally = TestCounts::default();
-            text.lines().for_each(|line| tally.parse_line(line));
-            outcome =
-                outcome.combine(TierOutcome::Ran { counts: tally, ok, skipped: String::new() });
+            let mut counts = TestCounts::default();
+            text.lines().for_each(|line| counts.parse_line(line));
+            outcome = outcome.combine(TierOutcome::Ran { counts, ok, skipped: String::new() });
         }
         Ok(outcome)
     })
@@ -114,18 +114,18 @@ fn run_program(tests: TestCommand) -> Result<(String, bool)> {
 
 fn tests_in_tier(built: &TestProgram, tier: TestTier, names: &[String]) -> Result<Vec<String>> {
     let mut tests = test_names(Path::new(&built.executable))?;
-    let wanted = |test: &str| names.is_empty() || names.iter().any(|name| test.contains(name));
-    tests.retain(|test| wanted(test) && tier_of_test(built, test) == tier);
+    let is_selected = |test: &str| names.is_empty() || names.iter().any(|name| test.contains(name));
+    tests.retain(|test| is_selected(test) && tier_of_test(built, test) == tier);
     Ok(tests)
 }
 
 fn tier_of_test(built: &TestProgram, test: &str) -> TestTier {
-    let files = sort::candidate_files(&built.source, test);
+    let files = source_tier::candidate_files(&built.source, test);
     let first_line = |file: String| Some(fs::read_to_string(file).ok()?.lines().next()?.to_owned());
     // A file that is not marked pure may do any I/O.
     files
         .into_iter()
         .filter_map(first_line)
-        .find_map(|line| sort::tier_of(&line))
+        .find_map(|line| source_tier::tier_of(&line))
         .unwrap_or(TestTier::Shell)
 }

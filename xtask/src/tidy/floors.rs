@@ -92,7 +92,10 @@ const FLOORS: &[(&str, &[&str])] = &[
             "bulk_runs",
         ],
     ),
-    ("hello", &["answer config count ids", "app", "respond", "serve"]),
+    (
+        "hello",
+        &["config request_counts request_ids requested_response", "app", "respond", "server"],
+    ),
     (
         "rouse",
         &[
@@ -110,17 +113,17 @@ const FLOORS: &[(&str, &[&str])] = &[
         "tests",
         &[
             "wait",
-            "client clock cluster folder left requests tunnel",
-            "installed node",
-            "exchange features flood parts rouse",
-            "mounted node_load",
+            "fake_clock http_client leftovers load_process shared_folder test_cluster tunnel",
+            "rouse_cluster test_node",
+            "flood knative_features multi_process_node rouse_node streaming_exchange",
+            "mounted_app node_load",
         ],
     ),
     (
         "xtask",
         &[
             "load lock sh",
-            "coldstart machine measure node toolchain workspace",
+            "cold_start local_node machine measure toolchain workspace",
             "build_ebpf fuzz manifests setup tidy",
             "build ci image",
             "cluster",
@@ -222,18 +225,19 @@ struct CrateFloors<'a> {
 
 impl<'a> CrateFloors<'a> {
     fn new(imports: &'a CrateImports, floors: &'a [&'a str]) -> Self {
-        let mut house = Self { imports, floors, graph: BTreeMap::new() };
+        let mut floors_of_crate = Self { imports, floors, graph: BTreeMap::new() };
         for path in &imports.modules {
-            house.graph.entry(house.room(path)).or_default();
+            floors_of_crate.graph.entry(floors_of_crate.room(path)).or_default();
         }
-        for (from, to, place) in &imports.edges {
-            let (from, to) = (house.room(from), house.room(to));
+        for (from, to, location) in &imports.edges {
+            let (from, to) = (floors_of_crate.room(from), floors_of_crate.room(to));
             if from != to && !from.is_empty() {
-                let places = house.graph.entry(from).or_default().entry(to).or_default();
-                places.push(place);
+                let locations =
+                    floors_of_crate.graph.entry(from).or_default().entry(to).or_default();
+                locations.push(location);
             }
         }
-        house
+        floors_of_crate
     }
 
     /// The module that counts for `path`: the first of a path, or the first two where the first is a folder. The
@@ -268,10 +272,10 @@ impl<'a> CrateFloors<'a> {
             let says = format!("{} has no floor in FLOORS of xtask/src/tidy/floors.rs", show(room));
             findings.push(error(name, says));
         }
-        for (from, to, place) in self.upwards() {
+        for (from, to, location) in self.upwards() {
             figures.upwards += 1;
             findings.push(error(
-                place,
+                location,
                 format!("{} imports {}, which stands above it", show(from), show(to)),
             ));
         }
@@ -288,10 +292,11 @@ impl<'a> CrateFloors<'a> {
 
     /// Imports of a module by one of a lower floor, or of the crate root by any, with the first place of each.
     fn upwards(&self) -> impl Iterator<Item = (&ModulePath, &ModulePath, &str)> {
-        let all = self.graph.iter().flat_map(|(from, all)| all.iter().map(move |it| (from, it)));
-        all.filter_map(|(from, (to, places))| {
+        let imports =
+            self.graph.iter().flat_map(|(from, imports)| imports.iter().map(move |it| (from, it)));
+        imports.filter_map(|(from, (to, locations))| {
             let is_up = to.is_empty() || self.floor(to) > self.floor(from);
-            is_up.then(|| (from, to, places[0]))
+            is_up.then(|| (from, to, locations[0]))
         })
     }
 
@@ -300,10 +305,11 @@ impl<'a> CrateFloors<'a> {
         let reached: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
             self.graph.keys().map(|from| (from, self.reached(from))).collect();
         let mut circles = Vec::new();
-        for (from, all) in &reached {
-            let same =
+        for (from, reachable) in &reached {
+            let is_same_circle =
                 |it: &&&ModulePath| reached.get(**it).is_some_and(|back| back.contains(from));
-            let circle: BTreeSet<&ModulePath> = all.iter().filter(same).copied().collect();
+            let circle: BTreeSet<&ModulePath> =
+                reachable.iter().filter(is_same_circle).copied().collect();
             if circle.first() == Some(from) {
                 circles.push(circle);
             }
@@ -428,8 +434,11 @@ impl ImportCollector<'_> {
 
 impl<'ast> Visit<'ast> for ImportCollector<'_> {
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        let is_test = item.attrs.iter().any(|it| {
-            it.meta.require_list().is_ok_and(|list| list.tokens.to_string().starts_with("test"))
+        let is_test = item.attrs.iter().any(|attribute| {
+            attribute
+                .meta
+                .require_list()
+                .is_ok_and(|list| list.tokens.to_string().starts_with("test"))
         });
         if !is_test {
             self.depth += 1;

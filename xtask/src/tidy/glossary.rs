@@ -27,7 +27,7 @@ impl Glossary {
         let mut is_retired = false;
         for (index, line) in text.lines().enumerate() {
             is_retired |= line == RETIRED_HEADING;
-            let place = format!("{GLOSSARY}:{}", index + 1);
+            let location = format!("{GLOSSARY}:{}", index + 1);
             let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
             // Headings and the lines below them.
             if !line.starts_with('|') || cells[0].starts_with("---") || cells[0] == "word" {
@@ -43,10 +43,10 @@ impl Glossary {
                     glossary.undefined.push(row);
                 }
                 if names.is_empty() {
-                    findings.push(error(place, "names no item of the code"));
+                    findings.push(error(location, "names no item of the code"));
                 }
             } else {
-                findings.push(error(place, "does not say where the word is defined"));
+                findings.push(error(location, "does not say where the word is defined"));
             }
         }
         (glossary, findings)
@@ -61,8 +61,8 @@ impl Glossary {
         for (index, line) in file.text.lines().enumerate() {
             for part in identifier_words(strip(line)) {
                 if let Some(better) = self.retired.get(&part) {
-                    let place = format!("{}:{}", file.path, index + 1);
-                    findings.push(error(place, format!("`{part}` is retired: {better}")));
+                    let location = format!("{}:{}", file.path, index + 1);
+                    findings.push(error(location, format!("`{part}` is retired: {better}")));
                 }
             }
         }
@@ -81,8 +81,8 @@ impl Glossary {
 /// Returns true if a line defines the item `name`: a type, function, module, constant, field or variant.
 fn defines(line: &str, name: &str) -> bool {
     let code = strip(line);
-    let Some(at) = code.find(name) else { return false };
-    let (before, after) = (code[..at].trim_end(), &code[at + name.len()..]);
+    let Some(offset) = code.find(name) else { return false };
+    let (before, after) = (code[..offset].trim_end(), &code[offset + name.len()..]);
     if after.starts_with(|letter: char| letter.is_alphanumeric() || letter == '_') {
         return false;
     }

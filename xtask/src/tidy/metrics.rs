@@ -55,22 +55,22 @@ pub(crate) fn check_document(
     text: &str,
     exported: &ExportedMetrics,
 ) -> Vec<TidyFinding> {
-    let gone = |(line, name): (usize, &str)| {
-        let known = named_series(name).any(|it| exported.contains(it));
-        (!known).then(|| {
+    let is_missing = |(line, name): (usize, &str)| {
+        let is_exported = named_series(name).any(|it| exported.contains(it));
+        (!is_exported).then(|| {
             error(format!("{path}:{line}"), format!("names {name}, which no part exports"))
         })
     };
-    metric_names(text).filter_map(gone).collect()
+    metric_names(text).filter_map(is_missing).collect()
 }
 
 /// Checks the handbook: it names every exported metric.
 pub(crate) fn check_handbook(text: &str, exported: &ExportedMetrics) -> Vec<TidyFinding> {
-    let told: BTreeSet<&str> =
+    let documented: BTreeSet<&str> =
         metric_names(text).flat_map(|(_, name)| named_series(name)).collect();
-    let told: BTreeSet<&str> =
-        told.iter().map(|it| it.strip_suffix("_total").unwrap_or(it)).collect();
-    let missing = exported.0.iter().filter(|(name, _)| !told.contains(name.as_str()));
+    let documented: BTreeSet<&str> =
+        documented.iter().map(|it| it.strip_suffix("_total").unwrap_or(it)).collect();
+    let missing = exported.0.iter().filter(|(name, _)| !documented.contains(name.as_str()));
     missing
         .map(|(name, from)| {
             error(from, format!("exports {name}, of which {HANDBOOK} does not tell"))
@@ -86,10 +86,10 @@ pub(crate) fn check_queries(
     handbook: &str,
     recorded: &BTreeSet<&str>,
 ) -> Vec<TidyFinding> {
-    let told: BTreeSet<&str> = metric_names(handbook).map(|(_, name)| name).collect();
-    let asked =
-        metric_names(text).filter(|(_, name)| !named_series(name).any(|it| told.contains(it)));
-    let asked = asked.map(|(line, name)| (line, name, HANDBOOK));
+    let documented: BTreeSet<&str> = metric_names(handbook).map(|(_, name)| name).collect();
+    let queried = metric_names(text)
+        .filter(|(_, name)| !named_series(name).any(|it| documented.contains(it)));
+    let queried = queried.map(|(line, name)| (line, name, HANDBOOK));
     let unrecorded = words(text).filter(|(_, word)| {
         word.contains(':')
             && METRIC_PREFIXES.iter().any(|it| word.starts_with(it.trim_end_matches('_')))
@@ -99,7 +99,7 @@ pub(crate) fn check_queries(
     let say = |(line, name, where_)| {
         error(format!("{path}:{line}"), format!("asks for {name}, which is not in {where_}"))
     };
-    asked.chain(unrecorded).map(say).collect()
+    queried.chain(unrecorded).map(say).collect()
 }
 
 /// Names that a file of rules records.
@@ -134,9 +134,9 @@ fn is_metric_name(word: &str) -> bool {
     let plain = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b':'
     };
-    let begins =
+    let has_prefix =
         METRIC_PREFIXES.iter().any(|begin| word.len() > begin.len() && word.starts_with(begin));
-    begins && word.bytes().all(plain) && !LABELS.contains(&word) && !word.ends_with('_')
+    has_prefix && word.bytes().all(plain) && !LABELS.contains(&word) && !word.ends_with('_')
 }
 
 /// Literals that are the first argument of `call`.
@@ -177,13 +177,13 @@ fn register(registry: &mut Registry) {
     #[test]
     fn names_are_read_with_their_prefix_and_unit_or_whole() {
         let names: Vec<String> = exported().0.into_keys().collect();
-        let want = [
+        let expected = [
             "kn_revision_pods_count",
             "rouse_part_events",
             "rouse_part_open_ports",
             "rouse_part_step_seconds",
         ];
-        assert_eq!(names, want);
+        assert_eq!(names, expected);
         let mut other = ExportedMetrics::default();
         other.add_file("part/src/other.rs", "let path = \"rouse_part\";");
         assert!(other.0.is_empty(), "no metrics are made there");
@@ -192,17 +192,17 @@ fn register(registry: &mut Registry) {
     #[test]
     fn a_document_may_name_a_counter_and_the_series_of_a_histogram() {
         let text = "`rouse_part_events_total` and `rouse_part_step_seconds_bucket{le=\"1\"}`,\nnot rouse_part_gone";
-        let want = ["error: docs/a.md:2: names rouse_part_gone, which no part exports"];
-        assert_eq!(says(&check_document("docs/a.md", text, &exported())), want);
+        let expected = ["error: docs/a.md:2: names rouse_part_gone, which no part exports"];
+        assert_eq!(says(&check_document("docs/a.md", text, &exported())), expected);
     }
 
     #[test]
     fn the_handbook_must_name_every_metric() {
         let text = "rouse_part_events_total rouse_part_open_ports kn_revision_pods_count";
-        let want = [
+        let expected = [
             "error: part/src/admin.rs: exports rouse_part_step_seconds, of which docs/operations.md does not tell",
         ];
-        assert_eq!(says(&check_handbook(text, &exported())), want);
+        assert_eq!(says(&check_handbook(text, &exported())), expected);
     }
 
     #[test]
@@ -210,10 +210,10 @@ fn register(registry: &mut Registry) {
         let handbook = "rouse_part_events_total rouse_part_step_seconds";
         let rules = "- record: rouse:step:p99\n  expr: rouse_part_step_seconds_bucket + rate(rouse_part_events[1m])\n- alert: A\n  expr: rouse:step:p50 > rouse:step:p99\n";
         let recorded = recorded_names(rules);
-        let want = [
+        let expected = [
             "error: r.yaml:2: asks for rouse_part_events, which is not in docs/operations.md",
             "error: r.yaml:4: asks for rouse:step:p50, which is not in a record of the rules",
         ];
-        assert_eq!(says(&check_queries("r.yaml", rules, handbook, &recorded)), want);
+        assert_eq!(says(&check_queries("r.yaml", rules, handbook, &recorded)), expected);
     }
 }

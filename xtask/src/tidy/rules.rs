@@ -96,25 +96,25 @@ impl fmt::Display for TidyFinding {
     }
 }
 
-pub(crate) fn error(place: impl Into<String>, says: impl Into<String>) -> TidyFinding {
-    TidyFinding { severity: FindingSeverity::Error, location: place.into(), says: says.into() }
+pub(crate) fn error(location: impl Into<String>, says: impl Into<String>) -> TidyFinding {
+    TidyFinding { severity: FindingSeverity::Error, location: location.into(), says: says.into() }
 }
 
-fn warning(place: impl Into<String>, says: impl Into<String>) -> TidyFinding {
-    TidyFinding { severity: FindingSeverity::Warning, location: place.into(), says: says.into() }
+fn warning(location: impl Into<String>, says: impl Into<String>) -> TidyFinding {
+    TidyFinding { severity: FindingSeverity::Warning, location: location.into(), says: says.into() }
 }
 
 /// Checks one import of a crate of the workspace by another.
 pub(crate) fn check_import(from: &str, to: &str) -> Option<TidyFinding> {
-    let place = format!("{from}/Cargo.toml");
+    let location = format!("{from}/Cargo.toml");
     match ALLOWED_IMPORTS.iter().find(|(name, _)| *name == from) {
         None => Some(error(
-            place,
+            location,
             format!("crate {from} has no line in ARROWS of xtask/src/tidy/rules.rs"),
         )),
         Some((_, allowed)) if allowed.contains(&to) => None,
         Some(_) => Some(error(
-            place,
+            location,
             format!("{from} must not import {to}: move what both need to common or datapath"),
         )),
     }
@@ -132,9 +132,9 @@ pub(crate) fn check_source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
     if file.krate != "ebpf" && !UNSAFE_FILES.contains(&file.path) {
         let is_unsafe = |line: &&CodeLine<'_>| words(line.code).any(|word| word == "unsafe");
         findings.extend(code.iter().filter(is_unsafe).map(|line| {
-            let place = format!("{}:{}", file.path, line.number);
+            let location = format!("{}:{}", file.path, line.number);
             error(
-                place,
+                location,
                 "unsafe stands only in ebpf/, datapath/src/{abi,words}.rs and the sys.rs files",
             )
         }));
@@ -183,14 +183,14 @@ fn check_purity(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
     // The implementations of `Pod` need aya's trait; they are data, not I/O.
     let named = IMPURE_NAMES.iter().find(|name| {
         // Not in the middle of a longer name, such as `my_tokio::`.
-        let found = line.code.match_indices(*name).any(|(at, _)| {
+        let is_named = line.code.match_indices(*name).any(|(at, _)| {
             !line.code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
         });
-        found && !(**name == "aya::" && path == "datapath/src/abi.rs")
+        is_named && !(**name == "aya::" && path == "datapath/src/abi.rs")
     })?;
-    let place = format!("{path}:{}", line.number);
+    let location = format!("{path}:{}", line.number);
     Some(error(
-        place,
+        location,
         format!("a Pure: file names `{named}`; pass the value in, or move this to a Shell: file"),
     ))
 }
@@ -212,8 +212,8 @@ pub(crate) fn check_document(
         for target in links.map(|it| format!("{folder}{it}")).chain(quoted.map(str::to_owned)) {
             let file = target.split('#').next().unwrap_or_default();
             if !exists(file) {
-                let place = format!("{path}:{}", index + 1);
-                findings.push(error(place, format!("names {file}, which does not exist")));
+                let location = format!("{path}:{}", index + 1);
+                findings.push(error(location, format!("names {file}, which does not exist")));
             }
         }
     }

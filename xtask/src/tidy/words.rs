@@ -44,13 +44,15 @@ impl WordFigures {
         for doc in docs(file.text) {
             self.docs += 1;
             self.short_docs += usize::from(doc.word_count() <= SHORT_DOC_WORDS);
-            let place = format!("{}:{}", file.path, doc.line);
+            let location = format!("{}:{}", file.path, doc.line);
             if doc.is_question() {
                 self.question_docs += 1;
-                findings
-                    .push(error(place, "a doc begins with a noun or a verb, not with a question"));
+                findings.push(error(
+                    location,
+                    "a doc begins with a noun or a verb, not with a question",
+                ));
             } else if doc.word_count() == 1 {
-                findings.push(error(place, "a doc of one word says no more than the name"));
+                findings.push(error(location, "a doc of one word says no more than the name"));
             }
         }
         findings.extend(find_retired(file));
@@ -74,10 +76,10 @@ impl WordFigures {
             "{short:.1} % of all docs have {SHORT_DOC_WORDS} words or fewer, {MAX_SHORT_PERCENT} may"
         );
         let short = (short > MAX_SHORT_PERCENT).then(|| error("the tree", says));
-        let shared = self.types.iter().filter(|(_, places)| places.len() > 1);
-        let shared = shared.map(|(name, places)| {
-            let says = format!("type `{name}` also stands in {}", places[1..].join(", "));
-            error(&places[0], says + "; name each by what it is")
+        let shared = self.types.iter().filter(|(_, locations)| locations.len() > 1);
+        let shared = shared.map(|(name, locations)| {
+            let says = format!("type `{name}` also stands in {}", locations[1..].join(", "));
+            error(&locations[0], says + "; name each by what it is")
         });
         short.into_iter().chain(shared).collect()
     }
@@ -85,7 +87,7 @@ impl WordFigures {
 
 impl fmt::Display for WordFigures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all: usize = self.types.values().map(Vec::len).sum();
+        let total: usize = self.types.values().map(Vec::len).sum();
         let shared: usize = self.types.values().map(Vec::len).filter(|count| *count > 1).sum();
         write!(
             out,
@@ -94,15 +96,15 @@ impl fmt::Display for WordFigures {
             self.docs,
             percent(self.question_docs, self.docs),
             percent(self.short_docs, self.docs),
-            percent(shared, all),
+            percent(shared, total),
             percent(self.inner_comment_lines, self.code_lines),
         )
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of lines")]
-fn percent(part: usize, all: usize) -> f64 {
-    100.0 * part as f64 / all.max(1) as f64
+fn percent(part: usize, total: usize) -> f64 {
+    100.0 * part as f64 / total.max(1) as f64
 }
 
 /// A run of `///` or `//!` lines.
@@ -138,17 +140,17 @@ fn docs(text: &str) -> Vec<DocComment> {
     for (index, line) in text.lines().enumerate() {
         let marks = ["//!", "///"];
         let line = line.trim_start();
-        let found = marks.into_iter().find(|it| line.starts_with(it) && !line.starts_with("////"));
-        if let Some(mark) = found {
-            let body = &line[mark.len()..];
-            match docs.last_mut().filter(|_| last == Some(mark)) {
+        let marker = marks.into_iter().find(|it| line.starts_with(it) && !line.starts_with("////"));
+        if let Some(marker) = marker {
+            let body = &line[marker.len()..];
+            match docs.last_mut().filter(|_| last == Some(marker)) {
                 Some(doc) => doc.text += body,
                 None => {
                     docs.push(DocComment { line: index + 1, text: body.trim_start().to_owned() })
                 }
             }
         }
-        last = found;
+        last = marker;
     }
     docs
 }
@@ -159,8 +161,8 @@ fn find_retired<'a>(file: &'a SourceFile<'_>) -> impl Iterator<Item = TidyFindin
     comments.filter_map(|(index, line)| {
         let line = line.to_lowercase();
         let (word, better) = RETIRED_PHRASES.iter().find(|(word, _)| has_word(&line, word))?;
-        let place = format!("{}:{}", file.path, index + 1);
-        Some(error(place, format!("says `{word}`: write {better}")))
+        let location = format!("{}:{}", file.path, index + 1);
+        Some(error(location, format!("says `{word}`: write {better}")))
     })
 }
 
@@ -176,14 +178,14 @@ fn has_word(line: &str, phrase: &str) -> bool {
 fn types(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let at = words.iter().position(|it| !it.starts_with("pub") && *it != "unsafe")?;
+        let position = words.iter().position(|it| !it.starts_with("pub") && *it != "unsafe")?;
         // `pub(in crate::x) struct` would be two words, and does not occur.
-        let is_type = match words[at] {
+        let is_type = match words[position] {
             "struct" | "enum" | "union" | "trait" => true,
             "type" => !line.starts_with(' '),
             _ => false,
         };
-        let name = words.get(at + 1).filter(|_| is_type)?;
+        let name = words.get(position + 1).filter(|_| is_type)?;
         name.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
     })
 }
@@ -237,8 +239,8 @@ mod tests {
     #[test]
     fn a_doc_that_asks_and_one_of_one_word_are_errors() {
         let text = "//! Pure: what a pod is.\n\n/// Why.\nstruct A;\n/// Pod.\nstruct B;\n/// `Pod` by its uid.\nstruct C;\n";
-        let (words, places) = read(text);
-        assert_eq!(places, ["agent/src/a.rs:1", "agent/src/a.rs:3", "agent/src/a.rs:5"]);
+        let (words, locations) = read(text);
+        assert_eq!(locations, ["agent/src/a.rs:1", "agent/src/a.rs:3", "agent/src/a.rs:5"]);
         assert_eq!((words.docs, words.question_docs, words.short_docs), (4, 2, 2));
         assert_eq!(words.check_totals().len(), 1);
     }

@@ -365,7 +365,7 @@ fn tools_see_how_a_revision_scales() {
 }
 
 #[test]
-fn a_service_with_one_revision_costs_at_most_fifteen_objects() {
+fn a_service_with_one_revision_costs_fifteen_objects_or_sixteen_with_two_families() {
     let fixture = ChildrenFixture::plain();
     let parts = RevisionScaleInputs {
         replicas: 0,

@@ -53,16 +53,16 @@ fn tables() -> impl Iterator<Item = Vec<&'static str>> {
 
 /// Rows of the page about pods; their effect on the local node is in a table of its own.
 fn rows() -> Vec<PodFieldCase> {
-    let mut here = BTreeMap::new();
+    let mut section_rows = BTreeMap::new();
     for cells in tables().filter(|it| it.len() == 3) {
         let fields = cells[1].split(", ").filter_map(quoted);
-        here.extend(fields.map(|field| ((cells[0], field), cells[2])));
+        section_rows.extend(fields.map(|field| ((cells[0], field), cells[2])));
     }
     let row = |on: &str, field: &str, value: &str, effect: &str| PodFieldCase {
         object: on.into(),
         field: field.into(),
         value: serde_json::from_str(value).unwrap(),
-        effect: here.get(&(on, field)).copied().unwrap_or(effect).into(),
+        effect: section_rows.get(&(on, field)).copied().unwrap_or(effect).into(),
     };
     let mut rows = Vec::new();
     for cells in tables().filter(|it| it.len() == 4) {
@@ -84,8 +84,8 @@ fn service(row: &PodFieldCase, value: Option<Value>) -> Value {
     }
     let field = row.field.split(['.', '[']).next().unwrap();
     if let Some(value) = value {
-        let at = if row.object == "container" { &mut container } else { &mut spec };
-        at[field] = value;
+        let parent = if row.object == "container" { &mut container } else { &mut spec };
+        parent[field] = value;
     }
     if spec.get("containers").is_none() {
         spec["containers"] = json!([container]);
@@ -99,22 +99,22 @@ fn service(row: &PodFieldCase, value: Option<Value>) -> Value {
 
 /// Returns the object that contains a row's field, and the field's name in it.
 fn parent_of_field<'a>(value: &'a mut Value, field: &str) -> Option<(&'a mut Value, String)> {
-    let (path, own) = field.rsplit_once('.')?;
+    let (path, name) = field.rsplit_once('.')?;
     let steps = path.split('.').enumerate();
-    let parent = steps.fold(value, |at, (depth, name)| {
-        let at = if depth == 0 { at } else { &mut at[name.trim_end_matches("[]")] };
-        if name.ends_with("[]") { &mut at[0] } else { at }
+    let parent = steps.fold(value, |parent, (depth, name)| {
+        let parent = if depth == 0 { parent } else { &mut parent[name.trim_end_matches("[]")] };
+        if name.ends_with("[]") { &mut parent[0] } else { parent }
     });
-    Some((parent, own.trim_end_matches("[]").to_owned()))
+    Some((parent, name.trim_end_matches("[]").to_owned()))
 }
 
 /// Variants of the row's value: without its field, and with that field alone. `None` if the field is the whole value.
 fn variants(row: &PodFieldCase) -> Option<(Value, Value)> {
     let (mut without, mut alone) = (row.value.clone(), row.value.clone());
-    let (parent, own) = parent_of_field(&mut without, &row.field)?;
-    parent.as_object_mut().unwrap().remove(&own);
-    let (parent, own) = parent_of_field(&mut alone, &row.field)?;
-    parent.as_object_mut().unwrap().retain(|name, _| *name == own);
+    let (parent, name) = parent_of_field(&mut without, &row.field)?;
+    parent.as_object_mut().unwrap().remove(&name);
+    let (parent, field_name) = parent_of_field(&mut alone, &row.field)?;
+    parent.as_object_mut().unwrap().retain(|name, _| *name == field_name);
     Some((without, alone))
 }
 
@@ -138,7 +138,7 @@ fn start_output(service: &Value) -> Result<String, String> {
         .step(UnixMillis(1_000_000), ControllerEvent::ManifestApplied(name, manifest))
         .pods_to_start;
     let order = orders.remove(0);
-    let around = BundleContext {
+    let context = BundleContext {
         uid: &order.uid,
         pod: &order.name,
         namespace: "default",
@@ -153,17 +153,17 @@ fn start_output(service: &Value) -> Result<String, String> {
         passwd: "",
         group: "",
     };
-    let start = |it: &_| {
-        let spec = bundle::build_spec(&order.spec, it, None, &around)
-            .map(|it| with_sorted_capabilities(serde_json::to_value(it).unwrap()));
-        format!("{:?} {:?}", spec, bundle::parse_limits(it))
+    let start = |manifest: &_| {
+        let spec = bundle::build_spec(&order.spec, manifest, None, &context)
+            .map(|container| with_sorted_capabilities(serde_json::to_value(container).unwrap()));
+        format!("{:?} {:?}", spec, bundle::parse_limits(manifest))
     };
-    let all = order.spec.containers.iter().map(|it| {
-        let image = it.image.as_deref().unwrap_or_default();
-        let policy = ImagePullPolicy::from_spec(it.image_pull_policy.as_deref(), image);
-        format!("{} {image} {policy:?} {}", it.name, start(it))
+    let containers = order.spec.containers.iter().map(|container| {
+        let image = container.image.as_deref().unwrap_or_default();
+        let policy = ImagePullPolicy::from_spec(container.image_pull_policy.as_deref(), image);
+        format!("{} {image} {policy:?} {}", container.name, start(container))
     });
-    Ok(all.collect())
+    Ok(containers.collect())
 }
 
 /// Returns true if the row's field changes the start of a pod, beside the other fields of its value or alone.
@@ -183,11 +183,11 @@ fn is_read(row: &PodFieldCase) -> bool {
 fn the_node_reads_every_field_of_a_pod_that_is_accepted_without_a_warning() {
     let rows = rows();
     assert!(rows.len() > 100, "the page could not be read: {}", rows.len());
-    let is_ours = |it: &&PodFieldCase| {
-        let elsewhere = READ_ELSEWHERE.iter().any(|own| it.field.starts_with(own));
-        !elsewhere && !SINGLE_VALUE_FIELDS.contains(&&*it.field)
+    let is_ours = |case: &&PodFieldCase| {
+        let elsewhere = READ_ELSEWHERE.iter().any(|prefix| case.field.starts_with(prefix));
+        !elsewhere && !SINGLE_VALUE_FIELDS.contains(&&*case.field)
     };
-    let features_are_off = |it: &&PodFieldCase| !it.effect.starts_with("works with `");
+    let features_are_off = |case: &&PodFieldCase| !case.effect.starts_with("works with `");
     let works = rows.iter().filter(|it| it.effect.starts_with("works"));
     let tried: Vec<&PodFieldCase> = works.filter(features_are_off).filter(is_ours).collect();
     let idle =
@@ -207,9 +207,9 @@ fn the_node_reads_nothing_that_it_warns_of() {
     assert_eq!(read.collect::<Vec<_>>(), [""; 0]);
     assert!(warned.len() > 5, "{} rows", warned.len());
     for row in warned {
-        let it = service(row, Some(row.value.clone()));
-        let said = warnings(&NamespacedName::new("default", "hello"), &it).join("\n");
+        let object = service(row, Some(row.value.clone()));
+        let warned = warnings(&NamespacedName::new("default", "hello"), &object).join("\n");
         let word = format!("{} has no effect", row.field);
-        assert!(said.contains(&word), "{} {}: {said:?}", row.object, row.field);
+        assert!(warned.contains(&word), "{} {}: {warned:?}", row.object, row.field);
     }
 }

@@ -10,7 +10,7 @@ use self::generated::{
     Text,
     echo_server::{Echo, EchoServer},
 };
-use crate::book::{self, BookedRequest};
+use crate::request_book::{self, BookedRequest};
 
 #[allow(
     clippy::all,
@@ -34,7 +34,7 @@ struct EchoService;
 /// Does as a message demands: it waits, fails, or returns the text.
 async fn execute(text: Text) -> Result<Text, Status> {
     match text.text.as_str() {
-        "wait" => book::wait_for_gate().await,
+        "wait" => request_book::wait_for_gate().await,
         "fail" => return Err(Status::failed_precondition("asked to fail")),
         _ => {}
     }
@@ -43,12 +43,12 @@ async fn execute(text: Text) -> Result<Text, Status> {
 
 /// Stream that keeps the request open in the book until the stream ends.
 fn hold_open(
-    begun: BookedRequest,
+    request: BookedRequest,
     stream: impl Stream<Item = Result<Text, Status>> + Send + 'static,
 ) -> BoxStream<'static, Result<Text, Status>> {
     stream
         .map(move |item| {
-            let _until_here = &begun;
+            let _until_here = &request;
             item
         })
         .boxed()
@@ -67,10 +67,10 @@ impl Echo for EchoService {
         &self,
         request: Request<Text>,
     ) -> Result<Response<Self::ServerStreamStream>, Status> {
-        let begun = BookedRequest::begin();
+        let booked = BookedRequest::begin();
         let text = request.into_inner();
         let three = stream::iter(0..3).then(move |_| execute(text.clone()));
-        Ok(Response::new(hold_open(begun, three)))
+        Ok(Response::new(hold_open(booked, three)))
     }
 
     async fn client_stream(
@@ -91,8 +91,8 @@ impl Echo for EchoService {
         &self,
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Self::BidiStream>, Status> {
-        let begun = BookedRequest::begin();
+        let booked = BookedRequest::begin();
         let answers = request.into_inner().then(|text| async { execute(text?).await });
-        Ok(Response::new(hold_open(begun, answers)))
+        Ok(Response::new(hold_open(booked, answers)))
     }
 }

@@ -21,7 +21,7 @@ use tokio_tungstenite::{
     tungstenite::{handshake::derive_accept_key, protocol::Role},
 };
 
-use crate::book::{self, BookedRequest};
+use crate::request_book::{self, BookedRequest};
 
 type ServerBody = BoxBody<Bytes, Infallible>;
 
@@ -41,7 +41,7 @@ pub(crate) async fn serve(listener: TcpListener) -> Result<()> {
 
 async fn respond(
     request: Request<Incoming>,
-    begun: BookedRequest,
+    booked: BookedRequest,
 ) -> Result<Response<ServerBody>, hyper::Error> {
     let body = match request.uri().path() {
         // Over HTTP/2, hyper leaves HEAD to the application.
@@ -53,10 +53,10 @@ async fn respond(
         "/echo" => full_body(request.into_body().collect().await?.to_bytes()),
         "/early" => return Ok(status_response(StatusCode::PAYLOAD_TOO_LARGE)),
         "/wait" => {
-            book::wait_for_gate().await;
+            request_book::wait_for_gate().await;
             full_body("waited\n")
         }
-        "/websocket" => return Ok(echo_websocket(request, begun)),
+        "/websocket" => return Ok(echo_websocket(request, booked)),
         _ => {
             // A proxy that still sends the body when the server closes may see the close before the response, and
             // answer itself.
@@ -87,14 +87,14 @@ fn chunked_body() -> ServerBody {
 }
 
 /// Echoes messages of a WebSocket until the client closes it, which ends the request.
-fn echo_websocket(mut request: Request<Incoming>, begun: BookedRequest) -> Response<ServerBody> {
+fn echo_websocket(mut request: Request<Incoming>, booked: BookedRequest) -> Response<ServerBody> {
     let Some(key) = request.headers().get(SEC_WEBSOCKET_KEY) else {
         return status_response(StatusCode::BAD_REQUEST);
     };
     let accept = derive_accept_key(key.as_bytes());
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
-        let _until_here = begun;
+        let _until_here = booked;
         let Ok(stream) = upgrade.await else { return };
         let mut socket =
             WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;

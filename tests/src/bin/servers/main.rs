@@ -3,9 +3,9 @@
 //! tests/servers/README.md describes the requirements of a server.
 #![allow(clippy::print_stderr, reason = "a program's errors are for its user")]
 
-mod book;
 mod grpc;
 mod http;
+mod request_book;
 
 use std::process::ExitCode;
 

@@ -1,0 +1,41 @@
+//! Garbage collection by `config-gc` of a revision with requests in flight: each of them gets its whole response.
+
+use tests::rouse_cluster::{RouseCluster, set_config_map};
+
+use super::deletion::{
+    finish_all, open_at_old_revision, remove_old_tag, wait_old_revision_deleted,
+};
+
+/// Setting that no unreferenced revision is retained, in force until drop.
+struct ImmediateGcSetting<'a>(&'a RouseCluster);
+
+impl<'a> ImmediateGcSetting<'a> {
+    fn new(rouse: &'a RouseCluster) -> Self {
+        set_gc_limits(rouse, "\"0\"").expect("good values are taken");
+        Self(rouse)
+    }
+}
+
+impl Drop for ImmediateGcSetting<'_> {
+    fn drop(&mut self) {
+        let _as_before = set_gc_limits(self.0, "null");
+    }
+}
+
+fn set_gc_limits(rouse: &RouseCluster, value: &str) -> Result<String, String> {
+    let keys = ["min-non-active-revisions", "max-non-active-revisions"];
+    set_config_map(&rouse.cluster, "config-gc", &keys, value)
+}
+
+#[test]
+fn requests_outlive_a_revision_that_is_collected() {
+    let rouse = RouseCluster::shared();
+    let namespace = rouse.namespace("collected");
+    let namespace = &namespace.name;
+    let in_flight = open_at_old_revision(&rouse, namespace);
+    let _none_stays = ImmediateGcSetting::new(&rouse);
+    remove_old_tag(&rouse, namespace);
+    finish_all(&rouse, in_flight);
+    // No request can be lost any more, so now the revision's deletion is the only thing to check.
+    wait_old_revision_deleted(&rouse, namespace);
+}

@@ -1,0 +1,149 @@
+//! Shell: gauges of a pod compared with its sockets: they agree, also under load; drift is corrected and reported.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use agent::{kernel::maps::gauges::PodGauges, pod_gauge::GaugeValues};
+
+use super::*;
+
+const AUDIT_SCANS: &str = "rouse_agent_audit_looks_total";
+const UNCOUNTED: &str = "rouse_agent_audit_uncounted_connections";
+
+fn drift_metric(gauge: &str) -> String {
+    format!("rouse_agent_audit_drift_total{{gauge=\"{gauge}\"}}")
+}
+
+/// Starts a node and a pod with a server.
+fn audit_fixture(test: &str) -> AgentFixture {
+    let mut fixture = AgentFixture::new(test);
+    fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    fixture.start_agent();
+    fixture.pod = Some(fixture.spawn_in_cgroup("server", "pods/poduid-1/main"));
+    fixture.wait_pod("looked into", |pod| !pod.not_ready_reason.is_empty());
+    fixture.send_to_pod("listen");
+    fixture.wait_pod("ready", |pod| pod.ready);
+    fixture
+}
+
+fn read_gauges(fixture: &AgentFixture) -> PodGauges {
+    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    KernelMaps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
+}
+
+/// Connects from the node's network namespace.
+fn connect(name: &str) -> TcpStream {
+    let node = NetworkNamespace::open(format!("/run/netns/{name}-n")).expect("it exists");
+    node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
+}
+
+/// Sends a request that is answered at once, or never.
+fn send_request(stream: &mut TcpStream, path: &str) {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
+    if path == "/hang" {
+        return;
+    }
+    let mut response = Vec::new();
+    while !response.ends_with(b"ok") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("it stands");
+        response.extend(byte);
+    }
+}
+
+#[test]
+fn gauges_stand_by_their_sockets_under_load() {
+    let fixture = audit_fixture("audit-load");
+    let ends = Arc::new(AtomicBool::new(false));
+    let clients = [1, 20, 400].map(|each| {
+        let (ends, name) = (Arc::clone(&ends), fixture.name.clone());
+        thread::spawn(move || {
+            let mut count = 0;
+            while !ends.load(Ordering::Relaxed) {
+                let mut stream = connect(&name);
+                (0..each).for_each(|_| send_request(&mut stream, "/quick"));
+                count += each;
+            }
+            count
+        })
+    });
+    // Scans run at any moment under load, and once more when no request is in flight.
+    let count = || -> u64 {
+        let page = fixture.get_page("n", "127.0.0.1:7104", "/metrics");
+        let lines = page.lines().filter_map(|it| it.strip_prefix(AUDIT_SCANS)?.rsplit(' ').next());
+        lines.filter_map(|it| it.parse::<u64>().ok()).sum()
+    };
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while count() < 2 {
+        assert!(Instant::now() < deadline, "nobody looks");
+        thread::sleep(Duration::from_millis(100));
+    }
+    ends.store(true, Ordering::Relaxed);
+    let requests: u64 = clients.map(|it| it.join().expect("no panic")).iter().sum();
+    let mut connection = connect(&fixture.name);
+    send_request(&mut connection, "/quick");
+    fixture.wait_metric(&format!("{AUDIT_SCANS}{{result=\"still\"}}"), 1);
+    let page = fixture.get_page("n", "127.0.0.1:7104", "/metrics");
+    for gauge in ["connections", "in_flight", "fresh", "estimated"] {
+        assert!(page.contains(&format!("{} 0\n", drift_metric(gauge))), "{page}");
+    }
+    let reading = read_gauges(&fixture).read(fixture.slot());
+    assert_eq!((reading.values, reading.totals), ([1, 0, 0, 0], [requests + 1; 2]));
+}
+
+#[test]
+fn a_gauge_that_was_disturbed_is_found_corrected_and_reported() {
+    let fixture = audit_fixture("audit-drift");
+    let mut busy_connection = connect(&fixture.name);
+    send_request(&mut busy_connection, "/hang");
+    let mut idle = connect(&fixture.name);
+    send_request(&mut idle, "/quick");
+    let new_connection = connect(&fixture.name);
+    let mut foreign = connect(&fixture.name);
+    foreign.write_all(b"\x16").expect("it stands");
+    foreign.read_exact(&mut [0]).expect("it comes back");
+    let gauges = read_gauges(&fixture);
+    // A TLS handshake is no request yet.
+    let correct: GaugeValues = [4, 1, 2, 1];
+    assert_eq!(gauges.values(fixture.slot()), correct);
+    gauges.add(fixture.slot(), [4, -2, 1, -3]);
+    for (gauge, by) in [("connections", 4), ("in_flight", 2), ("fresh", 1), ("estimated", 3)] {
+        fixture.wait_metric(&drift_metric(gauge), by);
+    }
+    assert_eq!(gauges.values(fixture.slot()), correct);
+    // The correction loses no connection, and counts none twice.
+    drop((busy_connection, idle, new_connection, foreign));
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while gauges.values(fixture.slot()) != [1, 1, 0, 0] {
+        assert!(Instant::now() < deadline, "{:?}", gauges.values(fixture.slot()));
+        thread::sleep(Duration::from_millis(10));
+    }
+    let page = fixture.get_page("n", "127.0.0.1:7104", "/metrics");
+    assert!(page.contains(&format!("{} 4\n", drift_metric("connections"))), "once: {page}");
+}
+
+#[test]
+fn uncounted_connections_are_reported() {
+    let mut fixture = AgentFixture::new("audit-uncounted");
+    fixture.pod = Some(fixture.spawn_in_cgroup("server", "pods/poduid-1/main"));
+    fixture.send_to_pod("listen");
+    // Connected before any program was attached.
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
+    let early_connection = loop {
+        match node.run_inside("connect", || TcpStream::connect(ADDRESS)) {
+            Ok(connection) => break connection,
+            Err(error) => assert!(Instant::now() < deadline, "{error:?}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
+    fixture.start_agent();
+    fixture.wait_pod("ready", |pod| pod.ready);
+    let counted = connect(&fixture.name);
+    fixture.wait_metric(UNCOUNTED, 1);
+    assert_eq!(read_gauges(&fixture).values(fixture.slot()), [1, 0, 1, 0]);
+    drop((early_connection, counted));
+}

@@ -1,0 +1,65 @@
+//! Shell: growth of requests in flight is reported at once, not with the next periodic report.
+
+use super::*;
+
+/// Metric of the events that an agent has read from the kernel.
+const EVENTS: &str = "rouse_agent_events_total";
+
+impl AgentFixture {
+    fn event_count(&self) -> u64 {
+        let page = self.get_page("n", "127.0.0.1:7104", "/metrics");
+        let counted = page.lines().find_map(|line| line.strip_prefix(EVENTS));
+        counted.and_then(|text| text.trim().parse().ok()).expect("it is exported")
+    }
+
+    /// Sends a request that the pod does not answer.
+    fn send_unanswered_request(&self) -> TcpStream {
+        let node =
+            NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
+        let mut stream =
+            node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("it stands");
+        stream
+    }
+}
+
+/// Waits until the agent has armed the pod's next growth event. Returns true if it has.
+fn is_armed(fixture: &AgentFixture) -> bool {
+    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let (maps, slot) = (KernelMaps::open(&pins).expect("pinned maps"), fixture.slot());
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while maps.pod_state(slot).event_threshold == 0 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    maps.pod_state(slot).event_threshold != 0
+}
+
+#[test]
+fn growth_beyond_the_last_report_is_reported_by_events() {
+    const REQUESTS: u64 = 50;
+    let mut fixture = AgentFixture::new("growth");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    fixture.start_agent();
+    fixture.start_pod();
+    fixture.send_to_pod("keep");
+    fixture.send_to_pod("listen");
+    fixture.wait_pod("ready", |pod| pod.ready);
+    fixture.wait_usage("the pod at rest", |usage| usage.totals.in_flight() == 0);
+    let (before, mut open) = (fixture.event_count(), Vec::new());
+    for count in 1..=REQUESTS {
+        assert!(is_armed(&fixture), "no event is asked for beyond {} in flight", count - 1);
+        open.push(fixture.send_unanswered_request());
+        fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == count);
+    }
+    // The periodic report may come first for some of them.
+    let events = fixture.event_count() - before;
+    assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
+    // As many at once: there are no more events than requests, and the reports have all of them.
+    assert!(is_armed(&fixture), "no event is asked for beyond {REQUESTS} in flight");
+    let before = fixture.event_count();
+    open.extend((0..REQUESTS).map(|_| fixture.send_unanswered_request()));
+    fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);
+    let events = fixture.event_count() - before;
+    assert!((1..=REQUESTS).contains(&events), "{events} events");
+    drop(open);
+}

@@ -1,0 +1,248 @@
+//! Shell: records of clients' connects in the eBPF programs, and their lifetime.
+
+use agent::kernel::map_op::BackendTarget;
+use aya::maps::{Array, Map, MapData};
+use common::wire::ConnectionPath as Way;
+use datapath::abi::{self, maps};
+
+use crate::{
+    fixture::{KernelFixture, NetnsFixture, SERVING_PORT},
+    scripted_process::ScriptedProcess,
+};
+
+const ENOPROTOOPT: i32 = 92;
+const EPROTONOSUPPORT: i32 = 93;
+const ECONNREFUSED: i32 = 111;
+
+/// A client, a service 1 whose pod answers, and a service 2 whose pod refuses.
+struct ClientConnectFixture {
+    kernel: KernelFixture,
+    client: ScriptedProcess,
+    pods: [NetnsFixture; 2],
+    _server: ScriptedProcess,
+    claims: Array<MapData, u64>,
+}
+
+impl ClientConnectFixture {
+    fn new() -> Self {
+        let mut kernel = KernelFixture::new();
+        let (client, pods) = (kernel.add_client(), [kernel.add_pod(), kernel.add_pod()]);
+        let mut server = pods[0].start_process();
+        server.expect_step(&format!("listen [::]:{SERVING_PORT} one"));
+        for (pod, number) in pods.iter().zip(1..) {
+            kernel.add_service(number, Way::Direct);
+            kernel.add_ready_pod(pod, number);
+        }
+        kernel.apply_table();
+        let pin = kernel.paths().pins().join(maps::CLAIMS);
+        let claims = Map::Array(MapData::from_pin(pin).expect("it is pinned"));
+        let claims = Array::try_from(claims).expect("an array of words");
+        Self { client: client.start_process(), kernel, pods, _server: server, claims }
+    }
+
+    /// Marks every row as taken, so that sockets use socket storage.
+    fn fill_rows(&mut self) {
+        for row in 0..abi::CLIENTS_MAX {
+            self.claims.set(row, 1, 0).expect("inside the array");
+        }
+    }
+
+    fn rows_taken(&self) -> usize {
+        self.claims.iter().filter(|claims| *claims.as_ref().expect("readable") != 0).count()
+    }
+
+    /// Number of sockets that use socket storage.
+    fn storage_entries(&self) -> u64 {
+        self.kernel.maps.control_word(abi::CONTROL_OVERFLOW)
+    }
+
+    /// Numbers of open connections to the two pods.
+    fn open_connections(&self) -> [u64; 2] {
+        let backends = self.kernel.maps.read_routes().expect("readable").backends;
+        let connections_of = |pod: &NetnsFixture| {
+            let to_pod =
+                |backend: &BackendTarget| backend.address.ends_with(&[10, 99, 0, pod.number]);
+            let ids = backends.iter().filter(|(_, backend)| to_pod(backend));
+            ids.map(|(id, _)| self.kernel.maps.open_connections(*id)).sum()
+        };
+        [connections_of(&self.pods[0]), connections_of(&self.pods[1])]
+    }
+}
+
+#[test]
+fn a_connected_socket_has_one_row_until_it_closes() {
+    let mut fixture = ClientConnectFixture::new();
+    for connected in 1..=20 {
+        assert_eq!(fixture.client.expect_step("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+        assert_eq!(fixture.open_connections(), [connected, 0]);
+    }
+    assert_eq!(fixture.rows_taken() as u64 + fixture.storage_entries(), 20);
+    fixture.client.expect_step("drop");
+    assert_eq!(
+        (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+        ([0, 0], 0, 0)
+    );
+}
+
+#[test]
+fn more_sockets_than_rows_come_and_go_without_a_trace() {
+    let mut fixture = ClientConnectFixture::new();
+    let count = abi::CLIENTS_MAX + 100;
+    let answer = fixture.client.expect_step(&format!("hammer 10.96.0.1:80 {count}"));
+    assert_eq!(answer, format!("one={count}"));
+    assert_eq!(
+        (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+        ([0, 0], 0, 0)
+    );
+    assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), 0);
+}
+
+#[test]
+fn a_socket_whose_row_is_taken_is_remembered_in_storage() {
+    let mut fixture = ClientConnectFixture::new();
+    fixture.fill_rows();
+    assert_eq!(fixture.client.expect_step("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    assert_eq!(fixture.client.expect_step("connect [fd96::1]:80"), "one [fd96::1]:80");
+    assert_eq!((fixture.open_connections(), fixture.storage_entries()), ([2, 0], 2));
+    fixture.client.expect_step("drop");
+    assert_eq!((fixture.open_connections(), fixture.storage_entries()), ([0, 0], 0));
+    assert_eq!(fixture.rows_taken(), abi::CLIENTS_MAX as usize, "others' rows are left alone");
+}
+
+#[test]
+fn a_refused_connect_leaves_nothing_behind() {
+    for full in [false, true] {
+        let mut fixture = ClientConnectFixture::new();
+        if full {
+            fixture.fill_rows();
+        }
+        let before = fixture.rows_taken();
+        assert_eq!(fixture.client.run_step("connect 10.96.0.2:80"), Err(ECONNREFUSED));
+        assert_eq!(
+            (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+            ([0, 0], before, 0)
+        );
+    }
+}
+
+#[test]
+fn a_socket_that_connects_again_counts_once_at_its_new_pod() {
+    for full in [false, true] {
+        let mut fixture = ClientConnectFixture::new();
+        if full {
+            fixture.fill_rows();
+        }
+        let before = fixture.rows_taken();
+        let step = "retry 10.96.0.2:80 10.96.0.1:80";
+        assert_eq!(fixture.client.expect_step(step), "one 10.96.0.1:80");
+        let rows_taken = fixture.rows_taken() - before;
+        assert_eq!(
+            (fixture.open_connections(), rows_taken as u64 + fixture.storage_entries()),
+            ([1, 0], 1)
+        );
+        fixture.client.expect_step("drop");
+        assert_eq!(
+            (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+            ([0, 0], before, 0)
+        );
+    }
+}
+
+/// Starts a client in a pod's cgroup, where programs see the end of a connect.
+fn client_in_pod(fixture: &mut ClientConnectFixture) -> ScriptedProcess {
+    fixture.kernel.add_pod().start_process()
+}
+
+#[test]
+fn a_socket_that_stays_open_after_its_connect_was_refused_counts_no_more() {
+    for full in [false, true] {
+        let mut fixture = ClientConnectFixture::new();
+        let mut client = client_in_pod(&mut fixture);
+        if full {
+            fixture.fill_rows();
+        }
+        let before = fixture.rows_taken();
+        client.expect_step("refused 10.96.0.2:80");
+        assert_eq!(fixture.open_connections(), [0, 0]);
+        client.expect_step("drop");
+        assert_eq!(
+            (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+            ([0, 0], before, 0)
+        );
+    }
+}
+
+#[test]
+fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
+    let mut fixture = ClientConnectFixture::new();
+    let mut client = client_in_pod(&mut fixture);
+    client.expect_step("connect 10.96.0.1:80");
+    assert_eq!(fixture.open_connections(), [1, 0]);
+    client.expect_step("disconnect");
+    assert_eq!(fixture.open_connections(), [0, 0]);
+    client.expect_step("drop");
+    assert_eq!(
+        (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+        ([0, 0], 0, 0)
+    );
+}
+
+/// Sockets of a client of the node itself are seen by no program between connect and close.
+#[test]
+fn a_socket_that_was_refused_counts_no_more_when_it_connects_elsewhere() {
+    let mut fixture = ClientConnectFixture::new();
+    let direct = format!("{}:{SERVING_PORT}", fixture.pods[0].ipv4());
+    let step = format!("retry 10.96.0.2:80 {direct}");
+    assert_eq!(fixture.client.expect_step(&step), format!("one {direct}"));
+    assert_eq!(fixture.open_connections(), [0, 0]);
+    fixture.client.expect_step("drop");
+    assert_eq!(
+        (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+        ([0, 0], 0, 0)
+    );
+}
+
+#[test]
+fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
+    let mut fixture = ClientConnectFixture::new();
+    match fixture.client.run_step("mptcp 10.96.0.1:80") {
+        // This kernel has no MPTCP, or it is disabled.
+        Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
+        answer => assert!(answer.expect("it connects").starts_with("one ")),
+    }
+    assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), 1);
+    fixture.client.expect_step("drop");
+    assert_eq!(
+        (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+        ([0, 0], 0, 0)
+    );
+}
+
+#[test]
+fn a_killed_client_gives_its_row_back() {
+    let mut fixture = ClientConnectFixture::new();
+    fixture.client.expect_step("connect 10.96.0.1:80");
+    assert_eq!(fixture.open_connections(), [1, 0]);
+    // Another actor takes its place, so the connected one is dropped and killed.
+    fixture.client = fixture.pods[1].start_process();
+    assert_eq!(
+        (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+        ([0, 0], 0, 0)
+    );
+}
+
+#[test]
+fn the_next_agent_keeps_what_is_remembered() {
+    let mut fixture = ClientConnectFixture::new();
+    fixture.client.expect_step("connect 10.96.0.1:80");
+    drop(fixture.kernel.programs.take());
+    let programs = agent::kernel::programs::EbpfPrograms::load(fixture.kernel.paths().clone())
+        .expect("as before");
+    fixture.kernel.programs = Some(programs);
+    assert_eq!(fixture.open_connections(), [1, 0]);
+    fixture.client.expect_step("drop");
+    assert_eq!(
+        (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
+        ([0, 0], 0, 0)
+    );
+}

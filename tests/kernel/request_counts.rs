@@ -1,0 +1,683 @@
+//! Shell: requests in flight, as the eBPF programs count them, compared with the server's own log.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits on plain threads"
+)]
+
+mod full_maps;
+pub(crate) mod logging_server;
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use agent::kernel::maps::KernelEventRing;
+use datapath::abi;
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::socket::{setsockopt, sockopt::Linger},
+};
+
+use self::logging_server::LoggingServer;
+use crate::fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture};
+
+/// Number of requests in the test with resets. `ROUSE_COUNT_REQUESTS=10000000` sends ten million in about ten
+/// minutes.
+const REQUESTS: usize = 100_000;
+
+struct CountFixture {
+    fixture: SharedKernelFixture,
+    pod: NetnsFixture,
+    client: NetnsFixture,
+    server: LoggingServer,
+}
+
+impl CountFixture {
+    /// Starts `clients` clients at once, each with `each` requests.
+    fn start_clients(&self, clients: u64, each: usize) -> Vec<thread::JoinHandle<()>> {
+        let (netns, address) = (&self.client.netns, self.pod.ipv4());
+        let start_client = |seed| {
+            let (netns, address) = (netns.clone(), address.clone());
+            thread::spawn(move || send_random_requests(&netns, &address, each, seed))
+        };
+        (0..clients).map(start_client).collect()
+    }
+
+    fn new() -> Self {
+        Self::with_fixture(SharedKernelFixture::new())
+    }
+
+    fn exclusive() -> Self {
+        Self::with_fixture(SharedKernelFixture::exclusive())
+    }
+
+    fn with_fixture(mut fixture: SharedKernelFixture) -> Self {
+        let (pod, client) = (fixture.add_pod(), fixture.add_client());
+        fixture.register_pod(&pod, 0);
+        let server = LoggingServer::start(&pod, SERVING_PORT);
+        Self { fixture, pod, client, server }
+    }
+
+    fn connect(&self) -> TcpStream {
+        connect_from(&self.client.netns, &self.pod.ipv4())
+    }
+
+    fn slot(&self) -> u32 {
+        u32::from(self.pod.number)
+    }
+
+    /// Number of requests in flight now.
+    fn in_flight(&self) -> i64 {
+        self.fixture.maps.pod_state(self.slot()).in_flight as i64
+    }
+
+    /// Waits until no request is in flight and no connection open, then compares the totals with the server's log.
+    #[track_caller]
+    fn wait_settled(&mut self, served: u64) {
+        self.wait_settled_with_open(served, |_pod| 0);
+    }
+
+    /// Waits and compares as [`Self::wait_settled`] does, with the given number of connections still open in the pod.
+    #[track_caller]
+    fn wait_settled_with_open(&mut self, served: u64, open: impl Fn(&str) -> u64) {
+        let until = Instant::now() + Duration::from_secs(30);
+        let settled = |case: &Self| {
+            let state = case.fixture.maps.pod_state(case.slot());
+            let open = open(&case.pod.netns);
+            state.in_flight == 0
+                && state.connections == open
+                && state.awaiting_first_request <= open
+        };
+        while !settled(self) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let totals = self.fixture.maps.totals(self.slot());
+        let log = self.server.request_count();
+        let state = self.fixture.maps.pod_state(self.slot());
+        assert_eq!((totals.started, totals.finished, log), (served, served, served), "{state:?}");
+        assert!(settled(self), "{state:?}");
+    }
+
+    /// Sends `request` and reads until `ends`.
+    #[track_caller]
+    fn send_and_read(&self, stream: &mut TcpStream, request: &str, ends: &str) {
+        stream.write_all(request.as_bytes()).unwrap();
+        read_until(stream, ends);
+    }
+}
+
+/// Connects from another network namespace: a socket stays in the namespace in which it was created.
+fn connect_from(netns: &str, address: &str) -> TcpStream {
+    let path = Path::new("/run/netns").join(netns);
+    let address = format!("{address}:{SERVING_PORT}");
+    let inside = thread::spawn(move || {
+        let namespace = std::fs::File::open(path).expect("the bed made it");
+        setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
+        TcpStream::connect(address).expect("the server listens")
+    });
+    let stream = inside.join().unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+/// Reads from the stream until `terminator`.
+#[track_caller]
+fn read_until(stream: &mut TcpStream, terminator: &str) {
+    let (mut received, mut buffer) = (Vec::new(), [0; 65_536]);
+    while !received.ends_with(terminator.as_bytes()) {
+        let count = stream.read(&mut buffer).unwrap();
+        assert_ne!(count, 0, "closed after {:?}", String::from_utf8_lossy(&received));
+        received.extend_from_slice(&buffer[..count]);
+    }
+}
+
+fn get_request(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: pod\r\n\r\n")
+}
+
+#[test]
+fn what_containers_of_a_pod_ask_each_other_is_no_request() {
+    let mut case = CountFixture::new();
+    for _ in 0..3 {
+        let mut stream = connect_from(&case.pod.netns, "127.0.0.1");
+        case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    }
+    let mut stream = case.connect();
+    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    drop(stream);
+    // A pod's call to its own service is routed to the pod's own address, and counts.
+    let mut stream = connect_from(&case.pod.netns, &case.pod.ipv4());
+    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    drop(stream);
+    let totals = case.fixture.maps.totals(case.slot());
+    assert_eq!((totals.started, totals.finished, case.server.request_count()), (2, 2, 5));
+}
+
+#[test]
+fn each_way_to_end_a_message_is_counted_exactly() {
+    let mut case = CountFixture::new();
+    let mut stream = case.connect();
+    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    case.send_and_read(&mut stream, &get_request("/length/300000"), "x\n");
+    case.send_and_read(&mut stream, &get_request("/chunks/40"), "\r\n0\r\nTrailer: x\r\n\r\n");
+    case.send_and_read(&mut stream, &get_request("/status/204"), "\r\n\r\n");
+    case.send_and_read(&mut stream, &get_request("/status/304"), "\r\n\r\n");
+    case.send_and_read(&mut stream, &get_request("/interim"), "done");
+    case.send_and_read(&mut stream, "HEAD /head HTTP/1.1\r\nHost: pod\r\n\r\n", "\r\n\r\n");
+    case.send_and_read(&mut stream, &get_request("/split"), "split");
+    let body = "x".repeat(100_000);
+    let post = format!("POST /length/5 HTTP/1.1\r\nContent-Length: 100000\r\n\r\n{body}");
+    case.send_and_read(&mut stream, &post, "xxxxx");
+    let chunks = "5;a=b\r\nhello\r\n".repeat(60);
+    let post = format!(
+        "POST /length/5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\nT: x\r\n\r\n"
+    );
+    case.send_and_read(&mut stream, &post, "xxxxx");
+    assert_eq!(case.in_flight(), 0, "idle between requests");
+    drop(stream);
+    case.wait_settled(10);
+    let row = case.fixture.maps.responses(case.slot());
+    assert_eq!(row.status, [0, 9, 1, 0, 0], "{row:?}");
+    assert_eq!((row.aborted, row.unknown_status), (0, 0));
+}
+
+#[test]
+fn requests_split_at_any_byte_are_counted_once() {
+    let mut case = CountFixture::new();
+    let request = format!(
+        "POST /length/5 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc{}",
+        get_request("/chunks/3")
+    );
+    for cut in 1..request.len() {
+        let mut stream = case.connect();
+        stream.write_all(&request.as_bytes()[..cut]).unwrap();
+        thread::sleep(Duration::from_millis(1));
+        stream.write_all(&request.as_bytes()[cut..]).unwrap();
+        read_until(&mut stream, "\r\n0\r\nTrailer: x\r\n\r\n");
+    }
+    case.wait_settled(2 * (request.len() as u64 - 1));
+}
+
+#[test]
+fn a_pipeline_has_one_request_in_flight() {
+    let mut case = CountFixture::new();
+    let mut stream = case.connect();
+    stream
+        .write_all(
+            (get_request("/wait") + &get_request("/length/5") + &get_request("/chunks/9"))
+                .as_bytes(),
+        )
+        .unwrap();
+    case.server.wait_request_count(1);
+    assert_eq!(case.in_flight(), 1);
+    case.server.open_gate();
+    read_until(&mut stream, "\r\n0\r\nTrailer: x\r\n\r\n");
+    drop(stream);
+    case.wait_settled(3);
+}
+
+#[test]
+fn an_upgraded_connection_counts_until_it_closes() {
+    let mut case = CountFixture::new();
+    let mut stream = case.connect();
+    case.send_and_read(&mut stream, &get_request("/upgrade"), "\r\n\r\n");
+    case.send_and_read(&mut stream, &get_request("/echo"), &get_request("/echo"));
+    assert_eq!(case.in_flight(), 1);
+    drop(stream);
+    case.wait_settled(1);
+}
+
+#[test]
+fn a_response_without_length_counts_until_the_server_closes() {
+    let mut case = CountFixture::new();
+    let mut stream = case.connect();
+    stream.write_all(get_request("/close").as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    assert_eq!(case.in_flight(), 0, "the client has not closed yet");
+    drop(stream);
+    case.wait_settled(1);
+}
+
+#[test]
+fn garbage_half_heads_and_early_closes_leave_nothing_behind() {
+    let mut case = CountFixture::new();
+    for bytes in ["", "GET / HT", "\r\n\r\n", "GET /length/5 HTTP/1.1\r\nHost: a\r\n"] {
+        let mut stream = case.connect();
+        stream.write_all(bytes.as_bytes()).unwrap();
+    }
+    let endless =
+        format!("GET /length/5 HTTP/1.1\r\n{}\r\n", "X: yyyyyyyyyyyyyyyyyyyy\r\n".repeat(5_000));
+    let mut stream = case.connect();
+    case.send_and_read(&mut stream, &endless, "xxxxx");
+    drop(stream);
+    case.wait_settled(1);
+}
+
+/// Number of events that report growth of this pod beyond the armed level.
+fn growth_events(ring: &mut KernelEventRing, slot: u32) -> usize {
+    let events = std::iter::from_fn(|| ring.next());
+    events.filter(|event| (event.kind, event.port_or_slot) == (abi::EVENT_GROWTH, slot)).count()
+}
+
+#[test]
+fn growth_beyond_the_armed_level_is_reported_once() {
+    let case = CountFixture::new();
+    let (slot, maps) = (case.slot(), &case.fixture.maps);
+    let mut ring = KernelEventRing::open(&case.fixture.paths().pins()).unwrap();
+    let mut open = Vec::new();
+    let mut grow = |count: usize| {
+        for _ in 0..count {
+            let mut stream = case.connect();
+            stream.write_all(get_request("/wait").as_bytes()).unwrap();
+            open.push(stream);
+        }
+        let until = Instant::now() + Duration::from_secs(30);
+        while case.in_flight() < open.len() as i64 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(case.in_flight(), open.len() as i64);
+    };
+    grow(1);
+    assert_eq!(growth_events(&mut ring, slot), 0, "none is asked for");
+    maps.arm_growth_event(slot, 1);
+    grow(1);
+    assert_eq!(growth_events(&mut ring, slot), 1);
+    grow(8);
+    assert_eq!(growth_events(&mut ring, slot), 0, "it is told once");
+    maps.arm_growth_event(slot, 15);
+    grow(5);
+    assert_eq!(growth_events(&mut ring, slot), 0, "as many as are known of");
+    grow(1);
+    assert_eq!((growth_events(&mut ring, slot), maps.pod_state(slot).event_threshold), (1, 0));
+    maps.arm_growth_event(slot, 0);
+    grow(1);
+    assert_eq!(growth_events(&mut ring, slot), 1, "any is news of a pod that is taken to be idle");
+}
+
+/// Sends `count` requests on connections that end in every way, some with a reset in the middle.
+fn send_random_requests(netns: &str, address: &str, count: usize, mut rng: u64) {
+    let mut below = |bound: u64| {
+        rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (rng >> 33) % bound
+    };
+    let path = Path::new("/run/netns").join(netns);
+    setns(std::fs::File::open(path).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+    let mut sent = 0;
+    while sent < count {
+        let Ok(mut stream) = TcpStream::connect((address, SERVING_PORT)) else { continue };
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        for _ in 0..1 + below(30) {
+            let kind = below(4);
+            let request = match kind {
+                0 => get_request("/chunks/4"),
+                1 => "POST /length/5 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".into(),
+                _ => get_request("/length/5"),
+            };
+            sent += 1;
+            if stream.write_all(request.as_bytes()).is_err() || below(50) == 0 {
+                break;
+            }
+            let end: &[u8] = if kind == 0 { b"\r\n0\r\nTrailer: x\r\n\r\n" } else { b"xxxxx" };
+            let (mut received, mut buffer) = (Vec::new(), [0; 4096]);
+            while !received.ends_with(end) {
+                match stream.read(&mut buffer) {
+                    Ok(0) | Err(_) => return,
+                    Ok(count) => received.extend_from_slice(&buffer[..count]),
+                }
+            }
+        }
+        if below(2) == 0 {
+            let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+            setsockopt(&stream, Linger, &linger).unwrap();
+        }
+    }
+}
+
+#[test]
+fn clients_that_reset_at_random_do_not_disturb_the_counts() {
+    let mut case = CountFixture::new();
+    let requests = std::env::var("ROUSE_COUNT_REQUESTS").ok().and_then(|it| it.parse().ok());
+    let each = requests.unwrap_or(REQUESTS) / 8;
+    case.start_clients(8, each).into_iter().for_each(|client| client.join().unwrap());
+    let served = case.server.settled_request_count();
+    assert!(served >= 8 * each as u64 * 9 / 10, "{served}");
+    case.wait_settled(served);
+}
+
+/// Deferred accept in nginx: a connection's first request arrives at the listening socket.
+#[test]
+fn requests_on_a_deferred_listener_are_counted() {
+    let mut fixture = KernelFixture::new();
+    let (pod, client) = (fixture.add_pod(), fixture.add_client());
+    fixture.register_pod(&pod, 0);
+    let nginx = NginxFixture::start(&pod);
+    let long = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "y".repeat(900));
+    for cut in [1, 20, 200, long.len()] {
+        let mut stream = connect_from(&client.netns, &pod.ipv4());
+        stream.write_all(&long.as_bytes()[..cut]).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        stream.write_all(&long.as_bytes()[cut..]).unwrap();
+        read_until(&mut stream, "hello");
+    }
+    let url = format!("http://{}:{SERVING_PORT}/", pod.ipv4());
+    let run = |program: &[&str]| {
+        let mut ip = Command::new("ip");
+        let status = ip.args(["netns", "exec", &client.netns]).args(program).output();
+        assert!(status.unwrap().status.success(), "{program:?}");
+    };
+    run(&["wrk", "-t1", "-c20", "-d2", &url]);
+    for _ in 0..20 {
+        run(&["curl", "-s", &url]);
+    }
+    let slot = u32::from(pod.number);
+    let until = Instant::now() + Duration::from_secs(10);
+    while fixture.maps.pod_state(slot).connections != 0 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let log = nginx.stop();
+    let (totals, state) = (fixture.maps.totals(slot), fixture.maps.pod_state(slot));
+    assert_eq!((totals.started, totals.finished), (log, log), "{state:?}");
+    assert_eq!(
+        (
+            state.in_flight,
+            state.connections,
+            state.awaiting_first_request,
+            state.desynced_connections
+        ),
+        (0, 0, 0, 0)
+    );
+}
+
+/// nginx in a pod, with its log in a directory of its own.
+struct NginxFixture {
+    child: std::process::Child,
+    folder: std::path::PathBuf,
+}
+
+impl NginxFixture {
+    fn start(pod: &NetnsFixture) -> Self {
+        let folder = std::env::temp_dir().join(format!("{}-nginx", pod.netns));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.display();
+        let config = format!(
+            "daemon off; master_process off; pid {path}/pid; error_log stderr crit;
+             events {{ worker_connections 512; }}
+             http {{ access_log {path}/log; keepalive_requests 1000000;
+                server {{ listen {SERVING_PORT} deferred; location / {{ return 200 hello; }} }} }}"
+        );
+        std::fs::write(folder.join("conf"), config).unwrap();
+        let script = "echo $$ > \"$1\" && exec ip netns exec \"$2\" nginx -c \"$3\"";
+        let mut sh = Command::new("sh");
+        sh.args(["-c", script, "sh"]).arg(pod.cgroup.join("cgroup.procs")).arg(&pod.netns);
+        let child = sh.arg(folder.join("conf")).spawn().expect("nginx is installed");
+        while !folder.join("pid").exists() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Self { child, folder }
+    }
+
+    /// Kills nginx and returns the number of lines in its log.
+    fn stop(mut self) -> u64 {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::fs::read_to_string(self.folder.join("log")).unwrap().lines().count() as u64
+    }
+}
+
+impl Drop for NginxFixture {
+    fn drop(&mut self) {
+        let _dead_already = self.child.kill();
+        let _waited_already = self.child.wait();
+        let _none = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Makes the egress of a namespace lossy: by netem, or, on kernels without it, by a queue that keeps overflowing.
+fn make_lossy(netns: &str) {
+    let netem = "netem delay 1ms reorder 30% 50% loss 2% duplicate 2%";
+    let queue = "tbf rate 30mbit burst 4000 limit 5000";
+    let add = |args: &str| {
+        let mut tc = Command::new("tc");
+        tc.args(["-n", netns, "qdisc", "add", "dev", "eth0", "root"]).args(args.split(' '));
+        tc.output().expect("`tc` is installed (iproute2)")
+    };
+    if !add(netem).status.success() {
+        let status = add(queue);
+        assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+    }
+}
+
+#[test]
+fn loss_and_reordering_do_not_disturb_the_counts() {
+    let mut case = CountFixture::new();
+    for netns in [&case.pod.netns, &case.client.netns] {
+        make_lossy(netns);
+    }
+    case.start_clients(16, 300).into_iter().for_each(|client| client.join().unwrap());
+    let served = case.server.settled_request_count();
+    // If a client's reset is lost, its connection stays open at the server.
+    case.wait_settled_with_open(served, established_connections);
+}
+
+/// Number of established connections at a namespace's serving port.
+fn established_connections(netns: &str) -> u64 {
+    let mut ss = Command::new("ip");
+    ss.args(["netns", "exec", netns, "ss", "-Htn", "state", "established", "sport", "=", ":8080"]);
+    let output = ss.output().expect("`ss` is installed (iproute2)");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().count() as u64
+}
+
+impl CountFixture {
+    /// Asserts that `served` requests were served, and waits until `counted` of them have begun and ended.
+    #[track_caller]
+    fn assert_counted(&mut self, served: u64, counted: u64) {
+        assert_eq!(self.server.request_count(), served);
+        let until = Instant::now() + Duration::from_secs(10);
+        let state = |case: &Self| case.fixture.maps.pod_state(case.slot());
+        while (state(self).connections != 0 || state(self).in_flight != 0) && Instant::now() < until
+        {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let totals = self.fixture.maps.totals(self.slot());
+        assert_eq!((totals.started, totals.finished), (counted, counted));
+        let state = state(self);
+        assert_eq!(
+            (state.in_flight, state.connections, state.awaiting_first_request),
+            (0, 0, 0),
+            "{state:?}"
+        );
+    }
+}
+
+fn request_with_user_agent(agent: &str) -> String {
+    format!("GET /length/5 HTTP/1.1\r\nHost: 10.99.0.2:8080\r\nUser-Agent: {agent}\r\n\r\n")
+}
+
+const KUBELET_USER_AGENT: &str = "kube-probe/1.36";
+
+#[test]
+fn the_kubelets_probes_are_no_requests_and_others_from_the_node_are() {
+    let mut case = CountFixture::exclusive();
+    case.fixture.write_node_addresses();
+    let node = case.fixture.node_netns();
+    let (mut served, mut counted) = (0, 0);
+    for round in 0..50 {
+        for (netns, agent, counts) in [
+            (&node, KUBELET_USER_AGENT, false),
+            (&node, "curl/8.14", true),
+            (&case.client.netns, KUBELET_USER_AGENT, true),
+        ] {
+            let mut stream = connect_from(netns, &case.pod.ipv4());
+            case.send_and_read(&mut stream, &request_with_user_agent(agent), "xxxxx");
+            served += 1;
+            counted += u64::from(counts);
+            if round % 2 == 0 {
+                // The first request decides if a connection belongs to a probe.
+                case.send_and_read(
+                    &mut stream,
+                    &request_with_user_agent(KUBELET_USER_AGENT),
+                    "xxxxx",
+                );
+                served += 1;
+                counted += u64::from(counts);
+            }
+        }
+        // Equivalent to a TCP probe: a connection without a request.
+        drop(connect_from(&node, &case.pod.ipv4()));
+    }
+    case.assert_counted(served, counted);
+}
+
+#[test]
+fn a_request_from_the_node_counts_however_it_is_cut() {
+    let mut case = CountFixture::exclusive();
+    case.fixture.write_node_addresses();
+    let node = case.fixture.node_netns();
+    let request = request_with_user_agent("curl/8.14");
+    for cut in 1..request.len() {
+        let mut stream = connect_from(&node, &case.pod.ipv4());
+        stream.write_all(&request.as_bytes()[..cut]).unwrap();
+        thread::sleep(Duration::from_millis(1));
+        stream.write_all(&request.as_bytes()[cut..]).unwrap();
+        read_until(&mut stream, "xxxxx");
+    }
+    let served = request.len() as u64 - 1;
+    case.assert_counted(served, served);
+}
+
+#[test]
+fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
+    let mut fixture = KernelFixture::new();
+    let (pod, client) = (fixture.add_pod(), fixture.add_client());
+    fixture.register_pod(&pod, 0);
+    fixture.write_node_addresses();
+    let nginx = NginxFixture::start(&pod);
+    for _ in 0..20 {
+        for (netns, agent) in [
+            (&fixture.node_netns(), KUBELET_USER_AGENT),
+            (&fixture.node_netns(), "curl/8"),
+            (&client.netns, KUBELET_USER_AGENT),
+        ] {
+            let mut stream = connect_from(netns, &pod.ipv4());
+            stream.write_all(request_with_user_agent(agent).as_bytes()).unwrap();
+            read_until(&mut stream, "hello");
+        }
+    }
+    let slot = u32::from(pod.number);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while fixture.maps.pod_state(slot).connections != 0 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(nginx.stop(), 60);
+    let (totals, state) = (fixture.maps.totals(slot), fixture.maps.pod_state(slot));
+    assert_eq!((totals.started, totals.finished), (40, 40), "{state:?}");
+    assert_eq!(
+        (state.in_flight, state.connections, state.awaiting_first_request),
+        (0, 0, 0),
+        "{state:?}"
+    );
+}
+
+#[test]
+fn whatever_the_kubelets_cgroup_connects_to_is_a_probe() {
+    let mut case = CountFixture::exclusive();
+    let kubelet = case.fixture.paths().clients.join("kubelet");
+    std::fs::create_dir(&kubelet).unwrap();
+    drop(case.fixture.programs.take());
+    let paths =
+        agent::paths::AgentPaths { kubelet: Some(kubelet.clone()), ..case.fixture.paths().clone() };
+    let programs = agent::kernel::programs::EbpfPrograms::load(paths).unwrap();
+    assert_eq!(programs.keep_attached().unwrap(), 0);
+    case.fixture.programs = Some(programs);
+    let url = format!("http://{}:{SERVING_PORT}/length/5", case.pod.ipv4());
+    let node = case.fixture.node_netns();
+    for _ in 0..20 {
+        for cgroup in [&kubelet, &case.client.cgroup] {
+            let script = "echo $$ > \"$1\" && exec ip netns exec \"$2\" curl -s \"$3\"";
+            let mut sh = Command::new("sh");
+            sh.args(["-c", script, "sh"]).arg(cgroup.join("cgroup.procs")).args([&node, &url]);
+            assert_eq!(sh.output().unwrap().stdout, b"xxxxx");
+        }
+    }
+    case.assert_counted(40, 20);
+}
+
+/// Programs with another version number act as a new ABI: old and new ones share only the sockets that they see.
+#[test]
+fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
+    let mut case = CountFixture::exclusive();
+    let old_pins = case.fixture.paths().pins();
+    let mut connections: Vec<_> = (0..8).map(|_| case.connect()).collect();
+    for stream in &mut connections {
+        case.send_and_read(stream, &get_request("/length/5"), "xxxxx");
+    }
+    let mut long = case.connect();
+    long.write_all(get_request("/wait").as_bytes()).unwrap();
+    case.server.wait_request_count(9);
+    let load = case.start_clients(4, 4_000);
+
+    let version = case.fixture.paths().version + 1;
+    let paths = agent::paths::AgentPaths { version, ..case.fixture.paths().clone() };
+    let mut programs = agent::kernel::programs::EbpfPrograms::load(paths.clone()).unwrap();
+    assert_eq!(programs.previous_pins(), Some(old_pins.as_path()));
+    drop(case.fixture.programs.take());
+    let new = agent::kernel::maps::KernelMaps::open(&paths.pins())
+        .unwrap()
+        .with_previous(programs.previous_pins());
+    case.fixture.maps = new;
+    // Another row than in the earlier version, because rows need not be equal.
+    let slot = case.slot() + 100;
+    let pod = datapath::abi::PodValue { slot, port: SERVING_PORT, flags: 0 };
+    case.fixture.maps.register(case.pod.cookie, pod).unwrap();
+    programs.take_over().unwrap();
+    programs.verify_by_canary(&mut case.fixture.maps).unwrap();
+    assert_eq!(programs.keep_attached().unwrap(), 0);
+    load.into_iter().for_each(|client| client.join().unwrap());
+
+    // Connections from before the upgrade and after it, idle and busy.
+    connections
+        .iter_mut()
+        .for_each(|it| case.send_and_read(it, &get_request("/length/5"), "xxxxx"));
+    let mut fresh: Vec<_> = (0..8).map(|_| case.connect()).collect();
+    fresh.iter_mut().for_each(|it| case.send_and_read(it, &get_request("/length/5"), "xxxxx"));
+    case.server.settled_request_count();
+    assert!(!case.fixture.maps.fold_previous(true), "a request is in flight there");
+    let state = case.fixture.maps.pod_state(slot);
+    assert_eq!(state.in_flight, 1, "the long one: {state:?}");
+    case.server.open_gate();
+    read_until(&mut long, "wait");
+    drop((connections, fresh, long));
+    let served = case.server.settled_request_count();
+    assert!(served > 16_000, "{served}");
+    let totals = |case: &CountFixture| {
+        let totals = case.fixture.maps.totals(slot);
+        (totals.started, totals.finished)
+    };
+    assert_eq!(totals(&case), (served, served));
+    let state = case.fixture.maps.pod_state(slot);
+    assert_eq!(
+        (state.in_flight, state.connections, state.awaiting_first_request),
+        (0, 0, 0),
+        "{state:?}"
+    );
+
+    assert!(case.fixture.maps.fold_previous(true), "everything there has closed");
+    assert_eq!(totals(&case), (served, served), "taken over");
+    programs.retire_previous().unwrap();
+    assert!(!old_pins.exists());
+    let mut stream = case.connect();
+    case.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+    drop(stream);
+    case.server.settled_request_count();
+    assert_eq!(totals(&case), (served + 1, served + 1));
+    case.fixture.programs = Some(programs);
+}

@@ -1,0 +1,59 @@
+//! Shell: responses sent by every system call that sends.
+
+use aya::util::KernelVersion;
+
+use super::{
+    ANY_ADDRESS, RobustnessFixture, get_request, io_uring_server::SEND_METHODS, send_and_read,
+    served_connection::SendMethod,
+};
+use crate::fixture::SERVING_PORT;
+
+/// Lengths of responses: within a packet, of several packets, and longer than any buffer.
+const LENGTHS: [usize; 4] = [1, 1_000, 100_000, 5_000_000];
+
+#[test]
+fn whatever_sends_an_answer_it_is_read_to_its_end() {
+    let fixture = RobustnessFixture::new();
+    let _server = fixture.start_server();
+    let mut sent = 0;
+    for (name, method) in SendMethod::ALL {
+        let mut stream = fixture.connect();
+        for length in LENGTHS {
+            let end = if name == "chunked-file" { "\n\r\n0\r\n\r\n" } else { "x\n" };
+            send_and_read(&mut stream, &get_request(&format!("{name}/{length}")), end);
+            sent += 1;
+            assert_eq!(
+                (fixture.totals(), fixture.pod_state().in_flight),
+                ((sent, sent), 0),
+                "{method:?}"
+            );
+        }
+    }
+    fixture.wait_settled_in_sync();
+}
+
+/// Sends, receives, accepts, binds and listens by io_uring, with and without a submission thread of the kernel.
+#[test]
+fn a_server_by_io_uring_is_counted_like_any_other() {
+    for polling in ["", "sqpoll"] {
+        let fixture = RobustnessFixture::new();
+        let mut server = fixture.start_server_process();
+        let can = server.expect_step(&format!("uring {ANY_ADDRESS} {polling}"));
+        let kernel = KernelVersion::current().expect("it has a version");
+        assert_eq!(can.contains("zerocopy"), kernel >= KernelVersion::new(6, 0, 0), "{can}");
+        assert_eq!(can.contains("listen"), kernel >= KernelVersion::new(6, 11, 0), "{can}");
+        let listen = fixture.kernel.maps.listener(fixture.pod.cookie, SERVING_PORT).unwrap();
+        assert_eq!(listen.reachable, 1, "the pod listens");
+        let mut sent = 0;
+        for method in SEND_METHODS.into_iter().filter(|method| can.contains(method)) {
+            let mut stream = fixture.connect();
+            for length in LENGTHS {
+                send_and_read(&mut stream, &get_request(&format!("{method}/{length}")), "x\n");
+                sent += 1;
+                let counts = (fixture.totals(), fixture.pod_state().in_flight);
+                assert_eq!(counts, ((sent, sent), 0), "{method}, {polling}");
+            }
+        }
+        fixture.wait_settled_in_sync();
+    }
+}

@@ -1,0 +1,457 @@
+//! Pods on a local node: started, watched, restarted, stopped, adopted.
+
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use common::local_node::{LocalContainerState, LocalPodPhase, LocalPodSpec, LocalPodStatus};
+use local::cgroups::CgroupMounts;
+use local::runtime::OciRuntimeKind;
+use local::{NodeLayout, NodeManager};
+use serde_json::{Value, json};
+use tests::test_node::{TestNode, find_leftovers, pod_ip, pod_order, test_images, wait_reaped};
+
+fn get_greeting(node: &TestNode, ip: IpAddr, port: u16) -> String {
+    node.in_client_netns(|| {
+        let address = SocketAddr::new(ip, port);
+        for _ in 0..500 {
+            if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
+                let mut text = String::new();
+                stream.read_to_string(&mut text).expect("an answer");
+                return text;
+            }
+            tests::wait::sleep(Duration::from_millis(10));
+        }
+        panic!("{address} never answered")
+    })
+}
+
+fn check_pod_runs(kind: OciRuntimeKind, test: &str) {
+    let mut node = TestNode::with_runtime(test, Some(kind), Vec::new());
+    let extra = json!({ "container": {
+        "env": [{ "name": "PORT", "value": "8080" }], "resources": { "limits": { "memory": "64Mi", "cpu": "500m" } },
+    } });
+    node.order([pod_order("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
+    assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
+    let log = node.wait_log("pod-a", "0::");
+    for line in ["FROM_IMAGE=yes", "PORT=8080", "HOSTNAME=pod-a", "uid 0 gid 0"] {
+        assert!(log.contains(line), "{line} in {log}");
+    }
+    let cgroup = format!("rouse-{}/pods/poda/web", node.layout.name());
+    assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
+    node.order([]);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
+    wait_reaped(node.layout.name());
+    assert!(!node.layout.pod("a").exists());
+    assert!(!node.layout.pod_namespace("a").exists());
+}
+
+#[test]
+fn crun_runs_a_pod() {
+    check_pod_runs(OciRuntimeKind::Crun, "crun");
+}
+
+#[test]
+fn runc_runs_a_pod() {
+    check_pod_runs(OciRuntimeKind::Runc, "runc");
+}
+
+#[test]
+fn clients_reach_a_pod_at_each_of_its_addresses() {
+    let mut node = TestNode::new("families");
+    node.order([pod_order("a", &["listen=8080"], json!({}))]);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    let families: Vec<bool> = status.addresses.iter().map(IpAddr::is_ipv4).collect();
+    assert_eq!(families, [true, false]);
+    for ip in status.addresses {
+        assert_eq!(get_greeting(&node, ip, 8080), "hello\n", "{ip}");
+    }
+}
+
+#[test]
+fn a_layout_is_named_by_its_path() {
+    let mut node = TestNode::new("path");
+    let image = format!("oci:{}:v1", test_images().join("dev.local/app").display());
+    let order = pod_order("a", &["wait"], json!({ "container": { "image": image } }));
+    node.order([order]);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    assert!(
+        status.containers[0]
+            .image_digest
+            .as_ref()
+            .is_some_and(|digest| digest.starts_with("sha256:"))
+    );
+}
+
+#[test]
+fn a_limit_of_memory_kills_and_says_so() {
+    let mut node = TestNode::new("oom");
+    let limits = json!({ "resources": { "limits": { "memory": "16Mi" } } });
+    let extra = json!({ "container": limits, "pod": { "restartPolicy": "Never" } });
+    node.order([pod_order("a", &["eat=64"], extra)]);
+    let ended =
+        |state: &LocalContainerState| matches!(state, LocalContainerState::Terminated { .. });
+    let status = node.wait_pod("a killed pod", "a", |pod| {
+        pod.containers.iter().any(|container| ended(&container.state))
+    });
+    let LocalContainerState::Terminated { code, reason, .. } = &status.containers[0].state else {
+        unreachable!()
+    };
+    assert_eq!((*code, reason.as_str()), (137, "OOMKilled"));
+}
+
+#[test]
+fn a_crashing_container_waits_and_says_why() {
+    let mut node = TestNode::new("crash");
+    node.order([pod_order("a", &["say=no config file", "exit=3"], json!({}))]);
+    let backing_off = |state: &LocalContainerState| {
+        matches!(state, LocalContainerState::Waiting { reason, message, last_exit: Some(3) }
+            if reason == "CrashLoopBackOff" && message.contains("no config file"))
+    };
+    let status = node.wait_pod("a back-off", "a", |pod| {
+        pod.containers
+            .iter()
+            .any(|container| container.restarts == 1 && backing_off(&container.state))
+    });
+    assert_eq!(node.log("pod-a").matches("no config file").count(), 2);
+    assert_eq!(status.phase, LocalPodPhase::Running);
+}
+
+#[test]
+fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
+    let mut node = TestNode::new("liveness");
+    let probe = json!({ "httpGet": { "path": "/live", "port": 80 }, "periodSeconds": 1, "failureThreshold": 2 });
+    let startup =
+        json!({ "tcpSocket": { "port": 80 }, "periodSeconds": 1, "failureThreshold": 60 });
+    let extra = json!({ "container": { "livenessProbe": probe, "startupProbe": startup } });
+    let well = pod_order(
+        "b",
+        &["listen=80"],
+        json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
+    );
+    node.order([pod_order("a", &["sick", "polite", "listen=80"], extra), well]);
+    let failed = |state: &LocalContainerState| matches!(state, LocalContainerState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
+    node.wait_pod("a restart for want of answers", "a", |pod| {
+        pod.containers.iter().any(|container| failed(&container.state))
+    });
+    node.wait_pod("another start", "a", |pod| {
+        pod.containers.iter().any(|container| {
+            container.restarts > 0 && container.state == LocalContainerState::Running
+        })
+    });
+    let other = node.wait_pod("the other", "b", |pod| pod.phase == LocalPodPhase::Running);
+    assert_eq!(other.containers[0].restarts, 0);
+}
+
+/// Probe that executes `/app` with these arguments, every second.
+fn exec_probe(args: &[&str]) -> Value {
+    let command = [&["/app"], args].concat();
+    json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
+}
+
+fn is_running(status: &LocalPodStatus) -> bool {
+    status.containers.iter().all(|container| container.state == LocalContainerState::Running)
+}
+
+fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
+    let mut node = TestNode::with_runtime(test, Some(kind), Vec::new());
+    let extra = json!({ "container": {
+        "startupProbe": { "exec": { "command": ["/app", "need=/begun"] }, "periodSeconds": 1, "failureThreshold": 60 },
+        // Without the startup probe, failures of this probe would end the container.
+        "livenessProbe": exec_probe(&["need=/begun"]),
+        "readinessProbe": exec_probe(&["need=/ready"]),
+    } });
+    let app_args = ["polite", "sleep=2", "touch=/begun", "sleep=2", "touch=/ready", "wait"];
+    let order = LocalPodSpec { kubelet_probes: true, ..pod_order("a", &app_args, extra) };
+    node.order([order]);
+    let status = node.wait_pod("a running pod", "a", is_running);
+    assert!(!status.ready, "nothing was asked yet");
+    let status = node.wait_pod("a ready pod", "a", |pod| pod.ready);
+    assert_eq!(status.containers[0].restarts, 0);
+    assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
+    node.order([]);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
+    wait_reaped(node.layout.name());
+}
+
+#[test]
+fn crun_executes_probes() {
+    check_exec_probes(OciRuntimeKind::Crun, "crun-probes");
+}
+
+#[test]
+fn runc_executes_probes() {
+    check_exec_probes(OciRuntimeKind::Runc, "runc-probes");
+}
+
+#[test]
+fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why() {
+    let mut node = TestNode::new("exec-fails");
+    let alive = |probe| json!({ "container": { "livenessProbe": probe } });
+    let fails = pod_order("a", &["polite", "wait"], alive(exec_probe(&["need=/no/such"])));
+    let never_ends = pod_order("b", &["polite", "wait"], alive(exec_probe(&["wait"])));
+    let not_there = alive(
+        json!({ "exec": { "command": ["/none"] }, "periodSeconds": 1, "failureThreshold": 1 }),
+    );
+    let not_there = pod_order("c", &["polite", "wait"], not_there);
+    node.order([fails, never_ends, not_there]);
+    for (uid, args) in [
+        ("a", "\"/app need=/no/such\" exited with 1: no /no/such"),
+        ("b", "\"/app wait\" did not end within 1s"),
+        ("c", "/none"),
+    ] {
+        let has_message = |state: &LocalContainerState| {
+            matches!(state, LocalContainerState::Waiting { message, .. }
+                if message.contains("liveness probe failed") && message.contains(args))
+        };
+        let is_said = |pod: &LocalPodStatus| {
+            pod.containers.iter().any(|container| has_message(&container.state))
+        };
+        node.wait_pod(args, uid, is_said);
+    }
+    node.order([]);
+    node.wait("all gone", |pods| pods.values().all(|pod| pod.phase == LocalPodPhase::Removed));
+    wait_reaped(node.layout.name());
+}
+
+#[test]
+fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
+    let mut node = TestNode::new("ready-kept");
+    let extra = json!({ "container": { "readinessProbe": exec_probe(&["need=/ready"]), "startupProbe": exec_probe(&[]) } });
+    let order =
+        LocalPodSpec { kubelet_probes: true, ..pod_order("a", &["touch=/ready", "wait"], extra) };
+    node.order([order.clone()]);
+    node.wait_pod("a ready pod", "a", |pod| pod.ready);
+    node.detach();
+    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
+    next.order([order]);
+    let status = next.wait_pod("its first word", "a", |_| true);
+    next.detach();
+    assert!(status.ready, "{status:?}");
+}
+
+/// Kills a container like the node itself does: after the grace period, or if a killed node had only begun to start
+/// it.
+#[test]
+fn a_container_that_was_killed_with_its_whole_group_starts_again() {
+    let mut node = TestNode::new("killed");
+    node.order([pod_order("a", &["listen=80"], json!({}))]);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    CgroupMounts::find().expect("cgroup v2").kill_container(&node.layout, "a", "web");
+    let status = node.wait_pod("another start", "a", |pod| {
+        pod.containers.iter().any(|container| {
+            container.restarts > 0 && container.state == LocalContainerState::Running
+        })
+    });
+    assert_eq!(get_greeting(&node, pod_ip(&status), 80), "hello\n");
+}
+
+#[test]
+fn a_missing_image_and_a_missing_program_say_what_to_do() {
+    let mut node = TestNode::new("missing");
+    let image =
+        json!({ "container": { "image": "dev.local/none:v1", "imagePullPolicy": "Never" } });
+    let program = json!({ "container": { "command": ["/no/such/program"] } });
+    let layout = json!({ "container": { "image": "oci:/no/such/layout" } });
+    node.order([
+        pod_order("a", &[], image),
+        pod_order("b", &[], program),
+        pod_order("c", &[], layout),
+    ]);
+    for (uid, expected, text_part) in [
+        ("a", "ErrImageNeverPull", "is not on this node"),
+        ("b", "RunContainerError", "/no/such/program"),
+        ("c", "ImagePullBackOff", "is it an OCI image layout?"),
+    ] {
+        let has_message = |state: &LocalContainerState| {
+            matches!(state, LocalContainerState::Waiting { reason, message, .. }
+                if reason == expected && message.contains(text_part) && !message.contains('\n'))
+        };
+        node.wait_pod(text_part, uid, |pod| {
+            pod.containers.iter().any(|container| has_message(&container.state))
+        });
+    }
+}
+
+#[test]
+fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
+    let mut node = TestNode::new("grace");
+    let grace = json!({ "pod": { "terminationGracePeriodSeconds": 1 } });
+    let polite_pod = pod_order("a", &["polite", "say=ready", "wait"], json!({}));
+    node.order([polite_pod, pod_order("b", &["stubborn", "say=ready", "wait"], grace)]);
+    node.wait_log("pod-a", "ready");
+    node.wait_log("pod-b", "ready");
+    node.order([]);
+    node.wait("both gone", |pods| {
+        pods.len() == 2 && pods.values().all(|pod| pod.phase == LocalPodPhase::Removed)
+    });
+    assert!(node.log("pod-a").contains("asked to end"));
+}
+
+#[test]
+fn files_of_the_node_are_there_and_the_root_can_be_read_only() {
+    let node = TestNode::new("files");
+    let extra = json!({
+        "container": {
+            "securityContext": { "readOnlyRootFilesystem": true, "runAsUser": 7 },
+            "volumeMounts": [{ "name": "scratch", "mountPath": "/scratch" }],
+        },
+        "pod": { "volumes": [{ "name": "scratch", "emptyDir": {} }] },
+    });
+    let args = [
+        "id",
+        "touch=/x",
+        "touch=/scratch/x",
+        "show=/etc/resolv.conf",
+        "show=/etc/hosts",
+        "say=end",
+        "wait",
+    ];
+    node.order([pod_order("a", &args, extra)]);
+    let log = node.wait_log("pod-a", "end\n");
+    assert!(log.starts_with("uid 7 gid 8\nrefused\nmade\nnameserver 10.96.0.10\n"), "{log}");
+    assert!(log.contains("search default.svc.cluster.local") && log.contains("\tpod-a\n"), "{log}");
+}
+
+#[test]
+fn init_containers_come_first() {
+    let mut node = TestNode::new("init");
+    let init = json!([{ "name": "first", "image": "dev.local/app:v1", "args": ["touch=/s/made"],
+        "volumeMounts": [{ "name": "s", "mountPath": "/s" }] }]);
+    let extra = json!({
+        "container": { "volumeMounts": [{ "name": "s", "mountPath": "/s" }] },
+        "pod": { "initContainers": init, "volumes": [{ "name": "s", "emptyDir": {} }] },
+    });
+    node.order([pod_order("a", &["show=/s/made", "say=second", "wait"], extra)]);
+    node.wait_log("pod-a", "second");
+    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+}
+
+#[test]
+fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
+    let node = TestNode::new("dns");
+    let name = common::wire::NamespacedName::new("default", "hello");
+    let addresses = vec!["10.96.0.77".parse().expect("an address")];
+    node.orders.send_modify(|orders| drop(orders.dns_names.insert(name, addresses)));
+    let answer = node.in_client_netns(|| {
+        let socket = std::net::UdpSocket::bind("10.244.0.2:0").expect("the client's address");
+        socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+        let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in "hello.default.svc.cluster.local".split('.') {
+            question.push(label.len() as u8);
+            question.extend(label.as_bytes());
+        }
+        question.extend([0, 0, 1, 0, 1]);
+        let mut answer = [0; 512];
+        for _ in 0..100 {
+            let _ = socket.send_to(&question, "10.96.0.10:53");
+            if let Ok(length) = socket.recv(&mut answer) {
+                return answer[..length].to_vec();
+            }
+        }
+        panic!("no answer")
+    });
+    assert_eq!(answer[answer.len() - 4..], [10, 96, 0, 77]);
+    let refused = node.in_client_netns(|| {
+        let address = "10.96.0.78:80".parse().expect("an address");
+        TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect_err("nobody serves it")
+    });
+    assert_eq!(refused.kind(), std::io::ErrorKind::HostUnreachable);
+}
+
+#[test]
+fn pods_outlive_the_node_s_process_and_are_adopted() {
+    let mut node = TestNode::new("adopt");
+    let keep = pod_order("a", &["listen=80"], json!({}));
+    let stop = pod_order("b", &["wait"], json!({}));
+    node.order([keep.clone(), stop]);
+    node.wait("both running", |pods| {
+        pods.len() == 2 && pods.values().all(|pod| pod.phase == LocalPodPhase::Running)
+    });
+    let before = node.statuses["a"].clone();
+    node.detach();
+    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
+    next.wait("both adopted", |pods| {
+        pods.len() == 2 && pods.values().all(|pod| pod.phase == LocalPodPhase::Running)
+    });
+    assert_eq!(next.statuses["a"].addresses, before.addresses);
+    assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
+    next.order([keep]);
+    next.wait_pod("the orphan gone", "b", |pod| pod.phase == LocalPodPhase::Removed);
+    assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
+    next.order([]);
+    next.wait_pod("all gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
+}
+
+#[test]
+fn down_leaves_nothing_and_a_second_run_starts_clean() {
+    let mut node = TestNode::new("down");
+    for _ in 0..2 {
+        node.order([pod_order("a", &["stubborn", "wait"], json!({}))]);
+        node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+        assert!(!find_leftovers(node.layout.name()).is_empty());
+        node.detach();
+        NodeManager::destroy(&node.layout).expect("a node that can be removed");
+        assert_eq!(find_leftovers(node.layout.name()), [] as [String; 0]);
+        NodeManager::destroy(&node.layout).expect("removing twice does no harm");
+        let layout = node.layout.clone();
+        drop(node);
+        assert!(!Path::new("/var/lib/rouse").join(layout.name()).exists());
+        node = TestNode::new("down");
+    }
+}
+
+/// Main function of the process that `a_killed_node_is_adopted_or_removed` kills; not a test itself.
+#[test]
+#[ignore = "run by a_killed_node_is_adopted_or_removed"]
+fn serve_until_killed() {
+    let Ok(name) = std::env::var("ROUSE_TEST_NODE") else { return };
+    let layout = NodeLayout::new(&name).expect("a short name");
+    let mut node = TestNode::attach(layout.clone(), None, Vec::new());
+    NodeManager::register_component(&layout, "up").expect("nobody else");
+    node.order([pod_order("a", &["listen=80"], json!({}))]);
+    node.wait("being killed", |_| false);
+}
+
+/// Runs the node in a process of its own until its pod answers, then kills that process.
+fn run_and_kill(layout: &NodeLayout) {
+    let mut command = std::process::Command::new(std::env::current_exe().expect("a path"));
+    command.args(["--exact", "pods::serve_until_killed", "--ignored", "--nocapture"]);
+    let output = std::fs::File::create("/dev/null").expect("/dev/null");
+    command.env("ROUSE_TEST_NODE", layout.name()).stdout(output);
+    let mut child = command.spawn().expect("a process");
+    let pid_file = layout.bundle("a", "web").join("pid");
+    for _ in 0..600 {
+        if pid_file.exists() {
+            break;
+        }
+        tests::wait::sleep(Duration::from_millis(100));
+    }
+    assert!(NodeManager::register_component(layout, "up").is_err(), "two nodes of one name");
+    child.kill().expect("a process that runs");
+    child.wait().expect("a child");
+    // Removes the images of the killed process, which could not remove them itself.
+    tests::leftovers::remove_leftovers();
+}
+
+#[test]
+fn a_killed_node_is_adopted_or_removed() {
+    let mut node = TestNode::new("kill");
+    node.detach();
+    run_and_kill(&node.layout);
+    let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
+    let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    assert_eq!(get_greeting(&next, pod_ip(&status), 80), "hello\n");
+    next.order([pod_order("b", &["wait"], json!({}))]);
+    next.wait_pod("the orphan gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
+    next.wait_pod("the next pod", "b", |pod| pod.phase == LocalPodPhase::Running);
+    next.order([]);
+    next.wait_pod("the next pod gone", "b", |pod| pod.phase == LocalPodPhase::Removed);
+    next.detach();
+    run_and_kill(&node.layout);
+    NodeManager::destroy(&node.layout).expect("a node that can be removed");
+    assert_eq!(find_leftovers(node.layout.name()), [] as [String; 0]);
+}

@@ -1,0 +1,226 @@
+//! Life of a sleeping service for its users: woken by a request, scaled by load, and scaled to zero without losses.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
+use std::{fs, thread};
+
+use local::layout;
+use tests::http_client::{PlainHttpClient, get};
+use tests::node_load::{LoadPlan, RunningLoad, SentRequest, lost_requests, with_load};
+use tests::rouse_node::RouseNode;
+use tests::wait::wait_for;
+
+/// Manifest of the demo's service.
+const HELLO: &str = include_str!("../../examples/hello.yaml");
+
+/// Manifest of a service with the shortest window and a target of two requests in a pod.
+fn manifest(name: &str) -> String {
+    let hello = HELLO.replace("name: hello", &format!("name: {name}"));
+    hello.replace("target: \"10\"", "target: \"2\"").replace("max-scale: \"8\"", "max-scale: \"4\"")
+}
+
+fn load_plan(target: SocketAddr, clients: usize, keep_alive: bool) -> LoadPlan {
+    let host = "hello.default.svc.cluster.local".to_owned();
+    LoadPlan { target, host, path: "/?sleep=50".to_owned(), clients, keep_alive }
+}
+
+fn ready_pods(node: &RouseNode, service: &str) -> usize {
+    let is_ready = |pod: &&serde_json::Value| {
+        let conditions = pod["status"]["conditions"].as_array();
+        conditions.is_some_and(|pods| {
+            pods.iter()
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+        })
+    };
+    node.pods(service).iter().filter(is_ready).count()
+}
+
+/// Waits until `count` more requests have ended.
+fn wait_progress(running: &RunningLoad<'_>, count: usize) {
+    let before = running.count();
+    wait_for("requests to end", || (running.count() >= before + count).then_some(()));
+}
+
+fn send_waking_request(
+    node: &RouseNode,
+    address: SocketAddr,
+    host: &str,
+) -> tests::http_client::ClientResponse {
+    node.in_client_netns(|| get(address, host, "/")).expect("an answer")
+}
+
+#[test]
+fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
+    let node = RouseNode::start("story");
+    assert!(node.apply(HELLO).0);
+    let address = node.wait_ready("hello");
+    assert_eq!(node.pods("hello").len(), 0, "asleep before the first request");
+
+    let first = send_waking_request(&node, address, "hello.default.svc.cluster.local");
+    assert_eq!((first.status, node.pods("hello").len()), (200, 1), "{first:?}");
+    assert!(first.body.starts_with("Hello from hello-00001-"), "{first:?}");
+
+    wait_for("a ready pod", || (ready_pods(&node, "hello") == 1).then_some(()));
+    let fresh = LoadPlan { path: "/?sleep=100".to_owned(), ..load_plan(address, 20, false) };
+    let keep_alive = LoadPlan { keep_alive: true, ..fresh.clone() };
+    let (mut requests, (others, max_pods)) = with_load(&node, &fresh, |_| {
+        with_load(&node, &keep_alive, |running| {
+            let max_pods = wait_for("three ready pods", || {
+                Some(ready_pods(&node, "hello")).filter(|ready| *ready >= 3)
+            });
+            wait_progress(running, 200);
+            max_pods
+        })
+    });
+    requests.extend(others);
+    assert!(
+        lost_requests(&requests).is_empty(),
+        "of {}: {:?}",
+        requests.len(),
+        lost_requests(&requests)
+    );
+    assert!(max_pods >= 3);
+    let new: Vec<&SentRequest> =
+        requests.iter().filter(|request| request.on_new_connection).collect();
+    let direct = new.iter().filter(|request| request.direct).count();
+    assert!(
+        direct * 100 >= new.len() * 95,
+        "{direct} of {} new connections went direct",
+        new.len()
+    );
+    let pods: std::collections::BTreeSet<&str> =
+        requests.iter().map(|request| request.pod.as_str()).collect();
+    assert!(pods.len() >= 3, "answers came from {pods:?}");
+
+    node.wait_asleep("hello");
+    let second = send_waking_request(&node, address, "hello.default.svc.cluster.local");
+    assert_eq!((second.status, node.pods("hello").len()), (200, 1), "{second:?}");
+    assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
+}
+
+/// Wakes, loads and leaves one service `count` times; one client keeps its connection through all cycles.
+fn run_cycles(node: &RouseNode, service: &str, count: usize, keep: bool) -> Vec<SentRequest> {
+    let address = node.wait_ready(service);
+    let plan = load_plan(address, 6, keep);
+    let mut requests = Vec::new();
+    let mut pooled = None;
+    for cycle in 0..count {
+        let (response, client) = node.in_client_netns(|| plan.send_request(pooled.take()));
+        pooled = client;
+        assert_eq!(response.lost, None, "{service}, cycle {cycle}: the request that wakes");
+        requests.push(response);
+        let (during, ()) = with_load(node, &plan, |running| {
+            wait_for("a second pod", || (ready_pods(node, service) >= 2).then_some(()));
+            wait_progress(running, 50);
+        });
+        assert!(
+            lost_requests(&during).is_empty(),
+            "{service}, cycle {cycle}: {:?}",
+            lost_requests(&during)
+        );
+        requests.extend(during);
+        node.wait_asleep(service);
+    }
+    requests
+}
+
+#[test]
+fn twenty_cycles_lose_no_request_on_new_or_persistent_connections() {
+    // Five cycles of four services in parallel: a window is at least 6 s, so cycles in sequence would take minutes.
+    let node = RouseNode::start("cycles");
+    let services = [("new-a", false), ("kept-a", true), ("new-b", false), ("kept-b", true)];
+    for (service, _) in services {
+        assert!(node.apply(&manifest(service)).0);
+    }
+    thread::scope(|scope| {
+        let run = |(service, keep)| {
+            let node = &node;
+            scope.spawn(move || (keep, run_cycles(node, service, 5, keep)))
+        };
+        let running: Vec<_> = services.into_iter().map(run).collect();
+        for cycle in running {
+            let (keep, requests) = cycle.join().expect("no request lost");
+            let persistent = requests.iter().filter(|request| !request.on_new_connection).count();
+            // The request that wakes may find its connection to the activator still open.
+            let (min, max) = if keep { (requests.len() / 2, requests.len()) } else { (0, 5) };
+            assert!(
+                (min..=max).contains(&persistent),
+                "{persistent} of {} were kept",
+                requests.len()
+            );
+        }
+    });
+}
+
+/// A file that is being replaced cannot be mounted, so the commands must not replace it.
+#[test]
+fn commands_that_run_inside_at_once_share_the_file_of_names() {
+    let node = RouseNode::start("names");
+    let file = || fs::metadata(node.layout.resolv_conf()).expect("the node wrote it").ino();
+    let before = file();
+    let inside = || node.run_rouse(&["run", "--", "cat", "/etc/resolv.conf"]);
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..8).map(|_| scope.spawn(inside)).collect();
+        for thread in running {
+            let output = thread.join().expect("it runs");
+            assert!(output.contains(&layout::DNS_ADDRESS.to_string()), "{output}");
+        }
+    });
+    assert_eq!(file(), before);
+}
+
+#[test]
+fn the_address_alone_wakes_whatever_the_host_header_says() {
+    let node = RouseNode::start("host");
+    for service in ["bare", "foreign", "other"] {
+        assert!(node.apply(&manifest(service)).0);
+    }
+    let bare = node.wait_ready("bare");
+    let foreign = node.wait_ready("foreign");
+    let ip: IpAddr = bare.ip();
+    let response = send_waking_request(&node, bare, &ip.to_string());
+    assert_eq!(response.status, 200, "{response:?}");
+    assert!(response.header("x-pod").starts_with("bare-00001-"), "{response:?}");
+    let response = send_waking_request(&node, foreign, "other.default.svc.cluster.local");
+    assert_eq!(response.status, 200, "{response:?}");
+    assert!(response.header("x-pod").starts_with("foreign-00001-"), "{response:?}");
+    assert_eq!(node.pods("other").len(), 0, "a Host header names nobody inside the node");
+}
+
+#[test]
+fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
+    let node = RouseNode::start("gateway");
+    assert!(node.apply(HELLO).0);
+    node.wait_ready("hello");
+    let mut client = PlainHttpClient::connect(node.gateway).expect("a gateway");
+    let port = node.gateway.port();
+    for host in ["hello.default.localhost".to_owned(), format!("hello.default.localhost:{port}")] {
+        let response = client.get(&host, "/").expect("an answer");
+        assert_eq!(response.status, 200, "{response:?}");
+        assert!(response.header("x-pod").starts_with("hello-00001-"), "{response:?}");
+    }
+    for host in ["nobody.default.localhost", "hello.default.example.org", "10.96.0.10"] {
+        let response = client.get(host, "/").expect("an answer");
+        assert_eq!(response.status, 404, "{host}: {response:?}");
+    }
+    // The gateway keeps its client connections, also after a request to an unknown host.
+    assert_eq!(client.get("hello.default.localhost", "/").expect("an answer").status, 200);
+}
+
+#[test]
+fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other() {
+    let node = RouseNode::start("probed");
+    let probe = "- image: dev.local/hello:v1\n          readinessProbe: { httpGet: { path: /ready }, periodSeconds: 1 }";
+    let probed =
+        |name: &str, probe: &str| manifest(name).replace("- image: dev.local/hello:v1", probe);
+    let tcp = probe.replace("httpGet: { path: /ready }", "tcpSocket: {}");
+    for (name, probe) in [("http", probe), ("tcp", &tcp)] {
+        assert!(node.apply(&probed(name, probe)).0);
+    }
+    for name in ["http", "tcp"] {
+        let address = node.wait_ready(name);
+        assert_eq!(send_waking_request(&node, address, name).status, 200);
+    }
+    node.wait_asleep("http");
+    node.wait_asleep("tcp");
+}

@@ -1,0 +1,258 @@
+//! A whole local node, operated by the `rouse` command as a user would.
+
+use std::fs::{self, File};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::MutexGuard;
+use std::thread;
+
+use local::cgroups::CgroupMounts;
+use local::{NodeLayout, net};
+use serde_json::Value;
+
+use crate::fake_clock::FakeClock;
+use crate::test_node::lock_node;
+use crate::wait::wait_for;
+
+/// A running node with all its components; removed on drop.
+#[derive(Debug)]
+pub struct RouseNode {
+    /// Paths of the node.
+    pub layout: NodeLayout,
+    /// Address of its gateway for requests from outside.
+    pub gateway: SocketAddr,
+    program: PathBuf,
+    folder: PathBuf,
+    process: Child,
+    home: PathBuf,
+    _lock: MutexGuard<'static, ()>,
+}
+
+/// One condition of an object.
+#[derive(Clone, Debug, Default)]
+pub struct ObjectCondition {
+    /// `True`, `False` or `Unknown`; empty if the object has no such condition.
+    pub status: String,
+    /// Reason of the status, one word.
+    pub reason: String,
+    /// Message for users, one line.
+    pub message: String,
+}
+
+impl RouseNode {
+    /// Starts a node and waits until every component is ready.
+    pub fn start(test: &str) -> Self {
+        Self::start_with(test, |_, _| {})
+    }
+
+    /// Starts a node with a clock that the test sets.
+    pub fn start_with_clock(test: &str) -> (Self, FakeClock) {
+        let mut clock = None;
+        let node = Self::start_with(test, |up_command, folder| {
+            clock.insert(FakeClock::new(folder)).apply_to(up_command)
+        });
+        (node, clock.expect("it was made"))
+    }
+
+    fn start_with(test: &str, prepare: impl FnOnce(&mut Command, &Path)) -> Self {
+        let lock = lock_node();
+        let name = format!("{test}-{}", std::process::id());
+        let program = PathBuf::from(required_variable("ROUSE_BIN"));
+        let folder = std::env::temp_dir().join(format!("rouse-{name}"));
+        fs::create_dir_all(&folder).expect("a folder");
+        let layout = NodeLayout::new(&name).expect("a short name");
+        let gateway = free_port();
+        let log = File::create(folder.join("log")).expect("a log");
+        let mut up_command = Command::new(&program);
+        up_command.args(["--node", &name, "up", "--images", &required_variable("ROUSE_IMAGES")]);
+        up_command
+            .args(["--gateway", &gateway.to_string(), "--ready-file"])
+            .arg(folder.join("ready"));
+        up_command.env("NO_COLOR", "1").stdin(Stdio::null());
+        up_command.stdout(log.try_clone().expect("a log")).stderr(log);
+        prepare(&mut up_command, &folder);
+        let process = up_command.spawn().expect("the rouse program");
+        let own_cgroup = own_cgroup();
+        let mut node =
+            Self { layout, gateway, program, folder, process, home: own_cgroup, _lock: lock };
+        node.wait_until_ready();
+        node.join_client_cgroup();
+        node
+    }
+
+    fn wait_until_ready(&mut self) {
+        let ready = self.folder.join("ready");
+        wait_for("a node that is ready", || {
+            let ended = self.process.try_wait().expect("a child");
+            assert!(ended.is_none(), "`rouse up` ended with {ended:?}:\n{}", self.log());
+            ready.exists().then_some(())
+        });
+    }
+
+    /// Moves this process into the clients' cgroup, to which the programs are attached. Its threads enter the
+    /// clients' network namespace one by one.
+    fn join_client_cgroup(&self) {
+        let mounts = CgroupMounts::find().expect("cgroup v2");
+        let procs = self.layout.clients_cgroup(&mounts.v2).join("cgroup.procs");
+        fs::write(procs, "0").expect("a clients' cgroup");
+    }
+
+    /// Runs `work` on a thread inside the clients' network namespace.
+    pub fn in_client_netns<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                self.enter_client_netns();
+                work()
+            });
+            thread.join().expect("no panic inside")
+        })
+    }
+
+    /// Moves the calling thread into the clients' network namespace.
+    pub fn enter_client_netns(&self) {
+        let namespace =
+            net::open_namespace(&self.layout.client_namespace()).expect("a client namespace");
+        net::enter_namespace(namespace.as_fd()).expect("root");
+    }
+
+    /// Runs `rouse --node … ARGS`, which may fail.
+    pub fn try_run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(&self.program);
+        command.args(["--node", self.layout.name()]).args(args).stdin(Stdio::null());
+        command.output().expect("the rouse program")
+    }
+
+    /// Runs `rouse --node … ARGS`, which must succeed, and returns its output.
+    pub fn run_rouse(&self, args: &[&str]) -> String {
+        let output = self.try_run(args);
+        assert!(output.status.success(), "rouse {args:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Applies a manifest. Returns true if that succeeded, with all that was printed.
+    pub fn apply(&self, manifest: &str) -> (bool, String) {
+        let file = self.folder.join("manifest.yaml");
+        fs::write(&file, manifest).expect("a file");
+        let output = self.try_run(&["apply", "-f", file.to_str().expect("a path")]);
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).expect("text"))
+    }
+
+    /// An object as JSON; null if there is none.
+    pub fn get_object(&self, kind: &str, name: &str) -> Value {
+        let output = self.try_run(&["get", kind, name, "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Pods of a service as `rouse get` lists them.
+    pub fn pods(&self, service: &str) -> Vec<Value> {
+        let selector = format!("serving.knative.dev/service={service}");
+        let text = self.run_rouse(&["get", "pods", "-l", &selector, "-o", "json"]);
+        let list: Value = serde_json::from_str(&text).expect("a list");
+        list["items"].as_array().cloned().expect("items")
+    }
+
+    /// Condition of an object by its type.
+    pub fn condition(&self, kind: &str, name: &str, condition: &str) -> ObjectCondition {
+        let object = self.get_object(kind, name);
+        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let object_condition = conditions.iter().find(|one| one["type"] == condition);
+        let field = |key: &str| {
+            object_condition.and_then(|one| one[key].as_str()).unwrap_or_default().to_owned()
+        };
+        ObjectCondition {
+            status: field("status"),
+            reason: field("reason"),
+            message: field("message"),
+        }
+    }
+
+    /// Waits until a service is ready, and returns its ClusterIP from the node's DNS.
+    pub fn wait_ready(&self, service: &str) -> SocketAddr {
+        wait_for(&format!("service {service} to be ready"), || {
+            let ready = self.condition("ksvc", service, "Ready");
+            (ready.status == "True").then_some(())
+        });
+        self.cluster_ip(service)
+    }
+
+    /// ClusterIP of a service with its HTTP port, from the node's DNS.
+    pub fn cluster_ip(&self, service: &str) -> SocketAddr {
+        let name = format!("{service}.default.svc.cluster.local");
+        let text = self.run_rouse(&["run", "--", "getent", "ahostsv4", &name]);
+        let ip: IpAddr =
+            text.split_whitespace().next().and_then(|ip| ip.parse().ok()).expect(&text);
+        SocketAddr::new(ip, 80)
+    }
+
+    /// Waits until a service has no pod.
+    pub fn wait_asleep(&self, service: &str) {
+        wait_for(&format!("service {service} to sleep"), || {
+            self.pods(service).is_empty().then_some(())
+        });
+    }
+
+    /// Log of `rouse up` so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// Metrics of a component, read from its admin port in the node's namespace.
+    pub fn metrics(&self, port: u16) -> String {
+        thread::scope(|scope| {
+            let fetch = || {
+                let namespace =
+                    net::open_namespace(&self.layout.node_namespace()).expect("a namespace");
+                net::enter_namespace(namespace.as_fd()).expect("root");
+                crate::http_client::get(
+                    SocketAddr::from(([127, 0, 0, 1], port)),
+                    "localhost",
+                    "/metrics",
+                )
+            };
+            scope.spawn(fetch).join().expect("metrics").expect("an answer").body
+        })
+    }
+
+    /// Ends the node as a user does. Returns true if `up` ended with success.
+    fn stop(&mut self) -> bool {
+        // `down` kills all processes in the clients' cgroup, so this process leaves it first.
+        let left = fs::write(self.home.join("cgroup.procs"), "0");
+        let result = self.try_run(&["down", "--purge"]);
+        let status = self.process.wait();
+        left.is_ok() && result.status.success() && status.is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for RouseNode {
+    #[allow(clippy::print_stdout, reason = "libtest shows it with the test that failed")]
+    fn drop(&mut self) {
+        let ended = self.stop();
+        if thread::panicking() {
+            println!("the node's log:\n{}", self.log());
+        } else {
+            assert!(ended, "the node did not end well:\n{}", self.log());
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn required_variable(name: &str) -> String {
+    std::env::var(name)
+        .unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
+}
+
+fn free_port() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    listener.local_addr().expect("an address")
+}
+
+/// Directory of the cgroup v2 of this process.
+fn own_cgroup() -> PathBuf {
+    let text = fs::read_to_string("/proc/self/cgroup").expect("/proc");
+    let path = text.lines().find_map(|line| line.strip_prefix("0::")).expect("cgroup v2");
+    let mounts = CgroupMounts::find().expect("cgroup v2");
+    mounts.v2.join(Path::new(path).strip_prefix("/").expect("an absolute path"))
+}

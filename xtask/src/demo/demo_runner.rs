@@ -1,0 +1,201 @@
+//! Shell: the demonstration, step by step.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Child, Stdio},
+    sync::mpsc::{self, Receiver, TryRecvError},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use super::{
+    observations::{DemoRun, PodSample, RequestPurpose},
+    terminal::DemoScreen,
+};
+use crate::{load::LoadRecord, local_node::LocalNode, sh};
+
+/// Name by which the client inside the node reaches the service: the node's DNS resolves it to the ClusterIP.
+const SERVICE: &str = "hello.default.svc.cluster.local";
+/// Load that rises to forty requests at once; the target is ten a pod (`examples/hello.yaml`).
+const STAGES: &str = "4x2s,16x4s,40x14s";
+/// Interval between two samples of the pods.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
+/// Timeout for scaling to zero: window of 6 s, the last pod's grace period, and a margin.
+const SCALE_TO_ZERO_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Consecutive samples without a pod that count as asleep: the list may lag behind a pod that has just started.
+const EMPTY_SAMPLES: u32 = 3;
+
+/// Runs the demonstration and returns its requests and samples.
+pub(super) fn run(node: &LocalNode, manifest: &Path) -> Result<DemoRun> {
+    let mut runner = DemoRunner { node, screen: DemoScreen::new(), run: DemoRun::default() };
+    runner.screen.print_line("the node is up");
+    sh::capture(node.rouse_command(&["apply", "-f"]).arg(manifest))?;
+    runner.wait_for_service()?;
+    runner.sample_pods()?;
+    let pods = runner.run.pods_now();
+    runner.screen.print_line(&format!("hello is applied and asleep: {pods} pods"));
+
+    runner.wake_service("a request comes")?;
+    runner.screen.print_line("load rises to 40 requests at once");
+    runner.send(RequestPurpose::Load, STAGES, "/?sleep=100", None)?;
+    runner.screen.print_line("load stops");
+    runner.wait_until_asleep()?;
+    runner.wake_service("another request comes")?;
+    runner.wait_until_asleep()?;
+    Ok(runner.run)
+}
+
+struct DemoRunner<'a> {
+    node: &'a LocalNode,
+    screen: DemoScreen,
+    run: DemoRun,
+}
+
+impl DemoRunner<'_> {
+    fn wait_for_service(&self) -> Result<()> {
+        let mut last = String::new();
+        for _ in 0..100 {
+            // The list, because a service by name is an error until the controller has read the manifest.
+            let list = self.get_json(&["ksvc"])?;
+            let conditions = list["items"][0]["status"]["conditions"].as_array();
+            let conditions = conditions.cloned().unwrap_or_default();
+            let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
+            match ready.map(|condition| (condition["status"].as_str(), &condition["message"])) {
+                Some((Some("True"), _)) => return Ok(()),
+                Some((_, message)) => last = message.to_string(),
+                None => {}
+            }
+            sh::sleep(Duration::from_millis(100));
+        }
+        bail!("service hello did not become ready within 10 s: {last}")
+    }
+
+    fn wake_service(&mut self, description: &str) -> Result<()> {
+        self.screen.print_line(&format!("{description} while no pod runs; it waits"));
+        self.send(RequestPurpose::Wake, "1x60s", "/", Some("1"))?;
+        let record = self.run.records.last().map(|(_, record)| record);
+        let record = record.context("the load generator reported nothing")?;
+        let text = match record.is_answered() {
+            true => format!(
+                "answered by {} after {:.1} ms",
+                record.pod,
+                record.first_byte_us as f64 / 1e3
+            ),
+            false => format!("not answered: status {} {}", record.status, record.error),
+        };
+        self.screen.print_line(&text);
+        Ok(())
+    }
+
+    fn wait_until_asleep(&mut self) -> Result<()> {
+        let looks = SCALE_TO_ZERO_TIMEOUT.as_millis() / SAMPLE_INTERVAL.as_millis();
+        let mut empty_looks = 0;
+        for _ in 0..looks {
+            self.sample_pods()?;
+            // Counted in a row: a pod that appears again starts the count from zero.
+            empty_looks = if self.run.pods_now() == 0 { empty_looks + 1 } else { 0 };
+            if empty_looks == EMPTY_SAMPLES {
+                self.run.times_asleep += 1;
+                self.screen.print_line("asleep again: no pod is left");
+                return Ok(());
+            }
+            self.screen.redraw_live_line(&self.run.live_line(unix_us()));
+            sh::sleep(SAMPLE_INTERVAL);
+        }
+        self.screen.print_line(&format!(
+            "still {} pods after {SCALE_TO_ZERO_TIMEOUT:?}",
+            self.run.pods_now()
+        ));
+        Ok(())
+    }
+
+    /// Sends load from the client's namespace, samples the pods meanwhile, and stores the records.
+    fn send(
+        &mut self,
+        phase: RequestPurpose,
+        stages: &str,
+        path: &str,
+        requests: Option<&str>,
+    ) -> Result<()> {
+        let xtask = std::env::current_exe().context("cannot find xtask's own program")?;
+        let mut load = self.node.client_command(&xtask);
+        load.args(["load", "--addr", &format!("{SERVICE}:80"), "--host", SERVICE]);
+        load.args(["--stages", stages, "--path", path]);
+        load.args(requests.iter().flat_map(|requests| ["--requests", requests]));
+        load.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut load = load.spawn().context("cannot start the load generator")?;
+        let records = read_records(&mut load)?;
+        // Records and pods are read in turns: the live line needs both.
+        let mut is_over = false;
+        while !is_over {
+            is_over = self.store_records(phase, &records);
+            self.sample_pods()?;
+            self.screen.redraw_live_line(&self.run.live_line(unix_us()));
+            if !is_over {
+                sh::sleep(SAMPLE_INTERVAL);
+            }
+        }
+        let status = load.wait()?;
+        if !status.success() {
+            bail!("the load generator ended with {status}");
+        }
+        Ok(())
+    }
+
+    /// Stores the records that the load generator has printed so far. Returns true if it has ended.
+    fn store_records(&mut self, phase: RequestPurpose, records: &Receiver<LoadRecord>) -> bool {
+        loop {
+            match records.try_recv() {
+                Ok(record) => self.run.records.push((phase, record)),
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+
+    /// Samples the number of pods and of ready pods.
+    fn sample_pods(&mut self) -> Result<()> {
+        let list = self.get_json(&["pods"])?;
+        let pods = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_ready = |pod: &&Value| {
+            let conditions = pod["status"]["conditions"].as_array();
+            conditions.is_some_and(|conditions| {
+                conditions
+                    .iter()
+                    .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+            })
+        };
+        let ready = pods.iter().filter(is_ready).count();
+        self.run.samples.push(PodSample { at_us: unix_us(), pods: pods.len(), ready });
+        Ok(())
+    }
+
+    fn get_json(&self, args: &[&str]) -> Result<Value> {
+        let text = sh::capture(self.node.rouse_command(&["get"]).args(args).args(["-o", "json"]))?;
+        serde_json::from_str(&text).context("cannot read what `rouse get -o json` printed")
+    }
+}
+
+fn read_records(load: &mut Child) -> Result<Receiver<LoadRecord>> {
+    let stdout = load.stdout.take().context("the load generator's output was piped")?;
+    // Bounded: the demo reads several times a second, and a full channel only delays the printing.
+    let (sender, records) = mpsc::sync_channel(65_536);
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let Ok(record) = serde_json::from_str(&line) else { continue };
+            if sender.send(record).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(records)
+}
+
+fn unix_us() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,271 @@
+//! Pure: observations of a run, and the figures computed from them.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::{cold_start::NodeColdStart, load::LoadRecord};
+
+/// Least share of the load's requests on the direct path.
+const MIN_DIRECT_SHARE: f64 = 0.95;
+/// Least number of pods that the load must scale out to.
+const MIN_PODS: usize = 3;
+
+/// Purpose of a request in the demonstration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestPurpose {
+    /// Wake-up of the sleeping service.
+    Wake,
+    /// Part of the load, while pods are ready.
+    Load,
+}
+
+/// Number of pods at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PodSample {
+    pub(super) at_us: u64,
+    pub(super) pods: usize,
+    pub(super) ready: usize,
+}
+
+/// All requests and samples of a run.
+#[derive(Debug, Default)]
+pub(super) struct DemoRun {
+    pub(super) records: Vec<(RequestPurpose, LoadRecord)>,
+    pub(super) samples: Vec<PodSample>,
+    /// Number of times that the service scaled to zero pods.
+    pub(super) times_asleep: u32,
+}
+
+impl DemoRun {
+    /// Number of pods in the last sample.
+    pub(super) fn pods_now(&self) -> usize {
+        self.samples.last().map_or(0, |sample| sample.pods)
+    }
+
+    /// One line for the live display: pods, requests in flight, path, rate over the last second.
+    pub(super) fn live_line(&self, now_us: u64) -> String {
+        let since = now_us.saturating_sub(1_000_000);
+        // Records are only roughly in order of their end, so the search goes half a second further back.
+        let recent: Vec<&LoadRecord> = (self.records.iter().rev())
+            .map(|(_, record)| record)
+            .take_while(|record| record.at_us + record.took_us + 500_000 > since)
+            .filter(|record| record.at_us + record.took_us > since)
+            .collect();
+        let pods = self.pods_now();
+        if recent.is_empty() {
+            return format!("pods {pods} {}", "█".repeat(pods));
+        }
+        // Little's law: requests in flight = rate × time in flight.
+        let busy: u64 = recent.iter().map(|record| record.took_us).sum();
+        let direct = recent.iter().filter(|record| record.direct).count();
+        format!(
+            "pods {pods} {:<8}  in flight {:>3}  {:>4} req/s  direct {:>3.0} %",
+            "█".repeat(pods),
+            busy / 1_000_000,
+            recent.len(),
+            100.0 * direct as f64 / recent.len() as f64
+        )
+    }
+}
+
+/// Distribution of one quantity over several cold starts, in ms.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct LatencyDistribution {
+    p50: f64,
+    p99: f64,
+    n: usize,
+}
+
+impl LatencyDistribution {
+    fn from_values(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        // Nearest rank, so that each figure is a measured value.
+        let value_at = |share: f64| {
+            let rank = (share * values.len() as f64).ceil() as usize;
+            values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+        };
+        Self { p50: value_at(0.5), p99: value_at(0.99), n: values.len() }
+    }
+}
+
+/// Figures of a run, as the table and the JSON file show them.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct DemoFigures {
+    sent: usize,
+    answered: usize,
+    lost: usize,
+    cold_start_ms: LatencyDistribution,
+    listen_to_first_byte_ms: LatencyDistribution,
+    direct_share: f64,
+    max_pods: usize,
+    returned_to_zero: bool,
+    cold_starts: Vec<NodeColdStart>,
+    /// Number of pods over time: ms since the first request, pods.
+    pods: Vec<(u64, usize)>,
+    #[serde(skip)]
+    first_loss: Option<String>,
+}
+
+impl DemoFigures {
+    /// Computes the figures of a run; `log` is the node's log, with the times of scale decisions.
+    pub(super) fn from_run(run: &DemoRun, log: &str) -> Self {
+        let sent = run.records.len();
+        let answered = run.records.iter().filter(|(_, record)| record.is_answered()).count();
+        let cold_starts: Vec<NodeColdStart> = (run.records.iter())
+            .filter(|(phase, record)| *phase == RequestPurpose::Wake && record.is_answered())
+            .map(|(_, record)| NodeColdStart::from_record(record, log))
+            .collect();
+        let load: Vec<&LoadRecord> = (run.records.iter())
+            .filter(|(phase, _)| *phase == RequestPurpose::Load)
+            .map(|(_, record)| record)
+            .collect();
+        // The requests that wake the service cannot be direct, so they do not count.
+        let direct = load.iter().filter(|record| record.direct).count();
+        let lost =
+            run.records.iter().map(|(_, record)| record).find(|record| !record.is_answered());
+        Self {
+            sent,
+            answered,
+            lost: sent - answered,
+            cold_start_ms: LatencyDistribution::from_values(
+                cold_starts.iter().map(|cold| cold.total).collect(),
+            ),
+            listen_to_first_byte_ms: LatencyDistribution::from_values(
+                cold_starts.iter().map(|cold| cold.listen_to_first_byte).collect(),
+            ),
+            direct_share: direct as f64 / load.len().max(1) as f64,
+            max_pods: run.samples.iter().map(|sample| sample.ready).max().unwrap_or(0),
+            returned_to_zero: run.times_asleep >= 2,
+            cold_starts,
+            pods: pods_over_time(run),
+            first_loss: lost.map(|record| format!("status {} {}", record.status, record.error)),
+        }
+    }
+
+    /// Descriptions of the promises that the run did not keep.
+    pub(super) fn failures(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        if self.lost > 0 || self.sent == 0 {
+            let first = self.first_loss.as_deref().unwrap_or("none was sent");
+            failures.push(format!("{} of {} requests lost (first: {first})", self.lost, self.sent));
+        }
+        if self.direct_share < MIN_DIRECT_SHARE {
+            let share = 100.0 * self.direct_share;
+            failures.push(format!(
+                "only {share:.1} % went direct, not {:.0} %",
+                100.0 * MIN_DIRECT_SHARE
+            ));
+        }
+        if self.max_pods < MIN_PODS {
+            failures.push(format!("only {} pods ran, not {MIN_PODS}", self.max_pods));
+        }
+        // The story puts the service to sleep twice, after the load and after the second wake-up.
+        if !self.returned_to_zero {
+            failures.push("the service did not return to zero each time".into());
+        }
+        failures
+    }
+}
+
+/// Number of pods at each change: ms since the first request, pods.
+fn pods_over_time(run: &DemoRun) -> Vec<(u64, usize)> {
+    let start = run.records.first().map_or(0, |(_, record)| record.at_us);
+    let mut pods: Vec<(u64, usize)> = (run.samples.iter())
+        .map(|sample| (sample.at_us.saturating_sub(start) / 1000, sample.ready))
+        .collect();
+    pods.dedup_by_key(|(_, pods)| *pods);
+    pods
+}
+
+impl fmt::Display for DemoFigures {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "cold start        decide      start   listen → first byte      total")?;
+        for (index, cold) in self.cold_starts.iter().enumerate() {
+            let decide = cold.decide.map_or_else(|| "      ?".into(), |ms| format!("{ms:7.2}"));
+            writeln!(
+                out,
+                "{:>10} {decide} ms {:7.2} ms          {:9.2} ms {:7.2} ms",
+                index + 1,
+                cold.start,
+                cold.listen_to_first_byte,
+                cold.total
+            )?;
+        }
+        writeln!(out, "\nrequests sent     {:>7}", self.sent)?;
+        writeln!(out, "         answered {:>7}", self.answered)?;
+        writeln!(out, "         lost     {:>7}", self.lost)?;
+        writeln!(out, "went direct       {:>7.2} %", 100.0 * self.direct_share)?;
+        writeln!(out, "most pods         {:>7}", self.max_pods)?;
+        writeln!(out, "back to zero      {:>7}", if self.returned_to_zero { "yes" } else { "no" })?;
+        let pods: Vec<String> = (self.pods.iter())
+            .map(|(ms, pods)| format!("{pods} at {:.1} s", *ms as f64 / 1e3))
+            .collect();
+        write!(out, "pods over time    {}", pods.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(at_us: u64, direct: bool) -> LoadRecord {
+        LoadRecord {
+            at_us,
+            took_us: 2_000,
+            first_byte_us: 1_900,
+            status: 200,
+            fresh: true,
+            pod: "hello-00001-x".into(),
+            direct,
+            listening_us: at_us + 1_500,
+            error: String::new(),
+        }
+    }
+
+    fn run() -> DemoRun {
+        let start = crate::cold_start::parse_unix_us("2026-11-21T10:00:00.000000Z").unwrap();
+        let mut run = DemoRun { times_asleep: 2, ..DemoRun::default() };
+        run.records.push((RequestPurpose::Wake, record(start, false)));
+        for index in 1..=100 {
+            run.records.push((RequestPurpose::Load, record(start + index * 10_000, index > 4)));
+        }
+        let sample = |at_us, pods| PodSample { at_us, pods, ready: pods };
+        run.samples = vec![sample(start, 0), sample(start + 2_000, 3), sample(start + 9_000, 3)];
+        run
+    }
+
+    const LOG: &str = "2026-11-21T09:59:59.000000Z  INFO autoscaler: scale decided revision=d/hello-00001\n\
+                       2026-11-21T10:00:00.000400Z  INFO autoscaler: scale decided revision=d/hello-00001 wanted=1\n";
+
+    #[test]
+    fn a_good_run_has_no_failure_and_its_cold_start_is_split() {
+        let figures = DemoFigures::from_run(&run(), LOG);
+        assert_eq!(figures.failures(), [""; 0]);
+        let split =
+            NodeColdStart { decide: Some(0.4), start: 1.1, listen_to_first_byte: 0.4, total: 1.9 };
+        assert_eq!(figures.cold_starts, [split]);
+        assert_eq!(figures.pods, [(0, 0), (2, 3)]);
+    }
+
+    #[test]
+    fn each_broken_promise_is_named() {
+        let mut run = run();
+        run.times_asleep = 1;
+        run.samples.truncate(1);
+        for (_, record) in run.records.iter_mut().take(20) {
+            record.direct = false;
+        }
+        run.records[5].1.status = 503;
+        let failures = DemoFigures::from_run(&run, "").failures();
+        assert_eq!(
+            failures,
+            [
+                "1 of 101 requests lost (first: status 503 )",
+                "only 81.0 % went direct, not 95 %",
+                "only 0 pods ran, not 3",
+                "the service did not return to zero each time",
+            ]
+        );
+    }
+}

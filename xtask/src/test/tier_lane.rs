@@ -1,0 +1,154 @@
+//! Shell: tiers that run in processes of their own beside the others, because they wait more than they compute.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+
+use super::{TestArgs, TestCounts, TestTier, TierOutcome, TierRow, build::TestProgram};
+use crate::workspace::CargoWorkspace;
+
+/// Thread that runs tiers in other processes, one after the other.
+#[derive(Debug)]
+pub(super) struct TierLane(JoinHandle<Vec<FinishedTier>>);
+
+/// A tier whose process has ended.
+#[derive(Debug)]
+struct FinishedTier {
+    tier: TestTier,
+    log: PathBuf,
+    /// True if every test passed; an error if the process could not run.
+    passed: Result<bool>,
+    seconds: f64,
+}
+
+impl TierLane {
+    /// Starts `tiers` with the options of `args`, except for the choice of tiers. They run the programs `built`.
+    pub(super) fn start(
+        tiers: &[TestTier],
+        args: &TestArgs,
+        workspace: &CargoWorkspace,
+        built: &[TestProgram],
+    ) -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let names: Vec<&str> = tiers.iter().map(|tier| tier.name()).collect();
+        let list = workspace.target.join(format!("{}-programs.json", names.join("-")));
+        fs::write(&list, serde_json::to_vec(built)?)
+            .with_context(|| format!("cannot write {}", list.display()))?;
+        let mut rows = Vec::new();
+        for tier in tiers.iter().copied() {
+            let mut command = Command::new(&program);
+            command.args(["test", "--tier", tier.name()]).args(args.yes.then_some("--yes"));
+            command.arg("--built").arg(&list);
+            command.args(args.long.then_some("--long"));
+            if let Some(file) = &args.kubeconfig {
+                command.arg("--kubeconfig").arg(file);
+            }
+            // `--repeat` is valid only together with names.
+            if !args.names.is_empty() {
+                command.args(["--repeat", &args.repeat.to_string(), "--"]).args(&args.names);
+            }
+            let log = workspace.target.join(format!("{}-tier.log", tier.name()));
+            println!("{} runs beside the others: see {}", tier.name(), log.display());
+            rows.push((tier, command, log));
+        }
+        let run = |(tier, mut command, log): (TestTier, Command, PathBuf)| {
+            let started = Instant::now();
+            let passed = run_process(&mut command, &log);
+            FinishedTier { tier, log, passed, seconds: started.elapsed().as_secs_f64() }
+        };
+        Ok(Self(thread::spawn(move || rows.into_iter().map(run).collect())))
+    }
+
+    /// Waits for the end of the tiers, prints their output, and returns their rows of the table.
+    pub(super) fn finish(self) -> Result<Vec<TierRow>> {
+        let rows = self
+            .0
+            .join()
+            .map_err(|_panicked| anyhow!("the thread that runs tiers has panicked"))?;
+        rows.into_iter().map(FinishedTier::print).collect()
+    }
+}
+
+/// Runs a process to its end, with all its output in `log`. Returns true if it succeeded.
+fn run_process(command: &mut Command, log: &Path) -> Result<bool> {
+    let file = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    Ok(command.status().context("cannot start xtask once more")?.success())
+}
+
+impl FinishedTier {
+    fn print(self) -> Result<TierRow> {
+        let Self { tier, log, passed: ended, seconds } = self;
+        let ok = ended?;
+        let output =
+            fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        println!("\n== {} (ran beside others) ==\n{output}", tier.name());
+        Ok(TierRow { tier, outcome: parse_outcome(tier, &output, ok), seconds })
+    }
+}
+
+/// Result of the other process, read from its output.
+fn parse_outcome(tier: TestTier, output: &str, ok: bool) -> TierOutcome {
+    let mut counts = TestCounts::default();
+    output.lines().for_each(|line| counts.parse_line(line));
+    // The row of the other process' table, which also has what was left out.
+    let row = output.lines().rev().find(|line| line.split_whitespace().next() == Some(tier.name()));
+    let row = row.unwrap_or_default();
+    // A process that failed without a failed test did not get as far as running them.
+    if !ok && counts.failed == 0 {
+        let reason = row.split_once("cannot run: ").map(|(_, reason)| reason);
+        return TierOutcome::CannotRun(
+            reason.unwrap_or("its process failed, see above").to_owned(),
+        );
+    }
+    let left_out = row.split_once(';').map(|(_, skipped)| format!(";{skipped}"));
+    TierOutcome::Ran { counts, ok, skipped: left_out.unwrap_or_default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_fails_without_a_failed_test_could_not_run() {
+        let output =
+            "local    FAILED      0.1 s  cannot run: no crun is here\ntotal: 0 passed, 0 failed";
+        let reason = TierOutcome::CannotRun("no crun is here".to_owned());
+        assert_eq!(parse_outcome(TestTier::Local, output, false), reason);
+        let killed = TierOutcome::CannotRun("its process failed, see above".to_owned());
+        let output = "test result: ok. 3 passed; 0 failed; 0 ignored";
+        assert_eq!(parse_outcome(TestTier::Local, output, false), killed);
+    }
+
+    #[test]
+    fn tests_of_the_other_process_are_counted_once() {
+        let output =
+            "test result: FAILED. 3 passed; 1 failed; 0 ignored\ntotal: 3 passed, 1 failed";
+        let TierOutcome::Ran { counts, ok: false, .. } =
+            parse_outcome(TestTier::Local, output, false)
+        else {
+            panic!("it ran and failed");
+        };
+        assert_eq!((counts.passed, counts.failed), (3, 1));
+    }
+
+    #[test]
+    fn tests_that_the_other_process_skipped_are_reported() {
+        let output = "test result: ok. 3 passed; 0 failed; 2 ignored\n\n\
+            cluster  passed     9.1 s  3 passed, 0 failed; left out kn:: (no kn); left out 2 that take minutes\n\n\
+            total: 3 passed, 0 failed";
+        let TierOutcome::Ran { counts, ok: true, skipped: left_out } =
+            parse_outcome(TestTier::Cluster, output, true)
+        else {
+            panic!("it ran and passed");
+        };
+        assert_eq!(counts.passed, 3);
+        assert_eq!(left_out, "; left out kn:: (no kn); left out 2 that take minutes");
+    }
+}
