@@ -39,7 +39,7 @@ use crate::{
     shell::{
         admin, api, config, grpc_services,
         identity::{self, CertificateIssuer, authority_store::AuthorityManager},
-        image_digests::{registry::RegistryClient, resolver::DigestResolver},
+        image_digests::resolver::DigestResolver,
         local_files, local_node, platform,
         runtime::ControllerRuntime,
     },
@@ -138,7 +138,7 @@ pub async fn run_on_kubernetes(
     // Small, since the receiver only steps the machine.
     let (changed, mut resolved) = tokio::sync::mpsc::channel(64);
     let secrets = api::pull_secrets::ClusterPullSecrets::new(platform.client().clone());
-    let resolver = DigestResolver::new(secrets, RegistryClient::default(), changed);
+    let resolver = DigestResolver::new(secrets, registry::RegistryClient::default(), changed);
     shared.set_digest_resolver(Arc::clone(&resolver));
     let resolving = async {
         while let Some(revision) = resolved.recv().await {

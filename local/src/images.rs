@@ -10,13 +10,12 @@ use oci_spec::image::ImageConfiguration;
 use thiserror::Error;
 use tracing::info;
 
-mod credentials;
 mod layers;
 mod oci_layout;
-mod registry;
+mod puller;
 
 pub use oci_layout::ImageLayoutError;
-pub use registry::{ImagePullError, ImagePuller, credential_files};
+pub use puller::{ImagePullError, ImagePuller, credential_files};
 
 /// An image ready to run.
 #[derive(Clone, Debug)]

@@ -1,6 +1,9 @@
 //! Shell: the log of a component in a process of its own: its format and its level.
 
-use common::{log, wire::LogLevel};
+use common::{
+    log::{self, LogComponent},
+    wire::LogLevel,
+};
 use tracing_subscriber::EnvFilter;
 
 /// Logs to standard error from now on. `RUST_LOG` selects the level, or else the operator, also while the component
@@ -35,6 +38,10 @@ fn level_filter(part: &str, level: LogLevel) -> EnvFilter {
 /// Filter directives: level debug applies only to Rouse's own crates, because libraries would drown them.
 fn filter_directives(part: &str, level: LogLevel) -> String {
     match level {
+        // The controller's queries of registries are in a crate of their own.
+        LogLevel::Debug if part == LogComponent::Controller.name() => {
+            format!("info,common=debug,registry=debug,{part}=debug")
+        }
         LogLevel::Debug => format!("info,common=debug,{part}=debug"),
         LogLevel::Info | LogLevel::Warn | LogLevel::Error => level.to_string(),
     }
@@ -55,5 +62,7 @@ mod tests {
             assert_eq!(filter_directives("agent", level), filter);
             assert!(EnvFilter::try_new(filter_directives("agent", level)).is_ok());
         }
+        let said = filter_directives("controller", LogLevel::Debug);
+        assert_eq!(said, "info,common=debug,registry=debug,controller=debug");
     }
 }

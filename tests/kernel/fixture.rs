@@ -301,8 +301,10 @@ impl KernelFixture {
     }
 
     pub(crate) fn add_activator(&mut self, netns: &NetnsFixture) {
-        let addresses =
-            vec![netns.ipv4().parse().expect("an address"), netns.ipv6().parse().expect("an address")];
+        let addresses = vec![
+            netns.ipv4().parse().expect("an address"),
+            netns.ipv6().parse().expect("an address"),
+        ];
         let activator =
             ActivatorEntry { node: "here".into(), ..fixtures::activator(&netns.ipv4(), addresses) };
         self.table.activators.insert(netns.ipv4(), activator);

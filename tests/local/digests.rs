@@ -12,8 +12,9 @@ use std::{
 use common::wire::NamespacedName;
 use controller::{
     decide::machine::{DigestRequest, PullAccount},
-    shell::image_digests::{DigestResolver, DigestStatus, PullSecret, RegistryClient},
+    shell::image_digests::{DigestResolver, DigestStatus},
 };
+use registry::{PullSecret, RegistryClient};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

@@ -6,18 +6,12 @@
 //! | module | content |
 //! |---|---|
 //! | [`queue`] | the order of queries, the Revisions that wait, the results |
-//! | [`image_reference`] | parsing of image names |
-//! | [`pull_credentials`] | pull secrets → logins at registries |
-//! | [`registry`] | one query at a registry |
 //! | [`resolver`] | the task that sends the queries |
+//!
+//! Image names, pull secrets and the queries themselves are in the crate [`registry`].
 
-pub mod image_reference;
-pub mod pull_credentials;
 pub mod queue;
-pub mod registry;
 pub mod resolver;
 
-pub use pull_credentials::{Keyring, PullSecret};
 pub use queue::DigestStatus;
-pub use registry::RegistryClient;
 pub use resolver::{DigestResolver, PullSecretSource};

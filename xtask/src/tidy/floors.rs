@@ -29,6 +29,10 @@ const FLOORS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "registry",
+        &["credential_rules image_reference request_error", "credentials", "session", "client"],
+    ),
+    (
         "agent",
         &[
             "clock lock paths incompatible pod_gauge metrics config",

@@ -3,20 +3,31 @@
 use std::fmt;
 
 /// Crates of the workspace that each crate may import. A component never imports another component.
-const ALLOWED_IMPORTS: [(&str, &[&str]); 13] = [
+const ALLOWED_IMPORTS: [(&str, &[&str]); 14] = [
     ("datapath", &[]),
     ("common", &[]),
+    ("registry", &[]),
     ("ebpf", &["datapath"]),
     ("agent", &["datapath", "common"]),
     ("activator", &["datapath", "common"]),
     ("autoscaler", &["common"]),
-    ("controller", &["datapath", "common"]),
-    ("local", &["common"]),
+    ("controller", &["datapath", "common", "registry"]),
+    ("local", &["common", "registry"]),
     ("streams", &["datapath"]),
     ("rouse", &["common", "agent", "activator", "autoscaler", "controller", "local"]),
     (
         "tests",
-        &["datapath", "common", "agent", "activator", "autoscaler", "controller", "local", "rouse"],
+        &[
+            "datapath",
+            "common",
+            "registry",
+            "agent",
+            "activator",
+            "autoscaler",
+            "controller",
+            "local",
+            "rouse",
+        ],
     ),
     ("xtask", &[]),
     ("hello", &[]),

@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use kube::{Api, Client};
+use registry::PullSecret;
 
 use crate::{
     decide::machine::PullAccount,
-    shell::image_digests::{
-        pull_credentials::PullSecret,
-        resolver::{PullSecretError, PullSecretSource},
-    },
+    shell::image_digests::resolver::{PullSecretError, PullSecretSource},
 };
 
 /// Reader of a cluster's pull secrets. It watches and keeps nothing.

@@ -11,8 +11,8 @@ use std::{
 };
 
 use common::wire::NamespacedName;
+use registry::ImageReference;
 
-use super::image_reference::ImageReference;
 use crate::{
     decide::machine::{DigestRequest, PullAccount},
     model::world::{Uid, UnixMillis},

@@ -8,6 +8,7 @@ use std::{
 };
 
 use common::wire::NamespacedName;
+use registry::{ImageReference, Keyring, PullSecret, RegistryClient};
 use tokio::{
     sync::{Notify, mpsc},
     task::JoinSet,
@@ -16,12 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{
-    image_reference::ImageReference,
-    pull_credentials::{Keyring, PullSecret},
-    queue::{DigestQuery, DigestQueue, DigestStatus, DueDigestQuery},
-    registry::RegistryClient,
-};
+use super::queue::{DigestQuery, DigestQueue, DigestStatus, DueDigestQuery};
 use crate::{
     decide::machine::{DigestRequest, PullAccount},
     model::world::UnixMillis,
@@ -156,7 +152,7 @@ impl<S: PullSecretSource> DigestResolver<S> {
         let secrets = self.secrets.pull_secrets(&question.account).await;
         let secrets =
             secrets.map_err(|why| format!("failed to initialize authentication: {why}"))?;
-        let (keyring, unread) = Keyring::new(&secrets);
+        let (keyring, unread) = Keyring::from_pull_secrets(&secrets);
         // As with the kubelet, a bad pull secret does not prevent a pull with the others.
         for why in unread {
             warn!(namespace = question.account.namespace, why, "pull secret not used");

@@ -1,5 +1,7 @@
 //! Pure: parsing of image names, as in go-containerregistry (`pkg/name`, weak validation).
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use oci_client::Reference;
 
 /// A parsed image name.
@@ -40,10 +42,7 @@ impl ImageReference {
 impl ImageTag {
     /// Host of the registry, with Docker's short form expanded: `index.docker.io`, `ghcr.io`, `localhost:5000`.
     pub fn registry(&self) -> &str {
-        match self.reference.registry() {
-            "docker.io" => "index.docker.io",
-            registry => registry,
-        }
+        self.reference.resolve_registry()
     }
 
     /// Repository at the registry, such as `library/nginx`.
@@ -57,7 +56,7 @@ impl ImageTag {
     }
 
     /// Reference in the type of the registry client.
-    pub(super) fn reference(&self) -> &Reference {
+    pub(crate) fn reference(&self) -> &Reference {
         &self.reference
     }
 
@@ -65,17 +64,26 @@ impl ImageTag {
     /// `.localhost` (`name.Registry.Scheme`).
     pub fn allows_plain_http(&self) -> bool {
         let registry = self.registry();
-        // The colons of a bare IPv6 address are no port.
-        let bare = registry.rsplit_once(':').filter(|(_, port)| is_port(port));
-        let host = bare.map_or(registry, |(host, _)| host);
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let private = match host.parse() {
-            Ok(std::net::IpAddr::V4(ip)) => ip.is_private() || ip.is_loopback(),
-            Ok(std::net::IpAddr::V6(ip)) => ip.is_loopback(),
-            Err(_) => false,
-        };
-        private || host == "localhost" || host.ends_with(".local") || host.ends_with(".localhost")
+        let host = host_of(registry);
+        is_loopback(registry)
+            || host.parse::<Ipv4Addr>().is_ok_and(|ip| ip.is_private())
+            || host.ends_with(".local")
+            || host.ends_with(".localhost")
     }
+}
+
+/// Returns true for a registry on this machine, which docker asks in plain HTTP.
+pub fn is_loopback(registry: &str) -> bool {
+    let host = host_of(registry);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Host of a registry, without its port and the brackets of an IPv6 address.
+fn host_of(registry: &str) -> &str {
+    // The colons of a bare IPv6 address are no port.
+    let bare = registry.rsplit_once(':').filter(|(_, port)| is_port(port));
+    let host = bare.map_or(registry, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 fn is_port(text: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Shell: pulls images from registries with the `oci-client` crate, in the host's network.
+//! Shell: pulls images from registries into the store, in the host's network.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use oci_client::client::{ClientConfig, ClientProtocol};
-use oci_client::errors::OciDistributionError;
-use oci_client::secrets::RegistryAuth;
-use oci_client::{Client, Reference};
+use registry::image_reference::is_loopback;
+use registry::request_error::{is_missing, requires_login};
+use registry::{
+    ClientProtocol, Keyring, OciDistributionError, Reference, RegistryLogin, RegistrySession,
+    SessionOptions,
+};
 use thiserror::Error;
 use tracing::info;
 
-use super::credentials;
 use super::oci_layout::LayoutImage;
 use crate::net::{self, NetError};
 
@@ -29,7 +30,7 @@ pub enum ImagePullError {
         name: String,
         /// Error of the parser.
         #[source]
-        source: oci_client::ParseError,
+        source: registry::ParseError,
     },
     /// The registry has no such image.
     #[error("registry {registry} does not have it")]
@@ -118,31 +119,23 @@ impl ImagePuller {
         let registry = reference.resolve_registry().to_owned();
         let protocol =
             if is_loopback(&registry) { ClientProtocol::Http } else { ClientProtocol::Https };
-        // Another part of the process may have installed a provider before; then that one is used.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::new(ClientConfig { protocol, ..ClientConfig::default() });
-        let auth = self.credentials_for(reference);
+        let options = SessionOptions { protocol, ..SessionOptions::default() };
         let refuse = |source| classify_error(&registry, source);
-        let (manifest, digest) =
-            client.pull_image_manifest(reference, &auth).await.map_err(refuse)?;
+        let login = self.find_login(reference);
+        let session = RegistrySession::new(reference, login, options).map_err(refuse)?;
+        let (manifest, digest) = session.pull_manifest().await.map_err(refuse)?;
         // Blobs first: an image whose manifest is in the store is complete.
         for layer in std::iter::once(&manifest.config).chain(&manifest.layers) {
             let path = blob_path(store, &layer.digest);
             if path.exists() {
                 continue;
             }
-            let mut bytes = Vec::new();
-            client.pull_blob(reference, layer, &mut bytes).await.map_err(refuse)?;
+            let bytes = session.pull_layer(layer).await.map_err(refuse)?;
             write_atomically(&path, &bytes)?;
         }
         // The manifest is stored byte by byte, because its digest covers these bytes. The request names the digest: the
         // tag may have moved since.
-        let types = [
-            "application/vnd.oci.image.manifest.v1+json",
-            "application/vnd.docker.distribution.manifest.v2+json",
-        ];
-        let exact = reference.clone_with_digest(digest.clone());
-        let (raw, _) = client.pull_manifest_raw(&exact, &auth, &types).await.map_err(refuse)?;
+        let raw = session.pull_manifest_bytes(&digest).await.map_err(refuse)?;
         write_atomically(&blob_path(store, &digest), &raw)?;
         if reference.digest().is_none() {
             write_atomically(&tag_file(store, reference), digest.as_bytes())?;
@@ -151,14 +144,13 @@ impl ImagePuller {
         Ok(LayoutImage { layout: store.to_owned(), digest })
     }
 
-    /// Returns the credentials for a repository, or none.
-    fn credentials_for(&self, reference: &Reference) -> RegistryAuth {
-        let found = self.credentials.iter().find_map(|path| {
-            let file = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-            credentials::find_credentials(&file, reference.registry(), reference.repository())
-        });
-        found
-            .map_or(RegistryAuth::Anonymous, |(user, password)| RegistryAuth::Basic(user, password))
+    /// Finds the login for a repository in the first file that has one.
+    fn find_login(&self, reference: &Reference) -> Option<RegistryLogin> {
+        self.credentials.iter().find_map(|path| {
+            let keyring = Keyring::from_login_file(&fs::read(path).ok()?).ok()?;
+            let logins = keyring.matching_logins(reference.registry(), reference.repository());
+            logins.into_iter().next()
+        })
     }
 }
 
@@ -180,41 +172,15 @@ pub fn credential_files(environment: &BTreeMap<String, String>) -> Vec<PathBuf> 
     .collect()
 }
 
-/// Returns true for a registry on this machine: it is asked in plain HTTP, as docker does.
-fn is_loopback(registry: &str) -> bool {
-    let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
-/// Classifies a failed request; registries differ in the codes and statuses that they send.
+/// Classifies a failed request.
 fn classify_error(registry: &str, source: OciDistributionError) -> ImagePullError {
-    let registry = registry.to_owned();
-    let codes = match &source {
-        OciDistributionError::RegistryError { envelope, .. } => {
-            envelope.errors.iter().map(|error| format!("{:?}", error.code)).collect()
-        }
-        _ => Vec::new(),
-    };
-    let has = |words: &[&str]| codes.iter().any(|code| words.contains(&code.as_str()));
-    match &source {
-        OciDistributionError::ImageManifestNotFoundError(_) => {
-            ImagePullError::NotFound { registry }
-        }
-        OciDistributionError::ServerError { code: 404, .. } => {
-            ImagePullError::NotFound { registry }
-        }
-        _ if has(&["ManifestUnknown", "NameUnknown", "NotFound"]) => {
-            ImagePullError::NotFound { registry }
-        }
-        OciDistributionError::UnauthorizedError { .. }
-        | OciDistributionError::AuthenticationFailure(_) => {
-            ImagePullError::Unauthorized { registry, source: Box::new(source) }
-        }
-        _ if has(&["Unauthorized", "Denied"]) => {
-            ImagePullError::Unauthorized { registry, source: Box::new(source) }
-        }
-        _ => ImagePullError::Request { registry, source: Box::new(source) },
+    let (registry, source) = (registry.to_owned(), Box::new(source));
+    if is_missing(&source) {
+        ImagePullError::NotFound { registry }
+    } else if requires_login(&source) {
+        ImagePullError::Unauthorized { registry, source }
+    } else {
+        ImagePullError::Request { registry, source }
     }
 }
 

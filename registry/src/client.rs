@@ -1,18 +1,18 @@
-//! Shell: queries of registries by the `oci-client` crate, one digest at a time.
+//! Shell: queries of registries for the digests of tags, with the logins of a keyring.
 
 use std::{error::Error as StdError, fmt::Write as _, time::Duration};
 
 use oci_client::{
-    Client,
-    client::{Certificate, CertificateEncoding, ClientConfig, ClientProtocol},
+    client::{Certificate, CertificateEncoding, ClientProtocol},
     errors::OciDistributionError,
-    secrets::RegistryAuth,
 };
 use tracing::debug;
 
-use super::{
+use crate::{
+    credentials::{Keyring, RegistryLogin},
     image_reference::ImageTag,
-    pull_credentials::{Keyring, RegistryLogin},
+    request_error::{is_forbidden, is_missing, requires_login},
+    session::{RegistrySession, SessionOptions},
 };
 
 /// `User-Agent` of requests to registries.
@@ -63,7 +63,7 @@ impl RegistryQueryError {
 
     /// Returns true if other credentials might help.
     fn is_unauthorized(&self) -> bool {
-        matches!(self, Self::Failed { source, .. } if requires_login(source))
+        matches!(self, Self::Failed { source, .. } if is_refused(source))
     }
 
     /// Returns true if the registry sent no response, so that plain HTTP may help.
@@ -82,8 +82,6 @@ pub struct RegistryClient {
 impl RegistryClient {
     /// Creates a client that trusts the system's roots and those of these PEM texts.
     pub fn new(bundles: &[Vec<u8>]) -> Self {
-        // oci-client leaves the crypto provider to the program. If the process has one already, that one stays.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let texts = bundles.iter().map(|it| String::from_utf8_lossy(it).into_owned());
         let roots = texts.flat_map(|text| parse_certificates(&text)).collect();
         Self { roots }
@@ -110,7 +108,7 @@ impl RegistryClient {
         tag: &ImageTag,
         keyring: &Keyring,
     ) -> Result<String, RegistryQueryError> {
-        let mut logins = keyring.matching_logins(tag).into_iter();
+        let mut logins = keyring.matching_logins(tag.registry(), tag.repository()).into_iter();
         let mut login = logins.next();
         loop {
             // Only a refused login justifies the next one: other errors would repeat.
@@ -144,23 +142,14 @@ impl RegistryClient {
         login: Option<&RegistryLogin>,
     ) -> Result<String, RegistryQueryError> {
         let refused = |source| query_error(tag, login.is_some(), source);
-        // The client caches its login, so each login has a client of its own.
-        let config = ClientConfig {
+        let options = SessionOptions {
             protocol,
-            extra_root_certificates: self.roots.clone(),
+            roots: self.roots.clone(),
             connect_timeout: Some(CONNECT_TIMEOUT),
-            user_agent: USER_AGENT,
-            ..ClientConfig::default()
+            user_agent: Some(USER_AGENT),
         };
-        let client = Client::try_from(config).map_err(refused)?;
-        let auth = match login {
-            None => RegistryAuth::Anonymous,
-            Some(RegistryLogin::Basic(user, password)) => {
-                RegistryAuth::Basic(user.clone(), password.clone())
-            }
-            Some(RegistryLogin::Bearer(token)) => RegistryAuth::Bearer(token.clone()),
-        };
-        client.fetch_manifest_digest(tag.reference(), &auth).await.map_err(refused)
+        let session = RegistrySession::new(tag.reference(), login.cloned(), options);
+        session.map_err(refused)?.fetch_digest().await.map_err(refused)
     }
 }
 
@@ -181,7 +170,7 @@ fn query_error(
     logged_in: bool,
     source: OciDistributionError,
 ) -> RegistryQueryError {
-    let hint = match (requires_login(&source), logged_in) {
+    let hint = match (is_refused(&source), logged_in) {
         (true, true) => " refuses the credentials: check the pull secrets of the service account",
         (true, false) => " wants credentials: name a pull secret in the service account",
         (false, _) if is_missing(&source) => " does not have it: check its name and tag",
@@ -191,34 +180,9 @@ fn query_error(
     RegistryQueryError::Failed { registry, hint, source: Box::new(source) }
 }
 
-/// Codes in the registry's error response.
-fn error_codes(error: &OciDistributionError) -> Vec<String> {
-    match error {
-        OciDistributionError::RegistryError { envelope, .. } => {
-            envelope.errors.iter().map(|it| format!("{:?}", it.code)).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn requires_login(error: &OciDistributionError) -> bool {
-    let refused = |it: &String| matches!(it.as_str(), "Unauthorized" | "Denied");
-    matches!(
-        error,
-        OciDistributionError::UnauthorizedError { .. }
-            | OciDistributionError::AuthenticationFailure(_)
-            | OciDistributionError::ServerError { code: 401 | 403, .. }
-    ) || error_codes(error).iter().any(refused)
-}
-
-fn is_missing(error: &OciDistributionError) -> bool {
-    let missing =
-        |it: &String| matches!(it.as_str(), "ManifestUnknown" | "NameUnknown" | "NotFound");
-    matches!(
-        error,
-        OciDistributionError::ImageManifestNotFoundError(_)
-            | OciDistributionError::ServerError { code: 404, .. }
-    ) || error_codes(error).iter().any(missing)
+/// Returns true if the registry refused the login, or the lack of one.
+fn is_refused(error: &OciDistributionError) -> bool {
+    requires_login(error) || is_forbidden(error)
 }
 
 #[cfg(test)]

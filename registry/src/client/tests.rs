@@ -16,7 +16,7 @@ use axum::{
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::shell::image_digests::{PullSecret, image_reference::ImageReference};
+use crate::{credentials::PullSecret, image_reference::ImageReference};
 
 const DIGEST: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const LIMIT: Duration = Duration::from_secs(20);
@@ -94,7 +94,7 @@ fn keyring(tag: &ImageTag, users: &[&str]) -> Keyring {
             data: [(".dockerconfigjson".to_owned(), json.to_string().into_bytes())].into(),
         }
     };
-    Keyring::new(&users.iter().map(secret).collect::<Vec<_>>()).0
+    Keyring::from_pull_secrets(&users.iter().map(secret).collect::<Vec<_>>()).0
 }
 
 async fn query(tag: &ImageTag, keyring: &Keyring) -> Result<String, String> {
