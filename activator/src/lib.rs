@@ -75,7 +75,7 @@ use crate::{
     metrics::ActivatorMetrics,
     peer_streams::PeerStreams,
     pods::endpoint::PodConnectionSettings,
-    requests::{gateway::ActivatorGateway, request_log::RequestLogger},
+    requests::{gateway::RequestForwarder, request_log::RequestLogger},
     revisions::{revision::RevisionContext, usage_reporter::QueueUsageReporter},
     route_stream::RoutesReceivedFlag,
     routes::{
@@ -117,7 +117,7 @@ pub enum ActivatorError {
 #[derive(Debug)]
 pub struct ActivatorInstance {
     /// Forwarder of requests to pods.
-    pub gateway: Arc<ActivatorGateway>,
+    pub gateway: Arc<RequestForwarder>,
     /// Server of client connections.
     pub server: Arc<ClientConnectionServer>,
     /// Listeners of the services' own ports.
@@ -149,7 +149,7 @@ impl ActivatorInstance {
             usage_reporter: Arc::clone(&usage_reporter),
             next_pod_id: AtomicU64::new(0),
         };
-        let gateway = Arc::new(ActivatorGateway {
+        let gateway = Arc::new(RequestForwarder {
             routes: Arc::new(RouteIndex::new(settings)),
             edge_policy: EdgePolicy::new(config.edge_settings()),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),

@@ -12,13 +12,13 @@ use common::{
 };
 use tracing::info;
 
-use crate::{listeners::service_ports::ServicePortListeners, requests::gateway::ActivatorGateway};
+use crate::{listeners::service_ports::ServicePortListeners, requests::gateway::RequestForwarder};
 
 /// Applies each batch of the RouteTable, then reports its version as in force.
 pub async fn watch_routes(
     link: &ComponentLink,
     reports: &ComponentLink,
-    gateway: &ActivatorGateway,
+    gateway: &RequestForwarder,
     ports: &ServicePortListeners,
     has_table: &AtomicBool,
 ) {

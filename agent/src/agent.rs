@@ -42,7 +42,7 @@ use crate::{
         probe_marks::ProbeMarks, registry::PodRegistry, tracker::PodTracker,
         types::PodTrackerEvent,
     },
-    routes::{node_routes::NodeRoutes, route_stream::RouteBatchStream},
+    routes::{node_routes::NodeRoutes, route_stream::RouteBatchInbox},
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
 
@@ -165,7 +165,7 @@ impl Agent {
     pub(crate) async fn run(
         mut self,
         mut events: AsyncFd<KernelEventRing>,
-        routes: &RouteBatchStream,
+        routes: &RouteBatchInbox,
         mut finder_events: Receiver<PodTrackerEvent>,
         shutdown: &CancellationToken,
     ) -> std::io::Result<()> {

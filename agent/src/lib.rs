@@ -59,7 +59,7 @@ use crate::{
         probe_marks::ProbeMarks,
         types::PodTrackerEvent,
     },
-    routes::route_stream::{self, RouteBatchStream},
+    routes::route_stream::{self, RouteBatchInbox},
     usage::{
         revision_totals_store::{RevisionTotalsStore, SharedRevisionTotals},
         usage_reporter::PodUsageReporter,
@@ -155,21 +155,21 @@ fn shutdown_after_prestop(
 }
 
 /// Streams to the controllers and the autoscalers.
-struct AgentOutboundStreams {
-    routes: Arc<RouteBatchStream>,
+struct AgentStreams {
+    routes: Arc<RouteBatchInbox>,
     reports: Outbox<PodReportKey, PodReportItem>,
     reports_ready: CancellationToken,
     usage: PodUsageReporter,
 }
 
-impl AgentOutboundStreams {
+impl AgentStreams {
     /// Opens the streams and keeps them open until `shutdown`.
     fn open(config: &AgentConfig, tasks: &TaskTracker, shutdown: &CancellationToken) -> Self {
         let (controllers, autoscalers) = replica_resolvers(config, tasks, shutdown);
         let link = |to: &Arc<ReplicaResolver>| {
             ComponentLink::with_resolver(Arc::clone(to), own_subscriber(config), shutdown.clone())
         };
-        let routes = Arc::new(RouteBatchStream::default());
+        let routes = Arc::new(RouteBatchInbox::default());
         let routes_link = link(&controllers)
             .with_listed_replicas(ServerComponent::Controller, Arc::clone(&controllers))
             .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
@@ -220,8 +220,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
     // The streams may open before the loop runs: what arrives waits in `routes` and in the channels.
-    let AgentOutboundStreams { routes, reports, reports_ready, usage } =
-        AgentOutboundStreams::open(&config, &tasks, &shutdown);
+    let AgentStreams { routes, reports, reports_ready, usage } =
+        AgentStreams::open(&config, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
     let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
@@ -240,11 +240,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         tunnel_drain: config.tunnel_drain(),
         takeover_stage,
     };
-    let agent = Agent::new(
-        config.node.clone(),
-        StaleConnectionCloser::new(paths.clients, locked_closer),
-        handles,
-    )?;
+    let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
+    let agent = Agent::new(config.node.clone(), closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
     let ended = tokio::select! {
         ended = agent.run(events, &routes, finder_events, &shutdown) => ended.map_err(AgentError::Events),

@@ -180,7 +180,7 @@ fn log_decision(decision: &ScaleDecision) {
 
 /// Applies the RouteTable's batches until the link is shut down.
 pub async fn apply_route_batches(link: &ComponentLink, evaluator: &ScaleEvaluator) {
-    link.watch_batches(|RouteBatch { version, is_whole, changes }| {
+    link.watch_batches(|RouteBatch { version, is_snapshot, changes }| {
         if let Some(RouteChange::Replicas(replicas)) =
             changes.get(&RouteKey::Replicas(ServerComponent::Autoscaler))
         {
@@ -192,7 +192,7 @@ pub async fn apply_route_batches(link: &ComponentLink, evaluator: &ScaleEvaluato
         let changed = items.map(|change| view.apply_item(RouteItem { version, change })).last();
         let mut changed = changed.flatten().unwrap_or_default();
         evaluator.update(|revisions, now| {
-            if is_whole {
+            if is_snapshot {
                 // Subjects that a snapshot does not name are removed.
                 changed.extend(revisions.stored_keys());
             }

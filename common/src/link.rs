@@ -68,7 +68,9 @@ pub enum LinkError {
         endpoint: String,
     },
     /// The endpoint needs TLS, and this process has no certificate.
-    #[error("{endpoint} is spoken to over TLS: give this part a token and authorities")]
+    #[error(
+        "{endpoint} requires TLS: configure a token and certificate authorities for this component"
+    )]
     NoIdentity {
         /// Endpoint that needs TLS.
         endpoint: String,
@@ -208,8 +210,8 @@ impl ComponentLink {
     pub async fn watch_routes(&self, mut each: impl FnMut(&RouteView, &BTreeSet<RouteKey>)) {
         let mut view = RouteView::default();
         // A batch names each subject once, so `Synced` is added behind it, and `apply_item` acts only there.
-        self.watch_batches(|RouteBatch { version, is_whole, changes }| {
-            if is_whole {
+        self.watch_batches(|RouteBatch { version, is_snapshot, changes }| {
+            if is_snapshot {
                 view.begin_stream();
             }
             for change in changes.into_values().chain([RouteChange::Synced]) {
@@ -221,7 +223,7 @@ impl ComponentLink {
         .await;
     }
 
-    /// Follows the RouteTable without storing it. Subjects that a batch with `is_whole` omits are removed.
+    /// Follows the RouteTable without storing it. Subjects that a batch with `is_snapshot` omits are removed.
     pub async fn watch_batches(&self, each: impl FnMut(RouteBatch)) {
         tokio::select! {
             () = self.keep_route_stream(each) => {}
@@ -295,7 +297,7 @@ impl ComponentLink {
         loop {
             // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
             let hold_timeout =
-                if table.is_whole_next() { Some(Instant::now() + TABLE_TIMEOUT) } else { None };
+                if table.next_is_snapshot() { Some(Instant::now() + TABLE_TIMEOUT) } else { None };
             let item = tokio::select! {
                 item = items.message() => item.map_err(broke)?,
                 () = sleep_until(hold_timeout) => {
@@ -324,7 +326,7 @@ impl ComponentLink {
                 log::set_level(speaker, speaker.level(&it.log_levels))
             }
             // Settings that a batch omits are unchanged, but those that a whole table omits have their defaults.
-            None if !batch.is_whole => {}
+            None if !batch.is_snapshot => {}
             Some(_) | None => log::set_level(speaker, LogLevel::default()),
         }
         for (part, finder) in &self.listed_resolvers {
@@ -333,7 +335,7 @@ impl ComponentLink {
                     finder.set_listed(it.members.iter().map(|it| it.address));
                 }
                 Some(_) => finder.set_listed([]),
-                None if batch.is_whole => finder.set_listed([]),
+                None if batch.is_snapshot => finder.set_listed([]),
                 None => {}
             }
         }

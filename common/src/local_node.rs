@@ -36,11 +36,11 @@ pub struct LocalNodeSpec {
 
 /// Status of one pod on the local node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LocalPodStatus {
+pub struct PodRunStatus {
     /// Uid of the [`LocalPodSpec`] that this status answers.
     pub uid: String,
     /// Current phase of the pod.
-    pub phase: LocalPodPhase,
+    pub phase: PodRunPhase,
     /// Addresses of the pod, IPv4 first; empty until its network exists.
     pub addresses: Vec<std::net::IpAddr>,
     /// Status of the containers, in the order of the spec.
@@ -51,7 +51,7 @@ pub struct LocalPodStatus {
 
 /// Phase of a pod: Kubernetes' pod phases, with termination as a phase of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LocalPodPhase {
+pub enum PodRunPhase {
     /// Accepted; its image, network or containers are still being set up.
     Pending,
     /// Every container has been started at least once.
@@ -68,7 +68,7 @@ pub struct LocalContainerStatus {
     /// Name of the container in the pod's spec.
     pub name: String,
     /// Current state: waiting, running or terminated.
-    pub state: LocalContainerState,
+    pub state: ContainerRunState,
     /// Number of restarts after an exit.
     pub restarts: u32,
     /// Digest of the image that runs (`sha256:…`), as soon as it is known.
@@ -77,7 +77,7 @@ pub struct LocalContainerStatus {
 
 /// State of one container. Reasons use Kubernetes' names (`ImagePullBackOff`, `CrashLoopBackOff`, …).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LocalContainerState {
+pub enum ContainerRunState {
     /// Not running yet, or between two attempts.
     Waiting {
         /// Reason in Kubernetes' vocabulary, such as `ImagePullBackOff`.

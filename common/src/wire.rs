@@ -188,7 +188,7 @@ pub struct MappedDomain {
     /// Host of the DomainMapping, lower case, without port.
     pub host: String,
     /// Host that the pods receive; the client's host is then in `K-Original-Host`. `None`: the pods receive the
-    /// client's host, which an app sees in the end where Knative's sidecar restores it.
+    /// client's host. An application behind Knative sees the same, since its sidecar restores the client's host.
     pub host_rewrite: Option<String>,
     /// True if the host answers http from outside with a redirect to https.
     pub redirects_to_https: bool,

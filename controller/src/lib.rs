@@ -196,7 +196,7 @@ fn loading_runtime(
     let state = ClusterState {
         settings: Arc::new(settings),
         uid_seed: random_uid_seed(),
-        is_leader: is_leader,
+        is_leader,
         ..ClusterState::default()
     };
     let routes = Outbox::starting_at(first_route_version());

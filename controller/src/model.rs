@@ -4,11 +4,11 @@
 //! cluster state. Nothing here reads a whole object, decides, or builds a body; the other rooms import this one.
 
 pub mod config_maps;
-pub mod drain_acks;
 pub mod knative;
 pub mod network_policies;
 pub mod object;
 pub mod problem;
+pub mod reporters;
 pub mod rollout;
 pub mod scale_policy;
 pub mod world;

@@ -30,7 +30,7 @@ pub mod maps {
     pub const FRONTENDS: &str = "FRONTENDS";
     /// Mmapable array by service number: packed [`SvcState`](crate::load_balancing::SvcState) (`u64`).
     pub const SVC_STATE: &str = "SVC_STATE";
-    /// Mmapable array by service number: packed [`SvcInfo`](crate::load_balancing::SvcInfo) (`u64`).
+    /// Mmapable array by service number: packed [`ActivatorFallback`](crate::load_balancing::ActivatorFallback) (`u64`).
     pub const SVC_INFO: &str = "SVC_INFO";
     /// Mmapable array: backend numbers (`u64`), in extents.
     pub const SLOTS: &str = "SLOTS";
@@ -92,8 +92,8 @@ pub mod maps {
 pub const FRONTENDS_MAX: u32 = 32_768;
 /// Most service numbers: one for each frontend, the two activator lists, and some in quarantine.
 pub const SERVICES_MAX: u32 = 40_960;
-/// Most backend numbers in lists, including extents in quarantine. Holds each backend in two lists (of a Revision and
-/// of its Route) while both are in quarantine and written again.
+/// Most backend numbers in lists, including extents in quarantine. It has room for each backend in two lists, such as
+/// those of a Route and of one tag, each once in force and once in quarantine.
 pub const SLOTS_MAX: u32 = 131_072;
 /// Most different backends of all lists.
 pub const BACKENDS_MAX: u32 = 32_768;
@@ -264,7 +264,7 @@ pub const POD_WIDEN_BIND: u16 = 1;
 /// did not see open. It is therefore not counted in `LISTEN`.
 pub const POD_LISTENER_FOUND: u16 = 4;
 
-/// Gauges of one pod, shared by all CPUs: value of `POD_STATE`.
+/// Gauges, totals and the event threshold of one pod, shared by all CPUs: value of `POD_STATE`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodState {
@@ -397,7 +397,7 @@ impl ResponseCounters {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectRecord {
-    /// Address that the program asked for, as in [`FrontendKey`]; getpeername returns it.
+    /// Address that the application asked for, as in [`FrontendKey`]; getpeername returns it.
     pub original_address: [u8; 16],
     /// Address of the backend that the connect was rewritten to.
     pub backend_address: [u8; 16],
@@ -646,14 +646,14 @@ pub struct CloseRequest {
     pub bytes_acked: u64,
     /// Bytes that had come from the other end (`tcpi_bytes_received`).
     pub bytes_received: u64,
-    /// Result: one of `ENDING_*`, written by the eBPF programs.
+    /// Result: one of `CLOSE_*`, written by the eBPF programs.
     pub result: u64,
 }
 const _: () = assert!(size_of::<CloseRequest>() == 24);
 
 /// Result: the walk has not found the connection, which has closed by itself.
 pub const CLOSE_NOT_FOUND: u64 = 0;
-/// Result: the program has closed the connection.
+/// Result: the eBPF program has closed the connection.
 pub const CLOSE_DONE: u64 = 1;
 /// Result: the connection stays open, since it is in use or has been used since.
 pub const CLOSE_SKIPPED: u64 = 2;
@@ -667,13 +667,13 @@ pub struct SockFieldOffsets {
     pub state: u16,
     /// Offset of the length of the backlog: segments that came while the socket was locked (`i32`).
     pub backlog: u16,
-    /// Offset of the sequence number behind the last byte that the program wrote (`u32`).
+    /// Offset of the sequence number behind the last byte that the application wrote (`u32`).
     pub write_seq: u16,
     /// Offset of the first sequence number that is not acknowledged (`u32`).
     pub snd_una: u16,
     /// Offset of the sequence number that is expected next (`u32`).
     pub rcv_nxt: u16,
-    /// Offset of the first sequence number that the program has not read (`u32`).
+    /// Offset of the first sequence number that the application has not read (`u32`).
     pub copied_seq: u16,
     /// Offset of the sequence number of the last segment that acknowledged or carried anything (`u32`).
     pub snd_wl1: u16,

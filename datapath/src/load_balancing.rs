@@ -18,7 +18,7 @@ pub enum RoutingMode {
     /// Leaves the connect as it is. An untouched word also means this.
     Pass = 0,
     /// Picks a backend from the service's own list.
-    PickPod = 1,
+    PickBackend = 1,
     /// Picks from the list of activators, at the service's own port there.
     Activator = 2,
     /// Refuses the connect with ECONNREFUSED.
@@ -32,7 +32,7 @@ impl RoutingMode {
     #[inline(always)]
     pub const fn from_bits(bits: u8) -> Self {
         match bits {
-            1 => Self::PickPod,
+            1 => Self::PickBackend,
             2 => Self::Activator,
             3 => Self::Refuse,
             4 => Self::Canary,
@@ -80,14 +80,14 @@ impl SvcState {
 
 /// Target of a service's connects that find no pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SvcInfo {
+pub struct ActivatorFallback {
     /// Service number of the list of activators.
     pub activators: u32,
     /// Port of the service at the activators, network byte order.
     pub port_be: u16,
 }
 
-impl SvcInfo {
+impl ActivatorFallback {
     /// Encodes the word for `SVC_INFO`.
     #[inline(always)]
     pub const fn pack(self) -> u64 {
@@ -216,7 +216,7 @@ mod tests {
 
     const MODES: [RoutingMode; 5] = [
         RoutingMode::Pass,
-        RoutingMode::PickPod,
+        RoutingMode::PickBackend,
         RoutingMode::Activator,
         RoutingMode::Refuse,
         RoutingMode::Canary,
@@ -241,8 +241,8 @@ mod tests {
 
         #[test]
         fn an_info_survives_packing(activators: u32, port_be: u16) {
-            let info = SvcInfo { activators, port_be };
-            prop_assert_eq!(SvcInfo::unpack(info.pack()), info);
+            let info = ActivatorFallback { activators, port_be };
+            prop_assert_eq!(ActivatorFallback::unpack(info.pack()), info);
         }
 
         #[test]
@@ -286,7 +286,7 @@ mod tests {
     };
 
     const fn word(offset: u32, generation: u16) -> u64 {
-        SvcState { offset, count: 1, generation, mode: RoutingMode::PickPod }.pack()
+        SvcState { offset, count: 1, generation, mode: RoutingMode::PickBackend }.pack()
     }
 
     /// Returns the state after each of these writes, without any quarantine between them.

@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use datapath::{
     abi::{self, BackendValue, ConnectRecord, FrontendKey, ListenKey},
-    load_balancing::{self, BackendLoad, RoutingMode, ServiceReading, SvcInfo, SvcState},
+    load_balancing::{self, ActivatorFallback, BackendLoad, RoutingMode, ServiceReading, SvcState},
 };
 
 use crate::{
@@ -186,7 +186,7 @@ fn try_choose_backend(key: &FrontendKey) -> Result<ChosenBackend, NoRewriteReaso
     let state = read_word(&SVC_STATE, service).ok_or(NoRewriteReason::Pass)?;
     let read = ServiceReading { service, state, info: 0, activator_list: 0 };
     match SvcState::unpack(state).mode {
-        RoutingMode::PickPod => {
+        RoutingMode::PickBackend => {
             let backend = pick_pod(state);
             if backend == NO_BACKEND {
                 increment_control(abi::CONTROL_FALLBACK);
@@ -216,7 +216,7 @@ fn choose_activator(
     read: ServiceReading,
 ) -> Result<ChosenBackend, NoRewriteReason> {
     let info = self::read_word(&SVC_INFO, read.service).ok_or(NoRewriteReason::Pass)?;
-    let SvcInfo { activators, port_be } = SvcInfo::unpack(info);
+    let ActivatorFallback { activators, port_be } = ActivatorFallback::unpack(info);
     let list = self::read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
     if port_be == 0 {
         return Err(NoRewriteReason::Pass);
@@ -238,7 +238,7 @@ fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(), NoR
     let mut now = ServiceReading { service, state, info: 0, activator_list: 0 };
     if before.info != 0 {
         now.info = read_word(&SVC_INFO, before.service).ok_or(NoRewriteReason::Changed)?;
-        let activators = SvcInfo::unpack(before.info).activators;
+        let activators = ActivatorFallback::unpack(before.info).activators;
         now.activator_list = read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Changed)?;
     }
     if before.is_unchanged(&now) { Ok(()) } else { Err(NoRewriteReason::Changed) }

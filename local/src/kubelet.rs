@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::local_node::{LocalNodeSpec, LocalPodPhase, LocalPodSpec, LocalPodStatus};
+use common::local_node::{LocalNodeSpec, LocalPodSpec, PodRunPhase, PodRunStatus};
 use k8s_openapi::api::core::v1::Container;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -78,7 +78,7 @@ pub(crate) struct LocalKubelet {
     pods: BTreeMap<String, ManagedPod>,
     reports: mpsc::Sender<PodEventReport>,
     inbox: mpsc::Receiver<PodEventReport>,
-    outbox: CoalescingQueue<String, LocalPodStatus>,
+    outbox: CoalescingQueue<String, PodRunStatus>,
     /// Times at which pods are due for a [`PodEvent::Tick`], by uid.
     due_ticks: DueQueue<String, Instant>,
     /// True if helper processes of the runtime may have to be reaped: a start was tried since the last round.
@@ -161,7 +161,7 @@ impl LocalKubelet {
     pub(crate) async fn serve(
         mut self,
         mut orders: watch::Receiver<LocalNodeSpec>,
-        statuses: mpsc::Sender<LocalPodStatus>,
+        statuses: mpsc::Sender<PodRunStatus>,
         shutdown: CancellationToken,
     ) {
         let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
@@ -239,7 +239,7 @@ impl LocalKubelet {
         let is_active = |uid: &&String| {
             self.pods
                 .get(*uid)
-                .is_some_and(|managed_pod| managed_pod.pod.phase() != LocalPodPhase::Terminating)
+                .is_some_and(|managed_pod| managed_pod.pod.phase() != PodRunPhase::Terminating)
         };
         let removed = removed.into_iter().filter(is_active).cloned();
         (removed.collect(), new.into_iter().cloned().collect())
@@ -286,7 +286,7 @@ impl LocalKubelet {
             log_status(&managed_pod.prepared.order, &status);
             self.outbox.push(status.uid.clone(), status);
         }
-        let removed = managed_pod.pod.phase() == LocalPodPhase::Removed;
+        let removed = managed_pod.pod.phase() == PodRunPhase::Removed;
         // One round reaps the helpers of all containers that started since the round before.
         if removed && std::mem::take(&mut self.may_have_helpers) {
             exits::reap_helpers(&self.shared);
@@ -445,7 +445,7 @@ async fn pull_image(
 }
 
 /// Logs a pod's new status, one line per change.
-fn log_status(order: &LocalPodSpec, status: &LocalPodStatus) {
+fn log_status(order: &LocalPodSpec, status: &PodRunStatus) {
     let states: Vec<String> = status
         .containers
         .iter()

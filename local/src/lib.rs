@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::local_node::{LocalNodeSpec, LocalPodStatus};
+use common::local_node::{LocalNodeSpec, PodRunStatus};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -82,7 +82,7 @@ pub enum LocalNodeError {
 pub async fn run(
     config: LocalNodeConfig,
     orders: watch::Receiver<LocalNodeSpec>,
-    statuses: mpsc::Sender<LocalPodStatus>,
+    statuses: mpsc::Sender<PodRunStatus>,
     shutdown: CancellationToken,
 ) -> Result<(), LocalNodeError> {
     // A container's process outlives the runtime that started it. As a subreaper this process then becomes its parent,

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use common::local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase};
+use common::local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase};
 
 mod backoff;
 mod types;
@@ -208,12 +208,12 @@ impl PodStateMachine {
     }
 
     /// Returns the pod's phase, as the controller sees it.
-    pub fn phase(&self) -> LocalPodPhase {
+    pub fn phase(&self) -> PodRunPhase {
         match self.lifecycle {
-            PodLifecycle::Stopping { .. } | PodLifecycle::Removing => LocalPodPhase::Terminating,
-            PodLifecycle::Gone => LocalPodPhase::Removed,
-            PodLifecycle::Ordered if self.has_started => LocalPodPhase::Running,
-            PodLifecycle::Ordered => LocalPodPhase::Pending,
+            PodLifecycle::Stopping { .. } | PodLifecycle::Removing => PodRunPhase::Terminating,
+            PodLifecycle::Gone => PodRunPhase::Removed,
+            PodLifecycle::Ordered if self.has_started => PodRunPhase::Running,
+            PodLifecycle::Ordered => PodRunPhase::Pending,
         }
     }
 
@@ -278,8 +278,8 @@ impl PodStateMachine {
         &self,
         container: &PodContainer,
         stuck: Option<&PodContainer>,
-    ) -> LocalContainerState {
-        let waiting = |reason: &str, message: String, last_exit| LocalContainerState::Waiting {
+    ) -> ContainerRunState {
+        let waiting = |reason: &str, message: String, last_exit| ContainerRunState::Waiting {
             reason: reason.to_owned(),
             message,
             last_exit,
@@ -291,8 +291,8 @@ impl PodStateMachine {
             return waiting("FailedCreatePodSandBox", message.clone(), None);
         }
         match (&container.stage, &container.image) {
-            (ContainerStage::Running, _) => LocalContainerState::Running,
-            (ContainerStage::Ended(exit), _) => LocalContainerState::Terminated {
+            (ContainerStage::Running, _) => ContainerRunState::Running,
+            (ContainerStage::Ended(exit), _) => ContainerRunState::Terminated {
                 code: exit.code,
                 reason: exit.reason.clone(),
                 message: exit.message.clone(),
@@ -306,7 +306,7 @@ impl PodStateMachine {
             // The init container that blocks this one is shown, with its name: it is the cause of the wait.
             (ContainerStage::Idle, _) if stuck.is_some() => {
                 match stuck.map(|init| (init, self.container_state(init, None))) {
-                    Some((init, LocalContainerState::Waiting { reason, message, last_exit })) => {
+                    Some((init, ContainerRunState::Waiting { reason, message, last_exit })) => {
                         waiting(
                             &reason,
                             format!("init container {}: {message}", init.plan.name),

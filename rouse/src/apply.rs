@@ -4,7 +4,7 @@ use std::{io::Read as _, path::Path, process::ExitCode};
 
 use common::wire::{NamespacedName, is_dns_label, is_dns_subdomain};
 use controller::{
-    model::{object::KnativeObjectKind, problem, scale_policy::ScalePolicyConfig},
+    model::{object::LocalObjectKind, problem, scale_policy::ScalePolicyConfig},
     read::parse,
 };
 use serde_json::{Value, json};
@@ -168,7 +168,7 @@ fn report_outcome(
     };
     stdout::print_line(&format!(
         "{}/{} {did}",
-        kinds::singular(KnativeObjectKind::Service),
+        kinds::singular(LocalObjectKind::Service),
         name.name
     ))?;
     // The controller reports the same as a condition; the warning saves the user a `rouse get`.

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use common::wire::NamespacedName;
-use controller::model::object::KnativeObjectKind;
+use controller::model::object::LocalObjectKind;
 use local::layout::NodeLayout;
 
 use crate::{
@@ -27,14 +27,14 @@ pub(crate) fn delete(
                 manifests.remove(stored)?;
                 stdout::print_line(&format!(
                     "{} {:?} deleted",
-                    kinds::singular(KnativeObjectKind::Service),
+                    kinds::singular(LocalObjectKind::Service),
                     name.name
                 ))?;
                 removed.push(name);
             }
             None if args.ignore_not_found => {}
             None => {
-                let resource = kinds::plural(KnativeObjectKind::Service);
+                let resource = kinds::plural(LocalObjectKind::Service);
                 stdout::print_error(
                     &CommandError::NotFound { resource, name: name.name.to_string() }.to_string(),
                 );
@@ -67,7 +67,7 @@ fn service_names(
     }
     for target in kinds::parse_selections(&args.what)? {
         // The controller would create any other object again.
-        if target.kind != KnativeObjectKind::Service {
+        if target.kind != LocalObjectKind::Service {
             let singular = kinds::singular(target.kind);
             return Err(CommandError::Usage(format!(
                 "{singular} objects follow from their Service: delete or change that"
@@ -77,7 +77,7 @@ fn service_names(
             Some(name) => out.push(NamespacedName::new(namespace, name)),
             // Only `--all` deletes without names, as in kubectl: a forgotten name must not delete everything.
             None if args.all => {
-                let services = store.objects(KnativeObjectKind::Service, Some(namespace))?;
+                let services = store.objects(LocalObjectKind::Service, Some(namespace))?;
                 let name =
                     |it: &serde_json::Value| it["metadata"]["name"].as_str().map(str::to_owned);
                 out.extend(
@@ -105,7 +105,7 @@ fn wait_until_deleted(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
         // The socket is checked each time, because the controller may stop during the wait.
-        while store.object(KnativeObjectKind::Service, name)?.is_some()
+        while store.object(LocalObjectKind::Service, name)?.is_some()
             && layout.controller_socket().exists()
         {
             tokio::time::sleep(POLL_INTERVAL).await;

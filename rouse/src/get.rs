@@ -6,7 +6,7 @@ use std::{
 };
 
 use common::wire::NamespacedName;
-use controller::model::object::KnativeObjectKind;
+use controller::model::object::LocalObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -44,7 +44,7 @@ pub(crate) fn find_objects(
     store: &NodeStore,
     args: &GetArgs,
     targets: &[ObjectSelection],
-) -> Result<Vec<(KnativeObjectKind, Value)>, CommandError> {
+) -> Result<Vec<(LocalObjectKind, Value)>, CommandError> {
     let namespace = args.scope.namespace.as_str();
     let mut objects = Vec::new();
     for target in targets {
@@ -73,7 +73,7 @@ pub(crate) fn find_objects(
 /// Returns one object, or `NotFound`.
 pub(crate) fn get_object(
     store: &NodeStore,
-    kind: KnativeObjectKind,
+    kind: LocalObjectKind,
     namespace: &str,
     name: &str,
 ) -> Result<Value, CommandError> {
@@ -104,7 +104,7 @@ fn matches_selector(object: &Value, selector: &str) -> bool {
 fn format_objects(
     args: &GetArgs,
     targets: &[ObjectSelection],
-    objects: &[(KnativeObjectKind, Value)],
+    objects: &[(LocalObjectKind, Value)],
 ) -> Result<String, CommandError> {
     let is_single = matches!(targets, [ObjectSelection { name: Some(_), .. }]);
     let to_document = || match objects {
@@ -126,7 +126,7 @@ fn format_objects(
             text.map(|text| text + "\n").map_err(|error| failed(error.to_string()))
         }
         Some(OutputFormat::Name) => {
-            let line = |(kind, object): &(KnativeObjectKind, Value)| {
+            let line = |(kind, object): &(LocalObjectKind, Value)| {
                 format!(
                     "{}/{}\n",
                     kinds::singular(*kind),
@@ -151,19 +151,19 @@ fn current_time() -> Timestamp {
 /// Formats one table per kind, with an empty line between two tables.
 fn format_tables(
     args: &GetArgs,
-    objects: &[(KnativeObjectKind, Value)],
+    objects: &[(LocalObjectKind, Value)],
     heads: bool,
     now: Timestamp,
 ) -> String {
     let is_wide = args.output == Some(OutputFormat::Wide);
-    let mut kinds: Vec<KnativeObjectKind> = Vec::new();
+    let mut kinds: Vec<LocalObjectKind> = Vec::new();
     for (kind, _) in objects {
         if !kinds.contains(kind) {
             kinds.push(*kind);
         }
     }
     let has_several_kinds = kinds.len() > 1;
-    let table = |kind: &KnativeObjectKind| {
+    let table = |kind: &LocalObjectKind| {
         let row = |object: &Value| {
             let mut cells = view::row_cells(*kind, object, is_wide, now);
             // As in kubectl, names carry their kind where several kinds are printed.
@@ -192,9 +192,9 @@ fn watch_changes(
     store: &NodeStore,
     args: &GetArgs,
     targets: &[ObjectSelection],
-    objects: Vec<(KnativeObjectKind, Value)>,
+    objects: Vec<(LocalObjectKind, Value)>,
 ) -> Result<(), CommandError> {
-    let key = |(kind, object): &(KnativeObjectKind, Value)| {
+    let key = |(kind, object): &(LocalObjectKind, Value)| {
         let meta = &object["metadata"];
         (*kind, view::scalar_text(&meta["namespace"]), view::scalar_text(&meta["name"]))
     };
@@ -266,8 +266,8 @@ mod tests {
     #[test]
     fn objects_are_printed_as_kubectl_does() {
         let (temp, store) = NodeStoreFixture::new("get");
-        temp.put_object(KnativeObjectKind::Service, &service("default", "a"));
-        temp.put_object(KnativeObjectKind::Service, &service("demo", "b"));
+        temp.put_object(LocalObjectKind::Service, &service("default", "a"));
+        temp.put_object(LocalObjectKind::Service, &service("demo", "b"));
         let head =
             "NAME   URL                          LATESTCREATED   LATESTREADY   READY   REASON\n";
         let row = "a      http://a.default.localhost                                 True\n";
@@ -294,8 +294,8 @@ mod tests {
     #[test]
     fn several_kinds_are_several_tables() {
         let (temp, store) = NodeStoreFixture::new("get-all");
-        temp.put_object(KnativeObjectKind::Service, &service("default", "a"));
-        temp.put_object(KnativeObjectKind::Route, &service("default", "a"));
+        temp.put_object(LocalObjectKind::Service, &service("default", "a"));
+        temp.put_object(LocalObjectKind::Route, &service("default", "a"));
         let output = run(&store, "get all --no-headers").unwrap();
         assert!(output.starts_with("service.serving.knative.dev/a "), "{output}");
         assert!(output.contains("\n\nroute.serving.knative.dev/a "), "{output}");

@@ -1,6 +1,6 @@
 //! Pure: names of kinds, and the objects that a command's arguments select.
 
-use controller::model::object::KnativeObjectKind;
+use controller::model::object::LocalObjectKind;
 
 use crate::command_error::CommandError;
 
@@ -8,36 +8,34 @@ use crate::command_error::CommandError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectSelection {
     /// Kind of the selected objects.
-    pub(crate) kind: KnativeObjectKind,
+    pub(crate) kind: LocalObjectKind,
     /// Name of the object; `None`: all objects of the kind.
     pub(crate) name: Option<String>,
 }
 
 /// Singular of the kind with its group, as in `service.serving.knative.dev/hello`.
-pub(crate) fn singular(kind: KnativeObjectKind) -> &'static str {
+pub(crate) fn singular(kind: LocalObjectKind) -> &'static str {
     match kind {
-        KnativeObjectKind::Service => "service.serving.knative.dev",
-        KnativeObjectKind::Configuration => "configuration.serving.knative.dev",
-        KnativeObjectKind::Revision => "revision.serving.knative.dev",
-        KnativeObjectKind::Route => "route.serving.knative.dev",
-        KnativeObjectKind::Pod => "pod",
-        KnativeObjectKind::PodAutoscaler => "podautoscaler.autoscaling.internal.knative.dev",
-        KnativeObjectKind::ServerlessService => "serverlessservice.networking.internal.knative.dev",
+        LocalObjectKind::Service => "service.serving.knative.dev",
+        LocalObjectKind::Configuration => "configuration.serving.knative.dev",
+        LocalObjectKind::Revision => "revision.serving.knative.dev",
+        LocalObjectKind::Route => "route.serving.knative.dev",
+        LocalObjectKind::Pod => "pod",
+        LocalObjectKind::PodAutoscaler => "podautoscaler.autoscaling.internal.knative.dev",
+        LocalObjectKind::ServerlessService => "serverlessservice.networking.internal.knative.dev",
     }
 }
 
 /// Plural of the kind with its group, as in `services.serving.knative.dev "hello" not found`.
-pub(crate) fn plural(kind: KnativeObjectKind) -> &'static str {
+pub(crate) fn plural(kind: LocalObjectKind) -> &'static str {
     match kind {
-        KnativeObjectKind::Service => "services.serving.knative.dev",
-        KnativeObjectKind::Configuration => "configurations.serving.knative.dev",
-        KnativeObjectKind::Revision => "revisions.serving.knative.dev",
-        KnativeObjectKind::Route => "routes.serving.knative.dev",
-        KnativeObjectKind::Pod => "pods",
-        KnativeObjectKind::PodAutoscaler => "podautoscalers.autoscaling.internal.knative.dev",
-        KnativeObjectKind::ServerlessService => {
-            "serverlessservices.networking.internal.knative.dev"
-        }
+        LocalObjectKind::Service => "services.serving.knative.dev",
+        LocalObjectKind::Configuration => "configurations.serving.knative.dev",
+        LocalObjectKind::Revision => "revisions.serving.knative.dev",
+        LocalObjectKind::Route => "routes.serving.knative.dev",
+        LocalObjectKind::Pod => "pods",
+        LocalObjectKind::PodAutoscaler => "podautoscalers.autoscaling.internal.knative.dev",
+        LocalObjectKind::ServerlessService => "serverlessservices.networking.internal.knative.dev",
     }
 }
 
@@ -49,35 +47,33 @@ const GROUPS: [&str; 3] = [
 ];
 
 /// Finds the kind that `word` names: singular, plural or short name, with or without group.
-pub(crate) fn parse_kind(word: &str) -> Result<KnativeObjectKind, CommandError> {
+pub(crate) fn parse_kind(word: &str) -> Result<LocalObjectKind, CommandError> {
     let lower = word.to_ascii_lowercase();
     let bare = GROUPS.iter().find_map(|group| lower.strip_suffix(group)).unwrap_or(&lower);
     match bare {
         // Unlike in kubectl, `svc` and `service` are Knative's: the local node has no other Services.
         "service" | "services" | "ksvc" | "kservice" | "kservices" | "svc" => {
-            Ok(KnativeObjectKind::Service)
+            Ok(LocalObjectKind::Service)
         }
-        "configuration" | "configurations" | "config" | "cfg" => {
-            Ok(KnativeObjectKind::Configuration)
-        }
-        "revision" | "revisions" | "rev" => Ok(KnativeObjectKind::Revision),
-        "route" | "routes" | "rt" => Ok(KnativeObjectKind::Route),
-        "pod" | "pods" | "po" => Ok(KnativeObjectKind::Pod),
-        "podautoscaler" | "podautoscalers" | "kpa" | "pa" => Ok(KnativeObjectKind::PodAutoscaler),
+        "configuration" | "configurations" | "config" | "cfg" => Ok(LocalObjectKind::Configuration),
+        "revision" | "revisions" | "rev" => Ok(LocalObjectKind::Revision),
+        "route" | "routes" | "rt" => Ok(LocalObjectKind::Route),
+        "pod" | "pods" | "po" => Ok(LocalObjectKind::Pod),
+        "podautoscaler" | "podautoscalers" | "kpa" | "pa" => Ok(LocalObjectKind::PodAutoscaler),
         "serverlessservice" | "serverlessservices" | "sks" => {
-            Ok(KnativeObjectKind::ServerlessService)
+            Ok(LocalObjectKind::ServerlessService)
         }
         _ => Err(CommandError::UnknownKind(word.to_owned())),
     }
 }
 
 /// Kinds that `all` selects; as in Knative, internal kinds do not belong to that category.
-const ALL_CATEGORY_KINDS: [KnativeObjectKind; 5] = [
-    KnativeObjectKind::Service,
-    KnativeObjectKind::Configuration,
-    KnativeObjectKind::Revision,
-    KnativeObjectKind::Route,
-    KnativeObjectKind::Pod,
+const ALL_CATEGORY_KINDS: [LocalObjectKind; 5] = [
+    LocalObjectKind::Service,
+    LocalObjectKind::Configuration,
+    LocalObjectKind::Revision,
+    LocalObjectKind::Route,
+    LocalObjectKind::Pod,
 ];
 
 /// Parses `TYPE[,TYPE…] [NAME…]` or `TYPE/NAME…` into selections.
@@ -89,7 +85,7 @@ pub(crate) fn parse_selections(words: &[String]) -> Result<Vec<ObjectSelection>,
     if words.iter().any(|word| word.contains('/')) {
         return words.iter().map(|word| parse_selection(word)).collect();
     }
-    let kinds: Vec<KnativeObjectKind> = if first == "all" {
+    let kinds: Vec<LocalObjectKind> = if first == "all" {
         ALL_CATEGORY_KINDS.to_vec()
     } else {
         first.split(',').map(parse_kind).collect::<Result<_, _>>()?
@@ -125,19 +121,19 @@ mod tests {
     fn a_kind_has_many_names() {
         let table = [
             (
-                KnativeObjectKind::Service,
+                LocalObjectKind::Service,
                 "ksvc kservice service services Services service.serving.knative.dev",
             ),
-            (KnativeObjectKind::Configuration, "configuration configurations cfg config"),
-            (KnativeObjectKind::Revision, "revision revisions rev revisions.serving.knative.dev"),
-            (KnativeObjectKind::Route, "route routes rt"),
-            (KnativeObjectKind::Pod, "pod pods po"),
+            (LocalObjectKind::Configuration, "configuration configurations cfg config"),
+            (LocalObjectKind::Revision, "revision revisions rev revisions.serving.knative.dev"),
+            (LocalObjectKind::Route, "route routes rt"),
+            (LocalObjectKind::Pod, "pod pods po"),
             (
-                KnativeObjectKind::PodAutoscaler,
+                LocalObjectKind::PodAutoscaler,
                 "pa kpa podautoscaler podautoscalers podautoscalers.autoscaling.internal.knative.dev",
             ),
             (
-                KnativeObjectKind::ServerlessService,
+                LocalObjectKind::ServerlessService,
                 "sks serverlessservices serverlessservice.networking.internal.knative.dev",
             ),
         ];
@@ -154,7 +150,7 @@ mod tests {
     fn words_point_at_kinds_or_objects() {
         let target =
             |kind, name: Option<&str>| ObjectSelection { kind, name: name.map(Into::into) };
-        let (service, pod) = (KnativeObjectKind::Service, KnativeObjectKind::Pod);
+        let (service, pod) = (LocalObjectKind::Service, LocalObjectKind::Pod);
         assert_eq!(parse_selections(&words("ksvc")).unwrap(), [target(service, None)]);
         assert_eq!(
             parse_selections(&words("ksvc,po")).unwrap(),

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use controller::model::object::KnativeObjectKind;
+use controller::model::object::LocalObjectKind;
 use local::layout::NodeLayout;
 
 use crate::{args::LogsArgs, command_error::CommandError, kinds, stdout, store::NodeStore};
@@ -67,23 +67,23 @@ fn pod_filter(selector: &str) -> Result<PodFilter, CommandError> {
     };
     let name = name.to_owned();
     Ok(match kinds::parse_kind(kind)? {
-        KnativeObjectKind::Pod => Box::new(move |pod| pod == name),
+        LocalObjectKind::Pod => Box::new(move |pod| pod == name),
         // These objects have their Revision's name.
-        KnativeObjectKind::Revision
-        | KnativeObjectKind::PodAutoscaler
-        | KnativeObjectKind::ServerlessService => {
+        LocalObjectKind::Revision
+        | LocalObjectKind::PodAutoscaler
+        | LocalObjectKind::ServerlessService => {
             Box::new(move |pod| revision_of_pod(pod) == Some(&name))
         }
         // A Revision is named after its Configuration, and a Configuration after its Service: `hello-00001`.
-        KnativeObjectKind::Service
-        | KnativeObjectKind::Configuration
-        | KnativeObjectKind::Route => Box::new(move |pod| {
-            let rest =
-                revision_of_pod(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
-            rest.is_some_and(|rest| {
-                rest.len() == 5 && rest.bytes().all(|byte| byte.is_ascii_digit())
+        LocalObjectKind::Service | LocalObjectKind::Configuration | LocalObjectKind::Route => {
+            Box::new(move |pod| {
+                let rest =
+                    revision_of_pod(pod).and_then(|it| it.strip_prefix(&name)?.strip_prefix('-'));
+                rest.is_some_and(|rest| {
+                    rest.len() == 5 && rest.bytes().all(|byte| byte.is_ascii_digit())
+                })
             })
-        }),
+        }
     })
 }
 
@@ -137,7 +137,7 @@ fn no_logs_error(
 ) -> Result<CommandError, CommandError> {
     let (kind, name) = match args.of.split_once('/') {
         Some((kind, name)) => (kinds::parse_kind(kind)?, name),
-        None => (KnativeObjectKind::Pod, args.of.as_str()),
+        None => (LocalObjectKind::Pod, args.of.as_str()),
     };
     let exists = store
         .object(kind, &common::wire::NamespacedName::new(args.scope.namespace.as_str(), name))?;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf};
 
 use common::wire::NamespacedName;
-use controller::model::object::KnativeObjectKind;
+use controller::model::object::LocalObjectKind;
 use local::layout::NodeLayout;
 use serde_json::Value;
 
@@ -30,12 +30,12 @@ impl NodeStore {
     /// manifest.
     pub(crate) fn object(
         &self,
-        kind: KnativeObjectKind,
+        kind: LocalObjectKind,
         name: &NamespacedName,
     ) -> Result<Option<Value>, CommandError> {
         let folder = self.objects.join(kind.plural()).join(&name.namespace);
         match read_object(&folder.join(format!("{}.yaml", name.name)))? {
-            None if kind == KnativeObjectKind::Service => self.read_manifest(name),
+            None if kind == LocalObjectKind::Service => self.read_manifest(name),
             object => Ok(object),
         }
     }
@@ -48,7 +48,7 @@ impl NodeStore {
     /// Reads the objects of a kind in a namespace, or (`None`) in all namespaces, sorted by name.
     pub(crate) fn objects(
         &self,
-        kind: KnativeObjectKind,
+        kind: LocalObjectKind,
         namespace: Option<&str>,
     ) -> Result<Vec<Value>, CommandError> {
         let folder = self.objects.join(kind.plural());
@@ -62,7 +62,7 @@ impl NodeStore {
                 out.extend(read_object(&path)?);
             }
         }
-        if kind == KnativeObjectKind::Service {
+        if kind == LocalObjectKind::Service {
             self.add_unread_manifests(namespace, &mut out)?;
         }
         Ok(out)
@@ -118,7 +118,7 @@ pub(crate) mod tests {
             &self.0
         }
 
-        pub(crate) fn put_object(&self, kind: KnativeObjectKind, object: &Value) {
+        pub(crate) fn put_object(&self, kind: LocalObjectKind, object: &Value) {
             let name = object_name(object).unwrap();
             let folder = self.0.join("objects").join(kind.plural()).join(&name.namespace);
             fs::create_dir_all(&folder).unwrap();
@@ -150,14 +150,14 @@ pub(crate) mod tests {
             manifests.write(&NamespacedName::new("default", name), &service(name), None).unwrap();
         }
         let object =
-            store.object(KnativeObjectKind::Service, &NamespacedName::new("default", "a")).unwrap();
+            store.object(LocalObjectKind::Service, &NamespacedName::new("default", "a")).unwrap();
         assert_eq!(object, Some(service("a")));
         assert_eq!(
-            store.object(KnativeObjectKind::Route, &NamespacedName::new("default", "a")).unwrap(),
+            store.object(LocalObjectKind::Route, &NamespacedName::new("default", "a")).unwrap(),
             None
         );
         let names = |namespace| -> Vec<Value> {
-            let services = store.objects(KnativeObjectKind::Service, namespace).unwrap();
+            let services = store.objects(LocalObjectKind::Service, namespace).unwrap();
             services.iter().map(|it| it["metadata"]["name"].clone()).collect()
         };
         assert_eq!(names(None), ["a", "b"]);
@@ -173,12 +173,12 @@ pub(crate) mod tests {
         store.manifests().write(&name, &object, None).unwrap();
         let mut known_object = object;
         known_object["status"] = serde_json::json!({"url": "http://a"});
-        temp.put_object(KnativeObjectKind::Service, &known_object);
+        temp.put_object(LocalObjectKind::Service, &known_object);
         assert_eq!(
-            store.object(KnativeObjectKind::Service, &name).unwrap(),
+            store.object(LocalObjectKind::Service, &name).unwrap(),
             Some(known_object.clone())
         );
-        assert_eq!(store.objects(KnativeObjectKind::Service, None).unwrap(), [known_object]);
+        assert_eq!(store.objects(LocalObjectKind::Service, None).unwrap(), [known_object]);
     }
 
     #[test]

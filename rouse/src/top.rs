@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use controller::model::object::KnativeObjectKind;
+use controller::model::object::LocalObjectKind;
 use local::{layout::NodeLayout, node::NodeManager};
 use ratatui::{
     DefaultTerminal, Frame,
@@ -88,8 +88,8 @@ fn take_snapshot(
     store: &NodeStore,
     before: Option<&TopSnapshot>,
 ) -> Result<TopSnapshot, CommandError> {
-    let services = store.objects(KnativeObjectKind::Service, None)?;
-    let pods = store.objects(KnativeObjectKind::Pod, None)?;
+    let services = store.objects(LocalObjectKind::Service, None)?;
+    let pods = store.objects(LocalObjectKind::Pod, None)?;
     let metrics = fetch_metrics(AUTOSCALER_ADMIN);
     // Without the autoscaler the objects are still shown, and the error in the last line.
     let error = metrics.as_ref().err().map(|error| format!("autoscaler: {error}"));

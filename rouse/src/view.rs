@@ -1,19 +1,19 @@
 //! Pure: an object → the cells of its row. Columns are those of Knative's CRDs and of kubectl's pods.
 
-use controller::model::object::KnativeObjectKind;
+use controller::model::object::LocalObjectKind;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 /// Column names of a kind, with kubectl's additional ones if `is_wide`.
-pub(crate) fn column_names(kind: KnativeObjectKind, is_wide: bool) -> Vec<&'static str> {
+pub(crate) fn column_names(kind: LocalObjectKind, is_wide: bool) -> Vec<&'static str> {
     match kind {
-        KnativeObjectKind::Service => {
+        LocalObjectKind::Service => {
             vec!["NAME", "URL", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
         }
-        KnativeObjectKind::Configuration => {
+        LocalObjectKind::Configuration => {
             vec!["NAME", "LATESTCREATED", "LATESTREADY", "READY", "REASON"]
         }
-        KnativeObjectKind::Revision => vec![
+        LocalObjectKind::Revision => vec![
             "NAME",
             "CONFIG NAME",
             "GENERATION",
@@ -22,24 +22,24 @@ pub(crate) fn column_names(kind: KnativeObjectKind, is_wide: bool) -> Vec<&'stat
             "ACTUAL REPLICAS",
             "DESIRED REPLICAS",
         ],
-        KnativeObjectKind::Route => vec!["NAME", "URL", "READY", "REASON"],
-        KnativeObjectKind::PodAutoscaler => {
+        LocalObjectKind::Route => vec!["NAME", "URL", "READY", "REASON"],
+        LocalObjectKind::PodAutoscaler => {
             vec!["NAME", "DESIREDSCALE", "ACTUALSCALE", "READY", "REASON"]
         }
-        KnativeObjectKind::ServerlessService => {
+        LocalObjectKind::ServerlessService => {
             let services = ["SERVICENAME", "PRIVATESERVICENAME"];
             [&["NAME", "MODE", "ACTIVATORS"], &services[..], &["READY", "REASON"]].concat()
         }
-        KnativeObjectKind::Pod if is_wide => {
+        LocalObjectKind::Pod if is_wide => {
             vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"]
         }
-        KnativeObjectKind::Pod => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"],
+        LocalObjectKind::Pod => vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"],
     }
 }
 
 /// Cells of one object's row, in the order of [`column_names`].
 pub(crate) fn row_cells(
-    kind: KnativeObjectKind,
+    kind: LocalObjectKind,
     object: &Value,
     is_wide: bool,
     now: Timestamp,
@@ -55,12 +55,12 @@ pub(crate) fn row_cells(
         || [condition_field(object, "Ready", "status"), condition_field(object, "Ready", "reason")];
     let name = [scalar_text(&object["metadata"]["name"])];
     let rest = match kind {
-        KnativeObjectKind::Service => {
+        LocalObjectKind::Service => {
             [vec![scalar_text(&status["url"])], latest().into(), ready().into()].concat()
         }
-        KnativeObjectKind::Configuration => [latest(), ready()].concat(),
-        KnativeObjectKind::Route => [vec![scalar_text(&status["url"])], ready().into()].concat(),
-        KnativeObjectKind::Revision => {
+        LocalObjectKind::Configuration => [latest(), ready()].concat(),
+        LocalObjectKind::Route => [vec![scalar_text(&status["url"])], ready().into()].concat(),
+        LocalObjectKind::Revision => {
             let label = |key: &str| {
                 scalar_text(&object["metadata"]["labels"][format!("serving.knative.dev/{key}")])
             };
@@ -69,12 +69,12 @@ pub(crate) fn row_cells(
             let whose = vec![label("configuration"), label("configurationGeneration")];
             [whose, ready().into(), replicas.into()].concat()
         }
-        KnativeObjectKind::Pod => pod_cells(object, is_wide, now),
-        KnativeObjectKind::PodAutoscaler => {
+        LocalObjectKind::Pod => pod_cells(object, is_wide, now),
+        LocalObjectKind::PodAutoscaler => {
             let scale = [scalar_text(&status["desiredScale"]), scalar_text(&status["actualScale"])];
             [scale, ready()].concat()
         }
-        KnativeObjectKind::ServerlessService => {
+        LocalObjectKind::ServerlessService => {
             let mode = [
                 scalar_text(&object["spec"]["mode"]),
                 scalar_text(&object["spec"]["numActivators"]),
@@ -210,7 +210,7 @@ mod tests {
                 ],
             },
         });
-        let cells = row_cells(KnativeObjectKind::Service, &object, false, Timestamp::UNIX_EPOCH);
+        let cells = row_cells(LocalObjectKind::Service, &object, false, Timestamp::UNIX_EPOCH);
         let expected = [
             "hello",
             "http://hello.default.localhost",
@@ -233,7 +233,7 @@ mod tests {
             ]},
         });
         let now = at("2026-11-21T12:00:00Z");
-        let row = |object: &Value| row_cells(KnativeObjectKind::Pod, object, true, now);
+        let row = |object: &Value| row_cells(LocalObjectKind::Pod, object, true, now);
         assert_eq!(
             row(&object),
             ["p", "1/2", "CrashLoopBackOff", "3", "10s", "10.244.1.2", "rouse"]
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_cell_for_each_column() {
-        for kind in KnativeObjectKind::ALL {
+        for kind in LocalObjectKind::ALL {
             for wide in [false, true] {
                 let cells = row_cells(kind, &json!({}), wide, Timestamp::UNIX_EPOCH);
                 assert_eq!(cells.len(), column_names(kind, wide).len(), "{kind:?}");

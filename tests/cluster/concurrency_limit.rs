@@ -1,8 +1,8 @@
 //! A hard limit of requests in each pod, enforced by two activators together.
 
 use serde_json::Value;
+use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE};
 use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost};
-use tests::rouse_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE};
 
 /// Path of a request that takes 100 ms.
 const PATH: &str = "/?sleep=100";

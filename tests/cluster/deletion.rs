@@ -1,8 +1,8 @@
 //! Deletion of objects with requests in flight: each request gets its whole response.
 
 use serde_json::Value;
+use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
 use tests::mounted_app::MountedApp;
-use tests::rouse_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
 use tests::streaming_exchange::StreamingExchange;
 use tests::test_cluster::TestCluster;
 

@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
-use tests::rouse_cluster::RouseCluster;
 
 /// Examples with requests to their services: file, service, path, and a part of the response's body.
 const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 12] = [

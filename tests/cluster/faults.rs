@@ -10,10 +10,10 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost, counts_by_second};
-use tests::rouse_cluster::{
+use tests::installed_cluster::{
     ClientPod, HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, find_condition, service_manifest,
 };
+use tests::load_process::{LoadProcess, LoadRequest, assert_none_lost, counts_by_second};
 use tests::test_cluster::TestCluster;
 
 /// A fault, reversed on drop, also when the test fails.

@@ -1,7 +1,7 @@
 //! Installation from an empty cluster to a response, as in the README: install, apply, request; asleep and awake
 //! again; uninstall.
 
-use tests::rouse_cluster::{RouseCluster, SYSTEM_NAMESPACE};
+use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
 use tests::test_cluster::{TestCluster, TestNamespace};
 
 const HELLO: &str = include_str!("../../examples/hello.yaml");

@@ -1,8 +1,8 @@
 //! Applications that listen on one family of IP addresses only, on a dual-stack cluster.
 
 use serde_json::Value;
+use tests::installed_cluster::{RouseCluster, find_condition};
 use tests::mounted_app::MountedApp;
-use tests::rouse_cluster::{RouseCluster, find_condition};
 
 #[test]
 fn an_application_that_listens_on_ipv6_only_is_reported_as_unreachable_by_ipv4() {

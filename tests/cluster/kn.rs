@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tests::rouse_cluster::{ClientPod, CurlResponse, RouseCluster};
+use tests::installed_cluster::{ClientPod, CurlResponse, RouseCluster};
 
 /// Knative's client `kn` in one namespace.
 struct KnClient<'a> {

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 use tests::flood::{FloodOutcome, FloodProcess, not_served_once};
+use tests::installed_cluster::{HELLO_IMAGE, RouseCluster};
 use tests::knative_features::EnabledFeatures;
-use tests::rouse_cluster::{HELLO_IMAGE, RouseCluster};
 use tests::shared_folder::SharedFolder;
 use tests::test_cluster::TestNamespace;
 

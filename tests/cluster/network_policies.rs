@@ -1,6 +1,6 @@
 //! Requests that a NetworkPolicy denies to a service's pods neither wait for a pod nor wake the service.
 
-use tests::rouse_cluster::{ClientPod, RouseCluster, SYSTEM_NAMESPACE};
+use tests::installed_cluster::{ClientPod, RouseCluster, SYSTEM_NAMESPACE};
 
 const SERVICE: &str = "apiVersion: serving.knative.dev/v1
 kind: Service

@@ -1,7 +1,7 @@
 //! `bind-pods` of `config-deployment`: pods without resource requests are bound to a node when they are created.
 
 use serde_json::Value;
-use tests::rouse_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
+use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
 use tests::test_cluster::TestNamespace;
 
 /// Enables `bind-pods` until drop, which also removes the test's taints.

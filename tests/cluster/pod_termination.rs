@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 use tests::flood::FloodProcess;
-use tests::rouse_cluster::RouseCluster;
+use tests::installed_cluster::RouseCluster;
 
 use crate::mixed_load::{FloodAppOptions, FloodFixture, LATEST_TRAFFIC, print_losses};
 

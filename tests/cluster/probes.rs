@@ -1,6 +1,6 @@
 //! Probes of the kubelet are no requests of the service, regardless of protocol and User-Agent.
 
-use tests::rouse_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
+use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
 
 #[test]
 fn a_service_falls_asleep_whatever_probes_it_has() {

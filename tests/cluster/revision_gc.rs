@@ -1,6 +1,6 @@
 //! Garbage collection by `config-gc` of a revision with requests in flight: each of them gets its whole response.
 
-use tests::rouse_cluster::{RouseCluster, set_config_map};
+use tests::installed_cluster::{RouseCluster, set_config_map};
 
 use super::deletion::{
     finish_all, open_at_old_revision, remove_old_tag, wait_old_revision_deleted,

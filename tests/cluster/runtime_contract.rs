@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tests::rouse_cluster::RouseCluster;
+use tests::installed_cluster::RouseCluster;
 
 const SERVICE: &str = "
 apiVersion: v1

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tests::installed_cluster::{ClientPod, RouseCluster};
 use tests::load_process::{LoadRequest, assert_none_lost};
-use tests::rouse_cluster::{ClientPod, RouseCluster};
 
 /// Manifest of the service `story` with `newest` as its template's revision and these traffic targets.
 fn service_manifest(newest: &str, traffic: &[(&str, u32, &str)]) -> String {

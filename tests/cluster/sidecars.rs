@@ -1,7 +1,7 @@
 //! A request that wakes a service is answered once the whole pod is ready, and not only its serving container.
 
+use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
-use tests::rouse_cluster::RouseCluster;
 
 /// Feature that allows probes of sidecars and of other ports; off by default.
 const PROBES: [&str; 1] = ["multi-container-probing"];

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
+use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
 use tests::load_process::assert_none_lost;
-use tests::rouse_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
 
 /// Manifest that `func deploy` applies for a function of the Go runtime.
 const FUNC_MANIFEST: &str = r#"

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use tests::flood::FloodProcess;
-use tests::rouse_cluster::{RouseCluster, SYSTEM_NAMESPACE};
+use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
 
 use crate::mixed_load::{FloodAppOptions, FloodFixture, print_losses};
 

@@ -303,8 +303,8 @@ impl ContendedServicesFixture {
                     let next = [generation.wrapping_add(1), generation.wrapping_add(2)];
                     generation = next[1];
                     let lists = [
-                        state(Self::SLOTS, 2, next[0], RoutingMode::PickPod),
-                        state(Self::OWN_SLOT, 1, next[1], RoutingMode::PickPod),
+                        state(Self::SLOTS, 2, next[0], RoutingMode::PickBackend),
+                        state(Self::OWN_SLOT, 1, next[1], RoutingMode::PickBackend),
                     ];
                     for ops in [&first_backends[..], &lists[..], &second_backends[..]] {
                         maps.apply(ops).expect("writable");
@@ -603,7 +603,7 @@ fn kernel_features_are_detected_by_trial() {
     let features = VerifierFeatures::detect();
     // Debian's kernels have the features of their version, without backports.
     assert_eq!(
-        (features.set_retval, features.sock_ops_cookie),
+        (features.set_retval, features.sock_ops_netns_cookie),
         (is_at_least(5, 18), is_at_least(5, 15))
     );
     assert!(is_at_least(5, 19) || !features.mptcp_sock);

@@ -630,10 +630,8 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let mut programs = agent::kernel::programs::EbpfPrograms::load(paths.clone()).unwrap();
     assert_eq!(programs.previous_pins(), Some(old_pins.as_path()));
     drop(case.fixture.programs.take());
-    let new = agent::kernel::maps::KernelMaps::open(&paths.pins())
-        .unwrap()
-        .with_previous(programs.previous_pins());
-    case.fixture.maps = new;
+    let new = agent::kernel::maps::KernelMaps::open(&paths.pins()).unwrap();
+    case.fixture.maps = new.with_previous(programs.previous_pins());
     // Another row than in the earlier version, because rows need not be equal.
     let slot = case.slot() + 100;
     let pod = datapath::abi::PodValue { slot, port: SERVING_PORT, flags: 0 };

@@ -170,11 +170,8 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
             .collect();
         for (case, thread) in threads {
             let response = thread.join().expect("an answer");
-            assert!(
-                case.allowed_statuses.contains(&response.status),
-                "{}: {response:?}",
-                case.service
-            );
+            let is_allowed = case.allowed_statuses.contains(&response.status);
+            assert!(is_allowed, "{}: {response:?}", case.service);
         }
         assert_eq!(slow.join().expect("an answer").status, 200);
     });

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use common::local_node::LocalPodPhase;
+use common::local_node::PodRunPhase;
 use serde_json::json;
 use tests::test_node::{TestNode, pod_ip, pod_order};
 use tests::wait::wait_for;
@@ -53,16 +53,15 @@ fn a_full_disk_for_logs_stops_no_pod() {
     assert!(mounted.expect("mount").success());
     let _unmounted = UnmountGuard(&logs);
     node.order([pod_order("a", &["fill=4", "listen=80"], json!({}))]);
-    let first = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    let first = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(get_greeting(&node, &first), "hello\n");
     // The volume is full now.
     let chatty = pod_order("b", &["say=nobody reads this", "listen=80"], json!({}));
     node.order([pod_order("a", &["fill=4", "listen=80"], json!({})), chatty]);
-    let second =
-        node.wait_pod("another running pod", "b", |pod| pod.phase == LocalPodPhase::Running);
+    let second = node.wait_pod("another running pod", "b", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(get_greeting(&node, &second), "hello\n");
     node.order([]);
-    node.wait("both gone", |pods| pods.values().all(|pod| pod.phase == LocalPodPhase::Removed));
+    node.wait("both gone", |pods| pods.values().all(|pod| pod.phase == PodRunPhase::Removed));
 }
 
 struct UnmountGuard<'a>(&'a std::path::Path);
@@ -74,7 +73,7 @@ impl Drop for UnmountGuard<'_> {
     }
 }
 
-fn get_greeting(node: &TestNode, status: &common::local_node::LocalPodStatus) -> String {
+fn get_greeting(node: &TestNode, status: &common::local_node::PodRunStatus) -> String {
     let address = SocketAddr::new(pod_ip(status), 80);
     node.in_client_netns(|| {
         wait_for("an answer", || {

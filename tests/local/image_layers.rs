@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use common::local_node::{LocalContainerState, LocalPodPhase};
+use common::local_node::{ContainerRunState, PodRunPhase};
 use serde_json::json;
 use tests::test_node::{
     LayerEntry, TestNode, base_layer, layer, pod_order, scratch_directory, write_layout,
@@ -85,7 +85,7 @@ fn upper_layers_replace_remove_and_hide_what_is_below() {
     args.extend(["say=end".to_owned(), "wait".to_owned()]);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     node.order([pod_order("a", &args, json!({ "container": { "image": folder.image() } }))]);
-    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     let log = node.wait_log("pod-a", "end\n");
     assert_eq!(log, "stays;new;added below;added;added;inside;a file now;end\n");
 }
@@ -108,8 +108,8 @@ fn a_link_of_a_lower_layer_does_not_lead_an_upper_one_out_of_the_image() {
     // Unpacked inside the image or refused: in both cases the host's directory must stay unchanged.
     node.wait("an end", |pods| {
         pods.get("a").is_some_and(|pod| {
-            let waits = |one: &LocalContainerState| matches!(one, LocalContainerState::Waiting { reason, .. } if reason == "ImagePullBackOff");
-            pod.phase == LocalPodPhase::Running || pod.containers.iter().any(|container| waits(&container.state))
+            let waits = |one: &ContainerRunState| matches!(one, ContainerRunState::Waiting { reason, .. } if reason == "ImagePullBackOff");
+            pod.phase == PodRunPhase::Running || pod.containers.iter().any(|container| waits(&container.state))
         })
     });
     let names: Vec<_> =
@@ -152,7 +152,7 @@ fn a_blob_that_is_not_what_its_digest_says_is_refused_in_one_line() {
     for uid in ["a", "b", "c"] {
         node.wait_pod("a refusal", uid, |pod| {
             pod.containers.iter().any(|container| {
-                matches!(&container.state, LocalContainerState::Waiting { reason, message, .. }
+                matches!(&container.state, ContainerRunState::Waiting { reason, message, .. }
                     if reason == "ImagePullBackOff" && message.contains("is damaged: its digest is")
                         && !message.contains('\n'))
             })

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use common::local_node::{LocalContainerState, LocalPodPhase, LocalPodSpec, LocalPodStatus};
+use common::local_node::{ContainerRunState, LocalPodSpec, PodRunPhase, PodRunStatus};
 use local::cgroups::CgroupMounts;
 use local::runtime::OciRuntimeKind;
 use local::{NodeLayout, NodeManager};
@@ -33,7 +33,7 @@ fn check_pod_runs(kind: OciRuntimeKind, test: &str) {
         "env": [{ "name": "PORT", "value": "8080" }], "resources": { "limits": { "memory": "64Mi", "cpu": "500m" } },
     } });
     node.order([pod_order("a", &["env", "id", "show=/proc/self/cgroup", "listen=8080"], extra)]);
-    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
     assert_eq!(get_greeting(&node, pod_ip(&status), 8080), "hello\n");
     let log = node.wait_log("pod-a", "0::");
@@ -43,7 +43,7 @@ fn check_pod_runs(kind: OciRuntimeKind, test: &str) {
     let cgroup = format!("rouse-{}/pods/poda/web", node.layout.name());
     assert!(log.lines().any(|line| line.starts_with("0::") && line.ends_with(&cgroup)), "{log}");
     node.order([]);
-    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodRunPhase::Removed);
     wait_reaped(node.layout.name());
     assert!(!node.layout.pod("a").exists());
     assert!(!node.layout.pod_namespace("a").exists());
@@ -63,7 +63,7 @@ fn runc_runs_a_pod() {
 fn clients_reach_a_pod_at_each_of_its_addresses() {
     let mut node = TestNode::new("families");
     node.order([pod_order("a", &["listen=8080"], json!({}))]);
-    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     let families: Vec<bool> = status.addresses.iter().map(IpAddr::is_ipv4).collect();
     assert_eq!(families, [true, false]);
     for ip in status.addresses {
@@ -77,7 +77,7 @@ fn a_layout_is_named_by_its_path() {
     let image = format!("oci:{}:v1", test_images().join("dev.local/app").display());
     let order = pod_order("a", &["wait"], json!({ "container": { "image": image } }));
     node.order([order]);
-    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    let status = node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     assert!(
         status.containers[0]
             .image_digest
@@ -92,12 +92,11 @@ fn a_limit_of_memory_kills_and_says_so() {
     let limits = json!({ "resources": { "limits": { "memory": "16Mi" } } });
     let extra = json!({ "container": limits, "pod": { "restartPolicy": "Never" } });
     node.order([pod_order("a", &["eat=64"], extra)]);
-    let ended =
-        |state: &LocalContainerState| matches!(state, LocalContainerState::Terminated { .. });
+    let ended = |state: &ContainerRunState| matches!(state, ContainerRunState::Terminated { .. });
     let status = node.wait_pod("a killed pod", "a", |pod| {
         pod.containers.iter().any(|container| ended(&container.state))
     });
-    let LocalContainerState::Terminated { code, reason, .. } = &status.containers[0].state else {
+    let ContainerRunState::Terminated { code, reason, .. } = &status.containers[0].state else {
         unreachable!()
     };
     assert_eq!((*code, reason.as_str()), (137, "OOMKilled"));
@@ -107,8 +106,8 @@ fn a_limit_of_memory_kills_and_says_so() {
 fn a_crashing_container_waits_and_says_why() {
     let mut node = TestNode::new("crash");
     node.order([pod_order("a", &["say=no config file", "exit=3"], json!({}))]);
-    let backing_off = |state: &LocalContainerState| {
-        matches!(state, LocalContainerState::Waiting { reason, message, last_exit: Some(3) }
+    let backing_off = |state: &ContainerRunState| {
+        matches!(state, ContainerRunState::Waiting { reason, message, last_exit: Some(3) }
             if reason == "CrashLoopBackOff" && message.contains("no config file"))
     };
     let status = node.wait_pod("a back-off", "a", |pod| {
@@ -117,7 +116,7 @@ fn a_crashing_container_waits_and_says_why() {
             .any(|container| container.restarts == 1 && backing_off(&container.state))
     });
     assert_eq!(node.log("pod-a").matches("no config file").count(), 2);
-    assert_eq!(status.phase, LocalPodPhase::Running);
+    assert_eq!(status.phase, PodRunPhase::Running);
 }
 
 #[test]
@@ -133,16 +132,16 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
         json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
     );
     node.order([pod_order("a", &["sick", "polite", "listen=80"], extra), well]);
-    let failed = |state: &LocalContainerState| matches!(state, LocalContainerState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
+    let failed = |state: &ContainerRunState| matches!(state, ContainerRunState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
     node.wait_pod("a restart for want of answers", "a", |pod| {
         pod.containers.iter().any(|container| failed(&container.state))
     });
     node.wait_pod("another start", "a", |pod| {
         pod.containers.iter().any(|container| {
-            container.restarts > 0 && container.state == LocalContainerState::Running
+            container.restarts > 0 && container.state == ContainerRunState::Running
         })
     });
-    let other = node.wait_pod("the other", "b", |pod| pod.phase == LocalPodPhase::Running);
+    let other = node.wait_pod("the other", "b", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(other.containers[0].restarts, 0);
 }
 
@@ -152,8 +151,8 @@ fn exec_probe(args: &[&str]) -> Value {
     json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
 }
 
-fn is_running(status: &LocalPodStatus) -> bool {
-    status.containers.iter().all(|container| container.state == LocalContainerState::Running)
+fn is_running(status: &PodRunStatus) -> bool {
+    status.containers.iter().all(|container| container.state == ContainerRunState::Running)
 }
 
 fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
@@ -173,7 +172,7 @@ fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
     assert_eq!(status.containers[0].restarts, 0);
     assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
     node.order([]);
-    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
+    node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodRunPhase::Removed);
     wait_reaped(node.layout.name());
 }
 
@@ -203,17 +202,17 @@ fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why()
         ("b", "\"/app wait\" did not end within 1s"),
         ("c", "/none"),
     ] {
-        let has_message = |state: &LocalContainerState| {
-            matches!(state, LocalContainerState::Waiting { message, .. }
+        let has_message = |state: &ContainerRunState| {
+            matches!(state, ContainerRunState::Waiting { message, .. }
                 if message.contains("liveness probe failed") && message.contains(args))
         };
-        let is_said = |pod: &LocalPodStatus| {
+        let is_said = |pod: &PodRunStatus| {
             pod.containers.iter().any(|container| has_message(&container.state))
         };
         node.wait_pod(args, uid, is_said);
     }
     node.order([]);
-    node.wait("all gone", |pods| pods.values().all(|pod| pod.phase == LocalPodPhase::Removed));
+    node.wait("all gone", |pods| pods.values().all(|pod| pod.phase == PodRunPhase::Removed));
     wait_reaped(node.layout.name());
 }
 
@@ -239,11 +238,11 @@ fn a_pod_is_as_ready_after_a_restart_of_the_node_as_before() {
 fn a_container_that_was_killed_with_its_whole_group_starts_again() {
     let mut node = TestNode::new("killed");
     node.order([pod_order("a", &["listen=80"], json!({}))]);
-    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
     CgroupMounts::find().expect("cgroup v2").kill_container(&node.layout, "a", "web");
     let status = node.wait_pod("another start", "a", |pod| {
         pod.containers.iter().any(|container| {
-            container.restarts > 0 && container.state == LocalContainerState::Running
+            container.restarts > 0 && container.state == ContainerRunState::Running
         })
     });
     assert_eq!(get_greeting(&node, pod_ip(&status), 80), "hello\n");
@@ -266,8 +265,8 @@ fn a_missing_image_and_a_missing_program_say_what_to_do() {
         ("b", "RunContainerError", "/no/such/program"),
         ("c", "ImagePullBackOff", "is it an OCI image layout?"),
     ] {
-        let has_message = |state: &LocalContainerState| {
-            matches!(state, LocalContainerState::Waiting { reason, message, .. }
+        let has_message = |state: &ContainerRunState| {
+            matches!(state, ContainerRunState::Waiting { reason, message, .. }
                 if reason == expected && message.contains(text_part) && !message.contains('\n'))
         };
         node.wait_pod(text_part, uid, |pod| {
@@ -286,7 +285,7 @@ fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
     node.wait_log("pod-b", "ready");
     node.order([]);
     node.wait("both gone", |pods| {
-        pods.len() == 2 && pods.values().all(|pod| pod.phase == LocalPodPhase::Removed)
+        pods.len() == 2 && pods.values().all(|pod| pod.phase == PodRunPhase::Removed)
     });
     assert!(node.log("pod-a").contains("asked to end"));
 }
@@ -327,7 +326,7 @@ fn init_containers_come_first() {
     });
     node.order([pod_order("a", &["show=/s/made", "say=second", "wait"], extra)]);
     node.wait_log("pod-a", "second");
-    node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
 }
 
 #[test]
@@ -369,21 +368,21 @@ fn pods_outlive_the_node_s_process_and_are_adopted() {
     let stop = pod_order("b", &["wait"], json!({}));
     node.order([keep.clone(), stop]);
     node.wait("both running", |pods| {
-        pods.len() == 2 && pods.values().all(|pod| pod.phase == LocalPodPhase::Running)
+        pods.len() == 2 && pods.values().all(|pod| pod.phase == PodRunPhase::Running)
     });
     let before = node.statuses["a"].clone();
     node.detach();
     let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
     next.wait("both adopted", |pods| {
-        pods.len() == 2 && pods.values().all(|pod| pod.phase == LocalPodPhase::Running)
+        pods.len() == 2 && pods.values().all(|pod| pod.phase == PodRunPhase::Running)
     });
     assert_eq!(next.statuses["a"].addresses, before.addresses);
     assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
     next.order([keep]);
-    next.wait_pod("the orphan gone", "b", |pod| pod.phase == LocalPodPhase::Removed);
+    next.wait_pod("the orphan gone", "b", |pod| pod.phase == PodRunPhase::Removed);
     assert_eq!(get_greeting(&next, pod_ip(&before), 80), "hello\n");
     next.order([]);
-    next.wait_pod("all gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
+    next.wait_pod("all gone", "a", |pod| pod.phase == PodRunPhase::Removed);
 }
 
 #[test]
@@ -391,7 +390,7 @@ fn down_leaves_nothing_and_a_second_run_starts_clean() {
     let mut node = TestNode::new("down");
     for _ in 0..2 {
         node.order([pod_order("a", &["stubborn", "wait"], json!({}))]);
-        node.wait_pod("a running pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+        node.wait_pod("a running pod", "a", |pod| pod.phase == PodRunPhase::Running);
         assert!(!find_leftovers(node.layout.name()).is_empty());
         node.detach();
         NodeManager::destroy(&node.layout).expect("a node that can be removed");
@@ -443,13 +442,13 @@ fn a_killed_node_is_adopted_or_removed() {
     node.detach();
     run_and_kill(&node.layout);
     let mut next = TestNode::attach(node.layout.clone(), None, Vec::new());
-    let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == LocalPodPhase::Running);
+    let status = next.wait_pod("an adopted pod", "a", |pod| pod.phase == PodRunPhase::Running);
     assert_eq!(get_greeting(&next, pod_ip(&status), 80), "hello\n");
     next.order([pod_order("b", &["wait"], json!({}))]);
-    next.wait_pod("the orphan gone", "a", |pod| pod.phase == LocalPodPhase::Removed);
-    next.wait_pod("the next pod", "b", |pod| pod.phase == LocalPodPhase::Running);
+    next.wait_pod("the orphan gone", "a", |pod| pod.phase == PodRunPhase::Removed);
+    next.wait_pod("the next pod", "b", |pod| pod.phase == PodRunPhase::Running);
     next.order([]);
-    next.wait_pod("the next pod gone", "b", |pod| pod.phase == LocalPodPhase::Removed);
+    next.wait_pod("the next pod gone", "b", |pod| pod.phase == PodRunPhase::Removed);
     next.detach();
     run_and_kill(&node.layout);
     NodeManager::destroy(&node.layout).expect("a node that can be removed");

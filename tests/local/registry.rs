@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::local_node::{LocalContainerState, LocalPodPhase};
+use common::local_node::{ContainerRunState, PodRunPhase};
 use serde_json::json;
 use tests::test_node::{TestNode, pod_order, test_images};
 
@@ -79,8 +79,8 @@ impl Drop for ImageRegistryFixture {
     }
 }
 
-fn is_waiting_with(state: &LocalContainerState, text_part: &str) -> bool {
-    matches!(state, LocalContainerState::Waiting { reason, message, .. }
+fn is_waiting_with(state: &ContainerRunState, text_part: &str) -> bool {
+    matches!(state, ContainerRunState::Waiting { reason, message, .. }
         if reason == "ImagePullBackOff" && message.contains(text_part) && !message.contains('\n'))
 }
 
@@ -95,7 +95,7 @@ fn an_image_is_pulled_with_credentials_and_kept() {
         pod_order("a", &["wait"], container(&image)),
         pod_order("b", &[], container(&missing)),
     ]);
-    node.wait_pod("a pulled image", "a", |pod| pod.phase == LocalPodPhase::Running);
+    node.wait_pod("a pulled image", "a", |pod| pod.phase == PodRunPhase::Running);
     node.wait_pod("a missing image", "b", |pod| {
         pod.containers
             .iter()
@@ -103,7 +103,7 @@ fn an_image_is_pulled_with_credentials_and_kept() {
     });
     drop(registry);
     node.order([pod_order("c", &["wait"], container(&image))]);
-    node.wait_pod("the image kept", "c", |pod| pod.phase == LocalPodPhase::Running);
+    node.wait_pod("the image kept", "c", |pod| pod.phase == PodRunPhase::Running);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use crate::rouse_cluster::{RouseCluster, set_config_map};
+use crate::installed_cluster::{RouseCluster, set_config_map};
 use crate::test_cluster::TestCluster;
 
 const CONFIG_MAP: &str = "config-features";

@@ -3,13 +3,13 @@
 pub mod fake_clock;
 pub mod flood;
 pub mod http_client;
+pub mod installed_cluster;
 pub mod knative_features;
 pub mod leftovers;
 pub mod load_process;
 pub mod mounted_app;
 pub mod multi_process_node;
 pub mod node_load;
-pub mod rouse_cluster;
 pub mod rouse_node;
 pub mod shared_folder;
 pub mod streaming_exchange;

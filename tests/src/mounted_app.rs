@@ -1,7 +1,7 @@
 //! Services whose container runs `app.c`, which is in no image but mounted from a directory of the node.
 
+use crate::installed_cluster::{HELLO_IMAGE, RouseCluster, service_manifest};
 use crate::knative_features::EnabledFeatures;
-use crate::rouse_cluster::{HELLO_IMAGE, RouseCluster, service_manifest};
 use crate::shared_folder::SharedFolder;
 use crate::test_node;
 

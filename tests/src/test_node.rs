@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::wait::WAIT_TIMEOUT;
-use common::local_node::{LocalNodeSpec, LocalPodSpec, LocalPodStatus};
+use common::local_node::{LocalNodeSpec, LocalPodSpec, PodRunStatus};
 use common::wire::NamespacedName;
 use local::runtime::OciRuntimeKind;
 use local::{LocalNodeConfig, NodeLayout, NodeManager, net};
@@ -29,8 +29,8 @@ pub struct TestNode {
     /// Sender of the pods that should run.
     pub orders: watch::Sender<LocalNodeSpec>,
     /// Last status of every pod, by uid.
-    pub statuses: BTreeMap<String, LocalPodStatus>,
-    status_rx: mpsc::Receiver<LocalPodStatus>,
+    pub statuses: BTreeMap<String, PodRunStatus>,
+    status_rx: mpsc::Receiver<PodRunStatus>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
     _images: Arc<TestImages>,
@@ -118,7 +118,7 @@ impl TestNode {
     pub fn wait(
         &mut self,
         description: &str,
-        is_done: impl Fn(&BTreeMap<String, LocalPodStatus>) -> bool,
+        is_done: impl Fn(&BTreeMap<String, PodRunStatus>) -> bool,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.expect("a runtime");
@@ -138,8 +138,8 @@ impl TestNode {
         &mut self,
         description: &str,
         uid: &str,
-        is_done: impl Fn(&LocalPodStatus) -> bool,
-    ) -> LocalPodStatus {
+        is_done: impl Fn(&PodRunStatus) -> bool,
+    ) -> PodRunStatus {
         self.wait(description, |all| all.get(uid).is_some_and(&is_done));
         self.statuses[uid].clone()
     }
@@ -377,7 +377,7 @@ pub fn find_leftovers(name: &str) -> Vec<String> {
 }
 
 /// First address of a pod.
-pub fn pod_ip(status: &LocalPodStatus) -> IpAddr {
+pub fn pod_ip(status: &PodRunStatus) -> IpAddr {
     *status.addresses.first().expect("a running pod has an address")
 }
 

@@ -161,8 +161,8 @@ fn write_for_trusted_proxy(
     write_forwarded_headers(headers, &path, host, HeaderValue::from_static(proto));
 }
 
-/// Part of `hops` that is reliable. Each hop is reported by the next one, so the part begins with the last untrusted
-/// hop.
+/// Returns the end of `hops` that trusted proxies reported. Each proxy reports the hop before it, so the result begins
+/// with the last hop that is no trusted proxy.
 fn trusted_hops<'a, T>(
     hops: &'a [T],
     of: impl Fn(&T) -> Option<&str>,

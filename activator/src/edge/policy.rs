@@ -34,7 +34,7 @@ impl EdgePolicy {
         // unchanged.
         let settings = match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => it.edge.clone(),
-            None if !batch.is_whole => return,
+            None if !batch.is_snapshot => return,
             Some(_) | None => EdgeSettings::default(),
         };
         let next = EdgeSettings {

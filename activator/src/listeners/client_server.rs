@@ -40,7 +40,7 @@ use crate::{
     listeners::{charged_body::ChargedResponseBody, stream_resets::StreamResetCounter},
     request_error::ProxyRequestError,
     requests::{
-        gateway::ActivatorGateway, response_body::ClientResponseBody,
+        gateway::RequestForwarder, response_body::ClientResponseBody,
         watched_body::ClientWatchedBody,
     },
     tcp_socket,
@@ -59,7 +59,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// Server of client connections, each in a task of its own.
 #[derive(Debug)]
 pub struct ClientConnectionServer {
-    gateway: Arc<ActivatorGateway>,
+    gateway: Arc<RequestForwarder>,
     connections: Arc<ClientConnections>,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
@@ -68,7 +68,7 @@ pub struct ClientConnectionServer {
 
 impl ClientConnectionServer {
     /// Creates a server in front of `gateway` that accepts as much as `connections` allow.
-    pub fn new(gateway: Arc<ActivatorGateway>, connections: Arc<ClientConnections>) -> Self {
+    pub fn new(gateway: Arc<RequestForwarder>, connections: Arc<ClientConnections>) -> Self {
         let bounds = connections.budget;
         let mut http1 = http1::Builder::new();
         http1
@@ -314,7 +314,7 @@ impl ClientConnectionServer {
         // A refused or stopping connection finishes its present exchange and takes no other one.
         tokio::select! {
             ended = connection.as_mut() => return ended,
-            () = client_connection.wait_refused() => {}
+            () = client_connection.wait_over_budget() => {}
             () = self.gateway.close_when_idle.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -373,7 +373,7 @@ impl ClientConnectionServer {
             tokio::select! {
                 ended = connection.as_mut() => return ended,
                 () = leave.cancelled() => {}
-                () = client_connection.wait_refused() => {}
+                () = client_connection.wait_over_budget() => {}
                 () = self.gateway.close_when_idle.cancelled() => {}
                 () = wait_idle(&client_connection, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
             }

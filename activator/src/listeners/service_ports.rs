@@ -17,7 +17,7 @@ use crate::{
         client_server::ClientConnectionServer,
         port_range::{PortRangeError, PortRangeListener},
     },
-    requests::gateway::ActivatorGateway,
+    requests::gateway::RequestForwarder,
     tcp_socket,
 };
 
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Debug)]
 pub struct ServicePortListeners {
     server: Arc<ClientConnectionServer>,
-    gateway: Arc<ActivatorGateway>,
+    gateway: Arc<RequestForwarder>,
     addresses: Vec<IpAddr>,
     /// Pinned eBPF map by which all ports are routed to one listener for each address.
     listener_map: Option<PathBuf>,
@@ -48,7 +48,7 @@ impl ServicePortListeners {
     /// can be used.
     pub fn new(
         server: Arc<ClientConnectionServer>,
-        gateway: Arc<ActivatorGateway>,
+        gateway: Arc<RequestForwarder>,
         addresses: Vec<IpAddr>,
         listener_map: Option<PathBuf>,
         shutdown: CancellationToken,

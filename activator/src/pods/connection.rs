@@ -226,14 +226,14 @@ impl PodResponseBody {
 impl PoolableConnection for PodConnection {
     fn reserve(&self) -> PoolReservation<Self> {
         match self {
-            it if !it.is_reusable() => PoolReservation::Stale,
+            it if !it.is_reusable() => PoolReservation::Unusable,
             Self::Http1(_) => PoolReservation::Exclusive,
             Self::Http2(it) if it.active_streams() >= MAX_POD_STREAMS => PoolReservation::Busy,
             // Streams begin under the pool's lock. Only their ends may come between, and these only make more room.
             Self::Http2(it) => {
                 PoolReservation::Shared(Self::Http2Stream(Http2PodStream::start(it.clone())))
             }
-            Self::Http2Stream(_) => PoolReservation::Stale,
+            Self::Http2Stream(_) => PoolReservation::Unusable,
         }
     }
 }

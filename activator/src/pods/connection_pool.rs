@@ -22,7 +22,7 @@ pub enum PoolReservation<C> {
     /// The connection is used by as many requests as it can carry.
     Busy,
     /// The connection cannot be used any more.
-    Stale,
+    Unusable,
 }
 
 /// Connection that a pool can lend to requests.
@@ -88,7 +88,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
                 PoolReservation::Exclusive => return Some(self.idle.remove(at)),
                 PoolReservation::Shared(connection) => return Some(connection),
                 PoolReservation::Busy => {}
-                PoolReservation::Stale => drop(self.idle.remove(at)),
+                PoolReservation::Unusable => drop(self.idle.remove(at)),
             }
         }
         None
@@ -180,7 +180,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
             }
             // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
             // tries again.
-            PoolReservation::Exclusive | PoolReservation::Busy | PoolReservation::Stale => {
+            PoolReservation::Exclusive | PoolReservation::Busy | PoolReservation::Unusable => {
                 connection
             }
         }

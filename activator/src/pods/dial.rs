@@ -17,9 +17,9 @@ const MAX_SOCKETS: u32 = 16;
 #[derive(Debug, Default)]
 pub struct PodDial {
     /// Number of sockets opened so far.
-    sockets_opened: u32,
-    /// Number of sockets that have not failed.
-    sockets_open: u32,
+    attempts: u32,
+    /// Number of these sockets that have not failed.
+    sockets_alive: u32,
     /// True after `UseSocket` or `GiveUp`.
     is_finished: bool,
 }
@@ -27,8 +27,8 @@ pub struct PodDial {
 /// Event in the course of a dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DialEvent {
-    /// The dial begins, or the wait that an [`DialAction::Open`] named is over.
-    Unanswered,
+    /// The timer of the last [`DialAction::Open`] has elapsed. This is also the first event.
+    TimerElapsed,
     /// A socket is connected.
     Connected,
     /// A socket was refused. No process listens there, so no other socket can succeed.
@@ -57,12 +57,12 @@ impl PodDial {
             return DialAction::Wait;
         }
         match event {
-            DialEvent::Unanswered => self.open_socket(),
+            DialEvent::TimerElapsed => self.open_socket(),
             DialEvent::Connected => self.finish(DialAction::UseSocket),
             DialEvent::Refused => self.finish(DialAction::GiveUp),
             DialEvent::Failed => {
-                self.sockets_open = self.sockets_open.saturating_sub(1);
-                if self.sockets_open == 0 {
+                self.sockets_alive = self.sockets_alive.saturating_sub(1);
+                if self.sockets_alive == 0 {
                     self.finish(DialAction::GiveUp)
                 } else {
                     DialAction::Wait
@@ -72,17 +72,17 @@ impl PodDial {
     }
 
     /// Number of sockets opened so far.
-    pub fn sockets_opened(&self) -> u32 {
-        self.sockets_opened
+    pub fn attempts(&self) -> u32 {
+        self.attempts
     }
 
     fn open_socket(&mut self) -> DialAction {
-        if self.sockets_opened == MAX_SOCKETS {
+        if self.attempts == MAX_SOCKETS {
             return self.finish(DialAction::GiveUp);
         }
-        let wait = FIRST_RETRY_DELAY * 2u32.pow(self.sockets_opened);
-        self.sockets_opened += 1;
-        self.sockets_open += 1;
+        let wait = FIRST_RETRY_DELAY * 2u32.pow(self.attempts);
+        self.attempts += 1;
+        self.sockets_alive += 1;
         DialAction::Open(wait.min(MAX_RETRY_DELAY))
     }
 
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn an_unanswered_dial_is_repeated_after_5_10_20_ms() {
         let mut dial = PodDial::default();
-        let waits: Vec<_> = (0..4).map(|_| dial.step(DialEvent::Unanswered)).collect();
+        let waits: Vec<_> = (0..4).map(|_| dial.step(DialEvent::TimerElapsed)).collect();
         let ms = |ms| DialAction::Open(Duration::from_millis(ms));
         assert_eq!(waits, [ms(5), ms(10), ms(20), ms(40)]);
     }
@@ -110,36 +110,36 @@ mod tests {
     fn an_unanswered_dial_ends() {
         let mut dial = PodDial::default();
         let mut spent = Duration::ZERO;
-        while let DialAction::Open(wait) = dial.step(DialEvent::Unanswered) {
+        while let DialAction::Open(wait) = dial.step(DialEvent::TimerElapsed) {
             spent += wait;
         }
-        assert_eq!(dial.sockets_opened(), 16);
+        assert_eq!(dial.attempts(), 16);
         assert_eq!(spent, Duration::from_millis(9_275));
     }
 
     #[test]
     fn the_first_connection_wins_and_no_other_does() {
         let mut dial = PodDial::default();
-        dial.step(DialEvent::Unanswered);
-        dial.step(DialEvent::Unanswered);
+        dial.step(DialEvent::TimerElapsed);
+        dial.step(DialEvent::TimerElapsed);
         assert_eq!(dial.step(DialEvent::Connected), DialAction::UseSocket);
         assert_eq!(dial.step(DialEvent::Connected), DialAction::Wait);
-        assert_eq!(dial.step(DialEvent::Unanswered), DialAction::Wait);
+        assert_eq!(dial.step(DialEvent::TimerElapsed), DialAction::Wait);
     }
 
     #[test]
     fn a_refusal_is_an_answer() {
         let mut dial = PodDial::default();
-        dial.step(DialEvent::Unanswered);
-        dial.step(DialEvent::Unanswered);
+        dial.step(DialEvent::TimerElapsed);
+        dial.step(DialEvent::TimerElapsed);
         assert_eq!(dial.step(DialEvent::Refused), DialAction::GiveUp);
     }
 
     #[test]
     fn one_failed_socket_does_not_end_the_others() {
         let mut dial = PodDial::default();
-        dial.step(DialEvent::Unanswered);
-        dial.step(DialEvent::Unanswered);
+        dial.step(DialEvent::TimerElapsed);
+        dial.step(DialEvent::TimerElapsed);
         assert_eq!(dial.step(DialEvent::Failed), DialAction::Wait);
         assert_eq!(dial.step(DialEvent::Failed), DialAction::GiveUp);
     }
@@ -148,12 +148,12 @@ mod tests {
         #[test]
         fn a_dial_finishes_once(events in proptest::collection::vec(0..4u8, 0..60)) {
             let mut dial = PodDial::default();
-            dial.step(DialEvent::Unanswered);
-            let kinds = [DialEvent::Unanswered, DialEvent::Connected, DialEvent::Refused, DialEvent::Failed];
+            dial.step(DialEvent::TimerElapsed);
+            let kinds = [DialEvent::TimerElapsed, DialEvent::Connected, DialEvent::Refused, DialEvent::Failed];
             let actions = events.iter().map(|&kind| dial.step(kinds[usize::from(kind)]));
             let ends = actions.filter(|it| matches!(it, DialAction::UseSocket | DialAction::GiveUp)).count();
             prop_assert!(ends <= 1);
-            prop_assert!(dial.sockets_opened() <= 16);
+            prop_assert!(dial.attempts() <= 16);
         }
     }
 }

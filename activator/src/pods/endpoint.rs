@@ -141,7 +141,7 @@ impl PodEndpoint {
     }
 
     /// Registers a refusal. Returns the time for which the pod gets no requests.
-    pub fn on_refusal(&self) -> Duration {
+    pub fn next_pause(&self) -> Duration {
         let before = self.refusals.fetch_add(1, Ordering::Relaxed);
         FIRST_REFUSAL_PAUSE * 2u32.pow(before.min(MAX_PAUSE_DOUBLINGS))
     }
@@ -275,7 +275,7 @@ fn fail_waiters(
 /// Runs one [`PodDial`]. Returns the connection and the number of sockets opened for it.
 async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
     let (mut dial, mut open) = (PodDial::default(), FuturesUnordered::new());
-    let (mut event, mut won) = (DialEvent::Unanswered, None);
+    let (mut event, mut won) = (DialEvent::TimerElapsed, None);
     let mut last = io::Error::from(io::ErrorKind::TimedOut);
     let wait = tokio::time::sleep(Duration::ZERO);
     tokio::pin!(wait);
@@ -288,7 +288,7 @@ async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
             }
             DialAction::Wait => {}
             DialAction::UseSocket => {
-                return won.map(|it| (it, dial.sockets_opened())).ok_or(last);
+                return won.map(|it| (it, dial.attempts())).ok_or(last);
             }
             DialAction::GiveUp => return Err(last),
         }
@@ -298,7 +298,7 @@ async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
                 Ok(stream) => { won = Some(stream); DialEvent::Connected }
                 Err(error) => { last = error; dial_failure_event(&last) }
             },
-            () = wait.as_mut() => DialEvent::Unanswered,
+            () = wait.as_mut() => DialEvent::TimerElapsed,
         };
     }
 }

@@ -60,7 +60,7 @@ pub struct Http1PodConnection {
     last_used: Instant,
     max_idle: Duration,
     /// True once it has served a request.
-    is_reused: bool,
+    has_served_request: bool,
 }
 
 /// Body of a response that is being read, on its connection.
@@ -93,8 +93,8 @@ impl Http1PodConnection {
     pub fn new(stream: TcpStream, max_idle: Duration) -> Self {
         let (read, write) = stream.into_split();
         let (write, last_used) = (Some(write), Instant::now());
-        let (buffer, parsed_bytes, is_reused) = (BytesMut::new(), 0, false);
-        Self { read, write, buffer, parsed_bytes, last_used, max_idle, is_reused }
+        let (buffer, parsed_bytes, has_served_request) = (BytesMut::new(), 0, false);
+        Self { read, write, buffer, parsed_bytes, last_used, max_idle, has_served_request }
     }
 
     /// Returns true if it may serve a request: it is open, silent, and has not been idle for too long.
@@ -121,7 +121,7 @@ impl Http1PodConnection {
         }
         // A pod may have closed an idle connection just as the request was sent. That is likely only for one that has
         // served a request before, and safe to repeat only for these methods.
-        let is_kept = std::mem::replace(&mut self.is_reused, true);
+        let is_kept = std::mem::replace(&mut self.has_served_request, true);
         let (head, body) = request.into_parts();
         let mut upload = RequestUpload::new(&head, body);
         let cause = match self.exchange(&head.method, &mut upload, interim_sink).await {

@@ -33,7 +33,7 @@ mod routing;
 
 /// Forwarder of requests to pods, with all that requests share.
 #[derive(Debug)]
-pub struct ActivatorGateway {
+pub struct RequestForwarder {
     /// Services, revisions and pods of the RouteTable.
     pub routes: Arc<RouteIndex>,
     /// Policy for proxies and upgrades.
@@ -66,7 +66,7 @@ impl Drop for CancelledRequestGuard<'_> {
     }
 }
 
-impl ActivatorGateway {
+impl RequestForwarder {
     /// Applies a batch of the RouteTable. Returns true if the set of service ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
         self.edge_policy.apply_batch(&batch);

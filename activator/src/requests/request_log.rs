@@ -86,7 +86,7 @@ impl RequestLogger {
     pub fn apply_batch(&self, batch: &RouteBatch) {
         match batch.changes.get(&RouteKey::Settings) {
             Some(RouteChange::Settings(it)) => self.apply_settings(it.request_log.clone()),
-            None if !batch.is_whole => {}
+            None if !batch.is_snapshot => {}
             Some(_) | None => self.apply_settings(None),
         }
     }

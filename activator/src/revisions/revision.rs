@@ -217,17 +217,17 @@ impl ActivatorRevision {
         QueueEntry::new(Arc::clone(self), bytes)
     }
 
-    /// Handles a refused connection to the permit's pod: the pod gets no requests for a short pause.
-    pub fn on_dial_refused(self: &Arc<Self>, permit: PodPermit) {
+    /// Handles a failed dial to the permit's pod: the pod gets no requests for a short pause.
+    pub fn on_dial_failed(self: &Arc<Self>, permit: PodPermit) {
         let pod = Arc::clone(&permit.pod);
         let was_open = self.close_pod(pod.key);
         drop(permit);
-        // Of several requests that are refused at the same time, only the first pauses the pod and starts the timer.
+        // Of several requests whose dials fail at the same time, only the first pauses the pod and starts the timer.
         if !was_open {
             return;
         }
-        let pause = pod.on_refusal();
-        info!(revision = %self.name, pod = %pod.uid, ?pause, "pod refused");
+        let pause = pod.next_pause();
+        info!(revision = %self.name, pod = %pod.uid, ?pause, "pod paused: dial failed");
         let revision = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
@@ -267,8 +267,7 @@ impl ActivatorRevision {
     fn close_pod(self: &Arc<Self>, pod: PodEndpointKey) -> bool {
         let mut was_open = false;
         self.update_and_dispatch(|state| {
-            was_open =
-                state.active.as_mut().is_some_and(|active| active.wait_queue.on_pod_refused(pod));
+            was_open = state.active.as_mut().is_some_and(|active| active.wait_queue.pause_pod(pod));
             Vec::new()
         });
         was_open

@@ -40,10 +40,10 @@ pub struct WaitQueue<W> {
     ready_pods: BTreeSet<PodEndpointKey>,
     /// Pods that take requests, sorted by key.
     open_pods: Vec<PodLoad>,
-    /// Pods that take no requests now and still have some in flight: draining, gone or refusing.
+    /// Pods that take no requests now and still have some in flight: draining, gone or paused.
     closed_pods: BTreeMap<PodEndpointKey, u32>,
-    /// Pods that the RouteTable lists as ready, but that refused a connection a moment ago.
-    refusing_pods: BTreeSet<PodEndpointKey>,
+    /// Pods that the RouteTable lists as ready, but that get no requests for a pause: a dial failed or is unanswered.
+    paused_pods: BTreeSet<PodEndpointKey>,
     /// Position of round robin among the open pods.
     round_robin_cursor: usize,
     waiting: BTreeMap<QueueTicket, QueuedWaiter<W>>,
@@ -66,7 +66,7 @@ impl<W> WaitQueue<W> {
             ready_pods: BTreeSet::new(),
             open_pods: Vec::new(),
             closed_pods: BTreeMap::new(),
-            refusing_pods: BTreeSet::new(),
+            paused_pods: BTreeSet::new(),
             round_robin_cursor: 0,
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
@@ -130,12 +130,12 @@ impl<W> WaitQueue<W> {
     ) -> Vec<DispatchedRequest<W>> {
         let ready: BTreeSet<PodEndpointKey> = ready.into_iter().collect();
         self.limit = limit;
-        self.refusing_pods.retain(|pod| ready.contains(pod));
+        self.paused_pods.retain(|pod| ready.contains(pod));
         // Requests in flight survive the change: a pod that is ready again continues with the number it had.
         for load in std::mem::take(&mut self.open_pods) {
             self.closed_pods.insert(load.key, load.in_flight);
         }
-        for pod in ready.difference(&self.refusing_pods) {
+        for pod in ready.difference(&self.paused_pods) {
             let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
             self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0 });
         }
@@ -209,13 +209,13 @@ impl<W> WaitQueue<W> {
 
     /// Registers that `pod` refused a connection. It gets no request until [`on_pod_retry`](Self::on_pod_retry), or
     /// until the RouteTable lists it again after it was not ready. Returns true if it took requests until now.
-    pub fn on_pod_refused(&mut self, pod: PodEndpointKey) -> bool {
+    pub fn pause_pod(&mut self, pod: PodEndpointKey) -> bool {
         let Ok(at) = self.find_open(pod) else { return false };
         let load = self.open_pods.remove(at);
         if load.in_flight > 0 {
             self.closed_pods.insert(pod, load.in_flight);
         }
-        self.refusing_pods.insert(pod)
+        self.paused_pods.insert(pod)
     }
 
     /// Returns true if a pod other than `pod` takes requests.
@@ -229,7 +229,7 @@ impl<W> WaitQueue<W> {
         pod: PodEndpointKey,
         random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
-        if !self.refusing_pods.remove(&pod) {
+        if !self.paused_pods.remove(&pod) {
             return Vec::new();
         }
         let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);

@@ -196,7 +196,7 @@ impl RouteIndex {
         let mut index = self.write();
         let mut changes = batch.changes;
         // A snapshot has no entries for what is gone, so removals are derived from what is known here.
-        if batch.is_whole {
+        if batch.is_snapshot {
             let removed = index.keys_missing_in(&changes);
             changes.extend(removed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
         }

@@ -17,9 +17,9 @@ use common::{
 
 use crate::harness::{ActivatorFixture, hello_revision, hello_service, pod, revision, service};
 
-fn batch(changes: Vec<RouteChange>, is_whole: bool) -> RouteBatch {
+fn batch(changes: Vec<RouteChange>, is_snapshot: bool) -> RouteBatch {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));
-    RouteBatch { version: 1, is_whole, changes: changes.collect() }
+    RouteBatch { version: 1, is_snapshot, changes: changes.collect() }
 }
 
 fn address() -> SocketAddr {
@@ -112,7 +112,7 @@ async fn a_request_keeps_its_queue_position_while_pods_change() {
     let pods = PodTable::from([("p".to_owned(), entry)]);
     served.set_pods(&pods);
     let (mut first, mut second) = (served.queue_entry(0), served.queue_entry(0));
-    served.on_dial_refused(first.acquire_permit().await.unwrap());
+    served.on_dial_failed(first.acquire_permit().await.unwrap());
     served.set_pods(&PodTable::new());
     let waiting = async {
         let (one, two) = tokio::join!(second.acquire_permit(), first.acquire_permit());

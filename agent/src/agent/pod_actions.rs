@@ -219,7 +219,7 @@ impl Agent {
                 == (ready, drained, &not_ready_reason)
         };
         if !before.as_ref().is_some_and(is_unchanged) {
-            info!(uid, ready, drained, trouble = not_ready_reason, "pod seen");
+            info!(uid, ready, drained, not_ready_reason, "pod state changed");
         }
     }
 }

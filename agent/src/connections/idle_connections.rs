@@ -20,7 +20,7 @@ pub(crate) mod close;
 pub(crate) mod pod_query;
 pub(crate) mod task;
 
-/// Shortest time without a byte after which a connection counts as idle (design: kept connections).
+/// Shortest time without a byte after which a connection counts as idle.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 /// Idle time if the pod is about to stop, or the address has drained for a while. A client that pauses only for moments
 /// between long requests must move too. It counts only if the pod reports no message under way.

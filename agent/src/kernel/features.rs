@@ -36,8 +36,9 @@ const SK_OFFSET: i16 = 64;
 pub struct VerifierFeatures {
     /// If true, a refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
     pub set_retval: bool,
-    /// If true, a listener whose bind was not seen is counted too (usually 5.15).
-    pub sock_ops_cookie: bool,
+    /// If true, sock_ops programs may call `bpf_get_netns_cookie` (usually 5.15). A listener whose bind was not seen is
+    /// counted then.
+    pub sock_ops_netns_cookie: bool,
     /// If true, a flow of Multipath TCP is recognized (usually 5.19, if that is built in).
     pub mptcp_sock: bool,
     /// Bit by which an IPv6-only wildcard listener is recognized. No bit if the kernel has no BTF, or if sock_ops
@@ -49,7 +50,7 @@ impl VerifierFeatures {
     /// No helper at all, as on the oldest kernel.
     pub const NONE: Self = Self {
         set_retval: false,
-        sock_ops_cookie: false,
+        sock_ops_netns_cookie: false,
         mptcp_sock: false,
         v6_only: SocketBit { byte_index: 0, mask: 0 },
     };
@@ -73,7 +74,7 @@ impl VerifierFeatures {
                 &[first_argument],
                 SET_RETVAL,
             ),
-            sock_ops_cookie: accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
+            sock_ops_netns_cookie: accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE),
             mptcp_sock: accepts_helper(
                 PROG_SOCK_ADDR,
                 ATTACH_CONNECT4,

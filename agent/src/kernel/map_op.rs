@@ -7,7 +7,7 @@ use std::{
 
 use datapath::{
     abi::FrontendKey,
-    load_balancing::{SvcInfo, SvcState},
+    load_balancing::{ActivatorFallback, SvcState},
 };
 
 /// One target of connects: an entry of `BACKENDS`, without its gauge.
@@ -69,7 +69,7 @@ pub enum MapOp {
         /// Id of the service in the kernel's maps.
         service_id: u32,
         /// List of activators, and the service's port there.
-        info: SvcInfo,
+        info: ActivatorFallback,
     },
     /// Switches a service to another list, in one store.
     State {
@@ -99,7 +99,7 @@ pub struct KernelRoutes {
     pub frontends: BTreeMap<FrontendKey, u32>,
     /// State, activators and backend numbers by service id: of each service that a frontend names, and of the two
     /// activator lists.
-    pub services: BTreeMap<u32, (SvcState, SvcInfo, Vec<u32>)>,
+    pub services: BTreeMap<u32, (SvcState, ActivatorFallback, Vec<u32>)>,
     /// Backends that those lists name.
     pub backends: BTreeMap<u32, BackendTarget>,
     /// Bounds above which no entry was ever written.
@@ -120,7 +120,7 @@ pub struct WrittenBounds {
 /// A registered pod of this node, by the kernel's identifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelPodIds {
-    /// Netns cookie of the pod's namespace.
+    /// Netns cookie of the pod's namespace; 0 if connects must not check the pod's listener.
     pub cookie: u64,
     /// Pod slot: row of the pod in the kernel's counters.
     pub slot: u32,

@@ -17,7 +17,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, RingBuf};
 use common::wire::RequestTotals;
 use datapath::{
     abi::{self, maps},
-    load_balancing::{RoutingMode, SvcInfo, SvcState},
+    load_balancing::{ActivatorFallback, RoutingMode, SvcState},
 };
 
 use self::{connection_storage::ConnectionStorage, gauges::PodGauges};
@@ -100,7 +100,7 @@ struct CounterRows {
     counters: SharedWords,
     responses: SharedWords,
     /// Rows of one pod: one for each possible CPU, and after them one for user space.
-    cpus: usize,
+    rows_per_pod: usize,
 }
 
 impl KernelMaps {
@@ -122,7 +122,7 @@ impl KernelMaps {
                 pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
                 counters: map_words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
                 responses: map_words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
-                cpus: rows / abi::PODS_MAX as usize,
+                rows_per_pod: rows / abi::PODS_MAX as usize,
             },
             control: map_words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
             connections: ConnectionStorage::open([pins])?,
@@ -242,7 +242,8 @@ impl KernelMaps {
     fn read_service(&self, service_id: u32, table: &mut KernelRoutes) {
         let Some(word) = self.svc_state.words().get(service_id as usize) else { return };
         let state = SvcState::unpack(word.load(Acquire));
-        let info = SvcInfo::unpack(self.svc_info.words()[service_id as usize].load(Acquire));
+        let info =
+            ActivatorFallback::unpack(self.svc_info.words()[service_id as usize].load(Acquire));
         let extent =
             self.list_entries.words().iter().skip(state.offset as usize).take(state.count as usize);
         let list: Vec<u32> = extent.map(|entry| entry.load(Relaxed) as u32).collect();
@@ -340,7 +341,7 @@ impl KernelMaps {
     pub fn clear_slot(&self, slot: u32) {
         let zero = |words: &[AtomicU64]| words.iter().for_each(|word| word.store(0, Relaxed));
         zero(row(&self.counter_rows.pod_state, slot as usize, STATE_WORDS));
-        for cpu in 0..self.counter_rows.cpus {
+        for cpu in 0..self.counter_rows.rows_per_pod {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
             zero(row(&self.counter_rows.counters, index, COUNTER_WORDS));
             zero(row(&self.counter_rows.responses, index, RESPONSE_WORDS));
@@ -458,7 +459,7 @@ impl CounterRows {
     /// Returns one pod's running totals over all CPUs.
     fn totals(&self, slot: u32) -> RequestTotals {
         let mut sum = RequestTotals::default();
-        for cpu in 0..self.cpus {
+        for cpu in 0..self.rows_per_pod {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
             let counters = read_counters(row(&self.counters, index, COUNTER_WORDS));
             sum.started = sum.started.wrapping_add(counters.started);
@@ -472,7 +473,7 @@ impl CounterRows {
     /// Returns one pod's responses over all CPUs.
     fn responses(&self, slot: u32) -> abi::ResponseCounters {
         let mut sum = [0_u64; RESPONSE_WORDS];
-        for cpu in 0..self.cpus {
+        for cpu in 0..self.rows_per_pod {
             let index = cpu * abi::PODS_MAX as usize + slot as usize;
             // Read word by word: each only grows, so that no word of the sum is more than a moment old.
             let words = row(&self.responses, index, RESPONSE_WORDS);

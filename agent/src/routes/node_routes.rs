@@ -73,7 +73,7 @@ impl NodeRoutes {
 
     /// Adds the removals that a snapshot implies: it names what exists, and subjects that it leaves out are gone.
     pub(crate) fn add_removals(&self, batch: &mut RouteBatch) {
-        if batch.is_whole {
+        if batch.is_snapshot {
             let removed = self.planner.table().missing_from(&batch.changes);
             batch
                 .changes
@@ -177,7 +177,7 @@ impl NodeRoutes {
             0 => String::new(),
             more => format!(" (and {more} more)"),
         };
-        Some(format!("connects to {service}{more} go by the activators: {error}"))
+        Some(format!("connects to {service}{more} go through the activators: {error}"))
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
     fn snapshot(version: u64, name: &str) -> RouteBatch {
         let entry = fixtures::activator(name, vec![[10, 0, 0, 1].into()]);
         let change = (RouteKey::Activator(name.into()), RouteChange::Activator(entry));
-        RouteBatch { version, is_whole: true, changes: [change].into() }
+        RouteBatch { version, is_snapshot: true, changes: [change].into() }
     }
 
     fn routes() -> NodeRoutes {
@@ -208,7 +208,7 @@ mod tests {
         routes.add_removals(&mut next);
         let removed = RouteKey::Activator("a".into());
         assert_eq!(next.changes.get(&removed), Some(&RouteChange::Removed(removed.clone())));
-        let mut part = RouteBatch { is_whole: false, ..snapshot(2, "b") };
+        let mut part = RouteBatch { is_snapshot: false, ..snapshot(2, "b") };
         routes.add_removals(&mut part);
         assert_eq!(part.changes.len(), 1, "a later batch names only what changed");
     }

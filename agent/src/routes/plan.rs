@@ -20,10 +20,10 @@ use std::{
 use common::wire::{NamespacedName, RouteChange, RouteKey, ServiceEntry};
 use datapath::{
     abi::{self, FrontendKey},
-    load_balancing::{RoutingMode, SvcInfo, SvcState},
+    load_balancing::{ActivatorFallback, RoutingMode, SvcState},
 };
 
-pub use self::{map_plan::MapPlan, request_terms::RevisionRequestTerms, table::PlannerTable};
+pub use self::{map_plan::MapPlan, request_terms::RevisionRequestSettings, table::PlannerTable};
 use self::{
     map_plan::OrderedMapOps,
     pool::{ExtentPool, KernelIdPool},
@@ -37,7 +37,7 @@ const FIRST_BACKEND: u32 = 1;
 /// Error: a change that does not fit the kernel's maps. No part of it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{wanted} more of map {map} are needed and only {free} are free ({quarantined} more within a second): \
+    "map {map} needs {wanted} more entries, and can give {free} at once ({quarantined} more within a second): \
      use fewer services, or fewer pods behind them"
 )]
 pub struct MapCapacityError {
@@ -45,7 +45,7 @@ pub struct MapCapacityError {
     pub map: &'static str,
     /// Number of entries that are needed at once.
     pub wanted: usize,
-    /// Number of entries that are free.
+    /// Number of entries that can be had at once; of `SLOTS`, the longest free extent.
     pub free: usize,
     /// Number of entries in quarantine. If they are enough, the same plan succeeds later.
     pub quarantined: usize,
@@ -69,7 +69,7 @@ struct BackendList {
     /// Number of the service in the [`PlannerTable`] that the frontend belongs to, or [`NO_SERVICE`].
     owner: u32,
     state: SvcState,
-    info: SvcInfo,
+    info: ActivatorFallback,
     backends: Box<[u32]>,
 }
 
@@ -80,7 +80,7 @@ const NO_SERVICE: u32 = u32::MAX;
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DesiredBackendList {
     mode: RoutingMode,
-    info: SvcInfo,
+    info: ActivatorFallback,
     backends: Vec<BackendTarget>,
 }
 
@@ -113,7 +113,7 @@ struct MapPlanDraft {
     /// Frontends that a service wants while another service owns them.
     frontend_claims: BTreeSet<(FrontendKey, u32)>,
     /// Frontends that no service wants any more.
-    stale_frontends: Vec<FrontendKey>,
+    unwanted_frontends: Vec<FrontendKey>,
 }
 
 /// Key of a list: a frontend, or one of the two lists of activators.
@@ -192,7 +192,7 @@ impl RoutePlanner {
         // A service without a readable state still owns its id: it counts as an empty list.
         let none = (
             SvcState { offset: 0, count: 0, generation: 0, mode: RoutingMode::Pass },
-            SvcInfo { activators: 0, port_be: 0 },
+            ActivatorFallback { activators: 0, port_be: 0 },
             Vec::new(),
         );
         let (state, info, backends) = kernel.services.get(&service_id).unwrap_or(&none);
@@ -342,7 +342,7 @@ impl RoutePlanner {
         }
         // Smallest first: if not all fit, as many as possible do.
         draft.service_updates.sort_by_key(ServiceListUpdate::backend_count);
-        draft.stale_frontends = self
+        draft.unwanted_frontends = self
             .ownerless_frontends
             .iter()
             .filter(|key| !draft.frontend_owners.contains_key(key))
@@ -403,7 +403,7 @@ impl RoutePlanner {
             // If its addresses find no room either, its connects pass unchanged.
             let _nothing = self.switch_lists(fallbacks, &mut ops, &mut freed);
         }
-        for &key in &draft.stale_frontends {
+        for &key in &draft.unwanted_frontends {
             freed.extend(self.lists.remove(&BackendListKey::Frontend(key)).inspect(|list| {
                 ops.removals.push(MapOp::RemoveFrontend { key });
                 self.service_id_pool.quarantine(list.service_id, now_ns);

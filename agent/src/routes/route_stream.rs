@@ -16,14 +16,14 @@ use crate::lock::lock;
 ///
 /// The stream never waits for the agent: a subject that changes twice meanwhile is handled once.
 #[derive(Debug, Default)]
-pub(crate) struct RouteBatchStream {
+pub(crate) struct RouteBatchInbox {
     pending: Mutex<Option<RouteBatch>>,
     arrived: Notify,
-    /// Link that keeps the stream, set when [`RouteBatchStream::receive_batches`] begins.
+    /// Link that keeps the stream, set when [`RouteBatchInbox::receive_batches`] begins.
     link: OnceLock<Arc<ComponentLink>>,
 }
 
-impl RouteBatchStream {
+impl RouteBatchInbox {
     /// Receives the controller's routes until the link's shutdown.
     pub(crate) async fn receive_batches(&self, link: Arc<ComponentLink>) {
         let link = self.link.get_or_init(|| link);
@@ -86,12 +86,12 @@ mod tests {
     }
 
     fn batch(version: u64, changes: &[(RouteKey, RouteChange)]) -> RouteBatch {
-        RouteBatch { version, is_whole: false, changes: changes.iter().cloned().collect() }
+        RouteBatch { version, is_snapshot: false, changes: changes.iter().cloned().collect() }
     }
 
     #[tokio::test]
     async fn a_subject_that_changes_twice_is_delivered_once() {
-        let routes = RouteBatchStream::default();
+        let routes = RouteBatchInbox::default();
         routes.merge_batch(batch(1, &[activator("a", "n1"), activator("b", "n1")]));
         routes.merge_batch(batch(2, &[activator("a", "n2")]));
         let want = batch(2, &[activator("a", "n2"), activator("b", "n1")]);
@@ -100,20 +100,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_snapshot_replaces_the_pending_batch() {
-        let routes = RouteBatchStream::default();
+        let routes = RouteBatchInbox::default();
         routes.merge_batch(batch(1, &[activator("a", "n1")]));
-        let whole = RouteBatch { is_whole: true, ..batch(2, &[activator("b", "n1")]) };
+        let whole = RouteBatch { is_snapshot: true, ..batch(2, &[activator("b", "n1")]) };
         routes.merge_batch(whole.clone());
         assert_eq!(routes.next().await, whole);
         routes.merge_batch(whole);
         routes.merge_batch(batch(3, &[activator("c", "n1")]));
         let both = batch(3, &[activator("b", "n1"), activator("c", "n1")]);
-        assert_eq!(routes.next().await, RouteBatch { is_whole: true, ..both });
+        assert_eq!(routes.next().await, RouteBatch { is_snapshot: true, ..both });
     }
 
     #[tokio::test]
     async fn a_version_without_changes_is_delivered() {
-        let routes = Arc::new(RouteBatchStream::default());
+        let routes = Arc::new(RouteBatchInbox::default());
         let waiting = tokio::spawn({
             let routes = Arc::clone(&routes);
             async move { routes.next().await }

@@ -17,7 +17,7 @@ use crate::{
         totals_row::TotalsRow,
     },
     lock::lock,
-    routes::plan::RevisionRequestTerms,
+    routes::plan::RevisionRequestSettings,
     usage::revision_totals::{RevisionLevels, RevisionTotals},
 };
 
@@ -57,7 +57,7 @@ impl RevisionTotalsStore {
         slot: u32,
         cookie: u64,
         revision: &NamespacedName,
-        terms: RevisionRequestTerms,
+        terms: RevisionRequestSettings,
     ) {
         let mut totals = lock(&self.totals);
         totals.assign_slot(slot, revision);
@@ -81,7 +81,7 @@ impl RevisionTotalsStore {
         let revisions = totals.revisions().filter_map(|name| {
             let exists = match batch.changes.get(&RouteKey::Revision(name.clone())) {
                 Some(change) => !matches!(change, RouteChange::Removed(_)),
-                None if batch.is_whole => false,
+                None if batch.is_snapshot => false,
                 None => return None,
             };
             Some((name.clone(), exists))
@@ -93,12 +93,12 @@ impl RevisionTotalsStore {
     pub(crate) fn apply_changes(
         &mut self,
         revisions: Vec<(NamespacedName, bool)>,
-        terms: impl Fn(&NamespacedName) -> RevisionRequestTerms,
+        terms: impl Fn(&NamespacedName) -> RevisionRequestSettings,
     ) {
         let mut totals = lock(&self.totals);
         for (name, exists) in revisions {
             if exists {
-                let RevisionRequestTerms { service, configuration, .. } = terms(&name);
+                let RevisionRequestSettings { service, configuration, .. } = terms(&name);
                 totals.set_owners(&name, [service, configuration]);
             } else {
                 totals.forget_revision(&name);

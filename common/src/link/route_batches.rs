@@ -26,7 +26,7 @@ pub struct RouteBatch {
     /// Version of the table that includes all changes of the batch.
     pub version: u64,
     /// True for the first batch of a stream: every subject that it does not name is removed.
-    pub is_whole: bool,
+    pub is_snapshot: bool,
     /// Newest state of each subject that changed.
     pub changes: RouteChanges,
 }
@@ -34,7 +34,7 @@ pub struct RouteBatch {
 impl RouteBatch {
     /// Merges the next batch into this one.
     pub fn merge(&mut self, next: Self) {
-        if next.is_whole {
+        if next.is_snapshot {
             *self = next;
             return;
         }
@@ -69,7 +69,7 @@ impl RouteStreamState {
     }
 
     /// Returns true if the stream has not sent its first whole table.
-    pub(super) fn is_whole_next(&self) -> bool {
+    pub(super) fn next_is_snapshot(&self) -> bool {
         self.next_replica.is_some()
     }
 
@@ -87,8 +87,8 @@ impl RouteStreamState {
         self.version = item.version;
         let mut changes = std::mem::take(&mut self.pending_changes);
         let next = self.next_replica.take();
-        let is_whole = next.is_some();
-        if is_whole {
+        let is_snapshot = next.is_some();
+        if is_snapshot {
             // Streams that broke before their first table, or while it was held, do not count as followed.
             // A replica that was followed before cannot lag behind itself.
             let may_lag =
@@ -103,7 +103,7 @@ impl RouteStreamState {
             self.held_changes.retain(|key, _| !changes.contains_key(key));
         }
         self.update_draining(&changes);
-        Some(RouteBatch { version: item.version, is_whole, changes })
+        Some(RouteBatch { version: item.version, is_snapshot, changes })
     }
 
     /// Returns the held changes, after the new replica has had time to catch up.
@@ -111,7 +111,7 @@ impl RouteStreamState {
         self.held_until = None;
         let changes = std::mem::take(&mut self.held_changes);
         self.update_draining(&changes);
-        RouteBatch { version: self.version, is_whole: false, changes }
+        RouteBatch { version: self.version, is_snapshot: false, changes }
     }
 
     fn hold_draining(&mut self, changes: &mut RouteChanges) {
@@ -157,7 +157,7 @@ pub struct DrainAckReporter {
 impl DrainAckReporter {
     /// Records a batch that is about to be put in force.
     pub fn record_batch(&mut self, batch: &RouteBatch) {
-        if batch.is_whole {
+        if batch.is_snapshot {
             self.draining.clear();
         }
         update_draining_pods(&mut self.draining, &batch.changes);
@@ -179,15 +179,15 @@ impl DrainAckReporter {
 #[derive(Debug, Default)]
 pub struct RoutedServiceReporter {
     changed: BTreeMap<NamespacedName, bool>,
-    is_whole: bool,
+    is_snapshot: bool,
     reported: BTreeSet<NamespacedName>,
 }
 
 impl RoutedServiceReporter {
     /// Records a batch that is about to be put in force.
     pub fn record_batch(&mut self, batch: &RouteBatch) {
-        if batch.is_whole {
-            (self.is_whole, self.changed) = (true, BTreeMap::new());
+        if batch.is_snapshot {
+            (self.is_snapshot, self.changed) = (true, BTreeMap::new());
         }
         for (key, change) in &batch.changes {
             let RouteKey::Service(name) = key else { continue };
@@ -200,7 +200,7 @@ impl RoutedServiceReporter {
     pub fn report_services(&mut self, reports: &Outbox<PodReportKey, PodReportItem>) {
         reports.set(PodReportKey::RoutedServicesAnnounced, PodReportItem::RoutedServicesAnnounced);
         let mut changed = std::mem::take(&mut self.changed);
-        if std::mem::take(&mut self.is_whole) {
+        if std::mem::take(&mut self.is_snapshot) {
             // A subject that a whole table omits is removed.
             self.reported.iter().for_each(|name| _ = changed.entry(name.clone()).or_insert(false));
         }
@@ -295,9 +295,9 @@ mod tests {
             }
             (RouteKey::Service(name), RouteChange::Service(service))
         };
-        let batch = |is_whole, changes: Vec<(RouteKey, RouteChange)>| RouteBatch {
+        let batch = |is_snapshot, changes: Vec<(RouteKey, RouteChange)>| RouteBatch {
             version: 1,
-            is_whole,
+            is_snapshot,
             changes: changes.into_iter().collect(),
         };
         let (reports, mut routed) = (Outbox::new(), RoutedServiceReporter::default());

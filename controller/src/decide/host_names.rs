@@ -323,7 +323,7 @@ mod tests {
         let case = HostNameCase::new(&[], &[("prod.com", "selector:\n  app: prod\n")], &[]);
         let names = HostNameRules { default_domain: "localhost", ..case.rules() };
         let (labels, prod) = (map(&[]), map(&[("app", "prod")]));
-        let labels = map(&[("networking.knative.dev/visibility", "cluster-local")]);
+        let hidden = map(&[("networking.knative.dev/visibility", "cluster-local")]);
         let url = |labels| {
             let annotations = &case.annotations;
             let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
@@ -331,7 +331,7 @@ mod tests {
         };
         assert_eq!(url(&labels), "http://shop.team.localhost");
         assert_eq!(url(&prod), "http://shop.team.prod.com");
-        assert_eq!(url(&labels), "http://shop.team.svc.c1.local");
+        assert_eq!(url(&hidden), "http://shop.team.svc.c1.local");
     }
 
     #[test]

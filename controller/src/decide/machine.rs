@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{
-    local_node::{self, LocalPodSpec, LocalPodStatus},
+    local_node::{self, LocalPodSpec, PodRunStatus},
     outbox::Outbox,
     wire::{
         ComponentReplica, NamespacedName, PodObservation, RouteChange, RouteKey, ScaleDecision,
@@ -25,7 +25,7 @@ use crate::{
     decide::plan::{self, AppPlan},
     model::{
         network_policies::PolicyClientPod,
-        object::{KnativeObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
+        object::{LocalObjectKey, ObjectPart, ObjectPartKey, ResourceKind, WriteError},
         world::{
             AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
             CurrentDecision, PlatformKind, PodStage, RevisionPod, ServiceManifest, TemplateFacts,
@@ -95,7 +95,7 @@ pub enum ControllerEvent {
     /// The chosen replica of a component: the leader, or the active autoscaler; `None`: none.
     ReplicaChosen(ServerComponent, Option<String>),
     /// The local node reports the state of a pod.
-    LocalPodStatus(LocalPodStatus),
+    PodRunStatus(PodRunStatus),
     /// An object as the API server holds it; `None`: it was deleted.
     ObjectObserved(ResourceKind, NamespacedName, Option<Box<Value>>),
     /// A pod that NetworkPolicies may admit; `None`: it was deleted.
@@ -122,7 +122,7 @@ pub struct ControllerEffects {
     /// Names with their addresses, for the local node's DNS; no addresses: the name is deleted.
     pub dns_names: Vec<(NamespacedName, Vec<IpAddr>)>,
     /// Objects to write to disk or delete from it, on the local platform.
-    pub changed_objects: Vec<KnativeObjectKey>,
+    pub changed_objects: Vec<LocalObjectKey>,
     /// Parts of objects that may have to be written, on Kubernetes.
     pub changed_keys: Vec<ObjectPartKey>,
     /// Apps whose planned objects should exist soon, so that a check is scheduled.
@@ -248,9 +248,7 @@ impl ControllerStateMachine {
             ControllerEvent::ManifestApplied(name, manifest) => {
                 self.apply_manifest(name, manifest, now)
             }
-            ControllerEvent::ManifestRejected(name, reason) => {
-                self.reject_manifest(name, &reason, now)
-            }
+            ControllerEvent::ManifestRejected(name, why) => self.reject_manifest(name, &why, now),
             ControllerEvent::ManifestDeleted(name) => self.delete_app(&name, now),
             ControllerEvent::AppRestored(name, app) => self.restore_app(name, *app, now),
             ControllerEvent::DecisionReceived(decision) => self.handle_decision(decision, now),
@@ -290,16 +288,14 @@ impl ControllerStateMachine {
                 self.handle_digests_resolved(&revision, digests, now)
             }
             ControllerEvent::ReplicaChosen(part, chosen) => self.set_chosen_replica(part, chosen),
-            ControllerEvent::LocalPodStatus(status) => self.handle_pod_status(status, now),
+            ControllerEvent::PodRunStatus(status) => self.handle_pod_status(status, now),
             ControllerEvent::ObjectObserved(resource, name, object) => {
                 self.observe_object(resource, name, object.as_deref(), now);
             }
             ControllerEvent::ClientPodObserved(name, client) => {
                 self.handle_client_pod(name, client, now)
             }
-            ControllerEvent::WriteErrorChanged(key, error) => {
-                self.handle_write_error(&key, error, now)
-            }
+            ControllerEvent::WriteErrorChanged(key, e) => self.handle_write_error(&key, e, now),
             ControllerEvent::ChildrenMissing(app, resource, name, error) => {
                 self.handle_missing_children(app, resource, &name, error, now)
             }
@@ -332,10 +328,10 @@ impl ControllerStateMachine {
         self.reconcile_app(&name, None, true, now);
     }
 
-    fn handle_pod_status(&mut self, status: LocalPodStatus, now: UnixMillis) {
+    fn handle_pod_status(&mut self, status: PodRunStatus, now: UnixMillis) {
         let Some(app) = self.pod_index.apps.get(&status.uid).cloned() else { return };
         let (uid, is_removed) =
-            (status.uid.clone(), status.phase == local_node::LocalPodPhase::Removed);
+            (status.uid.clone(), status.phase == local_node::PodRunPhase::Removed);
         let previous = self.cluster.pods.statuses.get(&uid);
         if previous == Some(&status) {
             return;
@@ -351,10 +347,10 @@ impl ControllerStateMachine {
         }
     }
 
-    fn pod_object_key(&self, app: &NamespacedName, uid: &str) -> Option<KnativeObjectKey> {
+    fn pod_object_key(&self, app: &NamespacedName, uid: &str) -> Option<LocalObjectKey> {
         let mut pods = self.cluster.apps.get(app)?.pods();
         let (_, pod) = pods.find(|(_, pod)| *pod.uid == *uid)?;
-        Some(KnativeObjectKey::pod(&app.namespace, &pod.name))
+        Some(LocalObjectKey::pod(&app.namespace, &pod.name))
     }
 
     fn handle_tick(&mut self, now: UnixMillis) {
@@ -506,7 +502,7 @@ impl ControllerStateMachine {
         for (_, pod) in previous.pods().filter(|(_, pod)| !kept_uids.contains(&*pod.uid)) {
             self.pod_index.apps.remove(&*pod.uid);
             self.forget_reports(&pod.uid);
-            self.effects.changed_objects.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
+            self.effects.changed_objects.push(LocalObjectKey::pod(&name.namespace, &pod.name));
         }
     }
 
@@ -529,7 +525,7 @@ impl ControllerStateMachine {
             )
         };
         if rewrite || is_removed || after.is_some_and(|app| own(app) != own(previous)) {
-            out.extend(KnativeObjectKey::of_app(name));
+            out.extend(LocalObjectKey::of_app(name));
             let names = |app: &AppState, none: bool| -> Vec<(NamespacedName, Vec<IpAddr>)> {
                 let all = app.allocations().iter().map(|allocation| {
                     let host = plan::placeholder_name(allocation, &name.name);
@@ -556,18 +552,18 @@ impl ControllerStateMachine {
         for revision in after {
             let old = previous.revision(&revision.name);
             if rewrite || old != Some(revision) {
-                out.extend(KnativeObjectKey::of_revision(&name.namespace, &revision.name));
+                out.extend(LocalObjectKey::of_revision(&name.namespace, &revision.name));
             }
             for pod in &revision.pods {
                 let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
                 if had != Some(pod) {
-                    out.push(KnativeObjectKey::pod(&name.namespace, &pod.name));
+                    out.push(LocalObjectKey::pod(&name.namespace, &pod.name));
                 }
             }
         }
         let removed =
             previous.revisions.iter().filter(|it| !after.iter().any(|has| has.name == it.name));
-        out.extend(removed.flat_map(|it| KnativeObjectKey::of_revision(&name.namespace, &it.name)));
+        out.extend(removed.flat_map(|it| LocalObjectKey::of_revision(&name.namespace, &it.name)));
     }
 
     fn remove_app(&mut self, name: &NamespacedName) {

@@ -57,7 +57,7 @@ pub struct GcSelection<'a> {
 }
 
 /// Selects the Revisions of one Configuration that are deleted now.
-pub fn select_stale<'a>(
+pub fn select_collectable<'a>(
     revisions: &[GcCandidate<'a>],
     config: &GcConfig,
     now: UnixMillis,
@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn gone<'a>(revisions: &[GcCandidate<'a>], config: &GcConfig) -> Vec<&'a str> {
-        select_stale(revisions, config, NOW).delete
+        select_collectable(revisions, config, NOW).delete
     }
 
     #[test]
@@ -170,19 +170,22 @@ mod tests {
     #[test]
     fn returns_when_the_next_revision_will_be_old_enough() {
         let all = [old("a", 40, 14), old("b", 47, 14)];
-        let stale = select_stale(&all, &config(Some(48), Some(15), 0, None), NOW);
+        let stale = select_collectable(&all, &config(Some(48), Some(15), 0, None), NOW);
         assert_eq!(
             stale,
             GcSelection { delete: vec![], next_check: Some(UnixMillis(NOW.0 + HOUR)) }
         );
-        let then =
-            select_stale(&all, &config(Some(48), Some(15), 0, None), UnixMillis(NOW.0 + HOUR));
+        let then = select_collectable(
+            &all,
+            &config(Some(48), Some(15), 0, None),
+            UnixMillis(NOW.0 + HOUR),
+        );
         let expected =
             GcSelection { delete: vec!["b"], next_check: Some(UnixMillis(NOW.0 + 8 * HOUR)) };
         assert_eq!(then, expected);
-        let enough = select_stale(&all, &config(Some(48), Some(15), 2, None), NOW);
+        let enough = select_collectable(&all, &config(Some(48), Some(15), 2, None), NOW);
         assert_eq!(enough, GcSelection::default());
-        assert_eq!(select_stale(&all, &config(None, None, 0, Some(9)), NOW).next_check, None);
+        assert_eq!(select_collectable(&all, &config(None, None, 0, Some(9)), NOW).next_check, None);
     }
 
     #[test]

@@ -13,19 +13,19 @@ use serde_json::{Value, json};
 
 use crate::model::{
     knative::{API_VERSION, TrafficTarget, key},
-    object::{KnativeObjectKind, hash::stable_json_hash},
+    object::{LocalObjectKind, hash::stable_json_hash},
     world::{ObjectMetaSummary, ServiceState, TrafficSpec},
 };
 
 /// Returns the Configuration or Route of a Service as it is applied, without status.
 pub(crate) fn render_service_child(
-    kind: KnativeObjectKind,
+    kind: LocalObjectKind,
     service: &ServiceState,
     name: &NamespacedName,
 ) -> Value {
     let ServiceState { meta: service_meta, manifest, .. } = service;
     let (labels, annotations) = child_metadata(kind, service, name);
-    let spec = if kind == KnativeObjectKind::Configuration {
+    let spec = if kind == LocalObjectKind::Configuration {
         json!({"template": template_json(&manifest.template)})
     } else {
         let mut traffic = spec_traffic(&manifest.traffic);
@@ -43,13 +43,13 @@ pub(crate) fn render_service_child(
         owner_references: owner_references("Service", &name.name, service_meta),
         ..ObjectMeta::default()
     };
-    let kind = if kind == KnativeObjectKind::Configuration { "Configuration" } else { "Route" };
+    let kind = if kind == LocalObjectKind::Configuration { "Configuration" } else { "Route" };
     json!({"apiVersion": API_VERSION, "kind": kind, "metadata": to_json_value(metadata), "spec": spec})
 }
 
 /// Returns the hash of the object that is applied for a Service.
 pub(crate) fn applied_object_hash(
-    kind: KnativeObjectKind,
+    kind: LocalObjectKind,
     service: &ServiceState,
     name: &NamespacedName,
 ) -> u64 {
@@ -58,7 +58,7 @@ pub(crate) fn applied_object_hash(
 
 /// Returns labels and annotations of the Configuration or Route of a Service.
 pub(crate) fn child_metadata(
-    kind: KnativeObjectKind,
+    kind: LocalObjectKind,
     service: &ServiceState,
     name: &NamespacedName,
 ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
@@ -66,7 +66,7 @@ pub(crate) fn child_metadata(
     let mut labels = manifest.labels.to_btree_map();
     let mut annotations = manifest.annotations.to_btree_map();
     labels.insert(key::SERVICE.into(), name.name.to_string());
-    if kind == KnativeObjectKind::Configuration {
+    if kind == LocalObjectKind::Configuration {
         labels.insert(key::SERVICE_UID.into(), meta.uid.to_string());
         // A rollout is the Route's: Knative leaves its annotations off the Configuration.
         annotations.retain(|name, _| !key::ROLLOUT_DURATION.contains(&name.as_str()));
@@ -140,7 +140,7 @@ mod tests {
         let name = NamespacedName::new("default", "hello");
         let hash = |kind| applied_object_hash(kind, &service, &name);
         // Computed by another implementation: clusters hold hashes of earlier releases.
-        assert_eq!(hash(KnativeObjectKind::Configuration), 0xccc3_71b6_304d_9631);
-        assert_eq!(hash(KnativeObjectKind::Route), 0xc3b4_b822_8baf_a9ef);
+        assert_eq!(hash(LocalObjectKind::Configuration), 0xccc3_71b6_304d_9631);
+        assert_eq!(hash(LocalObjectKind::Route), 0xc3b4_b822_8baf_a9ef);
     }
 }

@@ -11,7 +11,7 @@ pub mod knative_object;
 pub mod names;
 pub mod resource;
 
-pub use knative_object::{KnativeObjectKey, KnativeObjectKind};
+pub use knative_object::{LocalObjectKey, LocalObjectKind};
 pub use resource::ResourceKind;
 
 /// Field manager of the controller's applies in `managedFields`.

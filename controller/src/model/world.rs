@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{
-    local_node::LocalPodStatus,
+    local_node::PodRunStatus,
     wire::{
         ActivatorEntry, ComponentRole, NamespacedName, PodObservation, ServerComponent,
         ServerReplicas,
@@ -19,8 +19,8 @@ use common::{
 use smol_str::SmolStr;
 
 use crate::model::{
-    drain_acks::{self, DrainAcks},
     network_policies::NetworkPolicies,
+    reporters::{self, ReporterStates},
 };
 
 mod activator_slices;
@@ -147,10 +147,10 @@ pub struct NameIndex {
 pub struct ObservedPods {
     /// Latest reports of agents about pods, by UID.
     pub reports: HashMap<String, PodObservation>,
-    /// Status of each pod of the local node, by UID.
-    pub statuses: HashMap<String, LocalPodStatus>,
+    /// Status of each observed pod, by UID.
+    pub statuses: HashMap<String, PodRunStatus>,
     /// Drain acknowledgements of agents and activators, by role and name.
-    pub drain_acks: DrainAcks,
+    pub reporters: ReporterStates,
 }
 
 /// Scale of Revisions as others decide or explain it, by name.
@@ -197,8 +197,8 @@ impl ClusterState {
         self.nodes.states.get(node).is_some_and(|it| !it.is_ready())
             && !self
                 .pods
-                .drain_acks
-                .is_reporting(&drain_acks::reporter_id(ComponentRole::Agent, node))
+                .reporters
+                .is_reporting(&reporters::reporter_id(ComponentRole::Agent, node))
     }
 
     /// Returns an activator with its readiness, which waits while the activator's node is gone.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::{
-    local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
+    local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase, PodRunStatus},
     wire::{ActivatorEntry, NamespacedName, ServerComponent, ServerReplica},
 };
 use serde_json::Value;
@@ -211,8 +211,8 @@ fn user_template(object: &Value) -> Arc<str> {
     }))
 }
 
-/// Returns the decision in force, as the Revision's status shows it.
-pub fn read_decision(object: &Value) -> Option<Box<str>> {
+/// Returns the explanation of the decision in force, as the Revision's status shows it.
+pub fn read_decision_explanation(object: &Value) -> Option<Box<str>> {
     non_empty_text(&object["status"]["annotations"][key::DECISION_ANNOTATION])
 }
 
@@ -232,7 +232,7 @@ pub fn replica_failure(object: &Value) -> Option<ConditionReason> {
 }
 
 /// Reads a pod and its status; `None` once all its containers have ended for good.
-pub fn read_pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
+pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
     let meta = &object["metadata"];
     let status = &object["status"];
     if matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")) {
@@ -260,16 +260,16 @@ pub fn read_pod(object: &Value) -> Option<(RevisionPod, LocalPodStatus)> {
     };
     let phase = match status["phase"].as_str() {
         // A deletion timestamp counts before the phase, which stays `Running` until the containers end.
-        _ if deleted => LocalPodPhase::Terminating,
-        Some("Running") => LocalPodPhase::Running,
-        _ => LocalPodPhase::Pending,
+        _ if deleted => PodRunPhase::Terminating,
+        Some("Running") => PodRunPhase::Running,
+        _ => PodRunPhase::Pending,
     };
     let init = array_items(&status["initContainerStatuses"]).map(|it| read_container(it, true));
     let all =
         init.chain(array_items(&status["containerStatuses"]).map(|it| read_container(it, false)));
     let ready =
         pod.kube_status.as_ref().is_some_and(|it| it.kubelet_readiness == KubeletReadiness::Ready);
-    let status = LocalPodStatus {
+    let status = PodRunStatus {
         uid: uid.into(),
         phase,
         addresses: pod_addresses(status),
@@ -318,7 +318,7 @@ fn read_container(it: &Value, is_init: bool) -> LocalContainerStatus {
     let (state, last) = (&it["state"], &it["lastState"]["terminated"]);
     let ended = state.get("terminated").filter(|it| !is_init || it["exitCode"] != 0);
     let state = if let Some(ended) = ended {
-        LocalContainerState::Terminated {
+        ContainerRunState::Terminated {
             code: code(&ended["exitCode"]).unwrap_or(-1),
             reason: word(&ended["reason"]),
             message: word(&ended["message"]),
@@ -326,17 +326,17 @@ fn read_container(it: &Value, is_init: bool) -> LocalContainerStatus {
     } else if let Some(waiting) = state.get("waiting") {
         // For a crashing container the message of its last end explains more than the kubelet's back-off message.
         let message = if last.is_object() { &last["message"] } else { &waiting["message"] };
-        LocalContainerState::Waiting {
+        ContainerRunState::Waiting {
             reason: word(&waiting["reason"]),
             message: word(message),
             last_exit: code(&last["exitCode"]),
         }
     } else if is_init || state.get("running").is_some() {
         // An init container that ended well does not keep the pod from becoming ready.
-        LocalContainerState::Running
+        ContainerRunState::Running
     } else {
         // The kubelet has not reported on the container yet.
-        LocalContainerState::Waiting {
+        ContainerRunState::Waiting {
             reason: String::new(),
             message: String::new(),
             last_exit: None,

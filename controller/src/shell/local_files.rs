@@ -22,7 +22,7 @@ use manifest_index::{FileStamp, ManifestIndex};
 
 use crate::{
     decide::machine::ControllerEvent,
-    model::object::{KnativeObjectKey, KnativeObjectKind},
+    model::object::{LocalObjectKey, LocalObjectKind},
     read::{
         parse::{self, ManifestDocument},
         restore::{self, StoredAppObjects},
@@ -161,8 +161,8 @@ impl LocalFiles {
     }
 
     /// Removes the objects among `keys` that the cluster state no longer has.
-    fn remove_orphans(&self, keys: &BTreeSet<KnativeObjectKey>) {
-        let orphan = |key: &&KnativeObjectKey| {
+    fn remove_orphans(&self, keys: &BTreeSet<LocalObjectKey>) {
+        let orphan = |key: &&LocalObjectKey| {
             self.runtime.with_machine(|machine| {
                 crate::write::desired::local_object(machine.cluster(), key).is_none()
             })
@@ -240,7 +240,7 @@ fn write_changed_objects(shared: &ControllerRuntime, folder: &Path) {
 }
 
 /// Writes or removes one object. A reader sees either the old file or the new one, and never a part.
-fn write_object(folder: &Path, key: &KnativeObjectKey, object: Option<&Value>) {
+fn write_object(folder: &Path, key: &LocalObjectKey, object: Option<&Value>) {
     let folder = folder.join(key.kind.plural()).join(&key.name.namespace);
     let path = folder.join(format!("{}.yaml", key.name.name));
     let done = match object {
@@ -273,12 +273,12 @@ fn replace_file(folder: &Path, path: &Path, object: &Value) -> io::Result<()> {
 #[derive(Debug, Default)]
 struct StoredObjects {
     apps: BTreeMap<NamespacedName, StoredAppObjects>,
-    keys: BTreeSet<KnativeObjectKey>,
+    keys: BTreeSet<LocalObjectKey>,
 }
 
 fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
     let mut out = StoredObjects::default();
-    for kind in KnativeObjectKind::ALL {
+    for kind in LocalObjectKind::ALL {
         let mut paths = BTreeSet::new();
         collect_manifest_files(&folder.join(kind.plural()), &mut paths);
         for path in paths {
@@ -300,35 +300,35 @@ fn read_objects(folder: &Path) -> Result<StoredObjects, LocalFilesError> {
 }
 
 /// Adds one object to the service that owns it.
-fn add_stored_object(out: &mut StoredObjects, kind: KnativeObjectKind, object: Value) {
+fn add_stored_object(out: &mut StoredObjects, kind: LocalObjectKind, object: Value) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let meta = &object["metadata"];
     let name = NamespacedName::new(text(&meta["namespace"]), text(&meta["name"]));
-    out.keys.insert(KnativeObjectKey { kind, name: name.clone() });
-    if kind == KnativeObjectKind::Service {
+    out.keys.insert(LocalObjectKey { kind, name: name.clone() });
+    if kind == LocalObjectKind::Service {
         out.apps.entry(name).or_default().service = object;
         return;
     }
     let owner = match kind {
-        KnativeObjectKind::Revision | KnativeObjectKind::Pod => {
+        LocalObjectKind::Revision | LocalObjectKind::Pod => {
             text(&meta["labels"][crate::model::knative::key::SERVICE])
         }
-        KnativeObjectKind::Service
-        | KnativeObjectKind::Configuration
-        | KnativeObjectKind::Route => name.name.to_string(),
+        LocalObjectKind::Service | LocalObjectKind::Configuration | LocalObjectKind::Route => {
+            name.name.to_string()
+        }
         // They follow from the Revision, and hold no state to restore.
-        KnativeObjectKind::PodAutoscaler | KnativeObjectKind::ServerlessService => return,
+        LocalObjectKind::PodAutoscaler | LocalObjectKind::ServerlessService => return,
     };
     // Services are read first, so an object without one is an orphan.
     let Some(app) = out.apps.get_mut(&NamespacedName::new(name.namespace, owner)) else { return };
     match kind {
-        KnativeObjectKind::Service
-        | KnativeObjectKind::PodAutoscaler
-        | KnativeObjectKind::ServerlessService => {}
-        KnativeObjectKind::Configuration => app.configuration = object,
-        KnativeObjectKind::Route => app.route = object,
-        KnativeObjectKind::Revision => app.revisions.push(object),
-        KnativeObjectKind::Pod => app.pods.push(object),
+        LocalObjectKind::Service
+        | LocalObjectKind::PodAutoscaler
+        | LocalObjectKind::ServerlessService => {}
+        LocalObjectKind::Configuration => app.configuration = object,
+        LocalObjectKind::Route => app.route = object,
+        LocalObjectKind::Revision => app.revisions.push(object),
+        LocalObjectKind::Pod => app.pods.push(object),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use common::local_node::{LocalNodeSpec, LocalPodStatus};
+use common::local_node::{LocalNodeSpec, PodRunStatus};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -14,19 +14,19 @@ pub struct LocalNodeChannels {
     /// Orders: every pod that should run, and every name with its addresses.
     pub orders: watch::Sender<LocalNodeSpec>,
     /// Statuses of the pods, as the node reports them.
-    pub statuses: mpsc::Receiver<LocalPodStatus>,
+    pub statuses: mpsc::Receiver<PodRunStatus>,
 }
 
 /// Passes pod statuses to the machine until `shutdown`.
 pub async fn forward_pod_statuses(
     shared: Arc<ControllerRuntime>,
-    mut statuses: mpsc::Receiver<LocalPodStatus>,
+    mut statuses: mpsc::Receiver<PodRunStatus>,
     shutdown: CancellationToken,
 ) {
     loop {
         tokio::select! {
             status = statuses.recv() => match status {
-                Some(status) => shared.step(ControllerEvent::LocalPodStatus(status)),
+                Some(status) => shared.step(ControllerEvent::PodRunStatus(status)),
                 // The node has ended; its last statuses hold until the controller ends too.
                 None => return,
             },

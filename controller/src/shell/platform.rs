@@ -150,7 +150,7 @@ impl KubernetesPlatform {
         let is_asked = self.webhook.is_some();
         admin.not_ready_reasons = Box::new(move || {
             let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
-            let waits = missing.iter().map(|it| format!("{it} are not all known yet"));
+            let waits = missing.iter().map(|it| format!("the first list of {it} is not complete"));
             // A certificate that never comes must not keep the replica unready: it still serves routes.
             let is_late = started.elapsed() > CERTIFICATE_WAIT;
             let mute = is_asked && !is_late && certificates.bundle().is_none();

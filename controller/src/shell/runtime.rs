@@ -28,7 +28,7 @@ use crate::{
         RouteFingerprint, RouteMessageBatch,
     },
     model::{
-        object::{DesiredState, KnativeObjectKey, ObjectPartKey, ResourceKind, WriteError},
+        object::{DesiredState, LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
         world::{ControllerSettings, UnixMillis},
     },
     shell::{
@@ -55,7 +55,7 @@ pub struct ControllerRuntime {
     /// Orders held back until [`ControllerRuntime::release_orders`], since a pod that orders do not name is stopped.
     held_orders: Mutex<Option<LocalNodeSpec>>,
     /// Objects to be written on the local node.
-    changed_objects: Mutex<BTreeSet<KnativeObjectKey>>,
+    changed_objects: Mutex<BTreeSet<LocalObjectKey>>,
     /// Writer of objects on Kubernetes.
     object_writer: OnceLock<Arc<ObjectWriter>>,
     /// Recorder of Events on Kubernetes.
@@ -307,13 +307,13 @@ impl ControllerRuntime {
     }
 
     /// Takes up to `max_count` objects to be written, in their present state; `None`: to be removed.
-    pub fn take_changed_objects(&self, max_count: usize) -> Vec<(KnativeObjectKey, Option<Value>)> {
+    pub fn take_changed_objects(&self, max_count: usize) -> Vec<(LocalObjectKey, Option<Value>)> {
         let mut dirty = self.lock_changed_objects();
-        let taken: Vec<KnativeObjectKey> =
+        let taken: Vec<LocalObjectKey> =
             std::iter::from_fn(|| dirty.pop_first()).take(max_count).collect();
         drop(dirty);
         let machine = self.lock_machine();
-        let whole = |key: KnativeObjectKey| {
+        let whole = |key: LocalObjectKey| {
             let object = desired::local_object(machine.cluster(), &key);
             (key, object)
         };
@@ -354,7 +354,7 @@ impl ControllerRuntime {
         self.failed_writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_changed_objects(&self) -> MutexGuard<'_, BTreeSet<KnativeObjectKey>> {
+    fn lock_changed_objects(&self) -> MutexGuard<'_, BTreeSet<LocalObjectKey>> {
         self.changed_objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -448,7 +448,7 @@ fn children_missing_error(missing: &[ObjectPartKey]) -> WriteError {
         .map(|it| format!("{} {:?}", it.resource.kind(), it.name.name.as_str()))
         .collect();
     let message = format!(
-        "Not made yet: {}. The controller goes on trying; its log says what the API server answers.",
+        "Not created yet: {}. The controller keeps trying; its log has the API server's response.",
         names.join(", ")
     );
     WriteError { reason: "NotMade", message }

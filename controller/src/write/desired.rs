@@ -16,8 +16,8 @@ use crate::{
     },
     model::{
         object::{
-            DesiredState, KnativeObjectKey, KnativeObjectKind, ObjectPart, ObjectPartKey,
-            ResourceKind, names,
+            DesiredState, LocalObjectKey, LocalObjectKind, ObjectPart, ObjectPartKey, ResourceKind,
+            names,
         },
         scale_policy::AutoscalerClass,
         world::{
@@ -45,9 +45,9 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         return DesiredState::Unmanaged;
     }
     match key.resource {
-        ResourceKind::KnativeService => knative_part(cluster, key, KnativeObjectKind::Service),
-        ResourceKind::Configuration => knative_part(cluster, key, KnativeObjectKind::Configuration),
-        ResourceKind::Route => knative_part(cluster, key, KnativeObjectKind::Route),
+        ResourceKind::KnativeService => knative_part(cluster, key, LocalObjectKind::Service),
+        ResourceKind::Configuration => knative_part(cluster, key, LocalObjectKind::Configuration),
+        ResourceKind::Route => knative_part(cluster, key, LocalObjectKind::Route),
         ResourceKind::Revision => revision_part(cluster, key),
         ResourceKind::Deployment
         | ResourceKind::PodAutoscaler
@@ -68,15 +68,15 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
 }
 
 /// Returns an object in the form for tools on a node without an API server; `None` if there is none.
-pub fn local_object(cluster: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
+pub fn local_object(cluster: &ClusterState, key: &LocalObjectKey) -> Option<Value> {
     let resource = match key.kind {
-        KnativeObjectKind::PodAutoscaler => ResourceKind::PodAutoscaler,
-        KnativeObjectKind::ServerlessService => ResourceKind::ServerlessService,
-        KnativeObjectKind::Service
-        | KnativeObjectKind::Configuration
-        | KnativeObjectKind::Revision
-        | KnativeObjectKind::Route
-        | KnativeObjectKind::Pod => return render::render_object(cluster, key),
+        LocalObjectKind::PodAutoscaler => ResourceKind::PodAutoscaler,
+        LocalObjectKind::ServerlessService => ResourceKind::ServerlessService,
+        LocalObjectKind::Service
+        | LocalObjectKind::Configuration
+        | LocalObjectKind::Revision
+        | LocalObjectKind::Route
+        | LocalObjectKind::Pod => return render::render_object(cluster, key),
     };
     let part = |part| match desired_state(
         cluster,
@@ -97,29 +97,29 @@ pub fn local_object(cluster: &ClusterState, key: &KnativeObjectKey) -> Option<Va
 fn knative_part(
     cluster: &ClusterState,
     key: &ObjectPartKey,
-    kind: KnativeObjectKind,
+    kind: LocalObjectKind,
 ) -> DesiredState {
     let Some(app) = cluster.apps.get(&key.name) else { return DesiredState::Unmanaged };
     let (exists, owner) = match kind {
-        KnativeObjectKind::Configuration => app
+        LocalObjectKind::Configuration => app
             .configuration
             .as_ref()
             .map_or((false, ObjectOwner::Service), |it| (it.meta.uid != Uid(0), it.owner)),
-        KnativeObjectKind::Route => app
+        LocalObjectKind::Route => app
             .route
             .as_ref()
             .map_or((false, ObjectOwner::Service), |it| (it.meta.uid != Uid(0), it.owner)),
-        KnativeObjectKind::Service
-        | KnativeObjectKind::Revision
-        | KnativeObjectKind::Pod
-        | KnativeObjectKind::PodAutoscaler
-        | KnativeObjectKind::ServerlessService => (app.service.is_some(), ObjectOwner::Unowned),
+        LocalObjectKind::Service
+        | LocalObjectKind::Revision
+        | LocalObjectKind::Pod
+        | LocalObjectKind::PodAutoscaler
+        | LocalObjectKind::ServerlessService => (app.service.is_some(), ObjectOwner::Unowned),
     };
     match key.part {
         ObjectPart::Scale => DesiredState::Unmanaged,
         ObjectPart::Status if exists => {
             let object =
-                render::render_object(cluster, &KnativeObjectKey { kind, name: key.name.clone() });
+                render::render_object(cluster, &LocalObjectKey { kind, name: key.name.clone() });
             object.map_or(DesiredState::Unmanaged, |mut object| {
                 DesiredState::Body(without_nulls(object["status"].take()))
             })
@@ -153,7 +153,7 @@ fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some(revision) = revision else { return DesiredState::Absent };
     let Some(mut object) = render::render_object(
         cluster,
-        &KnativeObjectKey { kind: KnativeObjectKind::Revision, name: key.name.clone() },
+        &LocalObjectKey { kind: LocalObjectKind::Revision, name: key.name.clone() },
     ) else {
         return DesiredState::Unmanaged;
     };
@@ -391,8 +391,8 @@ fn service_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
         return DesiredState::Unmanaged;
     }
     // A Route may hold a name that a Revision's Service would have, too: the Route comes first.
-    if let Some((owner, allotment)) = find_route_name(cluster, &key.name) {
-        let placeholder = with_placeholder(cluster, &owner, allotment, |spec| {
+    if let Some((owner, allocation)) = find_route_name(cluster, &key.name) {
+        let placeholder = with_placeholder(cluster, &owner, allocation, |spec| {
             services::placeholder_service(&spec).body
         });
         return placeholder.map_or(DesiredState::Unmanaged, DesiredState::Body);

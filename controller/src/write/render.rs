@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use common::{
-    local_node::{self, LocalContainerState},
+    local_node::{self, ContainerRunState},
     wire::NamespacedName,
 };
 use k8s_openapi::{
@@ -28,7 +28,7 @@ use crate::{
             domain_mapping::DomainMappingStatus,
             key::{self, ADDRESS_ANNOTATION, BOOT_ANNOTATION, DECISION_ANNOTATION},
         },
-        object::{KnativeObjectKey, KnativeObjectKind},
+        object::{LocalObjectKey, LocalObjectKind},
         rollout,
         world::{
             AppRevision, AppState, AssignedTraffic, ClusterIpSource, ClusterState, ConditionSet,
@@ -45,29 +45,29 @@ use crate::{
 
 /// Returns the present object; `None` if there is none, and for the two kinds that
 /// [`crate::write::desired::local_object`] makes.
-pub fn render_object(cluster: &ClusterState, key: &KnativeObjectKey) -> Option<Value> {
+pub fn render_object(cluster: &ClusterState, key: &LocalObjectKey) -> Option<Value> {
     let name = &key.name;
     // On the local node an app that is deleted is gone for its users, although its pods still drain.
     let app = || cluster.apps.get(name).filter(|app| !app.is_terminating());
     match key.kind {
-        KnativeObjectKind::Service => {
+        LocalObjectKind::Service => {
             let app = app()?;
             Some(render_service(app, app.service.as_ref()?, name, cluster))
         }
-        KnativeObjectKind::Configuration => {
+        LocalObjectKind::Configuration => {
             let app = app()?;
             Some(render_configuration(app, app.configuration.as_ref()?, name))
         }
-        KnativeObjectKind::Route => {
+        LocalObjectKind::Route => {
             let app = app()?;
             Some(render_route(app, app.route.as_ref()?, name, cluster))
         }
-        KnativeObjectKind::Revision => {
+        LocalObjectKind::Revision => {
             let owner = cluster.app_of_revision(name)?;
             let app = cluster.apps.get(&owner).filter(|app| !app.is_terminating())?;
             Some(render_revision(app, app.revision(&name.name)?, &owner, cluster))
         }
-        KnativeObjectKind::Pod => {
+        LocalObjectKind::Pod => {
             // The name of a local pod begins with its Revision's, see `plan::scale`.
             let (revision, _) = name.name.rsplit_once("-deployment-")?;
             let owner =
@@ -76,7 +76,7 @@ pub fn render_object(cluster: &ClusterState, key: &KnativeObjectKey) -> Option<V
             let pod = revision.pods.iter().find(|pod| *pod.name == *name.name)?;
             Some(render_pod(pod, revision, &owner, cluster))
         }
-        KnativeObjectKind::PodAutoscaler | KnativeObjectKind::ServerlessService => None,
+        LocalObjectKind::PodAutoscaler | LocalObjectKind::ServerlessService => None,
     }
 }
 
@@ -174,7 +174,7 @@ fn render_configuration(
 ) -> Value {
     let mut metadata = object_meta(name, &configuration.meta);
     if let Some(service) = &app.service {
-        let (labels, annotations) = child_metadata(KnativeObjectKind::Configuration, service, name);
+        let (labels, annotations) = child_metadata(LocalObjectKind::Configuration, service, name);
         (metadata.labels, metadata.annotations) = (Some(labels), Some(annotations));
         metadata.owner_references = owner_references("Service", &name.name, &service.meta);
     }
@@ -198,7 +198,7 @@ fn render_route(
     let (mut labels, mut annotations) =
         (route.labels.to_btree_map(), route.annotations.to_btree_map());
     if let Some(service) = &app.service {
-        (labels, annotations) = child_metadata(KnativeObjectKind::Route, service, name);
+        (labels, annotations) = child_metadata(LocalObjectKind::Route, service, name);
         metadata.owner_references = owner_references("Service", &name.name, &service.meta);
     }
     // A restarted controller gives each name the same numbers again by this annotation.
@@ -428,11 +428,9 @@ fn render_pod(
     let ips = status.map(|it| it.addresses.as_slice()).unwrap_or_default();
     let phase = match status.map(|it| it.phase) {
         // As in Kubernetes: a pod that is being deleted stays `Running` until its containers have ended.
-        Some(local_node::LocalPodPhase::Running | local_node::LocalPodPhase::Terminating) => {
-            "Running"
-        }
-        Some(local_node::LocalPodPhase::Removed) => "Succeeded",
-        Some(local_node::LocalPodPhase::Pending) | None => "Pending",
+        Some(local_node::PodRunPhase::Running | local_node::PodRunPhase::Terminating) => "Running",
+        Some(local_node::PodRunPhase::Removed) => "Succeeded",
+        Some(local_node::PodRunPhase::Pending) | None => "Pending",
     };
     let containers = status.map(|it| it.containers.as_slice()).unwrap_or_default();
     let status = PodStatus {
@@ -458,26 +456,26 @@ fn render_container_status(
     ready: bool,
 ) -> ContainerStatus {
     let state = match &status.state {
-        LocalContainerState::Waiting { reason, message, .. } => {
+        ContainerRunState::Waiting { reason, message, .. } => {
             json!({"waiting": {"reason": reason, "message": message}})
         }
-        LocalContainerState::Running => json!({"running": {}}),
-        LocalContainerState::Terminated { code, reason, message } => {
+        ContainerRunState::Running => json!({"running": {}}),
+        ContainerRunState::Terminated { code, reason, message } => {
             json!({"terminated": {"exitCode": code, "reason": reason, "message": message}})
         }
     };
     // A crashed container waits for its restart, and shows the exit code of its last run.
     let last = match &status.state {
-        LocalContainerState::Waiting { last_exit: Some(code), .. } => {
+        ContainerRunState::Waiting { last_exit: Some(code), .. } => {
             serde_json::from_value(json!({"terminated": {"exitCode": code}})).ok()
         }
-        LocalContainerState::Waiting { .. }
-        | LocalContainerState::Running
-        | LocalContainerState::Terminated { .. } => None,
+        ContainerRunState::Waiting { .. }
+        | ContainerRunState::Running
+        | ContainerRunState::Terminated { .. } => None,
     };
     ContainerStatus {
         name: status.name.clone(),
-        ready: ready && status.state == LocalContainerState::Running,
+        ready: ready && status.state == ContainerRunState::Running,
         restart_count: i32::try_from(status.restarts).unwrap_or(i32::MAX),
         image_id: status.image_digest.clone().unwrap_or_default(),
         state: serde_json::from_value(state).ok(),

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::local_node::{LocalPodSpec, LocalPodStatus};
+use common::local_node::{LocalPodSpec, PodRunStatus};
 use k8s_openapi::api::core::v1::Container;
 
 use super::{EventResource, PreparedOrder, SavedPod, saved_state};
@@ -23,7 +23,7 @@ pub(super) struct ManagedPod {
     pub(super) address: Option<PodAddress>,
     pub(super) processes: Vec<Option<Arc<OwnedFd>>>,
     pub(super) images: Vec<Option<UnpackedImage>>,
-    pub(super) reported_status: Option<LocalPodStatus>,
+    pub(super) reported_status: Option<PodRunStatus>,
 }
 
 impl ManagedPod {
@@ -104,8 +104,8 @@ impl ManagedPod {
     }
 
     /// Returns the status to be reported to the controller.
-    pub(super) fn status(&self) -> LocalPodStatus {
-        LocalPodStatus {
+    pub(super) fn status(&self) -> PodRunStatus {
+        PodRunStatus {
             uid: self.prepared.order.uid.clone(),
             phase: self.pod.phase(),
             addresses: self.pod.addresses().to_vec(),

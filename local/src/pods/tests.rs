@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use common::local_node::{LocalContainerState, LocalPodPhase};
+use common::local_node::{ContainerRunState, PodRunPhase};
 
 use super::*;
 
@@ -23,9 +23,9 @@ fn running(now: Instant) -> PodStateMachine {
     assert_eq!(pod.step(now, PodEvent::Begin), [PodAction::CreateNetwork, PodAction::Pull(0)]);
     assert_eq!(pod.step(now, PodEvent::ImageReady { index: 0, digest: "sha256:1".to_owned() }), []);
     assert_eq!(pod.step(now, PodEvent::NetworkReady(Vec::new())), [PodAction::Start(0)]);
-    assert_eq!(pod.phase(), LocalPodPhase::Pending);
+    assert_eq!(pod.phase(), PodRunPhase::Pending);
     assert_eq!(pod.step(now, PodEvent::Started { index: 0 }), []);
-    assert_eq!(pod.phase(), LocalPodPhase::Running);
+    assert_eq!(pod.phase(), PodRunPhase::Running);
     pod
 }
 
@@ -56,7 +56,7 @@ fn a_crashing_container_says_why_it_waits() {
     let now = Instant::now();
     let mut pod = running(now);
     pod.step(now, PodEvent::Exited { index: 0, exit: exit(3) });
-    let state = LocalContainerState::Waiting {
+    let state = ContainerRunState::Waiting {
         reason: "ContainerCreating".to_owned(),
         message: "Error with code 3: no config; started again at once".to_owned(),
         last_exit: Some(3),
@@ -68,13 +68,13 @@ fn a_crashing_container_says_why_it_waits() {
     );
     pod.step(now, PodEvent::Started { index: 0 });
     pod.step(now, PodEvent::Exited { index: 0, exit: exit(3) });
-    let state = LocalContainerState::Waiting {
+    let state = ContainerRunState::Waiting {
         reason: "CrashLoopBackOff".to_owned(),
         message: "Error with code 3: no config; started again after 10 s".to_owned(),
         last_exit: Some(3),
     };
     assert_eq!(pod.container_statuses()[0].state, state);
-    assert_eq!(pod.phase(), LocalPodPhase::Running);
+    assert_eq!(pod.phase(), PodRunPhase::Running);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_stopped_pod_is_asked_then_killed_then_removed() {
     assert_eq!(pod.step(now, PodEvent::Stop), []);
     assert_eq!(
         (pod.phase(), pod.next_tick_at()),
-        (LocalPodPhase::Terminating, Some(now + seconds(30)))
+        (PodRunPhase::Terminating, Some(now + seconds(30)))
     );
     assert_eq!(pod.step(now + seconds(29), PodEvent::Tick), []);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Tick), [PodAction::Kill(0)]);
@@ -115,7 +115,7 @@ fn a_stopped_pod_is_asked_then_killed_then_removed() {
     let exited = PodEvent::Exited { index: 0, exit: exit(137) };
     assert_eq!(pod.step(now + seconds(30), exited), [PodAction::Remove]);
     assert_eq!(pod.step(now + seconds(30), PodEvent::Removed), []);
-    assert_eq!(pod.phase(), LocalPodPhase::Removed);
+    assert_eq!(pod.phase(), PodRunPhase::Removed);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn init_containers_run_one_after_another_and_sidecars_stay() {
     assert_eq!(pod.step(now, PodEvent::Exited { index: 0, exit: exit(0) }), [PodAction::Start(1)]);
     assert_eq!(pod.step(now, PodEvent::Started { index: 1 }), [PodAction::Start(2)]);
     pod.step(now, PodEvent::Started { index: 2 });
-    assert_eq!(pod.phase(), LocalPodPhase::Running);
+    assert_eq!(pod.phase(), PodRunPhase::Running);
     assert_eq!(pod.step(now, PodEvent::Stop), [PodAction::Terminate(2)]);
     assert_eq!(
         pod.step(now, PodEvent::Exited { index: 2, exit: exit(0) }),
@@ -189,7 +189,7 @@ fn an_adopted_container_is_not_started_twice() {
     pod.adopt_container(0, 2, ProbeResults::default(), Some("sha256:1".to_owned()), true);
     pod.network = PodNetworkState::Ready(Vec::new());
     assert_eq!(pod.step(now, PodEvent::Begin), []);
-    assert_eq!((pod.phase(), pod.restarts(0)), (LocalPodPhase::Running, 2));
+    assert_eq!((pod.phase(), pod.restarts(0)), (PodRunPhase::Running, 2));
 }
 
 fn probed(attempt: u32, started: bool, ready: bool) -> PodEvent {
@@ -233,7 +233,7 @@ fn what_comes_after_a_sidecar_waits_for_its_startup_probe_and_the_pod_for_its_re
     assert!(pod.is_ready());
     pod.step(now, probed(0, true, false));
     assert!(!pod.is_ready());
-    assert_eq!(pod.phase(), LocalPodPhase::Running);
+    assert_eq!(pod.phase(), PodRunPhase::Running);
 }
 
 #[test]

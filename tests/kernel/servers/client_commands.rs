@@ -18,13 +18,7 @@ pub(super) struct ClientCall {
 impl ClientCall {
     fn new(text: &str, sends: u64) -> Self {
         let words = text.split_whitespace().map(str::to_owned).collect();
-        Self {
-            words: words,
-            request_count: Some(sends),
-            is_endless: false,
-            may_fail: false,
-            cut: 0,
-        }
+        Self { words, request_count: Some(sends), is_endless: false, may_fail: false, cut: 0 }
     }
 
     fn endless(text: &str) -> Self {

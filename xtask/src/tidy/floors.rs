@@ -118,7 +118,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         &[
             "wait",
             "fake_clock http_client leftovers load_process shared_folder test_cluster tunnel",
-            "rouse_cluster test_node",
+            "installed_cluster test_node",
             "flood knative_features multi_process_node rouse_node streaming_exchange",
             "mounted_app node_load",
         ],

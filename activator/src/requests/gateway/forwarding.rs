@@ -8,7 +8,7 @@ use std::{net::SocketAddr, sync::Arc};
 use common::wire::AppProtocol;
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 
-use super::ActivatorGateway;
+use super::RequestForwarder;
 use crate::{
     budget::ClientBound,
     clients::{connections::ClientConnection, socket::ClientSocket},
@@ -29,11 +29,11 @@ use crate::{
     revisions::revision::PodPermit,
 };
 
-/// Number of refused connections of one request after which its client gets an error. With the pauses between, they
-/// take about 5 s.
+/// Number of failed dials of one request after which its client gets an error. With the pauses between, they take at
+/// least 3.8 s if no other request meets them.
 const MAX_DIAL_ATTEMPTS: u32 = 10;
 /// Number of times that a request is sent again because its connection closed before the pod processed it.
-const MAX_STALE_RETRIES: u32 = 10;
+const MAX_CLOSED_CONNECTION_RETRIES: u32 = 10;
 
 /// Response of a pod, with the permit of its request.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct PodResponse {
     pub(super) permit: Arc<PodPermit>,
 }
 
-impl ActivatorGateway {
+impl RequestForwarder {
     /// Waits for room at a pod, sends the request there and waits for the head of its response.
     pub(super) async fn forward_to_pod(
         &self,
@@ -56,7 +56,7 @@ impl ActivatorGateway {
             let permit = tokio::select! {
                 biased;
                 permit = queue_entry.acquire_permit() => permit?,
-                () = pending.connection.wait_refused() => return Err(ProxyRequestError::TooManyRequestBytes),
+                () = pending.connection.wait_over_budget() => return Err(ProxyRequestError::TooManyRequestBytes),
             };
             let address = permit.pod.key.address;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
@@ -67,7 +67,7 @@ impl ActivatorGateway {
                     refusals += 1;
                     // The pod is avoided for a pause. The queue entry keeps its turn, so the request does not fall
                     // behind others.
-                    revision.on_dial_refused(permit);
+                    revision.on_dial_failed(permit);
                     if refusals == MAX_DIAL_ATTEMPTS {
                         return Err(ProxyRequestError::DialFailed {
                             address,
@@ -110,7 +110,9 @@ impl ActivatorGateway {
             // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
             // with its turn.
             match error.resendable {
-                Some(request_again) if stale < MAX_STALE_RETRIES => pending.put_back(request_again),
+                Some(request_again) if stale < MAX_CLOSED_CONNECTION_RETRIES => {
+                    pending.put_back(request_again)
+                }
                 _ => return Err(exchange_error(address, &error.cause)),
             }
             stale += 1;
@@ -186,7 +188,7 @@ async fn wait_body_failure(
 ) -> ProxyRequestError {
     let (connections, _guard) = (connection.connections(), connection.subscribe_refusal());
     tokio::select! {
-        () = connection.wait_refused() => ProxyRequestError::TooManyRequestBytes,
+        () = connection.wait_over_budget() => ProxyRequestError::TooManyRequestBytes,
         () = idle_timer.wait_idle(connections.budget.body_idle_timeout), if !is_stream => {
             connections.count_refusal(ClientBound::BodyIdleTimeout);
             ProxyRequestError::BodyIdleTimeout

@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 use common::wire::TagRouting;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
 
-use super::ActivatorGateway;
+use super::RequestForwarder;
 use crate::{
     clients::socket::ClientSocket,
     clock::random_u64,
@@ -27,7 +27,7 @@ use crate::{
     routes::service::{RoutedService, ServiceMatch},
 };
 
-impl ActivatorGateway {
+impl RequestForwarder {
     /// Looks up the route of a request. The error is a failure that the client gets at once.
     pub(super) fn route_request(
         &self,

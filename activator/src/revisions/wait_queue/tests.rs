@@ -97,8 +97,8 @@ impl<W> SoleHolderQueueFixture<W> {
         self.dispatch_with_free_slots(dispatched, random)
     }
 
-    fn on_pod_refused(&mut self, pod: PodEndpointKey) -> bool {
-        self.wait_queue.on_pod_refused(pod)
+    fn pause_pod(&mut self, pod: PodEndpointKey) -> bool {
+        self.wait_queue.pause_pod(pod)
     }
 
     fn on_pod_retry(
@@ -174,7 +174,7 @@ fn each_pod_with_a_hard_limit_lets_ten_times_as_many_wait() {
         queue.enqueue(ticket, 0, ()).is_ok()
     };
     assert_eq!((admitted, (0..100).filter(|_| enqueue(&mut queue)).count()), (4, 41));
-    assert!(queue.on_pod_refused(pod(1)), "who refuses for a moment still counts");
+    assert!(queue.pause_pod(pod(1)), "who refuses for a moment still counts");
     assert_eq!(queue.on_routes([pod(2)], 0, || 0).len(), 41);
 }
 
@@ -195,7 +195,7 @@ fn a_request_that_was_refused_keeps_its_turn() {
     let first = queue.issue_ticket();
     assert_eq!(queue.admit(0), Some(pod(1)));
     enqueue_request(&mut queue, 2);
-    assert!(queue.on_pod_refused(pod(1)));
+    assert!(queue.pause_pod(pod(1)));
     assert_eq!(queue.on_request_done(pod(1), || 0), []);
     queue.enqueue(first, 1, 1).expect("room in the line");
     assert_eq!(queue.on_pod_retry(pod(1), || 0), [(1, pod(1))]);
@@ -205,7 +205,7 @@ fn a_request_that_was_refused_keeps_its_turn() {
 fn a_refusing_pod_is_open_again_once_the_table_lists_it_again() {
     let mut queue = SoleHolderQueueFixture::new(WIDE_BOUNDS);
     queue.on_routes([pod(1)], 0, || 0);
-    queue.on_pod_refused(pod(1));
+    queue.pause_pod(pod(1));
     enqueue_request(&mut queue, 1);
     assert_eq!(queue.on_routes([pod(1)], 0, || 0), [], "nothing new was said of it");
     queue.on_routes([], 0, || 0);
@@ -311,7 +311,7 @@ impl WaitQueueModel {
             }
             WaitQueueOpCase::Refused(at) if !self.in_flight.is_empty() => {
                 let (ticket, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
-                if queue.on_pod_refused(pod) {
+                if queue.pause_pod(pod) {
                     self.refusing.insert(last_octet(pod));
                 }
                 self.on_dispatched(queue.on_request_done(pod, &mut random));

@@ -40,7 +40,7 @@ struct SimActivator {
     /// Pods of its requests in flight.
     in_flight: Vec<SmolStr>,
     /// Pods that refuse its requests.
-    refusing_pods: BTreeSet<SmolStr>,
+    paused_pods: BTreeSet<SmolStr>,
 }
 
 #[derive(Debug, Default)]
@@ -150,7 +150,7 @@ impl SimSlotCluster {
             refused_peers: BTreeSet::new(),
             waiting: 0,
             in_flight: Vec::new(),
-            refusing_pods: BTreeSet::new(),
+            paused_pods: BTreeSet::new(),
         };
         self.activators.insert(name.clone(), node);
         self.read_table(&name);
@@ -161,7 +161,7 @@ impl SimSlotCluster {
         let node = self.activators.get_mut(name).expect("lives");
         let SimSlotRouteTable { listed, ready } = self.tables[node.version].clone();
         node.met_peers.extend(listed.iter().filter(|it| *it != name).cloned());
-        node.refusing_pods.retain(|pod| ready.contains(pod));
+        node.paused_pods.retain(|pod| ready.contains(pod));
         node.slots.on_routes(self.limit, ready);
         let unlisted: Vec<_> = self
             .links
@@ -242,7 +242,7 @@ impl SimSlotCluster {
         node.slots.on_peer_view(Arc::new(view));
         loop {
             let open: BTreeSet<_> =
-                node.slots.ready_pods.difference(&node.refusing_pods).cloned().collect();
+                node.slots.ready_pods.difference(&node.paused_pods).cloned().collect();
             node.slots.on_queue(node.waiting, open.clone());
             self.epochs += 2;
             let epoch = self.epochs;
@@ -403,10 +403,10 @@ impl SimSlotCluster {
             }),
             SimSlotClusterOp::Refuse(at, pod) => {
                 self.at_one(at, |node| {
-                    node.refusing_pods.extend(pick_nth(node.slots.ready_pods.clone(), pod))
+                    node.paused_pods.extend(pick_nth(node.slots.ready_pods.clone(), pod))
                 });
             }
-            SimSlotClusterOp::Retry(at) => self.at_one(at, |node| node.refusing_pods.clear()),
+            SimSlotClusterOp::Retry(at) => self.at_one(at, |node| node.paused_pods.clear()),
             SimSlotClusterOp::Pod(at) => self.change(|table| {
                 let pod = SmolStr::from(PODS[at % PODS.len()]);
                 if !table.ready.remove(&pod) {
@@ -553,7 +553,7 @@ impl SimSlotCluster {
                 self.advance(&name);
             }
             let node = self.activators.get_mut(&name).expect("lives");
-            node.refusing_pods.clear();
+            node.paused_pods.clear();
             self.reconcile(&name);
         }
         self.names().iter().for_each(|name| self.mark_old(name));

@@ -85,7 +85,7 @@ impl StaleConnectionCloser {
         counts.spared += in_use;
         if counts != CloseCounts::default() {
             let CloseCounts { closed, spared } = counts;
-            debug!(ended = closed, spared, in_use, left = stale, "kept connections ended");
+            debug!(ended = closed, spared, in_use, left = stale, "stale connections closed");
         }
         (counts, stale.saturating_sub(counts.closed))
     }
@@ -139,7 +139,7 @@ impl StaleConnectionCloser {
                 .run_inside("connections", || close_in_namespace(draining, due, locked_closer))
             {
                 Ok(counts) => total += counts,
-                Err(error) => warn!(error = %error_chain(&error), "cannot end kept connections"),
+                Err(error) => warn!(error = %error_chain(&error), "cannot close stale connections"),
             }
         }
         total
@@ -183,7 +183,7 @@ impl ScannedClient {
         };
         let found = namespace.run_inside("connections", list_connections);
         let found = found.inspect_err(
-            |error| warn!(error = %error_chain(error), "cannot look for kept connections"),
+            |error| warn!(error = %error_chain(error), "cannot list stale connections"),
         );
         let (stale, took) = found.ok()?;
         Some((Self { path, namespace, stale, due: Vec::new() }, took))
@@ -243,7 +243,7 @@ fn close_in_namespace(
     let Some(locked_closer) = locked_closer else { return close_unlocked(draining, due) };
     let all: Vec<&DiagConnection> = due.iter().collect();
     locked_closer.close(&all).or_else(|error| {
-        warn!(%error, "cannot end kept connections under their locks");
+        warn!(%error, "cannot close stale connections under their locks");
         close_unlocked(draining, due)
     })
 }

@@ -67,7 +67,7 @@ impl PreviousCounters {
                 pod_state: map_words(pins, maps::POD_STATE, abi::PODS_MAX as usize * STATE_WORDS)?,
                 counters: map_words(pins, maps::COUNTERS, rows * COUNTER_WORDS)?,
                 responses: map_words(pins, maps::RESPONSES, rows * RESPONSE_WORDS)?,
-                cpus: rows / abi::PODS_MAX as usize,
+                rows_per_pod: rows / abi::PODS_MAX as usize,
             },
             previous_slots: BTreeMap::new(),
         })
@@ -150,7 +150,7 @@ impl PreviousCounters {
 impl CounterRows {
     /// Adds to a row's totals in user space's own copy, which no CPU writes: the programs' additions are not atomic.
     fn add(&self, slot: u32, totals: &RequestTotals, responses: &abi::ResponseCounters) {
-        let index = (self.cpus - 1) * abi::PODS_MAX as usize + slot as usize;
+        let index = (self.rows_per_pod - 1) * abi::PODS_MAX as usize + slot as usize;
         let row = super::row(&self.counters, index, COUNTER_WORDS);
         let add = |at: usize, by: u64| row[at / 8].fetch_add(by, Relaxed);
         add(std::mem::offset_of!(abi::PodCounters, write_begin), 1);

@@ -139,7 +139,7 @@ pub(super) fn log_unsupported(
 ) -> Option<LockedCloser> {
     let without = |error| {
         let reason = common::link::error_chain(&error);
-        info!(reason, "kept connections are not ended under their locks");
+        info!(reason, "stale connections are not closed under their locks");
     };
     locked_closer.map_err(without).ok()
 }
@@ -154,9 +154,9 @@ fn load_object(
     let rows = counter_row_count()?;
     // An LRU map keeps free entries by CPU. With too few of them it would evict marks of probes under way.
     let probes = abi::PROBES_MAX.max(256 * possible_cpus()?);
-    let VerifierFeatures { set_retval, sock_ops_cookie, mptcp_sock, v6_only } = features;
+    let VerifierFeatures { set_retval, sock_ops_netns_cookie, mptcp_sock, v6_only } = features;
     let (retval, cookie, mptcp) =
-        (u8::from(set_retval), u8::from(sock_ops_cookie), u8::from(mptcp_sock));
+        (u8::from(set_retval), u8::from(sock_ops_netns_cookie), u8::from(mptcp_sock));
     // Without another version, a map of its own that stays empty.
     let old_conns = old.map_or_else(|| pins.join(maps::OLD_CONNS), |old| old.join(maps::CONNS));
     let have_old = u8::from(old.is_some());

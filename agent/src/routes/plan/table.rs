@@ -16,10 +16,10 @@ use common::{
 };
 use datapath::{
     abi::{self, FrontendKey},
-    load_balancing::{RoutingMode, SvcInfo},
+    load_balancing::{ActivatorFallback, RoutingMode},
 };
 
-use super::{DesiredBackendList, request_terms::RevisionRequestTerms};
+use super::{DesiredBackendList, request_terms::RevisionRequestSettings};
 
 use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 
@@ -50,7 +50,7 @@ struct PlannerService {
 struct PlannerRevision {
     is_h2c: bool,
     /// Request terms, if they are not the defaults.
-    custom_terms: Option<Box<RevisionRequestTerms>>,
+    custom_terms: Option<Box<RevisionRequestSettings>>,
     /// Services whose connects go directly to its pods.
     services: Vec<u32>,
     pods: BTreeSet<String>,
@@ -83,10 +83,10 @@ impl PlannerTable {
     }
 
     /// Returns the request terms of a Revision.
-    pub fn request_terms(&self, revision: &NamespacedName) -> RevisionRequestTerms {
+    pub fn request_terms(&self, revision: &NamespacedName) -> RevisionRequestSettings {
         let revision_entry = self.revisions.find(revision).map(|number| self.revisions.get(number));
         let custom_terms = revision_entry.and_then(|it| it.custom_terms.as_deref()).cloned();
-        custom_terms.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
+        custom_terms.unwrap_or_else(|| RevisionRequestSettings::default_for(revision))
     }
 
     /// Returns the routing phases of the pods at these addresses. A new pod may have the address of one that ends; then
@@ -190,8 +190,8 @@ impl PlannerTable {
     ) {
         let is_h2c = entry.is_some_and(|it| it.protocol == AppProtocol::H2c);
         let terms = entry
-            .map(RevisionRequestTerms::from_route)
-            .filter(|it| *it != RevisionRequestTerms::default_for(name))
+            .map(RevisionRequestSettings::from_route)
+            .filter(|it| *it != RevisionRequestSettings::default_for(name))
             .map(Box::new);
         let number = match self.revisions.find(name) {
             Some(number) => number,
@@ -264,7 +264,7 @@ impl PlannerTable {
     /// Returns the list that each address of a service should have.
     ///
     /// It holds pods only if one Revision has all traffic, the path is direct and a pod of a fitting family is ready.
-    /// The kernel cannot split by request. An IPv6 client reaches pods without an IPv6 address by the activators,
+    /// The kernel cannot split by request. An IPv6 client reaches pods without an IPv6 address through the activators,
     /// because each of its sockets can reach those. It uses mapped addresses only if no activator has an IPv6 address.
     pub(super) fn desired_lists(
         &self,
@@ -284,11 +284,15 @@ impl PlannerTable {
                 .collect();
             let backends = sort_and_dedup(backends);
             let mode =
-                if backends.is_empty() { RoutingMode::Activator } else { RoutingMode::PickPod };
+                if backends.is_empty() { RoutingMode::Activator } else { RoutingMode::PickBackend };
             // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
             let six = address.is_ipv6() && self.has_ipv6_activator();
             let activators = if six { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
-            let list = DesiredBackendList { mode, info: SvcInfo { activators, port_be }, backends };
+            let list = DesiredBackendList {
+                mode,
+                info: ActivatorFallback { activators, port_be },
+                backends,
+            };
             (frontend_key(address, service.port), list)
         });
         each.collect()
@@ -309,8 +313,9 @@ impl PlannerTable {
             let backends = sort_and_dedup(
                 family.map(|&address| BackendTarget::of_activator(address)).collect(),
             );
-            let info = SvcInfo { activators: 0, port_be: 0 };
-            let mode = if backends.is_empty() { RoutingMode::Pass } else { RoutingMode::PickPod };
+            let info = ActivatorFallback { activators: 0, port_be: 0 };
+            let mode =
+                if backends.is_empty() { RoutingMode::Pass } else { RoutingMode::PickBackend };
             DesiredBackendList { mode, info, backends }
         };
         [(abi::ACTIVATORS_V4, list(false)), (abi::ACTIVATORS_V6, list(true))]

@@ -16,7 +16,7 @@ use common::{
 };
 use datapath::{
     abi,
-    load_balancing::{RoutingMode, SvcInfo, SvcState},
+    load_balancing::{ActivatorFallback, RoutingMode, SvcState},
 };
 use proptest::prelude::*;
 
@@ -30,7 +30,7 @@ const SECOND: u64 = abi::QUARANTINE_NS;
 struct FakeKernelMaps {
     frontends: BTreeMap<FrontendKey, u32>,
     states: BTreeMap<u32, SvcState>,
-    infos: BTreeMap<u32, SvcInfo>,
+    infos: BTreeMap<u32, ActivatorFallback>,
     list_entries: BTreeMap<u32, u32>,
     backends: BTreeMap<u32, BackendTarget>,
 }
@@ -82,7 +82,7 @@ impl FakeKernelMaps {
         let lists = [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6];
         for &service_id in self.frontends.values().chain(&lists) {
             let state = *self.states.get(&service_id).unwrap_or(&none);
-            let info = *self.infos.get(&service_id).unwrap_or(&SvcInfo::unpack(0));
+            let info = *self.infos.get(&service_id).unwrap_or(&ActivatorFallback::unpack(0));
             let ids: Vec<u32> = (state.offset..state.offset + state.count)
                 .map(|at| self.list_entries[&at])
                 .collect();
@@ -223,7 +223,7 @@ fn a_ready_pod_takes_the_service_by_one_store() {
     assert_eq!((stores, ops.len()), (1, 3), "{ops:?}");
     assert_eq!(
         fixture.kernel.find(&key([10, 96, 0, 1])),
-        Some((RoutingMode::PickPod, vec![target(7)], 20_001u16.to_be()))
+        Some((RoutingMode::PickBackend, vec![target(7)], 20_001u16.to_be()))
     );
 }
 
@@ -393,7 +393,7 @@ fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_defau
     fixture.plan(&full);
     let table = fixture.planner.table();
     let terms = names.clone().map(|name| table.request_terms(&name));
-    let want = |timeout| RevisionRequestTerms {
+    let want = |timeout| RevisionRequestSettings {
         timeout: Duration::from_secs(timeout),
         service: "hello".into(),
         configuration: "hello".into(),
@@ -461,7 +461,10 @@ fn a_service_that_does_not_fit_is_refused_alone_and_goes_by_the_activators() {
     let (refused, why) = plan.refused.first_key_value().unwrap();
     assert_eq!((refused, why.map, plan.is_partial), (&name(1), abi::maps::SLOTS, false));
     let text = why.to_string();
-    assert!(text.contains("40 more of map SLOTS") && text.contains("use fewer services"), "{text}");
+    assert!(
+        text.contains("map SLOTS needs 40 more entries") && text.contains("use fewer services"),
+        "{text}"
+    );
     assert!(fixture.planner.has_due_work());
     let found =
         |fixture: &PlannerFixture, last| fixture.kernel.find(&key([10, 96, 0, last])).unwrap();

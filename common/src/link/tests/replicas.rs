@@ -135,9 +135,7 @@ impl Pods for FakeController {
     ) -> Result<Response<raw::Empty>, Status> {
         self.receive_reports(request.into_inner(), |pods, from, item| match item {
             PodReportItem::Sender(sender) => *from = sender.name,
-            PodReportItem::Observed(observation) => {
-                drop(pods.insert(observation.uid, observation.ready))
-            }
+            PodReportItem::Observed(pod) => drop(pods.insert(pod.uid, pod.ready)),
             PodReportItem::Removed(uid) => drop(pods.remove(&uid)),
             PodReportItem::DrainAck(uid) => drop(pods.insert(format!("avoided/{uid}"), true)),
             PodReportItem::DrainAckRemoved(uid) => drop(pods.remove(&format!("avoided/{uid}"))),
@@ -401,7 +399,7 @@ async fn a_drain_ack_survives_a_move_to_a_replica_that_lags() {
                 _ => None,
             });
             let avoided = reports.get(&PodReportKey::DrainAck("p1".into())).is_some();
-            send.try_send((batch.is_whole, phase, avoided)).expect("room");
+            send.try_send((batch.is_snapshot, phase, avoided)).expect("room");
         })
         .await;
     });

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use common::{
-    local_node::LocalPodPhase,
+    local_node::PodRunPhase,
     wire::{NamespacedName, ServerComponent},
 };
 use serde_json::Value;
@@ -245,7 +245,7 @@ impl ControllerStateMachine {
             let mut observed = observe::read_revision(object);
             observed.template = cluster.template_cache.intern(&observed.template);
             let is_new = app.revision(&observed.name).is_none();
-            if let Some(line) = observe::read_decision(object).filter(|_| is_new) {
+            if let Some(line) = observe::read_decision_explanation(object).filter(|_| is_new) {
                 cluster.scaling.explanations.entry(name.clone()).or_insert(line);
             }
             match app.revisions.iter_mut().find(|it| it.name == observed.name) {
@@ -388,7 +388,7 @@ impl ControllerStateMachine {
         let Some(owner) = self.pod_index.apps.get(&*uid).cloned() else { return };
         // The plan must see the pod as ended before its status is dropped.
         if let Some(status) = self.cluster.pods.statuses.get_mut(&*uid) {
-            status.phase = LocalPodPhase::Removed;
+            status.phase = PodRunPhase::Removed;
         }
         self.change_app(owner, now, |app, _| {
             for revision in &mut app.revisions {

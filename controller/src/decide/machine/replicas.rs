@@ -10,7 +10,7 @@ use tracing::info;
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     model::{
-        drain_acks,
+        reporters,
         world::{ActivatorReadiness, UnixMillis},
     },
     read::observe::{self, ComponentPod},
@@ -30,13 +30,13 @@ impl ControllerStateMachine {
         }
         match object.and_then(observe::read_component_pod) {
             Some(ComponentPod::Activator(activator, standing)) => {
-                let reporter = drain_acks::reporter_id(ComponentRole::Activator, &activator.name);
-                self.cluster.pods.drain_acks.expect_reporter(&reporter, &name.name);
+                let reporter = reporters::reporter_id(ComponentRole::Activator, &activator.name);
+                self.cluster.pods.reporters.expect_reporter(&reporter, &name.name);
                 self.observe_activator(activator, standing);
             }
             Some(ComponentPod::Agent { node }) => {
-                self.cluster.pods.drain_acks.expect_reporter(
-                    &drain_acks::reporter_id(ComponentRole::Agent, &node),
+                self.cluster.pods.reporters.expect_reporter(
+                    &reporters::reporter_id(ComponentRole::Agent, &node),
                     &name.name,
                 );
             }
@@ -56,7 +56,7 @@ impl ControllerStateMachine {
     fn remove_component_pod(&mut self, name: &str, now: UnixMillis) -> bool {
         let mut was = false;
         // The pod may have been any component, and its deletion does not state which.
-        for reporter in self.cluster.pods.drain_acks.remove_reporter_pod(name) {
+        for reporter in self.cluster.pods.reporters.remove_reporter_pod(name) {
             was = true;
             self.handle_reporter_lost(&reporter, now);
             self.reconcile_draining_apps(now);

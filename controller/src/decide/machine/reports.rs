@@ -9,7 +9,7 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
-        drain_acks,
+        reporters,
         world::{AppState, ClusterState, ConditionType, PlatformKind, UnixMillis},
     },
 };
@@ -46,7 +46,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_away = self.cluster.is_node_lost(&reporter.node);
-        self.cluster.pods.drain_acks.begin_stream(&reporter_key(reporter), stream);
+        self.cluster.pods.reporters.begin_stream(&reporter_key(reporter), stream);
         self.handle_node_change(&reporter.node, was_away, now);
         let report = self.pods_by_reporter.entry(reporter_key(reporter)).or_default();
         report.node.clone_from(&reporter.node);
@@ -61,7 +61,7 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        self.cluster.pods.drain_acks.handle_synced(&reporter_key(reporter), stream);
+        self.cluster.pods.reporters.handle_synced(&reporter_key(reporter), stream);
         let Some(report) = self.pods_by_reporter.get_mut(&reporter_key(reporter)) else { return };
         let Some(mut unconfirmed_pods) = report.unconfirmed_pods.take() else { return };
         unconfirmed_pods.iter().for_each(|uid| drop(report.unplaced_reports.remove(uid)));
@@ -86,7 +86,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_away = self.cluster.is_node_lost(&reporter.node);
-        self.cluster.pods.drain_acks.end_stream(&reporter_key(reporter), stream);
+        self.cluster.pods.reporters.end_stream(&reporter_key(reporter), stream);
         self.handle_node_change(&reporter.node, was_away, now);
         self.reconcile_draining_apps(now);
     }
@@ -110,11 +110,11 @@ impl ControllerStateMachine {
         avoids: bool,
         now: UnixMillis,
     ) {
-        let (drain_acks, reporter) = (&mut self.cluster.pods.drain_acks, reporter_key(reporter));
+        let (reporters, reporter) = (&mut self.cluster.pods.reporters, reporter_key(reporter));
         if avoids {
-            drain_acks.acknowledge(&reporter, stream, uid);
+            reporters.acknowledge(&reporter, stream, uid);
         } else {
-            drain_acks.withdraw(&reporter, stream, uid);
+            reporters.withdraw(&reporter, stream, uid);
         }
         let Some(app) = self.pod_index.apps.get(uid).cloned() else { return };
         if self.draining_apps.contains(&app) {
@@ -124,7 +124,7 @@ impl ControllerStateMachine {
 
     /// Records that the activator names each service that it routes to some Revision.
     pub(super) fn begin_routed_services(&mut self, reporter: &ComponentReplica, stream: u64) {
-        self.cluster.pods.drain_acks.begin_routed_services(&reporter_key(reporter), stream);
+        self.cluster.pods.reporters.begin_routed_services(&reporter_key(reporter), stream);
     }
 
     /// Records that the activator routes the service to some Revision, or no longer does.
@@ -136,7 +136,7 @@ impl ControllerStateMachine {
         is_routed: bool,
         now: UnixMillis,
     ) {
-        self.cluster.pods.drain_acks.set_service_routed(
+        self.cluster.pods.reporters.set_service_routed(
             &reporter_key(reporter),
             stream,
             name,
@@ -207,7 +207,7 @@ impl ControllerStateMachine {
     /// Forgets all reports of a pod that has ended.
     pub(super) fn forget_reports(&mut self, uid: &str) {
         self.cluster.pods.reports.remove(uid);
-        self.cluster.pods.drain_acks.forget_pod(uid);
+        self.cluster.pods.reporters.forget_pod(uid);
         for report in self.pods_by_reporter.values_mut() {
             report.unplaced_reports.remove(uid);
             report.pods.remove(uid);
@@ -295,7 +295,7 @@ impl ControllerStateMachine {
 
 /// Returns the key of a reporter: an agent and an activator may have the same name.
 pub(super) fn reporter_key(reporter: &ComponentReplica) -> String {
-    drain_acks::reporter_id(reporter.role, &reporter.name)
+    reporters::reporter_id(reporter.role, &reporter.name)
 }
 
 /// Forgets the drain acknowledgements of pods that serve again or have ended.
@@ -310,7 +310,7 @@ pub(super) fn forget_revived_pods(
     for (_, pod) in previous.pods().filter(|(_, pod)| drains(pod)) {
         let mut left = after.iter().flat_map(|app| app.pods());
         if !left.any(|(_, it)| it.uid == pod.uid && drains(it)) {
-            cluster.pods.drain_acks.forget_pod(&pod.uid);
+            cluster.pods.reporters.forget_pod(&pod.uid);
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use common::{
-    local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase as NodePhase},
+    local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase as NodePhase},
     wire::{ComponentRole, ConnectionPath, RevisionActivity, RouteTable, RoutingPhase},
 };
 
@@ -31,7 +31,7 @@ pub(super) struct MachineSim {
     pub(super) now: UnixMillis,
     pub(super) pods: BTreeMap<String, LocalPodSpec>,
     pub(super) names: BTreeMap<NamespacedName, Vec<IpAddr>>,
-    pub(super) objects: BTreeSet<KnativeObjectKey>,
+    pub(super) objects: BTreeSet<LocalObjectKey>,
 }
 
 impl MachineSim {
@@ -163,7 +163,7 @@ impl MachineSim {
         &mut self,
         uid: &str,
         phase: NodePhase,
-        state: LocalContainerState,
+        state: ContainerRunState,
         restarts: u32,
     ) {
         let name = "user-container".to_owned();
@@ -171,7 +171,7 @@ impl MachineSim {
         let containers = vec![container];
         let addresses = vec![IpAddr::from([10, 244, 0, 9])];
         let uid = uid.to_owned();
-        self.step(ControllerEvent::LocalPodStatus(LocalPodStatus {
+        self.step(ControllerEvent::PodRunStatus(PodRunStatus {
             uid,
             phase,
             addresses,
@@ -309,7 +309,7 @@ fn a_pod_stops_after_all_drain_acks_and_its_last_request() {
     sim.step(ControllerEvent::DrainAcked(activator(), 2, uid.clone()));
     assert_eq!(sim.pods.len(), 0);
     assert_eq!(sim.phases(), []);
-    sim.step(ControllerEvent::LocalPodStatus(LocalPodStatus {
+    sim.step(ControllerEvent::PodRunStatus(PodRunStatus {
         uid,
         phase: NodePhase::Removed,
         addresses: vec![],
@@ -438,7 +438,7 @@ fn a_crash_is_reported_and_requests_then_fail_fast() {
     sim.apply(HELLO);
     sim.decide(1);
     let uid = sim.pod_uids()[0].clone();
-    let crash = |message: &str| LocalContainerState::Waiting {
+    let crash = |message: &str| ContainerRunState::Waiting {
         reason: "CrashLoopBackOff".into(),
         message: message.into(),
         last_exit: Some(3),
@@ -468,7 +468,7 @@ fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens
     sim.apply(HELLO);
     sim.decide(1);
     let uid = sim.pod_uids()[0].clone();
-    let starting = || LocalContainerState::Waiting {
+    let starting = || ContainerRunState::Waiting {
         reason: "ContainerCreating".into(),
         message: String::new(),
         last_exit: None,
@@ -480,7 +480,7 @@ fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens
         [RoutingPhase::Ready],
         "a listener may be known before the runtime's word"
     );
-    let crashed = LocalContainerState::Waiting {
+    let crashed = ContainerRunState::Waiting {
         reason: "CrashLoopBackOff".into(),
         message: "Address already in use".into(),
         last_exit: Some(1),
@@ -491,7 +491,7 @@ fn a_pod_whose_container_has_crashed_gets_no_requests_though_another_one_listens
         sim.condition(ConditionType::RevisionHealthy),
         "False ExitCode1: Container failed with: Address already in use"
     );
-    sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 1);
+    sim.status(&uid, NodePhase::Running, ContainerRunState::Running, 1);
     assert_eq!(sim.phases(), [RoutingPhase::Ready]);
     assert_eq!(sim.condition(ConditionType::RevisionHealthy), "True");
 }
@@ -502,7 +502,7 @@ fn a_process_that_never_listens_is_named() {
     sim.apply(HELLO);
     sim.decide(1);
     let uid = sim.pod_uids()[0].clone();
-    sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 0);
+    sim.status(&uid, NodePhase::Running, ContainerRunState::Running, 0);
     assert_eq!(sim.condition(ConditionType::RevisionHealthy), "True");
     sim.advance_time(5000);
     let message = sim.condition(ConditionType::RevisionHealthy);
@@ -527,7 +527,7 @@ fn a_service_reports_why_its_first_pod_is_not_ready_even_after_the_deadline() {
     let mut sim = MachineSim::new();
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
     let uid = sim.pod_uids()[0].clone();
-    sim.status(&uid, NodePhase::Running, LocalContainerState::Running, 0);
+    sim.status(&uid, NodePhase::Running, ContainerRunState::Running, 0);
     sim.report_pod(&uid, |it| {
         (it.ready, it.listening) = (false, false);
         it.not_ready_reason = "port 8080 is open for IPv6 only".into();
@@ -566,7 +566,7 @@ fn an_image_that_is_missing_is_still_named_after_the_deadline() {
     sim.apply(&HELLO.replace("\"0\"", "\"1\""));
     let uid = sim.pod_uids()[0].clone();
     let (reason, message) = ("ErrImagePull".to_owned(), "dev.local/hello:v1: not found".to_owned());
-    let waits = LocalContainerState::Waiting { reason, message, last_exit: None };
+    let waits = ContainerRunState::Waiting { reason, message, last_exit: None };
     sim.status(&uid, NodePhase::Pending, waits, 0);
     let named = "False ErrImagePull: dev.local/hello:v1: not found";
     assert_eq!(sim.condition(ConditionType::RevisionReady), named);
@@ -602,7 +602,7 @@ fn a_deleted_service_drains_and_then_is_gone() {
     assert_eq!(sim.phases(), [RoutingPhase::Draining]);
     sim.report_pod(&uid, |it| it.drained = true);
     assert_eq!(sim.pods.len(), 0);
-    sim.status(&uid, NodePhase::Removed, LocalContainerState::Running, 0);
+    sim.status(&uid, NodePhase::Removed, ContainerRunState::Running, 0);
     assert!(sim.machine.cluster.apps.is_empty() && sim.machine.cluster.allocated.hosts.is_empty());
     assert_eq!(sim.table(), RouteTable::default());
 }

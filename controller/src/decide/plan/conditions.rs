@@ -4,7 +4,7 @@
 //! progress deadline, ten minutes by default, which helps no user.
 
 use common::{
-    local_node::{LocalContainerState, LocalPodPhase, LocalPodStatus},
+    local_node::{ContainerRunState, PodRunPhase, PodRunStatus},
     wire::{NamespacedName, RevisionActivity},
 };
 
@@ -12,7 +12,7 @@ use super::{PlanTimer, RevisionPlanContext, placeholder_name, routes::route_host
 use crate::{
     decide::service_children::applied_object_hash,
     model::{
-        object::{KnativeObjectKind, names::tagged_name},
+        object::{LocalObjectKind, names::tagged_name},
         scale_policy::AutoscalerClass,
         world::{
             AppRevision, AppState, ClusterIpSource, ClusterState, ConditionReason, ConditionStatus,
@@ -238,7 +238,7 @@ fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option
     {
         return Some(ConditionReason::new(CONTAINER_NOT_READY, reason.clone()));
     }
-    let runs = status.is_some_and(|it| it.phase == LocalPodPhase::Running);
+    let runs = status.is_some_and(|it| it.phase == PodRunPhase::Running);
     let listens = report.is_some_and(|report| report.listening);
     let message = match (runs, listens) {
         (true, false) => format!(
@@ -251,14 +251,12 @@ fn not_ready_reason(pod: &RevisionPod, view: &RevisionPlanContext<'_>) -> Option
     Some(ConditionReason::new(CONTAINER_NOT_READY, message))
 }
 
-fn waiting_message(status: Option<&LocalPodStatus>) -> Option<String> {
-    let waits = |state: &LocalContainerState| match state {
-        LocalContainerState::Waiting { message, .. } if !message.is_empty() => {
-            Some(message.clone())
-        }
-        LocalContainerState::Waiting { .. }
-        | LocalContainerState::Running
-        | LocalContainerState::Terminated { .. } => None,
+fn waiting_message(status: Option<&PodRunStatus>) -> Option<String> {
+    let waits = |state: &ContainerRunState| match state {
+        ContainerRunState::Waiting { message, .. } if !message.is_empty() => Some(message.clone()),
+        ContainerRunState::Waiting { .. }
+        | ContainerRunState::Running
+        | ContainerRunState::Terminated { .. } => None,
     };
     status?.containers.iter().find_map(|container| waits(&container.state))
 }
@@ -271,14 +269,14 @@ fn pod_failure_reason(
     let status =
         view.cluster.pods.statuses.get(&*pod.uid).filter(|_| pod.stage == PodStage::Serving)?;
     status.containers.iter().find_map(|container| match &container.state {
-        LocalContainerState::Running => None,
-        LocalContainerState::Terminated { code, message, .. } => {
+        ContainerRunState::Running => None,
+        ContainerRunState::Terminated { code, message, .. } => {
             Some(exit_code_reason(*code, message))
         }
-        LocalContainerState::Waiting { last_exit: Some(code), message, .. } => {
+        ContainerRunState::Waiting { last_exit: Some(code), message, .. } => {
             Some(exit_code_reason(*code, message))
         }
-        LocalContainerState::Waiting { reason, message, last_exit: None } => {
+        ContainerRunState::Waiting { reason, message, last_exit: None } => {
             // Every container waits with these reasons while it starts.
             let harmless = matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing");
             let say = || match message.as_str() {
@@ -310,11 +308,11 @@ pub(super) fn should_fail_fast(revision: &AppRevision, view: &RevisionPlanContex
         let status = view.cluster.pods.statuses.get(&*pod.uid);
         let containers = status.into_iter().flat_map(|status| &status.containers);
         containers.into_iter().any(|container| match &container.state {
-            LocalContainerState::Waiting { reason, .. } => {
+            ContainerRunState::Waiting { reason, .. } => {
                 let image = ["ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
                 image.contains(&reason.as_str()) || container.restarts >= FAIL_FAST_RESTARTS
             }
-            LocalContainerState::Running | LocalContainerState::Terminated { .. } => false,
+            ContainerRunState::Running | ContainerRunState::Terminated { .. } => false,
         })
     })
 }
@@ -343,7 +341,7 @@ fn adopt_pod_digests(revision: &mut AppRevision, view: &RevisionPlanContext<'_>)
     }
     let statuses = revision.pods.iter().filter_map(|pod| view.cluster.pods.statuses.get(&*pod.uid));
     // An image may be resolved for some containers only: digests count when all of a pod's are known.
-    let digests_of = |status: &LocalPodStatus| {
+    let digests_of = |status: &PodRunStatus| {
         let all = status.containers.iter();
         let digests = all.map(|container| {
             container
@@ -393,7 +391,7 @@ pub(super) fn update_route(
 ) {
     let not_owned = not_owned_reason(app, name, cluster);
     let Some(route) = &app.route else { return };
-    let allots = cluster.is_leader;
+    let allocates = cluster.is_leader;
     let names = 1 + route.traffic.iter().filter(|it| it.tag.is_some()).count();
     let unaddressed = |it: &RouteNameAllocation| matches!(&it.cluster_ips, ClusterIpSource::ApiServer(none) if none.is_empty());
     let ingress = if let Some(reason) = &route.blocked_reason {
@@ -402,7 +400,7 @@ pub(super) fn update_route(
         ConditionStatus::False(reason)
     } else if route.traffic.is_empty()
         || route.allocations.iter().any(unaddressed)
-        || (route.allocations.len() < names && !allots)
+        || (route.allocations.len() < names && !allocates)
     {
         ingress_not_configured()
     } else if route.allocations.len() < names {
@@ -444,7 +442,7 @@ fn is_routed(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> b
     let own = |allocation: &RouteNameAllocation| {
         NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name))
     };
-    app.allocations().iter().all(|it| cluster.pods.drain_acks.is_routed_by_all(&own(it)))
+    app.allocations().iter().all(|it| cluster.pods.reporters.is_routed_by_all(&own(it)))
 }
 
 /// Returns the reason if one of the Route's names belongs to another owner.
@@ -524,7 +522,7 @@ fn configuration_is_behind(app: &AppState, service: &ServiceState, name: &Namesp
     let Some(observed) = app.configuration.as_ref() else { return false };
     observed.template != service.manifest.template
         && observed.applied_hash.is_some_and(|hash| {
-            hash != applied_object_hash(KnativeObjectKind::Configuration, service, name)
+            hash != applied_object_hash(LocalObjectKind::Configuration, service, name)
         })
 }
 
@@ -543,7 +541,7 @@ fn route_is_behind(app: &AppState, service: &ServiceState, name: &NamespacedName
     !is_same
         && route
             .applied_hash
-            .is_some_and(|it| it != applied_object_hash(KnativeObjectKind::Route, service, name))
+            .is_some_and(|it| it != applied_object_hash(LocalObjectKind::Route, service, name))
 }
 
 /// Returns true if all targets that follow the latest ready Revision have moved to it.

@@ -31,7 +31,7 @@ fn can_stop(pod: &RevisionPod, view: &RevisionPlanContext<'_>, timer: &mut PlanT
     if timer.is_due_or_schedule(since.plus_ms(grace), view.now) {
         return true;
     }
-    let avoided = view.cluster.pods.drain_acks.is_acknowledged_by_all(&pod.uid)
+    let avoided = view.cluster.pods.reporters.is_acknowledged_by_all(&pod.uid)
         || timer.is_due_or_schedule(since.plus_ms(ACK_TIMEOUT_MS), view.now);
     // A pod whose listener has closed gets no new request, whatever its clients do.
     let idle = |report: &common::wire::PodObservation| {

@@ -253,7 +253,7 @@ pub(super) fn collect_garbage(
     }
     let ready = app.latest_ready();
     let all: Vec<_> = app.revisions.iter().map(|it| gc_candidate(it, ready)).collect();
-    let stale = retention::select_stale(&all, config, now);
+    let stale = retention::select_collectable(&all, config, now);
     if let Some(next) = stale.next_check {
         timer.is_due_or_schedule(next, now);
     }

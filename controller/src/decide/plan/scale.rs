@@ -1,7 +1,7 @@
 //! Pure: scale decision, initial scale and bounds → pods of a Revision.
 
 use common::{
-    local_node::{self, LocalContainerState},
+    local_node::{self, ContainerRunState},
     wire::ConnectionPath,
 };
 
@@ -29,7 +29,7 @@ pub(super) fn remove_ended_pods(
     let grace = view.facts.timeout.as_millis().try_into().unwrap_or(u64::MAX);
     revision.pods.retain(|pod| {
         let status = view.cluster.pods.statuses.get(&*pod.uid);
-        let is_removed = status.is_some_and(|it| it.phase == local_node::LocalPodPhase::Removed);
+        let is_removed = status.is_some_and(|it| it.phase == local_node::PodRunPhase::Removed);
         let stopping = match pod.stage {
             PodStage::Stopping { since } if !is_undeleted_stopping_pod(pod) => {
                 timer.is_due_or_schedule(since.plus_ms(grace).plus_ms(STOP_TIMEOUT_MS), view.now)
@@ -221,7 +221,7 @@ pub(super) fn is_pod_ready(pod: &RevisionPod, view: &RevisionPlanContext<'_>) ->
 
 /// Returns true if every container beside the serving one runs.
 fn are_sidecars_running(
-    status: Option<&local_node::LocalPodStatus>,
+    status: Option<&local_node::PodRunStatus>,
     view: &RevisionPlanContext<'_>,
 ) -> bool {
     let containers = view.facts.template.spec.pod.containers.iter().enumerate();
@@ -229,7 +229,7 @@ fn are_sidecars_running(
     sidecars.all(|(_, container)| {
         let containers_status = status.into_iter().flat_map(|status| &status.containers);
         let mut containers_status = containers_status.filter(|it| it.name == container.name);
-        containers_status.any(|it| it.state == LocalContainerState::Running)
+        containers_status.any(|it| it.state == ContainerRunState::Running)
     })
 }
 
@@ -270,13 +270,13 @@ pub(super) fn count_proven_pods(
 }
 
 /// Returns true if one of a pod's containers has ended and does not run again yet.
-fn has_crashed_container(status: &local_node::LocalPodStatus) -> bool {
+fn has_crashed_container(status: &local_node::PodRunStatus) -> bool {
     let mut states = status.containers.iter().map(|container| &container.state);
-    status.phase != local_node::LocalPodPhase::Terminating
+    status.phase != local_node::PodRunPhase::Terminating
         && states.any(|state| match state {
-            LocalContainerState::Running => false,
-            LocalContainerState::Waiting { last_exit, .. } => last_exit.is_some(),
-            LocalContainerState::Terminated { .. } => true,
+            ContainerRunState::Running => false,
+            ContainerRunState::Waiting { last_exit, .. } => last_exit.is_some(),
+            ContainerRunState::Terminated { .. } => true,
         })
 }
 

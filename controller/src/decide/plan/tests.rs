@@ -1,7 +1,7 @@
 //! Incremental planning, app by app, must equal planning everything at once after any history of events.
 
 use common::{
-    local_node::{LocalContainerState, LocalContainerStatus, LocalPodPhase, LocalPodStatus},
+    local_node::{ContainerRunState, LocalContainerStatus, PodRunPhase, PodRunStatus},
     outbox::{Outbox, OutboxBatch},
     wire::{
         ComponentReplica, ComponentRole, ConnectionPath, PodObservation, RevisionActivity,
@@ -161,7 +161,7 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
             ControllerEvent::PodReportWithdrawn(subscriber(0), pick(pod)?)
         }
         PlanCaseAction::Status { pod, state } => {
-            ControllerEvent::LocalPodStatus(status(pick(pod)?, state))
+            ControllerEvent::PodRunStatus(status(pick(pod)?, state))
         }
         PlanCaseAction::Begin { who: subscriber_index } => ControllerEvent::ReportStreamBegin(
             subscriber(subscriber_index),
@@ -188,23 +188,23 @@ fn event(action: &PlanCaseAction, machine: &ControllerStateMachine) -> Option<Co
     })
 }
 
-fn status(uid: String, state: u8) -> LocalPodStatus {
-    let waiting = |reason: &str, last_exit| LocalContainerState::Waiting {
+fn status(uid: String, state: u8) -> PodRunStatus {
+    let waiting = |reason: &str, last_exit| ContainerRunState::Waiting {
         reason: reason.into(),
         message: "m".into(),
         last_exit,
     };
     let ready = state == 1;
     let (phase, state, restarts) = match state {
-        0 => (LocalPodPhase::Removed, LocalContainerState::Running, 0),
-        1 => (LocalPodPhase::Running, LocalContainerState::Running, 0),
-        2 => (LocalPodPhase::Running, waiting("CrashLoopBackOff", Some(1)), 4),
-        3 => (LocalPodPhase::Pending, waiting("ImagePullBackOff", None), 0),
-        _ => (LocalPodPhase::Pending, waiting("ContainerCreating", None), 0),
+        0 => (PodRunPhase::Removed, ContainerRunState::Running, 0),
+        1 => (PodRunPhase::Running, ContainerRunState::Running, 0),
+        2 => (PodRunPhase::Running, waiting("CrashLoopBackOff", Some(1)), 4),
+        3 => (PodRunPhase::Pending, waiting("ImagePullBackOff", None), 0),
+        _ => (PodRunPhase::Pending, waiting("ContainerCreating", None), 0),
     };
     let name = "user-container".into();
     let container = LocalContainerStatus { name, state, restarts, image_digest: None };
-    LocalPodStatus { uid, phase, addresses: vec![], containers: vec![container], ready }
+    PodRunStatus { uid, phase, addresses: vec![], containers: vec![container], ready }
 }
 
 /// Compares the RouteTable's outbox with a plan of everything.

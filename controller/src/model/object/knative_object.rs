@@ -6,7 +6,7 @@ use common::wire::NamespacedName;
 
 /// Kind of an object; its plural is the name of the object's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum KnativeObjectKind {
+pub enum LocalObjectKind {
     /// A Knative Service, in `services`.
     Service,
     /// A Configuration, in the folder `configurations`.
@@ -23,7 +23,7 @@ pub enum KnativeObjectKind {
     ServerlessService,
 }
 
-impl KnativeObjectKind {
+impl LocalObjectKind {
     /// All kinds of objects, in the order of declaration.
     pub const ALL: [Self; 7] = [
         Self::Service,
@@ -51,37 +51,37 @@ impl KnativeObjectKind {
 
 /// Kind and name of one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct KnativeObjectKey {
+pub struct LocalObjectKey {
     /// Kind of the object, which is also its folder.
-    pub kind: KnativeObjectKind,
+    pub kind: LocalObjectKind,
     /// Namespace and name of the object.
     pub name: NamespacedName,
 }
 
-impl KnativeObjectKey {
+impl LocalObjectKey {
     /// Returns the keys of an app's Service, Configuration and Route.
     pub fn of_app(name: &NamespacedName) -> [Self; 3] {
-        [KnativeObjectKind::Service, KnativeObjectKind::Configuration, KnativeObjectKind::Route]
+        [LocalObjectKind::Service, LocalObjectKind::Configuration, LocalObjectKind::Route]
             .map(|kind| Self { kind, name: name.clone() })
     }
 
     /// Returns the keys of a Revision, its PodAutoscaler and its ServerlessService, which share its name.
     pub fn of_revision(namespace: &str, name: &str) -> [Self; 3] {
         [
-            KnativeObjectKind::Revision,
-            KnativeObjectKind::PodAutoscaler,
-            KnativeObjectKind::ServerlessService,
+            LocalObjectKind::Revision,
+            LocalObjectKind::PodAutoscaler,
+            LocalObjectKind::ServerlessService,
         ]
         .map(|kind| Self { kind, name: NamespacedName::new(namespace, name) })
     }
 
     /// Returns the key of a pod.
     pub fn pod(namespace: &str, name: &str) -> Self {
-        Self { kind: KnativeObjectKind::Pod, name: NamespacedName::new(namespace, name) }
+        Self { kind: LocalObjectKind::Pod, name: NamespacedName::new(namespace, name) }
     }
 }
 
-impl fmt::Display for KnativeObjectKey {
+impl fmt::Display for LocalObjectKey {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}/{}", self.kind.plural(), self.name)
     }

@@ -99,7 +99,7 @@ pub enum RoutingState {
 pub struct CurrentDecision {
     /// Requested scale; `None`: the present number of pods is kept.
     pub requested_scale: Option<u32>,
-    /// Path of new connections: direct, or by an activator.
+    /// Path of new connections: direct, or through an activator.
     pub path: ConnectionPath,
     /// Activity of the Revision, shown in its `Active` condition.
     pub activity: RevisionActivity,

@@ -39,7 +39,7 @@ impl WatchScope {
         }
     }
 
-    /// Returns true if an object that this watch's list does not name is deleted.
+    /// Returns true if the scope contains this name. Its absence from the watch's list then means that it was deleted.
     pub fn covers(&self, name: &NamespacedName) -> bool {
         self.namespace.as_ref().is_none_or(|it| *it == name.namespace)
             && self.excluded_namespace.as_ref().is_none_or(|it| *it != name.namespace)
@@ -170,7 +170,7 @@ pub const fn kept_fields(resource: ResourceKind) -> KeptFields {
         | ResourceKind::ConfigMap
         | ResourceKind::ClusterDomainClaim
         | ResourceKind::Namespace => &[],
-        // These kinds are only written: the applied hash and the status suffice to find a difference.
+        // Of these kinds only metadata and status are read: the applied hash suffices to find a difference.
         ResourceKind::PodAutoscaler
         | ResourceKind::ServerlessService
         | ResourceKind::HorizontalPodAutoscaler

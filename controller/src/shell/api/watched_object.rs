@@ -57,7 +57,7 @@ impl ObjectShape for DeploymentShape {
     const KEPT_FIELDS: KeptFields = watch_scope::kept_fields(Kind::Deployment);
 }
 
-/// Kinds that the controller only writes, so that their specs are not kept.
+/// Kinds of which the controller reads metadata and status, so that their specs are not kept.
 #[derive(Debug)]
 pub(super) struct WriteOnlyShape;
 
@@ -65,7 +65,7 @@ impl ObjectShape for WriteOnlyShape {
     const KEPT_FIELDS: KeptFields = watch_scope::kept_fields(Kind::PodAutoscaler);
 }
 
-/// Kinds of which every field is kept.
+/// Kinds of which every field is kept: no part is trimmed.
 #[derive(Debug)]
 pub(super) struct FullShape;
 

@@ -287,7 +287,7 @@ impl ObjectWriter {
             return false;
         };
         if wait.is_unreported {
-            warn!(object = %key, writes = wait.writes, "the same is written again and again");
+            warn!(object = %key, writes = wait.writes, "object written repeatedly with equal content");
             source.written_repeatedly(key, body, wait.writes);
         }
         let outcome = WriteOutcome::Repeated(wait.delay_ms);

@@ -180,11 +180,11 @@ async fn a_reporter_that_disconnected_is_not_waited_for() {
     let stopped = CancellationToken::new();
     let agent = new_link(&endpoint, ComponentRole::Agent, &stopped);
     tokio::spawn(async move { agent.report_pods(&Outbox::new()).await });
-    while shared.with_machine(|machine| machine.cluster().pods.drain_acks.is_empty()) {
+    while shared.with_machine(|machine| machine.cluster().pods.reporters.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     stopped.cancel();
-    while shared.with_machine(|machine| !machine.cluster().pods.drain_acks.is_empty()) {
+    while shared.with_machine(|machine| !machine.cluster().pods.reporters.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(

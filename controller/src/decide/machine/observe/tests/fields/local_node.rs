@@ -4,7 +4,7 @@ use common::local_node::LocalPodSpec;
 
 use super::*;
 use crate::{
-    model::object::{KnativeObjectKey, KnativeObjectKind},
+    model::object::{LocalObjectKey, LocalObjectKind},
     read::parse,
     write::desired,
 };
@@ -83,7 +83,7 @@ fn works(row: &FieldRow, object: &Value) -> bool {
 /// Returns true if the Revision has a field that its pods do not have.
 fn is_kept(row: &FieldRow, object: &Value) -> bool {
     let (machine, _) = applied(object);
-    let key = KnativeObjectKey { kind: KnativeObjectKind::Revision, name: name("hello-00001") };
+    let key = LocalObjectKey { kind: LocalObjectKind::Revision, name: name("hello-00001") };
     let revision = desired::local_object(machine.cluster(), &key).expect("a Revision");
     let annotations = &revision["metadata"]["annotations"];
     let is_own = |(key, value): (&String, &Value)| annotations[key] == *value;

@@ -18,9 +18,9 @@ pub fn reporter_id(role: ComponentRole, name: &str) -> String {
     format!("{role:?}/{name}")
 }
 
-/// Agents and activators, with the draining pods that each has acknowledged.
+/// Agents and activators, with what each has reported: drain acknowledgements and the services that it routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DrainAcks {
+pub struct ReporterStates {
     reporters: BTreeMap<String, ReporterAcks>,
     /// Agents and activators that run according to the API server, each with its pod.
     expected_reporters: BTreeMap<String, String>,
@@ -52,7 +52,7 @@ fn hash_name(name: &NamespacedName) -> u64 {
     hasher.finish()
 }
 
-impl DrainAcks {
+impl ReporterStates {
     /// Records a new stream of `reporter`, which sends its acknowledgements again.
     pub fn begin_stream(&mut self, reporter: &str, stream: u64) {
         let acks = self.reporters.entry(reporter.to_owned()).or_default();
@@ -198,13 +198,13 @@ impl DrainAcks {
 mod tests {
     use super::*;
 
-    fn missing(followers: &DrainAcks) -> Vec<&str> {
+    fn missing(followers: &ReporterStates) -> Vec<&str> {
         followers.missing_acks("p").collect()
     }
 
     #[test]
     fn a_drain_is_acknowledged_once_all_reporters_acknowledge() {
-        let mut all = DrainAcks::default();
+        let mut all = ReporterStates::default();
         assert!(all.is_acknowledged_by_all("p"));
         all.begin_stream("agent/n1", 1);
         all.begin_stream("activator/a", 2);
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_new_stream_keeps_only_the_acks_that_it_repeats() {
-        let mut all = DrainAcks::default();
+        let mut all = ReporterStates::default();
         all.begin_stream("a", 1);
         all.acknowledge("a", 1, "p");
         all.acknowledge("a", 1, "q");
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_running_reporter_without_a_stream_is_missing() {
-        let mut all = DrainAcks::default();
+        let mut all = ReporterStates::default();
         all.expect_reporter("agent/n1", "agent-x");
         assert_eq!(missing(&all), ["agent/n1"]);
         all.begin_stream("agent/n1", 1);
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn earlier_acks_do_not_count_once_a_pod_serves_again() {
-        let mut all = DrainAcks::default();
+        let mut all = ReporterStates::default();
         all.begin_stream("a", 1);
         all.acknowledge("a", 1, "p");
         all.forget_pod("p");
