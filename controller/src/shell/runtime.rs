@@ -562,7 +562,7 @@ mod tests {
         let not_made = timeout(Duration::from_secs(10), next_event(&mut events, "NotMade"));
         let [event_type, kind, name, message] = not_made.await.expect("within ten seconds");
         assert_eq!([&*event_type, &*kind, &*name], ["Warning", "Configuration", "hello"]);
-        assert!(message.starts_with("Not made yet: Revision \"hello-00001\"."), "{message}");
+        assert!(message.starts_with("Not created yet: Revision \"hello-00001\"."), "{message}");
 
         let owner = json!({
             "apiVersion": "serving.knative.dev/v1", "kind": "Route", "name": "hello", "uid": "u",
