@@ -263,7 +263,7 @@ mod tests {
         assert!(routes.record_refused(two.clone()));
         assert!(!routes.record_refused(two), "the same two");
         let reason = routes.refused_reason().expect("two are refused");
-        assert!(reason.starts_with("connects to default/a (and 1 more) go by"), "{reason}");
+        assert!(reason.starts_with("connects to default/a (and 1 more) go through"), "{reason}");
         assert!(routes.record_refused(BTreeMap::new()));
         assert_eq!(routes.refused_reason(), None);
     }
