@@ -45,7 +45,7 @@ pub struct ClientConnections {
     /// Bytes of buffers that the library keeps for connections that stay.
     buffer_bytes: AtomicUsize,
     /// Bytes of buffers that the library keeps for connections that were asked to close.
-    evicted_buffer_bytes: AtomicUsize,
+    refused_buffer_bytes: AtomicUsize,
     /// Bytes of responses that wait for their clients.
     response_bytes: AtomicUsize,
     table: Mutex<ClientConnectionTable>,
@@ -117,12 +117,12 @@ impl ConnectionUsage {
     }
 
     fn charged(&self) -> ChargedBytes {
-        let (buffer_bytes, evicted_buffer_bytes) =
+        let (buffer_bytes, refused_buffer_bytes) =
             if self.is_refused { (0, self.buffer_bytes()) } else { (self.buffer_bytes(), 0) };
         ChargedBytes {
             request_bytes: self.body_bytes + self.head_bytes,
             buffer_bytes,
-            evicted_buffer_bytes,
+            refused_buffer_bytes,
         }
     }
 }
@@ -135,7 +135,7 @@ struct ChargedBytes {
     /// Bytes of buffers that the library keeps.
     buffer_bytes: usize,
     /// Bytes of buffers that the library keeps for a connection that was asked to close.
-    evicted_buffer_bytes: usize,
+    refused_buffer_bytes: usize,
 }
 
 impl ChargedBytes {
@@ -155,14 +155,14 @@ fn update_total(total: &AtomicUsize, before: usize, now: usize) {
 impl ClientConnections {
     /// Creates a table without connections.
     pub fn new(budget: ClientBudget, refusals: RefusalCounters) -> Self {
-        let [request_bytes, buffer_bytes, evicted_buffer_bytes, response_bytes] =
+        let [request_bytes, buffer_bytes, refused_buffer_bytes, response_bytes] =
             [0; 4].map(AtomicUsize::new);
         Self {
             budget,
             refusals,
             request_bytes,
             buffer_bytes,
-            evicted_buffer_bytes,
+            refused_buffer_bytes,
             response_bytes,
             table: Mutex::default(),
         }
@@ -209,8 +209,8 @@ impl ClientConnections {
     }
 
     /// Bytes of buffers that the library keeps for connections that were asked to close.
-    pub fn evicted_buffer_bytes(&self) -> usize {
-        self.evicted_buffer_bytes.load(Ordering::Relaxed)
+    pub fn refused_buffer_bytes(&self) -> usize {
+        self.refused_buffer_bytes.load(Ordering::Relaxed)
     }
 
     fn held_bytes(&self) -> usize {
@@ -251,7 +251,7 @@ impl ClientConnections {
 
     /// Refuses the requests of the connections that hold most, because all connections or one client's hold too many
     /// bytes.
-    fn evict_largest(&self, of: Option<&Arc<ClientUsage>>, cause: u64) {
+    fn refuse_largest(&self, of: Option<&Arc<ClientUsage>>, cause: u64) {
         let all = self.snapshot();
         let of_it = |client_connection: &&Arc<ClientConnection>| {
             of.is_none_or(|it| client_connection.is_of_client(it))
@@ -285,13 +285,13 @@ impl ClientConnections {
     /// part.
     fn cut_off_closing(&self) {
         let limit = self.budget.closing_bytes();
-        if self.evicted_buffer_bytes() <= limit {
+        if self.refused_buffer_bytes() <= limit {
             return;
         }
         let all = self.snapshot();
         let closing = all.iter().filter(|it| !it.cut_off.is_cancelled());
         let closing: Vec<_> =
-            closing.map(|it| (it.charged_bytes().evicted_buffer_bytes, it)).collect();
+            closing.map(|it| (it.charged_bytes().refused_buffer_bytes, it)).collect();
         let held = closing.iter().map(|(bytes, _)| bytes).sum();
         for client_connection in largest(closing, held, limit) {
             client_connection.cut_off.cancel();
@@ -467,7 +467,7 @@ impl ClientConnection {
     }
 
     /// Waits until its requests are refused because of the bytes that the connection holds.
-    pub async fn wait_over_budget(&self) {
+    pub async fn wait_refused(&self) {
         self.refusal.cancelled().await;
     }
 
@@ -564,7 +564,7 @@ impl ClientConnection {
         if now.total() > before.total() {
             self.enforce_bounds();
         }
-        if now.evicted_buffer_bytes > before.evicted_buffer_bytes {
+        if now.refused_buffer_bytes > before.refused_buffer_bytes {
             self.connections.cut_off_closing();
         }
         result
@@ -574,9 +574,9 @@ impl ClientConnection {
         update_total(&self.connections.request_bytes, before.request_bytes, now.request_bytes);
         update_total(&self.connections.buffer_bytes, before.buffer_bytes, now.buffer_bytes);
         update_total(
-            &self.connections.evicted_buffer_bytes,
-            before.evicted_buffer_bytes,
-            now.evicted_buffer_bytes,
+            &self.connections.refused_buffer_bytes,
+            before.refused_buffer_bytes,
+            now.refused_buffer_bytes,
         );
         if let Some(usage) = self.client_usage.get() {
             update_total(&usage.held_bytes, before.total(), now.total());
@@ -589,10 +589,10 @@ impl ClientConnection {
         if let Some(it) =
             usage.filter(|it| it.held_bytes.load(Ordering::Relaxed) > budget.client_request_bytes)
         {
-            self.connections.evict_largest(Some(it), self.id);
+            self.connections.refuse_largest(Some(it), self.id);
         }
         if self.connections.held_bytes() > budget.request_bytes {
-            self.connections.evict_largest(None, self.id);
+            self.connections.refuse_largest(None, self.id);
         }
     }
 

@@ -314,7 +314,7 @@ impl ClientConnectionServer {
         // A refused or stopping connection finishes its present exchange and takes no other one.
         tokio::select! {
             ended = connection.as_mut() => return ended,
-            () = client_connection.wait_over_budget() => {}
+            () = client_connection.wait_refused() => {}
             () = self.gateway.close_when_idle.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -373,7 +373,7 @@ impl ClientConnectionServer {
             tokio::select! {
                 ended = connection.as_mut() => return ended,
                 () = leave.cancelled() => {}
-                () = client_connection.wait_over_budget() => {}
+                () = client_connection.wait_refused() => {}
                 () = self.gateway.close_when_idle.cancelled() => {}
                 () = wait_idle(&client_connection, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
             }

@@ -566,11 +566,11 @@ async fn the_connection_with_most_buffers_closes_after_its_response() {
     }
     wait_until(|| connections.buffer_bytes() <= MIB).await;
     // The connection that kept most ends, but not before it has its response.
-    assert!(connections.evicted_buffer_bytes() > 0);
+    assert!(connections.refused_buffer_bytes() > 0);
     answer.notify_one();
     let response = read_rest(&mut busy).await;
     assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("hello"), "{response}");
-    wait_until(|| connections.evicted_buffer_bytes() == 0).await;
+    wait_until(|| connections.refused_buffer_bytes() == 0).await;
     drop(idle);
     wait_until(|| connections.buffer_bytes() == 0).await;
 }
@@ -598,12 +598,12 @@ async fn a_client_that_keeps_buffers_and_stays_is_cut_off_and_others_are_answere
     let connections = fixture.activator.server.connections();
     wait_until(|| refusal_metric(&fixture, "bytes") > 0.0).await;
     wait_until(|| {
-        connections.buffer_bytes() <= 2 * MIB && connections.evicted_buffer_bytes() <= 2 * MIB / 8
+        connections.buffer_bytes() <= 2 * MIB && connections.refused_buffer_bytes() <= 2 * MIB / 8
     })
     .await;
     assert!(!asking.is_finished(), "each of its requests is answered");
     drop(attackers);
-    wait_until(|| connections.buffer_bytes() == 0 && connections.evicted_buffer_bytes() == 0).await;
+    wait_until(|| connections.buffer_bytes() == 0 && connections.refused_buffer_bytes() == 0).await;
 }
 
 /// Host of another service, whose pod answers.

@@ -56,7 +56,7 @@ impl RequestForwarder {
             let permit = tokio::select! {
                 biased;
                 permit = queue_entry.acquire_permit() => permit?,
-                () = pending.connection.wait_over_budget() => return Err(ProxyRequestError::TooManyRequestBytes),
+                () = pending.connection.wait_refused() => return Err(ProxyRequestError::TooManyRequestBytes),
             };
             let address = permit.pod.key.address;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
@@ -188,7 +188,7 @@ async fn wait_body_failure(
 ) -> ProxyRequestError {
     let (connections, _guard) = (connection.connections(), connection.subscribe_refusal());
     tokio::select! {
-        () = connection.wait_over_budget() => ProxyRequestError::TooManyRequestBytes,
+        () = connection.wait_refused() => ProxyRequestError::TooManyRequestBytes,
         () = idle_timer.wait_idle(connections.budget.body_idle_timeout), if !is_stream => {
             connections.count_refusal(ClientBound::BodyIdleTimeout);
             ProxyRequestError::BodyIdleTimeout
