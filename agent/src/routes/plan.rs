@@ -23,7 +23,7 @@ use datapath::{
     load_balancing::{ActivatorFallback, RoutingMode, SvcState},
 };
 
-pub use self::{map_plan::MapPlan, request_terms::RevisionRequestSettings, table::PlannerTable};
+pub use self::{map_plan::MapPlan, request_terms::RevisionRequestTerms, table::PlannerTable};
 use self::{
     map_plan::OrderedMapOps,
     pool::{ExtentPool, KernelIdPool},

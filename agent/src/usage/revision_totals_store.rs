@@ -17,7 +17,7 @@ use crate::{
         totals_row::TotalsRow,
     },
     lock::lock,
-    routes::plan::RevisionRequestSettings,
+    routes::plan::RevisionRequestTerms,
     usage::revision_totals::{RevisionLevels, RevisionTotals},
 };
 
@@ -57,7 +57,7 @@ impl RevisionTotalsStore {
         slot: u32,
         cookie: u64,
         revision: &NamespacedName,
-        terms: RevisionRequestSettings,
+        terms: RevisionRequestTerms,
     ) {
         let mut totals = lock(&self.totals);
         totals.assign_slot(slot, revision);
@@ -93,12 +93,12 @@ impl RevisionTotalsStore {
     pub(crate) fn apply_changes(
         &mut self,
         revisions: Vec<(NamespacedName, bool)>,
-        terms: impl Fn(&NamespacedName) -> RevisionRequestSettings,
+        terms: impl Fn(&NamespacedName) -> RevisionRequestTerms,
     ) {
         let mut totals = lock(&self.totals);
         for (name, exists) in revisions {
             if exists {
-                let RevisionRequestSettings { service, configuration, .. } = terms(&name);
+                let RevisionRequestTerms { service, configuration, .. } = terms(&name);
                 totals.set_owners(&name, [service, configuration]);
             } else {
                 totals.forget_revision(&name);

@@ -9,7 +9,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Request terms of one Revision: the timeout, and the owners that metrics name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RevisionRequestSettings {
+pub struct RevisionRequestTerms {
     /// Longest time that a request may take (`timeoutSeconds`).
     pub timeout: Duration,
     /// Name of the owning Service; empty without one.
@@ -18,7 +18,7 @@ pub struct RevisionRequestSettings {
     pub configuration: Box<str>,
 }
 
-impl RevisionRequestSettings {
+impl RevisionRequestTerms {
     /// Returns the terms that nearly every Revision of this name has. Service and Configuration have one name, and the
     /// Revision's name appends a number to it.
     pub(super) fn default_for(revision: &NamespacedName) -> Self {

@@ -19,7 +19,7 @@ use datapath::{
     load_balancing::{ActivatorFallback, RoutingMode},
 };
 
-use super::{DesiredBackendList, request_terms::RevisionRequestSettings};
+use super::{DesiredBackendList, request_terms::RevisionRequestTerms};
 
 use crate::kernel::map_op::{BackendTarget, KernelPodIds, to_v6_octets};
 
@@ -50,7 +50,7 @@ struct PlannerService {
 struct PlannerRevision {
     is_h2c: bool,
     /// Request terms, if they are not the defaults.
-    custom_terms: Option<Box<RevisionRequestSettings>>,
+    custom_terms: Option<Box<RevisionRequestTerms>>,
     /// Services whose connects go directly to its pods.
     services: Vec<u32>,
     pods: BTreeSet<String>,
@@ -83,10 +83,10 @@ impl PlannerTable {
     }
 
     /// Returns the request terms of a Revision.
-    pub fn request_terms(&self, revision: &NamespacedName) -> RevisionRequestSettings {
+    pub fn request_terms(&self, revision: &NamespacedName) -> RevisionRequestTerms {
         let revision_entry = self.revisions.find(revision).map(|number| self.revisions.get(number));
         let custom_terms = revision_entry.and_then(|it| it.custom_terms.as_deref()).cloned();
-        custom_terms.unwrap_or_else(|| RevisionRequestSettings::default_for(revision))
+        custom_terms.unwrap_or_else(|| RevisionRequestTerms::default_for(revision))
     }
 
     /// Returns the routing phases of the pods at these addresses. A new pod may have the address of one that ends; then
@@ -190,8 +190,8 @@ impl PlannerTable {
     ) {
         let is_h2c = entry.is_some_and(|it| it.protocol == AppProtocol::H2c);
         let terms = entry
-            .map(RevisionRequestSettings::from_route)
-            .filter(|it| *it != RevisionRequestSettings::default_for(name))
+            .map(RevisionRequestTerms::from_route)
+            .filter(|it| *it != RevisionRequestTerms::default_for(name))
             .map(Box::new);
         let number = match self.revisions.find(name) {
             Some(number) => number,

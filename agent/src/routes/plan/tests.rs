@@ -393,7 +393,7 @@ fn request_terms_are_known_before_there_are_pods_and_stored_only_where_not_defau
     fixture.plan(&full);
     let table = fixture.planner.table();
     let terms = names.clone().map(|name| table.request_terms(&name));
-    let want = |timeout| RevisionRequestSettings {
+    let want = |timeout| RevisionRequestTerms {
         timeout: Duration::from_secs(timeout),
         service: "hello".into(),
         configuration: "hello".into(),
