@@ -244,64 +244,59 @@ impl ControllerStateMachine {
     }
 
     fn handle_event(&mut self, event: ControllerEvent, now: UnixMillis) {
+        use ControllerEvent as Event;
         match event {
-            ControllerEvent::ManifestApplied(name, manifest) => {
-                self.apply_manifest(name, manifest, now)
-            }
-            ControllerEvent::ManifestRejected(name, why) => self.reject_manifest(name, &why, now),
-            ControllerEvent::ManifestDeleted(name) => self.delete_app(&name, now),
-            ControllerEvent::AppRestored(name, app) => self.restore_app(name, *app, now),
-            ControllerEvent::DecisionReceived(decision) => self.handle_decision(decision, now),
-            ControllerEvent::DecisionWithdrawn(revision) => {
-                self.handle_decision_withdrawn(&revision, now)
-            }
-            ControllerEvent::DecisionStreamBegin => self.handle_decision_stream_begin(),
-            ControllerEvent::DecisionStreamSynced => self.handle_decision_stream_synced(now),
-            ControllerEvent::ReportStreamBegin(reporter, stream) => {
+            Event::ManifestApplied(name, manifest) => self.apply_manifest(name, manifest, now),
+            Event::ManifestRejected(name, reason) => self.reject_manifest(name, &reason, now),
+            Event::ManifestDeleted(name) => self.delete_app(&name, now),
+            Event::AppRestored(name, app) => self.restore_app(name, *app, now),
+            Event::DecisionReceived(decision) => self.handle_decision(decision, now),
+            Event::DecisionWithdrawn(revision) => self.handle_decision_withdrawn(&revision, now),
+            Event::DecisionStreamBegin => self.handle_decision_stream_begin(),
+            Event::DecisionStreamSynced => self.handle_decision_stream_synced(now),
+            Event::ReportStreamBegin(reporter, stream) => {
                 self.handle_report_begin(&reporter, stream, now)
             }
-            ControllerEvent::PodReported(reporter, observation) => {
+            Event::PodReported(reporter, observation) => {
                 self.handle_pod_report(&reporter, observation, now)
             }
-            ControllerEvent::PodReportWithdrawn(reporter, uid) => {
+            Event::PodReportWithdrawn(reporter, uid) => {
                 self.handle_report_withdrawn(&reporter, &uid, now)
             }
-            ControllerEvent::DrainAcked(reporter, stream, uid) => {
+            Event::DrainAcked(reporter, stream, uid) => {
                 self.handle_drain_ack(&reporter, stream, &uid, true, now)
             }
-            ControllerEvent::DrainAckWithdrawn(reporter, stream, uid) => {
+            Event::DrainAckWithdrawn(reporter, stream, uid) => {
                 self.handle_drain_ack(&reporter, stream, &uid, false, now)
             }
-            ControllerEvent::RoutedServicesBegin(reporter, stream) => {
+            Event::RoutedServicesBegin(reporter, stream) => {
                 self.begin_routed_services(&reporter, stream)
             }
-            ControllerEvent::ServiceRouted(reporter, stream, name, is_routed) => {
+            Event::ServiceRouted(reporter, stream, name, is_routed) => {
                 self.handle_service_routed(&reporter, stream, &name, is_routed, now);
             }
-            ControllerEvent::ReportStreamSynced(reporter, stream) => {
+            Event::ReportStreamSynced(reporter, stream) => {
                 self.handle_report_synced(&reporter, stream, now)
             }
-            ControllerEvent::ReportStreamEnd(reporter, stream) => {
+            Event::ReportStreamEnd(reporter, stream) => {
                 self.handle_report_end(&reporter, stream, now)
             }
-            ControllerEvent::DigestsResolved(revision, digests) => {
+            Event::DigestsResolved(revision, digests) => {
                 self.handle_digests_resolved(&revision, digests, now)
             }
-            ControllerEvent::ReplicaChosen(part, chosen) => self.set_chosen_replica(part, chosen),
-            ControllerEvent::PodRunStatus(status) => self.handle_pod_status(status, now),
-            ControllerEvent::ObjectObserved(resource, name, object) => {
+            Event::ReplicaChosen(part, chosen) => self.set_chosen_replica(part, chosen),
+            Event::PodRunStatus(status) => self.handle_pod_status(status, now),
+            Event::ObjectObserved(resource, name, object) => {
                 self.observe_object(resource, name, object.as_deref(), now);
             }
-            ControllerEvent::ClientPodObserved(name, client) => {
-                self.handle_client_pod(name, client, now)
-            }
-            ControllerEvent::WriteErrorChanged(key, e) => self.handle_write_error(&key, e, now),
-            ControllerEvent::ChildrenMissing(app, resource, name, error) => {
+            Event::ClientPodObserved(name, client) => self.handle_client_pod(name, client, now),
+            Event::WriteErrorChanged(key, error) => self.handle_write_error(&key, error, now),
+            Event::ChildrenMissing(app, resource, name, error) => {
                 self.handle_missing_children(app, resource, &name, error, now)
             }
-            ControllerEvent::InitialListSynced => self.handle_initial_list(now),
-            ControllerEvent::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
-            ControllerEvent::Tick => self.handle_tick(now),
+            Event::InitialListSynced => self.handle_initial_list(now),
+            Event::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
+            Event::Tick => self.handle_tick(now),
         }
     }
 
