@@ -148,9 +148,7 @@ impl ScaledRevisions {
             self.load_coverage(now, name, queues_are_known) != UsageCoverage::Complete
         };
         let unknown: Vec<NamespacedName> = names.into_iter().filter(unknown).cloned().collect();
-        for name in unknown {
-            self.load_mut(&name).into_iter().for_each(RevisionLoad::mark_gap);
-        }
+        self.mark_gaps(unknown);
         if activator_leaves && !queues_are_known {
             self.for_each_load(RevisionLoad::mark_gap);
         }
@@ -227,6 +225,13 @@ impl ScaledRevisions {
             load.sleep();
             !load.is_empty()
         });
+    }
+
+    /// Marks a gap in the load of each of these Revisions.
+    fn mark_gaps(&mut self, names: impl IntoIterator<Item = NamespacedName>) {
+        for name in names {
+            self.load_mut(&name).into_iter().for_each(RevisionLoad::mark_gap);
+        }
     }
 
     fn count_pods(&self, revision: &NamespacedName) -> PodPhaseCounts {
@@ -447,9 +452,7 @@ impl ScaledRevisions {
         let revisions = self.pods.values().filter(|pod| pod.node == subscriber.node);
         let revisions: BTreeSet<NamespacedName> =
             revisions.map(|pod| pod.revision.clone()).collect();
-        for name in revisions {
-            self.load_mut(&name).into_iter().for_each(RevisionLoad::mark_gap);
-        }
+        self.mark_gaps(revisions);
         self.for_each_load(|load| {
             if load.has_reports_from(sender) {
                 load.mark_gap();
