@@ -5,10 +5,11 @@
 //! evaluation requests as many pods as carry the load, within one step up, and does not move the tick.
 //!
 //! **Scale falls only on knowledge.** Fewer pods are decided only at a tick, and only if every report that matters
-//! arrived in time. That holds for all the time on which a decision depends: both windows, the delays and a tick.
-//! Pods never fall below what is in flight at that moment needs, and never to zero while anything is in flight or
-//! waits. So a late, lost or repeated report, an absent sender or a new autoscaler can keep pods for longer, but
-//! never removes one.
+//! arrived in time. That holds for all the time on which a decision depends: both windows, the delays and a tick. Late
+//! reports of unchanged totals show that nothing has happened meanwhile, so an idle Revision falls asleep although its
+//! node is slow. Pods never fall below what is in flight at that moment needs, and never to zero while anything is in
+//! flight or waits. So a late, lost or repeated report, an absent sender or a new autoscaler can keep pods for longer,
+//! but never removes one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,6 +42,30 @@ impl PodPhaseCounts {
     /// Number of pods that are ready or will be.
     pub fn non_draining(&self) -> u32 {
         self.pending + self.starting + self.ready
+    }
+}
+
+/// What is known of a Revision's load at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadKnowledge {
+    /// Every report that matters has arrived in time.
+    Complete,
+    /// All streams that matter are open, and reports of some are late.
+    Late,
+    /// Some pods or wait queues are not reported.
+    Partial,
+    /// No ready pod is reported.
+    Missing,
+}
+
+impl LoadKnowledge {
+    /// Returns the coverage that a decision states.
+    fn coverage(self) -> UsageCoverage {
+        match self {
+            Self::Complete => UsageCoverage::Complete,
+            Self::Late | Self::Partial => UsageCoverage::Partial,
+            Self::Missing => UsageCoverage::Missing,
+        }
     }
 }
 
@@ -79,7 +104,7 @@ struct AwakeRevision {
     desired_scale: DesiredScale,
     averages: LoadAverages,
     /// Load coverage at the last evaluation.
-    load_coverage: UsageCoverage,
+    load_knowledge: LoadKnowledge,
     /// Highest number of ready and starting pods since the Revision woke.
     max_non_draining: u32,
     /// Time at which load was last unknown or not current.
@@ -175,7 +200,7 @@ impl ScaledRevision {
                 scaler,
                 desired_scale,
                 averages,
-                load_coverage: UsageCoverage::Missing,
+                load_knowledge: LoadKnowledge::Missing,
                 max_non_draining: 0,
                 // A Revision that was asleep had no load. Load of pods that ran before they were first met is not
                 // known.
@@ -234,11 +259,11 @@ impl ScaledRevision {
         &mut self,
         now: Duration,
         tick: Duration,
-        coverage: UsageCoverage,
+        knowledge: LoadKnowledge,
         name: &NamespacedName,
     ) -> EvaluationOutcome {
         self.wake(now);
-        self.evaluate(now, tick, coverage);
+        self.evaluate(now, tick, knowledge);
         let input = self.scale_to_zero_input();
         let (non_draining, policy) = (self.pods.non_draining(), &self.policy);
         let Some(awake) = &self.awake else { return EvaluationOutcome::default() };
@@ -295,10 +320,11 @@ impl ScaledRevision {
         }
     }
 
-    fn evaluate(&mut self, now: Duration, tick: Duration, coverage: UsageCoverage) {
+    fn evaluate(&mut self, now: Duration, tick: Duration, knowledge: LoadKnowledge) {
         // As in Knative nothing is recorded while no pod is ready: silence then must not dilute the load of waiting
         // requests.
-        self.load.accrue_until(now, coverage != UsageCoverage::Missing && self.pods.ready > 0);
+        let is_silence_zero = knowledge != LoadKnowledge::Missing && self.pods.ready > 0;
+        self.load.accrue_until(now, is_silence_zero);
         let has_gap = self.load.take_gap();
         let pods_for_current_load =
             pods_for_level(&self.policy, self.pods.ready, self.load.current_level(now));
@@ -308,11 +334,13 @@ impl ScaledRevision {
             .scale_to_zero
             .and_then(|state| state.requested_pods)
             .unwrap_or(awake.max_non_draining);
-        awake.load_coverage = coverage;
-        // From here on nothing is lowered until everything has been known for a whole lookback again.
-        if has_gap || coverage != UsageCoverage::Complete {
+        // From unknown load on, nothing is lowered until everything has been known for a whole lookback again. Late
+        // reports only need to come: either they mark a gap, or they show that no totals have changed.
+        let is_unknown = matches!(knowledge, LoadKnowledge::Partial | LoadKnowledge::Missing);
+        if has_gap || is_unknown {
             awake.last_unknown_at = Some(now);
         }
+        awake.load_knowledge = knowledge;
         // An ordinary tick keeps pods for what is in flight; only an urgent evaluation raises the number by it.
         let mut min_pods = requested_pods.min(pods_for_current_load);
         if std::mem::take(&mut awake.is_urgent) {
@@ -330,8 +358,11 @@ impl ScaledRevision {
             let pods = ScalerPods { ready: self.pods.ready, is_reachable: self.is_reachable };
             awake.desired_scale = awake.scaler.step(now, &self.policy, pods, averages);
             awake.averages = averages.unwrap_or(LoadAverages { stable: 0.0, panic: 0.0 });
-            // Panic mode keeps its highest number while it lasts, and a higher one may have been missed.
-            if awake.scaler.panicked_at() == Some(now)
+            // Panic mode keeps its highest number while it lasts, and a higher one may have been missed. It lasts for a
+            // stable window, and longer while there is no average.
+            let is_prolonged = averages.is_none() || awake.scaler.panicked_at() == Some(now);
+            if is_prolonged
+                && awake.scaler.is_panicking()
                 && awake.was_load_unknown(now, decision_lookback(&self.policy, tick))
             {
                 awake.last_unknown_at = Some(now);
@@ -411,7 +442,7 @@ impl ScaledRevision {
             min_scale: if self.is_reachable { policy.min_scale } else { 0 },
             max_scale: policy.max_scale,
             applied_bound: bound.to_owned(),
-            coverage: awake.load_coverage,
+            coverage: awake.load_knowledge.coverage(),
         }
     }
 
@@ -442,9 +473,10 @@ impl AwakeRevision {
         (self.last_tick_at != Some(now)).then_some(ScaleBound::BetweenTicks)
     }
 
-    /// Returns true if load was unknown at any time in the last `lookback`.
+    /// Returns true if load was unknown at any time in the last `lookback`, or if reports are late.
     fn was_load_unknown(&self, now: Duration, lookback: Duration) -> bool {
         self.last_unknown_at.is_some_and(|at| now < at + lookback)
+            || self.load_knowledge == LoadKnowledge::Late
     }
 }
 

@@ -12,11 +12,11 @@ use std::{
 
 use common::wire::{
     ComponentReplica, ComponentRole, NamespacedName, RouteKey, RouteTable, RoutingPhase,
-    ScaleDecision, ScalePolicyPool, UsageCoverage, UsageKey, UsageSample,
+    ScaleDecision, ScalePolicyPool, UsageKey, UsageSample,
 };
 
 use crate::{
-    revision::{PodPhaseCounts, ScaledRevision},
+    revision::{LoadKnowledge, PodPhaseCounts, ScaledRevision},
     usage::{MAX_REPORT_GAP, REPORT_OVERDUE_AFTER, RevisionLoad, UsageStream},
 };
 
@@ -63,6 +63,8 @@ struct UsageSender {
     is_online: bool,
     /// Time of the sender's last message, or of its stream's end. A sender sends every second, even without changes.
     last_heard_at: Duration,
+    /// End of the last silence in which some second was not reported; `None`: this stream had none.
+    silence_ended_at: Option<Duration>,
 }
 
 /// Output for the controller, about one Revision.
@@ -133,7 +135,7 @@ impl ScaledRevisions {
         table: &RouteTable,
         changed: &BTreeSet<RouteKey>,
     ) {
-        let queues_are_known = self.are_wait_queues_known(now);
+        let queues = self.wait_queue_knowledge(now);
         let (mut names, mut activator_leaves) = (BTreeSet::new(), false);
         for key in changed {
             match key {
@@ -145,11 +147,11 @@ impl ScaledRevisions {
             }
         }
         let unknown = |name: &&NamespacedName| {
-            self.load_coverage(now, name, queues_are_known) != UsageCoverage::Complete
+            self.load_knowledge(now, name, queues) != LoadKnowledge::Complete
         };
         let unknown: Vec<NamespacedName> = names.into_iter().filter(unknown).cloned().collect();
         self.mark_gaps(unknown);
-        if activator_leaves && !queues_are_known {
+        if activator_leaves && queues != LoadKnowledge::Complete {
             self.for_each_load(RevisionLoad::mark_gap);
         }
     }
@@ -323,7 +325,8 @@ impl ScaledRevisions {
             self.agent_by_node.retain(|_, sender| *sender != stream.sender);
             self.agent_by_node.insert(subscriber.node.clone(), stream.sender);
         }
-        let sender = UsageSender { subscriber, stream, is_online: true, last_heard_at: now };
+        let (is_online, last_heard_at, silence_ended_at) = (true, now, None);
+        let sender = UsageSender { subscriber, stream, is_online, last_heard_at, silence_ended_at };
         self.senders.insert(stream.sender, sender);
         stream
     }
@@ -331,7 +334,12 @@ impl ScaledRevisions {
     /// Closes a stream. Its reported totals are kept for the sender's return; unreported load is not taken as zero.
     pub fn close_stream(&mut self, now: Duration, stream: UsageStream) {
         let Some(sender) = self.open_sender(stream) else { return };
+        let is_current = sender.is_current(now);
         (sender.is_online, sender.last_heard_at) = (false, now);
+        // The next stream does not tell what this one left out.
+        if !is_current {
+            self.mark_missed_load(stream.sender);
+        }
         self.for_each_load(|load| load.mark_sender_offline(now, stream.sender));
     }
 
@@ -380,7 +388,7 @@ impl ScaledRevisions {
     /// Completes a batch of the stream. After its first batch, subjects it did not name are removed. An empty batch
     /// reports that nothing has changed.
     pub fn complete_batch(&mut self, now: Duration, stream: UsageStream) -> UsageStream {
-        if self.record_message(now, stream)
+        if self.record_message(now, stream).is_some()
             && let Some(sender) = self.open_sender(stream)
             && !std::mem::replace(&mut sender.stream.synced, true)
         {
@@ -396,9 +404,7 @@ impl ScaledRevisions {
 
     /// Applies the totals of one subject, and schedules an evaluation if they are urgent.
     pub fn apply_usage(&mut self, now: Duration, stream: UsageStream, sample: &UsageSample) {
-        if !self.record_message(now, stream) {
-            return;
-        }
+        let Some(is_settling) = self.record_message(now, stream) else { return };
         let pod = sample.key.pod.as_deref().and_then(|uid| self.pods.get(uid));
         // A pod that the RouteTable does not name yet may be ready in its next batch, so it counts.
         let is_counted = pod.is_none_or(AutoscalerPod::is_counted);
@@ -407,6 +413,9 @@ impl ScaledRevisions {
             let load = self.unlisted_loads.entry(name.clone()).or_default();
             return load.apply_report(now, stream, is_counted, sample);
         };
+        if is_settling && is_counted && revision.load.is_changed_by(stream, sample) {
+            revision.load.mark_gap();
+        }
         // Woken before the totals are added, so that the window exists to record them.
         if is_counted && revision.load.has_new_load(stream, sample) {
             revision.wake(now);
@@ -420,26 +429,26 @@ impl ScaledRevisions {
 
     /// Removes a subject that its sender no longer reports.
     pub fn remove_usage(&mut self, now: Duration, stream: UsageStream, key: &UsageKey) {
-        if !self.record_message(now, stream) {
-            return;
-        }
+        let Some(is_settling) = self.record_message(now, stream) else { return };
         let Some(load) = self.load_mut(&key.revision) else { return };
+        if is_settling {
+            load.mark_gap();
+        }
         load.remove_source(now, stream.sender, key.pod.as_deref());
         if load.is_empty() {
             self.unlisted_loads.remove(&key.revision);
         }
     }
 
-    /// Records that the sender has sent a message now; returns false if the stream is not its latest. After a silence
-    /// longer than [`MAX_REPORT_GAP`], some second was never reported.
-    fn record_message(&mut self, now: Duration, stream: UsageStream) -> bool {
-        let Some(sender) = self.open_sender(stream) else { return false };
-        let was_silent = sender.stream.synced && now > sender.last_heard_at + MAX_REPORT_GAP;
-        sender.last_heard_at = now;
-        if was_silent {
-            self.mark_missed_load(stream.sender);
+    /// Records that the sender has sent a message now; `None`: the stream is not its latest. After a silence longer
+    /// than [`MAX_REPORT_GAP`], some second was never reported. Returns true while that silence has just ended.
+    fn record_message(&mut self, now: Duration, stream: UsageStream) -> Option<bool> {
+        let sender = self.open_sender(stream)?;
+        if sender.stream.synced && now > sender.last_heard_at + MAX_REPORT_GAP {
+            sender.silence_ended_at = Some(now);
         }
-        true
+        sender.last_heard_at = now;
+        Some(sender.is_settling(now))
     }
 
     /// Marks load as missed where the silent sender may have held requests: for an activator in every Revision, for an
@@ -474,14 +483,14 @@ impl ScaledRevisions {
         }
         self.forget_lost_activators(now);
         // Computed once for all due Revisions: it does not depend on the Revision.
-        let queues_are_known = self.are_wait_queues_known(now);
+        let queues = self.wait_queue_knowledge(now);
         while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= now).cloned() {
             self.unschedule(&name);
-            let coverage = self.load_coverage(now, &name, queues_are_known);
+            let knowledge = self.load_knowledge(now, &name, queues);
             let Some(revision) = self.revisions.get_mut(&name) else { continue };
             self.evaluations += 1;
             // The schedule entry was removed above; only the step's outcome puts it back.
-            let outcome = revision.step(now, self.tick, coverage, &name);
+            let outcome = revision.step(now, self.tick, knowledge, &name);
             updates.extend(
                 outcome.decision.map(|decision| DecisionUpdate::Decided(Box::new(decision))),
             );
@@ -508,27 +517,33 @@ impl ScaledRevisions {
         self.senders.values().filter(|it| it.is_online && it.subscriber.role == role).count()
     }
 
-    /// Returns true if every activator currently reports its waiting requests.
-    fn are_wait_queues_known(&self, now: Duration) -> bool {
+    /// Returns what is known of the requests that wait: complete if every activator currently reports them.
+    fn wait_queue_knowledge(&self, now: Duration) -> LoadKnowledge {
         let of_role = |sender: &&UsageSender| sender.subscriber.role == ComponentRole::Activator;
         let mut unreported = self.activators.clone();
-        let mut all = self.senders.values().filter(of_role);
-        all.all(|sender| {
+        let (mut are_synced, mut are_current) = (true, true);
+        for sender in self.senders.values().filter(of_role) {
             unreported.remove(&sender.subscriber.name);
-            sender.is_current(now)
-        }) && unreported.is_empty()
+            are_synced &= sender.is_synced();
+            are_current &= sender.is_current(now);
+        }
+        match (are_synced && unreported.is_empty(), are_current) {
+            (true, true) => LoadKnowledge::Complete,
+            (true, false) => LoadKnowledge::Late,
+            (false, _) => LoadKnowledge::Partial,
+        }
     }
 
-    /// Computes the load coverage of a Revision. It is whole under three conditions: each ready pod is on a node
-    /// whose agent reports, each reported pod is still reported, and each activator reports its waiting requests.
-    /// Other pods get no requests.
-    fn load_coverage(
+    /// Computes what is known of a Revision's load; `queues` is what is known of the requests that wait. Load is known
+    /// completely under three conditions: each ready pod is on a node whose agent reports, each reported pod is still
+    /// reported, and each activator reports its waiting requests. Other pods get no requests.
+    fn load_knowledge(
         &self,
         now: Duration,
         name: &NamespacedName,
-        queues_are_known: bool,
-    ) -> UsageCoverage {
-        let Some(revision) = self.revisions.get(name) else { return UsageCoverage::Missing };
+        queues: LoadKnowledge,
+    ) -> LoadKnowledge {
+        let Some(revision) = self.revisions.get(name) else { return LoadKnowledge::Missing };
         let (mut ready, mut reported) = (0, 0);
         for (uid, pod) in
             self.pods_of_revision(name).filter(|(_, pod)| pod.phase == RoutingPhase::Ready)
@@ -539,11 +554,13 @@ impl ScaledRevisions {
             (ready, reported) = (ready + 1, reported + u32::from(is_reported));
         }
         if ready > 0 && reported == 0 {
-            UsageCoverage::Missing
-        } else if reported == ready && queues_are_known && revision.load.is_current(now) {
-            UsageCoverage::Complete
+            LoadKnowledge::Missing
+        } else if reported < ready || !revision.load.is_online() {
+            LoadKnowledge::Partial
+        } else if queues == LoadKnowledge::Complete && !revision.load.is_current(now) {
+            LoadKnowledge::Late
         } else {
-            UsageCoverage::Partial
+            queues
         }
     }
 
@@ -566,9 +583,22 @@ impl ScaledRevisions {
 }
 
 impl UsageSender {
-    /// Returns true if the stream is open, has completed its snapshot and is not silent.
+    /// Returns true if the stream is open and has completed its snapshot.
+    fn is_synced(&self) -> bool {
+        self.is_online && self.stream.synced
+    }
+
+    /// Returns true if the stream is synced, is not silent, and has not been silent a moment ago.
     fn is_current(&self, now: Duration) -> bool {
-        self.is_online && self.stream.synced && now < self.last_heard_at + REPORT_OVERDUE_AFTER
+        self.is_synced()
+            && now < self.last_heard_at + REPORT_OVERDUE_AFTER
+            && !self.is_settling(now)
+    }
+
+    /// Returns true if the stream has been silent, and reports may still show what happened meanwhile. Its first
+    /// message may be an empty one, which was sent before those reports.
+    fn is_settling(&self, now: Duration) -> bool {
+        self.silence_ended_at.is_some_and(|at| now < at + REPORT_OVERDUE_AFTER)
     }
 }
 

@@ -6,7 +6,8 @@
 //! counts for more, by the drift that the sender's clock may have had: a thousandth.
 //!
 //! A pod is reported every second. While a report is overdue the load is not current. A report after a longer pause
-//! carries the sum but not the single seconds: [`RevisionLoad::take_gap`] reports that, and nothing is lowered then.
+//! carries the sum but not the single seconds, unless no request has begun or ended in the pause.
+//! [`RevisionLoad::take_gap`] reports such gaps, and nothing is lowered then.
 //!
 //! Two rules come from Knative's activator (`pkg/activator/handler/concurrency_reporter.go` at 98e5ef9). The first
 //! request after a quiet second counts as one for its whole second, however short it is. A request counts once, where
@@ -122,6 +123,17 @@ impl RevisionLoad {
         has_started || sample.totals.in_flight() > 0
     }
 
+    /// Returns true if requests have begun or ended since the last report of the subject.
+    pub fn is_changed_by(&self, stream: UsageStream, sample: &UsageSample) -> bool {
+        match self.find_source(stream.sender, sample.key.pod.as_deref()) {
+            Ok(index) => {
+                let (old, new) = (&self.sources[index].totals, &sample.totals);
+                (old.started, old.finished) != (new.started, new.finished)
+            }
+            Err(_) => sample.totals.started > 0,
+        }
+    }
+
     /// Adds the totals of one subject. `is_counted` is false for a draining pod.
     pub fn apply_report(
         &mut self,
@@ -163,6 +175,7 @@ impl RevisionLoad {
     pub fn remove_source(&mut self, now: Duration, sender: u32, pod: Option<&str>) {
         if let Ok(index) = self.find_source(sender, pod) {
             self.accrue_source(index, now);
+            self.has_gap |= self.sources[index].is_counted && self.sources[index].is_late(now);
             self.sources.remove(index);
         }
     }
@@ -173,6 +186,7 @@ impl RevisionLoad {
         for index in 0..self.sources.len() {
             if self.sources[index].sender == sender {
                 self.accrue_source(index, now);
+                self.has_gap |= self.sources[index].is_counted && self.sources[index].is_late(now);
                 self.sources[index].is_online = false;
             }
         }
@@ -187,11 +201,16 @@ impl RevisionLoad {
 
     /// Returns true if every reported pod that counts has a current report.
     pub fn is_current(&self, now: Duration) -> bool {
-        let mut pods =
-            self.sources.iter().filter(|source| source.is_counted && !source.is_wait_queue());
-        pods.all(|source| {
-            source.is_online && now.saturating_sub(source.totals_read_at) < REPORT_OVERDUE_AFTER
-        })
+        self.counted_pods().all(|source| source.is_online && !source.is_late(now))
+    }
+
+    /// Returns true if an open stream reports every reported pod that counts, however late.
+    pub fn is_online(&self) -> bool {
+        self.counted_pods().all(|source| source.is_online)
+    }
+
+    fn counted_pods(&self) -> impl Iterator<Item = &UsageSource> {
+        self.sources.iter().filter(|source| source.is_counted && !source.is_wait_queue())
     }
 
     /// Records that some second may have held load that was never reported.
@@ -386,7 +405,9 @@ impl RevisionLoad {
         let stretch = if elapsed.is_zero() { 1.0 } else { read_span.div_duration_f64(elapsed) };
         // Real gain minus what was assumed for the same time; negative if requests ended early.
         let excess = gained_integral / 1e9 * stretch - (source.assumed_load - assumed_after_read);
-        self.has_gap |= source.pod.is_some() && elapsed > MAX_REPORT_GAP;
+        // Totals without a change show a constant level; another stream may have lost changes with its counters.
+        let may_have_changed = started + finished > 0 || source.stream_number != stream.number;
+        self.has_gap |= source.pod.is_some() && elapsed > MAX_REPORT_GAP && may_have_changed;
         let from = if source.stream_number == stream.number || source.is_wait_queue() {
             read_at.saturating_sub(source.event_span(sample, elapsed, -excess / old_level))
         } else {
@@ -454,6 +475,11 @@ impl UsageSource {
         sample.totals.started >= self.totals.started
             && sample.totals.finished >= self.totals.finished
             && sample.read_at_ns >= self.at_ns
+    }
+
+    /// Returns true if the next report on this pod is overdue. Wait queues are reported only when they change.
+    fn is_late(&self, now: Duration) -> bool {
+        !self.is_wait_queue() && now.saturating_sub(self.totals_read_at) >= REPORT_OVERDUE_AFTER
     }
 
     /// Returns true if the source counts waiting requests, not those of a pod.

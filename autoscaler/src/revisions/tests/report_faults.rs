@@ -40,12 +40,14 @@ struct LoadCase {
 }
 
 /// Fault in a sender's reports.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum ReportFault {
     /// Reports arrive together when the fault is over.
     Late,
-    /// Reports of that time are lost.
+    /// Reports of that time are not sent; the next one includes their changes.
     Lost,
+    /// As lost, but at the end an empty message goes ahead of the next report, as from a sender that was stopped.
+    EmptyFirst,
     /// Each report arrives twice, and then its predecessor again.
     Repeated,
     /// Every second report arrives after its successor.
@@ -330,8 +332,15 @@ impl<'a> SimReporters<'a> {
                 (self.queued[sender], self.reported[sender]) = (batch, items);
                 return self.record_report(sender, false, false);
             }
-            Some(ReportFault::Lost) => {
+            Some(fault @ (ReportFault::Lost | ReportFault::EmptyFirst)) => {
+                // Late reports of before are on their way: the sender does not repeat them.
+                self.queued[sender] = batch;
                 self.ended[sender].clear();
+                let is_at = |second| self.active_fault(sender, second) == Some(fault);
+                let is_end = is_at(second.saturating_sub(1)) && !is_at(second + 1);
+                if fault == ReportFault::EmptyFirst && is_end && self.streams[sender].is_some() {
+                    self.send_usage(sender, &[]);
+                }
                 return self.record_report(sender, false, false);
             }
             Some(ReportFault::Repeated) => {
@@ -364,6 +373,7 @@ impl<'a> SimReporters<'a> {
         self.queued = Default::default();
         self.last_reported = [RequestTotals::default(); BASE_PODS + 1];
         self.hides_growth = [true; 3];
+        self.has_named = false;
         self.revisions.apply_routes(self.now, &self.table, &self.table.keys());
     }
 }

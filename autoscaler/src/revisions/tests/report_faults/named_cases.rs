@@ -82,16 +82,20 @@ fn a_stalled_agent_is_late_though_all_its_reported_pods_are_gone() {
     assert_eq!(min_requested(&pods, 20), 9, "60 at 7 a pod");
 }
 
-/// The wait queue was not reported for one second, but was on time at each tick.
+/// The wait queue was not reported for one second, but was on time at each tick. If its totals changed meanwhile, the
+/// second was not quiet.
 #[test]
-fn a_second_without_an_activator_report_is_not_quiet() {
-    let series = [constant_load(36, 10), constant_load(40, 0)].concat();
-    let lowered =
-        |faults| requested_pods(&small_policy(), &series, &faults).iter().rposition(|&it| it == 9);
-    let [complete, lost] =
-        [FaultCase::default(), single_fault(ACTIVATOR, ReportFault::Lost, 36, 1)].map(lowered);
-    // At the next tick, or at the first one after a stable window, a panic window and a tick.
-    assert_eq!((complete, lost), (Some(4 * 38 - 1), Some(4 * 48 - 1)), "60 at 7 a pod");
+fn a_second_without_an_activator_report_is_quiet_only_if_nothing_changed() {
+    let lowered = |waiting, faults| {
+        let second = [10, 10, 10, 10, 10, 10, waiting];
+        let series = [constant_load(36, 10), vec![second; 1], constant_load(40, 0)].concat();
+        requested_pods(&small_policy(), &series, &faults).iter().rposition(|&it| it >= 9)
+    };
+    let lost = || single_fault(ACTIVATOR, ReportFault::Lost, 36, 1);
+    let at_tick = |second: usize| Some(4 * second - 1);
+    assert_eq!([0, 3].map(|waiting| lowered(waiting, FaultCase::default())), [at_tick(38); 2]);
+    // One tick later, or after a stable window, a panic window and a tick.
+    assert_eq!([0, 3].map(|waiting| lowered(waiting, lost())), [at_tick(40), at_tick(48)]);
 }
 
 #[test]
@@ -179,7 +183,7 @@ fn a_new_autoscaler_asks_for_pods_in_place_of_those_that_have_gone() {
     assert!(min_requested(&pods, QUIET_START_S + 14) >= 3, "{pods:?}");
 }
 
-/// One waiting request keeps one pod, because a late report blocks the step down to zero. Then load comes that the pods
+/// One waiting request keeps one pod, because an absent agent blocks the step down to zero. Then load comes that the pods
 /// being removed could carry: it needs pods of its own at once, as after a sleep.
 #[test]
 fn pods_beyond_the_decided_number_carry_no_load() {
@@ -195,9 +199,9 @@ fn pods_beyond_the_decided_number_carry_no_load() {
     .concat();
     let ready_spans = [const { 0..NEVER_ENDS }; BASE_PODS];
     let load_case = LoadCase { policy: small_policy(), load, ready_spans };
-    let late_faults = single_fault(0, ReportFault::Late, QUIET_START_S, 6);
+    let absent = single_fault(0, ReportFault::StreamClosed, QUIET_START_S, 6);
     let expected = run_load_case(&load_case, &FaultCase::default()).pods;
-    let faulty = run_load_case(&load_case, &late_faults).pods;
+    let faulty = run_load_case(&load_case, &absent).pods;
     let reported = 4 * (QUIET_START_S + 17) + 2;
     assert_eq!((expected[reported - 1], faulty[reported - 1]), (0, 1), "zero, and held up");
     assert_eq!((expected[reported], faulty[reported]), (3, 3), "20 at 7 a pod");
@@ -297,4 +301,50 @@ fn a_takeover_does_not_shorten_the_stable_window() {
         .map(|faults| requested_pods(&policy, &load, &faults))
         .map(|pods| pods.iter().rposition(|&it| it > 0));
     assert_eq!((expected, kept), (Some(4 * 74 - 1), Some(4 * 74 - 1)), "last moment with a pod");
+}
+
+/// Reports of totals that do not change come late again and again: they show that nothing has happened meanwhile.
+#[test]
+fn late_reports_of_quiet_pods_keep_none() {
+    let series = [constant_load(30, 10), constant_load(60, 0)].concat();
+    for fault in [ReportFault::Late, ReportFault::Lost] {
+        let times = (32..88).step_by(5).flat_map(|from| [(0, from), (1, from), (ACTIVATOR, from)]);
+        let faults = times.map(|(sender, from)| TimedFault { sender, fault, from, long: 3 });
+        let faults = FaultCase { faults: faults.collect(), ..FaultCase::default() };
+        let pods = requested_pods(&small_policy(), &series, &faults);
+        assert_eq!((pods[4 * 30], pods.last()), (9, Some(&0)), "{fault:?}: 60 at 7 a pod");
+    }
+}
+
+/// Load that does not change while reports are late is known as well.
+#[test]
+fn late_reports_of_constant_load_keep_only_its_pods() {
+    let series = [constant_load(30, 10), constant_load(60, 5)].concat();
+    let times = (32..88).step_by(5).flat_map(|from| [(0, from), (1, from)]);
+    let fault = ReportFault::Late;
+    let faults = times.map(|(sender, from)| TimedFault { sender, fault, from, long: 3 });
+    let faults = FaultCase { faults: faults.collect(), ..FaultCase::default() };
+    let pods = requested_pods(&small_policy(), &series, &faults);
+    assert_eq!((pods[4 * 30], pods.last()), (9, Some(&5)), "60 and 30 at 7 a pod");
+}
+
+/// Panic mode keeps its highest number while it lasts, and moments without an average prolong it. A report that comes
+/// late makes that number too low, so nothing is lowered for as long.
+#[test]
+fn a_panic_that_lasts_without_averages_keeps_its_pods() {
+    let quiet = [0; BASE_PODS + 1];
+    let load = [
+        vec![quiet; 74],
+        vec![[0, 0, 0, 0, 0, 20, 2]; 10],
+        vec![quiet; 8],
+        vec![[0, 0, 0, 0, 0, 0, 8]; 2],
+        vec![quiet; QUIET_END_S],
+    ]
+    .concat();
+    // No pod is ready between the two bursts, so there is no average.
+    let ready_spans = [0..40, 0..40, 0..40, 93..NEVER_ENDS, 0..40, 0..84];
+    let load_case = LoadCase { policy: small_policy(), load, ready_spans };
+    let lost = single_fault(1, ReportFault::Lost, 65, 18);
+    let pods = [FaultCase::default(), lost].map(|faults| run_load_case(&load_case, &faults).pods);
+    assert_eq!(pods.map(|pods| pods[4 * 94]), [4, 4], "22 at 7 a pod");
 }

@@ -8,6 +8,7 @@ fn fault_cases() -> impl Strategy<Value = FaultCase> {
     let kinds = [
         ReportFault::Late,
         ReportFault::Lost,
+        ReportFault::EmptyFirst,
         ReportFault::Repeated,
         ReportFault::Reordered,
         ReportFault::StreamClosed,
