@@ -18,16 +18,18 @@ pub(crate) struct DedicatedCluster {
 
 impl DedicatedCluster {
     fn start(test: &str) -> Self {
-        Self::start_with(test, &["up", "--nodes", "1", "--image", "hello"])
+        Self::start_with(test, &["--nodes", "1", "--image", "hello"])
     }
 
-    /// Creates a cluster with the given arguments of xtask.
+    /// Creates a cluster with the given arguments of `xtask cluster up`.
     pub(crate) fn start_with(test: &str, up_args: &[&str]) -> Self {
         let cluster = Self {
             name: format!("{test}-{}", std::process::id()),
             xtask: PathBuf::from(required_variable("ROUSE_XTASK")),
         };
-        cluster.run_xtask(up_args);
+        // If this process is killed, the next run removes the cluster.
+        let owner = std::process::id().to_string();
+        cluster.run_xtask(&[&["up", "--owner", &owner][..], up_args].concat());
         cluster
     }
 

@@ -52,6 +52,9 @@ pub(crate) enum ClusterCommand {
     Build(ClusterUpArgs),
     /// Stop all processes and remove all files of the cluster
     Down,
+    /// Remove clusters of test runs that were killed
+    #[command(hide = true)]
+    Sweep,
     /// Print the path of the kubeconfig file
     Kubeconfig,
     /// Print the cluster's addresses, files and nodes as JSON
@@ -94,6 +97,7 @@ pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
         ClusterCommand::Up(up_args) => up::run(&state, up_args),
         ClusterCommand::Build(up_args) => up::prepare(&state, up_args).map(drop),
         ClusterCommand::Down => as_root(|| down::run(&state)),
+        ClusterCommand::Sweep => as_root(down::sweep),
         ClusterCommand::Kubeconfig => {
             state.require_record()?;
             println!("{}", state.kubeconfig().display());

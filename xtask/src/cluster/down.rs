@@ -16,3 +16,16 @@ pub(crate) fn run(state: &ClusterPaths) -> Result<()> {
     println!("cluster {}: down", state.name);
     Ok(())
 }
+
+/// Removes the clusters of test runs that have ended without removing them, because they were killed.
+pub(crate) fn sweep() -> Result<()> {
+    for state in ClusterPaths::all() {
+        // A damaged record names no owner.
+        let record = state.read_record().ok().flatten();
+        let owner = record.and_then(|record| record.owner);
+        if owner.is_some_and(|owner| !owner.is_running()) {
+            run(&state)?;
+        }
+    }
+    Ok(())
+}

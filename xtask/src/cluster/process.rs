@@ -14,6 +14,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde::{Deserialize, Serialize};
 
 use super::{plan::ClusterProcess, state::ClusterPaths};
 use crate::sh;
@@ -56,11 +57,10 @@ pub(crate) fn start(
     // A clean environment: the user's proxy or kubeconfig variables must not reach the daemons.
     command.env_clear().env("PATH", search_path(&launch.path)?).env("HOME", "/root");
     let child = command.spawn().with_context(|| format!("cannot start {process}"))?;
-    let id = child.id();
     // `setsid` executes the shell and then the program, all with the same process id.
-    let start_ticks = start_time(id)
+    let ProcessIdentity { pid, start_ticks } = ProcessIdentity::of(child.id())
         .with_context(|| format!("{process} ended at once: see {}", log.display()))?;
-    fs::write(state.pid_file(process), format!("{id} {start_ticks}"))
+    fs::write(state.pid_file(process), format!("{pid} {start_ticks}"))
         .with_context(|| format!("cannot note the process of {process}"))
 }
 
@@ -68,6 +68,26 @@ fn search_path(first: &[PathBuf]) -> Result<OsString> {
     let system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     let folders = first.iter().cloned().chain(system.map(PathBuf::from));
     std::env::join_paths(folders).context("a folder of programs has a colon in its name")
+}
+
+/// A process of this boot. The kernel reuses process ids, but not with the same start time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessIdentity {
+    pub(crate) pid: u32,
+    /// Start time in ticks since boot.
+    start_ticks: u64,
+}
+
+impl ProcessIdentity {
+    /// Returns the identity of the process `pid`; `None` if it does not run.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        Some(Self { pid, start_ticks: start_time(pid)? })
+    }
+
+    /// Returns true if the process still runs.
+    pub(crate) fn is_running(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
 }
 
 /// Start time of a process in ticks since boot; `None` if it does not exist or is a zombie.
@@ -87,10 +107,10 @@ fn stat_fields(id: u32) -> Option<Vec<String>> {
 /// Process id of `process`; `None` if it does not run.
 pub(crate) fn pid_of(state: &ClusterPaths, process: ClusterProcess) -> Option<u32> {
     let text = fs::read_to_string(state.pid_file(process)).ok()?;
-    let (id, start_ticks) = text.split_once(' ')?;
-    let id = id.parse().ok()?;
-    // The kernel reuses process ids, but not with the same start time.
-    (start_time(id)? == start_ticks.parse::<u64>().ok()?).then_some(id)
+    let (pid, start_ticks) = text.split_once(' ')?;
+    let identity =
+        ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? };
+    identity.is_running().then_some(identity.pid)
 }
 
 /// Returns true if the process is suspended (SIGSTOP).

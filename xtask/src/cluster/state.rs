@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::{config::KubeProxyMode, plan::ClusterProcess};
+use super::{config::KubeProxyMode, plan::ClusterProcess, process::ProcessIdentity};
 
 /// Directory of all files, with a subdirectory for each cluster.
 const BASE_DIRECTORY: &str = "/var/lib/rouse-cluster";
@@ -29,12 +29,20 @@ pub(crate) struct ClusterRecord {
     /// Directory of supplied programs; `None` if all were built here.
     #[serde(default)]
     pub(crate) assets: Option<PathBuf>,
+    /// Test run that the cluster belongs to; `None` if it stays until `down`.
+    #[serde(default)]
+    pub(crate) owner: Option<ProcessIdentity>,
 }
 
 impl ClusterRecord {
     pub(crate) fn new(kubernetes: String, nodes: u8, proxy: KubeProxyMode, port: u16) -> Self {
         let proxy = proxy.name().to_owned();
-        Self { made_by: CREATOR.to_owned(), kubernetes, nodes, proxy, port, assets: None }
+        let made_by = CREATOR.to_owned();
+        Self { made_by, kubernetes, nodes, proxy, port, assets: None, owner: None }
+    }
+
+    pub(crate) fn with_owner(self, owner: Option<ProcessIdentity>) -> Self {
+        Self { owner, ..self }
     }
 
     pub(crate) fn with_assets(self, assets: Option<PathBuf>) -> Self {
@@ -60,6 +68,13 @@ impl ClusterPaths {
             bail!("`{name}` is no name for a cluster: use up to 32 of a-z, 0-9 and -");
         }
         Ok(Self { name: name.to_owned() })
+    }
+
+    /// Paths of every cluster on this machine that has a directory.
+    pub(crate) fn all() -> Vec<Self> {
+        let folders = fs::read_dir(BASE_DIRECTORY).into_iter().flatten().flatten();
+        let names = folders.filter_map(|folder| folder.file_name().into_string().ok());
+        names.filter_map(|name| Self::new(&name).ok()).collect()
     }
 
     pub(crate) fn folder(&self) -> PathBuf {

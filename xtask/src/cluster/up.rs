@@ -17,7 +17,7 @@ use super::{
     images::{self, ImageArchives},
     kubectl, network, pki,
     plan::{self, ClusterProcess, ClusterUpStep, MAX_NODES, ObservedCluster},
-    process,
+    process::{self, ProcessIdentity},
     programs::{self, ClusterPrograms},
     start::ClusterStarter,
     state::ClusterRecord,
@@ -54,6 +54,9 @@ pub(crate) struct ClusterUpArgs {
     /// Image archives that were built before the step that needs root
     #[arg(long, hide = true)]
     prepared: Option<PathBuf>,
+    /// Process of the test run that a new cluster belongs to: `sweep` removes the cluster after that process
+    #[arg(long, hide = true, value_name = "PID")]
+    owner: Option<u32>,
 }
 
 /// Runs `cargo xtask cluster up`: builds as the user, then starts processes as root.
@@ -206,9 +209,15 @@ fn updated_record(
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let proxy = args.proxy.unwrap_or(KubeProxyMode::Iptables);
         let record = ClusterRecord::new(version.to_string(), args.nodes.unwrap_or(2), proxy, port);
-        return Ok(record.with_assets(programs::assets(version)?));
+        let owner = args.owner.and_then(ProcessIdentity::of);
+        return Ok(record.with_assets(programs::assets(version)?).with_owner(owner));
     };
     let name = &state.name;
+    if let (Some(pid), Some(owner)) = (args.owner, old.owner.filter(|it| it.is_running()))
+        && owner.pid != pid
+    {
+        bail!("cluster {name} belongs to the test run of process {}: wait for its end", owner.pid);
+    }
     if old.kubernetes != version.to_string() {
         bail!("cluster {name} runs {}: run `cargo xtask cluster down` first", old.kubernetes);
     }

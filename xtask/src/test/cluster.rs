@@ -55,6 +55,7 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
         return Ok(chart.combine(run_on_existing_cluster(file, args, builder)?));
     }
     let xtask = std::env::current_exe()?;
+    sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("sweep"))?;
     let api_server_outcome = run_on_api_server(&xtask, args, builder)?;
     let cluster_outcome = run_on_cluster(&xtask, args, builder)?;
     Ok(chart.combine(api_server_outcome).combine(cluster_outcome))
@@ -95,8 +96,8 @@ fn run_on_api_server(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Re
     let target_args: Vec<&str> =
         API_SERVER_TESTS.iter().flat_map(|name| ["--test", *name]).collect();
     let programs = builder.build_tests(&target_args)?;
-    let mut up_command = cluster_command(xtask, API_SERVER_CLUSTER);
-    up_command.args(["up", "--nodes", "0"]).args(args.yes.then_some("--yes"));
+    let mut up_command = up_command(xtask, API_SERVER_CLUSTER);
+    up_command.args(["--nodes", "0"]).args(args.yes.then_some("--yes"));
     let outcome = sh::run(&mut up_command).and_then(|()| run_sequentially(xtask, args, &programs));
     // Removed after failures as well: the next run must start with an empty API server.
     sh::run(cluster_command(xtask, API_SERVER_CLUSTER).arg("down"))?;
@@ -122,6 +123,13 @@ fn run_sequentially(
     Ok(outcome)
 }
 
+/// Command that starts a cluster of this run, which the next run removes if this one is killed.
+fn up_command(xtask: &Path, name: &str) -> Command {
+    let mut command = cluster_command(xtask, name);
+    command.args(["up", "--owner", &std::process::id().to_string()]);
+    command
+}
+
 fn cluster_command(xtask: &Path, name: &str) -> Command {
     let mut command = Command::new(xtask);
     command.args(["cluster", "--name", name]);
@@ -130,10 +138,11 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 
 /// Runs the tests of the whole system against a cluster with nodes.
 fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
+    // A developer's cluster, which stays: those of killed runs have been removed.
     let was_there = cluster::exists(SHARED_CLUSTER)?;
-    let mut up_command = cluster_command(xtask, SHARED_CLUSTER);
+    let mut up_command = up_command(xtask, SHARED_CLUSTER);
     // Both images are built here as the user; tests that start clusters of their own find them built.
-    up_command.args(["up", "--image", "hello", "--image", "rouse"]);
+    up_command.args(["--image", "hello", "--image", "rouse"]);
     let rouse = builder.build_rouse()?;
     up_command.env(image::PROGRAM, &rouse);
     // Two nodes: several tests need a pod and a client on different nodes.
