@@ -152,11 +152,14 @@ fn deployment_object(
     settings: &InstallSettings,
 ) -> Value {
     let selector = json!({"app": app});
+    // Only pods of the same template count. Otherwise the old pods of a rollout count too: the new ones then may all
+    // start on one node, and stay there.
     let apart = json!({
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": selector},
+        "matchLabelKeys": ["pod-template-hash"],
     });
     let pod = json!({
         "containers": [container],
