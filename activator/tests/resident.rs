@@ -39,8 +39,8 @@ const CONNECTIONS: usize = 420;
 /// Number of clients in tests that measure one connection's memory: large enough for a few KiB of each to be seen.
 const MANY: usize = 3000;
 /// Permitted growth of the process itself in MiB: threads' stacks, pages of the program, arenas of the allocator, and
-/// recently freed memory.
-const PROGRAM_MIB: usize = 40;
+/// recently freed memory. The same load took 141 to 165 MiB on different machines.
+const PROGRAM_MIB: usize = 64;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Longest wait of another client beside an attack.
 const PATIENCE: std::time::Duration = LONG.saturating_mul(3);

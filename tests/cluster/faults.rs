@@ -406,6 +406,8 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
         &nodes.map(|(.., name)| service_with_min_scale(name, 0)).join("---\n"),
     );
     for (frozen, other_node, name) in nodes {
+        // With all replicas on the frozen node, none would be left to wake the service.
+        rouse.spread_components();
         let (address, client) =
             (rouse.service_address(namespace, name), rouse.client_on(other_node));
         let cordon = rouse.cordon(frozen);

@@ -32,9 +32,9 @@ const GATEWAY_CLIENTS: [&str; 8] = [
     "long-get=1",
     "long-post=1",
 ];
-/// Target of requests at once in a pod, which only additional load exceeds: about 30 requests are in flight, and up
-/// to a hundred at moments when processors are short.
-pub(crate) const TARGET_CONCURRENCY: u32 = 100;
+/// Target of requests at once in a pod. The clients above are 172, so only additional load exceeds it, even if the
+/// processors are short and all clients wait at once.
+pub(crate) const TARGET_CONCURRENCY: u32 = 180;
 /// Traffic block that sends all requests to the newest revision.
 pub(crate) const LATEST_TRAFFIC: &str = "[{latestRevision: true, percent: 100}]";
 /// Highest number of printed lines about lost requests.

@@ -12,7 +12,7 @@ use crate::mixed_load::{FloodAppOptions, FloodFixture, LATEST_TRAFFIC, print_los
 
 /// Additional clients that need more than two pods: a pod's target is
 /// [`TARGET_CONCURRENCY`](crate::mixed_load::TARGET_CONCURRENCY).
-const PULSE_CLIENTS: [&str; 2] = ["slow-get=115", "slow-post=115"];
+const PULSE_CLIENTS: [&str; 2] = ["slow-get=200", "slow-post=200"];
 /// Default number of requests of a test.
 const REQUESTS: u64 = 20_000;
 /// First id of the pulses, apart from the other clients' ids.

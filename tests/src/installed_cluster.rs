@@ -3,6 +3,7 @@
 //! The first test that needs it installs Rouse; `cargo xtask test` removes the cluster at the end, also after
 //! failures. If an earlier test broke it, the next test repairs it first.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -122,6 +123,35 @@ impl RouseCluster {
     pub fn cordon(&self, node: &str) -> CordonedNode<'_> {
         self.cluster.kubectl(&["cordon", node]).expect("an operator may");
         CordonedNode { cluster: &self.cluster, node: node.to_owned() }
+    }
+
+    /// Waits until the replicas of each component run on more than one node. A rollout may have left them on the same
+    /// one, as may a node that was away: Kubernetes moves no pod that runs, so one of them is deleted.
+    pub fn spread_components(&self) {
+        for component in ["activator", "autoscaler", "controller"] {
+            self.cluster.wait(&format!("{component} on both nodes"), || {
+                let pods = self.component_pods(component);
+                let nodes: BTreeSet<&str> =
+                    pods.iter().filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
+                let are_ready =
+                    pods.iter().all(|pod| find_condition(pod, "Ready")["status"] == "True");
+                if pods.len() == 2 && are_ready && nodes.len() < 2 {
+                    let name = pods[0]["metadata"]["name"].as_str()?;
+                    let delete = ["delete", "pod", "--namespace", SYSTEM_NAMESPACE, name];
+                    self.cluster.kubectl(&delete).expect("an operator may");
+                    return None;
+                }
+                (pods.len() == 2 && are_ready).then_some(())
+            });
+        }
+    }
+
+    /// Existing pods of one of Rouse's components.
+    fn component_pods(&self, component: &str) -> Vec<Value> {
+        let label = format!("app={component}");
+        let list =
+            self.cluster.get(&["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", &label]);
+        list["items"].as_array().cloned().unwrap_or_default()
     }
 
     /// Returns the client on the node `node`.

@@ -14,7 +14,7 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 /// Timeout of every wait: after this time the expected state is not going to come.
-pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time between two checks of a wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
