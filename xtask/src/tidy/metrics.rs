@@ -170,7 +170,7 @@ fn register(registry: &mut Registry) {
         exported
     }
 
-    fn says(findings: &[TidyFinding]) -> Vec<String> {
+    fn messages(findings: &[TidyFinding]) -> Vec<String> {
         findings.iter().map(ToString::to_string).collect()
     }
 
@@ -193,7 +193,7 @@ fn register(registry: &mut Registry) {
     fn a_document_may_name_a_counter_and_the_series_of_a_histogram() {
         let text = "`rouse_part_events_total` and `rouse_part_step_seconds_bucket{le=\"1\"}`,\nnot rouse_part_gone";
         let expected = ["error: docs/a.md:2: names rouse_part_gone, which no part exports"];
-        assert_eq!(says(&check_document("docs/a.md", text, &exported())), expected);
+        assert_eq!(messages(&check_document("docs/a.md", text, &exported())), expected);
     }
 
     #[test]
@@ -202,7 +202,7 @@ fn register(registry: &mut Registry) {
         let expected = [
             "error: part/src/admin.rs: exports rouse_part_step_seconds, of which docs/operations.md does not tell",
         ];
-        assert_eq!(says(&check_handbook(text, &exported())), expected);
+        assert_eq!(messages(&check_handbook(text, &exported())), expected);
     }
 
     #[test]
@@ -214,6 +214,6 @@ fn register(registry: &mut Registry) {
             "error: r.yaml:2: asks for rouse_part_events, which is not in docs/operations.md",
             "error: r.yaml:4: asks for rouse:step:p50, which is not in a record of the rules",
         ];
-        assert_eq!(says(&check_queries("r.yaml", rules, handbook, &recorded)), expected);
+        assert_eq!(messages(&check_queries("r.yaml", rules, handbook, &recorded)), expected);
     }
 }
