@@ -51,7 +51,7 @@ spec: {ports: [{port: 9000}]}
         wait_condition_false(&rouse, namespace, ("ksvc", "taken"), "RoutesReady", "NotOwned");
     assert!(condition.contains("\"taken\""), "{condition}");
     let after = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
-    assert_eq!(after["spec"], before["spec"], "the foreign object is left alone");
+    assert_eq!(after["spec"], before["spec"], "the foreign object stays unchanged");
     assert_eq!(after["metadata"]["labels"], before["metadata"]["labels"]);
 
     rouse.delete(namespace, foreign).expect("its owner may delete it");
@@ -115,7 +115,7 @@ fn an_unavailable_image_is_reported_on_revision_and_service() {
 #[test]
 fn pods_that_are_refused_or_unschedulable_are_reported() {
     let rouse = RouseCluster::shared();
-    let namespace = rouse.namespace("room");
+    let namespace = rouse.namespace("quota");
     let namespace = &namespace.name;
     let quota = "apiVersion: v1
 kind: ResourceQuota
@@ -207,7 +207,7 @@ fn deleted_objects_are_recreated_and_no_request_is_lost() {
         let name = if kind == "deployment" { "kept-00001-deployment" } else { "kept" };
         delete_and_wait_recreated(&rouse, namespace, kind, name);
         rouse.wait_ready(namespace, "ksvc", "kept");
-        rouse.cluster.wait("an answer", || {
+        rouse.cluster.wait("a response", || {
             let url = rouse.service_url(namespace, "kept");
             (rouse.client_on("node2").get(&url).status == 200).then_some(())
         });

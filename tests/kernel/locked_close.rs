@@ -28,7 +28,7 @@ const MESSAGE: [u8; 64] = [b'.'; 64];
 /// Number of clients that write at random moments, and number of their connections to close meanwhile.
 const CLIENTS: usize = 24;
 const CONNECTIONS_TO_CLOSE: u64 = 2_000;
-/// Longest pause of a client before it writes, and of the server before it answers, in µs.
+/// Longest pause of a client before it writes, and of the server before it responds, in µs.
 const PAUSE_US: u64 = 10_000;
 
 /// Makes a fixture with one namespace, and a closer of connections; `None` on kernels without support.
@@ -178,7 +178,7 @@ struct CloseRaceTotals {
     answered: AtomicU64,
     /// Requests of which not even a part was written: they are sent again on another connection.
     refused: AtomicU64,
-    /// Requests that were written as a whole and never answered.
+    /// Requests that were written as a whole and got no response.
     lost: AtomicU64,
 }
 

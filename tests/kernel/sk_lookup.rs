@@ -116,10 +116,10 @@ fn other_ports_and_addresses_keep_their_listeners() {
     let (client, activator) = (fixture.add_client(), fixture.add_client());
     serve_ports(&mut fixture, &activator);
     let _listening = ActivatorListeners::start(&fixture, &activator);
-    let mut beside = activator.start_process();
-    beside.expect_step(&format!("listen {}:30000 above", activator.ipv4()));
-    beside.expect_step("listen 127.0.0.1:20001 loopback");
-    assert_eq!(beside.expect_step("connect 127.0.0.1:20001"), "loopback 127.0.0.1:20001");
+    let mut other_process = activator.start_process();
+    other_process.expect_step(&format!("listen {}:30000 above", activator.ipv4()));
+    other_process.expect_step("listen 127.0.0.1:20001 loopback");
+    assert_eq!(other_process.expect_step("connect 127.0.0.1:20001"), "loopback 127.0.0.1:20001");
     let mut client = client.start_process();
     let (above, below) =
         (format!("{}:30000", activator.ipv4()), format!("{}:19999", activator.ipv4()));
@@ -180,7 +180,7 @@ fn the_next_agent_takes_the_program_over_without_a_gap() {
         fixture.programs = Some(programs);
         serve_ports(&mut fixture, &activator);
     }
-    assert_eq!(client.read_answer(), Ok("20007=500".into()));
+    assert_eq!(client.read_reply(), Ok("20007=500".into()));
 }
 
 #[test]

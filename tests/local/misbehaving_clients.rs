@@ -142,7 +142,7 @@ fn check_bad_clients(test: &str, path: &str) {
     let manifest = manifest.replace(window, &format!("{window}\n        rouse.dev/path: {path}"));
     assert!(node.apply(&manifest).0);
     let target = node.wait_ready("hello");
-    let response = node.in_client_netns(|| get(target, "hello", "/")).expect("an answer");
+    let response = node.in_client_netns(|| get(target, "hello", "/")).expect("a response");
     assert_eq!(response.status, 200, "{response:?}");
     let plan = |keep_alive| LoadPlan {
         target,
@@ -171,7 +171,7 @@ fn check_bad_clients(test: &str, path: &str) {
     wait_for("nothing in flight", || in_flight().filter(|count| *count == 0.0));
     // A request that was counted and never ended would keep the service awake indefinitely.
     node.wait_asleep("hello");
-    assert_eq!(node.in_client_netns(|| get(target, "hello", "/")).expect("an answer").status, 200);
+    assert_eq!(node.in_client_netns(|| get(target, "hello", "/")).expect("a response").status, 200);
 }
 
 #[test]

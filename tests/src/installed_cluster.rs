@@ -481,11 +481,11 @@ impl CurlResponse {
         header_line.map(|(_, value)| value.trim()).unwrap_or_default()
     }
 
-    /// Name of the pod that answered; panics if none did.
+    /// Name of the pod that responded; panics if none did.
     pub fn pod(&self) -> &str {
         assert_eq!(self.status, 200, "{self}");
         let pod = self.header("x-pod");
-        assert!(!pod.is_empty(), "no pod says that it answered: {self}");
+        assert!(!pod.is_empty(), "no pod name in the response: {self}");
         pod
     }
 }

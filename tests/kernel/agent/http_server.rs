@@ -7,8 +7,8 @@ pub(super) const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: chat\r\n";
 /// Least time that `/slow` takes.
 const SLOW_DELAY: Duration = Duration::from_millis(300);
 
-/// Serves each connection to its end after the line `listen`: `/quick` answers at once, `/slow` later, `/missing` and
-/// `/failed` with another status. `/hang` never answers, `/drip` sends a little data all the time, `/upgrade`
+/// Serves each connection to its end after the line `listen`: `/quick` responds at once, `/slow` later, `/missing` and
+/// `/failed` with another status. `/hang` never responds, `/drip` sends a little data all the time, `/upgrade`
 /// switches to another protocol. A connection whose first byte is that of TLS is not HTTP.
 pub(super) fn run() {
     let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);

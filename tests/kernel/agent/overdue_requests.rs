@@ -37,32 +37,33 @@ fn read_to_end(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
 #[test]
 fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     let fixture = server_fixture("overdue", TIMEOUT);
-    let (mut connections, mut unused, mut foreign) =
+    let (mut connections, mut unused_connection, mut opaque_connection) =
         (fixture.connect(), fixture.connect(), fixture.connect());
-    foreign.write_all(b"\x16").expect("it stands");
-    foreign.read_exact(&mut [0]).expect("the server's turn");
-    foreign.write_all(b"\x17").expect("what looks like a request that is never answered");
+    opaque_connection.write_all(b"\x16").expect("the connection is open");
+    opaque_connection.read_exact(&mut [0]).expect("the server responds");
+    opaque_connection.write_all(b"\x17").expect("bytes without a response");
     send_and_measure(&mut connections, "/quick");
-    let long = ["/hang", "/drip", "/upgrade"].map(|path| fixture.send_and_read_to_end(path));
+    let long_requests =
+        ["/hang", "/drip", "/upgrade"].map(|path| fixture.send_and_read_to_end(path));
     // Older than the long requests, always in use, and open at their end: the deadline is each request's own.
-    while long.iter().any(|it| !it.is_finished()) {
+    while long_requests.iter().any(|it| !it.is_finished()) {
         send_and_measure(&mut connections, "/quick");
     }
-    let [hang, dripping_client, upgrade] = long.map(|it| it.join().expect("no panic"));
+    let [hang, dripping_client, upgrade] = long_requests.map(|it| it.join().expect("no panic"));
     assert_eq!(hang, (0, ErrorKind::ConnectionReset));
-    assert!(dripping_client.0 > 0 && upgrade.0 > 0, "their answers had begun");
+    assert!(dripping_client.0 > 0 && upgrade.0 > 0, "their responses had begun");
     assert_eq!([dripping_client.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
     send_and_measure(&mut connections, "/quick");
-    send_and_measure(&mut unused, "/quick");
+    send_and_measure(&mut unused_connection, "/quick");
     fixture.wait_metric(ENDED_METRIC, 3);
     let page = fixture.metrics();
     assert!(page.contains(&format!("{ENDED_METRIC} 3\n")), "{page}");
     assert!(page.contains("rouse_agent_deadlines_kept 1\n"), "{page}");
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(fixture.slot());
-    assert_eq!((state.in_flight, state.connections), (1, 3), "the foreign one: {state:?}");
-    foreign.write_all(b"!").expect("it stands");
-    foreign.read_exact(&mut [0]).expect("nobody knows what it does, so it is left alone");
+    assert_eq!((state.in_flight, state.connections), (1, 3), "the opaque connection: {state:?}");
+    opaque_connection.write_all(b"!").expect("the connection is open");
+    opaque_connection.read_exact(&mut [0]).expect("an opaque connection stays open");
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn change_blackhole_route(fixture: &AgentFixture, verb: &str) {
     assert!(Command::new("ip").args(args).status().expect("iproute2").success());
 }
 
-/// Blocks the agent's query, like a policy that blocks nodes at the port, or a node too busy to answer in time.
+/// Blocks the agent's query, like a policy that blocks nodes at the port, or a node too busy to respond in time.
 #[test]
 fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
     let (mut fixture, mut client) = paused_response_fixture("mute");

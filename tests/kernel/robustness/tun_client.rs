@@ -178,7 +178,7 @@ impl<'a> UserspaceTcpClient<'a> {
     pub(super) fn wait_syn_ack(&mut self) {
         let until = Instant::now() + RESPONSE_TIMEOUT;
         while self.next_expected == 0 {
-            assert!(Instant::now() < until, "no answer");
+            assert!(Instant::now() < until, "no reply");
             self.receive_packet(RESPONSE_TIMEOUT);
         }
     }
