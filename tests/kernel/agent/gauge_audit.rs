@@ -41,14 +41,14 @@ fn connect(name: &str) -> TcpStream {
 
 /// Sends a request that gets its response at once, or never.
 fn send_request(stream: &mut TcpStream, path: &str) {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("the connection is open");
     if path == "/hang" {
         return;
     }
     let mut response = Vec::new();
     while !response.ends_with(b"ok") {
         let mut byte = [0];
-        stream.read_exact(&mut byte).expect("it stands");
+        stream.read_exact(&mut byte).expect("the connection is open");
         response.extend(byte);
     }
 }

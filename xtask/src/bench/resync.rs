@@ -9,7 +9,7 @@ use crate::sh;
 /// Output of `controller/benches/resync`, as JSON.
 #[derive(Debug, Deserialize)]
 struct ResyncBenchOutput {
-    /// Time from the start of the process until the first agent got an answer, in seconds.
+    /// Time from the start of the process until the first agent got a response, in seconds.
     known_s: f64,
     /// Time until every agent had the whole table, in seconds.
     whole_s: f64,

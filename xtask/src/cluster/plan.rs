@@ -111,7 +111,7 @@ pub(crate) enum ClusterUpStep {
     /// Create certificates, cgroups and the network between nodes.
     CreateBase,
     StartProcess(ClusterProcess),
-    /// Wait until the API server answers.
+    /// Wait until the API server responds.
     WaitForApiServer,
     /// Import the images into a node's containerd.
     ImportImages(u8),
@@ -161,7 +161,7 @@ pub(crate) fn plan(observed: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> 
         if dead(&process) {
             steps.push(ClusterUpStep::StartProcess(process));
         }
-        // A running API server answers only after it has connected to a restarted etcd.
+        // A running API server responds only after it has connected to a restarted etcd.
         let is_upset = dead(&ClusterProcess::Etcd) || dead(&ClusterProcess::ApiServer);
         if process == ClusterProcess::ApiServer && is_upset {
             steps.push(ClusterUpStep::WaitForApiServer);

@@ -16,7 +16,7 @@ const METRIC_PREFIXES: [&str; 2] = ["rouse_", "kn_"];
 const LABELS: [&str; 3] = ["kn_configuration_name", "kn_revision_name", "kn_service_name"];
 /// Suffixes of the series of a histogram.
 const HISTOGRAM_SUFFIXES: [&str; 3] = ["_bucket", "_sum", "_count"];
-/// Calls whose first argument is the rest of a name, with the suffix that the library appends.
+/// Calls whose first argument is the rest of a name, with the suffix that prometheus-client appends.
 const REGISTER_CALLS: [(&str, &str); 4] =
     [("register(", ""), ("register_with_unit(", "_seconds"), (" gauge(", ""), (" counter(", "")];
 
@@ -73,7 +73,7 @@ pub(crate) fn check_handbook(text: &str, exported: &ExportedMetrics) -> Vec<Tidy
     let missing = exported.0.iter().filter(|(name, _)| !documented.contains(name.as_str()));
     missing
         .map(|(name, from)| {
-            error(from, format!("exports {name}, of which {HANDBOOK} does not tell"))
+            error(from, format!("exports {name}, which {HANDBOOK} does not name"))
         })
         .collect()
 }
@@ -200,7 +200,7 @@ fn register(registry: &mut Registry) {
     fn the_handbook_must_name_every_metric() {
         let text = "rouse_part_events_total rouse_part_open_ports kn_revision_pods_count";
         let expected = [
-            "error: part/src/admin.rs: exports rouse_part_step_seconds, of which docs/operations.md does not tell",
+            "error: part/src/admin.rs: exports rouse_part_step_seconds, which docs/operations.md does not name",
         ];
         assert_eq!(messages(&check_handbook(text, &exported())), expected);
     }
