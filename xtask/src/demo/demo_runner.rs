@@ -82,11 +82,11 @@ impl DemoRunner<'_> {
         let record = record.context("the load generator reported nothing")?;
         let text = match record.is_answered() {
             true => format!(
-                "response of {} after {:.1} ms",
+                "response from {} after {:.1} ms",
                 record.pod,
                 record.first_byte_us as f64 / 1e3
             ),
-            false => format!("no response of a pod: status {} {}", record.status, record.error),
+            false => format!("no response from a pod: status {} {}", record.status, record.error),
         };
         self.screen.print_line(&text);
         Ok(())
