@@ -74,7 +74,7 @@ fn every_node_is_ready() {
         let ready = conditions
             .iter()
             .find(|condition| condition["type"] == "Ready")
-            .expect("and says Ready");
+            .expect("a condition Ready");
         assert_eq!(ready["status"], "True", "{}", node["metadata"]["name"]);
     }
 }

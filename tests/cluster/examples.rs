@@ -1,4 +1,4 @@
-//! Every manifest in `examples/` does what its comments promise.
+//! Every manifest in `examples/` does what its comments describe.
 
 use std::fs;
 

@@ -113,7 +113,7 @@ fn move_traffic(rouse: &RouseCluster, namespace: &str, address: &str, revision: 
     let patch = format!(r#"{{"spec":{{"traffic":[{target}]}}}}"#);
     let args = ["patch", "ksvc", "story", "--type=merge", "--namespace", namespace, "--patch"];
     let requests = load_during(rouse.client_on("node2"), address, "story", "4x10s", || {
-        rouse.cluster.kubectl(&[&args[..], &[&patch]].concat()).expect("admission takes it");
+        rouse.cluster.kubectl(&[&args[..], &[&patch]].concat()).expect("admission accepts it");
         rouse.wait_ready(namespace, "ksvc", "story");
     });
     assert_none_lost(&requests, 50);

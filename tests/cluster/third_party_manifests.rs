@@ -235,7 +235,7 @@ fn services_answer_as_soon_as_they_are_ready() {
     let names: Vec<String> = (0..12).map(|number| format!("new-{number}")).collect();
     let yaml: Vec<String> =
         names.iter().map(|name| service_manifest(name, "", HELLO_CONTAINER)).collect();
-    rouse.apply(namespace, &yaml.join("---\n")).expect("admission takes it");
+    rouse.apply(namespace, &yaml.join("---\n")).expect("admission accepts it");
     for (number, name) in names.iter().enumerate() {
         rouse.wait_ready(namespace, "ksvc", name);
         let host = format!("{name}.{namespace}.example.com");

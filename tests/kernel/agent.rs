@@ -76,7 +76,8 @@ fn run_agent() {
 /// Opens a connection to the pod, sends its bytes, and prints received bytes and how the connection ends.
 fn run_client() {
     let mut stream = TcpStream::connect(ADDRESS).expect("the pod listens");
-    stream.write_all(env::var(SENDS_VARIABLE).unwrap_or_default().as_bytes()).expect("it stands");
+    let bytes = env::var(SENDS_VARIABLE).unwrap_or_default();
+    stream.write_all(bytes.as_bytes()).expect("an open connection");
     println!("connected");
     let mut bytes = [0; 1024];
     loop {

@@ -223,7 +223,7 @@ fn a_killed_client_gives_its_row_back() {
     let mut fixture = ClientConnectFixture::new();
     fixture.client.expect_step("connect 10.96.0.1:80");
     assert_eq!(fixture.open_connections(), [1, 0]);
-    // Another actor takes its place, so the connected one is dropped and killed.
+    // Another process takes its place, so the connected one is dropped and killed.
     fixture.client = fixture.pods[1].start_process();
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),

@@ -379,7 +379,7 @@ fn the_canary_is_seen() {
 #[test]
 fn the_programs_follow_cgroups_that_were_recreated() {
     let mut fixture = KernelFixture::new();
-    let programs = fixture.programs.as_ref().expect("loaded with the bed");
+    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
     programs.verify_by_canary(&mut fixture.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     fixture.recreate_cgroups();
@@ -456,7 +456,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     other.add_service(2, Way::Direct);
     other.add_ready_pod(&third, 2);
     other.apply_table();
-    let programs = fixture.programs.as_ref().expect("loaded with the bed");
+    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
     assert_eq!(programs.foreign_programs().values().sum::<usize>(), 2, "both hooks are seen");
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20", "theirs stay theirs");

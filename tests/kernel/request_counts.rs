@@ -117,7 +117,7 @@ fn connect_from(netns: &str, address: &str) -> TcpStream {
     let path = Path::new("/run/netns").join(netns);
     let address = format!("{address}:{SERVING_PORT}");
     let inside = thread::spawn(move || {
-        let namespace = std::fs::File::open(path).expect("the bed made it");
+        let namespace = std::fs::File::open(path).expect("the fixture created it");
         setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
         TcpStream::connect(address).expect("the server listens")
     });

@@ -45,7 +45,7 @@ use crate::{fixture::command_in, sys};
 const IPPROTO_MPTCP: i32 = 262;
 const ROLE: &str = "ROUSE_TEST_ACTOR";
 
-/// Main function of this program as an actor, which the tests start; not a test itself.
+/// Main function of this program as a scripted process, which the tests start. It is not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
@@ -108,7 +108,7 @@ impl ScriptedProcess {
         self.read_reply()
     }
 
-    /// Process id of the actor.
+    /// Process id of the scripted process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -116,14 +116,14 @@ impl ScriptedProcess {
     /// Sends a step without waiting for its reply.
     pub(crate) fn send_step(&mut self, step: &str) {
         let orders = self.stdin.as_mut().expect("it is open until drop");
-        writeln!(orders, "{step}").expect("the actor lives");
+        writeln!(orders, "{step}").expect("the process runs");
     }
 
     /// Waits for the reply to the step that was sent.
     pub(crate) fn read_reply(&mut self) -> Result<String, i32> {
         loop {
             let mut line = String::new();
-            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the actor died");
+            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the process ended");
             let Some((_, reply)) = line.trim_end().split_once("> ") else { continue };
             return match reply.split_once(' ') {
                 Some(("ok", rest)) => Ok(rest.to_owned()),

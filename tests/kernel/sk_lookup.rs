@@ -80,7 +80,7 @@ fn netns_path(netns: &NetnsFixture) -> PathBuf {
 }
 
 fn serve_ports(fixture: &mut KernelFixture, netns: &NetnsFixture) {
-    let programs = fixture.programs.as_mut().expect("loaded with the bed");
+    let programs = fixture.programs.as_mut().expect("the fixture loaded them");
     programs.serve_ports(&netns_path(netns)).expect("root may attach it");
 }
 
@@ -188,7 +188,7 @@ fn the_program_follows_a_namespace_that_was_recreated() {
     let mut fixture = KernelFixture::new();
     let activator = fixture.add_client();
     serve_ports(&mut fixture, &activator);
-    let programs = fixture.programs.as_ref().expect("loaded with the bed");
+    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
     assert_eq!(programs.keep_attached().unwrap(), 0);
     crate::fixture::run_ip(&["netns", "del", &activator.netns]);
     assert!(programs.keep_attached().is_err(), "there is nothing to attach to");

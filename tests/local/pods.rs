@@ -167,7 +167,7 @@ fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
     let order = LocalPodSpec { kubelet_probes: true, ..pod_order("a", &app_args, extra) };
     node.order([order]);
     let status = node.wait_pod("a running pod", "a", is_running);
-    assert!(!status.ready, "nothing was asked yet");
+    assert!(!status.ready, "no probe has run yet");
     let status = node.wait_pod("a ready pod", "a", |pod| pod.ready);
     assert_eq!(status.containers[0].restarts, 0);
     assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
@@ -189,10 +189,10 @@ fn runc_executes_probes() {
 #[test]
 fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why() {
     let mut node = TestNode::new("exec-fails");
-    let alive = |probe| json!({ "container": { "livenessProbe": probe } });
-    let fails = pod_order("a", &["polite", "wait"], alive(exec_probe(&["need=/no/such"])));
-    let never_ends = pod_order("b", &["polite", "wait"], alive(exec_probe(&["wait"])));
-    let not_there = alive(
+    let with_liveness = |probe| json!({ "container": { "livenessProbe": probe } });
+    let fails = pod_order("a", &["polite", "wait"], with_liveness(exec_probe(&["need=/no/such"])));
+    let never_ends = pod_order("b", &["polite", "wait"], with_liveness(exec_probe(&["wait"])));
+    let not_there = with_liveness(
         json!({ "exec": { "command": ["/none"] }, "periodSeconds": 1, "failureThreshold": 1 }),
     );
     let not_there = pod_order("c", &["polite", "wait"], not_there);

@@ -177,7 +177,7 @@ impl RouseCluster {
 
     /// Applies one or more services in `namespace` and waits until each of them is Ready.
     pub fn apply_until_ready(&self, namespace: &str, yaml: &str) {
-        self.apply(namespace, yaml).expect("admission takes it");
+        self.apply(namespace, yaml).expect("admission accepts it");
         let list = self.cluster.get(&["ksvc", "--namespace", namespace]);
         for service in list["items"].as_array().into_iter().flatten() {
             let name = service["metadata"]["name"].as_str().unwrap_or_default();

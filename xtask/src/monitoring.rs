@@ -51,7 +51,7 @@ fn read_queries(dashboard: &Path) -> Result<Vec<DashboardQuery>> {
     let text = fs::read_to_string(dashboard).with_context(unreadable)?;
     let queries = panel_queries(&serde_json::from_str(&text).with_context(unreadable)?);
     if queries.is_empty() {
-        bail!("{} asks for nothing", dashboard.display());
+        bail!("{} has no queries", dashboard.display());
     }
     Ok(queries)
 }

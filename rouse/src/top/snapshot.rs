@@ -133,9 +133,9 @@ fn parse_metrics(text: &str) -> ServiceMetricSums {
         let Some((name, rest)) = line.split_once('{') else { continue };
         // From the right: a label's value may contain a brace.
         let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
-        let label = |wanted: &str| {
+        let label = |name: &str| {
             let value =
-                labels.split(',').find_map(|pair| pair.strip_prefix(wanted)?.strip_prefix('='));
+                labels.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
             value.map(|value| value.trim_matches('"').to_owned())
         };
         let key = (label("k8s_namespace_name"), label("kn_service_name"));

@@ -173,7 +173,7 @@ fn get_status_page(netns: &str) -> Result<String> {
         let (_, body) = response.split_once("\r\n\r\n").context("a response has a head")?;
         Ok(body.to_owned())
     });
-    inside.join().map_err(|_panic| anyhow::anyhow!("the asker died"))?
+    inside.join().map_err(|_panic| anyhow::anyhow!("the status client panicked"))?
 }
 
 #[allow(clippy::disallowed_methods, reason = "no runtime here, and nginx reports no event")]

@@ -18,7 +18,7 @@ impl AgentFixture {
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let mut stream =
             node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
-        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("it stands");
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("an open connection");
         stream
     }
 }

@@ -117,11 +117,11 @@ impl AgentFixture {
 /// Sends a request whose response ends with `ok`, and reads it. Returns the numbers of sent and received bytes.
 pub(super) fn send_and_measure(stream: &mut TcpStream, path: &str) -> [u64; 2] {
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
-    stream.write_all(request.as_bytes()).expect("it stands");
+    stream.write_all(request.as_bytes()).expect("an open connection");
     let mut response = Vec::new();
     while !response.ends_with(b"\r\n\r\nok") {
         let mut byte = [0];
-        stream.read_exact(&mut byte).expect("it stands");
+        stream.read_exact(&mut byte).expect("an open connection");
         response.extend(byte);
     }
     [request.len(), response.len()].map(|bytes| bytes as u64)

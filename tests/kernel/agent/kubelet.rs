@@ -34,11 +34,11 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     });
     fixture.wait_usage("it has begun", |usage| usage.totals.started == 1);
     let hook_response = fixture.get_page("p", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
-    assert!(hook_response.starts_with("HTTP/1.1 403"), "only the kubelet may ask: {hook_response}");
+    assert!(hook_response.starts_with("HTTP/1.1 403"), "not from the kubelet: {hook_response}");
     let at_node = format!("{}-n", fixture.name);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| http_get(&at_node, POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH));
-        fixture.wait_pod("the kubelet asks", |pod| !pod.ready);
+        fixture.wait_pod("the kubelet's request", |pod| !pod.ready);
         fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
         // By then an idle pod's kubelet would have its response, even without a controller that drains the pod (3 s).
         let after_ns = monotonic_now() + Duration::from_secs(5);

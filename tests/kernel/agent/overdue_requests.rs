@@ -15,7 +15,8 @@ impl AgentFixture {
     /// Sends a request on a new connection and reads to its end. Returns the number of bytes and the kind of the end.
     fn send_and_read_to_end(&self, path: &str) -> JoinHandle<(usize, ErrorKind)> {
         let mut stream = self.connect();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n{UPGRADE}\r\n").expect("it stands");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n{UPGRADE}\r\n")
+            .expect("an open connection");
         read_to_end(stream)
     }
 }
@@ -99,7 +100,8 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
     let fixture = server_fixture("overdue-h2", TIMEOUT);
     let [mut one, mut many] = [fixture.connect(), fixture.connect()];
     for stream in [&mut many, &mut one] {
-        stream.write_all(&[CLIENT_PREFACE, &request_frame(1)].concat()).expect("it stands");
+        let bytes = [CLIENT_PREFACE, &request_frame(1)].concat();
+        stream.write_all(&bytes).expect("an open connection");
     }
     let response = read_to_end(one);
     let (mut connection, mut number) = (fixture.connect(), 1);
@@ -110,7 +112,7 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
         }
         let before = if number > 1 { cancel_frame(number) } else { Vec::new() };
         number += 2;
-        many.write_all(&[request_frame(number), before].concat()).expect("it stands");
+        many.write_all(&[request_frame(number), before].concat()).expect("an open connection");
     }
     assert_eq!(response.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));

@@ -20,7 +20,7 @@ impl ClientProcess {
         let is_event = |line: &String| {
             ["connected", "read: ", "ended: "].iter().any(|it| line.starts_with(it))
         };
-        self.lines.find_map(|line| line.ok().filter(is_event)).expect("the client speaks")
+        self.lines.find_map(|line| line.ok().filter(is_event)).expect("a line of the client")
     }
 }
 
@@ -60,7 +60,8 @@ fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
     fixture.wait_pod("drained", |pod| pod.drained);
 }
 
-/// Scene with a request in flight and the first half of its response sent: the client's side alone looks idle.
+/// Creates a fixture with a request in flight and the first half of its response sent. The client's side alone looks
+/// idle.
 fn paused_response_fixture(test: &str) -> (AgentFixture, ClientProcess) {
     let (mut fixture, mut client) =
         idle_client_fixture(test, "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");

@@ -78,10 +78,10 @@ impl LoggingServer {
     }
 
     fn send_order(&mut self, order: &str) -> u64 {
-        writeln!(self.stdin, "{order}").expect("the server lives");
+        writeln!(self.stdin, "{order}").expect("the server runs");
         loop {
             let mut line = String::new();
-            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the server died");
+            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the server ended");
             if let Some((_, reply)) = line.trim_end().split_once("> ") {
                 return reply.parse().expect("a number");
             }

@@ -243,7 +243,7 @@ impl<'a> UserspaceTcpClient<'a> {
             if let Some(ended) = self.closed_by {
                 return ended;
             }
-            assert!(Instant::now() < until, "it stands");
+            assert!(Instant::now() < until, "the connection is not established");
             self.receive_packet(RESPONSE_TIMEOUT);
         }
     }

@@ -50,7 +50,7 @@ func listen() net.Listener {
 
 var book = openBook()
 
-// openBook opens the log of begins and ends of requests. Appended lines of two bytes are never mixed.
+// openBook opens the file in which each request's begin and end stands. Lines of two bytes that are appended stay whole.
 func openBook() *os.File {
 	name := os.Getenv("BOOK")
 	if name == "" {
@@ -63,7 +63,7 @@ func openBook() *os.File {
 	return file
 }
 
-// begin logs the begin of a request. The returned function logs its end.
+// begin notes that a request has begun. What it returns notes its end.
 func begin() func() {
 	note("+\n")
 	return func() { note("-\n") }
@@ -75,7 +75,7 @@ func note(line string) {
 	}
 }
 
-// wait returns once the gate is open, or the request is cancelled.
+// wait returns once the gate is open, or nobody waits any more.
 func wait(ctx context.Context) {
 	for ctx.Err() == nil {
 		if _, err := os.Stat(os.Getenv("GATE")); err == nil {

@@ -25,7 +25,7 @@ pub(super) enum ColdStartStage {
     Created,
     /// The watch showed the pod with a node.
     Bound,
-    /// The kubelet asked for a sandbox: it has seen the pod and mounted its volumes.
+    /// The kubelet requested a sandbox: it has seen the pod and mounted its volumes.
     SandboxRequested,
     /// containerd returned the sandbox, with namespaces and network.
     SandboxReady,

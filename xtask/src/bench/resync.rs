@@ -19,7 +19,7 @@ struct ResyncBenchOutput {
     cpu_s: f64,
     /// Peak memory of the controller's process, in MiB.
     peak_mib: f64,
-    /// Number of writes that the controller asked for although no object differed.
+    /// Number of writes that the controller requested although no object differed.
     writes: f64,
     /// True if the controller became idle, with all services and ready pods in the table.
     is_complete: bool,

@@ -80,7 +80,7 @@ pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
     let asset_version = api_server_version(&assets)?;
     if asset_version.minor != version.minor {
         bail!(
-            "{ASSETS_VARIABLE} holds {asset_version}, but {version} is wanted: unset it, or leave out --kubernetes"
+            "{ASSETS_VARIABLE} holds {asset_version}, but {version} is requested: unset it, or leave out --kubernetes"
         );
     }
     Ok(Some(assets))

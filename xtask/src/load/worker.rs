@@ -291,7 +291,7 @@ mod tests {
         };
         let mut first = accept();
         serve_one(&mut first);
-        reset.recv().expect("the client says when");
+        reset.recv().expect("a signal of the test");
         nix::sys::socket::setsockopt(
             &first,
             nix::sys::socket::sockopt::Linger,

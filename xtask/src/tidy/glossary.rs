@@ -46,7 +46,7 @@ impl Glossary {
                     findings.push(error(location, "names no item of the code"));
                 }
             } else {
-                findings.push(error(location, "does not say where the word is defined"));
+                findings.push(error(location, "does not name the file that defines the word"));
             }
         }
         (glossary, findings)

@@ -96,10 +96,10 @@ pub(crate) fn check_queries(
             && !recorded.contains(word)
     });
     let unrecorded = unrecorded.map(|(line, name)| (line, name, "a record of the rules"));
-    let say = |(line, name, where_)| {
-        error(format!("{path}:{line}"), format!("asks for {name}, which is not in {where_}"))
+    let missing = |(line, name, place)| {
+        error(format!("{path}:{line}"), format!("queries {name}, which is not in {place}"))
     };
-    queried.chain(unrecorded).map(say).collect()
+    queried.chain(unrecorded).map(missing).collect()
 }
 
 /// Names that a file of rules records.
@@ -211,8 +211,8 @@ fn register(registry: &mut Registry) {
         let rules = "- record: rouse:step:p99\n  expr: rouse_part_step_seconds_bucket + rate(rouse_part_events[1m])\n- alert: A\n  expr: rouse:step:p50 > rouse:step:p99\n";
         let recorded = recorded_names(rules);
         let expected = [
-            "error: r.yaml:2: asks for rouse_part_events, which is not in docs/operations.md",
-            "error: r.yaml:4: asks for rouse:step:p50, which is not in a record of the rules",
+            "error: r.yaml:2: queries rouse_part_events, which is not in docs/operations.md",
+            "error: r.yaml:4: queries rouse:step:p50, which is not in a record of the rules",
         ];
         assert_eq!(messages(&check_queries("r.yaml", rules, handbook, &recorded)), expected);
     }
