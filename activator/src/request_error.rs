@@ -1,11 +1,11 @@
-//! Pure: errors for which a request gets no response of a pod, and the responses that clients get instead.
+//! Pure: errors for which a request gets no response from a pod, and the responses that clients get instead.
 //!
 //! Codes and texts are Knative's (`reference` table in knative/serving `pkg/activator/handler`,
 //! `pkg/http/handler/timeout.go`), so that clients and dashboards made for it continue to work.
 
 use http::{HeaderValue, Response, StatusCode, header};
 
-/// Error for which a request gets no response of a pod.
+/// Error for which a request gets no response from a pod.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyRequestError {
     /// No service has this host, or the port's service is gone.

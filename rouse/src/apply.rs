@@ -101,7 +101,7 @@ fn check_manifest(
     mut object: Value,
     namespace: Option<&str>,
 ) -> Result<(NamespacedName, Value), String> {
-    let field = |at: &str| object.pointer(at).and_then(Value::as_str).map(str::to_owned);
+    let field = |path: &str| object.pointer(path).and_then(Value::as_str).map(str::to_owned);
     let version = field("/apiVersion").unwrap_or_default();
     let kind = field("/kind").ok_or("kind is not set: apply a serving.knative.dev/v1 Service")?;
     // Only Services are stored: the local node derives all other kinds from them.

@@ -42,7 +42,7 @@ pub(crate) enum OutputFormat {
 pub(crate) struct GetArgs {
     /// TYPE [NAME…] or TYPE/NAME…; TYPE is ksvc, configuration, revision, route, pods, podautoscaler (pa), sks or all
     #[arg(required = true, value_name = "TYPE")]
-    pub(crate) what: Vec<String>,
+    pub(crate) selections: Vec<String>,
     /// Output format; a table without it
     #[arg(short, long, value_enum)]
     pub(crate) output: Option<OutputFormat>,
@@ -66,7 +66,7 @@ pub(crate) struct GetArgs {
 pub(crate) struct DescribeArgs {
     /// TYPE [NAME…] or TYPE/NAME… of the objects
     #[arg(required = true, value_name = "TYPE")]
-    pub(crate) what: Vec<String>,
+    pub(crate) selections: Vec<String>,
     #[command(flatten)]
     pub(crate) scope: NamespaceArgs,
 }
@@ -75,7 +75,7 @@ pub(crate) struct DescribeArgs {
 pub(crate) struct LogsArgs {
     /// Name of a pod, or `ksvc/NAME` or `revision/NAME` for all its pods, including ended ones
     #[arg(value_name = "POD")]
-    pub(crate) of: String,
+    pub(crate) target: String,
     #[command(flatten)]
     pub(crate) scope: NamespaceArgs,
     /// Continue as more is written
@@ -100,9 +100,9 @@ pub(crate) struct TopArgs {
 pub(crate) struct DeleteArgs {
     /// TYPE NAME… or TYPE/NAME… of the services
     #[arg(value_name = "TYPE", required_unless_present = "files")]
-    pub(crate) what: Vec<String>,
+    pub(crate) selections: Vec<String>,
     /// Delete the services that these manifests name
-    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "what")]
+    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "selections")]
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) scope: NamespaceArgs,

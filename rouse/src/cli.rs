@@ -1,4 +1,4 @@
-//! Shell: the command line and its dispatch. Names, flags and words are kubectl's.
+//! Shell: the command line and its dispatch. Names and flags are those of kubectl.
 
 use std::{io::IsTerminal as _, process::ExitCode};
 
@@ -109,13 +109,13 @@ impl RouseCli {
 
 /// Sets up logging of the components to standard error; `RUST_LOG` selects the levels.
 fn init_logging() {
-    // The DNS library logs each query at level info.
-    let usual = |_| EnvFilter::new("info,hickory_server=warn");
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(usual);
+    // hickory logs each DNS query at level info.
+    let default_filter = |_| EnvFilter::new("info,hickory_server=warn");
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(default_filter);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Colours suit only a terminal: a file or a pipe gets plain lines.
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
-    log.with_ansi(!plain && std::io::stderr().is_terminal()).init();
+    let has_no_color = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+    log.with_ansi(!has_no_color && std::io::stderr().is_terminal()).init();
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_says_in_one_line_what_it_does() {
+    fn every_command_has_a_description_of_one_line() {
         for command in RouseCli::command().get_subcommands() {
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
             assert!((10..90).contains(&about.len()), "{}: {about:?}", command.get_name());

@@ -86,7 +86,7 @@ impl ComponentCommand {
                 shutdown.cancel();
             });
             // Spawned, because tasks would otherwise move between the runtime's workers and this thread.
-            tokio::spawn(run).await.context("the part panicked")?
+            tokio::spawn(run).await.context("the component panicked")?
         })
     }
 

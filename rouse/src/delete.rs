@@ -62,10 +62,10 @@ fn service_names(
             }
         }
     }
-    if args.what.is_empty() {
+    if args.selections.is_empty() {
         return Ok(out);
     }
-    for target in kinds::parse_selections(&args.what)? {
+    for target in kinds::parse_selections(&args.selections)? {
         // The controller would create any other object again.
         if target.kind != LocalObjectKind::Service {
             let singular = kinds::singular(target.kind);
@@ -123,7 +123,7 @@ mod tests {
 
     fn args(names: &[&str]) -> DeleteArgs {
         DeleteArgs {
-            what: names.iter().map(|&word| word.to_owned()).collect(),
+            selections: names.iter().map(|&word| word.to_owned()).collect(),
             files: vec![],
             scope: NamespaceArgs { namespace: "default".into() },
             all: false,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_deleted_by_taking_its_manifest_away() {
+    fn a_service_is_deleted_with_its_manifest() {
         let (temp, store) = NodeStoreFixture::new("delete");
         let layout = NodeLayout::new("delete-test").unwrap();
         let name = NamespacedName::new("default", "hello");
@@ -143,12 +143,12 @@ mod tests {
         assert_eq!((code, temp.manifest_file_names().len()), (ExitCode::SUCCESS, 0));
         let second = delete(&layout, &store, &args(&["ksvc/hello"])).unwrap();
         assert_eq!(second, ExitCode::FAILURE);
-        let forgiven = DeleteArgs { ignore_not_found: true, ..args(&["ksvc/hello"]) };
-        assert_eq!(delete(&layout, &store, &forgiven).unwrap(), ExitCode::SUCCESS);
+        let ignoring_args = DeleteArgs { ignore_not_found: true, ..args(&["ksvc/hello"]) };
+        assert_eq!(delete(&layout, &store, &ignoring_args).unwrap(), ExitCode::SUCCESS);
     }
 
     #[test]
-    fn what_follows_from_a_service_cannot_be_deleted_alone() {
+    fn objects_that_follow_from_a_service_cannot_be_deleted_alone() {
         let (_temp, store) = NodeStoreFixture::new("delete-pod");
         let layout = NodeLayout::new("delete-test").unwrap();
         let error = delete(&layout, &store, &args(&["pod", "x"])).unwrap_err().to_string();

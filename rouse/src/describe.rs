@@ -10,7 +10,7 @@ use crate::{
 pub(crate) fn describe(store: &NodeStore, args: &DescribeArgs) -> Result<(), CommandError> {
     let namespace = args.scope.namespace.as_str();
     let mut texts = Vec::new();
-    for target in kinds::parse_selections(&args.what)? {
+    for target in kinds::parse_selections(&args.selections)? {
         match &target.name {
             Some(name) => {
                 texts.push(describe_text(&get::get_object(store, target.kind, namespace, name)?))

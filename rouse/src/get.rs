@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Prints the objects that the arguments name, and with `--watch` their changes.
 pub(crate) fn get(store: &NodeStore, args: &GetArgs) -> Result<(), CommandError> {
-    let targets = kinds::parse_selections(&args.what)?;
+    let targets = kinds::parse_selections(&args.selections)?;
     let objects = find_objects(store, args, &targets)?;
     stdout::print_text(&format_objects(args, &targets, &objects)?)?;
     // To standard error and only with tables, so that scripts read valid YAML, JSON or names.
@@ -259,7 +259,7 @@ mod tests {
 
     fn run(store: &NodeStore, line: &str) -> Result<String, CommandError> {
         let args = args(line);
-        let targets = kinds::parse_selections(&args.what)?;
+        let targets = kinds::parse_selections(&args.selections)?;
         format_objects(&args, &targets, &find_objects(store, &args, &targets)?)
     }
 

@@ -98,13 +98,13 @@ fn find_new_logs(
     args: &LogsArgs,
     logs: &mut Vec<ContainerLog>,
 ) -> Result<(), CommandError> {
-    let is_meant = pod_filter(&args.of)?;
+    let is_selected = pod_filter(&args.target)?;
     let prefix = format!("{}_", args.scope.namespace);
     // Folders are named NAMESPACE_POD, and an underscore cannot be in either name.
     let mut new_logs = Vec::new();
     for folder in fs::read_dir(layout.logs()).into_iter().flatten().flatten() {
         let name = folder.file_name().to_string_lossy().into_owned();
-        let Some(pod) = name.strip_prefix(&prefix).filter(|pod| is_meant(pod)) else { continue };
+        let Some(pod) = name.strip_prefix(&prefix).filter(|pod| is_selected(pod)) else { continue };
         for file in fs::read_dir(folder.path()).into_iter().flatten().flatten() {
             let file = file.path();
             let container = file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -122,7 +122,7 @@ fn find_new_logs(
     for (path, prefix) in new_logs {
         if !logs.iter().any(|log| log.path == path) {
             let prefix =
-                if has_several_logs && args.of.contains('/') { prefix } else { String::new() };
+                if has_several_logs && args.target.contains('/') { prefix } else { String::new() };
             logs.push(ContainerLog { path, prefix, printed: 0 });
         }
     }
@@ -135,9 +135,9 @@ fn no_logs_error(
     store: &NodeStore,
     args: &LogsArgs,
 ) -> Result<CommandError, CommandError> {
-    let (kind, name) = match args.of.split_once('/') {
+    let (kind, name) = match args.target.split_once('/') {
         Some((kind, name)) => (kinds::parse_kind(kind)?, name),
-        None => (LocalObjectKind::Pod, args.of.as_str()),
+        None => (LocalObjectKind::Pod, args.target.as_str()),
     };
     let exists = store
         .object(kind, &common::wire::NamespacedName::new(args.scope.namespace.as_str(), name))?;
@@ -146,8 +146,8 @@ fn no_logs_error(
     }
     let folder = layout.logs();
     Ok(CommandError::Usage(match &args.container {
-        Some(container) => format!("container {container} of {} has written nothing", args.of),
-        None => format!("{} has written nothing yet: no log below {}", args.of, folder.display()),
+        Some(container) => format!("container {container} of {} has written nothing", args.target),
+        None => format!("{} has written nothing yet: no log below {}", args.target, folder.display()),
     }))
 }
 
@@ -195,14 +195,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_means_the_pods_of_its_revisions() {
-        let meant = |of: &str, pod: &str| pod_filter(of).unwrap()(pod);
+    fn a_service_selects_the_pods_of_its_revisions() {
+        let is_selected = |target: &str, pod: &str| pod_filter(target).unwrap()(pod);
         let pod = "hello-00001-deployment-abc12";
         for selector in [pod, "pod/hello-00001-deployment-abc12", "rev/hello-00001", "ksvc/hello"] {
-            assert!(meant(selector, pod), "{selector}");
+            assert!(is_selected(selector, pod), "{selector}");
         }
-        assert!(!meant("ksvc/hello", "hello-world-00001-deployment-abc12"));
-        assert!(!meant("ksvc/hell", pod));
+        assert!(!is_selected("ksvc/hello", "hello-world-00001-deployment-abc12"));
+        assert!(!is_selected("ksvc/hell", pod));
         assert!(pod_filter("nope/hello").is_err());
     }
 

@@ -45,9 +45,10 @@ fn main() -> ExitCode {
 fn dispatch() -> anyhow::Result<ExitCode> {
     let mut args = std::env::args_os();
     // Looked at before clap: a component has flags and variables of its own, which may clash with those of the user.
-    let part = args.nth(1).and_then(|word| component::ComponentCommand::from_word(word.to_str()?));
-    match part {
-        Some(part) => part.run(args).map(|()| ExitCode::SUCCESS),
+    let command =
+        args.nth(1).and_then(|word| component::ComponentCommand::from_word(word.to_str()?));
+    match command {
+        Some(command) => command.run(args).map(|()| ExitCode::SUCCESS),
         None => cli::RouseCli::parse().dispatch(),
     }
 }

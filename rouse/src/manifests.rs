@@ -178,7 +178,7 @@ mod tests {
         let foreign = temp.path().join("manifests/by-hand.yaml");
         replace_file(&foreign, &[service("x"), service("y")]).unwrap();
         let mut manifests = store.manifests();
-        let services: Vec<_> = (0..20).map(|at| format!("new-{at}")).collect();
+        let services: Vec<_> = (0..20).map(|index| format!("new-{index}")).collect();
         for service_name in &services {
             let location = manifests.find(&name(service_name)).unwrap();
             assert!(location.is_none());

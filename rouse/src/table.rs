@@ -18,10 +18,10 @@ impl TextTable {
         let head = Some(&self.header).filter(|head| !head.is_empty());
         let lines: Vec<&Vec<String>> = head.into_iter().chain(&self.rows).collect();
         let columns = lines.iter().map(|cells| cells.len()).max().unwrap_or_default();
-        let width = |at: usize| {
-            lines.iter().filter_map(|cells| cells.get(at)).map(|cell| cell.chars().count()).max()
+        let width = |column: usize| {
+            lines.iter().filter_map(|cells| cells.get(column)).map(|cell| cell.chars().count()).max()
         };
-        let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or_default()).collect();
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
         let line = |cells: &&Vec<String>| {
             let cell = |(column, cell): (usize, &String)| match widths.get(column) {
                 Some(width) if column + 1 < columns => format!("{cell:<0$}", width + COLUMN_GAP),

@@ -106,7 +106,7 @@ fn fetch_metrics(address: SocketAddr) -> io::Result<String> {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
-    body.ok_or_else(|| io::Error::other("answered no HTTP"))
+    body.ok_or_else(|| io::Error::other("the response is not HTTP"))
 }
 
 fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {

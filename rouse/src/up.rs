@@ -54,8 +54,8 @@ pub(crate) struct NodeUpArgs {
     #[arg(long, requires = "trusted_proxies")]
     proxy_protocol: bool,
     /// Run only this component; `rouse up` once for each makes a node whose components can be restarted one by one
-    #[arg(long, value_enum)]
-    part: Option<NodeComponent>,
+    #[arg(long = "part", value_enum)]
+    component: Option<NodeComponent>,
     /// Write this file once all components are ready
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
@@ -103,21 +103,21 @@ impl NodeComponent {
 pub(crate) fn run(layout: &NodeLayout, args: &NodeUpArgs) -> Result<()> {
     require_root()?;
     let components =
-        args.part.map_or_else(|| NodeComponent::ALL.to_vec(), |component| vec![component]);
+        args.component.map_or_else(|| NodeComponent::ALL.to_vec(), |component| vec![component]);
     // Components may be started at the same moment; the lock orders their creation of the node.
     let lock = NodeManager::lock(layout)?;
-    check_not_running(layout, args.part)?;
-    let result = create_node(layout, args.part);
+    check_not_running(layout, args.component)?;
+    let result = create_node(layout, args.component);
     drop(lock);
     let result = result.and_then(|()| enter_and_run(layout, args, &components));
-    if args.part.is_none() {
+    if args.component.is_none() {
         NodeManager::destroy(layout)
             .context("the node is left half removed; `rouse down` tries again")?;
     }
     result
 }
 
-/// Returns an error without root rights, before half of the work is done.
+/// Returns an error if this process has no root rights.
 pub(crate) fn require_root() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a node needs root: it makes network namespaces, cgroups and BPF programs; try sudo");
@@ -136,7 +136,7 @@ fn check_not_running(layout: &NodeLayout, component: Option<NodeComponent>) -> R
     // Components of one node may run in several processes, but the whole node excludes all of them.
     let others = NodeManager::running_components(layout);
     let clashes = |name: &str| match component {
-        Some(part) => name == part.name() || name == "node",
+        Some(component) => name == component.name() || name == "node",
         None => true,
     };
     if let Some((name, process)) = others.iter().find(|(name, _)| clashes(name)) {
@@ -161,9 +161,9 @@ fn enter_and_run(
     // Before the runtime exists: only this thread changes its namespace, and later threads inherit it.
     NodeManager::enter(layout)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outside = HostHandles { host_namespace: Some(host), gateway };
+    let host_handles = HostHandles { host_namespace: Some(host), gateway };
     runtime.block_on(async {
-        let running = RunningComponents::start(layout, args, outside, components)?;
+        let running = RunningComponents::start(layout, args, host_handles, components)?;
         running.run_until_stopped(layout, args.ready_file.as_deref()).await
     })
 }
@@ -193,7 +193,7 @@ impl RunningComponents {
     fn start(
         layout: &NodeLayout,
         args: &NodeUpArgs,
-        mut outside: HostHandles,
+        mut host_handles: HostHandles,
         components: &[NodeComponent],
     ) -> Result<Self> {
         let mut running = Self {
@@ -204,10 +204,10 @@ impl RunningComponents {
         for component in components {
             match component {
                 NodeComponent::Controller => {
-                    running.start_controller(layout, args, &mut outside)?
+                    running.start_controller(layout, args, &mut host_handles)?
                 }
                 NodeComponent::Autoscaler => running.start_autoscaler(layout),
-                NodeComponent::Activator => running.start_activator(layout, args, &mut outside),
+                NodeComponent::Activator => running.start_activator(layout, args, &mut host_handles),
                 NodeComponent::Agent => running.start_agent(layout)?,
             }
         }
@@ -219,7 +219,7 @@ impl RunningComponents {
         &mut self,
         layout: &NodeLayout,
         args: &NodeUpArgs,
-        outside: &mut HostHandles,
+        host_handles: &mut HostHandles,
     ) -> Result<()> {
         // Only the latest orders matter, so a watch channel may skip older ones; each status counts.
         let (orders_tx, orders_rx) = watch::channel(LocalNodeSpec::default());
@@ -242,7 +242,7 @@ impl RunningComponents {
 
         // The node connects its bridge to the host's network, which this process has left.
         let host =
-            outside.host_namespace.take().context("the host's network namespace is opened once")?;
+            host_handles.host_namespace.take().context("the controller is started twice")?;
         let config = local::LocalNodeConfig {
             layout: layout.clone(),
             images: args.images.clone(),
@@ -274,7 +274,7 @@ impl RunningComponents {
         &mut self,
         layout: &NodeLayout,
         args: &NodeUpArgs,
-        outside: &mut HostHandles,
+        host_handles: &mut HostHandles,
     ) {
         let config = activator::ActivatorConfig {
             name: layout.name().to_owned(),
@@ -283,7 +283,7 @@ impl RunningComponents {
             autoscaler: unix_endpoint(&layout.autoscaler_socket()),
             listen: vec![layout::GATEWAY_V4.into(), layout::GATEWAY_V6.into()],
             ports_map: Some(agent::kernel::programs::ports_map(&layout.bpf())),
-            outside_listener: outside.gateway.take(),
+            outside_listener: host_handles.gateway.take(),
             trusted_proxies: args.trusted_proxies.clone(),
             proxy_protocol: args.proxy_protocol,
             admin: NodeComponent::Activator.admin_address(),
@@ -318,9 +318,9 @@ impl RunningComponents {
     fn spawn_component(
         &mut self,
         name: &'static str,
-        part: impl Future<Output = Result<()>> + Send + 'static,
+        component: impl Future<Output = Result<()>> + Send + 'static,
     ) {
-        self.tasks.spawn(async move { (name, run_on_own_threads(name, part).await) });
+        self.tasks.spawn(async move { (name, run_on_own_threads(name, component).await) });
     }
 
     /// Waits for a signal or for the end of a component, then stops all components.
@@ -359,7 +359,7 @@ impl RunningComponents {
 /// delayed by the work of other components.
 async fn run_on_own_threads(
     name: &'static str,
-    part: impl Future<Output = Result<()>> + Send + 'static,
+    component: impl Future<Output = Result<()>> + Send + 'static,
 ) -> Result<()> {
     let mut builder = match name {
         "activator" => traffic_runtime(),
@@ -369,12 +369,12 @@ async fn run_on_own_threads(
     let (end_tx, end_rx) = oneshot::channel();
     let body = move || {
         // Spawned, because tasks would otherwise move between the runtime's workers and this thread.
-        let part = runtime.block_on(runtime.spawn(part)).context("it panicked");
+        let result = runtime.block_on(runtime.spawn(component)).context("the component panicked");
         // The receiver is gone only when the whole process ends.
-        let _ = end_tx.send(part.flatten());
+        let _ = end_tx.send(result.flatten());
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
-    end_rx.await.context("it panicked")?
+    end_rx.await.context("the component panicked")?
 }
 
 /// Runtime with half of the processors; pods need the others. A thread that is woken when no processor is free only
@@ -383,9 +383,9 @@ fn traffic_runtime() -> tokio::runtime::Builder {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     match processors / 2 {
         0 | 1 => tokio::runtime::Builder::new_current_thread(),
-        many => {
+        worker_count => {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
-            builder.worker_threads(many);
+            builder.worker_threads(worker_count);
             builder
         }
     }
@@ -393,7 +393,7 @@ fn traffic_runtime() -> tokio::runtime::Builder {
 
 /// Adds the component's name to the error with which it ended.
 fn task_result(ended: Result<(&'static str, Result<()>), tokio::task::JoinError>) -> Result<()> {
-    let (name, result) = ended.context("a part of the node panicked")?;
+    let (name, result) = ended.context("a component of the node panicked")?;
     result.with_context(|| format!("the {name} of the node failed"))
 }
 
@@ -401,7 +401,7 @@ fn unix_endpoint(socket: &Path) -> String {
     format!("unix:{}", socket.display())
 }
 
-/// Prints once that all components are ready, and writes the ready file.
+/// Waits until all components are ready. Then prints that, and writes the ready file.
 async fn announce_ready(
     node: String,
     components: Vec<NodeComponent>,

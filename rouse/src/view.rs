@@ -66,8 +66,8 @@ pub(crate) fn row_cells(
             };
             let replicas =
                 [scalar_text(&status["actualReplicas"]), scalar_text(&status["desiredReplicas"])];
-            let whose = vec![label("configuration"), label("configurationGeneration")];
-            [whose, ready().into(), replicas.into()].concat()
+            let origin = vec![label("configuration"), label("configurationGeneration")];
+            [origin, ready().into(), replicas.into()].concat()
         }
         LocalObjectKind::Pod => pod_cells(object, is_wide, now),
         LocalObjectKind::PodAutoscaler => {
@@ -118,7 +118,7 @@ fn pod_status(pod: &Value, containers: &[Value]) -> String {
     // A container's reason (CrashLoopBackOff) tells more than the phase, which stays Running or Pending.
     let reason = |container: &Value| {
         let state = &container["state"];
-        let reason = |of: &str| state[of]["reason"].as_str().map(str::to_owned);
+        let reason = |name: &str| state[name]["reason"].as_str().map(str::to_owned);
         reason("waiting").or_else(|| reason("terminated"))
     };
     containers.iter().find_map(reason).unwrap_or_else(|| scalar_text(&pod["status"]["phase"]))
@@ -151,18 +151,18 @@ pub(crate) fn format_age(stamp: &Value, now: Timestamp) -> String {
     let Some(then) = then else { return "<unknown>".to_owned() };
     let seconds = now.as_second().saturating_sub(then.as_second()).max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-    let with = |big: i64, unit: &str, rest: i64, small: &str| match rest {
+    let with_rest = |big: i64, unit: &str, rest: i64, small: &str| match rest {
         0 => format!("{big}{unit}"),
         rest => format!("{big}{unit}{rest}{small}"),
     };
     match () {
         // The bounds are those of `HumanDuration` in k8s.io/apimachinery `pkg/util/duration`.
         () if seconds < 120 => format!("{seconds}s"),
-        () if minutes < 10 => with(minutes, "m", seconds % 60, "s"),
+        () if minutes < 10 => with_rest(minutes, "m", seconds % 60, "s"),
         () if hours < 3 => format!("{minutes}m"),
-        () if hours < 8 => with(hours, "h", minutes % 60, "m"),
+        () if hours < 8 => with_rest(hours, "h", minutes % 60, "m"),
         () if hours < 48 => format!("{hours}h"),
-        () if days < 8 => with(days, "d", hours % 24, "h"),
+        () if days < 8 => with_rest(days, "d", hours % 24, "h"),
         () => format!("{days}d"),
     }
 }
@@ -173,13 +173,13 @@ mod tests {
 
     use super::*;
 
-    fn at(text: &str) -> Timestamp {
+    fn timestamp(text: &str) -> Timestamp {
         text.parse().unwrap()
     }
 
     #[test]
     fn ages_read_as_kubectls() {
-        let now = at("2026-11-21T12:00:00Z");
+        let now = timestamp("2026-11-21T12:00:00Z");
         for (then, expected) in [
             ("2026-11-21T11:58:01Z", "119s"),
             ("2026-11-21T11:57:30Z", "2m30s"),
@@ -232,7 +232,7 @@ mod tests {
                 {"ready": false, "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}},
             ]},
         });
-        let now = at("2026-11-21T12:00:00Z");
+        let now = timestamp("2026-11-21T12:00:00Z");
         let row = |object: &Value| row_cells(LocalObjectKind::Pod, object, true, now);
         assert_eq!(
             row(&object),

@@ -67,14 +67,14 @@ pub(crate) fn nodes(cluster: &TestCluster) -> Vec<String> {
 fn every_node_is_ready() {
     let cluster = TestCluster::from_environment();
     let list = cluster.get(&["nodes"]);
-    let nodes = list["items"].as_array().expect("the API server answers");
+    let nodes = list["items"].as_array().expect("a list of nodes");
     assert!(nodes.len() >= 2, "two nodes are the least that shows a path between nodes");
     for node in nodes {
         let conditions = node["status"]["conditions"].as_array().expect("a node has conditions");
         let ready = conditions
             .iter()
             .find(|condition| condition["type"] == "Ready")
-            .expect("and says Ready");
+            .expect("a condition Ready");
         assert_eq!(ready["status"], "True", "{}", node["metadata"]["name"]);
     }
 }
@@ -85,7 +85,7 @@ fn a_deployment_answers_through_the_api_server() {
     let namespace = TestNamespace::new(&cluster, "plain-proxy");
     apply_sample(&cluster, &namespace, "sample", &nodes(&cluster)[0]);
     let path = format!("/api/v1/namespaces/{}/services/sample:80/proxy/", namespace.name);
-    let body = cluster.wait("an answer", || cluster.kubectl(&["get", "--raw", &path]).ok());
+    let body = cluster.wait("a response", || cluster.kubectl(&["get", "--raw", &path]).ok());
     let pod = pod_of(&cluster, &namespace.name, "sample");
     assert!(body.contains(&pod), "{body} does not come from {pod}");
 }

@@ -36,8 +36,8 @@ fn load_everywhere(
     let host = format!("{name}.{namespace}.example.com");
     let args = [args, &["--path", PATH]].concat();
     let targets = [("node1", address.as_str(), name), ("node2", &address, name)];
-    let gate = [("node1", gateway.as_str(), host.as_str())];
-    let targets = targets.into_iter().chain(gate);
+    let through_gateway = [("node1", gateway.as_str(), host.as_str())];
+    let targets = targets.into_iter().chain(through_gateway);
     targets
         .map(|(node, address, host)| rouse.client_on(node).start_load(address, host, &args))
         .collect()
@@ -65,8 +65,8 @@ fn a_pod_that_takes_one_gets_one_from_two_activators() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("limited");
     let namespace = &namespace.name;
-    let of = ["deployment", "activator", "--namespace", SYSTEM_NAMESPACE];
-    assert_eq!(rouse.cluster.get(&of)["status"]["readyReplicas"], 2, "there are two");
+    let deployment = ["deployment", "activator", "--namespace", SYSTEM_NAMESPACE];
+    assert_eq!(rouse.cluster.get(&deployment)["status"]["readyReplicas"], 2, "there are two");
     rouse.apply_until_ready(namespace, &limited_service("hard", 1));
     let loads =
         load_everywhere(&rouse, namespace, "hard", &["--stages", "4x60s", "--requests", "60"]);
@@ -90,5 +90,5 @@ fn both_activators_are_exchanged_and_the_limit_holds() {
     let mut pods: Vec<_> = requests.iter().map(|request| &request.pod).collect();
     pods.sort_unstable();
     pods.dedup();
-    assert_eq!(pods.len(), 2, "both pods are of use");
+    assert_eq!(pods.len(), 2, "both pods served requests");
 }

@@ -131,12 +131,12 @@ fn metadata_values(rouse: &RouseCluster, namespace: &str, kind: &str, key: &str)
 
 /// Waits until each of these pods has a deletion timestamp, because its owner has gone.
 fn wait_terminating(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
-    rouse.cluster.wait("the pods to be told to end", || {
+    rouse.cluster.wait("the pods to terminate", || {
         let list = rouse.cluster.get(&["pods", "--namespace", namespace]);
         let is_running = |it: &&Value| it["metadata"]["deletionTimestamp"].is_null();
-        let stay: Vec<&Value> = list["items"].as_array()?.iter().filter(is_running).collect();
+        let running: Vec<&Value> = list["items"].as_array()?.iter().filter(is_running).collect();
         let is_one = |it: &&Value| pods.iter().any(|uid| it["metadata"]["uid"] == uid.as_str());
-        (!stay.iter().any(is_one)).then_some(())
+        (!running.iter().any(is_one)).then_some(())
     });
 }
 
@@ -148,7 +148,7 @@ fn wait_gone(rouse: &RouseCluster, namespace: &str, pods: &[String]) {
     });
 }
 
-/// Waits until the gateway answers 404 for the host.
+/// Waits until the gateway responds with 404 for the host.
 fn wait_not_found(rouse: &RouseCluster, namespace: &str, host: &str) {
     let host = format!("{host}.{namespace}.example.com");
     rouse.cluster.wait(&format!("{host} to lead nowhere"), || {

@@ -42,7 +42,7 @@ spec: {ports: [{port: 9000}]}
     let before = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
     rouse
         .apply(namespace, &service_manifest("taken", "", HELLO_CONTAINER))
-        .expect("admission cannot know");
+        .expect("admission accepts it");
     let condition =
         wait_condition_false(&rouse, namespace, ("route", "taken"), "IngressReady", "NotOwned");
     assert!(condition.contains("\"taken\"") && condition.contains("do not own"), "{condition}");
@@ -51,7 +51,7 @@ spec: {ports: [{port: 9000}]}
         wait_condition_false(&rouse, namespace, ("ksvc", "taken"), "RoutesReady", "NotOwned");
     assert!(condition.contains("\"taken\""), "{condition}");
     let after = rouse.cluster.get(&["service", "--namespace", namespace, "taken"]);
-    assert_eq!(after["spec"], before["spec"], "the foreign object is left alone");
+    assert_eq!(after["spec"], before["spec"], "the foreign object stays unchanged");
     assert_eq!(after["metadata"]["labels"], before["metadata"]["labels"]);
 
     rouse.delete(namespace, foreign).expect("its owner may delete it");
@@ -71,7 +71,7 @@ fn an_unavailable_image_is_reported_on_revision_and_service() {
     let crashes = service_manifest("crashes", "", &exits);
     rouse
         .apply(namespace, &[unknown, absent, crashes].join("---\n"))
-        .expect("admission cannot know");
+        .expect("admission accepts it");
     let revision = |name| ("revision", name);
     let condition = wait_condition_false(
         &rouse,
@@ -115,7 +115,7 @@ fn an_unavailable_image_is_reported_on_revision_and_service() {
 #[test]
 fn pods_that_are_refused_or_unschedulable_are_reported() {
     let rouse = RouseCluster::shared();
-    let namespace = rouse.namespace("room");
+    let namespace = rouse.namespace("quota");
     let namespace = &namespace.name;
     let quota = "apiVersion: v1
 kind: ResourceQuota
@@ -131,7 +131,7 @@ spec: {hard: {requests.memory: 1Mi}}
                 &format!("{HELLO_CONTAINER}, resources: {{requests: {{cpu: 999}}}}"),
             ),
         )
-        .expect("admission cannot know");
+        .expect("admission accepts it");
     wait_condition_false(
         &rouse,
         namespace,
@@ -157,7 +157,7 @@ spec: {hard: {requests.memory: 1Mi}}
         "",
         &format!("{HELLO_CONTAINER}, resources: {{requests: {{memory: 16Mi}}}}"),
     );
-    rouse.apply(namespace, &yaml).expect("admission cannot know");
+    rouse.apply(namespace, &yaml).expect("admission accepts it");
     let condition = wait_condition_false(
         &rouse,
         namespace,
@@ -207,7 +207,7 @@ fn deleted_objects_are_recreated_and_no_request_is_lost() {
         let name = if kind == "deployment" { "kept-00001-deployment" } else { "kept" };
         delete_and_wait_recreated(&rouse, namespace, kind, name);
         rouse.wait_ready(namespace, "ksvc", "kept");
-        rouse.cluster.wait("an answer", || {
+        rouse.cluster.wait("a response", || {
             let url = rouse.service_url(namespace, "kept");
             (rouse.client_on("node2").get(&url).status == 200).then_some(())
         });
@@ -254,7 +254,7 @@ fn requests_that_wait_for_a_deleted_object_get_an_error() {
     let namespace = rouse.namespace("unmade");
     let namespace = &namespace.name;
     for kinds in ["configuration", "configuration,route"] {
-        rouse.apply(namespace, UNSCHEDULABLE).expect("admission takes it");
+        rouse.apply(namespace, UNSCHEDULABLE).expect("admission accepts it");
         rouse.wait_ready(namespace, "route", "pair");
         let url = rouse.service_url(namespace, "pair");
         let response = std::thread::scope(|scope| {
@@ -265,7 +265,7 @@ fn requests_that_wait_for_a_deleted_object_get_an_error() {
             });
             let args = ["delete", kinds, "--namespace", namespace, "pair"];
             rouse.cluster.kubectl(&args).expect("they may be deleted");
-            request.join().expect("it asks")
+            request.join().expect("no panic")
         });
         assert!([404, 503].contains(&response.status), "{kinds}: {response}");
         // Later requests are refused at once; if the route is gone, by the gateway.
@@ -316,7 +316,7 @@ fn a_configuration_that_is_deleted_in_the_foreground_goes_for_good() {
     let namespace = &namespace.name;
     let yaml = service_manifest("alone", "", HELLO_CONTAINER)
         .replace("kind: Service", "kind: Configuration");
-    rouse.apply(namespace, &yaml).expect("admission takes it");
+    rouse.apply(namespace, &yaml).expect("admission accepts it");
     rouse.wait_ready(namespace, "configuration", "alone");
     let args = ["delete", "configuration", "--namespace", namespace, "alone"];
     let args = [&args[..], &["--cascade=foreground", "--wait=false"]].concat();

@@ -1,4 +1,4 @@
-//! Every manifest in `examples/` does what its comments promise.
+//! Every manifest in `examples/` does what its comments describe.
 
 use std::fs;
 
@@ -63,7 +63,7 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     let manifests = examples(name);
     for (file, _) in &manifests {
         let is_known = EXPECTED_RESPONSES.iter().any(|(name, ..)| file.starts_with(name));
-        assert!(is_known, "no test says what {file}.yaml answers");
+        assert!(is_known, "no test knows the response of {file}.yaml");
     }
     apply_all(&rouse, name, &manifests);
     let mut services: Vec<&str> =

@@ -129,7 +129,7 @@ fn an_etcd_that_stands_still_delays_a_wake_and_loses_none() {
     assert_none_lost(&sleeps, 1);
     assert_none_lost(&traffic.finish(), 100);
     println!(
-        "a request that came while etcd stood still was answered after {} ms",
+        "a request that came while etcd was suspended was answered after {} ms",
         slowest_us(&sleeps)
     );
 }
@@ -151,7 +151,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
     let first = leader(&rouse, "");
     let grows = thread::scope(|scope| {
         // Returns after a minute, and always leaves etcd running.
-        let slow = scope.spawn(|| rouse.cluster.fault("slow", "etcd"));
+        let fault = scope.spawn(|| rouse.cluster.fault("slow", "etcd"));
         pause(1);
         let grows = start_traffic(&rouse, namespace, "grows", 65);
         let waking = addresses.each_ref().map(|address| {
@@ -162,7 +162,7 @@ fn an_etcd_that_is_slow_delays_wakes_and_growth_and_loses_none() {
             waking.into_iter().flat_map(LoadProcess::finish).collect();
         assert_none_lost(&wake_requests, sleepers.len());
         println!("slowest wake while etcd was slow: {} ms", slowest_us(&wake_requests));
-        slow.join().expect("no panic").expect("etcd is there");
+        fault.join().expect("no panic").expect("etcd runs");
         grows
     });
     let requests = grows.finish();
@@ -320,7 +320,7 @@ fn a_leader_that_is_killed_or_leaves_while_services_wake_loses_none() {
     assert_none_lost(&requests, 10);
     println!("handed over: slowest wake {} ms", slowest_us(&requests));
     leader(&rouse, &second);
-    println!("handed over: nobody held the lease for {:?}", leases.handover_time());
+    println!("handed over: no controller held the lease for {:?}", leases.handover_time());
 }
 
 /// A suspended process, continued on drop.
@@ -344,7 +344,7 @@ fn two_controllers_that_both_think_they_lead_do_no_harm() {
     kill(stopped.0, Signal::SIGSTOP).expect("it runs");
     let second = leader(&rouse, &first);
     // Every other admission request goes to the suspended replica.
-    rouse.cluster.wait("admission to answer", || {
+    rouse.cluster.wait("admission to respond", || {
         rouse.apply(namespace, &service_with_min_scale("awake", 2)).ok()
     });
     // It continues in the middle of its work, with an outdated view of the cluster.
@@ -418,15 +418,15 @@ fn a_node_that_freezes_holds_up_no_wake_of_the_other() {
         let args =
             ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
         let mut tries = 0;
-        let answered = rouse.cluster.wait("an answer while the node stands still", || {
+        let request = rouse.cluster.wait("a response while the node is suspended", || {
             tries += 1;
             let requests = client.start_load(&address, name, &args).finish();
             requests.into_iter().find(LoadRequest::is_answered)
         });
         drop((fault, cordon));
         println!(
-            "{frozen} stood still: try {tries} was answered after {} ms",
-            answered.took_us / 1000
+            "{frozen} was suspended: try {tries} was answered after {} ms",
+            request.took_us / 1000
         );
         assert_both_answer(&rouse, [rouse.client_on("node1"), rouse.client_on("node2")], &address);
     }
@@ -498,7 +498,7 @@ fn assert_only_first_lost(requests: &[LoadRequest]) {
 }
 
 fn assert_both_answer(rouse: &RouseCluster, from: [&ClientPod; 2], address: &str) {
-    rouse.cluster.wait("both nodes to answer again", || {
+    rouse.cluster.wait("both nodes to respond again", || {
         from.iter().all(|it| it.get(&format!("http://{address}")).status == 200).then_some(())
     });
 }

@@ -37,13 +37,13 @@ fn check_columns(cluster: &TestCluster, namespace: &str) {
     );
 }
 
-/// Wakes the service from a pod on `node`. Returns the node of the pod that answered.
+/// Wakes the service from a pod on `node`. Returns the node of the pod that responded.
 fn wake_from(rouse: &RouseCluster, namespace: &TestNamespace<'_>, node: &str) -> String {
     let response = rouse.client_on(node).get(&rouse.service_url(&namespace.name, "hello"));
     let pod = response.pod().to_owned();
     assert!(response.body.starts_with(&format!("Hello from {pod} to ")), "{response}");
     let object = rouse.cluster.get(&["pod", "--namespace", &namespace.name, &pod]);
-    object["spec"]["nodeName"].as_str().expect("the pod that answered is there").to_owned()
+    object["spec"]["nodeName"].as_str().expect("the pod that responded exists").to_owned()
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_service_wakes_from_pods_on_both_nodes_and_from_outside() {
     let url = rouse.service_url(&namespace.name, "hello");
     for node in ["node1", "node2"] {
         let pod = wake_from(&rouse, &namespace, node);
-        println!("woken from {node}, answered from {pod}");
+        println!("woken from {node}, response from {pod}");
         let other = if pod == "node1" { "node2" } else { "node1" };
         assert_eq!(rouse.client_on(other).get(&url).status, 200, "warm, from the other node");
         rouse.wait_asleep(&namespace.name, "hello");
@@ -90,7 +90,7 @@ fn what_an_operator_set_stays_when_it_is_installed_again_and_what_a_version_lack
     let config = ["configmap", "--namespace", SYSTEM_NAMESPACE, "config-autoscaler"];
     let set = |patch: &str| {
         let args = [&["patch"][..], &config, &["--patch", patch]].concat();
-        rouse.cluster.kubectl(&args).expect("a good value is taken");
+        rouse.cluster.kubectl(&args).expect("a valid value is accepted");
     };
     set(r#"{"data":{"stable-window":"30s"}}"#);
     rouse.install();

@@ -36,7 +36,7 @@ fn install_round(rouse: &RouseCluster) {
     // Like any Service's address, it has no effect until the nodes have learned of it.
     rouse.cluster.wait("its address to lead somewhere", || client.can_connect(&url).then_some(()));
     let response = client.get(&url);
-    println!("first answer after {} ms", started.elapsed().as_millis());
+    println!("first response after {} ms", started.elapsed().as_millis());
     assert!(response.pod().starts_with("hello-00001-deployment-"), "{response}");
 }
 

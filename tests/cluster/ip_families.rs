@@ -17,8 +17,8 @@ fn an_application_that_listens_on_ipv6_only_is_reported_as_unreachable_by_ipv4()
         let revision = rouse.cluster.get(&["revision", "--namespace", namespace, "six-00001"]);
         let healthy = find_condition(&revision, "ContainerHealthy");
         let message = healthy["message"].as_str().unwrap_or_default();
-        let says = message.contains("open for IPv6 only, and clients come by IPv4");
-        (says && healthy["status"] != "True").then_some(revision)
+        let is_expected = message.contains("open for IPv6 only, and clients come by IPv4");
+        (is_expected && healthy["status"] != "True").then_some(revision)
     });
     assert_ne!(find_condition(&revision, "Ready")["status"], "True");
     let service: Value = rouse.cluster.get(&["ksvc", "--namespace", namespace, "six"]);

@@ -147,7 +147,7 @@ fn kn_splits_traffic_and_tags_revisions() {
             &output,
             &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"],
         );
-        kn.rouse.cluster.wait("the tag's name to be nobody's", || {
+        kn.rouse.cluster.wait("the tag's name to be unknown", || {
             let host = format!("old-hello.{}.example.com", kn.namespace);
             Some(kn.rouse.get_through_gateway(&host, "/", &[])).filter(|it| it.status == 404)
         });
@@ -200,7 +200,7 @@ spec: {{namespace: {}}}
         kn.output(&["domain", "update", &domain, "--ref", "other"]);
         answered_by("other-");
         kn.output(&["domain", "delete", &domain]);
-        kn.rouse.cluster.wait("the domain to be nobody's", || {
+        kn.rouse.cluster.wait("the domain to be unknown", || {
             (kn.rouse.get_through_gateway(&domain, "/", &[]).status == 404).then_some(())
         });
         let args = ["delete", "clusterdomainclaim", &domain];
@@ -224,11 +224,11 @@ fn what_kn_exports_it_applies_and_imports_again() {
             std::fs::write(&file, kn.output(&args)).expect("it is written");
             file
         };
-        let plain = exported("service.json", &[]);
+        let service_path = exported("service.json", &[]);
         let export_path = exported("export.json", &["--with-revisions", "--mode", "export"]);
         let replay = exported("replay.json", &["--with-revisions", "--mode", "replay"]);
         // The export has only the fields that the user set.
-        let service: Value = read(&plain);
+        let service: Value = read(&service_path);
         assert!(service.get("status").is_none_or(Value::is_null), "{service}");
 
         kn.output(&["service", "delete", "hello", "--wait"]);
@@ -262,7 +262,7 @@ fn read(file: &Path) -> Value {
 }
 
 #[test]
-fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
+fn kn_shows_why_a_service_is_refused_or_not_ready() {
     with_kn("kn-refused", |kn| {
         let create = ["service", "create", "hello"];
         let image = ["--image", "dev.local/hello:v1"];
@@ -270,12 +270,15 @@ fn kn_says_why_a_service_is_not_taken_or_does_not_come_up() {
             let error = kn.run(&[&create[..], args].concat()).expect_err("it is refused");
             assert_contains_all(&error, &[expected_error]);
         };
-        let bad = [&image[..], &["--concurrency-limit", "1001"]].concat();
-        assert_refused(&bad, "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency");
-        let bad =
+        let invalid_args = [&image[..], &["--concurrency-limit", "1001"]].concat();
+        assert_refused(
+            &invalid_args,
+            "expected 0 <= 1001 <= 1000: spec.template.spec.containerConcurrency",
+        );
+        let invalid_args =
             [&image[..], &["--annotation-service", "serving.knative.dev/rollout-duration=1.5s"]];
         assert_refused(
-            &bad.concat(),
+            &invalid_args.concat(),
             "rollout-duration=1.5s is not at second precision: metadata.annotations.serving.knative.dev/rollout-duration",
         );
         assert_refused(&["--image", "dev.invalid/nobody/has:this"], "Unable to fetch image");

@@ -1,5 +1,5 @@
 //! A service under mixed load, from pods on both nodes and from outside, with a check of every request at the end.
-#![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
+#![allow(clippy::print_stdout, reason = "the output shows the progress of the load")]
 
 use std::net::SocketAddr;
 
@@ -93,7 +93,7 @@ impl<'a> FloodFixture<'a> {
     /// Manifest of the service's present version.
     ///
     /// An application that gets SIGTERM in its first milliseconds, as PID 1 and without a handler yet, ignores it. That
-    /// happens where no agent answers the preStop hook. `timeoutSeconds` then bounds the time until the pod is killed.
+    /// happens if no agent responds to the preStop hook. `timeoutSeconds` then bounds the time until SIGKILL.
     pub(crate) fn service_manifest(&self, traffic: &str) -> String {
         let (version, FloodAppOptions { exits_on_term: at_once, min_pods: min_scale }) =
             (self.version, self.app);
@@ -179,8 +179,8 @@ spec:
     /// Waits until every flood has `count` further responses.
     pub(crate) fn wait_progress(&self, floods: &[FloodProcess], count: u64) {
         for flood in floods {
-            let until = flood.answered() + count;
-            self.rouse.cluster.wait("answers", || (flood.answered() >= until).then_some(()));
+            let target = flood.answered() + count;
+            self.rouse.cluster.wait("responses", || (flood.answered() >= target).then_some(()));
         }
     }
 
@@ -195,18 +195,19 @@ spec:
 
     /// Asserts that every request was answered, and served exactly once.
     pub(crate) fn check_outcome(&self, client: &str, outcome: &FloodOutcome) {
-        let FloodOutcome { issued, answered, direct, stale_connections: moved, lost, .. } = outcome;
+        let FloodOutcome { issued, answered, direct, stale_connections, lost, .. } = outcome;
         println!(
-            "{client}: {issued} requests, {answered} answered, {direct} direct, {moved} moved"
+            "{client}: {issued} requests, {answered} answered, {direct} direct, \
+             {stale_connections} stale connections"
         );
-        let odd = not_served_once(outcome, &self.folder.read_all());
-        for (id, count) in odd.iter().take(MAX_PRINTED_LOSSES) {
+        let wrong_counts = not_served_once(outcome, &self.folder.read_all());
+        for (id, count) in wrong_counts.iter().take(MAX_PRINTED_LOSSES) {
             println!("{client}: request {id} was served {count} times");
         }
         for lost in lost.iter().take(MAX_PRINTED_LOSSES) {
             println!("{client}: lost {lost}");
         }
-        assert_eq!((lost.len(), odd.len()), (0, 0), "{client}: lost, not served once");
+        assert_eq!((lost.len(), wrong_counts.len()), (0, 0), "{client}: lost, not served once");
         assert_eq!(issued, answered);
     }
 }

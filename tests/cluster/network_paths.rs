@@ -22,7 +22,7 @@ fn a_service_answers_a_pod_on_the_other_node_in_both_families() {
     for address in addresses {
         let ip = address.as_str().unwrap_or_default().parse().expect("an address");
         let address = SocketAddr::new(ip, 80);
-        let body = cluster.wait("an answer through kube-proxy", || {
+        let body = cluster.wait("a response through kube-proxy", || {
             in_netns(&netns, || http_client::get(address, "far", "/"))
                 .ok()
                 .map(|response| response.body)

@@ -1,8 +1,8 @@
-//! Pods that stop under load for any reason: every request is answered, and none is served twice.
+//! Pods that stop under load for any reason: every request gets a response, and none is served twice.
 //!
 //! `ROUSE_STOPPING_REQUESTS` is the least number of requests of each test, `ROUSE_LONG_REQUEST_S` the length of the
 //! longest in seconds, which the timeout of the service (60 s) bounds.
-#![allow(clippy::print_stdout, reason = "how the load fares is for who reads the test's output")]
+#![allow(clippy::print_stdout, reason = "the output shows the progress of the load")]
 
 use serde_json::Value;
 use tests::flood::FloodProcess;
@@ -70,12 +70,12 @@ fn shift_traffic(fixture: &FloodFixture<'_>, traffic: &str, revision: &str) {
     fixture
         .rouse
         .apply(fixture.namespace_name(), &fixture.service_manifest(traffic))
-        .expect("admission takes it");
+        .expect("admission accepts it");
     fixture.rouse.cluster.wait(&format!("only pods of {revision}"), || {
         let pods = fixture.pods();
-        let its =
+        let is_of_revision =
             |pod: &Value| pod["metadata"]["labels"]["serving.knative.dev/revision"] == revision;
-        (!pods.is_empty() && pods.iter().all(its)).then_some(())
+        (!pods.is_empty() && pods.iter().all(is_of_revision)).then_some(())
     });
 }
 

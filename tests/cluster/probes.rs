@@ -47,11 +47,11 @@ fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
     rouse.apply_until_ready(namespace, &service_manifest("hung", max_scale, HUNG));
     let url = rouse.service_url(namespace, "hung");
     let client = rouse.client_on("node1");
-    let long = format!("{url}/?sleep=110000");
+    let slow_url = format!("{url}/?sleep=110000");
     let args = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}"];
-    let args = [&args[..], &["--max-time", "200", &long]].concat();
-    let mut long = client.command(&args);
-    let long = long.stdout(std::process::Stdio::piped()).spawn().expect("curl is there");
+    let args = [&args[..], &["--max-time", "200", &slow_url]].concat();
+    let mut curl = client.command(&args);
+    let curl = curl.stdout(std::process::Stdio::piped()).spawn().expect("curl is installed");
     rouse.cluster.wait("the container to be started again", || {
         let pods = rouse.pods(namespace, "hung");
         let restart_count = |pod: &serde_json::Value| {
@@ -59,7 +59,7 @@ fn a_container_that_hangs_is_restarted_although_a_request_hangs_in_it() {
         };
         pods.iter().filter_map(restart_count).any(|it| it > 0).then_some(())
     });
-    let long = long.wait_with_output().expect("it ends");
-    let code = String::from_utf8_lossy(&long.stdout);
+    let output = curl.wait_with_output().expect("curl ends");
+    let code = String::from_utf8_lossy(&output.stdout);
     assert_ne!(code, "200", "the restart did not wait for the request");
 }

@@ -92,7 +92,7 @@ fn check_headers(rouse: &RouseCluster, namespace: &str) {
             "{name}: {headers}"
         );
     }
-    assert!(!headers.contains("k-revision: other"), "nobody outside picks a revision: {headers}");
+    assert!(!headers.contains("k-revision: other"), "from the client: {headers}");
 }
 
 fn check_files(process: &Path, pod: &str) {
@@ -116,7 +116,7 @@ fn check_files(process: &Path, pod: &str) {
     }
     assert!(mount_options(&mounts, "/secrets").starts_with("ro"), "secrets may not be written");
     assert!(mount_options(&mounts, "/work").starts_with("rw"), "a folder of its own may");
-    assert!(mounts.contains(" /dev/termination-log "), "there is a place for its last words");
+    assert!(mounts.contains(" /dev/termination-log "), "the termination log is mounted");
     let status = fs::read_to_string(process.join("status")).expect("it has a status");
     assert!(status.contains("Uid:\t4711\t4711\t"), "{status}");
 }

@@ -35,7 +35,7 @@ spec:
     )
 }
 
-/// Number of requests that each revision answered, by the names of its pods.
+/// Number of requests that each revision served, by the names of its pods.
 fn requests_by_revision(requests: &[LoadRequest]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for request in requests {
@@ -107,13 +107,13 @@ fn check_split(rouse: &RouseCluster, namespace: &str, address: &str) {
     }
 }
 
-/// Moves all traffic to `revision` under load: no request is lost, and in the end no other revision answers.
+/// Moves all traffic to `revision` under load: no request is lost, and in the end no other revision gets requests.
 fn move_traffic(rouse: &RouseCluster, namespace: &str, address: &str, revision: &str) {
     let target = format!(r#"{{"revisionName":"{revision}","percent":100}}"#);
     let patch = format!(r#"{{"spec":{{"traffic":[{target}]}}}}"#);
     let args = ["patch", "ksvc", "story", "--type=merge", "--namespace", namespace, "--patch"];
     let requests = load_during(rouse.client_on("node2"), address, "story", "4x10s", || {
-        rouse.cluster.kubectl(&[&args[..], &[&patch]].concat()).expect("admission takes it");
+        rouse.cluster.kubectl(&[&args[..], &[&patch]].concat()).expect("admission accepts it");
         rouse.wait_ready(namespace, "ksvc", "story");
     });
     assert_none_lost(&requests, 50);
@@ -151,5 +151,5 @@ fn a_service_scales_rolls_out_and_back_and_goes_without_losing_a_request() {
         rouse.cluster.kubectl(&args).ok().filter(|remaining| remaining.trim().is_empty())
     });
     let host = format!("story.{namespace}.example.com");
-    assert_eq!(rouse.get_through_gateway(&host, "/", &[]).status, 404, "its name is nobody's");
+    assert_eq!(rouse.get_through_gateway(&host, "/", &[]).status, 404, "its name is unknown");
 }

@@ -1,4 +1,4 @@
-//! A request that wakes a service is answered once the whole pod is ready, and not only its serving container.
+//! A request that wakes a service gets its response once the whole pod is ready, and not only its serving container.
 
 use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
@@ -43,7 +43,7 @@ fn sidecar_status_after_wake(test: &str, yaml: &str) -> u16 {
     let url = rouse.service_url(namespace, "pair");
     let response = rouse.client_on("node1").get(&url);
     let pod = rouse.cluster.get(&["pod", "--namespace", namespace, response.pod()]);
-    let ip = pod["status"]["podIP"].as_str().expect("it has answered");
+    let ip = pod["status"]["podIP"].as_str().expect("the pod has responded");
     rouse.client_on("node1").get(&format!("http://{ip}:8081/ready")).status
 }
 

@@ -1,4 +1,4 @@
-//! Manifests as other tools write them: accepted, Ready, and answering requests.
+//! Manifests as other tools write them: accepted, Ready, and serving requests.
 
 use std::collections::BTreeSet;
 
@@ -194,7 +194,7 @@ fn pod_addresses(rouse: &RouseCluster, namespace: &str, label: &str) -> BTreeSet
     pods.iter().filter_map(|it| it["status"]["podIP"].as_str().map(str::to_owned)).collect()
 }
 
-/// A ServerlessService names a Kubernetes Service, whose slices have the endpoints that answer.
+/// A ServerlessService names a Kubernetes Service, whose slices have the endpoints that respond.
 #[test]
 fn a_revision_answers_by_its_own_service_awake_and_asleep() {
     let rouse = RouseCluster::shared();
@@ -226,7 +226,7 @@ fn a_revision_answers_by_its_own_service_awake_and_asleep() {
     }
 }
 
-/// A service that `kubectl wait` reports as Ready answers clients on every node, and through the gateway.
+/// A service that `kubectl wait` reports as Ready responds to clients on every node, and through the gateway.
 #[test]
 fn services_answer_as_soon_as_they_are_ready() {
     let rouse = RouseCluster::shared();
@@ -235,7 +235,7 @@ fn services_answer_as_soon_as_they_are_ready() {
     let names: Vec<String> = (0..12).map(|number| format!("new-{number}")).collect();
     let yaml: Vec<String> =
         names.iter().map(|name| service_manifest(name, "", HELLO_CONTAINER)).collect();
-    rouse.apply(namespace, &yaml.join("---\n")).expect("admission takes it");
+    rouse.apply(namespace, &yaml.join("---\n")).expect("admission accepts it");
     for (number, name) in names.iter().enumerate() {
         rouse.wait_ready(namespace, "ksvc", name);
         let host = format!("{name}.{namespace}.example.com");

@@ -76,7 +76,8 @@ fn run_agent() {
 /// Opens a connection to the pod, sends its bytes, and prints received bytes and how the connection ends.
 fn run_client() {
     let mut stream = TcpStream::connect(ADDRESS).expect("the pod listens");
-    stream.write_all(env::var(SENDS_VARIABLE).unwrap_or_default().as_bytes()).expect("it stands");
+    let bytes = env::var(SENDS_VARIABLE).unwrap_or_default();
+    stream.write_all(bytes.as_bytes()).expect("an open connection");
     println!("connected");
     let mut bytes = [0; 1024];
     loop {
@@ -87,8 +88,8 @@ fn run_client() {
     }
 }
 
-/// Serves HTTP on port 8080 between the lines `listen` and `close`: it answers 200 after `good`, 503 after `bad`, and
-/// nothing after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them.
+/// Serves HTTP on port 8080 between the lines `listen` and `close`: it responds with 200 after `good`, with 503 after
+/// `bad`, and not at all after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them.
 fn run_pod() {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -414,7 +415,7 @@ impl AgentFixture {
             stream.read_to_string(&mut text)?;
             Ok(text.lines().next().unwrap_or_default().to_owned())
         };
-        node.run_inside("answer", exchange).expect("an answer")
+        node.run_inside("answer", exchange).expect("a response")
     }
 
     /// Gets a [`page`] in a namespace of this node.
@@ -719,7 +720,7 @@ impl AgentFixture {
         self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
     }
 
-    /// Returns true while the pod does not answer. A successful answer counts as a request.
+    /// Returns true while the pod does not respond. A successful response counts as a request.
     fn request_fails(&self) -> bool {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");

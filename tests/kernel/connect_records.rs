@@ -14,7 +14,7 @@ const ENOPROTOOPT: i32 = 92;
 const EPROTONOSUPPORT: i32 = 93;
 const ECONNREFUSED: i32 = 111;
 
-/// A client, a service 1 whose pod answers, and a service 2 whose pod refuses.
+/// A client, a service 1 whose pod responds, and a service 2 whose pod refuses.
 struct ClientConnectFixture {
     kernel: KernelFixture,
     client: ScriptedProcess,
@@ -88,8 +88,8 @@ fn a_connected_socket_has_one_row_until_it_closes() {
 fn more_sockets_than_rows_come_and_go_without_a_trace() {
     let mut fixture = ClientConnectFixture::new();
     let count = abi::CLIENTS_MAX + 100;
-    let answer = fixture.client.expect_step(&format!("hammer 10.96.0.1:80 {count}"));
-    assert_eq!(answer, format!("one={count}"));
+    let reply = fixture.client.expect_step(&format!("hammer 10.96.0.1:80 {count}"));
+    assert_eq!(reply, format!("one={count}"));
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
         ([0, 0], 0, 0)
@@ -208,7 +208,7 @@ fn an_mptcp_client_reaches_its_pod_and_leaves_no_row_taken() {
     match fixture.client.run_step("mptcp 10.96.0.1:80") {
         // This kernel has no MPTCP, or it is disabled.
         Err(ENOPROTOOPT | EPROTONOSUPPORT) => return,
-        answer => assert!(answer.expect("it connects").starts_with("one ")),
+        reply => assert!(reply.expect("it connects").starts_with("one ")),
     }
     assert_eq!(fixture.kernel.maps.control_word(abi::CONTROL_UNTRACKED), 1);
     fixture.client.expect_step("drop");
@@ -223,7 +223,7 @@ fn a_killed_client_gives_its_row_back() {
     let mut fixture = ClientConnectFixture::new();
     fixture.client.expect_step("connect 10.96.0.1:80");
     assert_eq!(fixture.open_connections(), [1, 0]);
-    // Another actor takes its place, so the connected one is dropped and killed.
+    // Another process takes its place, so the connected one is dropped and killed.
     fixture.client = fixture.pods[1].start_process();
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),

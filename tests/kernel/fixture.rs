@@ -424,7 +424,8 @@ pub(crate) fn run_ip(args: &[&str]) {
 
 /// Moves the calling thread into a network namespace, permanently.
 pub(crate) fn enter_netns(netns: &str) {
-    let namespace = fs::File::open(Path::new("/run/netns").join(netns)).expect("the bed made it");
+    let namespace =
+        fs::File::open(Path::new("/run/netns").join(netns)).expect("the fixture created it");
     setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
 }
 
@@ -521,7 +522,7 @@ fn remove_cgroup(cgroup: &Path) {
             remove_cgroup(&entry.path());
         }
     }
-    // `cgroup.kill` exists since 5.14; on older kernels only dropping the actors ends processes.
+    // `cgroup.kill` exists since 5.14; on older kernels only dropping the scripted processes ends them.
     let _older_kernel = fs::write(cgroup.join("cgroup.kill"), "1");
     for _ in 0..200 {
         if fs::remove_dir(cgroup).is_ok() || !cgroup.exists() {

@@ -79,7 +79,7 @@ fn a_pod_that_listens_on_thousands_of_ports_hides_no_other_and_not_itself() {
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} one"));
     assert_eq!(listener_count(&fixture, &quiet), 1);
     noise.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} noisy"));
-    assert_eq!(listener_count(&fixture, &noisy_pod), 1, "its own serving port finds room");
+    assert_eq!(listener_count(&fixture, &noisy_pod), 1, "its own serving port is recorded");
     assert_eq!(fixture.maps.control_word(abi::CONTROL_LISTEN_FULL), 0);
     // Forgotten listeners free their entries.
     for port in 20_000..20_008 {
@@ -142,9 +142,9 @@ fn a_wildcard_of_ipv6_takes_both_families_unless_its_program_asks_for_one() {
     };
     let both = abi::SERVES_V4 | abi::SERVES_V6;
     // Without BTF of its sockets the program cannot read the option.
-    let is_told = VerifierFeatures::detect().v6_only != SocketBit::default();
-    let six = if is_told { abi::SERVES_V6 } else { both };
-    assert_eq!(families(&format!("[::]:{SERVING_PORT} six v6only")), six);
+    let can_read_v6_only = VerifierFeatures::detect().v6_only != SocketBit::default();
+    let v6_only = if can_read_v6_only { abi::SERVES_V6 } else { both };
+    assert_eq!(families(&format!("[::]:{SERVING_PORT} six v6only")), v6_only);
     assert_eq!(families(&format!("[::]:{SERVING_PORT} both")), both);
     assert_eq!(families(&format!("0.0.0.0:{SERVING_PORT} four")), abi::SERVES_V4);
 }
@@ -249,16 +249,17 @@ fn both_loopbacks_one_after_the_other_do_not_collide() {
 #[test]
 fn loopback_stays_loopback_where_widening_does_not_apply() {
     let mut fixture = KernelFixture::new();
-    let (plain, off, pods) = (fixture.add_pod(), fixture.add_pod(), fixture.add_pod());
-    fixture.register_pod(&off, 0);
-    fixture.register_pod(&pods, abi::POD_WIDEN_BIND);
+    let (unregistered_pod, unwidened_pod, widened_pod) =
+        (fixture.add_pod(), fixture.add_pod(), fixture.add_pod());
+    fixture.register_pod(&unwidened_pod, 0);
+    fixture.register_pod(&widened_pod, abi::POD_WIDEN_BIND);
     let loopback = format!("127.0.0.1:{SERVING_PORT}");
-    for pod in [&plain, &off] {
+    for pod in [&unregistered_pod, &unwidened_pod] {
         assert_eq!(pod.start_process().expect_step(&format!("listen {loopback} one")), loopback);
     }
-    let mut server = pods.start_process();
+    let mut server = widened_pod.start_process();
     // Another port, and a port that another listener holds on another address.
     assert_eq!(server.expect_step("listen 127.0.0.1:9090 admin"), "127.0.0.1:9090");
-    server.expect_step(&format!("listen {}:{SERVING_PORT} other", pods.ipv4()));
+    server.expect_step(&format!("listen {}:{SERVING_PORT} other", widened_pod.ipv4()));
     assert_eq!(server.expect_step(&format!("listen {loopback} one")), loopback);
 }

@@ -28,7 +28,7 @@ const MESSAGE: [u8; 64] = [b'.'; 64];
 /// Number of clients that write at random moments, and number of their connections to close meanwhile.
 const CLIENTS: usize = 24;
 const CONNECTIONS_TO_CLOSE: u64 = 2_000;
-/// Longest pause of a client before it writes, and of the server before it answers, in µs.
+/// Longest pause of a client before it writes, and of the server before it responds, in µs.
 const PAUSE_US: u64 = 10_000;
 
 /// Makes a fixture with one namespace, and a closer of connections; `None` on kernels without support.
@@ -81,16 +81,16 @@ fn only_a_connection_that_is_as_it_was_listed_is_ended() {
     in_netns(&client_netns.netns, || {
         let (mut client, mut server) = connected_pair();
         let before = find_socket(&client);
-        client.write_all(b"request").expect("it stands");
+        client.write_all(b"request").expect("an open connection");
         assert_eq!(closer.close(&[&before]).expect("a walk"), SPARED, "written to");
-        server.read_exact(&mut [0; 7]).expect("it stands");
+        server.read_exact(&mut [0; 7]).expect("an open connection");
         let socket = find_acknowledged_socket(&client, 7);
         assert_eq!(closer.close(&[&socket]).expect("a walk"), SPARED, "not answered");
-        server.write_all(b"response").expect("it stands");
+        server.write_all(b"response").expect("an open connection");
         assert_eq!(closer.close(&[&socket]).expect("a walk"), SPARED, "answered");
         let answered = find_socket(&client);
         assert_eq!(closer.close(&[&answered]).expect("a walk"), SPARED, "not read");
-        client.read_exact(&mut [0; 8]).expect("it stands");
+        client.read_exact(&mut [0; 8]).expect("an open connection");
         assert_eq!(closer.close(&[&answered]).expect("a walk"), ENDED, "idle");
         let refused = client.write(b"next").expect_err("it has ended");
         assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
@@ -107,10 +107,10 @@ fn without_a_lock_a_connection_is_looked_at_again_and_ended_by_its_address() {
     let client_netns = fixture.add_client();
     in_netns(&client_netns.netns, || {
         let (mut client, mut server) = connected_pair();
-        server.write_all(b"x").expect("it stands");
-        client.read_exact(&mut [0]).expect("it stands");
+        server.write_all(b"x").expect("an open connection");
+        client.read_exact(&mut [0]).expect("an open connection");
         let (socket, diag) = (find_socket(&client), SockDiag::open().expect("netlink"));
-        assert_eq!(diag.refresh(&socket).expect("it stands").activity.bytes_received, 1);
+        assert_eq!(diag.refresh(&socket).expect("an open connection").activity.bytes_received, 1);
         diag.destroy(&socket).expect("root may");
         let refused = client.write(b"next").expect_err("it has ended");
         assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
@@ -168,7 +168,7 @@ fn a_walk_stays_in_the_namespace_it_began_in() {
     });
     let closed = in_netns(&other.netns, || closer.close(&[&socket]).expect("a walk"));
     assert_eq!(closed, CloseCounts::default());
-    client.write_all(b"x").expect("it stands");
+    client.write_all(b"x").expect("an open connection");
 }
 
 /// Results of clients whose connections are closed while they use them.
@@ -178,7 +178,7 @@ struct CloseRaceTotals {
     answered: AtomicU64,
     /// Requests of which not even a part was written: they are sent again on another connection.
     refused: AtomicU64,
-    /// Requests that were written as a whole and never answered.
+    /// Requests that were written as a whole and got no response.
     lost: AtomicU64,
 }
 

@@ -231,10 +231,10 @@ fn every_connect_under_a_hammering_writer_reaches_a_pod() {
         fixture.add_ready_pod(&pods[(turn + 1) % 3], 1);
         fixture.apply_table();
     }
-    let answer = client.read_answer().expect("no connect failed");
+    let reply = client.read_reply().expect("no connect failed");
     let total: u32 =
-        answer.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
-    assert_eq!(total, 3_000, "{answer}");
+        reply.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
+    assert_eq!(total, 3_000, "{reply}");
 }
 
 /// Two services whose lists change as no agent would change them: freed backends are used by the other service at
@@ -312,9 +312,9 @@ impl ContendedServicesFixture {
                 }
             });
             let mut client = self.client.start_process();
-            let answer = client.expect_step("storm 10.96.0.1:80 5000");
+            let reply = client.expect_step("storm 10.96.0.1:80 5000");
             is_over.store(true, Ordering::Relaxed);
-            answer
+            reply
         })
     }
 }
@@ -358,7 +358,7 @@ fn the_programs_are_replaced_in_place_and_resume_from_the_pins() {
         assert_eq!(programs.keep_attached().unwrap(), 0);
         fixture.programs = Some(programs);
     }
-    assert_eq!(client.read_answer(), Ok("one=500".into()));
+    assert_eq!(client.read_reply(), Ok("one=500".into()));
     assert_eq!(fixture.maps.read_routes().unwrap().frontends.len(), 2);
 }
 
@@ -379,7 +379,7 @@ fn the_canary_is_seen() {
 #[test]
 fn the_programs_follow_cgroups_that_were_recreated() {
     let mut fixture = KernelFixture::new();
-    let programs = fixture.programs.as_ref().expect("loaded with the bed");
+    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
     programs.verify_by_canary(&mut fixture.maps).unwrap();
     assert_eq!(programs.keep_attached().unwrap(), 0);
     fixture.recreate_cgroups();
@@ -408,7 +408,7 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     let mut programs = agent::kernel::programs::EbpfPrograms::load(paths.clone()).unwrap();
     drop(fixture.programs.take());
     assert_eq!(
-        client.read_answer(),
+        client.read_reply(),
         Ok("one=2000".into()),
         "nothing is known in the new tables yet"
     );
@@ -421,10 +421,10 @@ fn connects_follow_the_old_tables_until_those_of_another_abi_are_filled() {
     fixture.apply_table();
     client.send_step("hammer 10.96.0.1:80 2000");
     programs.take_over().unwrap();
-    let answer = client.read_answer().expect("no connect failed");
+    let reply = client.read_reply().expect("no connect failed");
     let total: u32 =
-        answer.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
-    assert_eq!(total, 2_000, "{answer}");
+        reply.split(' ').map(|one| one.split_once('=').unwrap().1.parse::<u32>().unwrap()).sum();
+    assert_eq!(total, 2_000, "{reply}");
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "two=20");
     programs.verify_by_canary(&mut fixture.maps).unwrap();
     programs.retire_previous().unwrap();
@@ -456,7 +456,7 @@ fn beside_another_socket_load_balancer_above_our_services_still_lead_to_our_pods
     other.add_service(2, Way::Direct);
     other.add_ready_pod(&third, 2);
     other.apply_table();
-    let programs = fixture.programs.as_ref().expect("loaded with the bed");
+    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
     assert_eq!(programs.foreign_programs().values().sum::<usize>(), 2, "both hooks are seen");
     assert_eq!(client.expect_step("hammer 10.96.0.1:80 20"), "ours=20");
     assert_eq!(client.expect_step("hammer 10.96.0.2:80 20"), "third=20", "theirs stay theirs");

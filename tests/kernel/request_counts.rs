@@ -117,7 +117,7 @@ fn connect_from(netns: &str, address: &str) -> TcpStream {
     let path = Path::new("/run/netns").join(netns);
     let address = format!("{address}:{SERVING_PORT}");
     let inside = thread::spawn(move || {
-        let namespace = std::fs::File::open(path).expect("the bed made it");
+        let namespace = std::fs::File::open(path).expect("the fixture created it");
         setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter it");
         TcpStream::connect(address).expect("the server listens")
     });
@@ -286,12 +286,12 @@ fn growth_beyond_the_armed_level_is_reported_once() {
         assert_eq!(case.in_flight(), open.len() as i64);
     };
     grow(1);
-    assert_eq!(growth_events(&mut ring, slot), 0, "none is asked for");
+    assert_eq!(growth_events(&mut ring, slot), 0, "no event is armed");
     maps.arm_growth_event(slot, 1);
     grow(1);
     assert_eq!(growth_events(&mut ring, slot), 1);
     grow(8);
-    assert_eq!(growth_events(&mut ring, slot), 0, "it is told once");
+    assert_eq!(growth_events(&mut ring, slot), 0, "an armed event comes once");
     maps.arm_growth_event(slot, 15);
     grow(5);
     assert_eq!(growth_events(&mut ring, slot), 0, "as many as are known of");
@@ -345,10 +345,11 @@ fn send_random_requests(netns: &str, address: &str, count: usize, mut rng: u64) 
 fn clients_that_reset_at_random_do_not_disturb_the_counts() {
     let mut case = CountFixture::new();
     let requests = std::env::var("ROUSE_COUNT_REQUESTS").ok().and_then(|it| it.parse().ok());
-    let each = requests.unwrap_or(REQUESTS) / 8;
-    case.start_clients(8, each).into_iter().for_each(|client| client.join().unwrap());
+    let requests_per_client = requests.unwrap_or(REQUESTS) / 8;
+    let clients = case.start_clients(8, requests_per_client);
+    clients.into_iter().for_each(|client| client.join().unwrap());
     let served = case.server.settled_request_count();
-    assert!(served >= 8 * each as u64 * 9 / 10, "{served}");
+    assert!(served >= 8 * requests_per_client as u64 * 9 / 10, "{served}");
     case.wait_settled(served);
 }
 
@@ -359,12 +360,12 @@ fn requests_on_a_deferred_listener_are_counted() {
     let (pod, client) = (fixture.add_pod(), fixture.add_client());
     fixture.register_pod(&pod, 0);
     let nginx = NginxFixture::start(&pod);
-    let long = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "y".repeat(900));
-    for cut in [1, 20, 200, long.len()] {
+    let long_request = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "y".repeat(900));
+    for cut in [1, 20, 200, long_request.len()] {
         let mut stream = connect_from(&client.netns, &pod.ipv4());
-        stream.write_all(&long.as_bytes()[..cut]).unwrap();
+        stream.write_all(&long_request.as_bytes()[..cut]).unwrap();
         thread::sleep(Duration::from_millis(20));
-        stream.write_all(&long.as_bytes()[cut..]).unwrap();
+        stream.write_all(&long_request.as_bytes()[cut..]).unwrap();
         read_until(&mut stream, "hello");
     }
     let url = format!("http://{}:{SERVING_PORT}/", pod.ipv4());
@@ -620,8 +621,8 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     for stream in &mut connections {
         case.send_and_read(stream, &get_request("/length/5"), "xxxxx");
     }
-    let mut long = case.connect();
-    long.write_all(get_request("/wait").as_bytes()).unwrap();
+    let mut waiting_connection = case.connect();
+    waiting_connection.write_all(get_request("/wait").as_bytes()).unwrap();
     case.server.wait_request_count(9);
     let load = case.start_clients(4, 4_000);
 
@@ -650,10 +651,10 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     case.server.settled_request_count();
     assert!(!case.fixture.maps.fold_previous(true), "a request is in flight there");
     let state = case.fixture.maps.pod_state(slot);
-    assert_eq!(state.in_flight, 1, "the long one: {state:?}");
+    assert_eq!(state.in_flight, 1, "the waiting request: {state:?}");
     case.server.open_gate();
-    read_until(&mut long, "wait");
-    drop((connections, fresh, long));
+    read_until(&mut waiting_connection, "wait");
+    drop((connections, fresh, waiting_connection));
     let served = case.server.settled_request_count();
     assert!(served > 16_000, "{served}");
     let totals = |case: &CountFixture| {

@@ -102,7 +102,7 @@ impl RobustnessFixture {
         self.wait("read", |it| it.served_requests() >= count);
     }
 
-    /// Lets the requests to `hold` be answered.
+    /// Lets the server respond to the requests to `hold`.
     fn open_gate(&self) {
         fs::write(served_connection::RequestLogAndGate::gate_path(&self.files), "").unwrap();
     }

@@ -1,6 +1,6 @@
 //! Shell: a process of a test, which acts on ordinary sockets as lines on stdin order, one line a step.
 //!
-//! | line | does | answers |
+//! | line | effect | reply |
 //! |---|---|---|
 //! | `listen ADDRESS NAME [reuseport] [v6only]` | binds, listens, greets each client with NAME | `ok ADDRESS` |
 //! | `ports FROM COUNT` | listens on so many ports, one after the other, and closes each | `ok` |
@@ -17,8 +17,8 @@
 //! | `storm ADDRESS N` | as `hammer`, and counts errors as well | `ok NAME=COUNT … errERRNO=COUNT …` |
 //! | `drop` | closes every connection | `ok` |
 //!
-//! A failed step answers `err ERRNO`. Answers begin with `> `, which separates them from output of the test runner.
-#![allow(clippy::print_stdout, reason = "answers go to the test that started it")]
+//! The reply to a failed step is `err ERRNO`. Replies begin with `> `, unlike output of the test runner.
+#![allow(clippy::print_stdout, reason = "the test that started it reads replies from stdout")]
 
 use std::{
     collections::BTreeMap,
@@ -45,7 +45,7 @@ use crate::{fixture::command_in, sys};
 const IPPROTO_MPTCP: i32 = 262;
 const ROLE: &str = "ROUSE_TEST_ACTOR";
 
-/// Main function of this program as an actor, which the tests start; not a test itself.
+/// Main function of this program as a scripted process, which the tests start. It is not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
 fn role() {
@@ -61,7 +61,7 @@ pub(crate) fn run_steps(mut step: impl FnMut(&[&str]) -> io::Result<String>) {
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match step(&words) {
-            Ok(answer) => println!("\n> ok {answer}"),
+            Ok(reply) => println!("\n> ok {reply}"),
             Err(error) => println!("\n> err {}", error.raw_os_error().unwrap_or(0)),
         }
     }
@@ -102,30 +102,30 @@ impl ScriptedProcess {
         Self { child, stdin, stdout }
     }
 
-    /// Executes one step. Returns its answer, or the errno.
+    /// Executes one step. Returns its reply, or the errno.
     pub(crate) fn run_step(&mut self, step: &str) -> Result<String, i32> {
         self.send_step(step);
-        self.read_answer()
+        self.read_reply()
     }
 
-    /// Process id of the actor.
+    /// Process id of the scripted process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a step without waiting for its answer.
+    /// Sends a step without waiting for its reply.
     pub(crate) fn send_step(&mut self, step: &str) {
         let orders = self.stdin.as_mut().expect("it is open until drop");
-        writeln!(orders, "{step}").expect("the actor lives");
+        writeln!(orders, "{step}").expect("the process runs");
     }
 
-    /// Waits for the answer to the step that was sent.
-    pub(crate) fn read_answer(&mut self) -> Result<String, i32> {
+    /// Waits for the reply to the step that was sent.
+    pub(crate) fn read_reply(&mut self) -> Result<String, i32> {
         loop {
             let mut line = String::new();
-            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the actor died");
-            let Some((_, answer)) = line.trim_end().split_once("> ") else { continue };
-            return match answer.split_once(' ') {
+            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the process ended");
+            let Some((_, reply)) = line.trim_end().split_once("> ") else { continue };
+            return match reply.split_once(' ') {
                 Some(("ok", rest)) => Ok(rest.to_owned()),
                 Some(("err", errno)) => Err(errno.parse().expect("a number")),
                 _ => Ok(String::new()),
@@ -133,7 +133,7 @@ impl ScriptedProcess {
         }
     }
 
-    /// Executes one step and returns its answer; panics if it failed.
+    /// Executes one step and returns its reply; panics if it failed.
     #[track_caller]
     pub(crate) fn expect_step(&mut self, step: &str) -> String {
         self.run_step(step).unwrap_or_else(|errno| panic!("`{step}` failed with errno {errno}"))

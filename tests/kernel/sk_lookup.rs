@@ -80,7 +80,7 @@ fn netns_path(netns: &NetnsFixture) -> PathBuf {
 }
 
 fn serve_ports(fixture: &mut KernelFixture, netns: &NetnsFixture) {
-    let programs = fixture.programs.as_mut().expect("loaded with the bed");
+    let programs = fixture.programs.as_mut().expect("the fixture loaded them");
     programs.serve_ports(&netns_path(netns)).expect("root may attach it");
 }
 
@@ -116,10 +116,10 @@ fn other_ports_and_addresses_keep_their_listeners() {
     let (client, activator) = (fixture.add_client(), fixture.add_client());
     serve_ports(&mut fixture, &activator);
     let _listening = ActivatorListeners::start(&fixture, &activator);
-    let mut beside = activator.start_process();
-    beside.expect_step(&format!("listen {}:30000 above", activator.ipv4()));
-    beside.expect_step("listen 127.0.0.1:20001 loopback");
-    assert_eq!(beside.expect_step("connect 127.0.0.1:20001"), "loopback 127.0.0.1:20001");
+    let mut other_process = activator.start_process();
+    other_process.expect_step(&format!("listen {}:30000 above", activator.ipv4()));
+    other_process.expect_step("listen 127.0.0.1:20001 loopback");
+    assert_eq!(other_process.expect_step("connect 127.0.0.1:20001"), "loopback 127.0.0.1:20001");
     let mut client = client.start_process();
     let (above, below) =
         (format!("{}:30000", activator.ipv4()), format!("{}:19999", activator.ipv4()));
@@ -180,7 +180,7 @@ fn the_next_agent_takes_the_program_over_without_a_gap() {
         fixture.programs = Some(programs);
         serve_ports(&mut fixture, &activator);
     }
-    assert_eq!(client.read_answer(), Ok("20007=500".into()));
+    assert_eq!(client.read_reply(), Ok("20007=500".into()));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn the_program_follows_a_namespace_that_was_recreated() {
     let mut fixture = KernelFixture::new();
     let activator = fixture.add_client();
     serve_ports(&mut fixture, &activator);
-    let programs = fixture.programs.as_ref().expect("loaded with the bed");
+    let programs = fixture.programs.as_ref().expect("the fixture loaded them");
     assert_eq!(programs.keep_attached().unwrap(), 0);
     crate::fixture::run_ip(&["netns", "del", &activator.netns]);
     assert!(programs.keep_attached().is_err(), "there is nothing to attach to");

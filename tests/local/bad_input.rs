@@ -28,9 +28,9 @@ fn hello_container(extra_yaml: &str) -> String {
     format!("{{ image: \"dev.local/hello:v1\"{extra_yaml} }}")
 }
 
-/// Asserts that a message is one line, contains each of `says`, and is visible to users.
-fn check_message(node: &RouseNode, service: &str, message: &str, says: &[&str]) {
-    for text_part in says {
+/// Asserts that a message is one line, contains all `message_parts`, and is visible to users.
+fn check_message(node: &RouseNode, service: &str, message: &str, message_parts: &[&str]) {
+    for text_part in message_parts {
         assert!(message.contains(text_part), "{service}: {text_part:?} in {message:?}");
     }
     assert!(!message.trim().contains('\n'), "{service}: one line: {message:?}");
@@ -39,7 +39,7 @@ fn check_message(node: &RouseNode, service: &str, message: &str, says: &[&str]) 
 }
 
 #[test]
-fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_corrected() {
+fn a_manifest_that_cannot_be_used_gets_a_reason_and_becomes_ready_once_it_is_corrected() {
     let node = RouseNode::start("manifest");
     let cases: [(&str, String, &[&str]); 4] = [
         ("field", hello_container(", comand: [x]"), &["unknown field", "containers[0].comand"]),
@@ -55,12 +55,12 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
             &["more than one container port", "Only a single port is allowed"],
         ),
     ];
-    for (service, containers, says) in &cases {
+    for (service, containers, message_parts) in &cases {
         let (_, printed) = node.apply(&manifest(service, &format!("[{containers}]")));
-        for text_part in *says {
+        for text_part in *message_parts {
             assert!(
                 printed.contains(text_part),
-                "{service}: {text_part:?} in what apply said: {printed:?}"
+                "{service}: {text_part:?} in the output of apply: {printed:?}"
             );
         }
         let refused = wait_for("a condition", || {
@@ -68,7 +68,7 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
             (ready.status == "False").then_some(ready)
         });
         assert_eq!(refused.reason, "InvalidManifest", "{service}");
-        check_message(&node, service, &refused.message, says);
+        check_message(&node, service, &refused.message, message_parts);
         let row = node.run_rouse(&["get", "ksvc", service, "--no-headers"]);
         assert!(row.contains("False   InvalidManifest"), "{row}");
     }
@@ -77,7 +77,7 @@ fn a_manifest_that_cannot_be_used_says_why_and_becomes_ready_once_it_is_correcte
     for (service, ..) in &cases {
         assert!(node.apply(&manifest(service, &format!("[{}]", hello_container("")))).0);
         let address = node.wait_ready(service);
-        let response = node.in_client_netns(|| get(address, service, "/")).expect("an answer");
+        let response = node.in_client_netns(|| get(address, service, "/")).expect("a response");
         assert_eq!(response.status, 200, "{service}: {response:?}");
     }
 }
@@ -139,12 +139,12 @@ fn cases() -> [InvalidServiceCase; 5] {
 }
 
 #[test]
-fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadline() {
+fn a_pod_that_never_becomes_ready_gets_a_reason_and_its_requests_end_at_their_deadline() {
     let node = RouseNode::start("unready");
-    let slow = manifest("slow", &format!("[{}]", hello_container("")))
+    let slow_manifest = manifest("slow", &format!("[{}]", hello_container("")))
         .replace("Seconds: 4", "Seconds: 60");
-    assert!(node.apply(&slow).0);
-    let slow = node.wait_ready("slow");
+    assert!(node.apply(&slow_manifest).0);
+    let slow_address = node.wait_ready("slow");
     let cases = cases();
     let addresses: Vec<SocketAddr> = cases
         .iter()
@@ -162,18 +162,18 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
     thread::scope(|scope| {
         let send_request = &send_request;
         // The deadline of this request is far: requests that end before it have not waited for long.
-        let slow = scope.spawn(move || send_request("slow", slow, "/?sleep=15000"));
+        let slow_request = scope.spawn(move || send_request("slow", slow_address, "/?sleep=15000"));
         let threads: Vec<_> = cases
             .iter()
             .zip(addresses)
             .map(|(case, to)| (case, scope.spawn(move || send_request(case.service, to, "/"))))
             .collect();
         for (case, thread) in threads {
-            let response = thread.join().expect("an answer");
+            let response = thread.join().expect("a response");
             let is_allowed = case.allowed_statuses.contains(&response.status);
             assert!(is_allowed, "{}: {response:?}", case.service);
         }
-        assert_eq!(slow.join().expect("an answer").status, 200);
+        assert_eq!(slow_request.join().expect("a response").status, 200);
     });
     assert_eq!(ended.lock().expect("no panic").last(), Some(&"slow"), "the others end before it");
     for case in &cases {
@@ -196,21 +196,21 @@ fn a_pod_that_never_becomes_ready_says_why_and_its_requests_end_at_their_deadlin
         assert_eq!(
             lost_requests(&requests).len(),
             requests.len(),
-            "{}: nothing was there to answer",
+            "{}: no pod could respond",
             case.service
         );
     }
 }
 
 #[test]
-fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_answer_for_the_other() {
+fn a_port_that_is_in_use_is_named_and_the_container_that_took_it_does_not_serve_for_the_other() {
     let node = RouseNode::start("inuse");
-    let late = hello_container(
+    let delayed_container = hello_container(
         ", name: web, ports: [{ containerPort: 8080 }], env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"2000\" }]",
     );
     // Without a port of its own, the second container listens on the sample's default port.
-    let both = format!("[{late}, {}]", hello_container(", name: side"));
-    assert!(node.apply(&manifest("twice", &both)).0);
+    let containers = format!("[{delayed_container}, {}]", hello_container(", name: side"));
+    assert!(node.apply(&manifest("twice", &containers)).0);
     let target = node.wait_ready("twice");
     let plan =
         LoadPlan { target, host: "twice".into(), path: "/".into(), clients: 1, keep_alive: false };

@@ -55,7 +55,7 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
             clock.set_offset(off);
             let response =
                 node.in_client_netns(|| get(sleeps, "hello.default.svc.cluster.local", "/"));
-            let woken = response.expect("an answer");
+            let woken = response.expect("a response");
             assert_eq!(woken.status, 200, "{name}: {woken:?}");
             wait_for("a log by this clock", || log_shows_offset(&node.log(), off).then_some(()));
             new_service(&node, name);
@@ -87,22 +87,22 @@ fn components_that_restart_after_the_clock_was_set_lose_no_request() {
             (HOUR_S, "agent"),
             (0, "activator"),
         ];
-        for (off, component) in starts {
-            node.set_clock(off);
+        for (offset_s, component) in starts {
+            node.set_clock(offset_s);
             let responses = kill_and_start(&node, component, results, (steady, sleeper));
-            let message = format!("{component} at {off}: {responses:?}");
-            let answered =
+            let message = format!("{component} at {offset_s}: {responses:?}");
+            let is_success =
                 responses.map(|response| response.is_ok_and(|response| response.status == 200));
             // Requests at the activator are lost when it is killed, at any time of day.
-            assert_eq!(answered, [component != "activator"; 2], "{message}");
+            assert_eq!(is_success, [component != "activator"; 2], "{message}");
             multi_process_node::wait_for("a log by this clock", || {
-                log_shows_offset(&node.component_log(component), off).then_some(())
+                log_shows_offset(&node.component_log(component), offset_s).then_some(())
             });
             // The next component finds the service asleep, so that its request wakes the service.
             wait_asleep(&node);
         }
         let response = in_client_netns(&node, || multi_process_node::get_once(sleeper, "/again"))
-            .expect("an answer");
+            .expect("a response");
         assert_eq!(response.status, 200, "{response:?}");
     });
     assert_eq!(results.failures(), [] as [String; 0]);

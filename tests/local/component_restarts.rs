@@ -33,9 +33,9 @@ fn steady_manifest() -> String {
 
 /// Manifest of a sleeping service whose pod listens so late that a test can act while requests wait.
 fn sleeper_manifest() -> String {
-    let late =
+    let delayed_container =
         "        - env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"1500\" }]\n          image:";
-    HELLO.replace("name: hello", "name: sleeper").replace("        - image:", late)
+    HELLO.replace("name: hello", "name: sleeper").replace("        - image:", delayed_container)
 }
 
 /// Results of the load.
@@ -102,10 +102,10 @@ fn spawn_request<'scope>(
     path: &'static str,
 ) -> ScopedJoinHandle<'scope, io::Result<HelloResponse>> {
     // The namespace is entered before the test kills a component.
-    let (say, receiver) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let thread = scope.spawn(move || {
         namespace.enter_client_netns();
-        say.send(()).expect("somebody listens");
+        sender.send(()).expect("the test waits");
         get_once(address, path)
     });
     receiver.recv().expect("a client");
@@ -192,7 +192,7 @@ pub(super) fn kill_and_start(
     (steady, sleeper): (SocketAddr, SocketAddr),
 ) -> [io::Result<HelloResponse>; 2] {
     thread::scope(|scope| {
-        let long = spawn_request(scope, node, steady, "/?sleep=3000");
+        let long_request = spawn_request(scope, node, steady, "/?sleep=3000");
         let before = spawn_request(scope, node, sleeper, "/before");
         wait_for_waiting_requests(node, 1.0);
         node.kill(component);
@@ -200,14 +200,14 @@ pub(super) fn kill_and_start(
         wait_progress(results, REQUESTS_WHILE_DEAD);
         node.start(&[component]);
         let responses = [join_request(before), join_request(during)];
-        results.record("long", &join_request(long));
+        results.record("long", &join_request(long_request));
         responses
     })
 }
 
 /// Number of requests that the application at `address` has counted, including this query, and the name of its pod.
 fn application_count(node: &MultiProcessNode, address: SocketAddr) -> (u64, String) {
-    let response = in_client_netns(node, || get_once(address, "/counts")).expect("an answer");
+    let response = in_client_netns(node, || get_once(address, "/counts")).expect("a response");
     let text = response.body.split("\"started\":").nth(1).unwrap_or_default();
     let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
     (digits.parse().expect("a count"), response.pod)
@@ -222,25 +222,25 @@ fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_
         for component in COMPONENTS {
             let responses = kill_and_start(&node, component, results, (steady, sleeper));
             let message = format!("{component} killed: {responses:?}");
-            let answered =
+            let is_success =
                 responses.map(|response| response.is_ok_and(|response| response.status == 200));
             // Requests at the activator are lost when it is killed; later ones are refused until it is back, and may
             // be sent again.
-            assert_eq!(answered, [component != "activator"; 2], "{message}");
+            assert_eq!(is_success, [component != "activator"; 2], "{message}");
             println!("{message}");
             // The next component finds the service asleep, so that its request wakes the service.
             wait_asleep(&node);
         }
-        let response = in_client_netns(&node, || get_once(sleeper, "/again")).expect("an answer");
+        let response = in_client_netns(&node, || get_once(sleeper, "/again")).expect("a response");
         assert_eq!(response.status, 200, "{response:?}");
         wait_asleep(&node);
     });
     assert_eq!(results.failures(), [] as [String; 0]);
 
-    let (ended, is_same) = application_count(&node, steady);
-    assert_eq!(is_same, pod, "the pod outlives every part");
+    let (count_at_end, pod_at_end) = application_count(&node, steady);
+    assert_eq!(pod_at_end, pod, "the pod outlives every component");
     let answered = results.answered.load(Ordering::Relaxed);
-    assert_eq!(ended - count_at_start, answered + 1, "the application's own count");
+    assert_eq!(count_at_end - count_at_start, answered + 1, "the application's own count");
     let maps =
         KernelMaps::open(&node.layout.bpf().join(format!("v{}", abi::ABI_VERSION))).expect("maps");
     let slots: Vec<u32> = maps.pods().expect("pods").values().map(|pod| pod.slot).collect();
@@ -263,7 +263,7 @@ fn a_killed_node_is_taken_down_without_a_trace_and_comes_up_again() {
         }
         let address = node.cluster_ip("steady");
         node.join_client_cgroup();
-        wait_for("a direct answer", || {
+        wait_for("a direct response", || {
             in_client_netns(&node, || get_once(address, "/").ok())?.direct.then_some(())
         });
         under_load(&node, address, |results| {
@@ -284,7 +284,7 @@ fn a_node_that_lost_any_component_is_taken_down_without_a_trace() {
         node.apply(&steady_manifest());
         let address = node.cluster_ip("steady");
         node.join_client_cgroup();
-        wait_for("a direct answer", || {
+        wait_for("a direct response", || {
             in_client_netns(&node, || get_once(address, "/").ok())?.direct.then_some(())
         });
         node.kill(component);

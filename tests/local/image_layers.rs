@@ -30,7 +30,7 @@ impl ImageFolder {
     }
 }
 
-/// Lower layer, with one file for each fate in the upper layer.
+/// Lower layer, with one file for each way in which the upper layer changes it.
 fn lower_layer() -> Vec<u8> {
     layer(&[
         LayerEntry::File("stays", b"stays;"),

@@ -22,7 +22,7 @@ const MALFORMED: [&[u8]; 9] = [
     b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\nbody!",
     b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nbody\r\n0\r\n\r\n",
 ];
-/// Size at which every reader must have given up on a request head.
+/// Size of a request head that every server must refuse.
 const MAX_HEAD_BYTES: usize = 8 << 20;
 
 fn connect(address: SocketAddr) -> TcpStream {
@@ -34,7 +34,7 @@ fn connect(address: SocketAddr) -> TcpStream {
 /// Reads until the server closes the connection.
 fn read_to_end(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // A reset is as good an end as a close here.
+    // A reset is an end as well as a close.
     let _ = stream.read_to_end(&mut bytes);
     bytes
 }
@@ -45,8 +45,8 @@ fn send_malformed(address: SocketAddr) {
         let _ = stream.write_all(bytes);
         let _ = stream.shutdown(Shutdown::Write);
         let response = read_to_end(stream);
-        let ok = response.starts_with(b"HTTP/1.1 200");
-        assert!(!ok, "{:?} was taken for a request", String::from_utf8_lossy(bytes));
+        let is_accepted = response.starts_with(b"HTTP/1.1 200");
+        assert!(!is_accepted, "{:?} was taken for a request", String::from_utf8_lossy(bytes));
     }
 }
 
@@ -59,7 +59,7 @@ fn send_endless_head(address: SocketAddr) {
     while sent < MAX_HEAD_BYTES && stream.write_all(&line).is_ok() {
         sent += line.len();
     }
-    assert!(sent < MAX_HEAD_BYTES, "a head of {MAX_HEAD_BYTES} bytes was swallowed whole");
+    assert!(sent < MAX_HEAD_BYTES, "a head of {MAX_HEAD_BYTES} bytes was accepted");
 }
 
 /// Sends a valid request, one byte at a time.
@@ -68,14 +68,14 @@ fn send_slowly(address: SocketAddr) {
     for byte in
         b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\nslow"
     {
-        stream.write_all(&[*byte]).expect("patience");
+        stream.write_all(&[*byte]).expect("the server reads");
         sleep(Duration::from_millis(10));
     }
     let response = read_to_end(stream);
     assert!(response.ends_with(b"slow"), "{}", String::from_utf8_lossy(&response));
 }
 
-/// Closes its sending direction: before, within and after a request.
+/// Closes the sending direction of connections: before, within and after a request.
 fn send_half_closed(address: SocketAddr) {
     for bytes in [
         b"".as_slice(),
@@ -85,7 +85,7 @@ fn send_half_closed(address: SocketAddr) {
         b"GET /?sleep=200 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     ] {
         let mut stream = connect(address);
-        stream.write_all(bytes).expect("room in the buffer");
+        stream.write_all(bytes).expect("a write");
         stream.shutdown(Shutdown::Write).expect("a socket");
         read_to_end(stream);
     }
@@ -99,7 +99,7 @@ fn disconnect_midway(address: SocketAddr) {
         b"GET /?bytes=10000000 HTTP/1.1\r\nHost: x\r\n\r\n",
     ] {
         let mut stream = connect(address);
-        stream.write_all(bytes).expect("room in the buffer");
+        stream.write_all(bytes).expect("a write");
         if bytes.starts_with(b"GET /?bytes") {
             // Closing a socket with unread bytes resets the connection.
             let _ = stream.read(&mut [0; 10]);
@@ -110,13 +110,13 @@ fn disconnect_midway(address: SocketAddr) {
 /// Runs all of these clients at once against one service, three times, beside silent connections.
 fn run_bad_clients(node: &RouseNode, address: SocketAddr, running: &RunningLoad<'_>) {
     let silent: Vec<TcpStream> = node.in_client_netns(|| {
-        let silent = (0..20).map(|_| connect(address));
-        let streams = (0..20).map(|_| {
+        let without_request = (0..20).map(|_| connect(address));
+        let with_partial_request = (0..20).map(|_| {
             let mut stream = connect(address);
-            stream.write_all(b"GET / HTTP/1.1\r\nHo").expect("room in the buffer");
+            stream.write_all(b"GET / HTTP/1.1\r\nHo").expect("a write");
             stream
         });
-        silent.chain(streams).collect()
+        without_request.chain(with_partial_request).collect()
     });
     let kinds =
         [send_malformed, send_endless_head, send_slowly, send_half_closed, disconnect_midway];
@@ -127,10 +127,12 @@ fn run_bad_clients(node: &RouseNode, address: SocketAddr, running: &RunningLoad<
                 (0..3).for_each(|_| kind(address));
             })
         });
-        bad_clients.into_iter().for_each(|one| one.join().expect("a client that gets its way"));
+        bad_clients.into_iter().for_each(|one| one.join().expect("no panic"));
     });
-    let before = running.count();
-    wait_for("the others to go on", || (running.count() >= before + 50).then_some(()));
+    let count_before = running.count();
+    wait_for("responses to the other clients", || {
+        (running.count() >= count_before + 50).then_some(())
+    });
     drop(silent);
 }
 
@@ -142,7 +144,7 @@ fn check_bad_clients(test: &str, path: &str) {
     let manifest = manifest.replace(window, &format!("{window}\n        rouse.dev/path: {path}"));
     assert!(node.apply(&manifest).0);
     let target = node.wait_ready("hello");
-    let response = node.in_client_netns(|| get(target, "hello", "/")).expect("an answer");
+    let response = node.in_client_netns(|| get(target, "hello", "/")).expect("a response");
     assert_eq!(response.status, 200, "{response:?}");
     let plan = |keep_alive| LoadPlan {
         target,
@@ -171,7 +173,7 @@ fn check_bad_clients(test: &str, path: &str) {
     wait_for("nothing in flight", || in_flight().filter(|count| *count == 0.0));
     // A request that was counted and never ended would keep the service awake indefinitely.
     node.wait_asleep("hello");
-    assert_eq!(node.in_client_netns(|| get(target, "hello", "/")).expect("an answer").status, 200);
+    assert_eq!(node.in_client_netns(|| get(target, "hello", "/")).expect("a response").status, 200);
 }
 
 #[test]

@@ -18,12 +18,12 @@ fn get_greeting(node: &TestNode, ip: IpAddr, port: u16) -> String {
         for _ in 0..500 {
             if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
                 let mut text = String::new();
-                stream.read_to_string(&mut text).expect("an answer");
+                stream.read_to_string(&mut text).expect("a response");
                 return text;
             }
             tests::wait::sleep(Duration::from_millis(10));
         }
-        panic!("{address} never answered")
+        panic!("{address} never responded")
     })
 }
 
@@ -133,7 +133,7 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     );
     node.order([pod_order("a", &["sick", "polite", "listen=80"], extra), well]);
     let failed = |state: &ContainerRunState| matches!(state, ContainerRunState::Waiting { message, .. } if message.contains("liveness probe failed: no answer"));
-    node.wait_pod("a restart for want of answers", "a", |pod| {
+    node.wait_pod("a restart because of a failed probe", "a", |pod| {
         pod.containers.iter().any(|container| failed(&container.state))
     });
     node.wait_pod("another start", "a", |pod| {
@@ -167,7 +167,7 @@ fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
     let order = LocalPodSpec { kubelet_probes: true, ..pod_order("a", &app_args, extra) };
     node.order([order]);
     let status = node.wait_pod("a running pod", "a", is_running);
-    assert!(!status.ready, "nothing was asked yet");
+    assert!(!status.ready, "no probe has run yet");
     let status = node.wait_pod("a ready pod", "a", |pod| pod.ready);
     assert_eq!(status.containers[0].restarts, 0);
     assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
@@ -189,10 +189,10 @@ fn runc_executes_probes() {
 #[test]
 fn a_container_whose_command_fails_or_never_ends_is_started_again_and_says_why() {
     let mut node = TestNode::new("exec-fails");
-    let alive = |probe| json!({ "container": { "livenessProbe": probe } });
-    let fails = pod_order("a", &["polite", "wait"], alive(exec_probe(&["need=/no/such"])));
-    let never_ends = pod_order("b", &["polite", "wait"], alive(exec_probe(&["wait"])));
-    let not_there = alive(
+    let with_liveness = |probe| json!({ "container": { "livenessProbe": probe } });
+    let fails = pod_order("a", &["polite", "wait"], with_liveness(exec_probe(&["need=/no/such"])));
+    let never_ends = pod_order("b", &["polite", "wait"], with_liveness(exec_probe(&["wait"])));
+    let not_there = with_liveness(
         json!({ "exec": { "command": ["/none"] }, "periodSeconds": 1, "failureThreshold": 1 }),
     );
     let not_there = pod_order("c", &["polite", "wait"], not_there);
@@ -335,7 +335,7 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
     let name = common::wire::NamespacedName::new("default", "hello");
     let addresses = vec!["10.96.0.77".parse().expect("an address")];
     node.orders.send_modify(|orders| drop(orders.dns_names.insert(name, addresses)));
-    let answer = node.in_client_netns(|| {
+    let reply = node.in_client_netns(|| {
         let socket = std::net::UdpSocket::bind("10.244.0.2:0").expect("the client's address");
         socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
         let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
@@ -344,19 +344,19 @@ fn names_are_resolved_for_clients_and_a_cluster_ip_without_pods_is_refused() {
             question.extend(label.as_bytes());
         }
         question.extend([0, 0, 1, 0, 1]);
-        let mut answer = [0; 512];
+        let mut reply = [0; 512];
         for _ in 0..100 {
             let _ = socket.send_to(&question, "10.96.0.10:53");
-            if let Ok(length) = socket.recv(&mut answer) {
-                return answer[..length].to_vec();
+            if let Ok(length) = socket.recv(&mut reply) {
+                return reply[..length].to_vec();
             }
         }
-        panic!("no answer")
+        panic!("no reply")
     });
-    assert_eq!(answer[answer.len() - 4..], [10, 96, 0, 77]);
+    assert_eq!(reply[reply.len() - 4..], [10, 96, 0, 77]);
     let refused = node.in_client_netns(|| {
         let address = "10.96.0.78:80".parse().expect("an address");
-        TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect_err("nobody serves it")
+        TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect_err("no pod serves it")
     });
     assert_eq!(refused.kind(), std::io::ErrorKind::HostUnreachable);
 }
@@ -410,12 +410,12 @@ fn serve_until_killed() {
     let Ok(name) = std::env::var("ROUSE_TEST_NODE") else { return };
     let layout = NodeLayout::new(&name).expect("a short name");
     let mut node = TestNode::attach(layout.clone(), None, Vec::new());
-    NodeManager::register_component(&layout, "up").expect("nobody else");
+    NodeManager::register_component(&layout, "up").expect("the only process of the node");
     node.order([pod_order("a", &["listen=80"], json!({}))]);
     node.wait("being killed", |_| false);
 }
 
-/// Runs the node in a process of its own until its pod answers, then kills that process.
+/// Runs the node in a process of its own until its pod responds, then kills that process.
 fn run_and_kill(layout: &NodeLayout) {
     let mut command = std::process::Command::new(std::env::current_exe().expect("a path"));
     command.args(["--exact", "pods::serve_until_killed", "--ignored", "--nocapture"]);

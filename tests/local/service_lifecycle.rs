@@ -46,7 +46,7 @@ fn send_waking_request(
     address: SocketAddr,
     host: &str,
 ) -> tests::http_client::ClientResponse {
-    node.in_client_netns(|| get(address, host, "/")).expect("an answer")
+    node.in_client_netns(|| get(address, host, "/")).expect("a response")
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request() {
     );
     let pods: std::collections::BTreeSet<&str> =
         requests.iter().map(|request| request.pod.as_str()).collect();
-    assert!(pods.len() >= 3, "answers came from {pods:?}");
+    assert!(pods.len() >= 3, "responses came from {pods:?}");
 
     node.wait_asleep("hello");
     let second = send_waking_request(&node, address, "hello.default.svc.cluster.local");
@@ -184,27 +184,27 @@ fn the_address_alone_wakes_whatever_the_host_header_says() {
     let response = send_waking_request(&node, foreign, "other.default.svc.cluster.local");
     assert_eq!(response.status, 200, "{response:?}");
     assert!(response.header("x-pod").starts_with("foreign-00001-"), "{response:?}");
-    assert_eq!(node.pods("other").len(), 0, "a Host header names nobody inside the node");
+    assert_eq!(node.pods("other").len(), 0, "a Host header wakes no service inside the node");
 }
 
 #[test]
-fn the_gateway_leads_by_host_and_knows_who_is_unknown() {
+fn the_gateway_routes_by_host_and_refuses_unknown_hosts() {
     let node = RouseNode::start("gateway");
     assert!(node.apply(HELLO).0);
     node.wait_ready("hello");
     let mut client = PlainHttpClient::connect(node.gateway).expect("a gateway");
     let port = node.gateway.port();
     for host in ["hello.default.localhost".to_owned(), format!("hello.default.localhost:{port}")] {
-        let response = client.get(&host, "/").expect("an answer");
+        let response = client.get(&host, "/").expect("a response");
         assert_eq!(response.status, 200, "{response:?}");
         assert!(response.header("x-pod").starts_with("hello-00001-"), "{response:?}");
     }
     for host in ["nobody.default.localhost", "hello.default.example.org", "10.96.0.10"] {
-        let response = client.get(host, "/").expect("an answer");
+        let response = client.get(host, "/").expect("a response");
         assert_eq!(response.status, 404, "{host}: {response:?}");
     }
     // The gateway keeps its client connections, also after a request to an unknown host.
-    assert_eq!(client.get("hello.default.localhost", "/").expect("an answer").status, 200);
+    assert_eq!(client.get("hello.default.localhost", "/").expect("a response").status, 200);
 }
 
 #[test]

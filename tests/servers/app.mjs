@@ -17,7 +17,7 @@ function begin() {
   return () => appendFileSync(book, "-\n");
 }
 
-async function answer(request, response) {
+async function respond(request, response) {
   // Emitted once, whether the response was sent or the client has gone.
   response.once("close", begin());
   switch (request.url) {
@@ -51,7 +51,7 @@ async function answer(request, response) {
   }
 }
 
-/** Says each text again until the client has closed. */
+/** Echoes each text until the client has closed. */
 function echoWebSockets(server) {
   // Debian keeps its packages of Node where only its own Node looks.
   const { WebSocketServer } = createRequire("/usr/share/nodejs/")("./ws");
@@ -63,7 +63,7 @@ function echoWebSockets(server) {
   });
 }
 
-/** Says each byte again on a WebSocket over HTTP/2 (RFC 8441), or breaks off when told to. */
+/** Echoes each byte on a WebSocket over HTTP/2 (RFC 8441), or resets the stream on request. */
 function tunnel(_, { stream }) {
   // Emitted once, however it ends.
   stream.once("close", begin());
@@ -81,11 +81,11 @@ function tunnel(_, { stream }) {
 const gone = (error) => console.error(error.message);
 if (process.argv[2] === "h2") {
   const settings = { enableConnectProtocol: true };
-  createHttp2Server({ settings }, (request, response) => answer(request, response).catch(gone))
+  createHttp2Server({ settings }, (request, response) => respond(request, response).catch(gone))
     .on("connect", tunnel)
     .listen(PORT);
 } else {
-  const server = createServer((request, response) => answer(request, response).catch(gone));
+  const server = createServer((request, response) => respond(request, response).catch(gone));
   echoWebSockets(server);
   server.listen(PORT);
 }

@@ -103,7 +103,7 @@ async def http(scope, receive, send):
 
 
 async def websocket(_scope, receive, send):
-    """Says each text again until the client has closed."""
+    """Echoes each text until the client has closed."""
     await receive()
     await send({"type": "websocket.accept"})
     while (message := await receive())["type"] == "websocket.receive":
@@ -116,7 +116,7 @@ def serve_grpc():
 
     import grpc
 
-    def answer(text, context):
+    def reply(text, context):
         if text[2:] == b"wait":
             wait()
         if text[2:] == b"fail":
@@ -125,24 +125,24 @@ def serve_grpc():
 
     def unary(text, context):
         with Begun():
-            return answer(text, context)
+            return reply(text, context)
 
     def server_stream(text, context):
         with Begun():
             for _ in range(3):
-                yield answer(text, context)
+                yield reply(text, context)
 
     def client_stream(texts, context):
         with Begun():
             last = b""
             for text in texts:
-                last = answer(text, context)
+                last = reply(text, context)
             return last
 
     def bidi(texts, context):
         with Begun():
             for text in texts:
-                yield answer(text, context)
+                yield reply(text, context)
 
     methods = {
         "Unary": grpc.unary_unary_rpc_method_handler(unary),
@@ -158,7 +158,7 @@ def serve_grpc():
 
 
 async def hold_websockets(url, count):
-    """Opens so many WebSockets, has a message echoed on each, says so, and closes them when its input ends."""
+    """Opens WebSockets, exchanges a message on each, reports that, and closes them at the end of its input."""
     import websockets
 
     sockets = [await websockets.connect(url) for _ in range(count)]

@@ -1,8 +1,8 @@
 // A client of WebSockets over HTTP/2 (RFC 8441): `tunnels.mjs URL COUNT end|reset|refused|cut PATH...`.
 //
-// Opens so many on one connection, has texts said again on each, and asks for the paths meanwhile. When its input has
-// ended and the paths are answered, it ends them in order, resets their streams, has the server reset them, or cuts the
-// connection.
+// Opens COUNT WebSockets on one connection, exchanges texts on each, and requests the paths meanwhile. At the end of
+// its input, after all responses, it closes the WebSockets, resets their streams, lets the server reset them, or cuts
+// the connection.
 
 import { connect } from "node:http2";
 import { once } from "node:events";
@@ -10,7 +10,7 @@ import { once } from "node:events";
 const [url, count, how, ...paths] = process.argv.slice(2);
 const session = connect(url);
 await once(session, "remoteSettings");
-if (!session.remoteSettings.enableConnectProtocol) throw new Error("the server knows no RFC 8441");
+if (!session.remoteSettings.enableConnectProtocol) throw new Error("the server does not support RFC 8441");
 
 /** A message as a client sends it (RFC 6455 §5.2), masked with zeros. */
 function frame(opcode, text) {
@@ -41,7 +41,7 @@ async function open() {
   // Ends of every kind are what is tried.
   stream.on("error", () => {});
   const [headers] = await once(stream, "response");
-  if (headers[":status"] !== 200) throw new Error(`the server answered ${headers[":status"]}`);
+  if (headers[":status"] !== 200) throw new Error(`the response has status ${headers[":status"]}`);
   for (const length of [1, 200, 20_000]) await echo(stream, "x".repeat(length));
   return stream;
 }

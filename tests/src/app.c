@@ -1,4 +1,4 @@
-/* What test containers run: one file, no libraries, each argument one thing to do. */
+/* Program of the test containers: one file, no libraries. Each argument is one step. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -22,8 +22,8 @@ static void show(const char *path) {
     while (file >= 0 && (length = read(file, text, sizeof text)) > 0) write(1, text, length);
 }
 
-/* A listener on all addresses: of both families, or of IPv6 alone. */
-static int listening(const char *port, int six_only) {
+/* Opens a listener on all addresses: of both families, or of IPv6 alone. */
+static int open_listener(const char *port, int six_only) {
     struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_port = htons(atoi(port))};
     int server = socket(AF_INET6, SOCK_STREAM, 0);
     setsockopt(server, IPPROTO_IPV6, IPV6_V6ONLY, &six_only, sizeof six_only);
@@ -40,7 +40,7 @@ static void close_tunnel(int signal) {
     _exit(0);
 }
 
-/* SIGTERM comes to the first process alone, and the others end with it. */
+/* Passes SIGTERM on to the other processes, because only the first process gets it. */
 static void close_tunnels(int number) {
     signal(number, SIG_IGN);
     kill(0, number);
@@ -48,7 +48,7 @@ static void close_tunnels(int number) {
     _exit(0);
 }
 
-/* Answers a request with 101 and says its peer, then echoes every byte until the peer ends. */
+/* Responds to a request with 101 and the peer's address, then echoes every byte until the peer ends. */
 static void echo_tunnel(void) {
     char bytes[4096], peer[INET6_ADDRSTRLEN];
     struct sockaddr_in6 from;
@@ -89,7 +89,7 @@ int main(int count, char **words) {
             char line[1024];
             memset(line, 'x', sizeof line);
             line[sizeof line - 1] = '\n';
-            /* A full disk stops nobody. */
+            /* A full disk does not end the program. */
             for (int left = atoi(word + 5) << 10; left > 0; left--) write(1, line, sizeof line);
         } else if (!strncmp(word, "touch=", 6)) {
             int file = open(word + 6, O_CREAT | O_WRONLY, 0644);
@@ -99,7 +99,7 @@ int main(int count, char **words) {
             memset(malloc(bytes), 1, bytes);
             puts("eaten");
         } else if (!strncmp(word, "tunnel=", 7)) {
-            int server = listening(word + 7, 0);
+            int server = open_listener(word + 7, 0);
             signal(SIGTERM, close_tunnels);
             signal(SIGCHLD, SIG_IGN);
             while ((tunnel = accept(server, 0, 0)) >= 0) {
@@ -107,14 +107,14 @@ int main(int count, char **words) {
                 close(tunnel);
             }
         } else if (!strncmp(word, "listen=", 7) || !strncmp(word, "listen6=", 8)) {
-            int server = listening(strchr(word, '=') + 1, word[6] == '6');
+            int server = open_listener(strchr(word, '=') + 1, word[6] == '6');
             for (;;) {
                 char head[512];
                 int client = accept(server, 0, 0);
                 if (!strcmp(words[1], "sick")) {
-                    /* Answers well a few times, then never again. */
-                    static int asked;
-                    if (asked++ >= 3) for (;;) pause();
+                    /* Responds to three requests, then never again. */
+                    static int requests;
+                    if (requests++ >= 3) for (;;) pause();
                     read(client, head, sizeof head);
                     write(client, "HTTP/1.1 204 Well\r\n\r\n", 21);
                     close(client);

@@ -240,7 +240,7 @@ impl FloodState {
     fn check_response(&self, response: &ClientResponse, body: &str) -> Result<(), String> {
         match response.status {
             200 if response.body == body => Ok(()),
-            200 => Err(format!("another's answer: {}", response.body)),
+            200 => Err(format!("response to another request: {}", response.body)),
             status => Err(format!("{status}: {}", response.body)),
         }
     }
@@ -326,7 +326,7 @@ impl FloodProcess {
         Self { child, output_lines, answered, lost, last_loss, base }
     }
 
-    /// Number of requests that were answered so far.
+    /// Number of requests that got a response so far.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }

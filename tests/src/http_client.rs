@@ -72,7 +72,7 @@ impl PlainHttpClient {
 
     /// Reads one response from the connection.
     pub fn read_response(&mut self) -> io::Result<ClientResponse> {
-        let invalid_data = || io::Error::new(io::ErrorKind::InvalidData, "not an HTTP/1.1 answer");
+        let invalid_data = || io::Error::new(io::ErrorKind::InvalidData, "no HTTP/1.1 response");
         let head = loop {
             let head_end = self.buffered.windows(4).position(|window| window == b"\r\n\r\n");
             match head_end {

@@ -177,7 +177,7 @@ impl RouseCluster {
 
     /// Applies one or more services in `namespace` and waits until each of them is Ready.
     pub fn apply_until_ready(&self, namespace: &str, yaml: &str) {
-        self.apply(namespace, yaml).expect("admission takes it");
+        self.apply(namespace, yaml).expect("admission accepts it");
         let list = self.cluster.get(&["ksvc", "--namespace", namespace]);
         for service in list["items"].as_array().into_iter().flatten() {
             let name = service["metadata"]["name"].as_str().unwrap_or_default();
@@ -481,11 +481,11 @@ impl CurlResponse {
         header_line.map(|(_, value)| value.trim()).unwrap_or_default()
     }
 
-    /// Name of the pod that answered; panics if none did.
+    /// Name of the pod that responded; panics if none did.
     pub fn pod(&self) -> &str {
         assert_eq!(self.status, 200, "{self}");
         let pod = self.header("x-pod");
-        assert!(!pod.is_empty(), "no pod says that it answered: {self}");
+        assert!(!pod.is_empty(), "no pod name in the response: {self}");
         pod
     }
 }

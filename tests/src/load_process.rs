@@ -47,7 +47,7 @@ pub struct LoadRequest {
     pub took_us: u64,
     /// HTTP status; 0 without a response.
     pub status: u16,
-    /// Name of the pod that answered.
+    /// Name of the pod that responded.
     pub pod: String,
     /// True if the request took the direct path.
     pub direct: bool,
@@ -69,13 +69,13 @@ impl LoadRequest {
         }
     }
 
-    /// Returns true if the application answered with success.
+    /// Returns true if the application responded with success.
     pub fn is_answered(&self) -> bool {
         (200..300).contains(&self.status) && self.error.is_empty()
     }
 }
 
-/// Asserts that every request was answered; `min_answered` guards against load that was never sent.
+/// Asserts that no request was lost, and that at least `min_answered` requests were sent.
 pub fn assert_none_lost(requests: &[LoadRequest], min_answered: usize) {
     assert!(requests.len() >= min_answered, "only {} requests were sent", requests.len());
     let lost: Vec<&LoadRequest> = requests.iter().filter(|it| !it.is_answered()).collect();

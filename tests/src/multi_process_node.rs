@@ -269,7 +269,7 @@ pub fn find_remains(
 pub struct HelloResponse {
     /// Status code of the response.
     pub status: u16,
-    /// Name of the pod that answered.
+    /// Name of the pod that responded.
     pub pod: String,
     /// True if the pod saw this client as its peer, and not the activator.
     pub direct: bool,

@@ -74,9 +74,9 @@ pub struct SentRequest {
     pub on_new_connection: bool,
     /// True if the pod saw this client as its peer, and not the activator.
     pub direct: bool,
-    /// Name of the pod that answered.
+    /// Name of the pod that responded.
     pub pod: String,
-    /// Reason that the request was lost; `None` if the application answered 200.
+    /// Reason that the request was lost; `None` if the application responded with 200.
     pub lost: Option<String>,
 }
 

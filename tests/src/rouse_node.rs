@@ -212,17 +212,17 @@ impl RouseNode {
                     "/metrics",
                 )
             };
-            scope.spawn(fetch).join().expect("metrics").expect("an answer").body
+            scope.spawn(fetch).join().expect("metrics").expect("a response").body
         })
     }
 
     /// Ends the node as a user does. Returns true if `up` ended with success.
     fn stop(&mut self) -> bool {
         // `down` kills all processes in the clients' cgroup, so this process leaves it first.
-        let left = fs::write(self.home.join("cgroup.procs"), "0");
+        let has_left = fs::write(self.home.join("cgroup.procs"), "0");
         let result = self.try_run(&["down", "--purge"]);
         let status = self.process.wait();
-        left.is_ok() && result.status.success() && status.is_ok_and(|status| status.success())
+        has_left.is_ok() && result.status.success() && status.is_ok_and(|status| status.success())
     }
 }
 

@@ -189,7 +189,7 @@ impl TestCluster {
         });
         let socket = "/run/containerd/containerd.sock";
         let tasks = self.on_node(&node, &["ctr", "-a", socket, "-n", "k8s.io", "tasks", "ls"]);
-        let tasks = tasks.expect("containerd answers");
+        let tasks = tasks.expect("containerd runs");
         let line = tasks.lines().find(|line| line.starts_with(&id));
         let pid = line.and_then(|line| line.split_whitespace().nth(1)).expect("the pod runs");
         PathBuf::from(format!("/proc/{pid}/ns/net"))

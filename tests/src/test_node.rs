@@ -37,13 +37,13 @@ pub struct TestNode {
     _lock: Option<MutexGuard<'static, ()>>,
 }
 
-/// Lock for one node at a time: two would wait for each other's kernel locks. First it removes leftovers of killed
-/// runs.
+/// Takes the lock for one node at a time, because two nodes would wait for each other's kernel locks. The first call
+/// removes leftovers of killed runs.
 pub(crate) fn lock_node() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    static LEFT: Once = Once::new();
-    let lock = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    LEFT.call_once(crate::leftovers::remove_leftovers);
+    static NODE_LOCK: Mutex<()> = Mutex::new(());
+    static LEFTOVERS_REMOVED: Once = Once::new();
+    let lock = NODE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    LEFTOVERS_REMOVED.call_once(crate::leftovers::remove_leftovers);
     lock
 }
 
@@ -62,7 +62,7 @@ impl TestNode {
         let lock = lock_node();
         let layout =
             NodeLayout::new(&format!("{test}-{}", std::process::id())).expect("a short name");
-        NodeManager::purge(&layout).expect("nothing left of before");
+        NodeManager::purge(&layout).expect("no leftovers");
         let mut node = Self::attach(layout, runtime, credentials);
         node._lock = Some(lock);
         node
@@ -127,7 +127,7 @@ impl TestNode {
                 tokio::time::timeout(WAIT_TIMEOUT, self.status_rx.recv()).await
             });
             let Ok(Some(status)) = next else {
-                panic!("waited for: {description}; have {:#?}", self.statuses)
+                panic!("timeout: {description}; statuses: {:#?}", self.statuses)
             };
             self.statuses.insert(status.uid.clone(), status);
         }
@@ -233,8 +233,8 @@ impl Drop for TestImages {
 
 /// Returns the directory of the test images, with `dev.local/app:v1`, a static program.
 pub fn test_images() -> Arc<TestImages> {
-    static HELD: Mutex<Weak<TestImages>> = Mutex::new(Weak::new());
-    let mut weak_images = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    static SHARED_IMAGES: Mutex<Weak<TestImages>> = Mutex::new(Weak::new());
+    let mut weak_images = SHARED_IMAGES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(images) = weak_images.upgrade() {
         return images;
     }
@@ -329,14 +329,14 @@ pub fn write_layout(folder: &Path, tag: &str, layers: &[Vec<u8>]) {
         fs::write(blobs.join(&hash), bytes).expect("a blob");
         json!({ "mediaType": kind, "digest": format!("sha256:{hash}"), "size": bytes.len() })
     };
-    let of_layer = |bytes: &Vec<u8>| put(bytes, "application/vnd.oci.image.layer.v1.tar");
-    let layers: Vec<Value> = layers.iter().map(of_layer).collect();
-    let contents: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
+    let describe_layer = |bytes: &Vec<u8>| put(bytes, "application/vnd.oci.image.layer.v1.tar");
+    let layers: Vec<Value> = layers.iter().map(describe_layer).collect();
+    let digests: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let config = json!({
         "architecture": architecture, "os": "linux",
         "config": { "Entrypoint": ["/app"], "Env": ["FROM_IMAGE=yes"] },
-        "rootfs": { "type": "layers", "diff_ids": contents },
+        "rootfs": { "type": "layers", "diff_ids": digests },
     });
     let config = put(config.to_string().as_bytes(), "application/vnd.oci.image.config.v1+json");
     let manifest = json!({
@@ -398,9 +398,9 @@ pub fn wait_reaped(name: &str) {
 
 fn zombie_count(name: &str) -> usize {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
-    let of_node = |entry: &fs::DirEntry| {
+    let is_zombie_of_node = |entry: &fs::DirEntry| {
         let read = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
         read("status").contains("State:\tZ") && read("cgroup").contains(&format!("rouse-{name}"))
     };
-    entries.filter(of_node).count()
+    entries.filter(is_zombie_of_node).count()
 }

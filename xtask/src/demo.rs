@@ -44,7 +44,7 @@ pub(crate) struct DemoArgs {
     rouse: Option<PathBuf>,
 }
 
-/// Runs `cargo xtask demo`: builds, shows the story, and checks its figures.
+/// Runs `cargo xtask demo`: builds, runs the demonstration, and checks its figures.
 pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Node], args.yes)?;
@@ -92,7 +92,7 @@ fn check_gateway(gateway: SocketAddr) -> Result<()> {
     })
 }
 
-/// Prints the table, writes chart and figures, and fails if a promise was broken.
+/// Prints the table, and writes chart and figures. Fails if a goal was missed.
 fn report_results(run: &DemoRun, log: &str, json: Option<&Path>, folder: &Path) -> Result<()> {
     let figures = DemoFigures::from_run(run, log);
     println!("\n{figures}");
@@ -104,11 +104,11 @@ fn report_results(run: &DemoRun, log: &str, json: Option<&Path>, folder: &Path) 
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
         println!("figures: {}", file.display());
     }
-    // Chart and figures are written before the verdict: they explain a failure.
+    // Chart and figures are written before the check, because they explain a failure.
     let failures = figures.failures();
     if !failures.is_empty() {
-        bail!("the story went wrong: {}", failures.join("; "));
+        bail!("the demonstration failed: {}", failures.join("; "));
     }
-    println!("The story went as promised.");
+    println!("The demonstration reached all its goals.");
     Ok(())
 }

@@ -155,7 +155,7 @@ impl KernelRunner<'_> {
         let series = supported::parse_series(&fetched.release)
             .with_context(|| format!("Linux {} has no number", fetched.release))?;
         // The downloaded kernel decides, because the name `newest` has no fixed series.
-        let TestSelection { supported: run, unsupported: left_out } =
+        let TestSelection { supported: run, unsupported: skipped_tests } =
             supported::select_tests(&self.names, series);
         let job = self.job_script(&run)?;
         fs::create_dir_all(&self.folder)
@@ -181,7 +181,7 @@ impl KernelRunner<'_> {
             version: &fetched.version,
             results,
             requested_tests: run.len(),
-            left_out,
+            skipped_tests,
             console_tail: machine.console_tail()?,
             seconds: started.elapsed().as_secs(),
         };
@@ -235,14 +235,14 @@ fn report_outcomes(outcomes: &[KernelOutcome], json: Option<&Path>) -> Result<()
         let text = serde_json::to_string_pretty(outcomes)? + "\n";
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    for outcome in outcomes.iter().filter(|it| !it.wrong.is_empty()) {
+    for outcome in outcomes.iter().filter(|it| !it.errors.is_empty()) {
         // Below the tables, where the end of a long log is read first.
-        for failure in &outcome.tally.failures {
+        for failure in &outcome.test_counts.failures {
             println!("{}: {}\n", outcome.kernel, failure.join("\n  "));
         }
-        println!("{}: {}", outcome.kernel, outcome.wrong.join("\n"));
+        println!("{}: {}", outcome.kernel, outcome.errors.join("\n"));
     }
-    let failed: Vec<_> = outcomes.iter().filter(|it| !it.wrong.is_empty()).collect();
+    let failed: Vec<_> = outcomes.iter().filter(|it| !it.errors.is_empty()).collect();
     if !failed.is_empty() {
         let names: Vec<_> = failed.iter().map(|it| it.kernel).collect();
         bail!("not all is well on Linux {}", names.join(", "));

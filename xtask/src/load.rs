@@ -59,7 +59,7 @@ pub(crate) struct LoadRecord {
     pub(crate) status: u16,
     /// True if the request opened its connection.
     pub(crate) fresh: bool,
-    /// Name of the pod that answered, from its response header.
+    /// Name of the pod that responded, from its response header.
     pub(crate) pod: String,
     /// True if the pod saw this client's address as its peer, and not the activator's.
     pub(crate) direct: bool,
@@ -71,7 +71,7 @@ pub(crate) struct LoadRecord {
 }
 
 impl LoadRecord {
-    /// Returns true if the application answered with success.
+    /// Returns true if the application responded with success.
     pub(crate) fn is_answered(&self) -> bool {
         (200..300).contains(&self.status) && self.error.is_empty()
     }

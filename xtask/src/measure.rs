@@ -164,12 +164,12 @@ async fn read_first_bytes(addr: SocketAddr, host: &str) -> Result<()> {
     let mut head = [0; 12];
     stream.read_exact(&mut head).await?;
     if &head != b"HTTP/1.1 200" {
-        bail!("answered {}", String::from_utf8_lossy(&head));
+        bail!("the response was {}", String::from_utf8_lossy(&head));
     }
     Ok(())
 }
 
-/// Sends requests until one is answered, at most a few hundred a second.
+/// Sends requests until one gets a response, at most a few hundred a second.
 fn measure_first_response(addr: SocketAddr, timeout: Duration) -> Result<LoadRecord> {
     let (started, at_us) = (Instant::now(), unix_us());
     while started.elapsed() < timeout {
@@ -192,7 +192,7 @@ fn measure_first_response(addr: SocketAddr, timeout: Duration) -> Result<LoadRec
         }
         sh::sleep(Duration::from_millis(2));
     }
-    bail!("no answer from {addr} within {} s", timeout.as_secs())
+    bail!("no response from {addr} within {} s", timeout.as_secs())
 }
 
 /// Longest time for a connect to a pod of the same machine.
@@ -212,7 +212,7 @@ fn try_request(addr: SocketAddr, started: Instant) -> Result<(String, Duration)>
     let first_byte = started.elapsed();
     let head = String::from_utf8_lossy(&buffer[..read]).into_owned();
     if !head.starts_with("HTTP/1.1 200") {
-        bail!("answered {}", head.lines().next().unwrap_or_default());
+        bail!("the response was {}", head.lines().next().unwrap_or_default());
     }
     Ok((head, first_byte))
 }
@@ -273,10 +273,10 @@ fn is_complete(bytes: &[u8]) -> Result<bool> {
     };
     let head = std::str::from_utf8(&bytes[..head_end])?;
     if !head.starts_with("HTTP/1.1 200") {
-        bail!("answered {}", head.lines().next().unwrap_or_default());
+        bail!("the response was {}", head.lines().next().unwrap_or_default());
     }
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    let length: usize = length.context("an answer without content-length")?.parse()?;
+    let length: usize = length.context("a response without content-length")?.parse()?;
     Ok(bytes.len() >= head_end + 4 + length)
 }
 

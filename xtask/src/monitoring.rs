@@ -51,7 +51,7 @@ fn read_queries(dashboard: &Path) -> Result<Vec<DashboardQuery>> {
     let text = fs::read_to_string(dashboard).with_context(unreadable)?;
     let queries = panel_queries(&serde_json::from_str(&text).with_context(unreadable)?);
     if queries.is_empty() {
-        bail!("{} asks for nothing", dashboard.display());
+        bail!("{} has no queries", dashboard.display());
     }
     Ok(queries)
 }
@@ -82,7 +82,7 @@ fn check_expression(promtool: &Path, expression: &str) -> Result<()> {
         .context("cannot start promtool")?;
     // JSON is YAML. Dropping the pipe closes it, which ends promtool's input.
     let stdin = child.stdin.take().context("the child's input was piped")?;
-    serde_json::to_writer(stdin, &rule).context("cannot tell promtool")?;
+    serde_json::to_writer(stdin, &rule).context("cannot write to promtool")?;
     if !child.wait()?.success() {
         bail!("promtool refuses {expression:?}");
     }

@@ -101,21 +101,22 @@ impl TestTier {
 /// Result of one tier.
 #[derive(Clone, Debug, PartialEq)]
 enum TierOutcome {
-    /// The tests ran: libtest's counts, true if all passed, and what was left out with the reason.
-    Ran { counts: TestCounts, ok: bool, skipped: String },
-    /// The tests could not run; the reason.
+    /// The tests ran. `skipped_note` names skipped tests with reasons, each behind `; `.
+    Ran { counts: TestCounts, has_passed: bool, skipped_note: String },
+    /// The tests could not run, for this reason.
     CannotRun(String),
 }
 
 impl TierOutcome {
     /// Result before any test has run.
     fn empty() -> Self {
-        Self::Ran { counts: TestCounts::default(), ok: true, skipped: String::new() }
+        let counts = TestCounts::default();
+        Self::Ran { counts, has_passed: true, skipped_note: String::new() }
     }
 
     /// Returns true if the tier ran and every test passed.
     fn is_success(&self) -> bool {
-        matches!(self, Self::Ran { ok: true, .. })
+        matches!(self, Self::Ran { has_passed: true, .. })
     }
 
     /// Number of tests that ran.
@@ -130,19 +131,23 @@ impl TierOutcome {
     fn combine(self, next: Self) -> Self {
         match (self, next) {
             (
-                Self::Ran { counts: first, ok, skipped: left_out },
-                Self::Ran { counts: second, ok: next_ok, skipped: next_skipped },
+                Self::Ran { counts, has_passed, skipped_note },
+                Self::Ran {
+                    counts: next_counts,
+                    has_passed: next_has_passed,
+                    skipped_note: next_skipped_note,
+                },
             ) => Self::Ran {
-                counts: first.combine(second),
-                ok: ok && next_ok,
-                skipped: left_out + &next_skipped,
+                counts: counts.combine(next_counts),
+                has_passed: has_passed && next_has_passed,
+                skipped_note: skipped_note + &next_skipped_note,
             },
             (Self::CannotRun(reason), _) | (_, Self::CannotRun(reason)) => Self::CannotRun(reason),
         }
     }
 }
 
-/// Runs `cargo xtask test`: the tiers, partly side by side, and the table.
+/// Runs `cargo xtask test`: runs the tiers, some of them in parallel, and prints the table of results.
 pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     if let Some(file) = &args.build_only {
@@ -151,7 +156,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let requested = if args.tier.is_empty() { TestTier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of their requirements: a wrong formula shows before a cluster is built.
     let tiers: Vec<_> = TestTier::ALL.into_iter().filter(|tier| requested.contains(tier)).collect();
-    let lanes = lanes(&tiers);
+    let lanes = plan_lanes(&tiers);
     // With a single tier, the tier itself prepares what it needs.
     if !lanes.is_empty() {
         // Once, before the tiers: it may ask here, and package installations at the same time would block each other.
@@ -161,12 +166,12 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         }
     }
     let builder = create_builder(&tiers, args, workspace)?;
-    let ahead = should_prebuild_images(&tiers, args)
+    let prebuild = should_prebuild_images(&tiers, args)
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
     let started = lanes.iter().map(|lane| start_lane(lane, args, &builder));
-    let beside: Vec<TierLane> = started.collect::<Result<_>>()?;
-    if !beside.is_empty() {
+    let running_lanes: Vec<TierLane> = started.collect::<Result<_>>()?;
+    if !running_lanes.is_empty() {
         lower_priority()?;
     }
     let mut rows = Vec::new();
@@ -177,17 +182,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             .unwrap_or_else(|error| TierOutcome::CannotRun(format!("{error:#}")));
         rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
-    for lane in beside {
+    for lane in running_lanes {
         rows.extend(lane.finish()?);
     }
-    ahead.map(ImagePrebuild::finish).transpose()?;
+    prebuild.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
     print_results(&rows)
 }
 
-/// Tiers that run in processes of their own beside the others; within a lane, one after the other. Their tests wait
-/// more than they compute.
-fn lanes(tiers: &[TestTier]) -> Vec<Vec<TestTier>> {
+/// Returns the tiers that run in processes of their own beside the others, because their tests wait more than they
+/// compute. Tiers of one lane run one after the other.
+fn plan_lanes(tiers: &[TestTier]) -> Vec<Vec<TestTier>> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
@@ -206,8 +211,8 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts tiers in a process of their own. Their programs are built here before: processes of Cargo wait for each
-/// other, so that process would wait for all later builds as well.
+/// Starts tiers in a process of their own. This process builds their programs first: processes of Cargo wait for each
+/// other, so a build in the other process would wait for all later builds here.
 fn start_lane(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Result<TierLane> {
     let programs = lane.iter().flat_map(|tier| tier.test_programs());
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
@@ -215,13 +220,13 @@ fn start_lane(lane: &[TestTier], args: &TestArgs, builder: &TestBuilder) -> Resu
     TierLane::start(lane, args, &builder.workspace, &built)
 }
 
-/// Lowers the priority of this process and its children, so that the lanes, which take longest, never wait.
+/// Lowers the priority of this process and its children. The lanes take longest, so they must not wait.
 fn lower_priority() -> Result<()> {
     let pid = std::process::id().to_string();
     sh::capture(Command::new("renice").args(["-n", "5", "-p", &pid])).map(drop)
 }
 
-/// Builder of the test programs of all tiers.
+/// Creates the builder of the test programs of all tiers.
 fn create_builder(
     tiers: &[TestTier],
     args: &TestArgs,
@@ -242,7 +247,7 @@ fn create_builder(
 fn run_repeatedly(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let mut outcome = run_tier(tier, args, builder)?;
     for round in 2..=args.repeat.get() {
-        // A round without tests would only repeat, and a failure is what the user wants to see.
+        // A further round without tests has no purpose, and the user wants to see the first failure.
         if !outcome.is_success() || outcome.test_count() == 0 {
             break;
         }
@@ -269,8 +274,8 @@ fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
             // Built as the user: root's caches would have to be filled first.
             let servers = servers::build(workspace)?;
             servers::remove_results(workspace);
-            let vars = [("ROUSE_SERVERS", servers.as_os_str())];
-            let outcome = run_as_root("kernel", args, builder, &vars, &[], 1)?;
+            let variables = [("ROUSE_SERVERS", servers.as_os_str())];
+            let outcome = run_as_root("kernel", args, builder, &variables, &[], 1)?;
             servers::print_results(workspace);
             Ok(outcome)
         }
@@ -286,30 +291,30 @@ fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
     }
 }
 
-/// Builds one target of the package `tests` as the user, and runs it as root, with `at_once` tests in parallel.
+/// Builds one target of the package `tests` as the user, and runs it as root, with `parallelism` tests at a time.
 fn run_as_root(
     target: &str,
     args: &TestArgs,
     builder: &TestBuilder,
-    extra_vars: &[(&str, &OsStr)],
+    extra_variables: &[(&str, &OsStr)],
     libtest_args: &[&str],
-    at_once: u8,
+    parallelism: u8,
 ) -> Result<TierOutcome> {
     let (workspace, object) = (&builder.workspace, builder.object()?);
     let (executable, rouse) = (builder.build_target(target)?, builder.build_rouse()?);
     let images = workspace.target.join("images");
-    let mut vars = vec![
+    let mut variables = vec![
         ("ROUSE_BIN", rouse.as_os_str()),
         ("ROUSE_IMAGES", images.as_os_str()),
         (build_ebpf::OBJECT_VARIABLE, object.as_os_str()),
     ];
-    vars.extend(extra_vars);
-    let mut command = sh::root_command_with(&executable, &vars);
-    // Mostly one at a time: tests share the machine's processors, and some compare counts under load.
+    variables.extend(extra_variables);
+    let mut command = sh::root_command_with(&executable, &variables);
+    // Usually one test at a time: tests share the machine's processors, and some compare counts under load.
     command
         .args(&args.names)
         .args(libtest_args)
-        .arg(format!("--test-threads={at_once}"))
+        .arg(format!("--test-threads={parallelism}"))
         .current_dir(workspace.root.join("tests"));
     run_and_count(&mut command)
 }
@@ -353,18 +358,18 @@ fn build_only(tiers: &[TestTier], file: &Path, workspace: CargoWorkspace) -> Res
 /// Runs a test program, prints its output, and counts results.
 fn run_and_count(command: &mut Command) -> Result<TierOutcome> {
     // Parallel tests report in the order of their ends, so the time between two lines is not the time of a test.
-    let in_turn = command.get_args().any(|it| it == "--test-threads=1");
+    let is_sequential = command.get_args().any(|it| it == "--test-threads=1");
     let mut counts = TestCounts::default();
-    let mut last = Instant::now();
-    let ok = sh::run_with_lines(command, |line| {
+    let mut last_line_at = Instant::now();
+    let has_passed = sh::run_with_lines(command, |line| {
         println!("{line}");
         counts.parse_line(line);
-        if in_turn {
-            counts.record_seconds(line, last.elapsed().as_secs_f64());
-            last = Instant::now();
+        if is_sequential {
+            counts.record_seconds(line, last_line_at.elapsed().as_secs_f64());
+            last_line_at = Instant::now();
         }
     })?;
-    Ok(TierOutcome::Ran { counts, ok, skipped: String::new() })
+    Ok(TierOutcome::Ran { counts, has_passed, skipped_note: String::new() })
 }
 
 /// Result and duration of one tier.
@@ -377,15 +382,15 @@ struct TierRow {
 
 impl fmt::Display for TierRow {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (word, detail) = match &self.outcome {
-            TierOutcome::Ran { counts, ok, skipped: left_out } => (
-                if *ok { "passed" } else { "FAILED" },
-                // Never silent: tests that did not run must not look as if they had passed.
-                format!("{} passed, {} failed{left_out}", counts.passed, counts.failed),
+        let (result, detail) = match &self.outcome {
+            TierOutcome::Ran { counts, has_passed, skipped_note } => (
+                if *has_passed { "passed" } else { "FAILED" },
+                // Tests that did not run must not look as if they had passed.
+                format!("{} passed, {} failed{skipped_note}", counts.passed, counts.failed),
             ),
             TierOutcome::CannotRun(reason) => ("FAILED", format!("cannot run: {reason}")),
         };
-        write!(out, "{:<8} {word:<8} {:>6.1} s  {detail}", self.tier.name(), self.seconds)
+        write!(out, "{:<8} {result:<8} {:>6.1} s  {detail}", self.tier.name(), self.seconds)
     }
 }
 
@@ -398,9 +403,9 @@ fn print_results(rows: &[TierRow]) -> Result<()> {
         println!("{row}");
         print_slowest(row);
         match &row.outcome {
-            TierOutcome::Ran { counts, ok, .. } => {
+            TierOutcome::Ran { counts, has_passed, .. } => {
                 total = total.combine(counts.clone());
-                if !ok {
+                if !has_passed {
                     failed_tiers.push(row.tier.name());
                 }
             }
@@ -435,12 +440,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_without_a_test_is_no_success() {
+    fn a_run_without_a_test_fails() {
         let mut counts = TestCounts::default();
         counts.parse_line("test result: ok. 1 passed; 0 failed; 0 ignored");
         let row = TierRow {
             tier: TestTier::Pure,
-            outcome: TierOutcome::Ran { counts, ok: true, skipped: String::new() },
+            outcome: TierOutcome::Ran { counts, has_passed: true, skipped_note: String::new() },
             seconds: 0.0,
         };
         assert!(print_results(&[row]).is_ok());
@@ -448,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_that_cannot_run_fails_the_whole() {
+    fn a_tier_that_cannot_run_fails_the_whole_run() {
         let row = TierRow {
             tier: TestTier::Kernel,
             outcome: TierOutcome::CannotRun("no root".into()),

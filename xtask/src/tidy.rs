@@ -1,8 +1,8 @@
 //! Shell: reads the source tree and prints violations of the layout rules.
 
 mod commit_subjects;
-mod floors;
 mod glossary;
+mod layers;
 mod metrics;
 mod rules;
 mod words;
@@ -16,8 +16,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use self::{
-    floors::ModuleFloors,
     glossary::Glossary,
+    layers::ModuleLayers,
     metrics::ExportedMetrics,
     rules::{FindingSeverity, SourceFile, TidyFinding},
     words::WordFigures,
@@ -39,7 +39,7 @@ pub(crate) fn run() -> Result<()> {
     let mut findings = check_crate_imports(&workspace);
     let mut exported = ExportedMetrics::default();
     let mut words = WordFigures::default();
-    let mut floors = ModuleFloors::default();
+    let mut layers = ModuleLayers::default();
     let page = read(&workspace.root.join(glossary::GLOSSARY))?;
     let (mut glossary, rows) = Glossary::parse(&page);
     findings.extend(rows);
@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<()> {
             let source = SourceFile { krate: &package.name, path: &path, text: &text };
             findings.extend(rules::check_source(&source));
             findings.extend(words.check_file(&source));
-            findings.extend(floors.read(&source));
+            findings.extend(layers.add_file(&source));
             findings.extend(glossary.check_file(&source));
             if !CRATES_WITHOUT_METRICS.contains(&package.name.as_str()) {
                 exported.add_file(&path, &text);
@@ -67,14 +67,14 @@ pub(crate) fn run() -> Result<()> {
     }
     findings.extend(check_metric_names(&workspace.root, &exported)?);
     findings.extend(words.check_totals());
-    findings.extend(floors.judge());
+    findings.extend(layers.check());
     findings.extend(glossary.check_definitions());
     let errors =
         findings.iter().filter(|finding| finding.severity == FindingSeverity::Error).count();
     for finding in &findings {
         println!("{finding}");
     }
-    println!("{floors}");
+    println!("{layers}");
     println!("tidy: {words}");
     println!("tidy: {errors} errors, {} warnings", findings.len() - errors);
     if errors > 0 {

@@ -122,7 +122,7 @@ fn fields_behind_a_body_are_bounded_however_they_come() {
 
 #[test]
 fn nothing_in_the_fuzzers_corpus_fails() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/answers");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/http1_responses");
     let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
     assert!(!files.is_empty());
     files.iter().for_each(|it| check(&std::fs::read(it).unwrap()));

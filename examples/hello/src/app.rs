@@ -1,4 +1,4 @@
-//! Shell: state that all connections share, and the pause that a request may ask for.
+//! Shell: state that all connections share, and the pause that a request may specify.
 
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,7 @@
 //! | place | behaviour |
 //! |---|---|
 //! | query of any path | see [`requested_response::RequestedResponse`] |
-//! | `/counts`, `/headers`, `/env`, `/echo`, `/protocol`, `/files/NAME`, `/upgrade`, `/ready` | see [`answer`] |
+//! | `/counts`, `/headers`, `/env`, `/echo`, `/protocol`, `/files/NAME`, `/upgrade`, `/ready` | see [`respond::respond`] |
 //! | environment | see [`config::HelloConfig`] |
 #![allow(clippy::print_stdout, reason = "a container's log is its standard output")]
 #![forbid(unsafe_code)]

@@ -33,7 +33,7 @@ impl HelloCounts {
         self.0.started.get() - self.0.finished.get()
     }
 
-    /// Formats all numbers as a JSON object, which includes the request that asks for them.
+    /// Formats all numbers as a JSON object, which includes the request for them.
     pub(crate) fn to_json(&self, pod: &str) -> String {
         format!(
             r#"{{"pod":{pod:?},"started":{},"finished":{},"in_flight":{},"max_in_flight":{},"connections":{}}}"#,

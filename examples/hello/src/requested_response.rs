@@ -1,4 +1,4 @@
-//! Pure: the response that a request asks for, parsed from its path and query.
+//! Pure: the response that a request specifies, parsed from its path and query.
 //!
 //! | path | response |
 //! |---|---|
@@ -15,10 +15,10 @@
 
 use std::time::Duration;
 
-/// Largest body the query may ask for: enough for any test, too little to fill a machine's memory.
+/// Largest body that the query may request: enough for any test, too little to fill a machine's memory.
 const MAX_BODY: u64 = 1 << 30;
 
-/// Properties of the response that one request asks for.
+/// Properties of the response that one request specifies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestedResponse {
     /// Page that the path selects.

@@ -98,7 +98,7 @@ impl ClusterClient {
                 Err(kube::Error::Api(status)) if status.code >= 500 && !is_late => {}
                 Ok(existing) if !is_terminating(&existing) => return Ok(()),
                 Ok(_) if is_late => bail!(
-                    "{} is being deleted and does not go: see what finalizers it has",
+                    "{} is being deleted for too long: check its finalizers",
                     kind_and_name(object)
                 ),
                 Ok(_) => {}

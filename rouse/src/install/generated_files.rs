@@ -96,7 +96,7 @@ fn values_schema() -> Result<String, serde_json::Error> {
 
 /// Generates the chart's only template. Helm creates the namespace, and reads the CRDs from a folder of their own.
 fn chart_template() -> Result<String, serde_norway::Error> {
-    let of = |gateway, profile| {
+    let chart_objects = |gateway, profile| {
         let [namespace, image, domain, cluster_domain] =
             CHART_PLACEHOLDERS.map(|(placeholder, _)| placeholder.to_owned());
         let settings = InstallSettings {
@@ -113,14 +113,14 @@ fn chart_template() -> Result<String, serde_norway::Error> {
         objects.filter(|it| !is_crd(it) && it["kind"] != "Namespace").collect::<Vec<_>>()
     };
     // Each choice changes objects in place, so objects of the same index are compared.
-    let plain = of(GatewayExposure::Loadbalancer, InstallProfile::Standard);
+    let defaults = chart_objects(GatewayExposure::Loadbalancer, InstallProfile::Standard);
     let others = [
-        ("gateway", "nodeport", of(GatewayExposure::Nodeport, InstallProfile::Standard)),
-        ("gateway", "hostport", of(GatewayExposure::Hostport, InstallProfile::Standard)),
-        ("profile", "fast", of(GatewayExposure::Loadbalancer, InstallProfile::Fast)),
+        ("gateway", "nodeport", chart_objects(GatewayExposure::Nodeport, InstallProfile::Standard)),
+        ("gateway", "hostport", chart_objects(GatewayExposure::Hostport, InstallProfile::Standard)),
+        ("profile", "fast", chart_objects(GatewayExposure::Loadbalancer, InstallProfile::Fast)),
     ];
     let mut text = String::new();
-    for (index, object) in plain.iter().enumerate() {
+    for (index, object) in defaults.iter().enumerate() {
         // An object that depends on a choice is written once for each value.
         let mut word = "if";
         for (name, choice, objects) in &others {

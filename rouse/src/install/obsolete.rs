@@ -23,21 +23,21 @@ pub(super) fn checked_kinds(objects: &[Value]) -> BTreeSet<(&str, &str, bool)> {
     kinds.collect()
 }
 
-/// Objects of `existing` that `manager` applied and that are not in `wanted`. ConfigMaps of the operator stay. So do
+/// Objects of `existing` that `manager` applied and that are not in `desired`. ConfigMaps of the operator stay. So do
 /// objects of other managers, whatever their labels.
 pub(super) fn obsolete_objects<'a>(
     existing: &'a [Value],
-    wanted: &[Value],
+    desired: &[Value],
     manager: &str,
 ) -> Vec<&'a Value> {
-    let wanted: BTreeSet<String> = wanted.iter().map(kind_and_name).collect();
+    let desired: BTreeSet<String> = desired.iter().map(kind_and_name).collect();
     let is_managed = |object: &Value| {
         let managers = object["metadata"]["managedFields"].as_array();
         managers.is_some_and(|all| all.iter().any(|entry| entry["manager"] == manager))
     };
     let is_obsolete = |object: &&Value| {
         is_managed(object)
-            && !wanted.contains(&kind_and_name(object))
+            && !desired.contains(&kind_and_name(object))
             && !configs::is_operator_owned(object)
     };
     existing.iter().filter(is_obsolete).collect()
@@ -58,11 +58,11 @@ mod tests {
 
     #[test]
     fn only_what_we_applied_and_want_no_more_goes() {
-        let wanted = [object("Service", "a", "us")];
+        let desired = [object("Service", "a", "us")];
         let existing = ["a", "old"].map(|it| object("Service", it, "us"));
         let others = [object("Service", "theirs", "helm"), object("ConfigMap", "config-gc", "us")];
-        assert_eq!(obsolete_objects(&existing, &wanted, "us"), [&existing[1]]);
-        assert_eq!(obsolete_objects(&others, &wanted, "us"), [] as [&Value; 0]);
+        assert_eq!(obsolete_objects(&existing, &desired, "us"), [&existing[1]]);
+        assert_eq!(obsolete_objects(&others, &desired, "us"), [] as [&Value; 0]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ fn all() -> Vec<Value> {
     objects::all(&InstallSettings::default())
 }
 
-fn of(kind: &str) -> Vec<Value> {
+fn objects_of_kind(kind: &str) -> Vec<Value> {
     all().into_iter().filter(|it| it["kind"] == kind).collect()
 }
 
@@ -94,7 +94,7 @@ fn everything_follows_the_namespace() {
 
 #[test]
 fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
-    for map in of("ConfigMap") {
+    for map in objects_of_kind("ConfigMap") {
         let name = map["metadata"]["name"].as_str().unwrap();
         let example: std::collections::BTreeMap<String, String> =
             serde_norway::from_str(map["data"]["_example"].as_str().unwrap()).unwrap_or_default();
@@ -110,7 +110,7 @@ fn every_shipped_setting_and_every_example_is_one_that_the_controller_takes() {
 #[test]
 fn examples_show_what_holds_where_nothing_is_set() {
     let mut configs = Configs::default();
-    for map in of("ConfigMap") {
+    for map in objects_of_kind("ConfigMap") {
         let name = map["metadata"]["name"].as_str().unwrap();
         let example = serde_norway::from_str(map["data"]["_example"].as_str().unwrap());
         configs.update(name, Some(&example.unwrap_or_default()));
@@ -127,7 +127,7 @@ fn examples_show_what_holds_where_nothing_is_set() {
 
 #[test]
 fn only_the_agent_has_rights_on_its_node() {
-    for deployment in of("Deployment") {
+    for deployment in objects_of_kind("Deployment") {
         let pod = &deployment["spec"]["template"]["spec"];
         let name = objects::kind_and_name(&deployment);
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
@@ -137,7 +137,7 @@ fn only_the_agent_has_rights_on_its_node() {
         assert_eq!(container["capabilities"], serde_json::json!({"drop": ["ALL"]}), "{name}");
         assert_eq!(pod.get("hostNetwork"), None, "{name}");
     }
-    let agent = &of("DaemonSet")[0];
+    let agent = &objects_of_kind("DaemonSet")[0];
     let container = &agent["spec"]["template"]["spec"]["containers"][0]["securityContext"];
     assert_eq!(container.get("privileged"), None);
     let added: Vec<&str> = agent::CAPABILITIES.iter().map(|(name, _)| *name).collect();
@@ -150,21 +150,21 @@ fn only_the_agent_has_rights_on_its_node() {
 
 #[test]
 fn only_the_controller_gets_a_token_for_the_api_server() {
-    for account in of("ServiceAccount") {
+    for account in objects_of_kind("ServiceAccount") {
         assert_eq!(account["automountServiceAccountToken"], false);
     }
     let with_token = |object: &&Value| {
         object["spec"]["template"]["spec"]["automountServiceAccountToken"] == true
     };
-    let deployments = of("Deployment");
+    let deployments = objects_of_kind("Deployment");
     let names: Vec<String> =
         deployments.iter().filter(with_token).map(objects::kind_and_name).collect();
     assert_eq!(names, ["Deployment/controller"]);
     let subjects = |object: &Value| object["subjects"][0]["name"].clone();
     assert!(
-        of("ClusterRoleBinding")
+        objects_of_kind("ClusterRoleBinding")
             .iter()
-            .chain(&of("RoleBinding"))
+            .chain(&objects_of_kind("RoleBinding"))
             .all(|it| subjects(it) == "controller")
     );
 }
@@ -186,8 +186,8 @@ fn no_secret_can_be_listed_and_no_verb_is_without_a_reason() {
 }
 
 #[test]
-fn the_gateway_opens_what_was_asked_for() {
-    let with = |gateway| {
+fn the_gateway_is_exposed_as_requested() {
+    let exposure = |gateway| {
         let objects = objects::all(&InstallSettings { gateway, ..InstallSettings::default() });
         let find = |name: &str| {
             objects.iter().find(|it| objects::kind_and_name(it) == name).cloned().unwrap()
@@ -197,9 +197,9 @@ fn the_gateway_opens_what_was_asked_for() {
                 .clone();
         (find("Service/rouse-gateway")["spec"]["type"].clone(), port.get("hostPort").cloned())
     };
-    assert_eq!(with(GatewayExposure::Loadbalancer), ("LoadBalancer".into(), None));
-    assert_eq!(with(GatewayExposure::Nodeport), ("NodePort".into(), None));
-    assert_eq!(with(GatewayExposure::Hostport), ("ClusterIP".into(), Some(80.into())));
+    assert_eq!(exposure(GatewayExposure::Loadbalancer), ("LoadBalancer".into(), None));
+    assert_eq!(exposure(GatewayExposure::Nodeport), ("NodePort".into(), None));
+    assert_eq!(exposure(GatewayExposure::Hostport), ("ClusterIP".into(), Some(80.into())));
 }
 
 #[test]

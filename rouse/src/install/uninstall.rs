@@ -107,8 +107,8 @@ async fn remove_user_objects(cluster: &ClusterClient) -> Result<()> {
             let Some(first) = remaining.first() else { break };
             if started.elapsed() > DELETE_TIMEOUT {
                 bail!(
-                    "{} of kind {kind} ({api_version}) do not go, {first} among them: see what finalizers they have, \
-                     and whether their pods end",
+                    "{} objects of kind {kind} ({api_version}) still exist, {first} among them: check their finalizers, \
+                     and if their pods end",
                     remaining.len()
                 );
             }
@@ -147,7 +147,7 @@ async fn remove_agent_pins(cluster: &ClusterClient, settings: &InstallSettings) 
         if started.elapsed() > WAIT_TIMEOUT {
             // A node that is permanently away must not block the rest.
             stdout::print_line(&format!(
-                "{reason} to remove the programs of its node: what is pinned there stays"
+                "{reason} to remove the programs of its node: programs and maps stay pinned there"
             ))?;
             break;
         }
@@ -164,7 +164,7 @@ async fn wait_for_crds_gone(cluster: &ClusterClient, objects: &[Value]) -> Resul
     for kind in objects.iter().filter(|it| it["kind"] == "CustomResourceDefinition") {
         while cluster.get(kind).await?.is_some() {
             if started.elapsed() > WAIT_TIMEOUT {
-                bail!("{} does not go: see what finalizers it has", objects::kind_and_name(kind));
+                bail!("{} still exists: check its finalizers", objects::kind_and_name(kind));
             }
             cluster::wait_poll_interval().await;
         }

@@ -110,7 +110,7 @@ fn component_container(
 ) -> Value {
     let mut probe =
         json!({"httpGet": {"path": "/readyz", "port": admin_port(app)}, "periodSeconds": 2});
-    // Readiness changes within seconds; only a minute without an answer restarts a component.
+    // Readiness changes within seconds; only a minute without a response restarts a component.
     probe["failureThreshold"] = 3.into();
     let mut liveness_probe =
         json!({"httpGet": {"path": "/healthz", "port": admin_port(app)}, "periodSeconds": 10});

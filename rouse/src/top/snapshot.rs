@@ -40,7 +40,7 @@ pub(super) struct ServiceStats {
 }
 
 impl TopSnapshot {
-    /// Combines services, pods and the autoscaler's metrics; `before` gives the rates.
+    /// Combines services, pods and the autoscaler's metrics; rates are computed from the snapshot `before`.
     pub(super) fn new(
         taken_at: Instant,
         services: &[Value],
@@ -80,8 +80,8 @@ impl ServiceStats {
         };
         let key = (namespace.clone(), name.clone());
         let sum = |metric: &str| {
-            let value_of = figures.get(metric).and_then(|by| by.get(&key));
-            value_of.copied().unwrap_or_default()
+            let value = figures.get(metric).and_then(|sums| sums.get(&key));
+            value.copied().unwrap_or_default()
         };
         let pods = pods.iter().filter(is_of_revision).count();
         // Without pods no path is in use, whatever the last decision was.
@@ -133,9 +133,9 @@ fn parse_metrics(text: &str) -> ServiceMetricSums {
         let Some((name, rest)) = line.split_once('{') else { continue };
         // From the right: a label's value may contain a brace.
         let Some((labels, value)) = rest.rsplit_once("} ") else { continue };
-        let label = |wanted: &str| {
+        let label = |name: &str| {
             let value =
-                labels.split(',').find_map(|pair| pair.strip_prefix(wanted)?.strip_prefix('='));
+                labels.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
             value.map(|value| value.trim_matches('"').to_owned())
         };
         let key = (label("k8s_namespace_name"), label("kn_service_name"));
@@ -182,9 +182,9 @@ mod tests {
         });
         let labels = json!({"serving.knative.dev/service": "hello"});
         let pod = json!({"metadata": {"namespace": "default", "labels": labels}});
-        let look = |at, pods: &[Value], requests_started, before| {
+        let take_snapshot = |taken_at, pods: &[Value], requests_started, before| {
             TopSnapshot::new(
-                at,
+                taken_at,
                 std::slice::from_ref(&service),
                 pods,
                 &metrics(requests_started),
@@ -193,12 +193,12 @@ mod tests {
             )
         };
         let start = Instant::now();
-        let first = look(start, std::slice::from_ref(&pod), 100, None);
+        let first = take_snapshot(start, std::slice::from_ref(&pod), 100, None);
         let cells = first.services[0].cells();
         assert_eq!(cells, ["default/hello", "True", "1", "2", "3", "0", "direct", "-"]);
-        let later = look(start + Duration::from_secs(2), &[pod], 400, Some(&first));
+        let later = take_snapshot(start + Duration::from_secs(2), &[pod], 400, Some(&first));
         assert_eq!(later.services[0].rate, Some(150.0));
-        let asleep = look(start, &[], 400, None);
+        let asleep = take_snapshot(start, &[], 400, None);
         assert_eq!(asleep.services[0].path, "asleep");
     }
 }

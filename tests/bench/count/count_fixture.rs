@@ -48,7 +48,7 @@ struct BenchServerPod {
 pub(crate) struct CountBenchFixture {
     h1: BenchServerPod,
     h2: BenchServerPod,
-    plain: BenchServerPod,
+    unregistered: BenchServerPod,
     foreign: BenchServerPod,
     client: NetnsFixture,
     pod_client: NetnsFixture,
@@ -66,7 +66,7 @@ pub(crate) struct CountBenchFixture {
 }
 
 impl CountBenchFixture {
-    /// Builds the scene, with the eBPF programs in `object` if given, else with those of this build.
+    /// Builds the fixture, with the eBPF programs in `object` if given, else with those of this build.
     pub(crate) fn new(core: usize, seconds: u32, object: Option<&Path>) -> Result<Self> {
         let mut fixture = match object {
             None => KernelFixture::new(),
@@ -76,7 +76,7 @@ impl CountBenchFixture {
             }
         };
         let folder = fixture.paths().bpffs.with_file_name("bench");
-        let top = fixture.paths().clients.parent().context("below the bed's own")?.to_owned();
+        let top = fixture.paths().clients.parent().context("no parent cgroup")?.to_owned();
         let outside = |mut netns: NetnsFixture| -> Result<NetnsFixture> {
             netns.cgroup = top.join(format!("foreign{}", netns.number));
             fs::create_dir_all(&netns.cgroup)?;
@@ -84,7 +84,7 @@ impl CountBenchFixture {
         };
         let h1 = start_server(fixture.add_pod(), core, &folder, Some(false))?;
         let h2 = start_server(fixture.add_pod(), core, &folder, Some(true))?;
-        let plain = start_server(fixture.add_pod(), core, &folder, None)?;
+        let unregistered = start_server(fixture.add_pod(), core, &folder, None)?;
         let foreign = start_server(outside(fixture.add_client())?, core, &folder, None)?;
         fixture.register_pod(&h1.netns, 0);
         fixture.register_pod(&h2.netns, 0);
@@ -94,7 +94,7 @@ impl CountBenchFixture {
         Ok(Self {
             h1,
             h2,
-            plain,
+            unregistered,
             foreign,
             client,
             pod_client,
@@ -120,9 +120,9 @@ impl CountBenchFixture {
         let target = self.server_for(case);
         let from = &self.client;
         let port = if subject == CountBenchSubject::Sidecar { PROXY_PORT } else { SERVING_PORT };
-        let (run, answered) = self.run(case, target, from, port)?;
+        let (run, load) = self.run(case, target, from, port)?;
         if case == CountBenchCase::H2 {
-            let per_run = answered.per_s * f64::from(self.seconds);
+            let per_run = load.per_s * f64::from(self.seconds);
             self.h2_requests.insert(subject, per_run as u64);
         }
         Ok(run)
@@ -160,7 +160,7 @@ impl CountBenchFixture {
         self.apply_subject(CountBenchSubject::Rouse)?;
         let (target, from, port) = match socket {
             UncountedSocket::Port => (&self.h1, &self.client, OTHER_PORT),
-            UncountedSocket::Pod => (&self.plain, &self.client, SERVING_PORT),
+            UncountedSocket::Pod => (&self.unregistered, &self.client, SERVING_PORT),
             UncountedSocket::Client => (&self.foreign, &self.pod_client, SERVING_PORT),
             UncountedSocket::Foreign => (&self.foreign, &self.foreign_client, SERVING_PORT),
         };
@@ -209,12 +209,12 @@ impl CountBenchFixture {
         };
         let cycles = self.cycles.then(CycleCounter::start).transpose()?;
         let used_before = self.cpu_usage()?;
-        let answered = load.run()?;
+        let summary = load.run()?;
         let used = self.cpu_usage()?.since(used_before);
         let cycles = cycles.and_then(CycleCounter::stop);
         let requests = self.settled_requests(target)? - before.requests;
-        let range = answered.requests..=answered.requests + answered.max_unreported;
-        ensure!(range.contains(&requests), "nginx served {requests}, its client had {answered:?}");
+        let range = summary.requests..=summary.requests + summary.max_unreported;
+        ensure!(range.contains(&requests), "nginx served {requests}, its client had {summary:?}");
         let is_counted =
             self.subject == CountBenchSubject::Rouse && target.registered && port == SERVING_PORT;
         let counted = self.counted_requests(target) - counted_before;
@@ -222,12 +222,12 @@ impl CountBenchFixture {
         let per_request = |all: f64| all / requests as f64;
         let run = CountMeasurement {
             requests,
-            per_s: answered.per_s,
+            per_s: summary.per_s,
             cpu_us: per_request(used.own_us),
             machine_us: per_request(used.machine_us),
             cycles: cycles.map(per_request),
         };
-        Ok((run, answered))
+        Ok((run, summary))
     }
 
     /// Fails unless the programs counted what they should: a bench of inactive programs would be misleading.
@@ -280,7 +280,7 @@ impl CountBenchFixture {
     }
 
     fn cpu_usage(&self) -> Result<CpuUsage> {
-        let top = self.fixture.paths().clients.parent().context("below the bed's own")?;
+        let top = self.fixture.paths().clients.parent().context("no parent cgroup")?;
         CpuUsage::read(top, self.core)
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn core_count() -> Result<usize> {
 fn cgroup_us(cgroup: &Path) -> Result<f64> {
     let stat = fs::read_to_string(cgroup.join("cpu.stat")).context("cannot read cpu.stat")?;
     let us = stat.lines().find_map(|line| line.strip_prefix("usage_usec "));
-    Ok(us.context("cpu.stat says it")?.parse()?)
+    Ok(us.context("no usage in cpu.stat")?.parse()?)
 }
 
 /// Time of the core's softirq thread, which works on packets when an interrupt handler cannot keep up.

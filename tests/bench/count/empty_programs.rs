@@ -60,7 +60,7 @@ fn build_object() -> Vec<u8> {
     let names = b"\0cgroup_skb/ingress\0cgroup_skb/egress\0empty_in\0empty_out\0.symtab\0.strtab\0";
     let name_offset = |name: &str| {
         let offset = names.windows(name.len()).position(|it| it == name.as_bytes());
-        offset.expect("it stands above") as u32
+        offset.expect("a name in the table") as u32
     };
     let code = HEADER;
     let symbols = code + 2 * BYTECODE.len();

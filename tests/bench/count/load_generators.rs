@@ -69,8 +69,8 @@ impl CountBenchLoad<'_> {
         }
         args.push(format!("http://{}{}", self.to, self.case.path()));
         let output = self.run_inside(&args)?;
-        let bad = ["Socket errors", "Non-2xx"].iter().any(|word| output.contains(word));
-        ensure!(!bad, "wrk met errors: {output}");
+        let has_errors = ["Socket errors", "Non-2xx"].iter().any(|word| output.contains(word));
+        ensure!(!has_errors, "wrk met errors: {output}");
         let requests =
             parse_number(&output, |line| line.split_once(" requests in ")?.0.trim().parse().ok());
         let per_s =

@@ -170,13 +170,13 @@ fn get_status_page(netns: &str) -> Result<String> {
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
-        let (_, body) = response.split_once("\r\n\r\n").context("an answer has a head")?;
+        let (_, body) = response.split_once("\r\n\r\n").context("a response has a head")?;
         Ok(body.to_owned())
     });
-    inside.join().map_err(|_panic| anyhow::anyhow!("the asker died"))?
+    inside.join().map_err(|_panic| anyhow::anyhow!("the status client panicked"))?
 }
 
-#[allow(clippy::disallowed_methods, reason = "no runtime here; nginx tells nobody")]
+#[allow(clippy::disallowed_methods, reason = "no runtime here, and nginx reports no event")]
 pub(crate) fn sleep() {
     thread::sleep(Duration::from_millis(10));
 }

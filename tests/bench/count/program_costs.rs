@@ -85,7 +85,7 @@ pub(crate) fn pinned_programs(links: &Path) -> Result<Vec<(String, u32)>> {
         let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd()))?;
         let id = fdinfo.lines().find_map(|line| line.strip_prefix("prog_id:"));
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        programs.push((name, id.context("the kernel says which program")?.trim().parse()?));
+        programs.push((name, id.context("no program id")?.trim().parse()?));
     }
     programs.sort();
     Ok(programs)
@@ -125,15 +125,15 @@ pub(crate) fn to_table(case: &str, samples: &[ProfileSample]) -> String {
 /// Formats a profile as JSON: values of each round, ns and runs a request, of all programs together and of each.
 pub(crate) fn to_json(samples: &[ProfileSample]) -> Value {
     let (requests, costs) = sum_samples(samples);
-    let of = |name: Option<&str>, value: fn(&ProgramCost) -> u64| -> Vec<f64> {
+    let per_request = |name: Option<&str>, value: fn(&ProgramCost) -> u64| -> Vec<f64> {
         let to_values = |sample: &ProfileSample| {
             let chosen = sample.costs.iter().filter(|it| name.is_none_or(|name| it.name == name));
             chosen.map(value).sum::<u64>() as f64 / sample.requests as f64
         };
         samples.iter().map(to_values).collect()
     };
-    let ns = |name: Option<&str>| of(name, |it| it.ns);
-    let runs = |name: Option<&str>| of(name, |it| it.runs);
+    let ns = |name: Option<&str>| per_request(name, |it| it.ns);
+    let runs = |name: Option<&str>| per_request(name, |it| it.runs);
     let program = |cost: &ProgramCost| {
         let name = Some(cost.name.as_str());
         json!({

@@ -39,16 +39,16 @@ fn connect(name: &str) -> TcpStream {
     node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens")
 }
 
-/// Sends a request that is answered at once, or never.
+/// Sends a request that gets its response at once, or never.
 fn send_request(stream: &mut TcpStream, path: &str) {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").expect("the connection is open");
     if path == "/hang" {
         return;
     }
     let mut response = Vec::new();
     while !response.ends_with(b"ok") {
         let mut byte = [0];
-        stream.read_exact(&mut byte).expect("it stands");
+        stream.read_exact(&mut byte).expect("the connection is open");
         response.extend(byte);
     }
 }
@@ -77,7 +77,7 @@ fn gauges_stand_by_their_sockets_under_load() {
     };
     let deadline = Instant::now() + WAIT_TIMEOUT;
     while count() < 2 {
-        assert!(Instant::now() < deadline, "nobody looks");
+        assert!(Instant::now() < deadline, "no scan runs");
         thread::sleep(Duration::from_millis(100));
     }
     ends.store(true, Ordering::Relaxed);
@@ -98,12 +98,12 @@ fn a_gauge_that_was_disturbed_is_found_corrected_and_reported() {
     let fixture = audit_fixture("audit-drift");
     let mut busy_connection = connect(&fixture.name);
     send_request(&mut busy_connection, "/hang");
-    let mut idle = connect(&fixture.name);
-    send_request(&mut idle, "/quick");
+    let mut idle_connection = connect(&fixture.name);
+    send_request(&mut idle_connection, "/quick");
     let new_connection = connect(&fixture.name);
-    let mut foreign = connect(&fixture.name);
-    foreign.write_all(b"\x16").expect("it stands");
-    foreign.read_exact(&mut [0]).expect("it comes back");
+    let mut tls_connection = connect(&fixture.name);
+    tls_connection.write_all(b"\x16").expect("the connection is open");
+    tls_connection.read_exact(&mut [0]).expect("the byte is echoed");
     let gauges = read_gauges(&fixture);
     // A TLS handshake is no request yet.
     let correct: GaugeValues = [4, 1, 2, 1];
@@ -114,7 +114,7 @@ fn a_gauge_that_was_disturbed_is_found_corrected_and_reported() {
     }
     assert_eq!(gauges.values(fixture.slot()), correct);
     // The correction loses no connection, and counts none twice.
-    drop((busy_connection, idle, new_connection, foreign));
+    drop((busy_connection, idle_connection, new_connection, tls_connection));
     let deadline = Instant::now() + WAIT_TIMEOUT;
     while gauges.values(fixture.slot()) != [1, 1, 0, 0] {
         assert!(Instant::now() < deadline, "{:?}", gauges.values(fixture.slot()));

@@ -12,13 +12,13 @@ impl AgentFixture {
         counted.and_then(|text| text.trim().parse().ok()).expect("it is exported")
     }
 
-    /// Sends a request that the pod does not answer.
+    /// Sends a request that gets no response.
     fn send_unanswered_request(&self) -> TcpStream {
         let node =
             NetworkNamespace::open(format!("/run/netns/{}-n", self.name)).expect("it exists");
         let mut stream =
             node.run_inside("connect", || TcpStream::connect(ADDRESS)).expect("it listens");
-        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("it stands");
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n").expect("an open connection");
         stream
     }
 }
@@ -47,7 +47,7 @@ fn growth_beyond_the_last_report_is_reported_by_events() {
     fixture.wait_usage("the pod at rest", |usage| usage.totals.in_flight() == 0);
     let (before, mut open) = (fixture.event_count(), Vec::new());
     for count in 1..=REQUESTS {
-        assert!(is_armed(&fixture), "no event is asked for beyond {} in flight", count - 1);
+        assert!(is_armed(&fixture), "no event is armed beyond {} in flight", count - 1);
         open.push(fixture.send_unanswered_request());
         fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == count);
     }
@@ -55,7 +55,7 @@ fn growth_beyond_the_last_report_is_reported_by_events() {
     let events = fixture.event_count() - before;
     assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
     // As many at once: there are no more events than requests, and the reports have all of them.
-    assert!(is_armed(&fixture), "no event is asked for beyond {REQUESTS} in flight");
+    assert!(is_armed(&fixture), "no event is armed beyond {REQUESTS} in flight");
     let before = fixture.event_count();
     open.extend((0..REQUESTS).map(|_| fixture.send_unanswered_request()));
     fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);

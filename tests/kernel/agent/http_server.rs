@@ -7,8 +7,8 @@ pub(super) const UPGRADE: &str = "Connection: upgrade\r\nUpgrade: chat\r\n";
 /// Least time that `/slow` takes.
 const SLOW_DELAY: Duration = Duration::from_millis(300);
 
-/// Serves each connection to its end after the line `listen`: `/quick` answers at once, `/slow` later, `/missing` and
-/// `/failed` with another status. `/hang` never answers, `/drip` sends a little data all the time, `/upgrade`
+/// Serves each connection to its end after the line `listen`: `/quick` responds at once, `/slow` later, `/missing` and
+/// `/failed` with another status. `/hang` never responds, `/drip` sends a little data all the time, `/upgrade`
 /// switches to another protocol. A connection whose first byte is that of TLS is not HTTP.
 pub(super) fn run() {
     let mut lines = std::io::stdin().lock().lines().map_while(Result::ok);
@@ -117,11 +117,11 @@ impl AgentFixture {
 /// Sends a request whose response ends with `ok`, and reads it. Returns the numbers of sent and received bytes.
 pub(super) fn send_and_measure(stream: &mut TcpStream, path: &str) -> [u64; 2] {
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
-    stream.write_all(request.as_bytes()).expect("it stands");
+    stream.write_all(request.as_bytes()).expect("an open connection");
     let mut response = Vec::new();
     while !response.ends_with(b"\r\n\r\nok") {
         let mut byte = [0];
-        stream.read_exact(&mut byte).expect("it stands");
+        stream.read_exact(&mut byte).expect("an open connection");
         response.extend(byte);
     }
     [request.len(), response.len()].map(|bytes| bytes as u64)

@@ -34,13 +34,13 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
     });
     fixture.wait_usage("it has begun", |usage| usage.totals.started == 1);
     let hook_response = fixture.get_page("p", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
-    assert!(hook_response.starts_with("HTTP/1.1 403"), "only the kubelet may ask: {hook_response}");
+    assert!(hook_response.starts_with("HTTP/1.1 403"), "not from the kubelet: {hook_response}");
     let at_node = format!("{}-n", fixture.name);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| http_get(&at_node, POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH));
-        fixture.wait_pod("the kubelet asks", |pod| !pod.ready);
+        fixture.wait_pod("the kubelet's request", |pod| !pod.ready);
         fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
-        // By then an idle pod's kubelet would have its answer, even without a controller that drains the pod (3 s).
+        // By then an idle pod's kubelet would have its response, even without a controller that drains the pod (3 s).
         let after_ns = monotonic_now() + Duration::from_secs(5);
         fixture.wait_usage("the agent looks again by then", |sample| {
             sample.read_at_ns > after_ns.as_nanos() as u64
@@ -101,7 +101,7 @@ fn without_an_agent_the_kubelet_is_refused_at_once_and_a_new_one_answers_again()
     fixture.pods.clear();
     fixture.start_agent();
     fixture.wait_pod("ready again", |pod| pod.ready);
-    // The RouteTable does not mark it as draining: the agent waits a little, then answers.
+    // The RouteTable does not mark it as draining: the agent waits a little, then responds.
     assert!(
         fixture.get_page("n", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH).starts_with("HTTP/1.1 200")
     );
@@ -166,7 +166,7 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     while targets().is_none() {
         thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(targets(), Some(0), "nobody listens there, as far as this node can tell");
+    assert_eq!(targets(), Some(0), "this node knows no listener there");
     fixture.send_to_pod("listen");
     while targets() == Some(0) {
         thread::sleep(Duration::from_millis(10));

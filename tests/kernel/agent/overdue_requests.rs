@@ -15,7 +15,8 @@ impl AgentFixture {
     /// Sends a request on a new connection and reads to its end. Returns the number of bytes and the kind of the end.
     fn send_and_read_to_end(&self, path: &str) -> JoinHandle<(usize, ErrorKind)> {
         let mut stream = self.connect();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n{UPGRADE}\r\n").expect("it stands");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n{UPGRADE}\r\n")
+            .expect("an open connection");
         read_to_end(stream)
     }
 }
@@ -37,32 +38,33 @@ fn read_to_end(mut stream: TcpStream) -> JoinHandle<(usize, ErrorKind)> {
 #[test]
 fn only_the_connections_of_requests_that_take_too_long_are_ended() {
     let fixture = server_fixture("overdue", TIMEOUT);
-    let (mut connections, mut unused, mut foreign) =
+    let (mut connections, mut unused_connection, mut opaque_connection) =
         (fixture.connect(), fixture.connect(), fixture.connect());
-    foreign.write_all(b"\x16").expect("it stands");
-    foreign.read_exact(&mut [0]).expect("the server's turn");
-    foreign.write_all(b"\x17").expect("what looks like a request that is never answered");
+    opaque_connection.write_all(b"\x16").expect("the connection is open");
+    opaque_connection.read_exact(&mut [0]).expect("the server responds");
+    opaque_connection.write_all(b"\x17").expect("bytes without a response");
     send_and_measure(&mut connections, "/quick");
-    let long = ["/hang", "/drip", "/upgrade"].map(|path| fixture.send_and_read_to_end(path));
+    let long_requests =
+        ["/hang", "/drip", "/upgrade"].map(|path| fixture.send_and_read_to_end(path));
     // Older than the long requests, always in use, and open at their end: the deadline is each request's own.
-    while long.iter().any(|it| !it.is_finished()) {
+    while long_requests.iter().any(|it| !it.is_finished()) {
         send_and_measure(&mut connections, "/quick");
     }
-    let [hang, dripping_client, upgrade] = long.map(|it| it.join().expect("no panic"));
+    let [hang, dripping_client, upgrade] = long_requests.map(|it| it.join().expect("no panic"));
     assert_eq!(hang, (0, ErrorKind::ConnectionReset));
-    assert!(dripping_client.0 > 0 && upgrade.0 > 0, "their answers had begun");
+    assert!(dripping_client.0 > 0 && upgrade.0 > 0, "their responses had begun");
     assert_eq!([dripping_client.1, upgrade.1], [ErrorKind::ConnectionReset; 2]);
     send_and_measure(&mut connections, "/quick");
-    send_and_measure(&mut unused, "/quick");
+    send_and_measure(&mut unused_connection, "/quick");
     fixture.wait_metric(ENDED_METRIC, 3);
     let page = fixture.metrics();
     assert!(page.contains(&format!("{ENDED_METRIC} 3\n")), "{page}");
     assert!(page.contains("rouse_agent_deadlines_kept 1\n"), "{page}");
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let state = KernelMaps::open(&pins).expect("pinned maps").pod_state(fixture.slot());
-    assert_eq!((state.in_flight, state.connections), (1, 3), "the foreign one: {state:?}");
-    foreign.write_all(b"!").expect("it stands");
-    foreign.read_exact(&mut [0]).expect("nobody knows what it does, so it is left alone");
+    assert_eq!((state.in_flight, state.connections), (1, 3), "the opaque connection: {state:?}");
+    opaque_connection.write_all(b"!").expect("the connection is open");
+    opaque_connection.read_exact(&mut [0]).expect("an opaque connection stays open");
 }
 
 #[test]
@@ -98,7 +100,8 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
     let fixture = server_fixture("overdue-h2", TIMEOUT);
     let [mut one, mut many] = [fixture.connect(), fixture.connect()];
     for stream in [&mut many, &mut one] {
-        stream.write_all(&[CLIENT_PREFACE, &request_frame(1)].concat()).expect("it stands");
+        let bytes = [CLIENT_PREFACE, &request_frame(1)].concat();
+        stream.write_all(&bytes).expect("an open connection");
     }
     let response = read_to_end(one);
     let (mut connection, mut number) = (fixture.connect(), 1);
@@ -109,7 +112,7 @@ fn a_connection_of_http2_is_ended_once_all_that_is_open_on_it_is_over() {
         }
         let before = if number > 1 { cancel_frame(number) } else { Vec::new() };
         number += 2;
-        many.write_all(&[request_frame(number), before].concat()).expect("it stands");
+        many.write_all(&[request_frame(number), before].concat()).expect("an open connection");
     }
     assert_eq!(response.join().expect("no panic"), (0, ErrorKind::ConnectionReset));
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));

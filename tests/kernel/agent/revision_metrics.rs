@@ -82,7 +82,7 @@ fn metrics_say_what_requests_came_to() {
     assert_eq!(fixture.metric_value(fine, ""), Some(11));
     assert_eq!(fixture.metric_value("rouse_agent_requests_cut_total", ""), Some(0));
     let mut closed = fixture.connect();
-    closed.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").expect("it stands");
+    closed.write_all(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").expect("an open connection");
     fixture.wait_metric_value("rouse_agent_requests_in_flight", 1);
     // The client closes with a reset.
     setsockopt(&closed, Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).expect("a socket");

@@ -20,7 +20,7 @@ impl ClientProcess {
         let is_event = |line: &String| {
             ["connected", "read: ", "ended: "].iter().any(|it| line.starts_with(it))
         };
-        self.lines.find_map(|line| line.ok().filter(is_event)).expect("the client speaks")
+        self.lines.find_map(|line| line.ok().filter(is_event)).expect("a line of the client")
     }
 }
 
@@ -60,7 +60,8 @@ fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
     fixture.wait_pod("drained", |pod| pod.drained);
 }
 
-/// Scene with a request in flight and the first half of its response sent: the client's side alone looks idle.
+/// Creates a fixture with a request in flight and the first half of its response sent. The client's side alone looks
+/// idle.
 fn paused_response_fixture(test: &str) -> (AgentFixture, ClientProcess) {
     let (mut fixture, mut client) =
         idle_client_fixture(test, "GET / HTTP/1.1\r\nhost: hello\r\n\r\n");
@@ -77,7 +78,7 @@ fn change_blackhole_route(fixture: &AgentFixture, verb: &str) {
     assert!(Command::new("ip").args(args).status().expect("iproute2").success());
 }
 
-/// Blocks the agent's query, like a policy that blocks nodes at the port, or a node too busy to answer in time.
+/// Blocks the agent's query, like a policy that blocks nodes at the port, or a node too busy to respond in time.
 #[test]
 fn a_response_that_pauses_is_not_cut_where_the_pod_cannot_be_asked() {
     let (mut fixture, mut client) = paused_response_fixture("mute");

@@ -72,18 +72,18 @@ impl LoggingServer {
         }
     }
 
-    /// Lets `/wait` answer its requests.
+    /// Lets `/wait` respond to its requests.
     pub(super) fn open_gate(&mut self) {
         self.send_order("release");
     }
 
     fn send_order(&mut self, order: &str) -> u64 {
-        writeln!(self.stdin, "{order}").expect("the server lives");
+        writeln!(self.stdin, "{order}").expect("the server runs");
         loop {
             let mut line = String::new();
-            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the server died");
-            if let Some((_, answer)) = line.trim_end().split_once("> ") {
-                return answer.parse().expect("a number");
+            assert_ne!(self.stdout.read_line(&mut line).expect("readable"), 0, "the server ended");
+            if let Some((_, reply)) = line.trim_end().split_once("> ") {
+                return reply.parse().expect("a number");
             }
         }
     }
@@ -99,11 +99,11 @@ impl Drop for LoggingServer {
 /// Main function of this program as the server; not a test itself.
 #[test]
 #[ignore = "a role, run by the other tests"]
-#[allow(clippy::print_stdout, reason = "answers go to the test that started it")]
+#[allow(clippy::print_stdout, reason = "the test that started it reads replies from stdout")]
 fn role() {
     let Ok(port) = std::env::var(ROLE) else { return };
     let listener = TcpListener::bind(("0.0.0.0", port.parse().expect("a number"))).expect("free");
-    let mut closed = Some(GATE.lock().expect("nobody panics"));
+    let mut closed = Some(GATE.lock().expect("no panic"));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             thread::spawn(move || {

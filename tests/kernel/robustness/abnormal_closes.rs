@@ -83,7 +83,7 @@ fn a_connection_that_an_administrator_ends_leaves_nothing_in_flight() {
     drop(streams);
 }
 
-/// The other end neither answers nor reports that it has gone.
+/// The other end neither replies nor reports that it has gone.
 #[test]
 fn a_client_that_vanishes_is_given_up_when_the_server_gives_it_up() {
     let fixture = RobustnessFixture::new();

@@ -82,15 +82,15 @@ fn what_is_lost_of_http2_is_found_again() {
     assert_eq!((fixture.totals(), fixture.pod_state().desynced_connections), ((1, 1), 0));
 
     // One segment is late, and more follow it than can be buffered.
-    let late = sent;
+    let late_offset = sent;
     let frames: Vec<Vec<u8>> = (0..=EARLY).map(|index| request_frame(3 + 2 * index)).collect();
     for piece in &frames {
-        if sent != late {
+        if sent != late_offset {
             peer.send_data(sent, piece);
         }
         sent += piece.len();
     }
-    peer.send_data(late, &frames[0]);
+    peer.send_data(late_offset, &frames[0]);
     let count = u64::from(EARLY) + 2;
     for _ in 0..500 {
         if fixture.totals().1 < count {
@@ -133,7 +133,7 @@ fn both_ends_may_begin_http2_at_once() {
     let (settings, request_frames) =
         (frame(SETTINGS, 0, 0, b""), frame(HEADERS, END_STREAM | END_HEADERS, 1, GET));
     let begin = [PREFACE, &settings].concat();
-    let answer = frame(HEADERS, END_STREAM | END_HEADERS, 1, b"\x88");
+    let response = frame(HEADERS, END_STREAM | END_HEADERS, 1, b"\x88");
     for round in 0..TIMES {
         let mut client = fixture.connect();
         let mut server = TcpStream::from(receive_descriptor(&accepted).unwrap());
@@ -154,8 +154,8 @@ fn both_ends_may_begin_http2_at_once() {
         });
         client.write_all(&request_frames).unwrap();
         server.read_exact(&mut vec![0; begin.len() + request_frames.len()]).unwrap();
-        server.write_all(&answer).unwrap();
-        client.read_exact(&mut vec![0; settings.len() + answer.len()]).unwrap();
+        server.write_all(&response).unwrap();
+        client.read_exact(&mut vec![0; settings.len() + response.len()]).unwrap();
     }
     fixture.wait("closed", |it| it.pod_state().connections == 0);
     let state = fixture.pod_state();

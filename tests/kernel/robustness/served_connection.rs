@@ -1,4 +1,4 @@
-//! Shell: one connection of a server: it reads requests, logs each, and answers by every system call that sends.
+//! Shell: one connection of a server: it reads requests, logs each, and responds by every system call that sends.
 
 use std::{
     fs::File,

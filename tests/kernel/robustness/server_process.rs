@@ -11,7 +11,7 @@
 //! | `hand-accepted PATH` | sends each accepted connection through a Unix socket |
 //! | `take PATH` | receives a listener from a Unix socket |
 //! | `take-accepted PATH` | receives connections from a Unix socket and serves them |
-//! | `uring ADDRESS [sqpoll]` | listens, accepts and serves by io_uring alone; answers its features |
+//! | `uring ADDRESS [sqpoll]` | listens, accepts and serves by io_uring alone; replies with its features |
 //! | `close` | closes the listener; threads that accept keep it open |
 
 use std::{
@@ -112,7 +112,7 @@ impl ServerProcessState {
             ["take-accepted", path] => {
                 let (from, files) = (UnixListener::bind(path)?, self.files.clone());
                 thread::spawn(move || {
-                    let (from, _) = from.accept().expect("somebody comes");
+                    let (from, _) = from.accept().expect("a process connects");
                     while let Ok(received) = receive_descriptor(&from) {
                         serve_on_thread(TcpStream::from(received), &files);
                     }

@@ -53,7 +53,7 @@ fn pass_descriptor(
         thread::yield_now();
     }
     from.expect_step(&format!("hand{descriptor} {path}"));
-    process.read_answer().unwrap();
+    process.read_reply().unwrap();
     std::fs::remove_file(path).unwrap();
 }
 

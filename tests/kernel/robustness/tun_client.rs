@@ -178,7 +178,7 @@ impl<'a> UserspaceTcpClient<'a> {
     pub(super) fn wait_syn_ack(&mut self) {
         let until = Instant::now() + RESPONSE_TIMEOUT;
         while self.next_expected == 0 {
-            assert!(Instant::now() < until, "no answer");
+            assert!(Instant::now() < until, "no reply");
             self.receive_packet(RESPONSE_TIMEOUT);
         }
     }
@@ -243,7 +243,7 @@ impl<'a> UserspaceTcpClient<'a> {
             if let Some(ended) = self.closed_by {
                 return ended;
             }
-            assert!(Instant::now() < until, "it stands");
+            assert!(Instant::now() < until, "the connection is not established");
             self.receive_packet(RESPONSE_TIMEOUT);
         }
     }

@@ -211,9 +211,9 @@ impl ServerFixture {
 /// Waits until `is_done` is true for a while: a server that updates its log and its status at different times shows
 /// inconsistent values for moments.
 fn poll_until_steady(mut is_done: impl FnMut() -> bool) -> bool {
-    let mut since = None;
+    let mut done_since = None;
     poll_until(|| {
-        since = if is_done() { since.or_else(|| Some(Instant::now())) } else { None };
-        since.is_some_and(|since: Instant| since.elapsed() > STEADY_TIME)
+        done_since = if is_done() { done_since.or_else(|| Some(Instant::now())) } else { None };
+        done_since.is_some_and(|done_since: Instant| done_since.elapsed() > STEADY_TIME)
     })
 }

@@ -25,7 +25,7 @@ use inputs::{
 };
 
 /// Shell script that sends a file to an address and a port, and prints the response until the server closes. Both at
-/// once, because a server may answer before it has read everything.
+/// once, because a server may respond before it has read everything.
 const ASK_SCRIPT: &str =
     "exec 3<>\"/dev/tcp/$1/$2\" || exit 1; cat \"$3\" >&3 & cat <&3; kill $!; wait";
 const SERVICE: &str = "10.96.0.1";
@@ -76,11 +76,11 @@ fn role() {
 }
 
 fn send_http1(fixture: &ServerFixture, address: (&str, u16)) -> Vec<DescribedResponse> {
-    let answered = |input: Http1RequestCase| {
+    let send = |input: Http1RequestCase| {
         let bytes = encode_head(&input);
         let description = bytes[..bytes.len().min(60)].escape_ascii().to_string();
         let response = send_raw(fixture, address, &input);
-        // Some servers answer inputs that no server may accept, others close the connection.
+        // Some servers respond to invalid requests, others close the connection.
         assert!(
             is_refused(&input) || !response.status.is_empty(),
             "{} {address:?}: {description}",
@@ -88,15 +88,15 @@ fn send_http1(fixture: &ServerFixture, address: (&str, u16)) -> Vec<DescribedRes
         );
         (description, format!("{response:?}"))
     };
-    http1_cases().into_iter().map(answered).collect()
+    http1_cases().into_iter().map(send).collect()
 }
 
 fn send_http2(fixture: &ServerFixture, address: (&str, u16)) -> Vec<DescribedResponse> {
     send_chosen_http2(fixture, address, |_target| true)
 }
 
-/// Sends all inputs but the one that is answered before its body is read: hypercorn then closes the connection, and a
-/// reset for unread data may overtake the response, with or without Rouse.
+/// Sends all inputs except the one whose response comes before its body is read. For that one, hypercorn closes the
+/// connection, and a reset for unread data may overtake the response, with or without Rouse.
 fn send_fully_read_http2(fixture: &ServerFixture, address: (&str, u16)) -> Vec<DescribedResponse> {
     send_chosen_http2(fixture, address, |target| target != "/early")
 }
@@ -104,12 +104,12 @@ fn send_fully_read_http2(fixture: &ServerFixture, address: (&str, u16)) -> Vec<D
 fn send_chosen_http2(
     fixture: &ServerFixture,
     (ip, port): (&str, u16),
-    is_asked: fn(&str) -> bool,
+    is_chosen: fn(&str) -> bool,
 ) -> Vec<DescribedResponse> {
     let (cgroup, netns) = (&fixture.client.cgroup, &fixture.client.netns);
     let role = (ROLE, OsStr::new("1"));
     let mut client = ScriptedProcess::start_role("servers::direct_path::role", role, cgroup, netns);
-    let answered = |(case, (method, target, _, sent)): (usize, Http2RequestCase)| {
+    let send = |(case, (method, target, _, sent)): (usize, Http2RequestCase)| {
         let description = format!("{method} {target} {sent:?}");
         let response = client.expect_step(&format!("{ip}:{port} {case}"));
         assert!(
@@ -120,7 +120,7 @@ fn send_chosen_http2(
         (description, response)
     };
     let inputs = http2_cases().into_iter().enumerate();
-    inputs.filter(|(_, (_, target, ..))| is_asked(target)).map(answered).collect()
+    inputs.filter(|(_, (_, target, ..))| is_chosen(target)).map(send).collect()
 }
 
 /// Responses of a server outside the pods' cgroup, by its own address: no program reads its packets.

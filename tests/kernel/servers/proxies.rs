@@ -10,7 +10,7 @@ use super::{
 };
 use crate::fixture::SERVING_PORT;
 
-/// Recipe of nginx with these options of `listen`. It answers some requests itself, and passes others to an
+/// Recipe of nginx with these options of `listen`. It responds to some requests itself, and passes others to an
 /// application.
 pub(super) fn nginx(fixture: &ServerFixture, listen: &str) -> ServerRecipe {
     let folder = fixture.path("nginx");
@@ -115,7 +115,7 @@ Listen {SERVING_PORT}
 Protocols h2c http/1.1
 H2MinWorkers 32
 ErrorLog /dev/stderr
-# The 101 of an Upgrade to HTTP/2 is no answer: the same request has another line.
+# The 101 of an Upgrade to HTTP/2 is not the final response: the same request has another line.
 CustomLog {path}/log %>s \"expr=!(%{{REQUEST_STATUS}} -eq 101 && %{{HTTP:Upgrade}} == 'h2c')\"
 Timeout 3600
 MaxKeepAliveRequests 0

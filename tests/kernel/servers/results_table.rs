@@ -80,7 +80,7 @@ pub(super) fn print_and_save(rows: &[ServerRow]) {
          `cargo xtask test --tier kernel -- servers::`.\n\n{}",
         markdown(&saved_rows)
     );
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it stands in target/");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a directory in target/");
     fs::write(target.join("servers.md"), text).expect("target/ can be written");
 }
 

@@ -195,8 +195,8 @@ impl ServerFixture {
             ss.args(["netns", "exec", &self.pod.netns, "ss", "-Hltn", "sport", "=", &port]);
             !ss.output().expect("`ss` is installed (iproute2)").stdout.is_empty()
         };
-        let so = poll_until(listens);
-        assert!(so, "{} does not listen on {port}: {}", self.server, self.output(log));
+        let is_listening = poll_until(listens);
+        assert!(is_listening, "{} does not listen on {port}: {}", self.server, self.output(log));
     }
 
     pub(super) fn server_count(&self) -> RequestCount {
@@ -239,7 +239,7 @@ impl ServerFixture {
 
     /// State of the pod that should be zero at rest.
     ///
-    /// Without `stray_responses`: servers also answer incomplete requests, Node and haproxy with 400 when a client
+    /// Without `stray_responses`: servers also respond to incomplete requests, Node and haproxy with 400 when a client
     /// breaks off.
     fn rest_state(&self) -> [u64; 5] {
         let state = self.kernel.maps.pod_state(u32::from(self.pod.number));
@@ -277,7 +277,7 @@ pub(super) fn poll_until(mut is_done: impl FnMut() -> bool) -> bool {
 
 /// Path of a program that `cargo xtask servers` has built.
 fn built_program(name: &str) -> String {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it stands in target/");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a directory in target/");
     let folder =
         std::env::var_os("ROUSE_SERVERS").map_or_else(|| target.join("servers"), PathBuf::from);
     let file = folder.join(name);

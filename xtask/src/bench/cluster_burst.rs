@@ -23,7 +23,7 @@ const MAX_P99_RATIO: f64 = 1.3;
 /// Time in which an idle controller of the cluster regains the 30 requests that it may send at once.
 const API_BUDGET_REFILL: Duration = Duration::from_secs(2);
 
-/// Times of services that were called at the same moment, in ms from the request.
+/// Times of services that got a request at the same moment, in ms from the request.
 struct ColdStartBurst {
     /// Time until the watch showed a pod, for each service.
     created: Vec<f64>,
@@ -95,15 +95,15 @@ fn wake_all(
     let text = cluster.run_in_pod(client, &["measure", "burst", "--to", &targets.join(",")])?;
     let burst: BurstTimes = serde_json::from_str(text.trim()).context("a burst printed no JSON")?;
     if burst.lost > 0 {
-        bail!("{} of {} requests were not answered", burst.lost, names.len());
+        bail!("{} of {} requests got no response", burst.lost, names.len());
     }
     // The watch also has pods of earlier rounds: only those created after this burst count.
     let observations = watched.observations();
     let first = |name: &String| {
         let prefix = format!("{name}-00001-deployment-");
-        let mut its =
+        let mut pods =
             observations.iter().filter(|it| it.at_us >= burst.at_us && it.pod.starts_with(&prefix));
-        its.next().map(|it| (it.at_us - burst.at_us) as f64 / 1e3)
+        pods.next().map(|it| (it.at_us - burst.at_us) as f64 / 1e3)
     };
     Ok(ColdStartBurst { created: names.iter().filter_map(first).collect(), first_byte: burst.ms })
 }
@@ -143,7 +143,7 @@ fn start_deployments(cluster: &BenchCluster, names: &[String]) -> Result<Vec<f64
     Ok(times)
 }
 
-/// Patches the scale of all Deployments. Returns the moment when the first request was sent, Unix time in µs.
+/// Patches the scale of all Deployments. Returns the Unix time of the first request in µs.
 fn scale_deployments(cluster: &BenchCluster, names: &[String], replicas: u32) -> Result<u64> {
     let path = |name: &String| format!("/apis/apps/v1/namespaces/default/deployments/{name}/scale");
     let mut curl = cluster.api_command(&path(&names[0]));
@@ -160,29 +160,30 @@ fn scale_deployments(cluster: &BenchCluster, names: &[String], replicas: u32) ->
     // The time that curl takes to start and to connect does not belong to the patch.
     let started_us = unix_us();
     let text = sh::capture(&mut curl)?;
-    let before = text.lines().filter_map(|line| line.strip_prefix("pretransfer "));
-    let before = before.filter_map(|word| word.trim().parse::<f64>().ok()).fold(f64::MAX, f64::min);
-    if before == f64::MAX {
-        bail!("curl said nothing of its times");
+    let pretransfer_s = text.lines().filter_map(|line| line.strip_prefix("pretransfer "));
+    let pretransfer_s =
+        pretransfer_s.filter_map(|it| it.trim().parse::<f64>().ok()).fold(f64::MAX, f64::min);
+    if pretransfer_s == f64::MAX {
+        bail!("curl printed no times");
     }
-    Ok(started_us + (before * 1e6) as u64)
+    Ok(started_us + (pretransfer_s * 1e6) as u64)
 }
 
 /// Waits until no pod has the label and the cluster's own controllers have no writes left. They may send 30 requests
-/// at once and 20 a second after that; the next case would wait for those.
+/// at once and 20 a second after that, so the next case would wait for remaining writes.
 fn wait_until_asleep(cluster: &BenchCluster, label: &str) -> Result<()> {
     cluster.wait("all pods to be gone", || {
         Ok(cluster.list(&["pods", "--selector", label])?.is_empty().then_some(()))
     })?;
-    cluster.wait("all Deployments to say that they have none", || {
+    cluster.wait("all Deployments to have no pods", || {
         let deployments = cluster.list(&["deployments.apps"])?;
-        let rests = |object: &Value| {
+        let is_idle = |object: &Value| {
             // A status counts only if the controller has seen the latest scale.
             let generation = &object["metadata"]["generation"];
             object["status"]["observedGeneration"] == *generation
                 && object["status"]["replicas"].is_null()
         };
-        Ok(deployments.iter().all(rests).then_some(()))
+        Ok(deployments.iter().all(is_idle).then_some(()))
     })?;
     sh::sleep(API_BUDGET_REFILL);
     Ok(())

@@ -311,7 +311,7 @@ impl BenchCluster {
         let nodes = self.nodes();
         self.create(&nodes.iter().map(|node| client_pod_manifest(node)).collect::<String>())?;
         let create_pod = |node: &&str| {
-            let id = self.wait("a pod to ask from", || {
+            let id = self.wait("a client pod", || {
                 let pods = self.list(&["pods", "--selector", &format!("ask-from={node}")])?;
                 let id = pods.first().map(|it| &it["status"]["containerStatuses"][0]);
                 let id = id.filter(|it| it["started"] == true);

@@ -157,7 +157,7 @@ fn wake_service(cluster: &BenchCluster, client: &BenchClientPod, name: &str) -> 
     let record: LoadRecord = serde_json::from_str(text.trim())
         .with_context(|| format!("{name}: cannot read `{}`", text.trim()))?;
     if !record.is_answered() {
-        bail!("{name} was not answered: status {} {}", record.status, record.error);
+        bail!("{name} got no response from a pod: status {} {}", record.status, record.error);
     }
     Ok(record)
 }

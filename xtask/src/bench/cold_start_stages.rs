@@ -25,7 +25,7 @@ pub(super) enum ColdStartStage {
     Created,
     /// The watch showed the pod with a node.
     Bound,
-    /// The kubelet asked for a sandbox: it has seen the pod and mounted its volumes.
+    /// The kubelet requested a sandbox: it has seen the pod and mounted its volumes.
     SandboxRequested,
     /// containerd returned the sandbox, with namespaces and network.
     SandboxReady,
@@ -41,7 +41,7 @@ pub(super) struct ClusterColdStart {
     pub(super) requested_us: u64,
     pub(super) first_byte_us: u64,
     pub(super) stage_times: BTreeMap<ColdStartStage, u64>,
-    /// Name of the node of the pod that answered.
+    /// Name of the node of the pod that responded.
     pub(super) node: String,
     /// Time at which the watch first showed the pod as ready.
     pub(super) ready_us: Option<u64>,

@@ -84,7 +84,7 @@ fn wake_all(cluster: &BenchCluster, watched: &ObjectWatch, names: &[String]) -> 
         names.iter().map(|name| format!("{CONTROL_PLANE_ADDRESS}:8080={name}.default.example.com"));
     let to: Vec<String> = address.collect();
     let asked_us = unix_us();
-    // No pod ever answers: the requests wait until this client is killed.
+    // No pod ever responds: the requests wait until this client is killed.
     let mut client = cluster.start_client(&["measure", "burst", "--to", &to.join(",")])?;
     let scaled = cluster.wait("all Deployments to be scaled", || {
         let observations = watched.observations();

@@ -45,7 +45,7 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
             .filter(|it| it.revision == revision && it.wanted >= PODS)
             .find(|it| it.at_us >= last_us);
         let requested_at = requested_at
-            .with_context(|| format!("{PODS} pods of {revision} were not asked for"))?;
+            .with_context(|| format!("{PODS} pods of {revision} were not requested"))?;
         requests.push((requested_at.at_us - last_us) as f64 / 1e3);
     }
     node.stop()?;

@@ -9,7 +9,7 @@ use crate::sh;
 /// Output of `controller/benches/resync`, as JSON.
 #[derive(Debug, Deserialize)]
 struct ResyncBenchOutput {
-    /// Time from the start of the process until the first agent got an answer, in seconds.
+    /// Time from the start of the process until the first agent got a response, in seconds.
     known_s: f64,
     /// Time until every agent had the whole table, in seconds.
     whole_s: f64,
@@ -19,7 +19,7 @@ struct ResyncBenchOutput {
     cpu_s: f64,
     /// Peak memory of the controller's process, in MiB.
     peak_mib: f64,
-    /// Number of writes that the controller asked for although no object differed.
+    /// Number of writes that the controller requested although no object differed.
     writes: f64,
     /// True if the controller became idle, with all services and ready pods in the table.
     is_complete: bool,

@@ -1,4 +1,4 @@
-//! Shell: the cluster's own branch in each cgroup hierarchy of the machine: v2 alone, v1, or both.
+//! Shell: the cluster's own cgroups in each hierarchy of the machine: v2 alone, v1, or both.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ fn parse_mountinfo(mountinfo: &str) -> Vec<CgroupHierarchy> {
     for line in mountinfo.lines() {
         let Some((fields, filesystem_fields)) = line.split_once(" - ") else { continue };
         // proc_pid_mountinfo(5): field 5 is the mount point; after ` - ` come type, source and options.
-        let Some(mount) = fields.split(' ').nth(4).filter(|at| at.starts_with("/sys/fs/cgroup"))
+        let Some(mount) = fields.split(' ').nth(4).filter(|it| it.starts_with("/sys/fs/cgroup"))
         else {
             continue;
         };
@@ -55,11 +55,11 @@ fn parse_mountinfo(mountinfo: &str) -> Vec<CgroupHierarchy> {
 
 /// Mount options that name a v1 hierarchy: `rw,cpu,cpuacct` → `cpu,cpuacct`, `rw,name=systemd` → `none,name=systemd`.
 fn controllers(options: &str) -> String {
-    let plain = |word: &&str| {
+    let is_controller = |word: &&str| {
         !matches!(*word, "rw" | "ro" | "relatime" | "xattr" | "clone_children" | "seclabel")
             && !word.starts_with("release_agent=")
     };
-    let words: Vec<&str> = options.split(',').filter(plain).collect();
+    let words: Vec<&str> = options.split(',').filter(is_controller).collect();
     match words.iter().any(|word| word.starts_with("name=")) {
         true => format!("none,{}", words.join(",")),
         false => words.join(","),
@@ -70,7 +70,7 @@ fn controllers(options: &str) -> String {
 pub(crate) fn create(path: &str) -> Result<()> {
     let hierarchies = hierarchies()?;
     // Beside v1 the kubelet uses v1 controllers only, so v2 needs no delegation.
-    let is_v2_alone = hierarchies.iter().all(|hierarchy| hierarchy.v1.is_none());
+    let has_only_v2 = hierarchies.iter().all(|hierarchy| hierarchy.v1.is_none());
     for hierarchy in hierarchies {
         let mut directory = hierarchy.mount.clone();
         for part in path.split('/') {
@@ -81,7 +81,7 @@ pub(crate) fn create(path: &str) -> Result<()> {
             if hierarchy.has_cpuset() {
                 inherit_cpuset(&parent, &directory)?;
             }
-            if is_v2_alone {
+            if has_only_v2 {
                 delegate_controllers(&parent);
             }
         }
@@ -173,7 +173,7 @@ fn processes(path: &str) -> Result<Vec<i32>> {
             pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
         }
     }
-    // A process of another pid namespace shows as 0, which `kill` would take for the own group.
+    // A process of another pid namespace shows as 0, which `kill` would take for the caller's process group.
     pids.retain(|&pid| pid > 0);
     pids.sort_unstable();
     pids.dedup();
@@ -231,16 +231,16 @@ mod tests {
                     31 30 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
                     32 30 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
                     33 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let v1 = |mount: &str, v1: Option<&str>| CgroupHierarchy {
+        let hierarchy = |mount: &str, v1: Option<&str>| CgroupHierarchy {
             mount: mount.into(),
             v1: v1.map(str::to_owned),
         };
         assert_eq!(
             parse_mountinfo(text),
             [
-                v1("/sys/fs/cgroup/cpu", Some("cpu,cpuacct")),
-                v1("/sys/fs/cgroup/systemd", Some("none,name=systemd")),
-                v1("/sys/fs/cgroup/unified", None),
+                hierarchy("/sys/fs/cgroup/cpu", Some("cpu,cpuacct")),
+                hierarchy("/sys/fs/cgroup/systemd", Some("none,name=systemd")),
+                hierarchy("/sys/fs/cgroup/unified", None),
             ]
         );
     }

@@ -40,9 +40,9 @@ pub(crate) fn run(
     process: ClusterProcess,
 ) -> Result<()> {
     let record = state.require_record()?;
-    // A fault in a node that does not exist would be silently without effect.
+    // A fault in a node that does not exist would have no effect and report none.
     if process.node().is_some_and(|node| node > record.nodes) {
-        bail!("{process} is not there: the cluster has {} nodes", record.nodes);
+        bail!("{process} does not exist: the cluster has {} nodes", record.nodes);
     }
     match (action, process) {
         (FaultAction::Stop, ClusterProcess::Node(node)) => freeze(state, node, true),

@@ -1,12 +1,12 @@
-# Becomes the keeper of a node: a process that does nothing but hold the node's namespaces.
-# Arguments: the node's folder, its name, the cluster's folders (kept visible), a file to make when ready, then one
+# Becomes the process that keeps a node's namespaces alive, and does nothing else.
+# Arguments: the node's folder, its name, the cluster's folders (kept visible), a file to create when ready, then one
 # `mount options` pair for each cgroup hierarchy. Runs inside new mount, UTS and cgroup namespaces.
 set -e
 folder=$1 name=$2 base=$3 ready=$4
 shift 4
 echo "$name" > /proc/sys/kernel/hostname
 
-# What others mounted on the host would be kept alive from here, namespaces above all; the last comes first.
+# Copies of the host's mounts would keep their file systems and namespaces in use. The last mount is removed first.
 tac /proc/self/mountinfo | while read -r _ _ _ _ at rest; do
     case "$at,${rest#* - }" in
     /,*) ;;
@@ -14,7 +14,7 @@ tac /proc/self/mountinfo | while read -r _ _ _ _ at rest; do
     esac
 done
 
-# What the node keeps across its own restarts is on disk; the rest of /var/lib is the host's and hidden.
+# Data that outlives restarts of the node is on disk. The rest of /var/lib is the host's and hidden.
 mkdir -p "$folder/var-lib${base#/var/lib}" "$folder/var-lib/kubelet" "$folder/var-lib/containerd" "$folder/var-lib/cni" \
     "$folder/var-log/pods" "$folder/var-log/containers"
 mount --rbind "$base" "$folder/var-lib${base#/var/lib}"
@@ -36,7 +36,7 @@ while [ $# -gt 0 ]; do
 done
 mount -t bpf -o mode=755 bpf /sys/fs/bpf
 
-# The kubelet wants these; they are the whole machine's, so it is shown files that say what it wants to read.
+# The kubelet requires these settings, which apply to the whole machine. It reads files with the required values.
 mkdir -p /run/sysctl
 while read -r setting value; do
     [ -e "/proc/sys/$setting" ] || continue
@@ -52,7 +52,7 @@ kernel/keys/root_maxkeys 1000000
 kernel/keys/root_maxbytes 25000000
 END
 
-# Pods may ask that mounts made later are seen on both sides.
+# Pods may request mount propagation in both directions.
 mount --make-rshared /
 touch "$ready"
 exec sleep infinity

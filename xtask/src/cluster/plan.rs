@@ -111,7 +111,7 @@ pub(crate) enum ClusterUpStep {
     /// Create certificates, cgroups and the network between nodes.
     CreateBase,
     StartProcess(ClusterProcess),
-    /// Wait until the API server answers.
+    /// Wait until the API server responds.
     WaitForApiServer,
     /// Import the images into a node's containerd.
     ImportImages(u8),
@@ -156,18 +156,19 @@ pub(crate) fn plan(observed: &ObservedCluster, nodes: u8) -> Vec<ClusterUpStep> 
     if !observed.has_base {
         steps.push(ClusterUpStep::CreateBase);
     }
-    let dead = |process: &ClusterProcess| !observed.running.contains(process);
+    let is_stopped = |process: &ClusterProcess| !observed.running.contains(process);
     for &process in control_plane_processes(nodes) {
-        if dead(&process) {
+        if is_stopped(&process) {
             steps.push(ClusterUpStep::StartProcess(process));
         }
-        // A running API server answers only after it has connected to a restarted etcd.
-        let is_upset = dead(&ClusterProcess::Etcd) || dead(&ClusterProcess::ApiServer);
-        if process == ClusterProcess::ApiServer && is_upset {
+        // A running API server responds only after it has connected to a restarted etcd.
+        let is_unready =
+            is_stopped(&ClusterProcess::Etcd) || is_stopped(&ClusterProcess::ApiServer);
+        if process == ClusterProcess::ApiServer && is_unready {
             steps.push(ClusterUpStep::WaitForApiServer);
         }
     }
-    steps.extend(Some(ClusterProcess::Forward).filter(dead).map(ClusterUpStep::StartProcess));
+    steps.extend(Some(ClusterProcess::Forward).filter(is_stopped).map(ClusterUpStep::StartProcess));
     // Without nodes no pod can run, so CoreDNS would never be ready.
     if nodes == 0 {
         return steps;
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn from_nothing_the_api_server_answers_before_anyone_asks_it() {
+    fn a_new_cluster_waits_for_the_api_server_before_its_clients_start() {
         let steps = plan(&ObservedCluster::default(), 1);
         assert_eq!(steps.first(), Some(&ClusterUpStep::CreateBase));
         let position = |step| steps.iter().position(|&other| other == step).unwrap();

@@ -80,7 +80,7 @@ pub(crate) fn assets(version: KubernetesVersion) -> Result<Option<PathBuf>> {
     let asset_version = api_server_version(&assets)?;
     if asset_version.minor != version.minor {
         bail!(
-            "{ASSETS_VARIABLE} holds {asset_version}, but {version} is wanted: unset it, or leave out --kubernetes"
+            "{ASSETS_VARIABLE} holds {asset_version}, but {version} is requested: unset it, or leave out --kubernetes"
         );
     }
     Ok(Some(assets))
@@ -95,14 +95,14 @@ pub(crate) fn default_version() -> Result<KubernetesVersion> {
 }
 
 fn api_server_version(assets: &Path) -> Result<KubernetesVersion> {
-    let says = sh::capture(Command::new(assets.join("kube-apiserver")).arg("--version"))
+    let output = sh::capture(Command::new(assets.join("kube-apiserver")).arg("--version"))
         .with_context(|| {
             format!("{ASSETS_VARIABLE} is {}, where no API server runs", assets.display())
         })?;
-    let word = says.split_whitespace().last().unwrap_or_default();
-    word.parse()
+    let version = output.split_whitespace().last().unwrap_or_default();
+    version.parse()
         .ok()
-        .with_context(|| format!("{ASSETS_VARIABLE} holds `{}`, no release", says.trim()))
+        .with_context(|| format!("{ASSETS_VARIABLE} has `{}`, which is no release", output.trim()))
 }
 
 /// Recipes of all programs that `assets` does not supply.
@@ -181,7 +181,7 @@ pub(crate) fn build(recipe: &BuildRecipe, toolchain: &GoToolchain) -> Result<()>
     match build_all(recipe, toolchain) {
         Err(error) if recipe.is_optional => {
             let note = failure_note(recipe)?;
-            println!("    {} is left out, see {}", recipe.name, note.display());
+            println!("    {} is skipped, see {}", recipe.name, note.display());
             fs::write(&note, format!("{error:#}\n")).context("cannot write to the cache")
         }
         result => result,

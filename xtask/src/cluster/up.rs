@@ -133,9 +133,10 @@ fn build_programs(version: KubernetesVersion, assets: Option<&Path>) -> Result<(
     println!("The cluster's programs are built once, from their Go modules:");
     let mut seconds: u32 = missing.iter().map(|recipe| recipe.seconds).sum();
     for (number, recipe) in missing.iter().enumerate() {
-        let (at, all) = (number + 1, missing.len());
+        let (position, total) = (number + 1, missing.len());
         let (name, version) = (recipe.name, &recipe.version);
-        println!("[{at}/{all}] build {name} {version} (about {} min left)", seconds.div_ceil(60));
+        let minutes = seconds.div_ceil(60);
+        println!("[{position}/{total}] build {name} {version} (about {minutes} min left)");
         programs::build(recipe, &toolchain)?;
         seconds -= recipe.seconds;
     }

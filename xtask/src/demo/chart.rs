@@ -49,7 +49,7 @@ pub(super) fn svg(run: &DemoRun) -> String {
             }
         }
     }
-    for (_, wake) in run.records.iter().filter(|(phase, _)| *phase == RequestPurpose::Wake) {
+    for (_, wake) in run.records.iter().filter(|(purpose, _)| *purpose == RequestPurpose::Wake) {
         // As above: writing to a string cannot fail.
         let wake_x = x((wake.at_us - first) as f64 / STEP_US as f64);
         let _ = writeln!(

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{load::LoadRecord, local_node::LocalNode, sh};
 
-/// Name by which the client inside the node reaches the service: the node's DNS resolves it to the ClusterIP.
+/// Name of the service inside the node, which the node's DNS resolves to the ClusterIP.
 const SERVICE: &str = "hello.default.svc.cluster.local";
 /// Load that rises to forty requests at once; the target is ten a pod (`examples/hello.yaml`).
 const STAGES: &str = "4x2s,16x4s,40x14s";
@@ -26,7 +26,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// Timeout for scaling to zero: window of 6 s, the last pod's grace period, and a margin.
 const SCALE_TO_ZERO_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Consecutive samples without a pod that count as asleep: the list may lag behind a pod that has just started.
+/// Number of consecutive samples without a pod after which the service counts as asleep. The list may lag behind a pod
+/// that has just started.
 const EMPTY_SAMPLES: u32 = 3;
 
 /// Runs the demonstration and returns its requests and samples.
@@ -57,7 +58,7 @@ struct DemoRunner<'a> {
 
 impl DemoRunner<'_> {
     fn wait_for_service(&self) -> Result<()> {
-        let mut last = String::new();
+        let mut last_message = String::new();
         for _ in 0..100 {
             // The list, because a service by name is an error until the controller has read the manifest.
             let list = self.get_json(&["ksvc"])?;
@@ -66,12 +67,12 @@ impl DemoRunner<'_> {
             let ready = conditions.iter().find(|condition| condition["type"] == "Ready");
             match ready.map(|condition| (condition["status"].as_str(), &condition["message"])) {
                 Some((Some("True"), _)) => return Ok(()),
-                Some((_, message)) => last = message.to_string(),
+                Some((_, message)) => last_message = message.to_string(),
                 None => {}
             }
             sh::sleep(Duration::from_millis(100));
         }
-        bail!("service hello did not become ready within 10 s: {last}")
+        bail!("service hello did not become ready within 10 s: {last_message}")
     }
 
     fn wake_service(&mut self, description: &str) -> Result<()> {
@@ -81,24 +82,24 @@ impl DemoRunner<'_> {
         let record = record.context("the load generator reported nothing")?;
         let text = match record.is_answered() {
             true => format!(
-                "answered by {} after {:.1} ms",
+                "response from {} after {:.1} ms",
                 record.pod,
                 record.first_byte_us as f64 / 1e3
             ),
-            false => format!("not answered: status {} {}", record.status, record.error),
+            false => format!("no response from a pod: status {} {}", record.status, record.error),
         };
         self.screen.print_line(&text);
         Ok(())
     }
 
     fn wait_until_asleep(&mut self) -> Result<()> {
-        let looks = SCALE_TO_ZERO_TIMEOUT.as_millis() / SAMPLE_INTERVAL.as_millis();
-        let mut empty_looks = 0;
-        for _ in 0..looks {
+        let max_samples = SCALE_TO_ZERO_TIMEOUT.as_millis() / SAMPLE_INTERVAL.as_millis();
+        let mut empty_samples = 0;
+        for _ in 0..max_samples {
             self.sample_pods()?;
             // Counted in a row: a pod that appears again starts the count from zero.
-            empty_looks = if self.run.pods_now() == 0 { empty_looks + 1 } else { 0 };
-            if empty_looks == EMPTY_SAMPLES {
+            empty_samples = if self.run.pods_now() == 0 { empty_samples + 1 } else { 0 };
+            if empty_samples == EMPTY_SAMPLES {
                 self.run.times_asleep += 1;
                 self.screen.print_line("asleep again: no pod is left");
                 return Ok(());
@@ -116,7 +117,7 @@ impl DemoRunner<'_> {
     /// Sends load from the client's namespace, samples the pods meanwhile, and stores the records.
     fn send(
         &mut self,
-        phase: RequestPurpose,
+        purpose: RequestPurpose,
         stages: &str,
         path: &str,
         requests: Option<&str>,
@@ -132,7 +133,7 @@ impl DemoRunner<'_> {
         // Records and pods are read in turns: the live line needs both.
         let mut is_over = false;
         while !is_over {
-            is_over = self.store_records(phase, &records);
+            is_over = self.store_records(purpose, &records);
             self.sample_pods()?;
             self.screen.redraw_live_line(&self.run.live_line(unix_us()));
             if !is_over {
@@ -147,10 +148,10 @@ impl DemoRunner<'_> {
     }
 
     /// Stores the records that the load generator has printed so far. Returns true if it has ended.
-    fn store_records(&mut self, phase: RequestPurpose, records: &Receiver<LoadRecord>) -> bool {
+    fn store_records(&mut self, purpose: RequestPurpose, records: &Receiver<LoadRecord>) -> bool {
         loop {
             match records.try_recv() {
-                Ok(record) => self.run.records.push((phase, record)),
+                Ok(record) => self.run.records.push((purpose, record)),
                 Err(TryRecvError::Empty) => return false,
                 Err(TryRecvError::Disconnected) => return true,
             }
@@ -176,7 +177,7 @@ impl DemoRunner<'_> {
 
     fn get_json(&self, args: &[&str]) -> Result<Value> {
         let text = sh::capture(self.node.rouse_command(&["get"]).args(args).args(["-o", "json"]))?;
-        serde_json::from_str(&text).context("cannot read what `rouse get -o json` printed")
+        serde_json::from_str(&text).context("cannot read the output of `rouse get -o json`")
     }
 }
 
@@ -196,6 +197,6 @@ fn read_records(load: &mut Child) -> Result<Receiver<LoadRecord>> {
 }
 
 fn unix_us() -> u64 {
-    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    let elapsed = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }

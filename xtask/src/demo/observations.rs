@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use crate::{cold_start::NodeColdStart, load::LoadRecord};
 
-/// Least share of the load's requests on the direct path.
+/// Minimum share of the load's requests on the direct path.
 const MIN_DIRECT_SHARE: f64 = 0.95;
-/// Least number of pods that the load must scale out to.
+/// Minimum number of pods to which the load must scale out.
 const MIN_PODS: usize = 3;
 
 /// Purpose of a request in the demonstration.
@@ -45,12 +45,12 @@ impl DemoRun {
 
     /// One line for the live display: pods, requests in flight, path, rate over the last second.
     pub(super) fn live_line(&self, now_us: u64) -> String {
-        let since = now_us.saturating_sub(1_000_000);
-        // Records are only roughly in order of their end, so the search goes half a second further back.
+        let since_us = now_us.saturating_sub(1_000_000);
+        // Records are only roughly in order of their end, so the search starts half a second earlier.
         let recent: Vec<&LoadRecord> = (self.records.iter().rev())
             .map(|(_, record)| record)
-            .take_while(|record| record.at_us + record.took_us + 500_000 > since)
-            .filter(|record| record.at_us + record.took_us > since)
+            .take_while(|record| record.at_us + record.took_us + 500_000 > since_us)
+            .filter(|record| record.at_us + record.took_us > since_us)
             .collect();
         let pods = self.pods_now();
         if recent.is_empty() {
@@ -113,17 +113,18 @@ impl DemoFigures {
         let sent = run.records.len();
         let answered = run.records.iter().filter(|(_, record)| record.is_answered()).count();
         let cold_starts: Vec<NodeColdStart> = (run.records.iter())
-            .filter(|(phase, record)| *phase == RequestPurpose::Wake && record.is_answered())
+            .filter(|(purpose, record)| *purpose == RequestPurpose::Wake && record.is_answered())
             .map(|(_, record)| NodeColdStart::from_record(record, log))
             .collect();
         let load: Vec<&LoadRecord> = (run.records.iter())
-            .filter(|(phase, _)| *phase == RequestPurpose::Load)
+            .filter(|(purpose, _)| *purpose == RequestPurpose::Load)
             .map(|(_, record)| record)
             .collect();
         // The requests that wake the service cannot be direct, so they do not count.
         let direct = load.iter().filter(|record| record.direct).count();
-        let lost =
-            run.records.iter().map(|(_, record)| record).find(|record| !record.is_answered());
+        let mut lost = run.records.iter().map(|(_, record)| record).filter(|it| !it.is_answered());
+        let first_loss =
+            lost.next().map(|record| format!("status {} {}", record.status, record.error));
         Self {
             sent,
             answered,
@@ -139,11 +140,11 @@ impl DemoFigures {
             returned_to_zero: run.times_asleep >= 2,
             cold_starts,
             pods: pods_over_time(run),
-            first_loss: lost.map(|record| format!("status {} {}", record.status, record.error)),
+            first_loss,
         }
     }
 
-    /// Descriptions of the promises that the run did not keep.
+    /// Descriptions of the goals that the run did not reach.
     pub(super) fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();
         if self.lost > 0 || self.sent == 0 {
@@ -160,7 +161,7 @@ impl DemoFigures {
         if self.max_pods < MIN_PODS {
             failures.push(format!("only {} pods ran, not {MIN_PODS}", self.max_pods));
         }
-        // The story puts the service to sleep twice, after the load and after the second wake-up.
+        // The run scales the service to zero twice, after the load and after the second wake-up.
         if !self.returned_to_zero {
             failures.push("the service did not return to zero each time".into());
         }
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn each_broken_promise_is_named() {
+    fn each_missed_goal_is_named() {
         let mut run = run();
         run.times_asleep = 1;
         run.samples.truncate(1);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Terminal or log file that the story is printed to.
+/// Terminal or log file to which the demonstration prints.
 #[derive(Debug)]
 pub(super) struct DemoScreen {
     started: Instant,

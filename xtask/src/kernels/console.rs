@@ -1,5 +1,4 @@
-//! Pure: output of a machine's serial line, parsed: the verifier's results, results of tests, and whether all of them
-//! have run.
+//! Pure: parser of a machine's console: results of the verifier and of tests, and exit codes of the runs.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -23,7 +22,8 @@ pub(crate) enum VerifierVerdict {
     /// Refused by the verifier.
     Refused,
     /// Not loaded: the program needs a later kernel.
-    Later,
+    #[serde(rename = "later")]
+    NeedsLaterKernel,
 }
 
 impl fmt::Display for VerifierVerdict {
@@ -31,7 +31,7 @@ impl fmt::Display for VerifierVerdict {
         match self {
             Self::Walked(count) => out.pad(&count.to_string()),
             Self::Refused => out.pad("REFUSED"),
-            Self::Later => out.pad("-"),
+            Self::NeedsLaterKernel => out.pad("-"),
         }
     }
 }
@@ -88,7 +88,7 @@ impl ConsoleResults {
         let Some((name, message)) = message.split_once(' ') else { return };
         let verdict = match message {
             "refused" => VerifierVerdict::Refused,
-            "is for later kernels" => VerifierVerdict::Later,
+            "is for later kernels" => VerifierVerdict::NeedsLaterKernel,
             count => match count.parse() {
                 Ok(count) => VerifierVerdict::Walked(count),
                 Err(_) => return,
@@ -126,7 +126,7 @@ mod tests {
             [
                 ("bind6", VerifierVerdict::Walked(122)),
                 ("egress", VerifierVerdict::Refused),
-                ("end", VerifierVerdict::Later)
+                ("end", VerifierVerdict::NeedsLaterKernel)
             ]
         );
         assert_eq!(results.exit_codes, [("load".to_owned(), 101)].into());

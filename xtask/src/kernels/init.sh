@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The first process of a virtual machine. Its files are the host's, read only, below a layer in memory; then `job` runs.
-# Whatever fails ends it: the kernel panics, the machine stops, and its console says why.
+# An error ends it: the kernel panics, the machine stops, and its console has the reason.
 set -e
 b=/bin/busybox
 # RELEASE; MODULES and PROGRAM, which are the host's paths.
@@ -18,7 +18,7 @@ $b mount -t tmpfs tmpfs /layer
 $b mkdir /layer/upper /layer/work
 $b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root
 
-# Before 5.11 maps count against it, and what runs here has not the capability to raise it.
+# Before 5.11 maps count against this limit, and the tests have no capability to raise it.
 ulimit -l unlimited
 
 cd /root
@@ -34,7 +34,7 @@ $b mount -t devpts devpts dev/pts
 $b mount -t cgroup2 cgroup2 sys/fs/cgroup
 $b mount -t bpf bpf sys/fs/bpf
 
-# The host may keep both where the folders in memory now are.
+# On the host, both may be in folders that the folders in memory now hide.
 $b mkdir -p lib/modules/"$RELEASE" run/rouse
 $b mount --bind /host"$MODULES" lib/modules/"$RELEASE"
 $b touch run/rouse/tests

@@ -23,12 +23,14 @@ pub(crate) struct KernelOutcome {
     /// Result of the verifier for each program.
     pub(crate) programs: BTreeMap<String, VerifierVerdict>,
     #[serde(flatten)]
-    pub(crate) tally: TestCounts,
+    pub(crate) test_counts: TestCounts,
     /// Tests that cannot pass on this kernel, each with the reason.
-    pub(crate) left_out: Vec<(String, &'static str)>,
+    #[serde(rename = "left_out")]
+    pub(crate) skipped_tests: Vec<(String, &'static str)>,
     pub(crate) seconds: u64,
     /// Descriptions of all errors; empty if there are none.
-    pub(crate) wrong: Vec<String>,
+    #[serde(rename = "wrong")]
+    pub(crate) errors: Vec<String>,
 }
 
 /// Planned work on one kernel, and the output of the machine.
@@ -38,7 +40,7 @@ pub(crate) struct KernelRunOutput<'a> {
     pub(crate) results: ConsoleResults,
     /// Number of tests to run, without those of the verifier.
     pub(crate) requested_tests: usize,
-    pub(crate) left_out: Vec<(String, &'static str)>,
+    pub(crate) skipped_tests: Vec<(String, &'static str)>,
     /// Last lines of the kernel's console.
     pub(crate) console_tail: String,
     pub(crate) seconds: u64,
@@ -55,45 +57,45 @@ impl KernelOutcome {
             kernel,
             version: String::new(),
             programs: BTreeMap::new(),
-            tally: TestCounts::default(),
-            left_out: vec![],
+            test_counts: TestCounts::default(),
+            skipped_tests: vec![],
             seconds: 0,
-            wrong: vec![format!("cannot run: {reason}")],
+            errors: vec![format!("cannot run: {reason}")],
         }
     }
 
     /// Result of a machine that has ended.
     pub(crate) fn from_run(kernel: &'static str, run_output: KernelRunOutput<'_>) -> Self {
-        let ConsoleResults { programs, exit_codes: ended, test_counts: tallies, .. } =
-            run_output.results;
-        let mut wrong = Vec::new();
+        let ConsoleResults { programs, exit_codes, test_counts, .. } = run_output.results;
+        let mut errors = Vec::new();
         for (run, requested) in [(LOAD_RUN, 1), (TESTS_RUN, run_output.requested_tests)] {
-            let counted =
-                tallies.get(run).map_or(0, |test_counts| test_counts.passed + test_counts.failed);
-            match ended.get(run) {
+            let test_count = test_counts.get(run).map_or(0, |counts| counts.passed + counts.failed);
+            match exit_codes.get(run) {
                 _ if requested == 0 => {}
-                None => wrong
-                    .push(format!("its {run} did not end; it said:\n{}", run_output.console_tail)),
+                None => errors.push(format!(
+                    "run {run} did not end; end of the console:\n{}",
+                    run_output.console_tail
+                )),
                 // A run may end early for any reason: tests that did not run must not look as if they had passed.
-                Some(0) if counted < requested as u64 => {
-                    wrong.push(format!("{counted} of {requested} {run} ran"));
+                Some(0) if test_count < requested as u64 => {
+                    errors.push(format!("{test_count} of {requested} {run} ran"));
                 }
                 Some(0) => {}
-                Some(code) => wrong.push(format!("its {run} failed ({code})")),
+                Some(code) => errors.push(format!("run {run} failed ({code})")),
             }
         }
         if !programs.values().any(|verdict| matches!(verdict, VerifierVerdict::Walked(_))) {
-            wrong.push("no program was loaded".to_owned());
+            errors.push("no program was loaded".to_owned());
         }
         for (name, verdict) in &programs {
             match verdict {
-                VerifierVerdict::Refused => wrong.push(format!("{name} is refused")),
+                VerifierVerdict::Refused => errors.push(format!("{name} is refused")),
                 VerifierVerdict::Walked(count) if *count > MAX_INSTRUCTIONS => {
-                    wrong.push(format!(
-                        "{name} takes {count} instructions, of {MAX_INSTRUCTIONS} it may"
+                    errors.push(format!(
+                        "{name} takes {count} instructions; the maximum is {MAX_INSTRUCTIONS}"
                     ));
                 }
-                VerifierVerdict::Walked(_) | VerifierVerdict::Later => {}
+                VerifierVerdict::Walked(_) | VerifierVerdict::NeedsLaterKernel => {}
             }
         }
         Self {
@@ -101,10 +103,10 @@ impl KernelOutcome {
             version: run_output.version.to_owned(),
             programs,
             // The verifier's tests count together with the others.
-            tally: tallies.into_values().fold(TestCounts::default(), TestCounts::combine),
-            left_out: run_output.left_out,
+            test_counts: test_counts.into_values().fold(TestCounts::default(), TestCounts::combine),
+            skipped_tests: run_output.skipped_tests,
             seconds: run_output.seconds,
-            wrong,
+            errors,
         }
     }
 
@@ -112,7 +114,7 @@ impl KernelOutcome {
     fn accepted(&self) -> impl Iterator<Item = (u64, &str)> {
         self.programs.iter().filter_map(|(name, verdict)| match verdict {
             VerifierVerdict::Walked(count) => Some((*count, name.as_str())),
-            VerifierVerdict::Refused | VerifierVerdict::Later => None,
+            VerifierVerdict::Refused | VerifierVerdict::NeedsLaterKernel => None,
         })
     }
 }
@@ -123,7 +125,7 @@ pub(crate) struct KernelTables<'a>(pub(crate) &'a [KernelOutcome]);
 impl fmt::Display for KernelTables<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.instructions(out)?;
-        self.left_out(out)?;
+        self.skipped_tests(out)?;
         self.summary(out)
     }
 }
@@ -148,10 +150,10 @@ impl KernelTables<'_> {
         writeln!(out)
     }
 
-    fn left_out(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for outcome in self.0.iter().filter(|it| !it.left_out.is_empty()) {
-            writeln!(out, "left out on {}:", outcome.kernel)?;
-            for (name, reason) in &outcome.left_out {
+    fn skipped_tests(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for outcome in self.0.iter().filter(|it| !it.skipped_tests.is_empty()) {
+            writeln!(out, "skipped on {}:", outcome.kernel)?;
+            for (name, reason) in &outcome.skipped_tests {
                 writeln!(out, "  {name}: {reason}")?;
             }
         }
@@ -169,7 +171,7 @@ impl KernelTables<'_> {
             "most instructions",
             "passed",
             "failed",
-            "left out",
+            "skipped",
             "time"
         )?;
         for outcome in self.0 {
@@ -182,11 +184,11 @@ impl KernelTables<'_> {
                 "{:<8} {:<18} {:<7} {:>8}  {longest:<24} {:>6} {:>6} {:>8}  {:>4} s",
                 outcome.kernel,
                 outcome.version,
-                if outcome.wrong.is_empty() { "passed" } else { "FAILED" },
+                if outcome.errors.is_empty() { "passed" } else { "FAILED" },
                 outcome.accepted().count(),
-                outcome.tally.passed,
-                outcome.tally.failed,
-                outcome.left_out.len(),
+                outcome.test_counts.passed,
+                outcome.test_counts.failed,
+                outcome.skipped_tests.len(),
                 outcome.seconds
             )?;
         }
@@ -208,7 +210,7 @@ mod tests {
                 version: "6.1-1",
                 results,
                 requested_tests,
-                left_out: vec![],
+                skipped_tests: vec![],
                 console_tail,
                 seconds: 9,
             },
@@ -226,35 +228,35 @@ mod tests {
     ];
 
     #[test]
-    fn a_machine_that_did_all_has_nothing_wrong() {
+    fn a_machine_that_ran_everything_has_no_errors() {
         let ends = ["test result: ok. 2 passed; 0 failed; 0 ignored", "rouse: end tests 0"];
-        let good = outcome(&[&OK[..], &ends].concat(), 2);
-        assert_eq!(good.wrong, [""; 0]);
-        assert_eq!((good.tally.passed, good.tally.failed), (5, 0));
-        let shown = KernelTables(&[good]).to_string();
+        let passed = outcome(&[&OK[..], &ends].concat(), 2);
+        assert_eq!(passed.errors, [""; 0]);
+        assert_eq!((passed.test_counts.passed, passed.test_counts.failed), (5, 0));
+        let shown = KernelTables(&[passed]).to_string();
         assert!(shown.contains("500000 egress"), "{shown}");
         assert!(shown.contains("end                         -"), "{shown}");
     }
 
     #[test]
     fn a_machine_that_stopped_in_the_middle_has_failed() {
-        assert_eq!(outcome(&OK, 2).wrong, ["its tests did not end; it said:\npanic"]);
-        assert_eq!(outcome(&[], 0).wrong.len(), 2, "nothing was loaded either");
+        assert_eq!(outcome(&OK, 2).errors, ["run tests did not end; end of the console:\npanic"]);
+        assert_eq!(outcome(&[], 0).errors.len(), 2, "no program was loaded either");
     }
 
     #[test]
-    fn tests_that_did_not_run_are_no_success() {
+    fn tests_that_did_not_run_are_an_error() {
         let ends = ["test result: ok. 1 passed; 0 failed; 0 ignored", "rouse: end tests 0"];
-        assert_eq!(outcome(&[&OK[..], &ends].concat(), 2).wrong, ["1 of 2 tests ran"]);
+        assert_eq!(outcome(&[&OK[..], &ends].concat(), 2).errors, ["1 of 2 tests ran"]);
     }
 
     #[test]
     fn a_refused_program_and_one_that_takes_too_much_are_named() {
         let lines = ["rouse: begin load", "verifier: egress 500001", "verifier: x refused"];
-        let bad = outcome(&lines, 0);
-        assert!(KernelTables(std::slice::from_ref(&bad)).to_string().contains("REFUSED"));
-        let wrong = bad.wrong.join("; ");
-        assert!(wrong.contains("egress takes 500001 instructions"), "{wrong}");
-        assert!(wrong.contains("x is refused"), "{wrong}");
+        let failed = outcome(&lines, 0);
+        assert!(KernelTables(std::slice::from_ref(&failed)).to_string().contains("REFUSED"));
+        let errors = failed.errors.join("; ");
+        assert!(errors.contains("egress takes 500001 instructions"), "{errors}");
+        assert!(errors.contains("x is refused"), "{errors}");
     }
 }

@@ -62,7 +62,7 @@ const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
 pub(crate) struct TestSelection {
     /// Names of the tests to run.
     pub(crate) supported: Vec<String>,
-    /// Names of the tests that are left out, with the reason.
+    /// Names of the tests that are skipped, with the reason.
     pub(crate) unsupported: Vec<(String, &'static str)>,
 }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_is_left_out_by_older_kernels_only_and_never_silently() {
+    fn only_older_kernels_skip_a_test_and_each_skip_has_a_reason() {
         let counts = |series| {
             let choice = select_tests(&tests(), series);
             (choice.supported.len(), choice.unsupported.len())

@@ -62,7 +62,7 @@ impl LoadWorkerState {
     }
 }
 
-/// One client of the closed loop: it sends a request when the previous one is complete.
+/// Runs one client of the closed loop, which sends a request when the previous one is complete.
 pub(super) async fn run_closed_loop(
     state: Rc<LoadWorkerState>,
     index: u32,
@@ -70,7 +70,7 @@ pub(super) async fn run_closed_loop(
 ) {
     let mut pooled = None;
     // Each client is of one kind: by default half of them keep their connection, as pools do.
-    let keeps = !state.is_fresh(index.into());
+    let keeps_connection = !state.is_fresh(index.into());
     while let Some(wait) = state.args.stages.until_above(index, state.started.elapsed()) {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
@@ -80,7 +80,7 @@ pub(super) async fn run_closed_loop(
         }
         let (record, connection) = send(&state, pooled.take()).await;
         let failed = !record.error.is_empty();
-        pooled = connection.filter(|_| keeps);
+        pooled = connection.filter(|_| keeps_connection);
         if records.send(record).await.is_err() {
             return;
         }
@@ -119,7 +119,7 @@ async fn send_in_open_loop(
     if !state.is_fresh(number) {
         state.idle.borrow_mut().extend(connection);
     }
-    // The receiver is gone only when the whole run was given up.
+    // The receiver is dropped only if the whole run ends early.
     let _ = records.send(record).await;
 }
 
@@ -148,7 +148,7 @@ async fn send(
         Ok(Ok(connection)) => (record, connection),
         Ok(Err(error)) => (LoadRecord { error, ..record }, None),
         Err(_) => {
-            let error = format!("no answer within {} s", state.args.timeout_s);
+            let error = format!("no response within {} s", state.args.timeout_s);
             (LoadRecord { error, ..record }, None)
         }
     }
@@ -181,12 +181,12 @@ async fn send_with_retry(
     }
 }
 
-/// Reason that a request has no response.
+/// Reason why a request has no response.
 #[derive(Debug)]
 enum LoadFailure {
     /// No byte of it was sent, so that a client may send it again.
     NotSent,
-    /// Possibly served; the error as text.
+    /// The server may have served it. Contains the error as text.
     Lost(String),
 }
 
@@ -220,11 +220,11 @@ async fn send_and_read(
         .header(HOST, &args.host)
         .body(Empty::new())
         .map_err(|error| LoadFailure::Lost(format!("cannot make the request: {error}")))?;
-    let before = connection.written_bytes.get();
+    let bytes_before = connection.written_bytes.get();
     let response = connection.sender.send_request(request).await.map_err(|error| {
-        // On a connection that ended after the check above no byte is sent; the library reports a failed write.
-        let unsent = error.is_canceled() || connection.written_bytes.get() == before;
-        if unsent { LoadFailure::NotSent } else { LoadFailure::Lost(error_chain(&error)) }
+        // On a connection that ended after the check above no byte is sent; hyper reports a failed write.
+        let is_unsent = error.is_canceled() || connection.written_bytes.get() == bytes_before;
+        if is_unsent { LoadFailure::NotSent } else { LoadFailure::Lost(error_chain(&error)) }
     })?;
     // hyper returns the response when its head is complete; the heads here fit into one packet.
     record.first_byte_us = micros(started.elapsed());
@@ -291,7 +291,7 @@ mod tests {
         };
         let mut first = accept();
         serve_one(&mut first);
-        reset.recv().expect("the client says when");
+        reset.recv().expect("a signal of the test");
         nix::sys::socket::setsockopt(
             &first,
             nix::sys::socket::sockopt::Linger,

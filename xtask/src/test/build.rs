@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{build_ebpf, sh, workspace::CargoWorkspace};
 
-/// Builder of all test programs of a run.
+/// Builder of all test programs of a test run.
 #[derive(Debug)]
 pub(super) struct TestBuilder {
     /// Workspace that the programs are built from.
     pub(super) workspace: CargoWorkspace,
-    /// Path of the eBPF object, or the reason that there is none.
+    /// Path of the eBPF object, or the reason why there is none.
     object: Result<PathBuf, String>,
-    /// Test programs that another process has built; `None` where this one builds them.
+    /// Test programs that another process has built; `None` if this process builds them.
     prebuilt: Option<Vec<TestProgram>>,
 }
 
@@ -38,11 +38,11 @@ pub(super) struct TestProgram {
 impl TestBuilder {
     /// Creates a builder without the eBPF programs, which need a compiler of their own.
     pub(super) fn without_ebpf(workspace: CargoWorkspace) -> Self {
-        Self { workspace, object: Err("nothing that runs needs it".to_owned()), prebuilt: None }
+        Self { workspace, object: Err("no chosen tier needs them".to_owned()), prebuilt: None }
     }
 
-    /// Creates a builder with the eBPF programs, built here if `prepared` is no error. On errors, only their users
-    /// fail.
+    /// Creates a builder with the eBPF programs, which are built here if `prepared` is `Ok`. After an error, only tiers
+    /// that need them fail.
     pub(super) fn with_ebpf(workspace: CargoWorkspace, prepared: Result<()>) -> Self {
         let object = prepared.and_then(|()| build_ebpf::build_object(&workspace));
         Self { workspace, object: object.map_err(|error| format!("{error:#}")), prebuilt: None }
@@ -52,7 +52,8 @@ impl TestBuilder {
     pub(super) fn with_prebuilt(self, file: &Path) -> Result<Self> {
         let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
         let built = serde_json::from_slice(&text);
-        let built = built.with_context(|| format!("{} lists no programs", file.display()))?;
+        let built =
+            built.with_context(|| format!("{} lists no test programs", file.display()))?;
         Ok(Self { prebuilt: Some(built), ..self })
     }
 
@@ -61,7 +62,7 @@ impl TestBuilder {
         self.object.as_deref().map_err(|error| anyhow!("there are no eBPF programs: {error}"))
     }
 
-    /// Command `cargo test WORDS`, for all packages but the eBPF programs.
+    /// Returns the command `cargo test ARGS`, for all packages except the eBPF programs.
     pub(super) fn cargo_test(&self, args: &[&str]) -> Command {
         let mut command = sh::cargo();
         command.args(["test", "--quiet", "--workspace", "--exclude", "ebpf"]).args(args);
@@ -79,7 +80,7 @@ impl TestBuilder {
         let mut built = Vec::new();
         let mut command = self.cargo_test(&["--no-run"]);
         command.args(args).arg("--message-format=json-render-diagnostics");
-        let ok = sh::run_with_lines(&mut command, |line| {
+        let is_success = sh::run_with_lines(&mut command, |line| {
             let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
             let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
             let manifest = text(&message["manifest_path"]).unwrap_or_default();
@@ -94,7 +95,7 @@ impl TestBuilder {
                 });
             }
         })?;
-        if !ok {
+        if !is_success {
             bail!("the tests do not compile");
         }
         Ok(built)

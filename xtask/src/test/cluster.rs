@@ -17,15 +17,15 @@ use crate::{
     sh,
 };
 
-/// Cluster that all other tests share. The first test that needs Rouse installs it there.
+/// Name of the cluster that all other tests share. The first test that needs Rouse installs it there.
 const SHARED_CLUSTER: &str = "rouse-installed";
-/// API server that only the controller's own tests write to.
+/// Name of the cluster, an API server alone, that only the controller's own tests use.
 const API_SERVER_CLUSTER: &str = "rouse-alone";
-/// Test programs of the controller that need that API server.
+/// Test programs of the controller that need this API server.
 pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhook"];
 
-/// Modules and tests that use namespaces or clusters of their own, and inject no faults into the shared cluster:
-/// several of them run at once.
+/// Modules and tests that may run in parallel: they use namespaces or clusters of their own, and inject no faults into
+/// the shared cluster.
 const PARALLEL_TESTS: [&str; 14] = [
     "runtime_contract::",
     "deletion::",
@@ -42,7 +42,7 @@ const PARALLEL_TESTS: [&str; 14] = [
     "service_lifecycle::",
     "error_conditions::",
 ];
-/// Number of them that run at once. They wait for pods and windows, on two processors as on many.
+/// Number of these tests that run at a time. They wait for pods and time windows, and use little processor time.
 const PARALLELISM: u8 = 3;
 
 /// Runs the tests against `--kubeconfig`, or against a cluster of xtask's.
@@ -70,8 +70,9 @@ fn check_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
         return Ok(TierOutcome::empty());
     }
     if !cluster::has_helm()? {
-        let skipped = "; left out chart:: (no helm is here; `cargo xtask chart` builds it)".into();
-        return Ok(TierOutcome::Ran { counts: TestCounts::default(), ok: true, skipped });
+        let skipped_note = "; skipped chart:: (no helm: `cargo xtask chart` builds it)".into();
+        let counts = TestCounts::default();
+        return Ok(TierOutcome::Ran { counts, has_passed: true, skipped_note });
     }
     let chart = HelmChart::find(&builder.workspace, builder.build_rouse()?)?;
     let mut counts = TestCounts::default();
@@ -88,7 +89,8 @@ fn check_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
             }
         }
     }
-    Ok(TierOutcome::Ran { ok: counts.failed == 0, counts, skipped: String::new() })
+    let has_passed = counts.failed == 0;
+    Ok(TierOutcome::Ran { counts, has_passed, skipped_note: String::new() })
 }
 
 /// Runs the controller's tests against an API server without nodes, which is removed afterwards.
@@ -138,86 +140,87 @@ fn cluster_command(xtask: &Path, name: &str) -> Command {
 
 /// Runs the tests of the whole system against a cluster with nodes.
 fn run_on_cluster(xtask: &Path, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    // A developer's cluster, which stays: those of killed runs have been removed.
-    let was_there = cluster::exists(SHARED_CLUSTER)?;
+    // Such a cluster is a developer's and stays: those of killed runs have been removed.
+    let did_exist = cluster::exists(SHARED_CLUSTER)?;
     let mut up_command = up_command(xtask, SHARED_CLUSTER);
     // Both images are built here as the user; tests that start clusters of their own find them built.
     up_command.args(["--image", "hello", "--image", "rouse"]);
     let rouse = builder.build_rouse()?;
     up_command.env(image::PROGRAM, &rouse);
     // Two nodes: several tests need a pod and a client on different nodes.
-    if !was_there {
+    if !did_exist {
         up_command.args(["--nodes", "2"]);
     }
     if args.yes {
         up_command.arg("--yes");
     }
-    let mut left_out = Vec::new();
+    let mut skipped_modules = Vec::new();
     if !cluster::has_kn()? {
-        left_out.push(("kn::", "no kn is on the PATH and none could be built"));
+        skipped_modules.push(("kn::", "no kn is on the PATH and none could be built"));
     }
-    let vars = [
+    let variables = [
         ("ROUSE_CLUSTER", OsStr::new(SHARED_CLUSTER)),
         ("ROUSE_XTASK", xtask.as_os_str()),
         // Clusters that tests start get the same image.
         (image::PROGRAM, rouse.as_os_str()),
     ];
-    let outcome =
-        sh::run(&mut up_command).and_then(|()| run_tests(args, builder, &vars, &left_out));
-    if !was_there {
+    let outcome = sh::run(&mut up_command)
+        .and_then(|()| run_tests(args, builder, &variables, &skipped_modules));
+    if !did_exist {
         sh::run(cluster_command(xtask, SHARED_CLUSTER).arg("down"))?;
     }
     outcome
 }
 
-/// Runs all tests but the modules in `left_out`, each with its reason. Long tests run only on request.
+/// Runs all tests except the modules in `skipped_modules`, each with its reason. Long tests run only on request.
 fn run_tests(
     args: &TestArgs,
     builder: &TestBuilder,
-    vars: &[(&str, &OsStr)],
-    left_out: &[(&str, &str)],
+    variables: &[(&str, &OsStr)],
+    skipped_modules: &[(&str, &str)],
 ) -> Result<TierOutcome> {
     let mut libtest_args: Vec<&str> =
-        left_out.iter().flat_map(|(module, _)| ["--skip", module]).collect();
+        skipped_modules.iter().flat_map(|(module, _)| ["--skip", module]).collect();
     let include_ignored = args.long || !args.names.is_empty();
     libtest_args.extend(include_ignored.then_some("--include-ignored"));
     let mut outcome = if args.names.is_empty() {
-        // Two runs: first the modules that tolerate others, several at once; then all others alone.
+        // Two runs: first the modules that may run in parallel, then all others one at a time.
         let parallel = [&libtest_args[..], &PARALLEL_TESTS].concat();
         let skip_parallel = PARALLEL_TESTS.iter().flat_map(|module| ["--skip", module]);
         let sequential: Vec<&str> = libtest_args.iter().copied().chain(skip_parallel).collect();
-        let together = run_as_root("cluster", args, builder, vars, &parallel, PARALLELISM)?;
-        together.combine(run_as_root("cluster", args, builder, vars, &sequential, 1)?)
+        let outcome = run_as_root("cluster", args, builder, variables, &parallel, PARALLELISM)?;
+        outcome.combine(run_as_root("cluster", args, builder, variables, &sequential, 1)?)
     } else {
-        run_as_root("cluster", args, builder, vars, &libtest_args, 1)?
+        run_as_root("cluster", args, builder, variables, &libtest_args, 1)?
     };
-    if let TierOutcome::Ran { skipped, counts, .. } = &mut outcome {
-        for (module, reason) in left_out {
-            skipped.push_str(&format!("; left out {module} ({reason})"));
+    if let TierOutcome::Ran { skipped_note, counts, .. } = &mut outcome {
+        for (module, reason) in skipped_modules {
+            skipped_note.push_str(&format!("; skipped {module} ({reason})"));
         }
         if counts.ignored > 0 {
-            skipped.push_str(&format!("; left out {} that take minutes (--long)", counts.ignored));
+            let count = counts.ignored;
+            skipped_note.push_str(&format!("; skipped {count} that take minutes (--long)"));
         }
     }
     Ok(outcome)
 }
 
-/// Runs the tests against a cluster of the user's. Faults and packet traces are limited to clusters that xtask made.
+/// Runs the tests against the user's cluster. Tests with faults and packet traces need a cluster that xtask made.
 fn run_on_existing_cluster(
     file: &Path,
     args: &TestArgs,
     builder: &TestBuilder,
 ) -> Result<TierOutcome> {
     if !file.is_file() {
-        bail!("--kubeconfig names {}, which is no file", file.display());
+        bail!("--kubeconfig names {}, which is not a file", file.display());
     }
     let file = file.canonicalize()?;
-    let vars = [("ROUSE_KUBECONFIG", file.as_os_str())];
+    let variables = [("ROUSE_KUBECONFIG", file.as_os_str())];
     let reason = "xtask did not make this cluster";
     run_tests(
         args,
         builder,
-        &vars,
+        &variables,
         &[
             ("installation_rounds::", reason),
             ("runtime_contract::", reason),

@@ -1,4 +1,4 @@
-//! Shell: builds images for the cluster tier while test programs are built: it takes longest, and needs them first.
+//! Shell: build of images for the cluster tier in parallel with the build of test programs.
 
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::workspace::CargoWorkspace;
 
-/// A build in progress. Other processes that build the same wait for its end.
+/// A build in progress. Other builds of the same images wait for its end.
 #[derive(Debug)]
 pub(super) struct ImagePrebuild {
     child: Child,
@@ -26,14 +26,14 @@ impl ImagePrebuild {
         // The image of Rouse holds a program that is still being built.
         command.args(["cluster", "build", "--image", "hello"]);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let child = command.spawn().context("cannot start xtask once more")?;
+        let child = command.spawn().context("cannot start xtask again")?;
         Ok(Self { child, log })
     }
 
     /// Waits for the end of the build. A failure is ignored here: the tier builds again and reports it.
     pub(super) fn finish(mut self) -> Result<()> {
         let status = self.child.wait()?;
-        println!("images were built ahead ({status}), see {}", self.log.display());
+        println!("images were built in advance ({status}), see {}", self.log.display());
         Ok(())
     }
 }

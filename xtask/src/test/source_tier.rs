@@ -1,4 +1,4 @@
-//! Pure: the tier of a crate's test, from the first word of its source file.
+//! Pure: the tier of a crate's test, from the first line of its source file.
 
 use super::TestTier;
 
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_belongs_to_the_innermost_file_that_says_what_it_is() {
+    fn a_test_belongs_to_the_innermost_file_with_a_mark() {
         assert_eq!(
             candidate_files("/w/agent/src/lib.rs", "pods::tests::x"),
             [

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-/// Number of lines of a failed test's message that are repeated at the end of the run.
+/// Maximum number of lines of a failed test's message that are repeated at the end of the run.
 const MAX_MESSAGE_LINES: usize = 12;
-/// Number of the slowest tests that are named after a run.
+/// Maximum number of slow tests that are printed after a run.
 const MAX_SLOWEST: usize = 10;
 
 /// Results of tests so far.
@@ -12,7 +12,7 @@ const MAX_SLOWEST: usize = 10;
 pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Number of tests that are left out unless requested.
+    /// Number of tests that run only on request.
     pub(super) ignored: u64,
     /// Name of each failed test, followed by the lines of its message.
     pub(crate) failures: Vec<Vec<String>>,
@@ -41,7 +41,7 @@ impl TestCounts {
         let line = line.trim_end();
         if let Some(rest) = line.trim_start().strip_prefix("test result: ") {
             self.parse_summary(rest);
-        } else if let Some(name) = name_of_section(line) {
+        } else if let Some(name) = section_name(line) {
             self.failures.push(vec![name.to_owned()]);
             self.section = OutputSection::BeforePanic;
         } else if self.section != OutputSection::Outside {
@@ -51,7 +51,7 @@ impl TestCounts {
 
     /// Records that the test in the result line `line` took `seconds`. Other lines are ignored.
     pub(super) fn record_seconds(&mut self, line: &str, seconds: f64) {
-        if let Some(name) = name_of_result(line) {
+        if let Some(name) = result_name(line) {
             self.seconds.push((name.to_owned(), seconds));
         }
     }
@@ -88,13 +88,13 @@ impl TestCounts {
 
     fn add_failure_line(&mut self, line: &str) {
         let Some(failure) = self.failures.last_mut() else { return };
-        let begins = line.starts_with("thread '") && line.contains("panicked at");
+        let is_panic = line.starts_with("thread '") && line.contains("panicked at");
         // The message ends where the backtrace begins; the backtrace itself is long and rarely needed.
         let is_over = line == "stack backtrace:" || failure.len() > MAX_MESSAGE_LINES;
         self.section = match self.section {
-            OutputSection::BeforePanic if begins => OutputSection::Panic,
+            OutputSection::BeforePanic if is_panic => OutputSection::Panic,
             OutputSection::Panic if is_over => OutputSection::Outside,
-            at => at,
+            unchanged => unchanged,
         };
         if self.section == OutputSection::Panic {
             failure.push(line.to_owned());
@@ -102,14 +102,14 @@ impl TestCounts {
     }
 }
 
-/// Name of the test in a result line `test NAME ... ok`. Output of the test itself may precede it on other lines.
-fn name_of_result(line: &str) -> Option<&str> {
+/// Name of the test in a result line `test NAME ... ok`.
+fn result_name(line: &str) -> Option<&str> {
     let (name, result) = line.trim_end().strip_prefix("test ")?.split_once(" ... ")?;
     (result.ends_with("ok") || result.ends_with("FAILED")).then_some(name)
 }
 
 /// Name of the test in a heading `---- NAME stdout ----`.
-fn name_of_section(line: &str) -> Option<&str> {
+fn section_name(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
@@ -147,17 +147,17 @@ mod tests {
     }
 
     #[test]
-    fn why_a_test_failed_is_kept_without_what_it_said_before_and_where() {
+    fn panic_messages_are_kept_without_other_output_and_backtrace() {
         let counts = count_lines(&[
             "---- service_lifecycle::it_wakes stdout ----",
-            "first answer after 2 ms",
+            "first response after 2 ms",
             "thread 'service_lifecycle::it_wakes' (7) panicked at tests/cluster/service_lifecycle.rs:3:5:",
             "1 of 2 lost",
             "stack backtrace:",
             "   0: rust_begin_unwind",
-            "---- baseline::it_answers stdout ----",
-            "thread 'baseline::it_answers' (8) panicked at x.rs:1:1:",
-            "no answer",
+            "---- baseline::it_responds stdout ----",
+            "thread 'baseline::it_responds' (8) panicked at x.rs:1:1:",
+            "no response",
             "test result: FAILED. 0 passed; 2 failed; 0 ignored",
             "else",
         ]);
@@ -173,7 +173,7 @@ mod tests {
                     "(7) panicked at tests/cluster/service_lifecycle.rs:3:5",
                     "1 of 2 lost"
                 ),
-                failure("baseline::it_answers", "(8) panicked at x.rs:1:1", "no answer"),
+                failure("baseline::it_responds", "(8) panicked at x.rs:1:1", "no response"),
             ]
         );
     }

@@ -23,7 +23,7 @@ struct FinishedTier {
     tier: TestTier,
     log: PathBuf,
     /// True if every test passed; an error if the process could not run.
-    passed: Result<bool>,
+    has_passed: Result<bool>,
     seconds: f64,
 }
 
@@ -59,8 +59,8 @@ impl TierLane {
         }
         let run = |(tier, mut command, log): (TestTier, Command, PathBuf)| {
             let started = Instant::now();
-            let passed = run_process(&mut command, &log);
-            FinishedTier { tier, log, passed, seconds: started.elapsed().as_secs_f64() }
+            let has_passed = run_process(&mut command, &log);
+            FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
         Ok(Self(thread::spawn(move || rows.into_iter().map(run).collect())))
     }
@@ -75,40 +75,40 @@ impl TierLane {
     }
 }
 
-/// Runs a process to its end, with all its output in `log`. Returns true if it succeeded.
+/// Runs a process to its end, and writes all its output to `log`. Returns true if it succeeded.
 fn run_process(command: &mut Command, log: &Path) -> Result<bool> {
     let file = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-    Ok(command.status().context("cannot start xtask once more")?.success())
+    Ok(command.status().context("cannot start xtask again")?.success())
 }
 
 impl FinishedTier {
     fn print(self) -> Result<TierRow> {
-        let Self { tier, log, passed: ended, seconds } = self;
-        let ok = ended?;
+        let Self { tier, log, has_passed, seconds } = self;
+        let has_passed = has_passed?;
         let output =
             fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
         println!("\n== {} (ran beside others) ==\n{output}", tier.name());
-        Ok(TierRow { tier, outcome: parse_outcome(tier, &output, ok), seconds })
+        Ok(TierRow { tier, outcome: parse_outcome(tier, &output, has_passed), seconds })
     }
 }
 
-/// Result of the other process, read from its output.
-fn parse_outcome(tier: TestTier, output: &str, ok: bool) -> TierOutcome {
+/// Parses the output of the other process.
+fn parse_outcome(tier: TestTier, output: &str, has_passed: bool) -> TierOutcome {
     let mut counts = TestCounts::default();
     output.lines().for_each(|line| counts.parse_line(line));
-    // The row of the other process' table, which also has what was left out.
+    // The row of the other process' table, which also has the note on skipped tests.
     let row = output.lines().rev().find(|line| line.split_whitespace().next() == Some(tier.name()));
     let row = row.unwrap_or_default();
-    // A process that failed without a failed test did not get as far as running them.
-    if !ok && counts.failed == 0 {
+    // A process that failed without a failed test could not run the tests.
+    if !has_passed && counts.failed == 0 {
         let reason = row.split_once("cannot run: ").map(|(_, reason)| reason);
         return TierOutcome::CannotRun(
             reason.unwrap_or("its process failed, see above").to_owned(),
         );
     }
-    let left_out = row.split_once(';').map(|(_, skipped)| format!(";{skipped}"));
-    TierOutcome::Ran { counts, ok, skipped: left_out.unwrap_or_default() }
+    let skipped_note = row.split_once(';').map(|(_, note)| format!(";{note}"));
+    TierOutcome::Ran { counts, has_passed, skipped_note: skipped_note.unwrap_or_default() }
 }
 
 #[cfg(test)]
@@ -118,8 +118,8 @@ mod tests {
     #[test]
     fn a_process_that_fails_without_a_failed_test_could_not_run() {
         let output =
-            "local    FAILED      0.1 s  cannot run: no crun is here\ntotal: 0 passed, 0 failed";
-        let reason = TierOutcome::CannotRun("no crun is here".to_owned());
+            "local    FAILED      0.1 s  cannot run: crun is missing\ntotal: 0 passed, 0 failed";
+        let reason = TierOutcome::CannotRun("crun is missing".to_owned());
         assert_eq!(parse_outcome(TestTier::Local, output, false), reason);
         let killed = TierOutcome::CannotRun("its process failed, see above".to_owned());
         let output = "test result: ok. 3 passed; 0 failed; 0 ignored";
@@ -130,7 +130,7 @@ mod tests {
     fn tests_of_the_other_process_are_counted_once() {
         let output =
             "test result: FAILED. 3 passed; 1 failed; 0 ignored\ntotal: 3 passed, 1 failed";
-        let TierOutcome::Ran { counts, ok: false, .. } =
+        let TierOutcome::Ran { counts, has_passed: false, .. } =
             parse_outcome(TestTier::Local, output, false)
         else {
             panic!("it ran and failed");
@@ -141,14 +141,14 @@ mod tests {
     #[test]
     fn tests_that_the_other_process_skipped_are_reported() {
         let output = "test result: ok. 3 passed; 0 failed; 2 ignored\n\n\
-            cluster  passed     9.1 s  3 passed, 0 failed; left out kn:: (no kn); left out 2 that take minutes\n\n\
+            cluster  passed     9.1 s  3 passed, 0 failed; skipped kn:: (no kn); skipped 2 that take minutes\n\n\
             total: 3 passed, 0 failed";
-        let TierOutcome::Ran { counts, ok: true, skipped: left_out } =
+        let TierOutcome::Ran { counts, has_passed: true, skipped_note } =
             parse_outcome(TestTier::Cluster, output, true)
         else {
             panic!("it ran and passed");
         };
         assert_eq!(counts.passed, 3);
-        assert_eq!(left_out, "; left out kn:: (no kn); left out 2 that take minutes");
+        assert_eq!(skipped_note, "; skipped kn:: (no kn); skipped 2 that take minutes");
     }
 }

@@ -17,9 +17,9 @@ use super::{
     source_tier, test_names,
 };
 
-/// Environment variable that lets repeating tests run as often as a release requires, for up to an hour.
+/// Environment variable that makes tests with rounds run as many of them as a release requires, for up to an hour.
 const LONG_VARIABLE: &str = "ROUSE_LONG";
-/// Number of programs that run at once: the longest ones wait more than they compute.
+/// Number of programs that run at a time. The longest ones wait more than they compute.
 const PARALLELISM: usize = 2;
 /// Programs that take longest, a minute and more each. They begin first, so that none runs alone at the end.
 const LONGEST_PROGRAMS: [&str; 4] = [
@@ -41,9 +41,9 @@ struct TestCommand {
 pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let names = &args.names;
     let workspace = &builder.workspace;
-    let of_root = workspace.root.join("tests").display().to_string();
+    let root_tests = workspace.root.join("tests").display().to_string();
     let mut commands = Vec::new();
-    for built in builder.build_tests(&[])?.into_iter().filter(|it| it.folder != of_root) {
+    for built in builder.build_tests(&[])?.into_iter().filter(|it| it.folder != root_tests) {
         let tests = tests_in_tier(&built, tier, names)?;
         if tests.is_empty() {
             continue;
@@ -57,10 +57,10 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
         }
         commands.push(TestCommand { source, command });
     }
-    // Examples in documentation comments are small and pure.
+    // Examples in documentation comments are pure.
     if tier == TestTier::Pure && names.is_empty() {
         let command = builder.cargo_test(&["--doc"]);
-        commands.push(TestCommand { source: "examples in documents".to_owned(), command });
+        commands.push(TestCommand { source: "examples in documentation".to_owned(), command });
     }
     let rank = |it: &TestCommand| LONGEST_PROGRAMS.iter().position(|source| *source == it.source);
     commands.sort_by_key(|it| rank(it).unwrap_or(LONGEST_PROGRAMS.len()));
@@ -73,7 +73,7 @@ fn run_parallel(commands: Vec<TestCommand>) -> Result<TierOutcome> {
     let queue = Mutex::new(commands.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
-        let (send, ended) = mpsc::channel();
+        let (send, results) = mpsc::channel();
         for _ in 0..PARALLELISM {
             let send = send.clone();
             scope.spawn(move || {
@@ -86,13 +86,14 @@ fn run_parallel(commands: Vec<TestCommand>) -> Result<TierOutcome> {
         }
         drop(send);
         let mut outcome = TierOutcome::empty();
-        for (source, program_outcome) in ended {
-            let (text, ok) =
-                program_outcome.with_context(|| format!("cannot run the tests of {source}"))?;
+        for (source, result) in results {
+            let (text, has_passed) =
+                result.with_context(|| format!("cannot run the tests of {source}"))?;
             println!("{source}\n{text}");
             let mut counts = TestCounts::default();
             text.lines().for_each(|line| counts.parse_line(line));
-            outcome = outcome.combine(TierOutcome::Ran { counts, ok, skipped: String::new() });
+            let skipped_note = String::new();
+            outcome = outcome.combine(TierOutcome::Ran { counts, has_passed, skipped_note });
         }
         Ok(outcome)
     })
@@ -101,7 +102,7 @@ fn run_parallel(commands: Vec<TestCommand>) -> Result<TierOutcome> {
 /// Runs a test program to its end. Returns its output, and true if the tests passed.
 fn run_program(tests: TestCommand) -> Result<(String, bool)> {
     let TestCommand { source, mut command } = tests;
-    println!("{source} begins");
+    println!("{source} starts");
     let (mut reader, writer) = io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn()?;

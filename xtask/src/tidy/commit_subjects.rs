@@ -2,19 +2,19 @@
 
 use super::rules::{TidyFinding, error};
 
-/// Areas that are no crate.
+/// Areas that are not crates.
 const AREAS: [&str; 9] =
     ["all", "bench", "cargo", "ci", "demo", "deploy", "docs", "examples", "tidy"];
-/// Longest subject that `git log --oneline` shows whole.
+/// Maximum length of a subject, which `git log --oneline` then shows whole.
 const MAX_LENGTH: usize = 72;
-/// Words behind which a subject hides what it is about.
+/// Words that a reader understands only with the body.
 const VAGUE_WORDS: [&str; 8] =
     ["again", "anew", "it", "nobody", "somebody", "something", "things", "whoever"];
 
 /// Checks the subject of one commit, which `location` names. `crates` are the areas beside [`AREAS`].
 pub(crate) fn check(location: &str, subject: &str, crates: &[&str]) -> Option<TidyFinding> {
-    let says = rejection_reason(subject, crates)?;
-    Some(error(location, format!("`{subject}`: {says}; write `area: verb object`")))
+    let reason = rejection_reason(subject, crates)?;
+    Some(error(location, format!("`{subject}`: {reason}; write `area: verb object`")))
 }
 
 fn rejection_reason(subject: &str, crates: &[&str]) -> Option<String> {
@@ -35,7 +35,7 @@ fn rejection_reason(subject: &str, crates: &[&str]) -> Option<String> {
         return Some("does not begin with a verb in small letters and its object".to_owned());
     }
     let vague = VAGUE_WORDS.into_iter().find(|it| rest.split_whitespace().any(|word| word == *it));
-    vague.map(|word| format!("says `{word}`, which only the body explains"))
+    vague.map(|word| format!("contains `{word}`, which only the body explains"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Pure: holds the code to `docs/glossary.md`: each word is defined where the page says, and no retired word is left.
+//! Pure: checks that the code defines the names in `docs/glossary.md`, and that it has no retired word.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ const RETIRED_HEADING: &str = "## Retired words";
 /// Words of the glossary.
 #[derive(Debug, Default)]
 pub(crate) struct Glossary {
-    /// Names in code whose definition was not read yet, each with the file that has it and the line of its row.
+    /// Names whose definition was not read yet, each with its file and the line of its row.
     undefined: Vec<(String, String, usize)>,
-    /// Retired words, each with its successor.
+    /// Retired words, each with the word that replaces it.
     retired: BTreeMap<String, String>,
 }
 
 impl Glossary {
     /// Parses the page. Rows of the first table end with `` `name` in `path` ``, rows of the second are
-    /// `` | `word` | successor | ``.
+    /// `` | `word` | replacement | ``.
     pub(crate) fn parse(text: &str) -> (Self, Vec<TidyFinding>) {
         let mut glossary = Self::default();
         let mut findings = Vec::new();
@@ -46,7 +46,7 @@ impl Glossary {
                     findings.push(error(location, "names no item of the code"));
                 }
             } else {
-                findings.push(error(location, "does not say where the word is defined"));
+                findings.push(error(location, "does not name the file that defines the word"));
             }
         }
         (glossary, findings)
@@ -60,16 +60,16 @@ impl Glossary {
         let mut findings = Vec::new();
         for (index, line) in file.text.lines().enumerate() {
             for part in identifier_words(strip(line)) {
-                if let Some(better) = self.retired.get(&part) {
+                if let Some(replacement) = self.retired.get(&part) {
                     let location = format!("{}:{}", file.path, index + 1);
-                    findings.push(error(location, format!("`{part}` is retired: {better}")));
+                    findings.push(error(location, format!("`{part}` is retired: {replacement}")));
                 }
             }
         }
         findings
     }
 
-    /// Returns the rows whose word is not defined where they say.
+    /// Returns the rows whose file does not define the name.
     pub(crate) fn check_definitions(&self) -> Vec<TidyFinding> {
         let finding = |(name, path, line): &(String, String, usize)| {
             error(format!("{GLOSSARY}:{line}"), format!("{path} defines no `{name}`"))
@@ -138,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_its_file_does_not_define_is_an_orphan() {
-        let (_, orphans) = read("pub(crate) struct PendingRequest {\n    permit: Permit,\n}\n");
-        assert_eq!(orphans.len(), 1);
-        assert!(orphans[0].says.contains("`Permit`"), "{orphans:?}");
+    fn a_word_that_its_file_does_not_define_is_an_error() {
+        let (_, undefined) = read("pub(crate) struct PendingRequest {\n    permit: Permit,\n}\n");
+        assert_eq!(undefined.len(), 1);
+        assert!(undefined[0].message.contains("`Permit`"), "{undefined:?}");
         assert_eq!(read("struct PendingRequest;\ntype Permit = u8;\n").1, []);
     }
 

@@ -16,7 +16,7 @@ const METRIC_PREFIXES: [&str; 2] = ["rouse_", "kn_"];
 const LABELS: [&str; 3] = ["kn_configuration_name", "kn_revision_name", "kn_service_name"];
 /// Suffixes of the series of a histogram.
 const HISTOGRAM_SUFFIXES: [&str; 3] = ["_bucket", "_sum", "_count"];
-/// Calls whose first argument is the rest of a name, with the suffix that the library appends.
+/// Calls whose first argument is the rest of a name, with the suffix that prometheus-client appends.
 const REGISTER_CALLS: [(&str, &str); 4] =
     [("register(", ""), ("register_with_unit(", "_seconds"), (" gauge(", ""), (" counter(", "")];
 
@@ -73,7 +73,7 @@ pub(crate) fn check_handbook(text: &str, exported: &ExportedMetrics) -> Vec<Tidy
     let missing = exported.0.iter().filter(|(name, _)| !documented.contains(name.as_str()));
     missing
         .map(|(name, from)| {
-            error(from, format!("exports {name}, of which {HANDBOOK} does not tell"))
+            error(from, format!("exports {name}, which {HANDBOOK} does not name"))
         })
         .collect()
 }
@@ -96,10 +96,10 @@ pub(crate) fn check_queries(
             && !recorded.contains(word)
     });
     let unrecorded = unrecorded.map(|(line, name)| (line, name, "a record of the rules"));
-    let say = |(line, name, where_)| {
-        error(format!("{path}:{line}"), format!("asks for {name}, which is not in {where_}"))
+    let missing = |(line, name, place)| {
+        error(format!("{path}:{line}"), format!("queries {name}, which is not in {place}"))
     };
-    queried.chain(unrecorded).map(say).collect()
+    queried.chain(unrecorded).map(missing).collect()
 }
 
 /// Names that a file of rules records.
@@ -170,7 +170,7 @@ fn register(registry: &mut Registry) {
         exported
     }
 
-    fn says(findings: &[TidyFinding]) -> Vec<String> {
+    fn messages(findings: &[TidyFinding]) -> Vec<String> {
         findings.iter().map(ToString::to_string).collect()
     }
 
@@ -193,16 +193,16 @@ fn register(registry: &mut Registry) {
     fn a_document_may_name_a_counter_and_the_series_of_a_histogram() {
         let text = "`rouse_part_events_total` and `rouse_part_step_seconds_bucket{le=\"1\"}`,\nnot rouse_part_gone";
         let expected = ["error: docs/a.md:2: names rouse_part_gone, which no part exports"];
-        assert_eq!(says(&check_document("docs/a.md", text, &exported())), expected);
+        assert_eq!(messages(&check_document("docs/a.md", text, &exported())), expected);
     }
 
     #[test]
     fn the_handbook_must_name_every_metric() {
         let text = "rouse_part_events_total rouse_part_open_ports kn_revision_pods_count";
         let expected = [
-            "error: part/src/admin.rs: exports rouse_part_step_seconds, of which docs/operations.md does not tell",
+            "error: part/src/admin.rs: exports rouse_part_step_seconds, which docs/operations.md does not name",
         ];
-        assert_eq!(says(&check_handbook(text, &exported())), expected);
+        assert_eq!(messages(&check_handbook(text, &exported())), expected);
     }
 
     #[test]
@@ -211,9 +211,9 @@ fn register(registry: &mut Registry) {
         let rules = "- record: rouse:step:p99\n  expr: rouse_part_step_seconds_bucket + rate(rouse_part_events[1m])\n- alert: A\n  expr: rouse:step:p50 > rouse:step:p99\n";
         let recorded = recorded_names(rules);
         let expected = [
-            "error: r.yaml:2: asks for rouse_part_events, which is not in docs/operations.md",
-            "error: r.yaml:4: asks for rouse:step:p50, which is not in a record of the rules",
+            "error: r.yaml:2: queries rouse_part_events, which is not in docs/operations.md",
+            "error: r.yaml:4: queries rouse:step:p50, which is not in a record of the rules",
         ];
-        assert_eq!(says(&check_queries("r.yaml", rules, handbook, &recorded)), expected);
+        assert_eq!(messages(&check_queries("r.yaml", rules, handbook, &recorded)), expected);
     }
 }

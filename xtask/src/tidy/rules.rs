@@ -94,7 +94,7 @@ pub(crate) struct TidyFinding {
     pub(crate) severity: FindingSeverity,
     /// Location, as `path` or `path:line`.
     pub(crate) location: String,
-    pub(crate) says: String,
+    pub(crate) message: String,
 }
 
 impl fmt::Display for TidyFinding {
@@ -103,16 +103,18 @@ impl fmt::Display for TidyFinding {
             FindingSeverity::Warning => "warning",
             FindingSeverity::Error => "error",
         };
-        write!(out, "{word}: {}: {}", self.location, self.says)
+        write!(out, "{word}: {}: {}", self.location, self.message)
     }
 }
 
-pub(crate) fn error(location: impl Into<String>, says: impl Into<String>) -> TidyFinding {
-    TidyFinding { severity: FindingSeverity::Error, location: location.into(), says: says.into() }
+pub(crate) fn error(location: impl Into<String>, message: impl Into<String>) -> TidyFinding {
+    let (location, message) = (location.into(), message.into());
+    TidyFinding { severity: FindingSeverity::Error, location, message }
 }
 
-fn warning(location: impl Into<String>, says: impl Into<String>) -> TidyFinding {
-    TidyFinding { severity: FindingSeverity::Warning, location: location.into(), says: says.into() }
+fn warning(location: impl Into<String>, message: impl Into<String>) -> TidyFinding {
+    let (location, message) = (location.into(), message.into());
+    TidyFinding { severity: FindingSeverity::Warning, location, message }
 }
 
 /// Checks one import of a crate of the workspace by another.
@@ -121,7 +123,7 @@ pub(crate) fn check_import(from: &str, to: &str) -> Option<TidyFinding> {
     match ALLOWED_IMPORTS.iter().find(|(name, _)| *name == from) {
         None => Some(error(
             location,
-            format!("crate {from} has no line in ARROWS of xtask/src/tidy/rules.rs"),
+            format!("crate {from} has no line in ALLOWED_IMPORTS of xtask/src/tidy/rules.rs"),
         )),
         Some((_, allowed)) if allowed.contains(&to) => None,
         Some(_) => Some(error(
@@ -146,16 +148,16 @@ pub(crate) fn check_source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
             let location = format!("{}:{}", file.path, line.number);
             error(
                 location,
-                "unsafe stands only in ebpf/, datapath/src/{abi,words}.rs and the sys.rs files",
+                "only ebpf/, datapath/src/{abi,words}.rs and the sys.rs files may contain unsafe",
             )
         }));
     }
     findings
 }
 
-/// Checks the first line, which states the file's purpose and if it does I/O.
+/// Checks the first line: the file's purpose, and `Pure:` or `Shell:`.
 fn check_purpose_line(file: &SourceFile<'_>) -> Option<TidyFinding> {
-    // Tests in a file of their own belong to the file that they test.
+    // A `tests.rs` belongs to the module that it tests.
     if file.path.ends_with("/tests.rs") {
         return None;
     }
@@ -164,7 +166,7 @@ fn check_purpose_line(file: &SourceFile<'_>) -> Option<TidyFinding> {
         return Some(error(file.path, "the first line must be a `//!` doc line"));
     }
     let name = file.path.rsplit('/').next().unwrap_or_default();
-    // A crate root's doc is about the crate, eBPF programs are neither kind, and tests are sorted by what they test.
+    // The doc of a crate root is about the crate. eBPF programs are neither kind. Tests are sorted by what they test.
     let exempt = matches!(name, "lib.rs" | "main.rs" | "build.rs")
         || file.krate == "ebpf"
         || file.krate == "tests"
@@ -182,12 +184,12 @@ fn check_length(file: &SourceFile<'_>) -> Option<TidyFinding> {
     }
     let lines = before_tests(file.text).lines().count();
     if lines > MAX_LINES {
-        let says = format!("{lines} lines before the tests; above {MAX_LINES} it must be split");
-        return Some(error(file.path, says));
+        let message = format!("{lines} lines before the tests; above {MAX_LINES} it must be split");
+        return Some(error(file.path, message));
     }
-    let says =
+    let message =
         format!("{lines} lines before the tests; above {WARNING_LINES} look for a second subject");
-    (lines > WARNING_LINES).then(|| warning(file.path, says))
+    (lines > WARNING_LINES).then(|| warning(file.path, message))
 }
 
 fn check_purity(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
@@ -273,21 +275,21 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    fn says(findings: &[TidyFinding]) -> Vec<&str> {
+    fn locations(findings: &[TidyFinding]) -> Vec<&str> {
         findings.iter().map(|finding| finding.location.as_str()).collect()
     }
 
     fn check(path: &str, text: &str) -> Vec<String> {
         let krate = path.split('/').next().unwrap();
         let findings = check_source(&SourceFile { krate, path, text });
-        says(&findings).into_iter().map(str::to_owned).collect()
+        locations(&findings).into_iter().map(str::to_owned).collect()
     }
 
     #[test]
     fn a_component_may_import_common_and_no_other_component() {
         assert_eq!(check_import("agent", "common"), None);
         assert!(check_import("agent", "controller").is_some());
-        assert!(check_import("stranger", "common").is_some());
+        assert!(check_import("unknown", "common").is_some());
     }
 
     #[test]
@@ -302,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_is_found_outside_its_places_only() {
+    fn unsafe_is_found_outside_the_allowed_files_only() {
         let text = "//! Shell: x\n#![forbid(unsafe_code)]\nlet a = unsafe { b };\n";
         assert_eq!(check("agent/src/kernel/maps.rs", text), ["agent/src/kernel/maps.rs:3"]);
         assert_eq!(check("agent/src/kernel/sys.rs", text), [""; 0]);
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_says_what_it_is() {
+    fn every_file_needs_a_purpose_line() {
         assert_eq!(check("agent/src/a.rs", "use x;\n"), ["agent/src/a.rs"]);
         assert_eq!(check("agent/src/a.rs", "//! Something.\n"), ["agent/src/a.rs"]);
         assert_eq!(check("agent/src/lib.rs", "//! Something.\n"), [""; 0]);
@@ -318,9 +320,9 @@ mod tests {
 
     #[test]
     fn a_file_is_warned_at_400_lines_and_refused_at_800() {
-        let of = |lines: usize| "//! Pure: x\n".to_owned() + &"a\n".repeat(lines);
+        let file_of = |lines: usize| "//! Pure: x\n".to_owned() + &"a\n".repeat(lines);
         let severity = |lines| {
-            let text = of(lines);
+            let text = file_of(lines);
             check_source(&SourceFile { krate: "agent", path: "agent/src/a.rs", text: &text })
                 .first()
                 .map(|finding| finding.severity)

@@ -1,13 +1,13 @@
-//! Pure: rules for the words of comments and names, and the figures that show how well the tree keeps them.
+//! Pure: rules for the words of comments and names, and figures of the whole tree.
 
 use std::{collections::BTreeMap, fmt};
 
 use super::rules::{SourceFile, TidyFinding, before_tests, error, strip};
 
-/// Words with which a question begins, and so no doc.
+/// Words with which a doc must not begin, because they begin a question.
 const QUESTION_WORDS: [&str; 10] =
     ["what", "whether", "how", "who", "whom", "whose", "where", "which", "why", "when"];
-/// Phrases that comments say otherwise, and how.
+/// Phrases that comments must not contain, each with its replacement.
 const RETIRED_PHRASES: [(&str, &str); 7] = [
     ("anew", "again"),
     ("for ever", "forever, or without limit"),
@@ -17,11 +17,11 @@ const RETIRED_PHRASES: [(&str, &str); 7] = [
     ("the same of", "the thing's own name"),
     ("whoever", "a client that, a user who, …"),
 ];
-/// So many words or fewer make a short doc, which mostly repeats the name.
+/// Maximum number of words of a short doc. Most short docs only repeat the name.
 const SHORT_DOC_WORDS: usize = 3;
-/// Most docs of a hundred that may be short.
+/// Maximum percentage of docs that are short.
 const MAX_SHORT_PERCENT: f64 = 4.0;
-/// Crates that hold nothing but tests: their functions are no measure of how well the product explains itself.
+/// Crates that contain only tests. Comments inside their functions are not counted.
 const TEST_CRATES: [&str; 2] = ["streams", "tests"];
 
 /// Figures of all files read so far.
@@ -30,7 +30,7 @@ pub(crate) struct WordFigures {
     docs: usize,
     question_docs: usize,
     short_docs: usize,
-    /// Places of the types of each name.
+    /// Files that define a type of each name.
     types: BTreeMap<String, Vec<String>>,
     /// Lines of code outside tests, and comment lines inside functions there.
     code_lines: usize,
@@ -38,7 +38,7 @@ pub(crate) struct WordFigures {
 }
 
 impl WordFigures {
-    /// Adds a file to the figures, and returns what breaks a rule in it.
+    /// Adds a file to the figures, and returns its violations.
     pub(crate) fn check_file(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
         let mut findings = Vec::new();
         for doc in docs(file.text) {
@@ -52,7 +52,7 @@ impl WordFigures {
                     "a doc begins with a noun or a verb, not with a question",
                 ));
             } else if doc.word_count() == 1 {
-                findings.push(error(location, "a doc of one word says no more than the name"));
+                findings.push(error(location, "a doc of one word only repeats the name"));
             }
         }
         findings.extend(find_retired(file));
@@ -69,17 +69,18 @@ impl WordFigures {
         findings
     }
 
-    /// Returns what the tree as a whole breaks.
+    /// Returns the violations of the tree as a whole.
     pub(crate) fn check_totals(&self) -> Vec<TidyFinding> {
         let short = percent(self.short_docs, self.docs);
-        let says = format!(
-            "{short:.1} % of all docs have {SHORT_DOC_WORDS} words or fewer, {MAX_SHORT_PERCENT} may"
+        let message = format!(
+            "{short:.1} % of all docs have {SHORT_DOC_WORDS} words or fewer; the maximum is {MAX_SHORT_PERCENT} %"
         );
-        let short = (short > MAX_SHORT_PERCENT).then(|| error("the tree", says));
+        let short = (short > MAX_SHORT_PERCENT).then(|| error("the tree", message));
         let shared = self.types.iter().filter(|(_, locations)| locations.len() > 1);
         let shared = shared.map(|(name, locations)| {
-            let says = format!("type `{name}` also stands in {}", locations[1..].join(", "));
-            error(&locations[0], says + "; name each by what it is")
+            let others = locations[1..].join(", ");
+            let message = format!("{others} also define a type `{name}`: give each its own name");
+            error(&locations[0], message)
         });
         short.into_iter().chain(shared).collect()
     }
@@ -160,13 +161,13 @@ fn find_retired<'a>(file: &'a SourceFile<'_>) -> impl Iterator<Item = TidyFindin
         file.text.lines().enumerate().filter(|(_, it)| it.trim_start().starts_with("//"));
     comments.filter_map(|(index, line)| {
         let line = line.to_lowercase();
-        let (word, better) = RETIRED_PHRASES.iter().find(|(word, _)| has_word(&line, word))?;
+        let (word, replacement) = RETIRED_PHRASES.iter().find(|(word, _)| has_word(&line, word))?;
         let location = format!("{}:{}", file.path, index + 1);
-        Some(error(location, format!("says `{word}`: write {better}")))
+        Some(error(location, format!("`{word}` is not used in comments: write {replacement}")))
     })
 }
 
-/// Returns true if `phrase` stands in `line`, and no letter before or after it.
+/// Returns true if `line` contains `phrase` with no letter before or after it.
 fn has_word(line: &str, phrase: &str) -> bool {
     line.match_indices(phrase).any(|(at, _)| {
         let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
@@ -174,7 +175,7 @@ fn has_word(line: &str, phrase: &str) -> bool {
     })
 }
 
-/// Names of the types that a file defines. Associated types are indented, and no types of their own.
+/// Names of the types that a file defines, without associated types, which are indented.
 fn types(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -190,10 +191,10 @@ fn types(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Counts lines of code, and comment lines of their own inside functions, in what rustfmt has formatted.
+/// Counts lines of code, and lines inside functions that are only a comment. The text is formatted by rustfmt.
 fn inner_comments(text: &str) -> (usize, usize) {
     let (mut code, mut inner) = (0, 0);
-    // The indentation of the function that a line is in: it ends at the first brace that stands there.
+    // Indentation of the function around a line. The function ends at the first brace with that indentation.
     let mut function: Option<usize> = None;
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let indentation = line.len() - line.trim_start().len();
@@ -217,12 +218,12 @@ fn inner_comments(text: &str) -> (usize, usize) {
     (code, inner)
 }
 
-/// Returns true if a function begins in this line: `fn` comes first, or behind words that may stand before it.
+/// Returns true if a function begins in this line: `fn` is the first word after its modifiers.
 fn is_function(code: &str) -> bool {
-    let before = |word: &&str| {
+    let is_modifier = |word: &&str| {
         word.starts_with("pub") || ["const", "async", "unsafe", "extern"].contains(word)
     };
-    code.split_whitespace().find(|word| !before(word)) == Some("fn")
+    code.split_whitespace().find(|word| !is_modifier(word)) == Some("fn")
 }
 
 #[cfg(test)]
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doc_that_asks_and_one_of_one_word_are_errors() {
+    fn docs_that_are_questions_or_one_word_are_errors() {
         let text = "//! Pure: what a pod is.\n\n/// Why.\nstruct A;\n/// Pod.\nstruct B;\n/// `Pod` by its uid.\nstruct C;\n";
         let (words, locations) = read(text);
         assert_eq!(locations, ["agent/src/a.rs:1", "agent/src/a.rs:3", "agent/src/a.rs:5"]);
@@ -261,12 +262,14 @@ mod tests {
         let counts: Vec<_> =
             words.types.iter().map(|(name, it)| (name.as_str(), it.len())).collect();
         assert_eq!(counts, [("A", 2), ("B", 1)]);
-        let says: Vec<String> = words.check_totals().into_iter().map(|it| it.says).collect();
-        assert_eq!(says, ["type `A` also stands in agent/src/a.rs; name each by what it is"]);
+        let messages: Vec<String> =
+            words.check_totals().into_iter().map(|it| it.message).collect();
+        let expected = "agent/src/a.rs also define a type `A`: give each its own name";
+        assert_eq!(messages, [expected]);
     }
 
     #[test]
-    fn comments_inside_functions_are_told_from_others() {
+    fn comments_inside_functions_are_counted_and_others_are_not() {
         let text = "// Outside.\nconst A: u8 = 1;\nfn a(\n    b: u8,\n) {\n    // Inside.\n    b();\n}\ntrait T {\n    fn c();\n    d: fn(u8),\n    // Outside.\n}\n";
         assert_eq!(inner_comments(text), (10, 1));
     }

@@ -168,13 +168,13 @@ fn start_output(service: &Value) -> Result<String, String> {
 
 /// Returns true if the row's field changes the start of a pod, beside the other fields of its value or alone.
 fn is_read(row: &PodFieldCase) -> bool {
-    let with = start_output(&service(row, Some(row.value.clone())));
+    let with_field = start_output(&service(row, Some(row.value.clone())));
     let base = || start_output(&service(row, None));
     match variants(row) {
-        None => with != base(),
+        None => with_field != base(),
         Some((without, alone)) => {
             let is_alone = start_output(&service(row, Some(alone)));
-            with != start_output(&service(row, Some(without))) || is_alone != base()
+            with_field != start_output(&service(row, Some(without))) || is_alone != base()
         }
     }
 }

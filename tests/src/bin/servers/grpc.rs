@@ -92,7 +92,7 @@ impl Echo for EchoService {
         request: Request<Streaming<Text>>,
     ) -> Result<Response<Self::BidiStream>, Status> {
         let booked = BookedRequest::begin();
-        let answers = request.into_inner().then(|text| async { execute(text?).await });
-        Ok(Response::new(hold_open(booked, answers)))
+        let replies = request.into_inner().then(|text| async { execute(text?).await });
+        Ok(Response::new(hold_open(booked, replies)))
     }
 }

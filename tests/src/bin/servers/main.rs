@@ -25,7 +25,7 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<()> {
     let role = std::env::args().nth(1).unwrap_or_default();
-    let address = std::env::var("ADDRESS").context("ADDRESS says where to listen")?;
+    let address = std::env::var("ADDRESS").context("ADDRESS is not set")?;
     let listener = TcpListener::bind(&address).await;
     let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
     match role.as_str() {

@@ -1,8 +1,8 @@
-//! Pure: floors of each crate, which say what a module may import, and the search for imports that break them.
+//! Pure: layers of each crate, and the search for imports of a higher layer and for import cycles.
 //!
-//! A crate is a list of floors, from the ground up. A module imports modules of its own floor and of lower ones, and
-//! no modules import each other in a circle. Imports within one module and its submodules are its own affair. The
-//! crate root may import everything, and no module imports from it.
+//! A crate is a list of layers, the lowest first. A module imports modules of its own layer and of lower ones, and
+//! imports form no cycle. Imports between a module and its submodules are not checked. The crate root may import
+//! everything, and no module imports from it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,9 +14,9 @@ use syn::visit::{self, Visit};
 
 use super::rules::{SourceFile, TidyFinding, error};
 
-/// Floors of each crate, the ground floor first. A floor is a list of modules, or one folder (`name/`), whose
-/// submodules are then the modules that may not form circles.
-const FLOORS: &[(&str, &[&str])] = &[
+/// Layers of each crate, the lowest first. A layer is a list of modules, or one folder (`name/`) of submodules, which
+/// are then checked as modules of their own.
+const LAYERS: &[(&str, &[&str])] = &[
     ("datapath", &["words load_balancing opaque_estimate", "h1", "h2 abi"]),
     (
         "common",
@@ -139,15 +139,15 @@ const FLOORS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Name under which the crate root stands.
+/// Name of the crate root in findings.
 const ROOT: &str = "the crate root";
 
-/// A path of modules, from the crate root on.
+/// Path of a module, from the crate root.
 type ModulePath = Vec<String>;
 
 /// Imports of all files read so far, by crate.
 #[derive(Debug, Default)]
-pub(crate) struct ModuleFloors {
+pub(crate) struct ModuleLayers {
     crates: BTreeMap<String, CrateImports>,
 }
 
@@ -156,192 +156,199 @@ pub(crate) struct ModuleFloors {
 struct CrateImports {
     /// Paths of the modules that have a file.
     modules: BTreeSet<ModulePath>,
-    /// The importing module, the imported path, and the place of the import.
+    /// The importing module, the imported path, and the file of the import.
     edges: Vec<(ModulePath, ModulePath, String)>,
 }
 
 /// Figures of one crate.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct FloorFigures {
+struct LayerFigures {
     modules: usize,
-    floors: usize,
+    layers: usize,
     imports: usize,
-    upwards: usize,
-    /// Modules that are part of a circle.
-    circles: usize,
+    /// Imports of a module of a higher layer.
+    upward_imports: usize,
+    /// Modules that are part of an import cycle.
+    modules_in_cycles: usize,
 }
 
-impl ModuleFloors {
+impl ModuleLayers {
     /// Adds the imports of a file of a crate's `src/`. Tests are skipped: they may use everything.
-    pub(crate) fn read(&mut self, file: &SourceFile<'_>) -> Option<TidyFinding> {
-        let path = module(file)?;
+    pub(crate) fn add_file(&mut self, file: &SourceFile<'_>) -> Option<TidyFinding> {
+        let path = module_path(file)?;
         let parsed = match syn::parse_file(file.text) {
             Ok(parsed) => parsed,
-            Err(problem) => return Some(error(file.path, format!("is no Rust: {problem}"))),
+            Err(problem) => {
+                let message = format!("cannot be parsed as Rust: {problem}");
+                return Some(error(file.path, message));
+            }
         };
         let imports = self.crates.entry(file.krate.to_owned()).or_default();
         imports.modules.insert(path.clone());
         let mut reader =
-            ImportCollector { path: &path, depth: 0, place: file.path, edges: &mut imports.edges };
+            ImportCollector { path: &path, depth: 0, file: file.path, edges: &mut imports.edges };
         reader.visit_file(&parsed);
         None
     }
 
-    /// Returns what breaks a rule.
-    pub(crate) fn judge(&self) -> Vec<TidyFinding> {
-        self.judge_by(FLOORS).flat_map(|(_, findings, _)| findings).collect()
+    /// Returns the imports that break a rule.
+    pub(crate) fn check(&self) -> Vec<TidyFinding> {
+        self.check_by(LAYERS).flat_map(|(_, findings, _)| findings).collect()
     }
 
-    /// Findings and figures of each crate.
-    fn judge_by<'a>(
+    /// Returns findings and figures of each crate, by the layers in `table`.
+    fn check_by<'a>(
         &'a self,
         table: &'a [(&'a str, &'a [&'a str])],
-    ) -> impl Iterator<Item = (&'a str, Vec<TidyFinding>, FloorFigures)> {
+    ) -> impl Iterator<Item = (&'a str, Vec<TidyFinding>, LayerFigures)> {
         self.crates.iter().map(|(name, imports)| {
-            let floors = table.iter().find(|(it, _)| it == name).map(|(_, floors)| *floors);
+            let layers = table.iter().find(|(it, _)| it == name).map(|(_, layers)| *layers);
             let (findings, figures) =
-                CrateFloors::new(imports, floors.unwrap_or_default()).judge(name);
+                CrateLayers::new(imports, layers.unwrap_or_default()).check(name);
             (name.as_str(), findings, figures)
         })
     }
 }
 
-impl fmt::Display for ModuleFloors {
+impl fmt::Display for ModuleLayers {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "| crate | modules | floors | imports | upwards | modules in circles |")?;
+        writeln!(out, "| crate | modules | layers | imports | upward imports | modules in cycles |")?;
         write!(out, "|---|---|---|---|---|---|")?;
-        for (name, _, FloorFigures { modules, floors, imports, upwards, circles }) in
-            self.judge_by(FLOORS)
-        {
-            write!(out, "\n| {name} | {modules} | {floors} | {imports} | {upwards} | {circles} |")?;
+        for (name, _, figures) in self.check_by(LAYERS) {
+            let LayerFigures { modules, layers, imports, upward_imports, modules_in_cycles } =
+                figures;
+            write!(out, "\n| {name} | {modules} | {layers} | {imports} ")?;
+            write!(out, "| {upward_imports} | {modules_in_cycles} |")?;
         }
         Ok(())
     }
 }
 
-/// Modules of one crate on their floors.
-struct CrateFloors<'a> {
+/// Layers and imports of one crate.
+struct CrateLayers<'a> {
     imports: &'a CrateImports,
-    floors: &'a [&'a str],
-    /// Imported modules of each module, with the places where it imports them.
+    layers: &'a [&'a str],
+    /// Imported modules of each module, with the files that import them.
     graph: BTreeMap<ModulePath, BTreeMap<ModulePath, Vec<&'a str>>>,
 }
 
-impl<'a> CrateFloors<'a> {
-    fn new(imports: &'a CrateImports, floors: &'a [&'a str]) -> Self {
-        let mut floors_of_crate = Self { imports, floors, graph: BTreeMap::new() };
+impl<'a> CrateLayers<'a> {
+    fn new(imports: &'a CrateImports, layers: &'a [&'a str]) -> Self {
+        let mut layers_of_crate = Self { imports, layers, graph: BTreeMap::new() };
         for path in &imports.modules {
-            floors_of_crate.graph.entry(floors_of_crate.room(path)).or_default();
+            layers_of_crate.graph.entry(layers_of_crate.checked_module(path)).or_default();
         }
         for (from, to, location) in &imports.edges {
-            let (from, to) = (floors_of_crate.room(from), floors_of_crate.room(to));
+            let from = layers_of_crate.checked_module(from);
+            let to = layers_of_crate.checked_module(to);
             if from != to && !from.is_empty() {
                 let locations =
-                    floors_of_crate.graph.entry(from).or_default().entry(to).or_default();
+                    layers_of_crate.graph.entry(from).or_default().entry(to).or_default();
                 locations.push(location);
             }
         }
-        floors_of_crate
+        layers_of_crate
     }
 
-    /// The module that counts for `path`: the first of a path, or the first two where the first is a folder. The
-    /// empty path is the crate root, which also owns each item that no module has.
-    fn room(&self, path: &[String]) -> ModulePath {
+    /// Returns the module of the graph that `path` belongs to: the first name, or the first two if the layer is a
+    /// folder. The empty path is the crate root, to which items of no module belong.
+    fn checked_module(&self, path: &[String]) -> ModulePath {
         let Some(first) = path.first() else { return Vec::new() };
-        let is_folder = self.floors.iter().any(|it| it.strip_suffix('/') == Some(first));
-        let room = path[..path.len().min(if is_folder { 2 } else { 1 })].to_vec();
-        if self.imports.modules.contains(&room) {
-            return room;
+        let is_folder = self.layers.iter().any(|it| it.strip_suffix('/') == Some(first));
+        let module = path[..path.len().min(if is_folder { 2 } else { 1 })].to_vec();
+        if self.imports.modules.contains(&module) {
+            return module;
         }
         let folder = vec![first.clone()];
         if self.imports.modules.contains(&folder) { folder } else { Vec::new() }
     }
 
-    /// Number of a module's floor. The crate root is above all.
-    fn floor(&self, room: &[String]) -> Option<usize> {
-        let Some(first) = room.first() else { return Some(self.floors.len()) };
-        let names = |floor: &&str| {
-            floor.split_whitespace().any(|it| it.strip_suffix('/').unwrap_or(it) == first)
+    /// Returns the index of a module's layer. The crate root is above all layers.
+    fn layer(&self, module: &[String]) -> Option<usize> {
+        let Some(first) = module.first() else { return Some(self.layers.len()) };
+        let contains = |layer: &&str| {
+            layer.split_whitespace().any(|it| it.strip_suffix('/').unwrap_or(it) == first)
         };
-        self.floors.iter().position(names)
+        self.layers.iter().position(contains)
     }
 
-    fn judge(&self, name: &str) -> (Vec<TidyFinding>, FloorFigures) {
+    fn check(&self, name: &str) -> (Vec<TidyFinding>, LayerFigures) {
         let mut findings = Vec::new();
         let imports = self.graph.values().map(BTreeMap::len).sum();
         let modules = self.graph.keys().filter(|it| !it.is_empty()).count();
         let mut figures =
-            FloorFigures { modules, floors: self.floors.len(), imports, ..FloorFigures::default() };
-        for room in self.graph.keys().filter(|it| self.floor(it).is_none()) {
-            let says = format!("{} has no floor in FLOORS of xtask/src/tidy/floors.rs", show(room));
-            findings.push(error(name, says));
+            LayerFigures { modules, layers: self.layers.len(), imports, ..LayerFigures::default() };
+        for module in self.graph.keys().filter(|it| self.layer(it).is_none()) {
+            let module = module_name(module);
+            let message = format!("{module} has no layer in LAYERS of xtask/src/tidy/layers.rs");
+            findings.push(error(name, message));
         }
-        for (from, to, location) in self.upwards() {
-            figures.upwards += 1;
+        for (from, to, location) in self.upward_imports() {
+            figures.upward_imports += 1;
             findings.push(error(
                 location,
-                format!("{} imports {}, which stands above it", show(from), show(to)),
+                format!("{} imports {}, which is above it", module_name(from), module_name(to)),
             ));
         }
-        for circle in self.circles() {
-            figures.circles += circle.len();
-            let names: Vec<String> = circle.iter().map(|it| show(it)).collect();
+        for cycle in self.cycles() {
+            figures.modules_in_cycles += cycle.len();
+            let names: Vec<String> = cycle.iter().map(|it| module_name(it)).collect();
             findings.push(error(
                 name,
-                format!("these modules import each other in a circle: {}", names.join(", ")),
+                format!("these modules import each other in a cycle: {}", names.join(", ")),
             ));
         }
         (findings, figures)
     }
 
-    /// Imports of a module by one of a lower floor, or of the crate root by any, with the first place of each.
-    fn upwards(&self) -> impl Iterator<Item = (&ModulePath, &ModulePath, &str)> {
+    /// Returns the imports of a higher layer or of the crate root, each with the first file that has it.
+    fn upward_imports(&self) -> impl Iterator<Item = (&ModulePath, &ModulePath, &str)> {
         let imports =
             self.graph.iter().flat_map(|(from, imports)| imports.iter().map(move |it| (from, it)));
         imports.filter_map(|(from, (to, locations))| {
-            let is_up = to.is_empty() || self.floor(to) > self.floor(from);
+            let is_up = to.is_empty() || self.layer(to) > self.layer(from);
             is_up.then(|| (from, to, locations[0]))
         })
     }
 
-    /// Groups of modules in which each imports all others, directly or by way of others.
-    fn circles(&self) -> Vec<BTreeSet<&ModulePath>> {
-        let reached: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
-            self.graph.keys().map(|from| (from, self.reached(from))).collect();
-        let mut circles = Vec::new();
-        for (from, reachable) in &reached {
-            let is_same_circle =
-                |it: &&&ModulePath| reached.get(**it).is_some_and(|back| back.contains(from));
-            let circle: BTreeSet<&ModulePath> =
-                reachable.iter().filter(is_same_circle).copied().collect();
-            if circle.first() == Some(from) {
-                circles.push(circle);
+    /// Returns the groups of modules in which each imports all others, directly or indirectly.
+    fn cycles(&self) -> Vec<BTreeSet<&ModulePath>> {
+        let reachable: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
+            self.graph.keys().map(|from| (from, self.reachable(from))).collect();
+        let mut cycles = Vec::new();
+        for (from, targets) in &reachable {
+            let is_same_cycle =
+                |it: &&&ModulePath| reachable.get(**it).is_some_and(|back| back.contains(from));
+            let cycle: BTreeSet<&ModulePath> =
+                targets.iter().filter(is_same_cycle).copied().collect();
+            if cycle.first() == Some(from) {
+                cycles.push(cycle);
             }
         }
-        circles
+        cycles
     }
 
-    /// Modules that `from` imports, directly or by way of others.
-    fn reached<'b>(&'b self, from: &'b ModulePath) -> BTreeSet<&'b ModulePath> {
-        let mut reached = BTreeSet::new();
-        let mut open = vec![from];
-        while let Some(next) = open.pop() {
+    /// Returns the modules that `from` imports, directly or indirectly.
+    fn reachable<'b>(&'b self, from: &'b ModulePath) -> BTreeSet<&'b ModulePath> {
+        let mut reachable = BTreeSet::new();
+        let mut unvisited = vec![from];
+        while let Some(next) = unvisited.pop() {
             for to in self.graph.get(next).into_iter().flat_map(BTreeMap::keys) {
-                if reached.insert(to) {
-                    open.push(to);
+                if reachable.insert(to) {
+                    unvisited.push(to);
                 }
             }
         }
-        reached
+        reachable
     }
 }
 
-fn show(path: &[String]) -> String {
+fn module_name(path: &[String]) -> String {
     if path.is_empty() { ROOT.to_owned() } else { format!("`{}`", path.join("::")) }
 }
 
-/// The path of a file's module, if the file is part of the crate itself: no test, no further binary.
-fn module(file: &SourceFile<'_>) -> Option<ModulePath> {
+/// Returns the path of a file's module. `None`: the file belongs to tests or to another binary.
+fn module_path(file: &SourceFile<'_>) -> Option<ModulePath> {
     let (_, inside) = file.path.split_once("/src/")?;
     let names: ModulePath = inside.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
     let skipped = ["tests", "bin"];
@@ -357,12 +364,13 @@ struct ImportCollector<'a> {
     path: &'a ModulePath,
     /// Number of inline modules around the current item.
     depth: usize,
-    place: &'a str,
+    /// Path of the file.
+    file: &'a str,
     edges: &'a mut Vec<(ModulePath, ModulePath, String)>,
 }
 
 impl ImportCollector<'_> {
-    /// Adds the import of a path that begins with `crate` or `super`; others name items in scope or other crates.
+    /// Adds the import of a path that begins with `crate` or `super`. Others name items in scope or other crates.
     fn add(&mut self, path: &[String]) {
         let mut inline = self.depth;
         let mut base = self.path.clone();
@@ -385,7 +393,7 @@ impl ImportCollector<'_> {
             _ => return,
         };
         base.extend(rest.iter().cloned());
-        self.edges.push((self.path.clone(), base, self.place.to_owned()));
+        self.edges.push((self.path.clone(), base, self.file.to_owned()));
     }
 
     fn add_tree(&mut self, before: &mut ModulePath, tree: &syn::UseTree) {
@@ -474,20 +482,20 @@ impl<'ast> Visit<'ast> for ImportCollector<'_> {
 mod tests {
     use super::*;
 
-    /// Findings and figures of a crate with these files, by floors from the ground up.
-    fn judge(files: &[(&str, &str)], floors: &[&str]) -> (Vec<String>, FloorFigures) {
-        let mut all = ModuleFloors::default();
+    /// Returns findings and figures of a crate with these files, by its layers, the lowest first.
+    fn check(files: &[(&str, &str)], layers: &[&str]) -> (Vec<String>, LayerFigures) {
+        let mut all = ModuleLayers::default();
         for (path, text) in files {
             let path = format!("a/src/{path}");
-            assert_eq!(all.read(&SourceFile { krate: "a", path: &path, text }), None);
+            assert_eq!(all.add_file(&SourceFile { krate: "a", path: &path, text }), None);
         }
-        let table = [("a", floors)];
-        let (_, findings, figures) = all.judge_by(&table).next().unwrap();
-        (findings.into_iter().map(|it| it.says).collect(), figures)
+        let table = [("a", layers)];
+        let (_, findings, figures) = all.check_by(&table).next().unwrap();
+        (findings.into_iter().map(|it| it.message).collect(), figures)
     }
 
     #[test]
-    fn an_import_of_a_higher_floor_is_an_error_in_every_form() {
+    fn an_import_of_a_higher_layer_is_an_error_in_every_form() {
         let forms = [
             "use crate::top::X;",
             "use crate::{top};",
@@ -499,9 +507,9 @@ mod tests {
         ];
         for form in forms {
             let files = [("lib.rs", ""), ("low.rs", form), ("top.rs", "use crate::low;")];
-            let (says, figures) = judge(&files, &["low", "top"]);
-            assert_eq!(says[0], "`low` imports `top`, which stands above it", "{form}");
-            assert_eq!((figures.upwards, figures.circles), (1, 2), "{form}");
+            let (messages, figures) = check(&files, &["low", "top"]);
+            assert_eq!(messages[0], "`low` imports `top`, which is above it", "{form}");
+            assert_eq!((figures.upward_imports, figures.modules_in_cycles), (1, 2), "{form}");
         }
     }
 
@@ -514,18 +522,24 @@ mod tests {
             ("low/tests.rs", "use crate::top::X;"),
             ("top.rs", "use crate::low::X; use other::top;"),
         ];
-        let figures = FloorFigures { modules: 2, floors: 2, imports: 1, upwards: 0, circles: 0 };
-        assert_eq!(judge(&files, &["low", "top"]), (Vec::new(), figures));
+        let figures = LayerFigures {
+            modules: 2,
+            layers: 2,
+            imports: 1,
+            upward_imports: 0,
+            modules_in_cycles: 0,
+        };
+        assert_eq!(check(&files, &["low", "top"]), (Vec::new(), figures));
     }
 
     #[test]
     fn no_module_imports_from_the_crate_root() {
-        let (says, _) = judge(&[("lib.rs", ""), ("low.rs", "use crate::lock;")], &["low"]);
-        assert_eq!(says, ["`low` imports the crate root, which stands above it"]);
+        let (messages, _) = check(&[("lib.rs", ""), ("low.rs", "use crate::lock;")], &["low"]);
+        assert_eq!(messages, ["`low` imports the crate root, which is above it"]);
     }
 
     #[test]
-    fn modules_of_a_folder_form_no_circle() {
+    fn modules_of_a_folder_form_no_cycle() {
         let files = [
             ("lib.rs", ""),
             ("model.rs", "pub(crate) mod b;"),
@@ -533,15 +547,15 @@ mod tests {
             ("model/c.rs", "use crate::model::b::X;"),
             ("top.rs", "use crate::model::c::X;"),
         ];
-        let (says, figures) = judge(&files, &["model/", "top"]);
-        assert_eq!(says, ["these modules import each other in a circle: `model::b`, `model::c`"]);
-        assert_eq!((figures.circles, figures.upwards), (2, 0));
+        let (messages, figures) = check(&files, &["model/", "top"]);
+        assert_eq!(messages, ["these modules import each other in a cycle: `model::b`, `model::c`"]);
+        assert_eq!((figures.modules_in_cycles, figures.upward_imports), (2, 0));
     }
 
     #[test]
-    fn a_module_without_a_floor_is_an_error() {
+    fn a_module_without_a_layer_is_an_error() {
         let files = [("lib.rs", ""), ("low.rs", ""), ("new.rs", "")];
-        let (says, _) = judge(&files, &["low"]);
-        assert_eq!(says, ["`new` has no floor in FLOORS of xtask/src/tidy/floors.rs"]);
+        let (messages, _) = check(&files, &["low"]);
+        assert_eq!(messages, ["`new` has no layer in LAYERS of xtask/src/tidy/layers.rs"]);
     }
 }
