@@ -44,9 +44,9 @@ pub const BASE_MEMORY_MIB: usize = 192;
 
 /// Maximum memory of an activator under these bounds in MiB, with no request at a pod. Bytes of requests count twice:
 /// small ones lie in larger buffers, and a map of header fields doubles when it grows.
-pub const fn memory_mib(bytes: usize, answer_bytes: usize, connections: usize) -> usize {
+pub const fn memory_mib(bytes: usize, response_bytes: usize, connections: usize) -> usize {
     let requests = 2 * (bytes + bytes / CLOSING_SHARE_DIVISOR);
-    BASE_MEMORY_MIB + ((requests + answer_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
+    BASE_MEMORY_MIB + ((requests + response_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
 }
 
 /// Bounds of the wait queue of one revision.

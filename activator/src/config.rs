@@ -137,8 +137,13 @@ pub struct ActivatorConfig {
 
     /// Bytes of responses that wait for clients to read them, of all clients, 1048576 or more. Beyond it, the
     /// connection that holds most is cut off.
-    #[arg(long, env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES", default_value_t = budget::DEFAULT_RESPONSE_BYTES)]
-    pub max_answer_bytes: usize,
+    #[arg(
+        long = "max-answer-bytes",
+        value_name = "MAX_ANSWER_BYTES",
+        env = "ROUSE_ACTIVATOR_MAX_ANSWER_BYTES",
+        default_value_t = budget::DEFAULT_RESPONSE_BYTES,
+    )]
+    pub max_response_bytes: usize,
 
     /// Client connections, 1 or more. Beyond it, the one that has been idle for longest is closed, or else the new one.
     /// Default: half of what the limit of open files leaves, and at most 16384.
@@ -262,7 +267,7 @@ impl ActivatorConfig {
         let bytes = self.max_waiting_bytes;
         within("--max-waiting-bytes", bytes, 65_536, usize::MAX, "must be 65536 or more")?;
         for (name, bytes) in
-            [("--max-bytes", self.max_bytes), ("--max-answer-bytes", self.max_answer_bytes)]
+            [("--max-bytes", self.max_bytes), ("--max-answer-bytes", self.max_response_bytes)]
         {
             within(name, bytes, 1 << 20, usize::MAX, "must be 1048576 or more")?;
         }
@@ -328,7 +333,7 @@ impl ActivatorConfig {
             client_request_bytes: self
                 .max_client_bytes
                 .unwrap_or_else(|| self.client_share(self.max_bytes)),
-            response_bytes: self.max_answer_bytes,
+            response_bytes: self.max_response_bytes,
             max_connections,
             max_client_connections: self
                 .max_client_connections

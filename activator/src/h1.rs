@@ -165,10 +165,10 @@ pub fn parse_response_head(
                 return Err(Http1ParseError::TooLarge);
             }
             Ok(httparse::Status::Complete(length)) => {
-                let answer = build_response_head(&head, method)?;
+                let response = build_response_head(&head, method)?;
                 bytes::Buf::advance(from, length);
                 *scanned = 0;
-                return Ok(Some(answer));
+                return Ok(Some(response));
             }
             Ok(httparse::Status::Partial) => {
                 *scanned = from.len();
@@ -310,14 +310,14 @@ type ParsedHttp1Response = Option<(StatusCode, HeaderMap, bool, Vec<u8>, bool)>;
 fn parse_in_pieces(bytes: &[u8], size: usize) -> ParsedHttp1Response {
     let (mut from, mut scanned) = (BytesMut::new(), 0);
     let mut pieces = bytes.chunks(size.max(1));
-    let answer = loop {
+    let response = loop {
         from.extend_from_slice(pieces.next()?);
-        if let Some(answer) = parse_response_head(&mut from, &mut scanned, &Method::GET).ok()? {
-            break answer;
+        if let Some(response) = parse_response_head(&mut from, &mut scanned, &Method::GET).ok()? {
+            break response;
         }
     };
-    let ResponseBodyFraming::Chunked(mut chunks) = answer.framing else {
-        return Some((answer.status, answer.headers, answer.is_reusable, Vec::new(), false));
+    let ResponseBodyFraming::Chunked(mut chunks) = response.framing else {
+        return Some((response.status, response.headers, response.is_reusable, Vec::new(), false));
     };
     let mut body = Vec::new();
     loop {
@@ -331,7 +331,7 @@ fn parse_in_pieces(bytes: &[u8], size: usize) -> ParsedHttp1Response {
             },
         }
     }
-    Some((answer.status, answer.headers, answer.is_reusable, body, chunks.is_finished()))
+    Some((response.status, response.headers, response.is_reusable, body, chunks.is_finished()))
 }
 
 impl From<httparse::Error> for Http1ParseError {

@@ -26,7 +26,7 @@ pub struct ActivatorMetrics {
     pub wait_seconds: Histogram,
     /// Dials of pods that were begun.
     pub dials: Counter,
-    /// Further sockets of dials, opened because the first one got no answer soon.
+    /// Further sockets of dials, opened because the first one got no SYN-ACK soon.
     pub dial_repeats: Counter,
     /// Dials of pods that brought no connection.
     pub dial_failures: Counter,

@@ -294,14 +294,14 @@ impl Slots for SlotOwnerService {
         let ended = self.0.stop.child_token();
         let mut holder = HolderStream::open(Arc::clone(&self.0), sender.name.into());
         let grants = self.0.peers.grants_outbox(&holder.peer).subscribe();
-        let answer = grant_stream(grants, ended.clone());
+        let grant_items = grant_stream(grants, ended.clone());
         tokio::spawn(async move {
             let _ends = ended.clone().drop_guard();
             let received =
                 link::receive_items(items, &ended, |item| holder.handle_item(item)).await;
             info!(peer = %holder.peer, broken = received.is_err(), "holder's stream ended");
         });
-        Ok(Response::new(Box::pin(answer)))
+        Ok(Response::new(Box::pin(grant_items)))
     }
 }
 

@@ -16,7 +16,7 @@ pub const ALL: [FuzzTarget; 4] = [
 ];
 
 /// Targets of other crates, whose own tests play their corpus.
-pub const TARGETS_OF_OTHER_CRATES: [&str; 2] = ["answers", "proxy_protocol"];
+pub const TARGETS_OF_OTHER_CRATES: [&str; 2] = ["responses", "proxy_protocol"];
 
 /// Plays `bytes` to a target with one series of cuts.
 ///

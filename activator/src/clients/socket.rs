@@ -1,9 +1,9 @@
 //! Shell: a client's socket: bytes for the HTTP library, and detection of a client that is gone.
 //!
 //! A client that has closed only its sending half still reads its response, one that has closed wholly never will. Both
-//! have sent the same FIN. A byte sent to them distinguishes them: the first answers it with an ACK, the second with a
-//! reset. Every response begins with the same byte. So that byte is sent ahead, and the library's own one is left out
-//! later: the client reads one complete response.
+//! have sent the same FIN. A byte sent to them distinguishes them: the first sends an ACK, the second a reset. Every
+//! response begins with the same byte. So that byte is sent ahead, and the library's own one is left out later: the
+//! client reads one complete response.
 
 use std::{
     future::{pending, poll_fn},
@@ -215,17 +215,17 @@ impl ClientSocket {
     }
 
     /// Sends an interim response. It is dropped if the client leaves too many of them unread.
-    pub fn send_interim(&self, answer: &[u8]) {
+    pub fn send_interim(&self, response: &[u8]) {
         let mut inner = self.lock();
-        if inner.interim.len() + answer.len() > MAX_INTERIM_BYTES {
+        if inner.interim.len() + response.len() > MAX_INTERIM_BYTES {
             return;
         }
         // The byte that was sent ahead is the first one of this response too.
         let is_ahead = std::mem::take(&mut inner.is_first_byte_sent);
         inner.interim.extend_from_slice(if is_ahead {
-            &answer[FIRST_RESPONSE_BYTE.len()..]
+            &response[FIRST_RESPONSE_BYTE.len()..]
         } else {
-            answer
+            response
         });
         // While the library is writing, the interim response waits: it must not come within another response.
         if inner.is_flushed {

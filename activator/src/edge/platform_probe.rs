@@ -1,9 +1,9 @@
 //! Pure: requests to the platform itself, not to the app.
 //!
-//! Requests from inside the cluster are answered here and never wake a service. Responses are Knative's
-//! (`pkg/activator/handler`, `pkg/queue/health`, `networking/pkg/probe`). A probe of `queue` would reach a pod's
-//! sidecar in Knative, which this activator replaces. From outside none of this is a probe: the headers are dropped,
-//! and the request is the app's.
+//! The activator itself responds to them, from inside the cluster only, and they never wake a service. Responses are
+//! Knative's (`pkg/activator/handler`, `pkg/queue/health`, `networking/pkg/probe`). A probe of `queue` would reach a
+//! pod's sidecar in Knative, which this activator replaces. From outside none of this is a probe: the headers are
+//! dropped, and the request is the app's.
 
 use http::{HeaderName, HeaderValue, StatusCode, header, request};
 

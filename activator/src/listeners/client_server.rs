@@ -298,8 +298,8 @@ impl ClientConnectionServer {
                 tokio::select! {
                     // Biased to the response: a client that closes its half just as the response begins still gets it.
                     biased;
-                    answer = handling => {
-                        Ok(answer.map(|body| {
+                    response = handling => {
+                        Ok(response.map(|body| {
                             let ahead = body.max_buffered();
                             ChargedResponseBody::new(ClientWatchedBody::new(body, socket), request_guard, ahead)
                         }))
@@ -349,18 +349,18 @@ impl ClientConnectionServer {
                 })
             });
             async move {
-                let mut answer = match handling {
+                let mut response = match handling {
                     Some(handling) => handling.await,
                     None => ProxyRequestError::TooManyRequestBytes
                         .response(ClientResponseBody::from_text),
                 };
                 // A client that resets a request after its response has begun does not count as an attacker.
-                reset.mark_answered();
+                reset.mark_responded();
                 // In HTTP/2 this becomes GOAWAY, once for the connection.
-                if answer.headers_mut().remove(header::CONNECTION).is_some() {
+                if response.headers_mut().remove(header::CONNECTION).is_some() {
                     leave.cancel();
                 }
-                Ok::<_, Infallible>(answer.map(|body| {
+                Ok::<_, Infallible>(response.map(|body| {
                     let ahead = body.max_buffered();
                     ChargedResponseBody::new(body, request_guard, ahead)
                 }))

@@ -31,25 +31,25 @@ impl StreamResetCounter {
         })
     }
 
-    /// Counts a request. Unless it is marked as answered, dropping the guard counts a reset.
-    pub fn start_request(self: &Arc<Self>) -> UnansweredRequestGuard {
+    /// Counts a request. Dropping the guard counts a reset, unless the response has begun.
+    pub fn start_request(self: &Arc<Self>) -> ResetGuard {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        UnansweredRequestGuard(Some(Arc::clone(self)))
+        ResetGuard(Some(Arc::clone(self)))
     }
 }
 
 /// Guard of a request that counts as reset if it is dropped without a response.
 #[derive(Debug)]
-pub struct UnansweredRequestGuard(Option<Arc<StreamResetCounter>>);
+pub struct ResetGuard(Option<Arc<StreamResetCounter>>);
 
-impl UnansweredRequestGuard {
+impl ResetGuard {
     /// Registers that the response has begun, so that a reset does not count any more.
-    pub fn mark_answered(mut self) {
+    pub fn mark_responded(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for UnansweredRequestGuard {
+impl Drop for ResetGuard {
     fn drop(&mut self) {
         let Some(resets) = &self.0 else { return };
         let reset = resets.resets.fetch_add(1, Ordering::Relaxed) + 1;

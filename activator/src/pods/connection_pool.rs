@@ -42,7 +42,7 @@ pub struct PodConnectionPool<C, W> {
     recently_connected: u32,
     /// Maximum number of dials under way.
     max_dials: u32,
-    /// True once the pod has answered a request.
+    /// True once the pod has sent a response.
     has_responded: bool,
     /// True while the pod takes no new requests, so that no connection is kept idle.
     is_closed: bool,
@@ -116,7 +116,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.allocate_dials()
     }
 
-    /// Registers that the pod has answered a request. Returns the number of dials to start.
+    /// Registers that the pod has sent a response. Returns the number of dials to start.
     #[must_use]
     pub fn on_first_response(&mut self) -> u32 {
         self.has_responded = true;
@@ -124,7 +124,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.allocate_dials()
     }
 
-    /// Returns true if the pod has answered a request. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must
+    /// Returns true if the pod has sent a response. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must
     /// follow each
     /// [`on_connected`](Self::on_connected).
     pub fn has_responded(&self) -> bool {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn half_the_backlog_is_dialled_until_the_first_answer() {
+    fn half_the_backlog_is_dialled_until_the_first_response() {
         let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.add_waiter(name)).sum();
         assert_eq!(dials, 4);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_that_is_slow_to_answer_still_gets_all_its_requests() {
+    fn an_app_that_is_slow_to_respond_still_gets_all_its_requests() {
         let mut pool = PodConnectionPool::<u32, u32>::new(8);
         let dials: u32 = (0..10).map(|name| pool.add_waiter(name)).sum();
         assert_eq!(dials, 4);

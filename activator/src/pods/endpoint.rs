@@ -40,8 +40,8 @@ pub enum PodDialError {
     /// The dial has failed.
     #[error("{0}")]
     Failed(Arc<io::Error>),
-    /// The dial goes on, but nothing has answered yet.
-    #[error("no answer yet")]
+    /// The dial goes on, but the node has not sent a SYN-ACK or RST yet.
+    #[error("no SYN-ACK yet")]
     Unanswered,
 }
 
@@ -109,19 +109,19 @@ impl PodEndpoint {
             let opened = Box::pin(self.open_connection(protocol)).await;
             return opened.map_err(PodDialError::from);
         }
-        let answer = {
+        let dialled = {
             let mut pool = self.lock_pool();
             if let Some(idle) = pool.take_idle() {
                 return Ok(idle);
             }
-            let (waiter, answer) = oneshot::channel();
+            let (waiter, dialled) = oneshot::channel();
             let dials = pool.add_waiter(waiter);
             drop(pool);
             self.start_dials(dials);
-            answer
+            dialled
         };
         let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
-        answer.await.map_err(dropped)?
+        dialled.await.map_err(dropped)?
     }
 
     /// Gives a connection back whose exchange has ended in order.
@@ -132,7 +132,7 @@ impl PodEndpoint {
         }
     }
 
-    /// Registers that the pod has answered a request, so that its process accepts connections.
+    /// Registers that the pod has sent a response, so that its process accepts connections.
     pub fn on_response(self: &Arc<Self>) {
         if !self.has_responded.swap(true, Ordering::Relaxed) {
             let dials = self.lock_pool().on_first_response();
@@ -294,7 +294,7 @@ async fn run_dial(address: SocketAddr) -> io::Result<(TcpStream, u32)> {
         }
         event = tokio::select! {
             biased;
-            Some(answer) = open.next() => match answer {
+            Some(connected) = open.next() => match connected {
                 Ok(stream) => { won = Some(stream); DialEvent::Connected }
                 Err(error) => { last = error; dial_failure_event(&last) }
             },

@@ -246,7 +246,7 @@ impl RequestLogEntry {
         self.revision = Some((name.clone(), owners.clone()));
     }
 
-    /// Sets the pod that has answered the request.
+    /// Sets the pod that has sent the response.
     pub fn set_pod(&mut self, pod: &Arc<PodEndpoint>) {
         self.pod = Some(Arc::clone(pod));
     }

@@ -43,7 +43,7 @@ pub struct LoggedResponseBody {
 #[derive(Debug, thiserror::Error)]
 pub enum ResponseBodyError {
     /// The pod's response broke off.
-    #[error("answer of pod broke off")]
+    #[error("response of pod broke off")]
     Pod(#[source] PodError),
     /// A timeout of the revision is over.
     #[error("activator request timeout")]
@@ -195,7 +195,7 @@ impl ForwardedPodBody {
     /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
     fn on_timeout(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
         if let Some(permit) = &self.permit {
-            warn!(pod = %permit.pod.uid, "answer cut off: request timeout");
+            warn!(pod = %permit.pod.uid, "response cut off: request timeout");
         }
         let text = ProxyRequestError::Timeout.to_string();
         self.timeout_state = match self.body.size_hint().exact() {

@@ -167,7 +167,7 @@ async fn connect_to_pod(
     loop {
         match permit.pod.connect(protocol).await {
             Err(PodDialError::Unanswered) if !permit.report_unanswered_dial() => {}
-            answer => return answer,
+            result => return result,
         }
     }
 }

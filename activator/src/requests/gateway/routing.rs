@@ -38,7 +38,7 @@ impl RequestForwarder {
         if head.method == Method::CONNECT {
             return Err(ProxyRequestError::ConnectMethod);
         }
-        // A probe of the platform is answered before a revision is chosen, so that it never wakes one.
+        // The response to a probe of the platform comes before a Revision is chosen, so that it never wakes one.
         if let Some(probe) = platform_probe::parse_probe(&head)
             .filter(|_| entrypoint.traffic_origin() == TrafficOrigin::Internal)
         {
@@ -140,13 +140,13 @@ impl RequestForwarder {
             Some(service.targets.iter().any(|it| it.revision.ready_since().is_some()))
         };
         let has_ready_pod = probe == PlatformProbe::Queue && has_ready_pod().unwrap_or(false);
-        let answer = probe.respond(ProbeHealth {
+        let probe_response = probe.respond(ProbeHealth {
             is_shutting_down: self.reconnect_clients.is_cancelled(),
             has_ready_pod,
         });
-        let mut response = Response::new(ClientResponseBody::from_text(answer.text));
-        *response.status_mut() = answer.status;
-        answer.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
+        let mut response = Response::new(ClientResponseBody::from_text(probe_response.text));
+        *response.status_mut() = probe_response.status;
+        probe_response.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
         response
     }
 }

@@ -353,7 +353,7 @@ fn last_octet(pod: PodEndpointKey) -> u8 {
 proptest! {
     /// Under any order of events every request is waiting, in flight or ended, and none waits while there is room.
     #[test]
-    fn no_request_is_lost_or_answered_twice(ops in ops(), seed in any::<u64>()) {
+    fn no_request_is_lost_or_dispatched_twice(ops in ops(), seed in any::<u64>()) {
         let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 5, max_bytes: 10_000 });
         let (mut model, mut state) = (WaitQueueModel::default(), seed);
         for op in ops {
