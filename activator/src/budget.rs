@@ -49,7 +49,7 @@ pub const fn memory_mib(bytes: usize, response_bytes: usize, connections: usize)
     BASE_MEMORY_MIB + ((requests + response_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
 }
 
-/// Bounds of the wait queue of one revision.
+/// Bounds of the wait queue of one Revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQueueBounds {
     /// Requests that may wait, before those that pods with a hard limit add. Default 10 000: Knative's QueueDepth
@@ -80,7 +80,7 @@ pub struct ClientBudget {
     pub max_client_connections: usize,
     /// Requests of one connection that a client may reset before their responses, while these are most of its requests.
     pub max_resets: u64,
-    /// Bounds of each revision's wait queue, for all clients together.
+    /// Bounds of each Revision's wait queue, for all clients together.
     pub wait_queue: WaitQueueBounds,
 }
 

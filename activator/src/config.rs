@@ -117,11 +117,11 @@ pub struct ActivatorConfig {
     )]
     pub admin: SocketAddr,
 
-    /// Requests that may wait for one revision, 1 to 1000000. Knative's QueueDepth.
+    /// Requests that may wait for one Revision, 1 to 1000000. Knative's QueueDepth.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING", default_value_t = 10_000)]
     pub max_waiting: usize,
 
-    /// Bytes that requests waiting for one revision may hold, 65536 or more.
+    /// Bytes that requests waiting for one Revision may hold, 65536 or more.
     #[arg(long, env = "ROUSE_ACTIVATOR_MAX_WAITING_BYTES", default_value_t = 64 << 20)]
     pub max_waiting_bytes: usize,
 
@@ -199,8 +199,12 @@ pub struct ActivatorConfig {
 
     /// Milliseconds of these for upgraded connections. Default: 60 000 in a pod, as in Knative's sidecar; none on the
     /// local node.
-    #[arg(long, env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS")]
-    pub tunnel_drain_ms: Option<u64>,
+    #[arg(
+        long = "tunnel-drain-ms",
+        value_name = "TUNNEL_DRAIN_MS",
+        env = "ROUSE_ACTIVATOR_TUNNEL_DRAIN_MS"
+    )]
+    pub upgraded_drain_ms: Option<u64>,
 }
 
 /// Addresses of the local node's gateway, the default of the addresses to listen on.
@@ -246,7 +250,7 @@ impl ActivatorConfig {
             ("--linger-ms", self.linger()),
             ("--settle-ms", self.propagation_delay()),
             ("--drain-ms", self.drain()),
-            ("--tunnel-drain-ms", self.tunnel_drain()),
+            ("--tunnel-drain-ms", self.upgraded_drain()),
         ] {
             let value = usize::try_from(value.as_millis()).unwrap_or(usize::MAX);
             within(name, value, 0, 600_000, "must be at most 600000")?;
@@ -377,8 +381,8 @@ impl ActivatorConfig {
     }
 
     /// Time for upgraded connections to end after that.
-    pub fn tunnel_drain(&self) -> Duration {
-        self.duration_or_default(self.tunnel_drain_ms, 60_000, 0)
+    pub fn upgraded_drain(&self) -> Duration {
+        self.duration_or_default(self.upgraded_drain_ms, 60_000, 0)
     }
 
     /// Time for requests in flight to end after that.
@@ -409,7 +413,7 @@ mod tests {
         assert_eq!((given.listen_addresses(), given.name()), (both[1..].to_vec(), "a"));
         assert_eq!(config(&[]).listen_addresses(), LOCAL_GATEWAY_ADDRESSES);
         let stop =
-            |config: ActivatorConfig| [config.linger(), config.drain(), config.tunnel_drain()];
+            |config: ActivatorConfig| [config.linger(), config.drain(), config.upgraded_drain()];
         let seconds = |all: [u64; 3]| all.map(Duration::from_secs);
         assert_eq!(stop(one), seconds([45, 555, 60]));
         assert_eq!(stop(config(&[])), seconds([0, 30, 0]));

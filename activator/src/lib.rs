@@ -1,6 +1,6 @@
 //! The activator: queues requests until a pod is ready, then forwards them.
 //!
-//! It forwards a request only while the request's revision is asleep, has a hard limit, shares its name with others, or
+//! It forwards a request only while the request's Revision is asleep, has a hard limit, shares its name with others, or
 //! is called from outside. A request waits only while no ready pod has room. The call that applies a change of the
 //! RouteTable also dispatches the requests that need not wait any longer.
 //!
@@ -14,7 +14,7 @@
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
 //! | [`clients`] | client connections: their sockets, and the memory that they use |
-//! | [`slots`] | slots of revisions with a hard limit, shared by the activators |
+//! | [`slots`] | slots of Revisions with a hard limit, shared by the activators |
 //! | [`pods`] | pods, the connections to them, and the exchanges over these |
 //! | [`revisions`] | wait queues, and the permits by which requests go to pods |
 //! | [`routes`] | the RouteTable, as requests look it up |
@@ -214,7 +214,7 @@ impl ActivatorInstance {
         info!(connections = tasks.len(), ?bound, "draining");
         // Upgraded connections can last forever. They get a part of the drain time only.
         let cut = async {
-            tokio::time::sleep(config.tunnel_drain()).await;
+            tokio::time::sleep(config.upgraded_drain()).await;
             self.gateway.close_upgraded.cancel();
             std::future::pending::<()>().await;
         };

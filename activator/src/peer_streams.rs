@@ -1,6 +1,6 @@
 //! Shell: streams between activators, by which slots are passed.
 //!
-//! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the revisions which
+//! Each activator dials every other one that the RouteTable lists. On that stream it holds slots of the Revisions which
 //! the other one owns. Nothing is decided here: [`crate::slots`] computes the claims and grants.
 
 use std::{
@@ -216,14 +216,14 @@ impl PeerStreams {
         self.withdraw_grants(owner, &BTreeSet::new());
     }
 
-    /// Applies a change of what is known of the others, and updates the slots of all revisions if the view changes.
+    /// Applies a change of what is known of the others, and updates the slots of all Revisions if the view changes.
     fn update_known(&self, change: impl FnOnce(&mut KnownPeers)) {
         if self.peers.update_view(change) {
             self.routes.reconcile_all_slots();
         }
     }
 
-    /// Withdraws the owner's grants of all revisions except those in `but`.
+    /// Withdraws the owner's grants of all Revisions except those in `but`.
     fn withdraw_grants(&self, owner: &ActivatorName, but: &BTreeSet<NamespacedName>) {
         for revision in self.routes.revisions() {
             if !but.contains(&revision.name) {

@@ -465,7 +465,7 @@ async fn activators_that_listen_nowhere_are_not_waited_for() {
     fleet.wait_for_more_pods().await;
     fleet.start().await;
     fleet.list_newest().await;
-    // Of so many, at least one precedes the real activator in the revision's order, whatever the order is.
+    // Of so many, at least one precedes the real activator in the Revision's order, whatever the order is.
     for at in 200..216 {
         let (name, ip) = (format!("deaf-of-old-{at}"), Ipv4Addr::new(127, 0, 77, at));
         let activator = fixtures::activator(&name, vec![ip.into()]);

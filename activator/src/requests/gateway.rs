@@ -34,7 +34,7 @@ mod routing;
 /// Forwarder of requests to pods, with all that requests share.
 #[derive(Debug)]
 pub struct RequestForwarder {
-    /// Services, revisions and pods of the RouteTable.
+    /// Services, Revisions and pods of the RouteTable.
     pub routes: Arc<RouteIndex>,
     /// Policy for proxies and upgrades.
     pub edge_policy: EdgePolicy,
@@ -109,7 +109,7 @@ impl RequestForwarder {
         }
     }
 
-    /// Forwards a request to a pod of its revision. Returns the response for the client.
+    /// Forwards a request to a pod of its Revision. Returns the response for the client.
     async fn forward(
         &self,
         mut pending: Box<PendingRequest>,

@@ -39,13 +39,13 @@ pub(crate) struct ReceivedRequest<'a> {
 /// Route of a request.
 #[derive(Debug)]
 pub(crate) enum Routed {
-    /// The request is for a pod of a revision, and waits for it.
+    /// The request is for a pod of a Revision, and waits for it.
     Forward(Box<PendingRequest>),
     /// The activator itself responds, at once.
     Respond(Box<Response<ClientResponseBody>>),
 }
 
-/// Pending request that was routed to a revision. It is kept in one heap allocation while it waits, because thousands
+/// Pending request that was routed to a Revision. It is kept in one heap allocation while it waits, because thousands
 /// may wait at the same time.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
@@ -53,7 +53,7 @@ pub(crate) struct PendingRequest {
     pub(crate) entrypoint: Entrypoint,
     pub(crate) client: ClientInfo,
     pub(crate) service_match: ServiceMatch,
-    /// Service whose revisions serve it.
+    /// Service whose Revisions serve it.
     pub(crate) service: Arc<RoutedService>,
     /// Tag that a header chose.
     pub(crate) tag: Option<TagRouting>,

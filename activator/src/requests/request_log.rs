@@ -233,7 +233,7 @@ pub struct RequestLogEntry {
     captured: CapturedRequest,
     started_at: Instant,
     is_probe: bool,
-    /// Revision of the request, with its owners. Requests without a revision are not logged, except probes.
+    /// Revision of the request, with its owners. Requests without a Revision are not logged, except probes.
     revision: Option<(NamespacedName, RevisionOwnerNames)>,
     pod: Option<Arc<PodEndpoint>>,
     status: u16,
@@ -241,7 +241,7 @@ pub struct RequestLogEntry {
 }
 
 impl RequestLogEntry {
-    /// Sets the revision of the request.
+    /// Sets the Revision of the request.
     pub fn set_revision(&mut self, name: &NamespacedName, owners: &RevisionOwnerNames) {
         self.revision = Some((name.clone(), owners.clone()));
     }

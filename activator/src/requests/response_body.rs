@@ -45,7 +45,7 @@ pub enum ResponseBodyError {
     /// The pod's response broke off.
     #[error("response of pod broke off")]
     Pod(#[source] PodError),
-    /// A timeout of the revision is over.
+    /// A timeout of the Revision is over.
     #[error("activator request timeout")]
     Timeout,
     /// The client is gone, so the response has no reader.

@@ -56,7 +56,7 @@ fn next_round_robin(pods: &[PodLoad], cursor: &mut usize) -> Option<usize> {
     Some(index)
 }
 
-/// Chooses the revision of one request by the targets' percents. `None` without targets.
+/// Chooses the Revision of one request by the targets' percents. `None` without targets.
 ///
 /// Example: with percents 90 and 10, a `random` value whose remainder modulo 100 is 95 chooses the second.
 pub fn pick_by_percent<T>(targets: &[T], percent: impl Fn(&T) -> u8, random: u64) -> Option<&T> {

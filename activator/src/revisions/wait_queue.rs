@@ -1,4 +1,4 @@
-//! Pure: the wait queue of one revision.
+//! Pure: the wait queue of one Revision.
 //!
 //! A request waits only while no ready pod has room. Room arises when a pod becomes ready, when a request ends, or when
 //! a slot is granted. The call that makes room also dispatches the first request of the queue. Therefore, whenever a
@@ -30,7 +30,7 @@ pub struct WaitQueueFull;
 /// Dispatched request: its waiter, and the pod that has room for it. The room is already occupied.
 pub type DispatchedRequest<W> = (W, PodEndpointKey);
 
-/// Wait queue of one revision: the pods that take requests, their requests in flight, and the waiting requests.
+/// Wait queue of one Revision: the pods that take requests, their requests in flight, and the waiting requests.
 #[derive(Debug)]
 pub struct WaitQueue<W> {
     bounds: WaitQueueBounds,

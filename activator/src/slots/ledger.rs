@@ -1,4 +1,4 @@
-//! Pure: an owner's ledger of the slots of a revision and their holders.
+//! Pure: an owner's ledger of the slots of a Revision and their holders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub(super) struct SlotLedger {
     granted_slots: SlotsByPod,
     /// True if some request waits, here or at a holder, and slots that others hold could serve it.
     is_contended: bool,
-    /// Number of slots beyond which each holder gives back idle ones, while the revision is short of slots.
+    /// Number of slots beyond which each holder gives back idle ones, while the Revision is short of slots.
     fair_share: u32,
     /// Running number of the slots given: it orders activators by the time of their last slot.
     grant_sequence: u64,
@@ -191,7 +191,7 @@ impl SlotLedger {
             remove_slot(&mut free, &pod);
             wanting[at].assign_slot(&pod, sequence);
         }
-        // Without other activators there is nothing to get back: waiting alone does not make the revision short.
+        // Without other activators there is nothing to get back: waiting alone does not make the Revision short.
         let is_left = wanting.iter().any(|it| it.needed > 0);
         let others_matter =
             wanting.iter().any(|it| it.holder.is_some()) || !self.granted_slots.is_empty();

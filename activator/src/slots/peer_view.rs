@@ -1,4 +1,4 @@
-//! Pure: the activators as one of them sees them, and the owner of each revision by that view.
+//! Pure: the activators as one of them sees them, and the owner of each Revision by that view.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub struct PeerView {
 }
 
 impl PeerView {
-    /// Owner of a revision by this view: the listed activator that comes first in an order of the revision's own. While
+    /// Owner of a Revision by this view: the listed activator that comes first in an order of the Revision's own. While
     /// none is listed, the owner is one of those that are alive.
     pub fn owner(&self, revision: &NamespacedName) -> &ActivatorName {
         let candidates =
@@ -44,7 +44,7 @@ pub fn without_ended(
     if listed.is_subset(ended) { listed.clone() } else { listed - ended }
 }
 
-/// Rank of an activator in a revision's order: rendezvous hashing, the same in every process.
+/// Rank of an activator in a Revision's order: rendezvous hashing, the same in every process.
 fn owner_rank(revision: &NamespacedName, peer: &str) -> u64 {
     let parts = [&*revision.namespace, "/", &*revision.name, "\0", peer];
     let bytes = parts.into_iter().flat_map(str::bytes);

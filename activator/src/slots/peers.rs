@@ -173,12 +173,12 @@ impl Peers {
         is_other
     }
 
-    /// Puts the claims and grants of a revision into the outboxes of their receivers.
+    /// Puts the claims and grants of a Revision into the outboxes of their receivers.
     pub fn publish(&self, revision: &NamespacedName, messages: SlotMessages) {
         if messages == SlotMessages::default() {
             return;
         }
-        // The outboxes keep the latest state of each revision, so that a slow stream costs no more memory than that.
+        // The outboxes keep the latest state of each Revision, so that a slow stream costs no more memory than that.
         let mut boxes = self.lock_outboxes();
         for (peer, claim) in messages.claims {
             let outbox = boxes.claims.entry(peer).or_default();

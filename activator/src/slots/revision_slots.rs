@@ -1,6 +1,6 @@
-//! Pure: slots of a revision with a hard limit: the activators together keep the limit.
+//! Pure: slots of a Revision with a hard limit: the activators together keep the limit.
 //!
-//! A slot is room for one request at one pod. One activator owns the revision and grants its slots to the others, which
+//! A slot is room for one request at one pod. One activator owns the Revision and grants its slots to the others, which
 //! hold them. These rules keep the limit:
 //!
 //! - An owner grants only within a term of its own (an epoch). It acts only once every activator it knows follows that
@@ -13,7 +13,7 @@
 //! - A holder that changes to another term keeps only slots in use, and reports them to the new owner. An activator
 //!   that stops being the owner reports to the next owner what it had granted.
 //!
-//! Each side sends its whole state of the revision with every change.
+//! Each side sends its whole state of the Revision with every change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ use crate::slots::{
     slot_counts::{add_slots, idle_slots, max_by_pod, remove_slot, total_slots},
 };
 
-/// Slots of one revision at one activator, as holder or as owner.
+/// Slots of one Revision at one activator, as holder or as owner.
 #[derive(Debug)]
 pub struct RevisionSlots {
     revision: NamespacedName,
@@ -95,7 +95,7 @@ pub struct SlotMessages {
 }
 
 impl RevisionSlots {
-    /// Creates the state of a revision without pods, claims or grants.
+    /// Creates the state of a Revision without pods, claims or grants.
     pub fn new(revision: NamespacedName, view: Arc<PeerView>) -> Self {
         Self {
             revision,
@@ -197,7 +197,7 @@ impl RevisionSlots {
         self.free_slots.get(pod).copied().unwrap_or(0)
     }
 
-    /// Returns true if no other activator holds or may claim slots of this revision.
+    /// Returns true if no other activator holds or may claim slots of this Revision.
     pub fn is_sole_activator(&self) -> bool {
         self.view.alive.is_empty() && self.ledger.as_ref().is_some_and(SlotLedger::has_no_holders)
     }

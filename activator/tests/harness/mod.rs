@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 /// Timeout of a test's waits. It is long enough for any of them, and only a failing test uses it up.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// Activator with one service `default/hello`, served by revision `default/hello-1`.
+/// Activator with one service `default/hello`, served by Revision `default/hello-1`.
 pub struct ActivatorFixture {
     pub activator: ActivatorInstance,
     pub table: RouteTable,
@@ -122,7 +122,7 @@ impl ActivatorFixture {
         read_rest(&mut stream).await
     }
 
-    /// Waits until `count` requests wait for the revision.
+    /// Waits until `count` requests wait for the Revision.
     pub async fn wait_for_queued(&self, count: usize) {
         let revision = self.activator.gateway.routes.revision(&revision()).unwrap();
         wait_until(|| revision.waiting_count() == count).await;

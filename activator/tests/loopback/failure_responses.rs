@@ -143,7 +143,7 @@ const ROWS: &[FailureResponseCase] = &[
         body: "activator request timeout",
     },
     FailureResponseCase {
-        trigger: "a revision that is unknown",
+        trigger: "a Revision that is unknown",
         setup: |fixture| {
             fixture.apply_change(|table| table.revisions.clear());
             no_setup(fixture)
@@ -226,7 +226,7 @@ const ROWS: &[FailureResponseCase] = &[
         body: "unexpected probe header value: other",
     },
     FailureResponseCase {
-        trigger: "no revision to serve it",
+        trigger: "no Revision to serve it",
         setup: |fixture| {
             fixture
                 .apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
@@ -234,7 +234,7 @@ const ROWS: &[FailureResponseCase] = &[
         },
         fields: &[],
         status: 503,
-        body: "service default/hello has no revision to serve it yet",
+        body: "service default/hello has no Revision to serve it yet",
     },
 ];
 

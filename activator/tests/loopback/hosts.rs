@@ -54,7 +54,7 @@ async fn each_entrypoint_routes_its_own_hosts() {
     );
     let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
-    // The revision's own Service routes to the inner gateway.
+    // The Revision's own Service routes to the inner gateway.
     let own = ["hello-1.default", "hello-1.default.svc", "hello-1.default.svc.cluster.local"];
     let public = ["hello.default.example.com", "shop.example"];
     let mut expected = 0;

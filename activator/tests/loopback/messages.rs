@@ -231,7 +231,7 @@ const BOUND: Duration = Duration::from_secs(10);
 const WITHIN: Duration = Duration::from_millis(9_900);
 const BEYOND: Duration = Duration::from_millis(200);
 
-/// Creates a fixture whose revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
+/// Creates a fixture whose Revision has timeouts, and a client of it with an upgraded connection to an echoing pod. The
 /// pod sends `greeting` at once.
 async fn upgraded(
     greeting: &'static str,

@@ -128,7 +128,7 @@ enum ClientExchangeState {
     Waiting,
     Begun(u16),
     Whole(u16),
-    Tunnel,
+    Upgraded,
     Broken,
 }
 
@@ -148,7 +148,7 @@ async fn exchange(
     };
     let status = response.status();
     if status == 101 || connects && status.is_success() {
-        state.set(ClientExchangeState::Tunnel);
+        state.set(ClientExchangeState::Upgraded);
         return None;
     }
     state.set(ClientExchangeState::Begun(status.as_u16()));
@@ -283,7 +283,7 @@ impl<F: Future<Output = hyper::Result<()>>> HyperClientCase<F> {
             ClientExchangeState::Whole(_) => false,
             ClientExchangeState::Waiting
             | ClientExchangeState::Begun(_)
-            | ClientExchangeState::Tunnel => true,
+            | ClientExchangeState::Upgraded => true,
         };
         match self.model.is_busy() == is_open {
             true => Ok(()),

@@ -11,14 +11,14 @@ pub struct ServedRequests<'a> {
     /// request that arrived whole behind it may have begun and been cut by the close.
     pub may_refuse: bool,
     /// True if the last response has switched the connection to another protocol, which ends with the connection.
-    pub is_tunnel: bool,
+    pub is_upgraded: bool,
 }
 
 /// Checks `events` against the served requests; the error names the difference.
 pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result<(), &'static str> {
-    let ServedRequests { statuses, may_refuse, is_tunnel } = served;
+    let ServedRequests { statuses, may_refuse, is_upgraded } = served;
     let mut responded = Vec::new();
-    let (mut strays, mut cut, mut tunnels) = (0, 0, 0);
+    let (mut strays, mut cut, mut upgraded) = (0, 0, 0);
     for event in events {
         match event {
             ModelEvent::Finished(status) => responded.push(*status),
@@ -30,7 +30,7 @@ pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result
             ModelEvent::Closed if responded.len() + 1 == statuses.len() => {
                 responded.push(statuses[responded.len()]);
             }
-            ModelEvent::Closed => tunnels += 1,
+            ModelEvent::Closed => upgraded += 1,
             ModelEvent::Aborted => cut += 1,
             ModelEvent::Stray => strays += 1,
             ModelEvent::Http2 | ModelEvent::Responded(..) => {
@@ -48,7 +48,7 @@ pub fn check_events(events: &[ModelEvent], served: ServedRequests<'_>) -> Result
         return Err("more requests were counted than served");
     }
     // A refusal may have no length and then ends with the connection.
-    if tunnels > usize::from(is_tunnel || may_refuse) {
+    if upgraded > usize::from(is_upgraded || may_refuse) {
         return Err("a response that is not whole was counted as whole");
     }
     Ok(())

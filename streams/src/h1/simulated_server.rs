@@ -226,7 +226,7 @@ impl SimServerCase<'_> {
             let served = ServedRequests {
                 statuses: &self.served,
                 may_refuse: true,
-                is_tunnel: self.is_over,
+                is_upgraded: self.is_over,
             };
             return check_events(self.model.events(), served);
         }

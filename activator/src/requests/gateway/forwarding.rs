@@ -24,7 +24,7 @@ use crate::{
     request_error::ProxyRequestError,
     requests::{
         pending_request::PendingRequest, request_log::RequestLogEntry, request_timer::RequestTimer,
-        response_body::ClientResponseBody, tunnel::run_tunnel,
+        response_body::ClientResponseBody, upgraded_connection::relay_upgraded_connection,
     },
     revisions::revision::PodPermit,
 };
@@ -147,10 +147,11 @@ impl RequestForwarder {
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
         entry.iter_mut().for_each(|entry| entry.set_status(status));
-        let tunnel = run_tunnel(client, pod, permit, timer, self.close_upgraded.clone());
+        let relay =
+            relay_upgraded_connection(client, pod, permit, timer, self.close_upgraded.clone());
         let request_guard = pending.connection.start_request();
         self.tasks.spawn(async move {
-            request_guard.connection().cut_off.run_until_cancelled(tunnel).await;
+            request_guard.connection().cut_off.run_until_cancelled(relay).await;
             drop((entry, request_guard));
         });
         response.map(|_empty| ClientResponseBody::from_text(""))

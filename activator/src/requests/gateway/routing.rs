@@ -1,4 +1,4 @@
-//! Shell: the route of a request: the service that it is for, and the revision that serves it.
+//! Shell: the route of a request: the service that it is for, and the Revision that serves it.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -92,7 +92,7 @@ impl RequestForwarder {
                 let host = host();
                 let local = host::cluster_local_service(&host, &self.cluster_domain);
                 let local = local.and_then(|name| {
-                    // A revision's own Service is routed here too, while it has no pod.
+                    // A Revision's own Service is routed here too, while it has no pod.
                     self.routes
                         .service_by_name(&name)
                         .or_else(|| self.routes.service_for_revision(&name))
@@ -108,7 +108,7 @@ impl RequestForwarder {
         })
     }
 
-    /// Service whose revisions serve the request: the one that was found, or the one of the tag that a header chooses.
+    /// Service whose Revisions serve the request: the one that was found, or the one of the tag that a header chooses.
     fn select_tag(
         &self,
         service_match: &ServiceMatch,

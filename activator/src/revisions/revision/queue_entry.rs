@@ -1,4 +1,4 @@
-//! Shell: one request's stay in the wait queue of a revision.
+//! Shell: one request's stay in the wait queue of a Revision.
 
 use std::{sync::Arc, time::Instant};
 
@@ -11,7 +11,7 @@ use crate::{
     revisions::wait_queue::QueueTicket,
 };
 
-/// Stay of one request in a revision's queue, until a pod has received it. Dropping it leaves the queue.
+/// Stay of one request in a Revision's queue, until a pod has received it. Dropping it leaves the queue.
 #[derive(Debug)]
 pub struct QueueEntry {
     revision: Arc<ActivatorRevision>,
