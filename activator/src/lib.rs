@@ -36,6 +36,7 @@ use common::{
     admin::{AdminError, AdminState},
     enrollment,
     link::{ComponentLink, LinkError, ReplicaResolver},
+    once_signal::OnceSignal,
     tls::{TlsCredentials, peer::CertificateRole},
     wire::{self, ComponentReplica, ComponentRole},
 };
@@ -156,7 +157,7 @@ impl ActivatorInstance {
             metrics,
             tasks: TaskTracker::new(),
             cluster_domain: config.cluster_domain.clone(),
-            reconnect_clients: CancellationToken::new(),
+            reconnect_clients: OnceSignal::new(),
             close_when_idle: shutdown.clone(),
             close_upgraded: CancellationToken::new(),
         });
@@ -194,7 +195,7 @@ impl ActivatorInstance {
         // Kubernetes removes a stopping pod from EndpointSlices, but clients learn of that later: until then each new
         // connection has to be accepted.
         let bound = config.linger();
-        self.gateway.reconnect_clients.cancel();
+        self.gateway.reconnect_clients.set();
         let mut listed = self.gateway.routes.subscribe_listing();
         let unlisted = async {
             // The sender cannot be gone, since it is in the gateway.
@@ -240,20 +241,21 @@ pub async fn run(
     // A port that is taken has to be an error before the controller learns of this activator.
     let gateways = bind_gateways(&mut config)?;
     let mut registry = Registry::default();
-    let stop = CancellationToken::new();
-    let activator = ActivatorInstance::new(&config, &mut registry, &stop);
+    let stop_listeners = CancellationToken::new();
+    let activator = ActivatorInstance::new(&config, &mut registry, &stop_listeners);
     for (listener, entrypoint) in gateways {
         let server = Arc::clone(&activator.server);
-        tokio::spawn(server.run_listener(listener, Some(entrypoint), stop.clone()));
+        tokio::spawn(server.run_listener(listener, Some(entrypoint), stop_listeners.clone()));
     }
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
-    let finished = CancellationToken::new();
-    let links = Arc::new(ControlPlaneLinks::new(&config, &finished));
+    let stop_streams = CancellationToken::new();
+    let links = Arc::new(ControlPlaneLinks::new(&config, &stop_streams));
     let admin = AdminState {
         registry,
         not_ready_reasons: not_ready_reasons(&activator, &links, &shutdown),
     };
-    let pages = common::admin::serve(config.admin, admin, axum::Router::new(), finished.clone());
+    let pages =
+        common::admin::serve(config.admin, admin, axum::Router::new(), stop_streams.clone());
     let follow = route_stream::watch_routes(
         &links.routes,
         &links.reports,
@@ -266,12 +268,12 @@ pub async fn run(
         activator.gateway.metrics.disconnected_peers.clone(),
         links.subscriber.clone(),
         links.credentials.clone(),
-        finished.clone(),
+        stop_streams.clone(),
     );
     let end = async {
         shutdown.cancelled().await;
         activator.linger(&config).await;
-        stop.cancel();
+        stop_listeners.cancel();
         // Slots are announced as free only after the last request, and the log is written last, since each request adds
         // to it.
         activator.drain(&config).await;
@@ -286,7 +288,7 @@ pub async fn run(
         () = activator.usage_reporter.run(&links.usage) => Ok(()),
         () = activator.run_housekeeping() => Ok(()),
         () = end => {
-            finished.cancel();
+            stop_streams.cancel();
             info!(name = %config.name(), "activator stopped");
             Ok(())
         }
@@ -305,7 +307,7 @@ struct ControlPlaneLinks {
 }
 
 impl ControlPlaneLinks {
-    fn new(config: &ActivatorConfig, finished: &CancellationToken) -> Self {
+    fn new(config: &ActivatorConfig, shutdown: &CancellationToken) -> Self {
         let subscriber = ComponentReplica {
             role: ComponentRole::Activator,
             name: config.name().to_owned(),
@@ -329,11 +331,11 @@ impl ControlPlaneLinks {
                 credentials,
                 controllers,
                 files,
-                finished.clone(),
+                shutdown.clone(),
             ));
         }
         let link = |to: &Arc<ReplicaResolver>| {
-            ComponentLink::with_resolver(Arc::clone(to), subscriber.clone(), finished.clone())
+            ComponentLink::with_resolver(Arc::clone(to), subscriber.clone(), shutdown.clone())
         };
         // The stream of routes also lists the replicas of both components, which the resolvers follow.
         let routes = link(&controllers)

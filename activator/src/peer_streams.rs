@@ -19,6 +19,7 @@ use common::{
         self, ComponentLink, LinkError, ReplicaResolver, SlotStreamEvent, TlsAdmission,
         grant_stream,
     },
+    once_signal::OnceSignal,
     tls::{self, TlsCredentials, accept::AcceptLimits, peer::CertificateRole},
     wire::{
         ComponentReplica, ComponentRole, NamespacedName, SlotClaimItem, SlotGrantItem,
@@ -59,8 +60,8 @@ pub struct PeerStreams {
     credentials: Option<Arc<TlsCredentials>>,
     /// Ends all streams at once.
     stop: CancellationToken,
-    /// Announces to owners that this activator ends.
-    goodbye: CancellationToken,
+    /// Set when this activator ends: each stream sends `Goodbye` to its owner.
+    goodbye: OnceSignal,
     /// Number of streams to owners that are open or being opened.
     owner_streams: AtomicUsize,
 }
@@ -74,7 +75,7 @@ impl PeerStreams {
         credentials: Option<Arc<TlsCredentials>>,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        let goodbye = CancellationToken::new();
+        let goodbye = OnceSignal::new();
         let owner_streams = AtomicUsize::new(0);
         let peers = Arc::clone(routes.peers());
         Arc::new(Self {
@@ -125,51 +126,50 @@ impl PeerStreams {
     /// Keeps a stream to every other activator that the RouteTable lists.
     async fn dial_owners(self: &Arc<Self>) {
         let mut dials = self.peers.dial_targets.subscribe();
-        let mut open_streams: HashMap<
-            ActivatorName,
-            (SocketAddr, CancellationToken, JoinHandle<()>),
-        > = HashMap::new();
+        let mut open_streams: HashMap<ActivatorName, (SocketAddr, OnceSignal, JoinHandle<()>)> =
+            HashMap::new();
         loop {
             let wanted = dials.borrow_and_update().clone();
             // A stream to an address that is not listed any more, or to one that has moved, ends on its own.
-            for (peer, (address, last, _)) in &open_streams {
+            for (peer, (address, unlisted, _)) in &open_streams {
                 if wanted.get(peer) != Some(address) {
-                    last.cancel();
+                    unlisted.set();
                 }
             }
             for (peer, address) in wanted {
                 let before = open_streams.remove(&peer);
-                if let Some(running) = before.as_ref().filter(|it| !it.1.is_cancelled()) {
-                    debug_assert_eq!(running.0, address, "one that moved was cancelled");
+                if let Some(running) = before.as_ref().filter(|it| !it.1.is_set()) {
+                    debug_assert_eq!(running.0, address, "one that moved is unlisted");
                     open_streams.extend(before.map(|it| (peer, it)));
                     continue;
                 }
-                let last = CancellationToken::new();
+                let unlisted = OnceSignal::new();
                 let streams = Arc::clone(self);
-                let (to, end) = (peer.clone(), last.clone());
+                let (owner, owner_unlisted) = (peer.clone(), unlisted.clone());
                 let task = tokio::spawn(async move {
                     // The grants of the last stream are withdrawn before a new stream to the same owner begins.
                     if let Some((.., before)) = before {
                         let _ended = before.await;
                     }
-                    streams.hold_slots(&to, address, end).await;
+                    streams.hold_slots(&owner, address, owner_unlisted).await;
                 });
-                open_streams.insert(peer, (address, last, task));
+                open_streams.insert(peer, (address, unlisted, task));
             }
-            open_streams.retain(|_, (_, last, task)| !(last.is_cancelled() && task.is_finished()));
+            open_streams
+                .retain(|_, (_, unlisted, task)| !(unlisted.is_set() && task.is_finished()));
             if dials.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    /// Holds slots of one other activator. `last` is cancelled when the owner is not listed any more: the stream that
-    /// is open then is the last one.
+    /// Holds slots of one other activator. `unlisted` is set when the owner is not listed any more: the stream that is
+    /// open then is the last one.
     async fn hold_slots(
         &self,
         owner: &ActivatorName,
         address: SocketAddr,
-        last: CancellationToken,
+        unlisted: OnceSignal,
     ) {
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{address}");
@@ -211,7 +211,7 @@ impl PeerStreams {
             }
         };
         self.owner_streams.fetch_add(1, Ordering::Relaxed);
-        link.claim_slots(&claims, &self.goodbye, &last, each).await;
+        link.claim_slots(&claims, &self.goodbye, &unlisted, each).await;
         self.owner_streams.fetch_sub(1, Ordering::Relaxed);
         self.withdraw_grants(owner, &BTreeSet::new());
     }
@@ -258,7 +258,7 @@ impl PeerStreams {
             return;
         }
         // Each stream to an owner ends once it has sent its last message. `owner_streams` counts those left.
-        self.goodbye.cancel();
+        self.goodbye.set();
         let all_announced = async {
             while self.owner_streams.load(Ordering::Relaxed) > 0 {
                 tokio::time::sleep(GOODBYE_TIMEOUT / 100).await;

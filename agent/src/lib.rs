@@ -35,6 +35,7 @@ use std::{io, sync::Arc};
 use common::{
     admin as pages, enrollment,
     link::{ComponentLink, PodReportKey, ReplicaResolver},
+    once_signal::OnceSignal,
     outbox::Outbox,
     tls::{TlsCredentials, peer::CertificateRole},
     wire::{ComponentReplica, ComponentRole, PodReportItem, ServerComponent},
@@ -158,7 +159,7 @@ fn shutdown_after_prestop(
 struct AgentStreams {
     routes: Arc<RouteBatchInbox>,
     reports: Outbox<PodReportKey, PodReportItem>,
-    reports_ready: CancellationToken,
+    reports_ready: OnceSignal,
     usage: PodUsageReporter,
 }
 
@@ -175,7 +176,7 @@ impl AgentStreams {
             .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(&autoscalers));
         let following = Arc::clone(&routes);
         tasks.spawn(async move { following.receive_batches(Arc::new(routes_link)).await });
-        let (reports, reports_ready) = (Outbox::new(), CancellationToken::new());
+        let (reports, reports_ready) = (Outbox::new(), OnceSignal::new());
         tasks.spawn(route_stream::report_pods(
             Arc::new(link(&controllers)),
             reports.clone(),

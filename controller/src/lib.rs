@@ -148,7 +148,7 @@ pub async fn run_on_kubernetes(
     let synced = platform.synced();
     let serving = async {
         // A table that lacks objects which are not listed yet would take routes away.
-        synced.cancelled().await;
+        synced.wait().await;
         let issuer = identities.as_ref().map(|(_, issuer)| issuer);
         grpc_services::serve_with_issuer(Arc::clone(&shared), &config.listen, issuer, stop()).await
     };

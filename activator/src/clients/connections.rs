@@ -17,6 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use common::once_signal::OnceSignal;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -84,8 +85,8 @@ pub struct ClientConnection {
     idle_since_ns: AtomicU64,
     /// Number of requests that can be notified when they are refused.
     refusal_subscribers: AtomicUsize,
-    /// Cancelled once its requests are refused, if they wait or have a body.
-    refusal: CancellationToken,
+    /// Set once its requests are refused, if they wait or have a body.
+    refusal: OnceSignal,
     /// Cancelled once the connection has to end at once.
     pub cut_off: CancellationToken,
 }
@@ -191,7 +192,7 @@ impl ClientConnections {
             active_requests: AtomicUsize::new(0),
             idle_since_ns: AtomicU64::new(now_ns()),
             refusal_subscribers: AtomicUsize::new(0),
-            refusal: CancellationToken::new(),
+            refusal: OnceSignal::new(),
             cut_off: CancellationToken::new(),
         });
         table.connections.insert(client_connection.id, Arc::downgrade(&client_connection));
@@ -468,11 +469,11 @@ impl ClientConnection {
 
     /// Waits until its requests are refused because of the bytes that the connection holds.
     pub async fn wait_refused(&self) {
-        self.refusal.cancelled().await;
+        self.refusal.wait().await;
     }
 
     fn is_refused(&self) -> bool {
-        self.refusal.is_cancelled()
+        self.refusal.is_set()
     }
 
     /// Bound of bytes that is exceeded, if this connection holds more than its equal share of it.
@@ -534,7 +535,7 @@ impl ClientConnection {
         if is_untold {
             self.cut_off.cancel();
         }
-        self.refusal.cancel();
+        self.refusal.set();
     }
 
     fn held_bytes(&self) -> usize {

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use common::once_signal::OnceSignal;
 use http::{Request, header};
 use hyper::{
     body::Incoming,
@@ -330,10 +331,10 @@ impl ClientConnectionServer {
         client_connection: Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
         socket.enable_frame_inspection();
-        let leave = CancellationToken::new();
+        let must_reconnect = OnceSignal::new();
         let resets = StreamResetCounter::new(Arc::clone(&self.connections));
         let service = service_fn(|request| {
-            let leave = leave.clone();
+            let must_reconnect = must_reconnect.clone();
             let (client_connection, request_guard, reset) = (
                 Arc::clone(&client_connection),
                 client_connection.start_request(),
@@ -358,7 +359,7 @@ impl ClientConnectionServer {
                 reset.mark_responded();
                 // In HTTP/2 this becomes GOAWAY, once for the connection.
                 if response.headers_mut().remove(header::CONNECTION).is_some() {
-                    leave.cancel();
+                    must_reconnect.set();
                 }
                 Ok::<_, Infallible>(response.map(|body| {
                     let ahead = body.max_buffered();
@@ -367,12 +368,12 @@ impl ClientConnectionServer {
             }
         });
         let io = TokioIo::new(socket.clone());
-        let polite = async {
+        let in_order = async {
             let connection = self.http2.serve_connection(io, service);
             tokio::pin!(connection);
             tokio::select! {
                 ended = connection.as_mut() => return ended,
-                () = leave.cancelled() => {}
+                () = must_reconnect.wait() => {}
                 () = client_connection.wait_refused() => {}
                 () = self.gateway.close_when_idle.cancelled() => {}
                 () = wait_idle(&client_connection, self.connections.budget.head_timeout) => self.connections.count_refusal(ClientBound::IdleTimeout),
@@ -382,10 +383,10 @@ impl ClientConnectionServer {
         };
         // Too many resets end the connection at once, with all its requests.
         tokio::select! {
-            ended = polite => return ended,
-            () = resets.flood.cancelled() => self.connections.count_refusal(ClientBound::Resets),
+            ended = in_order => return ended,
+            () = resets.flood.wait() => self.connections.count_refusal(ClientBound::Resets),
         }
-        // The library is dropped already, and would have sent GOAWAY without an error.
+        // The connection of hyper is dropped already, and would have sent GOAWAY without an error.
         socket.send_goaway(h2::Reason::ENHANCE_YOUR_CALM);
         socket.mark_unread_body();
         socket.drain_unread().await;

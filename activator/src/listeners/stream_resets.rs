@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use tokio_util::sync::CancellationToken;
+use common::once_signal::OnceSignal;
 
 use crate::clients::connections::ClientConnections;
 
@@ -15,8 +15,8 @@ pub struct StreamResetCounter {
     connections: Arc<ClientConnections>,
     requests: AtomicU64,
     resets: AtomicU64,
-    /// Cancelled once there are too many resets.
-    pub flood: CancellationToken,
+    /// Set once there are too many resets.
+    pub flood: OnceSignal,
 }
 
 impl StreamResetCounter {
@@ -27,7 +27,7 @@ impl StreamResetCounter {
             connections: client_connections,
             requests,
             resets,
-            flood: CancellationToken::new(),
+            flood: OnceSignal::new(),
         })
     }
 
@@ -55,7 +55,7 @@ impl Drop for ResetGuard {
         let reset = resets.resets.fetch_add(1, Ordering::Relaxed) + 1;
         if resets.connections.budget.is_reset_flood(reset, resets.requests.load(Ordering::Relaxed))
         {
-            resets.flood.cancel();
+            resets.flood.set();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use common::{link::RouteBatch, wire::ConnectionPath};
+use common::{link::RouteBatch, once_signal::OnceSignal, wire::ConnectionPath};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -46,9 +46,8 @@ pub struct RequestForwarder {
     pub tasks: TaskTracker,
     /// Domain of the cluster, as in `<name>.<namespace>.svc.<domain>`.
     pub cluster_domain: String,
-    /// Cancelled once the activator is being stopped: clients are asked to reconnect elsewhere, and served until they
-    /// do.
-    pub reconnect_clients: CancellationToken,
+    /// Set once the activator is being stopped: clients are asked to reconnect elsewhere, and served until they do.
+    pub reconnect_clients: OnceSignal,
     /// Cancelled once connections have to end as soon as nothing is in flight on them.
     pub close_when_idle: CancellationToken,
     /// Cancelled once upgraded connections have to end.
@@ -152,7 +151,7 @@ impl RequestForwarder {
         if goes_direct {
             self.metrics.direct_closed_connections.inc();
         }
-        if goes_direct || self.reconnect_clients.is_cancelled() {
+        if goes_direct || self.reconnect_clients.is_set() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }

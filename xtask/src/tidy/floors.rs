@@ -21,7 +21,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     (
         "common",
         &[
-            "outbox request_log",
+            "once_signal outbox request_log",
             "wire",
             "admin fixtures local_node log replicas tls",
             "link",

@@ -141,7 +141,7 @@ impl RequestForwarder {
         };
         let has_ready_pod = probe == PlatformProbe::Queue && has_ready_pod().unwrap_or(false);
         let probe_response = probe.respond(ProbeHealth {
-            is_shutting_down: self.reconnect_clients.is_cancelled(),
+            is_shutting_down: self.reconnect_clients.is_set(),
             has_ready_pod,
         });
         let mut response = Response::new(ClientResponseBody::from_text(probe_response.text));
