@@ -84,14 +84,14 @@ struct ActiveRevisionState {
     pods: HashMap<PodEndpointKey, Arc<PodEndpoint>>,
     /// Start of the time in which the RouteTable lists at least one ready pod.
     ready_since: Option<Instant>,
-    /// Queue entries that have a turn and may wait with it again.
+    /// Number of queue entries that have an arrival number, and may wait again.
     queue_entries: usize,
 }
 
 /// Right to send one request to one pod. Dropping it registers the end of the request there.
 #[derive(Debug)]
 pub struct PodPermit {
-    /// Pod at which the request has room.
+    /// Pod that the request is sent to.
     pub pod: Arc<PodEndpoint>,
     revision: Arc<ActivatorRevision>,
 }

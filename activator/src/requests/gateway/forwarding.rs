@@ -65,7 +65,7 @@ impl RequestForwarder {
                 Ok(connection) => connection,
                 Err(error) => {
                     refusals += 1;
-                    // The pod is avoided for a pause. The queue entry keeps its turn, so the request does not fall
+                    // The pod is avoided for a pause. The queue entry keeps its place, so the request does not fall
                     // behind others.
                     revision.on_dial_failed(permit);
                     if refusals == MAX_DIAL_ATTEMPTS {
@@ -108,7 +108,7 @@ impl RequestForwarder {
                 Err(error) => error,
             };
             // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
-            // with its turn.
+            // with its place.
             match error.resendable {
                 Some(request_again) if stale < MAX_CLOSED_CONNECTION_RETRIES => {
                     pending.put_back(request_again)

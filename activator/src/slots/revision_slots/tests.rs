@@ -588,7 +588,7 @@ fn one_that_is_new_hands_out_nothing_while_an_earlier_owner_may() {
     assert_eq!(
         (cluster.in_use(), cluster.waiting()),
         ([("p".into(), 1)].into(), 0),
-        "it gets its turn"
+        "it gets the free slot"
     );
 }
 
