@@ -34,11 +34,12 @@ use std::{
 
 use common::{
     admin::{AdminError, AdminState},
+    component::Component,
     enrollment,
     link::{ComponentLink, LinkError, ReplicaResolver},
     once_signal::OnceSignal,
-    tls::{TlsCredentials, peer::CertificateRole},
-    wire::{self, ComponentReplica, ComponentRole},
+    tls::TlsCredentials,
+    wire::{self, ClientComponent, ComponentReplica},
 };
 use nix::sys::resource::{Resource, getrlimit};
 use prometheus_client::registry::Registry;
@@ -309,18 +310,18 @@ struct ControlPlaneLinks {
 impl ControlPlaneLinks {
     fn new(config: &ActivatorConfig, shutdown: &CancellationToken) -> Self {
         let subscriber = ComponentReplica {
-            role: ComponentRole::Activator,
+            role: ClientComponent::Activator,
             name: config.name().to_owned(),
             node: config.node.clone(),
         };
         let credentials = config.identity.as_ref().map(|_| TlsCredentials::new());
         let controllers = ReplicaResolver::with_credentials(
-            CertificateRole::Controller,
+            Component::Controller,
             &config.controller,
             credentials.as_ref(),
         );
         let autoscalers = ReplicaResolver::with_credentials(
-            CertificateRole::Autoscaler,
+            Component::Autoscaler,
             &config.autoscaler,
             credentials.as_ref(),
         );

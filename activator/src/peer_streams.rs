@@ -15,14 +15,15 @@ use std::{
 };
 
 use common::{
+    component::Component,
     link::{
         self, ComponentLink, LinkError, ReplicaResolver, SlotStreamEvent, TlsAdmission,
         grant_stream,
     },
     once_signal::OnceSignal,
-    tls::{self, TlsCredentials, accept::AcceptLimits, peer::CertificateRole},
+    tls::{self, TlsCredentials, accept::AcceptLimits},
     wire::{
-        ComponentReplica, ComponentRole, NamespacedName, SlotClaimItem, SlotGrantItem,
+        ClientComponent, ComponentReplica, NamespacedName, SlotClaimItem, SlotGrantItem,
         raw::{
             self,
             slots_server::{Slots, SlotsServer},
@@ -174,7 +175,7 @@ impl PeerStreams {
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{address}");
         let finder = ReplicaResolver::with_credentials(
-            CertificateRole::Activator,
+            Component::Activator,
             &endpoint,
             self.credentials.as_ref(),
         );
@@ -287,7 +288,7 @@ impl Slots for SlotOwnerService {
         let Some(Ok(SlotClaimItem::Sender(sender))) = first else {
             return Err(Status::invalid_argument("the stream has not named its sender"));
         };
-        if let Err(denied) = peer.check_role(&sender, "hold slots", &[ComponentRole::Activator]) {
+        if let Err(denied) = peer.check_role(&sender, "hold slots", &[ClientComponent::Activator]) {
             warn!(%denied, "holder refused");
             return Err(tls::denied_status(&denied));
         }

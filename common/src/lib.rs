@@ -7,6 +7,7 @@
 //! | module | between | content |
 //! |---|---|---|
 //! | [`wire`] | user-space components | the messages |
+//! | [`component`] | all | the components of Rouse |
 //! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
@@ -22,6 +23,7 @@
 #![warn(missing_docs)]
 
 pub mod admin;
+pub mod component;
 pub mod enrollment;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;

@@ -17,9 +17,10 @@ use std::sync::Arc;
 
 use common::{
     admin as pages,
+    component::Component,
     link::LinkError,
     outbox::Outbox,
-    tls::peer::{CertificateIdentity, CertificateIdentityError, CertificateRole},
+    tls::peer::{CertificateIdentity, CertificateIdentityError},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -219,7 +220,7 @@ fn certificate_services(
     }
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
     let identity = CertificateIdentity::new(
-        CertificateRole::Controller,
+        Component::Controller,
         &config.node,
         &cluster.pod,
         &cluster.pod,

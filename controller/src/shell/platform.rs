@@ -9,7 +9,8 @@ use std::{
 
 use common::{
     admin::AdminState,
-    log::{self, LogComponent},
+    component::Component,
+    log,
     once_signal::OnceSignal,
     wire::NamespacedName,
 };
@@ -269,7 +270,7 @@ impl KubernetesPlatform {
     /// Sets the log level of this component; the others get theirs by the RouteTable.
     fn apply_log_level(&self) {
         let level = self.runtime.settings().config_maps.logging.levels().controller;
-        log::set_level(LogComponent::Controller, level);
+        log::set_level(Component::Controller, level);
     }
 
     fn check_network_policies(&self) {

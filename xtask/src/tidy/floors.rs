@@ -23,7 +23,7 @@ const FLOORS: &[(&str, &[&str])] = &[
         &[
             "once_signal outbox request_log",
             "wire",
-            "admin fixtures local_node log replicas tls",
+            "admin component fixtures local_node log replicas tls",
             "link",
             "enrollment probe",
         ],
