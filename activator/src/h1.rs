@@ -18,7 +18,7 @@ pub const MAX_POD_HEAD: usize = 1 << 20;
 /// Size up to which a head is parsed whenever more of it comes, so that invalid bytes are found at once. A longer head
 /// is parsed only when its end is there.
 const MAX_EAGER_PARSE: usize = 8 << 10;
-/// Number of fields that a head is parsed with at first; a second parse has room for more.
+/// Number of fields that a head is parsed with at first; a second parse allows more.
 const INITIAL_FIELD_COUNT: usize = 64;
 
 /// Error of a message that is not valid HTTP/1.1.
@@ -154,11 +154,11 @@ pub fn parse_response_head(
         *scanned = from.len();
         return if from.len() > MAX_POD_HEAD { Err(Http1ParseError::TooLarge) } else { Ok(None) };
     }
-    // The number of fields is not bounded, so the room for them grows until all fit.
+    // The number of fields is not bounded, so the array for them grows until all fit.
     let mut fields = INITIAL_FIELD_COUNT;
     loop {
-        let mut room = vec![httparse::EMPTY_HEADER; fields];
-        let mut head = httparse::Response::new(&mut room);
+        let mut fields_array = vec![httparse::EMPTY_HEADER; fields];
+        let mut head = httparse::Response::new(&mut fields_array);
         match head.parse(from) {
             // A head may be too large although all of it came at once.
             Ok(httparse::Status::Complete(length)) if length > MAX_POD_HEAD => {

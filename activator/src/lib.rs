@@ -1,10 +1,10 @@
 //! The activator: queues requests until a pod is ready, then forwards them.
 //!
 //! It forwards a request only while the request's Revision is asleep, has a hard limit, shares its name with others, or
-//! is called from outside. A request waits only while no ready pod has room. The call that applies a change of the
+//! is called from outside. A request waits only while no ready pod has capacity. The call that applies a change of the
 //! RouteTable also dispatches the requests that need not wait any longer.
 //!
-//! Modules by floor, from the ground up. A module imports modules of its own floor and of lower ones.
+//! Modules by layer, the lowest first. A module imports modules of its own layer and of lower ones.
 //!
 //! | module | subject |
 //! |---|---|

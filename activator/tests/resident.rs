@@ -340,7 +340,7 @@ async fn respond_hello(stream: TcpStream, _: usize) {
     http1::Builder::new().max_headers(5000).serve_connection(io, service).await.ok();
 }
 
-/// Ends of the responses of [`respond_hello`], or of a refusal for lack of room.
+/// Ends of the responses of [`respond_hello`], or of a refusal because too many bytes are held.
 const RESPONSE_ENDS: &[&[u8]] = &[b"hello", b"are held"];
 /// First bytes of the response to a PING (RFC 9113 §6.7).
 const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];

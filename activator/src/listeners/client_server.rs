@@ -77,7 +77,7 @@ impl ClientConnectionServer {
             .header_read_timeout(bounds.head_timeout)
             .max_buf_size(bounds.max_head_bytes)
             .max_header_size(bounds.max_head_bytes)
-            // Bytes are the bound. The library allocates room for this many fields for every head.
+            // Bytes are the bound. hyper allocates an array of this many fields for every head.
             .max_headers(bounds.max_head_bytes / 16)
             // The socket detects whether a client that has closed its sending half is gone.
             .half_close(true)
@@ -86,7 +86,7 @@ impl ClientConnectionServer {
         http2
             .timer(TokioTimer::new())
             .max_header_list_size(u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX))
-            // For an entry of its table the library would keep the whole buffer that the entry came in.
+            // For an entry of its table h2 would keep the whole buffer that the entry came in.
             .header_table_size(0)
             .max_concurrent_streams(MAX_CLIENT_STREAMS)
             .initial_stream_window_size(CLIENT_STREAM_WINDOW)
@@ -285,7 +285,7 @@ impl ClientConnectionServer {
             let request_guard = client_connection.start_request();
             // Charged here, before the task waits for anything.
             let request = head_charge::charge_head(request, client_connection);
-            // Boxed, so that a connection without a request has no room for one.
+            // Boxed, so that a connection without a request holds no memory for one.
             let handling = Box::pin(async move {
                 match request {
                     Some(request) => {

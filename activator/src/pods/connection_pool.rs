@@ -6,7 +6,7 @@
 //! connected.
 //!
 //! A connection that carries several requests at once stays in the pool while requests use it. It serves all waiting
-//! requests for as long as it has room.
+//! requests for as long as it can carry more.
 //!
 //! `C` is a connection or one use of it. `W` is the waiter that gets one. The pool only keeps and returns them.
 
@@ -160,7 +160,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         PoolAction { handoff, dials: self.allocate_dials() }
     }
 
-    /// Registers that a waiter was served. Returns the next waiter, if a shared connection has room for it.
+    /// Registers that a waiter was served. Returns the next waiter, if a shared connection can carry it.
     pub fn on_waiter_served(&mut self) -> PoolAction<C, W> {
         // A shared connection goes on from waiter to waiter, since only one is dialled at a time.
         let free = if self.waiters.is_empty() { None } else { self.take_idle() };
@@ -221,7 +221,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     }
 
     fn allocate_dials(&mut self) -> u32 {
-        // No more dials than waiters, and no more under way than the pod's accept queue has room for.
+        // No more dials than waiters, and no more under way than the pod's accept queue holds.
         let wanting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
         let more = wanting.min(self.max_dials).saturating_sub(self.dials_under_way());
         self.dials_in_progress += more;
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Connection for two requests at once. Each use is a connection without room of its own.
+    /// Connection for two requests at once. Each use is a connection that carries no other request.
     #[derive(Debug, Clone)]
     struct FakeSharedConnection(Rc<Cell<u32>>, bool);
 

@@ -100,7 +100,7 @@ impl PodEndpoint {
         Self { key, uid, name, protocol, settings, pool, has_responded, refusals }
     }
 
-    /// Connection for one request: one that has room for it, or the first that is opened or given back. For HTTP/1.1 to
+    /// Connection for one request: one that can carry it, or the first that is opened or given back. For HTTP/1.1 to
     /// a pod that speaks HTTP/2 it is a new one, because no other request would use it.
     pub async fn connect(self: &Arc<Self>, protocol: AppProtocol) -> PodConnectionResult {
         if protocol != self.protocol {

@@ -1,9 +1,9 @@
 //! Shell: a request on its way to a pod, and the stages that it goes through.
 //!
 //! A [`ReceivedRequest`] is routed, and becomes a [`PendingRequest`] unless it gets its response at once. A pending
-//! request waits as it has come ([`RequestStage::Waiting`]). Once a pod has room for it, its head gets the form for the
-//! pod ([`RequestStage::Prepared`]), and the pod's connection takes it ([`RequestStage::Sent`]). A request that no pod
-//! has seen comes back from there, and is prepared already when it waits again.
+//! request waits as it has come ([`RequestStage::Waiting`]). Once a pod has capacity for it, its head gets the form for
+//! the pod ([`RequestStage::Prepared`]), and the pod's connection takes it ([`RequestStage::Sent`]). A request that no
+//! pod has seen comes back from there, and is prepared already when it waits again.
 
 use std::sync::Arc;
 

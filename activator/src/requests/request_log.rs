@@ -1,7 +1,8 @@
 //! Shell: one line on standard output for each finished request, while operators have the request log on.
 //!
 //! A request puts its line into a bounded queue, and a thread writes the lines from there. A full pipe, a slow disk or
-//! a closed output therefore delays no request. Lines that find no room, or cannot be written, are counted.
+//! a closed output therefore delays no request. Lines that the full buffer drops, or that cannot be written, are
+//! counted.
 
 use std::{
     borrow::Cow,

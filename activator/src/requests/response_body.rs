@@ -166,7 +166,7 @@ impl ForwardedPodBody {
         match self.timeout_state {
             ResponseTimeoutState::Open => {}
             ResponseTimeoutState::EndedWithText => return Poll::Ready(None),
-            // One more turn of the task lets the library write the text before the error closes the connection.
+            // The task is polled once more, so that hyper writes the text before the error closes the connection.
             ResponseTimeoutState::TextSent => {
                 self.timeout_state = ResponseTimeoutState::Aborted;
                 cx.waker().wake_by_ref();
@@ -192,7 +192,7 @@ impl ForwardedPodBody {
         Poll::Ready(next.map(|frame| frame.map_err(ResponseBodyError::Pod)))
     }
 
-    /// Ends the response because a timeout is over. Returns the text of the failure, if there is room for it.
+    /// Ends the response because a timeout is over. Returns the text of the failure, if the stated length allows it.
     fn on_timeout(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
         if let Some(permit) = &self.permit {
             warn!(pod = %permit.pod.uid, "response cut off: request timeout");
@@ -200,7 +200,7 @@ impl ForwardedPodBody {
         let text = ProxyRequestError::Timeout.to_string();
         self.timeout_state = match self.body.size_hint().exact() {
             None => ResponseTimeoutState::EndedWithText,
-            Some(room) if room < text.len() as u64 => ResponseTimeoutState::Aborted,
+            Some(left) if left < text.len() as u64 => ResponseTimeoutState::Aborted,
             Some(_) => ResponseTimeoutState::TextSent,
         };
         self.close_connection();

@@ -182,8 +182,8 @@ impl ActivatorRevision {
         let since = active.ready_since.unwrap_or_else(Instant::now);
         active.ready_since = (!ready.is_empty()).then_some(since);
         let (count, waiting) = (ready.len(), active.wait_queue.waiting_count());
-        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no room, and `reconcile_slots`
-        // assigns it.
+        // The queue releases first, then the slots: with a hard limit `on_routes` leaves no free slots, and
+        // `reconcile_slots` assigns them.
         let mut dispatched = active.wait_queue.on_routes(ready, limit, random_u64);
         state.on_dispatched(&dispatched);
         dispatched.extend(self.reconcile_slots(&mut state));

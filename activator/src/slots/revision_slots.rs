@@ -1,7 +1,7 @@
 //! Pure: slots of a Revision with a hard limit: the activators together keep the limit.
 //!
-//! A slot is room for one request at one pod. One activator owns the Revision and grants its slots to the others, which
-//! hold them. These rules keep the limit:
+//! A slot is capacity for one request at one pod. One activator owns the Revision and grants its slots to the others,
+//! which hold them. These rules keep the limit:
 //!
 //! - An owner grants only within a term of its own (an epoch). It acts only once every activator it knows follows that
 //!   term and has reported the slots it holds. An activator that is the owner by its own table follows no other one.

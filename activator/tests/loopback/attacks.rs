@@ -252,7 +252,7 @@ async fn responses_that_a_client_does_not_read_hold_no_more_than_their_bound() {
     client.write_all(&encode_greedy_gets(MAX_CLIENT_STREAMS)).await.unwrap();
     let mut before = 0;
     wait_until(|| taken.load(SeqCst) > 0).await;
-    // The count stops once no buffer on the way has room.
+    // The count stops once all buffers on the way are full.
     while before != taken.load(SeqCst) {
         before = taken.load(SeqCst);
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -352,7 +352,7 @@ async fn one_client_takes_no_more_than_its_share_of_connections() {
     assert_eq!(read_rest(&mut fifth).await, "");
     assert_eq!(refusal_metric(&fixture, "client_connections"), 1.0);
     assert_eq!(rest_of_others(&fixture).await, 200);
-    // A connection that ends makes room for one.
+    // A connection that ends allows a new one.
     drop(kept.pop());
     wait_until(|| fixture.metric("rouse_activator_client_connections") <= 3.0).await;
     let mut next = connect_from(&fixture, ATTACKER).await;
@@ -394,7 +394,7 @@ async fn with_a_small_file_table() {
     let next = std::fs::File::open("/dev/null").unwrap();
     let full = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&next)).unwrap() + 1;
     setrlimit(Resource::RLIMIT_NOFILE, full, most).unwrap();
-    // There is room for the client's own end, and none for the activator's.
+    // One descriptor is left: for the client's end, and none for the activator's.
     drop(next);
     let mut other = connect_from(&fixture, OTHER).await;
     other.write_all(GET.as_bytes()).await.unwrap();

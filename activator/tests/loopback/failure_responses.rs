@@ -324,7 +324,7 @@ async fn a_timeout_after_the_head_is_appended_to_the_body() {
     for (head, body, ends) in [
         // No length is stated: the response ends in order.
         ("transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", "hello", true),
-        // The stated length has room for more than the text.
+        // The stated length allows more than the text.
         ("content-length: 100\r\n\r\nhello", "hello", false),
         // The text does not fit into the stated length.
         ("content-length: 9\r\n\r\nhello", "hello", false),
@@ -384,7 +384,7 @@ async fn a_client_that_a_policy_keeps_out_neither_waits_nor_wakes() {
             "{response}"
         );
     }
-    assert_eq!(fixture.waiting_totals(), (0, 0), "nobody has waited, so nothing is woken");
+    assert_eq!(fixture.waiting_totals(), (0, 0), "no request has waited, so nothing is woken");
 
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);

@@ -73,7 +73,7 @@ async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_t
     let secure = "x-forwarded-proto: https\r\n";
     fixture.apply_change(|table| table.settings.edge = trusting(&["192.0.2.0/24"], false));
     let response = fixture.exchange_at(fixture.outside, &get(secure)).await;
-    assert_eq!(status(&response), "301", "nobody trusts that peer any more: {response}");
+    assert_eq!(status(&response), "301", "that peer is not trusted any more: {response}");
     assert_eq!(pod.requests(), 4);
 }
 

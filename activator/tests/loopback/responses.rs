@@ -216,7 +216,7 @@ async fn expecting(fixture: &ActivatorFixture) -> Http2TestCall {
     let request = Request::put("http://a/").header("expect", "100-continue");
     let mut call = client.start_call(request.header("content-length", "5")).await;
     call.send_piece("hello").await;
-    // The library has taken the body before, and sends it before the next request.
+    // h2 has taken the body before, and sends it before the next request.
     call.send_piece("").await;
     let next = Request::get("http://a/").header("k-network-probe", "probe");
     client.send_request(next, &[]).await.unwrap();

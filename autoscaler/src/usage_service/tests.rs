@@ -157,7 +157,7 @@ async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
         })
     };
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
-    assert_eq!(waiting_requests(), 0, "nobody has said who speaks");
+    assert_eq!(waiting_requests(), 0, "the stream has not named its sender");
     report.handle_item(UsageItem::Sender(subscriber)).expect("allowed");
     report.handle_item(UsageItem::Sample(waiting(&name, 3))).expect("allowed");
     report.handle_item(UsageItem::Synced).expect("allowed");

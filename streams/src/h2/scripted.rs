@@ -1,4 +1,4 @@
-//! Pure: conversations written frame by frame, with sequences that no library ever sends.
+//! Pure: conversations written frame by frame, with sequences that no implementation of HTTP/2 sends.
 //!
 //! A conversation is a text of turns: `>` or `<` for the sender, the number of bytes (in two bytes), and the bytes.
 

@@ -1,4 +1,5 @@
-//! Shell: a request at a pod: the wait for room there, the exchange, and the pod's response on its way to the client.
+//! Shell: a request at a pod: the wait for capacity there, the exchange, and the pod's response on its way to the
+//! client.
 //!
 //! Interim responses of a pod are passed on over HTTP/1.1, below `hyper`, whose server cannot send them. `hyper` sends
 //! 100 itself, once the pod's own 100 has released the body.
@@ -43,7 +44,7 @@ pub(super) struct PodResponse {
 }
 
 impl RequestForwarder {
-    /// Waits for room at a pod, sends the request there and waits for the head of its response.
+    /// Waits for capacity at a pod, sends the request there and waits for the head of its response.
     pub(super) async fn forward_to_pod(
         &self,
         pending: &mut PendingRequest,
@@ -87,8 +88,8 @@ impl RequestForwarder {
             request.body_mut().hold_permit(Arc::clone(&permit) as _);
             let idle_timer =
                 request.body().idle_timer().map(|idle_timer| (idle_timer, is_grpc(&request)));
-            // A client that stalls in its body occupies a pod's room. So the wait for the response is bounded by the
-            // body's progress.
+            // A client that stalls in its body occupies a pod's capacity. So the wait for the response is bounded by
+            // the body's progress.
             let mut interim_sink = ClientInterimSink(pending.socket.as_ref());
             let result = connection.send(request, &mut interim_sink);
             let result = match idle_timer {

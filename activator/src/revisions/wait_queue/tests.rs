@@ -262,7 +262,7 @@ impl WaitQueueModel {
     fn on_dispatched(&mut self, all: Vec<DispatchedRequest<u32>>) {
         for (name, pod) in all {
             let (arrival, first) = self.waiting.remove(0);
-            assert_eq!(name, first, "first come, first served, and nobody twice");
+            assert_eq!(name, first, "in order of arrival, and none twice");
             self.in_flight.push((arrival, name, pod));
         }
     }
@@ -331,7 +331,7 @@ impl WaitQueueModel {
         }
     }
 
-    /// Room at the pods that take requests; `None`: unlimited room.
+    /// Capacity of the open pods; `None`: no hard limit.
     fn free_slots(&self) -> Option<usize> {
         let open: Vec<_> = self.ready.difference(&self.refusing).collect();
         if open.is_empty() {
@@ -351,7 +351,7 @@ fn last_octet(pod: PodEndpointKey) -> u8 {
 }
 
 proptest! {
-    /// Under any order of events every request is waiting, in flight or ended, and none waits while there is room.
+    /// Under any order of events every request is waiting, in flight or ended, and none waits while a pod has capacity.
     #[test]
     fn no_request_is_lost_or_dispatched_twice(ops in ops(), seed in any::<u64>()) {
         let mut queue = SoleHolderQueueFixture::new(WaitQueueBounds { max_requests: 5, max_bytes: 10_000 });
@@ -380,7 +380,7 @@ proptest! {
             *used.entry(pod).or_default() += 1;
         }
         prop_assert!(used.values().all(|&count| count <= limit));
-        let room = usize::from(pods) * usize::try_from(limit).expect("small");
-        prop_assert_eq!(queue.in_flight(), u64::try_from(requests.min(room)).expect("small"));
+        let capacity = usize::from(pods) * usize::try_from(limit).expect("small");
+        prop_assert_eq!(queue.in_flight(), u64::try_from(requests.min(capacity)).expect("small"));
     }
 }

@@ -200,10 +200,10 @@ fn ingress_settings(
     cluster: &ClusterState,
 ) -> Option<Box<GatewayRules>> {
     let http = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
-    let tag = |allocation: &RouteNameAllocation| {
+    let tag = |tagged: &RouteNameAllocation| {
         let service =
-            NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name));
-        allocation.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
+            NamespacedName::new(name.namespace.clone(), placeholder_name(tagged, &name.name));
+        tagged.tag.as_ref().map(|tag| RouteTag { name: tag.to_string(), service })
     };
     let choice = || {
         let mut all: Vec<RouteTag> = app.allocations().iter().filter_map(tag).collect();
