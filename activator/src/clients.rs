@@ -1,6 +1,7 @@
 //! Shell: client connections: their sockets, and the memory that they use.
 //!
-//! A module belongs here if it knows bytes of a client or counts them. Routes, pods and responses are above.
+//! A module belongs here if it knows bytes of a client or counts them. Routes, pods and responses belong to higher
+//! layers.
 //!
 //! | module | subject |
 //! |---|---|

@@ -45,12 +45,12 @@ use crate::{
     },
 };
 
-/// Interval at which activators that are gone are looked for.
+/// Interval at which the view of the other activators is updated.
 const VIEW_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit for announcing to owners that this activator ends.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Streams of slots to and from the other activators, with all that they need.
+/// Streams by which this activator claims slots of other owners, and grants its own.
 #[derive(Debug)]
 pub struct PeerStreams {
     routes: Arc<RouteIndex>,
@@ -174,12 +174,13 @@ impl PeerStreams {
     ) {
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{address}");
-        let finder = ReplicaResolver::with_credentials(
+        let resolver = ReplicaResolver::with_credentials(
             Component::Activator,
             &endpoint,
             self.credentials.as_ref(),
         );
-        let link = ComponentLink::with_resolver(finder, self.subscriber.clone(), self.stop.clone());
+        let link =
+            ComponentLink::with_resolver(resolver, self.subscriber.clone(), self.stop.clone());
         let claims = self.peers.claims_outbox(owner);
         // Revisions that a newly opened stream has named; `None` after its first `Synced`.
         let named_revisions: Mutex<Option<BTreeSet<NamespacedName>>> = Mutex::default();
@@ -217,31 +218,31 @@ impl PeerStreams {
         self.withdraw_grants(owner, &BTreeSet::new());
     }
 
-    /// Applies a change of what is known of the others, and updates the slots of all Revisions if the view changes.
+    /// Applies a change of the known activators, and updates the slots of all Revisions if the view changes.
     fn update_known(&self, change: impl FnOnce(&mut KnownPeers)) {
         if self.peers.update_view(change) {
             self.routes.reconcile_all_slots();
         }
     }
 
-    /// Withdraws the owner's grants of all Revisions except those in `but`.
-    fn withdraw_grants(&self, owner: &ActivatorName, but: &BTreeSet<NamespacedName>) {
+    /// Withdraws the owner's grants of all Revisions except those in `except`.
+    fn withdraw_grants(&self, owner: &ActivatorName, except: &BTreeSet<NamespacedName>) {
         for revision in self.routes.revisions() {
-            if !but.contains(&revision.name) {
+            if !except.contains(&revision.name) {
                 revision.on_grant(owner, None);
             }
         }
     }
 
-    /// Finds activators that are gone, and the end of this one's time as a new one, by a periodic update of the view.
+    /// Updates the view periodically: activators disappear, and this one counts as new only for some time.
     async fn run_view_refresh(&self) {
         let mut tick = tokio::time::interval(VIEW_REFRESH_INTERVAL);
         loop {
             tick.tick().await;
             self.update_known(|_| {});
             let PeerView { alive, connected, .. } = &*self.peers.view();
-            let away = i64::try_from(alive.difference(connected).count()).unwrap_or(i64::MAX);
-            self.disconnected_peers.set(away);
+            let count = alive.difference(connected).count();
+            self.disconnected_peers.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 
@@ -281,7 +282,7 @@ impl Slots for SlotOwnerService {
         &self,
         request: Request<Streaming<raw::ClaimItem>>,
     ) -> Result<Response<Self::HoldStream>, Status> {
-        // A holder is trusted only as far as its certificate: one activator cannot claim slots as another one.
+        // The certificate must prove the sender's name: no activator may claim slots in the name of another.
         let peer = tls::request_peer(&request);
         let mut items = request.into_inner();
         let first = items.message().await?.map(SlotClaimItem::try_from);
@@ -313,8 +314,8 @@ struct HolderStream {
     /// Number of the holder's latest stream: messages of an earlier one do not count.
     latest_stream: Arc<Mutex<u64>>,
     stream_number: u64,
-    /// True if the holder has announced its end.
-    has_ended: bool,
+    /// True if the holder has sent `Goodbye`.
+    has_said_goodbye: bool,
 }
 
 impl HolderStream {
@@ -330,7 +331,7 @@ impl HolderStream {
             });
             *latest
         };
-        Self { streams, peer, latest_stream, stream_number, has_ended: false }
+        Self { streams, peer, latest_stream, stream_number, has_said_goodbye: false }
     }
 
     fn handle_item(&mut self, item: SlotClaimItem) {
@@ -349,7 +350,7 @@ impl HolderStream {
                 routes.get_or_create_revision(&revision).on_claim(&self.peer, None)
             }
             SlotClaimItem::Goodbye => {
-                self.has_ended = true;
+                self.has_said_goodbye = true;
                 self.streams.on_holder_stream(&self.peer, |peers| {
                     peers.connected.remove(&self.peer);
                     peers.ended.insert(self.peer.clone());
@@ -364,8 +365,8 @@ impl HolderStream {
 impl Drop for HolderStream {
     fn drop(&mut self) {
         let latest = self.latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // After an announced end, or with a newer stream, the end of this stream reveals nothing.
-        if *latest == self.stream_number && !self.has_ended {
+        // The end of this stream counts only without `Goodbye` and without a newer stream of the holder.
+        if *latest == self.stream_number && !self.has_said_goodbye {
             self.streams.on_holder_stream(&self.peer, |peers| {
                 peers.connected.remove(&self.peer);
                 peers.left_since.insert(self.peer.clone(), Instant::now());

@@ -2,8 +2,8 @@
 //!
 //! A client that has closed only its sending half still reads its response, one that has closed wholly never will. Both
 //! have sent the same FIN. A byte sent to them distinguishes them: the first sends an ACK, the second a reset. Every
-//! response begins with the same byte. So that byte is sent ahead, and hyper's own one is left out later: the
-//! client reads one complete response.
+//! response begins with the same byte. So that byte is sent ahead, and hyper's own one is left out later: the client
+//! reads one complete response.
 
 use std::{
     future::{pending, poll_fn},
@@ -50,19 +50,21 @@ const BODY_READ_BYTES: usize = (16 << 10) - 1;
 const LARGE_BODY_BYTES: u64 = 128 << 10;
 /// Bytes of interim responses that may wait for a client to read them.
 const MAX_INTERIM_BYTES: usize = 64 << 10;
-/// Time of silence, and time in all, for which unread bytes are drained from a client that got its response early.
-/// nginx's `lingering_timeout` and `lingering_time` are 5 s and 30 s.
+/// Time without new bytes after which unread bytes of a client are drained no longer. The client got its response
+/// before it had sent its whole request. nginx's `lingering_timeout` is 5 s.
 const LINGER_IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Total time for which they are drained. nginx's `lingering_time` is 30 s.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause while too many bytes are held, and the number of pauses after which some bytes are read all the same: 1 s.
+/// Pause before a read while too many bytes are held.
 const READ_PAUSE: Duration = Duration::from_millis(20);
+/// Number of pauses after which bytes are read nevertheless: 1 s in all.
 const MAX_READ_PAUSES: u32 = 50;
 
 /// First bytes of a client that speaks HTTP/2 without an upgrade (RFC 9113 §3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Socket of a client. Clones are the same socket: hyper has one, and the code that watches it another. All are
-/// used by one task, so the lock is never contended.
+/// Socket of a client. Clones are the same socket: hyper has one, and the code that watches it another. One task uses
+/// all of them, so the lock is never contended.
 #[derive(Clone, Debug)]
 pub struct ClientSocket(Arc<Mutex<ClientSocketInner>>);
 
@@ -176,8 +178,7 @@ impl ClientSocket {
         self.lock().frames = Some(Http2FrameInspector::after_preface(HTTP2_PREFACE.len()));
     }
 
-    /// Sends GOAWAY with a reason to an HTTP/2 client in place of h2 (RFC 9113 §6.8), if that is possible at
-    /// once.
+    /// Sends GOAWAY with a reason to an HTTP/2 client in place of h2 (RFC 9113 §6.8), if that is possible at once.
     pub fn send_goaway(&self, reason: h2::Reason) {
         const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
         // The last stream id is the highest possible: no stream is declared as unprocessed.
@@ -334,7 +335,7 @@ impl AsyncWrite for ClientSocket {
         ready!(inner.poll_write_interim(cx))?;
         inner.is_flushed = false;
         match from {
-            // The first byte of the response is in the client's hands already.
+            // The first byte of the response was sent ahead.
             [_sent, rest @ ..] if inner.is_first_byte_sent => inner.poll_write_rest(cx, rest),
             _ => Pin::new(&mut inner.stream).poll_write(cx, from),
         }

@@ -1,9 +1,9 @@
 //! Pure: the connections to one pod, and their assignment to requests.
 //!
-//! A request that finds no idle connection waits for the next one, new or given back. New ones are dialled with care: a
-//! pod's accept queue holds its listen backlog and drops SYNs beyond it. Before the pod's first response, a dial counts
-//! as under way until that response, or until a moment after it is connected. Afterwards it counts only until it is
-//! connected.
+//! A request that finds no idle connection waits for the next one, new or given back. The number of dials is bounded,
+//! because a pod's accept queue holds its listen backlog and drops SYNs beyond it. Before the pod's first response, a
+//! dial counts as under way until that response, or until a moment after it is connected. Afterwards it counts only
+//! until it is connected.
 //!
 //! A connection that carries several requests at once stays in the pool while requests use it. It serves all waiting
 //! requests for as long as it can carry more.
@@ -38,7 +38,7 @@ pub struct PodConnectionPool<C, W> {
     waiters: VecDeque<W>,
     /// Dials that are not connected yet.
     dials_in_progress: u32,
-    /// Connections dialled before the pod's first response, and opened only a moment ago.
+    /// Connections that were opened a moment ago, before the pod's first response. They still count as dials.
     recently_connected: u32,
     /// Maximum number of dials under way.
     max_dials: u32,
@@ -108,8 +108,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.on_idle_connection(connection)
     }
 
-    /// Registers that a connection dialled before the first response is a moment old. Returns the number of dials to
-    /// start.
+    /// Registers that a moment has passed since [`on_connected`](Self::on_connected), before the first response.
+    /// Returns the number of dials to start.
     #[must_use]
     pub fn on_grace_elapsed(&mut self) -> u32 {
         self.recently_connected = self.recently_connected.saturating_sub(1);
@@ -124,9 +124,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         self.allocate_dials()
     }
 
-    /// Returns true if the pod has sent a response. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must
-    /// follow each
-    /// [`on_connected`](Self::on_connected).
+    /// Returns true if the pod has sent a response. Until then [`on_grace_elapsed`](Self::on_grace_elapsed) must follow
+    /// each [`on_connected`](Self::on_connected).
     pub fn has_responded(&self) -> bool {
         self.has_responded
     }
@@ -171,12 +170,12 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
         PoolAction { handoff, dials: self.allocate_dials() }
     }
 
-    /// Share of one request in a connection that is new or free.
+    /// Use of a new or free connection for one request.
     fn reserve_for_waiter(&mut self, connection: C) -> C {
         match connection.reserve() {
-            PoolReservation::Shared(share) => {
+            PoolReservation::Shared(reserved) => {
                 self.idle.push(connection);
-                share
+                reserved
             }
             // A connection for one request is handed out whole, also an unusable one: its use fails, and the request
             // tries again.
@@ -222,8 +221,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
 
     fn allocate_dials(&mut self) -> u32 {
         // No more dials than waiters, and no more under way than the pod's accept queue holds.
-        let wanting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
-        let more = wanting.min(self.max_dials).saturating_sub(self.dials_under_way());
+        let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
+        let more = waiting.min(self.max_dials).saturating_sub(self.dials_under_way());
         self.dials_in_progress += more;
         more
     }
