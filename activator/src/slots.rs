@@ -1,6 +1,6 @@
 //! Shell: slots of Revisions with a hard limit, which the activators share.
 //!
-//! A module belongs here if it decides about slots, or keeps what the other activators have to learn. The streams to
+//! A module belongs here if it decides about slots, or keeps messages for the other activators. The streams to
 //! them are in [`peer_streams`](crate::peer_streams).
 //!
 //! | module | subject |
