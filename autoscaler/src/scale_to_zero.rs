@@ -3,7 +3,7 @@
 //! Source: knative/serving `pkg/reconciler/autoscaling/kpa/{kpa,scaler}.go` at 98e5ef9.
 //!
 //! **No probe and no grace period.** Before the last pod may stop, Knative makes sure that new requests reach the
-//! activator. It probes the service until the activator answers. Then it waits until traffic has passed the activator
+//! activator. It probes the service until the activator responds. Then it waits until traffic has passed the activator
 //! for `scale-to-zero-grace-period`, because Endpoints take an unknown time to reach every node. In Rouse the switch is
 //! one store per node. The controller stops no pod before every agent and activator has acknowledged the RouteTable in
 //! which the pod drains. So the probe and the grace period have no purpose here: zero is decided when a Revision turns

@@ -8,11 +8,7 @@ use std::{
 };
 
 use common::{
-    admin::AdminState,
-    component::Component,
-    log,
-    once_signal::OnceSignal,
-    wire::NamespacedName,
+    admin::AdminState, component::Component, log, once_signal::OnceSignal, wire::NamespacedName,
 };
 use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinHandle};
