@@ -249,14 +249,13 @@ pub async fn run(
         tokio::spawn(server.run_listener(listener, Some(entrypoint), stop_listeners.clone()));
     }
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
-    let stop_streams = CancellationToken::new();
-    let links = Arc::new(ControlPlaneLinks::new(&config, &stop_streams));
+    let stop_links = CancellationToken::new();
+    let links = Arc::new(ControlPlaneLinks::new(&config, &stop_links));
     let admin = AdminState {
         registry,
         not_ready_reasons: not_ready_reasons(&activator, &links, &shutdown),
     };
-    let pages =
-        common::admin::serve(config.admin, admin, axum::Router::new(), stop_streams.clone());
+    let pages = common::admin::serve(config.admin, admin, axum::Router::new(), stop_links.clone());
     let follow = route_stream::watch_routes(
         &links.routes,
         &links.reports,
@@ -269,7 +268,7 @@ pub async fn run(
         activator.gateway.metrics.disconnected_peers.clone(),
         links.subscriber.clone(),
         links.credentials.clone(),
-        stop_streams.clone(),
+        stop_links.clone(),
     );
     let end = async {
         shutdown.cancelled().await;
@@ -289,7 +288,7 @@ pub async fn run(
         () = activator.usage_reporter.run(&links.usage) => Ok(()),
         () = activator.run_housekeeping() => Ok(()),
         () = end => {
-            stop_streams.cancel();
+            stop_links.cancel();
             info!(name = %config.name(), "activator stopped");
             Ok(())
         }
