@@ -181,9 +181,9 @@ impl ReplicaResolver {
         let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else {
             return dial::dial_plain(endpoint).await;
         };
-        let (holder, credentials) = self.require_identity(endpoint)?;
+        let (component, credentials) = self.require_identity(endpoint)?;
         credentials.wait_for_certificate().await;
-        dial::dial_tls(address, credentials, holder, true).await
+        dial::dial_tls(address, credentials, component, true).await
     }
 
     /// Opens a TLS connection to some replica, without a client certificate.
@@ -208,11 +208,11 @@ impl ReplicaResolver {
         for endpoint in &all {
             // A certificate is requested over TLS only: the request carries a token.
             let &ReplicaEndpoint::Tcp { address, tls: true } = endpoint else { continue };
-            let (holder, credentials) = self.require_identity(endpoint)?;
+            let (component, credentials) = self.require_identity(endpoint)?;
             if with_certificate {
                 credentials.wait_for_certificate().await;
             }
-            match dial::dial_tls(address, credentials, holder, with_certificate).await {
+            match dial::dial_tls(address, credentials, component, with_certificate).await {
                 Ok(channel) => return Ok(channel),
                 Err(error) => failed = Some(error),
             }
@@ -227,7 +227,7 @@ impl ReplicaResolver {
         endpoint: &ReplicaEndpoint,
     ) -> Result<(Component, &Arc<TlsCredentials>), LinkError> {
         let none = || LinkError::NoIdentity { endpoint: endpoint.to_string() };
-        self.identity.as_ref().map(|(holder, it)| (*holder, it)).ok_or_else(none)
+        self.identity.as_ref().map(|(component, it)| (*component, it)).ok_or_else(none)
     }
 }
 
